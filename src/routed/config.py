@@ -1,0 +1,203 @@
+"""Every setting, declared once: the base config, what may vary inside one compiled program, and overrides.
+
+An experiment file starts from `base()` and changes values; it may not add keys, so a misspelt key is always an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from routed.words import UserError
+
+#: The only settings that may differ between runs of one compiled program. All others are static: a new value of one
+#: costs a compile. Every run also carries its own `seed`.
+TRACED = (
+    "data.separation",
+    "data.samples",
+    "router.frozen",
+    "router.from_data",
+    "router.entropy",
+    "router.init_scale",
+    "router.learning_rate",
+    "experts.learning_rate",
+    "optimizer.weight_decay",
+    "optimizer.rate_scale",
+)
+
+#: Settings that do not change what a finished run computed: how many runs there are, where they run, how they are judged.
+NOT_IDENTITY = ("name", "figure", "scale", "seed", "seeds", "arms", "gate.train_loss", "gate.plateau", "mesh.run", "mesh.batching", "mesh.runs_per_batch")
+
+SCALES = ("smoke", "default", "paper")
+
+
+def base() -> ConfigDict:
+    """The base config. A new experiment changes these values and adds no key."""
+    c = ConfigDict()
+    c.name = ""  # of the experiment; names the default workdir
+    c.figure = ""  # of the experiment; empty for its headline
+    c.scale = "default"  # smoke | default | paper
+    c.seed = 0  # base seed; run i of a point uses seed + i
+    c.seeds = 3  # runs of each point and arm
+    c.held = ()  # streams of world, init, order, noise that all seeds share (taken from the base seed)
+    c.steps = 3000  # optimiser steps
+    c.eval_every = 500  # steps between evaluations; divides steps
+    c.batch_size = 32  # training tokens per step
+    c.arms = ("learned", "frozen")  # names in routed.arms.ARMS
+    c.rates = "paper"  # paper: the rates below; tuned: times the best of tune.multipliers, per arm
+    c.model = "moe"  # moe | dense_active (FLOPs of one routed token) | dense_total (parameters of the whole layer)
+
+    c.data = ConfigDict()
+    c.data.name = "gmm"  # in routed.data.TASKS
+    c.data.clusters = 64  # spherical Gaussians, equally likely
+    c.data.dim = 24  # dimensions in which the clusters differ
+    c.data.spurious_dims = 0  # further dimensions, the same for every cluster
+    c.data.target = "constant"  # constant: a vector per cluster; linear: w_c^T (x - mu_c)
+    c.data.target_dim = 10  # outputs; 1 for linear
+    c.data.separation = 1.0  # c: min over pairs of |mu_i - mu_j| / (sigma sqrt(dim)), sigma = 1
+    c.data.samples = 16384  # training samples, drawn with replacement in batches
+    c.data.fresh = False  # every batch is new: samples is not used
+    c.data.test_samples = 6400  # the same number from each cluster; 100 per expert make `dead` defined
+
+    c.router = ConfigDict()
+    c.router.name = "linear"  # in routed.routers.ROUTERS
+    c.router.frozen = False  # parameters stay bit for bit what they were at step 0
+    c.router.from_data = False  # rows are training examples (Dikkala et al., Theorem 2)
+    c.router.entropy = 0.0  # nats; > 0: initial weights are scaled until the mean per-token entropy is this
+    c.router.init_scale = 1.0  # times lecun_normal
+    c.router.learning_rate = 0.1
+
+    c.experts = ConfigDict()
+    c.experts.name = "mlp"  # in routed.experts.EXPERTS
+    c.experts.count = 64
+    c.experts.depth = 3  # weight layers of an mlp
+    c.experts.width = 96  # hidden units of an mlp
+    c.experts.learning_rate = 0.01
+
+    c.selection = ConfigDict()
+    c.selection.name = "soft"  # in routed.selection.SELECTIONS; the rule of training
+    c.selection.k = 1  # experts per token of top_k
+    c.selection.renormalise = True  # top_k weights sum to 1 (k = 1: exactly 1), else they are full-softmax probabilities
+    c.selection.eval = ConfigDict()  # the rule of evaluation
+    c.selection.eval.name = "top_k"
+    c.selection.eval.k = 1
+    c.selection.eval.renormalise = True
+    c.dispatch = "dense"  # in routed.dispatch.DISPATCHES
+
+    c.optimizer = ConfigDict()
+    c.optimizer.name = "sgd"  # sgd | adam
+    c.optimizer.momentum = 0.9  # of sgd
+    c.optimizer.b1 = 0.9  # of adam
+    c.optimizer.b2 = 0.999
+    c.optimizer.eps = 1e-8
+    c.optimizer.weight_decay = 0.0  # decoupled: times the learning rate; on router and experts
+    c.optimizer.rate_scale = 1.0  # times both learning rates
+
+    c.tune = ConfigDict()  # read when rates is tuned: the same budget for every arm
+    c.tune.multipliers = (0.3, 1.0, 3.0)  # candidates for optimizer.rate_scale; lowest final test/loss wins
+    c.tune.seeds = 1  # tuning seeds, never evaluated: seed + 1,000,000 + i
+
+    c.gate = ConfigDict()  # convergence gate: no verdict unless every arm it compares passes
+    c.gate.train_loss = 0.1  # normalised training loss below this, or
+    c.gate.plateau = 0.02  # test loss fell by less than this share between the last two evaluations
+
+    c.mesh = ConfigDict()
+    c.mesh.run = 0  # devices that share the runs; 0: all (on a CPU, one per core)
+    c.mesh.batching = "auto"  # map (one run after the other) | vmap | auto: map on CPU, vmap elsewhere
+    c.mesh.runs_per_batch = 16  # runs that advance together: the unit of a checkpoint
+    return c.lock()
+
+
+def flatten(config: ConfigDict) -> dict[str, Any]:
+    """Dotted keys and values, in declared order."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            flat |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def nearest(name: str, known) -> str:
+    """A hint for a misspelt name, empty when nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def parse(config: ConfigDict, key: str, text: str) -> Any:
+    """The value of `key` written as `text`, by the type of the declared value.
+
+    Raises:
+      UserError: unknown key or wrong type.
+    """
+    current = _declared(config, key)
+    if not isinstance(current, tuple):
+        return _convert(key, current, text)
+    kind = current[0] if current else ""
+    return tuple(_convert(key, kind, part.strip(" '\"()")) for part in text.split(",") if part.strip(" '\"()"))
+
+
+def override(config: ConfigDict, changes: dict[str, Any]) -> ConfigDict:
+    """A locked copy of `config` with dotted `changes` applied; types must match (an int may stand for a float).
+
+    Raises:
+      UserError: unknown key or wrong type; a bool is no int.
+    """
+    config = config.copy_and_resolve_references()  # deep: nested nodes are not shared
+    for key, value in changes.items():
+        current = _declared(config, key)
+        if isinstance(current, float) and type(value) is int:
+            value = float(value)
+        if isinstance(current, tuple) and isinstance(value, list):
+            value = tuple(value)
+        if type(value) is not type(current):
+            raise UserError(f"config key {key}={value!r}: expected {type(current).__name__}, got {type(value).__name__}")
+        *path, last = key.split(".")
+        node = config
+        for part in path:
+            node = node[part]
+        node[last] = value
+    return config.lock()
+
+
+def variant(arg: str | None, figures) -> tuple[str, str]:
+    """Splits the part behind `FILE:` into figure and scale: FIGURE, FIGURE,SCALE or SCALE alone.
+
+    Raises:
+      UserError: unknown figure or scale.
+    """
+    parts = [part for part in (arg or "").split(",") if part]
+    if len(parts) == 1 and parts[0] in SCALES:
+        parts = ["", parts[0]]
+    figure, scale = (parts + ["", "default"][len(parts) :])[:2] if len(parts) <= 2 else (None, None)
+    if figure not in figures:
+        raise UserError(f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure or '', figures)}; known: {', '.join(f for f in figures if f)}")
+    if scale not in SCALES:
+        raise UserError(f"--config=...:{arg}: unknown scale {scale!r}{nearest(scale or '', SCALES)}; known: {', '.join(SCALES)}")
+    return figure, scale
+
+
+def _declared(config: ConfigDict, key: str) -> Any:
+    flat = flatten(config)
+    if key not in flat:
+        raise UserError(f"unknown config key {key!r}{nearest(key, flat)}")
+    return flat[key]
+
+
+def _convert(key: str, current: Any, text: str) -> Any:
+    """`text` as the type of `current`."""
+    if isinstance(current, bool):
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise UserError(f"config key {key}={text}: expected bool (true or false)")
+    try:
+        value = type(current)(text)
+    except ValueError:
+        raise UserError(f"config key {key}={text}: expected {type(current).__name__}") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"config key {key}={text}: expected a finite number")
+    return value

@@ -1,0 +1,131 @@
+"""What a router does, measured: pure functions of probabilities, choices and clusters. Entropies are in nats.
+
+Definitions follow the notes of each function; the three entropies split H(E) exactly (see `entropies`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import xlogy
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Scalar
+from sklearn import metrics as sklearn_metrics
+
+#: A dead expert gets less than this share of its fair load.
+DEAD_SHARE = 0.01
+#: `dead` is undefined (NaN) with fewer tokens per expert.
+DEAD_TOKENS = 100
+#: Permutations of the input features in the shuffled-router baseline.
+SHUFFLES = 32
+
+
+def entropy(probs: Float[Array, "*batch E"]) -> Float[Array, "*batch"]:
+    """H(p) = -sum_e p_e log p_e, with 0 log 0 = 0."""
+    return -xlogy(probs, probs).sum(-1)
+
+
+def cluster_sums(probs: Float[Array, "T E"], cluster: Int[Array, " T"], clusters: int) -> Float[Array, "C E"]:
+    """Sum of `probs` over the tokens of each cluster."""
+    return jax.nn.one_hot(cluster, clusters, axis=0) @ probs
+
+
+def entropies(probs: Float[Array, "T E"], cluster: Int[Array, " T"], clusters: int) -> dict[str, Scalar]:
+    """The entropies of routing and Dikkala's sparsity.
+
+    entropy_token = E_x H(p(x)); entropy_cluster = sum_c q_c H(E[p|c]) with q_c the share of cluster c;
+    entropy_load = H(E_x p(x)). They split H(E) = I(E;C) + I(E;X|C) + H(E|X): between clusters (load - cluster),
+    splitting within (cluster - token), per-token softness (token).
+    sparsity = mean_c exp H(E[p|c]) is what Dikkala et al. (2023) tabulate: the effective number of experts of a cluster,
+    1 when each has one, E when routing ignores the input; sparsity_exp_mean = exp mean_c H is the other reading.
+    """
+    sums = cluster_sums(probs, cluster, clusters)
+    counts = sums.sum(-1)
+    share = counts / counts.sum()
+    per_cluster = entropy(sums / jnp.maximum(counts, 1e-9)[:, None])
+    mean_entropy = (share * per_cluster).sum()
+    return {
+        "entropy_token": entropy(probs).mean(),
+        "entropy_cluster": mean_entropy,
+        "entropy_load": entropy(probs.mean(0)),
+        "sparsity": (share * jnp.exp(per_cluster)).sum(),
+        "sparsity_exp_mean": jnp.exp(mean_entropy),
+    }
+
+
+def dispatch_entropy(counts: Float[Array, "C E"]) -> Scalar:
+    """H(C|E) = sum_e q_e H(C|e), of hard choices (Chen et al. 2022): 0 when every expert serves one cluster."""
+    load = counts.sum(0)
+    return (load / load.sum() * entropy((counts / jnp.maximum(load, 1e-9)).T)).sum()
+
+
+def load(choices: Int[Array, "T k"], num_experts: int) -> Float[Array, " E"]:
+    """Share of the assignments chosen for each expert, before drops; sums to 1."""
+    return jnp.zeros(num_experts).at[choices.reshape(-1)].add(1.0) / choices.size
+
+
+def load_summary(load: Float[Array, " E"], tokens: int) -> dict[str, Scalar]:
+    """load_max = E max load (1 when balanced, E when collapsed); dead = share of experts below 1 % of a fair load.
+
+    `dead` is NaN with fewer than 100 tokens per expert, where an empty expert proves nothing.
+    """
+    experts = len(load)
+    dead = (load < DEAD_SHARE / experts).mean() if tokens >= DEAD_TOKENS * experts else jnp.nan
+    return {"load_max": experts * load.max(), "dead": jnp.asarray(dead)}
+
+
+def shuffled_sparsity(
+    scores: Callable[[Float[Array, "T D"]], Float[Array, "T E"]],
+    x: Float[Array, "T D"],
+    cluster: Int[Array, " T"],
+    clusters: int,
+    key: PRNGKeyArray,
+) -> Float[Array, " shuffles"]:
+    """Sparsity of the shuffled router: the same weights, with one permutation of the input features for all experts.
+
+    For a linear router this permutes the columns of W (Dikkala et al. 2023, Section 2.1); defined for any router. One
+    value per draw. The key is consumed.
+    """
+
+    def one(key):
+        permuted = jax.random.permutation(key, x, axis=1)
+        return entropies(jax.nn.softmax(scores(permuted)), cluster, clusters)["sparsity"]
+
+    return jax.lax.map(one, jax.random.split(key, SHUFFLES))
+
+
+def norm_ratio(kernel: Float[Array, "D E"]) -> Scalar:
+    """E_e|w_e|^2 / (E_e|w_e|)^2 over the experts' router weights: 1 when all norms are equal, E when one is non-zero.
+
+    Dikkala et al. (2023), C.1. A fresh Gaussian router in D dimensions already has 1 + 1/(2 D) or so.
+    """
+    norms = jnp.linalg.norm(kernel, axis=0)
+    return (norms**2).mean() / norms.mean() ** 2
+
+
+def signal_share(kernel: Float[Array, "D E"], signal: int) -> Scalar:
+    """Share of the router's squared norm on the first `signal` input dimensions (Dikkala et al. 2023, 3.1)."""
+    return (kernel[:signal] ** 2).sum() / (kernel**2).sum()
+
+
+def churn(choices: Int[np.ndarray, "T k"], other: Int[np.ndarray, "T k"]) -> float:
+    """1 - |S and S'| / k, mean over tokens: the share of a token's experts that differ between two moments."""
+    return 1.0 - float((choices[:, :, None] == other[:, None, :]).any(-1).mean())
+
+
+def agreement(counts: np.ndarray) -> dict[str, float]:
+    """Adjusted mutual information and homogeneity of hard choices with clusters, from counts [C, E] (scikit-learn).
+
+    ami is 0 in expectation for independent labels and 1 for a perfect match; homogeneity = 1 - H(C|E)/H(C) is 1 when
+    every expert serves one cluster. Raw mutual information and purity are not reported: with many experts they are high
+    for independent labels.
+    """
+    cluster, expert = np.indices(counts.shape)
+    repeats = counts.astype(int).ravel()
+    truth, chosen = np.repeat(cluster.ravel(), repeats), np.repeat(expert.ravel(), repeats)
+    return {
+        "ami": float(sklearn_metrics.adjusted_mutual_info_score(truth, chosen)),
+        "homogeneity": float(sklearn_metrics.homogeneity_score(truth, chosen)),
+    }

@@ -1,0 +1,143 @@
+"""Sweeps as plain data: points, the runs they ask for, and which of them can share one compiled program.
+
+A sweep is a tuple of points; a point is a dict of dotted config keys and values. A point may also set `arms`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from routed.arms import ARMS, MATCHED
+from routed.config import NOT_IDENTITY, TRACED, flatten, nearest, override, parse
+from routed.validate import TUNING_OFFSET, validate
+from routed.words import UserError
+
+Point = dict[str, Any]
+
+
+def product(**axes) -> tuple[Point, ...]:
+    """Every combination; `__` in a keyword stands for the dot: product(data__samples=(1, 2))."""
+    names = [name.replace("__", ".") for name in axes]
+    return tuple(dict(zip(names, values, strict=True)) for values in itertools.product(*axes.values()))
+
+
+def chain(*sweeps: tuple[Point, ...]) -> tuple[Point, ...]:
+    """One sweep after the other."""
+    return tuple(itertools.chain(*sweeps))
+
+
+def cross(first: tuple[Point, ...], second: tuple[Point, ...]) -> tuple[Point, ...]:
+    """Every point of `first` with every point of `second`, whose keys win."""
+    return tuple(a | b for a in first for b in second)
+
+
+def from_flag(config: ConfigDict, flags: list[str]) -> tuple[Point, ...]:
+    """The product of `KEY=v1,v2,...` texts.
+
+    Raises:
+      UserError: a text without `=`, an unknown key, a value of the wrong type.
+    """
+    sweep: tuple[Point, ...] = ({},)
+    for flag in flags:
+        key, equals, values = flag.partition("=")
+        if not equals or not values:
+            raise UserError(f"--sweep={flag}: expected KEY=v1,v2,...")
+        sweep = cross(sweep, tuple({key: parse(config, key, value)} for value in values.split(",")))
+    return sweep
+
+
+class Run(NamedTuple):
+    """One arm of one point with one seed. `key` is a hash of everything that decides its result."""
+
+    key: str
+    point: Point
+    arm: str
+    seed: int
+    tuning: bool
+    config: ConfigDict
+
+
+def plan(config: ConfigDict, sweep: tuple[Point, ...]) -> list[Run]:
+    """All runs that the sweep asks for, each once, tuning runs included; the arms a matched arm needs come with it.
+
+    Raises:
+      UserError: an unknown arm, an impossible value.
+    """
+    runs: dict[str, Run] = {}
+    for point in sweep or ({},):
+        settled = override(config, point)
+        for arm in settled.arms:
+            if arm not in ARMS:
+                raise UserError(f"config key arms: unknown arm {arm!r}{nearest(arm, ARMS)}; known: {', '.join(ARMS)}")
+        needed = [MATCHED[arm].source for arm in settled.arms if arm in MATCHED]
+        for arm in dict.fromkeys((*settled.arms, *needed)):
+            validate(armed := override(settled, ARMS[arm]))
+            for run in _runs(armed, {k: v for k, v in point.items() if k != "arms"}, arm):
+                runs.setdefault(run.key, run)
+    return list(runs.values())
+
+
+def _runs(config: ConfigDict, point: Point, arm: str):
+    if config.rates == "tuned":
+        for multiplier in config.tune.multipliers:
+            tried = override(config, {"optimizer.rate_scale": multiplier})
+            for seed in range(config.tune.seeds):
+                yield _run(tried, point, arm, config.seed + TUNING_OFFSET + seed, tuning=True)
+    for seed in range(config.seed, config.seed + config.seeds):
+        yield _run(config, point, arm, seed, tuning=False)
+
+
+def _run(config: ConfigDict, point: Point, arm: str, seed: int, tuning: bool) -> Run:
+    return Run(identity(config, arm, seed, tuning), point, arm, seed, tuning, config)
+
+
+def identity(config: ConfigDict, arm: str, seed: int, tuning: bool) -> str:
+    """A hash of all settings that a run's numbers depend on, of its arm and of its seed."""
+    flat = {k: v for k, v in flatten(config).items() if k not in NOT_IDENTITY}
+    if config.held:
+        flat["seed"] = config.seed
+    text = json.dumps([flat, arm, seed, tuning], sort_keys=True, default=list)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def static_key(config: ConfigDict) -> str:
+    """Equal for configs that one compiled program can serve."""
+    ignored = (*NOT_IDENTITY, *TRACED, "rates", "tune.multipliers", "tune.seeds")
+    flat = {k: v for k, v in flatten(config).items() if k not in ignored}
+    flat |= {"seed": config.seed if config.held else None, "batching": config.mesh.batching}
+    return json.dumps(flat, sort_keys=True, default=list)
+
+
+def groups(runs: list[Run]) -> list[list[Run]]:
+    """Runs that differ only in traced settings, arm and seed, together."""
+    by_key: dict[str, list[Run]] = {}
+    for run in runs:
+        by_key.setdefault(static_key(run.config), []).append(run)
+    return list(by_key.values())
+
+
+def dependencies(runs: list[Run]) -> dict[str, list[Run]]:
+    """For each run, those that must be finished before it starts: the source of a matched arm, and its tuning runs."""
+    at = {(_place(r), r.arm, r.seed, r.config.optimizer.rate_scale): r for r in runs}
+    tuning: dict[Any, list[Run]] = {}
+    for run in runs:
+        if run.tuning:
+            tuning.setdefault((_place(run), run.arm), []).append(run)
+    found = {}
+    for run in runs:
+        found[run.key] = []
+        if run.arm in MATCHED:
+            source = MATCHED[run.arm].source
+            found[run.key].append(at[_place(run), source, run.seed, run.config.optimizer.rate_scale])
+        if run.config.rates == "tuned" and not run.tuning:
+            found[run.key] += tuning[_place(run), run.arm]
+    return found
+
+
+def _place(run: Run) -> str:
+    return json.dumps(run.point, sort_keys=True, default=list)

@@ -1,0 +1,2 @@
+def write(workdir, module, config, table):
+    return table.to_string()

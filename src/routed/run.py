@@ -1,0 +1,176 @@
+"""One run: a pure function of (seed, traced settings, world), cut into chunks so that it can be saved and watched.
+
+`program(config, pool)` returns the functions; `routed.layout` batches them over runs and devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from routed import metrics, models, selection
+from routed.data import TASKS
+from routed.routers.linear import initialise
+from routed.train import optimiser, update
+from routed.words import Batch, SoftRouting
+
+#: Independent random streams of a seed; any of them can be held fixed over seeds (config key `held`).
+STREAMS = ("world", "init", "order", "noise")
+
+#: Test tokens whose choices are kept at every evaluation, for churn.
+PROBE = 1024
+
+
+class Program(NamedTuple):
+    """The three functions of a run. `state` holds parameters, optimiser, step and the whole history of evaluations.
+
+    world(seed) -> world; init(seed, settings, world) -> state, not yet evaluated;
+    chunk(active, steps, seed, settings, world, state) -> state, `steps` later and evaluated (0 steps: evaluated only); the
+    same state if not active (a padded place in a batch costs nothing where runs are mapped one after the other).
+    """
+
+    world: Callable[..., Any]
+    init: Callable[..., Any]
+    chunk: Callable[..., Any]
+
+
+def streams(seed, config: ConfigDict) -> dict[str, Any]:
+    """A key for each stream; a held one comes from the base seed, whatever the run's own seed."""
+    keys = {}
+    for index, name in enumerate(STREAMS):
+        source = config.seed if name in config.held else seed
+        keys[name] = jax.random.fold_in(jax.random.key(source), index)
+    return keys
+
+
+def program(config: ConfigDict, pool: int) -> Program:
+    """The run that `config` describes, with `pool` training samples in its world (at least every `data.samples`)."""
+    task, model = TASKS[config.data.name], models.build(config)
+    evaluations = config.steps // config.eval_every + 1
+    soft = ConfigDict({"name": "soft"})
+
+    def world(seed):
+        return task.world(streams(seed, config)["world"], config.data, pool)
+
+    def sample(keys, settings, world, step) -> Batch:
+        key = jax.random.fold_in(keys["order"], step)
+        draw = task.fresh_batch if config.data.fresh else task.train_batch
+        return draw(world, key, config.batch_size, config.data, settings)
+
+    def train_loss(params, batch):
+        """Squared norm of the error, mean over tokens: the loss of the paper's theory sections."""
+        prediction, _ = model.apply(params, batch, config.selection, config.dispatch)
+        return ((prediction - batch.y) ** 2).sum(-1).mean()
+
+    def init(seed, settings, world):
+        keys = streams(seed, config)
+        test = task.test_batch(world, config.data, settings)
+        params = model.init(keys["init"], test)
+        router = params["router"]
+        if "kernel" in router:
+            examples = task.examples(world, config.experts.count, config.data, settings)
+            router = router | {"kernel": initialise(router["kernel"], examples.x, test.x, settings)}
+        params = params | {"router": router}
+        state = {
+            "params": params,
+            "opt": optimiser(config, settings).init(params),
+            "router0": router,
+            "step": jnp.int32(0),
+        }
+        seen = jax.eval_shape(lambda: evaluate(keys, settings, world, state)) | {"train/loss": jnp.float32(0)}
+        return state | {"history": {name: jnp.zeros((evaluations, *one.shape), one.dtype) for name, one in seen.items()}}
+
+    def chunk(active, steps, seed, settings, world, state):
+        keys = streams(seed, config)
+        transform = optimiser(config, settings)
+        frozen = settings["router.frozen"]
+
+        def step(_, carry):
+            params, opt, number, total = carry
+            batch = sample(keys, settings, world, number)
+            value, grads = jax.value_and_grad(train_loss)(params, batch)
+            params, opt = update(transform, params, grads, opt, frozen)
+            return params, opt, number + 1, total + value
+
+        def advance(state):
+            carry = (state["params"], state["opt"], state["step"], jnp.float32(0))
+            params, opt, number, total = jax.lax.fori_loop(0, steps, step, carry)
+            new = state | {"params": params, "opt": opt, "step": number}
+            seen = evaluate(keys, settings, world, new)
+            seen["train/loss"] = total / steps / task.variance(world, config.data)  # of step 0: NaN, there is none
+            row = number // config.eval_every
+            history = {name: old.at[row].set(seen[name]) for name, old in state["history"].items()}
+            return new | {"history": history}
+
+        return jax.lax.cond(active, advance, lambda state: state, state)
+
+    def evaluate(keys, settings, world, state) -> dict[str, jax.Array]:
+        """All metrics of one moment. Test tokens pass in blocks, which keeps the experts' activations in cache."""
+        params, test = state["params"], task.test_batch(world, config.data, settings)
+        variance = task.variance(world, config.data)
+
+        def forward(block: Batch):
+            prediction, routing = model.apply(params, block, config.selection.eval, "dense")  # soft needs every expert anyway
+            mixture, _ = model.apply(params, block, soft, "dense")
+            return prediction, mixture, routing
+
+        prediction, mixture, routing = _in_blocks(forward, test)
+        ideal = task.bayes(world, test.x, config.data, settings)
+
+        def normalised(error):
+            return (error**2).sum(-1).mean() / variance
+
+        seen = {
+            "test/loss": normalised(prediction - test.y),
+            "test/loss_soft": normalised(mixture - test.y),
+            "test/excess": normalised(prediction - ideal),
+            "test/bayes": normalised(ideal - test.y),
+        }
+        moved = [(a != b).any() for a, b in zip(jax.tree.leaves(params["router"]), jax.tree.leaves(state["router0"]), strict=True)]
+        seen["router/moved"] = jnp.float32(jnp.stack(moved).any() if moved else False)
+        if routing is None:
+            return seen
+
+        clusters, count = config.data.clusters, config.experts.count
+        scores = routing.scores.reshape(-1, count)
+        soft_eval = isinstance(routing, SoftRouting)
+        choices = scores.argmax(-1)[:, None] if soft_eval else routing.expert.reshape(len(scores), -1)
+        probs = jax.nn.softmax(scores)
+        hard = jax.nn.one_hot(choices, count).mean(1)
+        counts = metrics.cluster_sums(hard, test.cluster, clusters)
+        load = metrics.load(choices, count)
+        shuffled = metrics.shuffled_sparsity(
+            lambda x: model.scores(params, test.replace(x=x)), test.x, test.cluster, clusters, keys["noise"]
+        )
+        seen |= {f"router/{name}": value for name, value in metrics.entropies(probs, test.cluster, clusters).items()}
+        seen |= {f"router/hard_{name}": value for name, value in metrics.entropies(hard, test.cluster, clusters).items()}
+        seen |= {f"router/{name}": value for name, value in metrics.load_summary(load, len(scores)).items()}
+        seen |= {
+            "router/dispatch_entropy": metrics.dispatch_entropy(counts),
+            "router/sparsity_shuffled": shuffled.mean(),
+            "router/sparsity_shuffled_std": shuffled.std(),
+            "router/dropped": jnp.float32(0) if soft_eval else 1.0 - routing.kept.mean(),
+            "choices": choices[:PROBE],
+            "counts": counts,
+            "probs": metrics.cluster_sums(probs, test.cluster, clusters) / counts.sum(-1, keepdims=True),
+        }
+        if "kernel" in params["router"]:
+            kernel = params["router"]["kernel"]
+            seen["router/norm_ratio"] = metrics.norm_ratio(kernel)
+            seen["router/norm_mean"] = jnp.linalg.norm(kernel, axis=0).mean()
+            seen["router/signal_share"] = metrics.signal_share(kernel, config.data.dim)
+        return seen
+
+    return Program(world, init, chunk)
+
+
+def _in_blocks(forward: Callable[[Batch], Any], batch: Batch, largest: int = 640) -> Any:
+    """`forward` on blocks of tokens, one after the other; leaves come back as [blocks * block, ...]."""
+    size = len(batch.x)
+    block = max(b for b in range(1, min(size, largest) + 1) if size % b == 0)
+    blocks = jax.tree.map(lambda a: a.reshape(size // block, block, *a.shape[1:]), batch)
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), jax.lax.map(forward, blocks))

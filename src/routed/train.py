@@ -1,0 +1,42 @@
+"""One training step as a pure function, with freezing as a traced flag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+
+def optimiser(config: ConfigDict, settings) -> optax.GradientTransformation:
+    """SGD with momentum or Adam, with rates of their own for router and experts, all traced.
+
+    Weight decay is decoupled (AdamW's order: p -= rate (direction + decay p)) and applies to both groups.
+    """
+
+    def group(rate):
+        o = config.optimizer
+        direction = optax.trace(o.momentum) if o.name == "sgd" else optax.scale_by_adam(o.b1, o.b2, o.eps)
+        return optax.chain(
+            direction,
+            optax.add_decayed_weights(settings["optimizer.weight_decay"]),
+            optax.scale(-rate * settings["optimizer.rate_scale"]),
+        )
+
+    rates = {"router": settings["router.learning_rate"], "experts": settings["experts.learning_rate"]}
+    return optax.multi_transform({name: group(rate) for name, rate in rates.items()}, {name: name for name in rates})
+
+
+def update(transform: optax.GradientTransformation, params: Any, grads: Any, opt_state: Any, frozen) -> tuple[Any, Any]:
+    """Applies one optimiser step; where `frozen`, the router stays bit for bit what it was.
+
+    The router's gradient is zeroed first, so that no statistic across parameters (a global norm) sees it, and its new
+    value is discarded last, after weight decay. `where`, not a product: 0 x NaN is NaN.
+    """
+    keep = lambda old, new: jax.tree.map(lambda a, b: jnp.where(frozen, a, b), old, new)  # noqa: E731
+    grads = grads | {"router": keep(jax.tree.map(jnp.zeros_like, grads["router"]), grads["router"])}
+    updates, opt_state = transform.update(grads, opt_state, params)
+    new = optax.apply_updates(params, updates)
+    return new | {"router": keep(params["router"], new["router"])}, opt_state

@@ -1,0 +1,45 @@
+"""The words of the project as data: what flows from router to selection, dispatch, losses and metrics.
+
+Axis letters, used by every annotation and einsum of the package:
+  T tokens, D features of a token, E experts, O outputs, H hidden units, A assignments (token, expert), C clusters, R runs.
+"""
+
+from __future__ import annotations
+
+import flax.struct
+from jaxtyping import Array, Bool, Float, Int
+
+
+@flax.struct.dataclass
+class Batch:
+    """Tokens with their targets and the cluster that generated them (hidden from every router but the oracle)."""
+
+    x: Float[Array, "T D"]
+    y: Float[Array, "T O"]
+    cluster: Int[Array, " T"]
+
+
+@flax.struct.dataclass
+class Routing:
+    """Sparse routing: one flat list of assignments, with the scores it was selected from.
+
+    `kept` is False where the assignment was dropped for lack of capacity. A = T k for token choice.
+    """
+
+    scores: Float[Array, "T E"]
+    token: Int[Array, " A"]
+    expert: Int[Array, " A"]
+    weight: Float[Array, " A"]
+    kept: Bool[Array, " A"]
+
+
+@flax.struct.dataclass
+class SoftRouting:
+    """Soft routing: every token to every expert, `weight[t, e]` its share."""
+
+    scores: Float[Array, "T E"]
+    weight: Float[Array, "T E"]
+
+
+class UserError(Exception):
+    """Something the user can mend: shown as one line, without a traceback, with exit code 2."""
