@@ -43,7 +43,7 @@ def base() -> ConfigDict:
     c.seed = 0  # base seed; run i of a point uses seed + i
     c.seeds = 3  # runs of each point and arm
     c.held = ()  # streams of world, init, order, noise that all seeds share (taken from the base seed)
-    c.steps = 3000  # optimiser steps
+    c.steps = 4000  # optimiser steps
     c.eval_every = 500  # steps between evaluations; divides steps
     c.batch_size = 32  # training tokens per step
     c.arms = ("learned", "frozen")  # names in routed.arms.ARMS
@@ -58,7 +58,7 @@ def base() -> ConfigDict:
     c.data.target = "constant"  # constant: a vector per cluster; linear: w_c^T (x - mu_c)
     c.data.target_dim = 10  # outputs; 1 for linear
     c.data.separation = 1.0  # c: min over pairs of |mu_i - mu_j| / (sigma sqrt(dim)), sigma = 1
-    c.data.samples = 16384  # training samples, drawn with replacement in batches
+    c.data.samples = 8192  # training samples, drawn with replacement in batches
     c.data.fresh = False  # every batch is new: samples is not used
     c.data.test_samples = 6400  # the same number from each cluster; 100 per expert make `dead` defined
 
