@@ -1,11 +1,213 @@
-from typing import NamedTuple
+"""Claims and their verdicts: what an experiment file promises to test, and what the rows say about it.
+
+Kinds: `order` (one side is lower than the other), `number` (the paper's value lies in our prediction interval for one
+run), `null` (two sides are equivalent). A side is a dict: `arm` (or "fairest"), swept keys, `metric` to replace the
+claim's, or `value` for a constant.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from routed import stats
+from routed.arms import FAIR
+from routed.results import last
+
+#: Smallest effect of interest: a factor 1.1.
+EFFECT = math.log(1.1)
+ALPHA = 0.05
+
+
 class Claim(NamedTuple):
+    """One testable sentence. `lower` is claimed to be below `higher` (number: `lower` is the side, `paper` the value).
+
+    `at` fixes swept keys; an order claim is also tried at every other point, and its robustness is the share on which it
+    is supported. comparability: same | gaps_filled | scaled | stand_in.
+    """
+
     kind: str
     id: str
     statement: str
-    paper: object
+    paper: Any
     comparability: str
     metric: str
-    lower: dict
-    higher: dict
-    at: dict
+    lower: dict[str, Any]
+    higher: dict[str, Any]
+    at: dict[str, Any]
+
+
+def judge(claims: tuple[Claim, ...], table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[dict[str, Any]]:
+    """A verdict for every claim, from all rows of the workdir. P values are adjusted over the claims of the file."""
+    rows = _Rows(table, config, swept)
+    found = [_judge(claim, rows) for claim in claims]
+    family = [one for one in found if one["p"] is not None]
+    for one, p in zip(family, stats.adjusted([one["p"] for one in family]), strict=True):
+        one["p_adjusted"] = float(p)
+        if one["verdict"] in ("supported", "opposite") and p >= ALPHA:
+            one["verdict"], one["reason"] = "inconclusive", f"p = {p:.2g} after adjusting for {len(family)} tests"
+    return found
+
+
+class _Rows:
+    """The last rows of each run, and how an arm's loss moved before them."""
+
+    def __init__(self, table: pd.DataFrame, config: ConfigDict, swept: list[str]):
+        self.last, self.config, self.swept = last(table), config, swept
+        self.table = table
+
+    def at(self, filters: dict[str, Any]) -> pd.DataFrame:
+        """Last rows at a point. A tuple-valued key is compared as a list, as it is stored."""
+        rows = self.last
+        for key, value in filters.items():
+            if key not in rows:
+                return rows.iloc[:0]
+            wanted = np.isclose(rows[key], value, rtol=1e-9) if isinstance(value, float) else rows[key] == value
+            rows = rows[wanted]
+        return rows
+
+    def side(self, side: dict[str, Any], at: dict[str, Any], metric: str) -> tuple[pd.Series | float, str | None]:
+        """Values by seed (or the constant), and the arm they are of."""
+        if "value" in side:
+            return side["value"], None
+        filters = at | {k: v for k, v in side.items() if k not in ("arm", "metric")}
+        rows = self.at(filters)
+        arm = self.fairest(rows) if side["arm"] == "fairest" else side["arm"]
+        rows = rows[(rows.arm == arm) & (rows.status == "ok")]
+        name = side.get("metric", metric)
+        return (rows.set_index("seed")[name].dropna() if name in rows else pd.Series(dtype=float)), arm
+
+    @staticmethod
+    def fairest(rows: pd.DataFrame) -> str | None:
+        """The frozen control with the lowest mean log test loss at a point: chosen in the control's favour."""
+        fair = rows[rows.arm.isin(FAIR) & (rows.status == "ok")]
+        if not len(fair):
+            return None
+        return str(np.log(fair.set_index("arm")["test/loss"].clip(lower=stats.TINY)).groupby(level=0).mean().idxmin())
+
+    def unconverged(self, side: dict[str, Any], at: dict[str, Any], arm: str | None) -> str | None:
+        """Why the arm fails the convergence gate, or None if it passes."""
+        if arm is None:
+            return None
+        filters = at | {k: v for k, v in side.items() if k not in ("arm", "metric")}
+        rows = self.at(filters)
+        rows = rows[(rows.arm == arm) & (rows.status == "ok")]
+        if not len(rows) or rows["train/loss"].mean() < self.config.gate.train_loss:
+            return None
+        history = self.table[self.table.run.isin(rows.run)].sort_values("step")
+        losses = history.groupby("step")["test/loss"].mean().to_numpy()
+        fell = 1 - losses[-1] / losses[-2]
+        if abs(fell) < self.config.gate.plateau:
+            return None
+        return f"{arm}: training loss {rows['train/loss'].mean():.2g}, test loss still moving by {100 * fell:.1f} % a chunk"
+
+
+def _judge(claim: Claim, rows: _Rows) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "id": claim.id, "kind": claim.kind, "comparability": claim.comparability, "statement": claim.statement,
+        "metric": claim.metric, "at": claim.at, "paper": claim.paper, "ours": None, "interval": None, "n": 0,
+        "verdict": "not run", "reason": "", "p": None, "p_adjusted": None, "robustness": None, "text": "",
+    }  # fmt: skip
+    if claim.kind == "number":
+        return found | _number(claim, rows)
+    differences, arms = _differences(claim, claim.at, rows)
+    if not len(differences):
+        return found
+    mean, low, high, n = stats.estimate(differences)
+    found |= {"ours": math.exp(mean), "interval": [math.exp(low), math.exp(high)], "n": n}
+    found["text"] = _ratio_text(claim, rows, mean, low, high, arms)
+    stuck = [why for side, arm in zip((claim.lower, claim.higher), arms, strict=True) if (why := rows.unconverged(side, claim.at, arm))]
+    if n < 2:
+        return found | {"verdict": "inconclusive", "reason": "one seed"}
+    if claim.kind == "null":
+        found["p"] = stats.equivalence(differences, EFFECT)
+        found["verdict"] = "supported" if found["p"] < ALPHA else "inconclusive"
+    else:
+        found["p"] = stats.p_value(differences)
+        found["verdict"] = "supported" if low > 0 else "opposite" if high < 0 else "inconclusive"
+        found["robustness"] = _robustness(claim, rows)
+        if found["verdict"] == "supported" and high < EFFECT:
+            found["reason"] = "smaller than the smallest effect of interest, a factor 1.1"
+    if stuck:
+        return found | {"verdict": "inconclusive", "reason": "not converged: " + "; ".join(stuck)}
+    return found
+
+
+def _differences(claim: Claim, at: dict[str, Any], rows: _Rows) -> tuple[np.ndarray, tuple[str | None, str | None]]:
+    """log(higher / lower) paired by seed, and the arms of (lower, higher)."""
+    lower, low_arm = rows.side(claim.lower, at, claim.metric)
+    higher, high_arm = rows.side(claim.higher, at, claim.metric)
+    if isinstance(lower, pd.Series) and isinstance(higher, pd.Series):
+        seeds = lower.index.intersection(higher.index)
+        lower, higher = lower[seeds], higher[seeds]
+    return np.atleast_1d(np.asarray(stats.log_ratio(higher, lower), float)), (low_arm, high_arm)
+
+
+def _robustness(claim: Claim, rows: _Rows) -> dict[str, int] | None:
+    """On how many of the sweep's points the order holds, where both sides ran and the sides do not fix the point."""
+    if any(key in rows.swept for side in (claim.lower, claim.higher) for key in side):
+        return None
+    points = [dict(zip(rows.swept, values, strict=True)) for values in _points(rows)]
+    held = tried = 0
+    for point in points:
+        differences, arms = _differences(claim, point, rows)
+        if len(differences) > 1:
+            tried += 1
+            passed = not any(rows.unconverged(s, point, a) for s, a in zip((claim.lower, claim.higher), arms, strict=True))
+            held += passed and stats.estimate(differences).low > 0
+    return {"held": held, "tried": tried} if tried > 1 else None
+
+
+def _points(rows: _Rows) -> list[tuple]:
+    return list(rows.last[rows.swept].drop_duplicates().itertuples(index=False, name=None)) if rows.swept else [()]
+
+
+def _number(claim: Claim, rows: _Rows) -> dict[str, Any]:
+    values, arm = rows.side(claim.lower, claim.at, claim.metric)
+    if not len(values):
+        return {}
+    mean, low, high, n = stats.prediction(values)
+    found = {"ours": mean, "interval": [low, high], "n": n, "text": f"{mean:.3g} [{low:.3g}, {high:.3g}] for one run"}
+    if n < 2:
+        return found | {"verdict": "inconclusive", "reason": "one seed"}
+    if stuck := rows.unconverged(claim.lower, claim.at, arm):
+        return found | {"verdict": "inconclusive", "reason": f"not converged: {stuck}"}
+    inside = low <= claim.paper <= high
+    wide = (high - low) / 2 > 0.5 * abs(claim.paper)
+    if inside and claim.comparability in ("stand_in", "scaled"):
+        return found | {"verdict": "inconclusive", "reason": f"agrees, but on a {claim.comparability.replace('_', ' ')} setting"}
+    return found | {
+        "verdict": "reproduced" if inside else "not reproduced",
+        "reason": "underpowered: the interval is wider than half the value" if inside and wide else "",
+    }
+
+
+def _ratio_text(claim: Claim, rows: _Rows, mean: float, low: float, high: float, arms: tuple[str | None, str | None]) -> str:
+    """Both sides and their ratio, for the table of verdicts."""
+    parts = []
+    for side, arm in zip((claim.lower, claim.higher), arms, strict=True):
+        values, _ = rows.side(side, claim.at, claim.metric)
+        words = "" if arm is None else f"{arm} "
+        words += " ".join(f"{k}={v:g} " for k, v in side.items() if k not in ("arm", "metric", "value"))
+        parts.append(f"{words}{float(np.mean(values)):.3g}")
+    return f"{parts[0]} against {parts[1]}; ratio {math.exp(mean):.3g} [{math.exp(low):.3g}, {math.exp(high):.3g}]"
+
+
+def to_json(found: list[dict[str, Any]]) -> str:
+    """claims.json; NaN becomes null."""
+
+    def clean(value):
+        if isinstance(value, dict):
+            return {k: clean(v) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [clean(v) for v in value]
+        if isinstance(value, np.generic):
+            value = value.item()
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(clean(found), indent=1) + "\n"

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
         _log_to(workdir)
         log.info("%s: %d points, %d runs, workdir %s", shlex.join(sys.argv[1:]), len(sweep), len(runs), workdir)
         start = time.monotonic()
-        table = results.open_workdir(workdir, config, sweep)
+        table = results.open_workdir(workdir, CONFIG.value, config, sweep)
         table = execute.execute(runs, table, workdir, mesh)
         print(report.write(workdir, module, config, table))
         log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")

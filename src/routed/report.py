@@ -1,2 +1,175 @@
-def write(workdir, module, config, table):
-    return table.to_string()
+"""From rows to statistics, verdicts, figures and one self-contained page.
+
+    python -m routed.report DIR... [--out=FILE]
+
+remakes the page of one workdir, or sets several side by side; disjoint shards of one config are merged.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import io
+import json
+import pathlib
+import sys
+import types
+from typing import Any
+
+import jinja2
+import pandas as pd
+from absl import app, flags
+from absl import logging as log
+from markupsafe import Markup
+from ml_collections import ConfigDict
+
+from routed import claims, diagnosis, experiment, files, plots, results, stats
+from routed.config import flatten
+from routed.words import UserError
+
+OUT = flags.DEFINE_string("out", None, "The page to write; default report.html in the folder, or in the first one's parent.")
+
+CAPTIONS = {
+    "curves": "Means over seeds with 95 % t intervals (geometric means on log axes).",
+    "training": "Means over seeds with 95 % t intervals, at the largest point of the sweep.",
+    "gap": "Log ratios of top-1 loss, paired by seed, with 95 % t intervals; the first three parts add up to the whole gap.",
+    "phase": "Mean paired log ratio of top-1 loss; a star marks cells whose 95 % interval excludes 0; black: the zero contour; the name in a cell is the fairest frozen control there.",
+    "forest": "Mean paired log ratio of top-1 loss with 95 % t intervals; each line changes one choice of the protocol.",
+    "routing": "Mean routing probability by cluster and expert for the base seed, ordered by the best match at the end: a specialised router is a diagonal.",
+}
+
+
+def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame) -> str:
+    """Writes summary.csv, claims.json, figures and report.html, and returns the verdicts as text.
+
+    Raises:
+      UserError: the disk is full or read-only.
+    """
+    part = make_part(workdir, module, config, table)
+    buffer = io.StringIO()
+    part["table"].to_csv(buffer, index=False)
+    files.write(workdir / "summary.csv", buffer.getvalue())
+    files.write(workdir / "claims.json", claims.to_json(part["claims"]))
+    write_page(workdir / "report.html", [part])
+    return as_text(part)
+
+
+def make_part(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame) -> dict[str, Any]:
+    """Everything that the page says of one workdir; figures are saved on the way."""
+    swept = results.swept_keys(workdir)
+    last = results.last(table)
+    summary = stats.summarise(last, swept)
+    data = plots.Data(table, swept, results.read_heatmaps(workdir))
+    folder = workdir / "figures"
+    with files.explained(folder):
+        folder.mkdir(exist_ok=True)
+    figures = []
+    for spec in module.get_plots(config):
+        figure = plots.draw(spec, data)
+        if figure is not None:
+            plots.save(figure, folder, spec["name"])
+            svg = (folder / f"{spec['name']}.svg").read_text()
+            figures.append({"svg": Markup(_unique_ids(svg, f"{workdir.name}-{spec['name']}")), "caption": CAPTIONS[spec["kind"]]})
+    point = plots._settle(last, swept, {})
+    gap = diagnosis.gap(point)
+    described = json.loads((workdir / "config.json").read_text())
+    document = (module.__doc__ or "").strip()
+    return {
+        "name": workdir.name,
+        "question": document.splitlines()[0] if document else config.name,
+        "claims": claims.judge(module.get_claims(config), table, config, swept),
+        "gap": gap.to_dict("records"),
+        "gap_at": ", ".join(f"{key} = {point[key].iloc[0]}" for key in swept) or "the only point",
+        "threats": diagnosis.threats(table, config, swept),
+        "figures": figures,
+        "table": summary,
+        "summary": Markup(_wide(summary, swept)),
+        "config": "\n".join(f"{key} = {value!r}" for key, value in flatten(config).items()),
+        "versions": json.dumps({k: v for k, v in described.items() if k != "config"}, indent=1),
+        "document": document,
+    }
+
+
+def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
+    """One HTML file that opens offline."""
+    source = importlib.resources.files("routed").joinpath("report.html").read_text()
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    title = parts[0]["name"] if len(parts) == 1 else "Overview"
+    question = parts[0]["question"] if len(parts) == 1 else f"{len(parts)} workdirs side by side."
+    files.write(path, environment.from_string(source).render(title=title, question=question, parts=parts))
+
+
+def as_text(part: dict[str, Any]) -> str:
+    """Verdicts and the gap for the terminal."""
+    lines = [f"{c['verdict'].upper():14} {c['id']}: {c['statement']}\n{'':14} {c['text'] or 'no rows'}" + (f" ({c['reason']})" if c["reason"] else "") for c in part["claims"]]
+    if part["gap"]:
+        lines.append(f"\nThe gap decomposed, at {part['gap_at']} (log ratios of loss, 95 % intervals):")
+        lines += [
+            f"  {g['part']:28} {g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]" + (f"  {100 * g['share']:.0f} %" if g["share"] == g["share"] else "")
+            for g in part["gap"]
+        ]
+    return "\n".join(lines)
+
+
+def _wide(summary: pd.DataFrame, swept: list[str]) -> str:
+    if not len(summary):
+        return ""
+    shown = summary.copy()
+    shown["value"] = [f"{m:.4g} [{low:.3g}, {high:.3g}] n={n}" for m, low, high, n in zip(shown["mean"], shown.low, shown.high, shown.n, strict=True)]
+    return shown.pivot_table(index="metric", columns=[*swept, "arm"], values="value", aggfunc="first").fillna("").T.to_html(border=0)
+
+
+def _unique_ids(svg: str, prefix: str) -> str:
+    """Inline SVGs share the page's name space: their ids and references get a prefix; XML headers go."""
+    svg = svg[svg.index("<svg") :]
+    for mark in ('id="', 'href="#', "url(#"):
+        svg = svg.replace(mark, f"{mark}{prefix}-")
+    return svg
+
+
+def main(argv: list[str]) -> None:
+    """The page of one workdir or of several."""
+    folders = [pathlib.Path(name) for name in argv[1:]]
+    if not folders:
+        raise UserError("usage: python -m routed.report DIR... [--out=FILE]")
+    parts = []
+    for group in merged(folders):
+        module, config = _experiment_of(group[0])
+        table = pd.concat([results.read_table(folder) for folder in group], ignore_index=True).drop_duplicates(["run", "step"])
+        if len(group) == 1:
+            print(write(group[0], module, config, table), "\n")
+        parts.append(make_part(group[0], module, config, table))
+    out = pathlib.Path(OUT.value) if OUT.value else (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
+    write_page(out, parts)
+    print(f"wrote {out}")
+
+
+def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
+    """Folders that are shards of one config, together."""
+    groups: dict[str, list[pathlib.Path]] = {}
+    for folder in folders:
+        if not (folder / "config.json").exists():
+            raise UserError(f"{folder} is no workdir of routed: it has no config.json")
+        stored = results.load(folder)["config"]
+        shared = {k: v for k, v in stored.items() if k not in ("seed", "seeds", "arms") and not k.startswith("mesh.")}
+        groups.setdefault(json.dumps([shared, results.swept_keys(folder)], sort_keys=True), []).append(folder)
+    return list(groups.values())
+
+
+def _experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:
+    """The experiment file that a workdir was run from, and the config it was run with."""
+    described = json.loads((folder / "config.json").read_text())
+    module, config = experiment.configure(described["experiment"], [])
+    return module, results.config_of(folder, config)
+
+
+def run() -> None:
+    """Entry point."""
+    try:
+        app.run(main)
+    except UserError as error:
+        log.error("error: %s", error)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    run()

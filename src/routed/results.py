@@ -28,7 +28,7 @@ LEADING = ("run", "arm", "seed", "step", "status")
 PACKAGES = ("routed", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "scikit-learn", "pandas")
 
 
-def open_workdir(path: pathlib.Path, config: ConfigDict, sweep: tuple[Point, ...]) -> pd.DataFrame:
+def open_workdir(path: pathlib.Path, experiment: str, config: ConfigDict, sweep: tuple[Point, ...]) -> pd.DataFrame:
     """Prepares the workdir for this command and returns the rows that are already there.
 
     Raises:
@@ -53,7 +53,7 @@ def open_workdir(path: pathlib.Path, config: ConfigDict, sweep: tuple[Point, ...
         for key in swept:
             if key not in table:
                 table[key] = stored["config"][key]
-    files.write(path / "config.json", json.dumps(_description(flat, swept), indent=1, default=list) + "\n")
+    files.write(path / "config.json", json.dumps(_description(experiment, flat, swept), indent=1, default=list) + "\n")
     return table
 
 
@@ -170,8 +170,9 @@ def _stored_config(path: pathlib.Path) -> dict[str, Any]:
         raise UserError(f"{path / 'config.json'} is damaged: delete it only if you know its settings, or choose another --workdir") from None
 
 
-def _description(flat: dict[str, Any], swept: list[str]) -> dict[str, Any]:
+def _description(experiment: str, flat: dict[str, Any], swept: list[str]) -> dict[str, Any]:
     return {
+        "experiment": experiment,
         "config": flat,
         "swept": swept,
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},

@@ -1,0 +1,90 @@
+"""Intervals and tests over seeds. Everything here is scipy applied to what `results` stored."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+LEVEL = 0.95
+#: Losses and ratios below this are treated as this in logarithms.
+TINY = 1e-12
+
+
+class Estimate(NamedTuple):
+    """A mean with its 95 % t interval over n seeds; NaN ends when n < 2."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+def estimate(values) -> Estimate:
+    """Mean and 95 % t interval of independent values: mean -+ t s / sqrt(n)."""
+    values = np.asarray(values, float)
+    n = len(values)
+    if n < 2:
+        return Estimate(float(values.mean()) if n else np.nan, np.nan, np.nan, n)
+    half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * stats.sem(values)
+    return Estimate(float(values.mean()), float(values.mean() - half), float(values.mean() + half), n)
+
+
+def log_ratio(higher, lower) -> np.ndarray:
+    """log(higher / lower), elementwise and paired; either may be a constant."""
+    return np.log(np.maximum(higher, TINY)) - np.log(np.maximum(lower, TINY))
+
+
+def p_value(differences) -> float:
+    """Two-sided one-sample t test that the mean of paired differences is 0; 1 with fewer than 2, 0 or 1 without spread."""
+    differences = np.asarray(differences, float)
+    if len(differences) < 2:
+        return 1.0
+    if np.ptp(differences) == 0:
+        return float(differences[0] == 0)
+    return float(stats.ttest_1samp(differences, 0).pvalue)
+
+
+def adjusted(p_values: list[float]) -> np.ndarray:
+    """P values of a family, adjusted for its false discovery rate (Benjamini and Hochberg 1995)."""
+    return stats.false_discovery_control(p_values) if len(p_values) else np.array([])
+
+
+def prediction(values) -> Estimate:
+    """95 % prediction interval for one further run: mean -+ t s sqrt(1 + 1/n)."""
+    values = np.asarray(values, float)
+    n = len(values)
+    if n < 2:
+        return estimate(values)
+    half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * values.std(ddof=1) * np.sqrt(1 + 1 / n)
+    return Estimate(float(values.mean()), float(values.mean() - half), float(values.mean() + half), n)
+
+
+def equivalence(differences, margin: float) -> float:
+    """P value of the two one-sided tests that the mean difference lies in (-margin, margin) (TOST)."""
+    differences = np.asarray(differences, float)
+    if len(differences) < 2:
+        return 1.0
+    if np.ptp(differences) == 0:
+        return float(abs(differences[0]) >= margin)
+    above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
+    below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
+    return float(max(above, below))
+
+
+def summarise(last: pd.DataFrame, swept: list[str]) -> pd.DataFrame:
+    """One row per point, arm and metric: mean, std, 95 % interval, n; diverged runs are counted, not averaged."""
+    rows = []
+    metrics = [c for c in last.columns if "/" in c]
+    for keys, group in last.groupby([*swept, "arm"], dropna=False, sort=True):
+        good = group[group.status == "ok"]
+        for metric in metrics:
+            values = good[metric].dropna()
+            if len(values):
+                mean, low, high, n = estimate(values)
+                spread = float(values.std(ddof=1)) if n > 1 else np.nan
+                found = dict(zip([*swept, "arm"], keys, strict=True)) | {"metric": metric, "mean": mean, "std": spread}
+                rows.append(found | {"low": low, "high": high, "n": n, "diverged": len(group) - len(good)})
+    return pd.DataFrame(rows)
