@@ -117,7 +117,10 @@ def get_sweep(config: ConfigDict) -> tuple[Point, ...]:
         case "fig3" | "fig4":
             return chain(product(data__samples=samples[:-1]), product(data__samples=(largest,), arms=(ALL,)))
         case "spurious":
-            return product(data__samples=samples[-2:], optimizer__weight_decay=(0.0, 1e-3, 1e-2))
+            return chain(
+                product(optimizer__weight_decay=(0.0,), data__samples=(largest,)),
+                product(optimizer__weight_decay=(1e-3, 1e-2), data__samples=(largest,), arms=(("learned",),)),
+            )
         case "norms":
             return product(data__samples=(largest,))
         case "phase":
@@ -138,9 +141,8 @@ def _nuisances(config: ConfigDict) -> tuple[Point, ...]:
     return (
         {},
         {"steps": steps // 2},
-        {"steps": steps * 2},
         {"batch_size": config.batch_size // 4},
-        {"batch_size": config.batch_size * 4},
+        {"batch_size": config.batch_size * 2},
         {"data.separation": 0.75},
         {"data.separation": 1.5},
         {"router.init_scale": 0.3},

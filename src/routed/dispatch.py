@@ -35,7 +35,7 @@ def gather(
     expert: Callable[[Any, Float[Array, "T D"]], Float[Array, "#T O"]],
     params: Any,
     x: Float[Array, "T D"],
-    routing: Routing,
+    routing: Routing | SoftRouting,
 ) -> Float[Array, "T O"]:
     """Each assignment fetches its own copy of its expert's weights: for few tokens, small experts and sparse routing.
 

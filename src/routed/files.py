@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 
 from routed.words import UserError
 
+#: Errors of the disk that another folder mends, in the order in which they are looked for.
+ELSEWHERE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EIO)
+
 
 def write(path: pathlib.Path, content: str | bytes | Callable[[pathlib.Path], None]) -> None:
     """Writes beside `path`, flushes to disk, then renames. `content` may be a function that writes to a path.
@@ -21,13 +24,18 @@ def write(path: pathlib.Path, content: str | bytes | Callable[[pathlib.Path], No
     """
     beside = path.with_name(f".{path.name}.writing")
     with explained(path):
-        if callable(content):
-            content(beside)
-        else:
-            beside.write_bytes(content.encode() if isinstance(content, str) else content)
-        with open(beside, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        try:
+            if callable(content):
+                content(beside)
+            else:
+                beside.write_bytes(content.encode() if isinstance(content, str) else content)
+            with open(beside, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()  # half a file would keep a full disk full
+            raise
 
 
 @contextlib.contextmanager
@@ -38,15 +46,16 @@ def explained(path: pathlib.Path) -> Iterator[None]:
     """
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:
         text = " ".join(str(e) for e in _causes(error))
         codes = {e.errno for e in _causes(error) if isinstance(e, OSError)}
         if codes & {errno.ENOSPC, errno.EDQUOT} or "No space left" in text or "RESOURCE_EXHAUSTED" in text:
             raise UserError(f"disk full while writing {path}: free some space and run the same command; finished runs are kept") from error
-        if codes & {errno.EROFS, errno.EACCES, errno.EPERM} or "Read-only file system" in text or "Permission denied" in text:
-            raise UserError(f"cannot write {path} (read-only or no permission): choose another --workdir") from error
-        if codes & {errno.ENOTDIR, errno.EEXIST}:
-            raise UserError(f"cannot write {path}: a file is in the way; choose another --workdir") from error
+        for code in ELSEWHERE:
+            if code in codes or os.strerror(code) in text:
+                raise UserError(f"cannot use {path} ({os.strerror(code).lower()}): choose another --workdir") from error
         raise
 
 
@@ -65,21 +74,18 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
     """
     with explained(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        file = open(directory / ".lock", "a+")  # noqa: SIM115 (open as long as the lock is held)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        raise UserError(f"workdir {directory} is in use by process {holder}: wait for it, stop it, or choose another --workdir") from None
-    try:
+        file = open(directory / ".lock", "ab+", buffering=0)  # noqa: SIM115 (open as long as the lock is held)
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().decode(errors="replace").strip() or "unknown"
+            raise UserError(f"workdir {directory} is in use by process {holder}: wait for it, stop it, or choose another --workdir") from None
         with explained(directory):
             file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            file.write(str(os.getpid()).encode())
         yield
-    finally:
-        file.close()
 
 
 def digest(directory: pathlib.Path) -> str:

@@ -58,7 +58,7 @@ def entropies(probs: Float[Array, "T E"], cluster: Int[Array, " T"], clusters: i
 def dispatch_entropy(counts: Float[Array, "C E"]) -> Scalar:
     """H(C|E) = sum_e q_e H(C|e), of hard choices (Chen et al. 2022): 0 when every expert serves one cluster."""
     load = counts.sum(0)
-    return (load / load.sum() * entropy((counts / jnp.maximum(load, 1e-9)).T)).sum()
+    return (load / load.sum() * entropy((counts / jnp.maximum(load, 1e-9)[None]).T)).sum()
 
 
 def load(choices: Int[Array, "T k"], num_experts: int) -> Float[Array, " E"]:

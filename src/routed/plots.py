@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib import ticker
 from matplotlib.figure import Figure
 from scipy.optimize import linear_sum_assignment
 
@@ -40,7 +41,7 @@ KEYS = {
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 STYLE = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "routed",
-    "figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.25, "figure.dpi": 110,
+    "figure.constrained_layout.use": True, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.25, "figure.dpi": 110,
 }  # fmt: skip
 
 
@@ -100,7 +101,7 @@ def curves(spec: dict[str, Any], data: Data) -> Figure | None:
         panel.set_ylabel(label)
         panel.yaxis.set_tick_params(labelleft=True)
         if log:
-            panel.set_yscale("log")
+            _logarithmic(panel)
     _legend(figure, panels[0])
     return figure
 
@@ -119,7 +120,7 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
         panel.set_xlabel("optimiser steps")
         panel.set_ylabel(label)
         if log:
-            panel.set_yscale("log")
+            _logarithmic(panel)
     _legend(figure, panels[0])
     return figure
 
@@ -233,7 +234,8 @@ def routing(spec: dict[str, Any], data: Data) -> Figure | None:
         order = _diagonal(maps[-1])
         for panel, moment in zip(line, moments, strict=True):
             image = panel.imshow(maps[moment][np.ix_(*order)], vmin=0, vmax=1, cmap="cividis", aspect="auto", interpolation="nearest")
-            panel.set_title(f"step {moment * every}", fontsize=8)
+            if panel in panels[0]:
+                panel.set_title(f"step {moment * every}", fontsize=8)
             panel.grid(visible=False)
         line[0].set_ylabel("\n".join(textwrap.wrap(LABELS[arm][0], 20)) + "\ncluster")
     for panel in panels[-1]:
@@ -274,6 +276,16 @@ def _line(panel, arm: str, points: list[tuple[float, stats.Estimate]], shift: fl
     bars = np.nan_to_num(np.stack([y - low, high - y]))
     marker = MARKERS[list(LABELS).index(arm)]
     panel.errorbar(x, y, bars, color=colour, marker=marker, ms=4, capsize=2, lw=1.2, label=label, ls="--" if arm.startswith("frozen") else "-")
+
+
+def _logarithmic(panel) -> None:
+    """A log axis with readable numbers: powers of ten over decades, plain numbers over less."""
+    panel.set_yscale("log")
+    low, high = panel.get_ylim()
+    if high / low < 100:
+        panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def _legend(figure: Figure, panel) -> None:

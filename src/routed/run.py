@@ -144,7 +144,7 @@ def program(config: ConfigDict, pool: int) -> Program:
         counts = metrics.cluster_sums(hard, test.cluster, clusters)
         load = metrics.load(choices, count)
         shuffled = metrics.shuffled_sparsity(
-            lambda x: model.scores(params, test.replace(x=x)), test.x, test.cluster, clusters, keys["noise"]
+            lambda x: model.scores(params, test._replace(x=x)), test.x, test.cluster, clusters, keys["noise"]
         )
         seen |= {f"router/{name}": value for name, value in metrics.entropies(probs, test.cluster, clusters).items()}
         seen |= {f"router/hard_{name}": value for name, value in metrics.entropies(hard, test.cluster, clusters).items()}
@@ -153,7 +153,7 @@ def program(config: ConfigDict, pool: int) -> Program:
             "router/dispatch_entropy": metrics.dispatch_entropy(counts),
             "router/sparsity_shuffled": shuffled.mean(),
             "router/sparsity_shuffled_std": shuffled.std(),
-            "router/dropped": jnp.float32(0) if soft_eval else 1.0 - routing.kept.mean(),
+            "router/dropped": jnp.float32(0) if soft_eval else (~routing.kept).mean(),
             "choices": choices[:PROBE],
             "counts": counts,
             "probs": metrics.cluster_sums(probs, test.cluster, clusters) / counts.sum(-1, keepdims=True),

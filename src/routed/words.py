@@ -2,16 +2,18 @@
 
 Axis letters, used by every annotation and einsum of the package:
   T tokens, D features of a token, E experts, O outputs, H hidden units, A assignments (token, expert), C clusters, R runs.
+
+They are named tuples, so that JAX may fill them with anything (stacked runs, shapes, shardings); functions check arrays.
 """
 
 from __future__ import annotations
 
-import flax.struct
+from typing import NamedTuple
+
 from jaxtyping import Array, Bool, Float, Int
 
 
-@flax.struct.dataclass
-class Batch:
+class Batch(NamedTuple):
     """Tokens with their targets and the cluster that generated them (hidden from every router but the oracle)."""
 
     x: Float[Array, "T D"]
@@ -19,8 +21,7 @@ class Batch:
     cluster: Int[Array, " T"]
 
 
-@flax.struct.dataclass
-class Routing:
+class Routing(NamedTuple):
     """Sparse routing: one flat list of assignments, with the scores it was selected from.
 
     `kept` is False where the assignment was dropped for lack of capacity. A = T k for token choice.
@@ -33,8 +34,7 @@ class Routing:
     kept: Bool[Array, " A"]
 
 
-@flax.struct.dataclass
-class SoftRouting:
+class SoftRouting(NamedTuple):
     """Soft routing: every token to every expert, `weight[t, e]` its share."""
 
     scores: Float[Array, "T E"]

@@ -6,7 +6,8 @@ all points and arms of a seed, and 1,000 training samples are the first 1,000 of
 
 from __future__ import annotations
 
-import flax.struct
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Scalar
@@ -14,16 +15,14 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Scalar
 from routed.words import Batch
 
 
-@flax.struct.dataclass
-class Draws:
+class Draws(NamedTuple):
     """Samples before the cluster centres are added."""
 
     cluster: Int[Array, " T"]
     noise: Float[Array, "T D"]
 
 
-@flax.struct.dataclass
-class World:
+class World(NamedTuple):
     """What was drawn once: centres at separation 1, a target per cluster, and the samples' noise."""
 
     centres: Float[Array, "C D"]
@@ -89,12 +88,12 @@ def test_batch(world: World, data, settings) -> Batch:
 def bayes(world: World, x: Float[Array, "T D"], data, settings) -> Float[Array, "T O"]:
     """E[y|x] in closed form: sum_c p(c|x) y_c(x), with p(c|x) proportional to exp(-|x - mu_c|^2 / 2)."""
     centres = world.centres * settings["data.separation"]
-    logits = x @ centres.T - 0.5 * (centres**2).sum(-1)
+    logits = x @ centres.T - 0.5 * (centres**2).sum(-1)[None]
     posterior = jax.nn.softmax(logits)
     if data.target == "constant":
         return posterior @ world.targets
     signal = world.centres.shape[1] - data.spurious_dims
-    per_cluster = x[:, :signal] @ world.targets.T - (centres[:, :signal] * world.targets).sum(-1)
+    per_cluster = x[:, :signal] @ world.targets.T - (centres[:, :signal] * world.targets).sum(-1)[None]
     return (posterior * per_cluster).sum(-1, keepdims=True)
 
 
@@ -104,7 +103,7 @@ def variance(world: World, data) -> Scalar:
     constant: mean_c |v_c - mean v|^2; linear: mean_c |w_c|^2, as y = w_c^T noise has mean 0.
     """
     if data.target == "constant":
-        return ((world.targets - world.targets.mean(0)) ** 2).sum(-1).mean()
+        return ((world.targets - world.targets.mean(0, keepdims=True)) ** 2).sum(-1).mean()
     return (world.targets**2).sum(-1).mean()
 
 

@@ -38,5 +38,5 @@ class HashRouter(nn.Module):
         del context
         bits = max(1, math.ceil(math.log2(self.num_experts)))
         planes = self.param("planes", nn.initializers.normal(1.0), (x.shape[-1], bits))
-        bucket = ((x @ planes > 0) * 2 ** jnp.arange(bits)).sum(-1)
+        bucket = (x @ planes > 0).astype(jnp.int32) @ 2 ** jnp.arange(bits)
         return CERTAIN * jax.nn.one_hot(bucket % self.num_experts, self.num_experts)

@@ -1,0 +1,31 @@
+"""Eight virtual CPU devices for every test, and no silent broadcasting between ranks."""
+
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def small():
+    """A config whose programs compile in a few seconds and train in milliseconds."""
+    from routed.config import base, override
+
+    return override(
+        base(),
+        {
+            "name": "small",
+            "seeds": 2,
+            "steps": 20,
+            "eval_every": 10,
+            "batch_size": 8,
+            "data.clusters": 4,
+            "data.dim": 3,
+            "data.target_dim": 2,
+            "data.samples": 32,
+            "data.test_samples": 400,
+            "experts.count": 4,
+            "experts.width": 5,
+        },
+    )

@@ -1,0 +1,151 @@
+"""A run as a pure function: alone or in a batch, on one device or eight, frozen, sharpened, diverging."""
+
+import jax
+import numpy as np
+import pytest
+
+from routed import results
+from routed.config import override
+from routed.execute import execute, make_groups
+from routed.layout import make_mesh
+from routed.points import plan
+from routed.run import STREAMS, streams
+from routed.words import UserError
+
+
+def train(config, sweep, path):
+    """The full table of a sweep."""
+    runs = plan(config, sweep)
+    table = results.open_workdir(path, "test", config, sweep)
+    return execute(runs, table, path, make_mesh(config))
+
+
+def last(table, arm, column, **where):
+    rows = results.last(table)
+    rows = rows[rows.arm == arm]
+    for key, value in where.items():
+        rows = rows[rows[key.replace("__", ".")] == value]
+    return rows.sort_values("seed")[column].to_numpy()
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """Two sample counts, three arms, two seeds; on eight devices, in one program."""
+    from routed.config import base
+
+    config = override(base(), SMALL | {"arms": ("learned", "frozen", "frozen_sharp")})
+    sweep = ({"data.samples": 8}, {"data.samples": 32})
+    return config, train(config, sweep, tmp_path_factory.mktemp("swept"))
+
+
+SMALL = {
+    "name": "small", "seeds": 2, "steps": 20, "eval_every": 10, "batch_size": 8, "data.clusters": 4, "data.dim": 3,
+    "data.target_dim": 2, "data.samples": 32, "data.test_samples": 400, "experts.count": 4, "experts.width": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{"mesh.run": 1}, {"mesh.run": 2, "mesh.runs_per_batch": 4}, {"mesh.run": 1, "mesh.batching": "vmap"}])
+def test_a_batched_run_equals_the_run_alone(swept, changes, tmp_path):
+    """Another number of devices, or another batching, changes nothing beyond 1e-5 relative after 20 steps."""
+    config, table = swept
+    alone = train(override(config, changes | {"seeds": 1}), ({"data.samples": 8},), tmp_path)
+    for arm in config.arms:
+        for metric in ("train/loss", "test/loss", "router/entropy_token"):
+            both = last(table, arm, metric, data__samples=8)[:1], last(alone, arm, metric, data__samples=8)
+            np.testing.assert_allclose(*both, rtol=1e-5)
+
+
+def test_training_learns_and_arms_are_paired(swept):
+    config, table = swept
+    first = table[table.step == 0].pivot_table(index=["data.samples", "seed"], columns="arm", values="test/loss_soft")
+    np.testing.assert_array_equal(first["learned"], first["frozen"])  # same initial weights and data
+    assert (last(table, "learned", "train/loss") < first["learned"].to_numpy()).all()
+    assert not np.array_equal(last(table, "learned", "test/loss"), last(table, "frozen", "test/loss"))
+
+
+def test_only_the_learned_router_moves(swept):
+    _, table = swept
+    assert (last(table, "learned", "router/moved") == 1).all()
+    assert (last(table, "frozen", "router/moved") == 0).all()
+
+
+def test_the_sharpened_router_has_the_learned_entropy(swept):
+    _, table = swept
+    np.testing.assert_allclose(
+        last(table, "frozen_sharp", "router/entropy_token"), last(table, "learned", "router/entropy_token"), rtol=1e-3
+    )
+
+
+def test_more_samples_keep_the_initial_router(swept):
+    _, table = swept
+    norms = table[(table.arm == "learned") & (table.step == 0)].pivot_table(index="seed", columns="data.samples", values="router/norm_mean")
+    np.testing.assert_array_equal(norms[8], norms[32])
+
+
+def test_a_diverging_point_does_not_touch_its_neighbours(small, tmp_path):
+    sane, mad = {"experts.learning_rate": 0.01}, {"experts.learning_rate": 1e30}
+    config = override(small, {"seeds": 1})
+    both, one = train(config, (sane, mad), tmp_path / "a"), train(config, (sane,), tmp_path / "b")
+    assert set(both[both["experts.learning_rate"] > 1].status) == {"diverged"}
+    rest = both[both["experts.learning_rate"] < 1].reset_index(drop=True)
+    assert set(rest.status) == {"ok"}
+    columns = [c for c in one.columns if c != "experts.learning_rate"]
+    np.testing.assert_array_equal(rest[columns].select_dtypes("number"), one[columns].select_dtypes("number"))
+
+
+@pytest.mark.parametrize("arm", ["frozen_top1", "frozen_data", "oracle", "hash", "dense_active", "dense_total"])
+def test_every_other_arm_trains(small, arm, tmp_path):
+    table = train(override(small, {"arms": (arm,), "seeds": 1}), ({},), tmp_path)
+    assert set(table.status) == {"ok"} and (table["router/moved"] == 0).all()
+    assert table["test/loss"].iloc[-1] < table["test/loss"].iloc[0]
+
+
+def test_constant_experts_and_an_easy_mixture_are_solved(small, tmp_path):
+    """Separable clusters, an expert each: the oracle's vectors must converge to the targets, so the loss to 0."""
+    config = override(
+        small,
+        {"experts.name": "constant", "arms": ("oracle",), "data.separation": 6.0, "steps": 1000, "eval_every": 500, "seeds": 1, "data.fresh": True,
+         "optimizer.name": "adam", "experts.learning_rate": 0.05},
+    )  # fmt: skip
+    table = train(config, ({},), tmp_path)
+    assert table["test/loss"].iloc[-1] < 1e-4 and table["router/homogeneity"].iloc[-1] == pytest.approx(1)
+
+
+def test_tuned_runs_use_the_best_candidate(small, tmp_path):
+    config = override(small, {"rates": "tuned", "arms": ("learned",), "seeds": 1, "tune.multipliers": (1e-6, 1.0)})
+    table = train(config, ({},), tmp_path)
+    tuned = table[table.status == "ok"]
+    plain = train(override(config, {"rates": "paper"}), ({},), tmp_path / "plain")
+    assert (table.status == "tuning").sum() == 2 * 3  # two candidates, three evaluations
+    np.testing.assert_array_equal(tuned["test/loss"], plain["test/loss"])  # 1.0 wins over a rate of nothing
+
+
+def test_streams_are_independent_and_can_be_held(small):
+    a, b = streams(1, small), streams(2, small)
+    assert len({str(jax.random.key_data(k)) for k in (*a.values(), *b.values())}) == 2 * len(STREAMS)
+    held = override(small, {"held": ("world",)})
+    a, b = streams(1, held), streams(2, held)
+    assert (a["world"] == b["world"]).all() and not (a["init"] == b["init"]).all()
+
+
+def test_the_second_call_compiles_nothing(small):
+    """Runs that differ in traced settings only are one group, so one program."""
+    sweep = ({"data.separation": 0.5, "router.learning_rate": 0.3}, {"optimizer.weight_decay": 0.1, "data.samples": 16})
+    assert len(make_groups(plan(small, sweep), make_mesh(small))) == 1
+
+
+def test_more_samples_than_memory_are_refused(small):
+    with pytest.raises(UserError, match=r"data\.samples=2000000000: .* lower data\.samples"):
+        make_groups(plan(override(small, {"data.samples": 2_000_000_000}), ({},)), make_mesh(small))
+
+
+def test_more_devices_than_there_are(small):
+    with pytest.raises(UserError, match=r"mesh\.run=9: this machine has 8 devices"):
+        make_mesh(override(small, {"mesh.run": 9}))
+
+
+def test_a_frozen_router_that_moved_fails_the_run(small):
+    run = plan(override(small, {"arms": ("frozen",)}), ({},))[0]
+    history = {"router/moved": np.array([0.0, 1.0]), "test/loss": np.ones(2), "train/loss": np.ones(2)}
+    with pytest.raises(UserError, match="moved"):
+        results.rows_of(run, history, [])
