@@ -33,7 +33,7 @@ Rules fixed before the evaluation seeds ran, where the paper is silent. None loo
               loss falls below the gate in these steps on one exploration seed (256 per cluster did not: frozen .13).
   decay       0 and 1e-2 (PyTorch's AdamW default), 1e-3 beside it; decoupled, on router and experts.
   tuning      3 multipliers of both rates for each arm, by final test loss on a seed that is never evaluated.
-  gate        every arm of a verdict has a training loss below .1, or its test loss fell by under 2 % in the last chunk.
+  gate        every arm of a verdict has a training loss below .1, or one that moved by under 2 % in the last chunk.
   effect      smallest effect of interest: a factor 1.1 in loss.
 
 Expected: learned below frozen at top-1 (the paper), most of that from sharpness; whether learned beats the fairest frozen

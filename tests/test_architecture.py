@@ -19,7 +19,7 @@ ORDER = (
     ("points",),
     ("results", "stats", "checkpoint", "progress", "experiment"),
     ("execute", "diagnosis"),
-    ("claims",),
+    ("claims", "dry_run"),
     ("plots",),
     ("report",),
     ("main", "bench"),

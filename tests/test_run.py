@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 
 from routed import results
-from routed.config import override
+from routed.config import base, override
 from routed.execute import execute, make_groups
 from routed.layout import make_mesh
 from routed.points import plan
 from routed.run import STREAMS, streams
 from routed.words import UserError
+from tests.conftest import SMALL
 
 
 def train(config, sweep, path):
@@ -31,17 +32,9 @@ def last(table, arm, column, **where):
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     """Two sample counts, three arms, two seeds; on eight devices, in one program."""
-    from routed.config import base
-
     config = override(base(), SMALL | {"arms": ("learned", "frozen", "frozen_sharp")})
     sweep = ({"data.samples": 8}, {"data.samples": 32})
     return config, train(config, sweep, tmp_path_factory.mktemp("swept"))
-
-
-SMALL = {
-    "name": "small", "seeds": 2, "steps": 20, "eval_every": 10, "batch_size": 8, "data.clusters": 4, "data.dim": 3,
-    "data.target_dim": 2, "data.samples": 32, "data.test_samples": 400, "experts.count": 4, "experts.width": 5,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", [{"mesh.run": 1}, {"mesh.run": 2, "mesh.runs_per_batch": 4}, {"mesh.run": 1, "mesh.batching": "vmap"}])

@@ -6,6 +6,7 @@ one costs a chunk, not the batch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -22,6 +23,10 @@ from routed import files
 
 KEPT = 2
 
+# Orbax reports every save, and a failed one with a traceback from each of its threads, also after `save` has raised.
+log.get_absl_logger().addFilter(lambda record: "orbax" not in pathlib.Path(record.pathname).parts)
+logging.getLogger("orbax").setLevel(logging.CRITICAL)
+
 
 def save(root: pathlib.Path, number: int, runs: list[str], state: Any) -> None:
     """Saves `state` of the batch `runs` (keys) after chunk `number`, and removes all but the last two.
@@ -33,13 +38,19 @@ def save(root: pathlib.Path, number: int, runs: list[str], state: Any) -> None:
     with files.explained(target):
         root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(beside, ignore_errors=True)
-        with _quiet():
-            ocp.save(beside.absolute() / "state", state)
-        (beside / "meta.json").write_text(json.dumps({"runs": runs, "chunk": number, "digest": files.digest(beside / "state")}))
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(beside, target)
-    for old in _saved(root)[KEPT:]:
-        shutil.rmtree(old, ignore_errors=True)
+        try:
+            with _quiet():
+                ocp.save(beside.absolute() / "state", state)
+            meta = {"runs": runs, "chunk": number, "places": len(state["step"])}
+            (beside / "meta.json").write_text(json.dumps(meta | {"digest": _seal(meta, beside)}))
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(beside, target)
+        except Exception:
+            shutil.rmtree(beside, ignore_errors=True)  # half a checkpoint would keep a full disk full
+            raise
+    for other in _saved(root):  # older ones, and later ones of a batch that was finished or damaged
+        if not number - KEPT < int(other.name) <= number:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def latest(root: pathlib.Path) -> tuple[pathlib.Path, dict] | None:
@@ -47,18 +58,23 @@ def latest(root: pathlib.Path) -> tuple[pathlib.Path, dict] | None:
     for path in _saved(root):
         try:
             meta = json.loads((path / "meta.json").read_text())
-            if meta["digest"] == files.digest(path / "state"):
+            if meta.pop("digest") == _seal(meta, path):
                 return path, meta
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
             pass
-        log.warning("checkpoint %s is damaged: going back to the one before it", path)
+        log.warning("checkpoint %s is damaged: going back to the one before it, or to the start of its batch", path)
     return None
 
 
-def load(path: pathlib.Path, like: Any) -> Any:
-    """The state saved at `path`, with the shapes and shardings of `like`."""
+def load(path: pathlib.Path, like: Any) -> Any | None:
+    """The state saved at `path`, with the shapes and shardings of `like`; None when another version of the code wrote it."""
     with _quiet():
-        return ocp.load(path.absolute() / "state", like)
+        try:
+            return ocp.load(path.absolute() / "state", like)
+        except ValueError as error:  # other keys or shapes
+            reason = str(error).splitlines()[0]
+    log.warning("checkpoint %s does not fit (%s): starting its batch again", path, reason)
+    return None
 
 
 def clear(root: pathlib.Path) -> None:
@@ -68,22 +84,20 @@ def clear(root: pathlib.Path) -> None:
 
 def _saved(root: pathlib.Path) -> list[pathlib.Path]:
     """Newest first."""
-    return sorted((p for p in root.glob("[0-9]*") if p.is_dir()), reverse=True) if root.exists() else []
+    return sorted((p for p in root.glob("[0-9]" * 6) if p.is_dir()), reverse=True) if root.exists() else []
+
+
+def _seal(meta: dict, path: pathlib.Path) -> str:
+    """A digest of the meta data and of the state beside it."""
+    return hashlib.sha256(json.dumps([meta, files.digest(path / "state")], sort_keys=True).encode()).hexdigest()
 
 
 class _quiet(warnings.catch_warnings):
-    """Orbax reports every save in the log and warns of its own set-up; a run saves hundreds of times."""
+    """Orbax warns of its own set-up; a run saves hundreds of times."""
 
     def __enter__(self):
         super().__enter__()
         warnings.simplefilter("ignore")
-        self.level = log.get_verbosity()
-        log.set_verbosity(log.ERROR)
-        logging.getLogger("orbax").setLevel(logging.ERROR)
-
-    def __exit__(self, *error):
-        log.set_verbosity(self.level)
-        return super().__exit__(*error)
 
 
 def abstract(state: Any) -> Any:

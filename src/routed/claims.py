@@ -44,7 +44,7 @@ class Claim(NamedTuple):
 
 def judge(claims: tuple[Claim, ...], table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[dict[str, Any]]:
     """A verdict for every claim, from all rows of the workdir. P values are adjusted over the claims of the file."""
-    rows = _Rows(table, config, swept)
+    rows = Rows(table, config, swept)
     found = [_judge(claim, rows) for claim in claims]
     family = [one for one in found if one["p"] is not None]
     for one, p in zip(family, stats.adjusted([one["p"] for one in family]), strict=True):
@@ -54,7 +54,7 @@ def judge(claims: tuple[Claim, ...], table: pd.DataFrame, config: ConfigDict, sw
     return found
 
 
-class _Rows:
+class Rows:
     """The last rows of each run, and how an arm's loss moved before them."""
 
     def __init__(self, table: pd.DataFrame, config: ConfigDict, swept: list[str]):
@@ -100,14 +100,14 @@ class _Rows:
         if not len(rows) or rows["train/loss"].mean() < self.config.gate.train_loss:
             return None
         history = self.table[self.table.run.isin(rows.run)].sort_values("step")
-        losses = history.groupby("step")["test/loss"].mean().to_numpy()
+        losses = history.groupby("step")["train/loss"].mean().to_numpy()
         fell = 1 - losses[-1] / losses[-2]
         if abs(fell) < self.config.gate.plateau:
             return None
-        return f"{arm}: training loss {rows['train/loss'].mean():.2g}, test loss still moving by {100 * fell:.1f} % a chunk"
+        return f"{arm}: training loss {losses[-1]:.2g}, fell by {100 * fell:.0f} % in the last chunk"
 
 
-def _judge(claim: Claim, rows: _Rows) -> dict[str, Any]:
+def _judge(claim: Claim, rows: Rows) -> dict[str, Any]:
     found: dict[str, Any] = {
         "id": claim.id, "kind": claim.kind, "comparability": claim.comparability, "statement": claim.statement,
         "metric": claim.metric, "at": claim.at, "paper": claim.paper, "ours": None, "interval": None, "n": 0,
@@ -138,17 +138,17 @@ def _judge(claim: Claim, rows: _Rows) -> dict[str, Any]:
     return found
 
 
-def _differences(claim: Claim, at: dict[str, Any], rows: _Rows) -> tuple[np.ndarray, tuple[str | None, str | None]]:
+def _differences(claim: Claim, at: dict[str, Any], rows: Rows) -> tuple[np.ndarray, tuple[str | None, str | None]]:
     """log(higher / lower) paired by seed, and the arms of (lower, higher)."""
     lower, low_arm = rows.side(claim.lower, at, claim.metric)
     higher, high_arm = rows.side(claim.higher, at, claim.metric)
     if isinstance(lower, pd.Series) and isinstance(higher, pd.Series):
         seeds = lower.index.intersection(higher.index)
         lower, higher = lower[seeds], higher[seeds]
-    return np.atleast_1d(np.asarray(stats.log_ratio(higher, lower), float)), (low_arm, high_arm)
+    return stats.log_ratio(higher, lower), (low_arm, high_arm)
 
 
-def _robustness(claim: Claim, rows: _Rows) -> dict[str, int] | None:
+def _robustness(claim: Claim, rows: Rows) -> dict[str, int] | None:
     """On how many of the sweep's points the order holds, where both sides ran and the sides do not fix the point."""
     if any(key in rows.swept for side in (claim.lower, claim.higher) for key in side):
         return None
@@ -163,13 +163,13 @@ def _robustness(claim: Claim, rows: _Rows) -> dict[str, int] | None:
     return {"held": held, "tried": tried} if tried > 1 else None
 
 
-def _points(rows: _Rows) -> list[tuple]:
+def _points(rows: Rows) -> list[tuple]:
     return list(rows.last[rows.swept].drop_duplicates().itertuples(index=False, name=None)) if rows.swept else [()]
 
 
-def _number(claim: Claim, rows: _Rows) -> dict[str, Any]:
+def _number(claim: Claim, rows: Rows) -> dict[str, Any]:
     values, arm = rows.side(claim.lower, claim.at, claim.metric)
-    if not len(values):
+    if not np.size(values):
         return {}
     mean, low, high, n = stats.prediction(values)
     found = {"ours": mean, "interval": [low, high], "n": n, "text": f"{mean:.3g} [{low:.3g}, {high:.3g}] for one run"}
@@ -187,7 +187,7 @@ def _number(claim: Claim, rows: _Rows) -> dict[str, Any]:
     }
 
 
-def _ratio_text(claim: Claim, rows: _Rows, mean: float, low: float, high: float, arms: tuple[str | None, str | None]) -> str:
+def _ratio_text(claim: Claim, rows: Rows, mean: float, low: float, high: float, arms: tuple[str | None, str | None]) -> str:
     """Both sides and their ratio, for the table of verdicts."""
     parts = []
     for side, arm in zip((claim.lower, claim.higher), arms, strict=True):

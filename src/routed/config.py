@@ -101,8 +101,8 @@ def base() -> ConfigDict:
     c.tune.seeds = 1  # tuning seeds, never evaluated: seed + 1,000,000 + i
 
     c.gate = ConfigDict()  # convergence gate: no verdict unless every arm it compares passes
-    c.gate.train_loss = 0.1  # normalised training loss below this, or
-    c.gate.plateau = 0.02  # test loss fell by less than this share between the last two evaluations
+    c.gate.train_loss = 0.1  # normalised training loss (as trained) below this, or
+    c.gate.plateau = 0.02  # it moved by less than this share between the last two evaluations
 
     c.mesh = ConfigDict()
     c.mesh.run = 0  # devices that share the runs; 0: all (on a CPU, one per core)
@@ -173,9 +173,12 @@ def variant(arg: str | None, figures) -> tuple[str, str]:
     parts = [part for part in (arg or "").split(",") if part]
     if len(parts) == 1 and parts[0] in SCALES:
         parts = ["", parts[0]]
-    figure, scale = (parts + ["", "default"][len(parts) :])[:2] if len(parts) <= 2 else (None, None)
+    if len(parts) > 2:
+        raise UserError(f"--config=...:{arg}: unknown form; expected FILE[:FIGURE[,SCALE]]")
+    figure, scale = parts + ["", "default"][len(parts) :]
     if figure not in figures:
-        raise UserError(f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure or '', figures)}; known: {', '.join(f for f in figures if f)}")
+        known = ", ".join(f for f in figures if f)
+        raise UserError(f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure, [*figures, *SCALES])}; known: {known}")
     if scale not in SCALES:
         raise UserError(f"--config=...:{arg}: unknown scale {scale!r}{nearest(scale or '', SCALES)}; known: {', '.join(SCALES)}")
     return figure, scale

@@ -77,6 +77,7 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
     done = set(table.run) if len(table) else set()
     pending = [r for r in runs if r.key not in done]
     if not pending:
+        checkpoint.clear(workdir / "checkpoints")
         return table
     swept = results.swept_keys(workdir)
     progress = Progress(sum(r.config.steps for r in pending))
@@ -85,6 +86,7 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
     with _interruptions() as interrupted:
         try:
             while pending:
+                _stop_if(interrupted, workdir)
                 ready = {r.key for r in pending if all(n.key in done for n in waits[r.key])}
                 batch, group = _resumed(saved, ready, wanted, made) or _next_batch(ready, made)
                 if id(group) not in compiled:
@@ -124,14 +126,14 @@ def _resumed(saved, ready: set[str], wanted: dict[str, Run], made: list[Group]) 
         return None
     batch = [wanted[key] for key in saved[1]["runs"]]
     group = next(g for g in made if batch[0] in g.runs)
-    return (batch, group) if len(batch) <= group.size else None
+    return (batch, group) if saved[1]["places"] == group.size else None
 
 
 def _compile(group: Group, mesh: Mesh) -> Compiled:
     made = compile_group(group.config, group.pool, group.size, mesh)
     log.info(
-        "compiled %s: %d runs in batches of %d over %d devices, %.1f s, %.0f MB a batch",
-        group.name, len(group.runs), group.size, mesh.size, made.seconds, made.bytes / 1e6,
+        "compiled %s in %.1f s: %d runs in batches of %d over %d devices (%s), %.0f MB a batch",
+        group.name, made.seconds, len(group.runs), group.size, mesh.size, made.batching, made.bytes / 1e6,
     )  # fmt: skip
     return made
 
@@ -172,9 +174,11 @@ def _advance(compiled: Compiled, group: Group, batch, settings, workdir, saved, 
     worlds, states = compiled.start(seeds, stacked)
     first = 0
     if saved is not None and saved[1]["runs"] == [r.key for r in batch]:
-        states, first = checkpoint.load(saved[0], checkpoint.abstract(states)), saved[1]["chunk"] + 1
-        progress.advance((first - 1) * config.eval_every * count, group.name, (first - 1) * config.eval_every, math.nan)
-        log.info("resuming %s from step %d", group.name, (first - 1) * config.eval_every)
+        loaded = checkpoint.load(saved[0], checkpoint.abstract(states))
+        if loaded is not None:
+            states, first = loaded, saved[1]["chunk"] + 1
+            progress.advance((first - 1) * config.eval_every * count, group.name, (first - 1) * config.eval_every, math.nan)
+            log.info("resuming %s from step %d", group.name, (first - 1) * config.eval_every)
     chunks = config.steps // config.eval_every
     for chunk in range(first, chunks + 1):  # chunk 0 only evaluates
         steps = config.eval_every if chunk else 0
@@ -183,8 +187,7 @@ def _advance(compiled: Compiled, group: Group, batch, settings, workdir, saved, 
         progress.advance(steps * count, group.name, chunk * steps, float(np.median(losses)))
         if chunk:
             checkpoint.save(workdir / "checkpoints", chunk, [r.key for r in batch], states)
-        if interrupted():
-            raise UserError(f"interrupted and saved in {workdir}: the same command goes on from here")
+        _stop_if(interrupted, workdir)
     history = jax.tree.map(np.asarray, states["history"])
     seconds = time.perf_counter() - begun
     _write_timing(workdir, group, count, compiled.seconds, seconds, (chunks - max(first, 1) + 1) * config.eval_every * count)
@@ -207,12 +210,17 @@ def _offline(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _write_timing(workdir: pathlib.Path, group: Group, count: int, compile_s: float, run_s: float, run_steps: int) -> None:
     """Adds a line to timing.csv, the only table with a clock in it."""
     path = workdir / "timing.csv"
-    header = "group,runs,compile_s,run_s,run_steps,ms_per_run_step\n"
+    header = b"group,runs,compile_s,run_s,run_steps,ms_per_run_step\n"
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(
         [group.name, count, f"{compile_s:.2f}", f"{run_s:.2f}", run_steps, f"{1e3 * run_s / max(run_steps, 1):.4f}"]
     )
-    files.write(path, (path.read_text() if path.exists() else header) + line.getvalue())
+    files.write(path, (path.read_bytes() if path.exists() else header) + line.getvalue().encode())
+
+
+def _stop_if(interrupted, workdir: pathlib.Path) -> None:
+    if interrupted():
+        raise UserError(f"interrupted and saved in {workdir}: the same command goes on from here")
 
 
 class _interruptions:
@@ -231,7 +239,8 @@ class _interruptions:
         if self.caught:
             raise KeyboardInterrupt
         self.caught = True
-        log.info("%s: saving after this chunk", signal.Signals(number).name)
+        # Not the log: a handler may interrupt the log's own writing, which must not be entered twice.
+        os.write(2, f"{signal.Signals(number).name}: saving after this chunk\n".encode())
 
 
 def _memory() -> int:

@@ -40,18 +40,23 @@ def load(path: str) -> types.ModuleType:
     return module
 
 
-def configure(spec: str, overrides: list[str]) -> tuple[types.ModuleType, ConfigDict, list[str]]:
-    """The module, the config with `KEY=VALUE` overrides applied, and these texts, of `FILE[:FIGURE[,SCALE]]`.
+def configure(spec: str, overrides: list[str]) -> tuple[types.ModuleType, ConfigDict]:
+    """The module and the config, with `KEY=VALUE` overrides applied, of `FILE[:FIGURE[,SCALE]]`.
 
     Raises:
       UserError: anything wrong with the file, the figure or an override.
     """
     path, _, arg = spec.partition(":")
     module = load(path)
-    config = module.get_config(arg or None)
+    try:
+        config = module.get_config(arg or None)
+    except (AttributeError, KeyError, TypeError) as error:  # what ConfigDict raises for a key or a type it does not know
+        raise UserError(f"--config={path}: get_config failed: {error}") from error
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--config.{text}: expected --config.KEY=VALUE")
+        if key in ("figure", "scale"):
+            raise UserError(f"--config.{text}: figure and scale are named behind the file: --config={path}:FIGURE,SCALE")
         config = override(config, {key: parse(config, key, value)})
-    return module, config, overrides
+    return module, config

@@ -6,6 +6,7 @@ than one device for depth-3 experts, whose weights then stay in cache, and no sl
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -23,7 +24,9 @@ from routed.words import UserError
 
 def split_host() -> None:
     """On a CPU, makes a device of every core, unless the user already chose a number. Before JAX's first use only."""
-    if jax.config.jax_num_cpu_devices < 1 and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    logging.getLogger("jax").setLevel(logging.WARNING)  # it reports each accelerator that is not there
+    chosen = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    if chosen < 1 and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 
@@ -51,6 +54,7 @@ class Compiled(NamedTuple):
     start: Callable[..., Any]
     advance: Callable[..., Any]
     place: Callable[[Any], Any]
+    batching: str
     seconds: float
     bytes: int
 
@@ -61,7 +65,7 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
     spec = PartitionSpec("run")
 
     def over_runs(function):
-        mapped = _mapper(config, mesh)(function)
+        mapped = _mapper(batching(config, mesh))(function)
         return jax.shard_map(mapped, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
 
     def begin(seed, settings):
@@ -81,6 +85,7 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
         start=start,
         advance=advance,
         place=lambda tree: jax.device_put(tree, sharding),
+        batching=batching(config, mesh),
         seconds=time.perf_counter() - start_time,
         bytes=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((worlds, states))),
     )
@@ -98,11 +103,14 @@ def stack_settings(runs: list[dict[str, bool | int | float]]) -> dict[str, np.nd
     return {key: np.array([run[key] for run in runs], kinds[type(runs[0][key])]) for key in runs[0]}
 
 
-def _mapper(config: ConfigDict, mesh: Mesh):
-    """How runs on one device are batched."""
-    choice = config.mesh.batching
-    if choice == "auto":
-        choice = "map" if mesh.devices.flat[0].platform == "cpu" else "vmap"
-    if choice == "vmap":
+def batching(config: ConfigDict, mesh: Mesh) -> str:
+    """How the runs of one device are batched: `map`, one after the other, or `vmap`, all at once."""
+    if config.mesh.batching != "auto":
+        return config.mesh.batching
+    return "map" if mesh.devices.flat[0].platform == "cpu" else "vmap"
+
+
+def _mapper(batching: str):
+    if batching == "vmap":
         return jax.vmap
     return lambda function: lambda *args: jax.lax.map(lambda item: function(*item), args)

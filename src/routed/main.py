@@ -6,15 +6,19 @@ is changed by --config.KEY=VALUE; any setting is swept by --sweep=KEY=v1,v2,... 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pathlib
 import shlex
+import signal
 import sys
 import time
+from collections.abc import Iterator
 
 from absl import app, flags
 from absl import logging as log
 
+from routed import dry_run, execute, experiment, files, layout, points, report, results, validate
 from routed.words import UserError
 
 CONFIG = flags.DEFINE_string("config", None, "Experiment file with figure and scale: FILE[:FIGURE[,SCALE]]. Change a setting with --config.KEY=VALUE.")
@@ -31,28 +35,24 @@ def main(argv: list[str]) -> None:
         raise UserError(f"unexpected argument {argv[1]!r}: settings are changed with --config.KEY=VALUE")
     if not CONFIG.value:
         raise UserError("--config is missing: name an experiment, e.g. --config=experiments/gmm_router.py")
-    from routed import experiment, layout
-
     layout.split_host()  # before anything asks JAX for its devices
-    from routed import execute, files, points, report, results, validate
-
-    module, config, overrides = experiment.configure(CONFIG.value, _OVERRIDES)
-    sweep = points.cross(module.get_sweep(config), points.from_flag(config, SWEEP.value))
+    module, config = experiment.configure(CONFIG.value, _OVERRIDES)
     validate.validate(config)
+    sweep = points.unique(points.cross(module.get_sweep(config), points.from_flag(config, SWEEP.value)))
+    validate.validate_sweep(sweep)
     runs = points.plan(config, sweep)
     mesh = layout.make_mesh(config)
     if DRY_RUN.value:
-        print(execute.describe(runs, mesh))
+        print(dry_run.describe(runs, mesh))
         return
-    workdir = pathlib.Path(WORKDIR.value or default_workdir(config, overrides + SWEEP.value))
-    logging.getLogger("jax").setLevel(logging.WARNING)  # it reports each accelerator that is not there
-    with files.locked(workdir):
-        _log_to(workdir)
+    workdir = pathlib.Path(WORKDIR.value or default_workdir(config, _OVERRIDES + SWEEP.value))
+    with files.locked(workdir), _log_in(workdir):
         log.info("%s: %d points, %d runs, workdir %s", shlex.join(sys.argv[1:]), len(sweep), len(runs), workdir)
         start = time.monotonic()
         table = results.open_workdir(workdir, CONFIG.value, config, sweep)
         table = execute.execute(runs, table, workdir, mesh)
-        print(report.write(workdir, module, config, table))
+        with files.explained(workdir / "report.html"):
+            print(report.write(workdir, module, config, table))
         log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
 
 
@@ -62,11 +62,23 @@ def default_workdir(config, overrides: list[str]) -> str:
     return "runs/" + "-".join(part.replace("/", "_") for part in parts if part)
 
 
-def _log_to(workdir: pathlib.Path) -> None:
-    """Copies the log into the workdir."""
-    handler = logging.FileHandler(workdir / "routed.log")
+@contextlib.contextmanager
+def _log_in(workdir: pathlib.Path) -> Iterator[None]:
+    """Copies the log into the workdir; a full disk loses lines of it, nothing else."""
+    with files.explained(workdir / "routed.log"):
+        handler = logging.FileHandler(workdir / "routed.log")
+    handler.handleError = lambda record: None  # type: ignore[method-assign]
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.get_absl_logger().addHandler(handler)
+    try:
+        yield
+    except UserError as error:  # `run` tells the user, when this file is closed
+        handler.handle(logging.LogRecord("routed", logging.ERROR, __file__, 0, "error: %s", (error,), None))
+        raise
+    finally:
+        log.get_absl_logger().removeHandler(handler)
+        with contextlib.suppress(OSError):
+            handler.close()
 
 
 def parse_flags(argv: list[str]) -> list[str]:
@@ -94,15 +106,20 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 
 def run() -> None:
-    """Entry point: what the user caused ends in one line and exit code 2."""
+    """Entry point: what the user caused ends in one line and exit code 2, an interruption outside of training in 130."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # while runs train, execute takes both signals
     log.use_absl_handler()
     log.set_verbosity(log.INFO)
     log.get_absl_handler().setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     try:
         app.run(main, flags_parser=parse_flags)
     except UserError as error:
-        log.error("error: %s", error)
+        flags.FLAGS.mark_as_parsed()  # else absl adds a line of its own when the flags are what is wrong
+        log.error("error: %s", " ".join(str(error).split()))
         sys.exit(2)
+    except KeyboardInterrupt:
+        log.error("interrupted: the same command goes on from what is saved")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
+import io
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -13,9 +14,9 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 from scipy.optimize import linear_sum_assignment
 
-from routed import diagnosis, files, stats
+from routed import diagnosis, stats
 from routed.arms import LABELS
-from routed.claims import _Rows
+from routed.claims import Rows
 from routed.results import last
 
 matplotlib.use("Agg")
@@ -38,8 +39,10 @@ KEYS = {
     "experts.count": "experts",
     "optimizer.weight_decay": "weight decay",
 }
+#: Log axes end here: an oracle with constant experts reaches 1e-8 and would flatten everything else.
+FLOOR = 1e-3
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-STYLE = {
+STYLE: Any = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "routed",
     "figure.constrained_layout.use": True, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.25, "figure.dpi": 110,
 }  # fmt: skip
@@ -51,11 +54,21 @@ def draw(spec: dict[str, Any], data: Data) -> Figure | None:
         return KINDS[spec["kind"]](spec, data)
 
 
-def save(figure: Figure, folder: pathlib.Path, name: str) -> None:
-    """Writes NAME.svg and NAME.png; the same rows give the same bytes."""
+def svg(figure: Figure) -> str:
+    """The figure as SVG; the same rows give the same text."""
+    return _rendered(figure, format="svg", metadata={"Date": None}).decode()
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG."""
+    return _rendered(figure, format="png", dpi=150)
+
+
+def _rendered(figure: Figure, **options: Any) -> bytes:
+    buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
-        files.write(folder / f"{name}.svg", lambda path: figure.savefig(path, format="svg", metadata={"Date": None}))
-        files.write(folder / f"{name}.png", lambda path: figure.savefig(path, format="png", dpi=150))
+        figure.savefig(buffer, **options)
+    return buffer.getvalue()
 
 
 class Data:
@@ -67,10 +80,11 @@ class Data:
 
     def where(self, spec: dict[str, Any]) -> pd.DataFrame:
         """Last rows at the figure's point; keys it neither fixes nor draws stay at their first (rates) or largest value."""
-        return _settle(self.last, self.swept, spec)
+        return settle(self.last, self.swept, spec)
 
 
-def _settle(rows: pd.DataFrame, swept: list[str], spec: dict[str, Any]) -> pd.DataFrame:
+def settle(rows: pd.DataFrame, swept: list[str], spec: dict[str, Any]) -> pd.DataFrame:
+    """The rows at one point: swept keys that `spec` neither draws nor fixes take their first or largest value."""
     for key in swept:
         if key in (spec.get("x"), spec.get("y")):
             continue
@@ -108,7 +122,7 @@ def curves(spec: dict[str, Any], data: Data) -> Figure | None:
 
 def training(spec: dict[str, Any], data: Data) -> Figure | None:
     """Metrics against optimiser steps at the figure's point, a line an arm: is everything converged?"""
-    rows = _settle(data.table, data.swept, spec)
+    rows = settle(data.table, data.swept, spec)
     metrics = [m for m in spec["metrics"] if m in rows and rows[m].notna().any()]
     figure = Figure(figsize=(3.7 * len(metrics) + 0.2, 3.9))
     panels = figure.subplots(1, len(metrics), squeeze=False)[0]
@@ -133,7 +147,7 @@ def gap(spec: dict[str, Any], data: Data) -> Figure | None:
     found = {x: part for x, group in rows.groupby(spec["x"]) if len(part := diagnosis.gap(group))}
     if not found:
         return None
-    parts = list(next(iter(found.values())).part)
+    parts = [part for part in next(iter(found.values())).part if "oracle" not in part]  # may be e^15: see the table
     colours = ["#E69F00", "#009E73", "#0072B2", "#000000", "#999999", "#CC79A7", "#56B4E9"]
     figure = Figure(figsize=(7.6, 4.2))
     panel = figure.subplots()
@@ -254,7 +268,7 @@ def _diagonal(final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cell(rows: pd.DataFrame, against: str) -> tuple[stats.Estimate, str | None]:
-    arm = _Rows.fairest(rows) if against == "fairest" else against
+    arm = Rows.fairest(rows) if against == "fairest" else against
     return stats.estimate(diagnosis.paired(rows, arm, "learned", "test/loss") if arm else []), arm
 
 
@@ -263,10 +277,10 @@ def _mean(values: pd.Series, log: bool) -> stats.Estimate:
     if not log:
         return stats.estimate(values)
     one = stats.estimate(np.log(values.clip(lower=stats.TINY)))
-    return stats.Estimate(*np.exp(one[:3]), one.n)
+    return stats.Estimate(float(np.exp(one.mean)), float(np.exp(one.low)), float(np.exp(one.high)), one.n)
 
 
-def _line(panel, arm: str, points: list[tuple[float, stats.Estimate]], shift: float = 0.0) -> None:
+def _line(panel, arm: str, points: Sequence[tuple[float, stats.Estimate]], shift: float = 0.0) -> None:
     if not points:
         return
     label, colour = LABELS[arm]
@@ -282,6 +296,9 @@ def _logarithmic(panel) -> None:
     """A log axis with readable numbers: powers of ten over decades, plain numbers over less."""
     panel.set_yscale("log")
     low, high = panel.get_ylim()
+    if low < FLOOR < high:
+        panel.set_ylim(FLOOR, high)
+        low = FLOOR
     if high / low < 100:
         panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         panel.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))

@@ -36,6 +36,11 @@ def cross(first: tuple[Point, ...], second: tuple[Point, ...]) -> tuple[Point, .
     return tuple(a | b for a in first for b in second)
 
 
+def unique(sweep: tuple[Point, ...]) -> tuple[Point, ...]:
+    """Each point once, in order."""
+    return tuple({json.dumps(point, sort_keys=True): point for point in sweep}.values())
+
+
 def from_flag(config: ConfigDict, flags: list[str]) -> tuple[Point, ...]:
     """The product of `KEY=v1,v2,...` texts.
 
@@ -128,7 +133,7 @@ def dependencies(runs: list[Run]) -> dict[str, list[Run]]:
     for run in runs:
         if run.tuning:
             tuning.setdefault((_place(run), run.arm), []).append(run)
-    found = {}
+    found: dict[str, list[Run]] = {}
     for run in runs:
         found[run.key] = []
         if run.arm in MATCHED:

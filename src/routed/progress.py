@@ -26,9 +26,9 @@ class Progress:
             self.bar.update(run_steps)
             return
         now = time.monotonic()
-        if now - self.told >= self.every or self.done >= self.total:
-            rate = self.done / max(now - self.start, 1e-9)
-            left = (self.total - self.done) / max(rate, 1e-9)
+        if self.done and (now - self.told >= self.every or self.done >= self.total):
+            rate = self.done / (now - self.start)
+            left = (self.total - self.done) / rate
             log.info("%s, %.0f steps/s, %d %% done, %s left", text, rate, 100 * self.done / self.total, _clock(left))
             self.told = now
 

@@ -2,7 +2,7 @@
 
     python -m routed.report DIR... [--out=FILE]
 
-remakes the page of one workdir, or sets several side by side; disjoint shards of one config are merged.
+makes the page of one workdir again, or sets several side by side; disjoint shards of one config are merged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from routed.words import UserError
 OUT = flags.DEFINE_string("out", None, "The page to write; default report.html in the folder, or in the first one's parent.")
 
 CAPTIONS = {
-    "curves": "Means over seeds with 95 % t intervals (geometric means on log axes).",
+    "curves": "Means over seeds with 95 % t intervals (geometric means on log axes, which end at 0.001).",
     "training": "Means over seeds with 95 % t intervals, at the largest point of the sweep.",
     "gap": "Log ratios of top-1 loss, paired by seed, with 95 % t intervals; the first three parts add up to the whole gap.",
     "phase": "Mean paired log ratio of top-1 loss; a star marks cells whose 95 % interval excludes 0; black: the zero contour; the name in a cell is the fairest frozen control there.",
@@ -45,6 +45,11 @@ def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, t
       UserError: the disk is full or read-only.
     """
     part = make_part(workdir, module, config, table)
+    with files.explained(workdir / "figures"):
+        (workdir / "figures").mkdir(exist_ok=True)
+    for figure in part["figures"]:
+        files.write(workdir / "figures" / f"{figure['name']}.svg", plots.svg(figure["drawn"]))
+        files.write(workdir / "figures" / f"{figure['name']}.png", plots.png(figure["drawn"]))
     buffer = io.StringIO()
     part["table"].to_csv(buffer, index=False)
     files.write(workdir / "summary.csv", buffer.getvalue())
@@ -54,22 +59,18 @@ def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, t
 
 
 def make_part(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame) -> dict[str, Any]:
-    """Everything that the page says of one workdir; figures are saved on the way."""
+    """Everything that the page says of one workdir; writes nothing."""
     swept = results.swept_keys(workdir)
     last = results.last(table)
     summary = stats.summarise(last, swept)
     data = plots.Data(table, swept, results.read_heatmaps(workdir))
-    folder = workdir / "figures"
-    with files.explained(folder):
-        folder.mkdir(exist_ok=True)
     figures = []
     for spec in module.get_plots(config):
         figure = plots.draw(spec, data)
         if figure is not None:
-            plots.save(figure, folder, spec["name"])
-            svg = (folder / f"{spec['name']}.svg").read_text()
-            figures.append({"svg": Markup(_unique_ids(svg, f"{workdir.name}-{spec['name']}")), "caption": CAPTIONS[spec["kind"]]})
-    point = plots._settle(last, swept, {})
+            inline = Markup(_unique_ids(plots.svg(figure), f"{workdir.name}-{spec['name']}"))
+            figures.append({"name": spec["name"], "drawn": figure, "svg": inline, "caption": CAPTIONS[spec["kind"]]})
+    point = plots.settle(last, swept, {})
     gap = diagnosis.gap(point)
     described = json.loads((workdir / "config.json").read_text())
     document = (module.__doc__ or "").strip()
@@ -135,9 +136,8 @@ def main(argv: list[str]) -> None:
     for group in merged(folders):
         module, config = _experiment_of(group[0])
         table = pd.concat([results.read_table(folder) for folder in group], ignore_index=True).drop_duplicates(["run", "step"])
-        if len(group) == 1:
-            print(write(group[0], module, config, table), "\n")
         parts.append(make_part(group[0], module, config, table))
+        print(f"{parts[-1]['name']}\n{as_text(parts[-1])}\n")
     out = pathlib.Path(OUT.value) if OUT.value else (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
     write_page(out, parts)
     print(f"wrote {out}")

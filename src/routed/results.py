@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import io
 import json
@@ -25,6 +26,8 @@ from routed.words import UserError
 
 #: Columns before the metrics; the swept keys stand between `run` and `arm`.
 LEADING = ("run", "arm", "seed", "step", "status")
+#: Where results.parquet keeps the digest of its content: Parquet's own checksums do not cover names and types.
+DIGEST = b"routed.digest"
 PACKAGES = ("routed", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "scikit-learn", "pandas")
 
 
@@ -44,15 +47,16 @@ def open_workdir(path: pathlib.Path, experiment: str, config: ConfigDict, sweep:
             old = stored["config"].get(key)
             if key not in swept and key not in NOT_IDENTITY and json.dumps(value, default=list) != json.dumps(old):
                 raise UserError(
-                    f"workdir {path} holds results with {key}={old!r}, this command has {key}={value!r}:"
-                    f" choose another --workdir, or set --config.{key}={old}"
+                    f"workdir {path} holds results with {key}={_plain(old)}, this command has {key}={_plain(value)}:"
+                    f" choose another --workdir, or set --config.{key}={_plain(old)}"
                 )
         if config.held and stored["config"]["seed"] != config.seed:
             raise UserError(f"workdir {path} holds results with seed={stored['config']['seed']} and held streams: choose another --workdir")
-        # A key swept only now was constant in the rows that are there.
+        # A key swept only now was constant in the rows that are there: its value of then stays in config.json.
+        flat |= {key: stored["config"][key] for key in swept if key in stored["config"]}
         for key in swept:
             if key not in table:
-                table[key] = stored["config"][key]
+                table[key] = _plain(flat[key])
     files.write(path / "config.json", json.dumps(_description(experiment, flat, swept), indent=1, default=list) + "\n")
     return table
 
@@ -68,9 +72,9 @@ def rows_of(run: Run, history: dict[str, np.ndarray], swept: list[str]) -> list[
     Raises:
       UserError: a frozen router moved, which would void the comparison.
     """
-    if run.config.router.frozen and np.nanmax(history["router/moved"]) > 0:
-        raise UserError(f"run {run.key} ({run.arm}, seed {run.seed}): the frozen router moved; this is a bug, please report it")
     finite = np.isfinite(history["test/loss"]).all() and np.isfinite(history["train/loss"][1:]).all()
+    if run.config.router.frozen and finite and history["router/moved"].max() > 0:  # NaN weights, which equal nothing, never moved
+        raise UserError(f"run {run.key} ({run.arm}, seed {run.seed}): the frozen router moved; this is a bug, please report it")
     status = "tuning" if run.tuning else "ok" if finite else "diverged"
     flat = flatten(run.config)
     point = {key: _plain(flat[key]) for key in swept}
@@ -87,16 +91,16 @@ def merge(table: pd.DataFrame, rows: list[dict[str, Any]], swept: list[str]) -> 
     table = pd.concat([table, pd.DataFrame(rows)], ignore_index=True) if len(table) else pd.DataFrame(rows)
     leading = ["run", *swept, *LEADING[1:]]
     table = table[leading + sorted(set(table.columns) - set(leading))]
-    order = [key for key in swept if table[key].map(np.isscalar).all()]
-    return table.drop_duplicates(["run", "step"]).sort_values([*order, "arm", "seed", "run", "step"], ignore_index=True)
+    return table.drop_duplicates(["run", "step"]).sort_values([*swept, "arm", "seed", "run", "step"], ignore_index=True)
 
 
 def write_table(path: pathlib.Path, table: pd.DataFrame) -> None:
-    """Writes results.parquet, with the table before it kept beside it."""
+    """Writes results.parquet, with the table before it kept beside it, if that was whole."""
     target = path / "results.parquet"
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pandas(table, preserve_index=False), buffer, write_page_checksum=True)
-    if target.exists():
+    made, buffer = pa.Table.from_pandas(table, preserve_index=False), io.BytesIO()
+    made = made.replace_schema_metadata((made.schema.metadata or {}) | {DIGEST: _digest(table)})
+    pq.write_table(made, buffer, write_page_checksum=True)
+    if _read(target)[0] is not None:
         files.write(path / ".results.before.parquet", target.read_bytes())
     files.write(target, buffer.getvalue())
 
@@ -104,13 +108,35 @@ def write_table(path: pathlib.Path, table: pd.DataFrame) -> None:
 def read_table(path: pathlib.Path) -> pd.DataFrame:
     """The rows of a workdir; of the table before it when results.parquet is damaged, and none when both are."""
     for name in ("results.parquet", ".results.before.parquet"):
-        if not (path / name).exists():
-            continue
-        try:
-            return pq.read_table(path / name, page_checksum_verification=True).to_pandas()
-        except (OSError, ValueError, pa.ArrowException) as error:
-            log.warning("%s is damaged (%s): going back to the table before it; what is missing is run again", path / name, str(error).splitlines()[0])
+        table, problem = _read(path / name)
+        if table is not None:
+            return table
+        if problem:
+            log.warning("%s is damaged (%s): going back to the table before it; what is missing is run again", path / name, problem)
     return pd.DataFrame()
+
+
+def _read(file: pathlib.Path) -> tuple[pd.DataFrame | None, str]:
+    """The table of a file; or None and what is wrong with it, nothing if there is no file."""
+    with files.explained(file):
+        if not file.exists():
+            return None, ""
+        content = io.BytesIO(file.read_bytes())
+    try:
+        read = pq.read_table(content, page_checksum_verification=True)
+        table, digest = read.to_pandas(), (read.schema.metadata or {}).get(DIGEST)
+        if digest is not None and digest != _digest(table):
+            return None, "its digest is another"
+    except Exception as error:  # a flipped bit in the footer makes pyarrow and pandas raise almost anything
+        return None, f"{type(error).__name__}: {error}".splitlines()[0]
+    return table, ""
+
+
+def _digest(table: pd.DataFrame) -> bytes:
+    """A hash of names, types and values."""
+    total = hashlib.sha256(repr([*zip(table.columns, map(str, table.dtypes), strict=True)]).encode())
+    total.update(pd.util.hash_pandas_object(table, index=False).to_numpy().tobytes())
+    return total.hexdigest().encode()
 
 
 def write_heatmaps(path: pathlib.Path, new: dict[str, np.ndarray]) -> None:
@@ -118,7 +144,8 @@ def write_heatmaps(path: pathlib.Path, new: dict[str, np.ndarray]) -> None:
     if not new:
         return
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **(read_heatmaps(path) | new))
+    arrays: dict[str, Any] = read_heatmaps(path) | new
+    np.savez_compressed(buffer, **arrays)
     files.write(path / "routing.npz", buffer.getvalue())
 
 
@@ -163,11 +190,14 @@ def load(workdir: str | pathlib.Path) -> dict[str, Any]:
 
 def _stored_config(path: pathlib.Path) -> dict[str, Any]:
     try:
-        return json.loads((path / "config.json").read_text())
+        stored = json.loads((path / "config.json").read_text())
+        if {*stored["swept"]} <= {*stored["config"]}:
+            return stored
     except FileNotFoundError:
-        raise UserError(f"workdir {path} has results but no config.json: choose another --workdir") from None
-    except ValueError:
-        raise UserError(f"{path / 'config.json'} is damaged: delete it only if you know its settings, or choose another --workdir") from None
+        raise UserError(f"workdir {path} has results but no config.json, so nobody knows of which settings: choose another --workdir") from None
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f"{path / 'config.json'} is damaged, so nobody knows of which settings the results are: choose another --workdir")
 
 
 def _description(experiment: str, flat: dict[str, Any], swept: list[str]) -> dict[str, Any]:
@@ -195,13 +225,14 @@ def _commit() -> str:
     here = pathlib.Path(__file__).parent
     try:
         found = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=here, capture_output=True, text=True, timeout=10)
-    except OSError:
+    except (OSError, subprocess.SubprocessError):
         return "unknown"
     return found.stdout.strip() or "unknown"
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    """A setting as a value of a column, and as it is written on the command line: tuples as text."""
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else value
 
 
 def config_of(path: pathlib.Path, base: ConfigDict) -> ConfigDict:

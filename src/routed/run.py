@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from routed import metrics, models, selection
+from routed import metrics, models
 from routed.data import TASKS
 from routed.routers.linear import initialise
 from routed.train import optimiser, update
@@ -50,6 +50,7 @@ def streams(seed, config: ConfigDict) -> dict[str, Any]:
 def program(config: ConfigDict, pool: int) -> Program:
     """The run that `config` describes, with `pool` training samples in its world (at least every `data.samples`)."""
     task, model = TASKS[config.data.name], models.build(config)
+    score = model.scores
     evaluations = config.steps // config.eval_every + 1
     soft = ConfigDict({"name": "soft"})
 
@@ -132,7 +133,7 @@ def program(config: ConfigDict, pool: int) -> Program:
         }
         moved = [(a != b).any() for a, b in zip(jax.tree.leaves(params["router"]), jax.tree.leaves(state["router0"]), strict=True)]
         seen["router/moved"] = jnp.float32(jnp.stack(moved).any() if moved else False)
-        if routing is None:
+        if routing is None or score is None:
             return seen
 
         clusters, count = config.data.clusters, config.experts.count
@@ -144,7 +145,7 @@ def program(config: ConfigDict, pool: int) -> Program:
         counts = metrics.cluster_sums(hard, test.cluster, clusters)
         load = metrics.load(choices, count)
         shuffled = metrics.shuffled_sparsity(
-            lambda x: model.scores(params, test._replace(x=x)), test.x, test.cluster, clusters, keys["noise"]
+            lambda x: score(params, test._replace(x=x)), test.x, test.cluster, clusters, keys["noise"]
         )
         seen |= {f"router/{name}": value for name, value in metrics.entropies(probs, test.cluster, clusters).items()}
         seen |= {f"router/hard_{name}": value for name, value in metrics.entropies(hard, test.cluster, clusters).items()}

@@ -34,7 +34,7 @@ def estimate(values) -> Estimate:
 
 def log_ratio(higher, lower) -> np.ndarray:
     """log(higher / lower), elementwise and paired; either may be a constant."""
-    return np.log(np.maximum(higher, TINY)) - np.log(np.maximum(lower, TINY))
+    return np.atleast_1d(np.log(np.maximum(higher, TINY)) - np.log(np.maximum(lower, TINY))).astype(float)
 
 
 def p_value(differences) -> float:
@@ -42,9 +42,14 @@ def p_value(differences) -> float:
     differences = np.asarray(differences, float)
     if len(differences) < 2:
         return 1.0
-    if np.ptp(differences) == 0:
+    if _equal(differences):
         return float(differences[0] == 0)
     return float(stats.ttest_1samp(differences, 0).pvalue)
+
+
+def _equal(values: np.ndarray) -> bool:
+    """Equal up to rounding: a t test on such values divides by noise."""
+    return bool(np.ptp(values) <= 1e-9 * np.abs(values).max())
 
 
 def adjusted(p_values: list[float]) -> np.ndarray:
@@ -67,7 +72,7 @@ def equivalence(differences, margin: float) -> float:
     differences = np.asarray(differences, float)
     if len(differences) < 2:
         return 1.0
-    if np.ptp(differences) == 0:
+    if _equal(differences):
         return float(abs(differences[0]) >= margin)
     above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
     below = stats.ttest_1samp(differences, margin, alternative="less").pvalue

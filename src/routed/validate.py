@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from ml_collections import ConfigDict
 
-from routed.config import flatten
+from routed.config import NOT_IDENTITY, base, flatten, nearest
 from routed.data import TASKS
 from routed.dispatch import DISPATCHES
 from routed.experts import EXPERTS
@@ -19,23 +21,27 @@ TUNING_OFFSET = 1_000_000
 
 
 def _at_least(low):
-    return lambda v: v >= low, f"must be at least {low}"
+    return lambda v: low <= v < math.inf, f"must be at least {low}"
 
 
 def _one_of(names):
     return lambda v: v in names, f"must be one of {', '.join(names)}"
 
 
+#: Every key with its declared value, for names and types.
+DECLARED = flatten(base())
+
 _FRACTION = (lambda v: 0 <= v < 1, "must be in [0, 1)")
-_ABOVE_ZERO = (lambda v: v > 0, "must be positive")
+_ABOVE_ZERO = (lambda v: 0 < v < math.inf, "must be positive")
+_INT32 = (lambda v: 1 <= v < 2**31, "must be in [1, 2^31)")
 
 #: key -> (is it possible?, what to do).
 RULES = {
     "seed": (lambda v: 0 <= v < TUNING_OFFSET, f"must be in [0, {TUNING_OFFSET})"),
     "seeds": _at_least(1),
     "held": (lambda v: set(v) <= set(STREAMS), f"must name streams: {', '.join(STREAMS)}"),
-    "steps": _at_least(1),
-    "eval_every": _at_least(1),
+    "steps": _INT32,
+    "eval_every": _INT32,
     "batch_size": _at_least(1),
     "arms": (lambda v: len(v) >= 1, "must name at least one arm"),
     "rates": _one_of(("paper", "tuned")),
@@ -47,7 +53,7 @@ RULES = {
     "data.target": _one_of(("constant", "linear")),
     "data.target_dim": _at_least(1),
     "data.separation": _ABOVE_ZERO,
-    "data.samples": (lambda v: 1 <= v < 2**31, "must be in [1, 2^31)"),
+    "data.samples": _INT32,
     "data.test_samples": _at_least(1),
     "router.name": _one_of(ROUTERS),
     "router.entropy": _at_least(0),
@@ -81,18 +87,29 @@ RULES = {
 
 
 def validate(config: ConfigDict) -> None:
-    """Refuses impossible values.
+    """Refuses impossible values, and what an experiment file declared that the base config does not.
 
     Raises:
       UserError: names the key, its value and what it must be.
     """
     flat = flatten(config)
+    for key, value in flat.items():
+        if key not in DECLARED:
+            raise UserError(f"unknown config key {key!r}{nearest(key, DECLARED)}: an experiment may add no key")
+        if type(value) is not type(DECLARED[key]):
+            raise UserError(f"config key {key}={value!r}: expected {type(DECLARED[key]).__name__}, got {type(value).__name__}")
     for key, (possible, mend) in RULES.items():
         if not possible(flat[key]):
             raise UserError(f"config key {key}={flat[key]!r}: {mend}")
     for key in ("selection.k", "selection.eval.k"):
         if flat[key] > config.experts.count:
             raise UserError(f"config key {key}={flat[key]}: more than experts.count={config.experts.count}; lower {key}")
+    if config.seed + config.seeds > TUNING_OFFSET:
+        raise UserError(f"config key seeds={config.seeds}: seed + seeds must be at most {TUNING_OFFSET}, where the tuning seeds start")
+    if config.data.target == "linear" and config.data.target_dim != 1:
+        raise UserError(f"config key data.target_dim={config.data.target_dim}: a linear target has one output; set data.target_dim=1")
+    if config.router.entropy > 0 and config.router.entropy >= math.log(config.experts.count):
+        raise UserError(f"config key router.entropy={config.router.entropy}: must be below ln(experts.count)={math.log(config.experts.count):.4g}")
     if config.dispatch == "gather" and config.selection.name == "soft":
         raise UserError("config key dispatch='gather': needs a sparse selection; with selection.name='soft' use dispatch='dense'")
     if config.steps % config.eval_every:
@@ -104,3 +121,13 @@ def validate(config: ConfigDict) -> None:
             "config key selection.renormalise=True: with selection.k=1 the router gets no gradient, an accidental frozen"
             " router; set selection.renormalise=false or router.frozen=true"
         )
+
+
+def validate_sweep(sweep: tuple[dict, ...]) -> None:
+    """Refuses to sweep what does not tell runs apart: their rows would be the same.
+
+    Raises:
+      UserError: names the key.
+    """
+    for key in sorted({key for point in sweep for key in point} & set(NOT_IDENTITY) - {"arms"}):
+        raise UserError(f"sweep key {key}: cannot be swept, as it does not tell points apart; set it with --config.{key}=VALUE")

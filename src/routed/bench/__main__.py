@@ -1,0 +1,45 @@
+"""`python -m routed.bench gmm --json FILE [--baseline=CMD]`."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+
+from absl import app, flags
+from absl import logging as log
+
+from routed import files, layout
+from routed.bench import gmm
+from routed.words import UserError
+
+JSON = flags.DEFINE_string("json", None, "Where the measurements are written, as a list of records.")
+BASELINE = flags.DEFINE_string("baseline", None, "A command to run in turn with ours; it prints `constant ... MS` and `depth-3 ... MS`.")
+ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; medians are reported.", lower_bound=1)
+
+BENCHES = {"gmm": gmm.bench}
+
+
+def main(argv: list[str]) -> None:
+    """Runs one bench and writes its records."""
+    if len(argv) != 2 or argv[1] not in BENCHES:
+        raise UserError(f"usage: python -m routed.bench NAME --json FILE; NAME is one of {', '.join(BENCHES)}")
+    layout.split_host()  # before anything asks JAX for its devices
+    records = BENCHES[argv[1]](rounds=ROUNDS.value, baseline=BASELINE.value)
+    text = json.dumps(records, indent=1)
+    print(text)
+    if JSON.value:
+        files.write(pathlib.Path(JSON.value), text + "\n")
+
+
+def run() -> None:
+    """Entry point."""
+    try:
+        app.run(main)
+    except UserError as error:
+        log.error("error: %s", error)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    run()

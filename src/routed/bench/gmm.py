@@ -1,0 +1,131 @@
+"""Time per training step of one run on the Gaussian mixture, by number of runs, beside its floor and a baseline.
+
+The floor is the larger of FLOPs over the machine's float32 matrix rate and bytes over its memory bandwidth, both
+measured in the same call. Training only: the time of a call with no steps (evaluation) is taken off.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import statistics
+import subprocess
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from routed.config import base, override
+from routed.layout import Compiled, compile_group, make_mesh, stack_settings, traced
+from routed.words import UserError
+
+#: name -> (changes to the base config, training steps of one timed call).
+KINDS = {
+    "constant": ({"experts.name": "constant", "batch_size": 512}, 300),
+    "mlp": ({"experts.name": "mlp", "batch_size": 128}, 8),
+}
+RUNS = (1, 32, 256)
+COMMON = {
+    "data.samples": 65536, "data.test_samples": 640, "optimizer.name": "adam", "router.learning_rate": 3.2e-3,
+    "experts.learning_rate": 3.2e-4, "steps": 1_000_000, "eval_every": 1_000_000,
+}  # fmt: skip
+
+
+def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
+    """Records {experts, runs, ms_per_run_step, floor_ms} and, with a baseline, {baseline_ms, speedup} at 32 runs."""
+    rate, bandwidth = matrix_rate(), memory_bandwidth()
+    print(f"float32 matrix rate {rate / 1e9:.0f} GFLOP/s, bandwidth {bandwidth / 1e9:.0f} GB/s")
+    records = []
+    for kind, (changes, steps) in KINDS.items():
+        config = override(base(), COMMON | changes)
+        floor = floor_ms(config, rate, bandwidth)
+        for runs in RUNS:
+            timed = _Timed(config, runs, steps)
+            ours, theirs = [], []
+            for _ in range(rounds):
+                ours.append(timed())
+                if baseline and runs == 32:
+                    theirs.append(run_baseline(baseline)[kind])
+            record = {"experts": kind, "runs": runs, "ms_per_run_step": statistics.median(ours), "floor_ms": floor}
+            if theirs:
+                record |= {"baseline_ms": statistics.median(theirs), "speedup": statistics.median(theirs) / statistics.median(ours)}
+            print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items()), flush=True)
+            records.append(record)
+    return records
+
+
+class _Timed:
+    """A compiled batch; calling it returns milliseconds per training step of one run."""
+
+    def __init__(self, config: ConfigDict, runs: int, steps: int):
+        mesh = make_mesh(config) if runs > 1 else make_mesh(override(config, {"mesh.run": 1}))
+        self.compiled: Compiled = compile_group(config, config.data.samples, runs, mesh)
+        place = self.compiled.place
+        self.seeds = place(np.arange(runs, dtype=np.uint32))
+        self.settings = place(stack_settings([traced(config)] * runs))
+        self.active = place(np.ones(runs, bool))
+        self.counts = {n: place(np.full(runs, n, np.int32)) for n in (0, steps)}
+        self.runs, self.steps = runs, steps
+        self.worlds, self.states = self.compiled.start(self.seeds, self.settings)
+        self._seconds(steps)  # the first call touches the memory
+
+    def __call__(self) -> float:
+        return (self._seconds(self.steps) - self._seconds(0)) / self.steps / self.runs * 1e3
+
+    def _seconds(self, steps: int) -> float:
+        begun = time.perf_counter()
+        self.states = self.compiled.advance(
+            self.active, self.counts[steps], self.seeds, self.settings, self.worlds, self.states
+        )
+        jax.block_until_ready(self.states)
+        return time.perf_counter() - begun
+
+
+def floor_ms(config: ConfigDict, rate: float, bandwidth: float) -> float:
+    """Least time of a step: max of FLOPs / rate and bytes / bandwidth.
+
+    FLOPs: 2 B P forward, 2 B P for the weights' gradients, 2 B (P - first layer) for the activations'. Bytes: every
+    parameter is read in the forward and the backward pass, its gradient written and read, and Adam reads and writes the
+    parameter and two moments: 10 words.
+    """
+    e, d, o, w = config.experts.count, config.data.dim, config.data.target_dim, config.experts.width
+    inner = w * w + w * o if config.experts.name == "mlp" else o
+    first = d * w if config.experts.name == "mlp" else 0
+    parameters = d * e + e * (first + inner)
+    flops = 2 * config.batch_size * (3 * parameters - d * e - e * first)
+    return 1e3 * max(flops / rate, 10 * 4 * parameters / bandwidth)
+
+
+def matrix_rate() -> float:
+    """FLOP/s of a large float32 product on all cores: the best of five."""
+    a = jnp.ones((2048, 2048), jnp.float32)
+    product = jax.jit(lambda a: a @ a)
+    return max(2 * 2048**3 / _time(lambda: product(a).block_until_ready()) for _ in range(5))
+
+
+def memory_bandwidth() -> float:
+    """Bytes/s of x += y on arrays far larger than the caches: the best of five."""
+    x, y = np.zeros(2**26, np.float32), np.ones(2**26, np.float32)
+    return max(3 * x.nbytes / _time(lambda: np.add(x, y, out=x)) for _ in range(5))
+
+
+def _time(function) -> float:
+    begun = time.perf_counter()
+    function()
+    return time.perf_counter() - begun
+
+
+def run_baseline(command: str) -> dict[str, float]:
+    """Milliseconds per step by kind, read from what the command prints.
+
+    Raises:
+      UserError: it failed, or printed no such lines.
+    """
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True)
+    found = dict(re.findall(r"(?m)^(constant|depth-3)\b.*?([\d.]+)\s*$", done.stdout))
+    if done.returncode or set(found) != {"constant", "depth-3"}:
+        raise UserError(f"--baseline={command}: exit code {done.returncode}, expected lines `constant ... MS` and `depth-3 ... MS`")
+    return {"constant": float(found["constant"]), "mlp": float(found["depth-3"])}

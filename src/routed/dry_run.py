@@ -1,0 +1,56 @@
+"""What a command would do: points, compiled groups, parameters, memory and time, estimated from a few timed steps."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from routed.execute import Group, make_groups
+from routed.layout import Compiled, compile_group, stack_settings, traced
+from routed.points import Run
+
+#: Training steps that are timed for the estimate.
+STEPS = 20
+
+
+def describe(runs: list[Run], mesh: Mesh) -> str:
+    """The plan as text. Compiles every group and times a few of its steps; writes nothing."""
+    lines, total = [], 0.0
+    for run in runs:
+        if run.seed == run.config.seed and not run.tuning:
+            lines.append(f"point {run.arm:14} " + ", ".join(f"{k}={v}" for k, v in run.point.items()))
+    lines = list(dict.fromkeys(lines))
+    lines.append(f"{len(runs)} runs, {sum(r.tuning for r in runs)} of them tuning, on {mesh.size} devices ({mesh.devices.flat[0].platform})")
+    for group in make_groups(runs, mesh):
+        compiled = compile_group(group.config, group.pool, group.size, mesh)
+        seconds, parameters = _estimate(group, compiled)
+        total += seconds + compiled.seconds
+        lines.append(
+            f"group {group.name}: {len(group.runs)} runs in batches of {group.size}, {parameters:,} parameters a run,"
+            f" {compiled.bytes / 1e6:.0f} MB a batch, compiled in {compiled.seconds:.1f} s, about {seconds:.0f} s"
+        )
+    lines.append(f"estimated time: {total / 60:.1f} minutes")
+    return "\n".join(lines)
+
+
+def _estimate(group: Group, compiled: Compiled) -> tuple[float, int]:
+    """Seconds for all runs of the group, and parameters of one run."""
+    config, count = group.config, compiled.runs
+    seeds = compiled.place(np.zeros(count, np.uint32))
+    settings = compiled.place(stack_settings([traced(run.config) for run in (group.runs * count)[:count]]))
+    active = compiled.place(np.ones(count, bool))
+    worlds, states = compiled.start(seeds, settings)
+    seconds = []
+    for steps in (0, 0, STEPS):  # the first call touches the memory
+        begun = time.perf_counter()
+        states = compiled.advance(active, compiled.place(np.full(count, steps, np.int32)), seeds, settings, worlds, states)
+        jax.block_until_ready(states)
+        seconds.append(time.perf_counter() - begun)
+    evaluation, step = seconds[1], max(seconds[2] - seconds[1], 0.0) / STEPS
+    batch = (config.steps // config.eval_every + 1) * evaluation + config.steps * step
+    parameters = sum(a.size for a in jax.tree.leaves(states["params"])) // count
+    return math.ceil(len(group.runs) / count) * batch, parameters

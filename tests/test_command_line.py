@@ -1,0 +1,263 @@
+"""The command line: what the user can get wrong ends in one line that names it and says what to do."""
+
+import errno
+import os
+import re
+import resource
+import subprocess
+import sys
+
+import jax
+import pytest
+from absl import flags
+
+from routed import execute, files, main
+from routed.config import base, override
+from routed.validate import validate
+from routed.words import UserError
+
+#: 3 chunks of 10 steps; two arms of two seeds make 4 runs. Constant experts compile fastest.
+EXPERIMENT = '''"""Is it {name}?"""
+
+from routed.claims import Claim
+from routed.config import base, override, variant
+
+FIGURES = ("", "other")
+
+
+def get_config(arg=None):
+    figure, scale = variant(arg, FIGURES)
+    return override(base(), {{
+        "name": "{name}", "figure": figure, "scale": scale, "seeds": 2, "steps": 30, "eval_every": 10, "batch_size": 8,
+        "data.clusters": 4, "data.dim": 4, "data.target_dim": 2, "data.samples": 32, "data.test_samples": 64,
+        "experts.name": "constant", "experts.count": 4, "mesh.run": 1, "mesh.runs_per_batch": 2,
+    }})
+
+
+def get_sweep(config):
+    return ({{}},)
+
+
+def get_claims(config):
+    return (Claim("order", "tiny.claim", "s", "", "scaled", "test/loss", {{"arm": "learned"}}, {{"arm": "frozen"}}, {{}}),)
+
+
+def get_plots(config):
+    return ()
+'''
+
+
+def write_experiment(folder, name="tiny"):
+    """An experiment file in `folder`."""
+    path = folder / f"{name}.py"
+    path.write_text(EXPERIMENT.format(name=name))
+    return path
+
+
+def command(*arguments):
+    """Runs the command in this process, with the flags as they were before."""
+    flags.FLAGS.unparse_flags()
+    try:
+        main.main(main.parse_flags(["routed", *map(str, arguments)]))
+    finally:
+        flags.FLAGS.unparse_flags()
+        main._OVERRIDES.clear()
+
+
+def refusal(*arguments):
+    """What the command is refused with."""
+    with pytest.raises(UserError) as caught:
+        command(*arguments)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def process(*arguments, **options):
+    """The command as a process of its own, finished."""
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=100, **options)
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """The path of an experiment; nothing may be written outside of `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+    return write_experiment(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--config.experts.cout=8"], ["'experts.cout'", "did you mean 'experts.count'"]),
+        (["--config.experts=8"], ["unknown config key 'experts'"]),
+        (["--config.steps"], ["--config.steps", "expected --config.KEY=VALUE"]),
+        (["--config.steps=true"], ["steps=true", "expected int"]),
+        (["--config.steps=2.5"], ["steps=2.5", "expected int"]),
+        (["--config.steps", "many"], ["steps=many", "expected int"]),
+        (["--config.router.frozen=1"], ["router.frozen=1", "true or false"]),
+        (["--config.router.learning_rate=inf"], ["router.learning_rate=inf", "finite"]),
+        (["--config.router.learning_rate=-1"], ["router.learning_rate=-1.0", "at least 0"]),
+        (["--config.optimizer.momentum=1"], ["optimizer.momentum=1.0", "[0, 1)"]),
+        (["--config.experts.count=0"], ["experts.count=0", "at least 1"]),
+        (["--config.selection.eval.k=5"], ["selection.eval.k=5", "experts.count=4", "lower selection.eval.k"]),
+        (["--config.steps=3000000000", "--config.eval_every=3000000000"], ["steps=3000000000", "2^31"]),
+        (["--config.eval_every=7"], ["eval_every=7", "divide steps=30"]),
+        (["--config.data.test_samples=66"], ["data.test_samples=66", "multiple of data.clusters=4"]),
+        (["--config.data.target=linear"], ["data.target_dim=2", "set data.target_dim=1"]),
+        (["--config.router.entropy=2"], ["router.entropy=2.0", "ln(experts.count)=1.386"]),
+        (["--config.selection.name=top_k"], ["selection.renormalise=True", "router.frozen=true"]),
+        (["--config.dispatch=gather"], ["dispatch='gather'", "dispatch='dense'"]),
+        (["--config.experts.name=mlb"], ["experts.name='mlb'", "mlp"]),
+        (["--config.seeds=1000001"], ["seeds=1000001", "tuning seeds"]),
+        (["--config.arms=learned,frozn"], ["'frozn'", "did you mean 'frozen'"]),
+        (["--config.arms="], ["arms=()", "at least one"]),
+        (["--config.held=wolrd"], ["held=('wolrd',)", "world"]),
+        (["--config.figure=other"], ["figure=other", ":FIGURE,SCALE"]),
+        (["--config.mesh.run=9"], ["mesh.run=9", "8 devices"]),
+        (["--config.data.samples=60000000"], ["data.samples=60000000", "1.1 GiB", "lower data.samples"]),
+        (["--sweep=data.samples"], ["--sweep=data.samples", "KEY=v1,v2"]),
+        (["--sweep=data.sample=8"], ["'data.sample'", "did you mean 'data.samples'"]),
+        (["--sweep=data.samples=8,x"], ["data.samples=x", "expected int"]),
+        (["--sweep=experts.count=4,0"], ["experts.count=0", "at least 1"]),
+        (["--sweep=seed=0,1"], ["sweep key seed", "--config.seed"]),
+        (["--workdri=x"], ["'workdri'", "workdir"]),
+        (["--dry_run=maybe"], ["dry_run", "maybe"]),
+        (["steps=3"], ["'steps=3'", "--config.KEY=VALUE"]),
+    ],
+    ids=lambda value: " ".join(value) if value[0].startswith(("-", "s")) else "",
+)
+def test_a_mistake_is_named_with_its_fix(tiny, monkeypatch, arguments, parts):
+    monkeypatch.setattr(execute, "_memory", lambda: 2**30)  # of which a third holds 60 million samples of 20 bytes nowhere
+    text = refusal(f"--config={tiny}", *arguments)
+    assert all(part in text for part in parts), text
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        ("", ["--config is missing"]),
+        ("tine.py", ["tine.py: no such file", "did you mean 'tiny.py'"]),
+        ("nowhere/tiny.py", ["nowhere/tiny.py: no such file"]),
+        (".", ["no such file"]),
+        ("tiny.py:othr", ["'othr'", "did you mean 'other'"]),
+        ("tiny.py:smok", ["'smok'", "did you mean 'smoke'"]),
+        ("tiny.py:other,papr", ["'papr'", "did you mean 'paper'"]),
+        ("tiny.py:other,smoke,3", ["FILE[:FIGURE[,SCALE]]"]),
+        ("notes.txt", ["notes.txt: not a Python file"]),
+        ("empty.py", ["lacks FIGURES, get_config"]),
+        ("broken.py", ["does not import", "SyntaxError"]),
+    ],
+)
+def test_a_wrong_experiment_is_named_with_its_fix(tiny, spec, parts):
+    for name, text in {"notes.txt": "hello", "empty.py": "", "broken.py": "def"}.items():
+        tiny.with_name(name).write_text(text)
+    text = refusal(f"--config={spec}")
+    assert all(part in text for part in parts), text
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("c.stepz = 3", ["stepz"]),
+        ("c.unlock().data.sampels = 3", ["'data.sampels'", "did you mean 'data.samples'"]),
+        ("c.steps = True", ["steps=True", "expected int, got bool"]),
+        ("c.steps = '3'", ["steps", "int"]),
+        ("c.router.learning_rate = float('inf')", ["router.learning_rate=inf", "at least 0"]),
+    ],
+)
+def test_an_experiment_file_cannot_bend_the_config(tiny, line, parts):
+    """ConfigDict itself takes a bool for an int, and new keys while it is unlocked."""
+    text = tiny.read_text().replace("return override(", "c = override(").replace("}})", "}})")
+    tiny.write_text(text.replace("    })\n", f"    }})\n    {line}\n    return c\n"))
+    text = refusal(f"--config={tiny}")
+    assert all(part in text for part in parts), text
+
+
+def test_every_key_can_be_wrong(small):
+    """No rule lets a value of another type pass, whatever the key."""
+    for key in ("seeds", "data.fresh", "router.name", "held", "gate.plateau"):
+        with pytest.raises(UserError, match=re.escape(key)):
+            override(small, {key: object()})
+    changed = small.copy_and_resolve_references().unlock()
+    changed.data["samples"] = True
+    with pytest.raises(UserError, match=r"data\.samples=True: expected int, got bool"):
+        validate(changed)
+    validate(base())
+
+
+def test_a_workdir_that_cannot_be_one(tiny):
+    """A file in the way, a file above it, and a default name longer than any file system takes."""
+    assert "file exists" in refusal(f"--config={tiny}", f"--workdir={tiny}")
+    assert "not a directory" in refusal(f"--config={tiny}", f"--workdir={tiny}/w")
+    many = [f"--config.router.learning_rate=0.{i:03d}" for i in range(20)]
+    assert "choose another --workdir" in refusal(f"--config={tiny}", *many)
+
+
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [(errno.EROFS, "read-only"), (errno.EACCES, "permission"), (errno.ENOSPC, "free some space"), (errno.EDQUOT, "free some")],
+)
+def test_errors_of_the_disk_say_what_to_do(tmp_path, monkeypatch, code, part):
+    """Also wrapped, as Orbax wraps those of TensorStore."""
+
+    def fail(*args):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UserError, match=part):
+        files.write(tmp_path / "a", "text")
+    assert not list(tmp_path.iterdir())  # half a file would keep a full disk full
+    with pytest.raises(UserError, match=part), files.explained(tmp_path):
+        try:
+            fail()
+        except OSError as error:
+            raise ValueError("wrapped") from error
+    with pytest.raises(KeyError), files.explained(tmp_path):
+        raise KeyError("no error of the disk")
+
+
+def test_default_workdir_names_what_was_changed(small):
+    config = override(small, {"name": "n", "figure": "f", "scale": "smoke"})
+    assert main.default_workdir(config, ["seeds=1", "model=a/b"]) == "runs/n-f-smoke-seeds=1-model=a_b"
+
+
+def test_dry_run_writes_nothing(tiny, capsys, monkeypatch):
+    monkeypatch.setattr("routed.dry_run.describe", lambda runs, mesh: f"{len(runs)} runs on {mesh.size} device")
+    command(f"--config={tiny}", "--dry_run", "--config.seeds=5", "--sweep=data.samples=8,16")
+    assert capsys.readouterr().out == "20 runs on 1 device\n"  # 2 samples x 2 arms x 5 seeds
+    assert {p.name for p in tiny.parent.iterdir()} <= {"tiny.py", "__pycache__"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--config.experts.cout=8"], "did you mean 'experts.count'?"),
+        (["--config.mesh.run=99"], "mesh.run=99"),
+        (["--workdri=x"], "workdir"),
+    ],
+)
+def test_the_process_ends_in_one_line(tiny, arguments, part):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    found = process("-m", "routed.main", f"--config={tiny}", *arguments)
+    assert found.returncode == 2
+    assert re.fullmatch(r"\d\d:\d\d:\d\d error: .*\n", found.stderr) and part in found.stderr, found.stderr
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 10  # of the CPU, not of a busy clock
+
+
+def test_an_interruption_outside_of_training_ends_in_one_line(tmp_path):
+    code = "import os, signal; from routed import main; main.main = lambda argv: os.kill(os.getpid(), signal.{}); main.run()"
+    for name in ("SIGINT", "SIGTERM"):
+        found = process("-c", code.format(name), cwd=tmp_path)
+        assert found.returncode == 130
+        assert re.fullmatch(r"\d\d:\d\d:\d\d interrupted: the same command goes on .*\n", found.stderr), found.stderr
+
+
+def test_help_mentions_every_flag(tmp_path):
+    found = process("-m", "routed.main", "--help", cwd=tmp_path)
+    assert all(f"--{flag}" in found.stdout for flag in ("config", "sweep", "workdir", "[no]dry_run", "config.KEY=VALUE"))
+    assert "Traceback" not in found.stderr
+
+
+def test_devices_are_those_of_the_tests():
+    """The number that the message of mesh.run=9 is expected to name."""
+    assert len(jax.devices()) == 8

@@ -1,0 +1,129 @@
+"""The whole path on a tiny experiment: files, figures, page, and merging of workdirs."""
+
+import json
+import pathlib
+import re
+import types
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import routed
+from routed import plots, report, results
+from routed.claims import Claim
+from routed.config import base, override
+from routed.execute import execute
+from routed.layout import make_mesh
+from routed.points import plan
+from routed.words import UserError
+from tests.conftest import SMALL
+
+ROOT = pathlib.Path(__file__).parent.parent
+SWEEP = ({"data.samples": 8}, {"data.samples": 32})
+
+
+def experiment():
+    module = types.ModuleType("tiny", "Is the page whole?\n\nA document.")
+    module.get_claims = lambda config: (
+        Claim("order", "x.order", "learned < frozen", "better", "scaled", "test/loss", {"arm": "learned"}, {"arm": "frozen"}, {"data.samples": 32}),
+    )
+    module.get_plots = lambda config: (
+        {"kind": "curves", "name": "loss", "x": "data.samples", "metrics": ("test/loss", "test/loss_soft")},
+        {"kind": "training", "name": "training", "metrics": ("train/loss",)},
+        {"kind": "gap", "name": "gap", "x": "data.samples"},
+        {"kind": "routing", "name": "routing", "arms": ("learned", "frozen")},
+        {"kind": "forest", "name": "forest"},
+    )
+    return module
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    config = override(base(), SMALL | {"arms": ("learned", "frozen", "frozen_sharp", "frozen_data")})
+    path = tmp_path_factory.mktemp("runs") / "tiny"
+    path.mkdir()
+    table = results.open_workdir(path, "tiny.py", config, SWEEP)
+    table = execute(plan(config, SWEEP), table, path, make_mesh(config))
+    text = report.write(path, experiment(), config, table)
+    return config, path, table, text
+
+
+def test_everything_is_left_behind(finished):
+    _, path, table, text = finished
+    names = {"config.json", "results.parquet", "timing.csv", "summary.csv", "claims.json", "report.html", "routing.npz"}
+    assert names <= {p.name for p in path.iterdir()}
+    for name in ("loss", "training", "gap", "routing", "forest"):
+        assert (path / "figures" / f"{name}.png").stat().st_size > 5000
+    assert "x.order" in text and "The gap decomposed" in text
+    assert len(table) == 2 * 4 * 2 * 3  # points x arms x seeds x evaluations
+    assert not [c for c in table.columns if "time" in c or "second" in c]  # no clock in the results
+
+
+def test_load_gives_the_tables(finished):
+    _, path, table, _ = finished
+    loaded = routed.load(path)
+    pd.testing.assert_frame_equal(loaded["results"], table)
+    assert loaded["config"]["data.clusters"] == 4 and loaded["claims"][0]["id"] == "x.order"
+    assert {a.shape for a in loaded["heatmaps"].values()} == {(3, 4, 4)}
+    summary = loaded["summary"]
+    one = summary[(summary.metric == "test/loss") & (summary.arm == "learned") & (summary["data.samples"] == 32)].iloc[0]
+    rows = results.last(table)
+    rows = rows[(rows.arm == "learned") & (rows["data.samples"] == 32)]
+    assert one["mean"] == pytest.approx(rows["test/loss"].mean()) and one.n == 2
+    with pytest.raises(UserError, match=r"no config\.json"):
+        routed.load(path / "figures")
+
+
+def test_the_page_opens_offline_and_is_whole(finished):
+    _, path, _, _ = finished
+    page = (path / "report.html").read_text()
+    assert page.count("<svg") == 5 and "Threats to validity" in page and "Is the page whole?" in page
+    assert not re.search(r"(src|href)=\"https?://", page)
+    ids = re.findall(r"\bid=\"([^\"]+)\"", page)
+    assert len(ids) == len(set(ids))  # figures do not steal each other's markers
+
+
+def test_figures_do_not_change_when_drawn_again(finished):
+    config, path, table, _ = finished
+    before = (path / "figures" / "loss.svg").read_bytes()
+    report.write(path, experiment(), config, table)
+    assert (path / "figures" / "loss.svg").read_bytes() == before
+
+
+def test_shards_of_one_config_are_merged_and_others_stand_beside(finished, tmp_path):
+    _, path, _, _ = finished
+    for name, changes in (("shard", {"seed": 5}), ("other", {"steps": 99})):
+        described = json.loads((path / "config.json").read_text())
+        described["config"] |= changes
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(described))
+    groups = report.merged([path, tmp_path / "shard", tmp_path / "other"])
+    assert groups == [[path, tmp_path / "shard"], [tmp_path / "other"]]
+
+
+def test_phase_map(finished):
+    _, _, table, _ = finished
+    rows = pd.concat([table.assign(**{"data.separation": c}) for c in (1.0, 2.0)], ignore_index=True)
+    rows["run"] += rows["data.separation"].astype(str)
+    data = plots.Data(rows, ["data.samples", "data.separation"], {})
+    figure = plots.draw({"kind": "phase", "name": "p", "x": "data.samples", "y": "data.separation"}, data)
+    cells = [t.get_text() for t in figure.axes[0].texts]
+    expected = np.log(
+        results.last(table)
+        .query("arm == 'frozen' and `data.samples` == 8")["test/loss"].to_numpy()
+        / results.last(table).query("arm == 'learned' and `data.samples` == 8")["test/loss"].to_numpy()
+    ).mean()  # fmt: skip
+    assert cells[0].startswith(f"{expected:+.2f}") and len(cells) == 4
+
+
+def test_a_specialised_router_is_shown_as_a_diagonal():
+    shuffled = np.eye(5)[[3, 1, 4, 0, 2]]
+    rows, columns = plots._diagonal(shuffled)
+    np.testing.assert_array_equal(shuffled[np.ix_(rows, columns)], np.eye(5))
+
+
+def test_ci_calls_the_command_of_the_readme():
+    readme, script = (ROOT / "README.md").read_text(), (ROOT / ".ci" / "run").read_text()
+    command = next(line.strip() for line in readme.splitlines() if line.strip().endswith(".venv/bin/pytest"))
+    assert command in script
