@@ -69,9 +69,17 @@ ARMS = {
 #: Training samples by scale.
 SAMPLES = {"smoke": (64, 256), "default": (512, 2048, 8192), "paper": (512, 2048, 8192, 32768, 131072)}
 #: The same for constant experts, whose runs cost a fiftieth.
-MANY_SAMPLES = {"smoke": (64, 256), "default": (256, 1024, 4096, 16384, 65536), "paper": (256, 1024, 4096, 16384, 65536, 262144)}
+MANY_SAMPLES = {
+    "smoke": (64, 256),
+    "default": (256, 1024, 4096, 16384, 65536),
+    "paper": (256, 1024, 4096, 16384, 65536, 262144),
+}
 EXPERTS = {"smoke": (4, 8, 16), "default": (8, 16, 32, 64, 128), "paper": (8, 16, 32, 64, 96, 128)}
-SEPARATIONS = {"smoke": (0.75, 1.5), "default": (0.5, 0.75, 1.0, 1.5, 2.0), "paper": (0.5, 0.65, 0.75, 0.85, 1.0, 1.25, 1.5, 2.0, 3.0)}
+SEPARATIONS = {
+    "smoke": (0.75, 1.5),
+    "default": (0.5, 0.75, 1.0, 1.5, 2.0),
+    "paper": (0.5, 0.65, 0.75, 0.85, 1.0, 1.25, 1.5, 2.0, 3.0),
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -166,41 +174,112 @@ def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
         return Claim("number", id, statement, value, paper, metric, learned, {}, at)
 
     fair = (
-        order("routed.gmm.fair", "learned beats the fairest frozen control (sharpened, trained top-1, or rows from data)", "not asked", learned, fairest),
-        order("routed.gmm.sharpness", "sharpening the frozen router lowers its top-1 loss", "not asked", {"arm": "frozen_sharp"}, frozen),
-        order("routed.gmm.fair-soft", "learned beats frozen when both are evaluated as they were trained (soft)", "not asked", learned, frozen, metric="test/loss_soft"),
+        order(
+            "routed.gmm.fair",
+            "learned beats the fairest frozen control (sharpened, trained top-1, or rows from data)",
+            "not asked",
+            learned,
+            fairest,
+        ),
+        order(
+            "routed.gmm.sharpness",
+            "sharpening the frozen router lowers its top-1 loss",
+            "not asked",
+            {"arm": "frozen_sharp"},
+            frozen,
+        ),
+        order(
+            "routed.gmm.fair-soft",
+            "learned beats frozen when both are evaluated as they were trained (soft)",
+            "not asked",
+            learned,
+            frozen,
+            metric="test/loss_soft",
+        ),
     )
     specialise = (
-        order("sparsity", "clusters go to fewer experts than with a shuffled router", "learned tends to 1, shuffled stays high", learned | {"metric": "router/sparsity"}, learned | {"metric": "router/sparsity_shuffled"}),
-        order("one-expert", "a cluster uses fewer than 1.5 experts", "learned tends to 1", learned, {"value": 1.5}, metric="router/sparsity"),
+        order(
+            "sparsity",
+            "clusters go to fewer experts than with a shuffled router",
+            "learned tends to 1, shuffled stays high",
+            learned | {"metric": "router/sparsity"},
+            learned | {"metric": "router/sparsity_shuffled"},
+        ),
+        order(
+            "one-expert",
+            "a cluster uses fewer than 1.5 experts",
+            "learned tends to 1",
+            learned,
+            {"value": 1.5},
+            metric="router/sparsity",
+        ),
     )
 
     def named(prefix, claims):
         return tuple(claim._replace(id=f"{prefix}.{claim.id}") for claim in claims)
 
     def falls(id, samples):
-        return order(id, "the loss falls as samples grow", "tends to 0", learned | {"data.samples": samples[-1]}, learned | {"data.samples": samples[0]}, at={})
+        return order(
+            id,
+            "the loss falls as samples grow",
+            "tends to 0",
+            learned | {"data.samples": samples[-1]},
+            learned | {"data.samples": samples[0]},
+            at={},
+        )
 
     match config.figure:
         case "fig2a":
             return (
                 falls("dikkala.fig2a.falls", MANY_SAMPLES[config.scale]),
-                order("dikkala.fig2a.near-zero", "the loss at the most samples is below .05", "tends to 0", learned, {"value": 0.05}),
+                order(
+                    "dikkala.fig2a.near-zero",
+                    "the loss at the most samples is below .05",
+                    "tends to 0",
+                    learned,
+                    {"value": 0.05},
+                ),
                 *fair,
             )
         case "fig2b":
             half, full = config.data.clusters // 2, config.data.clusters
             return (
-                order("dikkala.fig2b.too-few", "with half as many experts as clusters the loss stays above .05", "above 0", {"value": 0.05}, learned, {"experts.count": half}),
-                order("dikkala.fig2b.enough", "with as many experts as clusters the loss is below .05", "near 0 at e = k", learned, {"value": 0.05}, {"experts.count": full}),
+                order(
+                    "dikkala.fig2b.too-few",
+                    "with half as many experts as clusters the loss stays above .05",
+                    "above 0",
+                    {"value": 0.05},
+                    learned,
+                    {"experts.count": half},
+                ),
+                order(
+                    "dikkala.fig2b.enough",
+                    "with as many experts as clusters the loss is below .05",
+                    "near 0 at e = k",
+                    learned,
+                    {"value": 0.05},
+                    {"experts.count": full},
+                ),
             )
         case "fig2c":
             return named("dikkala.fig2c", specialise)
         case "fig3" | "fig4":
             sheet = f"dikkala.{config.figure}"
             dense = (
-                order(f"{sheet}a.dense-active", "learned beats the dense net of one expert's parameters", "better", learned, {"arm": "dense_active"}),
-                order(f"{sheet}a.dense-total", "the dense net of all parameters beats learned", "slightly better", {"arm": "dense_total"}, learned),
+                order(
+                    f"{sheet}a.dense-active",
+                    "learned beats the dense net of one expert's parameters",
+                    "better",
+                    learned,
+                    {"arm": "dense_active"},
+                ),
+                order(
+                    f"{sheet}a.dense-total",
+                    "the dense net of all parameters beats learned",
+                    "slightly better",
+                    {"arm": "dense_total"},
+                    learned,
+                ),
             )
             return (
                 order(f"{sheet}a.frozen", "learned beats frozen at top-1", "far better", learned, frozen),
@@ -213,20 +292,72 @@ def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
             off, on = size | {"optimizer.weight_decay": 0.0}, size | {"optimizer.weight_decay": 1e-2}
             return (
                 number("dikkala.spurious.loss", "test loss without weight decay", 0.01, "test/loss", off),
-                number("dikkala.spurious.share", "share of the router's squared norm on the 24 informative dimensions", 0.84, "router/signal_share", off),
+                number(
+                    "dikkala.spurious.share",
+                    "share of the router's squared norm on the 24 informative dimensions",
+                    0.84,
+                    "router/signal_share",
+                    off,
+                ),
                 number("dikkala.spurious.share-decay", "the same with weight decay", 0.9, "router/signal_share", on),
-                order("dikkala.spurious.decay-helps", "weight decay raises the share", ".84 to .9", learned | off, learned | on, {}, "router/signal_share"),
-                Claim("null", "dikkala.spurious.no-loss", "weight decay does not change the loss by a factor 1.1", "no loss in performance", paper, "test/loss", learned | off, learned | on, {}),
-                order("routed.spurious.learned", "the share is larger than the frozen router's", "not asked", frozen, learned, off, "router/signal_share"),
+                order(
+                    "dikkala.spurious.decay-helps",
+                    "weight decay raises the share",
+                    ".84 to .9",
+                    learned | off,
+                    learned | on,
+                    {},
+                    "router/signal_share",
+                ),
+                Claim(
+                    "null",
+                    "dikkala.spurious.no-loss",
+                    "weight decay does not change the loss by a factor 1.1",
+                    "no loss in performance",
+                    paper,
+                    "test/loss",
+                    learned | off,
+                    learned | on,
+                    {},
+                ),
+                order(
+                    "routed.spurious.learned",
+                    "the share is larger than the frozen router's",
+                    "not asked",
+                    frozen,
+                    learned,
+                    off,
+                    "router/signal_share",
+                ),
             )
         case "norms":
             return (
-                number("dikkala.norm-uniformity", "E|w|^2 / (E|w|)^2 of the learned router", 1.025, "router/norm_ratio", size),
-                Claim("null", "routed.norms.discriminates-not", "the ratio is within a factor 1.1 of the untrained router's, so it cannot tell", "not asked", paper, "router/norm_ratio", learned, frozen, size),
+                number(
+                    "dikkala.norm-uniformity",
+                    "E|w|^2 / (E|w|)^2 of the learned router",
+                    1.025,
+                    "router/norm_ratio",
+                    size,
+                ),
+                Claim(
+                    "null",
+                    "routed.norms.discriminates-not",
+                    "the ratio is within a factor 1.1 of the untrained router's, so it cannot tell",
+                    "not asked",
+                    paper,
+                    "router/norm_ratio",
+                    learned,
+                    frozen,
+                    size,
+                ),
             )
         case "phase":
             return tuple(
-                claim._replace(id=f"{claim.id}.c{c:g}", statement=f"at separation {c:g}: {claim.statement}", at=size | {"data.separation": c})
+                claim._replace(
+                    id=f"{claim.id}.c{c:g}",
+                    statement=f"at separation {c:g}: {claim.statement}",
+                    at=size | {"data.separation": c},
+                )
                 for c in SEPARATIONS[config.scale]
                 for claim in fair[:1]
             )
@@ -235,10 +366,28 @@ def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
     at = size | {"rates": "paper"}
     return (
         order("dikkala.fig3a.frozen", "learned beats frozen at top-1", "far better", learned, frozen, at),
-        order("dikkala.fig3a.dense-active", "learned beats the dense net of one expert's parameters", "better", learned, {"arm": "dense_active"}, at),
-        order("dikkala.fig3a.dense-total", "the dense net of all parameters beats learned", "slightly better", {"arm": "dense_total"}, learned, at),
+        order(
+            "dikkala.fig3a.dense-active",
+            "learned beats the dense net of one expert's parameters",
+            "better",
+            learned,
+            {"arm": "dense_active"},
+            at,
+        ),
+        order(
+            "dikkala.fig3a.dense-total",
+            "the dense net of all parameters beats learned",
+            "slightly better",
+            {"arm": "dense_total"},
+            learned,
+            at,
+        ),
         *(claim._replace(at=at) for claim in fair),
-        fair[0]._replace(id="routed.gmm.fair-tuned", statement=f"with rates tuned per arm, {fair[0].statement}", at=size | {"rates": "tuned"}),
+        fair[0]._replace(
+            id="routed.gmm.fair-tuned",
+            statement=f"with rates tuned per arm, {fair[0].statement}",
+            at=size | {"rates": "tuned"},
+        ),
     )
 
 
@@ -246,9 +395,18 @@ def get_plots(config: ConfigDict) -> tuple[dict, ...]:
     """What the report draws; see routed.plots for the kinds."""
     x = "data.samples"
     loss = {"kind": "curves", "name": "loss", "x": x, "metrics": ("test/loss", "test/loss_soft")}
-    sparsity = {"kind": "curves", "name": "sparsity", "x": x, "metrics": ("router/sparsity", "router/sparsity_shuffled"), "arms": ("learned", "frozen")}
+    sparsity = {
+        "kind": "curves",
+        "name": "sparsity",
+        "x": x,
+        "metrics": ("router/sparsity", "router/sparsity_shuffled"),
+        "arms": ("learned", "frozen"),
+    }
     training = {"kind": "training", "name": "training", "metrics": ("train/loss", "test/loss")}
-    gap, routing = {"kind": "gap", "name": "gap", "x": x}, {"kind": "routing", "name": "routing", "arms": ("learned", "frozen")}
+    gap, routing = (
+        {"kind": "gap", "name": "gap", "x": x},
+        {"kind": "routing", "name": "routing", "arms": ("learned", "frozen")},
+    )
     match config.figure:
         case "fig2b":
             return (loss | {"x": "experts.count"}, sparsity | {"x": "experts.count"}, training, routing)
@@ -256,11 +414,19 @@ def get_plots(config: ConfigDict) -> tuple[dict, ...]:
             return (sparsity, training, routing)
         case "spurious":
             return (
-                {"kind": "curves", "name": "share", "x": "optimizer.weight_decay", "metrics": ("router/signal_share", "test/loss")},
+                {
+                    "kind": "curves",
+                    "name": "share",
+                    "x": "optimizer.weight_decay",
+                    "metrics": ("router/signal_share", "test/loss"),
+                },
                 training,
             )
         case "norms":
-            return ({"kind": "training", "name": "norms", "metrics": ("router/norm_ratio", "router/norm_mean")}, routing)
+            return (
+                {"kind": "training", "name": "norms", "metrics": ("router/norm_ratio", "router/norm_mean")},
+                routing,
+            )
         case "phase":
             return ({"kind": "phase", "name": "phase", "x": x, "y": "data.separation"}, training)
         case "sensitivity":

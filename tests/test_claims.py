@@ -36,7 +36,9 @@ def table(losses=LOSSES, train=0.01, samples=(64,), before=1.0, **columns):
 
 
 def order(lower="learned", higher="frozen", **changes):
-    claim = Claim("order", "x", "s", "p", "gaps_filled", "test/loss", {"arm": lower}, {"arm": higher}, {"data.samples": 64})
+    claim = Claim(
+        "order", "x", "s", "p", "gaps_filled", "test/loss", {"arm": lower}, {"arm": higher}, {"data.samples": 64}
+    )
     return claim._replace(**changes)
 
 
@@ -96,7 +98,9 @@ def test_small_effects_say_so():
 
 
 def number(value, comparability="gaps_filled"):
-    return Claim("number", "x", "s", value, comparability, "router/norm_ratio", {"arm": "learned"}, {}, {"data.samples": 64})
+    return Claim(
+        "number", "x", "s", value, comparability, "router/norm_ratio", {"arm": "learned"}, {}, {"data.samples": 64}
+    )
 
 
 def test_numbers_are_compared_with_a_prediction_interval():

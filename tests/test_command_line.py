@@ -7,13 +7,11 @@ import resource
 import subprocess
 import sys
 
-import jax
 import pytest
 from absl import flags
 
 from routed import execute, files, main
-from routed.config import base, override
-from routed.validate import validate
+from routed.config import override
 from routed.words import UserError
 
 #: 3 chunks of 10 steps; two arms of two seeds make 4 runs. Constant experts compile fastest.
@@ -75,7 +73,9 @@ def refusal(*arguments):
 
 def process(*arguments, **options):
     """The command as a process of its own, finished."""
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=100, **options)
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=100, **options
+    )
 
 
 @pytest.fixture
@@ -127,7 +127,9 @@ def tiny(tmp_path, monkeypatch):
     ids=lambda value: " ".join(value) if value[0].startswith(("-", "s")) else "",
 )
 def test_a_mistake_is_named_with_its_fix(tiny, monkeypatch, arguments, parts):
-    monkeypatch.setattr(execute, "_memory", lambda: 2**30)  # of which a third holds 60 million samples of 20 bytes nowhere
+    monkeypatch.setattr(
+        execute, "_memory", lambda: 2**30
+    )  # 60 million samples of 20 bytes take more than a third of it
     text = refusal(f"--config={tiny}", *arguments)
     assert all(part in text for part in parts), text
 
@@ -167,22 +169,10 @@ def test_a_wrong_experiment_is_named_with_its_fix(tiny, spec, parts):
 )
 def test_an_experiment_file_cannot_bend_the_config(tiny, line, parts):
     """ConfigDict itself takes a bool for an int, and new keys while it is unlocked."""
-    text = tiny.read_text().replace("return override(", "c = override(").replace("}})", "}})")
+    text = tiny.read_text().replace("return override(", "c = override(")
     tiny.write_text(text.replace("    })\n", f"    }})\n    {line}\n    return c\n"))
     text = refusal(f"--config={tiny}")
     assert all(part in text for part in parts), text
-
-
-def test_every_key_can_be_wrong(small):
-    """No rule lets a value of another type pass, whatever the key."""
-    for key in ("seeds", "data.fresh", "router.name", "held", "gate.plateau"):
-        with pytest.raises(UserError, match=re.escape(key)):
-            override(small, {key: object()})
-    changed = small.copy_and_resolve_references().unlock()
-    changed.data["samples"] = True
-    with pytest.raises(UserError, match=r"data\.samples=True: expected int, got bool"):
-        validate(changed)
-    validate(base())
 
 
 def test_a_workdir_that_cannot_be_one(tiny):
@@ -195,7 +185,12 @@ def test_a_workdir_that_cannot_be_one(tiny):
 
 @pytest.mark.parametrize(
     ("code", "part"),
-    [(errno.EROFS, "read-only"), (errno.EACCES, "permission"), (errno.ENOSPC, "free some space"), (errno.EDQUOT, "free some")],
+    [
+        (errno.EROFS, "read-only"),
+        (errno.EACCES, "permission"),
+        (errno.ENOSPC, "free some space"),
+        (errno.EDQUOT, "free some"),
+    ],
 )
 def test_errors_of_the_disk_say_what_to_do(tmp_path, monkeypatch, code, part):
     """Also wrapped, as Orbax wraps those of TensorStore."""
@@ -232,7 +227,6 @@ def test_dry_run_writes_nothing(tiny, capsys, monkeypatch):
     ("arguments", "part"),
     [
         (["--config.experts.cout=8"], "did you mean 'experts.count'?"),
-        (["--config.mesh.run=99"], "mesh.run=99"),
         (["--workdri=x"], "workdir"),
     ],
 )
@@ -245,19 +239,15 @@ def test_the_process_ends_in_one_line(tiny, arguments, part):
 
 
 def test_an_interruption_outside_of_training_ends_in_one_line(tmp_path):
-    code = "import os, signal; from routed import main; main.main = lambda argv: os.kill(os.getpid(), signal.{}); main.run()"
-    for name in ("SIGINT", "SIGTERM"):
-        found = process("-c", code.format(name), cwd=tmp_path)
-        assert found.returncode == 130
-        assert re.fullmatch(r"\d\d:\d\d:\d\d interrupted: the same command goes on .*\n", found.stderr), found.stderr
+    code = "import os, signal; from routed import main; main.main = lambda argv: os.kill(os.getpid(), signal.SIGTERM); main.run()"
+    found = process("-c", code, cwd=tmp_path)
+    assert found.returncode == 130
+    assert re.fullmatch(r"\d\d:\d\d:\d\d interrupted: the same command goes on .*\n", found.stderr), found.stderr
 
 
 def test_help_mentions_every_flag(tmp_path):
     found = process("-m", "routed.main", "--help", cwd=tmp_path)
-    assert all(f"--{flag}" in found.stdout for flag in ("config", "sweep", "workdir", "[no]dry_run", "config.KEY=VALUE"))
+    assert all(
+        f"--{flag}" in found.stdout for flag in ("config", "sweep", "workdir", "[no]dry_run", "config.KEY=VALUE")
+    )
     assert "Traceback" not in found.stderr
-
-
-def test_devices_are_those_of_the_tests():
-    """The number that the message of mesh.run=9 is expected to name."""
-    assert len(jax.devices()) == 8

@@ -107,7 +107,11 @@ def test_every_key_is_read_somewhere_and_none_is_hidden():
     report_only = {"seeds", "arms"}  # read as attributes below, listed here to keep the pattern strict
     for key in flatten(base()):
         last = key.rsplit(".", 1)[-1]
-        read = rf"\[\"{re.escape(key)}\"\]" if key in TRACED else rf"(?:config|settled|data|selection|rule|o|tune|gate|mesh)\.{last}\b"
+        read = (
+            rf"\[\"{re.escape(key)}\"\]"
+            if key in TRACED
+            else rf"(?:config|settled|data|selection|rule|o|tune|gate|mesh)\.{last}\b"
+        )
         either = re.search(read, text) or re.search(rf"\w\.{re.escape(key)}\b", text)
         assert either or key in report_only, key
     assert not re.search(r"\b(config|c|cfg)\.get\(", text)

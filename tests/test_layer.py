@@ -135,7 +135,9 @@ def test_hash_depends_on_signs_only():
 
 
 def test_linear_router_is_x_times_w_without_bias():
-    scores = LinearRouter(2).apply({"params": {"kernel": jnp.array([[1.0, 2.0], [0.0, -1.0]])}}, jnp.array([[3.0, 4.0]]))
+    scores = LinearRouter(2).apply(
+        {"params": {"kernel": jnp.array([[1.0, 2.0], [0.0, -1.0]])}}, jnp.array([[3.0, 4.0]])
+    )
     assert scores.tolist() == [[3.0, 2.0]]  # 3*1+4*0, 3*2-4*1
 
 

@@ -26,7 +26,17 @@ SWEEP = ({"data.samples": 8}, {"data.samples": 32})
 def experiment():
     module = types.ModuleType("tiny", "Is the page whole?\n\nA document.")
     module.get_claims = lambda config: (
-        Claim("order", "x.order", "learned < frozen", "better", "scaled", "test/loss", {"arm": "learned"}, {"arm": "frozen"}, {"data.samples": 32}),
+        Claim(
+            "order",
+            "x.order",
+            "learned < frozen",
+            "better",
+            "scaled",
+            "test/loss",
+            {"arm": "learned"},
+            {"arm": "frozen"},
+            {"data.samples": 32},
+        ),
     )
     module.get_plots = lambda config: (
         {"kind": "curves", "name": "loss", "x": "data.samples", "metrics": ("test/loss", "test/loss_soft")},
@@ -67,7 +77,9 @@ def test_load_gives_the_tables(finished):
     assert loaded["config"]["data.clusters"] == 4 and loaded["claims"][0]["id"] == "x.order"
     assert {a.shape for a in loaded["heatmaps"].values()} == {(3, 4, 4)}
     summary = loaded["summary"]
-    one = summary[(summary.metric == "test/loss") & (summary.arm == "learned") & (summary["data.samples"] == 32)].iloc[0]
+    one = summary[(summary.metric == "test/loss") & (summary.arm == "learned") & (summary["data.samples"] == 32)].iloc[
+        0
+    ]
     rows = results.last(table)
     rows = rows[(rows.arm == "learned") & (rows["data.samples"] == 32)]
     assert one["mean"] == pytest.approx(rows["test/loss"].mean()) and one.n == 2

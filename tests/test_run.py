@@ -16,6 +16,7 @@ from tests.conftest import SMALL
 
 def train(config, sweep, path):
     """The full table of a sweep."""
+    path.mkdir(exist_ok=True)
     runs = plan(config, sweep)
     table = results.open_workdir(path, "test", config, sweep)
     return execute(runs, table, path, make_mesh(config))
@@ -37,7 +38,9 @@ def swept(tmp_path_factory):
     return config, train(config, sweep, tmp_path_factory.mktemp("swept"))
 
 
-@pytest.mark.parametrize("changes", [{"mesh.run": 1}, {"mesh.run": 2, "mesh.runs_per_batch": 4}, {"mesh.run": 1, "mesh.batching": "vmap"}])
+@pytest.mark.parametrize(
+    "changes", [{"mesh.run": 1}, {"mesh.run": 2, "mesh.runs_per_batch": 4}, {"mesh.run": 1, "mesh.batching": "vmap"}]
+)
 def test_a_batched_run_equals_the_run_alone(swept, changes, tmp_path):
     """Another number of devices, or another batching, changes nothing beyond 1e-5 relative after 20 steps."""
     config, table = swept
@@ -49,7 +52,7 @@ def test_a_batched_run_equals_the_run_alone(swept, changes, tmp_path):
 
 
 def test_training_learns_and_arms_are_paired(swept):
-    config, table = swept
+    _, table = swept
     first = table[table.step == 0].pivot_table(index=["data.samples", "seed"], columns="arm", values="test/loss_soft")
     np.testing.assert_array_equal(first["learned"], first["frozen"])  # same initial weights and data
     assert (last(table, "learned", "train/loss") < first["learned"].to_numpy()).all()
@@ -71,7 +74,9 @@ def test_the_sharpened_router_has_the_learned_entropy(swept):
 
 def test_more_samples_keep_the_initial_router(swept):
     _, table = swept
-    norms = table[(table.arm == "learned") & (table.step == 0)].pivot_table(index="seed", columns="data.samples", values="router/norm_mean")
+    norms = table[(table.arm == "learned") & (table.step == 0)].pivot_table(
+        index="seed", columns="data.samples", values="router/norm_mean"
+    )
     np.testing.assert_array_equal(norms[8], norms[32])
 
 

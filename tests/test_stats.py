@@ -48,7 +48,13 @@ def test_adjustment_is_benjamini_hochberg():
 
 def test_summary_counts_the_diverged_and_averages_the_rest():
     last = pd.DataFrame(
-        {"k": [1, 1, 1], "arm": "learned", "seed": [0, 1, 2], "status": ["ok", "ok", "diverged"], "test/loss": [1.0, 3.0, 99.0]}
+        {
+            "k": [1, 1, 1],
+            "arm": "learned",
+            "seed": [0, 1, 2],
+            "status": ["ok", "ok", "diverged"],
+            "test/loss": [1.0, 3.0, 99.0],
+        }
     )
     row = stats.summarise(last, ["k"]).iloc[0]
     assert (row["mean"], row.n, row.diverged) == (2.0, 2, 1)

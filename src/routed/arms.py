@@ -27,6 +27,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "dense_total": {"router.frozen": True, "model": "dense_total"},
 }
 
+
 class Match(NamedTuple):
     """`setting` takes the final value of `metric` of the arm `source`, at the same point and seed."""
 

@@ -121,7 +121,11 @@ def _judge(claim: Claim, rows: Rows) -> dict[str, Any]:
     mean, low, high, n = stats.estimate(differences)
     found |= {"ours": math.exp(mean), "interval": [math.exp(low), math.exp(high)], "n": n}
     found["text"] = _ratio_text(claim, rows, mean, low, high, arms)
-    stuck = [why for side, arm in zip((claim.lower, claim.higher), arms, strict=True) if (why := rows.unconverged(side, claim.at, arm))]
+    stuck = [
+        why
+        for side, arm in zip((claim.lower, claim.higher), arms, strict=True)
+        if (why := rows.unconverged(side, claim.at, arm))
+    ]
     if n < 2:
         return found | {"verdict": "inconclusive", "reason": "one seed"}
     if claim.kind == "null":
@@ -158,7 +162,9 @@ def _robustness(claim: Claim, rows: Rows) -> dict[str, int] | None:
         differences, arms = _differences(claim, point, rows)
         if len(differences) > 1:
             tried += 1
-            passed = not any(rows.unconverged(s, point, a) for s, a in zip((claim.lower, claim.higher), arms, strict=True))
+            passed = not any(
+                rows.unconverged(s, point, a) for s, a in zip((claim.lower, claim.higher), arms, strict=True)
+            )
             held += passed and stats.estimate(differences).low > 0
     return {"held": held, "tried": tried} if tried > 1 else None
 
@@ -180,14 +186,19 @@ def _number(claim: Claim, rows: Rows) -> dict[str, Any]:
     inside = low <= claim.paper <= high
     wide = (high - low) / 2 > 0.5 * abs(claim.paper)
     if inside and claim.comparability in ("stand_in", "scaled"):
-        return found | {"verdict": "inconclusive", "reason": f"agrees, but on a {claim.comparability.replace('_', ' ')} setting"}
+        return found | {
+            "verdict": "inconclusive",
+            "reason": f"agrees, but on a {claim.comparability.replace('_', ' ')} setting",
+        }
     return found | {
         "verdict": "reproduced" if inside else "not reproduced",
         "reason": "underpowered: the interval is wider than half the value" if inside and wide else "",
     }
 
 
-def _ratio_text(claim: Claim, rows: Rows, mean: float, low: float, high: float, arms: tuple[str | None, str | None]) -> str:
+def _ratio_text(
+    claim: Claim, rows: Rows, mean: float, low: float, high: float, arms: tuple[str | None, str | None]
+) -> str:
     """Both sides and their ratio, for the table of verdicts."""
     parts = []
     for side, arm in zip((claim.lower, claim.higher), arms, strict=True):

@@ -29,7 +29,19 @@ TRACED = (
 )
 
 #: Settings that do not change what a finished run computed: how many runs there are, where they run, how they are judged.
-NOT_IDENTITY = ("name", "figure", "scale", "seed", "seeds", "arms", "gate.train_loss", "gate.plateau", "mesh.run", "mesh.batching", "mesh.runs_per_batch")
+NOT_IDENTITY = (
+    "name",
+    "figure",
+    "scale",
+    "seed",
+    "seeds",
+    "arms",
+    "gate.train_loss",
+    "gate.plateau",
+    "mesh.run",
+    "mesh.batching",
+    "mesh.runs_per_batch",
+)
 
 SCALES = ("smoke", "default", "paper")
 
@@ -80,7 +92,9 @@ def base() -> ConfigDict:
     c.selection = ConfigDict()
     c.selection.name = "soft"  # in routed.selection.SELECTIONS; the rule of training
     c.selection.k = 1  # experts per token of top_k
-    c.selection.renormalise = True  # top_k weights sum to 1 (k = 1: exactly 1), else they are full-softmax probabilities
+    c.selection.renormalise = (
+        True  # top_k weights sum to 1 (k = 1: exactly 1), else they are full-softmax probabilities
+    )
     c.selection.eval = ConfigDict()  # the rule of evaluation
     c.selection.eval.name = "top_k"
     c.selection.eval.k = 1
@@ -155,7 +169,9 @@ def override(config: ConfigDict, changes: dict[str, Any]) -> ConfigDict:
         if isinstance(current, tuple) and isinstance(value, list):
             value = tuple(value)
         if type(value) is not type(current):
-            raise UserError(f"config key {key}={value!r}: expected {type(current).__name__}, got {type(value).__name__}")
+            raise UserError(
+                f"config key {key}={value!r}: expected {type(current).__name__}, got {type(value).__name__}"
+            )
         *path, last = key.split(".")
         node = config
         for part in path:
@@ -178,9 +194,13 @@ def variant(arg: str | None, figures) -> tuple[str, str]:
     figure, scale = parts + ["", "default"][len(parts) :]
     if figure not in figures:
         known = ", ".join(f for f in figures if f)
-        raise UserError(f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure, [*figures, *SCALES])}; known: {known}")
+        raise UserError(
+            f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure, [*figures, *SCALES])}; known: {known}"
+        )
     if scale not in SCALES:
-        raise UserError(f"--config=...:{arg}: unknown scale {scale!r}{nearest(scale or '', SCALES)}; known: {', '.join(SCALES)}")
+        raise UserError(
+            f"--config=...:{arg}: unknown scale {scale!r}{nearest(scale or '', SCALES)}; known: {', '.join(SCALES)}"
+        )
     return figure, scale
 
 

@@ -42,10 +42,19 @@ def gap(rows: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     found = []
     for name, values, why in parts:
-        found.append({"part": name, **stats.estimate(values)._asdict(), "share": values.mean() / whole.mean(), "note": why})
+        found.append(
+            {"part": name, **stats.estimate(values)._asdict(), "share": values.mean() / whole.mean(), "note": why}
+        )
     for name, worse, better, metric in BESIDE:
         if len(values := paired(rows, worse, better, metric)):
-            found.append({"part": name, **stats.estimate(values)._asdict(), "share": np.nan, "note": f"log({worse} / {better}), {metric}"})
+            found.append(
+                {
+                    "part": name,
+                    **stats.estimate(values)._asdict(),
+                    "share": np.nan,
+                    "note": f"log({worse} / {better}), {metric}",
+                }
+            )
     return pd.DataFrame(found)
 
 
@@ -67,11 +76,20 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
         answers.append(("Sharpness equal?", f"final per-token entropy in nats: {text}"))
         answers.append(("Drops", f"largest dropped share {good['router/dropped'].max():.2g}"))
         dead = good.groupby("arm")["router/dead"].mean().dropna()
-        answers.append(("Dead experts", ", ".join(f"{a} {100 * v:.0f} %" for a, v in dead.items()) or "undefined: fewer than 100 test tokens an expert"))
+        answers.append(
+            (
+                "Dead experts",
+                ", ".join(f"{a} {100 * v:.0f} %" for a, v in dead.items())
+                or "undefined: fewer than 100 test tokens an expert",
+            )
+        )
     answers += [
         ("Weight scale", "soft weights sum to 1 in every arm; top-1 weight is exactly 1"),
         ("Trunk gradient", "none: the router sees the raw input"),
-        ("Frozen is frozen", "router parameters of frozen arms are bit for bit those of step 0 (checked at every evaluation)"),
+        (
+            "Frozen is frozen",
+            "router parameters of frozen arms are bit for bit those of step 0 (checked at every evaluation)",
+        ),
         ("Seeds and power", _power(good, swept)),
         ("Data", "generated as the paper describes; what it leaves open was filled by the rules above"),
     ]
@@ -82,13 +100,26 @@ def _tuned(table: pd.DataFrame, rows: pd.DataFrame, swept: list[str]) -> str:
     if "rates" not in swept and not (table.status == "tuning").any():
         return "no: all arms use the paper's rates"
     tried = table[table.status == "tuning"].groupby("arm").run.nunique()
-    return f"at the points with rates=tuned, {tried.max()} candidates for every arm" if tried.nunique() == 1 else f"unequal: {tried.to_dict()}"
+    return (
+        f"at the points with rates=tuned, {tried.max()} candidates for every arm"
+        if tried.nunique() == 1
+        else f"unequal: {tried.to_dict()}"
+    )
 
 
 def _power(good: pd.DataFrame, swept: list[str]) -> str:
     """Half-widths of the paired interval of learned against frozen."""
     groups = [g for _, g in good.groupby(swept)] if swept else [good]
-    widths = [(e.high - e.low) / 2 for g in groups if len(d := paired(g, "frozen", "learned", "test/loss")) > 1 for e in [stats.estimate(d)]]
+    widths = [
+        (e.high - e.low) / 2
+        for g in groups
+        if len(d := paired(g, "frozen", "learned", "test/loss")) > 1
+        for e in [stats.estimate(d)]
+    ]
     seeds = good.groupby([*swept, "arm"]).seed.nunique()
-    text = f"{seeds.min()} to {seeds.max()} seeds a point" if seeds.min() < seeds.max() else f"{seeds.min()} seeds a point"
-    return text + (f"; half-width of log(frozen / learned): {np.median(widths):.2g} (median over points)" if widths else "")
+    text = (
+        f"{seeds.min()} to {seeds.max()} seeds a point" if seeds.min() < seeds.max() else f"{seeds.min()} seeds a point"
+    )
+    return text + (
+        f"; half-width of log(frozen / learned): {np.median(widths):.2g} (median over points)" if widths else ""
+    )

@@ -19,12 +19,13 @@ STEPS = 20
 
 def describe(runs: list[Run], mesh: Mesh) -> str:
     """The plan as text. Compiles every group and times a few of its steps; writes nothing."""
-    lines, total = [], 0.0
+    arms: dict[str, dict[str, None]] = {}
     for run in runs:
-        if run.seed == run.config.seed and not run.tuning:
-            lines.append(f"point {run.arm:14} " + ", ".join(f"{k}={v}" for k, v in run.point.items()))
-    lines = list(dict.fromkeys(lines))
-    lines.append(f"{len(runs)} runs, {sum(r.tuning for r in runs)} of them tuning, on {mesh.size} devices ({mesh.devices.flat[0].platform})")
+        arms.setdefault(", ".join(f"{k}={v}" for k, v in run.point.items()) or "the base config", {})[run.arm] = None
+    lines = [f"point {point}: {', '.join(names)}" for point, names in arms.items()]
+    tuning = sum(run.tuning for run in runs)
+    lines.append(f"{len(runs)} runs, {tuning} of them tuning, on {mesh.size} devices ({mesh.devices.flat[0].platform})")
+    total = 0.0
     for group in make_groups(runs, mesh):
         compiled = compile_group(group.config, group.pool, group.size, mesh)
         seconds, parameters = _estimate(group, compiled)
@@ -47,7 +48,9 @@ def _estimate(group: Group, compiled: Compiled) -> tuple[float, int]:
     seconds = []
     for steps in (0, 0, STEPS):  # the first call touches the memory
         begun = time.perf_counter()
-        states = compiled.advance(active, compiled.place(np.full(count, steps, np.int32)), seeds, settings, worlds, states)
+        states = compiled.advance(
+            active, compiled.place(np.full(count, steps, np.int32)), seeds, settings, worlds, states
+        )
         jax.block_until_ready(states)
         seconds.append(time.perf_counter() - begun)
     evaluation, step = seconds[1], max(seconds[2] - seconds[1], 0.0) / STEPS

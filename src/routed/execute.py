@@ -21,11 +21,14 @@ from routed import checkpoint, files, results
 from routed.arms import MATCHED
 from routed.config import override
 from routed.data import TASKS
-from routed.layout import Compiled, compile_group, stack_settings, traced
+from routed.layout import Compiled, bytes_of_run, compile_group, stack_settings, traced
 from routed.metrics import agreement, churn
 from routed.points import Run, dependencies, groups
 from routed.progress import Progress
 from routed.words import UserError
+
+#: Share of the memory that worlds and states may take; the rest is for what a step computes.
+USABLE = 1 / 3
 
 
 class Group(NamedTuple):
@@ -53,18 +56,24 @@ def make_groups(runs: list[Run], mesh: Mesh) -> list[Group]:
         config = members[0].config
         pool = max(run.config.data.samples for run in members)
         devices = mesh.size
-        bytes_each = TASKS[config.data.name].bytes_per_sample(config.data) * (pool + config.data.test_samples)
-        fits = int(_memory() / 3 // bytes_each)
-        if fits < devices:
-            raise UserError(
-                f"config key data.samples={pool}: one run's samples take {bytes_each / 2**30:.1f} GiB and {devices} devices"
-                f" hold one each, of {_memory() / 2**30:.1f} GiB of memory; lower data.samples or set mesh.run=1"
-            )
+        samples = TASKS[config.data.name].bytes_per_sample(config.data) * (pool + config.data.test_samples)
+        _refuse_if_too_large("data.samples", pool, samples, devices)
+        each = bytes_of_run(config, pool)
+        _refuse_if_too_large("experts.count", config.experts.count, each, devices)
+        fits = int(_memory() * USABLE // each)
         wanted = min(config.mesh.runs_per_batch, len(members), fits)
         size = max(devices, math.ceil(wanted / devices) * devices)
         name = "/".join(dict.fromkeys(run.arm for run in members))
         made.append(Group(f"{name} E={config.experts.count}" if config.model == "moe" else name, members, pool, size))
     return made
+
+
+def _refuse_if_too_large(key: str, value: int, bytes_each: int, devices: int) -> None:
+    if bytes_each * devices > _memory() * USABLE:
+        raise UserError(
+            f"config key {key}={value}: a run takes {bytes_each / 2**30:.1f} GiB and {devices} devices hold one each,"
+            f" of {_memory() / 2**30:.1f} GiB of memory; lower {key} or set mesh.run=1"
+        )
 
 
 def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: Mesh) -> pd.DataFrame:
@@ -73,12 +82,12 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
     Raises:
       UserError: the disk failed, or the user interrupted; everything finished is saved.
     """
-    made, wanted, waits = make_groups(runs, mesh), {r.key: r for r in runs}, dependencies(runs)
     done = set(table.run) if len(table) else set()
     pending = [r for r in runs if r.key not in done]
     if not pending:
         checkpoint.clear(workdir / "checkpoints")
         return table
+    made, wanted, waits = make_groups(runs, mesh), {r.key: r for r in runs}, dependencies(runs)
     swept = results.swept_keys(workdir)
     progress = Progress(sum(r.config.steps for r in pending))
     compiled: dict[int, Compiled] = {}
@@ -163,7 +172,9 @@ def best_scale(tuning: list[Run], table: pd.DataFrame) -> float:
     return min(losses, key=lambda scale: np.mean(losses[scale]))
 
 
-def _advance(compiled: Compiled, group: Group, batch, settings, workdir, saved, progress, interrupted) -> list[dict[str, np.ndarray]]:
+def _advance(
+    compiled: Compiled, group: Group, batch, settings, workdir, saved, progress, interrupted
+) -> list[dict[str, np.ndarray]]:
     """All chunks of one batch, from its checkpoint if there is one; the history of each run."""
     config, count = group.config, len(batch)
     padding = compiled.runs - count
@@ -177,12 +188,16 @@ def _advance(compiled: Compiled, group: Group, batch, settings, workdir, saved, 
         loaded = checkpoint.load(saved[0], checkpoint.abstract(states))
         if loaded is not None:
             states, first = loaded, saved[1]["chunk"] + 1
-            progress.advance((first - 1) * config.eval_every * count, group.name, (first - 1) * config.eval_every, math.nan)
+            progress.advance(
+                (first - 1) * config.eval_every * count, group.name, (first - 1) * config.eval_every, math.nan
+            )
             log.info("resuming %s from step %d", group.name, (first - 1) * config.eval_every)
     chunks = config.steps // config.eval_every
     for chunk in range(first, chunks + 1):  # chunk 0 only evaluates
         steps = config.eval_every if chunk else 0
-        states = compiled.advance(active, compiled.place(np.full(compiled.runs, steps, np.int32)), seeds, stacked, worlds, states)
+        states = compiled.advance(
+            active, compiled.place(np.full(compiled.runs, steps, np.int32)), seeds, stacked, worlds, states
+        )
         losses = np.asarray(states["history"]["train/loss"])[:count, chunk]
         progress.advance(steps * count, group.name, chunk * steps, float(np.median(losses)))
         if chunk:
@@ -190,7 +205,9 @@ def _advance(compiled: Compiled, group: Group, batch, settings, workdir, saved, 
         _stop_if(interrupted, workdir)
     history = jax.tree.map(np.asarray, states["history"])
     seconds = time.perf_counter() - begun
-    _write_timing(workdir, group, count, compiled.seconds, seconds, (chunks - max(first, 1) + 1) * config.eval_every * count)
+    _write_timing(
+        workdir, group, count, compiled.seconds, seconds, (chunks - max(first, 1) + 1) * config.eval_every * count
+    )
     ran = [{name: values[i] for name, values in history.items()} for i in range(count)]
     return [one | _offline(one) for one in ran]
 
@@ -207,7 +224,9 @@ def _offline(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found
 
 
-def _write_timing(workdir: pathlib.Path, group: Group, count: int, compile_s: float, run_s: float, run_steps: int) -> None:
+def _write_timing(
+    workdir: pathlib.Path, group: Group, count: int, compile_s: float, run_s: float, run_steps: int
+) -> None:
     """Adds a line to timing.csv, the only table with a clock in it."""
     path = workdir / "timing.csv"
     header = b"group,runs,compile_s,run_s,run_steps,ms_per_run_step\n"

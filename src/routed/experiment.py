@@ -50,13 +50,19 @@ def configure(spec: str, overrides: list[str]) -> tuple[types.ModuleType, Config
     module = load(path)
     try:
         config = module.get_config(arg or None)
-    except (AttributeError, KeyError, TypeError) as error:  # what ConfigDict raises for a key or a type it does not know
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+    ) as error:  # what ConfigDict raises for a key or a type it does not know
         raise UserError(f"--config={path}: get_config failed: {error}") from error
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--config.{text}: expected --config.KEY=VALUE")
         if key in ("figure", "scale"):
-            raise UserError(f"--config.{text}: figure and scale are named behind the file: --config={path}:FIGURE,SCALE")
+            raise UserError(
+                f"--config.{text}: figure and scale are named behind the file: --config={path}:FIGURE,SCALE"
+            )
         config = override(config, {key: parse(config, key, value)})
     return module, config

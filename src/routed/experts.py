@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import flax.linen as nn
 from jaxtyping import Array, Float
 
@@ -52,7 +54,7 @@ EXPERTS = {
 def mlp_parameters(inputs: int, outputs: int, depth: int, width: int) -> int:
     """Weights and biases of an Mlp."""
     sizes = [inputs] + [width] * (depth - 1) + [outputs]
-    return sum((a + 1) * b for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+    return sum((a + 1) * b for a, b in itertools.pairwise(sizes))
 
 
 def width_for(parameters: int, inputs: int, outputs: int, depth: int) -> int:

@@ -13,7 +13,16 @@ from collections.abc import Callable, Iterator
 from routed.words import UserError
 
 #: Errors of the disk that another folder mends, in the order in which they are looked for.
-ELSEWHERE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EIO)
+ELSEWHERE = (
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.EIO,
+)
 
 
 def write(path: pathlib.Path, content: str | bytes | Callable[[pathlib.Path], None]) -> None:
@@ -52,7 +61,9 @@ def explained(path: pathlib.Path) -> Iterator[None]:
         text = " ".join(str(e) for e in _causes(error))
         codes = {e.errno for e in _causes(error) if isinstance(e, OSError)}
         if codes & {errno.ENOSPC, errno.EDQUOT} or "No space left" in text or "RESOURCE_EXHAUSTED" in text:
-            raise UserError(f"disk full while writing {path}: free some space and run the same command; finished runs are kept") from error
+            raise UserError(
+                f"disk full while writing {path}: free some space and run the same command; finished runs are kept"
+            ) from error
         for code in ELSEWHERE:
             if code in codes or os.strerror(code) in text:
                 raise UserError(f"cannot use {path} ({os.strerror(code).lower()}): choose another --workdir") from error
@@ -81,7 +92,9 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             holder = file.read().decode(errors="replace").strip() or "unknown"
-            raise UserError(f"workdir {directory} is in use by process {holder}: wait for it, stop it, or choose another --workdir") from None
+            raise UserError(
+                f"workdir {directory} is in use by process {holder}: wait for it, stop it, or choose another --workdir"
+            ) from None
         with explained(directory):
             file.truncate(0)
             file.write(str(os.getpid()).encode())

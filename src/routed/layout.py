@@ -39,7 +39,9 @@ def make_mesh(config: ConfigDict) -> Mesh:
     devices = jax.devices()
     wanted = config.mesh.run or len(devices)
     if wanted > len(devices):
-        raise UserError(f"config key mesh.run={wanted}: this machine has {len(devices)} devices; use at most that, or 0 for all")
+        raise UserError(
+            f"config key mesh.run={wanted}: this machine has {len(devices)} devices; use at most that, or 0 for all"
+        )
     return jax.make_mesh((wanted,), ("run",), axis_types=(AxisType.Auto,), devices=devices[:wanted])
 
 
@@ -68,17 +70,16 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
         mapped = _mapper(batching(config, mesh))(function)
         return jax.shard_map(mapped, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
 
-    def begin(seed, settings):
-        world = one.world(seed)
-        return world, one.init(seed, settings, world)
-
-    start_time = time.perf_counter()
+    begun = time.perf_counter()
     seeds, settings = np.zeros(runs, np.uint32), stack_settings([traced(config)] * runs)
     active, steps = np.ones(runs, bool), np.zeros(runs, np.int32)
-    start = jax.jit(over_runs(begin)).lower(seeds, settings).compile()
-    worlds, states = jax.eval_shape(over_runs(begin), seeds, settings)
+    start = jax.jit(over_runs(one.start)).lower(seeds, settings).compile()
+    worlds, states = jax.eval_shape(over_runs(one.start), seeds, settings)
     sharding = NamedSharding(mesh, spec)
-    shaped = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), (active, steps, seeds, settings, worlds, states))
+    shaped = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
+        (active, steps, seeds, settings, worlds, states),
+    )
     advance = jax.jit(over_runs(one.chunk), donate_argnums=5).lower(*shaped).compile()
     return Compiled(
         runs=runs,
@@ -86,9 +87,15 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
         advance=advance,
         place=lambda tree: jax.device_put(tree, sharding),
         batching=batching(config, mesh),
-        seconds=time.perf_counter() - start_time,
+        seconds=time.perf_counter() - begun,
         bytes=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((worlds, states))),
     )
+
+
+def bytes_of_run(config: ConfigDict, pool: int) -> int:
+    """Bytes of one run's world and state, from their shapes."""
+    shapes = jax.eval_shape(program(config, pool).start, np.uint32(0), traced(config))
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
 
 
 def traced(config: ConfigDict) -> dict[str, bool | int | float]:

@@ -21,10 +21,18 @@ from absl import logging as log
 from routed import dry_run, execute, experiment, files, layout, points, report, results, validate
 from routed.words import UserError
 
-CONFIG = flags.DEFINE_string("config", None, "Experiment file with figure and scale: FILE[:FIGURE[,SCALE]]. Change a setting with --config.KEY=VALUE.")
+CONFIG = flags.DEFINE_string(
+    "config",
+    None,
+    "Experiment file with figure and scale: FILE[:FIGURE[,SCALE]]. Change a setting with --config.KEY=VALUE.",
+)
 SWEEP = flags.DEFINE_multi_string("sweep", [], "KEY=v1,v2,...: sweep any setting; may be repeated (product).")
-WORKDIR = flags.DEFINE_string("workdir", None, "Where everything is written; default runs/NAME[-FIGURE][-SCALE][-KEY=VALUE...].")
-DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print points, compiled groups, parameters, memory and estimated time, and stop.")
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Where everything is written; default runs/NAME[-FIGURE][-SCALE][-KEY=VALUE...]."
+)
+DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Print points, compiled groups, parameters, memory and estimated time, and stop."
+)
 
 _OVERRIDES: list[str] = []
 

@@ -99,40 +99,36 @@ def curves(spec: dict[str, Any], data: Data) -> Figure | None:
     if spec["x"] not in data.swept:
         return None
     rows = data.where(spec)
-    arms = [arm for arm in LABELS if arm in set(rows.arm) and arm in spec.get("arms", LABELS)]
-    metrics = [m for m in spec["metrics"] if m in rows and rows[rows.arm.isin(arms)][m].notna().any()]
-    figure = Figure(figsize=(3.7 * len(metrics) + 0.2, 3.9))
-    panels = figure.subplots(1, len(metrics), squeeze=False, sharey=len({AXES[m][1] for m in metrics}) == 1)[0]
     xs = sorted(rows[spec["x"]].unique())
-    for panel, metric in zip(panels, metrics, strict=True):
-        label, log = AXES[metric]
-        for arm in arms:
-            points = [(xs.index(x), _mean(group[metric], log)) for x, group in rows[rows.arm == arm].groupby(spec["x"])]
-            points = [(x, e) for x, e in points if np.isfinite(e.mean)]
-            _line(panel, arm, points, shift=0.06 * (arms.index(arm) - (len(arms) - 1) / 2) if len(xs) < 8 else 0)
+    figure = _panels(spec, rows.assign(place=rows[spec["x"]].map(xs.index)), "place", spread=0.06 if len(xs) < 8 else 0)
+    for panel in figure.axes:
         panel.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
         panel.set_xlabel(KEYS.get(spec["x"], spec["x"]))
-        panel.set_ylabel(label)
-        panel.yaxis.set_tick_params(labelleft=True)
-        if log:
-            _logarithmic(panel)
-    _legend(figure, panels[0])
     return figure
 
 
 def training(spec: dict[str, Any], data: Data) -> Figure | None:
     """Metrics against optimiser steps at the figure's point, a line an arm: is everything converged?"""
-    rows = settle(data.table, data.swept, spec)
-    metrics = [m for m in spec["metrics"] if m in rows and rows[m].notna().any()]
+    figure = _panels(spec, settle(data.table, data.swept, spec), "step", spread=0)
+    for panel in figure.axes:
+        panel.set_xlabel("optimiser steps")
+    return figure
+
+
+def _panels(spec: dict[str, Any], rows: pd.DataFrame, x: str, spread: float) -> Figure:
+    """A panel a metric, a line an arm; `spread` sets the arms apart so that their intervals do not hide each other."""
+    arms = [arm for arm in LABELS if arm in set(rows.arm) and arm in spec.get("arms", LABELS)]
+    metrics = [m for m in spec["metrics"] if m in rows and rows[rows.arm.isin(arms)][m].notna().any()]
     figure = Figure(figsize=(3.7 * len(metrics) + 0.2, 3.9))
-    panels = figure.subplots(1, len(metrics), squeeze=False)[0]
+    same = len({AXES[m][1] for m in metrics}) == 1 and x != "step"
+    panels = figure.subplots(1, len(metrics), squeeze=False, sharey=same)[0]
     for panel, metric in zip(panels, metrics, strict=True):
         label, log = AXES[metric]
-        for arm in [arm for arm in LABELS if arm in set(rows.arm)]:
-            points = [(step, _mean(group[metric], log)) for step, group in rows[rows.arm == arm].groupby("step")]
-            _line(panel, arm, [(x, e) for x, e in points if np.isfinite(e.mean)])
-        panel.set_xlabel("optimiser steps")
+        for i, arm in enumerate(arms):
+            points = [(at, _mean(group[metric], log)) for at, group in rows[rows.arm == arm].groupby(x)]
+            _line(panel, arm, [p for p in points if np.isfinite(p[1].mean)], shift=spread * (i - (len(arms) - 1) / 2))
         panel.set_ylabel(label)
+        panel.yaxis.set_tick_params(labelleft=True)
         if log:
             _logarithmic(panel)
     _legend(figure, panels[0])
@@ -158,7 +154,14 @@ def gap(spec: dict[str, Any], data: Data) -> Figure | None:
             place = j - 0.4 + (i + 0.5) * width
             panel.bar(place, row["mean"], width * 0.9, color=colours[i], label=part if not j else None)
             if np.isfinite(row.low):
-                panel.errorbar(place, row["mean"], [[row["mean"] - row.low], [row.high - row["mean"]]], color="#444444", capsize=2, lw=1)
+                panel.errorbar(
+                    place,
+                    row["mean"],
+                    [[row["mean"] - row.low], [row.high - row["mean"]]],
+                    color="#444444",
+                    capsize=2,
+                    lw=1,
+                )
     panel.axhline(0, color="black", lw=0.8)
     panel.set_xticks(range(len(found)), [f"{x:g}" for x in found])
     panel.set_xlabel(KEYS.get(spec["x"], spec["x"]))
@@ -183,7 +186,9 @@ def phase(spec: dict[str, Any], data: Data) -> Figure | None:
     for against in ("frozen", "fairest"):
         cells = [[_cell(rows[(rows[spec["x"]] == x) & (rows[spec["y"]] == y)], against) for x in xs] for y in ys]
         maps.append(cells)
-    bound = max((abs(c[0].mean) for cells in maps for line in cells for c in line if np.isfinite(c[0].mean)), default=1.0)
+    bound = max(
+        (abs(c[0].mean) for cells in maps for line in cells for c in line if np.isfinite(c[0].mean)), default=1.0
+    )
     for panel, cells, title in zip(panels, maps, ("against frozen", "against the fairest frozen control"), strict=True):
         means = np.array([[c[0].mean for c in line] for line in cells])
         image = panel.imshow(means, origin="lower", aspect="auto", cmap="RdBu", vmin=-bound, vmax=bound)
@@ -193,7 +198,15 @@ def phase(spec: dict[str, Any], data: Data) -> Figure | None:
             one, arm = cells[i][j]
             star = "*" if one.low > 0 or one.high < 0 else ""
             name = f"\n{arm.removeprefix('frozen_')}" if arm and arm != "frozen" else ""
-            panel.text(j, i, f"{mean:+.2f}{star}{name}", ha="center", va="center", fontsize=7.5, color="white" if abs(mean) > 0.6 * bound else "black")
+            panel.text(
+                j,
+                i,
+                f"{mean:+.2f}{star}{name}",
+                ha="center",
+                va="center",
+                fontsize=7.5,
+                color="white" if abs(mean) > 0.6 * bound else "black",
+            )
         panel.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
         panel.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
         panel.set_xlabel(KEYS.get(spec["x"], spec["x"]))
@@ -218,8 +231,14 @@ def forest(spec: dict[str, Any], data: Data) -> Figure | None:
         for against, colour, marker, offset in (("frozen", "#D55E00", "o", 0.12), ("fairest", "#0072B2", "s", -0.12)):
             one, _ = _cell(rows, against)
             bars = [[one.mean - one.low], [one.high - one.mean]] if np.isfinite(one.low) else None
-            label = {"frozen": "against frozen", "fairest": "against the fairest frozen control"}[against] if not place else None
-            panel.errorbar(one.mean, place + offset, xerr=bars, color=colour, marker=marker, capsize=2, ls="", label=label)
+            label = (
+                {"frozen": "against frozen", "fairest": "against the fairest frozen control"}[against]
+                if not place
+                else None
+            )
+            panel.errorbar(
+                one.mean, place + offset, xerr=bars, color=colour, marker=marker, capsize=2, ls="", label=label
+            )
     panel.axvline(0, color="black", lw=0.8)
     panel.set_yticks(range(len(names)), names)
     panel.invert_yaxis()
@@ -235,7 +254,9 @@ def routing(spec: dict[str, Any], data: Data) -> Figure | None:
     diagonal.
     """
     rows = data.where(spec | {"x": None})
-    shown = [(arm, data.heatmaps[run]) for arm in spec["arms"] for run in rows[rows.arm == arm].run if run in data.heatmaps]
+    shown = [
+        (arm, data.heatmaps[run]) for arm in spec["arms"] for run in rows[rows.arm == arm].run if run in data.heatmaps
+    ]
     if not shown:
         return None
     count = len(shown[0][1])
@@ -247,7 +268,9 @@ def routing(spec: dict[str, Any], data: Data) -> Figure | None:
         maps = maps.astype(float)
         order = _diagonal(maps[-1])
         for panel, moment in zip(line, moments, strict=True):
-            image = panel.imshow(maps[moment][np.ix_(*order)], vmin=0, vmax=1, cmap="cividis", aspect="auto", interpolation="nearest")
+            image = panel.imshow(
+                maps[moment][np.ix_(*order)], vmin=0, vmax=1, cmap="cividis", aspect="auto", interpolation="nearest"
+            )
             if panel in panels[0]:
                 panel.set_title(f"step {moment * every}", fontsize=8)
             panel.grid(visible=False)
@@ -280,7 +303,7 @@ def _mean(values: pd.Series, log: bool) -> stats.Estimate:
     return stats.Estimate(float(np.exp(one.mean)), float(np.exp(one.low)), float(np.exp(one.high)), one.n)
 
 
-def _line(panel, arm: str, points: Sequence[tuple[float, stats.Estimate]], shift: float = 0.0) -> None:
+def _line(panel, arm: str, points: Sequence[tuple[float | int, stats.Estimate]], shift: float = 0.0) -> None:
     if not points:
         return
     label, colour = LABELS[arm]
@@ -289,7 +312,18 @@ def _line(panel, arm: str, points: Sequence[tuple[float, stats.Estimate]], shift
     low, high = (np.array([p[1][i] for p in points]) for i in (1, 2))
     bars = np.nan_to_num(np.stack([y - low, high - y]))
     marker = MARKERS[list(LABELS).index(arm)]
-    panel.errorbar(x, y, bars, color=colour, marker=marker, ms=4, capsize=2, lw=1.2, label=label, ls="--" if arm.startswith("frozen") else "-")
+    panel.errorbar(
+        x,
+        y,
+        bars,
+        color=colour,
+        marker=marker,
+        ms=4,
+        capsize=2,
+        lw=1.2,
+        label=label,
+        ls="--" if arm.startswith("frozen") else "-",
+    )
 
 
 def _logarithmic(panel) -> None:

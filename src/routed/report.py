@@ -26,7 +26,9 @@ from routed import claims, diagnosis, experiment, files, plots, results, stats
 from routed.config import flatten
 from routed.words import UserError
 
-OUT = flags.DEFINE_string("out", None, "The page to write; default report.html in the folder, or in the first one's parent.")
+OUT = flags.DEFINE_string(
+    "out", None, "The page to write; default report.html in the folder, or in the first one's parent."
+)
 
 CAPTIONS = {
     "curves": "Means over seeds with 95 % t intervals (geometric means on log axes, which end at 0.001).",
@@ -58,7 +60,9 @@ def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, t
     return as_text(part)
 
 
-def make_part(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame) -> dict[str, Any]:
+def make_part(
+    workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame
+) -> dict[str, Any]:
     """Everything that the page says of one workdir; writes nothing."""
     swept = results.swept_keys(workdir)
     last = results.last(table)
@@ -93,7 +97,9 @@ def make_part(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDic
 def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
     """One HTML file that opens offline."""
     source = importlib.resources.files("routed").joinpath("report.html").read_text()
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
     title = parts[0]["name"] if len(parts) == 1 else "Overview"
     question = parts[0]["question"] if len(parts) == 1 else f"{len(parts)} workdirs side by side."
     files.write(path, environment.from_string(source).render(title=title, question=question, parts=parts))
@@ -101,11 +107,16 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
 
 def as_text(part: dict[str, Any]) -> str:
     """Verdicts and the gap for the terminal."""
-    lines = [f"{c['verdict'].upper():14} {c['id']}: {c['statement']}\n{'':14} {c['text'] or 'no rows'}" + (f" ({c['reason']})" if c["reason"] else "") for c in part["claims"]]
+    lines = [
+        f"{c['verdict'].upper():14} {c['id']}: {c['statement']}\n{'':14} {c['text'] or 'no rows'}"
+        + (f" ({c['reason']})" if c["reason"] else "")
+        for c in part["claims"]
+    ]
     if part["gap"]:
         lines.append(f"\nThe gap decomposed, at {part['gap_at']} (log ratios of loss, 95 % intervals):")
         lines += [
-            f"  {g['part']:28} {g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]" + (f"  {100 * g['share']:.0f} %" if g["share"] == g["share"] else "")
+            f"  {g['part']:28} {g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]"
+            + (f"  {100 * g['share']:.0f} %" if g["share"] == g["share"] else "")
             for g in part["gap"]
         ]
     return "\n".join(lines)
@@ -115,8 +126,15 @@ def _wide(summary: pd.DataFrame, swept: list[str]) -> str:
     if not len(summary):
         return ""
     shown = summary.copy()
-    shown["value"] = [f"{m:.4g} [{low:.3g}, {high:.3g}] n={n}" for m, low, high, n in zip(shown["mean"], shown.low, shown.high, shown.n, strict=True)]
-    return shown.pivot_table(index="metric", columns=[*swept, "arm"], values="value", aggfunc="first").fillna("").T.to_html(border=0)
+    shown["value"] = [
+        f"{m:.4g} [{low:.3g}, {high:.3g}] n={n}"
+        for m, low, high, n in zip(shown["mean"], shown.low, shown.high, shown.n, strict=True)
+    ]
+    return (
+        shown.pivot_table(index="metric", columns=[*swept, "arm"], values="value", aggfunc="first")
+        .fillna("")
+        .T.to_html(border=0)
+    )
 
 
 def _unique_ids(svg: str, prefix: str) -> str:
@@ -135,10 +153,16 @@ def main(argv: list[str]) -> None:
     parts = []
     for group in merged(folders):
         module, config = _experiment_of(group[0])
-        table = pd.concat([results.read_table(folder) for folder in group], ignore_index=True).drop_duplicates(["run", "step"])
+        table = pd.concat([results.read_table(folder) for folder in group], ignore_index=True).drop_duplicates(
+            ["run", "step"]
+        )
         parts.append(make_part(group[0], module, config, table))
         print(f"{parts[-1]['name']}\n{as_text(parts[-1])}\n")
-    out = pathlib.Path(OUT.value) if OUT.value else (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
+    out = (
+        pathlib.Path(OUT.value)
+        if OUT.value
+        else (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
+    )
     write_page(out, parts)
     print(f"wrote {out}")
 

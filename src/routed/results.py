@@ -51,7 +51,9 @@ def open_workdir(path: pathlib.Path, experiment: str, config: ConfigDict, sweep:
                     f" choose another --workdir, or set --config.{key}={_plain(old)}"
                 )
         if config.held and stored["config"]["seed"] != config.seed:
-            raise UserError(f"workdir {path} holds results with seed={stored['config']['seed']} and held streams: choose another --workdir")
+            raise UserError(
+                f"workdir {path} holds results with seed={stored['config']['seed']} and held streams: choose another --workdir"
+            )
         # A key swept only now was constant in the rows that are there: its value of then stays in config.json.
         flat |= {key: stored["config"][key] for key in swept if key in stored["config"]}
         for key in swept:
@@ -73,8 +75,12 @@ def rows_of(run: Run, history: dict[str, np.ndarray], swept: list[str]) -> list[
       UserError: a frozen router moved, which would void the comparison.
     """
     finite = np.isfinite(history["test/loss"]).all() and np.isfinite(history["train/loss"][1:]).all()
-    if run.config.router.frozen and finite and history["router/moved"].max() > 0:  # NaN weights, which equal nothing, never moved
-        raise UserError(f"run {run.key} ({run.arm}, seed {run.seed}): the frozen router moved; this is a bug, please report it")
+    if (
+        run.config.router.frozen and finite and history["router/moved"].max() > 0
+    ):  # NaN weights, which equal nothing, never moved
+        raise UserError(
+            f"run {run.key} ({run.arm}, seed {run.seed}): the frozen router moved; this is a bug, please report it"
+        )
     status = "tuning" if run.tuning else "ok" if finite else "diverged"
     flat = flatten(run.config)
     point = {key: _plain(flat[key]) for key in swept}
@@ -82,7 +88,9 @@ def rows_of(run: Run, history: dict[str, np.ndarray], swept: list[str]) -> list[
     for index in range(len(history["test/loss"])):
         metrics = {name: float(values[index]) for name, values in sorted(history.items()) if values.ndim == 1}
         step = index * run.config.eval_every
-        rows.append({"run": run.key, **point, "arm": run.arm, "seed": run.seed, "step": step, "status": status, **metrics})
+        rows.append(
+            {"run": run.key, **point, "arm": run.arm, "seed": run.seed, "step": step, "status": status, **metrics}
+        )
     return rows
 
 
@@ -112,7 +120,11 @@ def read_table(path: pathlib.Path) -> pd.DataFrame:
         if table is not None:
             return table
         if problem:
-            log.warning("%s is damaged (%s): going back to the table before it; what is missing is run again", path / name, problem)
+            log.warning(
+                "%s is damaged (%s): going back to the table before it; what is missing is run again",
+                path / name,
+                problem,
+            )
     return pd.DataFrame()
 
 
@@ -152,7 +164,8 @@ def write_heatmaps(path: pathlib.Path, new: dict[str, np.ndarray]) -> None:
 def read_heatmaps(path: pathlib.Path) -> dict[str, np.ndarray]:
     """The arrays of routing.npz; none when it is missing or damaged."""
     try:
-        with np.load(path / "routing.npz", allow_pickle=False) as stored:
+        content = io.BytesIO((path / "routing.npz").read_bytes())  # np.load leaves a damaged file open
+        with np.load(content, allow_pickle=False) as stored:
             return dict(stored)
     except FileNotFoundError:
         return {}
@@ -194,10 +207,14 @@ def _stored_config(path: pathlib.Path) -> dict[str, Any]:
         if {*stored["swept"]} <= {*stored["config"]}:
             return stored
     except FileNotFoundError:
-        raise UserError(f"workdir {path} has results but no config.json, so nobody knows of which settings: choose another --workdir") from None
+        raise UserError(
+            f"workdir {path} has results but no config.json, so nobody knows of which settings: choose another --workdir"
+        ) from None
     except (ValueError, KeyError, TypeError):
         pass
-    raise UserError(f"{path / 'config.json'} is damaged, so nobody knows of which settings the results are: choose another --workdir")
+    raise UserError(
+        f"{path / 'config.json'} is damaged, so nobody knows of which settings the results are: choose another --workdir"
+    )
 
 
 def _description(experiment: str, flat: dict[str, Any], swept: list[str]) -> dict[str, Any]:
@@ -224,7 +241,13 @@ def _commit() -> str:
     """The commit of the source tree, with a mark when it has uncommitted changes."""
     here = pathlib.Path(__file__).parent
     try:
-        found = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=here, capture_output=True, text=True, timeout=10)
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return found.stdout.strip() or "unknown"
@@ -237,4 +260,6 @@ def _plain(value: Any) -> Any:
 
 def config_of(path: pathlib.Path, base: ConfigDict) -> ConfigDict:
     """The config that a workdir was run with."""
-    return override(base, {k: tuple(v) if isinstance(v, list) else v for k, v in _stored_config(path)["config"].items()})
+    return override(
+        base, {k: tuple(v) if isinstance(v, list) else v for k, v in _stored_config(path)["config"].items()}
+    )

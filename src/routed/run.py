@@ -26,15 +26,14 @@ PROBE = 1024
 
 
 class Program(NamedTuple):
-    """The three functions of a run. `state` holds parameters, optimiser, step and the whole history of evaluations.
+    """The two functions of a run. `state` holds parameters, optimiser, step and the whole history of evaluations.
 
-    world(seed) -> world; init(seed, settings, world) -> state, not yet evaluated;
+    start(seed, settings) -> (world, state), not yet evaluated;
     chunk(active, steps, seed, settings, world, state) -> state, `steps` later and evaluated (0 steps: evaluated only); the
     same state if not active (a padded place in a batch costs nothing where runs are mapped one after the other).
     """
 
-    world: Callable[..., Any]
-    init: Callable[..., Any]
+    start: Callable[..., Any]
     chunk: Callable[..., Any]
 
 
@@ -54,9 +53,6 @@ def program(config: ConfigDict, pool: int) -> Program:
     evaluations = config.steps // config.eval_every + 1
     soft = ConfigDict({"name": "soft"})
 
-    def world(seed):
-        return task.world(streams(seed, config)["world"], config.data, pool)
-
     def sample(keys, settings, world, step) -> Batch:
         key = jax.random.fold_in(keys["order"], step)
         draw = task.fresh_batch if config.data.fresh else task.train_batch
@@ -67,8 +63,9 @@ def program(config: ConfigDict, pool: int) -> Program:
         prediction, _ = model.apply(params, batch, config.selection, config.dispatch)
         return ((prediction - batch.y) ** 2).sum(-1).mean()
 
-    def init(seed, settings, world):
+    def start(seed, settings):
         keys = streams(seed, config)
+        world = task.world(keys["world"], config.data, pool)
         test = task.test_batch(world, config.data, settings)
         params = model.init(keys["init"], test)
         router = params["router"]
@@ -83,7 +80,8 @@ def program(config: ConfigDict, pool: int) -> Program:
             "step": jnp.int32(0),
         }
         seen = jax.eval_shape(lambda: evaluate(keys, settings, world, state)) | {"train/loss": jnp.float32(0)}
-        return state | {"history": {name: jnp.zeros((evaluations, *one.shape), one.dtype) for name, one in seen.items()}}
+        history = {name: jnp.zeros((evaluations, *one.shape), one.dtype) for name, one in seen.items()}
+        return world, state | {"history": history}
 
     def chunk(active, steps, seed, settings, world, state):
         keys = streams(seed, config)
@@ -115,7 +113,9 @@ def program(config: ConfigDict, pool: int) -> Program:
         variance = task.variance(world, config.data)
 
         def forward(block: Batch):
-            prediction, routing = model.apply(params, block, config.selection.eval, "dense")  # soft needs every expert anyway
+            prediction, routing = model.apply(
+                params, block, config.selection.eval, "dense"
+            )  # soft needs every expert anyway
             mixture, _ = model.apply(params, block, soft, "dense")
             return prediction, mixture, routing
 
@@ -131,7 +131,10 @@ def program(config: ConfigDict, pool: int) -> Program:
             "test/excess": normalised(prediction - ideal),
             "test/bayes": normalised(ideal - test.y),
         }
-        moved = [(a != b).any() for a, b in zip(jax.tree.leaves(params["router"]), jax.tree.leaves(state["router0"]), strict=True)]
+        moved = [
+            (a != b).any()
+            for a, b in zip(jax.tree.leaves(params["router"]), jax.tree.leaves(state["router0"]), strict=True)
+        ]
         seen["router/moved"] = jnp.float32(jnp.stack(moved).any() if moved else False)
         if routing is None or score is None:
             return seen
@@ -148,7 +151,9 @@ def program(config: ConfigDict, pool: int) -> Program:
             lambda x: score(params, test._replace(x=x)), test.x, test.cluster, clusters, keys["noise"]
         )
         seen |= {f"router/{name}": value for name, value in metrics.entropies(probs, test.cluster, clusters).items()}
-        seen |= {f"router/hard_{name}": value for name, value in metrics.entropies(hard, test.cluster, clusters).items()}
+        seen |= {
+            f"router/hard_{name}": value for name, value in metrics.entropies(hard, test.cluster, clusters).items()
+        }
         seen |= {f"router/{name}": value for name, value in metrics.load_summary(load, len(scores)).items()}
         seen |= {
             "router/dispatch_entropy": metrics.dispatch_entropy(counts),
@@ -166,7 +171,7 @@ def program(config: ConfigDict, pool: int) -> Program:
             seen["router/signal_share"] = metrics.signal_share(kernel, config.data.dim)
         return seen
 
-    return Program(world, init, chunk)
+    return Program(start, chunk)
 
 
 def _in_blocks(forward: Callable[[Batch], Any], batch: Batch, largest: int = 640) -> Any:

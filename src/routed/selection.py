@@ -21,10 +21,8 @@ def top_k(scores: Float[Array, "T E"], *, k: int, renormalise: bool) -> Routing:
     weight is exactly 1 and the router gets no gradient, which is Dikkala's rule of evaluation).
     """
     chosen, expert = jax.lax.top_k(scores, k)
-    if renormalise:
-        weight = jax.nn.softmax(chosen)
-    else:
-        weight = jnp.take_along_axis(jax.nn.softmax(scores), expert, axis=-1)
+    full = jnp.take_along_axis(jax.nn.softmax(scores), expert, axis=-1)
+    weight = jax.nn.softmax(chosen) if renormalise else full
     tokens = len(scores)
     return Routing(
         scores=scores,

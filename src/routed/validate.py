@@ -97,26 +97,45 @@ def validate(config: ConfigDict) -> None:
         if key not in DECLARED:
             raise UserError(f"unknown config key {key!r}{nearest(key, DECLARED)}: an experiment may add no key")
         if type(value) is not type(DECLARED[key]):
-            raise UserError(f"config key {key}={value!r}: expected {type(DECLARED[key]).__name__}, got {type(value).__name__}")
+            raise UserError(
+                f"config key {key}={value!r}: expected {type(DECLARED[key]).__name__}, got {type(value).__name__}"
+            )
     for key, (possible, mend) in RULES.items():
         if not possible(flat[key]):
             raise UserError(f"config key {key}={flat[key]!r}: {mend}")
     for key in ("selection.k", "selection.eval.k"):
         if flat[key] > config.experts.count:
-            raise UserError(f"config key {key}={flat[key]}: more than experts.count={config.experts.count}; lower {key}")
+            raise UserError(
+                f"config key {key}={flat[key]}: more than experts.count={config.experts.count}; lower {key}"
+            )
     if config.seed + config.seeds > TUNING_OFFSET:
-        raise UserError(f"config key seeds={config.seeds}: seed + seeds must be at most {TUNING_OFFSET}, where the tuning seeds start")
+        raise UserError(
+            f"config key seeds={config.seeds}: seed + seeds must be at most {TUNING_OFFSET}, where the tuning seeds start"
+        )
     if config.data.target == "linear" and config.data.target_dim != 1:
-        raise UserError(f"config key data.target_dim={config.data.target_dim}: a linear target has one output; set data.target_dim=1")
+        raise UserError(
+            f"config key data.target_dim={config.data.target_dim}: a linear target has one output; set data.target_dim=1"
+        )
     if config.router.entropy > 0 and config.router.entropy >= math.log(config.experts.count):
-        raise UserError(f"config key router.entropy={config.router.entropy}: must be below ln(experts.count)={math.log(config.experts.count):.4g}")
+        raise UserError(
+            f"config key router.entropy={config.router.entropy}: must be below ln(experts.count)={math.log(config.experts.count):.4g}"
+        )
     if config.dispatch == "gather" and config.selection.name == "soft":
-        raise UserError("config key dispatch='gather': needs a sparse selection; with selection.name='soft' use dispatch='dense'")
+        raise UserError(
+            "config key dispatch='gather': needs a sparse selection; with selection.name='soft' use dispatch='dense'"
+        )
     if config.steps % config.eval_every:
         raise UserError(f"config key eval_every={config.eval_every}: must divide steps={config.steps}")
     if config.data.test_samples % config.data.clusters:
-        raise UserError(f"config key data.test_samples={config.data.test_samples}: must be a multiple of data.clusters={config.data.clusters}")
-    if config.selection.name == "top_k" and config.selection.k == 1 and config.selection.renormalise and not config.router.frozen:
+        raise UserError(
+            f"config key data.test_samples={config.data.test_samples}: must be a multiple of data.clusters={config.data.clusters}"
+        )
+    if (
+        config.selection.name == "top_k"
+        and config.selection.k == 1
+        and config.selection.renormalise
+        and not config.router.frozen
+    ):
         raise UserError(
             "config key selection.renormalise=True: with selection.k=1 the router gets no gradient, an accidental frozen"
             " router; set selection.renormalise=false or router.frozen=true"
@@ -130,4 +149,6 @@ def validate_sweep(sweep: tuple[dict, ...]) -> None:
       UserError: names the key.
     """
     for key in sorted({key for point in sweep for key in point} & set(NOT_IDENTITY) - {"arms"}):
-        raise UserError(f"sweep key {key}: cannot be swept, as it does not tell points apart; set it with --config.{key}=VALUE")
+        raise UserError(
+            f"sweep key {key}: cannot be swept, as it does not tell points apart; set it with --config.{key}=VALUE"
+        )

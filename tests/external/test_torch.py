@@ -37,9 +37,12 @@ def test_soft_mixture_of_mlps(small, name, decay):
     weights = [torch.nn.Parameter(torch.tensor(np.asarray(p["kernel"]))) for p in layers]
     biases = [torch.nn.Parameter(torch.tensor(np.asarray(p["bias"]))) for p in layers]
     groups = [{"params": [router], "lr": 0.05}, {"params": weights + biases, "lr": 0.02}]
-    optimizer = torch.optim.SGD(groups, momentum=0.9) if name == "sgd" else torch.optim.AdamW(groups, weight_decay=decay)
+    optimizer = (
+        torch.optim.SGD(groups, momentum=0.9) if name == "sgd" else torch.optim.AdamW(groups, weight_decay=decay)
+    )
 
     for batch in batches(config):
+
         def loss(params, batch=batch):
             return ((model.apply(params, batch, config.selection, "dense")[0] - batch.y) ** 2).sum(-1).mean()
 

@@ -14,7 +14,9 @@ from routed.bench import gmm
 from routed.words import UserError
 
 JSON = flags.DEFINE_string("json", None, "Where the measurements are written, as a list of records.")
-BASELINE = flags.DEFINE_string("baseline", None, "A command to run in turn with ours; it prints `constant ... MS` and `depth-3 ... MS`.")
+BASELINE = flags.DEFINE_string(
+    "baseline", None, "A command to run in turn with ours; it prints `constant ... MS` and `depth-3 ... MS`."
+)
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; medians are reported.", lower_bound=1)
 
 BENCHES = {"gmm": gmm.bench}

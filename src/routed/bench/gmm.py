@@ -51,8 +51,13 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
                     theirs.append(run_baseline(baseline)[kind])
             record = {"experts": kind, "runs": runs, "ms_per_run_step": statistics.median(ours), "floor_ms": floor}
             if theirs:
-                record |= {"baseline_ms": statistics.median(theirs), "speedup": statistics.median(theirs) / statistics.median(ours)}
-            print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items()), flush=True)
+                record |= {
+                    "baseline_ms": statistics.median(theirs),
+                    "speedup": statistics.median(theirs) / statistics.median(ours),
+                }
+            print(
+                ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items()), flush=True
+            )
             records.append(record)
     return records
 
@@ -127,5 +132,7 @@ def run_baseline(command: str) -> dict[str, float]:
     done = subprocess.run(shlex.split(command), capture_output=True, text=True)
     found = dict(re.findall(r"(?m)^(constant|depth-3)\b.*?([\d.]+)\s*$", done.stdout))
     if done.returncode or set(found) != {"constant", "depth-3"}:
-        raise UserError(f"--baseline={command}: exit code {done.returncode}, expected lines `constant ... MS` and `depth-3 ... MS`")
+        raise UserError(
+            f"--baseline={command}: exit code {done.returncode}, expected lines `constant ... MS` and `depth-3 ... MS`"
+        )
     return {"constant": float(found["constant"]), "mlp": float(found["depth-3"])}

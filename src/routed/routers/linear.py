@@ -28,7 +28,9 @@ class LinearRouter(nn.Module):
         return jax.vmap(column, out_axes=1)(jnp.arange(self.num_experts))
 
 
-def initialise(kernel: Float[Array, "D E"], examples: Float[Array, "E D"], x: Float[Array, "T D"], settings) -> Float[Array, "D E"]:
+def initialise(
+    kernel: Float[Array, "D E"], examples: Float[Array, "E D"], x: Float[Array, "T D"], settings
+) -> Float[Array, "D E"]:
     """The initial kernel that the settings ask for: scaled, made of training examples, or of a given sharpness.
 
     `router.entropy` > 0 scales the kernel so that the mean per-token entropy on `x` is that many nats.

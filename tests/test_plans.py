@@ -1,0 +1,39 @@
+"""What is said before anything runs: the dry run, and the arithmetic of the bench."""
+
+import sys
+
+import pytest
+
+from routed import dry_run
+from routed.bench import gmm
+from routed.config import base, override
+from routed.layout import make_mesh
+from routed.points import plan, unique
+from routed.words import UserError
+
+
+def test_dry_run_lists_points_groups_and_costs(small):
+    sweep = ({"data.samples": 8}, {"data.samples": 32})
+    text = dry_run.describe(plan(small, sweep), make_mesh(small))
+    assert "point data.samples=8: learned, frozen" in text and "8 runs, 0 of them tuning, on 8 devices (cpu)" in text
+    # Router 3 x 4; experts 4 x ((3+1) 5 + (5+1) 5 + (5+1) 2) = 4 x 62.
+    assert text.count("group ") == 1 and f"{12 + 4 * 62} parameters a run" in text
+    assert "estimated time" in text
+
+
+def test_points_are_unique():
+    assert unique(({"steps": 1}, {"steps": 2}, {"steps": 1})) == ({"steps": 1}, {"steps": 2})
+
+
+def test_floor_is_the_larger_of_work_and_traffic():
+    config = override(base(), gmm.COMMON | gmm.KINDS["constant"][0])
+    # P = 24 * 64 + 64 * 10 = 2176; FLOPs = 2 * 512 * (3 P - 24 * 64) = 5,111,808: 5.1 ms at 1e9 FLOP/s.
+    assert gmm.floor_ms(config, rate=1e9, bandwidth=1e15) == pytest.approx(5.111808)
+    assert gmm.floor_ms(config, rate=1e15, bandwidth=1e6) == pytest.approx(1e3 * 40 * 2176 / 1e6)
+
+
+def test_baseline_lines_are_read():
+    script = "print('constant experts, ms per step: 0.3\\ndepth-3 experts, ms per step: 9.5')"
+    assert gmm.run_baseline(f'{sys.executable} -c "{script}"') == {"constant": 0.3, "mlp": 9.5}
+    with pytest.raises(UserError, match="exit code 3"):
+        gmm.run_baseline(f"{sys.executable} -c 'raise SystemExit(3)'")

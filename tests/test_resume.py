@@ -1,0 +1,452 @@
+"""Nothing that is finished is lost or changes: killed, interrupted, damaged or extended, a workdir ends with the same rows."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+from routed import checkpoint, execute, files, layout, results
+from routed.points import static_key
+from tests.test_command_line import command, refusal, write_experiment
+
+#: Programs of this process: the tests are about what is run, and compiling takes nearly all of their time.
+PROGRAMS = {}
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch):
+    """The groups that a test asked to compile, one entry each time."""
+    asked = []
+
+    def remembered(config, pool, runs, mesh):
+        key = (static_key(config), pool, runs, mesh.size)
+        asked.append(key)
+        if key not in PROGRAMS:
+            PROGRAMS[key] = layout.compile_group(config, pool, runs, mesh)
+        return PROGRAMS[key]
+
+    monkeypatch.setattr(execute, "compile_group", remembered)
+    return asked
+
+
+@pytest.fixture
+def saves(monkeypatch):
+    """The numbers of the checkpoints saved, one for each chunk trained; `then` is called after each with their count."""
+
+    class Saves(list):
+        then = staticmethod(lambda count: None)
+
+    made, save = Saves(), checkpoint.save
+
+    def counted(root, number, runs, state):
+        save(root, number, runs, state)
+        made.append(number)
+        made.then(len(made))
+
+    monkeypatch.setattr(checkpoint, "save", counted)
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("resume")
+
+
+@pytest.fixture
+def run(folder):
+    """Runs the experiment in a workdir: 2 arms x 2 seeds, 2 runs at a time, so 2 batches of 3 chunks."""
+    always = f"--config={write_experiment(folder)}", "--verbosity=0"  # as the entry point sets it
+    return lambda workdir, *arguments: command(*always, f"--workdir={workdir}", *arguments)
+
+
+@pytest.fixture
+def refused(folder):
+    """The same, for a command that is refused: what it says."""
+    experiment = write_experiment(folder)
+    return lambda workdir, *arguments: refusal(f"--config={experiment}", f"--workdir={workdir}", *arguments)
+
+
+@pytest.fixture
+def finished(folder, run, tmp_path):
+    """A workdir that was never disturbed; every test has its own copy."""
+    if not (folder / "finished").exists():
+        run(folder / "finished")
+    return shutil.copytree(folder / "finished", tmp_path / "finished")
+
+
+def table(workdir):
+    return pd.read_parquet(workdir / "results.parquet")
+
+
+def same(first, second):
+    """Bit for bit, NaN equal to NaN, in the same order."""
+    pd.testing.assert_frame_equal(first, second, check_exact=True)
+
+
+def logged(workdir):
+    return (workdir / "routed.log").read_text()
+
+
+def last_batch_undone(workdir):
+    """The workdir as it was when the first batch was written."""
+    (workdir / ".results.before.parquet").replace(workdir / "results.parquet")
+    return workdir
+
+
+# Killed
+
+
+def test_killed_between_any_two_steps_of_saving(finished, run, saves, tmp_path, monkeypatch):
+    """The disk is copied before every rename and every removal; from each copy the command must go on and end alike.
+
+    A copy is what a kill at that moment leaves. Chunks that were saved must not be trained again.
+    """
+    work, copies = tmp_path / "work", []
+
+    def copied_before(function):
+        def copy_and_call(path, *args, **options):
+            if work in pathlib.Path(path).parents and os.path.exists(path):
+                copies.append(shutil.copytree(work, tmp_path / f"copy{len(copies)}"))
+            return function(path, *args, **options)
+
+        return copy_and_call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", copied_before(os.replace))
+        patch.setattr(shutil, "rmtree", copied_before(shutil.rmtree))
+        run(work)
+    same(table(work), table(finished))
+    assert saves == [1, 2, 3] * 2
+    # Renames: config, 6 chunks, and for each batch timing, results and (with the base seed) heatmaps; the table before;
+    # summary, claims, page. Removals: each batch's third oldest checkpoint and its folder.
+    assert len(copies) > 15
+    for copy in copies:
+        done = len(results.read_table(copy)) // 4 // 2  # batches in the table: 4 evaluations, 2 runs
+        newest = max(copy.glob("checkpoints/0*"), default=None)
+        current = newest and json.loads((newest / "meta.json").read_text())
+        if current and current["runs"][0] not in set(results.read_table(copy).get("run", ())):
+            saved = 3 * done + current["chunk"]
+        else:
+            saved = 3 * done
+        saves.clear()
+        run(copy)
+        same(table(copy), table(finished))
+        assert len(saves) == 6 - saved, (copy, saved, saves)
+        assert (copy / "summary.csv").read_text() == (finished / "summary.csv").read_text()
+        assert not (copy / "checkpoints").exists()
+
+
+def test_killed_for_real_refused_meanwhile_and_terminated(folder, run, refused, tmp_path):
+    """kill -9, a second process before it, SIGTERM, and the end; against the same run left alone in this process."""
+    work, seeds = tmp_path / "work", "--config.seeds=4"  # 4 batches
+    line = [sys.executable, "-m", "routed.main", f"--config={folder / 'tiny.py'}", f"--workdir={work}", seeds]
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+    def start_until(pattern):
+        found = subprocess.Popen(
+            line, env=os.environ | cache, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        while not any(work.glob(pattern)):
+            assert found.poll() is None, found.communicate()
+            time.sleep(0.01)
+        return found
+
+    killed = start_until("checkpoints/000001")
+    killed.send_signal(signal.SIGSTOP)  # so that it is in the middle of its first batch
+    assert f"in use by process {killed.pid}" in refused(work, seeds)
+    killed.kill()
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    chunk = checkpoint.latest(work / "checkpoints")[1]["chunk"]
+    stopped = start_until("results.parquet")
+    stopped.terminate()
+    text = stopped.communicate()[1]
+    assert stopped.returncode == 2 and "Traceback" not in text
+    assert f"resuming learned/frozen E=4 from step {10 * chunk}" in text
+    assert text.splitlines()[-1].endswith(f"error: interrupted and saved in {work}: the same command goes on from here")
+    run(work, seeds)  # in this process: nothing of the state depends on the one that saved it
+    run(tmp_path / "alone", seeds)
+    same(table(work), table(tmp_path / "alone"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_resume(finished, run, refused, saves, tmp_path, number):
+    handler = signal.getsignal(number)
+    saves.then = lambda count: os.kill(os.getpid(), number) if count == 5 else None
+    assert "interrupted and saved" in refused(tmp_path / "work") and "same command" in logged(tmp_path / "work")
+    assert signal.getsignal(number) == handler
+    run(tmp_path / "work")
+    assert saves == [1, 2, 3, 1, 2, 3]
+    same(table(tmp_path / "work"), table(finished))
+
+
+def test_a_second_signal_stops_at_once(run, saves, tmp_path):
+    saves.then = lambda count: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "work")
+    assert saves == [1]
+
+
+def test_one_process_a_workdir(finished, refused):
+    with files.locked(finished):
+        assert f"in use by process {os.getpid()}: wait for it" in refused(finished)
+    with files.locked(finished):
+        pass  # and let go again
+
+
+# Disk
+
+
+@pytest.mark.parametrize("name", [".config.json.writing", ".results.parquet.writing", ".summary.csv.writing"])
+def test_a_full_disk_in_one_line(finished, run, refused, tmp_path, name):
+    """/dev/full refuses every write, as a full disk does."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / name).symlink_to("/dev/full")
+    assert "disk full while writing" in refused(work)
+    run(work)
+    same(table(work), table(finished))
+
+
+def test_a_full_disk_under_a_checkpoint(finished, run, refused, tmp_path, monkeypatch):
+    """Orbax reports a full disk as a ValueError, after it wrote a part."""
+
+    def half(path, state):
+        path.mkdir(parents=True)
+        (path / "part").write_text("half")
+        raise ValueError("RESOURCE_EXHAUSTED: Error writing local file: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.ocp, "save", half)
+        assert "disk full while writing" in refused(tmp_path / "work")
+    assert not list((tmp_path / "work" / "checkpoints").iterdir())
+    run(tmp_path / "work")
+    same(table(tmp_path / "work"), table(finished))
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(finished, run, tmp_path, capsys):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "routed.log").symlink_to("/dev/full")
+    run(tmp_path / "work")
+    same(table(tmp_path / "work"), table(finished))
+    assert "Traceback" not in capsys.readouterr().err
+
+
+# Damaged
+
+
+def flipped(path, position):
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def halved(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_any_damage_to_a_checkpoint_is_noticed(tmp_path):
+    for number in (1, 2):
+        checkpoint.save(tmp_path / "root", number, ["a", "b"], {"step": jnp.full(2, number), "w": jnp.ones((2, 50))})
+    assert checkpoint.latest(tmp_path / "root")[1] == {"runs": ["a", "b"], "chunk": 2, "places": 2}
+    inside = [p.relative_to(tmp_path / "root") for p in (tmp_path / "root" / "000002").rglob("*") if p.is_file()]
+    assert len(inside) > 3  # Orbax's files and meta.json
+    for name in inside:
+        damages = (
+            (lambda p: flipped(p, p.stat().st_size // 2), halved) if (tmp_path / "root" / name).stat().st_size else ()
+        )
+        for damage in (*damages, pathlib.Path.unlink):
+            root = shutil.copytree(tmp_path / "root", tmp_path / "damaged")
+            damage(root / name)
+            assert checkpoint.latest(root)[1]["chunk"] == 1, (name, damage)
+            shutil.rmtree(root)
+    meta = tmp_path / "root" / "000002" / "meta.json"
+    for text in (
+        meta.read_text().replace('"chunk": 2', '"chunk": 1'),
+        meta.read_text().replace('"a"', '"c"'),
+        "[]",
+        "3",
+    ):
+        meta.write_text(text)
+        assert checkpoint.latest(tmp_path / "root")[1]["chunk"] == 1 and "000001" in str(
+            checkpoint.latest(tmp_path / "root")[0]
+        )
+
+
+def test_checkpoints_of_another_batch_do_not_push_out_new_ones(tmp_path):
+    """A kill between the last table and the removal of its checkpoints leaves them behind, with higher numbers."""
+    for number, runs in ((8, ["old"]), (9, ["old"]), (1, ["new"]), (2, ["new"]), (3, ["new"])):
+        checkpoint.save(tmp_path, number, runs, {"step": jnp.zeros(1)})
+        assert checkpoint.latest(tmp_path)[1] == {"runs": runs, "chunk": number, "places": 1}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000002", "000003"]
+
+
+def test_a_damaged_checkpoint_costs_one_chunk(finished, run, refused, saves, tmp_path):
+    saves.then = lambda count: os.kill(os.getpid(), signal.SIGTERM) if count == 2 else None
+    refused(work := tmp_path / "work")
+    halved(work / "checkpoints" / "000002" / "meta.json")
+    run(work)
+    assert saves == [1, 2, 2, 3, 1, 2, 3]
+    assert "000002 is damaged: going back to the one before it" in logged(work) and "from step 10" in logged(work)
+    same(table(work), table(finished))
+
+
+@pytest.mark.parametrize(
+    ("state", "part"), [({"step": jnp.zeros(4)}, ""), ({"step": jnp.zeros(2), "another": jnp.zeros(2)}, "does not fit")]
+)
+def test_a_checkpoint_of_another_shape_starts_its_batch_again(finished, run, saves, tmp_path, state, part):
+    """Four runs that advanced together instead of two, and what another version of the code would have saved."""
+    work, rows = tmp_path / "work", table(finished)
+    checkpoint.save(work / "checkpoints", 2, sorted(set(rows[rows.arm == "learned"].run)), state)
+    saves.clear()
+    run(work)
+    assert saves == [1, 2, 3] * 2 and part in logged(work)
+    same(table(work), rows)
+
+
+def test_damaged_results_go_back_to_the_table_before(finished, run, saves):
+    """First results.parquet (one batch is lost), then both tables (all is run again)."""
+    good = table(finished)
+    for damaged, count in ((["results.parquet"], 3), (["results.parquet", ".results.before.parquet"], 6)):
+        for name in damaged:
+            halved(finished / name)
+        saves.clear()
+        run(finished)
+        assert len(saves) == count
+        same(table(finished), good)
+        assert f"{damaged[-1]} is damaged" in logged(finished)
+
+
+def test_a_damaged_table_never_becomes_the_table_before(finished):
+    first = pd.read_parquet(finished / ".results.before.parquet")
+    halved(finished / "results.parquet")
+    results.write_table(finished, first)
+    same(pd.read_parquet(finished / ".results.before.parquet"), first)
+
+
+def test_no_flipped_bit_of_the_table_gets_through(finished):
+    """Parquet's page checksums do not cover names and types: 3 % of the bits would rename a column and pass."""
+    target = finished / "results.parquet"
+    content, good, before = target.read_bytes(), table(finished), pd.read_parquet(finished / ".results.before.parquet")
+    names = [i for name in (b"test/loss", b"seed", b"pandas") for i in (content.index(name), content.rindex(name))]
+    outcomes = set()
+    for position in (*names, *range(4, len(content), 211)):
+        flipped(target, position)
+        got = results.read_table(finished)
+        outcomes.add(len(got))
+        same(got, good if len(got) == len(good) else before)
+        target.write_bytes(content)
+    assert outcomes == {len(good), len(before)}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"config": {}, "swept": ["seed"]}', b"\xff"])
+def test_a_damaged_config_is_refused_only_when_rows_depend_on_it(finished, refused, run, tmp_path, text):
+    content = text if isinstance(text, bytes) else text.encode()
+    (finished / "config.json").write_bytes(content)
+    assert "config.json is damaged" in refused(finished)
+    (finished / "config.json").unlink()
+    assert "no config.json" in refused(finished)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "config.json").write_bytes(content)
+    run(work)
+
+
+def test_damaged_heatmaps_cost_only_themselves(finished, run, saves):
+    good = table(finished)
+    halved(finished / "routing.npz")
+    run(last_batch_undone(finished))
+    assert saves == [1, 2, 3] and "routing.npz is damaged" in logged(finished)
+    same(table(finished), good)
+    assert len(results.read_heatmaps(finished)) == 1
+
+
+# Extended
+
+
+def test_a_complete_workdir_prints_its_result_without_compiling(finished, run, compiled, saves, capsys):
+    good = table(finished)
+    run(finished)
+    assert compiled == [] and saves == []
+    assert "tiny.claim" in capsys.readouterr().out
+    same(table(finished), good)
+
+
+def test_more_seeds_run_only_what_is_missing(finished, run, saves, tmp_path):
+    good = table(finished)
+    run(finished, "--config.seeds=3")
+    assert saves == [1, 2, 3]  # the third seed of both arms
+    same(table(finished)[lambda t: t.seed < 2].reset_index(drop=True), good)
+    run(tmp_path / "work", "--config.seeds=3")
+    same(table(finished), table(tmp_path / "work"))
+
+
+def test_more_values_run_only_what_is_missing(finished, run, saves, tmp_path):
+    sweep = ("--sweep=data.samples=32,16",)  # 32 is the base value, so those rows are there
+    run(finished, *sweep)
+    assert saves == [1, 2, 3] * 2
+    run(tmp_path / "work", *sweep)
+    same(table(finished), table(tmp_path / "work"))
+
+
+def test_a_key_swept_later_keeps_the_value_that_its_rows_had(finished, run, refused, tmp_path, monkeypatch):
+    """Also when the base value changes with the sweep, and the first command that says so dies before it writes a row."""
+    later = ("--config.data.samples=16", "--sweep=data.samples=32,16")
+    with monkeypatch.context() as patch:
+        patch.setattr(execute, "execute", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(finished, *later)
+    run(finished, *later)
+    run(tmp_path / "work", *later)
+    same(table(finished), table(tmp_path / "work"))
+
+
+def test_a_sweep_over_tuples_is_a_column_of_text(run, tmp_path):
+    run(tmp_path / "work", "--sweep=tune.multipliers=1,3", "--config.arms=learned", "--config.seeds=1")
+    assert list(table(tmp_path / "work")["tune.multipliers"].unique()) == ["1.0", "3.0"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "parts"),
+    [
+        ("--config.steps=40", ["steps=30", "steps=40", "--config.steps=30"]),
+        ("--config.held=world", ["held=,", "held=world", "set --config.held="]),
+        ("--config.data.fresh=true", ["data.fresh=False", "--config.data.fresh=False"]),
+    ],
+)
+def test_a_workdir_of_another_config_names_the_key(finished, refused, run, argument, parts):
+    text = refused(finished, argument)
+    assert all(part in text for part in [*parts, str(finished), "choose another --workdir"]), text
+    run(finished, text.rsplit("set ", 1)[1])  # the fix works
+
+
+def test_judging_and_placing_may_change(finished, run, saves):
+    run(finished, "--config.gate.plateau=0.5", "--config.mesh.runs_per_batch=4", "--config.arms=learned")
+    assert saves == []
+
+
+# Diverged
+
+
+def test_a_diverged_point_is_marked_and_touches_no_other(finished, run, tmp_path):
+    """Also under an arm that takes a setting from a run that diverged."""
+    arms = "--config.arms=learned,frozen,frozen_sharp"
+    run(tmp_path / "with", arms, "--sweep=experts.learning_rate=0.01,1e30", "--config.seeds=1")
+    run(tmp_path / "without", arms, "--config.seeds=1")
+    rows = table(tmp_path / "with")
+    lost = rows["experts.learning_rate"] > 1
+    assert set(rows[lost].status) == {"diverged"} and set(rows[~lost].status) == {"ok"}
+    assert set(rows[lost].arm) == {"learned", "frozen", "frozen_sharp"}
+    assert np.isnan(rows[lost & (rows.step == 30)]["test/loss"]).all()
+    same(rows[~lost].drop(columns="experts.learning_rate").reset_index(drop=True), table(tmp_path / "without"))
+    run(tmp_path / "all", "--config.experts.learning_rate=1e30")  # the report survives it, too
+    assert set(table(tmp_path / "all").status) == {"diverged"}
