@@ -41,7 +41,7 @@ def save(root: pathlib.Path, number: int, runs: list[str], state: Any) -> None:
         try:
             with _quiet():
                 ocp.save(beside.absolute() / "state", state)
-            meta = {"runs": runs, "chunk": number, "places": len(state["step"])}
+            meta = {"runs": runs, "chunk": number}
             (beside / "meta.json").write_text(json.dumps(meta | {"digest": _seal(meta, beside)}))
             shutil.rmtree(target, ignore_errors=True)
             os.replace(beside, target)
@@ -67,7 +67,7 @@ def latest(root: pathlib.Path) -> tuple[pathlib.Path, dict] | None:
 
 
 def load(path: pathlib.Path, like: Any) -> Any | None:
-    """The state saved at `path`, with the shapes and shardings of `like`; None when another version of the code wrote it."""
+    """The state saved at `path`, with the shapes and shardings of `like`; None when its keys or shapes are others."""
     with _quiet():
         try:
             return ocp.load(path.absolute() / "state", like)

@@ -100,11 +100,12 @@ def _tuned(table: pd.DataFrame, rows: pd.DataFrame, swept: list[str]) -> str:
     if "rates" not in swept and not (table.status == "tuning").any():
         return "no: all arms use the paper's rates"
     tried = table[table.status == "tuning"].groupby("arm").run.nunique()
-    return (
-        f"at the points with rates=tuned, {tried.max()} candidates for every arm"
-        if tried.nunique() == 1
-        else f"unequal: {tried.to_dict()}"
-    )
+    if tried.nunique() != 1:
+        return f"unequal: {tried.to_dict()}"
+    tuned = rows[rows.rates == "tuned"] if "rates" in rows else rows
+    best = tuned.groupby("arm")["train/rate_scale"].max()
+    chosen = ", ".join(f"{arm} {scale:g}" for arm, scale in best.items())
+    return f"where rates=tuned, {tried.max()} candidates for every arm; chosen multipliers: {chosen}"
 
 
 def _power(good: pd.DataFrame, swept: list[str]) -> str:

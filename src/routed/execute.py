@@ -135,7 +135,7 @@ def _resumed(saved, ready: set[str], wanted: dict[str, Run], made: list[Group]) 
         return None
     batch = [wanted[key] for key in saved[1]["runs"]]
     group = next(g for g in made if batch[0] in g.runs)
-    return (batch, group) if saved[1]["places"] == group.size else None
+    return (batch, group) if len(batch) <= group.size else None
 
 
 def _compile(group: Group, mesh: Mesh) -> Compiled:

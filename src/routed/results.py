@@ -75,9 +75,8 @@ def rows_of(run: Run, history: dict[str, np.ndarray], swept: list[str]) -> list[
       UserError: a frozen router moved, which would void the comparison.
     """
     finite = np.isfinite(history["test/loss"]).all() and np.isfinite(history["train/loss"][1:]).all()
-    if (
-        run.config.router.frozen and finite and history["router/moved"].max() > 0
-    ):  # NaN weights, which equal nothing, never moved
+    # Only of finite runs: NaN weights equal nothing, themselves included, so they would seem to have moved.
+    if run.config.router.frozen and finite and history["router/moved"].max() > 0:
         raise UserError(
             f"run {run.key} ({run.arm}, seed {run.seed}): the frozen router moved; this is a bug, please report it"
         )

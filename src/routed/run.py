@@ -130,6 +130,7 @@ def program(config: ConfigDict, pool: int) -> Program:
             "test/loss_soft": normalised(mixture - test.y),
             "test/excess": normalised(prediction - ideal),
             "test/bayes": normalised(ideal - test.y),
+            "train/rate_scale": settings["optimizer.rate_scale"],
         }
         moved = [
             (a != b).any()
