@@ -108,7 +108,8 @@ def tiny(tmp_path, monkeypatch):
         (["--config.selection.name=top_k"], ["selection.renormalise=True", "router.frozen=true"]),
         (["--config.dispatch=gather"], ["dispatch='gather'", "dispatch='dense'"]),
         (["--config.experts.name=mlb"], ["experts.name='mlb'", "mlp"]),
-        (["--config.seeds=1000001"], ["seeds=1000001", "tuning seeds"]),
+        (["--config.seeds=10001"], ["seeds=10001", "[1, 10000]"]),
+        (["--config.seeds=2", "--config.seed=999999"], ["seeds=2", "tuning seeds"]),
         (["--config.arms=learned,frozn"], ["'frozn'", "did you mean 'frozen'"]),
         (["--config.arms="], ["arms=()", "at least one"]),
         (["--config.held=wolrd"], ["held=('wolrd',)", "world"]),
@@ -224,15 +225,17 @@ def test_dry_run_writes_nothing(tiny, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "part"),
+    ("first_line", "argument", "part"),
     [
-        (["--config.experts.cout=8"], "did you mean 'experts.count'?"),
-        (["--workdri=x"], "workdir"),
+        ("raise ValueError('two\\nlines')", "--config.seeds=1", "does not import: ValueError: two lines"),
+        ("", "--workdri=x", "workdir"),
     ],
 )
-def test_the_process_ends_in_one_line(tiny, arguments, part):
+def test_the_process_ends_in_one_line(tiny, first_line, argument, part):
+    """Whether absl refuses the flags, before it has set up the log, or we do."""
+    tiny.write_text(f"{first_line}\n{tiny.read_text()}")
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    found = process("-m", "routed.main", f"--config={tiny}", *arguments)
+    found = process("-m", "routed.main", f"--config={tiny}", argument)
     assert found.returncode == 2
     assert re.fullmatch(r"\d\d:\d\d:\d\d error: .*\n", found.stderr) and part in found.stderr, found.stderr
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 10  # of the CPU, not of a busy clock

@@ -12,7 +12,7 @@ import pytest
 import routed
 from routed import plots, report, results
 from routed.claims import Claim
-from routed.config import base, override
+from routed.config import base, flatten, override
 from routed.execute import execute
 from routed.layout import make_mesh
 from routed.points import plan
@@ -118,7 +118,7 @@ def test_phase_map(finished):
     _, _, table, _ = finished
     rows = pd.concat([table.assign(**{"data.separation": c}) for c in (1.0, 2.0)], ignore_index=True)
     rows["run"] += rows["data.separation"].astype(str)
-    data = plots.Data(rows, ["data.samples", "data.separation"], {})
+    data = plots.Data(rows, ["data.samples", "data.separation"], flatten(base()), {})
     figure = plots.draw({"kind": "phase", "name": "p", "x": "data.samples", "y": "data.separation"}, data)
     cells = [t.get_text() for t in figure.axes[0].texts]
     expected = np.log(

@@ -129,7 +129,7 @@ def test_killed_between_any_two_steps_of_saving(finished, run, saves, tmp_path, 
     assert saves == [1, 2, 3] * 2
     # Renames: config, 6 chunks, and for each batch timing, results and (with the base seed) heatmaps; the table before;
     # summary, claims, page. Removals: each batch's third oldest checkpoint and its folder.
-    assert len(copies) > 15
+    assert len(copies) >= 21
     for copy in copies:
         done = len(results.read_table(copy)) // 4 // 2  # batches in the table: 4 evaluations, 2 runs
         newest = max(copy.glob("checkpoints/0*"), default=None)
@@ -188,6 +188,15 @@ def test_a_signal_saves_and_says_how_to_resume(finished, run, refused, saves, tm
     run(tmp_path / "work")
     assert saves == [1, 2, 3, 1, 2, 3]
     same(table(tmp_path / "work"), table(finished))
+
+
+def test_a_signal_between_groups_stops_before_the_next_compiles(finished, run, refused, compiled, monkeypatch):
+    compiled.clear()
+    write = results.write_table
+    monkeypatch.setattr(results, "write_table", lambda *args: [write(*args), os.kill(os.getpid(), signal.SIGTERM)])
+    last_batch_undone(finished)
+    assert "interrupted and saved" in refused(finished, "--sweep=experts.count=4,8")
+    assert len(compiled) == 1 and len(table(finished)) == 16  # all 4 runs of 4 experts
 
 
 def test_a_second_signal_stops_at_once(run, saves, tmp_path):

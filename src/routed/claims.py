@@ -49,7 +49,8 @@ def judge(claims: tuple[Claim, ...], table: pd.DataFrame, config: ConfigDict, sw
     family = [one for one in found if one["p"] is not None]
     for one, p in zip(family, stats.adjusted([one["p"] for one in family]), strict=True):
         one["p_adjusted"] = float(p)
-        if one["verdict"] in ("supported", "opposite") and p >= ALPHA:
+        shown = one["verdict"] == "supported" or (one["kind"] == "order" and one["verdict"] == "opposite")
+        if shown and p >= ALPHA:
             one["verdict"], one["reason"] = "inconclusive", f"p = {p:.2g} after adjusting for {len(family)} tests"
     return found
 
@@ -130,7 +131,8 @@ def _judge(claim: Claim, rows: Rows) -> dict[str, Any]:
         return found | {"verdict": "inconclusive", "reason": "one seed"}
     if claim.kind == "null":
         found["p"] = stats.equivalence(differences, EFFECT)
-        found["verdict"] = "supported" if found["p"] < ALPHA else "inconclusive"
+        outside = low > EFFECT or high < -EFFECT
+        found["verdict"] = "supported" if found["p"] < ALPHA else "opposite" if outside else "inconclusive"
     else:
         found["p"] = stats.p_value(differences)
         found["verdict"] = "supported" if low > 0 else "opposite" if high < 0 else "inconclusive"

@@ -50,11 +50,7 @@ def configure(spec: str, overrides: list[str]) -> tuple[types.ModuleType, Config
     module = load(path)
     try:
         config = module.get_config(arg or None)
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-    ) as error:  # what ConfigDict raises for a key or a type it does not know
+    except (AttributeError, KeyError, TypeError) as error:  # what ConfigDict raises for a wrong key or type
         raise UserError(f"--config={path}: get_config failed: {error}") from error
     for text in overrides:
         key, equals, value = text.partition("=")

@@ -72,33 +72,26 @@ def _rendered(figure: Figure, **options: Any) -> bytes:
 
 
 class Data:
-    """The rows of a workdir as figures need them."""
+    """The rows of a workdir as figures need them; `base` is the flat config that points depart from."""
 
-    def __init__(self, table: pd.DataFrame, swept: list[str], heatmaps: dict[str, np.ndarray]):
+    def __init__(self, table: pd.DataFrame, swept: list[str], base: dict[str, Any], heatmaps: dict[str, np.ndarray]):
         self.table = table[table.status != "tuning"]
-        self.swept, self.heatmaps, self.last = swept, heatmaps, last(table)
+        self.swept, self.base, self.heatmaps, self.last = swept, base, heatmaps, last(table)
 
-    def where(self, spec: dict[str, Any]) -> pd.DataFrame:
-        """Last rows at the figure's point; keys it neither fixes nor draws stay at their first (rates) or largest value."""
-        return settle(self.last, self.swept, spec)
-
-
-def settle(rows: pd.DataFrame, swept: list[str], spec: dict[str, Any]) -> pd.DataFrame:
-    """The rows at one point: swept keys that `spec` neither draws nor fixes take their first or largest value."""
-    for key in swept:
-        if key in (spec.get("x"), spec.get("y")):
-            continue
-        values = rows[key].dropna().unique()
-        chosen = spec.get("where", {}).get(key, min(values) if key in ("rates", "data.separation") else max(values))
-        rows = rows[rows[key] == chosen]
-    return rows
+    def settle(self, rows: pd.DataFrame, spec: dict[str, Any]) -> pd.DataFrame:
+        """The rows at one point: a swept key that `spec` does not draw has its base value, or else its largest."""
+        for key in self.swept:
+            if key not in (spec.get("x"), spec.get("y")):
+                values = set(rows[key])
+                rows = rows[rows[key] == (self.base[key] if self.base[key] in values else max(values))]
+        return rows
 
 
 def curves(spec: dict[str, Any], data: Data) -> Figure | None:
     """Metrics against a swept key, a line an arm: geometric (log axis) or arithmetic means with 95 % t intervals."""
     if spec["x"] not in data.swept:
         return None
-    rows = data.where(spec)
+    rows = data.settle(data.last, spec)
     xs = sorted(rows[spec["x"]].unique())
     figure = _panels(spec, rows.assign(place=rows[spec["x"]].map(xs.index)), "place", spread=0.06 if len(xs) < 8 else 0)
     for panel in figure.axes:
@@ -109,7 +102,7 @@ def curves(spec: dict[str, Any], data: Data) -> Figure | None:
 
 def training(spec: dict[str, Any], data: Data) -> Figure | None:
     """Metrics against optimiser steps at the figure's point, a line an arm: is everything converged?"""
-    figure = _panels(spec, settle(data.table, data.swept, spec), "step", spread=0)
+    figure = _panels(spec, data.settle(data.table, spec), "step", spread=0)
     for panel in figure.axes:
         panel.set_xlabel("optimiser steps")
     return figure
@@ -139,7 +132,7 @@ def gap(spec: dict[str, Any], data: Data) -> Figure | None:
     """The gap between frozen and learned, decomposed, at every value of `x`: log ratios with 95 % intervals."""
     if spec["x"] not in data.swept:
         return None
-    rows = data.where(spec)
+    rows = data.settle(data.last, spec)
     found = {x: part for x, group in rows.groupby(spec["x"]) if len(part := diagnosis.gap(group))}
     if not found:
         return None
@@ -178,7 +171,7 @@ def phase(spec: dict[str, Any], data: Data) -> Figure | None:
     """
     if spec["x"] not in data.swept or spec["y"] not in data.swept:
         return None
-    rows = data.where(spec)
+    rows = data.settle(data.last, spec)
     xs, ys = sorted(rows[spec["x"]].unique()), sorted(rows[spec["y"]].unique())
     figure = Figure(figsize=(8.6, 3.9))
     panels = figure.subplots(1, 2, sharey=True)
@@ -253,7 +246,7 @@ def routing(spec: dict[str, Any], data: Data) -> Figure | None:
     Clusters and experts are put into the order of the best one-to-one match at the end, so a specialised router is a
     diagonal.
     """
-    rows = data.where(spec | {"x": None})
+    rows = data.settle(data.last, spec | {"x": None})
     shown = [
         (arm, data.heatmaps[run]) for arm in spec["arms"] for run in rows[rows.arm == arm].run if run in data.heatmaps
     ]

@@ -67,14 +67,14 @@ def make_part(
     swept = results.swept_keys(workdir)
     last = results.last(table)
     summary = stats.summarise(last, swept)
-    data = plots.Data(table, swept, results.read_heatmaps(workdir))
+    data = plots.Data(table, swept, flatten(config), results.read_heatmaps(workdir))
     figures = []
     for spec in module.get_plots(config):
         figure = plots.draw(spec, data)
         if figure is not None:
             inline = Markup(_unique_ids(plots.svg(figure), f"{workdir.name}-{spec['name']}"))
             figures.append({"name": spec["name"], "drawn": figure, "svg": inline, "caption": CAPTIONS[spec["kind"]]})
-    point = plots.settle(last, swept, {})
+    point = data.settle(last, {})
     gap = diagnosis.gap(point)
     described = json.loads((workdir / "config.json").read_text())
     document = (module.__doc__ or "").strip()

@@ -38,7 +38,7 @@ _INT32 = (lambda v: 1 <= v < 2**31, "must be in [1, 2^31)")
 #: key -> (is it possible?, what to do).
 RULES = {
     "seed": (lambda v: 0 <= v < TUNING_OFFSET, f"must be in [0, {TUNING_OFFSET})"),
-    "seeds": _at_least(1),
+    "seeds": (lambda v: 1 <= v <= 10_000, "must be in [1, 10000]"),  # more would take minutes to plan
     "held": (lambda v: set(v) <= set(STREAMS), f"must name streams: {', '.join(STREAMS)}"),
     "steps": _INT32,
     "eval_every": _INT32,
