@@ -41,7 +41,7 @@ def save(root: pathlib.Path, number: int, runs: list[str], state: Any) -> None:
         try:
             with _quiet():
                 ocp.save(beside.absolute() / "state", state)
-            meta = {"runs": runs, "chunk": number}
+            meta = {"runs": runs, "chunk": number, "form": _form(state)}
             (beside / "meta.json").write_text(json.dumps(meta | {"digest": _seal(meta, beside)}))
             shutil.rmtree(target, ignore_errors=True)
             os.replace(beside, target)
@@ -66,15 +66,16 @@ def latest(root: pathlib.Path) -> tuple[pathlib.Path, dict] | None:
     return None
 
 
-def load(path: pathlib.Path, like: Any) -> Any | None:
-    """The state saved at `path`, with the shapes and shardings of `like`; None when its keys or shapes are others."""
+def load(path: pathlib.Path, meta: dict, like: Any) -> Any | None:
+    """The state saved at `path`, with the shardings of `like`; None when its keys, shapes or types are others.
+
+    Compared beforehand, not left to Orbax, whose reading threads report a misfit on their own.
+    """
+    if meta["form"] != _form(like):
+        log.warning("checkpoint %s does not fit this program: starting its batch again", path)
+        return None
     with _quiet():
-        try:
-            return ocp.load(path.absolute() / "state", like)
-        except ValueError as error:  # other keys or shapes
-            reason = str(error).splitlines()[0]
-    log.warning("checkpoint %s does not fit (%s): starting its batch again", path, reason)
-    return None
+        return ocp.load(path.absolute() / "state", like)
 
 
 def clear(root: pathlib.Path) -> None:
@@ -85,6 +86,14 @@ def clear(root: pathlib.Path) -> None:
 def _saved(root: pathlib.Path) -> list[pathlib.Path]:
     """Newest first."""
     return sorted((p for p in root.glob("[0-9]" * 6) if p.is_dir()), reverse=True) if root.exists() else []
+
+
+def _form(state: Any) -> str:
+    """A digest of the keys, shapes and types of a state."""
+    leaves = [
+        (jax.tree_util.keystr(key), a.shape, str(a.dtype)) for key, a in jax.tree_util.tree_leaves_with_path(state)
+    ]
+    return hashlib.sha256(json.dumps(leaves).encode()).hexdigest()
 
 
 def _seal(meta: dict, path: pathlib.Path) -> str:

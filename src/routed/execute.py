@@ -185,7 +185,7 @@ def _advance(
     worlds, states = compiled.start(seeds, stacked)
     first = 0
     if saved is not None and saved[1]["runs"] == [r.key for r in batch]:
-        loaded = checkpoint.load(saved[0], checkpoint.abstract(states))
+        loaded = checkpoint.load(saved[0], saved[1], checkpoint.abstract(states))
         if loaded is not None:
             states, first = loaded, saved[1]["chunk"] + 1
             progress.advance(
