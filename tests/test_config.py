@@ -101,6 +101,15 @@ def test_matched_arms_bring_their_source_and_tuning_is_equal(small):
     assert not {r.seed for r in runs if r.tuning} & {r.seed for r in runs if not r.tuning}
 
 
+def test_points_written_differently_share_their_sources(small):
+    """The second point is the first one spelt out, without the arm that its sharpened router needs."""
+    sweep = ({"arms": ("learned",)}, {"data.samples": small.data.samples, "arms": ("frozen_sharp",)})
+    runs = plan(small, sweep)
+    keys = {run.key for run in runs}
+    assert len(runs) == 4 and all(set(run.needs) <= keys for run in runs)
+    assert all(len(run.needs) == (run.arm == "frozen_sharp") for run in runs)
+
+
 def test_every_key_is_read_somewhere_and_none_is_hidden():
     """A key that nothing reads misleads; a key with a default in the code cannot be set from the command line."""
     text = "\n".join(p.read_text() for p in SOURCE.rglob("*.py") if p.name not in ("config.py", "validate.py"))

@@ -23,7 +23,7 @@ from routed.config import override
 from routed.data import TASKS
 from routed.layout import Compiled, bytes_of_run, compile_group, stack_settings, traced
 from routed.metrics import agreement, churn
-from routed.points import Run, dependencies, groups
+from routed.points import Run, groups
 from routed.progress import Progress
 from routed.words import UserError
 
@@ -87,7 +87,7 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
     if not pending:
         checkpoint.clear(workdir / "checkpoints")
         return table
-    made, wanted, waits = make_groups(runs, mesh), {r.key: r for r in runs}, dependencies(runs)
+    made, wanted = make_groups(runs, mesh), {run.key: run for run in runs}
     swept = results.swept_keys(workdir)
     progress = Progress(sum(r.config.steps for r in pending))
     compiled: dict[int, Compiled] = {}
@@ -96,12 +96,12 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
         try:
             while pending:
                 _stop_if(interrupted, workdir)
-                ready = {r.key for r in pending if all(n.key in done for n in waits[r.key])}
+                ready = {r.key for r in pending if done.issuperset(r.needs)}
                 batch, group = _resumed(saved, ready, wanted, made) or _next_batch(ready, made)
                 if id(group) not in compiled:
                     compiled.clear()  # groups come one after the other: one program in memory is enough
                     compiled[id(group)] = _compile(group, mesh)
-                settings = [_settle(run, table, waits[run.key]) for run in batch]
+                settings = [_settle(run, table, [wanted[key] for key in run.needs]) for run in batch]
                 history = _advance(compiled[id(group)], group, batch, settings, workdir, saved, progress, interrupted)
                 saved = None
                 rows, maps = [], {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -57,7 +58,11 @@ def from_flag(config: ConfigDict, flags: list[str]) -> tuple[Point, ...]:
 
 
 class Run(NamedTuple):
-    """One arm of one point with one seed. `key` is a hash of everything that decides its result."""
+    """One arm of one point with one seed.
+
+    `key` is a hash of everything that decides its result; `needs` are the keys of the runs that must be finished before it
+    starts: the source of a matched arm, and its tuning runs.
+    """
 
     key: str
     point: Point
@@ -65,6 +70,7 @@ class Run(NamedTuple):
     seed: int
     tuning: bool
     config: ConfigDict
+    needs: tuple[str, ...]
 
 
 def plan(config: ConfigDict, sweep: tuple[Point, ...]) -> list[Run]:
@@ -81,24 +87,30 @@ def plan(config: ConfigDict, sweep: tuple[Point, ...]) -> list[Run]:
                 raise UserError(f"config key arms: unknown arm {arm!r}{nearest(arm, ARMS)}; known: {', '.join(ARMS)}")
         needed = [MATCHED[arm].source for arm in settled.arms if arm in MATCHED]
         for arm in dict.fromkeys((*settled.arms, *needed)):
-            validate(armed := override(settled, ARMS[arm]))
-            for run in _runs(armed, {k: v for k, v in point.items() if k != "arms"}, arm):
+            for run in _runs(settled, {k: v for k, v in point.items() if k != "arms"}, arm):
                 runs.setdefault(run.key, run)
     return list(runs.values())
 
 
-def _runs(config: ConfigDict, point: Point, arm: str):
+def _runs(settled: ConfigDict, point: Point, arm: str) -> Iterator[Run]:
+    """The runs of one arm at one point, tuning runs first."""
+    validate(config := override(settled, ARMS[arm]))
+
+    def run(changes: dict[str, Any], seed: int, tuning: bool, needs: tuple[str, ...] = ()) -> Run:
+        if arm in MATCHED:
+            source = MATCHED[arm].source
+            needs += (identity(override(settled, ARMS[source] | changes), source, seed, tuning),)
+        changed = override(config, changes)
+        return Run(identity(changed, arm, seed, tuning), point, arm, seed, tuning, changed, needs)
+
+    tried = []
     if config.rates == "tuned":
         for multiplier in config.tune.multipliers:
-            tried = override(config, {"optimizer.rate_scale": multiplier})
             for seed in range(config.tune.seeds):
-                yield _run(tried, point, arm, config.seed + TUNING_OFFSET + seed, tuning=True)
+                tried.append(run({"optimizer.rate_scale": multiplier}, config.seed + TUNING_OFFSET + seed, tuning=True))
+    yield from tried
     for seed in range(config.seed, config.seed + config.seeds):
-        yield _run(config, point, arm, seed, tuning=False)
-
-
-def _run(config: ConfigDict, point: Point, arm: str, seed: int, tuning: bool) -> Run:
-    return Run(identity(config, arm, seed, tuning), point, arm, seed, tuning, config)
+        yield run({}, seed, tuning=False, needs=tuple(one.key for one in tried))
 
 
 def identity(config: ConfigDict, arm: str, seed: int, tuning: bool) -> str:
@@ -124,25 +136,3 @@ def groups(runs: list[Run]) -> list[list[Run]]:
     for run in runs:
         by_key.setdefault(static_key(run.config), []).append(run)
     return list(by_key.values())
-
-
-def dependencies(runs: list[Run]) -> dict[str, list[Run]]:
-    """For each run, those that must be finished before it starts: the source of a matched arm, and its tuning runs."""
-    at = {(_place(r), r.arm, r.seed, r.config.optimizer.rate_scale): r for r in runs}
-    tuning: dict[Any, list[Run]] = {}
-    for run in runs:
-        if run.tuning:
-            tuning.setdefault((_place(run), run.arm), []).append(run)
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        found[run.key] = []
-        if run.arm in MATCHED:
-            source = MATCHED[run.arm].source
-            found[run.key].append(at[_place(run), source, run.seed, run.config.optimizer.rate_scale])
-        if run.config.rates == "tuned" and not run.tuning:
-            found[run.key] += tuning[_place(run), run.arm]
-    return found
-
-
-def _place(run: Run) -> str:
-    return json.dumps(run.point, sort_keys=True, default=list)

@@ -162,7 +162,7 @@ def program(config: ConfigDict, pool: int) -> Program:
             "router/sparsity_shuffled_std": shuffled.std(),
             "router/dropped": jnp.float32(0) if soft_eval else (~routing.kept).mean(),
             "choices": choices[:PROBE],
-            "counts": counts,
+            "counts": jnp.round(counts * choices.shape[1]),  # assignments
             "probs": metrics.cluster_sums(probs, test.cluster, clusters) / counts.sum(-1, keepdims=True),
         }
         if "kernel" in params["router"]:
