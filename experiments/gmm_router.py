@@ -20,7 +20,7 @@ From the paper: 64 clusters, 64 experts, 24 dimensions, 10 outputs, depth-3 expe
 training, top-1 with weight exactly 1 at evaluation; SGD with momentum 0.9 and rates 1e-2 (experts), 1e-1 (router) for
 depth-3 experts; Adam with 3.2e-4 and 3.2e-3 for constant ones.
 
-Rules fixed before the evaluation seeds ran, where the paper is silent. None looks at learned against frozen.
+Rules where the paper is silent. None looks at learned against frozen; BUILD_NOTES.md says which were set when.
   separation  the smallest of .5, .75, 1, 1.5, 2 at which the Bayes predictor's loss is below 1 % of the variance
               (seeds 5000-5007: .43, .085, .0098, .00003 at 1.5): c = 1.
   loss        squared norm of the error, as in the paper's theory; reported over the variance, so 1 is trivial.

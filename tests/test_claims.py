@@ -9,7 +9,7 @@ import pytest
 
 from routed import diagnosis
 from routed.claims import Claim, judge, to_json
-from routed.config import base
+from routed.config import base, override
 
 LOSSES = {
     "learned": [0.10, 0.11, 0.09, 0.10],
@@ -29,7 +29,7 @@ def table(losses=LOSSES, train=0.01, samples=(64,), before=1.0, **columns):
                 for step, factor in ((0, before), (10, 1.0)):
                     rows.append(
                         {"run": f"{arm}{seed}n{n}", "data.samples": n, "arm": arm, "seed": seed, "step": step, "status": "ok",
-                         "test/loss": loss, "test/loss_soft": loss / 2, "train/loss": train * factor, "router/norm_ratio": 1.02 + 0.001 * seed}
+                         "test/loss": loss, "test/loss_soft": loss / 2, "train/loss": train * factor, "router/norm_ratio": 1.02 + 0.001 * seed, "router/moved": float(arm == "learned")}
                         | columns
                     )  # fmt: skip
     return pd.DataFrame(rows)
@@ -156,3 +156,6 @@ def test_threats_are_filled_from_the_rows():
     assert "above the gate" in answers["Converged?"] and "frozen 0.5" in answers["Converged?"]
     assert answers["Diverged runs"] == "0 of 20" and "4 seeds" in answers["Seeds and power"]
     assert "paper's rates" in answers["Tuned per arm?"]
+    assert answers["Frozen is frozen"] == "router parameters differ from step 0 in: learned"
+    loose = override(base(), {"selection.eval.renormalise": False})
+    assert "do not sum to 1 in evaluation" in dict(diagnosis.threats(table(), loose, ["data.samples"]))["Weight scale"]

@@ -84,12 +84,9 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
             )
         )
     answers += [
-        ("Weight scale", "soft weights sum to 1 in every arm; top-1 weight is exactly 1"),
+        ("Weight scale", _weight_scale(config)),
         ("Trunk gradient", "none: the router sees the raw input"),
-        (
-            "Frozen is frozen",
-            "router parameters of frozen arms are bit for bit those of step 0 (checked at every evaluation)",
-        ),
+        ("Frozen is frozen", _still(good)),
         ("Seeds and power", _power(good, swept)),
         ("Data", "generated as the paper describes; what it leaves open was filled by the rules above"),
     ]
@@ -106,6 +103,21 @@ def _tuned(table: pd.DataFrame, rows: pd.DataFrame, swept: list[str]) -> str:
     best = tuned.groupby("arm")["train/rate_scale"].max()
     chosen = ", ".join(f"{arm} {scale:g}" for arm, scale in best.items())
     return f"where rates=tuned, {tried.max()} candidates for every arm; chosen multipliers: {chosen}"
+
+
+def _weight_scale(config: ConfigDict) -> str:
+    """Do the combine weights of every rule sum to 1, so that no arm gains by growing them?"""
+    rules = {"training": config.selection, "evaluation": config.selection.eval}
+    free = [name for name, rule in rules.items() if rule.name != "soft" and not rule.renormalise]
+    if free:
+        return f"weights do not sum to 1 in {' and '.join(free)}: a router can gain by growing them"
+    return "weights sum to 1 in training and evaluation, in every arm"
+
+
+def _still(good: pd.DataFrame) -> str:
+    """Which arms' routers moved, bit for bit against step 0."""
+    moved = good.groupby("arm")["router/moved"].max()
+    return "router parameters differ from step 0 in: " + (", ".join(moved.index[moved > 0]) or "no arm")
 
 
 def _power(good: pd.DataFrame, swept: list[str]) -> str:
