@@ -332,6 +332,17 @@ def test_a_checkpoint_of_another_shape_starts_its_batch_again(finished, run, sav
     same(table(work), table(finished))
 
 
+def test_a_checkpoint_without_a_form_does_not_fit(tmp_path, monkeypatch):
+    """As saved by a version that did not write the keys, shapes and types down."""
+    state = {"a": jnp.zeros(2)}
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_form", lambda state: None)
+        checkpoint.save(tmp_path, 1, ["run"], state)
+    path, meta = checkpoint.latest(tmp_path)
+    del meta["form"]
+    assert checkpoint.load(path, meta, checkpoint.abstract(state)) is None
+
+
 def test_damaged_results_go_back_to_the_table_before(finished, run, saves):
     """First results.parquet (one batch is lost), then both tables (all is run again)."""
     good = table(finished)

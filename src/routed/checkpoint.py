@@ -71,7 +71,7 @@ def load(path: pathlib.Path, meta: dict, like: Any) -> Any | None:
 
     Compared beforehand, not left to Orbax, whose reading threads report a misfit on their own.
     """
-    if meta["form"] != _form(like):
+    if meta.get("form") != _form(like):  # none: saved before there was one
         log.warning("checkpoint %s does not fit this program: starting its batch again", path)
         return None
     with _quiet():
