@@ -91,6 +91,21 @@ def test_robustness_is_the_share_of_points_that_hold():
     assert found["robustness"] == {"held": 1, "tried": 2}
 
 
+def test_a_claim_never_pools_points():
+    """Steps are swept too; the claim says nothing of them, so it is judged at the config's own value: 4000."""
+    seeds = [0, 1, 2, 3]
+    both = pd.concat([table(steps=4000), table({a: v[::-1] for a, v in LOSSES.items()}, steps=2000)], ignore_index=True)
+    both["run"] += both.steps.astype(str)
+    found = verdict(order(), both, ("data.samples", "steps"))
+    assert found["n"] == len(seeds) and found == verdict(order(), table()) | {"robustness": found["robustness"]}
+    assert found["robustness"] == {"held": 2, "tried": 2}
+    words = verdict(order(lower="learned", at={}), both.assign(**{"data.name": "gmm"}), ("data.samples", "data.name"))
+    assert words["n"] > 0  # a key whose values are words
+    side = {"arm": "frozen", "data.name": "gmm"}
+    named = both.assign(**{"data.name": "gmm"})
+    assert "data.name=gmm" in verdict(order()._replace(higher=side), named, ("data.name", "steps"))["text"]
+
+
 def test_small_effects_say_so():
     rows = table({"learned": [1.0, 1.0, 1.0, 1.01], "frozen": [1.03, 1.04, 1.03, 1.04]})
     found = verdict(order(), rows)

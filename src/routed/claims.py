@@ -17,7 +17,8 @@ from ml_collections import ConfigDict
 
 from routed import stats
 from routed.arms import FAIR
-from routed.results import last
+from routed.config import flatten
+from routed.results import last, settle, shown
 
 #: Smallest effect of interest: a factor 1.1.
 EFFECT = math.log(1.1)
@@ -63,14 +64,14 @@ class Rows:
         self.table = table
 
     def at(self, filters: dict[str, Any]) -> pd.DataFrame:
-        """Last rows at a point. A tuple-valued key is compared as a list, as it is stored."""
+        """Last rows at one point: swept keys without a filter are settled, so that no claim pools points."""
         rows = self.last
         for key, value in filters.items():
             if key not in rows:
                 return rows.iloc[:0]
             wanted = np.isclose(rows[key], value, rtol=1e-9) if isinstance(value, float) else rows[key] == value
             rows = rows[wanted]
-        return rows
+        return settle(rows, [key for key in self.swept if key not in filters], flatten(self.config))
 
     def side(self, side: dict[str, Any], at: dict[str, Any], metric: str) -> tuple[pd.Series | float, str | None]:
         """Values by seed (or the constant), and the arm they are of."""
@@ -206,7 +207,7 @@ def _ratio_text(
     for side, arm in zip((claim.lower, claim.higher), arms, strict=True):
         values, _ = rows.side(side, claim.at, claim.metric)
         words = "" if arm is None else f"{arm} "
-        words += " ".join(f"{k}={v:g} " for k, v in side.items() if k not in ("arm", "metric", "value"))
+        words += " ".join(f"{k}={shown(v)} " for k, v in side.items() if k not in ("arm", "metric", "value"))
         parts.append(f"{words}{float(np.mean(values)):.3g}")
     return f"{parts[0]} against {parts[1]}; ratio {math.exp(mean):.3g} [{math.exp(low):.3g}, {math.exp(high):.3g}]"
 

@@ -17,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from routed import diagnosis, stats
 from routed.arms import LABELS
 from routed.claims import Rows
-from routed.results import last
+from routed.results import last, settle, shown
 
 matplotlib.use("Agg")
 
@@ -80,11 +80,7 @@ class Data:
 
     def settle(self, rows: pd.DataFrame, spec: dict[str, Any]) -> pd.DataFrame:
         """The rows at one point: a swept key that `spec` does not draw has its base value, or else its largest."""
-        for key in self.swept:
-            if key not in (spec.get("x"), spec.get("y")):
-                values = set(rows[key])
-                rows = rows[rows[key] == (self.base[key] if self.base[key] in values else max(values))]
-        return rows
+        return settle(rows, [key for key in self.swept if key not in (spec.get("x"), spec.get("y"))], self.base)
 
 
 def curves(spec: dict[str, Any], data: Data) -> Figure | None:
@@ -95,7 +91,7 @@ def curves(spec: dict[str, Any], data: Data) -> Figure | None:
     xs = sorted(rows[spec["x"]].unique())
     figure = _panels(spec, rows.assign(place=rows[spec["x"]].map(xs.index)), "place", spread=0.06 if len(xs) < 8 else 0)
     for panel in figure.axes:
-        panel.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
+        panel.set_xticks(range(len(xs)), [shown(x) for x in xs])
         panel.set_xlabel(KEYS.get(spec["x"], spec["x"]))
     return figure
 
@@ -156,7 +152,7 @@ def gap(spec: dict[str, Any], data: Data) -> Figure | None:
                     lw=1,
                 )
     panel.axhline(0, color="black", lw=0.8)
-    panel.set_xticks(range(len(found)), [f"{x:g}" for x in found])
+    panel.set_xticks(range(len(found)), [shown(x) for x in found])
     panel.set_xlabel(KEYS.get(spec["x"], spec["x"]))
     panel.set_ylabel("log ratio of losses (nats; above 0: second is better)")
     panel.grid(axis="x", visible=False)
@@ -200,8 +196,8 @@ def phase(spec: dict[str, Any], data: Data) -> Figure | None:
                 fontsize=7.5,
                 color="white" if abs(mean) > 0.6 * bound else "black",
             )
-        panel.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
-        panel.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
+        panel.set_xticks(range(len(xs)), [shown(x) for x in xs])
+        panel.set_yticks(range(len(ys)), [shown(y) for y in ys])
         panel.set_xlabel(KEYS.get(spec["x"], spec["x"]))
         panel.set_title(title, fontsize=9)
         panel.grid(visible=False)
@@ -212,14 +208,15 @@ def phase(spec: dict[str, Any], data: Data) -> Figure | None:
 
 def forest(spec: dict[str, Any], data: Data) -> Figure | None:
     """One line a point: log(frozen / learned) and log(fairest frozen / learned), with 95 % intervals."""
-    points = data.last[data.swept].drop_duplicates()
+    points = data.last[data.swept].drop_duplicates().sort_values(data.swept)
     base = points.mode().iloc[0]
+    points = points.iloc[(points != base).any(axis=1).argsort(kind="stable")]  # the protocol first
     figure = Figure(figsize=(7.2, 0.42 * len(points) + 1.2))
     panel = figure.subplots()
     names = []
     for place, (_, point) in enumerate(points.iterrows()):
         rows = data.last[(data.last[data.swept] == point).all(axis=1)]
-        changed = [f"{KEYS.get(key, key)} = {point[key]:g}" for key in data.swept if point[key] != base[key]]
+        changed = [f"{KEYS.get(key, key)} = {shown(point[key])}" for key in data.swept if point[key] != base[key]]
         names.append(", ".join(changed) or "the protocol")
         for against, colour, marker, offset in (("frozen", "#D55E00", "o", 0.12), ("fairest", "#0072B2", "s", -0.12)):
             one, _ = _cell(rows, against)

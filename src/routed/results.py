@@ -9,6 +9,7 @@ import json
 import pathlib
 import platform
 import subprocess
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -179,6 +180,20 @@ def last(table: pd.DataFrame) -> pd.DataFrame:
         return table
     table = table[table.status != "tuning"]
     return table.loc[table.groupby("run").step.idxmax()].reset_index(drop=True)
+
+
+def settle(rows: pd.DataFrame, keys: Iterable[str], base: dict[str, Any]) -> pd.DataFrame:
+    """The rows at one point of the swept `keys`: each has its value in the flat config `base`, or else its largest."""
+    for key in keys:
+        if len(rows):
+            values = set(rows[key])
+            rows = rows[rows[key] == (base[key] if base[key] in values else max(values))]
+    return rows
+
+
+def shown(value: Any) -> str:
+    """A setting's value as a reader wants it."""
+    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
 def load(workdir: str | pathlib.Path) -> dict[str, Any]:
