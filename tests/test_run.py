@@ -27,7 +27,7 @@ def last(table, arm, column, **where):
     rows = rows[rows.arm == arm]
     for key, value in where.items():
         rows = rows[rows[key.replace("__", ".")] == value]
-    return rows.sort_values("seed")[column].to_numpy()
+    return rows.sort_values([*(k for k in ("data.samples",) if k in rows), "seed"])[column].to_numpy()
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "frozen_top1": {"router.frozen": True, **_TOP1},
     # ... whose rows are training examples: an informed partition that nobody trained.
     "frozen_data": {"router.frozen": True, "router.from_data": True},
+    # ... with its load balanced by a bias that only chooses (sparse selections): removes drops and idle experts.
+    "frozen_balanced": {"router.frozen": True, "selection.balance_rate": 1e-3},
     # The true cluster: the ceiling.
     "oracle": {"router.frozen": True, "router.name": "oracle", **_TOP1},
     # A fixed hash of the raw input.
@@ -48,6 +50,7 @@ LABELS = {
     "frozen_sharp": ("frozen, as sharp as learned", "#E69F00"),
     "frozen_top1": ("frozen, trained top-1", "#CC79A7"),
     "frozen_data": ("frozen, rows are examples", "#009E73"),
+    "frozen_balanced": ("frozen, load balanced", "#F0E442"),
     "oracle": ("oracle (true cluster)", "#000000"),
     "hash": ("hash of the input", "#56B4E9"),
     "dense_active": ("dense, active parameters", "#999999"),

@@ -76,6 +76,16 @@ def base() -> ConfigDict:
 
     c.router = ConfigDict()
     c.router.name = "linear"  # in routed.routers.ROUTERS
+    c.router.depth = 2  # layers of the mlp router, scores included
+    c.router.width = 64  # hidden units of the mlp router
+    c.router.window = 1  # of the conv router: positions along each axis
+    c.router.dim = 16  # of the cosine router: dimensions of the down-projection
+    c.router.vocabulary = 32128  # of the hash_id router: token ids
+    c.router.noise = (
+        "none"  # none | uniform | gaussian | learned (both N(0, 1) times a scale) | jitter of the router's input
+    )
+    c.router.noise_scale = 1.0  # of uniform, gaussian and jitter
+    c.router.noise_in_weights = False  # noise reaches the combine weights too, not only the choice
     c.router.frozen = False  # parameters stay bit for bit what they were at step 0
     c.router.from_data = False  # rows are training examples (Dikkala et al., Theorem 2)
     c.router.entropy = 0.0  # nats; > 0: initial weights are scaled until the mean per-token entropy is this
@@ -86,7 +96,8 @@ def base() -> ConfigDict:
     c.experts.name = "mlp"  # in routed.experts.EXPERTS
     c.experts.count = 64
     c.experts.depth = 3  # weight layers of an mlp
-    c.experts.width = 96  # hidden units of an mlp
+    c.experts.width = 96  # hidden units of an mlp, ffn; filters of a cnn
+    c.experts.activation = "relu"  # of mlp, cnn, ffn; in routed.experts.ACTIVATIONS
     c.experts.learning_rate = 0.01
 
     c.selection = ConfigDict()
@@ -95,11 +106,26 @@ def base() -> ConfigDict:
     c.selection.renormalise = (
         True  # top_k weights sum to 1 (k = 1: exactly 1), else they are full-softmax probabilities
     )
-    c.selection.eval = ConfigDict()  # the rule of evaluation
+    c.selection.no_gradient = False  # says that a learned router without gradient (k = 1 renormalised) is meant
+    c.selection.capacity_factor = 0.0  # 0: dropless; else a queue has this many times its fair share of places
+    c.selection.capacity_rule = "per_assignment"  # ceil(factor k T / E), or per_token: round(factor T / E)
+    c.selection.min_capacity = 1  # places in a queue, at least
+    c.selection.group_size = 0  # tokens that queue together; divides the batch; 0: all
+    c.selection.priority = "position"  # who gets a place: the first in the batch, or score: the highest weight
+    c.selection.balance_rate = 0.0  # step of a bias that balances the load and only chooses; 0: no bias
+    c.selection.eval = ConfigDict()  # the rule of evaluation, where it differs
     c.selection.eval.name = "top_k"
     c.selection.eval.k = 1
     c.selection.eval.renormalise = True
-    c.dispatch = "dense"  # in routed.dispatch.DISPATCHES
+    c.selection.eval.capacity_factor = 0.0
+    c.dispatch = "dense"  # in routed.dispatch.DISPATCHES, or auto
+
+    c.losses = ConfigDict()  # coefficients of auxiliary losses; a fixed or frozen router has none
+    c.losses.balance = 0.0  # E sum_e load_e mean-probability_e: 1 at uniform
+    c.losses.balance_scope = "batch"  # batch | group: over which tokens load and probability are taken
+    c.losses.importance = 0.0  # squared variation of the experts' summed probabilities
+    c.losses.z = 0.0  # mean squared log-partition
+    c.losses.entropy = 0.0  # mean per-token entropy; positive sharpens
 
     c.optimizer = ConfigDict()
     c.optimizer.name = "sgd"  # sgd | adam

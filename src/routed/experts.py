@@ -20,20 +20,6 @@ class Constant(nn.Module):
         return self.param("value", nn.initializers.normal(self.outputs**-0.5), (1, self.outputs))
 
 
-class Mlp(nn.Module):
-    """`depth` weight layers with biases, ReLU between them; lecun-normal weights, zero biases."""
-
-    outputs: int
-    depth: int
-    width: int
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T O"]:
-        for _ in range(self.depth - 1):
-            x = nn.relu(nn.Dense(self.width)(x))
-        return nn.Dense(self.outputs)(x)
-
-
 class Linear(nn.Module):
     """w^T x + b."""
 
@@ -44,10 +30,72 @@ class Linear(nn.Module):
         return nn.Dense(self.outputs)(x)
 
 
+class Mlp(nn.Module):
+    """`depth` weight layers with biases and the activation between them; lecun-normal weights, zero biases."""
+
+    outputs: int
+    depth: int
+    width: int
+    activation: str = "relu"
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T O"]:
+        for _ in range(self.depth - 1):
+            x = ACTIVATIONS[self.activation](nn.Dense(self.width)(x))
+        return nn.Dense(self.outputs)(x)
+
+
+class Cnn(nn.Module):
+    """Two-layer CNN over patches whose second layer is fixed at 1: f_o(x) = sum_j sum_p s(<w_oj, x^(p)>), no biases.
+
+    A token is [patches, dim]. Chen et al. (2022): one output, `width` filters, s(z) = z^3 or z.
+    """
+
+    outputs: int
+    width: int
+    activation: str = "cubic"
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "T P D"]) -> Float[Array, "T O"]:
+        responses = ACTIVATIONS[self.activation](nn.Dense(self.outputs * self.width, use_bias=False)(x))
+        return responses.sum(1).reshape(len(x), self.outputs, self.width).sum(-1)
+
+
+class Ffn(nn.Module):
+    """The feed-forward layer of a transformer, without biases: s(x W_in) W_out; gated: (s(x W_gate) x W_in) W_out (GLU)."""
+
+    outputs: int
+    width: int
+    activation: str = "relu"
+    gated: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T O"]:
+        hidden = nn.Dense(self.width, use_bias=False, name="in")(x)
+        if self.gated:
+            hidden *= ACTIVATIONS[self.activation](nn.Dense(self.width, use_bias=False, name="gate")(x))
+        else:
+            hidden = ACTIVATIONS[self.activation](hidden)
+        return nn.Dense(self.outputs, use_bias=False, name="out")(hidden)
+
+
+ACTIVATIONS = {
+    "relu": nn.relu,
+    "gelu": nn.gelu,
+    "silu": nn.silu,
+    "tanh": nn.tanh,
+    "cubic": lambda z: z**3,
+    "linear": lambda z: z,
+}
+
+#: name -> ONE expert for a config node `experts` and a number of outputs.
 EXPERTS = {
-    "constant": lambda config, outputs: Constant(outputs),
-    "linear": lambda config, outputs: Linear(outputs),
-    "mlp": lambda config, outputs: Mlp(outputs, config.depth, config.width),
+    "constant": lambda experts, outputs: Constant(outputs),
+    "linear": lambda experts, outputs: Linear(outputs),
+    "mlp": lambda experts, outputs: Mlp(outputs, experts.depth, experts.width, experts.activation),
+    "cnn": lambda experts, outputs: Cnn(outputs, experts.width, experts.activation),
+    "ffn": lambda experts, outputs: Ffn(outputs, experts.width, experts.activation),
+    "gated_ffn": lambda experts, outputs: Ffn(outputs, experts.width, experts.activation, gated=True),
 }
 
 

@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import xlogy
-from jaxtyping import Array, Float, Int, PRNGKeyArray, Scalar
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Scalar
 from sklearn import metrics as sklearn_metrics
+
+from routed.words import Routing, SoftRouting
 
 #: A dead expert gets less than this share of its fair load.
 DEAD_SHARE = 0.01
@@ -64,6 +66,32 @@ def dispatch_entropy(counts: Float[Array, "C E"]) -> Scalar:
 def load(choices: Int[Array, "T k"], num_experts: int) -> Float[Array, " E"]:
     """Share of the assignments chosen for each expert, before drops; sums to 1."""
     return jnp.zeros(num_experts).at[choices.reshape(-1)].add(1.0) / choices.size
+
+
+def load_of(routing: Routing | SoftRouting, mask: Bool[Array, " T"] | None = None) -> Float[Array, " E"]:
+    """Share of the assignments chosen for each expert, before drops and without padding; of soft routing the mean weight."""
+    experts = routing.scores.shape[1]
+    if isinstance(routing, SoftRouting):
+        total = routing.weight.sum(0)
+    else:
+        real = jnp.ones(len(routing.scores)) if mask is None else mask.astype(jnp.float32)
+        total = jnp.zeros(experts).at[routing.expert].add(real[routing.token])
+    return total / jnp.maximum(total.sum(), 1e-9)
+
+
+def dropped(routing: Routing | SoftRouting, mask: Bool[Array, " T"] | None = None) -> Scalar:
+    """Share of the assignments that found no place; padding counts nowhere, and soft routing drops nothing."""
+    if isinstance(routing, SoftRouting):
+        return jnp.float32(0)
+    real = jnp.ones(len(routing.scores), bool) if mask is None else mask
+    real = real[routing.token]
+    return (real & ~routing.kept).sum() / jnp.maximum(real.sum(), 1)
+
+
+def rebalanced(bias: Float[Array, " E"], load: Float[Array, " E"], rate: float) -> Float[Array, " E"]:
+    """The balancing bias after one step: up by `rate` for experts below a fair load, down above it (Wang et al. 2024)."""
+    missing = 1 / len(load) - load
+    return bias + rate * jnp.sign(jnp.where(jnp.abs(missing) < 1e-6, 0.0, missing))  # rounding is no direction
 
 
 def load_summary(load: Float[Array, " E"], tokens: int) -> dict[str, Scalar]:

@@ -1,32 +1,51 @@
-"""The Mixture-of-Experts layer: router, selection, dispatch and experts joined in one Flax module."""
+"""The Mixture-of-Experts layer: router, noise, selection, dispatch and experts joined in one Flax module."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from absl import logging as log
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float
 
-from routed.words import Routing, SoftRouting
+from routed import dispatch, metrics
+from routed.routers import Noise, jitter
+from routed.selection import Rule, capacity, select
+from routed.words import Places, Routing, SoftRouting
 
 
 class MoE(nn.Module):
     """y = sum_e w_e(x) f_e(x); returns y and the routing that produced it.
 
-    Parameters are `router` and `experts`; every leaf of `experts` has a leading expert axis, and expert e is initialised
-    with a key folded from e, so 8 experts are a prefix of 16. Keyword context is passed on to the router.
+    Parameters are `router` and `experts`; every leaf of `experts` has a leading expert axis, named `expert` for
+    partitioning, and expert e is initialised with a key folded from e, so 8 experts are a prefix of 16. Keyword context is
+    passed on to the router.
+
+    Noise needs the random stream `noise` (none without it). With `balance_rate` the collection `balance` holds a bias per
+    expert that only chooses; each call in which the collection is mutable moves it by that rate towards equal load
+    (auxiliary-loss-free balancing, Wang et al. 2024).
     """
 
     router: nn.Module
     expert: nn.Module
     num_experts: int
-    select: Callable[[Float[Array, "T E"]], Routing | SoftRouting]
-    dispatch: Callable
+    rule: Rule
+    dispatch: str = "auto"
+    noise: str = "none"
+    noise_scale: float = 1.0
+    noise_in_weights: bool = False
+    balance_rate: float = 0.0
+    dtype: Any = None  # of the experts' inputs and weights; None: as they are. Scores are float32 always
+    mesh: Mesh | None = None  # with axes `data` and `expert`: experts are shared out over the latter
 
     @nn.compact
-    def __call__(self, x: Float[Array, "T D"], **context) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:
+    def __call__(
+        self, x: Float[Array, "T ..."], *, mask: Bool[Array, " T"] | None = None, **context
+    ) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:
+        routing = self._route(x, mask, context)
         expert = self.expert.clone(parent=None)  # unbound: its parameters are stacked and held here
 
         def initialise(key):
@@ -35,6 +54,44 @@ class MoE(nn.Module):
 
             return jax.vmap(one)(jnp.arange(self.num_experts))
 
-        experts = self.param("experts", initialise)
-        routing = self.select(self.router(x, **context))
-        return self.dispatch(lambda p, tokens: expert.apply({"params": p}, tokens), experts, x, routing), routing
+        params = self.param("experts", initialise)
+        if self.dtype is not None:
+            x, params = jax.tree.map(lambda a: a.astype(self.dtype), (x, params))
+        places = Places(
+            group_size=self.rule.group_size or len(x),
+            capacity=capacity(self.rule, self.rule.group_size or len(x), self.num_experts),
+        )
+
+        def run(params, tokens) -> Any:
+            return expert.apply({"params": params}, tokens)
+
+        if self.mesh is not None and not isinstance(routing, SoftRouting):
+            return dispatch.parallel(run, params, x, routing, places, self.mesh), routing
+        return dispatch.DISPATCHES[self._dispatch(len(x))](run, params, x, routing, places), routing
+
+    def _route(self, x, mask, context) -> Routing | SoftRouting:
+        seen = x
+        if self.noise == "jitter" and self.has_rng("noise"):
+            seen = jitter(self.make_rng("noise"), x, self.noise_scale)  # experts see the clean x
+        scores = preference = self.router(seen, **context)
+        if self.noise not in ("none", "jitter"):
+            preference = scores + Noise(self.noise, self.noise_scale, self.num_experts, name="noise")(x)
+        weighing = preference if self.noise_in_weights else scores
+        if not self.balance_rate:
+            return select(self.rule, weighing, preference=preference, mask=mask)
+        bias = self.variable("balance", "bias", jnp.zeros, self.num_experts)
+        routing = select(self.rule, weighing, preference=preference, mask=mask, bias=bias.value)
+        if self.is_mutable_collection("balance") and not self.is_initializing():
+            bias.value = metrics.rebalanced(bias.value, metrics.load_of(routing, mask), self.balance_rate)
+        return routing
+
+    def _dispatch(self, tokens: int) -> str:
+        if self.dispatch != "auto":
+            if reason := dispatch.refuse(self.dispatch, self.rule.name):
+                raise TypeError(reason)
+            return self.dispatch
+        name, reason = dispatch.choose(
+            self.rule.name, tokens, self.rule.k, self.num_experts, not self.rule.capacity_factor, jax.default_backend()
+        )
+        log.log_first_n(log.INFO, "dispatch auto is %s: %s", 1, name, reason)
+        return name

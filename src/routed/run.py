@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from routed import metrics, models
+from routed import losses, metrics, models
 from routed.data import TASKS
-from routed.routers.linear import initialise
+from routed.routers import FIXED, ROUTERS, initialise
+from routed.selection import Rule, rule_of
 from routed.train import optimiser, update
 from routed.words import Batch, SoftRouting
 
@@ -51,32 +52,45 @@ def program(config: ConfigDict, pool: int) -> Program:
     task, model = TASKS[config.data.name], models.build(config)
     score = model.scores
     evaluations = config.steps // config.eval_every + 1
-    soft = ConfigDict({"name": "soft"})
+    training, evaluation, soft = rule_of(config.selection), rule_of(config.selection, evaluation=True), Rule("soft")
+    coefficients = {
+        "balance": config.losses.balance,
+        "importance": config.losses.importance,
+        "z": config.losses.z,
+        "entropy": config.losses.entropy,
+    }
+    groups = (
+        config.batch_size // (training.group_size or config.batch_size) if config.losses.balance_scope == "group" else 1
+    )
 
     def sample(keys, settings, world, step) -> Batch:
         key = jax.random.fold_in(keys["order"], step)
         draw = task.fresh_batch if config.data.fresh else task.train_batch
         return draw(world, key, config.batch_size, config.data, settings)
 
-    def train_loss(params, batch):
-        """Squared norm of the error, mean over tokens: the loss of the paper's theory sections."""
-        prediction, _ = model.apply(params, batch, config.selection, config.dispatch)
-        return ((prediction - batch.y) ** 2).sum(-1).mean()
+    def train_loss(params, layer, batch, key, frozen):
+        """Squared norm of the error, mean over tokens (the loss of the paper's theory sections), and auxiliary losses."""
+        prediction, routing, layer = model.apply(params, layer, batch, training, config.dispatch, key)
+        task_loss = ((prediction - batch.y) ** 2).sum(-1).mean()
+        if routing is None or config.router.name in FIXED or not any(coefficients.values()):
+            return task_loss, (task_loss, layer)
+        extra, _ = losses.auxiliary(routing, coefficients, learned=~frozen, groups=groups)
+        return task_loss + extra, (task_loss, layer)
 
     def start(seed, settings):
         keys = streams(seed, config)
         world = task.world(keys["world"], config.data, pool)
         test = task.test_batch(world, config.data, settings)
-        params = model.init(keys["init"], test)
-        router = params["router"]
-        if "kernel" in router:
+        params, layer = model.init(keys["init"], test)
+        if model.scores is not None:
             examples = task.examples(world, config.experts.count, config.data, settings)
-            router = router | {"kernel": initialise(router["kernel"], examples.x, test.x, settings)}
-        params = params | {"router": router}
+            router = ROUTERS[config.router.name](config.router, config.experts.count)
+            params = params | {"router": initialise(router, params["router"], examples.x, test.x, settings)}
         state = {
             "params": params,
+            "layer": layer,
             "opt": optimiser(config, settings).init(params),
-            "router0": router,
+            "router0": params["router"],
             "step": jnp.int32(0),
         }
         seen = jax.eval_shape(lambda: evaluate(keys, settings, world, state)) | {"train/loss": jnp.float32(0)}
@@ -89,16 +103,17 @@ def program(config: ConfigDict, pool: int) -> Program:
         frozen = settings["router.frozen"]
 
         def step(_, carry):
-            params, opt, number, total = carry
+            params, layer, opt, number, total = carry
             batch = sample(keys, settings, world, number)
-            value, grads = jax.value_and_grad(train_loss)(params, batch)
+            noise = jax.random.fold_in(keys["noise"], number)
+            grads, (value, layer) = jax.grad(train_loss, has_aux=True)(params, layer, batch, noise, frozen)
             params, opt = update(transform, params, grads, opt, frozen)
-            return params, opt, number + 1, total + value
+            return params, layer, opt, number + 1, total + value
 
         def advance(state):
-            carry = (state["params"], state["opt"], state["step"], jnp.float32(0))
-            params, opt, number, total = jax.lax.fori_loop(0, steps, step, carry)
-            new = state | {"params": params, "opt": opt, "step": number}
+            carry = (state["params"], state["layer"], state["opt"], state["step"], jnp.float32(0))
+            params, layer, opt, number, total = jax.lax.fori_loop(0, steps, step, carry)
+            new = state | {"params": params, "layer": layer, "opt": opt, "step": number}
             seen = evaluate(keys, settings, world, new)
             seen["train/loss"] = total / steps / task.variance(world, config.data)  # of step 0: NaN, there is none
             row = number // config.eval_every
@@ -113,10 +128,9 @@ def program(config: ConfigDict, pool: int) -> Program:
         variance = task.variance(world, config.data)
 
         def forward(block: Batch):
-            prediction, routing = model.apply(
-                params, block, config.selection.eval, "dense"
-            )  # soft needs every expert anyway
-            mixture, _ = model.apply(params, block, soft, "dense")
+            # Dense, since the soft mixture needs every expert anyway.
+            prediction, routing, _ = model.apply(params, state["layer"], block, evaluation, "dense")
+            mixture, _, _ = model.apply(params, state["layer"], block, soft, "dense")
             return prediction, mixture, routing
 
         prediction, mixture, routing = _in_blocks(forward, test)
@@ -160,7 +174,7 @@ def program(config: ConfigDict, pool: int) -> Program:
             "router/dispatch_entropy": metrics.dispatch_entropy(counts),
             "router/sparsity_shuffled": shuffled.mean(),
             "router/sparsity_shuffled_std": shuffled.std(),
-            "router/dropped": jnp.float32(0) if soft_eval else (~routing.kept).mean(),
+            "router/dropped": metrics.dropped(routing),
             "choices": choices[:PROBE],
             "counts": jnp.round(counts * choices.shape[1]),  # assignments
             "probs": metrics.cluster_sums(probs, test.cluster, clusters) / counts.sum(-1, keepdims=True),

@@ -8,10 +8,10 @@ from ml_collections import ConfigDict
 
 from routed.config import NOT_IDENTITY, base, flatten, nearest
 from routed.data import TASKS
-from routed.dispatch import DISPATCHES
-from routed.experts import EXPERTS
+from routed.dispatch import DISPATCHES, refuse
+from routed.experts import ACTIVATIONS, EXPERTS
 from routed.models import MODELS
-from routed.routers import ROUTERS
+from routed.routers import KINDS, ROUTERS
 from routed.run import STREAMS
 from routed.selection import SELECTIONS
 from routed.words import UserError
@@ -30,6 +30,9 @@ def _one_of(names):
 
 #: Every key with its declared value, for names and types.
 DECLARED = flatten(base())
+
+#: Selections that a balancing bias can steer.
+BIASED = ("top_k", "sigmoid", "sinkhorn")
 
 _FRACTION = (lambda v: 0 <= v < 1, "must be in [0, 1)")
 _ABOVE_ZERO = (lambda v: 0 < v < math.inf, "must be positive")
@@ -56,6 +59,13 @@ RULES = {
     "data.samples": _INT32,
     "data.test_samples": _at_least(1),
     "router.name": _one_of(ROUTERS),
+    "router.depth": _at_least(1),
+    "router.width": _at_least(1),
+    "router.window": _at_least(1),
+    "router.dim": _at_least(1),
+    "router.vocabulary": _at_least(1),
+    "router.noise": _one_of(KINDS),
+    "router.noise_scale": _at_least(0),
     "router.entropy": _at_least(0),
     "router.init_scale": _at_least(0),
     "router.learning_rate": _at_least(0),
@@ -63,12 +73,26 @@ RULES = {
     "experts.count": _at_least(1),
     "experts.depth": _at_least(1),
     "experts.width": _at_least(1),
+    "experts.activation": _one_of(ACTIVATIONS),
     "experts.learning_rate": _at_least(0),
     "selection.name": _one_of(SELECTIONS),
     "selection.k": _at_least(1),
-    "selection.eval.name": _one_of(SELECTIONS),
+    "selection.capacity_factor": _at_least(0),
+    "selection.capacity_rule": _one_of(("per_assignment", "per_token")),
+    "selection.min_capacity": _at_least(1),
+    "selection.group_size": _at_least(0),
+    "selection.priority": _one_of(("position", "score")),
+    "selection.balance_rate": _at_least(0),
+    # Not expert choice: it would route a test sample by the others in its batch.
+    "selection.eval.name": _one_of([name for name in SELECTIONS if name != "expert_choice"]),
     "selection.eval.k": _at_least(1),
-    "dispatch": _one_of(DISPATCHES),
+    "selection.eval.capacity_factor": _at_least(0),
+    "dispatch": _one_of(("auto", *DISPATCHES)),
+    "losses.balance": _at_least(0),
+    "losses.balance_scope": _one_of(("batch", "group")),
+    "losses.importance": _at_least(0),
+    "losses.z": _at_least(0),
+    "losses.entropy": _at_least(0),
     "optimizer.name": _one_of(("sgd", "adam")),
     "optimizer.momentum": _FRACTION,
     "optimizer.b1": _FRACTION,
@@ -120,9 +144,24 @@ def validate(config: ConfigDict) -> None:
         raise UserError(
             f"config key router.entropy={config.router.entropy}: must be below ln(experts.count)={math.log(config.experts.count):.4g}"
         )
-    if config.dispatch == "gather" and config.selection.name == "soft":
+    if config.model == "moe" and (reason := refuse(config.dispatch, config.selection.name)):
+        raise UserError(f"config key dispatch={config.dispatch!r}: {reason}")
+    if config.selection.balance_rate and config.selection.name not in BIASED:
         raise UserError(
-            "config key dispatch='gather': needs a sparse selection; with selection.name='soft' use dispatch='dense'"
+            f"config key selection.balance_rate={config.selection.balance_rate}: selection.name={config.selection.name!r}"
+            f" takes no bias; use one of {', '.join(BIASED)} or 0"
+        )
+    size = config.selection.group_size
+    if size and config.batch_size % size:
+        raise UserError(f"config key selection.group_size={size}: must divide batch_size={config.batch_size}")
+    if config.router.name == "hash_id":
+        raise UserError(
+            f"config key router.name='hash_id': the samples of data.name={config.data.name!r} have no token ids; use 'hash'"
+        )
+    positions = config.data.dim + config.data.spurious_dims
+    if config.router.name == "conv" and positions % config.router.window:
+        raise UserError(
+            f"config key router.window={config.router.window}: must divide the {positions} positions of a sample"
         )
     if config.steps % config.eval_every:
         raise UserError(f"config key eval_every={config.eval_every}: must divide steps={config.steps}")
@@ -131,14 +170,14 @@ def validate(config: ConfigDict) -> None:
             f"config key data.test_samples={config.data.test_samples}: must be a multiple of data.clusters={config.data.clusters}"
         )
     if (
-        config.selection.name == "top_k"
-        and config.selection.k == 1
+        config.selection.k == 1
         and config.selection.renormalise
-        and not config.router.frozen
+        and config.selection.name in ("top_k", "sigmoid", "sinkhorn")
+        and not (config.router.frozen or config.selection.no_gradient)
     ):
         raise UserError(
             "config key selection.renormalise=True: with selection.k=1 the router gets no gradient, an accidental frozen"
-            " router; set selection.renormalise=false or router.frozen=true"
+            " router; set selection.renormalise=false or router.frozen=true (if it is meant: selection.no_gradient=true)"
         )
 
 

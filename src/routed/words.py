@@ -8,7 +8,8 @@ They are named tuples, so that JAX may fill them with anything (stacked runs, sh
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
 
@@ -24,7 +25,9 @@ class Batch(NamedTuple):
 class Routing(NamedTuple):
     """Sparse routing: one flat list of assignments, with the scores it was selected from.
 
-    `kept` is False where the assignment was dropped for lack of capacity. A = T k for token choice.
+    `kept` is False where the assignment was dropped for lack of capacity, or its token is padding. `rank` is its place in
+    the queue of its expert, counted from 0 within its group. A = T k for token choice, token by token (so [T, k] is a
+    reshape); A = E C in each group for expert choice. Assignments of a group are contiguous.
     """
 
     scores: Float[Array, "T E"]
@@ -32,6 +35,7 @@ class Routing(NamedTuple):
     expert: Int[Array, " A"]
     weight: Float[Array, " A"]
     kept: Bool[Array, " A"]
+    rank: Int[Array, " A"]
 
 
 class SoftRouting(NamedTuple):
@@ -39,6 +43,17 @@ class SoftRouting(NamedTuple):
 
     scores: Float[Array, "T E"]
     weight: Float[Array, "T E"]
+
+
+class Places(NamedTuple):
+    """The queues of a sparse dispatch, static: tokens of a group, and places for each expert in it."""
+
+    group_size: int
+    capacity: int
+
+
+#: ONE expert as a function: (its parameters, tokens [T, ...]) -> outputs [T, O], or [1, O] for all tokens.
+Expert = Callable[[Any, Float[Array, "T ..."]], Float[Array, "#T O"]]
 
 
 class UserError(Exception):

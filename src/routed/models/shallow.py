@@ -7,23 +7,23 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from routed import selection
-from routed.dispatch import DISPATCHES
 from routed.experts import EXPERTS, Mlp, mlp_parameters, width_for
 from routed.moe import MoE
 from routed.routers import ROUTERS
+from routed.selection import Rule, rule_of
 from routed.words import Batch
 
 
 class Model(NamedTuple):
     """Pure functions.
 
-    init(key, batch) -> params {router, experts}; apply(params, batch, rule, dispatch) -> (outputs [T, O], routing or
-    None), where `rule` is the config node of a selection and `dispatch` a name; scores(params, batch) -> [T, E], of models with a router.
+    init(key, batch) -> (params {router, experts}, state), where `state` moves by rules of its own, not by gradients;
+    apply(params, state, batch, rule, dispatch, key) -> (outputs [T, O], routing or None, state): with a key as in training (its
+    noise; the state moves), with None as in evaluation; scores(params, batch) -> [T, E], of models with a router.
     """
 
-    init: Callable[[Any, Batch], Any]
-    apply: Callable[[Any, Batch, ConfigDict, str], tuple[Any, Any]]
+    init: Callable[[Any, Batch], tuple[Any, Any]]
+    apply: Callable[..., tuple[Any, Any, Any]]
     scores: Callable[[Any, Batch], Any] | None
 
 
@@ -34,26 +34,37 @@ def outputs(config: ConfigDict) -> int:
 
 def _moe(config: ConfigDict) -> Model:
     count = config.experts.count
+    router = ROUTERS[config.router.name](config.router, count)
 
-    def layer(rule, dispatch) -> MoE:
+    def layer(rule: Rule, dispatch: str) -> MoE:
         return MoE(
-            router=ROUTERS[config.router.name](count),
+            router=router,
             expert=EXPERTS[config.experts.name](config.experts, outputs(config)),
             num_experts=count,
-            select=selection.build(rule),
-            dispatch=DISPATCHES[dispatch],
+            rule=rule,
+            dispatch=dispatch,
+            noise=config.router.noise,
+            noise_scale=config.router.noise_scale,
+            noise_in_weights=config.router.noise_in_weights,
+            balance_rate=config.selection.balance_rate,
         )
 
     def init(key, batch):
-        params = layer(config.selection, config.dispatch).init(key, batch.x, cluster=batch.cluster)["params"]
-        return {"router": params.get("router", {}), "experts": params["experts"]}
+        state = dict(layer(rule_of(config.selection), config.dispatch).init(key, batch.x, cluster=batch.cluster))
+        params = state.pop("params")
+        own = params.get("router", {}) | ({"noise": params["noise"]} if "noise" in params else {})
+        return {"router": own, "experts": params["experts"]}, state
 
-    def apply(params, batch, rule, dispatch):
-        return layer(rule, dispatch).apply({"params": params}, batch.x, cluster=batch.cluster)
+    def apply(params, state, batch, rule, dispatch, key=None):
+        own = dict(params["router"])
+        variables = {"params": {"noise": own.pop("noise", {}), "router": own, "experts": params["experts"]}, **state}
+        moving = {"rngs": {"noise": key}, "mutable": list(state)} if key is not None else {"mutable": []}
+        (y, routing), moved = layer(rule, dispatch).apply(variables, batch.x, cluster=batch.cluster, **moving)
+        return y, routing, moved or state
 
     def scores(params, batch):
-        router = ROUTERS[config.router.name](count)
-        return router.apply({"params": params["router"]}, batch.x, cluster=batch.cluster)
+        own = {name: value for name, value in params["router"].items() if name != "noise"}
+        return router.apply({"params": own}, batch.x, cluster=batch.cluster)
 
     return Model(init, apply, scores)
 
@@ -72,11 +83,11 @@ def _dense(config: ConfigDict) -> Model:
     mlp = Mlp(outputs(config), depth, width_for(budget, inputs, outputs(config), depth))
 
     def init(key, batch):
-        return {"router": {}, "experts": mlp.init(key, batch.x[:1])["params"]}
+        return {"router": {}, "experts": mlp.init(key, batch.x[:1])["params"]}, {}
 
-    def apply(params, batch, rule, dispatch):
-        del rule, dispatch
-        return mlp.apply({"params": params["experts"]}, batch.x), None
+    def apply(params, state, batch, rule, dispatch, key=None):
+        del rule, dispatch, key
+        return mlp.apply({"params": params["experts"]}, batch.x), None, state
 
     return Model(init, apply, scores=None)
 

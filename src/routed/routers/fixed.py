@@ -1,4 +1,4 @@
-"""Routers that decide without learning: the true cluster, or a hash of the raw input."""
+"""Routers that decide without learning: the true cluster, a hash of the raw input or of the token id, or chance."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class OracleRouter(nn.Module):
     num_experts: int
 
     @nn.compact
-    def __call__(self, x: Float[Array, "T D"], *, cluster: Int[Array, " T"], **context) -> Float[Array, "T E"]:
+    def __call__(self, x: Float[Array, "T ..."], *, cluster: Int[Array, " T"], **context) -> Float[Array, "T E"]:
         del x, context
-        return CERTAIN * jax.nn.one_hot(cluster % self.num_experts, self.num_experts)
+        return _certain(cluster, self.num_experts)
 
 
 class HashRouter(nn.Module):
@@ -34,9 +34,47 @@ class HashRouter(nn.Module):
     num_experts: int
 
     @nn.compact
-    def __call__(self, x: Float[Array, "T D"], **context) -> Float[Array, "T E"]:
+    def __call__(self, x: Float[Array, "T ..."], **context) -> Float[Array, "T E"]:
         del context
+        x = x.reshape(len(x), -1).astype(jnp.float32)
         bits = max(1, math.ceil(math.log2(self.num_experts)))
         planes = self.param("planes", nn.initializers.normal(1.0), (x.shape[-1], bits))
-        bucket = (x @ planes > 0).astype(jnp.int32) @ 2 ** jnp.arange(bits)
-        return CERTAIN * jax.nn.one_hot(bucket % self.num_experts, self.num_experts)
+        return _certain((x @ planes > 0).astype(jnp.int32) @ 2 ** jnp.arange(bits), self.num_experts)
+
+
+class HashIdRouter(nn.Module):
+    """Sends token id i to the expert that a fixed random table of `vocabulary` names (Roller et al. 2021).
+
+    The table is drawn balanced: every expert serves the same number of ids, plus or minus one.
+    """
+
+    num_experts: int
+    vocabulary: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "T ..."], *, token_id: Int[Array, " T"], **context) -> Float[Array, "T E"]:
+        del x, context
+        # Float, as every parameter is: an optimiser takes no integers. Exact below 2^24 ids.
+        table = self.param(
+            "table", lambda key: jax.random.permutation(key, jnp.arange(self.vocabulary, dtype=jnp.float32))
+        )
+        return _certain(table[token_id].astype(jnp.int32), self.num_experts)
+
+
+class RandomRouter(nn.Module):
+    """Scores every token at random, N(0, 1), anew in each call that has the random stream `noise`; else all alike.
+
+    Without the stream (evaluation) the scores are drawn from a fixed key, by position in the batch.
+    """
+
+    num_experts: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "T ..."], **context) -> Float[Array, "T E"]:
+        del context
+        key = self.make_rng("noise") if self.has_rng("noise") else jax.random.key(0)
+        return jax.random.normal(key, (len(x), self.num_experts))
+
+
+def _certain(expert: Int[Array, " T"], experts: int) -> Float[Array, "T E"]:
+    return CERTAIN * jax.nn.one_hot(expert % experts, experts)

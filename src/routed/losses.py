@@ -1,0 +1,84 @@
+"""Auxiliary losses of a router: pure functions of scores and routing, normalised so that coefficients mean the same everywhere.
+
+Padding (`mask` False) counts nowhere. A loss of fixed choices would optimise decisions that are never executed, so
+`auxiliary` is 0 for routers that do not learn.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import xlogy
+from jaxtyping import Array, Bool, Float, Scalar
+
+from routed.words import Routing, SoftRouting
+
+
+def balance(
+    probs: Float[Array, "T E"], chosen: Float[Array, "T E"], mask: Bool[Array, " T"], groups: int = 1
+) -> Scalar:
+    """E sum_e f_e P_e: 1 at uniform routing, E/k when all tokens choose the same k experts with certainty.
+
+    f_e is the share of the assignments before drops (no gradient), P_e the mean probability (Shazeer et al. 2017, Fedus
+    et al. 2022); flaxformer's value is k times ours. 1 is not the minimum and no proof of balance. Mean over `groups`
+    contiguous groups; 1 takes the whole batch (losses.balance_scope).
+    """
+    shape = (groups, -1, probs.shape[-1])
+    real = mask.astype(jnp.float32).reshape(groups, -1, 1)
+    chosen = jax.lax.stop_gradient(chosen).reshape(shape) * real
+    load = chosen.sum(1) / jnp.maximum(chosen.sum((1, 2)), 1.0)[:, None]
+    mean = (probs.reshape(shape) * real).sum(1) / jnp.maximum(real.sum(1), 1.0)
+    return probs.shape[-1] * (load * mean).sum(-1).mean()
+
+
+def importance(probs: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
+    """Squared coefficient of variation of the experts' summed probabilities: 0 at uniform, E - 1 when collapsed on one.
+
+    Shazeer et al. (2017). Written var / mean^2: the gradient of (std / mean)^2 is NaN at perfect balance.
+    """
+    total = jnp.where(mask[:, None], probs, 0.0).sum(0)
+    return total.var() / jnp.maximum(total.mean(), 1e-9) ** 2
+
+
+def z(scores: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
+    """Mean squared log-partition of the scores, logsumexp(s)^2: (ln E)^2 for scores of 0 (Zoph et al. 2022)."""
+    return _mean(jax.nn.logsumexp(scores, axis=1) ** 2, mask)
+
+
+def entropy(probs: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
+    """Mean entropy of a token's probabilities in nats: ln E at uniform, 0 when certain. A positive coefficient sharpens."""
+    # xlogy has an infinite derivative at 0; the floor keeps certain routers finite and changes nothing visible.
+    return _mean(-xlogy(probs, jnp.maximum(probs, 1e-30)).sum(1), mask)
+
+
+def auxiliary(
+    routing: Routing | SoftRouting,
+    coefficients: dict[str, float],
+    *,
+    learned: Bool[Array, ""] | bool = True,
+    mask: Bool[Array, " T"] | None = None,
+    groups: int = 1,
+) -> tuple[Scalar, dict[str, Scalar]]:
+    """The weighted sum of the losses named in `coefficients`, and each unweighted.
+
+    `learned` is traced: False makes the sum 0, so a frozen, hash or oracle router contributes neither value nor gradient.
+    """
+    scores = routing.scores
+    mask = jnp.ones(len(scores), bool) if mask is None else mask
+    probs = jax.nn.softmax(scores)
+    if isinstance(routing, SoftRouting):
+        chosen = routing.weight
+    else:
+        chosen = jnp.zeros_like(scores).at[routing.token, routing.expert].add(1.0)
+    values = {
+        "balance": balance(probs, chosen, mask, groups),
+        "importance": importance(probs, mask),
+        "z": z(scores, mask),
+        "entropy": entropy(probs, mask),
+    }
+    total = sum((coefficients[name] * values[name] for name in coefficients), jnp.float32(0))
+    return jnp.where(learned, total, 0.0), values
+
+
+def _mean(values: Float[Array, " T"], mask: Bool[Array, " T"]) -> Scalar:
+    return jnp.where(mask, values, 0.0).sum() / jnp.maximum(mask.sum(), 1)

@@ -1,0 +1,219 @@
+"""Every dispatch against the dense oracle, values and gradients; then each one's own promises."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from routed import dispatch
+from routed.dispatch.grouped import grouped, is_dense, product
+from routed.dispatch.ragged import _sorted_run
+from routed.experts import ACTIVATIONS, EXPERTS, Cnn, Constant, Ffn, Linear, Mlp, mlp_parameters, width_for
+from routed.selection import SELECTIONS, Rule, capacity, select
+from routed.words import Places
+
+
+def run_grouped(expert, params, x, routing, places=None):
+    """`ragged` as TPUs and GPUs run it."""
+    return _sorted_run(expert, params, x, routing, grouped)
+
+
+SPARSE = {"gather": dispatch.gather, "slots": dispatch.slots, "ragged": dispatch.ragged, "grouped": run_grouped}
+
+
+def stacked(expert, count, x, key=0):
+    """`count` experts: their function and parameters."""
+    keys = jax.random.split(jax.random.key(key), count)
+    return (
+        lambda p, tokens: expert.apply({"params": p}, tokens),
+        jax.vmap(lambda k: expert.init(k, x[:1]).get("params", {}))(keys),
+    )
+
+
+def value_and_grads(run, rule, function, params, x, scores, mask=None):
+    """y, and the gradients of |y - 1|^2 with respect to weights, tokens and scores."""
+    size = rule.group_size or len(x)
+    places = Places(size, capacity(rule, size, scores.shape[1]))
+
+    def loss(params, x, scores):
+        y = run(function, params, x, select(rule, scores, mask=mask), places)
+        return ((y.astype(jnp.float32) - 1) ** 2).sum(), y
+
+    (_, y), grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(params, x, scores)
+    return y, grads
+
+
+def same(a, b, tolerance):
+    jax.tree.map(
+        lambda p, q: np.testing.assert_allclose(
+            np.asarray(p, np.float32), np.asarray(q, np.float32), rtol=tolerance, atol=tolerance
+        ),
+        a, b,
+    )  # fmt: skip
+
+
+CASES = {  # rule, tokens, experts
+    "top-1": (Rule(), 37, 5),
+    "top-2 renormalised": (Rule(k=2, renormalise=True), 13, 4),
+    "k = E": (Rule(k=3), 7, 3),
+    "one token": (Rule(), 1, 4),
+    "more experts than tokens": (Rule(k=2), 3, 9),
+    "one expert": (Rule(), 5, 1),
+    "drops": (Rule(k=2, capacity_factor=0.6), 16, 4),
+    "drops by score, in groups": (Rule(k=2, capacity_factor=0.6, priority="score", group_size=8), 24, 4),
+    "sigmoid": (Rule("sigmoid", k=2, renormalise=True), 9, 4),
+    "sinkhorn": (Rule("sinkhorn"), 12, 4),
+    "expert choice": (Rule("expert_choice", k=2, group_size=8), 16, 4),
+}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("case", CASES)
+def test_every_dispatch_is_dense(name, case, dtype):
+    rule, tokens, experts = CASES[case]
+    x = jax.random.normal(jax.random.key(0), (tokens, 6))
+    scores = jax.random.normal(jax.random.key(1), (tokens, experts))
+    function, params = stacked(Mlp(3, 2, 5), experts, x)
+    x, params = jax.tree.map(lambda a: a.astype(dtype), (x, params))
+    expected = value_and_grads(dispatch.dense, rule, function, params, x, scores)
+    found = value_and_grads(SPARSE[name], rule, function, params, x, scores)
+    assert found[0].dtype == expected[0].dtype == dtype
+    same(found, expected, 1e-4 if dtype == jnp.float32 else 0.15)
+
+
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("case", ["ties", "all on one", "padding", "all padding"])
+def test_extreme_loads(name, case):
+    x = jax.random.normal(jax.random.key(0), (40, 4))
+    scores = jnp.zeros((40, 5)) if case == "ties" else jnp.tile(jnp.array([[0.0, 0, 9, 0, 1]]), (40, 1))
+    mask = {"padding": jnp.arange(40) % 3 > 0, "all padding": jnp.zeros(40, bool)}.get(case)
+    function, params = stacked(Ffn(3, 5, gated=True), 5, x)
+    for rule in (Rule(), Rule(k=2, capacity_factor=1.25)):
+        found, expected = (
+            value_and_grads(run, rule, function, params, x, scores, mask) for run in (SPARSE[name], dispatch.dense)
+        )
+        same(found, expected, 1e-4)
+        if mask is not None:
+            assert not found[0][~mask].any()
+
+
+KINDS = {
+    "constant": Constant(2), "linear": Linear(2), "mlp": Mlp(2, 3, 5, "cubic"), "ffn": Ffn(2, 5, "gelu"),
+    "gated_ffn": Ffn(2, 5, "silu", gated=True), "cnn": Cnn(2, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["slots", "ragged", "grouped", "gather"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_expert_through_every_dispatch(name, kind):
+    assert set(KINDS) == set(EXPERTS)
+    if (name, kind) == ("grouped", "constant"):
+        return  # refused by name, below
+    x = jax.random.normal(jax.random.key(0), (11, 3, 4) if kind == "cnn" else (11, 4))
+    scores = jax.random.normal(jax.random.key(1), (11, 3))
+    function, params = stacked(KINDS[kind], 3, x)
+    found, expected = (
+        value_and_grads(run, Rule(k=2), function, params, x, scores) for run in (SPARSE[name], dispatch.dense)
+    )
+    same(found, expected, 2e-4)
+
+
+@pytest.mark.parametrize("name", ["slots", "ragged", "grouped"])
+@pytest.mark.parametrize("shared", ["nothing", "tokens", "scores", "weights"])
+def test_a_batch_of_seeds_equals_a_loop(name, shared):
+    """Whatever the seeds share, which is where ragged_dot alone raises or goes wrong."""
+    seeds, x = 3, jax.random.normal(jax.random.key(0), (3, 12, 4))
+    scores = jax.random.normal(jax.random.key(1), (3, 12, 5))
+    function, _ = stacked(Mlp(2, 2, 3), 5, x[0])
+    params = jax.vmap(lambda k: stacked(Mlp(2, 2, 3), 5, x[0], k)[1])(jnp.arange(seeds))
+    arguments = {"weights": params, "tokens": x, "scores": scores}
+    axes = {key: None if key == shared else 0 for key in arguments}
+    arguments |= {shared: jax.tree.map(lambda a: a[0], arguments[shared])} if shared != "nothing" else {}
+
+    def one(a):
+        return value_and_grads(SPARSE[name], Rule(k=2), function, a["weights"], a["tokens"], a["scores"])
+
+    batched = jax.vmap(one, in_axes=(axes,))(arguments)
+    for seed in range(seeds):
+        pick = lambda a, s=seed: jax.tree.map(lambda b: b[s], a)  # noqa: E731
+        mine = {k: a if axes[k] is None else pick(a) for k, a in arguments.items()}
+        same(pick(batched), one(mine), 1e-4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(0, 100))
+def test_grouped_product_is_a_loop_over_experts(sizes, seed):
+    rows = jax.random.normal(jax.random.key(seed), (sum(sizes), 3))
+    weights = jax.random.normal(jax.random.key(seed + 1), (len(sizes), 3, 2))
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    expected = jnp.einsum("ak,akn->an", rows, weights[owner])
+    if sum(sizes):
+        np.testing.assert_allclose(product(rows, weights, jnp.array(sizes)), expected, atol=1e-5)
+
+
+def test_a_dropped_output_may_be_anything():
+    """A dropped assignment whose expert gives NaN harms nobody."""
+    x, scores = jnp.ones((2, 1)), jnp.array([[1.0, 0.0], [1.0, 0.0]])
+    routing = select(Rule(capacity_factor=1.0), scores)  # one place: token 1 is dropped
+    y = dispatch.combine(routing, jnp.array([[2.0], [jnp.nan]]), 2)
+    assert y.tolist() == [[float(routing.weight[0]) * 2], [0.0]] and bool(jnp.isfinite(y).all()) and len(x) == 2
+
+
+def test_unsupported_pairs_are_refused_by_name():
+    for name in ("gather", "slots", "ragged"):
+        assert f"dispatch {name!r} needs a sparse selection" in dispatch.refuse(name, "soft")
+        assert all(dispatch.refuse(name, s) is None for s in SELECTIONS if s != "soft")
+    assert dispatch.refuse("dense", "soft") is None
+    x = jnp.ones((4, 2))
+    with pytest.raises(TypeError, match=r"nn.Dense layers; Constant has its own: value. Use dispatch 'slots'"):
+        run_grouped(*stacked(Constant(2), 2, x), x, select(Rule(), jnp.zeros((4, 2))))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("soft", 64, 1, 8, True), "dense"),
+        (("top_k", 4, 2, 64, True), "gather"),
+        (("top_k", 64, 2, 8, True), "ragged"),
+        (("top_k", 64, 2, 8, False), "slots"),
+        (("expert_choice", 64, 2, 8, True), "slots"),
+    ],
+)
+def test_auto(arguments, name):
+    chosen, reason = dispatch.choose(*arguments, "cpu")
+    assert chosen == name and reason
+
+
+def test_a_dense_fallback_is_told_from_a_grouped_kernel():
+    """The CPU's own lowering of ragged_dot is the dense one."""
+    text = jax.jit(product).lower(jnp.ones((8, 4)), jnp.ones((2, 4, 4)), jnp.array([3, 5])).compile().as_text()
+    assert is_dense(text, "cpu") and is_dense(text, "gpu")
+    assert not is_dense('custom_call_target="__gpu$xla.gpu.triton"', "gpu")
+
+
+def test_cnn_by_hand():
+    """One filter (1, 2), patches (1, 0) and (0, 1): 1^3 + 2^3 = 9."""
+    x = jnp.array([[[1.0, 0.0], [0.0, 1.0]]])
+    params = {"Dense_0": {"kernel": jnp.array([[1.0], [2.0]])}}
+    assert Cnn(1, 1).apply({"params": params}, x).tolist() == [[9.0]]
+    assert float(ACTIVATIONS["cubic"](jnp.float32(-2))) == -8 and float(ACTIVATIONS["linear"](jnp.float32(-2))) == -2
+
+
+def test_gated_ffn_by_hand():
+    """x = 2, in 3, gate -1 with relu(-2) = 0: 0. With gate 1: 2 * 6 * out .5 = 6."""
+    apply = lambda gate: Ffn(1, 1, gated=True).apply(  # noqa: E731
+        {"params": {n: {"kernel": jnp.array([[w]])} for n, w in (("in", 3.0), ("gate", gate), ("out", 0.5))}},
+        jnp.array([[2.0]]),
+    )
+    assert float(apply(-1.0)[0, 0]) == 0 and float(apply(1.0)[0, 0]) == 6
+
+
+def test_mlp_parameters_and_width():
+    # 3 -> 5 -> 5 -> 2 with biases: 4*5 + 6*5 + 6*2 = 62.
+    assert mlp_parameters(3, 2, 3, 5) == 62
+    counted = sum(a.size for a in jax.tree.leaves(Mlp(2, 3, 5).init(jax.random.key(0), jnp.ones((1, 3)))))
+    assert counted == 62
+    assert width_for(62, 3, 2, 3) == 5 and width_for(63, 3, 2, 3) == 5

@@ -1,0 +1,221 @@
+"""The layer: routers, selections and experts joined, inside any Linen model."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from routed import metrics
+from routed.experts import Ffn, Mlp
+from routed.moe import MoE
+from routed.routers import Flat, ProductRouter
+from routed.selection import Rule, combine_weights
+from routed.soft_moe import SoftMoE
+from routed.words import Routing
+
+X = jax.random.normal(jax.random.key(0), (12, 4))
+
+
+def layer(experts=4, expert=None, rule=None, **changes):
+    return MoE(
+        ProductRouter(experts, Flat()), expert or Mlp(4, 2, 5), experts, rule or Rule(k=2), **({"dispatch": "dense"} | changes)
+    )  # fmt: skip
+
+
+def test_one_expert_is_the_expert():
+    moe = layer(experts=1, rule=Rule("soft"))
+    params = moe.init(jax.random.key(1), X)["params"]
+    alone = Mlp(4, 2, 5).apply({"params": jax.tree.map(lambda a: a[0], params["experts"])}, X)
+    np.testing.assert_allclose(moe.apply({"params": params}, X)[0], alone, atol=1e-6)
+
+
+def test_equal_experts_make_routing_irrelevant():
+    moe = layer(rule=Rule(k=2, renormalise=True))
+    params = moe.init(jax.random.key(1), X)["params"]
+    same = params | {"experts": jax.tree.map(lambda a: jnp.broadcast_to(a[:1], a.shape), params["experts"])}
+    other = same | {"router": jax.tree.map(lambda a: -3 * a, same["router"])}
+    np.testing.assert_allclose(*(moe.apply({"params": p}, X)[0] for p in (same, other)), atol=1e-5)
+
+
+def test_eight_experts_are_a_prefix_of_sixteen_and_all_differ():
+    few, many = (layer(experts=n).init(jax.random.key(3), X)["params"] for n in (8, 16))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:8]), few["experts"], many["experts"])
+    np.testing.assert_array_equal(few["router"]["kernel"], many["router"]["kernel"][:, :8])
+    kernel = many["experts"]["Dense_0"]["kernel"]
+    assert not np.allclose(kernel[0], kernel[1])
+
+
+def test_the_layer_is_its_parts():
+    moe = layer()
+    variables = moe.init(jax.random.key(1), X)
+    y, routing = moe.apply(variables, X)
+    assert isinstance(routing, Routing) and routing.token.shape == (24,)
+    weight, experts = combine_weights(routing), variables["params"]["experts"]
+    by_hand = sum(
+        weight[:, e : e + 1] * Mlp(4, 2, 5).apply({"params": jax.tree.map(lambda a, e=e: a[e], experts)}, X)
+        for e in range(4)
+    )
+    np.testing.assert_allclose(y, by_hand, atol=1e-5)
+
+
+class Block(nn.Module):
+    """One layer of a transformer's kind, for scanning."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        y, routing = layer(expert=Ffn(4, 5), dispatch="ragged", balance_rate=0.1)(x)
+        return x + y, metrics.load_of(routing)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_scanned_over_layers_with_and_without_remat(remat):
+    block = nn.remat(Block) if remat else Block
+    stack = nn.scan(block, length=3, variable_axes={"params": 0, "balance": 0}, split_rngs={"params": True})()
+    variables = stack.init(jax.random.key(0), X, None)
+    assert jax.tree.leaves(variables["params"])[0].shape[0] == 3
+
+    def loss(params, x):
+        (y, loads), state = stack.apply(variables | {"params": params}, x, None, mutable=["balance"])
+        return (y**2).sum(), (loads, state)
+
+    value, (loads, state) = jax.jit(loss)(variables["params"], X)
+    grads = jax.jit(jax.grad(loss, has_aux=True))(variables["params"], X)[0]
+    x = X
+    for i in range(3):  # by hand
+        one = jax.tree.map(lambda a, i=i: a[i], variables)
+        x, load = Block().apply(one, x, None)
+        np.testing.assert_allclose(load, loads[i], atol=1e-6)
+    np.testing.assert_allclose(value, (x**2).sum(), rtol=1e-4)
+    assert all(bool(jnp.isfinite(g).all()) and bool(g.any()) for g in jax.tree.leaves(grads))
+    bias = jax.tree.leaves(state)[0]
+    np.testing.assert_allclose(bias, 0.1 * np.sign(np.round(1 / 4 - loads, 5)), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["dense", "slots", "ragged"])
+def test_a_batch_of_seeds_equals_a_loop_and_compiles_once(name):
+    moe, keys = layer(dispatch=name), jax.random.split(jax.random.key(5), 3)
+    traces = []
+
+    @jax.jit
+    def run(keys, x):
+        traces.append(1)
+        return jax.vmap(lambda key: moe.apply(moe.init(key, x), x)[0])(keys)
+
+    together = run(keys, X)
+    alone = jnp.stack([moe.apply(moe.init(key, X), X)[0] for key in keys])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    run(keys, X + 1)
+    assert len(traces) == 1
+
+
+def test_bfloat16_experts_and_float32_routing():
+    full, half = layer(rule=Rule(k=2)), layer(rule=Rule(k=2), dtype=jnp.bfloat16)
+    variables = full.init(jax.random.key(1), X)
+    (y, routing), (z, rounded) = full.apply(variables, X), half.apply(variables, X)
+    assert z.dtype == jnp.bfloat16 and y.dtype == jnp.float32
+    jax.tree.map(np.testing.assert_array_equal, routing, rounded)  # routing is not rounded
+    np.testing.assert_allclose(z.astype(jnp.float32), y, atol=0.05)
+    grads = jax.grad(lambda v: (half.apply(v, X)[0].astype(jnp.float32) ** 2).sum())(variables)
+    assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
+
+
+class Spy(nn.Module):
+    """An expert that returns what it sees."""
+
+    @nn.compact
+    def __call__(self, x):
+        return x + 0 * self.param("weight", nn.initializers.zeros, ())
+
+
+def test_jitter_changes_the_choice_and_never_reaches_the_experts():
+    moe = layer(expert=Spy(), rule=Rule(k=1, renormalise=True), noise="jitter", noise_scale=0.9)
+    variables = moe.init(jax.random.key(1), X)
+    y, routing = moe.apply(variables, X, rngs={"noise": jax.random.key(2)})
+    np.testing.assert_array_equal(y, X)
+    assert bool((routing.scores != moe.apply(variables, X)[1].scores).any())
+
+
+@pytest.mark.parametrize("reaches", [False, True])
+def test_noise_reaches_the_weights_only_when_asked(reaches):
+    moe = layer(rule=Rule(), noise="uniform", noise_scale=5.0, noise_in_weights=reaches)
+    variables = moe.init(jax.random.key(1), X)
+    clean, noisy = moe.apply(variables, X)[1], moe.apply(variables, X, rngs={"noise": jax.random.key(2)})[1]
+    assert bool((clean.expert != noisy.expert).any())
+    assert bool((clean.scores == noisy.scores).all()) is not reaches
+
+
+def test_the_balancing_bias_balances_a_router_that_learns_nothing():
+    moe = layer(rule=Rule(), balance_rate=0.02)
+    x = jax.random.normal(jax.random.key(1), (256, 4)) + 1.0
+    state = moe.init(jax.random.key(0), x)
+    assert not jax.tree.leaves(state["balance"])[0].any()  # initialising is no step
+    first = float(4 * metrics.load_of(moe.apply(state, x)[1]).max())
+    step = jax.jit(lambda state: moe.apply(state, x, mutable=["balance"]))
+    for _ in range(100):
+        (_, routing), moved = step(state)
+        state = state | moved
+    assert first > 1.5 and float(4 * metrics.load_of(routing).max()) < 1.2
+    np.testing.assert_array_equal(moe.apply(state, x)[1].scores, routing.scores)  # evaluation moves nothing
+
+
+def test_rebalanced_by_hand():
+    """Fair is 1/4: up for 0 and .2, down for .5, still at .25 (and .05 more would be up)."""
+    bias = metrics.rebalanced(jnp.zeros(4), jnp.array([0.0, 0.2, 0.55, 0.25]), 0.1)
+    np.testing.assert_allclose(bias, [0.1, 0.1, -0.1, 0.0])
+
+
+def test_loads_and_drops():
+    moe, mask = layer(rule=Rule(capacity_factor=1.0)), jnp.arange(12) < 9
+    routing = moe.apply(moe.init(jax.random.key(1), X), X + 1, mask=mask)[1]
+    chosen = np.bincount(np.asarray(routing.expert)[:9], minlength=4)
+    np.testing.assert_allclose(metrics.load_of(routing, mask), chosen / 9, rtol=1e-6)
+    dropped = np.maximum(chosen - 3, 0).sum()  # ceil(12 / 4) = 3 places
+    assert dropped > 0 and float(metrics.dropped(routing, mask)) == pytest.approx(dropped / 9)
+    soft = layer(rule=Rule("soft"))
+    routing = soft.apply(soft.init(jax.random.key(1), X), X)[1]
+    np.testing.assert_allclose(metrics.load_of(routing), jax.nn.softmax(routing.scores).mean(0), rtol=1e-5)
+    assert float(metrics.dropped(routing)) == 0
+
+
+def test_a_dispatch_that_cannot_is_refused():
+    with pytest.raises(TypeError, match="'slots' needs a sparse selection; with selection 'soft' use 'dense'"):
+        layer(rule=Rule("soft"), dispatch="slots").init(jax.random.key(0), X)
+
+
+def test_auto_says_what_it_chose(caplog):
+    moe = layer(dispatch="auto")
+    with caplog.at_level("INFO", logger="absl"):
+        variables = moe.init(jax.random.key(0), X)
+    same = layer(dispatch="dense").apply(variables, X)[0]
+    np.testing.assert_allclose(moe.apply(variables, X)[0], same, atol=1e-5)
+    assert "dispatch auto is ragged: dropless" in caplog.text
+
+
+def test_soft_moe_by_hand():
+    """One token more certain than the other of one slot: weights over tokens and over slots are softmaxes of the cosines."""
+
+    class Double(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return self.param("two", nn.initializers.constant(2.0), ()) * x
+
+    moe, x = SoftMoE(Double(), num_experts=2, slots=1), jnp.array([[1.0, 0.0], [0.0, 5.0]])
+    params = moe.init(jax.random.key(0), x)["params"] | {"router": jnp.eye(2), "scale": jnp.array([np.log(3.0)])[0]}
+    y, combine = moe.apply({"params": params}, x)
+    # Cosines are the identity; times ln 3 the softmax gives 3/4 and 1/4 over tokens and over slots.
+    np.testing.assert_allclose(combine, [[0.75, 0.25], [0.25, 0.75]], rtol=1e-6)
+    slots = np.array([[0.75, 1.25], [0.25, 3.75]])  # 3/4 (1, 0) + 1/4 (0, 5), and the other way round
+    np.testing.assert_allclose(y, np.array([[0.75, 0.25], [0.25, 0.75]]) @ (2 * slots), rtol=1e-6)
+
+
+def test_soft_moe_groups_and_padding():
+    moe = SoftMoE(Mlp(4, 2, 5), num_experts=3, slots=2, group_size=6)
+    variables = moe.init(jax.random.key(0), X)
+    y, _ = moe.apply(variables, X)
+    alone = [moe.apply(variables, part)[0] for part in (X[:6], X[6:])]
+    np.testing.assert_allclose(y, jnp.concatenate(alone), atol=1e-5)
+    mask = jnp.arange(12) % 6 < 4
+    padded, _ = moe.apply(variables, X, mask=mask)
+    np.testing.assert_allclose(padded, moe.apply(variables, jnp.where(mask[:, None], X, 99.0), mask=mask)[0], atol=1e-5)
+    assert not padded[~mask].any()

@@ -1,0 +1,183 @@
+"""Routers and their noise: scores, initial weights, and what reaches the experts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from routed.config import base, override
+from routed.routers import (
+    FIXED,
+    ROUTERS,
+    CosineRouter,
+    Flat,
+    HashIdRouter,
+    HashRouter,
+    Noise,
+    OracleRouter,
+    ProductRouter,
+    RandomRouter,
+    Windows,
+    initialise,
+    temperature_for,
+)
+
+CONTEXT = {"cluster": jnp.arange(6) % 4, "token_id": jnp.array([0, 5, 5, 2, 7, 0])}
+X = jax.random.normal(jax.random.key(0), (6, 4))
+
+
+def node(**changes):
+    small = {"router.width": 5, "router.window": 2, "router.dim": 3, "router.vocabulary": 8}
+    return override(base(), small | changes).router
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_every_router(name):
+    """Shape, finite float32 scores of bf16 tokens, permuting tokens permutes scores, seeds under vmap equal a loop."""
+    router = ROUTERS[name](node(), 4)
+    keys = jax.random.split(jax.random.key(1), 2)
+    one = lambda key: router.apply(router.init(key, X, **CONTEXT), X, **CONTEXT)  # noqa: E731
+    scores = one(keys[0])
+    assert scores.shape == (6, 4) and bool(jnp.isfinite(scores).all())
+    np.testing.assert_allclose(jax.vmap(one)(keys), jnp.stack([one(k) for k in keys]), atol=1e-5)
+    variables = router.init(keys[0], X, **CONTEXT)
+    assert router.apply(variables, X.astype(jnp.bfloat16), **CONTEXT).dtype == jnp.float32
+    if name != "random":
+        order = jnp.array([3, 1, 0, 5, 4, 2])
+        moved = router.apply(variables, X[order], **{k: v[order] for k, v in CONTEXT.items()})
+        np.testing.assert_allclose(moved, scores[order], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_only_routers_with_weights_have_a_gradient(name):
+    router = ROUTERS[name](node(), 4)
+    params = router.init(jax.random.key(1), X, **CONTEXT).get("params", {})
+    loss = lambda p: (jax.nn.softmax(router.apply({"params": p}, X, **CONTEXT))[:, 0] ** 2).sum()  # noqa: E731
+    moves = any(bool(g.any()) for g in jax.tree.leaves(jax.grad(loss)(params)))
+    assert moves is (name not in FIXED)
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "conv", "cosine"])
+def test_eight_experts_are_a_prefix_of_sixteen(name):
+    few, many = (ROUTERS[name](node(), n).init(jax.random.key(3), X)["params"] for n in (8, 16))
+    np.testing.assert_array_equal(few["kernel"], many["kernel"][:, :8])
+
+
+def test_linear_is_x_times_w_without_bias():
+    kernel = jnp.array([[1.0, 2.0], [0.0, -1.0]])
+    scores = ProductRouter(2, Flat()).apply({"params": {"kernel": kernel}}, jnp.array([[3.0, 4.0]]))
+    assert scores.tolist() == [[3.0, 2.0]]  # 3*1+4*0, 3*2-4*1
+
+
+def test_mlp_of_depth_1_is_linear():
+    variables = ROUTERS["linear"](node(), 4).init(jax.random.key(0), X)
+    shallow = ROUTERS["mlp"](node(**{"router.depth": 1}), 4)
+    np.testing.assert_array_equal(shallow.apply(variables, X), X @ variables["params"]["kernel"])
+    assert "hidden" not in str(jax.tree.map(jnp.shape, shallow.init(jax.random.key(0), X)))
+
+
+def test_windows_sum_positions():
+    """Patches [T, P, D]: h = sum_p <theta, x_p> (Chen et al.). Images: non-overlapping windows, checked against a convolution."""
+    patches = jnp.array([[[1.0, 2.0], [3.0, 4.0]]])
+    assert Windows(1).apply({}, patches).tolist() == [[4.0, 6.0]]
+    assert Windows(2).apply({}, jnp.array([[1.0, 2.0, 3.0, 4.0]])).tolist() == [[4.0, 6.0]]  # 1+3, 2+4
+    image, kernel = (
+        jax.random.normal(jax.random.key(0), (3, 8, 8, 2)),
+        jax.random.normal(jax.random.key(1), (4, 4, 2, 5)),
+    )
+    convolved = jax.lax.conv_general_dilated(
+        image, kernel, (4, 4), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    ).sum((1, 2))
+    np.testing.assert_allclose(Windows(4).apply({}, image) @ kernel.reshape(32, 5), convolved, atol=1e-4)
+    with pytest.raises(ValueError, match=r"router.window=3 does not divide"):
+        Windows(3).apply({}, image)
+
+
+def test_cosine_ignores_norms_and_divides_by_its_temperature():
+    """Token (3, 4), embeddings (1, 0) and (0, 2): cosines .6 and .8, over temperature 1/2: 1.2 and 1.6."""
+    kernel, double = jnp.array([[1.0, 0.0], [0.0, 2.0]]), {"log_scale": jnp.log(2.0)}
+    router = CosineRouter(2, Flat())
+    x = jnp.array([[3.0, 4.0], [30.0, 40.0], [0.0, 0.0]])
+    scores = router.apply({"params": {"kernel": kernel} | double}, x)
+    np.testing.assert_allclose(scores, [[1.2, 1.6], [1.2, 1.6], [0, 0]], rtol=1e-6)
+    fresh = router.init(jax.random.key(0), x)["params"]["log_scale"]
+    assert float(jnp.exp(-fresh)) == pytest.approx(0.07)
+
+
+def test_oracle_sends_cluster_c_to_expert_c_mod_e():
+    scores = OracleRouter(3).apply({}, jnp.zeros((4, 2)), cluster=jnp.array([0, 1, 2, 5]))
+    assert scores.argmax(-1).tolist() == [0, 1, 2, 2]
+    np.testing.assert_array_equal(jax.nn.softmax(scores).max(-1), 1.0)
+
+
+def test_hash_depends_on_signs_only():
+    variables = {"params": {"planes": jnp.eye(2)}}  # bits are the signs of the two inputs
+    x = jnp.array([[1.0, 1.0], [9.0, 0.1], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    buckets = HashRouter(4).apply(variables, x).argmax(-1)
+    assert buckets.tolist() == [3, 3, 1, 2, 0]  # 1*first + 2*second
+
+
+def test_hash_of_token_ids_is_balanced_and_ignores_the_input():
+    router, ids = HashIdRouter(4, vocabulary=10), jnp.arange(10)
+    variables = router.init(jax.random.key(0), jnp.zeros((10, 2)), token_id=ids)
+    expert = router.apply(variables, jnp.zeros((10, 2)), token_id=ids).argmax(1)
+    assert sorted(np.bincount(expert)) == [2, 2, 3, 3]
+    again = router.apply(variables, jnp.ones((10, 2)), token_id=ids[::-1]).argmax(1)
+    assert again.tolist() == expert[::-1].tolist()
+
+
+def test_random_draws_anew_only_with_its_stream():
+    router = RandomRouter(4)
+    draws = [router.apply({}, X, rngs={"noise": jax.random.key(k)}) for k in (0, 1)]
+    assert not np.allclose(*draws)
+    np.testing.assert_array_equal(router.apply({}, X), router.apply({}, 2 * X))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mean", "spread"),
+    [("uniform", 1.0, 2 / 12**0.5), ("gaussian", 0.0, 2.0), ("learned", 0.0, np.log(2))],  # softplus(0) = ln 2
+)
+def test_noise(kind, mean, spread):
+    x = jnp.ones((5000, 2))
+    noise = Noise(kind, 2.0, 3)
+    variables = noise.init({"params": jax.random.key(0), "noise": jax.random.key(1)}, x)
+    drawn = noise.apply(variables, x, rngs={"noise": jax.random.key(2)})
+    assert float(drawn.mean()) == pytest.approx(mean, abs=0.06)
+    assert float(drawn.std()) == pytest.approx(spread, rel=0.05)
+    if kind == "uniform":
+        assert float(drawn.min()) >= 0 and float(drawn.max()) <= 2
+    assert not noise.apply(variables, x).any()  # evaluation
+    assert bool(jax.tree.leaves(variables)) is (kind == "learned")
+
+
+def asked(**changes):
+    plain = {"router.from_data": False, "router.init_scale": 1.0, "router.entropy": 0.0}
+    return {k: jnp.asarray(v) for k, v in (plain | {f"router.{k}": v for k, v in changes.items()}).items()}
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "conv", "cosine"])
+def test_initialise_scales_copies_and_sharpens(name):
+    router, x = ROUTERS[name](node(), 4), jax.random.normal(jax.random.key(1), (50, 4))
+    params = router.init(jax.random.key(0), x)["params"]
+    scores = lambda p: router.apply({"params": p}, x)  # noqa: E731
+    jax.tree.map(np.testing.assert_array_equal, initialise(router, params, x[:4], x, asked()), params)
+    np.testing.assert_array_equal(
+        initialise(router, params, x[:4], x, asked(init_scale=0.5))["kernel"], params["kernel"] * 0.5
+    )
+    assert not scores(initialise(router, params, x[:4], x, asked(init_scale=0.0))).any()
+    informed = initialise(router, params, x[:4], x, asked(from_data=True))
+    features = router.features.clone(parent=None).apply({"params": params.get("features", {})}, x[:4])
+    np.testing.assert_array_equal(informed["kernel"], features.T)
+    probs = jax.nn.softmax(scores(initialise(router, params, x[:4], x, asked(entropy=0.3))))
+    assert float(-jax.scipy.special.xlogy(probs, probs).sum(-1).mean()) == pytest.approx(0.3, abs=1e-3)
+    assert bool(jnp.isnan(scores(initialise(router, params, x[:4], x, asked(entropy=jnp.nan)))).any())
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.05, 1.3), st.integers(0, 1000))
+def test_temperature_reaches_any_entropy_between_zero_and_uniform(entropy, seed):
+    scores = jax.random.normal(jax.random.key(seed), (30, 4))  # entropy 0 .. log 4 = 1.386
+    probs = jax.nn.softmax(temperature_for(scores, jnp.float32(entropy)) * scores)
+    assert float(-jax.scipy.special.xlogy(probs, probs).sum(-1).mean()) == pytest.approx(entropy, abs=2e-3)

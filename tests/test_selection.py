@@ -1,0 +1,199 @@
+"""Selections against hand-computed values: weights, queues, capacity, balance."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from routed.config import base
+from routed.selection import (
+    SELECTIONS,
+    Rule,
+    _ranks_by_loop,
+    _ranks_by_sort,
+    capacity,
+    combine_weights,
+    rule_of,
+    select,
+)
+
+LN2 = float(np.log(2))
+
+
+def log(rows):
+    return jnp.log(jnp.array(rows, jnp.float32))
+
+
+def assigned(routing):
+    """(token, expert) of what was kept."""
+    return {(int(t), int(e)) for t, e, kept in zip(routing.token, routing.expert, routing.kept, strict=True) if kept}
+
+
+def test_soft_weights_are_the_softmax():
+    # exp(0), exp(ln 2): shares 1/3 and 2/3.
+    weight = combine_weights(select(Rule("soft"), jnp.array([[0.0, LN2]])))
+    np.testing.assert_allclose(weight, [[1 / 3, 2 / 3]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "weights"),
+    [
+        (Rule(k=1), [0, 0, 5 / 8]),  # Switch: the probability of the chosen one
+        (Rule(k=1, renormalise=True), [0, 0, 1]),
+        (Rule(k=2), [0, 2 / 8, 5 / 8]),  # V-MoE: softmax, then top-k
+        (Rule(k=2, renormalise=True), [0, 2 / 7, 5 / 7]),  # GShard: over the two
+        (Rule("sigmoid", k=2), [0, 2 / 3, 5 / 6]),  # sigmoid(ln w) = w / (1 + w)
+        (Rule("sigmoid", k=2, renormalise=True), [0, 4 / 9, 5 / 9]),  # 2/3 and 5/6 over 9/6
+    ],
+)
+def test_weights(rule, weights):
+    """Scores ln 1, ln 2, ln 5: softmax 1/8, 2/8, 5/8."""
+    np.testing.assert_allclose(combine_weights(select(rule, log([[1, 2, 5]]))), [weights], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["top_k", "sigmoid"])
+def test_ties_go_to_the_lower_index(name):
+    routing = select(Rule(name, k=2), jnp.zeros((3, 4)))
+    assert routing.expert.tolist() == [0, 1] * 3 and routing.token.tolist() == [0, 0, 1, 1, 2, 2]
+    assert select(Rule("expert_choice", capacity_factor=0.5), jnp.zeros((4, 2))).token.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("k", "renormalise", "gradient"), [(1, True, False), (1, False, True), (2, True, True)])
+@pytest.mark.parametrize("name", ["top_k", "sigmoid", "sinkhorn"])
+def test_router_gradient_through_selection(name, k, renormalise, gradient):
+    def loss(scores):
+        weight = combine_weights(select(Rule(name, k=k, renormalise=renormalise), scores))
+        return (weight * jnp.array([[1.0, 2.0, 4.0]])).sum()
+
+    assert bool(jnp.abs(jax.grad(loss)(jnp.array([[0.1, 0.5, 0.2]]))).sum() > 1e-6) is gradient
+
+
+@pytest.mark.parametrize(
+    ("rule", "places"),
+    [
+        (Rule(k=2, capacity_factor=1.25), 5),  # ceil(1.25 * 2 * 8 / 4)
+        (Rule(k=2, capacity_factor=1.25, capacity_rule="per_token"), 2),  # round(1.25 * 8 / 4) = round(2.5), to even
+        (Rule(k=1, capacity_factor=1.1), 3),  # ceil(2.2)
+        (Rule(k=1, capacity_factor=0.1, min_capacity=4), 4),
+        (Rule(k=1, capacity_factor=100.0), 8),  # a token chooses an expert once
+        (Rule(k=2), 8),  # dropless
+        (Rule("expert_choice", k=2), 4),  # k T / E
+    ],
+)
+def test_capacity_of_8_tokens_and_4_experts(rule, places):
+    assert capacity(rule, 8, 4) == places
+
+
+def test_capacity_is_not_raised_by_rounding():
+    assert capacity(Rule(k=1, capacity_factor=1.1), 100, 10) == 11  # 1.1 * 10 is 11.000000000000002
+
+
+def test_first_choices_queue_before_second_ones():
+    """GShard. Expert 0 has 2 places: tokens 1 and 2 choose it first, token 0 second and comes too late."""
+    scores = log([[2, 5, 1], [5, 1, 2], [5, 1, 2]])
+    routing = select(Rule(k=2, capacity_factor=1.0), scores)  # ceil(1 * 2 * 3 / 3) = 2 places
+    assert assigned(routing) == {(0, 1), (1, 0), (1, 2), (2, 0), (2, 2)}
+    assert routing.rank.tolist() == [0, 2, 0, 0, 1, 1]  # token by token: first choice, second choice
+
+
+def test_priority_by_score():
+    scores = log([[2, 1], [9, 1], [3, 1]])  # all choose expert 0, with probability .67, .9, .75
+    by_position = select(Rule(capacity_factor=1.0), scores)  # ceil(3 / 2) = 2 places
+    by_score = select(Rule(capacity_factor=1.0, priority="score"), scores)
+    assert assigned(by_position) == {(0, 0), (1, 0)}
+    assert assigned(by_score) == {(1, 0), (2, 0)}
+    assert by_score.token.tolist() == [0, 1, 2] and by_score.rank.tolist() == [2, 0, 1]
+
+
+def test_expert_choice():
+    """Zhou et al. (2022), 4 tokens, 2 experts, k = 1: two tokens each. Probabilities of expert 0: .9, .8, .6, .1."""
+    routing = select(Rule("expert_choice", k=1), log([[9, 1], [8, 2], [6, 4], [1, 9]]))
+    assert assigned(routing) == {(0, 0), (1, 0), (3, 1), (2, 1)}
+    np.testing.assert_allclose(combine_weights(routing), [[0.9, 0], [0.8, 0], [0, 0.4], [0, 0.9]], rtol=1e-6)
+    everyone = select(Rule("expert_choice", k=2), log([[9, 1], [8, 2], [6, 4], [1, 9]]))
+    np.testing.assert_allclose(combine_weights(everyone).sum(1), 1.0, rtol=1e-6)  # C = 4: all take all
+
+
+def test_sinkhorn_balances_what_top_1_would_not():
+    scores = jax.random.normal(jax.random.key(0), (64, 4)) + jnp.array([[3.0, 0, 0, 0]])
+    load = lambda rule: np.bincount(select(rule, scores).expert, minlength=4)  # noqa: E731
+    assert load(Rule()).max() > 50
+    assert load(Rule("sinkhorn")).max() < 24 and load(Rule("sinkhorn")).min() > 8  # 16 each is fair
+    routing = select(Rule("sinkhorn"), scores)  # the plan chooses, the scores weigh
+    np.testing.assert_allclose(routing.weight, jax.nn.softmax(scores)[jnp.arange(64), routing.expert], rtol=1e-6)
+
+
+def test_a_bias_chooses_but_does_not_weigh_and_has_no_gradient():
+    bias = jnp.array([3.0, 0.0])
+    for name, weight in (("top_k", 1 / 5), ("sigmoid", 1 / 2)):  # of ln 1 beside ln 4
+        routing = select(Rule(name), log([[1, 4]]), bias=bias)
+        assert routing.expert.tolist() == [0]
+        np.testing.assert_allclose(routing.weight, [weight], rtol=1e-6)
+        of_bias = jax.grad(lambda b, n=name: select(Rule(n), log([[1, 4]]), bias=b).weight.sum())(bias)
+        assert not of_bias.any()
+
+
+def test_a_preference_chooses_but_does_not_weigh():
+    routing = select(Rule(), log([[1, 4]]), preference=log([[9, 4]]))
+    assert routing.expert.tolist() == [0]
+    np.testing.assert_allclose(routing.weight, [1 / 5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+@pytest.mark.parametrize("group_size", [0, 4])
+def test_padding_takes_no_place(name, group_size):
+    """Real tokens are routed as if the padding before them were not there."""
+    rule = Rule(name, k=1, capacity_factor=1.0, group_size=group_size)
+    scores = jax.random.normal(jax.random.key(1), (8, 3))
+    mask = jnp.array([True, False, True, True, True, True, False, True])
+    routing = select(rule, scores, mask=mask)
+    weight = combine_weights(routing)
+    assert not weight[~mask].any()
+    junk = jnp.where(mask[:, None], scores, 7.0)
+    np.testing.assert_allclose(combine_weights(select(rule, junk, mask=mask)), weight, atol=1e-6)
+    if name != "soft":
+        assert bool(mask[routing.token[routing.kept]].all())
+    assert bool(jnp.isfinite(combine_weights(select(rule, scores, mask=jnp.zeros(8, bool)))).all())
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_groups_do_not_know_each_other(name):
+    rule = Rule(name, k=2, capacity_factor=0.75, group_size=5)
+    scores = jax.random.normal(jax.random.key(2), (10, 4))
+    apart = [combine_weights(select(rule, part)) for part in (scores[:5], scores[5:])]
+    np.testing.assert_allclose(combine_weights(select(rule, scores)), jnp.concatenate(apart), atol=1e-6)
+    with pytest.raises(ValueError, match=r"selection.group_size=5 does not divide 9 tokens"):
+        select(rule, scores[:9])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(sorted(SELECTIONS)), st.integers(1, 4), st.integers(0, 10_000))
+def test_permuting_tokens_permutes_the_routing(name, k, seed):
+    """Where nothing is dropped, or the experts choose, order means nothing."""
+    key, order = jax.random.key(seed), jax.random.permutation(jax.random.key(seed + 1), 6)
+    scores = jax.random.normal(key, (6, 4))
+    weight = combine_weights(select(Rule(name, k=k), scores))
+    np.testing.assert_allclose(combine_weights(select(Rule(name, k=k), scores[order])), weight[order], atol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=20))
+def test_ranks(experts):
+    """Both ways to count equal counting by hand; 3 stands for nobody."""
+    by_hand = [experts[:i].count(e) for i, e in enumerate(experts)]
+    assert _ranks_by_loop(jnp.array(experts), 3).tolist() == by_hand
+    assert _ranks_by_sort(jnp.array(experts)).tolist() == by_hand
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_scores_are_float32_whatever_comes_in(name):
+    routing = select(Rule(name), jnp.ones((4, 2), jnp.bfloat16))
+    assert routing.scores.dtype == routing.weight.dtype == jnp.float32
+
+
+def test_rules_come_from_the_config():
+    node = base().selection
+    assert rule_of(node) == Rule(name="soft", k=1, renormalise=True)
+    assert rule_of(node, evaluation=True) == Rule(name="top_k", k=1, renormalise=True)
