@@ -45,15 +45,19 @@ def _estimate(group: Group, compiled: Compiled) -> tuple[float, int]:
     settings = compiled.place(stack_settings([traced(run.config) for run in (group.runs * count)[:count]]))
     active = compiled.place(np.ones(count, bool))
     worlds, states = compiled.start(seeds, settings)
-    seconds = []
-    for steps in (0, 0, STEPS):  # the first call touches the memory
+
+    def timed(steps: int) -> float:
+        nonlocal states
+        counts = compiled.place(np.full(count, steps, np.int32))
         begun = time.perf_counter()
-        states = compiled.advance(
-            active, compiled.place(np.full(count, steps, np.int32)), seeds, settings, worlds, states
-        )
-        jax.block_until_ready(states)
-        seconds.append(time.perf_counter() - begun)
-    evaluation, step = seconds[1], max(seconds[2] - seconds[1], 0.0) / STEPS
+        states = jax.block_until_ready(compiled.advance(active, counts, seeds, settings, worlds, states))
+        return time.perf_counter() - begun
+
+    timed(0)  # the first call touches the memory
+    evaluation, steps = timed(0), STEPS
+    while (taken := timed(steps)) < 2 * evaluation and steps < config.eval_every:
+        steps *= 4  # else the noise of an evaluation would drown the steps
+    step = max(taken - evaluation, 0.0) / steps
     batch = (config.steps // config.eval_every + 1) * evaluation + config.steps * step
     parameters = sum(a.size for a in jax.tree.leaves(states["params"])) // count
     return math.ceil(len(group.runs) / count) * batch, parameters
