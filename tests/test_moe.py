@@ -65,7 +65,7 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x, _):
         y, routing = layer(expert=Ffn(4, 5), dispatch="ragged", balance_rate=0.1)(x)
-        return x + y, metrics.load_of(routing)
+        return x + y, metrics.load_of(routing)[0]
 
 
 @pytest.mark.parametrize("remat", [False, True])
@@ -169,12 +169,12 @@ def test_loads_and_drops():
     moe, mask = layer(rule=Rule(capacity_factor=1.0)), jnp.arange(12) < 9
     routing = moe.apply(moe.init(jax.random.key(1), X), X + 1, mask=mask)[1]
     chosen = np.bincount(np.asarray(routing.expert)[:9], minlength=4)
-    np.testing.assert_allclose(metrics.load_of(routing, mask), chosen / 9, rtol=1e-6)
+    np.testing.assert_allclose(metrics.load_of(routing, mask)[0], chosen / 9, rtol=1e-6)
     dropped = np.maximum(chosen - 3, 0).sum()  # ceil(12 / 4) = 3 places
     assert dropped > 0 and float(metrics.dropped(routing, mask)) == pytest.approx(dropped / 9)
     soft = layer(rule=Rule("soft"))
     routing = soft.apply(soft.init(jax.random.key(1), X), X)[1]
-    np.testing.assert_allclose(metrics.load_of(routing), jax.nn.softmax(routing.scores).mean(0), rtol=1e-5)
+    np.testing.assert_allclose(metrics.load_of(routing)[0], jax.nn.softmax(routing.scores).mean(0), rtol=1e-5)
     assert float(metrics.dropped(routing)) == 0
 
 

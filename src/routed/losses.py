@@ -11,24 +11,21 @@ import jax.numpy as jnp
 from jax.scipy.special import xlogy
 from jaxtyping import Array, Bool, Float, Scalar
 
+from routed.metrics import load_of
 from routed.words import Routing, SoftRouting
 
 
-def balance(
-    probs: Float[Array, "T E"], chosen: Float[Array, "T E"], mask: Bool[Array, " T"], groups: int = 1
-) -> Scalar:
+def balance(probs: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bool[Array, " T"]) -> Scalar:
     """E sum_e f_e P_e: 1 at uniform routing, E/k when all tokens choose the same k experts with certainty.
 
     f_e is the share of the assignments before drops (no gradient), P_e the mean probability (Shazeer et al. 2017, Fedus
-    et al. 2022); flaxformer's value is k times ours. 1 is not the minimum and no proof of balance. Mean over `groups`
-    contiguous groups; 1 takes the whole batch (losses.balance_scope).
+    et al. 2022); flaxformer's value is k times ours. 1 is not the minimum and no proof of balance. Mean over the groups
+    of `load`; one is the whole batch (losses.balance_scope).
     """
-    shape = (groups, -1, probs.shape[-1])
+    groups, experts = load.shape
     real = mask.astype(jnp.float32).reshape(groups, -1, 1)
-    chosen = jax.lax.stop_gradient(chosen).reshape(shape) * real
-    load = chosen.sum(1) / jnp.maximum(chosen.sum((1, 2)), 1.0)[:, None]
-    mean = (probs.reshape(shape) * real).sum(1) / jnp.maximum(real.sum(1), 1.0)
-    return probs.shape[-1] * (load * mean).sum(-1).mean()
+    mean = (probs.reshape(groups, -1, experts) * real).sum(1) / jnp.maximum(real.sum(1), 1.0)
+    return experts * (jax.lax.stop_gradient(load) * mean).sum(-1).mean()
 
 
 def importance(probs: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
@@ -64,14 +61,11 @@ def auxiliary(
     `learned` is traced: False makes the sum 0, so a frozen, hash or oracle router contributes neither value nor gradient.
     """
     scores = routing.scores
+    load = load_of(routing, mask, groups)
     mask = jnp.ones(len(scores), bool) if mask is None else mask
     probs = jax.nn.softmax(scores)
-    if isinstance(routing, SoftRouting):
-        chosen = routing.weight
-    else:
-        chosen = jnp.zeros_like(scores).at[routing.token, routing.expert].add(1.0)
     values = {
-        "balance": balance(probs, chosen, mask, groups),
+        "balance": balance(probs, load, mask),
         "importance": importance(probs, mask),
         "z": z(scores, mask),
         "entropy": entropy(probs, mask),

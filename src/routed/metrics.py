@@ -68,15 +68,23 @@ def load(choices: Int[Array, "T k"], num_experts: int) -> Float[Array, " E"]:
     return jnp.zeros(num_experts).at[choices.reshape(-1)].add(1.0) / choices.size
 
 
-def load_of(routing: Routing | SoftRouting, mask: Bool[Array, " T"] | None = None) -> Float[Array, " E"]:
-    """Share of the assignments chosen for each expert, before drops and without padding; of soft routing the mean weight."""
+def load_of(
+    routing: Routing | SoftRouting, mask: Bool[Array, " T"] | None = None, groups: int = 1
+) -> Float[Array, "groups E"]:
+    """Share of the assignments chosen for each expert, before drops and without padding; of soft routing the mean weight.
+
+    A row for each of `groups` contiguous groups of tokens. Counted by comparison, which stays on the device of its tokens;
+    a scatter would gather all assignments.
+    """
     experts = routing.scores.shape[1]
     if isinstance(routing, SoftRouting):
-        total = routing.weight.sum(0)
+        total = routing.weight.reshape(groups, -1, experts).sum(1)
     else:
-        real = jnp.ones(len(routing.scores)) if mask is None else mask.astype(jnp.float32)
-        total = jnp.zeros(experts).at[routing.expert].add(real[routing.token])
-    return total / jnp.maximum(total.sum(), 1e-9)
+        chosen = jax.nn.one_hot(routing.expert, experts)
+        if mask is not None:
+            chosen *= mask[routing.token][:, None]
+        total = chosen.reshape(groups, -1, experts).sum(1)
+    return total / jnp.maximum(total.sum(1), 1e-9)[:, None]
 
 
 def dropped(routing: Routing | SoftRouting, mask: Bool[Array, " T"] | None = None) -> Scalar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -77,12 +78,15 @@ class MoE(nn.Module):
         if self.noise not in ("none", "jitter"):
             preference = scores + Noise(self.noise, self.noise_scale, self.num_experts, name="noise")(x)
         weighing = preference if self.noise_in_weights else scores
+        pick = (
+            partial(select, self.rule) if self.mesh is None else partial(dispatch.parallel_select, self.rule, self.mesh)
+        )
         if not self.balance_rate:
-            return select(self.rule, weighing, preference=preference, mask=mask)
+            return pick(weighing, preference=preference, mask=mask)
         bias = self.variable("balance", "bias", jnp.zeros, self.num_experts)
-        routing = select(self.rule, weighing, preference=preference, mask=mask, bias=bias.value)
+        routing = pick(weighing, preference=preference, mask=mask, bias=bias.value)
         if self.is_mutable_collection("balance") and not self.is_initializing():
-            bias.value = metrics.rebalanced(bias.value, metrics.load_of(routing, mask), self.balance_rate)
+            bias.value = metrics.rebalanced(bias.value, metrics.load_of(routing, mask)[0], self.balance_rate)
         return routing
 
     def _dispatch(self, tokens: int) -> str:

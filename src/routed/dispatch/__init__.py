@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from routed.dispatch.direct import combine, dense, gather
-from routed.dispatch.parallel import parallel
+from routed.dispatch.parallel import parallel, parallel_select
 from routed.dispatch.ragged import ragged
 from routed.dispatch.slots import slots
 
@@ -34,4 +34,15 @@ def choose(selection: str, tokens: int, k: int, experts: int, dropless: bool, pl
     return "ragged", "dropless: " + ("blocks of sorted rows on CPU" if platform == "cpu" else "grouped products")
 
 
-__all__ = ["DISPATCHES", "choose", "combine", "dense", "gather", "parallel", "ragged", "refuse", "slots"]
+__all__ = [
+    "DISPATCHES",
+    "choose",
+    "combine",
+    "dense",
+    "gather",
+    "parallel",
+    "parallel_select",
+    "ragged",
+    "refuse",
+    "slots",
+]

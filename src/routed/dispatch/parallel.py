@@ -7,12 +7,14 @@ groups of the config and never on the mesh. The exchange has fixed shapes (`all_
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from routed.dispatch.slots import slots
-from routed.words import Expert, Places, Routing, UserError
+from routed.selection import Rule, select
+from routed.words import Expert, Places, Routing, SoftRouting, UserError
 
 #: Mesh axes: replicas of the experts, and the devices that share one replica.
 DATA, EXPERT = "data", "expert"
@@ -37,6 +39,30 @@ def parallel(
     return jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), both, both), out_specs=both, axis_names={DATA, EXPERT})(
         params, x, routing
     )
+
+
+def parallel_select(
+    rule: Rule, mesh: Mesh, scores: Float[Array, "T E"], *, preference, mask, bias=None
+) -> Routing | SoftRouting:
+    """`select`, each device its own groups: left to itself XLA would gather all scores for the top-k.
+
+    Raises:
+      UserError: the groups cannot be shared out evenly.
+    """
+    check(mesh, scores.shape[1], len(scores), rule.group_size or len(scores))
+    both = P((DATA, EXPERT))
+    mask = jnp.ones(len(scores), bool) if mask is None else mask
+    bias = jnp.zeros(scores.shape[1]) if bias is None else bias
+
+    def local(scores, preference, mask, bias):
+        routing = select(rule, scores, preference=preference, mask=mask, bias=bias)
+        if isinstance(routing, SoftRouting):
+            return routing
+        return routing._replace(token=routing.token + jax.lax.axis_index((DATA, EXPERT)) * len(scores))
+
+    # Unchecked: the counting loop of `ranks` starts from zeros, which the check takes for shared. Nothing shared has a gradient.
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(both, both, both, P()), out_specs=both, check_vma=False)
+    return mapped(scores, preference, mask, bias)
 
 
 def exchange(run, params, filled: Float[Array, "E S ..."]) -> Float[Array, "E S O"]:

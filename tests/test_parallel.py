@@ -1,0 +1,103 @@
+"""Experts over devices: the same numbers on every mesh, one copy of the weights, and no collective too many."""
+
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from routed.dispatch.parallel import check
+from routed.selection import Rule
+from routed.words import UserError
+from tests.parallel_case import EXPERTS, RULE, case, layer, make_mesh, numbers
+
+MESHES = [(8, 1), (1, 8), (2, 4), (4, 2)]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Loss, drops and gradients on one device, every expert on every token."""
+    found = numbers(None)
+    assert found[0][1] > 0.05  # something is dropped
+    return found
+
+
+@pytest.mark.parametrize("shape", MESHES)
+def test_every_mesh_gives_the_numbers_of_one_device(alone, shape):
+    np.testing.assert_allclose(numbers(make_mesh(*shape)), alone, rtol=2e-5)
+
+
+def test_two_processes_give_the_numbers_of_one_device(alone):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    script = pathlib.Path(__file__).parent / "parallel_case.py"
+    both = [
+        subprocess.Popen([sys.executable, script, port, str(i)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ)
+        for i in range(2)
+    ]  # fmt: skip
+    try:
+        outputs = [process.communicate(timeout=240) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    for process, (out, error) in zip(both, outputs, strict=True):
+        assert process.returncode == 0, error.decode()[-2000:]
+        np.testing.assert_allclose(json.loads(out.splitlines()[-1]), alone, rtol=2e-5)
+
+
+@pytest.mark.parametrize("shape", MESHES)
+def test_a_device_holds_its_experts_only_and_the_program_no_collective_too_many(shape):
+    expert = shape[1]
+    step, arguments = case(make_mesh(*shape))
+    params, state, *_ = step(*arguments)
+    of_experts = [
+        leaf
+        for tree in (params, state)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if "experts" in jax.tree_util.keystr(path)
+    ]
+    assert len(of_experts) == 3 * 2  # two matrices, each with two moments
+    for leaf in of_experts:  # after the step too: the optimiser did not gather them
+        assert {s.data.shape[0] for s in leaf.addressable_shards} == {EXPERTS // expert}
+        assert leaf.addressable_shards[0].data.nbytes * expert == leaf.nbytes
+    text = step.lower(*arguments).compile().as_text()
+    count = lambda name: len(re.findall(rf" {name}(?:-start)?\(", text))  # noqa: E731
+    # Slots go out and come back, and so do the gradients of outputs. Gradients of shared weights and the loss are summed.
+    assert count("all-to-all") == (3 if expert > 1 else 0)
+    assert 0 < count("all-reduce") <= 5
+    assert not count("all-gather") + count("reduce-scatter") + count("collective-permute")
+
+
+def test_what_does_not_divide_is_refused_with_what_does():
+    mesh = make_mesh(2, 4)
+    with pytest.raises(UserError, match=r"mesh.expert=4: does not divide experts.count=6; use 3"):
+        check(mesh, 6, 64, 8)
+    with pytest.raises(
+        UserError, match=r"group_size=16: 4 groups of 64 tokens cannot be shared by 8 .* use selection.group_size=8"
+    ):
+        check(mesh, 8, 64, 16)
+    with pytest.raises(UserError, match="use a multiple of 8 tokens"):
+        check(mesh, 8, 12, 12)
+    check(mesh, 8, 64, 8)
+    x = jnp.zeros((64, 4))
+    with pytest.raises(UserError, match=r"use selection.group_size=8"):
+        layer(mesh, Rule(k=2)).init(jax.random.key(0), x)
+    assert RULE.group_size == 8
+
+
+@pytest.mark.parametrize(
+    "rule", [Rule(group_size=8), Rule("expert_choice", group_size=8), Rule("sigmoid", k=3, group_size=4)]
+)
+def test_other_selections_over_devices(rule):
+    x = jax.random.normal(jax.random.key(0), (64, 4))
+    variables = layer(None, rule).init(jax.random.key(1), x)
+    expected, found = (jax.jit(layer(m, rule).apply)(variables, x)[0] for m in (None, make_mesh(2, 4)))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
