@@ -6,6 +6,7 @@ than one device for depth-3 experts, whose weights then stay in cache, and no sl
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.stages import Lowered
 from ml_collections import ConfigDict
 
 from routed.config import TRACED, flatten
@@ -73,14 +75,14 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
     begun = time.perf_counter()
     seeds, settings = np.zeros(runs, np.uint32), stack_settings([traced(config)] * runs)
     active, steps = np.ones(runs, bool), np.zeros(runs, np.int32)
-    start = jax.jit(over_runs(one.start)).lower(seeds, settings).compile()
+    start = compiled(jax.jit(over_runs(one.start)).lower(seeds, settings))
     worlds, states = jax.eval_shape(over_runs(one.start), seeds, settings)
     sharding = NamedSharding(mesh, spec)
     shaped = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
         (active, steps, seeds, settings, worlds, states),
     )
-    advance = jax.jit(over_runs(one.chunk), donate_argnums=5).lower(*shaped).compile()
+    advance = compiled(jax.jit(over_runs(one.chunk), donate_argnums=5).lower(*shaped))
     return Compiled(
         runs=runs,
         start=start,
@@ -90,6 +92,14 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
         seconds=time.perf_counter() - begun,
         bytes=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((worlds, states))),
     )
+
+
+def compiled(lowered: Lowered) -> Any:
+    """Compiles; for a CPU without XLA's YNNPACK fusions, which make batched products slower (BUILD_NOTES.md, section 4)."""
+    if jax.default_backend() == "cpu":
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # a release that does not know the option
+            return lowered.compile(compiler_options={"xla_cpu_experimental_ynn_fusion_type": ""})
+    return lowered.compile()
 
 
 def bytes_of_run(config: ConfigDict, pool: int) -> int:

@@ -1,4 +1,4 @@
-"""`python -m routed.bench gmm --json FILE [--baseline=CMD]`."""
+"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm or dispatch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 from absl import app, flags
 from absl import logging as log
 
-from routed import files, layout
-from routed.bench import gmm
+from routed import files
+from routed.bench import dispatch, gmm
 from routed.words import UserError
 
 JSON = flags.DEFINE_string("json", None, "Where the measurements are written, as a list of records.")
@@ -19,14 +19,13 @@ BASELINE = flags.DEFINE_string(
 )
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; medians are reported.", lower_bound=1)
 
-BENCHES = {"gmm": gmm.bench}
+BENCHES = {"gmm": gmm.bench, "dispatch": dispatch.bench}
 
 
 def main(argv: list[str]) -> None:
     """Runs one bench and writes its records."""
     if len(argv) != 2 or argv[1] not in BENCHES:
         raise UserError(f"usage: python -m routed.bench NAME --json FILE; NAME is one of {', '.join(BENCHES)}")
-    layout.split_host()  # before anything asks JAX for its devices
     records = BENCHES[argv[1]](rounds=ROUNDS.value, baseline=BASELINE.value)
     text = json.dumps(records, indent=1)
     print(text)

@@ -14,12 +14,12 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from routed.bench.machine import matrix_rate, memory_bandwidth
 from routed.config import base, override
-from routed.layout import Compiled, compile_group, make_mesh, stack_settings, traced
+from routed.layout import Compiled, compile_group, make_mesh, split_host, stack_settings, traced
 from routed.words import UserError
 
 #: name -> (changes to the base config, training steps of one timed call).
@@ -36,6 +36,7 @@ COMMON = {
 
 def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     """Records {experts, runs, ms_per_run_step, floor_ms} and, with a baseline, {baseline_ms, speedup} at 32 runs."""
+    split_host()  # before anything asks JAX for its devices
     rate, bandwidth = matrix_rate(), memory_bandwidth()
     print(f"float32 matrix rate {rate / 1e9:.0f} GFLOP/s, bandwidth {bandwidth / 1e9:.0f} GB/s")
     records = []
@@ -102,25 +103,6 @@ def floor_ms(config: ConfigDict, rate: float, bandwidth: float) -> float:
     parameters = d * e + e * (first + inner)
     flops = 2 * config.batch_size * (3 * parameters - d * e - e * first)
     return 1e3 * max(flops / rate, 10 * 4 * parameters / bandwidth)
-
-
-def matrix_rate() -> float:
-    """FLOP/s of a large float32 product on all cores: the best of five."""
-    a = jnp.ones((2048, 2048), jnp.float32)
-    product = jax.jit(lambda a: a @ a)
-    return max(2 * 2048**3 / _time(lambda: product(a).block_until_ready()) for _ in range(5))
-
-
-def memory_bandwidth() -> float:
-    """Bytes/s of x += y on arrays far larger than the caches: the best of five."""
-    x, y = np.zeros(2**26, np.float32), np.ones(2**26, np.float32)
-    return max(3 * x.nbytes / _time(lambda: np.add(x, y, out=x)) for _ in range(5))
-
-
-def _time(function) -> float:
-    begun = time.perf_counter()
-    function()
-    return time.perf_counter() - begun
 
 
 def run_baseline(command: str) -> dict[str, float]:

@@ -60,8 +60,7 @@ def parallel_select(
             return routing
         return routing._replace(token=routing.token + jax.lax.axis_index((DATA, EXPERT)) * len(scores))
 
-    # Unchecked: the counting loop of `ranks` starts from zeros, which the check takes for shared. Nothing shared has a gradient.
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(both, both, both, P()), out_specs=both, check_vma=False)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(both, both, both, P()), out_specs=both)
     return mapped(scores, preference, mask, bias)
 
 
