@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from routed import losses, metrics, models
 from routed.data import TASKS
 from routed.routers import FIXED, ROUTERS, initialise
-from routed.selection import Rule, rule_of
+from routed.selection import Rule, capacity, rule_of
 from routed.train import optimiser, update
 from routed.words import Batch, SoftRouting
 
@@ -145,6 +145,7 @@ def program(config: ConfigDict, pool: int) -> Program:
             "test/excess": normalised(prediction - ideal),
             "test/bayes": normalised(ideal - test.y),
             "train/rate_scale": settings["optimizer.rate_scale"],
+            "train/experts": jnp.float32(experts_per_token(config, training)),
         }
         moved = [
             (a != b).any()
@@ -187,6 +188,16 @@ def program(config: ConfigDict, pool: int) -> Program:
         return seen
 
     return Program(start, chunk)
+
+
+def experts_per_token(config: ConfigDict, rule: Rule) -> float:
+    """Experts that compute for one training token: the FLOPs of a selection, in units of one expert."""
+    if config.model != "moe":
+        return 1.0
+    if rule.name == "expert_choice":
+        size = rule.group_size or config.batch_size
+        return config.experts.count * capacity(rule, size, config.experts.count) / size
+    return float(config.experts.count if rule.name == "soft" else rule.k)
 
 
 def _in_blocks(forward: Callable[[Batch], Any], batch: Batch, largest: int = 640) -> Any:

@@ -1,0 +1,91 @@
+"""Metrics against a swept key or against training steps, and the gap decomposed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from routed import diagnosis
+from routed.arms import LABELS
+from routed.plots.frame import AXES, KEYS, Data, legend, line, logarithmic, mean
+from routed.results import shown
+
+
+def curves(spec: dict[str, Any], data: Data) -> Figure | None:
+    """Metrics against a swept key, a line an arm: geometric (log axis) or arithmetic means with 95 % t intervals."""
+    if spec["x"] not in data.swept:
+        return None
+    rows = data.settle(data.last, spec)
+    xs = sorted(rows[spec["x"]].unique())
+    figure = _panels(spec, rows.assign(place=rows[spec["x"]].map(xs.index)), "place", spread=0.06 if len(xs) < 8 else 0)
+    for panel in figure.axes:
+        panel.set_xticks(range(len(xs)), [shown(x) for x in xs])
+        panel.set_xlabel(KEYS.get(spec["x"], spec["x"]))
+    return figure
+
+
+def training(spec: dict[str, Any], data: Data) -> Figure | None:
+    """Metrics against optimiser steps at the figure's point, a line an arm: is everything converged?"""
+    figure = _panels(spec, data.settle(data.table, spec), "step", spread=0)
+    for panel in figure.axes:
+        panel.set_xlabel("optimiser steps")
+    return figure
+
+
+def _panels(spec: dict[str, Any], rows: pd.DataFrame, x: str, spread: float) -> Figure:
+    """A panel a metric, a line an arm; `spread` sets the arms apart so that their intervals do not hide each other."""
+    arms = [arm for arm in LABELS if arm in set(rows.arm) and arm in spec.get("arms", LABELS)]
+    metrics = [m for m in spec["metrics"] if m in rows and rows[rows.arm.isin(arms)][m].notna().any()]
+    figure = Figure(figsize=(3.7 * len(metrics) + 0.2, 3.9))
+    same = len({AXES[m][1] for m in metrics}) == 1 and x != "step"
+    panels = figure.subplots(1, len(metrics), squeeze=False, sharey=same)[0]
+    for panel, metric in zip(panels, metrics, strict=True):
+        label, log = AXES[metric]
+        for i, arm in enumerate(arms):
+            points = [(at, mean(group[metric], log)) for at, group in rows[rows.arm == arm].groupby(x)]
+            line(panel, arm, [p for p in points if np.isfinite(p[1].mean)], shift=spread * (i - (len(arms) - 1) / 2))
+        panel.set_ylabel(label)
+        panel.yaxis.set_tick_params(labelleft=True)
+        if log:
+            logarithmic(panel)
+    legend(figure, panels[0])
+    return figure
+
+
+def gap(spec: dict[str, Any], data: Data) -> Figure | None:
+    """The gap between frozen and learned, decomposed, at every value of `x`: log ratios with 95 % intervals."""
+    if spec["x"] not in data.swept:
+        return None
+    rows = data.settle(data.last, spec)
+    found = {x: part for x, group in rows.groupby(spec["x"]) if len(part := diagnosis.gap(group))}
+    if not found:
+        return None
+    parts = [part for part in next(iter(found.values())).part if "oracle" not in part]  # may be e^15: see the table
+    colours = ["#E69F00", "#009E73", "#0072B2", "#000000", "#999999", "#CC79A7", "#56B4E9"]
+    figure = Figure(figsize=(7.6, 4.2))
+    panel = figure.subplots()
+    width = 0.8 / len(parts)
+    for i, part in enumerate(parts):
+        for j, table in enumerate(found.values()):
+            row = table[table.part == part].iloc[0]
+            place = j - 0.4 + (i + 0.5) * width
+            panel.bar(place, row["mean"], width * 0.9, color=colours[i], label=part if not j else None)
+            if np.isfinite(row.low):
+                panel.errorbar(
+                    place,
+                    row["mean"],
+                    [[row["mean"] - row.low], [row.high - row["mean"]]],
+                    color="#444444",
+                    capsize=2,
+                    lw=1,
+                )
+    panel.axhline(0, color="black", lw=0.8)
+    panel.set_xticks(range(len(found)), [shown(x) for x in found])
+    panel.set_xlabel(KEYS.get(spec["x"], spec["x"]))
+    panel.set_ylabel("log ratio of losses (nats; above 0: second is better)")
+    panel.grid(axis="x", visible=False)
+    legend(figure, panel)
+    return figure

@@ -1,0 +1,116 @@
+"""What every figure shares: the rows it draws, axes and their words, a line with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib import ticker
+from matplotlib.figure import Figure
+
+from routed import stats
+from routed.arms import LABELS
+from routed.results import last, settle
+
+matplotlib.use("Agg")
+
+#: metric -> (axis label, logarithmic?).
+AXES = {
+    "test/loss": ("top-1 test loss (1 = trivial)", True),
+    "test/loss_soft": ("soft test loss (1 = trivial)", True),
+    "test/excess": ("excess over Bayes (1 = trivial)", True),
+    "train/loss": ("training loss, as trained (1 = trivial)", True),
+    "router/sparsity": ("sparsity: effective experts per cluster", True),
+    "router/sparsity_shuffled": ("the same, shuffled router", True),
+    "router/signal_share": ("share of squared norm on\nthe informative dimensions", False),
+    "router/norm_ratio": ("norm ratio E|w|² / (E|w|)²", False),
+    "router/norm_mean": ("mean norm of a router row", False),
+    "router/homogeneity": ("homogeneity of experts (1 = one cluster each)", False),
+    "router/dead": ("share of dead experts", False),
+    "router/churn": ("churn in the last evaluation interval", False),
+    "train/experts": ("experts computed per training token", True),
+}
+KEYS = {
+    "data.samples": "training samples",
+    "data.separation": "separation c",
+    "experts.count": "experts",
+    "optimizer.weight_decay": "weight decay",
+}
+#: Log axes end here: an oracle with constant experts reaches 1e-8 and would flatten everything else.
+FLOOR = 1e-3
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
+STYLE: Any = {
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "routed",
+    "figure.constrained_layout.use": True, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.25, "figure.dpi": 110,
+}  # fmt: skip
+
+
+class Data:
+    """The rows of a workdir as figures need them; `base` is the flat config that points depart from."""
+
+    def __init__(self, table: pd.DataFrame, swept: list[str], base: dict[str, Any], heatmaps: dict[str, np.ndarray]):
+        self.table = table[table.status != "tuning"]
+        self.swept, self.base, self.heatmaps, self.last = swept, base, heatmaps, last(table)
+
+    def settle(self, rows: pd.DataFrame, spec: dict[str, Any]) -> pd.DataFrame:
+        """The rows at one point: a swept key that `spec` does not draw has its base value, or else its largest."""
+        return settle(rows, [key for key in self.swept if key not in (spec.get("x"), spec.get("y"))], self.base)
+
+    def at(self, point: dict[str, Any]) -> pd.DataFrame:
+        """The last rows at exactly this point: a swept key that it does not name has its base value."""
+        rows = self.last
+        for key in self.swept:
+            rows = rows[rows[key] == point.get(key, self.base[key])]
+        return rows
+
+
+def mean(values: pd.Series, log: bool) -> stats.Estimate:
+    values = values.dropna()
+    if not log:
+        return stats.estimate(values)
+    one = stats.estimate(np.log(values.clip(lower=stats.TINY)))
+    return stats.Estimate(float(np.exp(one.mean)), float(np.exp(one.low)), float(np.exp(one.high)), one.n)
+
+
+def line(panel, arm: str, points: Sequence[tuple[float | int, stats.Estimate]], shift: float = 0.0) -> None:
+    if not points:
+        return
+    label, colour = LABELS[arm]
+    x = np.array([p[0] for p in points]) + shift
+    y = np.array([p[1].mean for p in points])
+    low, high = (np.array([p[1][i] for p in points]) for i in (1, 2))
+    bars = np.nan_to_num(np.stack([y - low, high - y]))
+    marker = MARKERS[list(LABELS).index(arm)]
+    panel.errorbar(
+        x,
+        y,
+        bars,
+        color=colour,
+        marker=marker,
+        ms=4,
+        capsize=2,
+        lw=1.2,
+        label=label,
+        ls="--" if arm.startswith("frozen") else "-",
+    )
+
+
+def logarithmic(panel) -> None:
+    """A log axis with readable numbers: powers of ten over decades, plain numbers over less."""
+    panel.set_yscale("log")
+    low, high = panel.get_ylim()
+    if low < FLOOR < high:
+        panel.set_ylim(FLOOR, high)
+        low = FLOOR
+    if high / low < 100:
+        panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def legend(figure: Figure, panel) -> None:
+    handles, labels = panel.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
