@@ -131,7 +131,7 @@ def test_phase_map(finished):
 
 def test_a_specialised_router_is_shown_as_a_diagonal():
     shuffled = np.eye(5)[[3, 1, 4, 0, 2]]
-    rows, columns = plots._diagonal(shuffled)
+    rows, columns = plots.maps._diagonal(shuffled)
     np.testing.assert_array_equal(shuffled[np.ix_(rows, columns)], np.eye(5))
 
 

@@ -11,7 +11,7 @@ from routed.data import TASKS
 from routed.dispatch import DISPATCHES, refuse
 from routed.experts import ACTIVATIONS, EXPERTS
 from routed.models import MODELS
-from routed.routers import KINDS, ROUTERS
+from routed.routers import FIXED, KINDS, ROUTERS
 from routed.run import STREAMS
 from routed.selection import SELECTIONS
 from routed.words import UserError
@@ -154,6 +154,11 @@ def validate(config: ConfigDict) -> None:
     size = config.selection.group_size
     if size and config.batch_size % size:
         raise UserError(f"config key selection.group_size={size}: must divide batch_size={config.batch_size}")
+    if config.router.from_data and config.router.name in FIXED:
+        raise UserError(
+            f"config key router.from_data=True: router.name={config.router.name!r} has no rows to fill with examples; drop"
+            " the arm frozen_data"
+        )
     if config.router.name == "hash_id":
         raise UserError(
             f"config key router.name='hash_id': the samples of data.name={config.data.name!r} have no token ids; use 'hash'"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import ticker
 from matplotlib.figure import Figure
 from scipy.optimize import linear_sum_assignment
 
@@ -179,6 +180,7 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
                     )  # fmt: skip
         if log:
             panel.set_xscale("log")
+            panel.xaxis.set_minor_formatter(ticker.NullFormatter())
         panel.set_xlabel("\n".join(textwrap.wrap(label, 24)))
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()

@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Scalar
 
+from routed.routers.scored import Flat
+
 
 def initialise(
     router: nn.Module, params: Any, examples: Float[Array, "E ..."], x: Float[Array, "T ..."], settings
 ) -> Any:
-    """The initial parameters that the settings ask for; routers without a `kernel` stay as they are.
+    """The initial parameters that the settings ask for; routers without a `kernel` [F, E] stay as they are.
 
     `router.from_data`: column e is the features of example e (Dikkala et al. 2023, Theorem 2). `router.init_scale` times
     the fresh columns otherwise; 0 makes all scores 0. `router.entropy` > 0 scales the scores so that the mean per-token
@@ -21,7 +23,7 @@ def initialise(
     """
     if "kernel" not in params:
         return params
-    features = router.features.clone(parent=None)
+    features = getattr(router, "features", Flat()).clone(parent=None)
     informed = features.apply({"params": params.get("features", {})}, examples.astype(jnp.float32)).T
     kernel = jnp.where(settings["router.from_data"], informed, params["kernel"] * settings["router.init_scale"])
     params = params | {"kernel": kernel}

@@ -1,0 +1,43 @@
+"""The files that the README tells users to write do what it says, and stay under 30 lines."""
+
+import pathlib
+import re
+import textwrap
+
+import pytest
+
+from routed import data, execute, experiment, points, report, results, routers
+from routed.config import override
+from routed.layout import make_mesh
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def block(heading):
+    """The first indented block below a heading."""
+    section = (ROOT / "README.md").read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    return (
+        textwrap.dedent(re.search(r"(?:^(?:    .*)?\n)+(?:^    .*\n)", section, re.MULTILINE).group(0)).strip() + "\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("heading", "figure"),
+    [("Add your own router", "fig2c"), ("Add your own router", ""), ("Add your own task", "phase")],
+)
+def test_add_your_own(heading, figure, tmp_path, monkeypatch):
+    text = block(heading)
+    assert len([line for line in text.splitlines() if line.strip()]) < 30
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "mine.py").write_text(text)
+    spec = f"{tmp_path / 'mine.py'}:{figure},smoke" if figure else f"{tmp_path / 'mine.py'}:smoke"
+    module, config = experiment.configure(spec, [])
+    config = override(config, {"steps": 2, "eval_every": 1, "data.test_samples": 80})
+    sweep = tuple(point | {"arms": ("learned", "frozen_data")} for point in module.get_sweep(config)[-1:])
+    runs = points.plan(config, sweep)
+    (work := tmp_path / "work").mkdir()
+    table = execute.execute(runs, results.open_workdir(work, spec, config, sweep), work, make_mesh(config))
+    assert set(table.status) == {"ok"} and report.write(work, module, config, table)
+    for known in (routers.ROUTERS, data.TASKS):  # other tests see what they always saw
+        for name in set(known) & {"distance", "shells"}:
+            del known[name]
