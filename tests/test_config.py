@@ -7,6 +7,7 @@ import pytest
 
 from routed.config import TRACED, base, flatten, override, parse, variant
 from routed.points import chain, cross, from_flag, groups, identity, plan, product
+from routed.validate import validate
 from routed.words import UserError
 
 SOURCE = pathlib.Path(__file__).parent.parent / "src" / "routed"
@@ -108,6 +109,37 @@ def test_points_written_differently_share_their_sources(small):
     keys = {run.key for run in runs}
     assert len(runs) == 4 and all(set(run.needs) <= keys for run in runs)
     assert all(len(run.needs) == (run.arm == "frozen_sharp") for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"dispatch": "ragged"},
+            "dispatch='ragged': dispatch 'ragged' needs a sparse selection; with selection 'soft' use 'dense'",
+        ),
+        (
+            {"selection.balance_rate": 0.1},
+            "selection.name='soft' takes no bias; use one of top_k, sigmoid, sinkhorn or 0",
+        ),
+        ({"selection.group_size": 3}, "selection.group_size=3: must divide batch_size=8"),
+        ({"selection.capacity_factor": -1.0}, "selection.capacity_factor=-1.0: must be at least 0"),
+        ({"selection.eval.name": "expert_choice"}, "must be one of soft, top_k, sigmoid, sinkhorn"),
+        ({"router.name": "hash_id"}, "have no token ids; use 'hash'"),
+        ({"router.name": "conv", "router.window": 2}, "router.window=2: must divide the 3 positions"),
+        ({"router.name": "hash", "router.from_data": True}, "router.name='hash' has no rows to fill"),
+        ({"selection.name": "sigmoid"}, "the router gets no gradient, an accidental frozen router"),
+        ({"experts.activation": "swish"}, "experts.activation='swish': must be one of relu, gelu"),
+    ],
+)
+def test_impossible_layers_are_refused(small, changes, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        validate(override(small, changes))
+
+
+def test_a_router_without_gradient_can_be_meant(small):
+    for said in ({"selection.no_gradient": True}, {"router.frozen": True}, {"selection.renormalise": False}):
+        validate(override(small, {"selection.name": "top_k"} | said))
 
 
 def test_every_key_is_read_somewhere_and_none_is_hidden():
