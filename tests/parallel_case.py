@@ -6,6 +6,7 @@
 import json
 import sys
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,8 +53,10 @@ def case(mesh):
     with jax.default_device(jax.local_devices()[0]):
         params = layer(None).init(jax.random.key(1), jnp.asarray(x))["params"]
         state = optax.adam(0.1).init(params)
+    if mesh is None:
+        params, state = nn.meta.unbox((params, state))
     if mesh is not None:
-        params, state = placed(params, mesh), placed(state, mesh)
+        params, state = placed(params, mesh), placed(state, mesh)  # the optimiser's moments keep the metadata
         sharding = NamedSharding(mesh, P(("data", "expert")))
         x = jax.make_array_from_callback(x.shape, sharding, lambda index, x=x: x[index])
 

@@ -18,11 +18,16 @@ from routed.selection import Rule, capacity, select
 from routed.words import Places, Routing, SoftRouting
 
 
+def over_experts(params: Any) -> Any:
+    """Names the leading axis of every leaf `expert`, as Flax metadata that `nn.get_partition_spec` and `nn.scan` read."""
+    return jax.tree.map(lambda a: nn.LogicallyPartitioned(a, ("expert", *[None] * (a.ndim - 1))), params)
+
+
 class MoE(nn.Module):
     """y = sum_e w_e(x) f_e(x); returns y and the routing that produced it.
 
-    Parameters are `router` and `experts`; every leaf of `experts` has a leading expert axis, named `expert` for
-    partitioning, and expert e is initialised with a key folded from e, so 8 experts are a prefix of 16. Keyword context is
+    Parameters are `router` and `experts`; every leaf of `experts` has a leading logical axis `expert` (Flax metadata:
+    `nn.get_partition_spec`, `nn.meta.unbox`), and expert e is initialised with a key folded from e, so 8 experts are a prefix of 16. Keyword context is
     passed on to the router.
 
     Noise needs the random stream `noise` (none without it). With `balance_rate` the collection `balance` holds a bias per
@@ -53,7 +58,7 @@ class MoE(nn.Module):
             def one(index):
                 return expert.init(jax.random.fold_in(key, index), x[:1])["params"]
 
-            return jax.vmap(one)(jnp.arange(self.num_experts))
+            return over_experts(jax.vmap(one)(jnp.arange(self.num_experts)))
 
         params = self.param("experts", initialise)
         if self.dtype is not None:

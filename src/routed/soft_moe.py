@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from routed.moe import over_experts
 from routed.routers.scored import columns
 
 
@@ -30,9 +31,8 @@ class SoftMoE(nn.Module):
         expert = self.expert.clone(parent=None)
 
         def initialise(key):
-            return jax.vmap(lambda i: expert.init(jax.random.fold_in(key, i), x[:1])["params"])(
-                jnp.arange(self.num_experts)
-            )
+            one = lambda i: expert.init(jax.random.fold_in(key, i), x[:1])["params"]  # noqa: E731
+            return over_experts(jax.vmap(one)(jnp.arange(self.num_experts)))
 
         params = self.param("experts", initialise)
         phi = self.param("router", columns, x.shape[1], self.num_experts * self.slots)

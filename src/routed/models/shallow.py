@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 from ml_collections import ConfigDict
 
 from routed.experts import EXPERTS, Mlp, mlp_parameters, width_for
@@ -50,7 +51,8 @@ def _moe(config: ConfigDict) -> Model:
         )
 
     def init(key, batch):
-        state = dict(layer(rule_of(config.selection), config.dispatch).init(key, batch.x, cluster=batch.cluster))
+        moe = layer(rule_of(config.selection), config.dispatch)
+        state = dict(nn.meta.unbox(moe.init(key, batch.x, cluster=batch.cluster)))
         params = state.pop("params")
         own = params.get("router", {}) | ({"noise": params["noise"]} if "noise" in params else {})
         return {"router": own, "experts": params["experts"]}, state

@@ -24,8 +24,8 @@ def initialise(
     if "kernel" not in params:
         return params
     features = getattr(router, "features", Flat()).clone(parent=None)
-    informed = features.apply({"params": params.get("features", {})}, examples.astype(jnp.float32)).T
-    kernel = jnp.where(settings["router.from_data"], informed, params["kernel"] * settings["router.init_scale"])
+    informed: Any = features.apply({"params": params.get("features", {})}, examples.astype(jnp.float32))
+    kernel = jnp.where(settings["router.from_data"], informed.T, params["kernel"] * settings["router.init_scale"])
     params = params | {"kernel": kernel}
     target = settings["router.entropy"]
     # The negation keeps a NaN target (its source run diverged) NaN instead of silently unscaled.
