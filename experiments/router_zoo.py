@@ -10,8 +10,8 @@ Task: 64 clusters, 64 experts that are a learned vector each, 24 dimensions, sep
 al. 2023, 3.1, Fig. 2a). Constant experts make the partition decide: an expert that serves two clusters must be wrong.
 
 Rules fixed beforehand, none of which looks at learned against frozen.
-  evaluation  every method as it is trained (rule and weights), without noise; expert choice, which routes a sample by its
-              neighbours, as top-k with the same weights. So a method is not punished for a change of rule.
+  evaluation  every method as it is trained (rule and weights), without noise, so that none is punished for a change of rule;
+              expert choice and Sinkhorn, which route a sample by its neighbours, as top-k with the same weights.
   tuning      3 multipliers of both rates for each method and arm, by final test loss on 2 seeds that are never evaluated.
   base rates  Adam, 3.2e-3 for routers and 3.2e-4 for experts (Fig. 2a), batch 64, 20,000 steps.
   noise       as published where it is: uniform on [0, 1] in the choice only (Chen et al. 2022), learned Gaussian (Shazeer et al.
@@ -87,7 +87,7 @@ def point(method: dict) -> Point:
     """The point of a method: what it changes, and an evaluation by the same rule."""
     name = method["selection.name"]
     evaluated = {
-        "selection.eval.name": "top_k" if name == "expert_choice" else name,
+        "selection.eval.name": "top_k" if name in ("expert_choice", "sinkhorn") else name,
         "selection.eval.k": method.get("selection.k", 1),
         "selection.eval.renormalise": method.get("selection.renormalise", True),
     }

@@ -124,7 +124,7 @@ def test_points_written_differently_share_their_sources(small):
         ),
         ({"selection.group_size": 3}, "selection.group_size=3: must divide batch_size=8"),
         ({"selection.capacity_factor": -1.0}, "selection.capacity_factor=-1.0: must be at least 0"),
-        ({"selection.eval.name": "expert_choice"}, "must be one of soft, top_k, sigmoid, sinkhorn"),
+        ({"selection.eval.name": "expert_choice"}, "must be one of soft, top_k, sigmoid"),
         ({"router.name": "hash_id"}, "have no token ids; use 'hash'"),
         ({"router.name": "conv", "router.window": 2}, "router.window=2: must divide the 3 positions"),
         ({"router.name": "hash", "router.from_data": True}, "router.name='hash' has no rows to fill"),

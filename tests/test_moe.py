@@ -227,6 +227,11 @@ def test_soft_moe_by_hand():
     slots = np.array([[0.75, 1.25], [0.25, 3.75]])  # 3/4 (1, 0) + 1/4 (0, 5), and the other way round
     np.testing.assert_allclose(y, np.array([[0.75, 0.25], [0.25, 0.75]]) @ (2 * slots), rtol=1e-6)
 
+    # Tokens (1, 0) and (3, 0): scores ln 3 and 0 for both. Over tokens 1/2 each, slots (2, 0); over slots 3/4 and 1/4.
+    y, combine = moe.apply({"params": params}, jnp.array([[1.0, 0.0], [3.0, 0.0]]))
+    np.testing.assert_allclose(combine, [[0.75, 0.25]] * 2, rtol=1e-6)
+    np.testing.assert_allclose(y, [[4.0, 0.0]] * 2, rtol=1e-6)
+
 
 def test_soft_moe_groups_and_padding():
     moe = SoftMoE(Mlp(4, 2, 5), num_experts=3, slots=2, group_size=6)

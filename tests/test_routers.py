@@ -44,10 +44,9 @@ def test_every_router(name):
     np.testing.assert_allclose(jax.vmap(one)(keys), jnp.stack([one(k) for k in keys]), atol=1e-5)
     variables = router.init(keys[0], X, **CONTEXT)
     assert router.apply(variables, X.astype(jnp.bfloat16), **CONTEXT).dtype == jnp.float32
-    if name != "random":
-        order = jnp.array([3, 1, 0, 5, 4, 2])
-        moved = router.apply(variables, X[order], **{k: v[order] for k, v in CONTEXT.items()})
-        np.testing.assert_allclose(moved, scores[order], atol=1e-5)
+    order = jnp.array([3, 1, 0, 5, 4, 2])
+    moved = router.apply(variables, X[order], **{k: v[order] for k, v in CONTEXT.items()})
+    np.testing.assert_allclose(moved, scores[order], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ROUTERS)
@@ -132,7 +131,7 @@ def test_random_draws_anew_only_with_its_stream():
     router = RandomRouter(4)
     draws = [router.apply({}, X, rngs={"noise": jax.random.key(k)}) for k in (0, 1)]
     assert not np.allclose(*draws)
-    np.testing.assert_array_equal(router.apply({}, X), router.apply({}, 2 * X))
+    np.testing.assert_array_equal(router.apply({}, X[2:4]), router.apply({}, X)[2:4])  # whatever the batch
 
 
 @pytest.mark.parametrize(

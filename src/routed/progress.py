@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 
@@ -20,7 +21,7 @@ class Progress:
     def advance(self, run_steps: int, group: str, step: int, loss: float) -> None:
         """`run_steps` more steps of single runs are done."""
         self.done += run_steps
-        text = f"{group}: step {step}, train loss {loss:.4f}"
+        text = f"{group}: step {step}" + ("" if math.isnan(loss) else f", train loss {loss:.4f}")
         if self.bar is not None:
             self.bar.set_description(text, refresh=False)
             self.bar.update(run_steps)

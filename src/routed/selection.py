@@ -45,8 +45,9 @@ def select(
 ) -> Routing | SoftRouting:
     """Routes tokens by `rule`, each group of `rule.group_size` tokens on its own.
 
-    Experts are chosen by `preference` (scores with noise; default: the scores) plus `bias` (which balances the load and
-    has no gradient); weights come from `scores`. Tokens where `mask` is False are padding: they take no place in a queue.
+    Experts are chosen by `preference` (scores with noise; default: the scores) plus `bias` (which balances the load; only
+    the choice depends on it, so it has no gradient); weights come from `scores`. Tokens where `mask` is False are padding:
+    they take no place in a queue.
 
     Raises:
       ValueError: the groups do not divide the tokens.
@@ -57,7 +58,7 @@ def select(
         raise ValueError(f"selection.group_size={size} does not divide {tokens} tokens")
     scores = scores.astype(jnp.float32)
     preference = scores if preference is None else preference.astype(jnp.float32)
-    bias = jnp.zeros(experts) if bias is None else jax.lax.stop_gradient(bias)
+    bias = jnp.zeros(experts) if bias is None else bias
     mask = jnp.ones(tokens, bool) if mask is None else mask
     grouped = [a.reshape(tokens // size, size, *a.shape[1:]) for a in (scores, preference, mask)]
     routing = jax.vmap(lambda s, p, m: SELECTIONS[rule.name](rule, s, p, bias, m))(*grouped)

@@ -83,8 +83,8 @@ RULES = {
     "selection.group_size": _at_least(0),
     "selection.priority": _one_of(("position", "score")),
     "selection.balance_rate": _at_least(0),
-    # Not expert choice: it would route a test sample by the others in its batch.
-    "selection.eval.name": _one_of([name for name in SELECTIONS if name != "expert_choice"]),
+    # Not the others: they would route a test sample by its neighbours in the batch.
+    "selection.eval.name": _one_of(("soft", "top_k", "sigmoid")),
     "selection.eval.k": _at_least(1),
     "selection.eval.capacity_factor": _at_least(0),
     "dispatch": _one_of(("auto", *DISPATCHES)),

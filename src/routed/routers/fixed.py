@@ -62,9 +62,9 @@ class HashIdRouter(nn.Module):
 
 
 class RandomRouter(nn.Module):
-    """Scores every token at random, N(0, 1), anew in each call that has the random stream `noise`; else all alike.
+    """Scores every token at random, N(0, 1): anew in each call that has the random stream `noise`.
 
-    Without the stream (evaluation) the scores are drawn from a fixed key, by position in the batch.
+    Without the stream (evaluation) a token's scores depend on its own bits only: neither on its place nor on the batch.
     """
 
     num_experts: int
@@ -72,8 +72,11 @@ class RandomRouter(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], **context) -> Float[Array, "T E"]:
         del context
-        key = self.make_rng("noise") if self.has_rng("noise") else jax.random.key(0)
-        return jax.random.normal(key, (len(x), self.num_experts))
+        if self.has_rng("noise"):
+            return jax.random.normal(self.make_rng("noise"), (len(x), self.num_experts))
+        bits = jax.lax.bitcast_convert_type(x.reshape(len(x), -1).astype(jnp.float32).sum(1), jnp.uint32)
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(0), bits)
+        return jax.vmap(lambda key: jax.random.normal(key, (self.num_experts,)))(keys)
 
 
 def _certain(expert: Int[Array, " T"], experts: int) -> Float[Array, "T E"]:
