@@ -95,10 +95,12 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
 
 
 def compiled(lowered: Lowered) -> Any:
-    """Compiles; for a CPU without XLA's YNNPACK fusions, which make batched products slower (BUILD_NOTES.md, section 4)."""
+    """Compiles; for a CPU with YNNPACK for reductions only: it slows batched products down (BUILD_NOTES.md, section 4)."""
     if jax.default_backend() == "cpu":
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # a release that does not know the option
-            return lowered.compile(compiler_options={"xla_cpu_experimental_ynn_fusion_type": ""})
+            return lowered.compile(
+                compiler_options={"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+            )
     return lowered.compile()
 
 
