@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +64,7 @@ def select(
     if size == tokens:  # not as a batch of one group: XLA fuses the softmax of two axes, not of three (BUILD_NOTES.md)
         return SELECTIONS[rule.name](rule, scores, preference, bias, mask)
     grouped = [a.reshape(tokens // size, size, *a.shape[1:]) for a in (scores, preference, mask)]
-    routing = jax.vmap(lambda s, p, m: SELECTIONS[rule.name](rule, s, p, bias, m))(*grouped)
+    routing: Any = jax.vmap(lambda s, p, m: SELECTIONS[rule.name](rule, s, p, bias, m))(*grouped)
     if isinstance(routing, Routing):
         first = jnp.arange(tokens // size)[:, None] * size
         routing = routing._replace(token=routing.token + first)
@@ -157,7 +158,13 @@ def expert_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     )
 
 
-SELECTIONS = {"soft": soft, "top_k": top_k, "sigmoid": sigmoid, "sinkhorn": sinkhorn, "expert_choice": expert_choice}
+SELECTIONS: dict[str, Callable[..., Routing | SoftRouting]] = {
+    "soft": soft,
+    "top_k": top_k,
+    "sigmoid": sigmoid,
+    "sinkhorn": sinkhorn,
+    "expert_choice": expert_choice,
+}
 
 
 def combine_weights(routing: Routing | SoftRouting) -> Float[Array, "T E"]:
