@@ -22,7 +22,10 @@ Rules fixed beforehand, none of which looks at learned against frozen.
 Expected: methods whose weights sum to 1 do best, since one constant cannot be scaled to two targets; a selection that
 trains few experts a token leaves more of them dead; balance helps where clusters are equally frequent, as here.
 
-Cost on 2 cores: see BUILD_NOTES.md.
+Found (BUILD_NOTES.md, section 4): learning helps every method that can learn, 1.4- to 12-fold; Sinkhorn and expert choice do best,
+plain top-2 leaves a third of its experts dead. The first expectation was wrong: full-softmax weights beat renormalised ones.
+
+Cost on 2 cores: about 15 minutes, 3 of them compiling.
 """
 
 from __future__ import annotations
