@@ -31,7 +31,8 @@ def make_mesh(data, expert):
 
 
 def layer(mesh, rule=RULE, experts=EXPERTS):
-    return MoE(ProductRouter(experts, Flat()), Ffn(DIM, 6), experts, rule, dispatch="dense", mesh=mesh)
+    dispatch = "dense" if mesh is None else "slots"
+    return MoE(ProductRouter(experts, Flat()), Ffn(DIM, 6), experts, rule, dispatch, mesh=mesh)
 
 
 def placed(tree, mesh):

@@ -106,7 +106,7 @@ def tiny(tmp_path, monkeypatch):
         (["--config.data.target=linear"], ["data.target_dim=2", "set data.target_dim=1"]),
         (["--config.router.entropy=2"], ["router.entropy=2.0", "ln(experts.count)=1.386"]),
         (["--config.selection.name=top_k"], ["selection.renormalise=True", "router.frozen=true"]),
-        (["--config.dispatch=gather"], ["dispatch='gather'", "dispatch='dense'"]),
+        (["--config.dispatch=gather"], ["dispatch='gather'", "sparse selection", "use 'dense'"]),
         (["--config.experts.name=mlb"], ["experts.name='mlb'", "mlp"]),
         (["--config.seeds=10001"], ["seeds=10001", "[1, 10000]"]),
         (["--config.seeds=2", "--config.seed=999999"], ["seeds=2", "tuning seeds"]),

@@ -90,6 +90,8 @@ def test_what_does_not_divide_is_refused_with_what_does():
     x = jnp.zeros((64, 4))
     with pytest.raises(UserError, match=r"use selection.group_size=8"):
         layer(mesh, Rule(k=2)).init(jax.random.key(0), x)
+    with pytest.raises(TypeError, match="'ragged' cannot share experts over a mesh; use 'slots' or 'auto'"):
+        layer(mesh).clone(dispatch="ragged").init(jax.random.key(0), x)
     assert RULE.group_size == 8
 
 

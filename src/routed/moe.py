@@ -27,12 +27,15 @@ class MoE(nn.Module):
     """y = sum_e w_e(x) f_e(x); returns y and the routing that produced it.
 
     Parameters are `router` and `experts`; every leaf of `experts` has a leading logical axis `expert` (Flax metadata:
-    `nn.get_partition_spec`, `nn.meta.unbox`), and expert e is initialised with a key folded from e, so 8 experts are a prefix of 16. Keyword context is
-    passed on to the router.
+    `nn.get_partition_spec`, `nn.meta.unbox`), and expert e is initialised with a key folded from e, so 8 experts are a
+    prefix of 16. Keyword context is passed on to the router.
 
     Noise needs the random stream `noise` (none without it). With `balance_rate` the collection `balance` holds a bias per
     expert that only chooses; each call in which the collection is mutable moves it by that rate towards equal load
     (auxiliary-loss-free balancing, Wang et al. 2024).
+
+    Raises:
+      TypeError: a dispatch that cannot serve the selection, or the mesh; it names one that can.
     """
 
     router: nn.Module
@@ -72,6 +75,8 @@ class MoE(nn.Module):
             return expert.apply({"params": params}, tokens)
 
         if self.mesh is not None and not isinstance(routing, SoftRouting):
+            if self.dispatch not in ("auto", "slots"):
+                raise TypeError(f"dispatch {self.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")
             return dispatch.parallel(run, params, x, routing, places, self.mesh), routing
         return dispatch.DISPATCHES[self._dispatch(len(x))](run, params, x, routing, places), routing
 
