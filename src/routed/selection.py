@@ -182,8 +182,8 @@ BLOCK = 64
 def ranks(expert: Int[Array, " A"], experts: int) -> Int[Array, " A"]:
     """How many earlier entries name the same expert; entries equal to `experts` are counted among themselves.
 
-    Comparisons within blocks and a running count over blocks: no sort, no loop, nothing larger than [A/64, E] in memory
-    (4,096 entries on CPU: a stable sort takes 5 times as long; a counting loop is fast for few experts only).
+    Comparisons within blocks and a running count over blocks: no sort, no loop, nothing larger than [A/64, E] in memory.
+    4,096 entries on CPU: .14 ms for 32 experts, .41 for 512; a stable sort alone .48 to .55.
     """
     padding = -len(expert) % BLOCK
     blocks = jnp.pad(expert, (0, padding), constant_values=experts).reshape(-1, BLOCK)

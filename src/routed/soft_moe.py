@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from routed.moe import over_experts
-from routed.routers.scored import columns
+from routed.routers.scored import columns, unit
 
 
 class SoftMoE(nn.Module):
@@ -37,8 +37,7 @@ class SoftMoE(nn.Module):
         params = self.param("experts", initialise)
         phi = self.param("router", columns, x.shape[1], self.num_experts * self.slots)
         scale = self.param("scale", nn.initializers.ones, ())
-        unit = lambda a, axis: a * jax.lax.rsqrt(jnp.maximum((a**2).sum(axis, keepdims=True), 1e-12))  # noqa: E731
-        scores = unit(x.astype(jnp.float32), 1) @ (scale * unit(phi, 0))
+        scores = unit(x.astype(jnp.float32), axis=1) @ (scale * unit(phi, axis=0))
         size = self.group_size or len(x)
         real = jnp.ones(len(x), bool) if mask is None else mask
         grouped = [a.reshape(-1, size, *a.shape[1:]) for a in (x, scores, real)]

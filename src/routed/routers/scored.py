@@ -86,7 +86,7 @@ class CosineRouter(nn.Module):
         features = self.features(x.astype(jnp.float32))
         kernel = self.param("kernel", columns, features.shape[-1], self.num_experts)
         log_scale = self.param("log_scale", nn.initializers.constant(-math.log(TEMPERATURE)), ())
-        return jnp.exp(log_scale) * (_unit(features, axis=1) @ _unit(kernel, axis=0))
+        return jnp.exp(log_scale) * (unit(features, axis=1) @ unit(kernel, axis=0))
 
 
 def columns(key: PRNGKeyArray, dim: int, experts: int) -> Float[Array, "F E"]:
@@ -98,6 +98,6 @@ def columns(key: PRNGKeyArray, dim: int, experts: int) -> Float[Array, "F E"]:
     return jax.vmap(column, out_axes=1)(jnp.arange(experts))
 
 
-def _unit(a: Float[Array, "N M"], axis: int) -> Float[Array, "N M"]:
+def unit(a: Float[Array, "N M"], axis: int) -> Float[Array, "N M"]:
     """`a` with vectors of length 1 along `axis`; zero vectors stay zero, with a finite gradient."""
     return a * jax.lax.rsqrt(jnp.maximum((a**2).sum(axis, keepdims=True), 1e-12))
