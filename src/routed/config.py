@@ -73,6 +73,18 @@ def base() -> ConfigDict:
     c.data.samples = 8192  # training samples, drawn with replacement in batches
     c.data.fresh = False  # every batch is new: samples is not used
     c.data.test_samples = 6400  # the same number from each cluster; 100 per expert make `dead` defined
+    # Of text (data.name mc4_jsonl, tfds, generated); a row is one training example of one language.
+    c.data.directory = ""  # mc4_jsonl: the folder of shards; tfds: TFDS's data_dir
+    c.data.languages = ()  # codes; empty: all that are there
+    c.data.temperature = 1.0  # a language is drawn in proportion to its text to the power 1 / temperature
+    c.data.tokens = "train"  # a SentencePiece model file | train: one fitted to the training text | bytes
+    c.data.vocabulary = 2048  # token ids, sentinels (the highest ones) included
+    c.data.input_length = 128  # encoder tokens of a row; the length of the target follows from it
+    c.data.noise_density = 0.15  # share of the tokens that are cut out
+    c.data.mean_span = 3.0  # mean length of what is cut out at one place
+    c.data.damaged = "skip"  # a truncated shard: skip what is missing, with a warning that counts, or refuse
+    c.data.eval_rows = 512  # validation rows, spread evenly over the languages
+    c.data.cache = ""  # folder of tokenised text and trained tokenizers; empty: ~/.cache/routed
 
     c.router = ConfigDict()
     c.router.name = "linear"  # in routed.routers.ROUTERS
@@ -91,6 +103,23 @@ def base() -> ConfigDict:
     c.router.entropy = 0.0  # nats; > 0: initial weights are scaled until the mean per-token entropy is this
     c.router.init_scale = 1.0  # times lecun_normal
     c.router.learning_rate = 0.1
+
+    c.router.stop_gradient = False  # what the router learns does not reach the layers below it
+
+    c.transformer = ConfigDict()  # of model t5
+    c.transformer.layers = 2  # of the encoder, and as many of the decoder
+    c.transformer.sparse_layers = 1  # of them in each stack, spaced equally
+    c.transformer.dim = 32
+    c.transformer.heads = 4
+    c.transformer.head_dim = 16
+    c.transformer.ffn = "gated_ffn"  # ffn | gated_ffn, of the dense layers; activation: experts.activation
+    c.transformer.width = 128  # hidden units of the dense layers' FFN
+    c.transformer.tied = False  # logits through the embedding
+    c.transformer.buckets = 32  # of relative positions
+    c.transformer.max_distance = 128  # positions further apart share a bucket
+    c.transformer.init_scale = 1.0  # variance of every weight matrix, times T5's
+    c.transformer.remat = False  # compute activations again instead of keeping them
+    c.transformer.dtype = "float32"  # float32 | bfloat16, of products; routers and softmax are float32 always
 
     c.experts = ConfigDict()
     c.experts.name = "mlp"  # in routed.experts.EXPERTS

@@ -22,6 +22,17 @@ class Batch(NamedTuple):
     cluster: Int[Array, " T"]
 
 
+class TextBatch(NamedTuple):
+    """Rows of text for an encoder-decoder: what is left of a row, what was cut out of it, and its language (an index).
+
+    B rows, L encoder tokens, M decoder tokens. Ids: 0 pads (rows are always full), 1 ends, sentinels are the highest.
+    """
+
+    inputs: Int[Array, "B L"]
+    targets: Int[Array, "B M"]
+    language: Int[Array, " B"]
+
+
 class Routing(NamedTuple):
     """Sparse routing: one flat list of assignments, with the scores it was selected from.
 
