@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 from routed import dispatch
 from routed.dispatch.grouped import grouped, is_dense, product
 from routed.dispatch.ragged import _sorted_run
-from routed.experts import ACTIVATIONS, EXPERTS, Cnn, Constant, Ffn, Linear, Mlp, mlp_parameters, width_for
+from routed.experts import (
+    ACTIVATIONS,
+    EXPERTS,
+    FEW,
+    Cnn,
+    Constant,
+    Ffn,
+    Linear,
+    Mlp,
+    matmul,
+    mlp_parameters,
+    width_for,
+)
 from routed.selection import SELECTIONS, Rule, capacity, select
 from routed.words import Places
 
@@ -218,3 +230,17 @@ def test_mlp_parameters_and_width():
     counted = sum(a.size for a in jax.tree.leaves(Mlp(2, 3, 5).init(jax.random.key(0), jnp.ones((1, 3)))))
     assert counted == 62
     assert width_for(62, 3, 2, 3) == 5 and width_for(63, 3, 2, 3) == 5
+
+
+@pytest.mark.parametrize("rows", [1, FEW - 1, FEW])
+def test_the_derivative_of_a_product_is_that_of_a_product(rows):
+    """Fewer rows than FEW take another path backwards; mapped over experts, as the dispatches do."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, w = jax.random.normal(keys[0], (3, rows, 5)), jax.random.normal(keys[1], (3, 5, 4))
+    steer = jax.random.normal(keys[2], (3, rows, 4))
+
+    def gradients(multiply):
+        return jax.grad(lambda x, w: (steer * jax.vmap(multiply)(x, w)).sum(), argnums=(0, 1))(x, w)
+
+    for ours, plain in zip(gradients(matmul), gradients(jnp.matmul), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
