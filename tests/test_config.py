@@ -152,7 +152,7 @@ def test_every_key_is_read_somewhere_and_none_is_hidden():
         read = (
             rf"\[\"{re.escape(key)}\"\]"
             if key in TRACED
-            else rf"(?:config|settled|data|selection|rule|router|experts|o|tune|gate|mesh)\.{last}\b"
+            else rf"(?:config|settled|data|selection|rule|router|experts|o|t|transformer|tune|gate|mesh|losses|checkpoint|optimizer)\.{last}\b"
         )
         either = re.search(read, text) or re.search(rf"\w\.{re.escape(key)}\b", text)
         assert either or key in report_only, key

@@ -48,8 +48,8 @@ def saves(monkeypatch):
 
     made, save = Saves(), checkpoint.save
 
-    def counted(root, number, runs, state):
-        save(root, number, runs, state)
+    def counted(root, number, runs, states, count, **kept):
+        save(root, number, runs, states, count, **kept)
         made.append(number)
         made.then(len(made))
 
@@ -135,7 +135,7 @@ def test_killed_between_any_two_steps_of_saving(finished, run, saves, tmp_path, 
         newest = max(copy.glob("checkpoints/0*"), default=None)
         current = newest and json.loads((newest / "meta.json").read_text())
         if current and current["runs"][0] not in set(results.read_table(copy).get("run", ())):
-            saved = 3 * done + current["chunk"]
+            saved = 3 * done + current["part"]
         else:
             saved = 3 * done
         saves.clear()
@@ -167,7 +167,7 @@ def test_killed_for_real_refused_meanwhile_and_terminated(folder, run, refused, 
     killed.kill()
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL
-    chunk = checkpoint.latest(work / "checkpoints")[1]["chunk"]
+    chunk = checkpoint.latest(work / "checkpoints")[1]["part"]
     stopped = start_until("results.parquet")
     stopped.terminate()
     text = stopped.communicate()[1]
@@ -266,9 +266,9 @@ def halved(path):
 
 def test_any_damage_to_a_checkpoint_is_noticed(tmp_path):
     for number in (1, 2):
-        checkpoint.save(tmp_path / "root", number, ["a", "b"], {"step": jnp.full(2, number), "w": jnp.ones((2, 50))})
+        checkpoint.save(tmp_path / "root", number, ["a", "b"], {"step": jnp.full(2, number), "w": jnp.ones((2, 50))}, 2)
     meta = checkpoint.latest(tmp_path / "root")[1]
-    assert (meta["runs"], meta["chunk"]) == (["a", "b"], 2)
+    assert (meta["runs"], meta["part"]) == (["a", "b"], 2)
     inside = [p.relative_to(tmp_path / "root") for p in (tmp_path / "root" / "000002").rglob("*") if p.is_file()]
     assert len(inside) > 3  # Orbax's files and meta.json
     for name in inside:
@@ -278,17 +278,17 @@ def test_any_damage_to_a_checkpoint_is_noticed(tmp_path):
         for damage in (*damages, pathlib.Path.unlink):
             root = shutil.copytree(tmp_path / "root", tmp_path / "damaged")
             damage(root / name)
-            assert checkpoint.latest(root)[1]["chunk"] == 1, (name, damage)
+            assert checkpoint.latest(root)[1]["part"] == 1, (name, damage)
             shutil.rmtree(root)
     meta = tmp_path / "root" / "000002" / "meta.json"
     for text in (
-        meta.read_text().replace('"chunk": 2', '"chunk": 1'),
+        meta.read_text().replace('"part": 2', '"part": 1'),
         meta.read_text().replace('"a"', '"c"'),
         "[]",
         "3",
     ):
         meta.write_text(text)
-        assert checkpoint.latest(tmp_path / "root")[1]["chunk"] == 1 and "000001" in str(
+        assert checkpoint.latest(tmp_path / "root")[1]["part"] == 1 and "000001" in str(
             checkpoint.latest(tmp_path / "root")[0]
         )
 
@@ -296,9 +296,9 @@ def test_any_damage_to_a_checkpoint_is_noticed(tmp_path):
 def test_checkpoints_of_another_batch_do_not_push_out_new_ones(tmp_path):
     """A kill between the last table and the removal of its checkpoints leaves them behind, with higher numbers."""
     for number, runs in ((8, ["old"]), (9, ["old"]), (1, ["new"]), (2, ["new"]), (3, ["new"])):
-        checkpoint.save(tmp_path, number, runs, {"step": jnp.zeros(1)})
+        checkpoint.save(tmp_path, number, runs, {"step": jnp.zeros(1)}, 1)
         meta = checkpoint.latest(tmp_path)[1]
-        assert (meta["runs"], meta["chunk"]) == (runs, number)
+        assert (meta["runs"], meta["part"]) == (runs, number)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000002", "000003"]
 
 
@@ -319,8 +319,9 @@ def test_a_checkpoint_of_another_shape_starts_its_batch_again(finished, run, sav
     """Four runs that advanced together instead of two, and what another version of the code would have saved."""
     work, save = tmp_path / "work", checkpoint.save
 
-    def save_changed(root, number, runs, state):
-        save(root, number, runs, jax.tree.map(change, state))
+    def save_changed(root, number, runs, states, count, **kept):
+        changed = jax.tree.map(change, states)
+        save(root, number, runs, changed, len(jax.tree.leaves(changed)[0]))
         raise EOFError
 
     with monkeypatch.context() as patch, pytest.raises(EOFError):
@@ -336,11 +337,11 @@ def test_a_checkpoint_without_a_form_does_not_fit(tmp_path, monkeypatch):
     """As saved by a version that did not write the keys, shapes and types down."""
     state = {"a": jnp.zeros(2)}
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_form", lambda state: None)
-        checkpoint.save(tmp_path, 1, ["run"], state)
+        patch.setattr(checkpoint, "_form", lambda state, count=None: None)
+        checkpoint.save(tmp_path, 1, ["run", "another"], state, 2)
     path, meta = checkpoint.latest(tmp_path)
     del meta["form"]
-    assert checkpoint.load(path, meta, checkpoint.abstract(state)) is None
+    assert checkpoint.load(path, meta, state, 2) is None
 
 
 def test_damaged_results_go_back_to_the_table_before(finished, run, saves):

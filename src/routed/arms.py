@@ -24,6 +24,10 @@ ARMS: dict[str, dict[str, Any]] = {
     "oracle": {"router.frozen": True, "router.name": "oracle", **_TOP1},
     # A fixed hash of the raw input.
     "hash": {"router.frozen": True, "router.name": "hash", **_TOP1},
+    # A fixed table of token ids, balanced by how often they occur (language models).
+    "hash_token": {"router.frozen": True, "router.name": "hash_id"},
+    # The learned arm's trained router, frozen, in a network that starts anew.
+    "transplant": {"router.frozen": True},
     # No router: the FLOPs of one routed token, or the parameters of the whole layer.
     "dense_active": {"router.frozen": True, "model": "dense_active"},
     "dense_total": {"router.frozen": True, "model": "dense_total"},
@@ -40,6 +44,15 @@ class Match(NamedTuple):
 
 MATCHED = {"frozen_sharp": Match("router.entropy", "learned", "router/entropy_token")}
 
+#: Arms that take the trained router of another.
+TRANSPLANTED = {"transplant": "learned"}
+
+
+def source_of(arm: str) -> str | None:
+    """The arm that has to finish before this one can start, or None."""
+    return MATCHED[arm].source if arm in MATCHED else TRANSPLANTED.get(arm)
+
+
 #: The frozen controls that answer a confound; the fairest at a point is the one with the lowest test loss there.
 FAIR = ("frozen_sharp", "frozen_top1", "frozen_data")
 
@@ -53,6 +66,8 @@ LABELS = {
     "frozen_balanced": ("frozen, load balanced", "#F0E442"),
     "oracle": ("oracle (true cluster)", "#000000"),
     "hash": ("hash of the input", "#56B4E9"),
+    "hash_token": ("hash of the token id", "#56B4E9"),
+    "transplant": ("learned elsewhere, frozen", "#009E73"),
     "dense_active": ("dense, active parameters", "#999999"),
     "dense_total": ("dense, all parameters", "#666666"),
 }

@@ -1,7 +1,8 @@
-"""The unfinished batch on disk: its runs and its whole state, saved with Orbax after every chunk.
+"""The unfinished batch on disk: its runs and their whole state, saved with Orbax; and the parameters of finished runs.
 
-A checkpoint is a directory that appears by one rename, with a digest of its files. The last two are kept, so a damaged
-one costs a chunk, not the batch.
+A checkpoint is a directory that appears by one rename, with a digest of its files. The last ones are kept, so a damaged
+one costs the steps since the one before it, not the batch. It holds runs, not places in a batch, so another number of
+devices may go on with it. Data and random keys are functions of seed and step: the step is their whole state.
 """
 
 from __future__ import annotations
@@ -16,64 +17,117 @@ import warnings
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from absl import logging as log
 from orbax.checkpoint import v1 as ocp
 
 from routed import files
-
-KEPT = 2
+from routed.words import UserError
 
 # Orbax reports every save, and a failed one with a traceback from each of its threads, also after `save` has raised.
 log.get_absl_logger().addFilter(lambda record: "orbax" not in pathlib.Path(record.pathname).parts)
 logging.getLogger("orbax").setLevel(logging.CRITICAL)
 
 
-def save(root: pathlib.Path, number: int, runs: list[str], state: Any) -> None:
-    """Saves `state` of the batch `runs` (keys) after chunk `number`, and removes all but the last two.
+def save(
+    root: pathlib.Path, number: int, runs: list[str], states: Any, count: int, *, keep: int = 2, best: int | None = None
+) -> None:
+    """Saves the first `count` places of `states`, the runs with these keys, after part `number`.
+
+    Removes all but the last `keep` checkpoints and number `best`.
 
     Raises:
       UserError: the disk is full or read-only.
     """
-    beside, target = root / ".writing", root / f"{number:06d}"
+    target = root / f"{number:06d}"
+    held = jax.tree.map(lambda a: a if len(a) == count else a[:count], states)
+    _write(target, held, {"runs": runs, "part": number, "form": _form(held, count)})
+    for other in _saved(root):  # older ones, and later ones of a batch that was finished or damaged
+        if not number - keep < int(other.name) <= number and int(other.name) != best:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def save_model(target: pathlib.Path, params: Any) -> None:
+    """Saves the parameters of a finished run.
+
+    Raises:
+      UserError: the disk is full or read-only.
+    """
+    _write(target, params, {"form": _form(params)})
+
+
+def _write(target: pathlib.Path, state: Any, meta: dict) -> None:
+    beside = target.parent / ".writing"
     with files.explained(target):
-        root.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(beside, ignore_errors=True)
         try:
             with _quiet():
                 ocp.save(beside.absolute() / "state", state)
-            meta = {"runs": runs, "chunk": number, "form": _form(state)}
             (beside / "meta.json").write_text(json.dumps(meta | {"digest": _seal(meta, beside)}))
             shutil.rmtree(target, ignore_errors=True)
             os.replace(beside, target)
         except Exception:
             shutil.rmtree(beside, ignore_errors=True)  # half a checkpoint would keep a full disk full
             raise
-    for other in _saved(root):  # older ones, and later ones of a batch that was finished or damaged
-        if not number - KEPT < int(other.name) <= number:
-            shutil.rmtree(other, ignore_errors=True)
 
 
 def latest(root: pathlib.Path) -> tuple[pathlib.Path, dict] | None:
     """The newest checkpoint that is whole, with its meta data; damaged ones are named in the log and passed over."""
     for path in _saved(root):
-        try:
-            meta = json.loads((path / "meta.json").read_text())
-            if meta.pop("digest") == _seal(meta, path):
-                return path, meta
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
-            pass
+        if (meta := _meta(path)) is not None:
+            return path, meta
         log.warning("checkpoint %s is damaged: going back to the one before it, or to the start of its batch", path)
     return None
 
 
-def load(path: pathlib.Path, meta: dict, like: Any) -> Any | None:
-    """The state saved at `path`, with the shardings of `like`; None when its keys, shapes or types are others.
+def _meta(path: pathlib.Path) -> dict | None:
+    """The meta data of what was saved at `path`, None if it is damaged or missing."""
+    try:
+        meta = json.loads((path / "meta.json").read_text())
+        return meta if meta.pop("digest") == _seal(meta, path) else None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None
+
+
+def load(path: pathlib.Path, meta: dict, states: Any, count: int) -> Any | None:
+    """`states` with the runs saved at `path` in its first `count` places; None when their keys, shapes or types are others.
 
     Compared beforehand, not left to Orbax, whose reading threads report a misfit on their own.
     """
-    if meta.get("form") != _form(like):  # none: saved before there was one
+    if meta.get("form") != _form(states, count):  # none: saved before there was one
         log.warning("checkpoint %s does not fit this program: starting its batch again", path)
         return None
+    runs = len(jax.tree.leaves(states)[0])
+    if runs == count:
+        like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), states)
+        return _read(path, like)
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype, sharding=here), states)
+    fill = lambda new, old: jax.device_put(jnp.concatenate([new, *[new[:1]] * (runs - count)]), old.sharding)  # noqa: E731
+    return jax.tree.map(fill, _read(path, like), states)
+
+
+def load_model(path: pathlib.Path, like: Any) -> Any:
+    """The part `router` of the parameters that `save_model` left, with the shapes of `like`.
+
+    Raises:
+      UserError: missing, damaged, or of another model.
+    """
+    meta = _meta(path)
+    if meta is None:
+        raise UserError(
+            f"{path} is missing or damaged, and the arm transplant needs the router in it: remove the rows of its run"
+            " with another --workdir, with checkpoint.final=true"
+        )
+    with _quiet():
+        stored = ocp.load(path.absolute() / "state")["router"]
+    if _form(stored) != _form(like):
+        raise UserError(f"{path} holds a router of another shape: choose another --workdir")
+    return stored
+
+
+def _read(path: pathlib.Path, like: Any) -> Any:
     with _quiet():
         return ocp.load(path.absolute() / "state", like)
 
@@ -88,10 +142,11 @@ def _saved(root: pathlib.Path) -> list[pathlib.Path]:
     return sorted((p for p in root.glob("[0-9]" * 6) if p.is_dir()), reverse=True) if root.exists() else []
 
 
-def _form(state: Any) -> str:
-    """A digest of the keys, shapes and types of a state."""
+def _form(state: Any, count: int | None = None) -> str:
+    """A digest of the keys, shapes and types of a state, with `count` in place of its first axis."""
     leaves = [
-        (jax.tree_util.keystr(key), a.shape, str(a.dtype)) for key, a in jax.tree_util.tree_leaves_with_path(state)
+        (jax.tree_util.keystr(key), a.shape if count is None else (count, *a.shape[1:]), str(a.dtype))
+        for key, a in jax.tree_util.tree_leaves_with_path(state)
     ]
     return hashlib.sha256(json.dumps(leaves).encode()).hexdigest()
 
@@ -107,8 +162,3 @@ class _quiet(warnings.catch_warnings):
     def __enter__(self):
         super().__enter__()
         warnings.simplefilter("ignore")
-
-
-def abstract(state: Any) -> Any:
-    """Shapes, types and shardings of a state."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), state)

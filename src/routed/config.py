@@ -39,10 +39,18 @@ NOT_IDENTITY = (
     "gate.train_loss",
     "gate.plateau",
     "mesh.run",
+    "mesh.data",
+    "mesh.expert",
     "mesh.batching",
     "mesh.runs_per_batch",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "checkpoint.final",
+    "data.directory",  # text is known by its digest, wherever it lies
+    "data.cache",
 )
 
+#: Scales of an experiment file that declares no SCALES of its own.
 SCALES = ("smoke", "default", "paper")
 
 
@@ -51,7 +59,7 @@ def base() -> ConfigDict:
     c = ConfigDict()
     c.name = ""  # of the experiment; names the default workdir
     c.figure = ""  # of the experiment; empty for its headline
-    c.scale = "default"  # smoke | default | paper
+    c.scale = "default"  # smoke | default | paper, or what the file declares
     c.seed = 0  # base seed; run i of a point uses seed + i
     c.seeds = 3  # runs of each point and arm
     c.held = ()  # streams of world, init, order, noise that all seeds share (taken from the base seed)
@@ -61,6 +69,7 @@ def base() -> ConfigDict:
     c.arms = ("learned", "frozen")  # names in routed.arms.ARMS
     c.rates = "paper"  # paper: the rates below; tuned: times the best of tune.multipliers, per arm
     c.model = "moe"  # moe | dense_active (FLOPs of one routed token) | dense_total (parameters of the whole layer)
+    # A text task (data.name) makes it a T5 of `transformer`, a task of samples one layer.
 
     c.data = ConfigDict()
     c.data.name = "gmm"  # in routed.data.TASKS
@@ -92,7 +101,8 @@ def base() -> ConfigDict:
     c.router.width = 64  # hidden units of the mlp router
     c.router.window = 1  # of the conv router: positions along each axis
     c.router.dim = 16  # of the cosine router: dimensions of the down-projection
-    c.router.vocabulary = 32128  # of the hash_id router: token ids
+    c.router.vocabulary = 32128  # of the hash_id router: token ids, and
+    c.router.choices = 1  # ... experts of each
     c.router.noise = (
         "none"  # none | uniform | gaussian | learned (both N(0, 1) times a scale) | jitter of the router's input
     )
@@ -155,15 +165,19 @@ def base() -> ConfigDict:
     c.losses.importance = 0.0  # squared variation of the experts' summed probabilities
     c.losses.z = 0.0  # mean squared log-partition
     c.losses.entropy = 0.0  # mean per-token entropy; positive sharpens
+    c.losses.logits_z = 0.0  # of a language model: mean squared log-partition of its logits
 
     c.optimizer = ConfigDict()
-    c.optimizer.name = "sgd"  # sgd | adam
+    c.optimizer.name = "sgd"  # sgd | adam | adafactor
     c.optimizer.momentum = 0.9  # of sgd
     c.optimizer.b1 = 0.9  # of adam
     c.optimizer.b2 = 0.999
     c.optimizer.eps = 1e-8
     c.optimizer.weight_decay = 0.0  # decoupled: times the learning rate; on router and experts
     c.optimizer.rate_scale = 1.0  # times both learning rates
+    c.optimizer.schedule = "constant"  # constant | rsqrt: times sqrt(warmup / step) after the warm-up
+    c.optimizer.warmup = 0  # steps in which the rates grow linearly from 0
+    c.optimizer.clip = 0.0  # largest global norm of the gradient, without the router's where it is frozen; 0: none
 
     c.tune = ConfigDict()  # read when rates is tuned: the same budget for every arm
     c.tune.multipliers = (0.3, 1.0, 3.0)  # candidates for optimizer.rate_scale; lowest final test/loss wins
@@ -171,12 +185,20 @@ def base() -> ConfigDict:
 
     c.gate = ConfigDict()  # convergence gate: no verdict unless every arm it compares passes
     c.gate.train_loss = 0.1  # normalised training loss (as trained) below this, or
+    # it beats a bigram model on the validation text (language models, whose loss has no trivial scale), or
     c.gate.plateau = 0.02  # it moved by less than this share between the last two evaluations
 
     c.mesh = ConfigDict()
     c.mesh.run = 0  # devices that share the runs; 0: all (on a CPU, one per core)
+    c.mesh.data = 1  # devices that share the rows of one run's batch, and
+    c.mesh.expert = 1  # ... its experts: with data x expert > 1, runs come one after the other
     c.mesh.batching = "auto"  # map (one run after the other) | vmap | auto: map on CPU, vmap elsewhere
     c.mesh.runs_per_batch = 16  # runs that advance together: the unit of a checkpoint
+
+    c.checkpoint = ConfigDict()
+    c.checkpoint.every = 0  # steps between checkpoints of unfinished runs; divides eval_every; 0: eval_every
+    c.checkpoint.keep = 2  # the last ones that are kept, beside the one with the lowest validation loss
+    c.checkpoint.final = False  # keep the parameters of finished runs, under models/
     return c.lock()
 
 
@@ -235,14 +257,14 @@ def override(config: ConfigDict, changes: dict[str, Any]) -> ConfigDict:
     return config.lock()
 
 
-def variant(arg: str | None, figures) -> tuple[str, str]:
+def variant(arg: str | None, figures, scales: tuple[str, ...] = SCALES) -> tuple[str, str]:
     """Splits the part behind `FILE:` into figure and scale: FIGURE, FIGURE,SCALE or SCALE alone.
 
     Raises:
       UserError: unknown figure or scale.
     """
     parts = [part for part in (arg or "").split(",") if part]
-    if len(parts) == 1 and parts[0] in SCALES:
+    if len(parts) == 1 and parts[0] in scales:
         parts = ["", parts[0]]
     if len(parts) > 2:
         raise UserError(f"--config=...:{arg}: unknown form; expected FILE[:FIGURE[,SCALE]]")
@@ -250,11 +272,11 @@ def variant(arg: str | None, figures) -> tuple[str, str]:
     if figure not in figures:
         known = ", ".join(f for f in figures if f)
         raise UserError(
-            f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure, [*figures, *SCALES])}; known: {known}"
+            f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure, [*figures, *scales])}; known: {known}"
         )
-    if scale not in SCALES:
+    if scale not in scales:
         raise UserError(
-            f"--config=...:{arg}: unknown scale {scale!r}{nearest(scale or '', SCALES)}; known: {', '.join(SCALES)}"
+            f"--config=...:{arg}: unknown scale {scale!r}{nearest(scale or '', scales)}; known: {', '.join(scales)}"
         )
     return figure, scale
 

@@ -10,11 +10,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from routed.execute import Group, make_groups
+from routed.kinds import kind_of
 from routed.layout import Compiled, compile_group, stack_settings, traced
 from routed.points import Run
 
-#: Training steps that are timed for the estimate.
-STEPS = 20
+#: Training steps that are timed for the estimate: this many, then more until they take this long.
+STEPS, SECONDS = 4, 1.0
 
 
 def describe(runs: list[Run], mesh: Mesh) -> str:
@@ -40,24 +41,27 @@ def describe(runs: list[Run], mesh: Mesh) -> str:
 
 def _estimate(group: Group, compiled: Compiled) -> tuple[float, int]:
     """Seconds for all runs of the group, and parameters of one run."""
-    config, count = group.config, compiled.runs
+    config, count, kind = group.config, compiled.runs, kind_of(group.config)
     seeds = compiled.place(np.zeros(count, np.uint32))
     settings = compiled.place(stack_settings([traced(run.config) for run in (group.runs * count)[:count]]))
-    active = compiled.place(np.ones(count, bool))
-    worlds, states = compiled.start(seeds, settings)
+    active, given = np.ones(count, bool), kind.given(config)
+    worlds, states = compiled.start(seeds, settings, given)
+    largest = config.checkpoint.every or config.eval_every
+    feed = jax.tree.map(lambda a: np.stack([a] * count), kind.feed(config, 0)(0, largest))
 
-    def timed(steps: int) -> float:
+    def timed(steps: int, evaluated: bool) -> float:
         nonlocal states
-        counts = compiled.place(np.full(count, steps, np.int32))
+        counts, flags = compiled.place(np.full(count, steps, np.int32)), compiled.place(active & evaluated)
         begun = time.perf_counter()
-        states = jax.block_until_ready(compiled.advance(active, counts, seeds, settings, worlds, states))
+        states = jax.block_until_ready(
+            compiled.advance(compiled.place(active), counts, flags, seeds, settings, worlds, states, feed, given)
+        )
         return time.perf_counter() - begun
 
-    timed(0)  # the first call touches the memory
-    evaluation, steps = timed(0), STEPS
-    while (taken := timed(steps)) < 2 * evaluation and steps < config.eval_every:
-        steps *= 4  # else the noise of an evaluation would drown the steps
-    step = max(taken - evaluation, 0.0) / steps
-    batch = (config.steps // config.eval_every + 1) * evaluation + config.steps * step
+    timed(1, True)  # the first call touches the memory
+    evaluation, steps = timed(0, True), min(STEPS, largest)
+    while (taken := timed(steps, False)) < SECONDS and steps < largest:
+        steps = min(4 * steps, largest)
+    batch = (config.steps // config.eval_every + 1) * evaluation + config.steps * taken / steps
     parameters = sum(a.size for a in jax.tree.leaves(states["params"])) // count
     return math.ceil(len(group.runs) / count) * batch, parameters

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 import pathlib
 import signal
-import time
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pandas as pd
 from absl import logging as log
 from jax.sharding import Mesh
 
-from routed import checkpoint, files, results
+from routed import checkpoint, results
+from routed.advance import advance
 from routed.arms import MATCHED
 from routed.config import override
-from routed.data import TASKS
-from routed.layout import Compiled, bytes_of_run, compile_group, stack_settings, traced
-from routed.metrics import agreement, churn
+from routed.kinds import kind_of
+from routed.layout import Compiled, bytes_of_run, compile_group, traced
 from routed.points import Run, groups
 from routed.progress import Progress
 from routed.words import UserError
@@ -55,13 +51,12 @@ def make_groups(runs: list[Run], mesh: Mesh) -> list[Group]:
     for members in groups(runs):
         config = members[0].config
         pool = max(run.config.data.samples for run in members)
-        devices = mesh.size
-        samples = TASKS[config.data.name].bytes_per_sample(config.data) * (pool + config.data.test_samples)
-        _refuse_if_too_large("data.samples", pool, samples, devices)
+        devices = mesh.shape["run"]
+        _refuse_if_too_large("data.samples", pool, kind_of(config).data_bytes(config, pool), devices)
         each = bytes_of_run(config, pool)
         _refuse_if_too_large("experts.count", config.experts.count, each, devices)
         fits = int(_memory() * USABLE // each)
-        wanted = min(config.mesh.runs_per_batch, len(members), fits)
+        wanted = 1 if mesh.size > devices else min(config.mesh.runs_per_batch, len(members), fits)
         size = max(devices, math.ceil(wanted / devices) * devices)
         name = "/".join(dict.fromkeys(run.arm for run in members))
         made.append(Group(f"{name} E={config.experts.count}" if config.model == "moe" else name, members, pool, size))
@@ -89,7 +84,7 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
         return table
     made, wanted = make_groups(runs, mesh), {run.key: run for run in runs}
     swept = results.swept_keys(workdir)
-    progress = Progress(sum(r.config.steps for r in pending))
+    progress = Progress(sum(r.config.steps for r in pending), *kind_of(runs[0].config).cost(runs[0].config))
     compiled: dict[int, Compiled] = {}
     saved = checkpoint.latest(workdir / "checkpoints")
     with _interruptions() as interrupted:
@@ -102,7 +97,10 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
                     compiled.clear()  # groups come one after the other: one program in memory is enough
                     compiled[id(group)] = _compile(group, mesh)
                 settings = [_settle(run, table, [wanted[key] for key in run.needs]) for run in batch]
-                history = _advance(compiled[id(group)], group, batch, settings, workdir, saved, progress, interrupted)
+                history = advance(
+                    compiled[id(group)], group.name, batch, settings, workdir, saved, progress,
+                    stop=lambda: _stop_if(interrupted, workdir),
+                )  # fmt: skip
                 saved = None
                 rows, maps = [], {}
                 for run, one in zip(batch, history, strict=True):
@@ -167,74 +165,9 @@ def best_scale(tuning: list[Run], table: pd.DataFrame) -> float:
     losses: dict[float, list[float]] = {}
     for run in tuning:
         rows = table[table.run == run.key]
-        loss = float(rows.loc[rows.step.idxmax(), "test/loss"])
+        loss = float(rows.loc[rows.step.idxmax(), kind_of(run.config).loss])
         losses.setdefault(run.config.optimizer.rate_scale, []).append(loss if np.isfinite(loss) else math.inf)
     return min(losses, key=lambda scale: np.mean(losses[scale]))
-
-
-def _advance(
-    compiled: Compiled, group: Group, batch, settings, workdir, saved, progress, interrupted
-) -> list[dict[str, np.ndarray]]:
-    """All chunks of one batch, from its checkpoint if there is one; the history of each run."""
-    config, count = group.config, len(batch)
-    padding = compiled.runs - count
-    seeds = compiled.place(np.array([r.seed for r in batch] + [batch[0].seed] * padding, np.uint32))
-    stacked = compiled.place(stack_settings(settings + [settings[0]] * padding))
-    active = compiled.place(np.array([True] * count + [False] * padding))
-    begun = time.perf_counter()
-    worlds, states = compiled.start(seeds, stacked)
-    first = 0
-    if saved is not None and saved[1]["runs"] == [r.key for r in batch]:
-        loaded = checkpoint.load(saved[0], saved[1], checkpoint.abstract(states))
-        if loaded is not None:
-            states, first = loaded, saved[1]["chunk"] + 1
-            progress.advance(
-                (first - 1) * config.eval_every * count, group.name, (first - 1) * config.eval_every, math.nan
-            )
-            log.info("resuming %s from step %d", group.name, (first - 1) * config.eval_every)
-    chunks = config.steps // config.eval_every
-    for chunk in range(first, chunks + 1):  # chunk 0 only evaluates
-        steps = config.eval_every if chunk else 0
-        states = compiled.advance(
-            active, compiled.place(np.full(compiled.runs, steps, np.int32)), seeds, stacked, worlds, states
-        )
-        losses = np.asarray(states["history"]["train/loss"])[:count, chunk]
-        progress.advance(steps * count, group.name, chunk * steps, float(np.median(losses)))
-        if chunk:
-            checkpoint.save(workdir / "checkpoints", chunk, [r.key for r in batch], states)
-        _stop_if(interrupted, workdir)
-    history = jax.tree.map(np.asarray, states["history"])
-    seconds = time.perf_counter() - begun
-    _write_timing(
-        workdir, group, count, compiled.seconds, seconds, (chunks - max(first, 1) + 1) * config.eval_every * count
-    )
-    ran = [{name: values[i] for name, values in history.items()} for i in range(count)]
-    return [one | _offline(one) for one in ran]
-
-
-def _offline(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Columns that need several evaluations at once, or scikit-learn."""
-    if "choices" not in history:
-        return {}
-    choices = history["choices"]
-    columns = [agreement(counts) for counts in history["counts"]]
-    found = {f"router/{name}": np.array([one[name] for one in columns]) for name in columns[0]}
-    found["router/churn"] = np.array([np.nan] + [churn(a, b) for a, b in zip(choices[1:], choices[:-1], strict=True)])
-    found["router/churn_to_final"] = np.array([churn(one, choices[-1]) for one in choices])
-    return found
-
-
-def _write_timing(
-    workdir: pathlib.Path, group: Group, count: int, compile_s: float, run_s: float, run_steps: int
-) -> None:
-    """Adds a line to timing.csv, the only table with a clock in it."""
-    path = workdir / "timing.csv"
-    header = b"group,runs,compile_s,run_s,run_steps,ms_per_run_step\n"
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(
-        [group.name, count, f"{compile_s:.2f}", f"{run_s:.2f}", run_steps, f"{1e3 * run_s / max(run_steps, 1):.4f}"]
-    )
-    files.write(path, (path.read_bytes() if path.exists() else header) + line.getvalue().encode())
 
 
 def _stop_if(interrupted, workdir: pathlib.Path) -> None:

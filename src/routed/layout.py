@@ -20,7 +20,10 @@ from jax.stages import Lowered
 from ml_collections import ConfigDict
 
 from routed.config import TRACED, flatten
-from routed.run import Program, program
+from routed.dispatch import DATA, EXPERT
+from routed.kinds import kind_of
+from routed.models import expert_axis
+from routed.run import Program
 from routed.words import UserError
 
 
@@ -33,12 +36,21 @@ def split_host() -> None:
 
 
 def make_mesh(config: ConfigDict) -> Mesh:
-    """The mesh of `mesh.run` devices (0: all).
+    """The mesh of `mesh.run` devices (0: all), or of `mesh.data` x `mesh.expert` ones that share each run.
 
     Raises:
       UserError: more devices asked for than there are.
     """
     devices = jax.devices()
+    shared = config.mesh.data * config.mesh.expert
+    if shared > 1:
+        if shared > len(devices):
+            raise UserError(
+                f"config keys mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: this machine has"
+                f" {len(devices)} devices; their product must be at most that"
+            )
+        shape = (1, config.mesh.data, config.mesh.expert)
+        return jax.make_mesh(shape, ("run", DATA, EXPERT), axis_types=(AxisType.Auto,) * 3, devices=devices[:shared])
     wanted = config.mesh.run or len(devices)
     if wanted > len(devices):
         raise UserError(
@@ -50,8 +62,8 @@ def make_mesh(config: ConfigDict) -> Mesh:
 class Compiled(NamedTuple):
     """The program of a group, compiled for batches of `runs` runs.
 
-    start(seeds, settings) -> (worlds, states); advance(active, steps, seeds, settings, worlds, states) -> states, where
-    every argument has a leading axis [runs].
+    start(seeds, settings, given) -> (worlds, states); advance(active, steps, evaluated, seeds, settings, worlds, states, feed,
+    given) -> states, where every argument but `given` has a leading axis [runs].
     """
 
     runs: int
@@ -64,34 +76,81 @@ class Compiled(NamedTuple):
 
 
 def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compiled:
-    """Compiles the group's program for `runs` runs at a time; `runs` is a multiple of the mesh's devices."""
-    one: Program = program(config, pool)
-    spec = PartitionSpec("run")
-
-    def over_runs(function):
-        mapped = _mapper(batching(config, mesh))(function)
-        return jax.shard_map(mapped, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    """Compiles the group's program for `runs` runs at a time; `runs` is a multiple of the mesh's axis `run`."""
+    kind = kind_of(config)
+    spread = mesh.size > mesh.shape["run"]
+    one: Program = kind.program(config, pool, mesh if spread else None)
+    over_runs = _one_spread_run if spread else _shared_out(config, mesh)
 
     begun = time.perf_counter()
+    given = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), kind.given(config))
     seeds, settings = np.zeros(runs, np.uint32), stack_settings([traced(config)] * runs)
-    active, steps = np.ones(runs, bool), np.zeros(runs, np.int32)
-    start = compiled(jax.jit(over_runs(one.start)).lower(seeds, settings))
-    worlds, states = jax.eval_shape(over_runs(one.start), seeds, settings)
-    sharding = NamedSharding(mesh, spec)
-    shaped = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
-        (active, steps, seeds, settings, worlds, states),
+    flags, steps = np.ones(runs, bool), np.zeros(runs, np.int32)
+    every = config.checkpoint.every or config.eval_every
+    feed = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape), a.dtype), kind.feed_shape(config, every))
+    worlds, states = jax.eval_shape(over_runs(one.start), seeds, settings, given)
+    rows = NamedSharding(mesh, PartitionSpec("run"))
+    held = jax.tree_util.tree_map_with_path(lambda path, a: _sharding(path, a, mesh), states) if spread else rows
+    batch = NamedSharding(mesh, PartitionSpec("run", None, (DATA, EXPERT))) if spread else rows
+    start = compiled(jax.jit(over_runs(one.start), out_shardings=(rows, held)).lower(seeds, settings, given))
+    shaped = [_shaped(tree, rows) for tree in (flags, steps, flags, seeds, settings, worlds)]
+    states = jax.tree.map(_shaped, states, held) if spread else _shaped(states, rows)
+    whole = _shaped(given, NamedSharding(mesh, PartitionSpec()))
+    lowered = jax.jit(over_runs(one.chunk), donate_argnums=6, out_shardings=held).lower(
+        *shaped, states, _shaped(feed, batch), whole
     )
-    advance = compiled(jax.jit(over_runs(one.chunk), donate_argnums=5).lower(*shaped))
+    advance = compiled(lowered)
     return Compiled(
         runs=runs,
         start=start,
         advance=advance,
-        place=lambda tree: jax.device_put(tree, sharding),
-        batching=batching(config, mesh),
+        place=lambda tree: jax.device_put(tree, rows),
+        batching="spread over devices" if spread else batching(config, mesh),
         seconds=time.perf_counter() - begun,
         bytes=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((worlds, states))),
     )
+
+
+def _shaped(tree, sharding):
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)
+
+
+def _shared_out(config: ConfigDict, mesh: Mesh):
+    """Runs shared out over the axis `run`; the last argument is the same for all."""
+    mapper = _mapper(batching(config, mesh))
+
+    def over_runs(function):
+        def local(*args):
+            *own, given = args
+            return mapper(lambda *one: function(*one, given))(*own)
+
+        def mapped(*args):
+            specs = (PartitionSpec("run"),) * (len(args) - 1) + (PartitionSpec(),)
+            return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("run"), check_vma=False)(
+                *args
+            )
+
+        return mapped
+
+    return over_runs
+
+
+def _one_spread_run(function):
+    """A batch of one run, which the layer itself shares out over the axes `data` and `expert`."""
+
+    def mapped(*args):
+        *own, given = args
+        made = function(*jax.tree.map(lambda a: a[0], own), given)
+        return jax.tree.map(lambda a: a[None], made)
+
+    return mapped
+
+
+def _sharding(path, leaf, mesh: Mesh) -> NamedSharding:
+    """Experts and what the optimiser knows of them live on the devices of the axis `expert`, all else on each device."""
+    axis = expert_axis(path)  # of one run; a batch of runs has one more in front
+    spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * (axis + 1), EXPERT)
+    return NamedSharding(mesh, spec)
 
 
 def compiled(lowered: Lowered) -> Any:
@@ -106,7 +165,8 @@ def compiled(lowered: Lowered) -> Any:
 
 def bytes_of_run(config: ConfigDict, pool: int) -> int:
     """Bytes of one run's world and state, from their shapes."""
-    shapes = jax.eval_shape(program(config, pool).start, np.uint32(0), traced(config))
+    kind = kind_of(config)
+    shapes = jax.eval_shape(kind.program(config, pool, None).start, np.uint32(0), traced(config), kind.given(config))
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
 
 

@@ -43,15 +43,19 @@ def entropies(probs: Float[Array, "T E"], cluster: Int[Array, " T"], clusters: i
     sparsity = mean_c exp H(E[p|c]) is what Dikkala et al. (2023) tabulate: the effective number of experts of a cluster,
     1 when each has one, E when routing ignores the input; sparsity_exp_mean = exp mean_c H is the other reading.
     """
-    sums = cluster_sums(probs, cluster, clusters)
+    return split(cluster_sums(probs, cluster, clusters), entropy(probs).mean())
+
+
+def split(sums: Float[Array, "C E"], entropy_token: Scalar) -> dict[str, Scalar]:
+    """`entropies` from the summed probabilities of each cluster and the mean entropy of a token."""
     counts = sums.sum(-1)
     share = counts / counts.sum()
     per_cluster = entropy(sums / jnp.maximum(counts, 1e-9)[:, None])
     mean_entropy = (share * per_cluster).sum()
     return {
-        "entropy_token": entropy(probs).mean(),
+        "entropy_token": entropy_token,
         "entropy_cluster": mean_entropy,
-        "entropy_load": entropy(probs.mean(0)),
+        "entropy_load": entropy(sums.sum(0) / counts.sum()),
         "sparsity": (share * jnp.exp(per_cluster)).sum(),
         "sparsity_exp_mean": jnp.exp(mean_entropy),
     }
@@ -165,3 +169,49 @@ def agreement(counts: np.ndarray) -> dict[str, float]:
         "ami": float(sklearn_metrics.adjusted_mutual_info_score(truth, chosen)),
         "homogeneity": float(sklearn_metrics.homogeneity_score(truth, chosen)),
     }
+
+
+def information(
+    choices: Int[np.ndarray, "T k"],
+    label: Int[np.ndarray, " T"],
+    token: Int[np.ndarray, " T"],
+    draws: int,
+    seed: int = 0,
+) -> dict[str, float]:
+    """I(expert; label) and I(expert; label | token id) in nats: what experts know of a token's language, and beyond its id.
+
+    Plug-in estimates minus their mean over `draws` permutations of the labels, within each token id for the second, so that
+    independent labels give 0 in expectation. A router by token id has I(expert; label | token id) = 0.
+    """
+    rng = np.random.default_rng(seed)
+    k = choices.shape[1]
+    within = np.argsort(token, kind="stable")  # tokens of an id side by side
+
+    def shuffled():
+        mixed = np.empty_like(label)
+        mixed[within] = label[within[np.lexsort((rng.random(len(token)), token[within]))]]
+        return mixed
+
+    def told(label, given):
+        return _mutual(choices.reshape(-1), np.repeat(label, k), np.repeat(given, k))
+
+    everywhere = np.zeros_like(token)
+    free_null = np.mean([told(rng.permutation(label), everywhere) for _ in range(draws)])
+    tied_null = np.mean([told(shuffled(), token) for _ in range(draws)])
+    return {
+        "mi_language": told(label, everywhere) - float(free_null),
+        "mi_language_given_token": told(label, token) - float(tied_null),
+    }
+
+
+def _mutual(a: np.ndarray, b: np.ndarray, given: np.ndarray) -> float:
+    """I(a; b | given) = H(a, given) + H(b, given) - H(a, b, given) - H(given), plug-in, in nats."""
+
+    def entropy_of(*columns):
+        key = columns[0].astype(np.int64)
+        for column in columns[1:]:
+            key = key * (int(column.max()) + 1) + column
+        counts = np.unique(key, return_counts=True)[1] / len(key)
+        return -(counts * np.log(counts)).sum()
+
+    return float(entropy_of(a, given) + entropy_of(b, given) - entropy_of(a, b, given) - entropy_of(given))

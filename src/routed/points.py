@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from routed.arms import ARMS, MATCHED
+from routed.arms import ARMS, TRANSPLANTED, source_of
 from routed.config import NOT_IDENTITY, TRACED, flatten, nearest, override, parse
 from routed.validate import TUNING_OFFSET, validate
 from routed.words import UserError
@@ -61,7 +61,7 @@ class Run(NamedTuple):
     """One arm of one point with one seed.
 
     `key` is a hash of everything that decides its result; `needs` are the keys of the runs that must be finished before it
-    starts: the source of a matched arm, and its tuning runs.
+    starts: the source of a matched or transplanted arm, and its tuning runs.
     """
 
     key: str
@@ -71,6 +71,7 @@ class Run(NamedTuple):
     tuning: bool
     config: ConfigDict
     needs: tuple[str, ...]
+    transplant: str | None = None  # the run whose trained router it gets
 
 
 def plan(config: ConfigDict, sweep: tuple[Point, ...]) -> list[Run]:
@@ -85,7 +86,11 @@ def plan(config: ConfigDict, sweep: tuple[Point, ...]) -> list[Run]:
         for arm in settled.arms:
             if arm not in ARMS:
                 raise UserError(f"config key arms: unknown arm {arm!r}{nearest(arm, ARMS)}; known: {', '.join(ARMS)}")
-        needed = [MATCHED[arm].source for arm in settled.arms if arm in MATCHED]
+        needed = [source for arm in settled.arms if (source := source_of(arm))]
+        if any(arm in TRANSPLANTED for arm in settled.arms) and not settled.checkpoint.final:
+            raise UserError(
+                "config key arms: transplant takes a trained router; set checkpoint.final=true to keep them"
+            )
         for arm in dict.fromkeys((*settled.arms, *needed)):
             for run in _runs(settled, {k: v for k, v in point.items() if k != "arms"}, arm):
                 runs.setdefault(run.key, run)
@@ -97,11 +102,13 @@ def _runs(settled: ConfigDict, point: Point, arm: str) -> Iterator[Run]:
     validate(config := override(settled, ARMS[arm]))
 
     def run(changes: dict[str, Any], seed: int, tuning: bool, needs: tuple[str, ...] = ()) -> Run:
-        if arm in MATCHED:
-            source = MATCHED[arm].source
-            needs += (identity(override(settled, ARMS[source] | changes), source, seed, tuning),)
+        source = source_of(arm)
+        if source is not None:
+            source = identity(override(settled, ARMS[source] | changes), source, seed, tuning)
+            needs += (source,)
         changed = override(config, changes)
-        return Run(identity(changed, arm, seed, tuning), point, arm, seed, tuning, changed, needs)
+        key = identity(changed, arm, seed, tuning)
+        return Run(key, point, arm, seed, tuning, changed, needs, source if arm in TRANSPLANTED else None)
 
     tried = []
     if config.rates == "tuned":

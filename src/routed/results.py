@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 
 from routed import files
 from routed.config import NOT_IDENTITY, flatten, override
+from routed.kinds import kind_of
 from routed.points import Point, Run
 from routed.words import UserError
 
@@ -60,7 +61,14 @@ def open_workdir(path: pathlib.Path, experiment: str, config: ConfigDict, sweep:
         for key in swept:
             if key not in table:
                 table[key] = _plain(flat[key])
-    files.write(path / "config.json", json.dumps(_description(experiment, flat, swept), indent=1, default=list) + "\n")
+    data = kind_of(config).data(config)
+    if stored is not None and stored.get("data", data) != data:
+        raise UserError(
+            f"workdir {path} holds results on other data ({stored['data']}; now {data}): choose another --workdir, or restore"
+            f" data.directory={config.data.directory!r}"
+        )
+    described = _description(experiment, flat, swept, data)
+    files.write(path / "config.json", json.dumps(described, indent=1, default=list) + "\n")
     return table
 
 
@@ -75,7 +83,8 @@ def rows_of(run: Run, history: dict[str, np.ndarray], swept: list[str]) -> list[
     Raises:
       UserError: a frozen router moved, which would void the comparison.
     """
-    finite = np.isfinite(history["test/loss"]).all() and np.isfinite(history["train/loss"][1:]).all()
+    losses = history[kind_of(run.config).loss]
+    finite = np.isfinite(losses).all() and np.isfinite(history["train/loss"][1:]).all()
     # Only of finite runs: NaN weights equal nothing, themselves included, so they would seem to have moved.
     if run.config.router.frozen and finite and history["router/moved"].max() > 0:
         raise UserError(
@@ -85,7 +94,7 @@ def rows_of(run: Run, history: dict[str, np.ndarray], swept: list[str]) -> list[
     flat = flatten(run.config)
     point = {key: _plain(flat[key]) for key in swept}
     rows = []
-    for index in range(len(history["test/loss"])):
+    for index in range(len(losses)):
         metrics = {name: float(values[index]) for name, values in sorted(history.items()) if values.ndim == 1}
         step = index * run.config.eval_every
         rows.append(
@@ -231,7 +240,7 @@ def _stored_config(path: pathlib.Path) -> dict[str, Any]:
     )
 
 
-def _description(experiment: str, flat: dict[str, Any], swept: list[str]) -> dict[str, Any]:
+def _description(experiment: str, flat: dict[str, Any], swept: list[str], data: str) -> dict[str, Any]:
     return {
         "experiment": experiment,
         "config": flat,
@@ -240,7 +249,7 @@ def _description(experiment: str, flat: dict[str, Any], swept: list[str]) -> dic
         "commit": _commit(),
         "devices": [str(d) for d in jax.devices()],
         "machine": f"{platform.system()} {platform.machine()}, {platform.processor() or 'CPU'}",
-        "data": "generated from the seed",
+        "data": data,
     }
 
 

@@ -29,9 +29,11 @@ PROBE = 1024
 class Program(NamedTuple):
     """The two functions of a run. `state` holds parameters, optimiser, step and the whole history of evaluations.
 
-    start(seed, settings) -> (world, state), not yet evaluated;
-    chunk(active, steps, seed, settings, world, state) -> state, `steps` later and evaluated (0 steps: evaluated only); the
-    same state if not active (a padded place in a batch costs nothing where runs are mapped one after the other).
+    start(seed, settings, given) -> (world, state), not yet evaluated;
+    chunk(active, steps, evaluated, seed, settings, world, state, feed, given) -> state, `steps` later, with a row of history
+    if `evaluated`; the same state if not active (a padded place in a batch costs nothing where runs are mapped one after the
+    other). `feed` holds the batches of these steps and `given` what all runs share, where data come from the host; a task
+    that draws its own data has neither.
     """
 
     start: Callable[..., Any]
@@ -77,7 +79,8 @@ def program(config: ConfigDict, pool: int) -> Program:
         extra, _ = losses.auxiliary(routing, coefficients, learned=~frozen, groups=groups)
         return task_loss + extra, (task_loss, layer)
 
-    def start(seed, settings):
+    def start(seed, settings, given=()):
+        del given
         keys = streams(seed, config)
         world = task.world(keys["world"], config.data, pool)
         test = task.test_batch(world, config.data, settings)
@@ -93,11 +96,11 @@ def program(config: ConfigDict, pool: int) -> Program:
             "router0": params["router"],
             "step": jnp.int32(0),
         }
-        seen = jax.eval_shape(lambda: evaluate(keys, settings, world, state)) | {"train/loss": jnp.float32(0)}
-        history = {name: jnp.zeros((evaluations, *one.shape), one.dtype) for name, one in seen.items()}
-        return world, state | {"history": history}
+        seen = jax.eval_shape(lambda: evaluate(keys, settings, world, state))
+        return world, state | new_history(seen, evaluations)
 
-    def chunk(active, steps, seed, settings, world, state):
+    def chunk(active, steps, evaluated, seed, settings, world, state, feed=(), given=()):
+        del feed, given
         keys = streams(seed, config)
         transform = optimiser(config, settings)
         frozen = settings["router.frozen"]
@@ -111,14 +114,14 @@ def program(config: ConfigDict, pool: int) -> Program:
             return params, layer, opt, number + 1, total + value
 
         def advance(state):
-            carry = (state["params"], state["layer"], state["opt"], state["step"], jnp.float32(0))
+            carry = (state["params"], state["layer"], state["opt"], state["step"], state["total"])
             params, layer, opt, number, total = jax.lax.fori_loop(0, steps, step, carry)
-            new = state | {"params": params, "layer": layer, "opt": opt, "step": number}
-            seen = evaluate(keys, settings, world, new)
-            seen["train/loss"] = total / steps / task.variance(world, config.data)  # of step 0: NaN, there is none
-            row = number // config.eval_every
-            history = {name: old.at[row].set(seen[name]) for name, old in state["history"].items()}
-            return new | {"history": history}
+            new = state | {"params": params, "layer": layer, "opt": opt, "step": number, "total": total}
+            return jax.lax.cond(evaluated, record, lambda new: new, new)
+
+        def record(new):
+            scale = task.variance(world, config.data)
+            return recorded(new, evaluate(keys, settings, world, new), config.eval_every, scale)
 
         return jax.lax.cond(active, advance, lambda state: state, state)
 
@@ -188,6 +191,22 @@ def program(config: ConfigDict, pool: int) -> Program:
         return seen
 
     return Program(start, chunk)
+
+
+def new_history(seen: dict[str, Any], evaluations: int) -> dict[str, Any]:
+    """The part of a state that remembers: the training loss summed since the last evaluation, and a row for each one."""
+    seen = seen | {"train/loss": jnp.float32(0)}
+    history = {name: jnp.zeros((evaluations, *one.shape), one.dtype) for name, one in seen.items()}
+    return {"history": history, "total": jnp.float32(0)}
+
+
+def recorded(state, seen: dict[str, Any], every: int, scale=1.0):
+    """The state with the row of this moment; its training loss is the mean since the last one, NaN at step 0."""
+    steps = jnp.where(state["step"] > 0, every, 0)
+    seen = seen | {"train/loss": state["total"] / steps / scale}
+    row = state["step"] // every
+    history = {name: old.at[row].set(seen[name]) for name, old in state["history"].items()}
+    return state | {"history": history, "total": jnp.float32(0)}
 
 
 def experts_per_token(config: ConfigDict, rule: Rule) -> float:

@@ -85,6 +85,11 @@ def capacity(rule: Rule, tokens: int, experts: int) -> int:
     return min(max(places, rule.min_capacity, 1), tokens)
 
 
+def group_of(size: int, tokens: int) -> int:
+    """The largest group of at most `size` tokens that divides `tokens`; 0: all of them are one group."""
+    return max(n for n in range(1, min(size, tokens) + 1) if tokens % n == 0) if size else tokens
+
+
 def soft(rule: Rule, scores, preference, bias, mask) -> SoftRouting:
     """Every expert, weighted by the softmax of its score: f(x) = sum_e p_e(x) f_e(x) (Dikkala et al. 2023, Section 2)."""
     del rule, preference, bias

@@ -11,22 +11,37 @@ from ml_collections import ConfigDict
 
 
 def optimiser(config: ConfigDict, settings) -> optax.GradientTransformation:
-    """SGD with momentum or Adam, with rates of their own for router and experts, all traced.
+    """SGD with momentum, Adam or Adafactor, with rates of their own for router and experts, all traced.
 
-    Weight decay is decoupled (AdamW's order: p -= rate (direction + decay p)) and applies to both groups.
+    Weight decay is decoupled (AdamW's order: p -= rate (direction + decay p)) and applies to both groups. Adafactor without
+    its own steps relative to the parameters' scale; its second moments are factored, its updates clipped at 1 (root mean
+    square). A clipped gradient is clipped by the norm over both groups.
     """
+    o = config.optimizer
+
+    def direction():
+        if o.name == "adafactor":
+            return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
+        return optax.trace(o.momentum) if o.name == "sgd" else optax.scale_by_adam(o.b1, o.b2, o.eps)
+
+    def schedule(step):
+        warmed = jnp.minimum(1.0, (step + 1) / max(o.warmup, 1))
+        if o.schedule == "constant":
+            return warmed
+        return warmed * jnp.sqrt(max(o.warmup, 1) / jnp.maximum(step + 1, max(o.warmup, 1)))
 
     def group(rate):
-        o = config.optimizer
-        direction = optax.trace(o.momentum) if o.name == "sgd" else optax.scale_by_adam(o.b1, o.b2, o.eps)
-        return optax.chain(
-            direction,
+        parts = [
+            direction(),
             optax.add_decayed_weights(settings["optimizer.weight_decay"]),
             optax.scale(-rate * settings["optimizer.rate_scale"]),
-        )
+        ]
+        scheduled = o.warmup or o.schedule != "constant"
+        return optax.chain(*parts, *([optax.scale_by_schedule(schedule)] if scheduled else []))
 
     rates = {"router": settings["router.learning_rate"], "experts": settings["experts.learning_rate"]}
-    return optax.multi_transform({name: group(rate) for name, rate in rates.items()}, {name: name for name in rates})
+    groups = optax.multi_transform({name: group(rate) for name, rate in rates.items()}, {name: name for name in rates})
+    return optax.chain(optax.clip_by_global_norm(o.clip), groups) if o.clip else groups
 
 
 def update(transform: optax.GradientTransformation, params: Any, grads: Any, opt_state: Any, frozen) -> tuple[Any, Any]:

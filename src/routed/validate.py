@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from routed.config import NOT_IDENTITY, base, flatten, nearest
 from routed.data import TASKS
+from routed.data.text import SOURCES
 from routed.dispatch import DISPATCHES, refuse
 from routed.experts import ACTIVATIONS, EXPERTS
 from routed.models import MODELS
@@ -49,7 +50,14 @@ RULES = {
     "arms": (lambda v: len(v) >= 1, "must name at least one arm"),
     "rates": _one_of(("paper", "tuned")),
     "model": _one_of(MODELS),
-    "data.name": _one_of(TASKS),
+    "data.name": _one_of((*TASKS, *SOURCES)),
+    "data.temperature": _ABOVE_ZERO,
+    "data.vocabulary": _INT32,
+    "data.input_length": _at_least(8),
+    "data.noise_density": (lambda v: 0 < v < 1, "must be in (0, 1)"),
+    "data.mean_span": _at_least(1),
+    "data.damaged": _one_of(("skip", "refuse")),
+    "data.eval_rows": _at_least(1),
     "data.clusters": _at_least(2),
     "data.dim": _at_least(1),
     "data.spurious_dims": _at_least(0),
@@ -64,11 +72,23 @@ RULES = {
     "router.window": _at_least(1),
     "router.dim": _at_least(1),
     "router.vocabulary": _at_least(1),
+    "router.choices": _at_least(1),
     "router.noise": _one_of(KINDS),
     "router.noise_scale": _at_least(0),
     "router.entropy": _at_least(0),
     "router.init_scale": _at_least(0),
     "router.learning_rate": _at_least(0),
+    "transformer.layers": _at_least(1),
+    "transformer.sparse_layers": _at_least(0),
+    "transformer.dim": _at_least(1),
+    "transformer.heads": _at_least(1),
+    "transformer.head_dim": _at_least(1),
+    "transformer.ffn": _one_of(("ffn", "gated_ffn")),
+    "transformer.width": _at_least(1),
+    "transformer.buckets": (lambda v: v >= 4 and v % 4 == 0, "must be a multiple of 4"),
+    "transformer.max_distance": _at_least(2),
+    "transformer.init_scale": _ABOVE_ZERO,
+    "transformer.dtype": _one_of(("float32", "bfloat16")),
     "experts.name": _one_of(EXPERTS),
     "experts.count": _at_least(1),
     "experts.depth": _at_least(1),
@@ -93,7 +113,11 @@ RULES = {
     "losses.importance": _at_least(0),
     "losses.z": _at_least(0),
     "losses.entropy": _at_least(0),
-    "optimizer.name": _one_of(("sgd", "adam")),
+    "losses.logits_z": _at_least(0),
+    "optimizer.name": _one_of(("sgd", "adam", "adafactor")),
+    "optimizer.schedule": _one_of(("constant", "rsqrt")),
+    "optimizer.warmup": _at_least(0),
+    "optimizer.clip": _at_least(0),
     "optimizer.momentum": _FRACTION,
     "optimizer.b1": _FRACTION,
     "optimizer.b2": _FRACTION,
@@ -105,6 +129,10 @@ RULES = {
     "gate.train_loss": _at_least(0),
     "gate.plateau": _at_least(0),
     "mesh.run": _at_least(0),
+    "mesh.data": _at_least(1),
+    "mesh.expert": _at_least(1),
+    "checkpoint.every": _at_least(0),
+    "checkpoint.keep": _at_least(1),
     "mesh.batching": _one_of(("auto", "map", "vmap")),
     "mesh.runs_per_batch": _at_least(1),
 }
@@ -151,6 +179,29 @@ def validate(config: ConfigDict) -> None:
             f"config key selection.balance_rate={config.selection.balance_rate}: selection.name={config.selection.name!r}"
             f" takes no bias; use one of {', '.join(BIASED)} or 0"
         )
+    if config.steps % config.eval_every:
+        raise UserError(f"config key eval_every={config.eval_every}: must divide steps={config.steps}")
+    if config.checkpoint.every and config.eval_every % config.checkpoint.every:
+        raise UserError(
+            f"config key checkpoint.every={config.checkpoint.every}: must divide eval_every={config.eval_every}"
+        )
+    if config.data.name in SOURCES:
+        _validate_text(config)
+    else:
+        _validate_samples(config)
+    if (
+        config.selection.k == 1
+        and config.selection.renormalise
+        and config.selection.name in ("top_k", "sigmoid", "sinkhorn")
+        and not (config.router.frozen or config.selection.no_gradient)
+    ):
+        raise UserError(
+            "config key selection.renormalise=True: with selection.k=1 the router gets no gradient, an accidental frozen"
+            " router; set selection.renormalise=false or router.frozen=true (if it is meant: selection.no_gradient=true)"
+        )
+
+
+def _validate_samples(config: ConfigDict) -> None:
     size = config.selection.group_size
     if size and config.batch_size % size:
         raise UserError(f"config key selection.group_size={size}: must divide batch_size={config.batch_size}")
@@ -168,21 +219,59 @@ def validate(config: ConfigDict) -> None:
         raise UserError(
             f"config key router.window={config.router.window}: must divide the {positions} positions of a sample"
         )
-    if config.steps % config.eval_every:
-        raise UserError(f"config key eval_every={config.eval_every}: must divide steps={config.steps}")
     if config.data.test_samples % config.data.clusters:
         raise UserError(
             f"config key data.test_samples={config.data.test_samples}: must be a multiple of data.clusters={config.data.clusters}"
         )
-    if (
-        config.selection.k == 1
-        and config.selection.renormalise
-        and config.selection.name in ("top_k", "sigmoid", "sinkhorn")
-        and not (config.router.frozen or config.selection.no_gradient)
+    if config.mesh.data * config.mesh.expert > 1:
+        raise UserError(
+            f"config keys mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: the runs of"
+            f" data.name={config.data.name!r} are small and are shared out whole; use mesh.run"
+        )
+    if config.checkpoint.final:
+        raise UserError(
+            f"config key checkpoint.final=True: runs of data.name={config.data.name!r} keep rows, no parameters; set it to false"
+        )
+
+
+def _validate_text(config: ConfigDict) -> None:
+    if config.data.name != "generated" and not config.data.directory:
+        raise UserError(
+            f"config key data.directory is empty: name the folder with the text of data.name={config.data.name!r}"
+        )
+    t, layers = config.transformer, config.transformer.sparse_layers
+    if layers and t.layers % layers:
+        fits = max(n for n in range(1, min(layers, t.layers) + 1) if t.layers % n == 0)
+        raise UserError(
+            f"config key transformer.sparse_layers={layers}: does not divide transformer.layers={t.layers}; use {fits}"
+        )
+    for key, value, why in (
+        ("router.from_data", config.router.from_data, "rows of text are no rows of a router"),
+        ("router.entropy", config.router.entropy > 0, "the routers of a language model are not scaled"),
+        ("router.name", config.router.name in ("oracle", "conv"), "text has neither clusters nor windows"),
+        (
+            "selection.name",
+            config.selection.name == "soft",
+            "every expert on every token is no sparse model; use top_k",
+        ),
+        ("model", config.model == "moe" and not layers, "there is no sparse layer; set transformer.sparse_layers"),
+    ):
+        if value:
+            raise UserError(f"config key {key}={flatten(config)[key]!r}: not for data.name={config.data.name!r}: {why}")
+    if config.router.name == "hash_id" and (
+        config.router.vocabulary != config.data.vocabulary or config.router.choices != config.selection.k
     ):
         raise UserError(
-            "config key selection.renormalise=True: with selection.k=1 the router gets no gradient, an accidental frozen"
-            " router; set selection.renormalise=false or router.frozen=true (if it is meant: selection.no_gradient=true)"
+            f"config keys router.vocabulary={config.router.vocabulary}, router.choices={config.router.choices}: must be"
+            f" data.vocabulary={config.data.vocabulary} and selection.k={config.selection.k}"
+        )
+    devices = config.mesh.data * config.mesh.expert
+    if config.batch_size % devices:
+        raise UserError(f"config key batch_size={config.batch_size}: {devices} devices cannot share it; use a multiple")
+    if config.experts.count % config.mesh.expert:
+        fits = max(n for n in range(1, config.mesh.expert + 1) if config.experts.count % n == 0)
+        raise UserError(
+            f"config key mesh.expert={config.mesh.expert}: does not divide experts.count={config.experts.count}; use {fits}"
         )
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from routed.bench.machine import memory_bandwidth
 from routed.dispatch import ragged, slots
 from routed.dispatch.grouped import is_dense, prepare
 from routed.experts import Ffn
 from routed.layout import compiled
+from routed.machine import memory_bandwidth
 from routed.metrics import dropped
 from routed.selection import Rule, capacity, select
 from routed.words import Places, UserError

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from routed.dispatch.direct import combine, dense, gather
-from routed.dispatch.parallel import parallel, parallel_select
+from routed.dispatch.parallel import DATA, EXPERT, parallel, parallel_select
 from routed.dispatch.ragged import ragged
 from routed.dispatch.slots import slots
 
@@ -35,7 +35,9 @@ def choose(selection: str, tokens: int, k: int, experts: int, dropless: bool, pl
 
 
 __all__ = [
+    "DATA",
     "DISPATCHES",
+    "EXPERT",
     "choose",
     "combine",
     "dense",

@@ -1,5 +1,30 @@
-"""Models: what is trained. Each is an `init` and an `apply` on a Batch; `apply` also returns the routing, if there is one."""
+"""Models: what is trained. Each is an `init` and an `apply` on a batch; `apply` also returns the routing, if there is one."""
 
-from routed.models.shallow import MODELS, Model, build
+from __future__ import annotations
 
-__all__ = ["MODELS", "Model", "build"]
+import itertools
+from typing import Any
+
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from routed.data import text
+from routed.models import shallow
+from routed.models.shallow import MODELS, Model
+from routed.models.t5 import flops_per_row, t5
+
+__all__ = ["MODELS", "Model", "build", "expert_axis", "flops_per_row"]
+
+
+def build(config: ConfigDict, mesh: Mesh | None = None) -> Model:
+    """The model that the config describes: a T5 for text, one layer for samples."""
+    return t5(config, mesh) if config.data.name in text.SOURCES else shallow.build(config)
+
+
+def expert_axis(path: tuple[Any, ...]) -> int | None:
+    """Which axis of a T5's leaf counts experts, by its path in a tree of parameters; None where none does.
+
+    Leaves of experts are [sparse layers of the stack, experts, ...], wherever the tree hangs (an optimiser's state, say).
+    """
+    names = [getattr(key, "key", None) for key in path]
+    return 1 if ("moe", "experts") in itertools.pairwise(names) else None

@@ -23,9 +23,9 @@ class Model(NamedTuple):
     noise; the state moves), with None as in evaluation; scores(params, batch) -> [T, E], of models with a router.
     """
 
-    init: Callable[[Any, Batch], tuple[Any, Any]]
+    init: Callable[[Any, Any], tuple[Any, Any]]
     apply: Callable[..., tuple[Any, Any, Any]]
-    scores: Callable[[Any, Batch], Any] | None
+    scores: Callable[..., Any] | None
 
 
 def outputs(config: ConfigDict) -> int:

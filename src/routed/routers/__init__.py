@@ -17,7 +17,7 @@ ROUTERS = {
     "conv": lambda router, experts: ProductRouter(experts, Windows(router.window)),
     "cosine": lambda router, experts: CosineRouter(experts, nn.Dense(router.dim, use_bias=False)),
     "hash": lambda router, experts: HashRouter(experts),
-    "hash_id": lambda router, experts: HashIdRouter(experts, router.vocabulary),
+    "hash_id": lambda router, experts: HashIdRouter(experts, router.vocabulary, router.choices),
     "oracle": lambda router, experts: OracleRouter(experts),
     "random": lambda router, experts: RandomRouter(experts),
 }

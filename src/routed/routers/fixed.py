@@ -43,22 +43,26 @@ class HashRouter(nn.Module):
 
 
 class HashIdRouter(nn.Module):
-    """Sends token id i to the expert that a fixed random table of `vocabulary` names (Roller et al. 2021).
+    """Sends token id i to the `choices` experts that a fixed table of `vocabulary` names (Roller et al. 2021).
 
-    The table is drawn balanced: every expert serves the same number of ids, plus or minus one.
+    The table is drawn balanced over ids: every expert serves the same number of them, plus or minus one. Who knows how often
+    ids occur may put a table balanced over occurrences in its place.
     """
 
     num_experts: int
     vocabulary: int
+    choices: int = 1
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], *, token_id: Int[Array, " T"], **context) -> Float[Array, "T E"]:
         del x, context
-        # Float, as every parameter is: an optimiser takes no integers. Exact below 2^24 ids.
-        table = self.param(
-            "table", lambda key: jax.random.permutation(key, jnp.arange(self.vocabulary, dtype=jnp.float32))
-        )
-        return _certain(table[token_id].astype(jnp.int32), self.num_experts)
+
+        def draw(key):  # float, as every parameter is: an optimiser takes no integers. Exact below 2^24 ids.
+            first = jax.random.permutation(key, jnp.arange(self.vocabulary))[:, None]
+            return ((first + jnp.arange(self.choices)[None]) % self.num_experts).astype(jnp.float32)
+
+        chosen = self.param("table", draw)[token_id].astype(jnp.int32)
+        return CERTAIN * jax.nn.one_hot(chosen, self.num_experts).sum(1)
 
 
 class RandomRouter(nn.Module):

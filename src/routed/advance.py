@@ -1,0 +1,166 @@
+"""One batch of runs from its first step to its last: fed, watched, saved, resumed, stopped where it diverges."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import pathlib
+import shutil
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging as log
+
+from routed import checkpoint, files
+from routed.events import Events
+from routed.kinds import kind_of
+from routed.layout import Compiled, stack_settings
+from routed.points import Run
+from routed.progress import Progress
+
+
+def advance(
+    compiled: Compiled,
+    name: str,
+    batch: list[Run],
+    settings: list[dict[str, Any]],
+    workdir: pathlib.Path,
+    saved: tuple[pathlib.Path, dict] | None,
+    progress: Progress,
+    stop: Callable[[], None],
+) -> list[dict[str, np.ndarray]]:
+    """All steps of a batch, from its checkpoint if there is one; the history of each run.
+
+    `stop` is asked after every checkpoint and may raise. A run whose loss is no longer finite takes no further step, and
+    the checkpoint before that is kept under diverged/.
+    """
+    config, count = batch[0].config, len(batch)
+    kind, every = kind_of(config), config.checkpoint.every or config.eval_every
+    padding = compiled.runs - count
+    seeds = [run.seed for run in batch] + [batch[0].seed] * padding
+    placed = compiled.place(np.array(seeds, np.uint32))
+    stacked = compiled.place(stack_settings(settings + [settings[0]] * padding))
+    active = np.array([True] * count + [False] * padding)
+    given = kind.given(config)
+    begun = time.perf_counter()
+    worlds, states = compiled.start(placed, stacked, given)
+    states = _transplanted(states, batch, workdir)
+    first = 0
+    if saved is not None and saved[1]["runs"] == [run.key for run in batch]:
+        loaded = checkpoint.load(saved[0], saved[1], states, count)
+        if loaded is not None:
+            states, first = loaded, saved[1]["part"] + 1
+            done = (first - 1) * every
+            active[:count] &= np.asarray(states["step"])[:count] == done  # the others had diverged
+            progress.advance(done * count, name, done, math.nan, resumed=True)
+            log.info("resuming %s from step %d", name, done)
+    feeds = {seed: kind.feed(config, seed) for seed in set(seeds)}
+
+    def feed(part: int) -> Any:
+        made = {seed: one((part - 1) * every, every) for seed, one in feeds.items()}
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *[made[seed] for seed in seeds])
+
+    events = Events(workdir, batch) if kind.watched else None
+    parts, upcoming, best = config.steps // every, feed(max(first, 1)), None
+    for part in range(first, parts + 1):  # part 0 only evaluates
+        steps, evaluated = every if part else 0, part * every % config.eval_every == 0
+        states = compiled.advance(
+            compiled.place(active),
+            compiled.place(np.full(compiled.runs, steps, np.int32)),
+            compiled.place(np.full(compiled.runs, evaluated)),
+            placed, stacked, worlds, states, upcoming, given,
+        )  # fmt: skip
+        if 0 < part < parts:
+            upcoming = feed(part + 1)  # while the devices work
+        step = part * every
+        row = step // config.eval_every
+        history = {n: np.asarray(states["history"][n])[:count, : row + 1] for n in ("train/loss", kind.loss)}
+        summed = np.asarray(states["total"])[:count]
+        if evaluated and events is not None:
+            events.write(states["history"], row, step)
+        losses = history["train/loss"][:, row] if evaluated else summed / (step % config.eval_every)
+        _drop_diverged(active[:count], losses if part else history[kind.loss][:, 0], batch, step, workdir)
+        progress.advance(steps * count, name, step, float(np.median(losses)))
+        if part:
+            with np.errstate(all="ignore"):
+                means = np.nan_to_num(history[kind.loss][:, : row + 1].mean(0), nan=math.inf)
+            best = int(means.argmin()) * config.eval_every // every
+            checkpoint.save(
+                workdir / "checkpoints", part, [r.key for r in batch], states, count,
+                keep=config.checkpoint.keep, best=best if kind.watched else None,
+            )  # fmt: skip
+        stop()
+    history, reached = jax.tree.map(np.array, states["history"]), np.asarray(states["step"])
+    seconds = time.perf_counter() - begun
+    _write_timing(workdir, name, count, compiled.seconds, seconds, (parts - max(first, 1) + 1) * every * count)
+    if config.checkpoint.final:
+        for i, run in enumerate(batch):
+            checkpoint.save_model(workdir / "models" / run.key, jax.tree.map(lambda a, i=i: a[i], states["params"]))
+    ran = [
+        _until({n: values[i] for n, values in history.items()}, int(reached[i]) // config.eval_every) for i in range(count)
+    ]
+    return [one | kind.offline(config, one) for one in ran]
+
+
+def _until(history: dict[str, np.ndarray], row: int) -> dict[str, np.ndarray]:
+    """The history of a run that went as far as `row`: what it never saw is NaN, in arrays what it saw last."""
+    for values in history.values():
+        values[row + 1 :] = np.nan if values.ndim == 1 else values[row]
+    return history
+
+
+def _transplanted(states, batch: list[Run], workdir: pathlib.Path):
+    """Gives the runs of the arm `transplant` the trained routers of their sources."""
+    for i, run in enumerate(batch):
+        if run.transplant is None:
+            continue
+        like = jax.tree.map(lambda a, i=i: a[i], states["params"]["router"])
+        router = checkpoint.load_model(workdir / "models" / run.transplant, like)
+
+        def put(old, new, i=i):
+            return jax.device_put(old.at[i].set(new), old.sharding)
+
+        for name in ("router0", "params"):
+            held = states[name]["router"] if name == "params" else states[name]
+            changed = jax.tree.map(put, held, router)
+            states = states | {name: states[name] | {"router": changed} if name == "params" else changed}
+        before, layer = states["before"]
+        states = states | {"before": (jax.tree.map(put, before, router), layer)}
+    return states
+
+
+def _drop_diverged(active: np.ndarray, losses: np.ndarray, batch: list[Run], step: int, workdir: pathlib.Path) -> None:
+    """Stops runs whose loss is not finite, and puts the last checkpoint before that aside."""
+    for i in np.flatnonzero(active & ~np.isfinite(losses)):
+        active[i] = False
+        run, good = batch[i], checkpoint.latest(workdir / "checkpoints")
+        text = "there is no checkpoint before it"
+        if good is not None and good[1]["runs"] == [r.key for r in batch]:
+            kept = workdir / "diverged" / f"{run.arm}-seed{run.seed}-{run.key}"
+            with files.explained(kept):
+                if not kept.exists():
+                    shutil.copytree(good[0], kept)
+            text = f"the last good checkpoint is {kept}"
+        log.warning(
+            "run %s (%s, seed %d): the loss is not finite by step %d; it stops, %s",
+            run.key,
+            run.arm,
+            run.seed,
+            step,
+            text,
+        )
+
+
+def _write_timing(workdir: pathlib.Path, name: str, count: int, compile_s: float, run_s: float, run_steps: int) -> None:
+    """Adds a line to timing.csv, the only table with a clock in it."""
+    path = workdir / "timing.csv"
+    header = b"group,runs,compile_s,run_s,run_steps,ms_per_run_step\n"
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(
+        [name, count, f"{compile_s:.2f}", f"{run_s:.2f}", run_steps, f"{1e3 * run_s / max(run_steps, 1):.4f}"]
+    )
+    files.write(path, (path.read_bytes() if path.exists() else header) + line.getvalue().encode())

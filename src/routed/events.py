@@ -1,0 +1,27 @@
+"""TensorBoard event files of long runs, one folder a run, written at every evaluation."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+from tensorboardX import SummaryWriter
+
+from routed import files
+from routed.points import Run
+
+
+class Events:
+    """`tensorboard --logdir=WORKDIR/tensorboard` shows the scalars of the runs of a batch while they train."""
+
+    def __init__(self, workdir: pathlib.Path, batch: list[Run]):
+        self.folders = [workdir / "tensorboard" / f"{run.arm}-seed{run.seed}-{run.key}" for run in batch]
+
+    def write(self, history, row: int, step: int) -> None:
+        """Row `row` of every scalar in the history [R, evaluations, ...], as of `step`."""
+        scalars = {name: np.asarray(values)[:, row] for name, values in history.items() if values.ndim == 2}
+        for i, folder in enumerate(self.folders):
+            with files.explained(folder), SummaryWriter(str(folder)) as writer:
+                for name, values in scalars.items():
+                    if np.isfinite(values[i]):
+                        writer.add_scalar(name, float(values[i]), step)

@@ -1,0 +1,93 @@
+"""T5's attention: several heads, unscaled scores, and a bias per head for each bucket of relative positions."""
+
+from __future__ import annotations
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+#: Added to the scores of what must not be seen: its softmax is exactly 0 in float32.
+HIDDEN = -1e9
+
+
+def relative_buckets(
+    queries: int, keys: int, *, buckets: int, max_distance: int, bidirectional: bool
+) -> Int[np.ndarray, "Q S"]:
+    """The bucket of the distance from query q to key s (Raffel et al. 2020, 2.1; as in Mesh TensorFlow).
+
+    Half of the buckets hold one distance each, the others grow in logarithmic steps up to `max_distance`; what is further
+    shares the last one. Bidirectional: half of all buckets are for keys behind the query's place. Otherwise such keys
+    count as distance 0, and causality hides them.
+    """
+    ahead = np.arange(keys)[None, :] - np.arange(queries)[:, None]
+    first: Int[np.ndarray, "Q S"] | int = 0
+    if bidirectional:
+        buckets //= 2
+        first = np.where(ahead > 0, buckets, 0)
+        distance = np.abs(ahead)
+    else:
+        distance = np.maximum(-ahead, 0)
+    exact = buckets // 2
+    # float32, operation by operation as in the reference: a power of two lies on the edge of a bucket.
+    steps = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
+    steps = steps / np.float32(math.log(max_distance / exact)) * np.float32(buckets - exact)
+    far = np.minimum(exact + steps.astype(int), buckets - 1)
+    return first + np.where(distance < exact, distance, far)
+
+
+class PositionBias(nn.Module):
+    """What relative position adds to the scores, one table [buckets, H] for all layers of a stack; float32.
+
+    A causal one hides what comes after the query. The table starts at N(0, 1/D), D the model's width.
+    """
+
+    heads: int
+    buckets: int
+    max_distance: int
+    causal: bool
+    dim: int
+
+    @nn.compact
+    def __call__(self, length: int) -> Float[Array, "H L L"]:
+        table = self.param("table", nn.initializers.normal(self.dim**-0.5), (self.buckets, self.heads))
+        rule = {"buckets": self.buckets, "max_distance": self.max_distance, "bidirectional": not self.causal}
+        bias = table.astype(jnp.float32).T[:, relative_buckets(length, length, **rule)]
+        return jnp.where(np.tri(length, dtype=bool)[None], bias, HIDDEN) if self.causal else bias
+
+
+class Attention(nn.Module):
+    """sum_s softmax_s(q k_s + bias) v_s for each head, without biases or 1/sqrt(d), which T5 has in its initial scales.
+
+    Queries come from `x`, keys and values from `source` (default: `x`). The softmax is float32 whatever the type of `x`.
+    """
+
+    heads: int
+    head_dim: int
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B Q D"], bias: Float[Array, "H Q S"] | None, source: Float[Array, "B S D"] | None = None
+    ) -> Float[Array, "B Q D"]:
+        source = x if source is None else source
+        dim, inner = x.shape[-1], self.heads * self.head_dim
+
+        def project(name: str, rows: Array, scale: float) -> Float[Array, "N L K"]:
+            made = nn.Dense(inner, use_bias=False, kernel_init=nn.initializers.normal(scale), name=name)(rows)
+            made = made.reshape(*rows.shape[:2], self.heads, self.head_dim)
+            return made.transpose(2, 0, 1, 3).reshape(-1, rows.shape[1], self.head_dim)
+
+        # Heads times rows are ONE leading axis: products and softmax of three axes are what XLA:CPU is fast at.
+        q = project("query", x, (dim * self.head_dim) ** -0.5)
+        k = project("key", source, dim**-0.5)
+        v = project("value", source, dim**-0.5)
+        scores = jnp.einsum("NQK,NSK->NQS", q, k, preferred_element_type=jnp.float32)
+        if bias is not None:
+            scores = (scores.reshape(self.heads, -1, *bias.shape[1:]) + bias[:, None]).reshape(scores.shape)
+        share = jax.nn.softmax(scores).astype(x.dtype)
+        mixed = jnp.einsum("NQS,NSK->NQK", share, v).reshape(self.heads, *x.shape[:2], self.head_dim)
+        mixed = mixed.transpose(1, 2, 0, 3).reshape(*x.shape[:2], inner)
+        return nn.Dense(dim, use_bias=False, kernel_init=nn.initializers.normal(inner**-0.5), name="out")(mixed)

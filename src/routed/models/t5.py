@@ -1,0 +1,326 @@
+"""A T5 encoder-decoder (Raffel et al. 2020) whose sparse layers are the MoE layer of the project, and its dense twins.
+
+No dropout: runs are short and see few rows twice. Rows are full, so nothing is masked but the future of the decoder. A stack of L
+layers with S sparse ones is S equal blocks, each ending in its sparse layer, and the blocks are scanned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+from ml_collections import ConfigDict
+
+from routed.data.text import spans
+from routed.dispatch.parallel import DATA, EXPERT
+from routed.experts import EXPERTS, Ffn
+from routed.models.attention import Attention, PositionBias
+from routed.models.shallow import Model
+from routed.moe import MoE
+from routed.routers import ROUTERS
+from routed.selection import Rule, group_of, rule_of
+from routed.words import Routing, SoftRouting, TextBatch, UserError
+
+STACKS = ("encoder", "decoder")
+#: What the decoder reads before the first target: the id that pads.
+START = 0
+
+
+class Seen(NamedTuple):
+    """What the S sparse layers of a stack decided, every leaf with a leading axis [S], and what their routers saw."""
+
+    routing: Routing | SoftRouting
+    features: Float[Array, "S T D"]
+
+
+class Plan(NamedTuple):
+    """The static part of a T5: everything its modules are built from."""
+
+    config: ConfigDict
+    rule: Rule
+    dispatch: str
+    mesh: Mesh | None
+    router: Callable[[str], nn.Module]  # of a stack; a function, or Flax would take the modules for parts of each holder
+
+
+def t5(config: ConfigDict, mesh: Mesh | None = None) -> Model:
+    """The T5 of `config.model`: t5, or a dense twin: dense_active (FLOPs of the sparse layers), dense_total (parameters).
+
+    init(key, batch) -> (params, state), with routers and their noise in params["router"], all else in params["experts"].
+    apply(params, state, batch, rule, dispatch, key=None) -> (logits [B, M, V] float32, {"encoder": Seen, "decoder": Seen} or
+    None, state): with a key as in training (noise; the balancing bias moves), with None as in evaluation.
+    scores(params, stack, features [S, T, D], batch) -> [S, T, E]: a stack's routers on given features.
+
+    With a mesh (axes `data` and `expert`) all devices share the rows of a batch, and those of an `expert` axis the experts.
+
+    Raises:
+      UserError: transformer.sparse_layers does not divide transformer.layers.
+    """
+    block, _ = blocks_of(config)
+    last, sparse = f"layer_{block - 1}", _sparse(config)
+
+    # Made here, where no module is at work that would become their parent.
+    made = {stack: ROUTERS[config.router.name](config.router, config.experts.count) for stack in STACKS}
+
+    def module(rule: Rule, dispatch: str) -> T5:
+        return T5(Plan(config, rule, dispatch, mesh, made.__getitem__))
+
+    def init(key, batch: TextBatch):
+        state = dict(nn.meta.unbox(module(rule_of(config.selection), config.dispatch).init(key, batch)))
+        params, routers = state.pop("params"), {}
+        for stack in STACKS if sparse else ():
+            moe = params[stack]["blocks"][last]["moe"]
+            routers[stack] = {name: moe.pop(name) for name in ("router", "noise") if name in moe}
+        scale = config.transformer.init_scale**0.5
+        return {"router": routers, "experts": _of_kernels(lambda kernel: kernel * scale, params)}, state
+
+    def apply(params, state, batch: TextBatch, rule: Rule, dispatch: str, key=None):
+        dtype = jnp.dtype(config.transformer.dtype)
+        own = jax.tree.map(lambda a: a.astype(dtype), params["experts"])
+        for stack, routers in params["router"].items():  # float32, whatever the others are
+            own = _put(own, (stack, "blocks", last, "moe"), routers)
+        moving = {"rngs": {"noise": key}, "mutable": list(state)} if key is not None else {"mutable": []}
+        with nn.intercept_methods(_stop if config.router.stop_gradient else _pass):
+            (logits, seen), moved = module(rule, dispatch).apply({"params": own, **state}, batch, **moving)
+        return logits, seen if sparse else None, moved or state
+
+    def scores(params, stack: str, features: Float[Array, "S T D"], batch: TextBatch) -> Float[Array, "S T E"]:
+        router = made[stack]
+        ids = batch.inputs if stack == "encoder" else shifted(batch.targets)
+
+        def of_layer(own, features):
+            return router.apply({"params": own}, features, token_id=ids.reshape(-1))
+
+        return jax.vmap(of_layer)(params["router"][stack].get("router", {}), features)
+
+    return Model(init, apply, scores if sparse else None)
+
+
+def shifted(targets: Int[Array, "B M"]) -> Int[Array, "B M"]:
+    """The decoder's input: the targets, one place later."""
+    return jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=START)
+
+
+class T5(nn.Module):
+    """Logits [B, M, V], float32, of every target token from the tokens before it; and what the routers did."""
+
+    plan: Plan
+
+    @nn.compact
+    def __call__(self, batch: TextBatch) -> tuple[Float[Array, "B M V"], dict[str, Seen | None]]:
+        transformer, vocabulary = self.plan.config.transformer, self.plan.config.data.vocabulary
+        embedding = self.param("embedding", nn.initializers.normal(1.0), (vocabulary, transformer.dim))
+        source, encoder = Stack(self.plan, name="encoder")(embedding, batch.inputs)
+        y, decoder = Stack(self.plan, name="decoder")(embedding, shifted(batch.targets), source)
+        if transformer.tied:
+            y, head = y * transformer.dim**-0.5, embedding.T
+        else:
+            head = _Kernel((transformer.dim, vocabulary), name="head")()
+        logits = jnp.einsum("BMD,DV->BMV", y, head, preferred_element_type=jnp.float32)
+        return logits, {"encoder": encoder, "decoder": decoder}
+
+
+class Stack(nn.Module):
+    """The encoder, or with `source` the decoder: embedded ids, the blocks, a norm."""
+
+    plan: Plan
+
+    @nn.compact
+    def __call__(
+        self, embedding: Float[Array, "V D"], ids: Int[Array, "B L"], source: Float[Array, "B N D"] | None = None
+    ) -> tuple[Float[Array, "B L D"], Seen | None]:
+        config = self.plan.config.transformer
+        bias = PositionBias(
+            config.heads, config.buckets, config.max_distance, source is not None, config.dim, name="bias"
+        )(ids.shape[1])
+        blocks = nn.scan(
+            # The barrier against merging with the first computation is only needed outside of a scan.
+            nn.remat(Block, prevent_cse=False) if config.remat else Block,
+            length=blocks_of(self.plan.config)[1],
+            in_axes=(nn.broadcast,) * 3,
+            variable_axes={"params": 0, "balance": 0},
+            split_rngs={"params": True, "noise": True},
+            metadata_params={nn.PARTITION_NAME: "layer"},
+        )
+        x, seen = blocks(self.plan, name="blocks")(embedding[ids], bias, source, ids)
+        return _norm("norm")(x), seen
+
+
+class Block(nn.Module):
+    """Layers with an FFN, the last of them sparse (or, in a twin, with an FFN of another width)."""
+
+    plan: Plan
+
+    @nn.compact
+    def __call__(self, x, bias, source, ids):
+        count = blocks_of(self.plan.config)[0]
+        for i in range(count):
+            x, seen = Layer(self.plan, i == count - 1, name=f"layer_{i}")(x, bias, source, ids)
+        return x, seen
+
+
+class Layer(nn.Module):
+    """Attention, in the decoder attention to `source`, then FFN or MoE: each on the normed stream, added to it."""
+
+    plan: Plan
+    last: bool
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B L D"],
+        bias: Float[Array, "H L L"],
+        source: Float[Array, "B N D"] | None,
+        ids: Int[Array, "B L"],
+    ) -> tuple[Float[Array, "B L D"], Seen | None]:
+        config, mesh = self.plan.config, self.plan.mesh
+        heads, size = config.transformer.heads, config.transformer.head_dim
+        if mesh is not None:
+            x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec((DATA, EXPERT))))
+        x += Attention(heads, size, name="self")(_norm("self_norm")(x), bias)
+        if source is not None:
+            x += Attention(heads, size, name="cross")(_norm("cross_norm")(x), None, source)
+        rows = _norm("feed_norm")(x).reshape(-1, x.shape[-1])
+        if self.last and _sparse(config):
+            stack = STACKS[source is not None]
+            made, routing = _moe(self.plan, stack, len(rows))(rows, token_id=ids.reshape(-1))
+            return x + made.reshape(x.shape), Seen(routing, rows)
+        return x + _ffn(config, self.last)(rows).reshape(x.shape), None
+
+
+def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
+    config, count = plan.config, plan.config.experts.count
+    return MoE(
+        router=plan.router(stack),
+        expert=EXPERTS[config.experts.name](config.experts, config.transformer.dim),
+        num_experts=count,
+        # Groups of at most the configured size: the decoder has another number of tokens.
+        rule=plan.rule._replace(group_size=group_of(plan.rule.group_size, tokens)),
+        dispatch=plan.dispatch,
+        noise=config.router.noise,
+        noise_scale=config.router.noise_scale,
+        noise_in_weights=config.router.noise_in_weights,
+        balance_rate=config.selection.balance_rate,
+        mesh=plan.mesh,
+        name="moe",
+    )
+
+
+def _ffn(config: ConfigDict, last: bool) -> Ffn:
+    t = config.transformer
+    width = twin_width(config) if last and _twin(config) else t.width
+    return Ffn(t.dim, width, config.experts.activation, gated=t.ffn == "gated_ffn", name="ffn")
+
+
+def _norm(name: str) -> nn.RMSNorm:
+    return nn.RMSNorm(epsilon=1e-6, name=name)
+
+
+class _Kernel(nn.Module):
+    """A weight matrix [F, O] at N(0, 1/F)."""
+
+    shape: tuple[int, int]
+
+    @nn.compact
+    def __call__(self) -> Float[Array, "F O"]:
+        return self.param("kernel", nn.initializers.normal(self.shape[0] ** -0.5), self.shape)
+
+
+def _of_kernels(function, params: Any) -> Any:
+    """`params` with `function` applied to every leaf that is named `kernel`."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: function(leaf) if path[-1].key == "kernel" else leaf, params
+    )
+
+
+def _put(tree: dict[str, Any], path: tuple[str, ...], more: dict[str, Any]) -> dict[str, Any]:
+    """A copy of nested dicts in which the one at `path` has the entries `more` too."""
+    if not path:
+        return tree | more
+    return tree | {path[0]: _put(tree[path[0]], path[1:], more)}
+
+
+def _stop(call, args, kwargs, context) -> Any:
+    """Routers, and the noise that learns, see the stream but send no gradient into it."""
+    if context.module.name in ("router", "noise") and context.method_name == "__call__":
+        args = jax.lax.stop_gradient(args)
+    return call(*args, **kwargs)
+
+
+def _pass(call, args, kwargs, context) -> Any:
+    del context
+    return call(*args, **kwargs)
+
+
+def _twin(config: ConfigDict) -> bool:
+    return config.model in ("dense_active", "dense_total") and config.transformer.sparse_layers > 0
+
+
+def _sparse(config: ConfigDict) -> bool:
+    return config.transformer.sparse_layers > 0 and not _twin(config)
+
+
+def blocks_of(config: ConfigDict) -> tuple[int, int]:
+    """Layers of a block, and blocks of a stack.
+
+    Raises:
+      UserError: the sparse layers cannot be spaced equally.
+    """
+    layers, sparse = config.transformer.layers, config.transformer.sparse_layers
+    if sparse and layers % sparse:
+        fits = max(n for n in range(1, min(sparse, layers) + 1) if layers % n == 0)
+        raise UserError(
+            f"config key transformer.sparse_layers={sparse}: does not divide transformer.layers={layers}; use {fits}"
+        )
+    return (layers // sparse, sparse) if sparse else (1, layers)
+
+
+def twin_width(config: ConfigDict) -> int:
+    """Hidden units of the FFN that a dense twin has where the other is sparse.
+
+    dense_total: parameters of the router (D E) and of all experts. dense_active: FLOPs per token of the router and of the
+    experts that run, with the padding of their queues: k, times the capacity factor if there is one (per_token: the factor).
+    """
+    t, rule, count = config.transformer, config.selection, config.experts.count
+    experts: float = count
+    if config.model == "dense_active":
+        each = 1 if rule.capacity_rule == "per_token" and rule.capacity_factor else rule.k
+        experts = min(count, each * (rule.capacity_factor or 1))
+    weights = t.dim * count + experts * _expert_weights(config)
+    return max(1, round(weights / (_matrices(t.ffn) * t.dim)))
+
+
+def flops_per_row(config: ConfigDict) -> float:
+    """Model FLOPs of training on one row: three times its forward matrix products.
+
+    Counted are attention, projections, FFNs, experts that a token uses (no padding), routers and logits.
+    """
+    t, length, targets = config.transformer, config.data.input_length, spans.lengths(config.data)[1]
+    inner, blocks = t.heads * t.head_dim, blocks_of(config)[1]
+    last = _matrices(t.ffn) * t.dim * (twin_width(config) if _twin(config) else t.width)
+    if _sparse(config):
+        last = t.dim * config.experts.count + config.selection.k * _expert_weights(config)
+    feed = (t.layers - blocks) * _matrices(t.ffn) * t.dim * t.width + blocks * last
+
+    def attention(queries: int, keys: int) -> int:
+        return 2 * inner * (t.dim * (queries + keys) + queries * keys)
+
+    products = t.layers * (attention(length, length) + attention(targets, targets) + attention(targets, length))
+    products += feed * (length + targets) + targets * t.dim * config.data.vocabulary
+    return 3.0 * 2.0 * products
+
+
+def _matrices(ffn: str) -> int:
+    return 3 if ffn == "gated_ffn" else 2
+
+
+def _expert_weights(config: ConfigDict) -> int:
+    """Parameters of one expert."""
+    expert = EXPERTS[config.experts.name](config.experts, config.transformer.dim)
+    shapes = jax.eval_shape(expert.init, jax.random.key(0), jnp.zeros((1, config.transformer.dim)))
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
