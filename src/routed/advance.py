@@ -101,7 +101,8 @@ def advance(
         for i, run in enumerate(batch):
             checkpoint.save_model(workdir / "models" / run.key, jax.tree.map(lambda a, i=i: a[i], states["params"]))
     ran = [
-        _until({n: values[i] for n, values in history.items()}, int(reached[i]) // config.eval_every) for i in range(count)
+        _until({n: values[i] for n, values in history.items()}, int(reached[i]) // config.eval_every)
+        for i in range(count)
     ]
     return [one | kind.offline(config, one) for one in ran]
 

@@ -18,8 +18,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "frozen_top1": {"router.frozen": True, **_TOP1},
     # ... whose rows are training examples: an informed partition that nobody trained.
     "frozen_data": {"router.frozen": True, "router.from_data": True},
-    # ... with its load balanced by a bias that only chooses (sparse selections): removes drops and idle experts.
-    "frozen_balanced": {"router.frozen": True, "selection.balance_rate": 1e-3},
+    # ... with its load balanced by a bias that only chooses (sparse selections): removes drops and idle experts. The rate is
+    # that of a short run: the bias crosses a whole unit of score, the spread of a fresh router, in 100 steps.
+    "frozen_balanced": {"router.frozen": True, "selection.balance_rate": 1e-2},
     # The true cluster: the ceiling.
     "oracle": {"router.frozen": True, "router.name": "oracle", **_TOP1},
     # A fixed hash of the raw input.

@@ -20,8 +20,9 @@ from routed.arms import FAIR
 from routed.config import flatten
 from routed.results import last, settle, shown
 
-#: Smallest effect of interest: a factor 1.1.
-EFFECT = math.log(1.1)
+#: How two sides are compared, with the smallest effect of interest: losses that approach 0 by their log ratio (a factor
+#: 1.1), nats per token and shares by their difference (.01).
+EFFECTS = {"ratio": math.log(1.1), "difference": 0.01}
 ALPHA = 0.05
 
 
@@ -29,7 +30,7 @@ class Claim(NamedTuple):
     """One testable sentence. `lower` is claimed to be below `higher` (number: `lower` is the side, `paper` the value).
 
     `at` fixes swept keys; an order claim is also tried at every other point, and its robustness is the share on which it
-    is supported. comparability: same | gaps_filled | scaled | stand_in.
+    is supported. comparability: same | gaps_filled | scaled | stand_in. unit: a key of EFFECTS.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class Claim(NamedTuple):
     lower: dict[str, Any]
     higher: dict[str, Any]
     at: dict[str, Any]
+    unit: str = "ratio"
 
 
 def judge(claims: tuple[Claim, ...], table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[dict[str, Any]]:
@@ -99,7 +101,14 @@ class Rows:
         filters = at | {k: v for k, v in side.items() if k not in ("arm", "metric")}
         rows = self.at(filters)
         rows = rows[(rows.arm == arm) & (rows.status == "ok")]
-        if not len(rows) or rows["train/loss"].mean() < self.config.gate.train_loss:
+        if not len(rows):
+            return None
+        if "eval/bigram" in rows:
+            ours, bigram = rows["eval/loss"].mean(), rows["eval/bigram"].mean()
+            if ours < bigram:
+                return None
+            return f"{arm}: {ours:.3g} nats a token, a bigram model has {bigram:.3g}"
+        if rows["train/loss"].mean() < self.config.gate.train_loss:
             return None
         history = self.table[self.table.run.isin(rows.run)].sort_values("step")
         losses = history.groupby("step")["train/loss"].mean().to_numpy()
@@ -121,7 +130,8 @@ def _judge(claim: Claim, rows: Rows) -> dict[str, Any]:
     if not len(differences):
         return found
     mean, low, high, n = stats.estimate(differences)
-    found |= {"ours": math.exp(mean), "interval": [math.exp(low), math.exp(high)], "n": n}
+    shape, effect = (math.exp if claim.unit == "ratio" else float), EFFECTS[claim.unit]
+    found |= {"ours": shape(mean), "interval": [shape(low), shape(high)], "n": n}
     found["text"] = _ratio_text(claim, rows, mean, low, high, arms)
     stuck = [
         why
@@ -131,28 +141,29 @@ def _judge(claim: Claim, rows: Rows) -> dict[str, Any]:
     if n < 2:
         return found | {"verdict": "inconclusive", "reason": "one seed"}
     if claim.kind == "null":
-        found["p"] = stats.equivalence(differences, EFFECT)
-        outside = low > EFFECT or high < -EFFECT
+        found["p"] = stats.equivalence(differences, effect)
+        outside = low > effect or high < -effect
         found["verdict"] = "supported" if found["p"] < ALPHA else "opposite" if outside else "inconclusive"
     else:
         found["p"] = stats.p_value(differences)
         found["verdict"] = "supported" if low > 0 else "opposite" if high < 0 else "inconclusive"
         found["robustness"] = _robustness(claim, rows)
-        if found["verdict"] == "supported" and high < EFFECT:
-            found["reason"] = "smaller than the smallest effect of interest, a factor 1.1"
+        if found["verdict"] == "supported" and high < effect:
+            found["reason"] = f"smaller than the smallest effect of interest, a {claim.unit} of {shape(effect):.3g}"
     if stuck:
         return found | {"verdict": "inconclusive", "reason": "not converged: " + "; ".join(stuck)}
     return found
 
 
 def _differences(claim: Claim, at: dict[str, Any], rows: Rows) -> tuple[np.ndarray, tuple[str | None, str | None]]:
-    """log(higher / lower) paired by seed, and the arms of (lower, higher)."""
+    """log(higher / lower), or higher - lower, paired by seed, and the arms of (lower, higher)."""
     lower, low_arm = rows.side(claim.lower, at, claim.metric)
     higher, high_arm = rows.side(claim.higher, at, claim.metric)
     if isinstance(lower, pd.Series) and isinstance(higher, pd.Series):
         seeds = lower.index.intersection(higher.index)
         lower, higher = lower[seeds], higher[seeds]
-    return stats.log_ratio(higher, lower), (low_arm, high_arm)
+    compared = stats.log_ratio(higher, lower) if claim.unit == "ratio" else np.atleast_1d(np.asarray(higher - lower))
+    return compared, (low_arm, high_arm)
 
 
 def _robustness(claim: Claim, rows: Rows) -> dict[str, int] | None:
@@ -208,7 +219,9 @@ def _ratio_text(
         values, _ = rows.side(side, claim.at, claim.metric)
         words = "" if arm is None else f"{arm} "
         words += " ".join(f"{k}={shown(v)} " for k, v in side.items() if k not in ("arm", "metric", "value"))
-        parts.append(f"{words}{float(np.mean(values)):.3g}")
+        parts.append(f"{words}{float(np.mean(values)):{'.3g' if claim.unit == 'ratio' else '.4f'}}")
+    if claim.unit == "difference":
+        return f"{parts[0]} against {parts[1]}; difference {mean:+.4f} [{low:+.4f}, {high:+.4f}]"
     return f"{parts[0]} against {parts[1]}; ratio {math.exp(mean):.3g} [{math.exp(low):.3g}, {math.exp(high):.3g}]"
 
 

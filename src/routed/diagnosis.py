@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from routed import stats
 from routed.arms import MATCHED
+from routed.data.text import SOURCES
 from routed.results import last
 
 #: The path from frozen to learned, one confound a step; the logs of the ratios add up to the whole gap.
@@ -27,6 +28,8 @@ BESIDE = (
 
 def paired(rows: pd.DataFrame, worse: str, better: str, metric: str) -> np.ndarray:
     """log(worse / better) by seed, of runs that did not diverge."""
+    if metric not in rows:
+        return np.array([])
     good = rows[rows.status == "ok"].pivot_table(index="seed", columns="arm", values=metric)
     if worse not in good or better not in good:
         return np.array([])
@@ -63,10 +66,8 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
     rows = last(table)
     good, lost = rows[rows.status == "ok"], rows[rows.status == "diverged"]
     means = good.groupby("arm").mean(numeric_only=True)
-    loose = means.index[means["train/loss"] >= config.gate.train_loss]
     answers = [
-        ("Converged?", "every arm's mean training loss is below the gate" if not len(loose) else
-         "training loss above the gate: " + ", ".join(f"{a} {means['train/loss'][a]:.2g}" for a in loose) + " (mean over points)"),
+        ("Converged?", _converged(means, config)),
         ("Diverged runs", f"{len(lost)} of {len(rows)}" + (": " + ", ".join(sorted(set(lost.arm))) if len(lost) else "")),
         ("Tuned per arm?", _tuned(table, rows, swept)),
     ]  # fmt: skip
@@ -85,12 +86,44 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
         )
     answers += [
         ("Weight scale", _weight_scale(config)),
-        ("Trunk gradient", "none: the router sees the raw input"),
+        ("Trunk gradient", _trunk(config, swept)),
         ("Frozen is frozen", _still(good)),
         ("Seeds and power", _power(good, swept)),
-        ("Data", "generated as the paper describes; what it leaves open was filled by the rules above"),
+        ("Data", _data(config)),
     ]
     return answers
+
+
+def _converged(means: pd.DataFrame, config: ConfigDict) -> str:
+    if "eval/bigram" in means:
+        loss, bigram = means["eval/loss"], means["eval/bigram"]
+        weak = ", ".join(f"{arm} {loss[arm]:.3g}" for arm in means.index[loss >= bigram])
+        return (
+            f"no arm is: runs end after {config.steps} steps. Competent? "
+            + (f"not better than a bigram model ({bigram.mean():.3g} nats a token): {weak}" if weak else
+               f"every arm beats a bigram model ({bigram.mean():.3g} nats a token)")
+        )  # fmt: skip
+    loose = means.index[means["train/loss"] >= config.gate.train_loss]
+    if not len(loose):
+        return "every arm's mean training loss is below the gate"
+    named = ", ".join(f"{arm} {means['train/loss'][arm]:.2g}" for arm in loose)
+    return f"training loss above the gate: {named} (mean over points)"
+
+
+def _trunk(config: ConfigDict, swept: list[str]) -> str:
+    if config.data.name not in SOURCES:
+        return "none: the router sees the raw input"
+    if "router.stop_gradient" in swept:
+        return "both: what the router learns reaches the layers below it, or not (router.stop_gradient)"
+    return "stopped at the router" if config.router.stop_gradient else "on: the layers below may learn to route instead"
+
+
+def _data(config: ConfigDict) -> str:
+    if config.data.name not in SOURCES:
+        return "generated as the paper describes; what it leaves open was filled by the rules above"
+    languages = f"{len(config.data.languages)} languages" if config.data.languages else "all languages there"
+    stand_in = "; a stand-in unless that is mC4 itself" if config.data.name != "generated" else ", artificial languages"
+    return f"data.name={config.data.name}, {languages}{stand_in}; {config.steps * config.batch_size:,} rows a run"
 
 
 def _tuned(table: pd.DataFrame, rows: pd.DataFrame, swept: list[str]) -> str:
@@ -121,18 +154,15 @@ def _still(good: pd.DataFrame) -> str:
 
 
 def _power(good: pd.DataFrame, swept: list[str]) -> str:
-    """Half-widths of the paired interval of learned against frozen."""
+    """Seeds, and half-widths of the paired interval of learned against frozen."""
     groups = [g for _, g in good.groupby(swept)] if swept else [good]
     widths = [
         (e.high - e.low) / 2
         for g in groups
-        if len(d := paired(g, "frozen", "learned", "test/loss")) > 1
+        if len(d := paired(g, "frozen", "learned", "eval/loss" if "eval/loss" in good else "test/loss")) > 1
         for e in [stats.estimate(d)]
     ]
     seeds = good.groupby([*swept, "arm"]).seed.nunique()
-    text = (
-        f"{seeds.min()} to {seeds.max()} seeds a point" if seeds.min() < seeds.max() else f"{seeds.min()} seeds a point"
-    )
-    return text + (
-        f"; half-width of log(frozen / learned): {np.median(widths):.2g} (median over points)" if widths else ""
-    )
+    text = f"{seeds.min()} to {seeds.max()}" if seeds.min() < seeds.max() else f"{seeds.min()}"
+    half = f"; half-width of log(frozen / learned): {np.median(widths):.2g} (median over points)" if widths else ""
+    return f"{text} seeds a point{half}"

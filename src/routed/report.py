@@ -36,6 +36,8 @@ CAPTIONS = {
     "gap": "Log ratios of top-1 loss, paired by seed, with 95 % t intervals; the first three parts add up to the whole gap.",
     "phase": "Mean paired log ratio of top-1 loss; a star marks cells whose 95 % interval excludes 0; black: the zero contour; the name in a cell is the fairest frozen control there.",
     "forest": "Mean paired log ratio of top-1 loss with 95 % t intervals; each line changes one choice of the protocol.",
+    "paired": "Mean difference from the learned router, paired by seed, with 95 % t intervals; above 0 in loss, the learned router is better.",
+    "languages": "Mean difference of validation loss from the learned router, paired by seed, with 95 % t intervals; above 0 the learned router is better.",
     "methods": "Means over seeds with 95 % t intervals (geometric means on log axes), best first by the first panel.",
     "routing": "Mean routing probability by cluster and expert for the base seed, ordered by the best match at the end: a specialised router is a diagonal.",
 }

@@ -12,7 +12,6 @@ from routed.experts import EXPERTS, Mlp, mlp_parameters, width_for
 from routed.moe import MoE
 from routed.routers import ROUTERS
 from routed.selection import Rule, rule_of
-from routed.words import Batch
 
 
 class Model(NamedTuple):

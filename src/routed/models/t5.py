@@ -45,7 +45,8 @@ class Plan(NamedTuple):
     rule: Rule
     dispatch: str
     mesh: Mesh | None
-    router: Callable[[str], nn.Module]  # of a stack; a function, or Flax would take the modules for parts of each holder
+    #: Of a stack; a function, or Flax would take the modules for parts of each holder.
+    router: Callable[[str], nn.Module]
 
 
 def t5(config: ConfigDict, mesh: Mesh | None = None) -> Model:
@@ -67,11 +68,12 @@ def t5(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     # Made here, where no module is at work that would become their parent.
     made = {stack: ROUTERS[config.router.name](config.router, config.experts.count) for stack in STACKS}
 
-    def module(rule: Rule, dispatch: str) -> T5:
+    def module(rule: Rule, dispatch: str, mesh: Mesh | None = mesh) -> T5:
         return T5(Plan(config, rule, dispatch, mesh, made.__getitem__))
 
     def init(key, batch: TextBatch):
-        state = dict(nn.meta.unbox(module(rule_of(config.selection), config.dispatch).init(key, batch)))
+        # On one device: a batch of any size will do.
+        state = dict(nn.meta.unbox(module(rule_of(config.selection), "dense", mesh=None).init(key, batch)))
         params, routers = state.pop("params"), {}
         for stack in STACKS if sparse else ():
             moe = params[stack]["blocks"][last]["moe"]
@@ -199,8 +201,12 @@ def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
         router=plan.router(stack),
         expert=EXPERTS[config.experts.name](config.experts, config.transformer.dim),
         num_experts=count,
-        # Groups of at most the configured size: the decoder has another number of tokens.
-        rule=plan.rule._replace(group_size=group_of(plan.rule.group_size, tokens)),
+        # Groups of at most the configured size, as the decoder has another number of tokens; and it queues by position, since
+        # a queue by score would tell a token what comes after it.
+        rule=plan.rule._replace(
+            group_size=group_of(plan.rule.group_size, tokens),
+            priority=plan.rule.priority if stack == "encoder" else "position",
+        ),
         dispatch=plan.dispatch,
         noise=config.router.noise,
         noise_scale=config.router.noise_scale,

@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from routed.plots.curves import curves, gap, training
 from routed.plots.frame import AXES, STYLE, Data
 from routed.plots.maps import forest, methods, phase, routing
+from routed.plots.paired import languages, paired
 
 KINDS = {
     "curves": curves, "training": training, "gap": gap, "phase": phase, "forest": forest, "methods": methods,
-    "routing": routing,
+    "routing": routing, "paired": paired, "languages": languages,
 }  # fmt: skip
 
 

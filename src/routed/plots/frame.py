@@ -31,6 +31,15 @@ AXES = {
     "router/homogeneity": ("homogeneity of experts (1 = one cluster each)", False),
     "router/dead": ("share of dead experts", False),
     "router/churn": ("churn in the last evaluation interval", False),
+    "eval/loss": ("validation loss (nats per token)", False),
+    "eval/accuracy": ("validation token accuracy", False),
+    "router/load_max": ("largest load (1 = balanced)", False),
+    "router/dropped": ("share of assignments dropped", False),
+    "router/entropy_token": ("entropy of a token's gate (nats)", False),
+    "router/mi_language": ("I(expert; language) (nats)", False),
+    "router/mi_language_given_token": ("I(expert; language | token id) (nats)", False),
+    "router/churn_router": ("churn by the router in the last interval", False),
+    "router/churn_features": ("churn by its features in the last interval", False),
     "train/experts": ("experts computed per training token", True),
 }
 KEYS = {
@@ -38,10 +47,11 @@ KEYS = {
     "data.separation": "separation c",
     "experts.count": "experts",
     "optimizer.weight_decay": "weight decay",
+    "transformer.dim": "width of the trunk",
 }
 #: Log axes end here: an oracle with constant experts reaches 1e-8 and would flatten everything else.
 FLOOR = 1e-3
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 STYLE: Any = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "routed",
     "figure.constrained_layout.use": True, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.25, "figure.dpi": 110,
@@ -83,7 +93,7 @@ def line(panel, arm: str, points: Sequence[tuple[float | int, stats.Estimate]], 
     y = np.array([p[1].mean for p in points])
     low, high = (np.array([p[1][i] for p in points]) for i in (1, 2))
     bars = np.nan_to_num(np.stack([y - low, high - y]))
-    marker = MARKERS[list(LABELS).index(arm)]
+    marker = MARKERS[list(LABELS).index(arm) % len(MARKERS)]
     panel.errorbar(
         x,
         y,

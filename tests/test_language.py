@@ -1,0 +1,221 @@
+"""Language models in the engine: fed, shared out, resumed, stopped; and what is measured of their routers."""
+
+import struct
+
+import jax
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from routed import advance, checkpoint, execute, language, metrics, points, results
+from routed.config import base, override
+from routed.kinds import kind_of
+from routed.layout import make_mesh, traced
+from routed.validate import validate
+from routed.words import UserError
+
+#: Two layers of width 8 on the artificial languages: a step takes milliseconds, compiling some seconds.
+TINY = {
+    "name": "tiny", "data.name": "generated", "data.tokens": "bytes", "data.vocabulary": 320, "data.input_length": 32,
+    "data.eval_rows": 16, "data.languages": ("qaa", "qba"), "batch_size": 8, "steps": 4, "eval_every": 2, "seeds": 1,
+    "checkpoint.every": 1, "transformer.dim": 8, "transformer.heads": 2, "transformer.head_dim": 4, "transformer.width": 16,
+    "experts.name": "gated_ffn", "experts.activation": "gelu", "experts.count": 4, "experts.width": 16,
+    "selection.name": "top_k", "selection.k": 2, "selection.eval.k": 2, "dispatch": "slots", "optimizer.name": "adam",
+    "router.learning_rate": 1e-2, "experts.learning_rate": 1e-2, "arms": ("learned",), "router.vocabulary": 320,
+    "router.choices": 2, "mesh.run": 1, "mesh.runs_per_batch": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def tiny(tmp_path_factory):
+    cache = tmp_path_factory.getbasetemp() / "text"
+    return override(base(), TINY | {"data.cache": str(cache)})
+
+
+def run(config, workdir):
+    """The table of a config's runs, from the workdir as far as it has them."""
+    validate(config)
+    runs = points.plan(config, ({},))
+    table = results.open_workdir(workdir, "tiny", config, ({},))
+    return execute.execute(runs, table, workdir, make_mesh(config))
+
+
+def stopped_after(monkeypatch, count):
+    """Ends the next command after so many checkpoints, as SIGTERM does."""
+    save, saved = checkpoint.save, []
+
+    def counted(*args, **kept):
+        save(*args, **kept)
+        saved.append(args[1])
+        if len(saved) == count:
+            raise EOFError
+
+    monkeypatch.setattr(checkpoint, "save", counted)
+
+
+def same(table, other, rtol=0.0):
+    """Equal rows, keys of runs and arms aside."""
+    columns = [name for name in table if "/" in name and name in other]
+    assert {"eval/loss", "train/loss", "router/load_max/encoder_1", "eval/loss/qba"} <= set(columns)
+    a, b = table[columns].to_numpy(float), other[columns].to_numpy(float)
+    np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The rows of a run on one device that nothing disturbed, with groups that eight devices can share."""
+    config = override(base(), TINY | {"data.cache": str(tmp_path_factory.getbasetemp() / "text"), **GROUPED})
+    return run(config, tmp_path_factory.mktemp("alone"))
+
+
+#: Eight devices share 256 encoder tokens and 72 decoder tokens (9 a row) in whole groups.
+GROUPED = {"selection.group_size": 8}
+
+
+@pytest.mark.parametrize(("data", "expert"), [(2, 4), (8, 1), (1, 4)])
+def test_devices_that_share_a_run_give_its_losses(tiny, alone, tmp_path, data, expert):
+    changes = {"mesh.data": data, "mesh.expert": expert}
+    same(run(override(tiny, GROUPED | changes), tmp_path), alone, rtol=2e-4)
+
+
+@pytest.mark.parametrize("changes", [{"mesh.run": 1}, {"mesh.data": 2, "mesh.expert": 4}, {"mesh.run": 8}])
+def test_a_run_goes_on_where_it_was_stopped_also_on_other_devices(tiny, alone, tmp_path, monkeypatch, changes):
+    """Killed after 3 of 4 steps, between evaluations, on one device."""
+    with monkeypatch.context() as patch, pytest.raises(EOFError):
+        stopped_after(patch, 3)
+        run(override(tiny, GROUPED), tmp_path)
+    assert checkpoint.latest(tmp_path / "checkpoints")[1]["part"] == 3
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 2)  # only one is left
+        table = run(override(tiny, GROUPED | changes), tmp_path)
+    same(table, alone, rtol=0.0 if changes == {"mesh.run": 1} else 2e-4)
+
+
+def test_arms_share_data_and_initial_weights(tiny, tmp_path):
+    table = run(override(tiny, {"arms": ("learned", "frozen", "frozen_balanced", "dense_active")}), tmp_path)
+    first = table[table.step == 0].set_index("arm")
+    for name in ("eval/loss", "router/entropy_token", "eval/loss/qaa"):
+        assert first.loc["learned", name] == first.loc["frozen", name] == first.loc["frozen_balanced", name]
+    last = table[table.step == 4].set_index("arm")
+    assert last["eval/loss"].nunique() == 4  # and then each goes its own way
+    assert last["router/moved"].to_dict() == {"learned": 1, "frozen": 0, "frozen_balanced": 0, "dense_active": 0}
+    assert last["router/churn_router"].drop("dense_active").to_dict() == {
+        "learned": pytest.approx(last.loc["learned", "router/churn_router"]),
+        "frozen": 0.0,
+        "frozen_balanced": pytest.approx(last.loc["frozen_balanced", "router/churn_router"]),
+    }
+    assert last.loc["learned", "router/churn_router"] > 0
+    for arm in ("learned", "frozen", "frozen_balanced"):  # the whole churn is at most the sum of its parts
+        row = last.loc[arm]
+        assert row["router/churn"] <= row["router/churn_router"] + row["router/churn_features"] + 1e-6
+    assert (table["eval/bigram"] > 1).all() and table["eval/bigram"].nunique() == 1
+
+
+def test_a_transplanted_router_is_the_trained_one_and_stays(tiny, tmp_path):
+    config = override(tiny, {"arms": ("transplant",), "checkpoint.final": True})
+    table = run(config, tmp_path)
+    keys = table.groupby("arm").run.first()
+    assert set(keys.index) == {"learned", "transplant"}  # the source comes along
+    assert table[table.arm == "transplant"]["router/moved"].max() == 0
+    routers = {}
+    for arm, key in keys.items():
+        start = language.program(config).start
+        _, state = jax.eval_shape(start, np.uint32(0), traced(config), language.given(config))
+        routers[arm] = checkpoint.load_model(tmp_path / "models" / key, state["params"]["router"])
+    for a, b in zip(jax.tree.leaves(routers["learned"]), jax.tree.leaves(routers["transplant"]), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(UserError, match="checkpoint.final=true"):
+        points.plan(override(config, {"checkpoint.final": False}), ({},))
+
+
+def test_a_run_that_diverges_stops_and_names_its_last_good_checkpoint(tiny, tmp_path, monkeypatch, caplog):
+    """Its neighbour in the batch goes on."""
+    plain = run(override(tiny, {"seeds": 2}), tmp_path / "plain")
+    drop = advance._drop_diverged
+
+    def poisoned(active, losses, batch, step, workdir):
+        losses = losses.copy()
+        if step >= 3:
+            losses[[r.seed for r in batch].index(1)] = np.nan
+        drop(active, losses, batch, step, workdir)
+
+    monkeypatch.setattr(advance, "_drop_diverged", poisoned)
+    table = run(override(tiny, {"seeds": 2}), tmp_path / "poisoned")
+    lost, kept = table[table.seed == 1], table[table.seed == 0]
+    assert set(lost.status) == {"diverged"} and set(kept.status) == {"ok"}
+    assert np.isfinite(lost[lost.step <= 2]["eval/loss"]).all() and np.isnan(lost[lost.step == 4]["eval/loss"]).all()
+    same(kept, plain[plain.seed == 0])
+    (folder,) = (tmp_path / "poisoned" / "diverged").iterdir()
+    assert str(folder) in caplog.text and "seed1" in folder.name
+    assert checkpoint._meta(folder)["part"] == 2
+
+
+def test_event_files_hold_the_rows(tiny, alone, tmp_path):
+    table = run(tiny, tmp_path)
+    found = {}
+    for file in (tmp_path / "tensorboard").rglob("events*"):
+        data, place = file.read_bytes(), 0
+        while place < len(data):  # a record: length, its checksum, an Event, its checksum
+            (size,) = struct.unpack("<Q", data[place : place + 8])
+            event = Event.FromString(data[place + 12 : place + 12 + size])
+            found |= {(v.tag, event.step): v.simple_value for v in event.summary.value}
+            place += size + 16
+    for _, row in table.iterrows():
+        assert found["eval/loss", row.step] == pytest.approx(row["eval/loss"])
+
+
+def test_information_by_hand():
+    """Two languages of two tokens each. A router by language knows it: ln 2; beyond the token nothing is left to know."""
+    rng = np.random.default_rng(0)
+    token = rng.integers(0, 4, 4000)
+    language_of = token // 2
+    found = metrics.information(language_of[:, None], language_of, token, 4)
+    assert found["mi_language"] == pytest.approx(np.log(2), abs=0.01)
+    assert found["mi_language_given_token"] == pytest.approx(0.0, abs=1e-9)
+    # A token that both languages have, and a router that tells them apart all the same: ln 2 beyond the token.
+    both = rng.integers(0, 2, 4000)
+    found = metrics.information(both[:, None], both, np.zeros(4000, int), 4)
+    assert found["mi_language_given_token"] == pytest.approx(np.log(2), abs=0.01)
+    # Independent of the language: 0 although the plug-in estimate over 64 experts is not.
+    expert = rng.integers(0, 64, (400, 2))
+    found = metrics.information(expert, rng.integers(0, 8, 400), rng.integers(0, 5, 400), 16)
+    assert abs(found["mi_language"]) < 0.03 and abs(found["mi_language_given_token"]) < 0.05
+    assert metrics._mutual(expert[:, 0], rng.integers(0, 8, 400), np.zeros(400, int)) > 0.3
+
+
+def test_a_balanced_table_shares_out_occurrences():
+    """Ids by count 5, 4, 3, 2 to two experts, one each: 5 | 4, then 3 joins 4, then 2 joins 5: loads 7 and 7."""
+    table = language.balanced_table(np.array([2, 5, 3, 4]), 2, 1)
+    assert table[:, 0].tolist() == [0, 0, 1, 1]
+    counts = np.arange(50)[::-1] ** 2
+    table = language.balanced_table(counts, 8, 2).astype(int)
+    assert (table[:, 0] != table[:, 1]).all()
+    load = np.bincount(table.reshape(-1), weights=np.repeat(counts, 2), minlength=8)
+    assert load.max() < 1.05 * load.mean()
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"data.name": "mc4_jsonl"}, "data.directory is empty"),
+        ({"transformer.sparse_layers": 0}, "transformer.sparse_layers"),
+        ({"transformer.layers": 3, "transformer.sparse_layers": 2}, "use 1"),
+        ({"selection.name": "soft", "dispatch": "dense"}, "selection.name='soft'"),
+        ({"router.name": "hash_id", "router.vocabulary": 7}, "data.vocabulary=320"),
+        ({"router.name": "oracle"}, "router.name='oracle'"),
+        ({"mesh.expert": 3}, "does not divide experts.count=4; use 2"),
+        ({"mesh.data": 3}, "batch_size=8"),
+        ({"checkpoint.every": 3}, "must divide eval_every=2"),
+    ],
+)
+def test_impossible_settings_are_refused(tiny, changes, part):
+    with pytest.raises(UserError, match=part):
+        validate(override(tiny, changes))
+
+
+def test_other_data_is_refused_in_an_old_workdir(tiny, tmp_path, monkeypatch):
+    run(tiny, tmp_path)
+    kind = kind_of(tiny)
+    monkeypatch.setattr(results, "kind_of", lambda config: kind._replace(data=lambda config: "others"))
+    with pytest.raises(UserError, match="other data"):
+        run(tiny, tmp_path)

@@ -1,0 +1,319 @@
+"""The T5: its numbers are those of transformers, its sparse layers are where they should be, and gradients go where they may."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from routed.config import base, override
+from routed.models.attention import PositionBias, relative_buckets
+from routed.models.t5 import Block, Plan, flops_per_row, t5, twin_width
+from routed.selection import rule_of
+from routed.words import TextBatch, UserError
+from tests.parallel_case import make_mesh
+
+TINY = {
+    "data.vocabulary": 20, "data.input_length": 8, "transformer.layers": 2, "transformer.dim": 8, "transformer.heads": 2,
+    "transformer.head_dim": 3, "transformer.width": 12, "transformer.buckets": 8, "transformer.max_distance": 16,
+    "experts.name": "gated_ffn", "experts.activation": "gelu", "experts.width": 6, "experts.count": 4, "selection.name": "top_k",
+    "selection.k": 2,
+}  # fmt: skip
+VARIANTS = {
+    "relu, tied": {"transformer.ffn": "ffn", "experts.activation": "relu", "transformer.tied": True},
+    "gated gelu, untied": {},
+}
+#: Logits [0, :, :3] of transformers 5.23 with the weights of `made`: python -m tests.external.test_t5_transformers.
+PINNED = {
+    "relu, tied": [
+        [0.102779, 1.059210, -0.411009], [0.699869, 0.763287, -0.921986], [0.696896, 0.766486, -0.919943],
+        [-0.553474, -0.892442, 0.813175], [0.751147, 0.703243, -0.955797], [0.030731, 1.062395, -0.339888],
+        [0.009831, -1.061647, 0.299108],
+    ],
+    "gated gelu, untied": [
+        [2.558099, 1.389640, -1.056448], [2.570532, 1.682763, -0.752131], [-1.068324, 1.243761, 2.412337],
+        [1.610163, 2.653157, 1.256850], [2.548474, 1.884402, -0.512182], [1.680512, 2.649412, 1.182454],
+        [2.157055, 2.501628, 0.546216],
+    ],
+}  # fmt: skip
+
+
+def settings(**changes):
+    return override(base(), TINY | changes)
+
+
+def rows(count=4, length=8, targets=5):
+    """Rows of ids, none of which is padding."""
+    draw = lambda seed, n: jax.random.randint(jax.random.key(seed), (count, n), 1, 20)  # noqa: E731
+    return TextBatch(draw(1, length), draw(2, targets), jnp.zeros(count, jnp.int32))
+
+
+@functools.lru_cache
+def ready(**changes):
+    """Config, model, batch, parameters and state."""
+    config = settings(**changes)
+    model, batch = t5(config), rows()
+    return config, model, batch, *jax.jit(model.init)(jax.random.key(0), batch)
+
+
+def logits_of(case, params=None, batch=None, **changes):
+    config, model, usual, own, state = case
+    rule = rule_of(config.selection)._replace(**changes)
+    return jax.jit(lambda p, b: model.apply(p, state, b, rule, config.dispatch)[0])(params or own, batch or usual)
+
+
+def loss_of(case, params, key=None, model=None, **changes):
+    config, usual, batch, _, state = case
+    rule = rule_of(config.selection)._replace(**changes)
+    logits, seen, state = (model or usual).apply(params, state, batch, rule, config.dispatch, key)
+    nats = jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
+    return nats.mean(), (seen, state)
+
+
+def grads_of(case, params=None, **changes):
+    return jax.jit(jax.grad(lambda p: loss_of(case, p, **changes)[0]))(params or case[3])
+
+
+def pinned_case(variant):
+    changes = {"transformer.sparse_layers": 0} | VARIANTS[variant]
+    return settings(**changes), rows(2, 10, 7)
+
+
+def made(config, batch):
+    """Weights by formula: the n-th leaf is sin(n + 1, n + 2, ...) / 2, the scales of norms that plus 1."""
+    shapes = jax.eval_shape(t5(config).init, jax.random.key(0), batch)[0]
+    leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
+
+    def fill(n, path, leaf):
+        wave = np.sin(np.arange(n + 1, n + 1 + leaf.size)).reshape(leaf.shape) / 2
+        return jnp.asarray(wave + (path[-1].key == "scale"), jnp.float32)
+
+    return tree.unflatten([fill(n, *leaf) for n, leaf in enumerate(leaves)])
+
+
+def shown(variant):
+    config, batch = pinned_case(variant)
+    model = t5(config)
+    return jax.jit(lambda p: model.apply(p, {}, batch, rule_of(config.selection), "dense")[0])(made(config, batch))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_numbers_of_transformers(variant):
+    np.testing.assert_allclose(shown(variant)[0, :, :3], PINNED[variant], atol=1e-5)
+
+
+def test_buckets_by_hand():
+    """8 buckets, furthest 16. Both ways: 4 a side, 0 and 1 alone, then 2 + 2 log(d / 2) / log 8, so 3 from d = 6 on."""
+    both = relative_buckets(8, 8, buckets=8, max_distance=16, bidirectional=True)
+    np.testing.assert_array_equal(both[0], [0, 5, 6, 6, 6, 6, 7, 7])
+    np.testing.assert_array_equal(both[7], [3, 3, 2, 2, 2, 2, 1, 0])
+    # One way: 0 to 3 alone, then 4 + 4 log(d / 4) / log 4: 5 from 5.7, 6 from 8, 7 from 11.3.
+    back = relative_buckets(20, 20, buckets=8, max_distance=16, bidirectional=False)[19][::-1]
+    np.testing.assert_array_equal(back, [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6] + [7] * 8)
+    assert not relative_buckets(3, 9, buckets=8, max_distance=16, bidirectional=False)[0].any()
+
+
+def test_shapes():
+    case = ready()
+    config, model, batch, params, state = case
+    logits, seen, _ = jax.jit(lambda p: model.apply(p, state, batch, rule_of(config.selection), "dense"))(params)
+    assert logits.shape == (4, 5, 20) and logits.dtype == jnp.float32
+    for stack, tokens in (("encoder", 32), ("decoder", 20)):
+        assert seen[stack].features.shape == (1, tokens, 8)
+        assert seen[stack].routing.scores.shape == (1, tokens, 4)
+        assert seen[stack].routing.expert.shape == (1, 2 * tokens)
+        scores = model.scores(params, stack, seen[stack].features, batch)
+        np.testing.assert_allclose(scores, seen[stack].routing.scores, atol=1e-5)
+    np.testing.assert_allclose(
+        jnp.square(seen["encoder"].features).mean(-1), 1, atol=1e-3
+    )  # what the router sees is normed
+
+
+def test_a_token_is_predicted_from_those_before_it():
+    case = ready()
+    batch = case[2]
+    other = batch._replace(targets=batch.targets.at[:, 2].set(batch.targets[:, 2] % 19 + 1))
+    before, after = logits_of(case), logits_of(case, batch=other)
+    np.testing.assert_array_equal(before[:, :3], after[:, :3])
+    assert (jnp.abs(before[:, 3:] - after[:, 3:]).max((0, 2)) > 1e-4).all()
+    np.testing.assert_array_equal(logits_of(case, batch=batch._replace(targets=batch.targets.at[:, -1].set(7))), before)
+
+
+def test_sparse_layers_end_equal_blocks():
+    config = settings(**{"transformer.layers": 6, "transformer.sparse_layers": 2})
+    params, _ = jax.eval_shape(t5(config).init, jax.random.key(0), rows())
+    for stack in ("encoder", "decoder"):
+        blocks = params["experts"][stack]["blocks"]
+        assert ["moe" in blocks[f"layer_{i}"] for i in range(3)] == [False, False, True]
+        assert {leaf.shape[0] for leaf in jax.tree.leaves(blocks)} == {2}
+        assert params["router"][stack]["router"]["kernel"].shape == (2, 8, 4)
+    with pytest.raises(UserError, match=r"transformer.sparse_layers=4: does not divide transformer.layers=6; use 3"):
+        t5(settings(**{"transformer.layers": 6, "transformer.sparse_layers": 4}))
+
+
+def test_scanned_is_unrolled():
+    case = ready(**{"transformer.sparse_layers": 0})
+    config, _, batch, params, _ = case
+    own, plan = params["experts"], Plan(config, rule_of(config.selection), "dense", None, {}.__getitem__)
+
+    def stack(name, ids, source=None):
+        bias = PositionBias(2, 8, 16, name == "decoder", 8).apply({"params": own[name]["bias"]}, ids.shape[1])
+        x = own["embedding"][ids]
+        for i in range(2):
+            layer = jax.tree.map(lambda a, i=i: a[i], own[name]["blocks"])
+            x, _ = Block(plan).apply({"params": layer}, x, bias, source, ids)
+        return nn.RMSNorm(epsilon=1e-6).apply({"params": own[name]["norm"]}, x)
+
+    def forward():
+        start = jnp.pad(batch.targets[:, :-1], ((0, 0), (1, 0)))
+        return stack("decoder", start, stack("encoder", batch.inputs)) @ own["head"]["kernel"]
+
+    np.testing.assert_allclose(jax.jit(forward)(), logits_of(case), atol=1e-5)
+
+
+def test_remat_has_the_same_gradients():
+    plain = ready(**{"transformer.sparse_layers": 2})
+    remat = ready(**{"transformer.sparse_layers": 2, "transformer.remat": True})
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads_of(plain), grads_of(remat))
+
+
+def test_bfloat16_keeps_routers_and_gradients_in_float32():
+    case = ready(**{"transformer.dtype": "bfloat16"})
+    config, model, batch, params, state = case
+    forward = jax.jit(lambda p: model.apply(p, state, batch, rule_of(config.selection), "ragged"))
+    logits, seen, _ = forward(params)
+    assert logits.dtype == jnp.float32
+    assert all(s.routing.scores.dtype == jnp.float32 and s.features.dtype == jnp.bfloat16 for s in seen.values())
+    exact = jnp.einsum("STD,SDE->STE", seen["encoder"].features.astype(jnp.float32), params["router"]["encoder"]["router"]["kernel"])  # fmt: skip
+    np.testing.assert_allclose(seen["encoder"].routing.scores, exact, atol=1e-5)  # no weight was rounded
+    assert {g.dtype for g in jax.tree.leaves(grads_of(case))} == {jnp.dtype("float32")}
+    full = logits_of(ready())
+    assert 0 < float(jnp.sqrt(((logits - full) ** 2).mean() / (full**2).mean())) < 0.1
+
+
+def test_every_parameter_has_a_gradient():
+    for path, gradient in jax.tree_util.tree_leaves_with_path(grads_of(ready())):
+        assert gradient.any(), jax.tree_util.keystr(path)
+
+
+def test_a_router_that_is_frozen_changes_no_other_gradient():
+    case = ready()
+    frozen = jax.jit(
+        jax.grad(lambda own: loss_of(case, {"router": jax.lax.stop_gradient(case[3]["router"]), "experts": own})[0])
+    )(case[3]["experts"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), frozen, grads_of(case)["experts"])
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_stop_gradient_keeps_what_routers_learn_from_the_layers_below(stop):
+    noise = {"router.noise": "learned", "router.noise_in_weights": True}
+    case = ready(**noise, **{"router.stop_gradient": stop})
+
+    def of_routers(params):
+        seen = loss_of(case, params, jax.random.key(1))[1][0]
+        return sum(jnp.square(s.routing.scores).sum() for s in seen.values())
+
+    grads = jax.jit(jax.grad(of_routers))(case[3])
+    assert all(leaf.any() for leaf in jax.tree.leaves(grads["router"]))
+    below = grads["experts"]["encoder"]["blocks"]["layer_0"]["self"]["query"]["kernel"]
+    assert bool(below.any()) is not stop
+    assert not stop or not any(leaf.any() for leaf in jax.tree.leaves(grads["experts"]))
+    assert grads_of(case)["experts"]["embedding"].any()  # experts still teach the stream
+
+
+def test_dispatches_agree_and_capacity_drops():
+    case = ready()
+    config, model, batch, params, state = case
+
+    def logits(dispatch, **changes):
+        rule = rule_of(config.selection)._replace(**changes)
+        return jax.jit(lambda p: model.apply(p, state, batch, rule, dispatch)[0])(params)
+
+    dense = logits("dense")
+    for found in (logits("ragged"), logits("slots", capacity_factor=2.0)):  # 2 x 2 T / 4 places: T
+        np.testing.assert_allclose(found, dense, atol=1e-5)
+    assert jnp.abs(logits("slots", capacity_factor=0.5) - dense).max() > 1e-3
+
+
+def test_training_draws_noise_and_moves_the_balance_and_evaluation_does_not():
+    case = ready(**{"selection.balance_rate": 0.1, "router.noise": "gaussian"})
+    config, model, batch, params, state = case
+
+    @jax.jit
+    def both(key):
+        rule = rule_of(config.selection)
+        return model.apply(params, state, batch, rule, "dense", key), model.apply(params, state, batch, rule, "dense")
+
+    (first, _, moved), (calm, _, still) = both(jax.random.key(1))
+    assert not jax.tree.leaves(state)[0].any() and all(leaf.any() for leaf in jax.tree.leaves(moved))
+    jax.tree.map(np.testing.assert_array_equal, still, state)
+    assert (first != both(jax.random.key(2))[0][0]).any() and (first != calm).any()
+
+
+def test_a_router_by_token_id_sees_the_ids_of_its_stack():
+    case = ready(**{"router.name": "hash_id", "router.vocabulary": 20})
+    config, model, batch, params, state = case
+    _, seen, _ = model.apply(params, state, batch, rule_of(config.selection), "dense")
+    for stack, ids in (("encoder", batch.inputs), ("decoder", jnp.pad(batch.targets[:, :-1], ((0, 0), (1, 0))))):
+        expected = params["router"][stack]["router"]["table"][0].reshape(20, -1)[ids.reshape(-1), 0]
+        np.testing.assert_array_equal(seen[stack].routing.scores[0].argmax(-1), expected.astype(int) % 4)
+
+
+#: Of a size at which a width is not rounded to nothing.
+WIDE = {
+    "transformer.dim": 32,
+    "transformer.width": 128,
+    "experts.width": 128,
+    "experts.count": 16,
+    "transformer.heads": 4,
+}
+
+
+@pytest.mark.parametrize("capacity", [0.0, 1.25])
+def test_twins_have_the_parameters_and_flops_of_the_sparse_model(capacity):
+    of = lambda **changes: settings(**WIDE, **{"selection.capacity_factor": capacity}, **changes)  # noqa: E731
+
+    def parameters(config):
+        return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(t5(config).init, jax.random.key(0), rows())[0]))
+
+    assert parameters(of(model="dense_total")) == pytest.approx(parameters(of()), rel=0.02)
+    share = flops_per_row(of(model="dense_active")) / flops_per_row(of())
+    assert share == pytest.approx(1, rel=0.02) if not capacity else 1 < share < 1.1
+    places = 2 * (capacity or 1) * 3 * 32 * 128 + 32 * 16  # router and experts, multiplications of a token
+    assert 3 * 32 * twin_width(of(model="dense_active")) == pytest.approx(places, rel=0.02)
+    per_token = settings(**WIDE, **{"selection.capacity_factor": 2.0, "selection.capacity_rule": "per_token"})
+    assert twin_width(override(per_token, {"model": "dense_active"})) == round((2 * 3 * 128 + 16) / 3)
+
+
+def test_flops_by_hand():
+    """One layer a stack, D 8, inner 6, FFN 12 without gate, 8 and 3 tokens (a sentinel, one token, the end), 20 ids."""
+    config = settings(**{"transformer.layers": 1, "transformer.sparse_layers": 0, "transformer.ffn": "ffn"})
+    encoder = 8 * (4 * 8 * 6 + 2 * 8 * 12) + 2 * 8 * 8 * 6
+    decoder = 3 * (6 * 8 * 6 + 2 * 8 * 12 + 8 * 20) + 8 * 2 * 8 * 6 + 2 * 3 * (3 + 8) * 6
+    assert flops_per_row(config) == 6 * (encoder + decoder)
+
+
+def test_a_mesh_gives_the_numbers_of_one_device():
+    changes = {"selection.group_size": 8, "selection.capacity_factor": 0.75, "transformer.sparse_layers": 2}
+    config, batch = settings(**changes), rows(8, 8, 8)
+    params, state = jax.jit(t5(config).init)(jax.random.key(0), batch)
+
+    def numbers(mesh):
+        model = t5(config, mesh)
+        dispatch = "auto" if mesh else "dense"
+
+        def loss(params, batch):
+            logits = model.apply(params, state, batch, rule_of(config.selection), dispatch)[0]
+            return (
+                jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
+            ).mean()
+
+        placed = batch if mesh is None else jax.device_put(batch, NamedSharding(mesh, P(("data", "expert"))))
+        return jax.jit(jax.value_and_grad(loss))(params, placed)
+
+    expected, found = numbers(None), numbers(make_mesh(2, 4))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), found, expected)
