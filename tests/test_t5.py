@@ -30,14 +30,14 @@ VARIANTS = {
 #: Logits [0, :, :3] of transformers 5.23 with the weights of `made`: python -m tests.external.test_t5_transformers.
 PINNED = {
     "relu, tied": [
-        [0.102779, 1.059210, -0.411009], [0.699869, 0.763287, -0.921986], [0.696896, 0.766486, -0.919943],
-        [-0.553474, -0.892442, 0.813175], [0.751147, 0.703243, -0.955797], [0.030731, 1.062395, -0.339888],
-        [0.009831, -1.061647, 0.299108],
+        [-0.052235, 0.241057, -0.087528], [-0.023324, 0.362355, -0.085723], [-0.003640, 0.401304, -0.096484],
+        [-0.116841, 0.066866, -0.114157], [-0.085277, 0.486985, -0.058646], [0.063007, 0.406955, -0.143602],
+        [0.029234, 0.285749, -0.086317],
     ],
     "gated gelu, untied": [
-        [2.558099, 1.389640, -1.056448], [2.570532, 1.682763, -0.752131], [-1.068324, 1.243761, 2.412337],
-        [1.610163, 2.653157, 1.256850], [2.548474, 1.884402, -0.512182], [1.680512, 2.649412, 1.182454],
-        [2.157055, 2.501628, 0.546216],
+        [1.670832, -1.214322, 1.161245], [0.800540, -1.708615, 1.752628], [0.618787, -1.621650, 1.670738],
+        [0.476191, -1.566594, 1.723247], [0.091275, -1.225430, 1.850067], [0.291876, -1.513758, 1.674195],
+        [0.633833, -1.116438, 1.224981],
     ],
 }  # fmt: skip
 
@@ -84,12 +84,12 @@ def pinned_case(variant):
 
 
 def made(config, batch):
-    """Weights by formula: the n-th leaf is sin(n + 1, n + 2, ...) / 2, the scales of norms that plus 1."""
+    """Weights by formula: the n-th leaf is sin((n + 1)^2), sin((n + 2)^2), ..., halved; the scales of norms that plus 1."""
     shapes = jax.eval_shape(t5(config).init, jax.random.key(0), batch)[0]
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
 
     def fill(n, path, leaf):
-        wave = np.sin(np.arange(n + 1, n + 1 + leaf.size)).reshape(leaf.shape) / 2
+        wave = np.sin(np.arange(n + 1, n + 1 + leaf.size) ** 2).reshape(leaf.shape) / 2
         return jnp.asarray(wave + (path[-1].key == "scale"), jnp.float32)
 
     return tree.unflatten([fill(n, *leaf) for n, leaf in enumerate(leaves)])
@@ -282,7 +282,7 @@ def test_twins_have_the_parameters_and_flops_of_the_sparse_model(capacity):
 
     assert parameters(of(model="dense_total")) == pytest.approx(parameters(of()), rel=0.02)
     share = flops_per_row(of(model="dense_active")) / flops_per_row(of())
-    assert share == pytest.approx(1, rel=0.02) if not capacity else 1 < share < 1.1
+    assert share == pytest.approx(1, rel=0.02) if not capacity else share > 1.02  # padding is no model FLOPs
     places = 2 * (capacity or 1) * 3 * 32 * 128 + 32 * 16  # router and experts, multiplications of a token
     assert 3 * 32 * twin_width(of(model="dense_active")) == pytest.approx(places, rel=0.02)
     per_token = settings(**WIDE, **{"selection.capacity_factor": 2.0, "selection.capacity_rule": "per_token"})

@@ -21,7 +21,8 @@ class Events:
         """Row `row` of every scalar in the history [R, evaluations, ...], as of `step`."""
         scalars = {name: np.asarray(values)[:, row] for name, values in history.items() if values.ndim == 2}
         for i, folder in enumerate(self.folders):
-            with files.explained(folder), SummaryWriter(str(folder)) as writer:
+            # Named by the step: the library's own names are seconds, and a second writer of one would overwrite it.
+            with files.explained(folder), SummaryWriter(str(folder), filename_suffix=f".{step}") as writer:
                 for name, values in scalars.items():
                     if np.isfinite(values[i]):
                         writer.add_scalar(name, float(values[i]), step)
