@@ -195,19 +195,16 @@ def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
 
 def get_plots(config: ConfigDict) -> tuple[dict, ...]:
     """The figure's own, then how all arms trained and what their routers did."""
-    watched = (
+    own: tuple[dict, ...]
+    watched: tuple[dict, ...] = (
         {"kind": "training", "name": "training", "metrics": ("train/loss", "eval/loss", "eval/accuracy")},
         {"kind": "training", "name": "routers", "metrics": ("router/load_max", "router/entropy_token", "router/dead")},
         {
             "kind": "training",
             "name": "information",
-            "metrics": (
-                "router/mi_language",
-                "router/mi_language_given_token",
-                "router/churn_router",
-                "router/churn_features",
-            ),
+            "metrics": ("router/mi_language", "router/mi_language_given_token"),
         },
+        {"kind": "training", "name": "churn", "metrics": ("router/churn_router", "router/churn_features")},
         {"kind": "languages", "name": "languages", "arm": "frozen_balanced"},
     )
     match config.figure:

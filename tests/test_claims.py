@@ -170,7 +170,7 @@ def test_threats_are_filled_from_the_rows():
     answers = dict(diagnosis.threats(table(train=0.5), base(), ["data.samples"]))
     assert "above the gate" in answers["Converged?"] and "frozen 0.5" in answers["Converged?"]
     assert answers["Diverged runs"] == "0 of 20" and "4 seeds" in answers["Seeds and power"]
-    assert "paper's rates" in answers["Tuned per arm?"]
+    assert "file's rates" in answers["Tuned per arm?"]
     assert answers["Frozen is frozen"] == "router parameters differ from step 0 in: learned"
     loose = override(base(), {"selection.eval.renormalise": False})
     assert "do not sum to 1 in evaluation" in dict(diagnosis.threats(table(), loose, ["data.samples"]))["Weight scale"]

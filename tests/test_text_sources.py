@@ -80,16 +80,6 @@ def test_documents_follow_each_other_and_are_cut_into_rows(tmp_path, mc4):
     assert load_mc4(tmp_path, mc4, **{"data.languages": ("en",)}).languages == ("en",)
 
 
-def test_frequencies_count_training_tokens(tmp_path, mc4, monkeypatch):
-    loaded = load_mc4(tmp_path, mc4)
-    counts = text.frequencies(loaded)
-    assert counts.shape == (300,) and counts.sum() == sum(rows.size for rows in loaded.train)
-    written = text_of(loaded, "en") + text_of(loaded, "bg-Latn")
-    assert counts[ord("w") + 3] == written.count("w")
-    monkeypatch.setattr(corpus, "COUNTED", 2)
-    assert text.frequencies(loaded).sum() <= 2 * 2 * loaded.train[0].shape[1]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -57,14 +57,15 @@ def source_of(arm: str) -> str | None:
 #: The frozen controls that answer a confound; the fairest at a point is the one with the lowest test loss there.
 FAIR = ("frozen_sharp", "frozen_top1", "frozen_data")
 
-#: One colour an arm in every figure (Okabe and Ito's colour-blind palette), with the words of the legend.
+#: One colour an arm in every figure (Okabe and Ito's colour-blind palette, Tol's wine for its yellow), with the words of the
+#: legend.
 LABELS = {
     "learned": ("learned router", "#0072B2"),
     "frozen": ("frozen at initialisation", "#D55E00"),
     "frozen_sharp": ("frozen, as sharp as learned", "#E69F00"),
     "frozen_top1": ("frozen, trained top-1", "#CC79A7"),
     "frozen_data": ("frozen, rows are examples", "#009E73"),
-    "frozen_balanced": ("frozen, load balanced", "#F0E442"),
+    "frozen_balanced": ("frozen, load balanced", "#882255"),
     "oracle": ("oracle (true cluster)", "#000000"),
     "hash": ("hash of the input", "#56B4E9"),
     "hash_token": ("hash of the token id", "#56B4E9"),

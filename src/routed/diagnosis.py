@@ -128,7 +128,7 @@ def _data(config: ConfigDict) -> str:
 
 def _tuned(table: pd.DataFrame, rows: pd.DataFrame, swept: list[str]) -> str:
     if "rates" not in swept and not (table.status == "tuning").any():
-        return "no: all arms use the paper's rates"
+        return "no: all arms use the file's rates"
     tried = table[table.status == "tuning"].groupby("arm").run.nunique()
     if tried.nunique() != 1:
         return f"unequal: {tried.to_dict()}"

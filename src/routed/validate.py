@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 
 from ml_collections import ConfigDict
 
@@ -50,7 +51,7 @@ RULES = {
     "arms": (lambda v: len(v) >= 1, "must name at least one arm"),
     "rates": _one_of(("paper", "tuned")),
     "model": _one_of(MODELS),
-    "data.name": _one_of((*TASKS, *SOURCES)),
+    "data.name": _one_of(ChainMap(TASKS, SOURCES)),  # live: users add tasks
     "data.temperature": _ABOVE_ZERO,
     "data.vocabulary": _INT32,
     "data.input_length": _at_least(8),

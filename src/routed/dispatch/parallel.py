@@ -36,9 +36,11 @@ def parallel(
         routing = routing._replace(token=routing.token - device * len(x))
         return slots(expert, params, x, routing, places, exchange)
 
-    specs = {"in_specs": (P(EXPERT), both, both), "out_specs": both, "axis_names": {DATA, EXPERT}}
     # Unchecked: an expert's own derivative need not know the mesh, and the sum over replicas is made here.
-    return jax.shard_map(local, mesh=mesh, check_vma=False, **specs)(params, x, routing)
+    mapped = jax.shard_map(
+        local, mesh=mesh, in_specs=(P(EXPERT), both, both), out_specs=both, axis_names={DATA, EXPERT}, check_vma=False
+    )
+    return mapped(params, x, routing)
 
 
 def parallel_select(

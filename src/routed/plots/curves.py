@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from routed import diagnosis
 from routed.arms import LABELS
-from routed.plots.frame import AXES, KEYS, Data, legend, line, logarithmic, mean
+from routed.plots.frame import KEYS, Data, legend, line, logarithmic, mean
 from routed.results import shown
 
 
@@ -20,7 +20,9 @@ def curves(spec: dict[str, Any], data: Data) -> Figure | None:
         return None
     rows = data.settle(data.last, spec)
     xs = sorted(rows[spec["x"]].unique())
-    figure = _panels(spec, rows.assign(place=rows[spec["x"]].map(xs.index)), "place", spread=0.06 if len(xs) < 8 else 0)
+    figure = _panels(
+        spec, data.axes, rows.assign(place=rows[spec["x"]].map(xs.index)), "place", spread=0.06 if len(xs) < 8 else 0
+    )
     for panel in figure.axes:
         panel.set_xticks(range(len(xs)), [shown(x) for x in xs])
         panel.set_xlabel(KEYS.get(spec["x"], spec["x"]))
@@ -29,21 +31,35 @@ def curves(spec: dict[str, Any], data: Data) -> Figure | None:
 
 def training(spec: dict[str, Any], data: Data) -> Figure | None:
     """Metrics against optimiser steps at the figure's point, a line an arm: is everything converged?"""
-    figure = _panels(spec, data.settle(data.table, spec), "step", spread=0)
+    rows = data.settle(data.table, spec)
+    figure = _panels(spec, data.axes, rows, "step", spread=0)
     for panel in figure.axes:
         panel.set_xlabel("optimiser steps")
+        if panel.get_ylabel() == data.axes["eval/loss"][0]:
+            panel.axhline(rows["eval/bigram"].mean(), color="black", lw=0.8, ls=":")
+            panel.text(
+                1,
+                rows["eval/bigram"].mean(),
+                "bigram model ",
+                transform=panel.get_yaxis_transform(),
+                ha="right",
+                va="bottom",
+                fontsize=7.5,
+            )
     return figure
 
 
-def _panels(spec: dict[str, Any], rows: pd.DataFrame, x: str, spread: float) -> Figure:
+def _panels(
+    spec: dict[str, Any], axes: dict[str, tuple[str, bool]], rows: pd.DataFrame, x: str, spread: float
+) -> Figure:
     """A panel a metric, a line an arm; `spread` sets the arms apart so that their intervals do not hide each other."""
     arms = [arm for arm in LABELS if arm in set(rows.arm) and arm in spec.get("arms", LABELS)]
     metrics = [m for m in spec["metrics"] if m in rows and rows[rows.arm.isin(arms)][m].notna().any()]
     figure = Figure(figsize=(3.7 * len(metrics) + 0.2, 3.9))
-    same = len({AXES[m][1] for m in metrics}) == 1 and x != "step"
+    same = all(axes[m][1] for m in metrics) and x != "step"
     panels = figure.subplots(1, len(metrics), squeeze=False, sharey=same)[0]
     for panel, metric in zip(panels, metrics, strict=True):
-        label, log = AXES[metric]
+        label, log = axes[metric]
         for i, arm in enumerate(arms):
             points = [(at, mean(group[metric], log)) for at, group in rows[rows.arm == arm].groupby(x)]
             line(panel, arm, [p for p in points if np.isfinite(p[1].mean)], shift=spread * (i - (len(arms) - 1) / 2))

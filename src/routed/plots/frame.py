@@ -42,6 +42,8 @@ AXES = {
     "router/churn_features": ("churn by its features in the last interval", False),
     "train/experts": ("experts computed per training token", True),
 }
+#: The same for language models, whose training loss has no trivial scale.
+TEXT_AXES = AXES | {"train/loss": ("training loss (nats per token)", False)}
 KEYS = {
     "data.samples": "training samples",
     "data.separation": "separation c",
@@ -64,6 +66,7 @@ class Data:
     def __init__(self, table: pd.DataFrame, swept: list[str], base: dict[str, Any], heatmaps: dict[str, np.ndarray]):
         self.table = table[table.status != "tuning"]
         self.swept, self.base, self.heatmaps, self.last = swept, base, heatmaps, last(table)
+        self.axes = TEXT_AXES if "eval/loss" in table else AXES
 
     def settle(self, rows: pd.DataFrame, spec: dict[str, Any]) -> pd.DataFrame:
         """The rows at one point: a swept key that `spec` does not draw has its base value, or else its largest."""

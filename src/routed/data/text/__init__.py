@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 from routed.data.text import corpus as _corpus
 from routed.data.text.bigram import bigram_loss
-from routed.data.text.corpus import Corpus, frequencies
+from routed.data.text.corpus import Corpus
 from routed.data.text.sources import SOURCES
 from routed.data.text.spans import lengths
 from routed.data.text.stream import batch_function, batches, validation
@@ -21,7 +21,6 @@ __all__ = [
     "bigram_loss",
     "decode",
     "encode",
-    "frequencies",
     "lengths",
     "load",
     "validation",

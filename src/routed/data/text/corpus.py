@@ -86,14 +86,6 @@ def load(data: ConfigDict) -> Corpus:
     )
 
 
-def frequencies(corpus: Corpus) -> Int[np.ndarray, " V"]:
-    """How often each id occurs in at most COUNTED evenly spaced training rows of each language; sentinels never do."""
-    total = np.zeros(corpus.vocabulary, np.int64)
-    for rows in corpus.train:
-        total += np.bincount(rows[:: -(-len(rows) // COUNTED)].ravel(), minlength=corpus.vocabulary)
-    return total
-
-
 def _tokens(
     path: pathlib.Path,
     documents: Callable[[Damage], Iterator[str]],
