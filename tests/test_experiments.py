@@ -58,9 +58,10 @@ ENDS = [(f, g) for f in FILES for g in ("", "fig2b", "fig4", "spurious") if g in
 
 
 @pytest.mark.parametrize(("file", "figure"), ENDS)
-def test_two_steps_end_to_end(file, figure, tmp_path):
+def test_two_steps_end_to_end(file, figure, tmp_path, tmp_path_factory):
     module, config = experiment.configure(spec(file, figure, "smoke"), [])
-    few = {"steps": 2, "eval_every": 1, "data.test_samples": 80, "seeds": 1, "tune.multipliers": (1.0,)}
+    few = {"steps": 2, "eval_every": 1, "checkpoint.every": 0, "seeds": 1, "tune.multipliers": (1.0,)}
+    few |= {"data.test_samples": 80, "data.cache": str(tmp_path_factory.getbasetemp() / "text")}
     config = override(config, few)
     sweep = module.get_sweep(config)
     if config.name == "gmm_router" and not figure:  # its arms have tests of their own; two programs are enough here

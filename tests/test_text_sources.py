@@ -12,7 +12,7 @@ from absl import logging
 
 from routed.config import base, override
 from routed.data import text
-from routed.data.text import cache, corpus, generated, tokens
+from routed.data.text import cache, generated, tokens
 from routed.words import UserError
 
 SENTENCE = "in the beginning was the word and the word was with the reader. "

@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from absl import logging as log
-from jaxtyping import Int, Integer
+from jaxtyping import Integer
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
@@ -24,9 +24,6 @@ from routed.words import UserError
 
 #: Characters that are tokenised at a time.
 CHUNK = 1 << 20
-
-#: Rows of a language whose tokens are counted.
-COUNTED = 20_000
 
 
 class Corpus(NamedTuple):
