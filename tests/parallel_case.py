@@ -1,6 +1,6 @@
 """One training step of a layer with its experts shared out over a mesh, for test_parallel and, as a program, for its processes.
 
-`python tests/parallel_case.py PORT PROCESS` runs process PROCESS of two, with four devices each, and prints its numbers.
+`python -m tests.parallel_case PORT PROCESS` runs process PROCESS of two, with four devices each, and prints its numbers.
 """
 
 import json

@@ -13,19 +13,8 @@ from routed.kinds import kind_of
 from routed.layout import make_mesh, traced
 from routed.validate import validate
 from routed.words import UserError
-
-#: One layer a stack, of width 8, on the artificial languages: a step takes milliseconds, compiling some seconds. Eight devices
-#: can share its 256 encoder tokens and 72 decoder tokens in whole groups.
-TINY = {
-    "name": "tiny", "data.name": "generated", "data.tokens": "bytes", "data.vocabulary": 320, "data.input_length": 32,
-    "data.eval_rows": 16, "data.languages": ("qaa", "qba"), "batch_size": 8, "steps": 4, "eval_every": 2, "seeds": 1,
-    "checkpoint.every": 1, "transformer.layers": 1, "selection.group_size": 8, "transformer.dim": 8, "transformer.heads": 2, "transformer.head_dim": 4, "transformer.width": 16,
-    "experts.name": "gated_ffn", "experts.activation": "gelu", "experts.count": 4, "experts.width": 16,
-    "selection.name": "top_k", "selection.k": 2, "selection.eval.k": 2, "dispatch": "slots", "optimizer.name": "adam",
-    "router.learning_rate": 1e-2, "experts.learning_rate": 1e-2, "arms": ("learned",), "router.vocabulary": 320,
-    "router.choices": 2, "mesh.run": 1, "mesh.runs_per_batch": 2,
-}  # fmt: skip
-
+from tests.language_case import TINY
+from tests.test_parallel import in_two_processes
 
 #: Programs of this process: compiling takes nearly all of the time.
 PROGRAMS = {}
@@ -90,6 +79,13 @@ def alone(tmp_path_factory):
 def test_devices_that_share_a_run_give_its_losses(tiny, alone, tmp_path, data, expert):
     changes = {"mesh.data": data, "mesh.expert": expert}
     same(run(override(tiny, changes), tmp_path), results.read_table(alone), rtol=2e-4)
+
+
+def test_two_processes_that_share_a_run_give_its_losses(tiny, alone):
+    table = results.read_table(alone)
+    expected = table[["eval/loss", "train/loss"]].to_numpy()
+    for found in in_two_processes("tests.language_case", tiny.data.cache):
+        np.testing.assert_allclose(np.array(found, float), expected, rtol=2e-4)
 
 
 @pytest.mark.parametrize("changes", [{"mesh.run": 1}, {"mesh.data": 2, "mesh.expert": 4}, {"mesh.run": 8}])

@@ -45,7 +45,7 @@ def advance(
     placed = compiled.place(np.array(seeds, np.uint32))
     stacked = compiled.place(stack_settings(settings + [settings[0]] * padding))
     active = np.array([True] * count + [False] * padding)
-    given = kind.given(config)
+    given = compiled.place_given(kind.given(config))
     begun = time.perf_counter()
     worlds, states = compiled.start(placed, stacked, given)
     states = _transplanted(states, batch, workdir)
@@ -62,7 +62,7 @@ def advance(
 
     def feed(part: int) -> Any:
         made = {seed: one((part - 1) * every, every) for seed, one in feeds.items()}
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *[made[seed] for seed in seeds])
+        return compiled.place_feed(jax.tree.map(lambda *leaves: np.stack(leaves), *[made[seed] for seed in seeds]))
 
     events = Events(workdir, batch) if kind.watched else None
     parts, upcoming, best = config.steps // every, feed(max(first, 1)), None

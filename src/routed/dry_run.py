@@ -44,10 +44,10 @@ def _estimate(group: Group, compiled: Compiled) -> tuple[float, int]:
     config, count, kind = group.config, compiled.runs, kind_of(group.config)
     seeds = compiled.place(np.zeros(count, np.uint32))
     settings = compiled.place(stack_settings([traced(run.config) for run in (group.runs * count)[:count]]))
-    active, given = np.ones(count, bool), kind.given(config)
+    active, given = np.ones(count, bool), compiled.place_given(kind.given(config))
     worlds, states = compiled.start(seeds, settings, given)
     largest = config.checkpoint.every or config.eval_every
-    feed = jax.tree.map(lambda a: np.stack([a] * count), kind.feed(config, 0)(0, largest))
+    feed = compiled.place_feed(jax.tree.map(lambda a: np.stack([a] * count), kind.feed(config, 0)(0, largest)))
 
     def timed(steps: int, evaluated: bool) -> float:
         nonlocal states

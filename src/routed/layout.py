@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -63,13 +64,16 @@ class Compiled(NamedTuple):
     """The program of a group, compiled for batches of `runs` runs.
 
     start(seeds, settings, given) -> (worlds, states); advance(active, steps, evaluated, seeds, settings, worlds, states, feed,
-    given) -> states, where every argument but `given` has a leading axis [runs].
+    given) -> states, where every argument but `given` has a leading axis [runs]. `place`, `place_feed` and `place_given` put
+    arguments on the devices; with several processes each puts its own part there.
     """
 
     runs: int
     start: Callable[..., Any]
     advance: Callable[..., Any]
     place: Callable[[Any], Any]
+    place_feed: Callable[[Any], Any]
+    place_given: Callable[[Any], Any]
     batching: str
     seconds: float
     bytes: int
@@ -83,32 +87,40 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
     over_runs = _one_spread_run if spread else _shared_out(config, mesh)
 
     begun = time.perf_counter()
-    given = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), kind.given(config))
-    seeds, settings = np.zeros(runs, np.uint32), stack_settings([traced(config)] * runs)
-    flags, steps = np.ones(runs, bool), np.zeros(runs, np.int32)
     every = config.checkpoint.every or config.eval_every
+    rows, whole = NamedSharding(mesh, PartitionSpec("run")), NamedSharding(mesh, PartitionSpec())
+    batch = NamedSharding(mesh, PartitionSpec("run", None, (DATA, EXPERT))) if spread else rows
+    given = _shaped(jax.tree.map(np.asarray, kind.given(config)), whole)
+    seeds = _shaped(np.zeros(runs, np.uint32), rows)
+    settings = _shaped(stack_settings([traced(config)] * runs), rows)
+    flags, steps = _shaped(np.ones(runs, bool), rows), _shaped(np.zeros(runs, np.int32), rows)
     feed = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape), a.dtype), kind.feed_shape(config, every))
     worlds, states = jax.eval_shape(over_runs(one.start), seeds, settings, given)
-    rows = NamedSharding(mesh, PartitionSpec("run"))
     held = jax.tree_util.tree_map_with_path(lambda path, a: _sharding(path, a, mesh), states) if spread else rows
-    batch = NamedSharding(mesh, PartitionSpec("run", None, (DATA, EXPERT))) if spread else rows
     start = compiled(jax.jit(over_runs(one.start), out_shardings=(rows, held)).lower(seeds, settings, given))
-    shaped = [_shaped(tree, rows) for tree in (flags, steps, flags, seeds, settings, worlds)]
+    worlds = _shaped(worlds, rows)
     states = jax.tree.map(_shaped, states, held) if spread else _shaped(states, rows)
-    whole = _shaped(given, NamedSharding(mesh, PartitionSpec()))
     lowered = jax.jit(over_runs(one.chunk), donate_argnums=6, out_shardings=held).lower(
-        *shaped, states, _shaped(feed, batch), whole
+        flags, steps, flags, seeds, settings, worlds, states, _shaped(feed, batch), given
     )
     advance = compiled(lowered)
     return Compiled(
         runs=runs,
         start=start,
         advance=advance,
-        place=lambda tree: jax.device_put(tree, rows),
+        place=partial(_place, rows),
+        place_feed=partial(_place, batch),
+        place_given=partial(_place, whole),
         batching="spread over devices" if spread else batching(config, mesh),
         seconds=time.perf_counter() - begun,
         bytes=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((worlds, states))),
     )
+
+
+def _place(sharding: NamedSharding, tree):
+    """The host's arrays on the devices of this process, whichever part of them belongs there."""
+    arrays = jax.tree.map(np.asarray, tree)
+    return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, sharding, lambda part: a[part]), arrays)
 
 
 def _shaped(tree, sharding):

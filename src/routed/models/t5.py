@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from routed.data.text import spans
 from routed.dispatch.parallel import DATA, EXPERT
 from routed.experts import EXPERTS, Ffn
-from routed.models.attention import Attention, PositionBias
+from routed.models.attention import Attention, Kernel, PositionBias
 from routed.models.shallow import Model
 from routed.moe import MoE
 from routed.routers import ROUTERS
@@ -86,7 +86,9 @@ def t5(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         own = jax.tree.map(lambda a: a.astype(dtype), params["experts"])
         for stack, routers in params["router"].items():  # float32, whatever the others are
             own = _put(own, (stack, "blocks", last, "moe"), routers)
-        moving = {"rngs": {"noise": key}, "mutable": list(state)} if key is not None else {"mutable": []}
+        moving: dict[str, Any] = (
+            {"rngs": {"noise": key}, "mutable": list(state)} if key is not None else {"mutable": []}
+        )
         with nn.intercept_methods(_stop if config.router.stop_gradient else _pass):
             (logits, seen), moved = module(rule, dispatch).apply({"params": own, **state}, batch, **moving)
         return logits, seen if sparse else None, moved or state
@@ -122,7 +124,7 @@ class T5(nn.Module):
         if transformer.tied:
             y, head = y * transformer.dim**-0.5, embedding.T
         else:
-            head = _Kernel((transformer.dim, vocabulary), name="head")()
+            head = Kernel((transformer.dim, vocabulary), transformer.dim**-0.5, name="head")()
         logits = jnp.einsum("BMD,DV->BMV", y, head, preferred_element_type=jnp.float32)
         return logits, {"encoder": encoder, "decoder": decoder}
 
@@ -184,9 +186,11 @@ class Layer(nn.Module):
         heads, size = config.transformer.heads, config.transformer.head_dim
         if mesh is not None:
             x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec((DATA, EXPERT))))
-        x += Attention(heads, size, name="self")(_norm("self_norm")(x), bias)
+        # Attention is always computed again for its gradient: that costs what keeping its scores does, in a seventh of the memory.
+        attention = nn.remat(Attention, prevent_cse=False)
+        x += attention(heads, size, name="self")(_norm("self_norm")(x), bias)
         if source is not None:
-            x += Attention(heads, size, name="cross")(_norm("cross_norm")(x), None, source)
+            x += attention(heads, size, name="cross")(_norm("cross_norm")(x), None, source)
         rows = _norm("feed_norm")(x).reshape(-1, x.shape[-1])
         if self.last and _sparse(config):
             stack = STACKS[source is not None]
@@ -225,16 +229,6 @@ def _ffn(config: ConfigDict, last: bool) -> Ffn:
 
 def _norm(name: str) -> nn.RMSNorm:
     return nn.RMSNorm(epsilon=1e-6, name=name)
-
-
-class _Kernel(nn.Module):
-    """A weight matrix [F, O] at N(0, 1/F)."""
-
-    shape: tuple[int, int]
-
-    @nn.compact
-    def __call__(self) -> Float[Array, "F O"]:
-        return self.param("kernel", nn.initializers.normal(self.shape[0] ** -0.5), self.shape)
 
 
 def _of_kernels(function, params: Any) -> Any:
