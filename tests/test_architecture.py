@@ -10,7 +10,7 @@ ORDER = (
     ("words",),
     ("config", "files"),
     ("data", "routers", "selection", "experts"),
-    ("dispatch", "metrics"),
+    ("dispatch", "metrics", "feed"),
     ("losses",),
     ("moe",),
     ("soft_moe",),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from routed import advance, checkpoint, execute, language, layout, metrics, points, results
+from routed import advance, checkpoint, execute, feed, language, layout, metrics, points, results
 from routed.config import base, override
 from routed.kinds import kind_of
 from routed.layout import make_mesh, traced
@@ -130,7 +130,7 @@ def test_a_transplanted_router_is_the_trained_one_and_stays(tiny, tmp_path):
     routers = {}
     for arm, key in keys.items():
         start = language.program(config).start
-        _, state = jax.eval_shape(start, np.uint32(0), traced(config), language.given(config))
+        _, state = jax.eval_shape(start, np.uint32(0), traced(config), feed.given(config))
         routers[arm] = checkpoint.load_model(tmp_path / "models" / key, state["params"]["router"])
     for a, b in zip(jax.tree.leaves(routers["learned"]), jax.tree.leaves(routers["transplant"]), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -193,10 +193,10 @@ def test_information_by_hand():
 
 def test_a_balanced_table_shares_out_occurrences():
     """Ids by count 5, 4, 3, 2 to two experts, one each: 5 | 4, then 3 joins 4, then 2 joins 5: loads 7 and 7."""
-    table = language.balanced_table(np.array([2, 5, 3, 4]), 2, 1)
+    table = feed.balanced_table(np.array([2, 5, 3, 4]), 2, 1)
     assert table[:, 0].tolist() == [0, 0, 1, 1]
     counts = np.arange(50)[::-1] ** 2
-    table = language.balanced_table(counts, 8, 2).astype(int)
+    table = feed.balanced_table(counts, 8, 2).astype(int)
     assert (table[:, 0] != table[:, 1]).all()
     load = np.bincount(table.reshape(-1), weights=np.repeat(counts, 2), minlength=8)
     assert load.max() < 1.05 * load.mean()

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from routed import language, models, run
+from routed import feed, language, models, run
 from routed.data import TASKS, text
 from routed.metrics import agreement, churn
 from routed.run import Program
@@ -68,12 +68,12 @@ SAMPLES = Kind(
 TEXT = Kind(
     program=lambda config, pool, mesh: language.program(config, mesh),
     loss="eval/loss",
-    given=language.given,
-    feed=language.feed,
-    feed_shape=language.feed_shape,
+    given=feed.given,
+    feed=feed.feed,
+    feed_shape=feed.feed_shape,
     offline=language.offline,
     data_bytes=lambda config, pool: 0,  # on the host, shared by all runs
-    data=lambda config: f"{config.data.name} {language.corpus(config).digest}",
+    data=lambda config: f"{config.data.name} {feed.corpus(config).digest}",
     cost=lambda config: (
         config.batch_size * (config.data.input_length + text.lengths(config.data)[1]),
         config.batch_size * models.flops_per_row(config),
