@@ -214,7 +214,8 @@ def test_errors_of_the_disk_say_what_to_do(tmp_path, monkeypatch, code, part):
 
 def test_default_workdir_names_what_was_changed(small):
     config = override(small, {"name": "n", "figure": "f", "scale": "smoke"})
-    assert main.default_workdir(config, ["seeds=1", "model=a/b"]) == "runs/n-f-smoke-seeds=1-model=a_b"
+    changes = ["seeds=1", "data.directory=/far/away", "model=a/b"]
+    assert main.default_workdir(config, changes) == "runs/n-f-smoke-seeds=1-model=a_b"
 
 
 def test_dry_run_writes_nothing(tiny, capsys, monkeypatch):

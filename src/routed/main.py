@@ -65,8 +65,9 @@ def main(argv: list[str]) -> None:
 
 
 def default_workdir(config, overrides: list[str]) -> str:
-    """runs/NAME[-FIGURE][-SCALE][-KEY=VALUE...]."""
-    parts = [config.name, config.figure, config.scale if config.scale != "default" else "", *overrides]
+    """runs/NAME[-FIGURE][-SCALE][-KEY=VALUE...], without the folders that data come from."""
+    changes = [text for text in overrides if text.partition("=")[0] not in ("data.directory", "data.cache")]
+    parts = [config.name, config.figure, config.scale if config.scale != "default" else "", *changes]
     return "runs/" + "-".join(part.replace("/", "_") for part in parts if part)
 
 
