@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from routed.bench.t5 import SHAPES, run_baseline
 from routed.config import base, override
 from routed.models.attention import PositionBias, relative_buckets
 from routed.models.t5 import Block, Plan, flops_per_row, t5, twin_width
@@ -184,7 +185,7 @@ def test_scanned_is_unrolled():
 
 
 def test_remat_has_the_same_gradients():
-    two = {"transformer.layers": 2, "transformer.sparse_layers": 2}
+    two = {"transformer.layers": 2, "transformer.sparse_layers": 0}  # sparse layers: tests/test_moe.py
     plain, remat = ready(**two), ready(**two, **{"transformer.remat": True})
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads_of(plain), grads_of(remat))
 
@@ -324,3 +325,13 @@ def test_a_mesh_gives_the_numbers_of_one_device():
 
     expected, found = numbers(None), numbers(make_mesh(2, 4))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), found, expected)
+
+
+def test_the_bench_reads_baselines_and_its_shapes_are_t5s():
+    found = run_baseline("echo 't5 s per step: 0.5 parameters: 10'")
+    assert found == [("t5", 0.5, 10)]
+    with pytest.raises(UserError, match="expected lines `NAME s per step: SECONDS parameters: COUNT`"):
+        run_baseline("echo nothing")
+    narrow = override(base(), SHAPES["narrow12"].changes | {"transformer.sparse_layers": 0})
+    params, _ = jax.eval_shape(t5(narrow).init, jax.random.key(0), rows())
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 3_951_296  # of transformers' T5 of that shape
