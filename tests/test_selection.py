@@ -97,6 +97,14 @@ def test_first_choices_queue_before_second_ones():
     assert routing.rank.tolist() == [0, 2, 0, 0, 1, 1]  # token by token: first choice, second choice
 
 
+def test_a_causal_queue_holds_all_choices_of_a_token_before_the_next():
+    """Two tokens prefer experts (0, 1) and (1, 0). Causal: 0 is first at both. By position: each is first at its first choice."""
+    scores = jnp.array([[2.0, 1.0], [1.0, 2.0]])
+    causal = select(Rule(k=2, priority="causal"), scores)
+    assert causal.expert.tolist() == [0, 1, 1, 0] and causal.rank.tolist() == [0, 0, 1, 1]
+    assert select(Rule(k=2), scores).rank.tolist() == [0, 1, 0, 1]
+
+
 def test_priority_by_score():
     scores = log([[2, 1], [9, 1], [3, 1]])  # all choose expert 0, with probability .67, .9, .75
     by_position = select(Rule(capacity_factor=1.0), scores)  # ceil(3 / 2) = 2 places

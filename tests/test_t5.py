@@ -152,6 +152,20 @@ def test_a_token_is_predicted_from_those_before_it():
     np.testing.assert_array_equal(logits_of(batch._replace(targets=batch.targets.at[:, -1].set(7))), before)
 
 
+@pytest.mark.parametrize("priority", ["position", "score"])
+def test_a_full_queue_tells_a_token_nothing_of_later_ones(priority):
+    """One row, half the places that top-2 needs: whatever follows, the first tokens keep theirs."""
+    config, model, batch, params, state = ready()
+    rule = rule_of(config.selection)._replace(capacity_factor=0.5, priority=priority)
+    batch = jax.tree.map(lambda a: a[:1], batch)
+    apply = jax.jit(lambda targets: model.apply(params, state, batch._replace(targets=targets), rule, "slots")[:2])
+    before, seen = apply(batch.targets)
+    assert not seen["decoder"].routing.kept.all()
+    for last in range(1, 20):
+        after, _ = apply(batch.targets.at[0, 3:].set(last))
+        np.testing.assert_allclose(after[:, :4], before[:, :4], atol=1e-6)
+
+
 def test_sparse_layers_end_equal_blocks():
     config = settings(**{"transformer.layers": 6, "transformer.sparse_layers": 2})
     params, _ = jax.eval_shape(t5(config).init, jax.random.key(0), rows())

@@ -150,7 +150,10 @@ def base() -> ConfigDict:
     c.selection.capacity_rule = "per_assignment"  # ceil(factor k T / E), or per_token: round(factor T / E)
     c.selection.min_capacity = 1  # places in a queue, at least
     c.selection.group_size = 0  # tokens that queue together; divides the batch; 0: all
-    c.selection.priority = "position"  # who gets a place: the first in the batch, or score: the highest weight
+    c.selection.priority = (
+        "position"  # who gets a place: the first in the batch, score: the highest weight, or causal: the
+    )
+    # first in the batch with all its choices. Decoders are causal always.
     c.selection.balance_rate = 0.0  # step of a bias that balances the load and only chooses; 0: no bias
     c.selection.eval = ConfigDict()  # the rule of evaluation, where it differs
     c.selection.eval.name = "top_k"

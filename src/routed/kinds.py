@@ -22,7 +22,7 @@ class Kind(NamedTuple):
     feed(config, seed) -> (first, steps) -> the batches of these steps; feed_shape(config, steps); offline(config, history) ->
     further columns; data_bytes(config, pool) -> bytes of one run's data; data(config) -> what config.json says of them;
     cost(config) -> (tokens, FLOPs) of a step, FLOPs None where they are not counted; watched: runs are few and long, so that
-    event files are worth their while.
+    event files are worth their while; fuse: what XLA's YNNPACK may fuse on a CPU.
     """
 
     program: Callable[[ConfigDict, int, Mesh | None], Program]
@@ -35,6 +35,7 @@ class Kind(NamedTuple):
     data: Callable[[ConfigDict], str]
     cost: Callable[[ConfigDict], tuple[int, float | None]]
     watched: bool
+    fuse: str
 
 
 def _offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -63,6 +64,7 @@ SAMPLES = Kind(
     data=lambda config: "generated from the seed",
     cost=lambda config: (config.batch_size, None),
     watched=False,
+    fuse="LIBRARY_FUSION_TYPE_REDUCE",
 )
 
 TEXT = Kind(
@@ -79,6 +81,7 @@ TEXT = Kind(
         config.batch_size * models.flops_per_row(config),
     ),
     watched=True,
+    fuse="",
 )
 
 

@@ -97,13 +97,13 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
     feed = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape), a.dtype), kind.feed_shape(config, every))
     worlds, states = jax.eval_shape(over_runs(one.start), seeds, settings, given)
     held = jax.tree_util.tree_map_with_path(lambda path, a: _sharding(path, a, mesh), states) if spread else rows
-    start = compiled(jax.jit(over_runs(one.start), out_shardings=(rows, held)).lower(seeds, settings, given))
+    start = compiled(jax.jit(over_runs(one.start), out_shardings=(rows, held)).lower(seeds, settings, given), kind.fuse)
     worlds = _shaped(worlds, rows)
     states = jax.tree.map(_shaped, states, held) if spread else _shaped(states, rows)
     lowered = jax.jit(over_runs(one.chunk), donate_argnums=6, out_shardings=held).lower(
         flags, steps, flags, seeds, settings, worlds, states, _shaped(feed, batch), given
     )
-    advance = compiled(lowered)
+    advance = compiled(lowered, kind.fuse)
     return Compiled(
         runs=runs,
         start=start,
@@ -165,13 +165,15 @@ def _sharding(path, leaf, mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, spec)
 
 
-def compiled(lowered: Lowered) -> Any:
-    """Compiles; for a CPU with YNNPACK for reductions only: it slows batched products down (BUILD_NOTES.md, section 4)."""
+def compiled(lowered: Lowered, fuse: str = "LIBRARY_FUSION_TYPE_REDUCE") -> Any:
+    """Compiles; for a CPU with YNNPACK for what `fuse` names only (BUILD_NOTES.md, section 4).
+
+    It slows batched products down. Reductions: twice the speed for the softmax of a router, a third of the processor time lost
+    for that of attention.
+    """
     if jax.default_backend() == "cpu":
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # a release that does not know the option
-            return lowered.compile(
-                compiler_options={"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
-            )
+            return lowered.compile(compiler_options={"xla_cpu_experimental_ynn_fusion_type": fuse})
     return lowered.compile()
 
 

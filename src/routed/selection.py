@@ -204,12 +204,17 @@ def _queued(rule: Rule, scores, expert: Int[Array, "T k"], weight: Float[Array, 
     """The assignments of one group, with their places in the queues of the experts.
 
     First choices of all tokens come before second ones (GShard); within a choice tokens come by position, or by their
-    highest weight (`priority` score: batch-prioritised routing, Riquelme et al. 2021).
+    highest weight (`priority` score: batch-prioritised routing, Riquelme et al. 2021). With `priority` causal all choices of
+    a token come before the next token's: in a decoder, any other queue tells a token of later ones.
     """
     tokens, experts = scores.shape
-    order = jnp.argsort(-weight.max(1), stable=True) if rule.priority == "score" else jnp.arange(tokens)
-    queue = jnp.where(mask[order], expert[order].T, experts).reshape(-1)  # [k T], padding behind everybody
-    rank = jnp.zeros((rule.k, tokens), jnp.int32).at[:, order].set(ranks(queue, experts).reshape(rule.k, tokens)).T
+    queue = jnp.where(mask[:, None], expert, experts)  # padding behind everybody
+    if rule.priority == "causal":
+        rank = ranks(queue.reshape(-1), experts).reshape(tokens, rule.k)
+    else:
+        order = jnp.argsort(-weight.max(1), stable=True) if rule.priority == "score" else jnp.arange(tokens)
+        rank = ranks(queue[order].T.reshape(-1), experts).reshape(rule.k, tokens)
+        rank = jnp.zeros_like(rank).at[:, order].set(rank).T
     kept = (rank < capacity(rule, tokens, experts)) & mask[:, None]
     return Routing(
         scores=scores,

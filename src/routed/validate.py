@@ -102,7 +102,7 @@ RULES = {
     "selection.capacity_rule": _one_of(("per_assignment", "per_token")),
     "selection.min_capacity": _at_least(1),
     "selection.group_size": _at_least(0),
-    "selection.priority": _one_of(("position", "score")),
+    "selection.priority": _one_of(("position", "score", "causal")),
     "selection.balance_rate": _at_least(0),
     # Not the others: they would route a test sample by its neighbours in the batch.
     "selection.eval.name": _one_of(("soft", "top_k", "sigmoid")),
@@ -254,6 +254,11 @@ def _validate_text(config: ConfigDict) -> None:
             "selection.name",
             config.selection.name == "soft",
             "every expert on every token is no sparse model; use top_k",
+        ),
+        (
+            "selection.name",
+            config.selection.name in ("expert_choice", "sinkhorn"),
+            "it routes a token of the decoder by later ones; use top_k or sigmoid",
         ),
         ("model", config.model == "moe" and not layers, "there is no sparse layer; set transformer.sparse_layers"),
     ):

@@ -5,7 +5,6 @@ A step is forward, backward and Adam on one batch, several steps in one program,
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import shlex
@@ -18,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.stages import Lowered
 
 from routed.config import base, override
+from routed.kinds import TEXT
+from routed.layout import compiled
 from routed.models import flops_per_row
 from routed.models.t5 import t5
 from routed.selection import rule_of
@@ -109,7 +109,8 @@ class _Program:
         self.about["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(params))
         self.state = (params, layer, self.optimiser.init(params))
         begun = time.perf_counter()
-        program = compiled(jax.jit(self._steps, donate_argnums=0).lower(self.state, jnp.int32(1), batch))
+        lowered = jax.jit(self._steps, donate_argnums=0).lower(self.state, jnp.int32(1), batch)
+        program = compiled(lowered, TEXT.fuse)
         self.compiling = time.perf_counter() - begun
         self.run = lambda count: program(self.state, jnp.int32(count), batch)
         self.times: list[float] = []
@@ -157,14 +158,6 @@ class _Program:
             "gflops_per_second": self.config.batch_size * flops_per_row(self.config) / seconds / 1e9,
             "compile_seconds": self.compiling,
         }
-
-
-def compiled(lowered: Lowered) -> Any:
-    """Compiles; for a CPU without YNNPACK, which takes a third more processor time for attention's softmax and its gradient."""
-    if jax.default_backend() == "cpu":
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # a release that does not know the option
-            return lowered.compile(compiler_options={"xla_cpu_experimental_ynn_fusion_type": ""})
-    return lowered.compile()
 
 
 def run_baseline(command: str) -> list[tuple[str, float, int]]:

@@ -205,11 +205,10 @@ def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
         router=plan.router(stack),
         expert=EXPERTS[config.experts.name](config.experts, config.transformer.dim),
         num_experts=count,
-        # Groups of at most the configured size, as the decoder has another number of tokens; and it queues by position, since
-        # a queue by score would tell a token what comes after it.
+        # Groups of at most the configured size, as the decoder has another number of tokens; and its queues are causal.
         rule=plan.rule._replace(
             group_size=group_of(plan.rule.group_size, tokens),
-            priority=plan.rule.priority if stack == "encoder" else "position",
+            priority=plan.rule.priority if stack == "encoder" else "causal",
         ),
         dispatch=plan.dispatch,
         noise=config.router.noise,
