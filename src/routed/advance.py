@@ -81,14 +81,13 @@ def advance(
         history = {n: np.asarray(states["history"][n])[:count, : row + 1] for n in ("train/loss", kind.loss)}
         summed = np.asarray(states["total"])[:count]
         if evaluated and events is not None:
-            events.write(states["history"], row, step)
+            events.write(states["history"], row, step, active)
         losses = history["train/loss"][:, row] if evaluated else summed / (step % config.eval_every)
         _drop_diverged(active[:count], losses if part else history[kind.loss][:, 0], batch, step, workdir)
         progress.advance(steps * count, name, step, float(np.median(losses)))
         if part:
-            with np.errstate(all="ignore"):
-                means = np.nan_to_num(history[kind.loss][:, : row + 1].mean(0), nan=math.inf)
-            best = int(means.argmin()) * config.eval_every // every
+            if active.any():  # a run that diverged has no row since
+                best = int(history[kind.loss][active[:count]].mean(0).argmin()) * config.eval_every // every
             checkpoint.save(
                 workdir / "checkpoints", part, [r.key for r in batch], states, count,
                 keep=config.checkpoint.keep, best=best if kind.watched else None,
@@ -122,15 +121,15 @@ def _transplanted(states, batch: list[Run], workdir: pathlib.Path):
         like = jax.tree.map(lambda a, i=i: a[i], states["params"]["router"])
         router = checkpoint.load_model(workdir / "models" / run.transplant, like)
 
-        def put(old, new, i=i):
-            return jax.device_put(old.at[i].set(new), old.sharding)
+        def put(held, i=i, router=router):
+            return jax.tree.map(lambda old, new: jax.device_put(old.at[i].set(new), old.sharding), held, router)
 
-        for name in ("router0", "params"):
-            held = states[name]["router"] if name == "params" else states[name]
-            changed = jax.tree.map(put, held, router)
-            states = states | {name: states[name] | {"router": changed} if name == "params" else changed}
         before, layer = states["before"]
-        states = states | {"before": (jax.tree.map(put, before, router), layer)}
+        states = states | {
+            "params": states["params"] | {"router": put(states["params"]["router"])},
+            "router0": put(states["router0"]),
+            "before": (put(before), layer),
+        }
     return states
 
 

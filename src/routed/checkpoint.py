@@ -117,8 +117,8 @@ def load_model(path: pathlib.Path, like: Any) -> Any:
     meta = _meta(path)
     if meta is None:
         raise UserError(
-            f"{path} is missing or damaged, and the arm transplant needs the router in it: remove the rows of its run"
-            " with another --workdir, with checkpoint.final=true"
+            f"{path} is missing or damaged, and the arm transplant needs the router in it: choose another --workdir, where the"
+            " learned runs train again with checkpoint.final=true"
         )
     with _quiet():
         stored = ocp.load(path.absolute() / "state")["router"]

@@ -17,10 +17,12 @@ class Events:
     def __init__(self, workdir: pathlib.Path, batch: list[Run]):
         self.folders = [workdir / "tensorboard" / f"{run.arm}-seed{run.seed}-{run.key}" for run in batch]
 
-    def write(self, history, row: int, step: int) -> None:
-        """Row `row` of every scalar in the history [R, evaluations, ...], as of `step`."""
+    def write(self, history, row: int, step: int, active: np.ndarray) -> None:
+        """Row `row` of every scalar in the history [R, evaluations, ...], as of `step`, of the runs that are `active`."""
         scalars = {name: np.asarray(values)[:, row] for name, values in history.items() if values.ndim == 2}
         for i, folder in enumerate(self.folders):
+            if not active[i]:
+                continue
             # Named by the step: the library's own names are seconds, and a second writer of one would overwrite it.
             with files.explained(folder), SummaryWriter(str(folder), filename_suffix=f".{step}") as writer:
                 for name, values in scalars.items():

@@ -18,8 +18,8 @@ from routed.run import Program
 class Kind(NamedTuple):
     """What the engine asks of an experiment.
 
-    program(config, pool, mesh) -> Program, `mesh` where devices share a run; loss: the column that validates a run; given(config) -> arrays that all runs share;
-    feed(config, seed) -> (first, steps) -> the batches of these steps; feed_shape(config, steps); offline(config, history) ->
+    program(config, pool, mesh) -> Program, `mesh` where devices share a run; loss: the column that validates a run;
+    given(config) -> arrays that all runs share; feed(config, seed) -> (first, steps) -> the batches of these steps; feed_shape(config, steps); offline(config, history) ->
     further columns; data_bytes(config, pool) -> bytes of one run's data; data(config) -> what config.json says of them;
     cost(config) -> (tokens, FLOPs) of a step, FLOPs None where they are not counted; watched: runs are few and long, so that
     event files are worth their while; fuse: what XLA's YNNPACK may fuse on a CPU.

@@ -50,7 +50,9 @@ def program(config: ConfigDict, mesh: Mesh | None = None) -> Program:
         rows = jax.tree.map(lambda a: a[:1], given["validation"])
         params, layer = model.init(keys["init"], rows)
         if "table" in given:
-            params = params | {"router": jax.tree.map(lambda a: _tables(a, given["table"]), params["router"])}
+            params = params | {
+                "router": jax.tree.map(lambda a: jnp.broadcast_to(given["table"], a.shape), params["router"])
+            }
         state = {
             "params": params,
             "layer": layer,
@@ -175,11 +177,6 @@ def _auxiliary(seen, coefficients, learned, config: ConfigDict):
 
 def _at(logits, targets):
     return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-
-
-def _tables(leaf, table):
-    """The shared table in the shape of a stack's parameter [S, V, k]."""
-    return jnp.broadcast_to(table, leaf.shape)
 
 
 def _moved(router, router0):
