@@ -13,6 +13,7 @@ from routed.data.text import SOURCES
 from routed.dispatch import DISPATCHES, refuse
 from routed.experts import ACTIVATIONS, EXPERTS
 from routed.models import MODELS
+from routed.models.t5 import blocks_of
 from routed.routers import FIXED, KINDS, ROUTERS
 from routed.run import STREAMS
 from routed.selection import SELECTIONS
@@ -240,12 +241,7 @@ def _validate_text(config: ConfigDict) -> None:
         raise UserError(
             f"config key data.directory is empty: name the folder with the text of data.name={config.data.name!r}"
         )
-    t, layers = config.transformer, config.transformer.sparse_layers
-    if layers and t.layers % layers:
-        fits = max(n for n in range(1, min(layers, t.layers) + 1) if t.layers % n == 0)
-        raise UserError(
-            f"config key transformer.sparse_layers={layers}: does not divide transformer.layers={t.layers}; use {fits}"
-        )
+    blocks_of(config)  # refuses sparse layers that cannot be spaced equally
     for key, value, why in (
         ("router.from_data", config.router.from_data, "rows of text are no rows of a router"),
         ("router.entropy", config.router.entropy > 0, "the routers of a language model are not scaled"),
@@ -260,7 +256,11 @@ def _validate_text(config: ConfigDict) -> None:
             config.selection.name in ("expert_choice", "sinkhorn"),
             "it routes a token of the decoder by later ones; use top_k or sigmoid",
         ),
-        ("model", config.model == "moe" and not layers, "there is no sparse layer; set transformer.sparse_layers"),
+        (
+            "model",
+            config.model == "moe" and not config.transformer.sparse_layers,
+            "there is no sparse layer; set transformer.sparse_layers",
+        ),
     ):
         if value:
             raise UserError(f"config key {key}={flatten(config)[key]!r}: not for data.name={config.data.name!r}: {why}")
