@@ -54,6 +54,23 @@ def test_rate_scale_multiplies_both(small):
     assert float(params["experts"]["value"][0]) == pytest.approx(3.94)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        # Warm-up over 2 steps: 1/2, 1. Then 1; or (6 - t) / (6 - 2) for t = 2 .. 5; or sqrt(2 / (t + 1)).
+        ("constant", [0.5, 1, 1, 1, 1, 1]),
+        ("linear", [0.5, 1, 1, 0.75, 0.5, 0.25]),
+        ("rsqrt", [0.5, 1, (2 / 3) ** 0.5, (2 / 4) ** 0.5, (2 / 5) ** 0.5, (2 / 6) ** 0.5]),
+    ],
+)
+def test_schedule_by_hand(small, schedule, factors):
+    config = override(
+        small, {"optimizer.momentum": 0.0, "optimizer.schedule": schedule, "optimizer.warmup": 2, "steps": 6}
+    )
+    for count in range(1, 7):  # a gradient of 1 at a rate of .1
+        assert float(steps(config, count=count)["router"]["kernel"][0]) == pytest.approx(1 - 0.1 * sum(factors[:count]))
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 @pytest.mark.parametrize("bad", [1.0, np.nan, np.inf])
 def test_frozen_router_keeps_its_bits(small, name, bad):

@@ -178,7 +178,7 @@ def base() -> ConfigDict:
     c.optimizer.eps = 1e-8
     c.optimizer.weight_decay = 0.0  # decoupled: times the learning rate; on router and experts
     c.optimizer.rate_scale = 1.0  # times both learning rates
-    c.optimizer.schedule = "constant"  # constant | rsqrt: times sqrt(warmup / step) after the warm-up
+    c.optimizer.schedule = "constant"  # after the warm-up: constant | linear: to 0 at the end | rsqrt: times sqrt(warmup / step)
     c.optimizer.warmup = 0  # steps in which the rates grow linearly from 0
     c.optimizer.clip = 0.0  # largest global norm of the gradient, without the router's where it is frozen; 0: none
 

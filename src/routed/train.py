@@ -25,10 +25,11 @@ def optimiser(config: ConfigDict, settings) -> optax.GradientTransformation:
         return optax.trace(o.momentum) if o.name == "sgd" else optax.scale_by_adam(o.b1, o.b2, o.eps)
 
     def schedule(step):
-        warmed = jnp.minimum(1.0, (step + 1) / max(o.warmup, 1))
-        if o.schedule == "constant":
-            return warmed
-        return warmed * jnp.sqrt(max(o.warmup, 1) / jnp.maximum(step + 1, max(o.warmup, 1)))
+        warmup = max(o.warmup, 1)
+        warmed = jnp.minimum(1.0, (step + 1) / warmup)
+        if o.schedule == "linear":  # 0 after the last step, so that step still learns
+            return warmed * jnp.clip((config.steps - step) / max(config.steps - warmup, 1), 0.0, 1.0)
+        return warmed * jnp.sqrt(warmup / jnp.maximum(step + 1, warmup)) if o.schedule == "rsqrt" else warmed
 
     def group(rate):
         parts = [

@@ -117,7 +117,7 @@ RULES = {
     "losses.entropy": _at_least(0),
     "losses.logits_z": _at_least(0),
     "optimizer.name": _one_of(("sgd", "adam", "adafactor")),
-    "optimizer.schedule": _one_of(("constant", "rsqrt")),
+    "optimizer.schedule": _one_of(("constant", "linear", "rsqrt")),
     "optimizer.warmup": _at_least(0),
     "optimizer.clip": _at_least(0),
     "optimizer.momentum": _FRACTION,
