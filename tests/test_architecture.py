@@ -15,7 +15,7 @@ ORDER = (
     ("moe",),
     ("soft_moe",),
     ("models",),
-    ("train", "arms"),
+    ("train", "arms", "observe"),
     ("run",),
     ("language",),
     ("kinds",),

@@ -32,6 +32,8 @@ ARMS: dict[str, dict[str, Any]] = {
     # No router: the FLOPs of one routed token, or the parameters of the whole layer.
     "dense_active": {"router.frozen": True, "model": "dense_active"},
     "dense_total": {"router.frozen": True, "model": "dense_total"},
+    # ... or one expert alone, no deeper.
+    "dense_expert": {"router.frozen": True, "model": "dense_expert"},
 }
 
 
@@ -72,4 +74,5 @@ LABELS = {
     "transplant": ("learned elsewhere, frozen", "#009E73"),
     "dense_active": ("dense, active parameters", "#999999"),
     "dense_total": ("dense, all parameters", "#666666"),
+    "dense_expert": ("dense, one expert", "#332288"),
 }

@@ -1,7 +1,8 @@
 """Claims and their verdicts: what an experiment file promises to test, and what the rows say about it.
 
 Kinds: `order` (one side is lower than the other), `number` (the paper's value lies in our prediction interval for one
-run), `null` (two sides are equivalent). A side is a dict: `arm` (or "fairest"), swept keys, `metric` to replace the
+run), `null` (two sides are equivalent), `beside` (a number on a scale that the paper does not state: both are shown, nothing
+is judged). A side is a dict: `arm` (or "fairest"), swept keys, `metric` to replace the
 claim's, or `value` for a constant.
 """
 
@@ -21,13 +22,13 @@ from routed.config import flatten
 from routed.results import last, settle, shown
 
 #: How two sides are compared, with the smallest effect of interest: losses that approach 0 by their log ratio (a factor
-#: 1.1), nats per token and shares by their difference (.01).
-EFFECTS = {"ratio": math.log(1.1), "difference": 0.01}
+#: 1.1), nats per token and shares by their difference (.01), shares of successful runs by theirs (.05).
+EFFECTS = {"ratio": math.log(1.1), "difference": 0.01, "probability": 0.05}
 ALPHA = 0.05
 
 
 class Claim(NamedTuple):
-    """One testable sentence. `lower` is claimed to be below `higher` (number: `lower` is the side, `paper` the value).
+    """One testable sentence. `lower` is claimed to be below `higher` (number, beside: `lower` is the side, `paper` the value).
 
     `at` fixes swept keys; an order claim is also tried at every other point, and its robustness is the share on which it
     is supported. comparability: same | gaps_filled | scaled | stand_in. unit: a key of EFFECTS.
@@ -126,6 +127,8 @@ def _judge(claim: Claim, rows: Rows) -> dict[str, Any]:
     }  # fmt: skip
     if claim.kind == "number":
         return found | _number(claim, rows)
+    if claim.kind == "beside":
+        return found | _beside(claim, rows)
     differences, arms = _differences(claim, claim.at, rows)
     if not len(differences):
         return found
@@ -210,6 +213,17 @@ def _number(claim: Claim, rows: Rows) -> dict[str, Any]:
     }
 
 
+def _beside(claim: Claim, rows: Rows) -> dict[str, Any]:
+    values, _ = rows.side(claim.lower, claim.at, claim.metric)
+    if not np.size(values):
+        return {}
+    mean, low, high, n = stats.estimate(np.asarray(values))
+    return {
+        "ours": mean, "interval": [low, high], "n": n, "verdict": "not comparable",
+        "reason": "the paper does not state its scale", "text": f"{mean:.3g} [{low:.3g}, {high:.3g}]",
+    }  # fmt: skip
+
+
 def _ratio_text(
     claim: Claim, rows: Rows, mean: float, low: float, high: float, arms: tuple[str | None, str | None]
 ) -> str:
@@ -220,7 +234,7 @@ def _ratio_text(
         words = "" if arm is None else f"{arm} "
         words += " ".join(f"{k}={shown(v)} " for k, v in side.items() if k not in ("arm", "metric", "value"))
         parts.append(f"{words}{float(np.mean(values)):{'.3g' if claim.unit == 'ratio' else '.4f'}}")
-    if claim.unit == "difference":
+    if claim.unit != "ratio":
         return f"{parts[0]} against {parts[1]}; difference {mean:+.4f} [{low:+.4f}, {high:+.4f}]"
     return f"{parts[0]} against {parts[1]}; ratio {math.exp(mean):.3g} [{math.exp(low):.3g}, {math.exp(high):.3g}]"
 

@@ -68,16 +68,19 @@ def base() -> ConfigDict:
     c.batch_size = 32  # training tokens per step
     c.arms = ("learned", "frozen")  # names in routed.arms.ARMS
     c.rates = "paper"  # paper: the rates below; tuned: times the best of tune.multipliers, per arm
-    c.model = "moe"  # moe | dense_active (FLOPs of one routed token) | dense_total (parameters of the whole layer)
+    c.model = "moe"  # moe | dense_active (FLOPs of one routed token) | dense_total (parameters of the whole layer) | dense_expert
     # A text task (data.name) makes it a T5 of `transformer`, a task of samples one layer.
 
     c.data = ConfigDict()
     c.data.name = "gmm"  # in routed.data.TASKS
-    c.data.clusters = 64  # spherical Gaussians, equally likely
+    c.data.clusters = 64  # Gaussians, subspaces, atoms, equally likely
     c.data.dim = 24  # dimensions in which the clusters differ
     c.data.spurious_dims = 0  # further dimensions, the same for every cluster
-    c.data.target = "constant"  # constant: a vector per cluster; linear: w_c^T (x - mu_c)
-    c.data.target_dim = 10  # outputs; 1 for linear
+    c.data.target = "constant"  # one of the task's targets
+    c.data.target_dim = 10  # outputs of that target
+    c.data.rank = 8  # subspaces: their dimension; dictionary: atoms of a sample
+    c.data.noise = 0.1  # subspaces: standard deviation of the noise (of a sample within its subspace: 1)
+    c.data.positions = 1  # sequence: tokens of a sample
     c.data.separation = 1.0  # c: min over pairs of |mu_i - mu_j| / (sigma sqrt(dim)), sigma = 1
     c.data.samples = 8192  # training samples, drawn with replacement in batches
     c.data.fresh = False  # every batch is new: samples is not used
@@ -178,7 +181,9 @@ def base() -> ConfigDict:
     c.optimizer.eps = 1e-8
     c.optimizer.weight_decay = 0.0  # decoupled: times the learning rate; on router and experts
     c.optimizer.rate_scale = 1.0  # times both learning rates
-    c.optimizer.schedule = "constant"  # after the warm-up: constant | linear: to 0 at the end | rsqrt: times sqrt(warmup / step)
+    c.optimizer.schedule = (
+        "constant"  # after the warm-up: constant | linear: to 0 at the end | rsqrt: times sqrt(warmup / step)
+    )
     c.optimizer.warmup = 0  # steps in which the rates grow linearly from 0
     c.optimizer.clip = 0.0  # largest global norm of the gradient, without the router's where it is frozen; 0: none
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from routed import feed, language, models, run
-from routed.data import TASKS, text
+from routed.data import TASKS, samples, text
 from routed.metrics import agreement, churn
 from routed.run import Program
 
@@ -54,13 +54,11 @@ def _offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np
 SAMPLES = Kind(
     program=lambda config, pool, mesh: run.program(config, pool),
     loss="test/loss",
-    given=lambda config: (),
+    given=lambda config: TASKS[config.data.name].given(config.data),
     feed=lambda config, seed: lambda first, steps: (),
     feed_shape=lambda config, steps: (),
     offline=_offline,
-    data_bytes=lambda config, pool: (
-        TASKS[config.data.name].bytes_per_sample(config.data) * (pool + config.data.test_samples)
-    ),
+    data_bytes=lambda config, pool: samples.bytes_of(TASKS[config.data.name], config.data, pool),
     data=lambda config: "generated from the seed",
     cost=lambda config: (config.batch_size, None),
     watched=False,

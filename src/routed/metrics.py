@@ -67,6 +67,15 @@ def dispatch_entropy(counts: Float[Array, "C E"]) -> Scalar:
     return (load / load.sum() * entropy((counts / jnp.maximum(load, 1e-9)[None]).T)).sum()
 
 
+def covered(counts: Float[Array, "C E"], share: float = 0.9) -> Bool[Array, " C"]:
+    """Which clusters have specialists: `share` of their tokens go to experts `share` of whose tokens are theirs.
+
+    Counts are hard choices. False for all when routing is collapsed or random; one expert a cluster is enough.
+    """
+    own = counts >= share * jnp.maximum(counts.sum(0, keepdims=True), 1e-9)
+    return (counts * own).sum(1) >= share * counts.sum(1)
+
+
 def load(choices: Int[Array, "T k"], num_experts: int) -> Float[Array, " E"]:
     """Share of the assignments chosen for each expert, before drops; sums to 1."""
     return jnp.zeros(num_experts).at[choices.reshape(-1)].add(1.0) / choices.size
@@ -117,8 +126,8 @@ def load_summary(load: Float[Array, " E"], tokens: int) -> dict[str, Scalar]:
 
 
 def shuffled_sparsity(
-    scores: Callable[[Float[Array, "T D"]], Float[Array, "T E"]],
-    x: Float[Array, "T D"],
+    scores: Callable[[Float[Array, "T ..."]], Float[Array, "T E"]],
+    x: Float[Array, "T ..."],
     cluster: Int[Array, " T"],
     clusters: int,
     key: PRNGKeyArray,
@@ -130,7 +139,7 @@ def shuffled_sparsity(
     """
 
     def one(key):
-        permuted = jax.random.permutation(key, x, axis=1)
+        permuted = jax.random.permutation(key, x.reshape(len(x), -1), axis=1).reshape(x.shape)
         return entropies(jax.nn.softmax(scores(permuted)), cluster, clusters)["sparsity"]
 
     return jax.lax.map(one, jax.random.split(key, SHUFFLES))
@@ -143,6 +152,15 @@ def norm_ratio(kernel: Float[Array, "D E"]) -> Scalar:
     """
     norms = jnp.linalg.norm(kernel, axis=0)
     return (norms**2).mean() / norms.mean() ** 2
+
+
+def first_layer(params) -> Float[Array, "D H"] | None:
+    """The weights that a router applies to its input: of its first hidden layer, or of its scores. None: it has no such."""
+    hidden = params.get("features", {})
+    for weights in (hidden.get("Dense_0", {}), hidden, {} if hidden else params):
+        if "kernel" in weights:
+            return weights["kernel"]
+    return None
 
 
 def signal_share(kernel: Float[Array, "D E"], signal: int) -> Scalar:

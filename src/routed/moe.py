@@ -28,7 +28,7 @@ class MoE(nn.Module):
 
     Parameters are `router` and `experts`; every leaf of `experts` has a leading logical axis `expert` (Flax metadata:
     `nn.get_partition_spec`, `nn.meta.unbox`), and expert e is initialised with a key folded from e, so 8 experts are a
-    prefix of 16. Keyword context is passed on to the router.
+    prefix of 16. The router scores the tokens, or what `routed_by` says of them; keyword context is passed on to it.
 
     Noise needs the random stream `noise` (none without it). With `balance_rate` the collection `balance` holds a bias per
     expert that only chooses; each call in which the collection is mutable moves it by that rate towards equal load
@@ -52,9 +52,14 @@ class MoE(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "T ..."], *, mask: Bool[Array, " T"] | None = None, **context
+        self,
+        x: Float[Array, "T ..."],
+        *,
+        mask: Bool[Array, " T"] | None = None,
+        routed_by: Float[Array, "T ..."] | None = None,
+        **context,
     ) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:
-        routing = self._route(x, mask, context)
+        routing = self._route(x if routed_by is None else routed_by, mask, context)
         expert = self.expert.clone(parent=None)  # unbound: its parameters are stacked and held here
 
         def initialise(key):

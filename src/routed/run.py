@@ -12,18 +12,15 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from routed import losses, metrics, models
-from routed.data import TASKS
+from routed import losses, models, observe
+from routed.data import TASKS, samples
 from routed.routers import FIXED, ROUTERS, initialise
 from routed.selection import Rule, capacity, rule_of
 from routed.train import optimiser, update
-from routed.words import Batch, SoftRouting
+from routed.words import Batch
 
 #: Independent random streams of a seed; any of them can be held fixed over seeds (config key `held`).
 STREAMS = ("world", "init", "order", "noise")
-
-#: Test tokens whose choices are kept at every evaluation, for churn.
-PROBE = 1024
 
 
 class Program(NamedTuple):
@@ -67,8 +64,8 @@ def program(config: ConfigDict, pool: int) -> Program:
 
     def sample(keys, settings, world, step) -> Batch:
         key = jax.random.fold_in(keys["order"], step)
-        draw = task.fresh_batch if config.data.fresh else task.train_batch
-        return draw(world, key, config.batch_size, config.data, settings)
+        draw = samples.fresh_batch if config.data.fresh else samples.train_batch
+        return draw(task, world, key, config.batch_size, config.data, settings)
 
     def train_loss(params, layer, batch, key, frozen):
         """Squared norm of the error, mean over tokens (the loss of the paper's theory sections), and auxiliary losses."""
@@ -80,15 +77,19 @@ def program(config: ConfigDict, pool: int) -> Program:
         return task_loss + extra, (task_loss, layer)
 
     def start(seed, settings, given=()):
-        del given
         keys = streams(seed, config)
-        world = task.world(keys["world"], config.data, pool)
-        test = task.test_batch(world, config.data, settings)
+        drawn = samples.world(task, keys["world"], config.data, pool)
+        world = drawn._replace(given=given)
+        test = samples.test_batch(task, world, config.data, settings)
         params, layer = model.init(keys["init"], test)
         if model.scores is not None:
-            examples = task.examples(world, config.experts.count, config.data, settings)
+            examples = samples.examples(task, world, config.experts.count, config.data, settings)
             router = ROUTERS[config.router.name](config.router, config.experts.count)
-            params = params | {"router": initialise(router, params["router"], examples.x, test.x, settings)}
+            params = params | {
+                "router": initialise(
+                    router, params["router"], examples.tokens[: config.experts.count], test.tokens, settings
+                )
+            }
         state = {
             "params": params,
             "layer": layer,
@@ -97,11 +98,11 @@ def program(config: ConfigDict, pool: int) -> Program:
             "step": jnp.int32(0),
         }
         seen = jax.eval_shape(lambda: evaluate(keys, settings, world, state))
-        return world, state | new_history(seen, evaluations)
+        return drawn, state | new_history(seen, evaluations)
 
     def chunk(active, steps, evaluated, seed, settings, world, state, feed=(), given=()):
-        del feed, given
-        keys = streams(seed, config)
+        del feed
+        keys, world = streams(seed, config), world._replace(given=given)
         transform = optimiser(config, settings)
         frozen = settings["router.frozen"]
 
@@ -120,15 +121,15 @@ def program(config: ConfigDict, pool: int) -> Program:
             return jax.lax.cond(evaluated, record, lambda new: new, new)
 
         def record(new):
-            scale = task.variance(world, config.data)
+            scale = samples.variance(task, world, config.data, settings)
             return recorded(new, evaluate(keys, settings, world, new), config.eval_every, scale)
 
         return jax.lax.cond(active, advance, lambda state: state, state)
 
     def evaluate(keys, settings, world, state) -> dict[str, jax.Array]:
         """All metrics of one moment. Test tokens pass in blocks, which keeps the experts' activations in cache."""
-        params, test = state["params"], task.test_batch(world, config.data, settings)
-        variance = task.variance(world, config.data)
+        params, test = state["params"], samples.test_batch(task, world, config.data, settings)
+        variance = samples.variance(task, world, config.data, settings)
 
         def forward(block: Batch):
             # Dense, since the soft mixture needs every expert anyway.
@@ -137,7 +138,7 @@ def program(config: ConfigDict, pool: int) -> Program:
             return prediction, mixture, routing
 
         prediction, mixture, routing = _in_blocks(forward, test)
-        ideal = task.bayes(world, test.x, config.data, settings)
+        ideal = task.bayes(world, test, config.data, settings)
 
         def normalised(error):
             return (error**2).sum(-1).mean() / variance
@@ -158,37 +159,16 @@ def program(config: ConfigDict, pool: int) -> Program:
         if routing is None or score is None:
             return seen
 
-        clusters, count = config.data.clusters, config.experts.count
-        scores = routing.scores.reshape(-1, count)
-        soft_eval = isinstance(routing, SoftRouting)
-        choices = scores.argmax(-1)[:, None] if soft_eval else routing.expert.reshape(len(scores), -1)
-        probs = jax.nn.softmax(scores)
-        hard = jax.nn.one_hot(choices, count).mean(1)
-        counts = metrics.cluster_sums(hard, test.cluster, clusters)
-        load = metrics.load(choices, count)
-        shuffled = metrics.shuffled_sparsity(
-            lambda x: score(params, test._replace(x=x)), test.x, test.cluster, clusters, keys["noise"]
+        return seen | observe.routing(
+            routing,
+            params["router"],
+            test,
+            score=lambda x: score(params, x, test.label),
+            labels=task.labels(config.data),
+            groupings=task.groupings(world, config.data),
+            signal=config.data.dim,
+            key=keys["noise"],
         )
-        seen |= {f"router/{name}": value for name, value in metrics.entropies(probs, test.cluster, clusters).items()}
-        seen |= {
-            f"router/hard_{name}": value for name, value in metrics.entropies(hard, test.cluster, clusters).items()
-        }
-        seen |= {f"router/{name}": value for name, value in metrics.load_summary(load, len(scores)).items()}
-        seen |= {
-            "router/dispatch_entropy": metrics.dispatch_entropy(counts),
-            "router/sparsity_shuffled": shuffled.mean(),
-            "router/sparsity_shuffled_std": shuffled.std(),
-            "router/dropped": metrics.dropped(routing),
-            "choices": choices[:PROBE],
-            "counts": jnp.round(counts * choices.shape[1]),  # assignments
-            "probs": metrics.cluster_sums(probs, test.cluster, clusters) / counts.sum(-1, keepdims=True),
-        }
-        if "kernel" in params["router"]:
-            kernel = params["router"]["kernel"]
-            seen["router/norm_ratio"] = metrics.norm_ratio(kernel)
-            seen["router/norm_mean"] = jnp.linalg.norm(kernel, axis=0).mean()
-            seen["router/signal_share"] = metrics.signal_share(kernel, config.data.dim)
-        return seen
 
     return Program(start, chunk)
 

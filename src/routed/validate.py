@@ -63,7 +63,9 @@ RULES = {
     "data.clusters": _at_least(2),
     "data.dim": _at_least(1),
     "data.spurious_dims": _at_least(0),
-    "data.target": _one_of(("constant", "linear")),
+    "data.rank": _at_least(1),
+    "data.noise": _ABOVE_ZERO,
+    "data.positions": _at_least(1),
     "data.target_dim": _at_least(1),
     "data.separation": _ABOVE_ZERO,
     "data.samples": _INT32,
@@ -166,10 +168,6 @@ def validate(config: ConfigDict) -> None:
         raise UserError(
             f"config key seeds={config.seeds}: seed + seeds must be at most {TUNING_OFFSET}, where the tuning seeds start"
         )
-    if config.data.target == "linear" and config.data.target_dim != 1:
-        raise UserError(
-            f"config key data.target_dim={config.data.target_dim}: a linear target has one output; set data.target_dim=1"
-        )
     if config.router.entropy > 0 and config.router.entropy >= math.log(config.experts.count):
         raise UserError(
             f"config key router.entropy={config.router.entropy}: must be below ln(experts.count)={math.log(config.experts.count):.4g}"
@@ -204,6 +202,16 @@ def validate(config: ConfigDict) -> None:
 
 
 def _validate_samples(config: ConfigDict) -> None:
+    task, data = TASKS[config.data.name], config.data
+    if data.target not in task.targets:
+        raise UserError(
+            f"config key data.target={data.target!r}: data.name={data.name!r} has the targets {', '.join(task.targets)}"
+        )
+    if data.target_dim != task.outputs(data):
+        raise UserError(
+            f"config key data.target_dim={data.target_dim}: the target {data.target!r} of data.name={data.name!r} has"
+            f" another number of outputs; set data.target_dim={task.outputs(data)}"
+        )
     size = config.selection.group_size
     if size and config.batch_size % size:
         raise UserError(f"config key selection.group_size={size}: must divide batch_size={config.batch_size}")
@@ -216,14 +224,14 @@ def _validate_samples(config: ConfigDict) -> None:
         raise UserError(
             f"config key router.name='hash_id': the samples of data.name={config.data.name!r} have no token ids; use 'hash'"
         )
-    positions = config.data.dim + config.data.spurious_dims
+    positions = task.dims(data)
     if config.router.name == "conv" and positions % config.router.window:
         raise UserError(
             f"config key router.window={config.router.window}: must divide the {positions} positions of a sample"
         )
-    if config.data.test_samples % config.data.clusters:
+    if data.test_samples % task.labels(data):
         raise UserError(
-            f"config key data.test_samples={config.data.test_samples}: must be a multiple of data.clusters={config.data.clusters}"
+            f"config key data.test_samples={data.test_samples}: must be a multiple of the {task.labels(data)} clusters"
         )
     if config.mesh.data * config.mesh.expert > 1:
         raise UserError(
@@ -261,6 +269,7 @@ def _validate_text(config: ConfigDict) -> None:
             config.model == "moe" and not config.transformer.sparse_layers,
             "there is no sparse layer; set transformer.sparse_layers",
         ),
+        ("model", config.model == "dense_expert", "a transformer is more than its experts; use dense_active"),
     ):
         if value:
             raise UserError(f"config key {key}={flatten(config)[key]!r}: not for data.name={config.data.name!r}: {why}")

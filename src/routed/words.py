@@ -15,11 +15,26 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Batch(NamedTuple):
-    """Tokens with their targets and the cluster that generated them (hidden from every router but the oracle)."""
+    """Samples with their targets and the cluster that generated each token (hidden from every router but the oracle).
 
-    x: Float[Array, "T D"]
-    y: Float[Array, "T O"]
-    cluster: Int[Array, " T"]
+    A sample is one token, or S tokens of which each is routed on its own; B samples.
+    """
+
+    x: Float[Array, "B ..."]
+    y: Float[Array, "B O"]
+    cluster: Int[Array, "B ..."]
+    #: What the experts see beside the router's features, where x is not for them.
+    side: Float[Array, "B V"] | None = None
+
+    @property
+    def tokens(self) -> Float[Array, "T ..."]:
+        """What is routed, sample by sample."""
+        return self.x.reshape(-1, *self.x.shape[self.cluster.ndim :])
+
+    @property
+    def label(self) -> Int[Array, " T"]:
+        """The cluster of each token."""
+        return self.cluster.reshape(-1)
 
 
 class TextBatch(NamedTuple):

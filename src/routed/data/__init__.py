@@ -1,6 +1,6 @@
-"""Tasks: what a data generator draws once (a world), and the batches it makes of it."""
+"""Tasks: what a generator draws once (a world), and the batches it makes of it."""
 
-from routed.data import gmm
+from routed.data import dictionary, gmm, sequence, subspaces
 
-#: A task is a module with `world`, `examples`, `train_batch`, `fresh_batch`, `test_batch`, `bayes`, `variance` and `bytes_per_sample`.
-TASKS = {"gmm": gmm}
+#: name -> `routed.data.samples.Task`.
+TASKS = {"gmm": gmm.TASK, "subspaces": subspaces.TASK, "sequence": sequence.TASK, "dictionary": dictionary.TASK}

@@ -23,7 +23,7 @@ def curves(spec: dict[str, Any], data: Data) -> Figure | None:
     figure = _panels(
         spec, data.axes, rows.assign(place=rows[spec["x"]].map(xs.index)), "place", spread=0.06 if len(xs) < 8 else 0
     )
-    for panel in figure.axes:
+    for panel in figure.axes if figure else ():
         panel.set_xticks(range(len(xs)), [shown(x) for x in xs])
         panel.set_xlabel(KEYS.get(spec["x"], spec["x"]))
     return figure
@@ -33,7 +33,7 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
     """Metrics against optimiser steps at the figure's point, a line an arm: is everything converged?"""
     rows = data.settle(data.table, spec)
     figure = _panels(spec, data.axes, rows, "step", spread=0)
-    for panel in figure.axes:
+    for panel in figure.axes if figure else ():
         panel.set_xlabel("optimiser steps")
         if panel.get_ylabel() == data.axes["eval/loss"][0]:
             panel.axhline(rows["eval/bigram"].mean(), color="black", lw=0.8, ls=":")
@@ -51,10 +51,12 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
 
 def _panels(
     spec: dict[str, Any], axes: dict[str, tuple[str, bool]], rows: pd.DataFrame, x: str, spread: float
-) -> Figure:
-    """A panel a metric, a line an arm; `spread` sets the arms apart so that their intervals do not hide each other."""
+) -> Figure | None:
+    """A panel a metric that any arm has, a line an arm; `spread` sets the arms apart so that their intervals do not hide each other."""
     arms = [arm for arm in LABELS if arm in set(rows.arm) and arm in spec.get("arms", LABELS)]
     metrics = [m for m in spec["metrics"] if m in rows and rows[rows.arm.isin(arms)][m].notna().any()]
+    if not metrics:
+        return None
     figure = Figure(figsize=(3.7 * len(metrics) + 0.2, 3.9))
     same = all(axes[m][1] for m in metrics) and x != "step"
     panels = figure.subplots(1, len(metrics), squeeze=False, sharey=same)[0]
