@@ -2,11 +2,13 @@
 
     python -m routed.report DIR... [--out=FILE]
 
-makes the page of one workdir again, or sets several side by side; disjoint shards of one config are merged.
+makes the page of one workdir again, or an overview of several (runs/*): every claim of theirs in one table, and their pages below
+it. Disjoint shards of one config are merged.
 """
 
 from __future__ import annotations
 
+import collections
 import importlib.resources
 import io
 import json
@@ -33,6 +35,7 @@ OUT = flags.DEFINE_string(
 CAPTIONS = {
     "curves": "Means over seeds with 95 % t intervals (geometric means on log axes, which end at 0.001).",
     "training": "Means over seeds with 95 % t intervals, at the largest point of the sweep.",
+    "success": "Share of runs with 95 % t intervals; dotted: the probability predicted by the theorem.",
     "gap": "Log ratios of top-1 loss, paired by seed, with 95 % t intervals; the first three parts add up to the whole gap.",
     "phase": "Mean paired log ratio of top-1 loss; a star marks cells whose 95 % interval excludes 0; black: the zero contour; the name in a cell is the fairest frozen control there.",
     "forest": "Mean paired log ratio of top-1 loss with 95 % t intervals; each line changes one choice of the protocol.",
@@ -104,8 +107,19 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     title = parts[0]["name"] if len(parts) == 1 else "Overview"
-    question = parts[0]["question"] if len(parts) == 1 else f"{len(parts)} workdirs side by side."
-    files.write(path, environment.from_string(source).render(title=title, question=question, parts=parts))
+    question = parts[0]["question"] if len(parts) == 1 else f"What {len(parts)} experiments found."
+    overview = every_claim(parts) if len(parts) > 1 else []
+    counts = collections.Counter(claim["verdict"] for claim in overview)
+    page = environment.from_string(source).render(
+        title=title, question=question, parts=parts, overview=overview, counts=dict(counts.most_common())
+    )
+    files.write(path, page)
+
+
+def every_claim(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The claims of several workdirs with the name of theirs, sorted by source (their id)."""
+    found = [claim | {"workdir": part["name"]} for part in parts for claim in part["claims"]]
+    return sorted(found, key=lambda claim: (claim["id"], claim["workdir"]))
 
 
 def as_text(part: dict[str, Any]) -> str:
@@ -150,7 +164,7 @@ def _unique_ids(svg: str, prefix: str) -> str:
 
 def main(argv: list[str]) -> None:
     """The page of one workdir or of several."""
-    folders = [pathlib.Path(name) for name in argv[1:]]
+    folders = [path for name in argv[1:] if not (path := pathlib.Path(name)).is_file()]  # runs/* holds the page of before
     if not folders:
         raise UserError("usage: python -m routed.report DIR... [--out=FILE]")
     parts = []
@@ -159,8 +173,13 @@ def main(argv: list[str]) -> None:
         table = pd.concat([results.read_table(folder) for folder in group], ignore_index=True).drop_duplicates(
             ["run", "step"]
         )
+        if not len(table):
+            log.warning("%s has no finished runs yet: left out", group[0])
+            continue
         parts.append(make_part(group[0], module, config, table))
         print(f"{parts[-1]['name']}\n{as_text(parts[-1])}\n")
+    if not parts:
+        raise UserError("none of these folders has finished runs")
     out = (
         pathlib.Path(OUT.value)
         if OUT.value

@@ -207,6 +207,10 @@ def _validate_samples(config: ConfigDict) -> None:
         raise UserError(
             f"config key data.target={data.target!r}: data.name={data.name!r} has the targets {', '.join(task.targets)}"
         )
+    if data.name == "dictionary" and data.rank > data.clusters:
+        raise UserError(f"config key data.rank={data.rank}: a sample has at most data.clusters={data.clusters} atoms")
+    if data.name == "subspaces" and data.rank > data.dim:
+        raise UserError(f"config key data.rank={data.rank}: a subspace has at most data.dim={data.dim} dimensions")
     if data.target_dim != task.outputs(data):
         raise UserError(
             f"config key data.target_dim={data.target_dim}: the target {data.target!r} of data.name={data.name!r} has"

@@ -25,6 +25,8 @@ AXES = {
     "train/loss": ("training loss, as trained (1 = trivial)", True),
     "router/sparsity": ("sparsity: effective experts per cluster", True),
     "router/sparsity_shuffled": ("the same, shuffled router", True),
+    "router/sparsity_by_atom": ("the same, one atom fixed", True),
+    "router/experts_used": ("experts used over all samples", True),
     "router/signal_share": ("share of squared norm on\nthe informative dimensions", False),
     "router/norm_ratio": ("norm ratio E|w|² / (E|w|)²", False),
     "router/norm_mean": ("mean norm of a router row", False),
@@ -47,6 +49,9 @@ TEXT_AXES = AXES | {"train/loss": ("training loss (nats per token)", False)}
 KEYS = {
     "data.samples": "training samples",
     "data.separation": "separation c",
+    "data.positions": "tokens of a sample",
+    "data.clusters": "clusters",
+    "experts.depth": "layers of an expert",
     "experts.count": "experts",
     "optimizer.weight_decay": "weight decay",
     "transformer.dim": "width of the trunk",

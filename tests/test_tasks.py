@@ -1,0 +1,189 @@
+"""Subspaces, sequences and dictionaries: labels by hand, Bayes predictors against brute force, prefixes, errors."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal
+
+from routed import models
+from routed.config import override
+from routed.data import TASKS, samples
+from routed.metrics import covered, first_layer
+from routed.observe import routing as observed
+from routed.selection import Rule
+from routed.validate import validate
+from routed.words import SoftRouting, UserError
+
+SETTINGS = {"data.samples": jnp.int32(16), "data.separation": jnp.float32(0.6)}
+CASES = [(name, target) for name in ("subspaces", "sequence", "dictionary") for target in TASKS[name].targets]
+
+
+def settled(small, name, target):
+    changes = {"data.rank": 2, "data.positions": 3, "data.noise": 0.5, "data.test_samples": 60, "data.target_dim": 1}
+    return override(small, changes | {"data.name": name, "data.target": target})
+
+
+def made(small, name, target):
+    """Task, its config node, a world and its test samples."""
+    task, data = TASKS[name], settled(small, name, target).data
+    world = samples.world(task, jax.random.key(0), data, 16)
+    return task, data, world, samples.test_batch(task, world, data, SETTINGS)
+
+
+def densities(x, means, covariances):
+    """p(c|x) of equally likely Gaussians, [T, C]."""
+    each = [
+        np.exp(multivariate_normal(m, c, allow_singular=True).logpdf(x))
+        for m, c in zip(means, covariances, strict=True)
+    ]
+    return np.stack(each, -1) / np.sum(each, axis=0)[:, None]
+
+
+@pytest.mark.parametrize(("name", "target"), CASES)
+def test_a_larger_pool_keeps_the_samples_of_a_smaller_one(small, name, target):
+    task, data, few, _ = made(small, name, target)
+    many = samples.world(task, jax.random.key(0), data, 64)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b[:16]).all(), few.train.cluster, many.train.cluster))
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), (few.fixed, few.test), (many.fixed, many.test)))
+
+
+@pytest.mark.parametrize("target", TASKS["subspaces"].targets)
+def test_subspaces(small, target):
+    task, data, world, batch = made(small, "subspaces", target)
+    bases, weights = map(np.asarray, world.fixed)
+    np.testing.assert_allclose(np.einsum("cdr,cds->crs", bases, bases), np.tile(np.eye(2), (4, 1, 1)), atol=1e-5)
+    inside, noise = np.asarray(world.test.inside), 0.5 * np.asarray(world.test.noise)
+    for t, c in enumerate(np.asarray(batch.cluster)):
+        signal = bases[c] @ inside[t]
+        np.testing.assert_allclose(batch.x[t], signal + noise[t], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            batch.y[t, 0], weights[c] @ (signal if target == "signal" else noise[t]), rtol=1e-3, atol=1e-5
+        )
+    # x | c ~ N(0, P + s^2 I) with P = B B^T, and E[signal | x, c] = P (P + s^2 I)^-1 x: linear algebra instead of the closed form.
+    projections = bases @ bases.transpose(0, 2, 1)
+    covariances = projections + 0.25 * np.eye(3)
+    x = np.asarray(batch.x)
+    likely = densities(x, np.zeros((4, 3)), covariances)
+    signal = np.einsum("cij,cjk,tk->tci", projections, np.linalg.inv(covariances), x)
+    expected = signal if target == "signal" else x[:, None] - signal
+    best = (likely * np.einsum("tci,ci->tc", expected, weights)).sum(-1)
+    np.testing.assert_allclose(task.bayes(world, batch, data, SETTINGS)[:, 0], best, rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", TASKS["sequence"].targets)
+def test_sequences(small, target):
+    task, data, world, batch = made(small, "sequence", target)
+    centres, weights = (np.asarray(a) for a in world.fixed)
+    assert batch.x.shape == (60, 3, 3) and batch.tokens.shape == (180, 3)
+    assert np.bincount(batch.label).tolist() == [45] * 4
+    power = 1 if target == "linear" else 2
+    products = np.einsum("bsd,bsd->bs", weights[np.asarray(batch.cluster)], np.asarray(batch.x)) ** power
+    np.testing.assert_allclose(batch.y[:, 0], products.sum(1), rtol=1e-4, atol=1e-5)
+    likely = densities(np.asarray(batch.tokens), 0.6 * centres, [np.eye(3)] * 4)
+    each = (likely * (np.asarray(batch.tokens) @ weights.T) ** power).sum(-1)
+    np.testing.assert_allclose(
+        task.bayes(world, batch, data, SETTINGS)[:, 0], each.reshape(60, 3).sum(1), rtol=1e-3, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("target", TASKS["dictionary"].targets)
+def test_dictionaries(small, target):
+    task, data, world, batch = made(small, "dictionary", target)
+    centres, weights, atoms = (np.asarray(a) for a in world.fixed)
+    assert {tuple(sorted(pair)) for pair in atoms} == {(i, j) for j in range(4) for i in range(j)}
+    assert np.bincount(batch.cluster).tolist() == [10] * 6 and task.labels(data) == 6
+    at = 0.6 * centres
+    for t, c in enumerate(np.asarray(batch.cluster)):
+        (i, j), noise = atoms[c], np.asarray(world.test.noise[t])
+        first, second = at[i] + noise[0], at[j] + noise[1]
+        np.testing.assert_allclose(batch.x[t], first + second, rtol=1e-4, atol=1e-5)
+        y = {
+            "cross": (weights[i] + weights[j]) @ (first + second),
+            "atoms": weights[i] @ first + weights[j] @ second,
+            "centres": weights[i] @ at[i] + weights[j] @ at[j],
+        }
+        np.testing.assert_allclose(batch.y[t, 0], y[target], rtol=1e-3, atol=1e-4)
+    x, sums = np.asarray(batch.x), at[atoms].sum(1)
+    likely = densities(x, sums, [2 * np.eye(3)] * 6)
+    constant = (at[atoms] * weights[atoms]).sum((1, 2))
+    # Given the pair, the rest x - sum is shared equally by the two atoms.
+    each = {
+        "cross": x @ weights[atoms].sum(1).T,
+        "atoms": constant + np.einsum("tpd,pd->tp", x[:, None] - sums, weights[atoms].sum(1)) / 2,
+        "centres": np.tile(constant, (60, 1)),
+    }[target]
+    best = (likely * each).sum(-1)
+    np.testing.assert_allclose(task.bayes(world, batch, data, SETTINGS)[:, 0], best, rtol=2e-3, atol=1e-4)
+
+
+def test_combinations_of_many_atoms_are_judged_on_a_part_and_trained_on_all(small):
+    data = override(settled(small, "dictionary", "cross"), {"data.clusters": 40, "data.test_samples": 1024}).data
+    task = TASKS["dictionary"]
+    world = samples.world(task, jax.random.key(0), data, 4000)
+    assert math.comb(40, 2) == 780 and task.labels(data) == 512
+    assert int(world.test.cluster.max()) == 511 and int(world.train.cluster.max()) > 700
+
+
+@pytest.mark.parametrize("arm", [{"model": "moe"}, {"model": "dense_active"}])
+def test_a_sequence_is_the_sum_of_its_tokens(small, arm):
+    """The model on a sequence, against the same tokens as sequences of one."""
+    config = override(settled(small, "sequence", "linear"), {"data.clusters": 4} | arm)
+    batch = made(small, "sequence", "linear")[-1]
+    model = models.build(config)
+    params, state = model.init(jax.random.key(1), batch)
+    whole, _, _ = model.apply(params, state, batch, Rule("soft"), "dense")
+    alone = batch._replace(x=batch.x.reshape(180, 1, 3), cluster=batch.cluster.reshape(180, 1), y=jnp.zeros((180, 1)))
+    tokens, _, _ = model.apply(params, state, alone, Rule("soft"), "dense")
+    assert whole.shape == (60, 1)
+    np.testing.assert_allclose(whole, tokens.reshape(60, 3, 1).sum(1), rtol=1e-4, atol=1e-5)
+
+
+def test_sparsity_with_one_atom_fixed(small):
+    """4 atoms, 6 pairs, routing by pair: 3 pairs hold an atom, so 3 experts serve it, and 6 serve all."""
+    task, data, world, batch = made(small, "dictionary", "cross")
+    scores = 100.0 * jax.nn.one_hot(batch.cluster, 6)
+    seen = observed(
+        SoftRouting(scores, jax.nn.softmax(scores)), {}, batch, score=lambda x: scores, labels=6,
+        groupings=task.groupings(world, data), signal=3, key=jax.random.key(0),
+    )  # fmt: skip
+    values = [float(seen[f"router/{n}"]) for n in ("sparsity", "sparsity_by_atom", "experts_used", "covered")]
+    np.testing.assert_allclose(values, [1, 3, 6, 1], rtol=1e-4)
+
+
+def test_who_has_a_specialist():
+    # Cluster 0: all of its tokens on expert 0, which 1 of 11 tokens does not come from (.909): covered.
+    # Cluster 1: 8 of 10 on expert 1, all its own, 1 each on experts 0 and 2: .8 < .9. Cluster 2: expert 2 is 10 of 11 its own.
+    counts = jnp.array([[10.0, 0, 0], [1, 8, 1], [0, 0, 10]])
+    assert covered(counts).tolist() == [True, False, True]
+    assert covered(jnp.full((3, 3), 5.0)).tolist() == [False] * 3
+    # Two experts share a cluster: both are its own.
+    assert covered(jnp.array([[5.0, 5, 0], [0, 0, 10]])).tolist() == [True, True]
+
+
+def test_first_layer_of_routers():
+    assert first_layer({"kernel": jnp.ones((3, 4))}).shape == (3, 4)
+    assert first_layer({"features": {"Dense_0": {"kernel": jnp.ones((3, 9))}}, "kernel": jnp.ones((9, 4))}).shape == (
+        3,
+        9,
+    )
+    assert first_layer({"features": {"kernel": jnp.ones((3, 2))}, "kernel": jnp.ones((2, 4))}).shape == (3, 2)
+    assert first_layer({"features": {"Conv_0": {"kernel": jnp.ones((3, 3, 1, 2))}}, "kernel": jnp.ones((2, 4))}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data.target": "linear"}, "data.name='dictionary' has the targets cross, atoms, centres"),
+        ({"data.target_dim": 2}, "set data.target_dim=1"),
+        ({"data.test_samples": 64}, "must be a multiple of the 6 clusters"),
+        ({"data.rank": 5}, "a sample has at most data.clusters=4 atoms"),
+    ],
+)
+def test_impossible_data_are_refused_by_name(small, changes, words):
+    config = settled(small, "dictionary", "cross")
+    validate(config)
+    with pytest.raises(UserError, match=words):
+        validate(override(config, changes))
