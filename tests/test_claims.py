@@ -118,6 +118,26 @@ def number(value, comparability="gaps_filled"):
     )
 
 
+def test_numbers_on_an_unknown_scale_stand_beside_ours():
+    found = verdict(number(0.04)._replace(kind="beside", metric="test/loss"), table())
+    # Mean of .10, .11, .09, .10; t(3) s / sqrt(4) = 3.182 x .00816 / 2 = .0130.
+    assert found["ours"] == pytest.approx(0.1) and found["interval"] == pytest.approx([0.087, 0.113], abs=1e-4)
+    assert (found["verdict"], found["p"]) == ("not comparable", None)
+    missing = number(0.04)._replace(kind="beside", lower={"arm": "oracle"})
+    assert verdict(missing, table())["verdict"] == "not run"
+
+
+def test_shares_of_successful_runs_are_equal_within_a_twentieth():
+    claim = order()._replace(
+        kind="null", metric="won", lower={"value": 0.5}, higher={"arm": "learned"}, unit="probability"
+    )
+    rows = table({"learned": [0.1] * 2000})
+    assert verdict(claim, rows.assign(won=rows.seed % 2))["verdict"] == "supported"  # 1.96 x .5 / sqrt(2000) = .022
+    assert verdict(claim, rows.assign(won=rows.seed % 3 == 0).astype({"won": float}))["verdict"] == "opposite"
+    few = table({"learned": [0.1] * 100})
+    assert verdict(claim, few.assign(won=few.seed % 2))["verdict"] == "inconclusive"  # .098 is wider than .05
+
+
 def test_numbers_are_compared_with_a_prediction_interval():
     assert verdict(number(1.0215), table())["verdict"] == "reproduced"
     assert verdict(number(1.5), table())["verdict"] == "not reproduced"

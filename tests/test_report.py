@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import shutil
 import types
 
 import numpy as np
@@ -112,6 +113,29 @@ def test_shards_of_one_config_are_merged_and_others_stand_beside(finished, tmp_p
         (tmp_path / name / "config.json").write_text(json.dumps(described))
     groups = report.merged([path, tmp_path / "shard", tmp_path / "other"])
     assert groups == [[path, tmp_path / "shard"], [tmp_path / "other"]]
+
+
+def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
+    """What `report runs/*` meets: workdirs, one without finished runs, and the page of last time, which is no folder."""
+    config, path, _, _ = finished
+    runs = tmp_path / "runs"
+    for name in ("b", "a"):
+        shutil.copytree(path, runs / name)
+    (runs / "begun").mkdir()
+    for name, changes in (("b", {"batch_size": 9}), ("begun", {"steps": 999})):  # no shards of each other
+        described = json.loads((path / "config.json").read_text())
+        described["config"] |= changes
+        (runs / name / "config.json").write_text(json.dumps(described))
+    (runs / "report.html").write_text("the last one")
+    monkeypatch.setattr(report, "_experiment_of", lambda folder: (experiment(), config))
+    monkeypatch.setattr(report, "OUT", types.SimpleNamespace(value=None))
+    report.main(["report", *map(str, sorted(runs.iterdir()))])
+    page = (runs / "report.html").read_text()
+    overview = page.split("Every claim")[1].split("<h1 id=")[0]
+    assert re.findall('href="#(.*?)"', overview) == ["a", "b"] and overview.count("<code>x.order</code>") == 2
+    assert '<h1 id="a">' in page and '<h1 id="b">' in page and "begun" not in page
+    with pytest.raises(UserError, match="none of these folders has finished runs"):
+        report.main(["report", str(runs / "begun")])
 
 
 def test_phase_map(finished):
