@@ -6,7 +6,7 @@ import re
 import pytest
 
 from routed.config import TRACED, base, flatten, override, parse, variant
-from routed.points import chain, cross, from_flag, groups, identity, plan, product
+from routed.points import chain, cross, decisive, from_flag, groups, identity, plan, product
 from routed.validate import validate
 from routed.words import UserError
 
@@ -84,13 +84,15 @@ def test_traced_points_share_a_group_and_static_ones_do_not(small):
 
 
 def test_identity_covers_what_matters_and_nothing_else(small):
-    key = identity(small, "learned", 0, False)
-    assert identity(override(small, {"seeds": 9, "mesh.runs_per_batch": 2}), "learned", 0, False) == key
+    key = identity(decisive(small), "learned", 0, False)
+    assert identity(decisive(override(small, {"seeds": 9, "mesh.runs_per_batch": 2})), "learned", 0, False) == key
     for change in ({"steps": 40}, {"data.separation": 2.0}, {"router.frozen": True}):
-        assert identity(override(small, change), "learned", 0, False) != key
-    assert identity(small, "learned", 1, False) != key
+        assert identity(decisive(override(small, change)), "learned", 0, False) != key
+    assert identity(decisive(small), "learned", 1, False) != key
     held = override(small, {"held": ("world",)})
-    assert identity(held, "learned", 0, False) != identity(override(held, {"seed": 3}), "learned", 0, False)
+    assert identity(decisive(held), "learned", 0, False) != identity(
+        decisive(override(held, {"seed": 3})), "learned", 0, False
+    )
 
 
 def test_matched_arms_bring_their_source_and_tuning_is_equal(small):

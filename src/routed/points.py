@@ -100,33 +100,50 @@ def plan(config: ConfigDict, sweep: tuple[Point, ...]) -> list[Run]:
 def _runs(settled: ConfigDict, point: Point, arm: str) -> Iterator[Run]:
     """The runs of one arm at one point, tuning runs first."""
     validate(config := override(settled, ARMS[arm]))
-
-    def run(changes: dict[str, Any], seed: int, tuning: bool, needs: tuple[str, ...] = ()) -> Run:
-        source = source_of(arm)
-        if source is not None:
-            source = identity(override(settled, ARMS[source] | changes), source, seed, tuning)
-            needs += (source,)
-        changed = override(config, changes)
-        key = identity(changed, arm, seed, tuning)
-        return Run(key, point, arm, seed, tuning, changed, needs, source if arm in TRANSPLANTED else None)
-
-    tried = []
+    source, tried = source_of(arm), []
     if config.rates == "tuned":
         for multiplier in config.tune.multipliers:
-            for seed in range(config.tune.seeds):
-                tried.append(run({"optimizer.rate_scale": multiplier}, config.seed + TUNING_OFFSET + seed, tuning=True))
+            changes = {"optimizer.rate_scale": multiplier}
+            seeds = range(config.seed + TUNING_OFFSET, config.seed + TUNING_OFFSET + config.tune.seeds)
+            tried += _seeds(settled, point, arm, source, changes, seeds, tuning=True)
     yield from tried
-    for seed in range(config.seed, config.seed + config.seeds):
-        yield run({}, seed, tuning=False, needs=tuple(one.key for one in tried))
+    seeds = range(config.seed, config.seed + config.seeds)
+    yield from _seeds(settled, point, arm, source, {}, seeds, tuning=False, needs=tuple(run.key for run in tried))
 
 
-def identity(config: ConfigDict, arm: str, seed: int, tuning: bool) -> str:
-    """A hash of all settings that a run's numbers depend on, of its arm and of its seed."""
+def _seeds(
+    settled: ConfigDict,
+    point: Point,
+    arm: str,
+    source: str | None,
+    changes: dict[str, Any],
+    seeds: range,
+    tuning: bool,
+    needs: tuple[str, ...] = (),
+) -> list[Run]:
+    """The runs of several seeds, which share a config: thousands of them are planned in a second."""
+    changed = override(settled, ARMS[arm] | changes)
+    own, other = decisive(changed), decisive(override(settled, ARMS[source] | changes)) if source else ""
+    runs = []
+    for seed in seeds:
+        needed = identity(other, source, seed, tuning) if source else None
+        before = needs if needed is None else (*needs, needed)
+        transplant = needed if arm in TRANSPLANTED else None
+        runs.append(Run(identity(own, arm, seed, tuning), point, arm, seed, tuning, changed, before, transplant))
+    return runs
+
+
+def decisive(config: ConfigDict) -> str:
+    """All settings that a run's numbers depend on, as JSON."""
     flat = {k: v for k, v in flatten(config).items() if k not in NOT_IDENTITY}
     if config.held:
         flat["seed"] = config.seed
-    text = json.dumps([flat, arm, seed, tuning], sort_keys=True, default=list)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return json.dumps(flat, sort_keys=True, default=list)
+
+
+def identity(settings: str, arm: str, seed: int, tuning: bool) -> str:
+    """A hash of the decisive settings of a run, of its arm and of its seed."""
+    return hashlib.sha256(f"[{settings}, {json.dumps([arm, seed, tuning])[1:]}".encode()).hexdigest()[:16]
 
 
 def static_key(config: ConfigDict) -> str:
@@ -140,6 +157,8 @@ def static_key(config: ConfigDict) -> str:
 def groups(runs: list[Run]) -> list[list[Run]]:
     """Runs that differ only in traced settings, arm and seed, together."""
     by_key: dict[str, list[Run]] = {}
+    keys = {id(run.config): run.config for run in runs}  # seeds share a config
+    keys = {name: static_key(config) for name, config in keys.items()}
     for run in runs:
-        by_key.setdefault(static_key(run.config), []).append(run)
+        by_key.setdefault(keys[id(run.config)], []).append(run)
     return list(by_key.values())
