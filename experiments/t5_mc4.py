@@ -106,7 +106,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
             c.selection.capacity_factor, c.selection.eval.capacity_factor = 1.25, 2.0
             c.data.vocabulary, c.data.input_length, c.batch_size, c.experts.count = 32128, 512, 128, 64
             c.data.temperature = 3.3  # mT5's: probability in proportion to size ** .3
-            c.optimizer.schedule, c.optimizer.warmup = "rsqrt", 10000
+            c.optimizer.schedule, c.optimizer.warmup = "rsqrt", 10000  # T5's: 1 / sqrt(max(step, 10,000))
+            c.router.learning_rate = c.experts.learning_rate = 1e-2
             c.steps, c.eval_every, c.checkpoint.every, c.seeds = 500000, 10000, 1000, 3
         if scale == "smoke":
             c.data.name, c.data.tokens, c.data.vocabulary = "generated", "bytes", 320
