@@ -46,7 +46,7 @@ NOT_IDENTITY = (
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.final",
-    "data.directory",  # text is known by its digest, wherever it lies
+    "data.directory",  # text and images are known by their digest, wherever they lie
     "data.cache",
 )
 
@@ -68,25 +68,34 @@ def base() -> ConfigDict:
     c.batch_size = 32  # training tokens per step
     c.arms = ("learned", "frozen")  # names in routed.arms.ARMS
     c.rates = "paper"  # paper: the rates below; tuned: times the best of tune.multipliers, per arm
-    c.model = "moe"  # moe | dense_active (FLOPs of one routed token) | dense_total (parameters of the whole layer) | dense_expert
+    c.model = "moe"  # in routed.models.MODELS: moe | dense_active (FLOPs of one routed token) | dense_total (parameters of the
+    # whole layer) | dense_expert | kmeans, two_experts (theory: without a router and rules of selection).
     # A text task (data.name) makes it a T5 of `transformer`, a task of samples one layer.
 
     c.data = ConfigDict()
     c.data.name = "gmm"  # in routed.data.TASKS
-    c.data.clusters = 64  # Gaussians, subspaces, atoms, equally likely
-    c.data.dim = 24  # dimensions in which the clusters differ
+    c.data.clusters = 64  # Gaussians, subspaces, atoms, equally likely; images: classes
+    c.data.dim = 24  # dimensions in which the clusters differ; images: numbers of the vector beside an image
     c.data.spurious_dims = 0  # further dimensions, the same for every cluster
     c.data.target = "constant"  # one of the task's targets
     c.data.target_dim = 10  # outputs of that target
     c.data.rank = 8  # subspaces: their dimension; dictionary: atoms of a sample
-    c.data.noise = 0.1  # subspaces: standard deviation of the noise (of a sample within its subspace: 1)
+    c.data.noise = (
+        0.1  # standard deviation. subspaces: of the noise (within its subspace: 1); two_gaussians: of a Gaussian
+    )
+    c.data.radius = 0.9  # two_gaussians: no sample is further from its mean, which is at distance 1 from 0
     c.data.positions = 1  # sequence: tokens of a sample
     c.data.separation = 1.0  # c: min over pairs of |mu_i - mu_j| / (sigma sqrt(dim)), sigma = 1
     c.data.samples = 8192  # training samples, drawn with replacement in batches
     c.data.fresh = False  # every batch is new: samples is not used
     c.data.test_samples = 6400  # the same number from each cluster; 100 per expert make `dead` defined
+    c.data.images = (
+        "generated"  # of data.name images: idx (MNIST, Fashion-MNIST) | cifar10 | cifar100 | tfds:NAME | generated
+    )
     # Of text (data.name mc4_jsonl, tfds, generated); a row is one training example of one language.
-    c.data.directory = ""  # mc4_jsonl: the folder of shards; tfds: TFDS's data_dir
+    c.data.directory = (
+        ""  # mc4_jsonl: the folder of shards; tfds: TFDS's data_dir; images: the folder of their files, or data_dir
+    )
     c.data.languages = ()  # codes; empty: all that are there
     c.data.temperature = 1.0  # a language is drawn in proportion to its text to the power 1 / temperature
     c.data.tokens = "train"  # a SentencePiece model file | train: one fitted to the training text | bytes
@@ -100,8 +109,8 @@ def base() -> ConfigDict:
 
     c.router = ConfigDict()
     c.router.name = "linear"  # in routed.routers.ROUTERS
-    c.router.depth = 2  # layers of the mlp router, scores included
-    c.router.width = 64  # hidden units of the mlp router
+    c.router.depth = 2  # layers of the mlp router, scores included; convolutions of the cnn router
+    c.router.width = 64  # hidden units of the mlp router; filters of the cnn router's first convolution
     c.router.window = 1  # of the conv router: positions along each axis
     c.router.dim = 16  # of the cosine router: dimensions of the down-projection
     c.router.vocabulary = 32128  # of the hash_id router: token ids, and
@@ -115,6 +124,7 @@ def base() -> ConfigDict:
     c.router.from_data = False  # rows are training examples (Dikkala et al., Theorem 2)
     c.router.entropy = 0.0  # nats; > 0: initial weights are scaled until the mean per-token entropy is this
     c.router.init_scale = 1.0  # times lecun_normal
+    c.router.bias = False  # of linear, mlp and conv: a score of each expert for every token, 0 at the start
     c.router.learning_rate = 0.1
 
     c.router.stop_gradient = False  # what the router learns does not reach the layers below it

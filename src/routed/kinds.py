@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from routed import feed, language, models, run
-from routed.data import TASKS, samples, text
+from routed.data import TASKS, images, samples, text
 from routed.metrics import agreement, churn
 from routed.run import Program
 
@@ -59,7 +59,7 @@ SAMPLES = Kind(
     feed_shape=lambda config, steps: (),
     offline=_offline,
     data_bytes=lambda config, pool: samples.bytes_of(TASKS[config.data.name], config.data, pool),
-    data=lambda config: "generated from the seed",
+    data=lambda config: images.described(config.data) if config.data.name == "images" else "generated from the seed",
     cost=lambda config: (config.batch_size, None),
     watched=False,
     fuse="LIBRARY_FUSION_TYPE_REDUCE",

@@ -59,6 +59,7 @@ def routing(
     if (first := metrics.first_layer(params)) is not None:
         seen["signal_share"] = metrics.signal_share(first, signal)
         seen["spurious_norm"] = jnp.linalg.norm(first[signal:])
+        seen["spurious_ratio"] = seen["spurious_norm"] / jnp.linalg.norm(first[:signal])
     if "kernel" in params:
         seen["norm_ratio"] = metrics.norm_ratio(params["kernel"])
         seen["norm_mean"] = jnp.linalg.norm(params["kernel"], axis=0).mean()

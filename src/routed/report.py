@@ -164,7 +164,9 @@ def _unique_ids(svg: str, prefix: str) -> str:
 
 def main(argv: list[str]) -> None:
     """The page of one workdir or of several."""
-    folders = [path for name in argv[1:] if not (path := pathlib.Path(name)).is_file()]  # runs/* holds the page of before
+    folders = [
+        path for name in argv[1:] if not (path := pathlib.Path(name)).is_file()
+    ]  # runs/* holds the page of before
     if not folders:
         raise UserError("usage: python -m routed.report DIR... [--out=FILE]")
     parts = []

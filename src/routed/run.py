@@ -156,9 +156,14 @@ def program(config: ConfigDict, pool: int) -> Program:
             for a, b in zip(jax.tree.leaves(params["router"]), jax.tree.leaves(state["router0"]), strict=True)
         ]
         seen["router/moved"] = jnp.float32(jnp.stack(moved).any() if moved else False)
+        seen |= model.watch(params, world, test, keys["noise"])
         if routing is None or score is None:
             return seen
 
+        count = config.experts.count
+        label = samples.examples(task, world, count, config.data, settings).label[:count]
+        hit = jnp.zeros(task.labels(config.data)).at[label].set(1.0)
+        seen["router/rows_hit"] = hit.min()  # would rows from examples (router.from_data) come from every cluster?
         return seen | observe.routing(
             routing,
             params["router"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -77,6 +78,15 @@ def equivalence(differences, margin: float) -> float:
     above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
     below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
     return float(max(above, below))
+
+
+def coupon_collector(draws: int, kinds: int) -> float:
+    """Probability that `draws` uniform draws contain every one of `kinds`: sum_j (-1)^j C(k, j) (1 - j / k)^n.
+
+    In integers, as the terms are much larger than their sum.
+    """
+    ways = sum((-1) ** j * math.comb(kinds, j) * (kinds - j) ** draws for j in range(kinds + 1))
+    return ways / kinds**draws
 
 
 def summarise(last: pd.DataFrame, swept: list[str]) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from collections import ChainMap
 from ml_collections import ConfigDict
 
 from routed.config import NOT_IDENTITY, base, flatten, nearest
-from routed.data import TASKS
+from routed.data import TASKS, image_files
 from routed.data.text import SOURCES
 from routed.dispatch import DISPATCHES, refuse
 from routed.experts import ACTIVATIONS, EXPERTS
@@ -53,6 +53,10 @@ RULES = {
     "rates": _one_of(("paper", "tuned")),
     "model": _one_of(MODELS),
     "data.name": _one_of(ChainMap(TASKS, SOURCES)),  # live: users add tasks
+    "data.images": (
+        lambda v: v in image_files.KINDS or (v.startswith("tfds:") and v != "tfds:"),
+        f"must be one of {', '.join(image_files.KINDS)}, tfds:NAME",
+    ),
     "data.temperature": _ABOVE_ZERO,
     "data.vocabulary": _INT32,
     "data.input_length": _at_least(8),
@@ -65,6 +69,7 @@ RULES = {
     "data.spurious_dims": _at_least(0),
     "data.rank": _at_least(1),
     "data.noise": _ABOVE_ZERO,
+    "data.radius": (lambda v: 0 < v < 1, "must be in (0, 1)"),
     "data.positions": _at_least(1),
     "data.target_dim": _at_least(1),
     "data.separation": _ABOVE_ZERO,
@@ -216,6 +221,14 @@ def _validate_samples(config: ConfigDict) -> None:
             f"config key data.target_dim={data.target_dim}: the target {data.target!r} of data.name={data.name!r} has"
             f" another number of outputs; set data.target_dim={task.outputs(data)}"
         )
+    for model, needs, met in (
+        ("kmeans", "data.target='input'", data.target == "input"),
+        ("two_experts", "data.name='two_gaussians'", data.name == "two_gaussians"),
+    ):
+        if config.model == model and not met:
+            raise UserError(f"config key model={model!r}: its theorem is about {needs}; set that")
+    if data.name == "two_gaussians" and data.dim < 2:
+        raise UserError(f"config key data.dim={data.dim}: data.name='two_gaussians' needs at least 2")
     size = config.selection.group_size
     if size and config.batch_size % size:
         raise UserError(f"config key selection.group_size={size}: must divide batch_size={config.batch_size}")
@@ -228,8 +241,8 @@ def _validate_samples(config: ConfigDict) -> None:
         raise UserError(
             f"config key router.name='hash_id': the samples of data.name={config.data.name!r} have no token ids; use 'hash'"
         )
-    positions = task.dims(data)
-    if config.router.name == "conv" and positions % config.router.window:
+    _validate_images(config)
+    if config.router.name == "conv" and (positions := task.dims(data)) % config.router.window:
         raise UserError(
             f"config key router.window={config.router.window}: must divide the {positions} positions of a sample"
         )
@@ -248,6 +261,24 @@ def _validate_samples(config: ConfigDict) -> None:
         )
 
 
+def _validate_images(config: ConfigDict) -> None:
+    """Of the settings only: classes and shapes are looked at when the files are read."""
+    images, router = config.data.name == "images", config.router.name
+    if images and config.data.images != "generated" and not config.data.directory:
+        raise UserError(
+            f"config key data.directory is empty: name the folder with the files of data.images={config.data.images!r}"
+        )
+    if images and router != "cnn" and router not in FIXED:
+        raise UserError(
+            f"config key router.name={router!r}: images (data.name='images') are routed by 'cnn', or without learning by"
+            " 'hash', 'oracle' or 'random'"
+        )
+    if router == "cnn" and not images:
+        raise UserError(
+            f"config key router.name='cnn': the samples of data.name={config.data.name!r} are no images; use 'mlp'"
+        )
+
+
 def _validate_text(config: ConfigDict) -> None:
     if config.data.name != "generated" and not config.data.directory:
         raise UserError(
@@ -257,7 +288,7 @@ def _validate_text(config: ConfigDict) -> None:
     for key, value, why in (
         ("router.from_data", config.router.from_data, "rows of text are no rows of a router"),
         ("router.entropy", config.router.entropy > 0, "the routers of a language model are not scaled"),
-        ("router.name", config.router.name in ("oracle", "conv"), "text has neither clusters nor windows"),
+        ("router.name", config.router.name in ("oracle", "conv", "cnn"), "text has neither clusters nor windows"),
         (
             "selection.name",
             config.selection.name == "soft",

@@ -1,6 +1,13 @@
 """Tasks: what a generator draws once (a world), and the batches it makes of it."""
 
-from routed.data import dictionary, gmm, sequence, subspaces
+from routed.data import dictionary, gmm, images, sequence, subspaces, two_gaussians
 
 #: name -> `routed.data.samples.Task`.
-TASKS = {"gmm": gmm.TASK, "subspaces": subspaces.TASK, "sequence": sequence.TASK, "dictionary": dictionary.TASK}
+TASKS = {
+    "gmm": gmm.TASK,
+    "subspaces": subspaces.TASK,
+    "sequence": sequence.TASK,
+    "dictionary": dictionary.TASK,
+    "images": images.TASK,
+    "two_gaussians": two_gaussians.TASK,
+}

@@ -9,16 +9,19 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from routed.data import text
-from routed.models import shallow
-from routed.models.shallow import MODELS, Model
+from routed.models import shallow, theory
+from routed.models.shallow import Model
 from routed.models.t5 import flops_per_row, t5
 
 __all__ = ["MODELS", "Model", "build", "expert_axis", "flops_per_row"]
 
+#: name -> model of a config, for tasks of samples.
+MODELS = shallow.MODELS | theory.MODELS
+
 
 def build(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """The model that the config describes: a T5 for text, one layer for samples."""
-    return t5(config, mesh) if config.data.name in text.SOURCES else shallow.build(config)
+    return t5(config, mesh) if config.data.name in text.SOURCES else MODELS[config.model](config)
 
 
 def expert_axis(path: tuple[Any, ...]) -> int | None:

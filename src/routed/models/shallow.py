@@ -23,12 +23,14 @@ class Model(NamedTuple):
 
     init(key, batch) -> (params {router, experts}, state), where `state` moves by rules of its own, not by gradients;
     apply(params, state, batch, rule, dispatch, key) -> (outputs [B, O], routing or None, state): with a key as in training (its
-    noise; the state moves), with None as in evaluation; scores(params, tokens, label) -> [T, E], of models with a router.
+    noise; the state moves), with None as in evaluation; scores(params, tokens, label) -> [T, E], of models with a router;
+    watch(params, world, test, key) -> columns of its own, seen at an evaluation.
     """
 
     init: Callable[[Any, Any], tuple[Any, Any]]
     apply: Callable[..., tuple[Any, Any, Any]]
     scores: Callable[..., Any] | None
+    watch: Callable[..., dict[str, Array]] = lambda params, world, test, key: {}
 
 
 def _moe(config: ConfigDict) -> Model:
@@ -119,9 +121,5 @@ def _dense(config: ConfigDict) -> Model:
     return Model(init, apply, scores=None)
 
 
+#: name -> model of a config.
 MODELS = {"moe": _moe, "dense_active": _dense, "dense_total": _dense, "dense_expert": _dense}
-
-
-def build(config: ConfigDict) -> Model:
-    """The model that the config describes."""
-    return MODELS[config.model](config)

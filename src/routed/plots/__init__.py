@@ -8,13 +8,13 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from routed.plots.curves import curves, gap, training
+from routed.plots.curves import curves, gap, success, training
 from routed.plots.frame import AXES, STYLE, Data
 from routed.plots.maps import forest, methods, phase, routing
 from routed.plots.paired import languages, paired
 
 KINDS = {
-    "curves": curves, "training": training, "gap": gap, "phase": phase, "forest": forest, "methods": methods,
+    "curves": curves, "training": training, "gap": gap, "success": success, "phase": phase, "forest": forest, "methods": methods,
     "routing": routing, "paired": paired, "languages": languages,
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from routed import diagnosis
 from routed.arms import LABELS
-from routed.plots.frame import KEYS, Data, legend, line, logarithmic, mean
+from routed.plots.frame import KEYS, MARKERS, SHADES, Data, legend, line, logarithmic, mean
 from routed.results import shown
 
 
@@ -46,6 +46,37 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
                 va="bottom",
                 fontsize=7.5,
             )
+    return figure
+
+
+def success(spec: dict[str, Any], data: Data) -> Figure | None:
+    """The share of runs that succeed against experts per cluster: a panel a separation, a line a number of clusters.
+
+    `metric` is 1 in a run that succeeded; `predicted` maps (clusters, experts) to a probability, drawn black.
+    """
+    rows = data.last[(data.last.arm == spec["arm"]) & (data.last.status == "ok")]
+    if spec["metric"] not in rows or not len(rows) or {"data.clusters", "data.separation"} - set(data.swept):
+        return None
+    separations = sorted(rows["data.separation"].unique())
+    figure = Figure(figsize=(2.9 * len(separations) + 0.4, 3.6))
+    panels = figure.subplots(1, len(separations), squeeze=False, sharey=True)[0]
+    for panel, separation in zip(panels, separations, strict=True):
+        here = rows[rows["data.separation"] == separation]
+        for i, (clusters, group) in enumerate(here.groupby("data.clusters")):
+            found = [(experts, mean(one[spec["metric"]], log=False)) for experts, one in group.groupby(spec["x"])]
+            x, ends = (
+                [experts / clusters for experts, _ in found],
+                [[e.mean - e.low, e.high - e.mean] for _, e in found],
+            )
+            style = {"marker": MARKERS[i], "ms": 4, "capsize": 2, "lw": 1.2, "color": SHADES[i % len(SHADES)]}
+            panel.errorbar(x, [e.mean for _, e in found], np.transpose(ends), label=f"{clusters} clusters", **style)
+            predicted = [spec["predicted"][clusters, experts] for experts, _ in found]
+            panel.plot(x, predicted, color="black", ls=":", lw=1, label=None if i else "predicted")
+        panel.set_title(f"separation {shown(separation)}", fontsize=9)
+        panel.set_xlabel("experts per cluster")
+        panel.set_ylim(-0.05, 1.05)
+    panels[0].set_ylabel(data.axes[spec["metric"]][0])
+    legend(figure, panels[0])
     return figure
 
 

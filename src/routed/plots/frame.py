@@ -42,6 +42,20 @@ AXES = {
     "router/mi_language_given_token": ("I(expert; language | token id) (nats)", False),
     "router/churn_router": ("churn by the router in the last interval", False),
     "router/churn_features": ("churn by its features in the last interval", False),
+    "router/all_covered": ("share of runs in which\nevery cluster has specialists", False),
+    "router/covered": ("share of clusters with specialists", False),
+    "router/spurious_ratio": ("norm on the spurious dimensions\nover norm on the others", True),
+    "router/spurious_norm": ("norm on the spurious dimensions", True),
+    "theory/gradient_step": ("distance from a descent step on the inertia", True),
+    "theory/lloyd_step": ("distance from an iteration of k-means", True),
+    "theory/cosine": ("|cos(w, z)|", False),
+    "theory/norm": ("|w|", False),
+    "theory/target_error": ("|u ∓ v| / |v|", True),
+    "theory/claim1": ("margin of Claim 1", False),
+    "theory/claim2": ("margin of Claim 2", False),
+    "theory/claim3": ("margin of Claim 3", False),
+    "theory/lemma2_parabola": ("margin of Lemma 2, parabola", False),
+    "theory/lemma2_logarithm": ("margin of Lemma 2, logarithm", False),
     "train/experts": ("experts computed per training token", True),
 }
 #: The same for language models, whose training loss has no trivial scale.
@@ -52,12 +66,16 @@ KEYS = {
     "data.positions": "tokens of a sample",
     "data.clusters": "clusters",
     "experts.depth": "layers of an expert",
+    "data.dim": "dimensions",
+    "data.noise": "sigma",
     "experts.count": "experts",
     "optimizer.weight_decay": "weight decay",
     "transformer.dim": "width of the trunk",
 }
 #: Log axes end here: an oracle with constant experts reaches 1e-8 and would flatten everything else.
 FLOOR = 1e-3
+#: Lines that are no arms.
+SHADES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 STYLE: Any = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "routed",
@@ -74,7 +92,9 @@ class Data:
         self.axes = TEXT_AXES if "eval/loss" in table else AXES
 
     def settle(self, rows: pd.DataFrame, spec: dict[str, Any]) -> pd.DataFrame:
-        """The rows at one point: a swept key that `spec` does not draw has its base value, or else its largest."""
+        """The rows at one point: a swept key that `spec` does not draw has its value in `at`, its base value, or else its largest."""
+        for key, value in spec.get("at", {}).items():
+            rows = rows[rows[key] == value]
         return settle(rows, [key for key in self.swept if key not in (spec.get("x"), spec.get("y"))], self.base)
 
     def at(self, point: dict[str, Any]) -> pd.DataFrame:
