@@ -110,12 +110,12 @@ def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
 
 def _of_kmeans(config: ConfigDict) -> tuple[Claim, ...]:
     comparability = "gaps_filled" if config.scale != "smoke" else "scaled"
+    sweep = get_sweep(config)
     return tuple(
         Claim(
-            "order", f"dikkala.lemma1.{name}.{_tag(at)}", f"{_tag(at)}: a step is {what}, up to 1e-5", "identical steps",
-            comparability, f"theory/{name}_step", {"arm": "learned"}, {"value": 1e-5}, at,
+            "order", f"dikkala.lemma1.{name}", f"a step is {what}, up to 1e-5", "identical steps", comparability,
+            f"theory/{name}_step", {"arm": "learned"}, {"value": 1e-5}, sweep[len(sweep) // 2],
         )
-        for at in get_sweep(config)
         for name, what in (("gradient", "a descent step on the inertia"), ("lloyd", "an iteration of Lloyd's"))
     )  # fmt: skip
 
@@ -143,7 +143,9 @@ def _of_success(config: ConfigDict) -> tuple[Claim, ...]:
             found.append(claim("order", "dikkala.theorem2.close", words, "asks for separation", rows, rows | hit))
         if c == farthest:
             words = "frozen rows cover every cluster with the coupon collector's probability"
-            found.append(claim("null", "dikkala.theorem2.success", words, predicted, rows, {"value": predicted}))
+            found.append(
+                claim("null", "dikkala.theorem2.success", words, f"{predicted:.3g}", rows, {"value": predicted})
+            )
         if c > closest and ratio == 2:
             words = "a router that moves covers every cluster more often than its rows hit them"
             found.append(claim("order", "dikkala.theorem2.learning", words, "not asked", learned | hit, learned))
