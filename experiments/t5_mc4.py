@@ -35,8 +35,9 @@ Rules of the default scale, fixed before its evaluation seeds ran; none looks at
   gate        no verdict unless an arm beats a smoothed bigram model of the targets on the validation rows.
   effect      smallest effect of interest: .01 nats per token.
 
-Cost: smoke a minute; default about 80 minutes for fig5 on two cores, 3 hours for widths and fig7. Found (BUILD_NOTES.md, section 3): no arm differs
-from another by more than the seeds do; the trunk learns to route through routers that nobody trains.
+Cost: smoke a minute; default about 45 minutes for fig5 on two free cores, 2 hours for widths and fig7. Found (BUILD_NOTES.md, section
+3): training the router is worth less than .02 nats, a balanced hash of the token id as much; the trunk learns to route through
+routers that nobody trains.
 
 Expected: learned below frozen_balanced by some hundredths of a nat, more the narrower the trunk, and more again when the trunk
 cannot route (router.stop_gradient).

@@ -178,7 +178,7 @@ def test_first_layer_of_routers():
     [
         ({"data.target": "linear"}, "data.name='dictionary' has the targets cross, atoms, centres"),
         ({"data.target_dim": 2}, "set data.target_dim=1"),
-        ({"data.test_samples": 64}, "must be a multiple of the 6 clusters"),
+        ({"data.test_samples": 64}, "must be a multiple of 6, the combinations that data.clusters=4 make"),
         ({"data.rank": 5}, "a sample has at most data.clusters=4 atoms"),
     ],
 )

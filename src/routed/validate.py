@@ -246,10 +246,10 @@ def _validate_samples(config: ConfigDict) -> None:
         raise UserError(
             f"config key router.window={config.router.window}: must divide the {positions} positions of a sample"
         )
-    if data.test_samples % task.labels(data):
-        raise UserError(
-            f"config key data.test_samples={data.test_samples}: must be a multiple of the {task.labels(data)} clusters"
-        )
+    if data.test_samples % (clusters := task.labels(data)):
+        made = f"data.clusters={data.clusters}"
+        made = made if clusters == data.clusters else f"{clusters}, the combinations that {made} make"
+        raise UserError(f"config key data.test_samples={data.test_samples}: must be a multiple of {made}")
     if config.mesh.data * config.mesh.expert > 1:
         raise UserError(
             f"config keys mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: the runs of"
