@@ -138,6 +138,15 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
         report.main(["report", str(runs / "begun")])
 
 
+def test_panels_that_share_an_axis_show_all_of_it(finished):
+    """A loss far above those of the first panel (a frozen router at top-1) was once cut off in the second."""
+    config, _, table, _ = finished
+    rows = table.assign(**{"test/loss_soft": 1e-4, "test/loss": 50.0})
+    spec = {"kind": "curves", "name": "x", "x": "data.samples", "metrics": ("test/loss_soft", "test/loss")}
+    low, high = plots.draw(spec, plots.Data(rows, ["data.samples"], flatten(config), {})).axes[1].get_ylim()
+    assert low == pytest.approx(1e-3) and high > 50
+
+
 def test_phase_map(finished):
     _, _, table, _ = finished
     rows = pd.concat([table.assign(**{"data.separation": c}) for c in (1.0, 2.0)], ignore_index=True)

@@ -98,7 +98,8 @@ def _panels(
             line(panel, arm, [p for p in points if np.isfinite(p[1].mean)], shift=spread * (i - (len(arms) - 1) / 2))
         panel.set_ylabel(label)
         panel.yaxis.set_tick_params(labelleft=True)
-        if log:
+    for panel, metric in zip(panels, metrics, strict=True):  # when all are drawn, as panels may share their limits
+        if axes[metric][1]:
             logarithmic(panel)
     legend(figure, panels[0])
     return figure
