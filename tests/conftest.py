@@ -1,13 +1,21 @@
 """Eight virtual CPU devices for every test, and no silent broadcasting between ranks."""
 
 import os
+import pathlib
 
-# Tests compile much and compute little: without LLVM's optimisations compiling takes half the time.
+# Tests compile much and compute little. Without LLVM's optimisations compiling takes half the time, and what one test (or
+# worker, or command of a test) has compiled the others load.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(__file__).parent.parent / ".pytest_cache" / "jax")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
 import jax
 import pytest
 
+jax.config.update(
+    "jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"]
+)  # a plugin has imported jax before
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
