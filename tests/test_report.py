@@ -134,6 +134,12 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
     overview = page.split("Every claim")[1].split("<h1 id=")[0]
     assert re.findall('href="#(.*?)"', overview) == ["a", "b"] and overview.count("<code>x.order</code>") == 2
     assert '<h1 id="a">' in page and '<h1 id="b">' in page and "begun" not in page
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.json").write_text('{"config": {}, "swept": []}')
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="old does not say which experiment it is of"):
+        report._experiment_of(tmp_path / "old")
+    monkeypatch.setattr(report, "_experiment_of", lambda folder: (experiment(), config))
     with pytest.raises(UserError, match="none of these folders has finished runs"):
         report.main(["report", str(runs / "begun")])
 

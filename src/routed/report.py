@@ -206,6 +206,8 @@ def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
 def _experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:
     """The experiment file that a workdir was run from, and the config it was run with."""
     described = json.loads((folder / "config.json").read_text())
+    if "experiment" not in described:
+        raise UserError(f"{folder} does not say which experiment it is of (an older version wrote it): run it again")
     module, config = experiment.configure(described["experiment"], [])
     return module, results.config_of(folder, config)
 
