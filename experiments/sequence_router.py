@@ -18,18 +18,18 @@ Rules where the paper is silent, fixed on seeds from 5000 on; none looks at lear
   separation  c = 1, as in experiments/gmm_router.py: the Bayes loss is .0008.
   weights     w_c ~ N(0, I/32). Samples are fresh in every batch of 64 sequences.
   scale       router weights start at .43 times lecun normal, which gives the untrained router the paper's sparsity of 28.5.
-  rates       Adam with 10 times the paper's rates of Fig. 2 (3.2e-2 router, 3.2e-3 the rest): of 1, 3, 10, 30 the best for the dense
-              net at length 4 (soft loss .335, .264, .263, .271).
+  rates       Adam with 10 times the paper's rates of Fig. 2 (3.2e-2 router, 3.2e-3 the rest): of 3, 10, 30 the best for the dense net
+              at length 4 (dense_active, 20,000 steps: .264, .263, .271; the paper's own after 10,000: .335).
   dense       the net is applied to each token and its outputs are added up, as the experts' are; dense_active has the
               parameters of router and one expert, dense_total those of the whole layer.
   quadratic   the paper does not name its experts: linear ones, and MLPs of 2 layers (width 32), which can represent a square.
-  steps       12,000: the first thousand after which no arm's training loss falls by more than the gate's 2 % a thousand (seeds 5000
-              to 5003; dense 4 % at 7,000, 1.9 % at 12,000).
+  steps       12,000: from 11,000 on no arm's training loss falls by more than the gate's 2 % in a thousand steps (seeds 5000 to
+              5003; dense 4.6 % before 6,000, 2.4 % before 10,000, .5 and 1.8 % in the last two thousands).
   seeds       100 to 109. A first run of 5,000 steps on seeds 0 to 9 failed the gate: dense and frozen still fell by 3 to 6 %.
 
 Losses: `soft` is the paper's rule (softmax weights also at evaluation), `top-1` the one of its Section 2.
 
-Cost on 2 cores: see BUILD_NOTES.md.
+Cost: not run at default scale yet (BUILD_NOTES.md, section 7).
 """
 
 from __future__ import annotations

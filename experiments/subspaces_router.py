@@ -21,7 +21,7 @@ Rules where the paper is silent, fixed on seeds from 5000 on; none looks at lear
   samples     8, 32 and 128 per subspace, as there. 4,000 steps: learned and frozen are at a training loss of .16 and .18 after 3,000
               of them at the largest size, and fall.
 
-Cost on 2 cores: see BUILD_NOTES.md.
+Cost: not run at default scale yet (BUILD_NOTES.md, section 7).
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 import jax
 import pytest
 
-jax.config.update(
-    "jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"]
-)  # a plugin has imported jax before
+# A plugin has imported jax before.
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")

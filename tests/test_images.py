@@ -256,7 +256,9 @@ def test_tfds_errors(tmp_path, prepared):
     info = next(copy.rglob("dataset_info.json"))
     original = info.read_text()
     info.write_text(json.dumps(json.loads(original) | {"fileFormat": "tfrecord"}))
-    with pytest.raises(UserError, match=r"prepared as tfrecord, expected array_record; convert it .*convert_format"):
+    with pytest.raises(
+        UserError, match=r"prepared as tfrecord; convert it .*convert_format .*--out_file_format=array_record"
+    ):
         load("tfds:tiny", str(copy))
     described = json.loads(original)
     info.write_text(json.dumps(described | {"splits": [s for s in described["splits"] if s["name"] == "train"]}))

@@ -12,7 +12,7 @@ from routed import models
 from routed.config import override
 from routed.data import TASKS, samples
 from routed.metrics import covered, first_layer
-from routed.observe import routing as observed
+from routed.observe import columns
 from routed.selection import Rule
 from routed.validate import validate
 from routed.words import SoftRouting, UserError
@@ -145,7 +145,7 @@ def test_sparsity_with_one_atom_fixed(small):
     """4 atoms, 6 pairs, routing by pair: 3 pairs hold an atom, so 3 experts serve it, and 6 serve all."""
     task, data, world, batch = made(small, "dictionary", "cross")
     scores = 100.0 * jax.nn.one_hot(batch.cluster, 6)
-    seen = observed(
+    seen = columns(
         SoftRouting(scores, jax.nn.softmax(scores)), {}, batch, score=lambda x: scores, labels=6,
         groupings=task.groupings(world, data), signal=3, key=jax.random.key(0),
     )  # fmt: skip

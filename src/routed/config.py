@@ -80,22 +80,16 @@ def base() -> ConfigDict:
     c.data.target = "constant"  # one of the task's targets
     c.data.target_dim = 10  # outputs of that target
     c.data.rank = 8  # subspaces: their dimension; dictionary: atoms of a sample
-    c.data.noise = (
-        0.1  # standard deviation. subspaces: of the noise (within its subspace: 1); two_gaussians: of a Gaussian
-    )
+    c.data.noise = 0.1  # standard deviation around a subspace (within it: 1), or of the two_gaussians
     c.data.radius = 0.9  # two_gaussians: no sample is further from its mean, which is at distance 1 from 0
     c.data.positions = 1  # sequence: tokens of a sample
     c.data.separation = 1.0  # c: min over pairs of |mu_i - mu_j| / (sigma sqrt(dim)), sigma = 1
     c.data.samples = 8192  # training samples, drawn with replacement in batches
     c.data.fresh = False  # every batch is new: samples is not used
     c.data.test_samples = 6400  # the same number from each cluster; 100 per expert make `dead` defined
-    c.data.images = (
-        "generated"  # of data.name images: idx (MNIST, Fashion-MNIST) | cifar10 | cifar100 | tfds:NAME | generated
-    )
+    c.data.images = "generated"  # of images: idx (MNIST, Fashion-MNIST) | cifar10 | cifar100 | tfds:NAME | generated
     # Of text (data.name mc4_jsonl, tfds, generated); a row is one training example of one language.
-    c.data.directory = (
-        ""  # mc4_jsonl: the folder of shards; tfds: TFDS's data_dir; images: the folder of their files, or data_dir
-    )
+    c.data.directory = ""  # mc4_jsonl, images: the folder of their files; tfds: TFDS's data_dir
     c.data.languages = ()  # codes; empty: all that are there
     c.data.temperature = 1.0  # a language is drawn in proportion to its text to the power 1 / temperature
     c.data.tokens = "train"  # a SentencePiece model file | train: one fitted to the training text | bytes
@@ -163,10 +157,9 @@ def base() -> ConfigDict:
     c.selection.capacity_rule = "per_assignment"  # ceil(factor k T / E), or per_token: round(factor T / E)
     c.selection.min_capacity = 1  # places in a queue, at least
     c.selection.group_size = 0  # tokens that queue together; divides the batch; 0: all
-    c.selection.priority = (
-        "position"  # who gets a place: the first in the batch, score: the highest weight, or causal: the
-    )
-    # first in the batch with all its choices. Decoders are causal always.
+    # Who gets a place: position: the first in the batch; score: the highest weight; causal: the first in the batch with all
+    # its choices. Decoders are causal always.
+    c.selection.priority = "position"
     c.selection.balance_rate = 0.0  # step of a bias that balances the load and only chooses; 0: no bias
     c.selection.eval = ConfigDict()  # the rule of evaluation, where it differs
     c.selection.eval.name = "top_k"
@@ -191,10 +184,8 @@ def base() -> ConfigDict:
     c.optimizer.eps = 1e-8
     c.optimizer.weight_decay = 0.0  # decoupled: times the learning rate; on router and experts
     c.optimizer.rate_scale = 1.0  # times both learning rates
-    c.optimizer.schedule = (
-        "constant"  # after the warm-up: constant | linear: to 0 at the end | rsqrt: times sqrt(warmup / step)
-    )
-    c.optimizer.warmup = 0  # steps in which the rates grow linearly from 0
+    c.optimizer.schedule = "constant"  # constant | linear: to 0 at the end | rsqrt: times sqrt(warmup / step)
+    c.optimizer.warmup = 0  # steps in which the rates grow linearly from 0; the schedule comes after them
     c.optimizer.clip = 0.0  # largest global norm of the gradient, without the router's where it is frozen; 0: none
 
     c.tune = ConfigDict()  # read when rates is tuned: the same budget for every arm

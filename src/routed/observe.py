@@ -16,7 +16,7 @@ from routed.words import Batch, Routing, SoftRouting
 PROBE = 1024
 
 
-def routing(
+def columns(
     routing: Routing | SoftRouting,
     params: Any,
     test: Batch,

@@ -164,7 +164,7 @@ def program(config: ConfigDict, pool: int) -> Program:
         label = samples.examples(task, world, count, config.data, settings).label[:count]
         hit = jnp.zeros(task.labels(config.data)).at[label].set(1.0)
         seen["router/rows_hit"] = hit.min()  # would rows from examples (router.from_data) come from every cluster?
-        return seen | observe.routing(
+        return seen | observe.columns(
             routing,
             params["router"],
             test,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int32, UInt8
 
+from routed.data.prepared import newest
 from routed.words import UserError
 
 #: kind -> what its files are, for who has to fetch them.
@@ -56,7 +57,7 @@ def load(kind: str, directory: str) -> Images:
     """
     folder = pathlib.Path(directory).expanduser()
     if kind.startswith("tfds:"):
-        train, test, classes = _tfds(kind.removeprefix("tfds:"), folder)
+        train, test, classes = _tfds(kind.removeprefix("tfds:"), directory)
     else:
         train, test, classes = {"idx": _idx, "cifar10": _cifar10, "cifar100": _cifar100, "generated": _generated}[kind](
             folder
@@ -180,30 +181,11 @@ def _records(folder: pathlib.Path, names: list[str], kind: str, labels: int) -> 
 # --- TFDS ---
 
 
-def _tfds(name: str, folder: pathlib.Path) -> tuple[_Part, _Part, int]:
+def _tfds(name: str, directory: str) -> tuple[_Part, _Part, int]:
     """The newest version that TFDS prepared below its data_dir, read without TensorFlow."""
     import tensorflow_datasets as tfds  # here, as it costs half a second
 
-    versions = [
-        version
-        for version in tfds.core.utils.version.list_all_versions(folder / name)
-        if (folder / name / str(version) / "dataset_info.json").is_file()
-    ]
-    if not versions:
-        raise UserError(
-            f"data.directory={folder}: no {name}/VERSION/dataset_info.json in it; name the data_dir of a TFDS that prepared"
-            f" {name}"
-        )
-    path = folder / name / str(versions[-1])
-    builder, wanted = tfds.builder_from_directory(path), tfds.core.FileFormat.ARRAY_RECORD
-    if wanted not in builder.info.available_file_formats():
-        raise UserError(
-            f"data.directory={folder}: {path} is prepared as {builder.info.file_format.value}, expected array_record; convert"
-            " it where TensorFlow is installed: python -m tensorflow_datasets.scripts.convert_format"
-            f" --dataset_version_dir={path} --out_file_format=array_record"
-        )
-    if builder.info.file_format != wanted:
-        builder.info.set_file_format(wanted, override=True, override_if_initialized=True)
+    builder, path = newest(directory, name)
     features = builder.info.features
     if not {"image", "label"} <= set(features) or not isinstance(features["label"], tfds.features.ClassLabel):
         raise UserError(

@@ -100,12 +100,12 @@ def _dense(config: ConfigDict) -> Model:
     """
     task, experts = TASKS[config.data.name], config.experts
     inputs, outputs = task.dims(config.data), task.outputs(config.data)
-    one = mlp_parameters(inputs, outputs, experts.depth, experts.width)
-    budget = inputs * experts.count + one * (1 if config.model == "dense_active" else experts.count)
-    depth = experts.depth + 1
-    mlp = Mlp(outputs, depth, width_for(budget, inputs, outputs, depth), experts.activation)
-    if config.model == "dense_expert":
-        mlp = Mlp(outputs, experts.depth, experts.width, experts.activation)
+    depth, width = experts.depth, experts.width
+    if config.model != "dense_expert":
+        one = mlp_parameters(inputs, outputs, depth, width)
+        budget = inputs * experts.count + one * (1 if config.model == "dense_active" else experts.count)
+        depth, width = depth + 1, width_for(budget, inputs, outputs, depth + 1)
+    mlp = Mlp(outputs, depth, width, experts.activation)
 
     def rows(batch):
         flat = batch.tokens.reshape(len(batch.tokens), -1)

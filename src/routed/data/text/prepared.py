@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from routed.data.prepared import newest
 from routed.data.text.documents import Damage, Source, choose, fingerprint
 from routed.words import UserError
 
@@ -22,26 +23,7 @@ def tfds(data: ConfigDict) -> Source:
     Raises:
       UserError: nothing prepared there, another format than ArrayRecord, or a shard that is missing.
     """
-    import tensorflow_datasets  # here, as it costs half a second
-
-    infos = pathlib.Path(data.directory).expanduser().glob(f"{NAME}/*/dataset_info.json") if data.directory else ()
-    folders = sorted((path.parent for path in infos), key=_version)
-    if not folders:
-        raise UserError(
-            f"data.directory={data.directory!r}: no {NAME}/VERSION/dataset_info.json in it; name the data_dir of a "
-            f"TFDS that prepared {NAME}"
-        )
-    builder = tensorflow_datasets.builder_from_directory(folders[-1])
-    wanted = tensorflow_datasets.core.FileFormat.ARRAY_RECORD
-    if wanted not in builder.info.available_file_formats():
-        raise UserError(
-            f"data.directory={data.directory}: {folders[-1]} is prepared as {builder.info.file_format.value}; convert it "
-            "where TensorFlow is installed: python -m tensorflow_datasets.scripts.convert_format "
-            f"--dataset_version_dir={folders[-1]} --out_file_format=array_record"
-        )
-    if builder.info.file_format != wanted:
-        builder.info.set_file_format(wanted, override=True, override_if_initialized=True)
-
+    builder, folder = newest(data.directory, NAME)
     splits = builder.info.splits
     languages = choose(data, {name for name in splits if f"{name}-validation" in splits})
 
@@ -77,14 +59,10 @@ def tfds(data: ConfigDict) -> Source:
     return Source(
         languages,
         documents,
-        lambda language, split: fingerprint([folders[-1] / "dataset_info.json", *paths(language, split)]),
+        lambda language, split: fingerprint([folder / "dataset_info.json", *paths(language, split)]),
         lambda language: int(splits[language].num_bytes),
     )
 
 
 def _name(language: str, split: str) -> str:
     return language if split == "train" else f"{language}-validation"
-
-
-def _version(folder: pathlib.Path) -> tuple[int, ...]:
-    return tuple(int(part) if part.isdigit() else 0 for part in folder.name.split("."))
