@@ -10,7 +10,7 @@ from typing import Any
 
 from routed.dispatch.direct import combine, dense, gather
 from routed.dispatch.parallel import DATA, EXPERT, parallel, parallel_select
-from routed.dispatch.ragged import ragged
+from routed.dispatch.ragged import alone, ragged
 from routed.dispatch.slots import slots
 
 DISPATCHES: dict[str, Callable[..., Any]] = {"dense": dense, "gather": gather, "slots": slots, "ragged": ragged}
@@ -38,6 +38,7 @@ __all__ = [
     "DATA",
     "DISPATCHES",
     "EXPERT",
+    "alone",
     "choose",
     "combine",
     "dense",
