@@ -6,7 +6,7 @@ import pytest
 
 from routed import execute, experiment, plots, points, report, results
 from routed.arms import ARMS, LABELS, MATCHED
-from routed.config import SCALES, flatten, override
+from routed.config import PLANNED, SCALES, flatten, override
 from routed.layout import make_mesh
 
 FILES = sorted(str(p) for p in (pathlib.Path(__file__).parent.parent / "experiments").glob("*.py"))
@@ -29,7 +29,7 @@ def test_every_variant_is_consistent(file, figure, scale):
     sweep = module.get_sweep(config)
     runs = points.plan(config, sweep)  # validates every point and arm
     assert len({r.key for r in runs}) == len(runs)
-    columns = {key for point in sweep for key in point if key != "arms"}
+    columns = {key for point in sweep for key in point if key not in PLANNED}
     rows = [{**{k: flatten(r.config)[k] for k in columns}, "arm": r.arm} for r in runs]
     ids = set()
     for claim in module.get_claims(config):

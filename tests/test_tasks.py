@@ -147,7 +147,7 @@ def test_sparsity_with_one_atom_fixed(small):
     scores = 100.0 * jax.nn.one_hot(batch.cluster, 6)
     seen = columns(
         SoftRouting(scores, jax.nn.softmax(scores)), {}, batch, score=lambda x: scores, labels=6,
-        groupings=task.groupings(world, data), signal=3, key=jax.random.key(0),
+        groupings=task.groupings(world, data), signal=3, key=jax.random.key(0), shuffles=2,
     )  # fmt: skip
     values = [float(seen[f"router/{n}"]) for n in ("sparsity", "sparsity_by_atom", "experts_used", "covered")]
     np.testing.assert_allclose(values, [1, 3, 6, 1], rtol=1e-4)

@@ -1,7 +1,7 @@
 """Claims and their verdicts: what an experiment file promises to test, and what the rows say about it.
 
 Kinds: `order` (one side is lower than the other), `number` (the paper's value lies in our prediction interval for one
-run), `null` (two sides are equivalent), `beside` (a number on a scale that the paper does not state: both are shown, nothing
+run; a value with standard deviation and number of runs, `Measured`, is compared by Welch's test), `null` (two sides are equivalent), `beside` (a number on a scale that the paper does not state: both are shown, nothing
 is judged). A side is a dict: `arm` (or "fairest"), swept keys, `metric` to replace the
 claim's, or `value` for a constant.
 """
@@ -25,6 +25,17 @@ from routed.results import last, settle, shown
 #: 1.1), nats per token and shares by their difference (.01), shares of successful runs by theirs (.05).
 EFFECTS = {"ratio": math.log(1.1), "difference": 0.01, "probability": 0.05}
 ALPHA = 0.05
+
+
+class Measured(NamedTuple):
+    """A number of a paper with its standard deviation over n runs."""
+
+    mean: float
+    std: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:g} +- {self.std:g} (n = {self.n})"
 
 
 class Claim(NamedTuple):
@@ -194,14 +205,22 @@ def _number(claim: Claim, rows: Rows) -> dict[str, Any]:
     values, arm = rows.side(claim.lower, claim.at, claim.metric)
     if not np.size(values):
         return {}
-    mean, low, high, n = stats.prediction(values)
-    found = {"ours": mean, "interval": [low, high], "n": n, "text": f"{mean:.3g} [{low:.3g}, {high:.3g}] for one run"}
+    paper = claim.paper if isinstance(claim.paper, Measured) else None
+    value = paper.mean if paper else claim.paper
+    if paper:  # the interval is that of our mean on the paper's side of the difference
+        difference, low, high, n = stats.welch(values, *paper)
+        mean, low, high, of = value + difference, value + low, value + high, f"differs by {difference:+.3g}"
+        text = f"{mean:.4g} against {value:.4g} +- {paper.std:.2g} (n = {paper.n}); {of} [{low - value:+.3g}, {high - value:+.3g}]"
+    else:
+        mean, low, high, n = stats.prediction(values)
+        text = f"{mean:.3g} [{low:.3g}, {high:.3g}] for one run"
+    found = {"ours": mean, "interval": [low, high], "n": n, "text": text, "paper": str(paper) if paper else value}
     if n < 2:
         return found | {"verdict": "inconclusive", "reason": "one seed"}
     if stuck := rows.unconverged(claim.lower, claim.at, arm):
         return found | {"verdict": "inconclusive", "reason": f"not converged: {stuck}"}
-    inside = low <= claim.paper <= high
-    wide = (high - low) / 2 > 0.5 * abs(claim.paper)
+    inside = low <= value <= high
+    wide = (high - low) / 2 > 0.5 * abs(value)
     if inside and claim.comparability in ("stand_in", "scaled"):
         return found | {
             "verdict": "inconclusive",

@@ -18,6 +18,14 @@ from routed.words import UserError
 TRACED = (
     "data.separation",
     "data.samples",
+    "data.alpha_low",
+    "data.alpha_high",
+    "data.beta_low",
+    "data.beta_high",
+    "data.gamma_low",
+    "data.gamma_high",
+    "data.patch_noise",
+    "data.input_scale",
     "router.frozen",
     "router.from_data",
     "router.entropy",
@@ -50,6 +58,9 @@ NOT_IDENTITY = (
     "data.cache",
 )
 
+#: What a point may say of how it is run: which arms, and how many seeds. No column of the results.
+PLANNED = ("arms", "seeds")
+
 #: Scales of an experiment file that declares no SCALES of its own.
 SCALES = ("smoke", "default", "paper")
 
@@ -68,6 +79,7 @@ def base() -> ConfigDict:
     c.batch_size = 32  # training tokens per step
     c.arms = ("learned", "frozen")  # names in routed.arms.ARMS
     c.rates = "paper"  # paper: the rates below; tuned: times the best of tune.multipliers, per arm
+    c.loss = "squared"  # in routed.losses.TASK_LOSSES, of tasks of samples
     c.model = "moe"  # in routed.models.MODELS: moe | dense_active (FLOPs of one routed token) | dense_total (parameters of the
     # whole layer) | dense_expert | kmeans, two_experts (theory: without a router and rules of selection).
     # A text task (data.name) makes it a T5 of `transformer`, a task of samples one layer.
@@ -81,11 +93,20 @@ def base() -> ConfigDict:
     c.data.target_dim = 10  # outputs of that target
     c.data.rank = 8  # subspaces: their dimension; dictionary: atoms of a sample
     c.data.noise = 0.1  # standard deviation around a subspace (within it: 1), or of the two_gaussians
+    # patches: one each of a feature, a centre and a false feature, whose strengths are uniform between these; the rest is noise.
+    c.data.patches = 4
+    c.data.alpha_low, c.data.alpha_high = 0.5, 2.0  # of the feature
+    c.data.beta_low, c.data.beta_high = 1.0, 2.0  # of the centre
+    c.data.gamma_low, c.data.gamma_high = 0.5, 3.0  # of the false feature
+    c.data.patch_noise = 1.0  # sigma: noise patches are N(0, sigma^2 / dim), of norm sigma or so
+    c.data.noise_outside = False  # they are orthogonal to all signals, of norm sigma
+    c.data.input_scale = 1.0  # times the samples
     c.data.radius = 0.9  # two_gaussians: no sample is further from its mean, which is at distance 1 from 0
     c.data.positions = 1  # sequence: tokens of a sample
     c.data.separation = 1.0  # c: min over pairs of |mu_i - mu_j| / (sigma sqrt(dim)), sigma = 1
     c.data.samples = 8192  # training samples, drawn with replacement in batches
     c.data.fresh = False  # every batch is new: samples is not used
+    c.data.whole = False  # every batch is all of the samples: batch_size of them
     c.data.test_samples = 6400  # the same number from each cluster; 100 per expert make `dead` defined
     c.data.images = "generated"  # of images: idx (MNIST, Fashion-MNIST) | cifar10 | cifar100 | tfds:NAME | generated
     # Of text (data.name mc4_jsonl, tfds, generated); a row is one training example of one language.
@@ -114,6 +135,7 @@ def base() -> ConfigDict:
     )
     c.router.noise_scale = 1.0  # of uniform, gaussian and jitter
     c.router.noise_in_weights = False  # noise reaches the combine weights too, not only the choice
+    c.router.noise_at_eval = False  # also when test samples are routed
     c.router.frozen = False  # parameters stay bit for bit what they were at step 0
     c.router.from_data = False  # rows are training examples (Dikkala et al., Theorem 2)
     c.router.entropy = 0.0  # nats; > 0: initial weights are scaled until the mean per-token entropy is this
@@ -142,8 +164,11 @@ def base() -> ConfigDict:
     c.experts.name = "mlp"  # in routed.experts.EXPERTS
     c.experts.count = 64
     c.experts.depth = 3  # weight layers of an mlp
-    c.experts.width = 96  # hidden units of an mlp, ffn; filters of a cnn
+    c.experts.width = 96  # hidden units of an mlp, ffn; filters of a cnn, for each output
     c.experts.activation = "relu"  # of mlp, cnn, ffn; in routed.experts.ACTIVATIONS
+    c.experts.bias = False  # of a cnn
+    c.experts.init = "lecun"  # of a cnn: N(0, 1 / dim), no bias | uniform: on +- 1 / sqrt(dim), biases too
+    c.experts.init_scale = 1.0  # times that
     c.experts.learning_rate = 0.01
 
     c.selection = ConfigDict()
@@ -170,6 +195,7 @@ def base() -> ConfigDict:
 
     c.losses = ConfigDict()  # coefficients of auxiliary losses; a fixed or frozen router has none
     c.losses.balance = 0.0  # E sum_e load_e mean-probability_e: 1 at uniform
+    c.losses.balance_of = "probabilities"  # probabilities | scores: mean-score_e stands in their place
     c.losses.balance_scope = "batch"  # batch | group: over which tokens load and probability are taken
     c.losses.importance = 0.0  # squared variation of the experts' summed probabilities
     c.losses.z = 0.0  # mean squared log-partition
@@ -183,10 +209,22 @@ def base() -> ConfigDict:
     c.optimizer.b2 = 0.999
     c.optimizer.eps = 1e-8
     c.optimizer.weight_decay = 0.0  # decoupled: times the learning rate; on router and experts
+    c.optimizer.l2 = 0.0  # coupled weight decay: times the weights, added to the gradient
+    c.optimizer.normalise = (
+        "none"  # none | expert: an expert's gradient is divided by its norm | expert_sum: by the sum of
+    )
+    # the norms of its tensors | tensor: each of its tensors by its own
     c.optimizer.rate_scale = 1.0  # times both learning rates
     c.optimizer.schedule = "constant"  # constant | linear: to 0 at the end | rsqrt: times sqrt(warmup / step)
     c.optimizer.warmup = 0  # steps in which the rates grow linearly from 0; the schedule comes after them
     c.optimizer.clip = 0.0  # largest global norm of the gradient, without the router's where it is frozen; 0: none
+
+    c.stop = ConfigDict()  # a run takes no further step when its training loss is above the lowest so far
+    c.stop.rise = 0.0  # ... by more than this (0: it never stops), or
+    c.stop.floor = 0.0  # ... and is at most this
+    c.stop.after = 0  # steps before which it goes on
+
+    c.shuffles = 32  # draws of the shuffled-router baseline at an evaluation; 0: none
 
     c.tune = ConfigDict()  # read when rates is tuned: the same budget for every arm
     c.tune.multipliers = (0.3, 1.0, 3.0)  # candidates for optimizer.rate_scale; lowest final test/loss wins

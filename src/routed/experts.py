@@ -6,6 +6,7 @@ import itertools
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 #: Fewer rows than this make a product with transposed weights slow on a CPU.
@@ -84,19 +85,38 @@ class Mlp(nn.Module):
 
 
 class Cnn(nn.Module):
-    """Two-layer CNN over patches whose second layer is fixed at 1: f_o(x) = sum_j sum_p s(<w_oj, x^(p)>), no biases.
+    """Two-layer CNN over patches whose second layer is fixed at 1: f_o(x) = sum_j sum_p s(<w_oj, x^(p)> + b_oj).
 
-    A token is [patches, dim]. Chen et al. (2022): one output, `width` filters, s(z) = z^3 or z.
+    A token is [patches, dim]. Chen et al. (2022): one output, `width` filters, no biases, s(z) = z^3 or z; their released code
+    has two outputs and biases, and starts both uniformly on +- init_scale / sqrt(dim), as PyTorch does.
     """
 
     outputs: int
     width: int
     activation: str = "cubic"
+    bias: bool = False
+    initial: str = "lecun"
+    init_scale: float = 1.0
 
     @nn.compact
     def __call__(self, x: Float[Array, "T P D"]) -> Float[Array, "T O"]:
-        responses = ACTIVATIONS[self.activation](_dense(self.outputs * self.width, use_bias=False)(x))
-        return responses.sum(1).reshape(len(x), self.outputs, self.width).sum(-1)
+        patches, dim = x.shape[1:]
+
+        def start(key, shape, dtype=jnp.float32):
+            if self.initial == "uniform":
+                return self.init_scale * jax.random.uniform(key, shape, dtype, -1, 1) / jnp.sqrt(dim)
+            return (
+                self.init_scale * jax.random.normal(key, shape, dtype) / jnp.sqrt(dim)
+                if len(shape) > 1
+                else jnp.zeros(shape)
+            )
+
+        filters = _dense(self.outputs * self.width, use_bias=self.bias, kernel_init=start, bias_init=start)
+        if self.activation == "linear":  # the same function, for one product a token
+            responses = patches * filters(x.mean(1))
+        else:
+            responses = ACTIVATIONS[self.activation](filters(x)).sum(1)
+        return responses.reshape(len(x), self.outputs, self.width).sum(-1)
 
 
 class Ffn(nn.Module):
@@ -121,6 +141,7 @@ ACTIVATIONS = {
     "relu": nn.relu,
     "gelu": nn.gelu,
     "silu": nn.silu,
+    "celu": nn.celu,
     "tanh": nn.tanh,
     "cubic": lambda z: z**3,
     "linear": lambda z: z,
@@ -131,7 +152,9 @@ EXPERTS = {
     "constant": lambda experts, outputs: Constant(outputs),
     "linear": lambda experts, outputs: Linear(outputs),
     "mlp": lambda experts, outputs: Mlp(outputs, experts.depth, experts.width, experts.activation),
-    "cnn": lambda experts, outputs: Cnn(outputs, experts.width, experts.activation),
+    "cnn": lambda experts, outputs: Cnn(
+        outputs, experts.width, experts.activation, experts.bias, experts.init, experts.init_scale
+    ),
     "ffn": lambda experts, outputs: Ffn(outputs, experts.width, experts.activation),
     "gated_ffn": lambda experts, outputs: Ffn(outputs, experts.width, experts.activation, gated=True),
 }

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from routed import feed, language, models, run
 from routed.data import TASKS, images, samples, text
-from routed.metrics import agreement, churn
+from routed.metrics import agreement, churn, group_hit
 from routed.run import Program
 
 
@@ -48,6 +48,8 @@ def _offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np
     found = {f"router/{name}": np.array([one[name] for one in columns]) for name in columns[0]}
     found["router/churn"] = np.array([np.nan] + [churn(a, b) for a, b in zip(choices[1:], choices[:-1], strict=True)])
     found["router/churn_to_final"] = np.array([churn(one, choices[-1]) for one in choices])
+    if "groups" in history:
+        found["router/group_hit"] = np.array([group_hit(history["groups"][0], counts) for counts in history["counts"]])
     return found
 
 

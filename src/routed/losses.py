@@ -1,6 +1,6 @@
-"""Auxiliary losses of a router: pure functions of scores and routing, normalised so that coefficients mean the same everywhere.
+"""What a sample's outputs cost, and auxiliary losses of a router, normalised so that coefficients mean the same everywhere.
 
-Padding (`mask` False) counts nowhere. A loss of fixed choices would optimise decisions that are never executed, so
+All are pure functions; the auxiliary ones of scores and routing. Padding (`mask` False) counts nowhere. A loss of fixed choices would optimise decisions that are never executed, so
 `auxiliary` is 0 for routers that do not learn.
 """
 
@@ -13,6 +13,42 @@ from jaxtyping import Array, Bool, Float, Scalar
 
 from routed.metrics import load_of
 from routed.words import Routing, SoftRouting
+
+
+def squared(prediction: Float[Array, "B O"], y: Float[Array, "B O"]) -> Float[Array, " B"]:
+    """|prediction - y|^2."""
+    return ((prediction - y) ** 2).sum(-1)
+
+
+def logistic(prediction: Float[Array, "B 1"], y: Float[Array, "B 1"]) -> Float[Array, " B"]:
+    """log(1 + exp(-y f)) of labels -1 and 1, in nats: log 2 for f = 0."""
+    return jax.nn.softplus(-y * prediction)[:, 0]
+
+
+def cross_entropy(prediction: Float[Array, "B O"], y: Float[Array, "B O"]) -> Float[Array, " B"]:
+    """-log softmax(f)_y in nats; y is one-hot."""
+    return -(y * jax.nn.log_softmax(prediction)).sum(-1)
+
+
+def softmax_cross_entropy(prediction: Float[Array, "B O"], y: Float[Array, "B O"]) -> Float[Array, " B"]:
+    """The cross entropy of softmax(softmax(f)), at least log(1 + 1/e) = .3133 for two classes (the released code of Chen et al. 2022)."""
+    return cross_entropy(jax.nn.softmax(prediction), y)
+
+
+#: name -> (loss of each sample, outputs of its targets: None: any, 1: a label of -1 or 1, 2: at least two classes).
+TASK_LOSSES = {
+    "squared": (squared, None),
+    "logistic": (logistic, 1),
+    "cross_entropy": (cross_entropy, 2),
+    "softmax_cross_entropy": (softmax_cross_entropy, 2),
+}
+
+
+def correct(prediction: Float[Array, "B O"], y: Float[Array, "B O"]) -> Bool[Array, " B"]:
+    """Is the class right? One output: its sign; several: the largest. An output of 0 is never right."""
+    if y.shape[1] == 1:
+        return (prediction * y > 0)[:, 0]
+    return prediction.argmax(1) == y.argmax(1)
 
 
 def balance(probs: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bool[Array, " T"]) -> Scalar:
@@ -55,9 +91,11 @@ def auxiliary(
     learned: Bool[Array, ""] | bool = True,
     mask: Bool[Array, " T"] | None = None,
     groups: int = 1,
+    balance_of: str = "probabilities",
 ) -> tuple[Scalar, dict[str, Scalar]]:
     """The weighted sum of the losses named in `coefficients`, and each unweighted.
 
+    `balance_of` scores puts mean scores in the place of mean probabilities (the released code of Chen et al. 2022).
     `learned` is traced: False makes the sum 0, so a frozen, hash or oracle router contributes neither value nor gradient.
     """
     scores = routing.scores
@@ -65,7 +103,7 @@ def auxiliary(
     mask = jnp.ones(len(scores), bool) if mask is None else mask
     probs = jax.nn.softmax(scores)
     values = {
-        "balance": balance(probs, load, mask),
+        "balance": balance(scores if balance_of == "scores" else probs, load, mask),
         "importance": importance(probs, mask),
         "z": z(scores, mask),
         "entropy": entropy(probs, mask),

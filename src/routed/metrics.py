@@ -20,8 +20,6 @@ from routed.words import Routing, SoftRouting
 DEAD_SHARE = 0.01
 #: `dead` is undefined (NaN) with fewer tokens per expert.
 DEAD_TOKENS = 100
-#: Permutations of the input features in the shuffled-router baseline.
-SHUFFLES = 32
 
 
 def entropy(probs: Float[Array, "*batch E"]) -> Float[Array, "*batch"]:
@@ -131,6 +129,7 @@ def shuffled_sparsity(
     cluster: Int[Array, " T"],
     clusters: int,
     key: PRNGKeyArray,
+    shuffles: int = 32,
 ) -> Float[Array, " shuffles"]:
     """Sparsity of the shuffled router: the same weights, with one permutation of the input features for all experts.
 
@@ -142,7 +141,7 @@ def shuffled_sparsity(
         permuted = jax.random.permutation(key, x.reshape(len(x), -1), axis=1).reshape(x.shape)
         return entropies(jax.nn.softmax(scores(permuted)), cluster, clusters)["sparsity"]
 
-    return jax.lax.map(one, jax.random.split(key, SHUFFLES))
+    return jax.lax.map(one, jax.random.split(key, shuffles))
 
 
 def norm_ratio(kernel: Float[Array, "D E"]) -> Scalar:
@@ -171,6 +170,13 @@ def signal_share(kernel: Float[Array, "D E"], signal: int) -> Scalar:
 def churn(choices: Int[np.ndarray, "T k"], other: Int[np.ndarray, "T k"]) -> float:
     """1 - |S and S'| / k, mean over tokens: the share of a token's experts that differ between two moments."""
     return 1.0 - float((choices[:, :, None] == other[:, None, :]).any(-1).mean())
+
+
+def group_hit(groups: np.ndarray, counts: np.ndarray) -> float:
+    """Share of the live experts whose largest cluster is the one in `groups` [E], from counts [C, E]; live: 1 % of a fair load."""
+    load = counts.sum(0)
+    live = load >= DEAD_SHARE * load.mean()
+    return float((counts.argmax(0) == groups)[live].mean())
 
 
 def agreement(counts: np.ndarray) -> dict[str, float]:

@@ -7,13 +7,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from routed import metrics
 from routed.words import Batch, Routing, SoftRouting
 
 #: Test tokens whose choices are kept at every evaluation, for churn.
 PROBE = 1024
+
+
+def chosen(routing: Routing | SoftRouting) -> Int[Array, "T k"]:
+    """The experts of each token; of soft routing the one with the highest score."""
+    if isinstance(routing, SoftRouting):
+        return routing.scores.argmax(-1)[:, None]
+    return routing.expert.reshape(len(routing.scores), -1)
+
+
+def dispatched(routing: Routing | SoftRouting, label: Int[Array, " T"], labels: int) -> Float[Array, "labels E"]:
+    """How many assignments of each cluster went to each expert."""
+    hard = jax.nn.one_hot(chosen(routing), routing.scores.shape[-1]).sum(1)
+    return metrics.cluster_sums(hard, label, labels)
 
 
 def columns(
@@ -25,21 +38,17 @@ def columns(
     groupings: dict[str, Float[Array, "labels groups"]],
     signal: int,
     key: PRNGKeyArray,
+    shuffles: int,
 ) -> dict[str, Array]:
     """Entropies, load, agreement with the clusters, and what the weights look like.
 
     `params` are the router's, `score` is the router on tokens, `signal` the number of informative input dimensions. `choices`,
     `counts` and `probs` are arrays, for columns that need several evaluations or scikit-learn. The key is consumed.
     """
-    label, experts = test.label, routing.scores.shape[-1]
-    scores = routing.scores.reshape(-1, experts)
-    if isinstance(routing, SoftRouting):
-        choices = scores.argmax(-1)[:, None]
-    else:
-        choices = routing.expert.reshape(len(scores), -1)
+    label, scores, experts = test.label, routing.scores, routing.scores.shape[-1]
+    choices = chosen(routing)
     probs, hard = jax.nn.softmax(scores), jax.nn.one_hot(choices, experts).mean(1)
     sums, counts = (metrics.cluster_sums(p, label, labels) for p in (probs, hard))
-    shuffled = metrics.shuffled_sparsity(score, test.tokens, label, labels, key)
     soft_entropies, hard_entropies = (
         metrics.split(total, metrics.entropy(p).mean()) for total, p in ((sums, probs), (counts, hard))
     )
@@ -50,10 +59,11 @@ def columns(
         "dispatch_entropy": metrics.dispatch_entropy(counts),
         "covered": (covered := metrics.covered(counts)).mean(),
         "all_covered": covered.all().astype(jnp.float32),
-        "sparsity_shuffled": shuffled.mean(),
-        "sparsity_shuffled_std": shuffled.std(),
         "dropped": metrics.dropped(routing),
     }
+    if shuffles:
+        shuffled = metrics.shuffled_sparsity(score, test.tokens, label, labels, key, shuffles)
+        seen |= {"sparsity_shuffled": shuffled.mean(), "sparsity_shuffled_std": shuffled.std()}
     for name, members in groupings.items():
         seen[f"sparsity_by_{name}"] = metrics.split(members.T @ sums, soft_entropies["entropy_token"])["sparsity"]
     if (first := metrics.first_layer(params)) is not None:

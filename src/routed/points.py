@@ -1,6 +1,6 @@
 """Sweeps as plain data: points, the runs they ask for, and which of them can share one compiled program.
 
-A sweep is a tuple of points; a point is a dict of dotted config keys and values. A point may also set `arms`.
+A sweep is a tuple of points; a point is a dict of dotted config keys and values. A point may also set `arms` and `seeds`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from routed.arms import ARMS, TRANSPLANTED, source_of
-from routed.config import NOT_IDENTITY, TRACED, flatten, nearest, override, parse
-from routed.validate import TUNING_OFFSET, validate
+from routed.config import NOT_IDENTITY, PLANNED, TRACED, flatten, nearest, override, parse
+from routed.rules import TUNING_OFFSET
+from routed.validate import validate
 from routed.words import UserError
 
 Point = dict[str, Any]
@@ -92,7 +93,7 @@ def plan(config: ConfigDict, sweep: tuple[Point, ...]) -> list[Run]:
                 "config key arms: transplant takes a trained router; set checkpoint.final=true to keep them"
             )
         for arm in dict.fromkeys((*settled.arms, *needed)):
-            for run in _runs(settled, {k: v for k, v in point.items() if k != "arms"}, arm):
+            for run in _runs(settled, {k: v for k, v in point.items() if k not in PLANNED}, arm):
                 runs.setdefault(run.key, run)
     return list(runs.values())
 

@@ -42,6 +42,10 @@ CAPTIONS = {
     "paired": "Mean difference from the learned router, paired by seed, with 95 % t intervals; above 0 in loss, the learned router is better.",
     "languages": "Mean difference of validation loss from the learned router, paired by seed, with 95 % t intervals; above 0 the learned router is better.",
     "methods": "Means over seeds with 95 % t intervals (geometric means on log axes), best first by the first panel.",
+    "series": "Means over seeds with 95 % t intervals (bands).",
+    "dispatch": "Test samples of each cluster (rows) that go to each expert (columns), for the base seed.",
+    "products": "Largest absolute product of an expert's filters, or of its router row, with each cluster's signals, for the base seed: a line an expert and cluster.",
+    "embedding": "t-SNE of test samples of the base seed; colour and marker: the expert; background: the predicted class, by a vote of the 15 nearest samples.",
     "routing": "Mean routing probability by cluster and expert for the base seed, ordered by the best match at the end: a specialised router is a diagonal.",
 }
 

@@ -21,7 +21,7 @@ from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed import files
-from routed.config import NOT_IDENTITY, flatten, override
+from routed.config import NOT_IDENTITY, PLANNED, flatten, override
 from routed.kinds import kind_of
 from routed.points import Point, Run
 from routed.words import UserError
@@ -39,7 +39,7 @@ def open_workdir(path: pathlib.Path, experiment: str, config: ConfigDict, sweep:
     Raises:
       UserError: the workdir has finished rows of another config (the key is named), or cannot be written.
     """
-    swept = sorted({key for point in sweep for key in point if key != "arms"})
+    swept = sorted({key for point in sweep for key in point if key not in PLANNED})
     flat = flatten(config)
     table = read_table(path)
     stored = _stored_config(path) if len(table) else None

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from routed import losses, models, observe
+from routed import losses, metrics, models, observe
 from routed.data import TASKS, samples
 from routed.routers import FIXED, ROUTERS, initialise
 from routed.selection import Rule, capacity, rule_of
@@ -37,6 +38,15 @@ class Program(NamedTuple):
     chunk: Callable[..., Any]
 
 
+#: What a training step changes, of a state; `taken` counts the steps, and falls behind `step` in a run that stopped early.
+MOVING = ("params", "layer", "opt", "taken", "total", "loss", "lowest", "stopped")
+
+
+def stops(stop: ConfigDict, value, lowest, taken):
+    """Does a run stop at a training loss of `value`, after `taken` steps none of which was below `lowest`?"""
+    return (taken >= stop.after) & (value > lowest) & ((value > lowest + stop.rise) | (value <= stop.floor))
+
+
 def streams(seed, config: ConfigDict) -> dict[str, Any]:
     """A key for each stream; a held one comes from the base seed, whatever the run's own seed."""
     keys = {}
@@ -49,7 +59,7 @@ def streams(seed, config: ConfigDict) -> dict[str, Any]:
 def program(config: ConfigDict, pool: int) -> Program:
     """The run that `config` describes, with `pool` training samples in its world (at least every `data.samples`)."""
     task, model = TASKS[config.data.name], models.build(config)
-    score = model.scores
+    score, labels = model.scores, task.labels(config.data)
     evaluations = config.steps // config.eval_every + 1
     training, evaluation, soft = rule_of(config.selection), rule_of(config.selection, evaluation=True), Rule("soft")
     coefficients = {
@@ -62,23 +72,34 @@ def program(config: ConfigDict, pool: int) -> Program:
         config.batch_size // (training.group_size or config.batch_size) if config.losses.balance_scope == "group" else 1
     )
 
+    loss_of, _ = losses.TASK_LOSSES[config.loss]
+    labelled = (
+        config.loss != "squared"
+    )  # a loss in nats, and an accuracy; else losses are over the variance of the target
+
     def sample(keys, settings, world, step) -> Batch:
         key = jax.random.fold_in(keys["order"], step)
-        draw = samples.fresh_batch if config.data.fresh else samples.train_batch
+        draw = samples.all_batch if config.data.whole else samples.train_batch
+        draw = samples.fresh_batch if config.data.fresh else draw
         return draw(task, world, key, config.batch_size, config.data, settings)
 
+    def unit_of(world, settings):
+        return 1.0 if labelled else samples.variance(task, world, config.data, settings)
+
     def train_loss(params, layer, batch, key, frozen):
-        """Squared norm of the error, mean over tokens (the loss of the paper's theory sections), and auxiliary losses."""
+        """The loss of the task, mean over samples, and auxiliary losses."""
         prediction, routing, layer = model.apply(params, layer, batch, training, config.dispatch, key)
-        task_loss = ((prediction - batch.y) ** 2).sum(-1).mean()
+        task_loss = loss_of(prediction, batch.y).mean()
         if routing is None or config.router.name in FIXED or not any(coefficients.values()):
             return task_loss, (task_loss, layer)
-        extra, _ = losses.auxiliary(routing, coefficients, learned=~frozen, groups=groups)
+        extra, _ = losses.auxiliary(
+            routing, coefficients, learned=~frozen, groups=groups, balance_of=config.losses.balance_of
+        )
         return task_loss + extra, (task_loss, layer)
 
     def start(seed, settings, given=()):
         keys = streams(seed, config)
-        drawn = samples.world(task, keys["world"], config.data, pool)
+        drawn = samples.world(task, keys["world"], config.data, pool, settings)
         world = drawn._replace(given=given)
         test = samples.test_batch(task, world, config.data, settings)
         params, layer = model.init(keys["init"], test)
@@ -96,6 +117,10 @@ def program(config: ConfigDict, pool: int) -> Program:
             "opt": optimiser(config, settings).init(params),
             "router0": params["router"],
             "step": jnp.int32(0),
+            "taken": jnp.int32(0),
+            "loss": jnp.float32(0),
+            "lowest": jnp.float32(jnp.inf),
+            "stopped": jnp.array(False),
         }
         seen = jax.eval_shape(lambda: evaluate(keys, settings, world, state))
         return drawn, state | new_history(seen, evaluations)
@@ -106,73 +131,96 @@ def program(config: ConfigDict, pool: int) -> Program:
         transform = optimiser(config, settings)
         frozen = settings["router.frozen"]
 
-        def step(_, carry):
-            params, layer, opt, number, total = carry
-            batch = sample(keys, settings, world, number)
-            noise = jax.random.fold_in(keys["noise"], number)
-            grads, (value, layer) = jax.grad(train_loss, has_aux=True)(params, layer, batch, noise, frozen)
-            params, opt = update(transform, params, grads, opt, frozen)
-            return params, layer, opt, number + 1, total + value
+        def step(now):
+            batch = sample(keys, settings, world, now["taken"])
+            noise = jax.random.fold_in(keys["noise"], now["taken"])
+            grads, (value, layer) = jax.grad(train_loss, has_aux=True)(
+                now["params"], now["layer"], batch, noise, frozen
+            )
+            params, opt = update(transform, now["params"], grads, now["opt"], frozen)
+            new = now | {"params": params, "layer": layer, "opt": opt, "total": now["total"] + value, "loss": value}
+            new |= {"taken": now["taken"] + 1}
+            if not config.stop.rise:
+                return new
+            stopped = stops(config.stop, value, now["lowest"], now["taken"])
+            new |= {"lowest": jnp.minimum(now["lowest"], value)}
+            # The step that stops a run is not taken.
+            return jax.tree.map(partial(jnp.where, stopped), now, new) | {"stopped": stopped, "loss": value}
 
         def advance(state):
-            carry = (state["params"], state["layer"], state["opt"], state["step"], state["total"])
-            params, layer, opt, number, total = jax.lax.fori_loop(0, steps, step, carry)
-            new = state | {"params": params, "layer": layer, "opt": opt, "step": number, "total": total}
+            end = state["step"] + steps
+            moving = {name: state[name] for name in MOVING}
+            moved = jax.lax.while_loop(lambda now: (now["taken"] < end) & ~now["stopped"], step, moving)
+            new = state | moved | {"step": end}
+            # The loss at which a run stopped stands for the steps that it did not take.
+            missed = end - jnp.maximum(moved["taken"], state["step"])
+            new |= {"total": new["total"] + missed * moved["loss"]}
             return jax.lax.cond(evaluated, record, lambda new: new, new)
 
         def record(new):
-            scale = samples.variance(task, world, config.data, settings)
-            return recorded(new, evaluate(keys, settings, world, new), config.eval_every, scale)
+            return recorded(new, evaluate(keys, settings, world, new), config.eval_every, unit_of(world, settings))
 
         return jax.lax.cond(active, advance, lambda state: state, state)
 
     def evaluate(keys, settings, world, state) -> dict[str, jax.Array]:
         """All metrics of one moment. Test tokens pass in blocks, which keeps the experts' activations in cache."""
         params, test = state["params"], samples.test_batch(task, world, config.data, settings)
-        variance = samples.variance(task, world, config.data, settings)
+        scale = unit_of(world, settings)
 
-        def forward(block: Batch):
+        def forward(number, block: Batch):
             # Dense, since the soft mixture needs every expert anyway.
-            prediction, routing, _ = model.apply(params, state["layer"], block, evaluation, "dense")
-            mixture, _, _ = model.apply(params, state["layer"], block, soft, "dense")
+            noise = jax.random.fold_in(keys["noise"], number) if config.router.noise_at_eval else None
+            prediction, routing, _ = model.apply(params, state["layer"], block, evaluation, "dense", noise)
+            mixture = None if labelled else model.apply(params, state["layer"], block, soft, "dense")[0]
             return prediction, mixture, routing
 
         prediction, mixture, routing = _in_blocks(forward, test)
-        ideal = task.bayes(world, test, config.data, settings)
-
-        def normalised(error):
-            return (error**2).sum(-1).mean() / variance
-
         seen = {
-            "test/loss": normalised(prediction - test.y),
-            "test/loss_soft": normalised(mixture - test.y),
-            "test/excess": normalised(prediction - ideal),
-            "test/bayes": normalised(ideal - test.y),
+            "test/loss": loss_of(prediction, test.y).mean() / scale,
             "train/rate_scale": settings["optimizer.rate_scale"],
             "train/experts": jnp.float32(experts_per_token(config, training)),
         }
+        if labelled:
+            right = losses.correct(prediction, test.y)
+            seen |= {"test/accuracy": right.mean(), "right": right[: observe.PROBE]}
+        else:
+            seen["test/loss_soft"] = loss_of(mixture, test.y).mean() / scale
+        if config.stop.rise:
+            seen["train/steps"] = state["taken"].astype(jnp.float32)
+        if task.bayes is not None:
+            ideal = task.bayes(world, test, config.data, settings)
+            seen["test/excess"] = loss_of(prediction, ideal).mean() / scale
+            seen["test/bayes"] = loss_of(ideal, test.y).mean() / scale
         moved = [
             (a != b).any()
             for a, b in zip(jax.tree.leaves(params["router"]), jax.tree.leaves(state["router0"]), strict=True)
         ]
         seen["router/moved"] = jnp.float32(jnp.stack(moved).any() if moved else False)
-        seen |= model.watch(params, world, test, keys["noise"])
+        seen |= model.watch(params, world, test, keys["noise"]) | task.watch(params, world, test, keys["noise"])
         if routing is None or score is None:
             return seen
+        if (
+            config.data.whole
+        ):  # of all training samples, as they were routed in training; their outputs are not computed
+            batch = sample(keys, settings, world, state["taken"])
+            noise = jax.random.fold_in(keys["noise"], state["taken"])
+            _, trained, _ = model.apply(params, state["layer"], batch, training, config.dispatch, noise)
+            seen["train/dispatch_entropy"] = metrics.dispatch_entropy(observe.dispatched(trained, batch.label, labels))
 
         count = config.experts.count
         label = samples.examples(task, world, count, config.data, settings).label[:count]
-        hit = jnp.zeros(task.labels(config.data)).at[label].set(1.0)
+        hit = jnp.zeros(labels).at[label].set(1.0)
         seen["router/rows_hit"] = hit.min()  # would rows from examples (router.from_data) come from every cluster?
         return seen | observe.columns(
             routing,
             params["router"],
             test,
             score=lambda x: score(params, x, test.label),
-            labels=task.labels(config.data),
+            labels=labels,
             groupings=task.groupings(world, config.data),
             signal=config.data.dim,
             key=keys["noise"],
+            shuffles=config.shuffles,
         )
 
     return Program(start, chunk)
@@ -204,9 +252,10 @@ def experts_per_token(config: ConfigDict, rule: Rule) -> float:
     return float(config.experts.count if rule.name == "soft" else rule.k)
 
 
-def _in_blocks(forward: Callable[[Batch], Any], batch: Batch, largest: int = 640) -> Any:
-    """`forward` on blocks of tokens, one after the other; leaves come back as [blocks * block, ...]."""
+def _in_blocks(forward: Callable[[Any, Batch], Any], batch: Batch, largest: int = 640) -> Any:
+    """`forward` on numbered blocks of samples, one after the other; leaves come back as [blocks * block, ...]."""
     size = len(batch.x)
     block = max(b for b in range(1, min(size, largest) + 1) if size % b == 0)
     blocks = jax.tree.map(lambda a: a.reshape(size // block, block, *a.shape[1:]), batch)
-    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), jax.lax.map(forward, blocks))
+    made = jax.lax.map(lambda item: forward(*item), (jnp.arange(size // block), blocks))
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), made)

@@ -110,6 +110,12 @@ def top_k(rule: Rule, scores, preference, bias, mask) -> Routing:
     return _queued(rule, scores, expert, weight, mask)
 
 
+def raw(rule: Rule, scores, preference, bias, mask) -> Routing:
+    """The k most preferred experts, weighted by their scores as they are (the released code of Chen et al. 2022)."""
+    expert = _highest(preference + bias[None], rule.k)
+    return _queued(rule, scores, expert, jnp.take_along_axis(scores, expert, axis=1), mask)
+
+
 def sigmoid(rule: Rule, scores, preference, bias, mask) -> Routing:
     """The k highest of sigmoid(score) + bias, weighted by sigmoid(score); over its sum when `renormalise` (DeepSeek-V3)."""
     expert = _highest(jax.nn.sigmoid(preference) + bias[None], rule.k)
@@ -166,6 +172,7 @@ def expert_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
 SELECTIONS: dict[str, Callable[..., Routing | SoftRouting]] = {
     "soft": soft,
     "top_k": top_k,
+    "raw": raw,
     "sigmoid": sigmoid,
     "sinkhorn": sinkhorn,
     "expert_choice": expert_choice,

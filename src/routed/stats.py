@@ -68,6 +68,24 @@ def prediction(values) -> Estimate:
     return Estimate(float(values.mean()), float(values.mean() - half), float(values.mean() + half), n)
 
 
+def welch(values, mean: float, std: float, n: int) -> Estimate:
+    """Difference of our mean from another's, which is known by mean, standard deviation and n; 95 % interval of Welch (1947).
+
+    The standard deviation is that of the sample (n - 1). The interval holds 0 where Welch's test does not reject at 5 %.
+    """
+    values = np.asarray(values, float)
+    difference = float(values.mean() - mean)
+    if len(values) < 2:
+        return Estimate(difference, np.nan, np.nan, len(values))
+    ours, theirs = values.var(ddof=1) / len(values), std**2 / n
+    error = ours + theirs
+    if not error:
+        return Estimate(difference, difference, difference, len(values))
+    freedom = error**2 / (ours**2 / (len(values) - 1) + theirs**2 / (n - 1))
+    half = stats.t.ppf((1 + LEVEL) / 2, freedom) * math.sqrt(error)
+    return Estimate(difference, difference - half, difference + half, len(values))
+
+
 def equivalence(differences, margin: float) -> float:
     """P value of the two one-sided tests that the mean difference lies in (-margin, margin) (TOST)."""
     differences = np.asarray(differences, float)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,8 +32,10 @@ def optimiser(config: ConfigDict, settings) -> optax.GradientTransformation:
             return warmed * jnp.clip((config.steps - step) / max(config.steps - warmup, 1), 0.0, 1.0)
         return warmed * jnp.sqrt(warmup / jnp.maximum(step + 1, warmup)) if o.schedule == "rsqrt" else warmed
 
-    def group(rate):
+    def group(rate, before):
         parts = [
+            *before,
+            *([optax.add_decayed_weights(o.l2)] if o.l2 else []),
             direction(),
             optax.add_decayed_weights(settings["optimizer.weight_decay"]),
             optax.scale(-rate * settings["optimizer.rate_scale"]),
@@ -41,8 +44,39 @@ def optimiser(config: ConfigDict, settings) -> optax.GradientTransformation:
         return optax.chain(*parts, *([optax.scale_by_schedule(schedule)] if scheduled else []))
 
     rates = {"router": settings["router.learning_rate"], "experts": settings["experts.learning_rate"]}
-    groups = optax.multi_transform({name: group(rate) for name, rate in rates.items()}, {name: name for name in rates})
+    # Normalised before l2 is added, as momentum and decay come after the gradient.
+    before = {"experts": [normalised(o.normalise)] if o.normalise != "none" else [], "router": []}
+    parts = {name: group(rate, before[name]) for name, rate in rates.items()}
+    groups = optax.multi_transform(parts, {name: name for name in rates})
     return optax.chain(optax.clip_by_global_norm(o.clip), groups) if o.clip else groups
+
+
+#: name -> the norm that divides a gradient, from the norms of an expert's tensors; None: each tensor's own.
+NORMALISED: dict[str, Callable[[Any], Any] | None] = {
+    "expert": lambda norms: jnp.sqrt(sum(norm**2 for norm in norms)),
+    "expert_sum": sum,
+    "tensor": None,
+}
+
+
+def normalised(by: str) -> optax.GradientTransformation:
+    """Normalised gradient descent for each expert (Chen et al. 2022, Algorithm 1): its gradient, divided by its Frobenius norm.
+
+    Every leaf has a leading axis of experts. An expert without a gradient (no sample) stays where it is. `expert_sum` and
+    `tensor` are what the released code does.
+    """
+
+    def divided(gradients, state, params=None):
+        del params
+        leaves, tree = jax.tree.flatten(gradients)
+        norms = [jnp.sqrt((leaf.reshape(len(leaf), -1) ** 2).sum(1)) for leaf in leaves]
+        joint = NORMALISED[by]
+        over = norms if joint is None else [joint(norms)] * len(norms)
+        scales = [jnp.where(norm > 0, 1 / jnp.where(norm > 0, norm, 1.0), 0.0) for norm in over]
+        made = [leaf * scale.reshape(-1, *[1] * (leaf.ndim - 1)) for leaf, scale in zip(leaves, scales, strict=True)]
+        return tree.unflatten(made), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), divided)
 
 
 def update(transform: optax.GradientTransformation, params: Any, grads: Any, opt_state: Any, frozen) -> tuple[Any, Any]:

@@ -1,150 +1,26 @@
-"""What a config may say: one visible table of rules, checked for every point and arm before anything is compiled."""
+"""What a config may say: each key by the table of `routed.rules`, then together; checked for every point and arm before compiling."""
 
 from __future__ import annotations
 
 import math
-from collections import ChainMap
 
 from ml_collections import ConfigDict
 
-from routed.config import NOT_IDENTITY, base, flatten, nearest
-from routed.data import TASKS, image_files
+from routed.config import NOT_IDENTITY, PLANNED, base, flatten, nearest
+from routed.data import TASKS
 from routed.data.text import SOURCES
-from routed.dispatch import DISPATCHES, refuse
-from routed.experts import ACTIVATIONS, EXPERTS
-from routed.models import MODELS
+from routed.dispatch import refuse
+from routed.losses import TASK_LOSSES
 from routed.models.t5 import blocks_of
-from routed.routers import FIXED, KINDS, ROUTERS
-from routed.run import STREAMS
-from routed.selection import SELECTIONS
+from routed.routers import FIXED
+from routed.rules import RULES, TUNING_OFFSET
 from routed.words import UserError
-
-#: Tuning seeds start this far behind the evaluation seeds, so the two never meet.
-TUNING_OFFSET = 1_000_000
-
-
-def _at_least(low):
-    return lambda v: low <= v < math.inf, f"must be at least {low}"
-
-
-def _one_of(names):
-    return lambda v: v in names, f"must be one of {', '.join(names)}"
-
 
 #: Every key with its declared value, for names and types.
 DECLARED = flatten(base())
 
 #: Selections that a balancing bias can steer.
-BIASED = ("top_k", "sigmoid", "sinkhorn")
-
-_FRACTION = (lambda v: 0 <= v < 1, "must be in [0, 1)")
-_ABOVE_ZERO = (lambda v: 0 < v < math.inf, "must be positive")
-_INT32 = (lambda v: 1 <= v < 2**31, "must be in [1, 2^31)")
-
-#: key -> (is it possible?, what to do).
-RULES = {
-    "seed": (lambda v: 0 <= v < TUNING_OFFSET, f"must be in [0, {TUNING_OFFSET})"),
-    "seeds": (lambda v: 1 <= v <= 10_000, "must be in [1, 10000]"),  # more would take minutes to plan
-    "held": (lambda v: set(v) <= set(STREAMS), f"must name streams: {', '.join(STREAMS)}"),
-    "steps": _INT32,
-    "eval_every": _INT32,
-    "batch_size": _at_least(1),
-    "arms": (lambda v: len(v) >= 1, "must name at least one arm"),
-    "rates": _one_of(("paper", "tuned")),
-    "model": _one_of(MODELS),
-    "data.name": _one_of(ChainMap(TASKS, SOURCES)),  # live: users add tasks
-    "data.images": (
-        lambda v: v in image_files.KINDS or (v.startswith("tfds:") and v != "tfds:"),
-        f"must be one of {', '.join(image_files.KINDS)}, tfds:NAME",
-    ),
-    "data.temperature": _ABOVE_ZERO,
-    "data.vocabulary": _INT32,
-    "data.input_length": _at_least(8),
-    "data.noise_density": (lambda v: 0 < v < 1, "must be in (0, 1)"),
-    "data.mean_span": _at_least(1),
-    "data.damaged": _one_of(("skip", "refuse")),
-    "data.eval_rows": _at_least(1),
-    "data.clusters": _at_least(2),
-    "data.dim": _at_least(1),
-    "data.spurious_dims": _at_least(0),
-    "data.rank": _at_least(1),
-    "data.noise": _ABOVE_ZERO,
-    "data.radius": (lambda v: 0 < v < 1, "must be in (0, 1)"),
-    "data.positions": _at_least(1),
-    "data.target_dim": _at_least(1),
-    "data.separation": _ABOVE_ZERO,
-    "data.samples": _INT32,
-    "data.test_samples": _at_least(1),
-    "router.name": _one_of(ROUTERS),
-    "router.depth": _at_least(1),
-    "router.width": _at_least(1),
-    "router.window": _at_least(1),
-    "router.dim": _at_least(1),
-    "router.vocabulary": _at_least(1),
-    "router.choices": _at_least(1),
-    "router.noise": _one_of(KINDS),
-    "router.noise_scale": _at_least(0),
-    "router.entropy": _at_least(0),
-    "router.init_scale": _at_least(0),
-    "router.learning_rate": _at_least(0),
-    "transformer.layers": _at_least(1),
-    "transformer.sparse_layers": _at_least(0),
-    "transformer.dim": _at_least(1),
-    "transformer.heads": _at_least(1),
-    "transformer.head_dim": _at_least(1),
-    "transformer.ffn": _one_of(("ffn", "gated_ffn")),
-    "transformer.width": _at_least(1),
-    "transformer.buckets": (lambda v: v >= 4 and v % 4 == 0, "must be a multiple of 4"),
-    "transformer.max_distance": _at_least(2),
-    "transformer.init_scale": _ABOVE_ZERO,
-    "transformer.dtype": _one_of(("float32", "bfloat16")),
-    "experts.name": _one_of(EXPERTS),
-    "experts.count": _at_least(1),
-    "experts.depth": _at_least(1),
-    "experts.width": _at_least(1),
-    "experts.activation": _one_of(ACTIVATIONS),
-    "experts.learning_rate": _at_least(0),
-    "selection.name": _one_of(SELECTIONS),
-    "selection.k": _at_least(1),
-    "selection.capacity_factor": _at_least(0),
-    "selection.capacity_rule": _one_of(("per_assignment", "per_token")),
-    "selection.min_capacity": _at_least(1),
-    "selection.group_size": _at_least(0),
-    "selection.priority": _one_of(("position", "score", "causal")),
-    "selection.balance_rate": _at_least(0),
-    # Not the others: they would route a test sample by its neighbours in the batch.
-    "selection.eval.name": _one_of(("soft", "top_k", "sigmoid")),
-    "selection.eval.k": _at_least(1),
-    "selection.eval.capacity_factor": _at_least(0),
-    "dispatch": _one_of(("auto", *DISPATCHES)),
-    "losses.balance": _at_least(0),
-    "losses.balance_scope": _one_of(("batch", "group")),
-    "losses.importance": _at_least(0),
-    "losses.z": _at_least(0),
-    "losses.entropy": _at_least(0),
-    "losses.logits_z": _at_least(0),
-    "optimizer.name": _one_of(("sgd", "adam", "adafactor")),
-    "optimizer.schedule": _one_of(("constant", "linear", "rsqrt")),
-    "optimizer.warmup": _at_least(0),
-    "optimizer.clip": _at_least(0),
-    "optimizer.momentum": _FRACTION,
-    "optimizer.b1": _FRACTION,
-    "optimizer.b2": _FRACTION,
-    "optimizer.eps": _ABOVE_ZERO,
-    "optimizer.weight_decay": _at_least(0),
-    "optimizer.rate_scale": _ABOVE_ZERO,
-    "tune.multipliers": (lambda v: len(v) >= 1 and all(m > 0 for m in v), "must be positive numbers"),
-    "tune.seeds": _at_least(1),
-    "gate.train_loss": _at_least(0),
-    "gate.plateau": _at_least(0),
-    "mesh.run": _at_least(0),
-    "mesh.data": _at_least(1),
-    "mesh.expert": _at_least(1),
-    "checkpoint.every": _at_least(0),
-    "checkpoint.keep": _at_least(1),
-    "mesh.batching": _one_of(("auto", "map", "vmap")),
-    "mesh.runs_per_batch": _at_least(1),
-}
+BIASED = ("top_k", "raw", "sigmoid", "sinkhorn")
 
 
 def validate(config: ConfigDict) -> None:
@@ -242,6 +118,7 @@ def _validate_samples(config: ConfigDict) -> None:
             f"config key router.name='hash_id': the samples of data.name={config.data.name!r} have no token ids; use 'hash'"
         )
     _validate_images(config)
+    _validate_patches(config)
     if config.router.name == "conv" and (positions := task.dims(data)) % config.router.window:
         raise UserError(
             f"config key router.window={config.router.window}: must divide the {positions} positions of a sample"
@@ -258,6 +135,40 @@ def _validate_samples(config: ConfigDict) -> None:
     if config.checkpoint.final:
         raise UserError(
             f"config key checkpoint.final=True: runs of data.name={config.data.name!r} keep rows, no parameters; set it to false"
+        )
+
+
+def _validate_patches(config: ConfigDict) -> None:
+    """Patches, their labels and losses, and what only experts on patches have."""
+    data, outputs = config.data, TASKS[config.data.name].outputs(config.data)
+    needed = TASK_LOSSES[config.loss][1]
+    if (needed is None) == (data.name == "patches") or (needed is not None and (needed == 1) != (outputs == 1)):
+        fitting = ("logistic" if outputs == 1 else "cross_entropy") if data.name == "patches" else "squared"
+        raise UserError(
+            f"config key loss={config.loss!r}: does not fit data.target={data.target!r} of data.name={data.name!r}; use {fitting!r}"
+        )
+    if data.whole and (data.fresh or config.batch_size != data.samples):
+        raise UserError(
+            f"config key data.whole=True: needs data.fresh=false and batch_size={config.batch_size} equal to"
+            f" data.samples={data.samples}"
+        )
+    if data.name != "patches":
+        return
+    for name in ("alpha", "beta", "gamma"):
+        low, high = data[f"{name}_low"], data[f"{name}_high"]
+        if low > high:
+            raise UserError(f"config keys data.{name}_low={low}, data.{name}_high={high}: the first must not be larger")
+    if 2 * data.clusters > data.dim:
+        raise UserError(
+            f"config key data.dim={data.dim}: 2 data.clusters = {2 * data.clusters} orthogonal signals need as many"
+        )
+    if data.noise_outside and data.dim == 2 * data.clusters:
+        raise UserError(
+            f"config key data.noise_outside=True: data.dim={data.dim} leaves no room outside of the signals"
+        )
+    if config.optimizer.normalise != "none" and config.model != "moe":
+        raise UserError(
+            f"config key optimizer.normalise={config.optimizer.normalise!r}: model={config.model!r} has no experts; set 'none'"
         )
 
 
@@ -331,7 +242,7 @@ def validate_sweep(sweep: tuple[dict, ...]) -> None:
     Raises:
       UserError: names the key.
     """
-    for key in sorted({key for point in sweep for key in point} & set(NOT_IDENTITY) - {"arms"}):
+    for key in sorted({key for point in sweep for key in point} & set(NOT_IDENTITY) - set(PLANNED)):
         raise UserError(
             f"sweep key {key}: cannot be swept, as it does not tell points apart; set it with --config.{key}=VALUE"
         )

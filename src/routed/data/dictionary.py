@@ -49,8 +49,9 @@ def fixed(keys: Key[Array, " n"], data) -> Fixed:
     )
 
 
-def draw(fixed: Fixed, kind: PRNGKeyArray | None, noise: PRNGKeyArray, size: int, data) -> Draws:
+def draw(fixed: Fixed, kind: PRNGKeyArray | None, noise: PRNGKeyArray, size: int, data, settings=None) -> Draws:
     """Combinations: any of them for training, the judged ones in turn for tests."""
+    del settings
     cluster = kinds(kind, (size,), judged(data) if kind is None else len(fixed.atoms))
     return Draws(cluster, jax.random.normal(noise, (size, data.rank, data.dim)))
 

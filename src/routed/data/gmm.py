@@ -35,9 +35,9 @@ def fixed(keys: Key[Array, " n"], data) -> Fixed:
     return Fixed(centres, jax.random.normal(keys[1], (data.clusters, data.target_dim)))
 
 
-def draw(fixed: Fixed, kind: PRNGKeyArray | None, noise: PRNGKeyArray, size: int, data) -> Draws:
+def draw(fixed: Fixed, kind: PRNGKeyArray | None, noise: PRNGKeyArray, size: int, data, settings=None) -> Draws:
     """Clusters and N(0, I) noise."""
-    del fixed
+    del settings, fixed
     return Draws(
         cluster=kinds(kind, (size,), data.clusters),
         noise=jax.random.normal(noise, (size, data.dim + data.spurious_dims)),

@@ -106,12 +106,14 @@ def fixed(keys: Key[Array, " n"], data) -> Float[Array, "C V"]:
     return jax.random.normal(keys[1], (data.clusters, data.dim)) / jnp.sqrt(data.dim)
 
 
-def draw(fixed: Float[Array, "C V"], kind: PRNGKeyArray | None, noise: PRNGKeyArray, size: int, data) -> Draws:
+def draw(
+    fixed: Float[Array, "C V"], kind: PRNGKeyArray | None, noise: PRNGKeyArray, size: int, data, settings=None
+) -> Draws:
     """Images, each with an N(0, I) vector: test images in turn; training images in random order, again and again.
 
     Fresh samples are any training images with vectors that nobody has seen.
     """
-    del fixed
+    del settings, fixed
     images = source(data)
     train, tests, place = len(images.train_y), data.clusters * np.bincount(images.test_y).min(), jnp.arange(size)
     if kind is None:

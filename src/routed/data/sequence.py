@@ -32,9 +32,9 @@ def fixed(keys: Key[Array, " n"], data) -> Fixed:
     return Fixed(separated(keys[0], data.clusters, data.dim), weights)
 
 
-def draw(fixed: Fixed, kind: PRNGKeyArray | None, noise: PRNGKeyArray, size: int, data) -> Draws:
+def draw(fixed: Fixed, kind: PRNGKeyArray | None, noise: PRNGKeyArray, size: int, data, settings=None) -> Draws:
     """Tokens are independent of each other; so test sequences are drawn too, with every cluster equally often over all."""
-    del fixed
+    del settings, fixed
     shape = (size, data.positions)
     if kind is None:
         order = jax.random.permutation(jax.random.fold_in(noise, 1), size * data.positions)

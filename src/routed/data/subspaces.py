@@ -36,9 +36,9 @@ def fixed(keys: Key[Array, " n"], data) -> Fixed:
     return Fixed(bases, weights / jnp.sqrt(variance))
 
 
-def draw(fixed: Fixed, kind: PRNGKeyArray | None, noise: PRNGKeyArray, size: int, data) -> Draws:
+def draw(fixed: Fixed, kind: PRNGKeyArray | None, noise: PRNGKeyArray, size: int, data, settings=None) -> Draws:
     """Subspaces, and N(0, I) inside and around them."""
-    del fixed
+    del settings, fixed
     inside, around = jax.random.split(noise)
     return Draws(
         cluster=kinds(kind, (size,), data.clusters),

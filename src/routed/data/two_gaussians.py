@@ -35,9 +35,9 @@ def fixed(keys: Key[Array, " n"], data) -> Fixed:
     return Fixed(mean / jnp.linalg.norm(mean), target)
 
 
-def draw(fixed: Fixed, kind: PRNGKeyArray | None, noise: PRNGKeyArray, size: int, data) -> Draws:
+def draw(fixed: Fixed, kind: PRNGKeyArray | None, noise: PRNGKeyArray, size: int, data, settings=None) -> Draws:
     """Gaussians within data.radius: a uniform direction times a radius by the inverse of its distribution function."""
-    del fixed
+    del settings, fixed
     towards, far = jax.random.split(noise)
     direction = jax.random.normal(towards, (size, data.dim))
     direction /= jnp.linalg.norm(direction, axis=1, keepdims=True)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.data import TASKS
+from routed.dispatch import alone
 from routed.experts import EXPERTS, Mlp, mlp_parameters, width_for
 from routed.moe import MoE
 from routed.routers import ROUTERS, Flat
@@ -22,8 +23,8 @@ class Model(NamedTuple):
     """Pure functions.
 
     init(key, batch) -> (params {router, experts}, state), where `state` moves by rules of its own, not by gradients;
-    apply(params, state, batch, rule, dispatch, key) -> (outputs [B, O], routing or None, state): with a key as in training (its
-    noise; the state moves), with None as in evaluation; scores(params, tokens, label) -> [T, E], of models with a router;
+    apply(params, state, batch, rule, dispatch, key) -> (outputs [B, O], routing or None, state): with a key there is noise, and the
+    state that is returned has moved, as in training; scores(params, tokens, label) -> [T, E], of models with a router;
     watch(params, world, test, key) -> columns of its own, seen at an evaluation.
     """
 
@@ -100,6 +101,8 @@ def _dense(config: ConfigDict) -> Model:
     """
     task, experts = TASKS[config.data.name], config.experts
     inputs, outputs = task.dims(config.data), task.outputs(config.data)
+    if config.model == "dense_expert" and experts.name == "cnn":
+        return _single(EXPERTS["cnn"](experts, outputs))
     depth, width = experts.depth, experts.width
     if config.model != "dense_expert":
         one = mlp_parameters(inputs, outputs, depth, width)
@@ -117,6 +120,20 @@ def _dense(config: ConfigDict) -> Model:
     def apply(params, state, batch, rule, dispatch, key=None):
         del rule, dispatch, key
         return per_sample(mlp.apply({"params": params["experts"]}, rows(batch)), batch), None, state
+
+    return Model(init, apply, scores=None)
+
+
+def _single(net: nn.Module) -> Model:
+    """One expert that sees samples in their own shape."""
+
+    def init(key, batch):
+        return {"router": {}, "experts": net.init(key, batch.tokens[:1])["params"]}, {}
+
+    def apply(params, state, batch, rule, dispatch, key=None):
+        del rule, dispatch, key
+        made = alone(lambda params, tokens: net.apply({"params": params}, tokens), params["experts"], batch.tokens)
+        return per_sample(made, batch), None, state
 
     return Model(init, apply, scores=None)
 

@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from routed.plots.clusters import dispatch, embedding, products, series
 from routed.plots.curves import curves, gap, success, training
 from routed.plots.frame import AXES, STYLE, Data
 from routed.plots.maps import forest, methods, phase, routing
@@ -15,7 +16,8 @@ from routed.plots.paired import languages, paired
 
 KINDS = {
     "curves": curves, "training": training, "gap": gap, "success": success, "phase": phase, "forest": forest, "methods": methods,
-    "routing": routing, "paired": paired, "languages": languages,
+    "routing": routing, "paired": paired, "languages": languages, "series": series, "dispatch": dispatch, "products": products,
+    "embedding": embedding,
 }  # fmt: skip
 
 

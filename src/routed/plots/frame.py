@@ -20,6 +20,7 @@ matplotlib.use("Agg")
 #: metric -> (axis label, logarithmic?).
 AXES = {
     "test/loss": ("top-1 test loss (1 = trivial)", True),
+    "test/accuracy": ("test accuracy", False),
     "test/loss_soft": ("soft test loss (1 = trivial)", True),
     "test/excess": ("excess over Bayes (1 = trivial)", True),
     "train/loss": ("training loss, as trained (1 = trivial)", True),
@@ -46,6 +47,18 @@ AXES = {
     "router/covered": ("share of clusters with specialists", False),
     "router/spurious_ratio": ("norm on the spurious dimensions\nover norm on the others", True),
     "router/spurious_norm": ("norm on the spurious dimensions", True),
+    "router/dispatch_entropy": ("dispatch entropy H(cluster | expert),\ntest samples (nats)", False),
+    "train/dispatch_entropy": ("dispatch entropy H(cluster | expert),\ntraining samples (nats)", False),
+    "train/steps": ("steps until the run stopped", False),
+    "router/group_hit": ("share of experts that serve the cluster\ntheir initial filters favour", False),
+    "signals/expert_feature": ("largest product of an expert\nwith a feature", True),
+    "signals/expert_second": ("second largest product of an expert\nwith a feature", True),
+    "signals/expert_centre": ("largest product of an expert\nwith a centre", True),
+    "signals/router_feature": ("largest product of a router row\nwith a feature", True),
+    "signals/router_centre": ("largest product of a router row\nwith a centre", True),
+    "theory/lemma51": ("change of routing over its bound\n(Lemma 5.1)", True),
+    "theory/lemma_c4": ("1 + chance of a hopeless expert\n(Lemma C.4)", False),
+    "theory/row_sum": ("|sum of router rows| over\nthe norm of all (Lemma E.1)", False),
     "theory/gradient_step": ("distance from a descent step on the inertia", True),
     "theory/lloyd_step": ("distance from an iteration of k-means", True),
     "theory/cosine": ("|cos(w, z)|", False),
@@ -58,7 +71,11 @@ AXES = {
     "theory/lemma2_logarithm": ("margin of Lemma 2, logarithm", False),
     "train/experts": ("experts computed per training token", True),
 }
-#: The same for language models, whose training loss has no trivial scale.
+#: The same for tasks of classes, and for language models, whose losses have no trivial scale.
+CLASS_AXES = AXES | {
+    "train/loss": ("training loss (nats per sample)", True),
+    "test/loss": ("test loss (nats per sample)", True),
+}
 TEXT_AXES = AXES | {"train/loss": ("training loss (nats per token)", False)}
 KEYS = {
     "data.samples": "training samples",
@@ -89,7 +106,7 @@ class Data:
     def __init__(self, table: pd.DataFrame, swept: list[str], base: dict[str, Any], heatmaps: dict[str, np.ndarray]):
         self.table = table[table.status != "tuning"]
         self.swept, self.base, self.heatmaps, self.last = swept, base, heatmaps, last(table)
-        self.axes = TEXT_AXES if "eval/loss" in table else AXES
+        self.axes = TEXT_AXES if "eval/loss" in table else CLASS_AXES if "test/accuracy" in table else AXES
 
     def settle(self, rows: pd.DataFrame, spec: dict[str, Any]) -> pd.DataFrame:
         """The rows at one point: a swept key that `spec` does not draw has its value in `at`, its base value, or else its largest."""
@@ -97,9 +114,9 @@ class Data:
             rows = rows[rows[key] == value]
         return settle(rows, [key for key in self.swept if key not in (spec.get("x"), spec.get("y"))], self.base)
 
-    def at(self, point: dict[str, Any]) -> pd.DataFrame:
-        """The last rows at exactly this point: a swept key that it does not name has its base value."""
-        rows = self.last
+    def at(self, point: dict[str, Any], rows: pd.DataFrame | None = None) -> pd.DataFrame:
+        """The last rows (or those of `rows`) at exactly this point: a swept key that it does not name has its base value."""
+        rows = self.last if rows is None else rows
         for key in self.swept:
             rows = rows[rows[key] == point.get(key, self.base[key])]
         return rows
@@ -113,6 +130,11 @@ def mean(values: pd.Series, log: bool) -> stats.Estimate:
     return stats.Estimate(float(np.exp(one.mean)), float(np.exp(one.low)), float(np.exp(one.high)), one.n)
 
 
+def marker_of(arm: str) -> str:
+    """The marker of an arm in every figure; there are fewer markers than arms."""
+    return MARKERS[list(LABELS).index(arm) % len(MARKERS)]
+
+
 def line(panel, arm: str, points: Sequence[tuple[float | int, stats.Estimate]], shift: float = 0.0) -> None:
     if not points:
         return
@@ -121,13 +143,12 @@ def line(panel, arm: str, points: Sequence[tuple[float | int, stats.Estimate]], 
     y = np.array([p[1].mean for p in points])
     low, high = (np.array([p[1][i] for p in points]) for i in (1, 2))
     bars = np.nan_to_num(np.stack([y - low, high - y]))
-    marker = MARKERS[list(LABELS).index(arm) % len(MARKERS)]
     panel.errorbar(
         x,
         y,
         bars,
         color=colour,
-        marker=marker,
+        marker=marker_of(arm),
         ms=4,
         capsize=2,
         lw=1.2,
@@ -151,4 +172,4 @@ def logarithmic(panel) -> None:
 
 def legend(figure: Figure, panel) -> None:
     handles, labels = panel.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4 if len(handles) == 4 else 3, fontsize=8)

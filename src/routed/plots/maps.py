@@ -14,7 +14,7 @@ from scipy.optimize import linear_sum_assignment
 from routed import diagnosis, stats
 from routed.arms import LABELS
 from routed.claims import Rows
-from routed.plots.frame import AXES, KEYS, MARKERS, Data, legend, mean
+from routed.plots.frame import KEYS, Data, legend, marker_of, mean
 from routed.results import shown
 
 
@@ -158,7 +158,7 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
     metrics, arms = spec["metrics"], [a for a in LABELS if any((rows.arm == a).any() for rows in found.values())]
 
     def estimate(rows: pd.DataFrame, arm: str, metric: str) -> stats.Estimate:
-        return mean(rows.loc[rows.arm == arm, metric], AXES[metric][1])
+        return mean(rows.loc[rows.arm == arm, metric], data.axes[metric][1])
 
     def rank(name: str) -> float:
         values = [estimate(found[name], arm, metrics[0]).mean for arm in arms]
@@ -168,7 +168,7 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
     figure = Figure(figsize=(2.1 * len(metrics) + 1.8, 0.32 * len(names) + 1.3))
     panels = np.atleast_1d(figure.subplots(1, len(metrics), sharey=True))
     for panel, metric in zip(panels, metrics, strict=True):
-        label, log = AXES[metric]
+        label, log = data.axes[metric]
         for i, arm in enumerate(arms):
             for place, name in enumerate(names):
                 one = estimate(found[name], arm, metric)
@@ -176,7 +176,7 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
                     bars = [[one.mean - one.low], [one.high - one.mean]] if np.isfinite(one.low) else None
                     panel.errorbar(
                         one.mean, place + 0.2 * (i - (len(arms) - 1) / 2), xerr=bars, color=LABELS[arm][1],
-                        marker=MARKERS[list(LABELS).index(arm)], ms=4, capsize=2, ls="",
+                        marker=marker_of(arm), ms=4, capsize=2, ls="",
                     )  # fmt: skip
         if log:
             panel.set_xscale("log")
@@ -185,8 +185,6 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
     for arm in arms:
-        panels[0].errorbar(
-            [], [], color=LABELS[arm][1], marker=MARKERS[list(LABELS).index(arm)], ls="", label=LABELS[arm][0]
-        )
+        panels[0].errorbar([], [], color=LABELS[arm][1], marker=marker_of(arm), ls="", label=LABELS[arm][0])
     legend(figure, panels[0])
     return figure

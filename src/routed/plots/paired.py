@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from routed import stats
 from routed.arms import LABELS
-from routed.plots.frame import AXES, KEYS, MARKERS, Data, legend
+from routed.plots.frame import AXES, KEYS, Data, legend, marker_of
 from routed.results import shown
 
 
@@ -42,7 +42,7 @@ def paired(spec: dict[str, Any], data: Data) -> Figure | None:
         for place, arm in enumerate(arms):
             one = difference(rows, arm, spec["metric"])
             panel.errorbar(
-                one.mean, place, xerr=_bars([one]), marker=_marker(arm), color=LABELS[arm][1], capsize=3, ls=""
+                one.mean, place, xerr=_bars([one]), marker=marker_of(arm), color=LABELS[arm][1], capsize=3, ls=""
             )
         panel.axvline(0, color="black", lw=0.8)
         panel.set_yticks(range(len(arms)), [LABELS[arm][0] for arm in arms])
@@ -62,7 +62,7 @@ def paired(spec: dict[str, Any], data: Data) -> Figure | None:
         places = np.array([place for place, _ in found]) + spread * (i - (len(lines) - 1) / 2)
         name = LABELS[arm][0] + ("" if by is None else f", {spec['words'][value]}")
         panel.errorbar(
-            places, [one.mean for _, one in found], _bars([one for _, one in found]), label=name, marker=_marker(arm),
+            places, [one.mean for _, one in found], _bars([one for _, one in found]), label=name, marker=marker_of(arm),
             color=LABELS[arm][1] if by is None else ("#D55E00", "#0072B2")[values.index(value)], capsize=3, lw=1.2, ms=4,
         )  # fmt: skip
     panel.axhline(0, color="black", lw=0.8)
@@ -93,10 +93,6 @@ def languages(spec: dict[str, Any], data: Data) -> Figure | None:
     panel.set_xlabel("language")
     panel.set_ylabel(f"nats per token: {LABELS[spec['arm']][0]}\nminus learned router, paired")
     return figure
-
-
-def _marker(arm: str) -> str:
-    return MARKERS[list(LABELS).index(arm) % len(MARKERS)]
 
 
 def _bars(found: list[stats.Estimate]) -> np.ndarray:
