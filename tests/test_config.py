@@ -122,11 +122,11 @@ def test_points_written_differently_share_their_sources(small):
         ),
         (
             {"selection.balance_rate": 0.1},
-            "selection.name='soft' takes no bias; use one of top_k, sigmoid, sinkhorn or 0",
+            "selection.name='soft' takes no bias; use one of top_k, raw, sigmoid, sinkhorn or 0",
         ),
         ({"selection.group_size": 3}, "selection.group_size=3: must divide batch_size=8"),
         ({"selection.capacity_factor": -1.0}, "selection.capacity_factor=-1.0: must be at least 0"),
-        ({"selection.eval.name": "expert_choice"}, "must be one of soft, top_k, sigmoid"),
+        ({"selection.eval.name": "expert_choice"}, "must be one of soft, top_k, raw, sigmoid"),
         ({"router.name": "hash_id"}, "have no token ids; use 'hash'"),
         ({"router.name": "conv", "router.window": 2}, "router.window=2: must divide the 3 positions"),
         ({"router.name": "hash", "router.from_data": True}, "router.name='hash' has no rows to fill"),
@@ -154,7 +154,7 @@ def test_every_key_is_read_somewhere_and_none_is_hidden():
         read = (
             rf"\[\"{re.escape(key)}\"\]"
             if key in TRACED
-            else rf"(?:config|settled|data|selection|rule|router|experts|o|t|transformer|tune|gate|mesh|losses|checkpoint|optimizer)\.{last}\b"
+            else rf"(?:config|settled|data|selection|rule|router|experts|o|t|transformer|tune|gate|mesh|losses|checkpoint|optimizer|stop)\.{last}\b"
         )
         either = re.search(read, text) or re.search(rf"\w\.{re.escape(key)}\b", text)
         assert either or key in report_only, key

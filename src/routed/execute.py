@@ -23,7 +23,7 @@ from routed.points import Run, groups
 from routed.progress import Progress
 from routed.words import UserError
 
-#: Further arrays of the base seed that figures are drawn from, and how they are kept.
+#: Further arrays of the base seed that figures of classes are drawn from, and how they are kept.
 PICTURED = (("counts", np.int32), ("products", np.float32), ("choices", np.int16), ("right", np.bool_))
 #: Share of the memory that worlds and states may take; the rest is for what a step computes.
 USABLE = 1 / 3
@@ -109,7 +109,8 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
                     rows += results.rows_of(run, one, swept)
                     if run.seed == run.config.seed and "probs" in one:
                         maps[run.key] = one["probs"].astype(np.float16)
-                        maps |= {f"{run.key}/{name}": one[name].astype(kind) for name, kind in PICTURED if name in one}
+                        if "right" in one:
+                            maps |= {f"{run.key}/{n}": one[n].astype(kind) for n, kind in PICTURED if n in one}
                 table = results.merge(table, rows, swept)
                 results.write_heatmaps(workdir, maps)
                 results.write_table(workdir, table)

@@ -41,13 +41,14 @@ def draw(fixed: Signals, kind: PRNGKeyArray | None, noise: PRNGKeyArray, size: i
     other = (cluster + jax.random.randint(keys[0], (size,), 1, data.clusters)) % data.clusters
     label, sign = (jax.random.rademacher(key, (size, 1), jnp.float32) for key in keys[1:3])
 
-    def strength(key, name):
-        low, high = settings[f"data.{name}_low"], settings[f"data.{name}_high"]
+    def strength(key, low, high):
         return jax.random.uniform(key, (size, 1), minval=low, maxval=high)
 
-    feature = label * strength(keys[3], "alpha") * fixed.features[cluster]
-    centre = strength(keys[4], "beta") * fixed.centres[cluster]
-    false = sign * strength(keys[5], "gamma") * fixed.features[other]
+    feature = (
+        label * strength(keys[3], settings["data.alpha_low"], settings["data.alpha_high"]) * fixed.features[cluster]
+    )
+    centre = strength(keys[4], settings["data.beta_low"], settings["data.beta_high"]) * fixed.centres[cluster]
+    false = sign * strength(keys[5], settings["data.gamma_low"], settings["data.gamma_high"]) * fixed.features[other]
     sigma = settings["data.patch_noise"]
     around = jax.random.normal(keys[6], (size, data.patches - SIGNALS, data.dim)) * sigma / jnp.sqrt(data.dim)
     if data.noise_outside:
