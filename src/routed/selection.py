@@ -222,7 +222,9 @@ def _queued(rule: Rule, scores, expert: Int[Array, "T k"], weight: Float[Array, 
         order = jnp.argsort(-weight.max(1), stable=True) if rule.priority == "score" else jnp.arange(tokens)
         rank = ranks(queue[order].T.reshape(-1), experts).reshape(rule.k, tokens)
         rank = jnp.zeros_like(rank).at[:, order].set(rank).T
-    kept = (rank < capacity(rule, tokens, experts)) & mask[:, None]
+    places = capacity(rule, tokens, experts)
+    # Places for all: who comes when need not be computed, unless a dispatch asks for the rank.
+    kept = jnp.broadcast_to(mask[:, None], rank.shape) & (places >= tokens or rank < places)
     return Routing(
         scores=scores,
         token=jnp.repeat(jnp.arange(tokens), rule.k),

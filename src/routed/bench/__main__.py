@@ -1,4 +1,4 @@
-"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch or t5."""
+"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch, t5 or cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from absl import app, flags
 from absl import logging as log
 
 from routed import files
-from routed.bench import dispatch, gmm, t5
+from routed.bench import cluster, dispatch, gmm, t5
 from routed.words import UserError
 
 JSON = flags.DEFINE_string("json", None, "Where the measurements are written, as a list of records.")
@@ -18,11 +18,11 @@ BASELINE = flags.DEFINE_string(
     "baseline",
     None,
     "A command to run in turn with ours. gmm: it prints `constant ... MS` and `depth-3 ... MS`; t5: lines"
-    " `NAME s per step: SECONDS parameters: COUNT`.",
+    " `NAME s per step: SECONDS parameters: COUNT`; cluster: lines `seed I: SECONDS s, N steps, ...`.",
 )
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; medians are reported.", lower_bound=1)
 
-BENCHES = {"gmm": gmm.bench, "dispatch": dispatch.bench, "t5": t5.bench}
+BENCHES = {"gmm": gmm.bench, "dispatch": dispatch.bench, "t5": t5.bench, "cluster": cluster.bench}
 
 
 def main(argv: list[str]) -> None:

@@ -1,0 +1,101 @@
+"""Time to train one seed of experiments/cluster_cnn.py (setting 1, cubic experts, the released protocol), beside a baseline.
+
+Training only: data are made and test samples looked at outside of the clock, as the baseline does. Seeds that stopped early cost
+nothing more.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import statistics
+import subprocess
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from routed import experiment
+from routed.config import override
+from routed.layout import compile_group, make_mesh, split_host, stack_settings, traced
+from routed.machine import matrix_rate, memory_bandwidth
+from routed.words import UserError
+
+EXPERIMENT = "experiments/cluster_cnn.py"
+SEEDS = 10
+
+
+def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
+    """One record {seconds_per_seed, steps, steps_max, accuracy, entropy, floor_seconds} of ten seeds, medians over rounds.
+
+    With a baseline also its {baseline_seconds, baseline_steps, speedup, speedup_per_step}.
+    """
+    split_host()  # before anything asks JAX for its devices
+    rate, bandwidth = matrix_rate(), memory_bandwidth()
+    print(f"float32 matrix rate {rate / 1e9:.0f} GFLOP/s, bandwidth {bandwidth / 1e9:.0f} GB/s")
+    _, config = experiment.configure(EXPERIMENT, [])
+    config = override(config, {"eval_every": config.steps, "checkpoint.every": 0})
+    mesh = make_mesh(config)
+    runs = -(-SEEDS // mesh.size) * mesh.size
+    compiled = compile_group(config, config.data.samples, runs, mesh)
+    place, theirs, seconds = compiled.place, [], []
+    seeds = place(np.arange(runs, dtype=np.uint32))
+    settings = place(stack_settings([traced(config)] * runs))
+    active = place(np.arange(runs) < SEEDS)
+
+    def advance(states, worlds, steps: int, evaluated: bool):
+        counts, flags = place(np.full(runs, steps, np.int32)), place(np.full(runs, evaluated))
+        return jax.block_until_ready(compiled.advance(active, counts, flags, seeds, settings, worlds, states, (), ()))
+
+    for _ in range(rounds):
+        worlds, states = jax.block_until_ready(compiled.start(seeds, settings, ()))
+        begun = time.perf_counter()
+        states = advance(states, worlds, config.steps, False)
+        seconds.append((time.perf_counter() - begun) / SEEDS)
+        if baseline:
+            theirs.append(run_baseline(baseline))
+    history = {name: np.asarray(a)[:SEEDS, -1] for name, a in advance(states, worlds, 0, True)["history"].items()}
+    steps = history["train/steps"]
+    record = {
+        "seconds_per_seed": statistics.median(seconds),
+        "steps": float(steps.mean()),
+        "steps_max": float(steps.max()),
+        "accuracy": float(history["test/accuracy"].mean()),
+        "entropy": float(history["train/dispatch_entropy"].mean()),
+        "floor_seconds": float(steps.mean()) * floor(config, rate, bandwidth),
+    }
+    if theirs:
+        wall, count = (statistics.median(values) for values in zip(*theirs, strict=True))
+        record |= {"baseline_seconds": wall, "baseline_steps": count, "speedup": wall / record["seconds_per_seed"]}
+        record["speedup_per_step"] = record["speedup"] * record["steps"] / count
+    return [record]
+
+
+def floor(config: ConfigDict, rate: float, bandwidth: float) -> float:
+    """Least seconds of a step of one run on the whole machine: the larger of FLOPs / rate and bytes / bandwidth.
+
+    FLOPs: 2 N P D F forward and as many for the gradient of the F filters of the one chosen expert; 2 N D E twice for the
+    router. Bytes: every sample is read once in each direction.
+    """
+    samples, experts = config.batch_size, config.experts
+    size = config.data.patches * config.data.dim
+    filters = experts.width * config.data.target_dim
+    flops = 4 * samples * (size * filters + config.data.dim * experts.count)
+    return max(flops / rate, 2 * 4 * samples * size / bandwidth)
+
+
+def run_baseline(command: str) -> tuple[float, float]:
+    """Mean seconds and steps per seed, read from lines `seed I: S s, N steps, ...`.
+
+    Raises:
+      UserError: it failed, or printed no such line.
+    """
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True)
+    found = re.findall(r"(?m)^seed \d+: ([\d.]+) s, (\d+) steps", done.stdout)
+    if done.returncode or not found:
+        raise UserError(
+            f"--baseline={command}: exit code {done.returncode}, expected lines `seed I: S s, N steps, ...`"
+        )
+    return tuple(float(np.mean([float(one[i]) for one in found])) for i in range(2))  # type: ignore[return-value]
