@@ -153,6 +153,18 @@ def test_panels_that_share_an_axis_show_all_of_it(finished):
     assert low == pytest.approx(1e-3) and high > 50
 
 
+def test_a_key_that_goes_with_the_axis_hides_no_point(finished):
+    """128 atoms had their own number of test samples, so the figure over atoms showed 32 only."""
+    config, _, table, _ = finished
+    rows = table.assign(**{"data.test_samples": table["data.samples"] + 1})
+    data = plots.Data(rows, ["data.samples", "data.test_samples"], flatten(config), {})
+    spec = {"kind": "curves", "name": "x", "x": "data.samples", "metrics": ("test/loss",)}
+    assert len(plots.draw(spec, data).axes[0].get_xticks()) == table["data.samples"].nunique() == 2
+    crossed = pd.concat([table.assign(**{"data.test_samples": n}) for n in (config.data.test_samples, 7)])
+    data = plots.Data(crossed, data.swept, flatten(config), {})
+    assert set(data.settle(data.table, spec)["data.test_samples"]) == {config.data.test_samples}
+
+
 def test_phase_map(finished):
     _, _, table, _ = finished
     rows = pd.concat([table.assign(**{"data.separation": c}) for c in (1.0, 2.0)], ignore_index=True)

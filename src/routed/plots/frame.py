@@ -109,10 +109,18 @@ class Data:
         self.axes = TEXT_AXES if "eval/loss" in table else CLASS_AXES if "test/accuracy" in table else AXES
 
     def settle(self, rows: pd.DataFrame, spec: dict[str, Any]) -> pd.DataFrame:
-        """The rows at one point: a swept key that `spec` does not draw has its value in `at`, its base value, or else its largest."""
+        """The rows at one point: a swept key that `spec` does not draw has its value in `at`, its base value, or else its largest.
+
+        A key that goes with what is drawn, with one value at each place, is left alone.
+        """
         for key, value in spec.get("at", {}).items():
             rows = rows[rows[key] == value]
-        return settle(rows, [key for key in self.swept if key not in (spec.get("x"), spec.get("y"))], self.base)
+        drawn = [spec[axis] for axis in ("x", "y") if spec.get(axis) in self.swept]
+        others = [key for key in self.swept if key not in drawn]
+        if drawn and len(rows):
+            values = rows.groupby(drawn)[others].nunique()
+            others = [key for key in others if (values[key] > 1).any()]
+        return settle(rows, others, self.base)
 
     def at(self, point: dict[str, Any], rows: pd.DataFrame | None = None) -> pd.DataFrame:
         """The last rows (or those of `rows`) at exactly this point: a swept key that it does not name has its base value."""
