@@ -165,17 +165,18 @@ def line(panel, arm: str, points: Sequence[tuple[float | int, stats.Estimate]], 
     )
 
 
-def logarithmic(panel) -> None:
-    """A log axis with readable numbers: powers of ten over decades, plain numbers over less."""
-    panel.set_yscale("log")
-    low, high = panel.get_ylim()
+def logarithmic(panel, axis: str = "y") -> None:
+    """A log axis (x or y) with readable numbers: powers of ten over decades, plain numbers over less."""
+    panel.set(**{f"{axis}scale": "log"})
+    low, high = panel.get_ylim() if axis == "y" else panel.get_xlim()
     if low < FLOOR < high:
-        panel.set_ylim(FLOOR, high)
+        panel.set(**{f"{axis}lim": (FLOOR, high)})
         low = FLOOR
     if high / low < 100:
-        panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        panel.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-        panel.yaxis.set_minor_formatter(ticker.NullFormatter())
+        marks = panel.yaxis if axis == "y" else panel.xaxis
+        marks.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high / low > 4 else (1, 1.5, 2, 3, 4, 5, 7)))
+        marks.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        marks.set_minor_formatter(ticker.NullFormatter())
 
 
 def legend(figure: Figure, panel) -> None:

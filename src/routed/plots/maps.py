@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import ticker
 from matplotlib.figure import Figure
 from scipy.optimize import linear_sum_assignment
 
 from routed import diagnosis, stats
 from routed.arms import LABELS
 from routed.claims import Rows
-from routed.plots.frame import KEYS, Data, legend, marker_of, mean
+from routed.plots.frame import KEYS, Data, legend, logarithmic, marker_of, mean
 from routed.results import shown
 
 
@@ -179,8 +178,7 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
                         marker=marker_of(arm), ms=4, capsize=2, ls="",
                     )  # fmt: skip
         if log:
-            panel.set_xscale("log")
-            panel.xaxis.set_minor_formatter(ticker.NullFormatter())
+            logarithmic(panel, "x")
         panel.set_xlabel("\n".join(textwrap.wrap(label, 24)))
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
