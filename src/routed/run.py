@@ -73,9 +73,7 @@ def program(config: ConfigDict, pool: int) -> Program:
     )
 
     loss_of, _ = losses.TASK_LOSSES[config.loss]
-    labelled = (
-        config.loss != "squared"
-    )  # a loss in nats, and an accuracy; else losses are over the variance of the target
+    labelled = config.loss != "squared"  # a loss in nats and an accuracy; else losses are over the target's variance
 
     def sample(keys, settings, world, step) -> Batch:
         key = jax.random.fold_in(keys["order"], step)
@@ -199,9 +197,7 @@ def program(config: ConfigDict, pool: int) -> Program:
         seen |= model.watch(params, world, test, keys["noise"]) | task.watch(params, world, test, keys["noise"])
         if routing is None or score is None:
             return seen
-        if (
-            config.data.whole
-        ):  # of all training samples, as they were routed in training; their outputs are not computed
+        if config.data.whole:  # all training samples, routed as in training; XLA leaves out their outputs
             batch = sample(keys, settings, world, state["taken"])
             noise = jax.random.fold_in(keys["noise"], state["taken"])
             _, trained, _ = model.apply(params, state["layer"], batch, training, config.dispatch, noise)
