@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from routed import dry_run
-from routed.bench import gmm
+from routed import dry_run, experiment
+from routed.bench import cluster, gmm
 from routed.config import base, override
 from routed.layout import make_mesh
 from routed.points import plan, unique
@@ -37,3 +37,13 @@ def test_baseline_lines_are_read():
     assert gmm.run_baseline(f'{sys.executable} -c "{script}"') == {"constant": 0.3, "mlp": 9.5}
     with pytest.raises(UserError, match="exit code 3"):
         gmm.run_baseline(f"{sys.executable} -c 'raise SystemExit(3)'")
+    with pytest.raises(UserError, match="got only constant"):
+        gmm.run_baseline("echo 'constant .3'")
+    assert cluster.run_baseline("printf 'seed 0: 2.0 s, 100 steps, x\\nseed 1: 4.0 s, 300 steps, x\\n'") == (3.0, 200.0)
+
+
+def test_the_floor_of_a_step_by_hand():
+    """800 samples of 4 x 50, 16 filters, 8 experts: 4 800 (200 16 + 50 8) = 11.52 MFLOP, and 800 200 8 bytes = 1.28 MB."""
+    _, config = experiment.configure("experiments/cluster_cnn.py:smoke", [])
+    assert cluster.floor(config, 1e9, 1e12) == pytest.approx(0.01152)
+    assert cluster.floor(config, 1e15, 1e9) == pytest.approx(0.00128)

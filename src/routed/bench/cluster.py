@@ -6,10 +6,7 @@ nothing more.
 
 from __future__ import annotations
 
-import re
-import shlex
 import statistics
-import subprocess
 import time
 from typing import Any
 
@@ -18,10 +15,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from routed import experiment
+from routed.bench.baseline import lines as baseline_lines
 from routed.config import override
 from routed.layout import compile_group, make_mesh, split_host, stack_settings, traced
 from routed.machine import matrix_rate, memory_bandwidth
-from routed.words import UserError
 
 EXPERIMENT = "experiments/cluster_cnn.py"
 SEEDS = 10
@@ -92,10 +89,6 @@ def run_baseline(command: str) -> tuple[float, float]:
     Raises:
       UserError: it failed, or printed no such line.
     """
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True)
-    found = re.findall(r"(?m)^seed \d+: ([\d.]+) s, (\d+) steps", done.stdout)
-    if done.returncode or not found:
-        raise UserError(
-            f"--baseline={command}: exit code {done.returncode}, expected lines `seed I: S s, N steps, ...`"
-        )
-    return tuple(float(np.mean([float(one[i]) for one in found])) for i in range(2))  # type: ignore[return-value]
+    found = baseline_lines(command, r"seed \d+: ([\d.]+) s, (\d+) steps", "`seed I: S s, N steps, ...`")
+    seconds, steps = (float(np.mean([float(value) for value in column])) for column in zip(*found, strict=True))
+    return seconds, steps

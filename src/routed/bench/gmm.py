@@ -6,10 +6,7 @@ measured in the same call. Training only, no evaluation.
 
 from __future__ import annotations
 
-import re
-import shlex
 import statistics
-import subprocess
 import time
 from typing import Any
 
@@ -17,6 +14,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from routed.bench.baseline import lines as baseline_lines
 from routed.config import base, override
 from routed.layout import Compiled, compile_group, make_mesh, split_host, stack_settings, traced
 from routed.machine import matrix_rate, memory_bandwidth
@@ -108,10 +106,8 @@ def run_baseline(command: str) -> dict[str, float]:
     Raises:
       UserError: it failed, or printed no such lines.
     """
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True)
-    found = dict(re.findall(r"(?m)^(constant|depth-3)\b.*?([\d.]+)\s*$", done.stdout))
-    if done.returncode or set(found) != {"constant", "depth-3"}:
-        raise UserError(
-            f"--baseline={command}: exit code {done.returncode}, expected lines `constant ... MS` and `depth-3 ... MS`"
-        )
+    form = "`constant ... MS` and `depth-3 ... MS`"
+    found = {kind: ms for kind, ms in baseline_lines(command, r"(constant|depth-3)\b.*?([\d.]+)\s*$", form)}
+    if set(found) != {"constant", "depth-3"}:
+        raise UserError(f"--baseline={command}: expected lines {form}, got only {', '.join(found)}")
     return {"constant": float(found["constant"]), "mlp": float(found["depth-3"])}

@@ -6,10 +6,7 @@ A step is forward, backward and Adam on one batch, several steps in one program,
 from __future__ import annotations
 
 import math
-import re
-import shlex
 import statistics
-import subprocess
 import time
 from typing import Any, NamedTuple
 
@@ -18,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from routed.bench.baseline import lines as baseline_lines
 from routed.config import base, override
 from routed.kinds import TEXT
 from routed.layout import compiled
 from routed.models import flops_per_row
 from routed.models.t5 import t5
 from routed.selection import rule_of
-from routed.words import TextBatch, UserError
+from routed.words import TextBatch
 
 
 class Shape(NamedTuple):
@@ -166,10 +164,6 @@ def run_baseline(command: str) -> list[tuple[str, float, int]]:
     Raises:
       UserError: it failed, or printed no such line.
     """
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True)
-    found = re.findall(r"(?m)^(\S+) s per step: ([\d.]+) parameters: (\d+)\s*$", done.stdout)
-    if done.returncode or not found:
-        raise UserError(
-            f"--baseline={command}: exit code {done.returncode}, expected lines `NAME s per step: SECONDS parameters: COUNT`"
-        )
+    form = "`NAME s per step: SECONDS parameters: COUNT`"
+    found = baseline_lines(command, r"(\S+) s per step: ([\d.]+) parameters: (\d+)\s*$", form)
     return [(name, float(seconds), int(count)) for name, seconds, count in found]
