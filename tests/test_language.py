@@ -212,6 +212,10 @@ def test_a_balanced_table_shares_out_occurrences():
         ({"mesh.expert": 8}, "does not divide experts.count=4; use 4"),
         ({"mesh.data": 3}, "batch_size=8"),
         ({"checkpoint.every": 3}, "must divide eval_every=2"),
+        ({"stop.rise": 0.1}, "stop.rise=0.1: not for data.name='generated'"),
+        ({"data.whole": True}, "data.whole=True: not for"),
+        ({"optimizer.normalise": "expert"}, "optimizer.normalise='expert': not for"),
+        ({"loss": "logistic"}, "loss='logistic': not for"),
     ],
 )
 def test_impossible_settings_are_refused(tiny, changes, part):

@@ -10,6 +10,7 @@ from routed.config import NOT_IDENTITY, PLANNED, base, flatten, nearest
 from routed.data import TASKS
 from routed.data.text import SOURCES
 from routed.dispatch import refuse
+from routed.experts import EXPERTS
 from routed.losses import TASK_LOSSES
 from routed.models.t5 import blocks_of
 from routed.routers import FIXED
@@ -152,6 +153,16 @@ def _validate_patches(config: ConfigDict) -> None:
             f"config key data.whole=True: needs data.fresh=false and batch_size={config.batch_size} equal to"
             f" data.samples={data.samples}"
         )
+    if config.optimizer.normalise != "none" and config.model != "moe":
+        raise UserError(
+            f"config key optimizer.normalise={config.optimizer.normalise!r}: model={config.model!r} has no experts; set 'none'"
+        )
+    fits = ("cnn", "constant") if data.name == "patches" else tuple(name for name in EXPERTS if name != "cnn")
+    if config.model in ("moe", "dense_expert") and config.experts.name not in fits:
+        raise UserError(
+            f"config key experts.name={config.experts.name!r}: not for samples of data.name={data.name!r}; use one of"
+            f" {', '.join(fits)}"
+        )
     if data.name != "patches":
         return
     for name in ("alpha", "beta", "gamma"):
@@ -165,10 +176,6 @@ def _validate_patches(config: ConfigDict) -> None:
     if data.noise_outside and data.dim == 2 * data.clusters:
         raise UserError(
             f"config key data.noise_outside=True: data.dim={data.dim} leaves no room outside of the signals"
-        )
-    if config.optimizer.normalise != "none" and config.model != "moe":
-        raise UserError(
-            f"config key optimizer.normalise={config.optimizer.normalise!r}: model={config.model!r} has no experts; set 'none'"
         )
 
 
@@ -215,6 +222,14 @@ def _validate_text(config: ConfigDict) -> None:
             config.model == "moe" and not config.transformer.sparse_layers,
             "there is no sparse layer; set transformer.sparse_layers",
         ),
+        ("data.whole", config.data.whole, "a batch is a part of the text"),
+        ("stop.rise", config.stop.rise > 0, "a language model trains to its last step"),
+        (
+            "optimizer.normalise",
+            config.optimizer.normalise != "none",
+            "its experts stand in several layers; use 'none'",
+        ),
+        ("loss", config.loss != "squared", "its loss is the cross entropy of tokens; leave it"),
         ("model", config.model == "dense_expert", "a transformer is more than its experts; use dense_active"),
     ):
         if value:

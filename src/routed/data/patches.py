@@ -54,7 +54,7 @@ def draw(fixed: Signals, kind: PRNGKeyArray | None, noise: PRNGKeyArray, size: i
     if data.noise_outside:
         basis = jnp.concatenate(fixed)
         around -= (around @ basis.T) @ basis
-        around *= sigma / jnp.linalg.norm(around, axis=-1, keepdims=True)
+        around *= sigma / jnp.maximum(jnp.linalg.norm(around, axis=-1, keepdims=True), 1e-9)  # sigma may be 0
     patches = jnp.concatenate([jnp.stack([feature, centre, false], 1), around], 1)
     order = jax.random.uniform(keys[7], (size, data.patches)).argsort(1)
     x = settings["data.input_scale"] * jnp.take_along_axis(patches, order[:, :, None], 1)
@@ -74,9 +74,12 @@ def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Arr
     `products` [4, experts, clusters]: max_j |<w_mj, v_k>| of experts with features and with centres, then |<theta_m, v_k>| and
     |<theta_m, c_k>| of the router (its Figs. 4 and 5). Columns `signals/` average over experts the largest product of each, and
     for features the second largest too. `groups` [experts]: the cluster whose feature an expert's filters favour, which at step
-    0 predicts whom it will serve (its Theorem 4.2). The key is consumed.
+    0 predicts whom it will serve (its Theorem 4.2). Only of experts and routers whose weights are patches. The key is consumed.
     """
-    basis, experts = world.fixed, params["experts"]["Dense_0"]["kernel"]
+    basis, experts = world.fixed, params["experts"].get("Dense_0", {}).get("kernel", jnp.zeros((1, 1)))
+    dim = basis.features.shape[1]
+    if experts.shape[-2] != dim:  # a dense net of all patches, say
+        return {}
     experts = experts if experts.ndim == 3 else experts[None]  # a single model is one expert
     signed = [jnp.einsum("edf,cd->ecf", experts, signals) for signals in basis]
     strongest = [jnp.abs(one).max(-1) for one in signed]
@@ -88,11 +91,11 @@ def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Arr
     }
     outputs = test.y.shape[1]
     towards = jnp.ones(1) if outputs == 1 else jnp.array([-1.0, 1.0])  # filters of class 0 want the negative feature
-    per_output = signed[0].reshape(*signed[0].shape[:2], outputs, -1) * towards[:, None]
+    per_output = signed[0].reshape(*signed[0].shape[:2], outputs, -1) * towards[None, None, :, None]
     arrays = {"groups": per_output.max((2, 3)).argmax(1).astype(jnp.float32)}
-    if "kernel" not in params["router"]:
+    rows = params["router"].get("kernel", jnp.zeros((1, 1)))
+    if len(rows) != dim or "features" in params["router"]:
         return seen
-    rows = params["router"]["kernel"]
     routed = [jnp.abs(rows.T @ signals.T) for signals in basis]
     seen |= {
         f"signals/router_{name}": one.max(1).mean() for name, one in zip(("feature", "centre"), routed, strict=True)
@@ -105,7 +108,9 @@ def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Arr
 def chances(scores: Float[Array, "T E"]) -> Float[Array, "T E"]:
     """P(expert e has the largest score + r_e), r uniform on [0, 1]: the integral over r_e of prod_j P(r_j < s_e + r_e - s_j)."""
     at = (jnp.arange(POINTS) + 0.5) / POINTS
-    below = jnp.clip(scores[:, :, None, None] - scores[:, None, :, None] + at, 0.0, 1.0)  # [T, e, j, points]
+    below = jnp.clip(
+        scores[:, :, None, None] - scores[:, None, :, None] + at[None, None, None], 0.0, 1.0
+    )  # [T, e, j, points]
     own = jnp.eye(scores.shape[1], dtype=bool)[None, :, :, None]
     return jnp.where(own, 1.0, below).prod(2).mean(-1)
 

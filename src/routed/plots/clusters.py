@@ -26,7 +26,8 @@ NEIGHBOURS, GRID = 15, 120
 def series(spec: dict[str, Any], data: Data) -> Figure | None:
     """Metrics against optimiser steps, a panel each, a line a point; bands are 95 % t intervals over seeds."""
     found = {name: data.at(point, data.table) for name, point in spec["lines"].items()}
-    found = {name: rows[rows.status == "ok"] for name, rows in found.items() if len(rows)}
+    arm = spec.get("arm", "learned")
+    found = {name: rows[(rows.status == "ok") & (rows.arm == arm)] for name, rows in found.items() if len(rows)}
     metrics = [m for m in spec["metrics"] if any(m in rows and rows[m].notna().any() for rows in found.values())]
     if not metrics:
         return None
@@ -106,10 +107,10 @@ def products(spec: dict[str, Any], data: Data) -> Figure | None:
     found = _arrays(spec, data, "products")
     if not found:
         return None
-    steps = sorted(data.table.step.unique())
     figure = Figure(figsize=(10.4, 2.5 * len(found) + 0.5))
     panels = figure.subplots(len(found), len(PRODUCTS), squeeze=False, sharex=True)
     for line, (name, (values,)) in zip(panels, found.items(), strict=True):
+        steps = sorted(data.at(spec["lines"][name], data.table).step.unique())
         for i, (panel, words) in enumerate(zip(line, PRODUCTS, strict=True)):
             for cluster in range(values.shape[-1]):
                 for expert in range(values.shape[-2]):
