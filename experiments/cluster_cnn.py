@@ -25,7 +25,7 @@ Rules where both are silent, set on seeds from 5000 on.
   picture     their notebook's data (noise outside of the signals, norm 3, feature strength 1), 1,024 of the test samples.
   gate        1, so none: the number of steps belongs to the protocol.
 
-Cost: not run at default scale yet. On exploration seeds a mixture takes 3 seconds a seed on 2 cores, a single model of 128 filters 7
+Cost on 2 cores: signals 3.5 minutes, picture half a minute; the others have not run at default scale yet. On exploration seeds a mixture takes 3 seconds a seed on 2 cores, a single model of 128 filters 7
 (BUILD_NOTES.md, sections 4 and 7).
 """
 

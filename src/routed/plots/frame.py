@@ -56,7 +56,7 @@ AXES = {
     "signals/expert_centre": ("largest product of an expert\nwith a centre", False),
     "signals/router_feature": ("largest product of a router row\nwith a feature", False),
     "signals/router_centre": ("largest product of a router row\nwith a centre", False),
-    "theory/lemma51": ("change of routing over its bound\n(Lemma 5.1)", True),
+    "theory/lemma51": ("change of routing over its bound\n(Lemma 5.1)", False),
     "theory/lemma_c4": ("1 + chance of a hopeless expert\n(Lemma C.4)", False),
     "theory/row_sum": ("|sum of router rows| over\nthe norm of all (Lemma E.1)", False),
     "theory/gradient_step": ("distance from a descent step on the inertia", True),
