@@ -210,10 +210,9 @@ def base() -> ConfigDict:
     c.optimizer.eps = 1e-8
     c.optimizer.weight_decay = 0.0  # decoupled: times the learning rate; on router and experts
     c.optimizer.l2 = 0.0  # coupled weight decay: times the weights, added to the gradient
-    c.optimizer.normalise = (
-        "none"  # none | expert: an expert's gradient is divided by its norm | expert_sum: by the sum of
-    )
-    # the norms of its tensors | tensor: each of its tensors by its own
+    # none | expert: an expert's gradient is divided by its norm | expert_sum: by the sum of the norms of its tensors | tensor:
+    # each of its tensors by its own.
+    c.optimizer.normalise = "none"
     c.optimizer.rate_scale = 1.0  # times both learning rates
     c.optimizer.schedule = "constant"  # constant | linear: to 0 at the end | rsqrt: times sqrt(warmup / step)
     c.optimizer.warmup = 0  # steps in which the rates grow linearly from 0; the schedule comes after them

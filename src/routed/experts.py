@@ -105,11 +105,8 @@ class Cnn(nn.Module):
         def start(key, shape, dtype=jnp.float32):
             if self.initial == "uniform":
                 return self.init_scale * jax.random.uniform(key, shape, dtype, -1, 1) / jnp.sqrt(dim)
-            return (
-                self.init_scale * jax.random.normal(key, shape, dtype) / jnp.sqrt(dim)
-                if len(shape) > 1
-                else jnp.zeros(shape)
-            )
+            normal = self.init_scale * jax.random.normal(key, shape, dtype) / jnp.sqrt(dim)
+            return normal if len(shape) > 1 else jnp.zeros(shape)  # biases are 0
 
         filters = _dense(self.outputs * self.width, use_bias=self.bias, kernel_init=start, bias_init=start)
         if self.activation == "linear":  # the same function, for one product a token

@@ -44,7 +44,7 @@ def _sorted_run(expert: Expert, params, x, routing: Routing, run: Callable) -> F
 
 
 def alone(expert: Expert, params, x: Float[Array, "T ..."]) -> Float[Array, "T O"]:
-    """One expert on every token; on a CPU in blocks, so that activations stay in cache (16,000 tokens of 4 patches: ten times)."""
+    """One expert on every token; on a CPU in blocks, so that activations stay in cache."""
     if jax.default_backend() != "cpu":
         return expert(params, x)
     return blocks(expert, jax.tree.map(lambda leaf: leaf[None], params), x, jnp.array([len(x)]))
