@@ -189,6 +189,8 @@ def test_the_gap_adds_up():
 def test_threats_are_filled_from_the_rows():
     answers = dict(diagnosis.threats(table(train=0.5), base(), ["data.samples"]))
     assert "above the gate" in answers["Converged?"] and "frozen 0.5" in answers["Converged?"]
+    ungated = dict(diagnosis.threats(table(train=0.5), override(base(), {"gate.train_loss": 1.0}), ["data.samples"]))
+    assert ungated["Converged?"].startswith("not asked: the file has no gate")
     assert answers["Diverged runs"] == "0 of 20" and "4 seeds" in answers["Seeds and power"]
     assert "file's rates" in answers["Tuned per arm?"]
     assert answers["Frozen is frozen"] == "router parameters differ from step 0 in: learned"
