@@ -1,10 +1,4 @@
-"""One training step of a layer with its experts shared out over a mesh, for test_parallel and, as a program, for its processes.
-
-`python -m tests.parallel_case PORT PROCESS` runs process PROCESS of two, with four devices each, and prints its numbers.
-"""
-
-import json
-import sys
+"""One training step of a layer with its experts shared out over a mesh."""
 
 import flax.linen as nn
 import jax
@@ -84,9 +78,3 @@ def numbers(mesh, steps=2):
         params, state, value, dropped, norms = step(params, state, x)
         seen.append([float(value), float(dropped), *map(float, jax.tree.leaves(norms))])
     return seen
-
-
-if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", 4)
-    jax.distributed.initialize(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
-    print(json.dumps(numbers(make_mesh(2, 4))))

@@ -7,8 +7,8 @@ ROOT = pathlib.Path(__file__).parent.parent / "src" / "routed"
 
 #: Every module may import only from lines above its own (or from its own package).
 ORDER = (
-    ("words",),
-    ("config", "files"),
+    ("words", "supervise"),
+    ("config", "files", "hosts"),
     ("data", "routers", "selection", "experts"),
     ("dispatch", "metrics", "feed"),
     ("losses",),
@@ -22,6 +22,7 @@ ORDER = (
     ("layout", "rules"),
     ("validate",),
     ("points",),
+    ("shard",),
     ("results", "stats", "checkpoint", "machine", "events", "experiment"),
     ("progress",),
     ("advance",),

@@ -14,7 +14,6 @@ from routed.layout import make_mesh, traced
 from routed.validate import validate
 from routed.words import UserError
 from tests.language_case import TINY
-from tests.test_parallel import in_two_processes
 
 #: Programs of this process: compiling takes nearly all of the time.
 PROGRAMS = {}
@@ -77,13 +76,6 @@ def alone(tmp_path_factory):
 
 def test_devices_that_share_a_run_give_its_losses(tiny, alone, tmp_path):
     same(run(override(tiny, {"mesh.data": 2, "mesh.expert": 4}), tmp_path), results.read_table(alone), rtol=2e-4)
-
-
-def test_two_processes_that_share_a_run_give_its_losses(tiny, alone):
-    table = results.read_table(alone)
-    expected = table[["eval/loss", "train/loss"]].to_numpy()
-    for found in in_two_processes("tests.language_case", tiny.data.cache):
-        np.testing.assert_allclose(np.array(found, float), expected, rtol=2e-4)
 
 
 @pytest.mark.parametrize("changes", [{"mesh.run": 1}, {"mesh.data": 2, "mesh.expert": 4}, {"mesh.run": 8}])

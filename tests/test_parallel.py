@@ -1,12 +1,6 @@
 """Experts over devices: the same numbers on every mesh, one copy of the weights, and no collective too many."""
 
-import json
-import os
-import pathlib
 import re
-import socket
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -32,33 +26,6 @@ def alone():
 @pytest.mark.parametrize("shape", MESHES)
 def test_every_mesh_gives_the_numbers_of_one_device(alone, shape):
     np.testing.assert_allclose(numbers(make_mesh(*shape)), alone, rtol=2e-5)
-
-
-def in_two_processes(module, *arguments):
-    """What `python -m MODULE PORT PROCESS ARGUMENTS` prints last, as JSON, in each of two processes."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, port, str(i), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=os.environ, cwd=pathlib.Path(__file__).parent.parent,
-        )
-        for i in range(2)
-    ]  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=240) for process in both]
-    finally:
-        for process in both:
-            process.kill()
-    for process, (_, error) in zip(both, outputs, strict=True):
-        assert process.returncode == 0, error.decode()[-2000:]
-    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
-
-
-def test_two_processes_give_the_numbers_of_one_device(alone):
-    for found in in_two_processes("tests.parallel_case"):
-        np.testing.assert_allclose(found, alone, rtol=2e-5)
 
 
 @pytest.mark.parametrize("shape", MESHES)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from absl import logging as log
 
-from routed import checkpoint, files
+from routed import checkpoint, files, hosts
 from routed.events import Events
 from routed.kinds import kind_of
 from routed.layout import Compiled, stack_settings
@@ -55,16 +55,17 @@ def advance(
         if loaded is not None:
             states, first = loaded, saved[1]["part"] + 1
             done = (first - 1) * every
-            active[:count] &= np.asarray(states["step"])[:count] == done  # the others had diverged
+            active[:count] &= hosts.fetch(states["step"])[:count] == done  # the others had diverged
             progress.advance(done * count, name, done, math.nan, resumed=True)
             log.info("resuming %s from step %d", name, done)
-    feeds = {seed: kind.feed(config, seed) for seed in set(seeds)}
+    own, rows = compiled.fed
+    feeds = {seed: kind.feed(config, seed, rows) for seed in set(seeds[own])}
 
     def feed(part: int) -> Any:
         made = {seed: one((part - 1) * every, every) for seed, one in feeds.items()}
-        return compiled.place_feed(jax.tree.map(lambda *leaves: np.stack(leaves), *[made[seed] for seed in seeds]))
+        return compiled.place_feed(jax.tree.map(lambda *leaves: np.stack(leaves), *[made[seed] for seed in seeds[own]]))
 
-    events = Events(workdir, batch) if kind.watched else None
+    events = Events(workdir, batch) if kind.watched and hosts.first() else None
     parts, upcoming, best = config.steps // every, feed(max(first, 1)), None
     for part in range(first, parts + 1):  # part 0 only evaluates
         steps, evaluated = every if part else 0, part * every % config.eval_every == 0
@@ -78,10 +79,13 @@ def advance(
             upcoming = feed(part + 1)  # while the devices work
         step = part * every
         row = step // config.eval_every
-        history = {n: np.asarray(states["history"][n])[:count, : row + 1] for n in ("train/loss", kind.loss)}
-        summed = np.asarray(states["total"])[:count]
+        watched = {n: states["history"][n] for n in ("train/loss", kind.loss)}
+        if evaluated and kind.watched:
+            watched = {n: values for n, values in states["history"].items() if values.ndim == 2}  # scalars
+        watched, summed = hosts.fetch((watched, states["total"]))
         if evaluated and events is not None:
-            events.write(states["history"], row, step, active)
+            events.write(watched, row, step, active)
+        history, summed = {n: watched[n][:count, : row + 1] for n in ("train/loss", kind.loss)}, summed[:count]
         losses = history["train/loss"][:, row] if evaluated else summed / (step % config.eval_every)
         _drop_diverged(active[:count], losses if part else history[kind.loss][:, 0], batch, step, workdir)
         progress.advance(steps * count, name, step, float(np.median(losses)))
@@ -93,9 +97,10 @@ def advance(
                 keep=config.checkpoint.keep, best=best if kind.watched else None,
             )  # fmt: skip
         stop()
-    history, reached = jax.tree.map(np.array, states["history"]), np.asarray(states["step"])
+    history, reached = jax.tree.map(np.array, hosts.fetch((states["history"], states["step"])))
     seconds = time.perf_counter() - begun
-    _write_timing(workdir, name, count, compiled.seconds, seconds, (parts - max(first, 1) + 1) * every * count)
+    if hosts.first():
+        _write_timing(workdir, name, count, compiled.seconds, seconds, (parts - max(first, 1) + 1) * every * count)
     if config.checkpoint.final:
         for i, run in enumerate(batch):
             checkpoint.save_model(workdir / "models" / run.key, jax.tree.map(lambda a, i=i: a[i], states["params"]))
@@ -137,6 +142,8 @@ def _drop_diverged(active: np.ndarray, losses: np.ndarray, batch: list[Run], ste
     """Stops runs whose loss is not finite, and puts the last checkpoint before that aside."""
     for i in np.flatnonzero(active & ~np.isfinite(losses)):
         active[i] = False
+        if not hosts.first():
+            continue
         run, good = batch[i], checkpoint.latest(workdir / "checkpoints")
         text = "there is no checkpoint before it"
         if good is not None and good[1]["runs"] == [r.key for r in batch]:

@@ -17,11 +17,11 @@ import warnings
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from absl import logging as log
 from orbax.checkpoint import v1 as ocp
 
-from routed import files
+from routed import files, hosts
 from routed.words import UserError
 
 # Orbax reports every save, and a failed one with a traceback from each of its threads, also after `save` has raised.
@@ -40,9 +40,12 @@ def save(
       UserError: the disk is full or read-only.
     """
     target = root / f"{number:06d}"
-    held = jax.tree.map(lambda a: a if len(a) == count else a[:count], states)
-    _write(target, held, {"runs": runs, "part": number, "form": _form(held, count)})
-    for other in _saved(root):  # older ones, and later ones of a batch that was finished or damaged
+    if len(jax.tree.leaves(states)[0]) != count:
+        states = jax.tree.map(lambda a: a[:count], hosts.fetch(states))
+    _write(target, states, {"runs": runs, "part": number, "form": _form(states, count)})
+    for other in (
+        _saved(root) if hosts.first() else ()
+    ):  # older ones, and later ones of a batch that was finished or damaged
         if not number - keep < int(other.name) <= number and int(other.name) != best:
             shutil.rmtree(other, ignore_errors=True)
 
@@ -58,15 +61,22 @@ def save_model(target: pathlib.Path, params: Any) -> None:
 
 def _write(target: pathlib.Path, state: Any, meta: dict) -> None:
     beside = target.parent / ".writing"
-    with files.explained(target):
+
+    def empty() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(beside, ignore_errors=True)
+
+    def finish() -> None:
+        (beside / "meta.json").write_text(json.dumps(meta | {"digest": _seal(meta, beside)}))
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(beside, target)
+
+    with files.explained(target):
+        hosts.once(empty)
         try:
             with _quiet():
-                ocp.save(beside.absolute() / "state", state)
-            (beside / "meta.json").write_text(json.dumps(meta | {"digest": _seal(meta, beside)}))
-            shutil.rmtree(target, ignore_errors=True)
-            os.replace(beside, target)
+                ocp.save(beside.absolute() / "state", state)  # every process its own part
+            hosts.once(finish)
         except Exception:
             shutil.rmtree(beside, ignore_errors=True)  # half a checkpoint would keep a full disk full
             raise
@@ -79,6 +89,13 @@ def latest(root: pathlib.Path) -> tuple[pathlib.Path, dict] | None:
             return path, meta
         log.warning("checkpoint %s is damaged: going back to the one before it, or to the start of its batch", path)
     return None
+
+
+def agreed(root: pathlib.Path) -> tuple[pathlib.Path, dict] | None:
+    """What is `latest` to process 0, for all processes."""
+    found = latest(root) if hosts.first() else None
+    name, _, meta = hosts.told(f"{found[0].name} {json.dumps(found[1])}" if found else "").partition(" ")
+    return (root / name, json.loads(meta)) if name else None
 
 
 def _meta(path: pathlib.Path) -> dict | None:
@@ -102,9 +119,12 @@ def load(path: pathlib.Path, meta: dict, states: Any, count: int) -> Any | None:
     if runs == count:
         like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), states)
         return _read(path, like)
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype, sharding=here), states)
-    fill = lambda new, old: jax.device_put(jnp.concatenate([new, *[new[:1]] * (runs - count)]), old.sharding)  # noqa: E731
+    like = jax.tree.map(lambda a: np.empty((count, *a.shape[1:]), a.dtype), states)
+
+    def fill(new, old):
+        padded = np.concatenate([new, *[new[:1]] * (runs - count)])
+        return jax.make_array_from_callback(padded.shape, old.sharding, lambda part: padded[part])
+
     return jax.tree.map(fill, _read(path, like), states)
 
 

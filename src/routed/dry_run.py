@@ -47,7 +47,9 @@ def _estimate(group: Group, compiled: Compiled) -> tuple[float, int]:
     active, given = np.ones(count, bool), compiled.place_given(kind.given(config))
     worlds, states = compiled.start(seeds, settings, given)
     largest = config.checkpoint.every or config.eval_every
-    feed = compiled.place_feed(jax.tree.map(lambda a: np.stack([a] * count), kind.feed(config, 0)(0, largest)))
+    own, rows = compiled.fed
+    fed = kind.feed(config, 0, rows)(0, largest)
+    feed = compiled.place_feed(jax.tree.map(lambda a: np.stack([a] * (own.stop - own.start)), fed))
 
     def timed(steps: int, evaluated: bool) -> float:
         nonlocal states

@@ -18,8 +18,8 @@ class Events:
         self.folders = [workdir / "tensorboard" / f"{run.arm}-seed{run.seed}-{run.key}" for run in batch]
 
     def write(self, history, row: int, step: int, active: np.ndarray) -> None:
-        """Row `row` of every scalar in the history [R, evaluations, ...], as of `step`, of the runs that are `active`."""
-        scalars = {name: np.asarray(values)[:, row] for name, values in history.items() if values.ndim == 2}
+        """Row `row` of a history of scalars [R, evaluations], as of `step`, of the runs that are `active`."""
+        scalars = {name: values[:, row] for name, values in history.items()}
         for i, folder in enumerate(self.folders):
             if not active[i]:
                 continue

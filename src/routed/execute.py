@@ -6,14 +6,16 @@ import math
 import os
 import pathlib
 import signal
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pandas as pd
 from absl import logging as log
 from jax.sharding import Mesh
 
-from routed import checkpoint, results
+from routed import checkpoint, hosts, results
 from routed.advance import advance
 from routed.arms import MATCHED
 from routed.config import override
@@ -49,15 +51,18 @@ def make_groups(runs: list[Run], mesh: Mesh) -> list[Group]:
     Raises:
       UserError: not even one run a device fits into memory.
     """
-    made = []
+    made, memory = [], hosts.least(_memory())
+    here = mesh.shape["run"] // min(
+        jax.process_count(), mesh.shape["run"]
+    )  # devices of a host that hold runs of their own
     for members in groups(runs):
         config = members[0].config
         pool = max(run.config.data.samples for run in members)
         devices = mesh.shape["run"]
-        _refuse_if_too_large("data.samples", pool, kind_of(config).data_bytes(config, pool), devices)
+        _refuse_if_too_large("data.samples", pool, kind_of(config).data_bytes(config, pool), here, memory)
         each = bytes_of_run(config, pool)
-        _refuse_if_too_large("experts.count", config.experts.count, each, devices)
-        fits = int(_memory() * USABLE // each)
+        _refuse_if_too_large("experts.count", config.experts.count, each, here, memory)
+        fits = int(memory * USABLE // each) * (devices // here)
         wanted = 1 if mesh.size > devices else min(config.mesh.runs_per_batch, len(members), fits)
         size = max(devices, math.ceil(wanted / devices) * devices)
         name = "/".join(dict.fromkeys(run.arm for run in members))
@@ -65,11 +70,11 @@ def make_groups(runs: list[Run], mesh: Mesh) -> list[Group]:
     return made
 
 
-def _refuse_if_too_large(key: str, value: int, bytes_each: int, devices: int) -> None:
-    if bytes_each * devices > _memory() * USABLE:
+def _refuse_if_too_large(key: str, value: int, bytes_each: int, devices: int, memory: int) -> None:
+    if bytes_each * devices > memory * USABLE:
         raise UserError(
             f"config key {key}={value}: a run takes {bytes_each / 2**30:.1f} GiB and {devices} devices hold one each,"
-            f" of {_memory() / 2**30:.1f} GiB of memory; lower {key} or set mesh.run=1"
+            f" of {memory / 2**30:.1f} GiB of memory; lower {key} or set mesh.run=1"
         )
 
 
@@ -82,13 +87,13 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
     done = set(table.run) if len(table) else set()
     pending = [r for r in runs if r.key not in done]
     if not pending:
-        checkpoint.clear(workdir / "checkpoints")
+        hosts.once(lambda: checkpoint.clear(workdir / "checkpoints"))
         return table
     made, wanted = make_groups(runs, mesh), {run.key: run for run in runs}
     swept = results.swept_keys(workdir)
     progress = Progress(sum(r.config.steps for r in pending), *kind_of(runs[0].config).cost(runs[0].config))
     compiled: dict[int, Compiled] = {}
-    saved = checkpoint.latest(workdir / "checkpoints")
+    saved = checkpoint.agreed(workdir / "checkpoints")
     with _interruptions() as interrupted:
         try:
             while pending:
@@ -112,14 +117,19 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
                         if "right" in one:
                             maps |= {f"{run.key}/{n}": one[n].astype(kind) for n, kind in PICTURED if n in one}
                 table = results.merge(table, rows, swept)
-                results.write_heatmaps(workdir, maps)
-                results.write_table(workdir, table)
-                checkpoint.clear(workdir / "checkpoints")
+                hosts.once(partial(_keep, workdir, table, maps))
                 done |= {run.key for run in batch}
                 pending = [r for r in pending if r.key not in done]
         finally:
             progress.close()
     return table
+
+
+def _keep(workdir: pathlib.Path, table: pd.DataFrame, maps: dict[str, np.ndarray]) -> None:
+    """Finished runs are in the tables before their checkpoint goes."""
+    results.write_heatmaps(workdir, maps)
+    results.write_table(workdir, table)
+    checkpoint.clear(workdir / "checkpoints")
 
 
 def _next_batch(ready: set[str], made: list[Group]) -> tuple[list[Run], Group]:
@@ -175,7 +185,7 @@ def best_scale(tuning: list[Run], table: pd.DataFrame) -> float:
 
 
 def _stop_if(interrupted, workdir: pathlib.Path) -> None:
-    if interrupted():
+    if hosts.any_of(interrupted()):
         raise UserError(f"interrupted and saved in {workdir}: the same command goes on from here")
 
 

@@ -65,10 +65,10 @@ def balanced_table(counts: np.ndarray, experts: int, k: int) -> np.ndarray:
     return table
 
 
-def feed(config: ConfigDict, seed: int) -> Callable[[int, int], TextBatch]:
-    """(first, steps) -> the batches of these steps, [steps, ...]; the same whoever asks and however often."""
+def feed(config: ConfigDict, seed: int, rows: slice = slice(None)) -> Callable[[int, int], TextBatch]:
+    """(first, steps) -> `rows` of the batches of these steps, [steps, ...]; the same whoever asks and however often."""
     source = config.seed if "order" in config.held and seed != COUNTING else seed
-    make = text.batch_function(corpus(config), config, source, slice(None))
+    make = text.batch_function(corpus(config), config, source, rows)
 
     def batches(first: int, steps: int) -> TextBatch:
         made = [make(step) for step in range(first, first + steps)]

@@ -19,7 +19,8 @@ class Kind(NamedTuple):
     """What the engine asks of an experiment.
 
     program(config, pool, mesh) -> Program, `mesh` where devices share a run; loss: the column that validates a run;
-    given(config) -> arrays that all runs share; feed(config, seed) -> (first, steps) -> the batches of these steps; feed_shape(config, steps); offline(config, history) ->
+    given(config) -> arrays that all runs share; feed(config, seed, rows) -> (first, steps) -> those rows of
+    the batches of these steps; feed_shape(config, steps); offline(config, history) ->
     further columns; data_bytes(config, pool) -> bytes of one run's data; data(config) -> what config.json says of them;
     cost(config) -> (tokens, FLOPs) of a step, FLOPs None where they are not counted; watched: runs are few and long, so that
     event files are worth their while; fuse: what XLA's YNNPACK may fuse on a CPU.
@@ -28,7 +29,7 @@ class Kind(NamedTuple):
     program: Callable[[ConfigDict, int, Mesh | None], Program]
     loss: str
     given: Callable[[ConfigDict], Any]
-    feed: Callable[[ConfigDict, int], Callable[[int, int], Any]]
+    feed: Callable[..., Callable[[int, int], Any]]
     feed_shape: Callable[[ConfigDict, int], Any]
     offline: Callable[[ConfigDict, dict[str, np.ndarray]], dict[str, np.ndarray]]
     data_bytes: Callable[[ConfigDict, int], int]
@@ -57,7 +58,7 @@ SAMPLES = Kind(
     program=lambda config, pool, mesh: run.program(config, pool),
     loss="test/loss",
     given=lambda config: TASKS[config.data.name].given(config.data),
-    feed=lambda config, seed: lambda first, steps: (),
+    feed=lambda config, seed, rows=slice(None): lambda first, steps: (),
     feed_shape=lambda config, steps: (),
     offline=_offline,
     data_bytes=lambda config, pool: samples.bytes_of(TASKS[config.data.name], config.data, pool),

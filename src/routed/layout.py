@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pathlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -36,6 +37,14 @@ def split_host() -> None:
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 
+def keep_programs(workdir: pathlib.Path) -> None:
+    """Compiled programs stay in the workdir, unless JAX_COMPILATION_CACHE_DIR names a place that many share."""
+    if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+        jax.config.update("jax_compilation_cache_dir", str(workdir / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
 def make_mesh(config: ConfigDict) -> Mesh:
     """The mesh of `mesh.run` devices (0: all), or of `mesh.data` x `mesh.expert` ones that share each run.
 
@@ -44,6 +53,11 @@ def make_mesh(config: ConfigDict) -> Mesh:
     """
     devices = jax.devices()
     shared = config.mesh.data * config.mesh.expert
+    if jax.process_count() > 1 and (shared if shared > 1 else config.mesh.run or len(devices)) != len(devices):
+        raise UserError(
+            f"config keys mesh.run={config.mesh.run}, mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: the"
+            f" {jax.process_count()} processes have {len(devices)} devices in all, and a run over several processes uses all"
+        )
     if shared > 1:
         if shared > len(devices):
             raise UserError(
@@ -64,14 +78,16 @@ class Compiled(NamedTuple):
     """The program of a group, compiled for batches of `runs` runs.
 
     start(seeds, settings, given) -> (worlds, states); advance(active, steps, evaluated, seeds, settings, worlds, states, feed,
-    given) -> states, where every argument but `given` has a leading axis [runs]. `place`, `place_feed` and `place_given` put
-    arguments on the devices; with several processes each puts its own part there.
+    given) -> states, where every argument but `given` has a leading axis [runs]. `place` and `place_given` put arguments on
+    the devices; with several processes each puts its own part there. Of the feed a process makes its own part only: the runs
+    and rows `fed`, which `place_feed` takes.
     """
 
     runs: int
     start: Callable[..., Any]
     advance: Callable[..., Any]
     place: Callable[[Any], Any]
+    fed: tuple[slice, slice]
     place_feed: Callable[[Any], Any]
     place_given: Callable[[Any], Any]
     batching: str
@@ -109,7 +125,8 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
         start=start,
         advance=advance,
         place=partial(_place, rows),
-        place_feed=partial(_place, batch),
+        fed=(fed := _part_of_process(batch, (runs, every, config.batch_size))),
+        place_feed=partial(_place_feed, batch, fed, (runs, config.batch_size)),
         place_given=partial(_place, whole),
         batching="spread over devices" if spread else batching(config, mesh),
         seconds=time.perf_counter() - begun,
@@ -121,6 +138,34 @@ def _place(sharding: NamedSharding, tree):
     """The host's arrays on the devices of this process, whichever part of them belongs there."""
     arrays = jax.tree.map(np.asarray, tree)
     return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, sharding, lambda part: a[part]), arrays)
+
+
+def _part_of_process(sharding: NamedSharding, shape: tuple[int, int, int]) -> tuple[slice, slice]:
+    """Runs and rows, of a feed [runs, steps, rows], from the first to the last that this process's devices hold."""
+    parts = [part for part in sharding.addressable_devices_indices_map(shape).values() if part is not None]
+    first, last = (
+        slice(min(p[axis].start or 0 for p in parts), max(p[axis].stop or shape[axis] for p in parts))
+        for axis in (0, 2)
+    )
+    return first, last
+
+
+def _place_feed(sharding: NamedSharding, fed: tuple[slice, slice], whole: tuple[int, int], tree):
+    """Runs and rows `fed` [runs, steps, rows, ...] of a feed that has `whole` of them, on the devices of this process."""
+
+    def place(made):
+        shape = (whole[0], made.shape[1], whole[1], *made.shape[3:])
+
+        def part(index):
+            own = [
+                slice((i.start or 0) - f.start, (i.stop or n) - f.start)
+                for i, f, n in zip(index[::2], fed, whole, strict=False)
+            ]
+            return made[own[0], :, own[1]]
+
+        return jax.make_array_from_callback(shape, sharding, part)
+
+    return jax.tree.map(place, tree)
 
 
 def _shaped(tree, sharding):

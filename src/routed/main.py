@@ -2,12 +2,14 @@
 
 The same command again continues an interrupted run, adds what is missing, or prints a complete one's result. Any setting
 is changed by --config.KEY=VALUE; any setting is swept by --sweep=KEY=v1,v2,... on top of the experiment's own sweep.
+Many machines share a sweep with --shard=I/N, or one run with --coordinator (launch/README.md).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import pathlib
 import shlex
 import signal
@@ -18,7 +20,7 @@ from collections.abc import Iterator
 from absl import app, flags
 from absl import logging as log
 
-from routed import dry_run, execute, experiment, files, layout, points, report, results, validate
+from routed import files, supervise
 from routed.words import UserError
 
 CONFIG = flags.DEFINE_string(
@@ -33,6 +35,19 @@ WORKDIR = flags.DEFINE_string(
 DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Print points, compiled groups, parameters, memory and estimated time, and stop."
 )
+SHARD = flags.DEFINE_string(
+    "shard",
+    "",
+    "I/N: only part I (from 1) of N of the sweep, balanced by cost; routed.report DIR... joins the parts.",
+)
+COORDINATOR = flags.DEFINE_string(
+    "coordinator",
+    None,
+    "Several processes share this run: HOST:PORT of process 0, or auto (TPU, Slurm, SkyPilot, Open MPI, Kubernetes).",
+)
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", 0, "Processes that share this run; with --coordinator=HOST:PORT.")
+PROCESS_ID = flags.DEFINE_integer("process_id", -1, "Which of them this is, from 0; with --coordinator=HOST:PORT.")
+JOIN_SECONDS = flags.DEFINE_integer("join_seconds", 300, "How long processes wait for each other at the start.")
 
 _OVERRIDES: list[str] = []
 
@@ -41,26 +56,53 @@ def main(argv: list[str]) -> None:
     """The path of a number, from the experiment file to the report."""
     if len(argv) > 1:
         raise UserError(f"unexpected argument {argv[1]!r}: settings are changed with --config.KEY=VALUE")
-    if not CONFIG.value:
+    if not (spec := CONFIG.value):
         raise UserError("--config is missing: name an experiment, e.g. --config=experiments/gmm_router.py")
+    if COORDINATOR.value and not os.environ.get(supervise.MARK):
+        command = [sys.executable, "-m", "routed.main", *sys.argv[1:]]
+        sys.exit(supervise.supervise(command, COORDINATOR.value))
+    # Here, since --help and the parent of a process need none of it, and JAX and the rest take seconds.
+    from routed import dry_run, execute, experiment, hosts, layout, points, report, results, shard, validate
+
     layout.split_host()  # before anything asks JAX for its devices
-    module, config = experiment.configure(CONFIG.value, _OVERRIDES)
+    module, config = experiment.configure(spec, _OVERRIDES)
     validate.validate(config)
     sweep = points.unique(points.cross(module.get_sweep(config), points.from_flag(config, SWEEP.value)))
     validate.validate_sweep(sweep)
     runs = points.plan(config, sweep)
+    if SHARD.value:
+        runs = shard.part(runs, SHARD.value)
+    if COORDINATOR.value:
+        hosts.join(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, JOIN_SECONDS.value)
+        hosts.same("command", [run.key for run in runs], "give every process the same command and the same code")
     mesh = layout.make_mesh(config)
     if DRY_RUN.value:
         print(dry_run.describe(runs, mesh))
         return
-    workdir = pathlib.Path(WORKDIR.value or default_workdir(config, _OVERRIDES + SWEEP.value))
-    with files.locked(workdir), _log_in(workdir):
+    changes = _OVERRIDES + SWEEP.value + ([f"shard{SHARD.value.replace('/', 'of')}"] if SHARD.value else [])
+    workdir = pathlib.Path(WORKDIR.value or default_workdir(config, changes))
+    with contextlib.ExitStack() as held:
+        hosts.once(lambda: held.enter_context(files.locked(workdir)))
+        hosts.once(lambda: held.enter_context(_log_in(workdir)))
+        layout.keep_programs(workdir)
         log.info("%s: %d points, %d runs, workdir %s", shlex.join(sys.argv[1:]), len(sweep), len(runs), workdir)
         start = time.monotonic()
-        table = results.open_workdir(workdir, CONFIG.value, config, sweep)
+        table = hosts.in_turn(lambda: results.open_workdir(workdir, spec, config, sweep, SHARD.value))
+        hosts.same(
+            "workdir",
+            results.described(workdir),
+            "several hosts need one folder that all see, on the network or in a bucket",
+        )
         table = execute.execute(runs, table, workdir, mesh)
+        if SHARD.value:
+            log.info(
+                "part %s is done in %.0f s; python -m routed.report DIR... joins all parts",
+                SHARD.value,
+                time.monotonic() - start,
+            )
+            return
         with files.explained(workdir / "report.html"):
-            print(report.write(workdir, module, config, table))
+            hosts.once(lambda: print(report.write(workdir, module, config, table)))
         log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
 
 

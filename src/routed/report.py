@@ -3,7 +3,7 @@
     python -m routed.report DIR... [--out=FILE]
 
 makes the page of one workdir again, or an overview of several (runs/*): every claim of theirs in one table, and their pages below
-it. Disjoint shards of one config are merged.
+it. Parts of one sweep (main's --shard), or other disjoint runs of one config and commit, are joined.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ OUT = flags.DEFINE_string(
     "out", None, "The page to write; default report.html in the folder, or in the first one's parent."
 )
 
+#: Settings that may differ between workdirs that are joined: disjoint seeds or arms of one config.
+APART = ("seed", "seeds", "arms")
+
 CAPTIONS = {
     "curves": "Means over seeds with 95 % t intervals (geometric means on log axes, which end at 0.001).",
     "training": "Means over seeds with 95 % t intervals, at the largest point of the sweep.",
@@ -56,7 +59,7 @@ def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, t
     Raises:
       UserError: the disk is full or read-only.
     """
-    part = make_part(workdir, module, config, table)
+    part = make_part([workdir], module, config, table)
     with files.explained(workdir / "figures"):
         (workdir / "figures").mkdir(exist_ok=True)
     for figure in part["figures"]:
@@ -71,13 +74,16 @@ def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, t
 
 
 def make_part(
-    workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame
+    joined: list[pathlib.Path], module: types.ModuleType, config: ConfigDict, table: pd.DataFrame
 ) -> dict[str, Any]:
-    """Everything that the page says of one workdir; writes nothing."""
-    swept = results.swept_keys(workdir)
+    """Everything that the page says of one workdir, or of several whose rows are joined in `table`; writes nothing."""
+    workdir, swept = joined[0], results.swept_keys(joined[0])
     last = results.last(table)
+    heatmaps: dict[str, Any] = {}
+    for folder in joined:
+        heatmaps |= results.read_heatmaps(folder)
     summary = stats.summarise(last, swept)
-    data = plots.Data(table, swept, flatten(config), results.read_heatmaps(workdir))
+    data = plots.Data(table, swept, flatten(config), heatmaps)
     figures = []
     for spec in module.get_plots(config):
         figure = plots.draw(spec, data)
@@ -176,13 +182,11 @@ def main(argv: list[str]) -> None:
     parts = []
     for group in merged(folders):
         module, config = _experiment_of(group[0])
-        table = pd.concat([results.read_table(folder) for folder in group], ignore_index=True).drop_duplicates(
-            ["run", "step"]
-        )
+        table = joined_table(group)
         if not len(table):
             log.warning("%s has no finished runs yet: left out", group[0])
             continue
-        parts.append(make_part(group[0], module, config, table))
+        parts.append(make_part(group, module, config, table))
         print(f"{parts[-1]['name']}\n{as_text(parts[-1])}\n")
     if not parts:
         raise UserError("none of these folders has finished runs")
@@ -196,15 +200,56 @@ def main(argv: list[str]) -> None:
 
 
 def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
-    """Folders that are shards of one config, together."""
+    """Folders that belong together: parts of one sweep, or runs of one config and commit.
+
+    Raises:
+      UserError: no workdir, or a part whose config or commit is not that of the other parts.
+    """
     groups: dict[str, list[pathlib.Path]] = {}
+    told: dict[pathlib.Path, dict[str, Any]] = {}
     for folder in folders:
         if not (folder / "config.json").exists():
             raise UserError(f"{folder} is no workdir of routed: it has no config.json")
-        stored = results.load(folder)["config"]
-        shared = {k: v for k, v in stored.items() if k not in ("seed", "seeds", "arms") and not k.startswith("mesh.")}
-        groups.setdefault(json.dumps([shared, results.swept_keys(folder)], sort_keys=True), []).append(folder)
+        results.load(folder)  # refuses a damaged one
+        told[folder] = stored = json.loads(results.described(folder))
+        shared = {k: v for k, v in stored["config"].items() if k not in APART and not k.startswith("mesh.")}
+        told[folder]["same"] = shared | {"commit": stored["commit"], "swept keys": stored["swept"]}
+        alike: Any = told[folder]["same"]
+        if "shard" in stored:  # with whatever claims to be of the same sweep, so that a stranger is seen
+            alike = [stored["config"][key] for key in ("name", "figure", "scale")] + [stored["shard"].partition("/")[2]]
+        groups.setdefault(json.dumps(alike, sort_keys=True), []).append(folder)
+    for group in groups.values():
+        first, *others = (told[folder] for folder in group)
+        for folder, other in zip(group[1:], others, strict=True):
+            for key, value in first["same"].items():
+                if other["same"].get(key) != value:
+                    raise UserError(
+                        f"{folder} is no part of the sweep of {group[0]}: its {key} is {other['same'].get(key)}, there it is"
+                        f" {value}; report them apart, or run the part again"
+                    )
+        if "shard" in first:
+            there = {one["shard"] for one in (first, *others)}
+            parts = int(first["shard"].partition("/")[2])
+            wanted = [f"{i + 1}/{parts}" for i in range(parts)]
+            if missing := [part for part in wanted if part not in there]:
+                log.warning("%s: of the sweep's parts %s is missing", group[0], ", ".join(missing))
     return list(groups.values())
+
+
+def joined_table(group: list[pathlib.Path]) -> pd.DataFrame:
+    """The rows of folders that belong together.
+
+    Raises:
+      UserError: two of them hold the same run.
+    """
+    tables = [results.read_table(folder) for folder in group]
+    owner: dict[str, pathlib.Path] = {}
+    for folder, table in zip(group, tables, strict=True):
+        for run in set(table.run) if len(table) else ():
+            if run in owner:
+                raise UserError(f"{owner[run]} and {folder} hold the same run {run}: name one of them only")
+            owner[run] = folder
+    return pd.concat(tables, ignore_index=True)
 
 
 def _experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from absl import logging as log
 from ml_collections import ConfigDict
 
-from routed import files
+from routed import files, hosts
 from routed.config import NOT_IDENTITY, PLANNED, flatten, override
 from routed.kinds import kind_of
 from routed.points import Point, Run
@@ -33,8 +33,10 @@ DIGEST = b"routed.digest"
 PACKAGES = ("routed", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "scikit-learn", "pandas")
 
 
-def open_workdir(path: pathlib.Path, experiment: str, config: ConfigDict, sweep: tuple[Point, ...]) -> pd.DataFrame:
-    """Prepares the workdir for this command and returns the rows that are already there.
+def open_workdir(
+    path: pathlib.Path, experiment: str, config: ConfigDict, sweep: tuple[Point, ...], shard: str = ""
+) -> pd.DataFrame:
+    """Prepares the workdir for this command, which runs part `shard` of the sweep, and returns the rows that are there.
 
     Raises:
       UserError: the workdir has finished rows of another config (the key is named), or cannot be written.
@@ -67,9 +69,16 @@ def open_workdir(path: pathlib.Path, experiment: str, config: ConfigDict, sweep:
             f"workdir {path} holds results on other data ({stored['data']}; now {data}): choose another --workdir, or restore"
             f" data.directory={config.data.directory!r}"
         )
-    described = _description(experiment, flat, swept, data)
-    files.write(path / "config.json", json.dumps(described, indent=1, default=list) + "\n")
+    described = _description(experiment, flat, swept, data) | ({"shard": shard} if shard else {})
+    if hosts.first():
+        files.write(path / "config.json", json.dumps(described, indent=1, default=list) + "\n")
     return table
+
+
+def described(path: pathlib.Path) -> str:
+    """The text of config.json; nothing where there is none."""
+    file = path / "config.json"
+    return file.read_text() if file.exists() else ""
 
 
 def swept_keys(path: pathlib.Path) -> list[str]:
