@@ -1,6 +1,7 @@
 """The command line: what the user can get wrong ends in one line that names it and says what to do."""
 
 import errno
+import json
 import os
 import re
 import resource
@@ -255,3 +256,27 @@ def test_help_mentions_every_flag(tmp_path):
         f"--{flag}" in found.stdout for flag in ("config", "sweep", "workdir", "[no]dry_run", "config.KEY=VALUE")
     )
     assert "Traceback" not in found.stderr
+
+
+def test_a_second_start_compiles_nothing_and_help_loads_little(tiny, tmp_path):
+    """The second start gets every program from the workdir of the first."""
+    script = (
+        "import json, sys, jax.monitoring as m\n"
+        "seen = []\n"
+        "m.register_event_listener(lambda name, **_: seen.append(name))\n"
+        "from routed import main\n"
+        "try: main.run()\n"
+        "finally: print(json.dumps({n: seen.count(f'/jax/compilation_cache/cache_{n}') for n in ('misses', 'hits')}), file=sys.stderr)\n"
+    )
+    own = {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"}
+    line = ["-c", script, f"--config={tiny}", "--config.arms=learned", f"--workdir={tmp_path / 'w'}"]
+    counts = []
+    for _ in range(2):
+        done = process(*line, env=own)
+        assert done.returncode == 0, done.stderr
+        counts.append(json.loads(done.stderr.splitlines()[-1]))
+        (tmp_path / "w" / "results.parquet").unlink()
+    first, second = counts
+    assert first["misses"] > 2 and second["misses"] == 0 and second["hits"] >= first["misses"] - 2
+    slow = "import sys, routed.main; sys.exit(len({'flax', 'pandas', 'scipy', 'orbax', 'matplotlib'} & {*sys.modules}))"
+    assert process("-c", slow).returncode == 0

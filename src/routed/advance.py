@@ -6,7 +6,6 @@ import csv
 import io
 import math
 import pathlib
-import shutil
 import time
 from collections.abc import Callable
 from typing import Any
@@ -150,7 +149,7 @@ def _drop_diverged(active: np.ndarray, losses: np.ndarray, batch: list[Run], ste
             kept = workdir / "diverged" / f"{run.arm}-seed{run.seed}-{run.key}"
             with files.explained(kept):
                 if not kept.exists():
-                    shutil.copytree(good[0], kept)
+                    files.copy(good[0], kept)
             text = f"the last good checkpoint is {kept}"
         log.warning(
             "run %s (%s, seed %d): the loss is not finite by step %d; it stops, %s",

@@ -1,6 +1,6 @@
 """The unfinished batch on disk: its runs and their whole state, saved with Orbax; and the parameters of finished runs.
 
-A checkpoint is a directory that appears by one rename, with a digest of its files. The last ones are kept, so a damaged
+A checkpoint is a directory that appears by one rename (in a bucket: by its last file), with a digest of its files. The last ones are kept, so a damaged
 one costs the steps since the one before it, not the batch. It holds runs, not places in a batch, so another number of
 devices may go on with it. Data and random keys are functions of seed and step: the step is their whole state.
 """
@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import pathlib
-import shutil
 import warnings
 from typing import Any
 
@@ -47,7 +46,7 @@ def save(
         _saved(root) if hosts.first() else ()
     ):  # older ones, and later ones of a batch that was finished or damaged
         if not number - keep < int(other.name) <= number and int(other.name) != best:
-            shutil.rmtree(other, ignore_errors=True)
+            files.remove(other)
 
 
 def save_model(target: pathlib.Path, params: Any) -> None:
@@ -60,25 +59,28 @@ def save_model(target: pathlib.Path, params: Any) -> None:
 
 
 def _write(target: pathlib.Path, state: Any, meta: dict) -> None:
-    beside = target.parent / ".writing"
+    beside = (
+        target if files.remote(target) else target.parent / ".writing"
+    )  # in a bucket meta.json, the last file, makes it whole
 
     def empty() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(beside, ignore_errors=True)
+        files.remove(beside)
 
     def finish() -> None:
         (beside / "meta.json").write_text(json.dumps(meta | {"digest": _seal(meta, beside)}))
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(beside, target)
+        if beside != target:
+            files.remove(target)
+            os.replace(beside, target)
 
     with files.explained(target):
         hosts.once(empty)
         try:
             with _quiet():
-                ocp.save(beside.absolute() / "state", state)  # every process its own part
+                ocp.save(_state(beside), state)  # every process its own part
             hosts.once(finish)
         except Exception:
-            shutil.rmtree(beside, ignore_errors=True)  # half a checkpoint would keep a full disk full
+            files.remove(beside)  # half a checkpoint would keep a full disk full
             raise
 
 
@@ -141,7 +143,7 @@ def load_model(path: pathlib.Path, like: Any) -> Any:
             " learned runs train again with checkpoint.final=true"
         )
     with _quiet():
-        stored = ocp.load(path.absolute() / "state")["router"]
+        stored = ocp.load(_state(path))["router"]
     if _form(stored) != _form(like):
         raise UserError(f"{path} holds a router of another shape: choose another --workdir")
     return stored
@@ -149,12 +151,17 @@ def load_model(path: pathlib.Path, like: Any) -> Any:
 
 def _read(path: pathlib.Path, like: Any) -> Any:
     with _quiet():
-        return ocp.load(path.absolute() / "state", like)
+        return ocp.load(_state(path), like)
 
 
 def clear(root: pathlib.Path) -> None:
     """Forgets the batch: its runs are finished."""
-    shutil.rmtree(root, ignore_errors=True)
+    files.remove(root)
+
+
+def _state(path: pathlib.Path) -> pathlib.Path:
+    """Where Orbax keeps the state of a checkpoint."""
+    return (path if files.remote(path) else path.absolute()) / "state"
 
 
 def _saved(root: pathlib.Path) -> list[pathlib.Path]:
@@ -173,7 +180,7 @@ def _form(state: Any, count: int | None = None) -> str:
 
 def _seal(meta: dict, path: pathlib.Path) -> str:
     """A digest of the meta data and of the state beside it."""
-    return hashlib.sha256(json.dumps([meta, files.digest(path / "state")], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([meta, files.digest(_state(path))], sort_keys=True).encode()).hexdigest()
 
 
 class _quiet(warnings.catch_warnings):

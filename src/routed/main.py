@@ -14,6 +14,7 @@ import pathlib
 import shlex
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 
@@ -80,7 +81,7 @@ def main(argv: list[str]) -> None:
         print(dry_run.describe(runs, mesh))
         return
     changes = _OVERRIDES + SWEEP.value + ([f"shard{SHARD.value.replace('/', 'of')}"] if SHARD.value else [])
-    workdir = pathlib.Path(WORKDIR.value or default_workdir(config, changes))
+    workdir = files.folder(WORKDIR.value or default_workdir(config, changes))
     with contextlib.ExitStack() as held:
         hosts.once(lambda: held.enter_context(files.locked(workdir)))
         hosts.once(lambda: held.enter_context(_log_in(workdir)))
@@ -115,9 +116,11 @@ def default_workdir(config, overrides: list[str]) -> str:
 
 @contextlib.contextmanager
 def _log_in(workdir: pathlib.Path) -> Iterator[None]:
-    """Copies the log into the workdir; a full disk loses lines of it, nothing else."""
-    with files.explained(workdir / "routed.log"):
-        handler = logging.FileHandler(workdir / "routed.log")
+    """Copies the log into the workdir, into a bucket at the end; a full disk loses lines of it, nothing else."""
+    log_file = workdir / "routed.log"
+    with files.explained(log_file):
+        here = pathlib.Path(tempfile.mkdtemp()) / "routed.log" if files.remote(workdir) else log_file
+        handler = logging.FileHandler(here)
     handler.handleError = lambda record: None  # type: ignore[method-assign]
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.get_absl_logger().addHandler(handler)
@@ -130,6 +133,9 @@ def _log_in(workdir: pathlib.Path) -> Iterator[None]:
         log.get_absl_logger().removeHandler(handler)
         with contextlib.suppress(OSError):
             handler.close()
+        if here != log_file:
+            before = log_file.read_bytes() if log_file.exists() else b""
+            files.write(log_file, before + here.read_bytes())
 
 
 def parse_flags(argv: list[str]) -> list[str]:

@@ -175,7 +175,7 @@ def _unique_ids(svg: str, prefix: str) -> str:
 def main(argv: list[str]) -> None:
     """The page of one workdir or of several."""
     folders = [
-        path for name in argv[1:] if not (path := pathlib.Path(name)).is_file()
+        path for name in argv[1:] if not (path := files.folder(name)).is_file()
     ]  # runs/* holds the page of before
     if not folders:
         raise UserError("usage: python -m routed.report DIR... [--out=FILE]")
@@ -191,7 +191,7 @@ def main(argv: list[str]) -> None:
     if not parts:
         raise UserError("none of these folders has finished runs")
     out = (
-        pathlib.Path(OUT.value)
+        files.folder(OUT.value)
         if OUT.value
         else (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
     )

@@ -220,14 +220,14 @@ def load(workdir: str | pathlib.Path) -> dict[str, Any]:
     Raises:
       UserError: the folder holds no run.
     """
-    path = pathlib.Path(workdir)
+    path = files.folder(workdir)
     if not (path / "config.json").exists():
         raise UserError(f"{path} is no workdir of routed: it has no config.json")
     summary, claims = path / "summary.csv", path / "claims.json"
     return {
         "config": _stored_config(path)["config"],
         "results": read_table(path),
-        "summary": pd.read_csv(summary) if summary.exists() else pd.DataFrame(),
+        "summary": pd.read_csv(io.BytesIO(summary.read_bytes())) if summary.exists() else pd.DataFrame(),
         "claims": json.loads(claims.read_text()) if claims.exists() else [],
         "heatmaps": read_heatmaps(path),
     }
