@@ -43,7 +43,8 @@ def series(spec: dict[str, Any], data: Data) -> Figure | None:
             estimates = [(step, one) for step, one in estimates if np.isfinite(one.mean)]
             if not estimates:
                 continue
-            steps, colour = [step for step, _ in estimates], SHADES[i % len(SHADES)]
+            steps = [step for step, _ in estimates]
+            colour = SHADES[i if len(found) <= len(SHADES) else i // 2 % len(SHADES)]  # of many, neighbours share one
             panel.plot(steps, [e.mean for _, e in estimates], color=colour, lw=1.3, ls=("-", "--")[i % 2], label=name)
             panel.fill_between(
                 steps, [e.low for _, e in estimates], [e.high for _, e in estimates], color=colour, alpha=0.2, lw=0
