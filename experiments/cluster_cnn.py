@@ -130,8 +130,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
         c.steps, c.eval_every = 500, 100
         if figure == "printed":
             c.steps, c.eval_every = STEPS, STEPS // 20
-        if figure in ("printed", "factors") and scale == "default":
-            c.seeds = 5
+        if scale == "default":
+            c.seeds = {"printed": 5, "factors": 3}.get(figure, c.seeds)
         if figure == "signals":
             c.eval_every = 25
         if figure == "picture":
