@@ -104,10 +104,15 @@ def test_processes_share_one_language_model(tmp_path):
         "get_sweep = lambda config: ({},)\n"
         "get_claims = get_plots = lambda config: ()\n"
     )
-    always = f"--config={path}", f"--config.data.cache={tmp_path / 'cache'}"
+    always = (
+        f"--config={path}",
+        f"--config.data.cache={tmp_path / 'cache'}",
+        "--config.arms=learned,transplant",
+        "--config.checkpoint.final=true",
+    )
     command(*always, f"--workdir={tmp_path / 'alone'}")
     spread = (*always, f"--workdir={tmp_path / 'two'}", "--config.mesh.data=2", "--config.mesh.expert=4")
-    for code, said in Processes(2, *spread, "--config.checkpoint.final=true", devices=(4, 4)).ended():
+    for code, said in Processes(2, *spread, devices=(4, 4)).ended():
         assert code == 0, said
     # Adam divides by the square root of tiny gradients, so rounding grows; as on one process of eight devices.
     same(table(tmp_path / "two"), table(tmp_path / "alone"), rtol=2e-4)

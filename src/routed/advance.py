@@ -21,6 +21,9 @@ from routed.layout import Compiled, stack_settings
 from routed.points import Run
 from routed.progress import Progress
 
+#: Seconds between two moments at which a run can be saved, above which the user is told.
+PATIENCE = 20.0
+
 
 def advance(
     compiled: Compiled,
@@ -67,6 +70,7 @@ def advance(
     events = Events(workdir, batch) if kind.watched and hosts.first() else None
     parts, upcoming, best = config.steps // every, feed(max(first, 1)), None
     for part in range(first, parts + 1):  # part 0 only evaluates
+        chunk = time.perf_counter()
         steps, evaluated = every if part else 0, part * every % config.eval_every == 0
         states = compiled.advance(
             compiled.place(active),
@@ -94,6 +98,11 @@ def advance(
             checkpoint.save(
                 workdir / "checkpoints", part, [r.key for r in batch], states, count,
                 keep=config.checkpoint.keep, best=best if kind.watched else None,
+            )  # fmt: skip
+        if part == max(first, 1) and (taken := time.perf_counter() - chunk) > PATIENCE:
+            log.warning(
+                "%d steps take %.0f s, and SIGTERM is answered after them: where less is granted (30 s before a preemption),"
+                " lower checkpoint.every", every, taken,
             )  # fmt: skip
         stop()
     history, reached = jax.tree.map(np.array, hosts.fetch((states["history"], states["step"])))

@@ -146,7 +146,7 @@ def load_model(path: pathlib.Path, like: Any) -> Any:
         stored = ocp.load(_state(path))["router"]
     if _form(stored) != _form(like):
         raise UserError(f"{path} holds a router of another shape: choose another --workdir")
-    return stored
+    return jax.tree.map(np.asarray, stored)
 
 
 def _read(path: pathlib.Path, like: Any) -> Any:

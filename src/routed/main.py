@@ -78,7 +78,8 @@ def main(argv: list[str]) -> None:
         hosts.same("command", [run.key for run in runs], "give every process the same command and the same code")
     mesh = layout.make_mesh(config)
     if DRY_RUN.value:
-        print(dry_run.describe(runs, mesh))
+        plan = dry_run.describe(runs, mesh)
+        hosts.once(lambda: print(plan))
         return
     changes = _OVERRIDES + SWEEP.value + ([f"shard{SHARD.value.replace('/', 'of')}"] if SHARD.value else [])
     workdir = files.folder(WORKDIR.value or default_workdir(config, changes))
