@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 from routed.bench.t5 import SHAPES, run_baseline
 from routed.config import base, override
 from routed.models.attention import PositionBias, relative_buckets
-from routed.models.t5 import Block, Plan, flops_per_row, t5, twin_width
+from routed.models.sizes import flops_per_row, twin_width
+from routed.models.t5 import Block, Plan, t5
 from routed.selection import rule_of
 from routed.words import TextBatch, UserError
 from tests.parallel_case import make_mesh

@@ -12,7 +12,7 @@ from routed.data.text import SOURCES
 from routed.dispatch import refuse
 from routed.experts import EXPERTS
 from routed.losses import TASK_LOSSES
-from routed.models.t5 import blocks_of
+from routed.models.sizes import blocks_of
 from routed.routers import FIXED
 from routed.rules import RULES, TUNING_OFFSET
 from routed.words import UserError

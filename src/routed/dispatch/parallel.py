@@ -37,9 +37,7 @@ def parallel(
         return slots(expert, params, x, routing, places, exchange)
 
     # Unchecked: an expert's own derivative need not know the mesh, and the sum over replicas is made here.
-    mapped = jax.shard_map(
-        local, mesh=mesh, in_specs=(P(EXPERT), both, both), out_specs=both, axis_names={DATA, EXPERT}, check_vma=False
-    )
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), both, both), out_specs=both, check_vma=False)
     return mapped(params, x, routing)
 
 

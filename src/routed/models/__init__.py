@@ -11,7 +11,8 @@ from ml_collections import ConfigDict
 from routed.data import text
 from routed.models import shallow, theory
 from routed.models.shallow import Model
-from routed.models.t5 import flops_per_row, t5
+from routed.models.sizes import flops_per_row
+from routed.models.t5 import t5
 
 __all__ = ["MODELS", "Model", "build", "expert_axis", "flops_per_row"]
 

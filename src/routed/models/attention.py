@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
+
+from routed.dispatch.parallel import DATA, EXPERT
 
 #: Added to the scores of what must not be seen: its softmax is exactly 0 in float32.
 HIDDEN = -1e9
@@ -42,7 +47,8 @@ def relative_buckets(
 class PositionBias(nn.Module):
     """What relative position adds to the scores, one table [buckets, H] for all layers of a stack; float32.
 
-    A causal one hides what comes after the query. The table starts at N(0, 1/D), D the model's width.
+    A causal one hides what comes after the query. The table starts at N(0, 1/D), D the model's width. With a mesh every device has
+    its own, one behind the other (N devices x H heads), or the gradient of each layer's, [H L L], would be summed over devices.
     """
 
     heads: int
@@ -50,6 +56,7 @@ class PositionBias(nn.Module):
     max_distance: int
     causal: bool
     dim: int
+    mesh: Mesh | None = None
 
     @nn.compact
     def __call__(self, length: int) -> Float[Array, "H L L"]:
@@ -57,8 +64,14 @@ class PositionBias(nn.Module):
         found = relative_buckets(
             length, length, buckets=self.buckets, max_distance=self.max_distance, bidirectional=not self.causal
         )
-        bias = table.astype(jnp.float32).T[:, found]
-        return jnp.where(np.tri(length, dtype=bool)[None], bias, HIDDEN) if self.causal else bias
+
+        def local(table):
+            bias = table.astype(jnp.float32).T[:, found]
+            return jnp.where(np.tri(length, dtype=bool)[None], bias, HIDDEN) if self.causal else bias
+
+        if self.mesh is None:
+            return local(table)
+        return jax.shard_map(local, mesh=self.mesh, in_specs=P(), out_specs=P((DATA, EXPERT)), check_vma=False)(table)
 
 
 class Kernel(nn.Module):
@@ -75,11 +88,14 @@ class Kernel(nn.Module):
 class Attention(nn.Module):
     """sum_s softmax_s(q k_s + bias) v_s for each head, without biases or 1/sqrt(d), which T5 has in its initial scales.
 
-    Queries come from `x`, keys and values from `source` (default: `x`). The softmax is float32 whatever the type of `x`.
+    Queries come from `x`, keys and values from `source` (default: `x`). The softmax is float32 whatever the type of `x`. With a mesh
+    every device attends to its own rows: left to itself XLA would gather queries, keys and values, as it cannot divide the second
+    of two joined axes, and each device would do the work of all.
     """
 
     heads: int
     head_dim: int
+    mesh: Mesh | None = None
 
     @nn.compact
     def __call__(
@@ -87,18 +103,24 @@ class Attention(nn.Module):
     ) -> Float[Array, "B Q D"]:
         source = x if source is None else source
         dim, inner = x.shape[-1], self.heads * self.head_dim
+        scales = {"query": (dim * self.head_dim) ** -0.5, "key": dim**-0.5, "value": dim**-0.5}
+        kernels = [Kernel((dim, inner), scale, name=name)() for name, scale in scales.items()]
+        kernels.append(Kernel((inner, dim), inner**-0.5, name="out")())
+        attend = partial(_attend, self.heads)
+        if self.mesh is not None:
+            rows = P((DATA, EXPERT))
+            attend = jax.shard_map(attend, mesh=self.mesh, in_specs=(rows, rows, rows, P()), out_specs=rows)
+        return attend(x, source, bias, kernels)
 
-        def project(name: str, rows: Array, scale: float) -> Float[Array, "N L K"]:
-            return split(rows, Kernel((dim, inner), scale, name=name)(), self.heads)
 
-        q = project("query", x, (dim * self.head_dim) ** -0.5)
-        k = project("key", source, dim**-0.5)
-        v = project("value", source, dim**-0.5)
-        scores = jnp.einsum("NQK,NSK->NQS", q, k, preferred_element_type=jnp.float32)
-        if bias is not None:
-            scores = (scores.reshape(self.heads, -1, *bias.shape[1:]) + bias[:, None]).reshape(scores.shape)
-        mixed = jnp.einsum("NQS,NSK->NQK", jax.nn.softmax(scores).astype(x.dtype), v)
-        return joined(mixed, Kernel((inner, dim), inner**-0.5, name="out")(), self.heads)
+def _attend(heads: int, x, source, bias, kernels):
+    query, key, value, out = kernels
+    q, k, v = split(x, query, heads), split(source, key, heads), split(source, value, heads)
+    scores = jnp.einsum("NQK,NSK->NQS", q, k, preferred_element_type=jnp.float32)
+    if bias is not None:
+        scores = (scores.reshape(heads, -1, *bias.shape[1:]) + bias[:, None]).reshape(scores.shape)
+    mixed = jnp.einsum("NQS,NSK->NQK", jax.nn.softmax(scores).astype(x.dtype), v)
+    return joined(mixed, out, heads)
 
 
 # Heads, then rows, are ONE leading axis N = H B: products and softmax of three axes are what XLA:CPU is fast at. Where a model is

@@ -16,11 +16,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from routed.data.text import spans
 from routed.dispatch.parallel import DATA, EXPERT
 from routed.experts import EXPERTS, Ffn
 from routed.models.attention import Attention, Kernel, PositionBias
 from routed.models.shallow import Model
+from routed.models.sizes import blocks_of, is_sparse, is_twin, shared_group, tokens_of, twin_width, whole_groups
 from routed.moe import MoE
 from routed.routers import ROUTERS
 from routed.selection import Rule, group_of, rule_of
@@ -60,10 +60,17 @@ def t5(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     With a mesh (axes `data` and `expert`) all devices share the rows of a batch, and those of an `expert` axis the experts.
 
     Raises:
-      UserError: transformer.sparse_layers does not divide transformer.layers.
+      UserError: transformer.sparse_layers does not divide transformer.layers; groups that devices cannot share.
     """
+    if mesh is not None and not _dropless(rule_of(config.selection)) and is_sparse(config):
+        size, shared = config.selection.group_size, shared_group(config, mesh.size)
+        if size != shared and not whole_groups(config, size, mesh.size):
+            raise UserError(
+                f"config key selection.group_size={size}: {mesh.size} devices cannot share its groups of"
+                f" {' and '.join(map(str, tokens_of(config)))} tokens (encoder, decoder); use selection.group_size={shared}"
+            )
     block, _ = blocks_of(config)
-    last, sparse = f"layer_{block - 1}", _sparse(config)
+    last, sparse = f"layer_{block - 1}", is_sparse(config)
 
     # Made here, where no module is at work that would become their parent.
     made = {stack: ROUTERS[config.router.name](config.router, config.experts.count) for stack in STACKS}
@@ -140,7 +147,13 @@ class Stack(nn.Module):
     ) -> tuple[Float[Array, "B L D"], Seen | None]:
         config = self.plan.config.transformer
         bias = PositionBias(
-            config.heads, config.buckets, config.max_distance, source is not None, config.dim, name="bias"
+            config.heads,
+            config.buckets,
+            config.max_distance,
+            source is not None,
+            config.dim,
+            self.plan.mesh,
+            name="bias",
         )(ids.shape[1])
         blocks = nn.scan(
             # The barrier against merging with the first computation is only needed outside of a scan.
@@ -188,26 +201,34 @@ class Layer(nn.Module):
             x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec((DATA, EXPERT))))
         # Attention is always computed again for its gradient: that costs what keeping its scores does, in a seventh of the memory.
         attention = nn.remat(Attention, prevent_cse=False)
-        x += attention(heads, size, name="self")(_norm("self_norm")(x), bias)
+        x += attention(heads, size, mesh, name="self")(_norm("self_norm")(x), bias)
         if source is not None:
-            x += attention(heads, size, name="cross")(_norm("cross_norm")(x), None, source)
+            x += attention(heads, size, mesh, name="cross")(_norm("cross_norm")(x), None, source)
         rows = _norm("feed_norm")(x).reshape(-1, x.shape[-1])
-        if self.last and _sparse(config):
+        if self.last and is_sparse(config):
             stack = STACKS[source is not None]
             made, routing = _moe(self.plan, stack, len(rows))(rows, token_id=ids.reshape(-1))
             return x + made.reshape(x.shape), Seen(routing, rows)
         return x + _ffn(config, self.last)(rows).reshape(x.shape), None
 
 
+def _dropless(rule: Rule) -> bool:
+    """Are groups of no consequence? Each token then has its experts, whoever else is in its group."""
+    return rule.name in ("top_k", "sigmoid") and not rule.capacity_factor and not rule.group_size
+
+
 def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
     config, count = plan.config, plan.config.experts.count
+    size = plan.rule.group_size
+    if plan.mesh is not None and _dropless(plan.rule):
+        size = tokens // plan.mesh.size  # so every device has its own group
     return MoE(
         router=plan.router(stack),
         expert=EXPERTS[config.experts.name](config.experts, config.transformer.dim),
         num_experts=count,
         # Groups of at most the configured size, as the decoder has another number of tokens; and its queues are causal.
         rule=plan.rule._replace(
-            group_size=group_of(plan.rule.group_size, tokens),
+            group_size=group_of(size, tokens),
             priority=plan.rule.priority if stack == "encoder" else "causal",
         ),
         dispatch=plan.dispatch,
@@ -222,7 +243,7 @@ def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
 
 def _ffn(config: ConfigDict, last: bool) -> Ffn:
     t = config.transformer
-    width = twin_width(config) if last and _twin(config) else t.width
+    width = twin_width(config) if last and is_twin(config) else t.width
     return Ffn(t.dim, width, config.experts.activation, gated=t.ffn == "gated_ffn", name="ffn")
 
 
@@ -254,72 +275,3 @@ def _stop(call, args, kwargs, context) -> Any:
 def _pass(call, args, kwargs, context) -> Any:
     del context
     return call(*args, **kwargs)
-
-
-def _twin(config: ConfigDict) -> bool:
-    return config.model in ("dense_active", "dense_total") and config.transformer.sparse_layers > 0
-
-
-def _sparse(config: ConfigDict) -> bool:
-    return config.transformer.sparse_layers > 0 and not _twin(config)
-
-
-def blocks_of(config: ConfigDict) -> tuple[int, int]:
-    """Layers of a block, and blocks of a stack.
-
-    Raises:
-      UserError: the sparse layers cannot be spaced equally.
-    """
-    layers, sparse = config.transformer.layers, config.transformer.sparse_layers
-    if sparse and layers % sparse:
-        fits = max(n for n in range(1, min(sparse, layers) + 1) if layers % n == 0)
-        raise UserError(
-            f"config key transformer.sparse_layers={sparse}: does not divide transformer.layers={layers}; use {fits}"
-        )
-    return (layers // sparse, sparse) if sparse else (1, layers)
-
-
-def twin_width(config: ConfigDict) -> int:
-    """Hidden units of the FFN that a dense twin has where the other is sparse.
-
-    dense_total: parameters of the router (D E) and of all experts. dense_active: FLOPs per token of the router and of the
-    experts that run, with the padding of their queues: k, times the capacity factor if there is one (per_token: the factor).
-    """
-    t, rule, count = config.transformer, config.selection, config.experts.count
-    experts: float = count
-    if config.model == "dense_active":
-        each = 1 if rule.capacity_rule == "per_token" and rule.capacity_factor else rule.k
-        experts = min(count, each * (rule.capacity_factor or 1))
-    weights = t.dim * count + experts * _expert_weights(config)
-    return max(1, round(weights / (_matrices(t.ffn) * t.dim)))
-
-
-def flops_per_row(config: ConfigDict) -> float:
-    """Model FLOPs of training on one row: three times its forward matrix products.
-
-    Counted are attention, projections, FFNs, experts that a token uses (no padding), routers and logits.
-    """
-    t, length, targets = config.transformer, config.data.input_length, spans.lengths(config.data)[1]
-    inner, blocks = t.heads * t.head_dim, blocks_of(config)[1]
-    last = _matrices(t.ffn) * t.dim * (twin_width(config) if _twin(config) else t.width)
-    if _sparse(config):
-        last = t.dim * config.experts.count + config.selection.k * _expert_weights(config)
-    feed = (t.layers - blocks) * _matrices(t.ffn) * t.dim * t.width + blocks * last
-
-    def attention(queries: int, keys: int) -> int:
-        return 2 * inner * (t.dim * (queries + keys) + queries * keys)
-
-    products = t.layers * (attention(length, length) + attention(targets, targets) + attention(targets, length))
-    products += feed * (length + targets) + targets * t.dim * config.data.vocabulary
-    return 3.0 * 2.0 * products
-
-
-def _matrices(ffn: str) -> int:
-    return 3 if ffn == "gated_ffn" else 2
-
-
-def _expert_weights(config: ConfigDict) -> int:
-    """Parameters of one expert."""
-    expert = EXPERTS[config.experts.name](config.experts, config.transformer.dim)
-    shapes = jax.eval_shape(expert.init, jax.random.key(0), jnp.zeros((1, config.transformer.dim)))
-    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
