@@ -1,4 +1,4 @@
-"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch, t5 or cluster."""
+"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch, t5, cluster or scaling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from absl import app, flags
 from absl import logging as log
 
 from routed import files
-from routed.bench import cluster, dispatch, gmm, t5
+from routed.bench import cluster, dispatch, gmm, scaling, t5
 from routed.words import UserError
 
 JSON = flags.DEFINE_string("json", None, "Where the measurements are written, as a list of records.")
@@ -22,7 +22,9 @@ BASELINE = flags.DEFINE_string(
 )
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; medians are reported.", lower_bound=1)
 
-BENCHES = {"gmm": gmm.bench, "dispatch": dispatch.bench, "t5": t5.bench, "cluster": cluster.bench}
+BENCHES = {
+    "gmm": gmm.bench, "dispatch": dispatch.bench, "t5": t5.bench, "cluster": cluster.bench, "scaling": scaling.bench,
+}  # fmt: skip
 
 
 def main(argv: list[str]) -> None:

@@ -42,7 +42,7 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
         config = override(base(), COMMON | changes)
         floor = floor_ms(config, rate, bandwidth)
         for runs in RUNS:
-            timed = _Timed(config, runs, steps)
+            timed = Timed(config, runs, steps)
             ours, theirs = [], []
             for _ in range(rounds):
                 ours.append(timed())
@@ -61,7 +61,7 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     return records
 
 
-class _Timed:
+class Timed:
     """A compiled batch; calling it returns milliseconds per training step of one run."""
 
     def __init__(self, config: ConfigDict, runs: int, steps: int):

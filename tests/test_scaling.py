@@ -1,0 +1,231 @@
+"""What a training step sends, in the compiled program and by the formula; and what is predicted from it."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from routed import experiment, layout
+from routed.bench import scaling
+from routed.bench.collectives import (
+    MESHES,
+    SENT,
+    SMALL,
+    Collective,
+    collectives,
+    formula,
+    measured,
+    slots_of,
+)
+from routed.bench.scaling import CHIPS, nodes, predict, shared_by, step_time, sweep, table, torus
+from routed.config import base, override
+from routed.dispatch.parallel import check
+from routed.models.sizes import tokens_of
+from routed.models.t5 import t5
+from routed.selection import group_of
+from routed.words import UserError
+from tests.parallel_case import make_mesh
+
+#: A step that runs a layer three times; an evaluation behind it, which does not count.
+PROGRAM = """HloModule tiny, num_partitions=8
+
+%layer (p: f32[]) -> f32[] {
+  %exchange = (f32[2,3]{1,0}, f32[2,3]{1,0}) all-to-all(%a, %b), channel_id=1, replica_groups={{0,1},{2,3},{4,5},{6,7}}
+}
+
+%under (p: f32[]) -> f32[] {
+  %alone = f32[9]{0} all-reduce(%a), replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}, to_apply=%add
+  ROOT %permute = (s16[6]{0}, s16[6]{0}, u32[], u32[]) collective-permute-start(%a), source_target_pairs={{0,1},{1,0}}
+}
+
+%add (p: f32[]) -> f32[] {
+}
+
+%step (p: f32[]) -> f32[] {
+  %layers = f32[] while(%a), condition=%add, body=%layer, backend_config={"known_trip_count":{"n":"3"}}
+  %sum = (f32[5,2]{1,0}, /*index=1*/f32[]) all-reduce(%a, %b), replica_groups=mesh['x'=2,'y'=4] {'y'}, to_apply=%add
+  %start = (bf16[4]{0}, bf16[16]{0}) all-gather-start(%a), replica_groups=[2,4]<=[8], dimensions={0}
+  %done = bf16[16]{0} all-gather-done(%start)
+  %scattered = pred[2]{0} reduce-scatter(%a), replica_groups=[2,4]<=[4,2]T(1,0), to_apply=%add
+  %wrapped = ((f32[]), f32[], u32[]) async-start(%a), calls=%under
+  ROOT %finished = f32[] async-done(%wrapped), calls=%under
+}
+
+%evaluate (p: f32[]) -> f32[] {
+  %everything = f32[100]{0} all-gather(%a), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}
+}
+
+ENTRY %main (p: f32[]) -> f32[] {
+  %steps = f32[] while(%a), condition=%add, body=%step
+  ROOT %seen = f32[] conditional(%a), branch_computations={%add, %evaluate}
+}
+"""
+
+
+def test_a_program_by_hand():
+    """Three times half of 48 bytes; 44 bytes to 4 as a ring, 2 3/4; 3/4 of 16 x 2; 2 x 3 bools; 6 x 2."""
+    assert measured(PROGRAM) == {
+        "all-to-all of 2": 72.0,
+        "all-reduce of 4": 66.0,
+        "all-gather of 4": 24.0,
+        "reduce-scatter of 4": 6.0,
+        "collective-permute of 2": 12.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("all-to-all(", "ragged-all-to-all(", "unknown collective: %exchange"),
+        ("replica_groups=[2,4]<=[8]", "replica_groups={}", "unknown groups: %start"),
+        ('{"n":"3"}', "{}", "a loop in a step that does not know its turns: %layers"),
+        ("body=%step", "body=%add", "0 loops over steps"),
+        ("ROOT %seen", "%more = f32[] while(%a), condition=%add, body=%evaluate\n  ROOT %seen", "2 loops over steps"),
+    ],
+)
+def test_what_is_not_understood_is_refused(old, new, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        measured(PROGRAM.replace(old, new))
+
+
+def test_the_formula_by_hand():
+    """`SMALL`, 2 x 4 devices, 16 experts, top-2, capacity 1.25.
+
+    Slots: groups of 16 tokens have 1.25 x 2 x 16 / 16 = 2.5 -> 3 places an expert; 16 rows of 32 and of 8 tokens are 32 + 8 groups, so
+    40 x 16 x 3 = 1,920 slots a layer, 240 a device. all-to-all: 2 layers a stack x 4 x 240 x 8 x 4 bytes = 61,440, 3/4 of it leaves.
+    An expert: 3 x 8 x 12 = 288 weights; 2 stacks x 2 layers x 16 / 4 x 288 x 4 bytes = 18,432, sent once by each of two.
+    Shared: attention 4 x 8 x 18 in 2 + 2 x 2 layers = 3,456; norms 8 x (2 x 2 + 1 + 3 x 2 + 1) = 96; routers 4 x 8 x 16 = 512; bias 2 x 32 x 2
+    = 128; embedding 320 x 8, twice, and logits: 7,680. 11,872 words and the loss: 47,492 bytes, 7/4 times sent.
+    """
+    config = override(base(), SMALL)
+    assert [slots_of(config, tokens) for tokens in tokens_of(config)] == [32 * 48, 8 * 48]
+    moved = [(one.kind, one.devices, one.bytes) for one in formula(config, 2, 4)]
+    assert moved == [("all-to-all", 4, 61440), ("all-reduce", 2, 18432), ("all-reduce", 8, 47492)]
+    assert [SENT[kind](size, devices) for kind, devices, size in moved] == [46080, 18432, 83111]
+    # bfloat16 halves all but routers, norms, logits and the loss.
+    halved = [one.bytes for one in formula(override(config, {"transformer.dtype": "bfloat16"}), 2, 4)]
+    assert halved == [30720, 9216, (47492 + 4 * (512 + 96 + 2560) + 4) / 2]
+    assert formula(config, 1, 1) == []
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_compiled_step_sends_what_the_formula_says_and_nothing_else(mesh, tmp_path_factory, monkeypatch):
+    ways = iter([lambda *_: None, layout.compiled])  # the start of a run need not be compiled
+    monkeypatch.setattr(layout, "compiled", lambda *about: next(ways)(*about))
+    cache = tmp_path_factory.getbasetemp() / "text"
+    records = collectives(override(base(), SMALL | {"data.cache": str(cache)}), *mesh)
+    assert len(records) == {(8, 1): 1, (1, 8): 2}.get(mesh, 3)
+    for record in records:
+        assert record["bytes"] == record["formula"], record
+
+
+@pytest.fixture(scope="module")
+def paper():
+    """The paper's size; small enough groups for 128 chips."""
+    return shared_by(experiment.configure(scaling.EXPERIMENT, [])[1], 128)
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_limits_of_the_prediction(paper, name):
+    """One chip exchanges nothing; computing is shared out evenly; each chip updates all it holds."""
+    steps = {chips: step_time(paper, CHIPS[name], chips, 1) for chips in (1, 2, 16, 128)}
+    assert steps[1].exchange == steps[1].sums == 0 and steps[1].seconds == steps[1].compute + steps[1].update
+    for chips, step in steps.items():
+        assert step.compute * chips == pytest.approx(steps[1].compute)
+        assert step.update == steps[1].update and step.exchange == 0
+    sent = [sum(SENT[one.kind](one.bytes, one.devices) for one in formula(paper, chips, 1)) for chips in steps]
+    assert 0 == sent[0] < sent[1] < sent[2] < sent[3] < 2 * sent[1]  # 2 (g - 1) / g: from once to twice the gradients
+    assert steps[1].seconds > steps[2].seconds > steps[16].seconds
+    apart = step_time(paper, CHIPS[name], 16, 8)
+    assert apart.exchange > 0 and apart.compute == pytest.approx(steps[128].compute)
+    assert apart.update < steps[1].update and apart.memory < steps[128].memory
+
+
+def test_computing_by_hand(paper):
+    """On 128 chips a row of 512 + 114 tokens each, 12 layers of 12 heads, with v5e's 819 GB/s.
+
+    Scores 12 x 12 x (512^2 + 114^2 + 512 x 114) x 64 bytes; logits 114 x 32,128 x 32 bytes; slots in groups of 114: 64 experts x 4
+    places (1.25 x 114 / 64 = 2.2, at least 4) x (65,536 / 64 + 14,592 / 114) groups / 128 chips x 3 layers x 256 units x 16 x 2 bytes.
+    """
+    groups = 65536 / group_of(114, 65536) + 14592 / 114
+    traffic = 144 * (512**2 + 114**2 + 512 * 114) * 64 + 114 * 32128 * 32 + 64 * 4 * groups / 128 * 3 * 256 * 32
+    assert step_time(paper, CHIPS["v5e"], 128, 1).compute == pytest.approx(traffic / 819e9)
+    slow = CHIPS["v5e"]._replace(
+        peak={"bfloat16": 1e12}
+    )  # then the 45.6 GFLOP of a row decide, and some for slots nobody uses
+    assert step_time(paper, slow, 128, 1).compute == pytest.approx(45.6e9 / 0.25e12, rel=0.02)
+
+
+def test_networks_by_hand():
+    """8 chips of two axes are 4 x 2: two links at 50 GB/s; 6 hops a call. Of an all-to-all a quarter crosses the 2 links in the middle.
+
+    256 chips close their rings, 16 x 16: twice the links. 16 GPUs: a ring in each node, then an eighth from node to node.
+    """
+    one = Collective("all-reduce", 8, 8e9, 3)
+    assert torus(one, axes=2, closes=256) == pytest.approx(14e9 / 100e9 + 3 * 6e-6)
+    swap = Collective("all-to-all", 8, 8e9, 0)
+    assert torus(swap, axes=2, closes=256) == pytest.approx(8e9 / 4 * 4 / 50e9)
+    assert torus(swap._replace(devices=256), axes=2, closes=256) == pytest.approx(8e9 / 4 * 16 / 100e9)
+    assert torus(swap._replace(devices=2), axes=2, closes=256) == pytest.approx(8e9 / 2 / 50e9)
+    assert nodes(one, call=0.0) == pytest.approx(14e9 / 450e9)
+    assert nodes(one._replace(devices=16), call=1e-3) == pytest.approx(14e9 / 450e9 + 1e9 / 50e9 + 3e-3)
+    assert nodes(one._replace(stride=8), call=0.0) == pytest.approx(14e9 / 50e9)  # one GPU in each node
+    assert nodes(swap._replace(devices=16)) == pytest.approx(8e9 * 7 / 16 / 450e9 + 8e9 / 2 / 50e9)
+
+
+def test_groups_that_chips_can_share():
+    """`paper`: 65,536 and 14,592 = 2^8 3 19 tokens. 64 chips have 1,024 and 228 each, 8 chips 8,192 and 1,824."""
+    config = experiment.configure(scaling.EXPERIMENT, [])[1]
+    sizes = {chips: shared_by(config, chips).selection.group_size for chips in (1, 8, 64, 128)}
+    assert sizes == {1: 4096, 8: 1824, 64: 228, 128: 114}
+    mesh = make_mesh(2, 4)
+    for tokens in tokens_of(config):
+        check(mesh, 64, tokens, group_of(1824, tokens))
+    with pytest.raises(UserError, match="4 groups of 14592 tokens cannot be shared by 8 devices"):
+        check(mesh, 64, 14592, group_of(4096, 14592))
+    with pytest.raises(
+        UserError,
+        match=r"group_size=4096: 8 devices cannot share its groups of 65536 and 14592 tokens .* use selection.group_size=1824",
+    ):
+        t5(config, mesh)
+    t5(override(config, {"selection.group_size": 1824}), mesh)
+    t5(
+        override(config, {"selection.group_size": 0, "selection.capacity_factor": 0.0}), mesh
+    )  # dropless: each device has its own
+    assert shared_by(config, 256).batch_size == 256
+    # 16,384 rows: groups of 4,096 would be 456 in the decoder, which 256 chips cannot share; the next divisor, 3,648, gives 512.
+    assert shared_by(override(config, {"batch_size": 16384}), 256).selection.group_size == 4095
+
+
+def test_records_and_table(paper):
+    few, many = (predict(paper, "v5e", 8, experts) for experts in (64, 512))
+    assert few["$"] == pytest.approx(few["hours"] * 8 * 1.2) and few["hours"] == pytest.approx(few["ms"] / 7.2)
+    assert many["ms"] > few["ms"] and many["slots a token"] > few["slots a token"]
+    assert predict(paper, "v5e", 8, 64, rows=32)["batch"] == 256
+    with pytest.raises(UserError, match="batch_size=8192: too large for the memory of 8 v5e"):
+        predict(paper, "v5e", 8, 64, rows=1024)
+    head, _, row = (line.split(" | ") for line in table([few, many]).splitlines())
+    assert head[:4] == ["| chip", "chips", "batch", "mesh"] and row[:4] == ["| v5e", "8", "128", "2 x 4"]
+    assert row[head.index("slots a token")] == f"{few['slots a token']:.2g} / {many['slots a token']:.2g}"
+
+
+def test_shares_of_linear(monkeypatch):
+    rates = {1: 100.0, 2: 180.0, 4: 300.0, 8: 280.0}
+
+    def run(command, **_):
+        devices = next(n for n in rates if f"runs_per_hour({n}, 5)" in command[-1])
+        return SimpleNamespace(stdout=f"a warning\n{rates[devices]}\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert [record["share_of_linear"] for record in sweep(5)] == [1.0, 0.9, 0.75, 0.35]
+
+
+def test_a_process_of_the_sweep_keeps_to_its_cores():
+    """.06 ms a step of a run, 4,000 steps: 15,000 runs an hour."""
+    code = (
+        "import os, jax; from routed.bench import gmm, scaling; gmm.Timed = lambda config, runs, steps: lambda: 0.06;"
+        " print(scaling.runs_per_hour(1, 3), jax.device_count(), len(os.sched_getaffinity(0)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [float(word) for word in done.stdout.split()] == [pytest.approx(15000), 1, 1]
