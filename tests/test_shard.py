@@ -151,6 +151,13 @@ def test_a_part_that_is_none_ends_in_one_line(parts):
         assert f"--shard={text}: expected I/N" in refusal(f"--config={parts / 'tiny.py'}", f"--shard={text}")
 
 
+def test_two_parts_in_one_workdir_are_refused(parts):
+    text = refusal(
+        f"--config={parts / 'tiny.py'}", f"--workdir={parts / 'part1'}", "--sweep=data.samples=16,32", "--shard=2/2"
+    )
+    assert "is that of part 1/2, this is part 2/2: give each part a --workdir of its own" in text
+
+
 def test_parts_have_workdirs_of_their_own(parts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command(f"--config={parts / 'tiny.py'}", "--shard=2/2", "--config.seeds=1")

@@ -190,7 +190,10 @@ def _stop_if(interrupted, workdir: pathlib.Path) -> None:
 
 
 class _interruptions:
-    """Turns SIGINT and SIGTERM into a question that is asked between chunks; a second signal stops at once."""
+    """Turns SIGINT and SIGTERM into a question that is asked between chunks; another SIGINT stops at once.
+
+    Another SIGTERM does not: schedulers send it to every process of a group, and a parent passes it on.
+    """
 
     def __enter__(self):
         self.caught = False
@@ -202,7 +205,7 @@ class _interruptions:
             signal.signal(number, handler)
 
     def _catch(self, number, frame):
-        if self.caught:
+        if self.caught and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.caught = True
         # Not the log: a handler may interrupt the log's own writing, which must not be entered twice.

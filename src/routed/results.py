@@ -63,15 +63,20 @@ def open_workdir(
         for key in swept:
             if key not in table:
                 table[key] = _plain(flat[key])
+    part = json.loads(described(path) or "{}").get("shard", "") if shard else ""
+    if part and part != shard:
+        raise UserError(
+            f"workdir {path} is that of part {part}, this is part {shard}: give each part a --workdir of its own"
+        )
     data = kind_of(config).data(config)
     if stored is not None and stored.get("data", data) != data:
         raise UserError(
             f"workdir {path} holds results on other data ({stored['data']}; now {data}): choose another --workdir, or restore"
             f" data.directory={config.data.directory!r}"
         )
-    described = _description(experiment, flat, swept, data) | ({"shard": shard} if shard else {})
+    about = _description(experiment, flat, swept, data) | ({"shard": shard} if shard else {})
     if hosts.first():
-        files.write(path / "config.json", json.dumps(described, indent=1, default=list) + "\n")
+        files.write(path / "config.json", json.dumps(about, indent=1, default=list) + "\n")
     return table
 
 
