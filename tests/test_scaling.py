@@ -22,8 +22,8 @@ from routed.bench.scaling import CHIPS, nodes, predict, shared_by, step_time, sw
 from routed.config import base, override
 from routed.dispatch.parallel import check
 from routed.models.sizes import tokens_of
-from routed.models.t5 import t5
 from routed.selection import group_of
+from routed.validate import validate
 from routed.words import UserError
 from tests.parallel_case import make_mesh
 
@@ -184,15 +184,15 @@ def test_groups_that_chips_can_share():
         check(mesh, 64, tokens, group_of(1824, tokens))
     with pytest.raises(UserError, match="4 groups of 14592 tokens cannot be shared by 8 devices"):
         check(mesh, 64, 14592, group_of(4096, 14592))
+    spread = override(config, {"data.directory": "x", "mesh.data": 2, "mesh.expert": 4})
     with pytest.raises(
-        UserError,
-        match=r"group_size=4096: 8 devices cannot share its groups of 65536 and 14592 tokens .* use selection.group_size=1824",
+        UserError, match=r"group_size=4096: 8 .* groups of 65536 and 14592 .* use selection.group_size=1824"
     ):
-        t5(config, mesh)
-    t5(override(config, {"selection.group_size": 1824}), mesh)
-    t5(
-        override(config, {"selection.group_size": 0, "selection.capacity_factor": 0.0}), mesh
-    )  # dropless: each device has its own
+        validate(spread)
+    validate(override(spread, {"selection.group_size": 1824}))
+    validate(override(spread, {"selection.group_size": 0, "selection.capacity_factor": 0.0}))  # each device its own
+    with pytest.raises(UserError, match="use a batch_size that is a multiple of 8"):
+        validate(override(spread, {"batch_size": 1}))
     assert shared_by(config, 256).batch_size == 256
     # 16,384 rows: groups of 4,096 would be 456 in the decoder, which 256 chips cannot share; the next divisor, 3,648, gives 512.
     assert shared_by(override(config, {"batch_size": 16384}), 256).selection.group_size == 4095

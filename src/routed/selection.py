@@ -90,6 +90,11 @@ def group_of(size: int, tokens: int) -> int:
     return max(n for n in range(1, min(size, tokens) + 1) if tokens % n == 0) if size else tokens
 
 
+def groupless(rule: Rule) -> bool:
+    """Are groups neither asked for nor of consequence? A token then has its experts, whoever else is there."""
+    return rule.name in ("top_k", "sigmoid") and not rule.capacity_factor and not rule.group_size
+
+
 def soft(rule: Rule, scores, preference, bias, mask) -> SoftRouting:
     """Every expert, weighted by the softmax of its score: f(x) = sum_e p_e(x) f_e(x) (Dikkala et al. 2023, Section 2)."""
     del rule, preference, bias

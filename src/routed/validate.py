@@ -12,9 +12,10 @@ from routed.data.text import SOURCES
 from routed.dispatch import refuse
 from routed.experts import EXPERTS
 from routed.losses import TASK_LOSSES
-from routed.models.sizes import blocks_of
+from routed.models.sizes import blocks_of, is_sparse, shared_group, tokens_of, whole_groups
 from routed.routers import FIXED
 from routed.rules import RULES, TUNING_OFFSET
+from routed.selection import groupless, rule_of
 from routed.words import UserError
 
 #: Every key with its declared value, for names and types.
@@ -203,6 +204,14 @@ def _validate_text(config: ConfigDict) -> None:
             f"config key data.directory is empty: name the folder with the text of data.name={config.data.name!r}"
         )
     blocks_of(config)  # refuses sparse layers that cannot be spaced equally
+    devices, size = config.mesh.data * config.mesh.expert, config.selection.group_size
+    if is_sparse(config) and not groupless(rule_of(config.selection)) and not whole_groups(config, size, devices):
+        fits = shared_group(config, devices)
+        raise UserError(
+            f"config key selection.group_size={size}: {devices} devices cannot share its groups of"
+            f" {' and '.join(map(str, tokens_of(config)))} tokens (encoder, decoder); use "
+            + (f"selection.group_size={fits}" if fits else f"a batch_size that is a multiple of {devices}")
+        )
     for key, value, why in (
         ("router.from_data", config.router.from_data, "rows of text are no rows of a router"),
         ("router.entropy", config.router.entropy > 0, "the routers of a language model are not scaled"),

@@ -20,11 +20,11 @@ from routed.dispatch.parallel import DATA, EXPERT
 from routed.experts import EXPERTS, Ffn
 from routed.models.attention import Attention, Kernel, PositionBias
 from routed.models.shallow import Model
-from routed.models.sizes import blocks_of, is_sparse, is_twin, shared_group, tokens_of, twin_width, whole_groups
+from routed.models.sizes import blocks_of, is_sparse, is_twin, twin_width
 from routed.moe import MoE
 from routed.routers import ROUTERS
-from routed.selection import Rule, group_of, rule_of
-from routed.words import Routing, SoftRouting, TextBatch, UserError
+from routed.selection import Rule, group_of, groupless, rule_of
+from routed.words import Routing, SoftRouting, TextBatch
 
 STACKS = ("encoder", "decoder")
 #: What the decoder reads before the first target: the id that pads.
@@ -60,15 +60,8 @@ def t5(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     With a mesh (axes `data` and `expert`) all devices share the rows of a batch, and those of an `expert` axis the experts.
 
     Raises:
-      UserError: transformer.sparse_layers does not divide transformer.layers; groups that devices cannot share.
+      UserError: transformer.sparse_layers does not divide transformer.layers.
     """
-    if mesh is not None and not _dropless(rule_of(config.selection)) and is_sparse(config):
-        size, shared = config.selection.group_size, shared_group(config, mesh.size)
-        if size != shared and not whole_groups(config, size, mesh.size):
-            raise UserError(
-                f"config key selection.group_size={size}: {mesh.size} devices cannot share its groups of"
-                f" {' and '.join(map(str, tokens_of(config)))} tokens (encoder, decoder); use selection.group_size={shared}"
-            )
     block, _ = blocks_of(config)
     last, sparse = f"layer_{block - 1}", is_sparse(config)
 
@@ -212,15 +205,10 @@ class Layer(nn.Module):
         return x + _ffn(config, self.last)(rows).reshape(x.shape), None
 
 
-def _dropless(rule: Rule) -> bool:
-    """Are groups of no consequence? Each token then has its experts, whoever else is in its group."""
-    return rule.name in ("top_k", "sigmoid") and not rule.capacity_factor and not rule.group_size
-
-
 def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
     config, count = plan.config, plan.config.experts.count
     size = plan.rule.group_size
-    if plan.mesh is not None and _dropless(plan.rule):
+    if plan.mesh is not None and groupless(plan.rule):
         size = tokens // plan.mesh.size  # so every device has its own group
     return MoE(
         router=plan.router(stack),
