@@ -25,7 +25,7 @@ SHARED = ("--config.mesh.run=0", "--config.mesh.runs_per_batch=8", "--config.see
 class Processes(list):
     """`routed.main` N times on this machine, as if each were a host; what each said on stderr is read to its end."""
 
-    def __init__(self, count, *arguments, devices=(1, 1, 1, 1), own=lambda i: (), port=None):
+    def __init__(self, count, *arguments, devices=(1, 1, 1, 1), own=lambda i: ()):
         with socket.socket() as free:
             free.bind(("localhost", 0))
             self.port = free.getsockname()[1]
@@ -224,3 +224,24 @@ def test_one_process_agrees_with_itself():
     hosts.same("command", ["a"], "")
     with pytest.raises(UserError, match="full"):
         hosts.once(lambda: (_ for _ in ()).throw(UserError("full")))
+
+
+@pytest.mark.parametrize(
+    ("code", "me", "ending", "text"),
+    [
+        (-6, 0, "F1121 x\n# of tasks that reached the barrier: 1/2.\nThe first task at the barrier: 1. Some timed out task names:\n0\n",
+         "process 1 ended with an error of its own (see its last line), so process 0 stopped: "),
+        (-6, 0, "E1121 UNAVAILABLE: Task 3 heartbeat timeout. This indicates", "process 3 died, so process 0 stopped: "),
+        (-6, 2, "unhealthy (stopped sending heartbeats):\n1\nThe tasks have crashed.", "process 1 died, so process 2 stopped: "),
+        # A connection broke, so the living left first: whoever is missing died.
+        (-6, 0, "JaxRuntimeError: Gloo AllGather failed\nThe first task at the barrier: 2. Some timed out task names:\n1\n",
+         "process 1 died, so process 0 stopped: "),
+        (-6, 1, "F1121 x absl::Status: UNAVAILABLE: Socket closed", "process 0, which coordinates, died, so process 1 stopped: "),
+        (-11, 1, "", "process 1 was killed (SIGSEGV): "),
+        (-6, -1, "DEADLINE_EXCEEDED\nRPC: /xla.coordination.CoordinationService/RegisterTask", "this process met nobody, or not all, at h:1: "),
+        (1, 0, "Traceback (most recent call last)\nValueError: a bug", ""),  # its own words are the best
+    ],
+)  # fmt: skip
+def test_what_the_coordination_service_says_becomes_one_line(code, me, ending, text):
+    said = supervise.diagnosis(code, ending, me, "h:1")
+    assert said.startswith(text) and bool(said) == bool(text) and "\n" not in said

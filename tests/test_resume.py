@@ -206,6 +206,13 @@ def test_a_second_signal_stops_at_once(run, saves, tmp_path):
     assert saves == [1]
 
 
+def test_a_second_sigterm_saves_as_the_first(refused, saves, tmp_path):
+    """Slurm sends it to every process of a step, and a parent passes it on."""
+    saves.then = lambda count: [os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)]
+    assert "interrupted and saved" in refused(tmp_path / "work")
+    assert saves == [1]
+
+
 def test_one_process_a_workdir(finished, refused):
     with files.locked(finished):
         assert f"in use by process {os.getpid()}: wait for it" in refused(finished)
