@@ -164,7 +164,8 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
         return next((v for v in values if np.isfinite(v)), np.inf)
 
     names = sorted(found, key=rank)
-    figure = Figure(figsize=(2.1 * len(metrics) + 1.8, 0.32 * len(names) + 1.3))
+    room = 0.085 * max(map(len, names)) + 0.5  # inches, for the names
+    figure = Figure(figsize=(2.1 * len(metrics) + room, 0.32 * len(names) + 1.3))
     panels = np.atleast_1d(figure.subplots(1, len(metrics), sharey=True))
     for panel, metric in zip(panels, metrics, strict=True):
         label, log = data.axes[metric]
