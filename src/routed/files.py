@@ -99,7 +99,8 @@ def explained(path: pathlib.Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ImportError) and remote(path):
             raise UserError(f"cannot use {path}: install what reads buckets: pip install '.[gcs]'") from error
-        if remote(path):
+        lost = isinstance(error, RuntimeError) or "Gloo" in str(error)  # JAX's, of a process that died meanwhile
+        if remote(path) and not lost:
             first = (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(
                 f"cannot use {path} ({first}): check the bucket's name and your right to it (gcloud auth application-default"

@@ -135,8 +135,9 @@ def _log_in(workdir: pathlib.Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             handler.close()
         if here != log_file:
-            before = log_file.read_bytes() if log_file.exists() else b""
-            files.write(log_file, before + here.read_bytes())
+            with files.explained(log_file):
+                before = log_file.read_bytes() if log_file.exists() else b""
+                files.write(log_file, before + here.read_bytes())
 
 
 def parse_flags(argv: list[str]) -> list[str]:

@@ -204,14 +204,6 @@ def _validate_text(config: ConfigDict) -> None:
             f"config key data.directory is empty: name the folder with the text of data.name={config.data.name!r}"
         )
     blocks_of(config)  # refuses sparse layers that cannot be spaced equally
-    devices, size = config.mesh.data * config.mesh.expert, config.selection.group_size
-    if is_sparse(config) and not groupless(rule_of(config.selection)) and not whole_groups(config, size, devices):
-        fits = shared_group(config, devices)
-        raise UserError(
-            f"config key selection.group_size={size}: {devices} devices cannot share its groups of"
-            f" {' and '.join(map(str, tokens_of(config)))} tokens (encoder, decoder); use "
-            + (f"selection.group_size={fits}" if fits else f"a batch_size that is a multiple of {devices}")
-        )
     for key, value, why in (
         ("router.from_data", config.router.from_data, "rows of text are no rows of a router"),
         ("router.entropy", config.router.entropy > 0, "the routers of a language model are not scaled"),
@@ -252,7 +244,19 @@ def _validate_text(config: ConfigDict) -> None:
         )
     devices = config.mesh.data * config.mesh.expert
     if config.batch_size % devices:
-        raise UserError(f"config key batch_size={config.batch_size}: {devices} devices cannot share it; use a multiple")
+        raise UserError(
+            f"config key batch_size={config.batch_size}: {devices} devices cannot share it; use a multiple of {devices}"
+        )
+    if (
+        is_sparse(config)
+        and not groupless(rule_of(config.selection))
+        and not whole_groups(config, config.selection.group_size, devices)
+    ):
+        raise UserError(
+            f"config key selection.group_size={config.selection.group_size}: {devices} devices cannot share its groups of"
+            f" {' and '.join(map(str, tokens_of(config)))} tokens (encoder, decoder); use"
+            f" selection.group_size={shared_group(config, devices)}"
+        )
     if config.experts.count % config.mesh.expert:
         fits = max(n for n in range(1, config.mesh.expert + 1) if config.experts.count % n == 0)
         raise UserError(
