@@ -42,10 +42,11 @@ paper has .80. So read the soft losses, the arm that is trained top-1, and `hash
 
 Expected: learned below frozen, on Fashion-MNIST by more, as its classes are easier to see; both far above the oracle.
 
-Cost on 2 cores: 10 minutes a figure.
+Cost on 2 cores: 10 minutes a figure, fashion 7.
 
 Found on CIFAR-10 (BUILD_NOTES.md, section 3): no arm converges in that time, so nothing is concluded; soft learned is 1.15 times better than
-frozen, top-1 all are near the constant predictor, and longer training fits vectors before classes.
+frozen, top-1 all are near the constant predictor, and longer training fits vectors before classes. On Fashion-MNIST no arm converges
+either, but the learned router finds classes (AMI .62) and is 3.2 times better than frozen, though not better than one trained top-1.
 """
 
 from __future__ import annotations
