@@ -116,7 +116,6 @@ class Fakes:
         return subprocess.Popen(
             ["bash", f"launch/{script}", *arguments], cwd=self.checkout, text=True, start_new_session=True,
             env=self.environment | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored behind `nohup ... &`, for good
         )  # fmt: skip
 
     def run(self, script, *arguments, **environment):
@@ -302,8 +301,16 @@ def test_local_output_is_complete_when_it_ends(fakes, tmp_path):
     assert len((tmp_path / "out").read_text().splitlines()) == 20000
 
 
+@pytest.fixture
+def heard():
+    """SIGINT is not ignored, as it is for good behind `nohup ... &`: bash cannot trap what it was started to ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_local_signals_reach_every_process_once(fakes, sent):
+def test_local_signals_reach_every_process_once(fakes, heard, sent):
     process = fakes.start("local_processes.sh", "3", "--", "--config=x", PYTHON=fakes.python, WORK="300")
     until(lambda: all((fakes.folder / f"started-{i}").exists() for i in range(3)))
     process.send_signal(sent)
@@ -316,7 +323,7 @@ def test_local_signals_reach_every_process_once(fakes, sent):
         ]
 
 
-def test_local_processes_do_not_hear_the_terminal(fakes):
+def test_local_processes_do_not_hear_the_terminal(fakes, heard):
     process = fakes.start("local_processes.sh", "2", "--", "--config=x", PYTHON=fakes.python, WORK="300")
     until(lambda: all((fakes.folder / f"started-{i}").exists() for i in range(2)))
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
