@@ -1,8 +1,8 @@
 """The unfinished batch on disk: its runs and their whole state, saved with Orbax; and the parameters of finished runs.
 
-A checkpoint is a directory that appears by one rename (in a bucket: by its last file), with a digest of its files. The last ones are kept, so a damaged
-one costs the steps since the one before it, not the batch. It holds runs, not places in a batch, so another number of
-devices may go on with it. Data and random keys are functions of seed and step: the step is their whole state.
+A checkpoint is a directory that appears by one rename (in a bucket: by its last file), with a digest of its files. The last
+ones are kept, so a damaged one costs the steps since the one before it, not the batch. It holds runs, not places in a batch, so
+another number of devices may go on with it. Data and random keys are functions of seed and step: the step is their whole state.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ def save(
     if len(jax.tree.leaves(states)[0]) != count:
         states = jax.tree.map(lambda a: a[:count], hosts.fetch(states))
     _write(target, states, {"runs": runs, "part": number, "form": _form(states, count)})
-    for other in (
-        _saved(root) if hosts.first() else ()
-    ):  # older ones, and later ones of a batch that was finished or damaged
+    # Older ones, and later ones of a batch that was finished or damaged.
+    for other in _saved(root) if hosts.first() else ():
         if not number - keep < int(other.name) <= number and int(other.name) != best:
             files.remove(other)
 
@@ -59,9 +58,8 @@ def save_model(target: pathlib.Path, params: Any) -> None:
 
 
 def _write(target: pathlib.Path, state: Any, meta: dict) -> None:
-    beside = (
-        target if files.remote(target) else target.parent / ".writing"
-    )  # in a bucket meta.json, the last file, makes it whole
+    # In a bucket nothing is renamed: meta.json, the last file, makes the checkpoint whole.
+    beside = target if files.remote(target) else target.parent / ".writing"
 
     def empty() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +78,9 @@ def _write(target: pathlib.Path, state: Any, meta: dict) -> None:
                 ocp.save(_state(beside), state)  # every process its own part
             hosts.once(finish)
         except Exception:
-            files.remove(beside)  # half a checkpoint would keep a full disk full
+            # Half a checkpoint would keep a full disk full. A whole one stays: in a bucket, a peer may die just after meta.json.
+            if hosts.first() and _meta(beside) is None:
+                files.remove(beside)
             raise
 
 
