@@ -52,9 +52,8 @@ def make_groups(runs: list[Run], mesh: Mesh) -> list[Group]:
       UserError: not even one run a device fits into memory.
     """
     made, memory = [], hosts.least(_memory())
-    here = mesh.shape["run"] // min(
-        jax.process_count(), mesh.shape["run"]
-    )  # devices of a host that hold runs of their own
+    # Devices of a host that hold runs of their own.
+    here = mesh.shape["run"] // min(jax.process_count(), mesh.shape["run"])
     for members in groups(runs):
         config = members[0].config
         pool = max(run.config.data.samples for run in members)

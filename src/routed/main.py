@@ -120,7 +120,10 @@ def _log_in(workdir: pathlib.Path) -> Iterator[None]:
     """Copies the log into the workdir, into a bucket at the end; a full disk loses lines of it, nothing else."""
     log_file = workdir / "routed.log"
     with files.explained(log_file):
-        here = pathlib.Path(tempfile.mkdtemp()) / "routed.log" if files.remote(workdir) else log_file
+        here = log_file
+        if files.remote(workdir):
+            with tempfile.NamedTemporaryFile(suffix=".log", delete=False) as file:
+                here = pathlib.Path(file.name)
         handler = logging.FileHandler(here)
     handler.handleError = lambda record: None  # type: ignore[method-assign]
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -138,6 +141,7 @@ def _log_in(workdir: pathlib.Path) -> Iterator[None]:
             with files.explained(log_file):
                 before = log_file.read_bytes() if log_file.exists() else b""
                 files.write(log_file, before + here.read_bytes())
+            here.unlink()
 
 
 def parse_flags(argv: list[str]) -> list[str]:
