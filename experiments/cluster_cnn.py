@@ -25,12 +25,13 @@ Rules where both are silent, set on seeds from 5000 on.
   picture     their notebook's data (noise outside of the signals, norm 3, feature strength 1), 1,024 of the test samples.
   gate        1, so none: the number of steps belongs to the protocol.
 
-Cost on 2 free cores, minutes: headline 16, printed 25, activations 7, signals 3.5, picture .5, factors 17; all figures 69. A mixture takes 3
-seconds a seed, a single model of 128 filters 7, of 512 a minute (BUILD_NOTES.md, sections 3 and 4).
+Cost on 2 free cores, minutes: headline 16, printed 25, activations 7, signals 3.5, picture .5, factors 17; all figures 69. A
+mixture takes 3 seconds a seed, a single model of 128 filters 7, of 512 a minute (BUILD_NOTES.md, sections 3 and 4).
 
-Found: 14 of 16 numbers of Table 3's mixtures are reproduced, 1 of 4 of Table 9, 14 of 18 of Tables 7 and 8, all orders and Theorem 4.1. As printed, linear experts do better than
-the tables, which are the code's, say: 96 to 98 % instead of 88 to 96. Of the 7 points that linear experts lack in setting 1, the second softmax
-takes about 5, the scale 4, the gate 2 (each by itself); that clusters share linear experts stays under every protocol.
+Found: 14 of 16 numbers of Table 3's mixtures are reproduced, 1 of 4 of Table 9, 14 of 18 of Tables 7 and 8, all orders and
+Theorem 4.1. As printed, linear experts do better than the tables, which are the code's, say: 96 to 98 % instead of 88 to 96. Of
+the 7 points that linear experts lack in setting 1, the second softmax takes about 5, the scale 4, the gate 2 (each by itself);
+that clusters share linear experts stays under every protocol.
 """
 
 from __future__ import annotations

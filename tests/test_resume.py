@@ -213,6 +213,24 @@ def test_a_second_sigterm_saves_as_the_first(refused, saves, tmp_path):
     assert saves == [1]
 
 
+@pytest.mark.parametrize(("dies", "left"), [("finish", True), ("empty", False)])
+def test_a_peer_that_dies_while_saving_into_a_bucket_costs_no_finished_checkpoint(tmp_path, monkeypatch, dies, left):
+    """A bucket renames nothing: what is at the target is the checkpoint itself, whole from meta.json on."""
+
+    def once(action):
+        action()
+        if action.__name__ == dies:
+            raise RuntimeError("Gloo: connection closed by peer")
+
+    monkeypatch.setattr(files, "remote", lambda path: path.name.isdigit())
+    monkeypatch.setattr(files, "remove", lambda path: shutil.rmtree(path, ignore_errors=True))
+    monkeypatch.setattr(checkpoint, "_state", lambda path: path.absolute() / "state")
+    monkeypatch.setattr(checkpoint.hosts, "once", once)
+    with pytest.raises(RuntimeError):
+        checkpoint.save(tmp_path / "checkpoints", 1, ["a"], {"x": jnp.ones(1)}, 1)
+    assert (checkpoint.latest(tmp_path / "checkpoints") is not None) == left
+
+
 def test_one_process_a_workdir(finished, refused):
     with files.locked(finished):
         assert f"in use by process {os.getpid()}: wait for it" in refused(finished)
