@@ -68,7 +68,7 @@ def test_processes_killed_and_resumed_leave_the_rows_of_a_disk(bucket, tmp_path)
     command(*line, f"--workdir={tmp_path / 'disk'}")
     line = *line, "--workdir=gs://lab/runs/tiny"
     running = Processes(2, *line)
-    wait_for(lambda: "runs/tiny/checkpoints/000002/meta.json" in names("runs/tiny/checkpoints/000002/m"))
+    wait_for(lambda: "checkpoints/000000020/meta.json" in "".join(names("runs/tiny/checkpoints/0")))
     os.kill(running.child(0), signal.SIGKILL)
     assert [code for code, _ in running.ended(60)] == [1, 1]
     (code, said), (other, _) = Processes(2, *line).ended()

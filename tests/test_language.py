@@ -78,13 +78,15 @@ def test_devices_that_share_a_run_give_its_losses(tiny, alone, tmp_path):
     same(run(override(tiny, {"mesh.data": 2, "mesh.expert": 4}), tmp_path), results.read_table(alone), rtol=2e-4)
 
 
-@pytest.mark.parametrize("changes", [{"mesh.run": 1}, {"mesh.data": 2, "mesh.expert": 4}, {"mesh.run": 8}])
+@pytest.mark.parametrize(
+    "changes", [{"mesh.run": 1}, {"mesh.data": 2, "mesh.expert": 4}, {"mesh.run": 8, "checkpoint.every": 2}]
+)
 def test_a_run_goes_on_where_it_was_stopped_also_on_other_devices(tiny, alone, tmp_path, monkeypatch, changes):
-    """Killed after 3 of 4 steps, between evaluations, on one device."""
+    """Killed after 3 of 4 steps, between evaluations, on one device; also in the middle of what is fed at once."""
     with monkeypatch.context() as patch, pytest.raises(EOFError):
         stopped_after(patch, 3)
         run(tiny, tmp_path)
-    assert checkpoint.latest(tmp_path / "checkpoints")[1]["part"] == 3
+    assert checkpoint.latest(tmp_path / "checkpoints")[1]["step"] == 3
     with monkeypatch.context() as patch:
         stopped_after(patch, 2)  # only one is left
         table = run(override(tiny, changes), tmp_path)
@@ -146,7 +148,7 @@ def test_a_run_that_diverges_stops_and_names_its_last_good_checkpoint(tiny, alon
     same(kept, results.read_table(alone))
     (folder,) = (tmp_path / "diverged").iterdir()
     assert str(folder) in caplog.text and "seed1" in folder.name
-    assert checkpoint._meta(folder)["part"] == 2
+    assert checkpoint._meta(folder)["step"] == 2
 
 
 def test_event_files_hold_the_rows(alone):

@@ -7,12 +7,13 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from ml_collections import ConfigDict
 from scipy import special, stats
 from sklearn.manifold import TSNE
 
-from routed import dispatch, experiment, losses, metrics, models, plots, results
+from routed import advance, dispatch, experiment, losses, metrics, models, plots, results
 from routed.claims import Measured
 from routed.config import base, flatten, override
 from routed.data import TASKS, patches, samples
@@ -203,7 +204,7 @@ def test_when_a_run_stops():
         assert bool(stops(node, value, lowest, taken)) is stop, (value, lowest, taken)
 
 
-def test_full_batches_and_an_early_stop_are_gradient_descent(small, tmp_path):
+def test_full_batches_and_an_early_stop_are_gradient_descent(small, tmp_path, monkeypatch):
     """Against NumPy: a model of linear filters is <s, u>, with s the sum of the patches and u that of the filters."""
     config = override(small, WHOLE | {"stop.rise": 0.02, "stop.after": 4})
     ran = train(config, ({"experts.learning_rate": 0.05}, {"experts.learning_rate": 30.0}), tmp_path)
@@ -224,6 +225,9 @@ def test_full_batches_and_an_early_stop_are_gradient_descent(small, tmp_path):
         np.testing.assert_allclose(rows["train/loss"][1:], np.reshape(values[:9], (3, 3)).mean(1), rtol=1e-3)
         np.testing.assert_allclose(rows["test/loss"], tests[::3], rtol=1e-3)
         assert rows["train/steps"].tolist() == [min(step, steps) for step in (0, 3, 6, 9)]
+    monkeypatch.setattr(advance, "PATIENCE", 0.0)  # one step at a time
+    sweep = ({"experts.learning_rate": 0.05}, {"experts.learning_rate": 30.0})
+    pd.testing.assert_frame_equal(train(config, sweep, tmp_path / "slowly"), ran, check_exact=True)
 
 
 def test_chances_of_two_experts_and_of_four():

@@ -15,8 +15,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed import checkpoint, execute, files, layout, results
+from routed import advance, checkpoint, execute, files, layout, results
 from routed.points import static_key
+from routed.progress import Progress
 from tests.test_command_line import command, refusal, write_experiment
 
 #: Programs of this process: the tests are about what is run, and compiling takes nearly all of their time.
@@ -41,16 +42,16 @@ def compiled(monkeypatch):
 
 @pytest.fixture
 def saves(monkeypatch):
-    """The numbers of the checkpoints saved, one for each chunk trained; `then` is called after each with their count."""
+    """The steps of the checkpoints saved, one for each chunk trained; `then` is called after each with their count."""
 
     class Saves(list):
         then = staticmethod(lambda count: None)
 
     made, save = Saves(), checkpoint.save
 
-    def counted(root, number, runs, states, count, **kept):
-        save(root, number, runs, states, count, **kept)
-        made.append(number)
+    def counted(root, step, runs, states, **kept):
+        save(root, step, runs, states, **kept)
+        made.append(step)
         made.then(len(made))
 
     monkeypatch.setattr(checkpoint, "save", counted)
@@ -126,7 +127,7 @@ def test_killed_between_any_two_steps_of_saving(finished, run, saves, tmp_path, 
         patch.setattr(shutil, "rmtree", copied_before(shutil.rmtree))
         run(work)
     same(table(work), table(finished))
-    assert saves == [1, 2, 3] * 2
+    assert saves == [10, 20, 30] * 2
     # Renames: config, 6 chunks, and for each batch timing, results and (with the base seed) heatmaps; the table before;
     # summary, claims, page. Removals: each batch's third oldest checkpoint and its folder.
     assert len(copies) >= 21
@@ -135,7 +136,7 @@ def test_killed_between_any_two_steps_of_saving(finished, run, saves, tmp_path, 
         newest = max(copy.glob("checkpoints/0*"), default=None)
         current = newest and json.loads((newest / "meta.json").read_text())
         if current and current["runs"][0] not in set(results.read_table(copy).get("run", ())):
-            saved = 3 * done + current["part"]
+            saved = 3 * done + current["step"] // 10
         else:
             saved = 3 * done
         saves.clear()
@@ -161,18 +162,18 @@ def test_killed_for_real_refused_meanwhile_and_terminated(folder, run, refused, 
             time.sleep(0.01)
         return found
 
-    killed = start_until("checkpoints/000001")
+    killed = start_until("checkpoints/000000010")
     killed.send_signal(signal.SIGSTOP)  # so that it is in the middle of its first batch
     assert f"in use by process {killed.pid}" in refused(work, seeds)
     killed.kill()
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL
-    chunk = checkpoint.latest(work / "checkpoints")[1]["part"]
+    step = checkpoint.latest(work / "checkpoints")[1]["step"]
     stopped = start_until("results.parquet")
     stopped.terminate()
     text = stopped.communicate()[1]
     assert stopped.returncode == 2 and "Traceback" not in text
-    assert f"resuming learned/frozen E=4 from step {10 * chunk}" in text
+    assert f"resuming learned/frozen E=4 from step {step}" in text
     assert text.splitlines()[-1].endswith(f"error: interrupted and saved in {work}: the same command goes on from here")
     run(work, seeds)  # in this process: nothing of the state depends on the one that saved it
     run(tmp_path / "alone", seeds)
@@ -186,8 +187,32 @@ def test_a_signal_saves_and_says_how_to_resume(finished, run, refused, saves, tm
     assert "interrupted and saved" in refused(tmp_path / "work") and "same command" in logged(tmp_path / "work")
     assert signal.getsignal(number) == handler
     run(tmp_path / "work")
-    assert saves == [1, 2, 3, 1, 2, 3]
+    assert saves == [10, 20, 30, 10, 20, 30]
     same(table(tmp_path / "work"), table(finished))
+
+
+@pytest.mark.parametrize("at", [0, 1, 14, 30])
+def test_a_signal_is_answered_between_two_checkpoints(finished, run, refused, saves, tmp_path, monkeypatch, at):
+    """Steps that take longer than anybody waits come one by one, without a checkpoint after each."""
+    monkeypatch.setattr(advance, "PATIENCE", 0.0)
+    count = Progress.advance
+
+    def signalled(self, run_steps, group, step, loss, **resumed):
+        count(self, run_steps, group, step, loss, **resumed)
+        if step == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    work = tmp_path / "work"
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "advance", signalled)
+        assert "interrupted and saved" in refused(work)
+    before = [step for step in (10, 20, 30) if step <= at]
+    assert saves == sorted({*before, at})
+    run(work)
+    assert f"from step {at}\n" in logged(work) and saves[len({*before, at}) :] == [
+        *[step for step in (10, 20, 30) if step > at], 10, 20, 30,
+    ]  # fmt: skip
+    same(table(work), table(finished))
 
 
 def test_a_signal_between_groups_stops_before_the_next_compiles(finished, run, refused, compiled, monkeypatch):
@@ -203,14 +228,14 @@ def test_a_second_signal_stops_at_once(run, saves, tmp_path):
     saves.then = lambda count: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)]
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "work")
-    assert saves == [1]
+    assert saves == [10]
 
 
 def test_a_second_sigterm_saves_as_the_first(refused, saves, tmp_path):
     """Slurm sends it to every process of a step, and a parent passes it on."""
     saves.then = lambda count: [os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)]
     assert "interrupted and saved" in refused(tmp_path / "work")
-    assert saves == [1]
+    assert saves == [10]
 
 
 @pytest.mark.parametrize(("dies", "left"), [("finish", True), ("empty", False)])
@@ -227,7 +252,7 @@ def test_a_peer_that_dies_while_saving_into_a_bucket_costs_no_finished_checkpoin
     monkeypatch.setattr(checkpoint, "_state", lambda path: path.absolute() / "state")
     monkeypatch.setattr(checkpoint.hosts, "once", once)
     with pytest.raises(RuntimeError):
-        checkpoint.save(tmp_path / "checkpoints", 1, ["a"], {"x": jnp.ones(1)}, 1)
+        checkpoint.save(tmp_path / "checkpoints", 1, ["a"], {"x": jnp.ones(1)})
     assert (checkpoint.latest(tmp_path / "checkpoints") is not None) == left
 
 
@@ -291,10 +316,11 @@ def halved(path):
 
 def test_any_damage_to_a_checkpoint_is_noticed(tmp_path):
     for number in (1, 2):
-        checkpoint.save(tmp_path / "root", number, ["a", "b"], {"step": jnp.full(2, number), "w": jnp.ones((2, 50))}, 2)
+        state = {"step": jnp.full(2, number), "w": jnp.ones((2, 50))}
+        checkpoint.save(tmp_path / "root", number, ["a", "b"], state)
     meta = checkpoint.latest(tmp_path / "root")[1]
-    assert (meta["runs"], meta["part"]) == (["a", "b"], 2)
-    inside = [p.relative_to(tmp_path / "root") for p in (tmp_path / "root" / "000002").rglob("*") if p.is_file()]
+    assert (meta["runs"], meta["step"]) == (["a", "b"], 2)
+    inside = [p.relative_to(tmp_path / "root") for p in (tmp_path / "root" / "000000002").rglob("*") if p.is_file()]
     assert len(inside) > 3  # Orbax's files and meta.json
     for name in inside:
         damages = (
@@ -303,50 +329,47 @@ def test_any_damage_to_a_checkpoint_is_noticed(tmp_path):
         for damage in (*damages, pathlib.Path.unlink):
             root = shutil.copytree(tmp_path / "root", tmp_path / "damaged")
             damage(root / name)
-            assert checkpoint.latest(root)[1]["part"] == 1, (name, damage)
+            assert checkpoint.latest(root)[1]["step"] == 1, (name, damage)
             shutil.rmtree(root)
-    meta = tmp_path / "root" / "000002" / "meta.json"
+    meta = tmp_path / "root" / "000000002" / "meta.json"
     for text in (
-        meta.read_text().replace('"part": 2', '"part": 1'),
+        meta.read_text().replace('"step": 2', '"step": 1'),
         meta.read_text().replace('"a"', '"c"'),
         "[]",
         "3",
     ):
         meta.write_text(text)
-        assert checkpoint.latest(tmp_path / "root")[1]["part"] == 1 and "000001" in str(
+        assert checkpoint.latest(tmp_path / "root")[1]["step"] == 1 and "000000001" in str(
             checkpoint.latest(tmp_path / "root")[0]
         )
 
 
 def test_checkpoints_of_another_batch_do_not_push_out_new_ones(tmp_path):
     """A kill between the last table and the removal of its checkpoints leaves them behind, with higher numbers."""
-    for number, runs in ((8, ["old"]), (9, ["old"]), (1, ["new"]), (2, ["new"]), (3, ["new"])):
-        checkpoint.save(tmp_path, number, runs, {"step": jnp.zeros(1)}, 1)
+    for number, run in ((8, "old"), (9, "old"), (1, "new"), (2, "new"), (3, "new")):
+        checkpoint.save(tmp_path, number, [run], {"step": jnp.zeros(1)})
         meta = checkpoint.latest(tmp_path)[1]
-        assert (meta["runs"], meta["part"]) == (runs, number)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["000002", "000003"]
+        assert (meta["runs"], meta["step"]) == ([run], number)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000000002", "000000003"]
 
 
 def test_a_damaged_checkpoint_costs_one_chunk(finished, run, refused, saves, tmp_path):
     saves.then = lambda count: os.kill(os.getpid(), signal.SIGTERM) if count == 2 else None
     refused(work := tmp_path / "work")
-    halved(work / "checkpoints" / "000002" / "meta.json")
+    halved(work / "checkpoints" / "000000020" / "meta.json")
     run(work)
-    assert saves == [1, 2, 2, 3, 1, 2, 3]
-    assert "000002 is damaged: going back to the one before it" in logged(work) and "from step 10" in logged(work)
+    assert saves == [10, 20, 20, 30, 10, 20, 30]
+    assert "000000020 is damaged: going back to the one before it" in logged(work) and "from step 10" in logged(work)
     same(table(work), table(finished))
 
 
-@pytest.mark.parametrize(
-    "change", [lambda a: jnp.zeros((4, *a.shape[1:]), a.dtype), lambda a: {"another": a}], ids=["size", "keys"]
-)
+@pytest.mark.parametrize("change", [lambda a: jnp.stack([a, a], -1), lambda a: {"another": a}], ids=["shape", "keys"])
 def test_a_checkpoint_of_another_shape_starts_its_batch_again(finished, run, saves, tmp_path, monkeypatch, change):
-    """Four runs that advanced together instead of two, and what another version of the code would have saved."""
+    """As another version of the code would have saved."""
     work, save = tmp_path / "work", checkpoint.save
 
-    def save_changed(root, number, runs, states, count, **kept):
-        changed = jax.tree.map(change, states)
-        save(root, number, runs, changed, len(jax.tree.leaves(changed)[0]))
+    def save_changed(root, step, runs, states, **kept):
+        save(root, step, runs, jax.tree.map(change, states))
         raise EOFError
 
     with monkeypatch.context() as patch, pytest.raises(EOFError):
@@ -354,7 +377,7 @@ def test_a_checkpoint_of_another_shape_starts_its_batch_again(finished, run, sav
         run(work)
     saves.clear()
     run(work)
-    assert saves == [1, 2, 3] * 2 and "does not fit" in logged(work)
+    assert saves == [10, 20, 30] * 2 and "does not fit" in logged(work)
     same(table(work), table(finished))
 
 
@@ -363,7 +386,7 @@ def test_a_checkpoint_without_a_form_does_not_fit(tmp_path, monkeypatch):
     state = {"a": jnp.zeros(2)}
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_form", lambda state, count=None: None)
-        checkpoint.save(tmp_path, 1, ["run", "another"], state, 2)
+        checkpoint.save(tmp_path, 1, ["run", "another"], state)
     path, meta = checkpoint.latest(tmp_path)
     del meta["form"]
     assert checkpoint.load(path, meta, state, 2) is None
@@ -421,7 +444,7 @@ def test_damaged_heatmaps_cost_only_themselves(finished, run, saves):
     good = table(finished)
     halved(finished / "routing.npz")
     run(last_batch_undone(finished))
-    assert saves == [1, 2, 3] and "routing.npz is damaged" in logged(finished)
+    assert saves == [10, 20, 30] and "routing.npz is damaged" in logged(finished)
     same(table(finished), good)
     assert len(results.read_heatmaps(finished)) == 1
 
@@ -441,7 +464,7 @@ def test_a_complete_workdir_prints_its_result_without_compiling(finished, run, c
 def test_more_seeds_run_only_what_is_missing(finished, run, saves, tmp_path):
     good = table(finished)
     run(finished, "--config.seeds=3")
-    assert saves == [1, 2, 3]  # the third seed of both arms
+    assert saves == [10, 20, 30]  # the third seed of both arms
     same(table(finished)[lambda t: t.seed < 2].reset_index(drop=True), good)
     run(tmp_path / "work", "--config.seeds=3")
     same(table(finished), table(tmp_path / "work"))
@@ -450,7 +473,7 @@ def test_more_seeds_run_only_what_is_missing(finished, run, saves, tmp_path):
 def test_more_values_run_only_what_is_missing(finished, run, saves, tmp_path):
     sweep = ("--sweep=data.samples=32,16",)  # 32 is the base value, so those rows are there
     run(finished, *sweep)
-    assert saves == [1, 2, 3] * 2
+    assert saves == [10, 20, 30] * 2
     run(tmp_path / "work", *sweep)
     same(table(finished), table(tmp_path / "work"))
 
@@ -507,3 +530,20 @@ def test_a_diverged_point_is_marked_and_touches_no_other(finished, run, tmp_path
     same(rows[~lost].drop(columns="experts.learning_rate").reset_index(drop=True), table(tmp_path / "without"))
     run(tmp_path / "all", "--config.experts.learning_rate=1e30")  # the report survives it, too
     assert set(table(tmp_path / "all").status) == {"diverged"}
+
+
+@pytest.mark.parametrize("patience", [0.0, 1e9])
+def test_rows_of_a_diverged_run_depend_on_no_clock_and_no_kill(run, refused, saves, tmp_path, monkeypatch, patience):
+    """A run ends at the last evaluation before it diverged, wherever that was noticed; resumed, it stays where it is."""
+    line = "--sweep=experts.learning_rate=0.01,1e30", "--config.seeds=1", "--config.arms=learned"
+    run(tmp_path / "alone", *line)
+    saves.clear()
+    monkeypatch.setattr(advance, "PATIENCE", patience)
+    saves.then = lambda count: os.kill(os.getpid(), signal.SIGTERM) if count in (1, 2) else None
+    refused(tmp_path / "work", *line)
+    refused(tmp_path / "work", *line)
+    run(tmp_path / "work", *line)
+    assert saves == [10, 20, 30]
+    same(table(tmp_path / "work"), table(tmp_path / "alone"))
+    lost = table(tmp_path / "alone")[lambda rows: rows["experts.learning_rate"] > 1]
+    assert lost[lost.step > 0][["test/loss", "train/loss", "router/sparsity"]].isna().all(axis=None) and len(lost) == 4

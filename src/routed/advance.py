@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import math
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from absl import logging as log
+from ml_collections import ConfigDict
 
 from routed import checkpoint, files, hosts
 from routed.events import Events
@@ -20,9 +22,10 @@ from routed.kinds import kind_of
 from routed.layout import Compiled, stack_settings
 from routed.points import Run
 from routed.progress import Progress
+from routed.words import UserError
 
-#: Seconds between two moments at which a run can be saved, above which the user is told.
-PATIENCE = 20.0
+#: Seconds of work after which a run asks whether it should stop: SIGTERM before a preemption leaves 30.
+PATIENCE = 10.0
 
 
 def advance(
@@ -33,12 +36,16 @@ def advance(
     workdir: pathlib.Path,
     saved: tuple[pathlib.Path, dict] | None,
     progress: Progress,
-    stop: Callable[[], None],
+    interrupted: Callable[[], bool],
 ) -> list[dict[str, np.ndarray]]:
     """All steps of a batch, from its checkpoint if there is one; the history of each run.
 
-    `stop` is asked after every checkpoint and may raise. A run whose loss is no longer finite takes no further step, and
-    the checkpoint before that is kept under diverged/.
+    Saves every `checkpoint.every` steps. Devices work in stretches of at most PATIENCE seconds, after each of which
+    `interrupted` is asked. A run whose loss is no longer finite takes no further step, and the checkpoint before that is kept
+    under diverged/.
+
+    Raises:
+      UserError: interrupted, and saved.
     """
     config, count = batch[0].config, len(batch)
     kind, every = kind_of(config), config.checkpoint.every or config.eval_every
@@ -46,69 +53,60 @@ def advance(
     seeds = [run.seed for run in batch] + [batch[0].seed] * padding
     placed = compiled.place(np.array(seeds, np.uint32))
     stacked = compiled.place(stack_settings(settings + [settings[0]] * padding))
-    active = np.array([True] * count + [False] * padding)
     given = compiled.place_given(kind.given(config))
+    feed = _feed(compiled, config, seeds)
     begun = time.perf_counter()
     worlds, states = compiled.start(placed, stacked, given)
-    states = _transplanted(states, batch, workdir)
-    first = 0
-    if saved is not None and saved[1]["runs"] == [run.key for run in batch]:
-        loaded = checkpoint.load(saved[0], saved[1], states, count)
-        if loaded is not None:
-            states, first = loaded, saved[1]["part"] + 1
-            done = (first - 1) * every
-            active[:count] &= hosts.fetch(states["step"])[:count] == done  # the others had diverged
-            progress.advance(done * count, name, done, math.nan, resumed=True)
-            log.info("resuming %s from step %d", name, done)
-    own, rows = compiled.fed
-    feeds = {seed: kind.feed(config, seed, rows) for seed in set(seeds[own])}
-
-    def feed(part: int) -> Any:
-        made = {seed: one((part - 1) * every, every) for seed, one in feeds.items()}
-        return compiled.place_feed(jax.tree.map(lambda *leaves: np.stack(leaves), *[made[seed] for seed in seeds[own]]))
-
+    states, first = _resumed(_transplanted(states, batch, workdir), saved, batch)
+    active = np.array([True] * count + [False] * padding)
+    if first is not None:
+        active[:count] = hosts.fetch(states["step"])[:count] == first  # the others had diverged
+        progress.advance(first * count, name, first, math.nan, resumed=True)
+        log.info("resuming %s from step %d", name, first)
     events = Events(workdir, batch) if kind.watched and hosts.first() else None
-    parts, upcoming, best = config.steps // every, feed(max(first, 1)), None
-    for part in range(first, parts + 1):  # part 0 only evaluates
-        chunk = time.perf_counter()
-        steps, evaluated = every if part else 0, part * every % config.eval_every == 0
+
+    def save(step: int, history: dict[str, np.ndarray]) -> None:
+        # Rows of a run that diverged end before; without any run left, no row is best.
+        best = int(history[kind.loss][active[:count]].mean(0).argmin()) * config.eval_every if active.any() else None
+        checkpoint.save(
+            workdir / "checkpoints", step, [r.key for r in batch], states,
+            keep=config.checkpoint.keep, best=best if kind.watched else None,
+        )  # fmt: skip
+
+    for step, end in _stretches(
+        first, every, config.steps, lambda: hosts.least(progress.within(PATIENCE, name, every))
+    ):
+        evaluated, since = end % config.eval_every == 0, time.perf_counter()
         states = compiled.advance(
             compiled.place(active),
-            compiled.place(np.full(compiled.runs, steps, np.int32)),
+            compiled.place(np.full(compiled.runs, end - step, np.int32)),
             compiled.place(np.full(compiled.runs, evaluated)),
-            placed, stacked, worlds, states, upcoming, given,
+            placed, stacked, worlds, states, feed(step // every), given,
         )  # fmt: skip
-        if 0 < part < parts:
-            upcoming = feed(part + 1)  # while the devices work
-        step = part * every
-        row = step // config.eval_every
+        if end and step - step % every + every < config.steps:
+            feed(step // every + 1)  # while the devices work
+        row = end // config.eval_every
         watched = {n: states["history"][n] for n in ("train/loss", kind.loss)}
         if evaluated and kind.watched:
             watched = {n: values for n, values in states["history"].items() if values.ndim == 2}  # scalars
         watched, summed = hosts.fetch((watched, states["total"]))
+        progress.paced(name, end - step, time.perf_counter() - since)
         if evaluated and events is not None:
-            events.write(watched, row, step, active)
+            events.write(watched, row, end, active)
         history, summed = {n: watched[n][:count, : row + 1] for n in ("train/loss", kind.loss)}, summed[:count]
-        losses = history["train/loss"][:, row] if evaluated else summed / (step % config.eval_every)
-        _drop_diverged(active[:count], losses if part else history[kind.loss][:, 0], batch, step, workdir)
-        progress.advance(steps * count, name, step, float(np.median(losses)))
-        if part:
-            if active.any():  # a run that diverged has no row since
-                best = int(history[kind.loss][active[:count]].mean(0).argmin()) * config.eval_every // every
-            checkpoint.save(
-                workdir / "checkpoints", part, [r.key for r in batch], states, count,
-                keep=config.checkpoint.keep, best=best if kind.watched else None,
-            )  # fmt: skip
-        if part == max(first, 1) and (taken := time.perf_counter() - chunk) > PATIENCE:
-            log.warning(
-                "%d steps take %.0f s, and SIGTERM is answered after them: where less is granted (30 s before a preemption),"
-                " lower checkpoint.every", every, taken,
-            )  # fmt: skip
-        stop()
+        losses = history["train/loss"][:, row] if evaluated else summed / (end % config.eval_every)
+        _drop_diverged(active[:count], losses if end else history[kind.loss][:, 0], batch, end, workdir)
+        progress.advance((end - step) * count, name, end, float(np.median(losses)))
+        if due := end > 0 and end % every == 0:
+            save(end, history)
+        if interrupted():
+            if not due:
+                save(end, history)
+            raise UserError(f"interrupted and saved in {workdir}: the same command goes on from here")
     history, reached = jax.tree.map(np.array, hosts.fetch((states["history"], states["step"])))
     seconds = time.perf_counter() - begun
     if hosts.first():
-        _write_timing(workdir, name, count, compiled.seconds, seconds, (parts - max(first, 1) + 1) * every * count)
+        _write_timing(workdir, name, count, compiled.seconds, seconds, (config.steps - (first or 0)) * count)
     if config.checkpoint.final:
         for i, run in enumerate(batch):
             checkpoint.save_model(workdir / "models" / run.key, jax.tree.map(lambda a, i=i: a[i], states["params"]))
@@ -119,8 +117,43 @@ def advance(
     return [one | kind.offline(config, one) for one in ran]
 
 
+def _stretches(first: int | None, every: int, steps: int, limit: Callable[[], int]) -> Iterator[tuple[int, int]]:
+    """(step, end) up to `steps`: to the next multiple of `every` if `limit` allows. From None on, one without a step comes first."""
+    if first is None:
+        yield 0, 0
+    step = first or 0
+    while step < steps:
+        end = min(step - step % every + every, step + limit())
+        yield step, end
+        step = end
+
+
+def _feed(compiled: Compiled, config: ConfigDict, seeds: list[int]) -> Callable[[int], Any]:
+    """The feed of `checkpoint.every` steps, by the number of the part; two are kept."""
+    kind, every = kind_of(config), config.checkpoint.every or config.eval_every
+    own, rows = compiled.fed
+    feeds = {seed: kind.feed(config, seed, rows) for seed in set(seeds[own])}
+
+    @functools.lru_cache(maxsize=2)
+    def feed(part: int) -> Any:
+        made = {seed: one(part * every, every) for seed, one in feeds.items()}
+        return compiled.place_feed(jax.tree.map(lambda *leaves: np.stack(leaves), *[made[seed] for seed in seeds[own]]))
+
+    return feed
+
+
+def _resumed(states: Any, saved: tuple[pathlib.Path, dict] | None, batch: list[Run]) -> tuple[Any, int | None]:
+    """The states of the checkpoint and its step, if it is one of this batch and fits; else `states` as they are and None."""
+    if saved is None or saved[1]["runs"] != [run.key for run in batch]:
+        return states, None
+    loaded = checkpoint.load(saved[0], saved[1], states, len(batch))
+    return (states, None) if loaded is None else (loaded, saved[1]["step"])
+
+
 def _until(history: dict[str, np.ndarray], row: int) -> dict[str, np.ndarray]:
-    """The history of a run that went as far as `row`: what it never saw is NaN, in arrays what it saw last."""
+    """The history of a run that went as far as `row`, or diverged: later rows are NaN, in arrays those of the last good one."""
+    bad = np.flatnonzero(~np.isfinite(history["train/loss"][1 : row + 1]))
+    row = int(bad[0]) if len(bad) else row
     for values in history.values():
         values[row + 1 :] = np.nan if values.ndim == 1 else values[row]
     return history

@@ -23,29 +23,34 @@ from orbax.checkpoint import v1 as ocp
 from routed import files, hosts
 from routed.words import UserError
 
+#: Of the step in a checkpoint's name.
+DIGITS = 9
+
 # Orbax reports every save, and a failed one with a traceback from each of its threads, also after `save` has raised.
 log.get_absl_logger().addFilter(lambda record: "orbax" not in pathlib.Path(record.pathname).parts)
 logging.getLogger("orbax").setLevel(logging.CRITICAL)
 
 
 def save(
-    root: pathlib.Path, number: int, runs: list[str], states: Any, count: int, *, keep: int = 2, best: int | None = None
+    root: pathlib.Path, step: int, runs: list[str], states: Any, *, keep: int = 2, best: int | None = None
 ) -> None:
-    """Saves the first `count` places of `states`, the runs with these keys, after part `number`.
+    """Saves the first places of `states` after `step` steps: the runs with these keys.
 
-    Removes all but the last `keep` checkpoints and number `best`.
+    Removes all but the last `keep` checkpoints and the one of step `best`.
 
     Raises:
       UserError: the disk is full or read-only.
     """
-    target = root / f"{number:06d}"
+    target, count = root / f"{step:0{DIGITS}d}", len(runs)
     if len(jax.tree.leaves(states)[0]) != count:
         states = jax.tree.map(lambda a: a[:count], hosts.fetch(states))
-    _write(target, states, {"runs": runs, "part": number, "form": _form(states, count)})
+    _write(target, states, {"runs": runs, "step": step, "form": _form(states, count)})
     # Older ones, and later ones of a batch that was finished or damaged.
-    for other in _saved(root) if hosts.first() else ():
-        if not number - keep < int(other.name) <= number and int(other.name) != best:
-            files.remove(other)
+    if hosts.first():
+        steps = {int(path.name): path for path in _saved(root)}
+        kept = {*[s for s in steps if s <= step][:keep], best}
+        for other in steps.keys() - kept:
+            files.remove(steps[other])
 
 
 def save_model(target: pathlib.Path, params: Any) -> None:
@@ -166,7 +171,7 @@ def _state(path: pathlib.Path) -> pathlib.Path:
 
 def _saved(root: pathlib.Path) -> list[pathlib.Path]:
     """Newest first."""
-    return sorted((p for p in root.glob("[0-9]" * 6) if p.is_dir()), reverse=True) if root.exists() else []
+    return sorted((p for p in root.glob("[0-9]" * DIGITS) if p.is_dir()), reverse=True) if root.exists() else []
 
 
 def _form(state: Any, count: int | None = None) -> str:

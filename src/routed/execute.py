@@ -1,4 +1,4 @@
-"""Executes a plan: compiles each group once, advances its runs in batches, saves every chunk, writes rows as they finish."""
+"""Executes a plan: compiles each group once, advances its runs in batches, writes rows as they finish."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _refuse_if_too_large(key: str, value: int, bytes_each: int, devices: int, me
 
 
 def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: Mesh) -> pd.DataFrame:
-    """Runs what is missing from `table` and returns the full table. Stops between chunks on SIGINT or SIGTERM.
+    """Runs what is missing from `table` and returns the full table. Stops on SIGINT or SIGTERM, within seconds.
 
     Raises:
       UserError: the disk failed, or the user interrupted; everything finished is saved.
@@ -96,7 +96,8 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
     with _interruptions() as interrupted:
         try:
             while pending:
-                _stop_if(interrupted, workdir)
+                if hosts.any_of(interrupted()):
+                    raise UserError(f"interrupted and saved in {workdir}: the same command goes on from here")
                 ready = {r.key for r in pending if done.issuperset(r.needs)}
                 batch, group = _resumed(saved, ready, wanted, made) or _next_batch(ready, made)
                 if id(group) not in compiled:
@@ -105,7 +106,7 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
                 settings = [_settle(run, table, [wanted[key] for key in run.needs]) for run in batch]
                 history = advance(
                     compiled[id(group)], group.name, batch, settings, workdir, saved, progress,
-                    stop=lambda: _stop_if(interrupted, workdir),
+                    lambda: hosts.any_of(interrupted()),
                 )  # fmt: skip
                 saved = None
                 rows, maps = [], {}
@@ -183,13 +184,8 @@ def best_scale(tuning: list[Run], table: pd.DataFrame) -> float:
     return min(losses, key=lambda scale: np.mean(losses[scale]))
 
 
-def _stop_if(interrupted, workdir: pathlib.Path) -> None:
-    if hosts.any_of(interrupted()):
-        raise UserError(f"interrupted and saved in {workdir}: the same command goes on from here")
-
-
 class _interruptions:
-    """Turns SIGINT and SIGTERM into a question that is asked between chunks; another SIGINT stops at once.
+    """Turns SIGINT and SIGTERM into a question that is asked every few seconds; another SIGINT stops at once.
 
     Another SIGTERM does not: schedulers send it to every process of a group, and a parent passes it on.
     """
@@ -208,7 +204,7 @@ class _interruptions:
             raise KeyboardInterrupt
         self.caught = True
         # Not the log: a handler may interrupt the log's own writing, which must not be entered twice.
-        os.write(2, f"{signal.Signals(number).name}: saving after this chunk\n".encode())
+        os.write(2, f"{signal.Signals(number).name}: saving after the steps under way\n".encode())
 
 
 def _memory() -> int:

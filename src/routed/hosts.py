@@ -22,8 +22,8 @@ Made = TypeVar("Made")
 
 #: Seconds without a sign of life after which a process counts as dead, and seconds that processes wait for each other at the end.
 HEARTBEAT, LEAVE = 30, 10
-#: Bytes of an error that is told to all; and the port of the coordinator where the environment names hosts only.
-MESSAGE, PORT = 4096, 8476
+#: The port of the coordinator where the environment names hosts only.
+PORT = 8476
 
 
 def join(coordinator: str, processes: int, process: int, seconds: int) -> None:
@@ -118,10 +118,10 @@ def told(text: str) -> str:
     """What process 0 says."""
     if jax.process_count() == 1:
         return text
-    own = np.zeros(MESSAGE, np.uint8)
-    raw = text.encode()[:MESSAGE]
-    own[: len(raw)] = np.frombuffer(raw, np.uint8)
-    return bytes(multihost_utils.broadcast_one_to_all(own)).rstrip(b"\0").decode(errors="ignore")
+    raw = np.frombuffer(text.encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.array(raw.size)))
+    own = raw if first() else np.zeros(size, np.uint8)
+    return bytes(multihost_utils.broadcast_one_to_all(own)).decode() if size else ""
 
 
 def same(what: str, own: Any, remedy: str) -> None:

@@ -69,9 +69,9 @@ def program(config: ConfigDict, mesh: Mesh | None = None) -> Program:
         transform = optimiser(config, settings)
         frozen = settings["router.frozen"]
 
-        def step(i, carry):
+        def step(_, carry):
             params, layer, opt, number, total = carry
-            batch = jax.tree.map(lambda a: a[i], feed)
+            batch = jax.tree.map(lambda a: a[number % len(a)], feed)
             noise = jax.random.fold_in(keys["noise"], number)
             grads, (value, layer) = jax.grad(train_loss, has_aux=True)(params, layer, batch, noise, frozen)
             params, opt = update(transform, params, grads, opt, frozen)

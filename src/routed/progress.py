@@ -23,6 +23,7 @@ class Progress:
         self.total, self.done, self.here, self.start = total, 0, 0, time.monotonic()
         self.tokens, self.flops = tokens, flops
         self.every, self.told = every_seconds, self.start
+        self.pace: dict[str, float] = {}
         self.bar = tqdm(total=total, unit="step", unit_scale=True, dynamic_ncols=True) if sys.stderr.isatty() else None
 
     def advance(self, run_steps: int, group: str, step: int, loss: float, *, resumed: bool = False) -> None:
@@ -41,6 +42,16 @@ class Progress:
             left, share = (self.total - self.done) / rate, 100 * self.done / self.total
             log.info("%s, %.4g steps/s%s, %d %% done, %s left", text, rate, self._speed(rate), share, _clock(left))
             self.told = now
+
+    def paced(self, group: str, steps: int, seconds: float) -> None:
+        """A batch of `group` took `steps` steps in so many seconds."""
+        if steps:
+            self.pace[group] = seconds / steps
+
+    def within(self, seconds: float, group: str, most: int) -> int:
+        """Steps, from 1 to `most`, that a batch of `group` takes in so many seconds; few while nobody knows."""
+        wanted = seconds / self.pace[group] if group in self.pace else most // 16
+        return int(min(max(wanted, 1), most))
 
     def _speed(self, rate: float) -> str:
         if self.flops is None:

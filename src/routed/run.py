@@ -150,12 +150,12 @@ def program(config: ConfigDict, pool: int) -> Program:
             moving = {name: state[name] for name in MOVING}
             moved = jax.lax.while_loop(lambda now: (now["taken"] < end) & ~now["stopped"], step, moving)
             new = state | moved | {"step": end}
-            # The loss at which a run stopped stands for the steps that it did not take.
-            missed = end - jnp.maximum(moved["taken"], state["step"])
-            new |= {"total": new["total"] + missed * moved["loss"]}
             return jax.lax.cond(evaluated, record, lambda new: new, new)
 
         def record(new):
+            # The loss at which a run stopped stands for the steps that it did not take.
+            missed = jnp.minimum(new["step"] - new["taken"], config.eval_every)
+            new |= {"total": new["total"] + missed * new["loss"]}
             return recorded(new, evaluate(keys, settings, world, new), config.eval_every, unit_of(world, settings))
 
         return jax.lax.cond(active, advance, lambda state: state, state)
