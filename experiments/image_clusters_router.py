@@ -21,20 +21,24 @@ From the paper: pairs (image, v), y = w_i^T v, a CNN router on the image, depth-
 200 experts for 100 classes, so 2 a class elsewhere; width 96 as in its other experiments; soft in training, top-1 with
 weight exactly 1 at evaluation. A frozen router keeps its convolutions and its scores.
 
-Rules where the paper is silent. None looks at learned against frozen. Measured on exploration seed 5000, CIFAR-10.
-  v           24 numbers, N(0, I), the dimension of the paper's other tasks; w_i ~ N(0, I/24). Each training image has one v.
+Rules where the paper is silent. None looks at learned against frozen. Measured on exploration seed 5000.
+  v           24 numbers, N(0, I), the dimension of the paper's other tasks; w_i ~ N(0, I/24). A new vector whenever an image is drawn
+              (data.fresh): with one vector an image all arms learn the vectors by heart (Fashion-MNIST, 24,000 steps: training loss
+              .04, soft test loss .25), with new ones training and test loss stay together (.14, .18).
   loss        squared error over the variance of y, so 1 is trivial. Test images: the same number of each class.
   images      each channel minus its mean, over its standard deviation, of the training set; not augmented.
   CNN         3 layers of 3 x 3 filters with stride 2 and ReLU, 16, 32, 64 of them, and their mean over positions; no
               normalisation. He-normal weights. A step takes 3.4 ms of processor time with 20 experts, of which 8 filters at
               first would save 1.3, and 16 ms with 200: there the experts dominate, as they should.
   batch       32, as for depth-3 experts elsewhere, drawn with replacement.
-  rates       of the paper's two recipes, SGD with 1e-2 (experts) and 1e-1 (router) and Adam with 3.2e-4 and 3.2e-3, and Adam
-              with its usual 1e-3 for both, the one with which the *oracle* arm fits best after 3,000 steps (.022, .022 and
-              .0098): the last, for all arms; falling to 0 at the end, so that no arm is judged by its last batch.
+  rates       the paper has two recipes, SGD with 1e-2 (experts) and 1e-1 (router) and Adam with 3.2e-4 and 3.2e-3; Adam with 1e-3 for
+              both let the oracle arm fit better than these (.022, .022, .0098 after 3,000 steps). Of 1e-3, 3e-3 and 1e-2 for both, the
+              one with which *every* arm's training loss is lowest after 6,000 steps: 3e-3, for all arms; falling to 0 at the end, so
+              that no arm is judged by its last batch.
   steps       6,000: what fits 10 minutes a figure.
   gate        every arm of a verdict has a training loss below .1, or one that moved by under 2 % in the last chunk.
   effect      smallest effect of interest: a factor 1.1 in loss.
+  seeds       100 to 104. A first version with one vector an image and 1e-3 ran on seeds 0 to 4.
 
 Beware. A random CNN says nearly the same of all images: its features are positive means. At top-1 the frozen router sends
 CIFAR-10 to few experts and Fashion-MNIST to one (largest load 12.6 and 19.9 of 20), and both losses are above 1, where the
@@ -77,8 +81,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
         c.experts.count = 2 * c.data.clusters
         c.router.name, c.router.depth, c.router.width = "cnn", 3, 16  # convolutions, filters of the first
         c.optimizer.name, c.optimizer.schedule = "adam", "linear"
-        c.router.learning_rate = c.experts.learning_rate = 1e-3
-        c.steps, c.eval_every = 6000, 1500
+        c.router.learning_rate = c.experts.learning_rate = 3e-3
+        c.data.fresh = True
+        c.steps, c.eval_every, c.seed = 6000, 1500, 100
         if scale == "paper":
             c.steps, c.eval_every, c.seeds, c.router.width = c.steps * 10, c.eval_every * 10, 10, 64
         if scale == "smoke":
