@@ -132,6 +132,17 @@ def test_the_second_call_compiles_nothing(small):
     assert len(make_groups(plan(small, sweep), make_mesh(small))) == 1
 
 
+@pytest.mark.parametrize(
+    ("seeds", "devices", "size"),
+    # 20 of at most 16: two batches of 10, not 16 and 4 (all on the first device); 40: three of 14 (13 1/3, even); 17 over 8
+    # devices: two of 9, so 16; 3 over 8: 8.
+    [(16, 2, 16), (20, 2, 10), (40, 2, 14), (17, 8, 16), (3, 8, 8), (5, 1, 5)],
+)
+def test_batches_of_a_group_are_equal(small, seeds, devices, size):
+    config = override(small, {"arms": ("learned",), "seeds": seeds, "mesh.run": devices})
+    assert [group.size for group in make_groups(plan(config, ({},)), make_mesh(config))] == [size]
+
+
 def test_more_samples_than_memory_are_refused(small):
     with pytest.raises(UserError, match=r"data\.samples=2000000000: .* lower data\.samples"):
         make_groups(plan(override(small, {"data.samples": 2_000_000_000}), ({},)), make_mesh(small))

@@ -239,7 +239,7 @@ def base() -> ConfigDict:
     c.mesh.data = 1  # devices that share the rows of one run's batch, and
     c.mesh.expert = 1  # ... its experts: with data x expert > 1, runs come one after the other
     c.mesh.batching = "auto"  # map (one run after the other) | vmap | auto: map on CPU, vmap elsewhere
-    c.mesh.runs_per_batch = 16  # runs that advance together: the unit of a checkpoint
+    c.mesh.runs_per_batch = 16  # runs that advance together, at most: the unit of a checkpoint
 
     c.checkpoint = ConfigDict()
     c.checkpoint.every = 0  # steps between checkpoints of unfinished runs; divides eval_every; 0: eval_every

@@ -62,8 +62,10 @@ def make_groups(runs: list[Run], mesh: Mesh) -> list[Group]:
         each = bytes_of_run(config, pool)
         _refuse_if_too_large("experts.count", config.experts.count, each, here, memory)
         fits = int(memory * USABLE // each) * (devices // here)
-        wanted = 1 if mesh.size > devices else min(config.mesh.runs_per_batch, len(members), fits)
-        size = max(devices, math.ceil(wanted / devices) * devices)
+        most = 1 if mesh.size > devices else max(min(config.mesh.runs_per_batch, fits), 1)
+        # Batches of equal size: what pads the last one are places on the last devices, which would have nothing to do.
+        equal = math.ceil(len(members) / math.ceil(len(members) / most))
+        size = math.ceil(equal / devices) * devices
         name = "/".join(dict.fromkeys(run.arm for run in members))
         made.append(Group(f"{name} E={config.experts.count}" if config.model == "moe" else name, members, pool, size))
     return made
