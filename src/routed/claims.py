@@ -35,7 +35,7 @@ class Measured(NamedTuple):
     n: int
 
     def __str__(self) -> str:
-        return f"{self.mean:g} +- {self.std:g} (n = {self.n})"
+        return f"{self.mean:.4g} +- {self.std:.2g} (n = {self.n})"
 
 
 class Claim(NamedTuple):
