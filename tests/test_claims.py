@@ -186,6 +186,13 @@ def test_the_gap_adds_up():
     assert not len(diagnosis.gap(table({"learned": [0.1], "frozen": [1.0]})))
 
 
+def test_a_gap_that_may_be_none_has_no_shares():
+    """log(1.02) to log(1 / 1.02), mean about 0: each part would be many times the whole."""
+    for frozen, some in ((LOSSES["frozen"], 1.0), ([0.102, 0.108, 0.092, 0.098], 0.0)):
+        shares = diagnosis.gap(table(LOSSES | {"frozen": frozen})[lambda r: r.step == 10])["share"]
+        assert shares.sum() == pytest.approx(some) and shares.isna().all() == (not some)
+
+
 def test_threats_are_filled_from_the_rows():
     answers = dict(diagnosis.threats(table(train=0.5), base(), ["data.samples"]))
     assert "above the gate" in answers["Converged?"] and "frozen 0.5" in answers["Converged?"]

@@ -38,16 +38,18 @@ def paired(rows: pd.DataFrame, worse: str, better: str, metric: str) -> np.ndarr
 
 
 def gap(rows: pd.DataFrame) -> pd.DataFrame:
-    """The gap at one point: log ratios with intervals, and each step's share of the whole gap. Empty if arms are missing."""
+    """The gap at one point: log ratios with intervals, and each step's share of the whole gap. Empty if arms are missing.
+
+    There are no shares, NaN, of a gap that may be none: its interval contains 0.
+    """
     whole = paired(rows, "frozen", "learned", "test/loss")
     parts = [(name, paired(rows, worse, better, "test/loss"), why) for name, worse, better, why in PATH]
     if not len(whole) or any(len(values) != len(whole) for _, values, _ in parts):
         return pd.DataFrame()
-    found = []
+    found, size = [], stats.estimate(whole)
+    shared = whole.mean() if size.low > 0 or size.high < 0 else np.nan
     for name, values, why in parts:
-        found.append(
-            {"part": name, **stats.estimate(values)._asdict(), "share": values.mean() / whole.mean(), "note": why}
-        )
+        found.append({"part": name, **stats.estimate(values)._asdict(), "share": values.mean() / shared, "note": why})
     for name, worse, better, metric in BESIDE:
         if len(values := paired(rows, worse, better, metric)):
             found.append(
