@@ -145,7 +145,9 @@ def test_a_run_that_diverges_stops_and_names_its_last_good_checkpoint(tiny, alon
     lost, kept = table[table.seed == 1], table[table.seed == 0]
     assert set(lost.status) == {"diverged"} and set(kept.status) == {"ok"}
     assert np.isfinite(lost[lost.step <= 2]["eval/loss"]).all() and np.isnan(lost[lost.step == 4]["eval/loss"]).all()
-    same(kept, results.read_table(alone), rtol=1e-5)  # XLA compiles a loop over two runs in another way than one over one
+    same(
+        kept, results.read_table(alone), rtol=1e-5
+    )  # XLA compiles a loop over two runs in another way than one over one
     (folder,) = (tmp_path / "diverged").iterdir()
     assert str(folder) in caplog.text and "seed1" in folder.name
     assert checkpoint._meta(folder)["step"] == 2

@@ -139,6 +139,11 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(UserError, match="old does not say which experiment it is of"):
         report._experiment_of(tmp_path / "old")
+    (tmp_path / "old" / "config.json").write_text('{"experiment": "there/x.py:fig", "config": {}, "swept": []}')
+    with pytest.raises(
+        UserError, match="old: --config=there/x.py: no such file.*; run the report in the folder in which"
+    ):
+        report._experiment_of(tmp_path / "old")
     monkeypatch.setattr(report, "_experiment_of", lambda folder: (experiment(), config))
     with pytest.raises(UserError, match="none of these folders has finished runs"):
         report.main(["report", str(runs / "begun")])

@@ -257,7 +257,10 @@ def _experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:
     described = json.loads((folder / "config.json").read_text())
     if "experiment" not in described:
         raise UserError(f"{folder} does not say which experiment it is of (an older version wrote it): run it again")
-    module, config = experiment.configure(described["experiment"], [])
+    try:
+        module, config = experiment.configure(described["experiment"], [])
+    except UserError as error:
+        raise UserError(f"{folder}: {error}; run the report in the folder in which that experiment was run") from None
     return module, results.config_of(folder, config)
 
 
