@@ -141,7 +141,7 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
         report._experiment_of(tmp_path / "old")
     (tmp_path / "old" / "config.json").write_text('{"experiment": "there/x.py:fig", "config": {}, "swept": []}')
     with pytest.raises(
-        UserError, match="old: --config=there/x.py: no such file.*; run the report in the folder in which"
+        UserError, match=r"old: --config=there/x\.py: no such file.*; run the report in the folder in which"
     ):
         report._experiment_of(tmp_path / "old")
     monkeypatch.setattr(report, "_experiment_of", lambda folder: (experiment(), config))
