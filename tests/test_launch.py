@@ -24,7 +24,7 @@ TASK = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
 
 #: First lines of every fake: what it is asked goes into $FAKES/record, and it fails where $FAIL says so.
 RECORD = """#!/usr/bin/env bash
-{ printf '%s\\0' "${0##*/}" "$@"; printf '\\n'; } >> "$FAKES/record"
+printf '%s\\0' "${0##*/}" "$@" $'\\x1e' >> "$FAKES/record"  # without a newline it is one write, whoever else writes
 [[ ! ${FAIL-} || ! "$*" =~ $FAIL ]] || exit 9
 """
 
@@ -126,7 +126,7 @@ class Fakes:
     def record(self, *commands):
         """What was asked of `commands` so far, in order."""
         path = self.folder / "record"
-        lines = path.read_text().split("\0\n")[:-1] if path.exists() else []
+        lines = path.read_text().split("\0\x1e\0")[:-1] if path.exists() else []
         return [line.split("\0") for line in lines if line.split("\0")[0] in commands]
 
 
