@@ -23,7 +23,7 @@ Rules where the paper is silent, fixed on seeds from 5000 on; none looks at lear
               (router/sparsity_by_atom). Test samples come from all 496 pairs, or from 512 random ones.
   steps       12,000, as for experiments/sequence_router.py.
 
-Cost on 2 cores: 5 minutes, separation 3, readings 8.
+Cost on 2 free cores: 5 minutes, separation 2, readings 5 to 6 (readings by --dry_run).
 
 Found (BUILD_NOTES.md, section 3): one linear map is twice as bad, as in the paper; the dense net is a little better than the mixture, and
 the learned router is sparser than its shuffled self, against the paper, in every reading and at every separation. That frozen is as good as

@@ -29,7 +29,7 @@ Rules where the paper is silent, fixed on seeds from 5000 on; none looks at lear
 
 Losses: `soft` is the paper's rule (softmax weights also at evaluation), `top-1` the one of its Section 2.
 
-Cost on 2 cores: 5 minutes, quadratic 8, sensitivity 10.
+Cost on 2 free cores: 5 minutes, quadratic 5, sensitivity 3.5 (quadratic and sensitivity by --dry_run).
 
 Found (BUILD_NOTES.md, section 3): learned beats dense 8- to 11-fold at every length and frozen 12- to 17-fold, and each cluster ends with one
 expert; the paper's sparsity of 13 and its small ratios are what this mixture passes through early in training.
