@@ -215,6 +215,28 @@ def test_a_signal_is_answered_between_two_checkpoints(finished, run, refused, sa
     same(table(work), table(finished))
 
 
+def test_a_stretch_is_what_fits_by_the_speed_of_the_last_one():
+    progress = Progress(100)
+    assert progress.within(10, "group", 50) == 1  # nobody knows
+    progress.paced("group", 4, 2.0)
+    progress.paced("group", 0, 7.0)  # an evaluation says nothing
+    # .5 s a step: 20 fit into 10 s, at most 8, at least 1.
+    assert [progress.within(10, "group", 50), progress.within(10, "group", 8), progress.within(0.1, "group", 8)] == [
+        20,
+        8,
+        1,
+    ]
+    assert progress.within(10, "another", 50) == 1
+    assert list(advance._stretches(None, 10, 20, iter([1, 20, 4, 6]).__next__)) == [
+        (0, 0),
+        (0, 1),
+        (1, 10),
+        (10, 14),
+        (14, 20),
+    ]
+    assert list(advance._stretches(17, 10, 20, lambda: 99)) == [(17, 20)]
+
+
 def test_a_signal_between_groups_stops_before_the_next_compiles(finished, run, refused, compiled, monkeypatch):
     compiled.clear()
     write = results.write_table

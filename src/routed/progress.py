@@ -49,8 +49,8 @@ class Progress:
             self.pace[group] = seconds / steps
 
     def within(self, seconds: float, group: str, most: int) -> int:
-        """Steps, from 1 to `most`, that a batch of `group` takes in so many seconds; few while nobody knows."""
-        wanted = seconds / self.pace[group] if group in self.pace else most // 16
+        """Steps, from 1 to `most`, that a batch of `group` takes in so many seconds; 1 while nobody knows."""
+        wanted = seconds / self.pace[group] if group in self.pace else 1
         return int(min(max(wanted, 1), most))
 
     def _speed(self, rate: float) -> str:
