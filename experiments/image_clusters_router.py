@@ -50,8 +50,8 @@ Cost on 2 cores: 10 minutes a figure, fashion 7.
 
 Found (BUILD_NOTES.md, section 3): the gate fails, so all orders are inconclusive: losses fall as a power of the steps, and the learned
 router's still does. On Fashion-MNIST it finds classes (AMI .69); soft it is 2.7 times better than frozen, top-1 2.0 times better than
-the fairest frozen control after 6,000 steps and 2.5 times after 24,000. On CIFAR-10 it is 1.15 times better soft, and top-1 no better
-than a constant: this CNN is right for too few images.
+the fairest frozen control after 6,000 steps and 2.5 times after 24,000. On CIFAR-10 it is 1.15 times better soft and worse than the
+fairest control at top-1; after 24,000 steps 1.32 times, and no better than that control: this CNN is right for too few images.
 """
 
 from __future__ import annotations
