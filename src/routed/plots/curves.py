@@ -35,6 +35,7 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
     figure = _panels(spec, data.axes, rows, "step", spread=0)
     for panel in figure.axes if figure else ():
         panel.set_xlabel("optimiser steps")
+        panel.locator_params(axis="x", nbins=5)  # numbers of five digits beside each other
         if panel.get_ylabel() == data.axes["eval/loss"][0]:
             panel.axhline(rows["eval/bigram"].mean(), color="black", lw=0.8, ls=":")
             panel.text(
