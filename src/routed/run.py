@@ -30,8 +30,8 @@ class Program(NamedTuple):
     start(seed, settings, given) -> (world, state), not yet evaluated;
     chunk(active, steps, evaluated, seed, settings, world, state, feed, given) -> state, `steps` later, with a row of history
     if `evaluated`; the same state if not active (a padded place in a batch costs nothing where runs are mapped one after the
-    other). `feed` holds the batches of these steps and `given` what all runs share, where data come from the host; a task
-    that draws its own data has neither.
+    other). `feed` holds the batches of the `checkpoint.every` steps among which these are, and `given` what all runs share, where
+    data come from the host; a task that draws its own data has neither.
     """
 
     start: Callable[..., Any]
