@@ -33,8 +33,8 @@ Rules where the paper is silent. None looks at learned against frozen. Measured 
   batch       32, as for depth-3 experts elsewhere, drawn with replacement.
   rates       the paper has two recipes, SGD with 1e-2 (experts) and 1e-1 (router) and Adam with 3.2e-4 and 3.2e-3; Adam with 1e-3 for
               both let the oracle arm fit better than these (.022, .022, .0098 after 3,000 steps). Of 1e-3, 3e-3 and 1e-2 for both, the
-              one with which *every* arm's training loss is lowest after 6,000 steps: 3e-3, for all arms; falling to 0 at the end, so
-              that no arm is judged by its last batch.
+              one with which the training losses of learned, frozen and frozen_top1 are *all* lowest after 6,000 steps: 3e-3, for all
+              arms; falling to 0 at the end, so that no arm is judged by its last batch.
   steps       6,000: what fits 10 minutes a figure.
   gate        every arm of a verdict has a training loss below .1, or one that moved by under 2 % in the last chunk.
   effect      smallest effect of interest: a factor 1.1 in loss.
@@ -95,7 +95,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def get_sweep(config: ConfigDict) -> tuple[Point, ...]:
-    """One point: all training images, each with one vector."""
+    """One point: all training images."""
     return product(data__samples=(config.data.samples,))
 
 

@@ -157,6 +157,23 @@ def test_the_loss_of_another_process_is_told_within_a_minute(experiment, tmp_pat
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("text", ["ä" * 5000, ""])
+def test_what_process_0_tells_has_any_length(monkeypatch, text):
+    """The keys of a batch over 256 devices are longer than any fixed message. Processes must broadcast equal shapes."""
+    raw = np.frombuffer(text.encode(), np.uint8)
+    sent = iter([np.array(raw.size), raw])
+
+    def broadcast(own):
+        of_process_0 = next(sent)
+        assert own.shape == of_process_0.shape
+        return of_process_0
+
+    monkeypatch.setattr(hosts.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(hosts, "first", lambda: False)
+    monkeypatch.setattr(hosts.multihost_utils, "broadcast_one_to_all", broadcast)
+    assert hosts.told("what this process would say") == text
+
+
 def test_processes_that_differ_are_refused(experiment, tmp_path):
     always = f"--config={experiment}", *SHARED
     cases = {

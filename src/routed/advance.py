@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from routed import checkpoint, files, hosts
 from routed.events import Events
 from routed.kinds import kind_of
-from routed.layout import Compiled, stack_settings
+from routed.layout import Compiled, stack_settings, steps_fed
 from routed.points import Run
 from routed.progress import Progress
 from routed.words import UserError
@@ -48,7 +48,7 @@ def advance(
       UserError: interrupted, and saved.
     """
     config, count = batch[0].config, len(batch)
-    kind, every = kind_of(config), config.checkpoint.every or config.eval_every
+    kind, every = kind_of(config), steps_fed(config)
     padding = compiled.runs - count
     seeds = [run.seed for run in batch] + [batch[0].seed] * padding
     placed = compiled.place(np.array(seeds, np.uint32))
@@ -102,7 +102,7 @@ def advance(
         if interrupted():
             if not due:
                 save(end, history)
-            raise UserError(f"interrupted and saved in {workdir}: the same command goes on from here")
+            raise interruption(workdir)
     history, reached = jax.tree.map(np.array, hosts.fetch((states["history"], states["step"])))
     seconds = time.perf_counter() - begun
     if hosts.first():
@@ -115,6 +115,11 @@ def advance(
         for i in range(count)
     ]
     return [one | kind.offline(config, one) for one in ran]
+
+
+def interruption(workdir: pathlib.Path) -> UserError:
+    """What a run ends with that was asked to stop, when everything is saved."""
+    return UserError(f"interrupted and saved in {workdir}: the same command goes on from here")
 
 
 def _stretches(first: int | None, every: int, steps: int, limit: Callable[[], int]) -> Iterator[tuple[int, int]]:
@@ -130,7 +135,7 @@ def _stretches(first: int | None, every: int, steps: int, limit: Callable[[], in
 
 def _feed(compiled: Compiled, config: ConfigDict, seeds: list[int]) -> Callable[[int], Any]:
     """The feed of `checkpoint.every` steps, by the number of the part; two are kept."""
-    kind, every = kind_of(config), config.checkpoint.every or config.eval_every
+    kind, every = kind_of(config), steps_fed(config)
     own, rows = compiled.fed
     feeds = {seed: kind.feed(config, seed, rows) for seed in set(seeds[own])}
 

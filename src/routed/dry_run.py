@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from routed.execute import Group, make_groups
 from routed.kinds import kind_of
-from routed.layout import Compiled, compile_group, stack_settings, traced
+from routed.layout import Compiled, compile_group, stack_settings, steps_fed, traced
 from routed.points import Run
 
 #: Training steps that are timed for the estimate: this many, then more until they take this long.
@@ -46,7 +46,7 @@ def _estimate(group: Group, compiled: Compiled) -> tuple[float, int]:
     settings = compiled.place(stack_settings([traced(run.config) for run in (group.runs * count)[:count]]))
     active, given = np.ones(count, bool), compiled.place_given(kind.given(config))
     worlds, states = compiled.start(seeds, settings, given)
-    largest = config.checkpoint.every or config.eval_every
+    largest = steps_fed(config)
     own, rows = compiled.fed
     fed = kind.feed(config, 0, rows)(0, largest)
     feed = compiled.place_feed(jax.tree.map(lambda a: np.stack([a] * (own.stop - own.start)), fed))

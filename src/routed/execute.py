@@ -16,7 +16,7 @@ from absl import logging as log
 from jax.sharding import Mesh
 
 from routed import checkpoint, hosts, results
-from routed.advance import advance
+from routed.advance import advance, interruption
 from routed.arms import MATCHED
 from routed.config import override
 from routed.kinds import kind_of
@@ -99,7 +99,7 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
         try:
             while pending:
                 if hosts.any_of(interrupted()):
-                    raise UserError(f"interrupted and saved in {workdir}: the same command goes on from here")
+                    raise interruption(workdir)
                 ready = {r.key for r in pending if done.issuperset(r.needs)}
                 batch, group = _resumed(saved, ready, wanted, made) or _next_batch(ready, made)
                 if id(group) not in compiled:

@@ -37,6 +37,11 @@ def split_host() -> None:
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 
+def steps_fed(config: ConfigDict) -> int:
+    """Steps that are fed at once, and after which a batch is saved."""
+    return config.checkpoint.every or config.eval_every
+
+
 def keep_programs(workdir: pathlib.Path) -> None:
     """Compiled programs stay in the workdir, unless JAX_COMPILATION_CACHE_DIR names a place that many share."""
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
@@ -103,7 +108,7 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
     over_runs = _one_spread_run if spread else _shared_out(config, mesh)
 
     begun = time.perf_counter()
-    every = config.checkpoint.every or config.eval_every
+    every = steps_fed(config)
     rows, whole = NamedSharding(mesh, PartitionSpec("run")), NamedSharding(mesh, PartitionSpec())
     batch = NamedSharding(mesh, PartitionSpec("run", None, (DATA, EXPERT))) if spread else rows
     given = _shaped(jax.tree.map(np.asarray, kind.given(config)), whole)
