@@ -37,14 +37,12 @@ that clusters share linear experts stays under every protocol.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 
 from ml_collections import ConfigDict
 
-from routed.claims import Claim, Measured
-from routed.config import base, override, variant
-from routed.points import Point, chain, cross
-
-FIGURES = ("", "printed", "activations", "signals", "picture", "factors")
+from routed.analysis.claims import LEARNED, Claim, Measured, Writer, comparability
+from routed.plan import Figure, Point, make_config
 
 #: What the paper prints (`paper`) and what its released code does; sigma_0 of the former is not stated.
 PRESETS: dict[str, Point] = {
@@ -72,7 +70,65 @@ SETTINGS: dict[str, Point] = {
 }
 TABLE3 = ("1", "2", "3", "4")
 CUBIC, LINEAR = {"experts.activation": "cubic"}, {"experts.activation": "linear"}
-BALANCE = 1e-4  # theirs: 1e-4 E^2 mean_e = 1e-4 E sum_e; our balance loss is E sum_e
+
+PROTOCOL = PRESETS["released"] | {
+    "arms": ("learned",), "seeds": 10, "gate.train_loss": 1.0, "shuffles": 0,
+    "data.name": "patches", "data.clusters": 4, "data.dim": 50, "data.whole": True,
+    "data.samples": 16000, "data.test_samples": 16000, "batch_size": 16000, "steps": 500, "eval_every": 100,
+    "router.name": "conv", "router.noise": "uniform", "router.init_scale": 0.0, "router.learning_rate": 0.1,
+    "experts.name": "cnn", "experts.count": 8, "experts.activation": "cubic", "experts.learning_rate": 1e-3,
+    "selection.renormalise": False, "selection.eval.renormalise": False, "losses.balance_of": "scores",
+    "optimizer.momentum": 0.0, "dispatch": "ragged",
+}  # fmt: skip
+
+SCALES = {
+    "smoke": lambda config: {
+        "data.samples": 800, "data.test_samples": 800, "batch_size": 800, "steps": 20, "eval_every": 10, "seeds": 2
+    },
+    "default": lambda config: {},
+    "paper": lambda config: {} if config.figure == "picture" else {"seeds": 10},  # a map needs no ten runs
+}  # fmt: skip
+
+ACCURACY, ENTROPY, LOSS = CURVES = ("test/accuracy", "train/dispatch_entropy", "train/loss")
+SINGLE_MODEL = {"arm": "dense_expert"}
+
+
+def writers(config: ConfigDict) -> tuple[Writer, Writer]:
+    """Of numbers, and of orders, whose sides are compared by their difference."""
+    numbers = Writer(comparability(config), ACCURACY)
+    return numbers, numbers._replace(unit="difference")
+
+
+def over_runs(mean: float, std: float) -> Measured:
+    """A mean over the paper's ten runs; its standard deviation divides by ten, as their code does, and Welch's test wants nine."""
+    return Measured(mean, std * math.sqrt(10 / 9), 10)
+
+
+def mixtures(settings: Iterable[str]) -> dict[str, Point]:
+    """Mixtures of non-linear and of linear experts, by name."""
+    kinds = {"non-linear": CUBIC, "linear": LINEAR}
+    return {f"{name}, setting {s}": SETTINGS[s] | experts for s in settings for name, experts in kinds.items()}
+
+
+def single(config: ConfigDict, setting: str, activation: str, filters: int) -> Point:
+    """A single model of the released code: `filters` in all, half for each class. Three runs below the paper's scale."""
+    small = {"steps": config.steps, "eval_every": config.eval_every, "stop.after": 0} if config.scale == "smoke" else {}
+    return SETTINGS[setting] | {
+        "arms": ("dense_expert",), "experts.activation": activation, "experts.width": filters // 2, "loss": "cross_entropy",
+        "experts.init_scale": 1.0, "experts.learning_rate": 3e-3 if activation == "linear" else 1e-2, "optimizer.name": "adam",
+        "optimizer.normalise": "none", "optimizer.l2": 5e-4, "stop.floor": 0.0, "stop.after": 500, "steps": 800, "eval_every": 100,
+        "seeds": config.seeds if config.scale == "paper" else min(3, config.seeds),
+    } | small  # fmt: skip
+
+
+def claim_bound(config: ConfigDict, id: str, words: str, at: Point) -> Claim:
+    """Theorem 4.1, where alpha and gamma have the same law."""
+    _, orders = writers(config)
+    words = f"{words}: at most 87.5 % right"
+    return orders.order(f"chen.theorem41.{id}", words, "theorem", SINGLE_MODEL, {"value": 0.875}, at=at)
+
+
+# Tables 1, 3 and 9
 
 #: Table 3: accuracy in % and dispatch entropy with their (population) standard deviations over ten runs.
 MOE = {
@@ -86,370 +142,291 @@ SINGLE = {
     ("1", "linear"): (68.71, 67.63), ("1", "cubic"): (79.48, 78.18), ("2", "linear"): (60.59, 63.04), ("2", "cubic"): (72.29, 52.09),
     ("3", "linear"): (74.81, 74.54), ("3", "cubic"): (72.69, 67.78), ("4", "linear"): (74.63, 72.98), ("4", "cubic"): (68.60, 61.65),
 }  # fmt: skip
-#: Table 9: accuracy of the linear mixture with a balance loss.
-BALANCED = {"1": (93.81, 1.02), "2": (89.20, 2.20), "3": (95.12, 0.58), "4": (92.50, 1.55)}
-#: Tables 7 (verify) and 8 (settings 1 and 2): accuracy in % of single models with 128 filters.
-ACTIVATIONS = {
-    "linear": (74.81, 68.71, 60.59), "cubic": (72.69, 79.48, 72.29), "relu": (73.45, 72.28, 80.12),
-    "celu": (76.91, 81.75, 78.99), "gelu": (74.01, 79.04, 82.01), "tanh": (74.76, 81.72, 81.03),
-}  # fmt: skip
+#: Table 9: accuracy of the linear mixture with a balance loss. Theirs: 1e-4 E^2 mean_e = 1e-4 E sum_e; ours: E sum_e.
+TABLE9 = {"1": (93.81, 1.02), "2": (89.20, 2.20), "3": (95.12, 0.58), "4": (92.50, 1.55)}
+BALANCED, UNBALANCED = {"losses.balance": 1e-4}, {"losses.balance": 0.0}
+
+
+def rows(config: ConfigDict) -> dict[str, Point]:
+    """The rows of the tables, by name."""
+    balanced = {f"linear, balanced, setting {s}": SETTINGS[s] | LINEAR | BALANCED for s in TABLE3}
+    singles = {
+        f"single {activation}, {filters} filters, setting {s}": single(config, s, activation, filters)
+        for s in TABLE3
+        for activation in ("linear", "cubic")
+        for filters in (128, 512)
+    }
+    return mixtures(TABLE3) | balanced | singles
+
+
+def claim_mixtures(config: ConfigDict, s: str, at: Point, entropy: str) -> Iterator[Claim]:
+    """Table 3's mixtures of setting `s`. `at` is what other rows have another value of."""
+    numbers, orders = writers(config)
+    for name, experts in (("nonlinear", CUBIC), ("linear", LINEAR)):
+        accuracy, accuracy_std, spread, spread_std = MOE[s, experts["experts.activation"]]
+        words, write = f"setting {s}, mixture of {name} experts", numbers._replace(at=SETTINGS[s] | experts | at)
+        id = f"chen.table3.s{s}.moe-{name}"
+        yield write.number(f"{id}.accuracy", f"{words}: accuracy", over_runs(accuracy / 100, accuracy_std / 100))
+        yield write.number(f"{id}.entropy", f"{words}: dispatch entropy", over_runs(spread, spread_std), metric=entropy)
+    order, linear, cubic = orders._replace(at=SETTINGS[s] | at).order, LEARNED | LINEAR, LEARNED | CUBIC
+    words = f"setting {s}: non-linear experts beat linear ones"
+    yield order(f"chen.table3.s{s}.accuracy", words, "99 against 93 %", linear, cubic)
+    words = f"setting {s}: non-linear experts divide the clusters, linear ones do not"
+    yield order(f"chen.table3.s{s}.entropy", words, "below .2 against above 1.1", cubic, linear, metric=entropy)
+
+
+def claim_singles(config: ConfigDict, s: str) -> Iterator[Claim]:
+    """Single models of setting `s`: their numbers, Theorem 4.1, and the mixture beside them."""
+    numbers, orders = writers(config)
+    for activation in ("linear", "cubic"):
+        for filters, accuracy in zip((128, 512), SINGLE[s, activation], strict=True):
+            at = SETTINGS[s] | {"experts.activation": activation, "experts.width": filters // 2}
+            words, id = f"setting {s}, single {activation} model of {filters} filters", f"{activation}-{filters}"
+            number = numbers._replace(at=at).number
+            yield number(f"chen.table3.s{s}.single-{id}", f"{words}: accuracy", accuracy / 100, SINGLE_MODEL)
+            if s in ("3", "4"):
+                yield claim_bound(config, f"s{s}.{id}", words, at)
+    mixture = LEARNED | CUBIC | {"experts.width": config.experts.width} | UNBALANCED
+    words = f"setting {s}: the mixture beats a single cubic model of as many filters"
+    model = SINGLE_MODEL | CUBIC | {"experts.width": 64}
+    yield orders.order(f"chen.table1.s{s}.mixture", words, "99 against 79 %", model, mixture, at=SETTINGS[s])
+
+
+def claim_balance(config: ConfigDict, s: str) -> Iterator[Claim]:
+    """Table 9 in setting `s`."""
+    numbers, orders = writers(config)
+    mean, std = TABLE9[s]
+    words, at = f"setting {s}, linear experts with a balance loss: accuracy", SETTINGS[s] | LINEAR | BALANCED
+    yield numbers.number(f"chen.table9.s{s}", words, over_runs(mean / 100, std / 100), at=at)
+    words = f"setting {s}: balancing does not make linear experts as good as non-linear ones"
+    order = orders._replace(at=SETTINGS[s] | {"experts.width": config.experts.width}).order
+    linear, cubic = LEARNED | LINEAR | BALANCED, LEARNED | CUBIC | UNBALANCED
+    yield order(f"chen.table9.s{s}.order", words, "94 against 99 %", linear, cubic)
+
+
+def claim_tables(config: ConfigDict) -> Iterator[Claim]:
+    """Every number of the tables, and the orders that the paper draws from them."""
+    at = {"experts.width": config.experts.width} | UNBALANCED
+    for s in TABLE3:
+        yield from claim_mixtures(config, s, at, ENTROPY)
+        yield from claim_singles(config, s)
+        yield from claim_balance(config, s)
+
+
+def draw_tables(methods: dict[str, Point], entropy: str) -> tuple[dict, ...]:
+    """The rows beside each other, where setting 1's samples go, and how the mixtures train."""
+    return (
+        {"kind": "methods", "name": "table3", "methods": methods, "metrics": (ACCURACY, entropy)},
+        {"kind": "dispatch", "name": "dispatch", "lines": mixtures(("1",))},
+        {"kind": "series", "name": "training", "lines": mixtures(TABLE3), "metrics": CURVES},
+    )
+
+
+HEADLINE = Figure(
+    "Tables 1, 3, 4 to 6 and 9: mixtures and single models in four settings, protocol of the released code",
+    sweep=lambda config: tuple(rows(config).values()),
+    claims=lambda config: tuple(claim_tables(config)),
+    plots=lambda config: draw_tables(rows(config), ENTROPY),
+)
+
+
+# The protocol as printed
+
 #: Steps of the printed protocol, whose inputs are ten times smaller: by then the test accuracy of linear experts, the slower ones,
 #: has stopped changing (by less than .004 over the next 1,600 steps, in all settings, on seed 5000).
 STEPS = 6400
 
-#: The factors of `factors`: gate, loss and scale, with what goes with each.
-GATES = {
-    "raw": {"selection.name": "raw", "selection.eval.name": "raw", "router.noise_in_weights": True},
-    "softmax": {"selection.name": "top_k", "selection.eval.name": "top_k", "router.noise_in_weights": False},
-}
-LOSSES = {
-    "twice": {"loss": "softmax_cross_entropy", "stop.floor": 0.314},
-    "once": {"loss": "cross_entropy", "stop.floor": 0.0},
-}
-SCALES_OF_DATA = (10.0, 1.0)
+PRINTED = Figure(
+    "Table 3's mixtures, the protocol as the paper prints it",
+    changes=PRESETS["paper"] | {"steps": STEPS, "eval_every": STEPS // 20, "seeds": 5},
+    sweep=lambda config: tuple(mixtures(TABLE3).values()),
+    claims=lambda config: tuple(
+        claim._replace(id=f"{claim.id}.printed")
+        for s in TABLE3
+        for claim in claim_mixtures(config, s, {}, "router/dispatch_entropy")
+    ),
+    plots=lambda config: draw_tables(mixtures(TABLE3), "router/dispatch_entropy"),
+)
 
 
-def single(activation: str, filters: int) -> Point:
-    """A single model of the released code: `filters` in all, half of them for each class."""
-    slow = {"linear": 3e-3}
+# Tables 7 and 8
+
+#: Tables 7 (verify) and 8 (settings 1 and 2): accuracy in % of single models with 128 filters.
+TABLES7AND8 = {
+    "linear": (74.81, 68.71, 60.59), "cubic": (72.69, 79.48, 72.29), "relu": (73.45, 72.28, 80.12),
+    "celu": (76.91, 81.75, 78.99), "gelu": (74.01, 79.04, 82.01), "tanh": (74.76, 81.72, 81.03),
+}  # fmt: skip
+DATA = ("verify", "1", "2")
+
+
+def models(config: ConfigDict) -> dict[str, Point]:
+    """The single models of the tables, by name."""
+    return {f"{name}, data {s}": single(config, s, name, 128) for s in DATA for name in TABLES7AND8}
+
+
+def claim_activations(config: ConfigDict) -> Iterator[Claim]:
+    """Tables 7 and 8, and Theorem 4.1 for each activation on data where alpha and gamma agree."""
+    numbers, _ = writers(config)
+    for name, values in TABLES7AND8.items():
+        for s, value in zip(DATA, values, strict=True):
+            words, at = f"data {s}, single {name} model of 128 filters", SETTINGS[s] | {"experts.activation": name}
+            id = f"chen.table7.{name}" if s == "verify" else f"chen.table8.{name}.s{s}"
+            yield numbers.number(id, f"{words}: accuracy", value / 100, SINGLE_MODEL, at=at)
+            if s == "verify":
+                yield claim_bound(config, f"verify.{name}", words, at)
+
+
+ACTIVATIONS = Figure(
+    "Tables 7 and 8: single models with six activations",
+    sweep=lambda config: tuple(models(config).values()),
+    claims=lambda config: tuple(claim_activations(config)),
+    plots=lambda config: (
+        {"kind": "methods", "name": "activations", "methods": models(config), "metrics": (ACCURACY, LOSS)},
+    ),
+)
+
+
+# Figures 3, 4 and 5, the lemmas
+
+
+def claim_signals(config: ConfigDict) -> tuple[Claim, ...]:
+    """What Figs. 3 to 5 say in words, and the lemmas."""
+    order = Writer(comparability(config), "signals/expert_feature", SETTINGS["1"] | CUBIC, "difference").order
+    names = ("expert_second", "expert_centre", "router_feature", "router_centre")
+    second, centre, router_feature, router_centre = (LEARNED | {"metric": f"signals/{name}"} for name in names)
+    return (
+        order("chen.fig4.one-feature", "a non-linear expert aligns with one feature more than with any other",
+              "Figs. 4 and 5", second, LEARNED),
+        order("chen.fig4.no-centre", "a non-linear expert aligns with its feature more than with any centre",
+              "Figs. 4 and 5", centre, LEARNED),
+        order("chen.fig4.router", "the router of non-linear experts aligns with centres more than with features",
+              "Figs. 4 and 5", router_feature, router_centre, metric="signals/router_centre"),
+        order("chen.fig5.router", "the router of linear experts aligns with features more than with centres",
+              "Figs. 4 and 5", router_centre, router_feature, metric="signals/router_feature",
+              at=SETTINGS["1"] | LINEAR),
+        *(
+            order(f"chen.fig3.s{s}", f"setting {s}: the entropy of non-linear experts ends below that of linear ones",
+                  "below .3 against above 1.1", LEARNED | CUBIC, LEARNED | LINEAR, metric=ENTROPY, at=SETTINGS[s])
+            for s in ("1", "2")
+        ),
+        order("chen.lemma51", "routing moves at most E^2 times as far as scores (Lemma 5.1)",
+              "lemma", LEARNED, {"value": 1.0}, metric="theory/lemma51"),
+        order("chen.theorem42.groups",
+              "experts serve the cluster that their initial filters favour more often than by chance (1/4)",
+              "theorem", {"value": 0.25}, LEARNED, metric="router/group_hit"),
+    )  # fmt: skip
+
+
+def draw_signals(config: ConfigDict) -> tuple[dict, ...]:
+    """Entropy in both settings; in setting 1 products with signals, alignment and what the lemmas bound."""
+    lines = dict(zip(("non-linear", "linear"), mixtures(("1",)).values(), strict=True))
+    experts = ("signals/expert_feature", "signals/expert_second", "signals/expert_centre")
+    alignment = (*experts, "signals/router_feature", "signals/router_centre", "router/group_hit")
+    lemmas = ("theory/lemma51", "theory/lemma_c4", "theory/row_sum")
+    return (
+        {"kind": "series", "name": "figure3", "lines": mixtures(("1", "2")), "metrics": CURVES},
+        {"kind": "products", "name": "figures4and5", "lines": lines},
+        {"kind": "series", "name": "alignment", "lines": lines, "metrics": alignment},
+        {"kind": "series", "name": "lemmas", "lines": lines, "metrics": lemmas},
+    )
+
+
+SIGNALS = Figure(
+    "Figs. 3, 4 and 5, the lemmas: what experts and router align with over training",
+    changes={"eval_every": 25, "stop.rise": 0.0},
+    sweep=lambda config: tuple(mixtures(("1", "2")).values()),
+    claims=claim_signals,
+    plots=draw_signals,
+)
+
+
+# Figure 1
+
+PICTURES: dict[str, Point] = {
+    f"{name} experts": {
+        "data.alpha_low": 1.0, "data.alpha_high": 1.0, "data.beta_low": 1.2,
+        "data.gamma_low": 1.0, "data.gamma_high": 2.0,
+    } | experts
+    for name, experts in (("non-linear", CUBIC), ("linear", LINEAR))
+}  # fmt: skip
+
+PICTURE = Figure(
+    "Fig. 1: a map of the samples and where the router sends them",
+    changes={
+        "experts.count": 4, "experts.width": 10, "data.noise_outside": True, "data.patch_noise": 3.0,
+        "data.samples": 1600, "data.test_samples": 1600, "batch_size": 1600, "stop.rise": 0.0, "seeds": 3,
+    },
+    sweep=lambda config: tuple(PICTURES.values()),
+    plots=lambda config: (
+        {"kind": "embedding", "name": "figure1", "lines": PICTURES},
+        {"kind": "dispatch", "name": "dispatch", "lines": PICTURES},
+    ),
+)  # fmt: skip
+
+
+# Our own question: what makes linear experts fail?
+
+#: Gate, loss and scale, with what goes with each.
+GATES: dict[str, Point] = {
+    "score as gate": {"selection.name": "raw", "selection.eval.name": "raw", "router.noise_in_weights": True},
+    "softmax gate": {"selection.name": "top_k", "selection.eval.name": "top_k", "router.noise_in_weights": False},
+}
+LOSSES: dict[str, Point] = {
+    "softmax twice": {"loss": "softmax_cross_entropy", "stop.floor": 0.314},
+    "softmax once": {"loss": "cross_entropy", "stop.floor": 0.0},
+}
+
+
+def cells(config: ConfigDict) -> dict[str, Point]:
+    """Every gate, loss and scale, in setting 1; the smaller scale takes as many steps as the printed protocol."""
+    longer = {} if config.scale == "smoke" else {"steps": STEPS, "eval_every": STEPS // 4}
     return {
-        "arms": ("dense_expert",), "experts.activation": activation, "experts.width": filters // 2, "loss": "cross_entropy",
-        "experts.init_scale": 1.0, "experts.learning_rate": slow.get(activation, 1e-2), "optimizer.name": "adam",
-        "optimizer.normalise": "none", "optimizer.l2": 5e-4, "stop.floor": 0.0, "stop.after": 500, "steps": 800, "eval_every": 100,
-    }  # fmt: skip
+        f"{gate}, {loss}, inputs x {scale:g}": GATES[gate] | LOSSES[loss] | {"data.input_scale": scale} | steps
+        for gate in GATES
+        for loss in LOSSES
+        for scale, steps in ((10.0, {}), (1.0, longer))
+    }
+
+
+def combinations(config: ConfigDict) -> dict[str, Point]:
+    """Every cell with linear and with cubic experts."""
+    kinds = {"linear": LINEAR, "cubic": CUBIC}
+    return {f"{kind}: {words}": cell | kinds[kind] for words, cell in cells(config).items() for kind in kinds}
+
+
+def claim_factors(config: ConfigDict) -> Iterator[Claim]:
+    """Does one change to the released protocol let linear experts learn? Are non-linear ones better in every cell?"""
+    _, orders = writers(config)
+    released = {"selection.name": "raw", "loss": "softmax_cross_entropy", "data.input_scale": 10.0}
+    for name, key, value, words in (
+        ("gate", "selection.name", "top_k", "a softmax gate"), ("loss", "loss", "cross_entropy", "softmax once"),
+        ("scale", "data.input_scale", 1.0, "inputs as printed"),
+    ):  # fmt: skip
+        rest = {k: v for k, v in released.items() if k != key}
+        yield orders.order(f"routed.cluster.{name}", f"{words} lets linear experts do better than as released",
+                           "not asked", LEARNED | {key: released[key]}, LEARNED | {key: value}, at=rest | LINEAR)  # fmt: skip
+    for i, (words, cell) in enumerate(cells(config).items()):
+        at, words = {key: cell[key] for key in released}, f"non-linear experts beat linear ones: {words}"
+        id = f"routed.cluster.nonlinear.{i}"
+        yield orders.order(id, words, "99 against 93 %", LEARNED | LINEAR, LEARNED | CUBIC, at=at)
+
+
+FACTORS = Figure(
+    "what makes linear experts fail: gate, loss and scale of the inputs",
+    changes={"seeds": 3},
+    sweep=lambda config: tuple(combinations(config).values()),
+    claims=lambda config: tuple(claim_factors(config)),
+    plots=lambda config: (
+        {"kind": "methods", "name": "factors", "methods": combinations(config), "metrics": (ACCURACY, ENTROPY)},
+    ),
+)
+
+FIGURES = {
+    "": HEADLINE, "printed": PRINTED, "activations": ACTIVATIONS,
+    "signals": SIGNALS, "picture": PICTURE, "factors": FACTORS,
+}  # fmt: skip
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """The config of FIGURE[,SCALE]."""
-    figure, scale = variant(arg, FIGURES)
-    c = base()
-    with c.unlocked():
-        c.name, c.figure, c.scale = "cluster_cnn", figure, scale
-        c.arms, c.seeds, c.gate.train_loss, c.shuffles = ("learned",), 10, 1.0, 0
-        c.data.name, c.data.clusters, c.data.dim, c.data.whole = "patches", 4, 50, True
-        c.data.samples = c.data.test_samples = c.batch_size = 16000
-        c.router.name, c.router.noise, c.router.init_scale, c.router.learning_rate = "conv", "uniform", 0.0, 0.1
-        c.experts.name, c.experts.count, c.experts.activation, c.experts.learning_rate = "cnn", 8, "cubic", 1e-3
-        c.selection.renormalise = c.selection.eval.renormalise = False
-        c.losses.balance_of, c.optimizer.momentum, c.dispatch = "scores", 0.0, "ragged"
-        c.steps, c.eval_every = 500, 100
-        if figure == "printed":
-            c.steps, c.eval_every = STEPS, STEPS // 20
-        if scale == "default":
-            c.seeds = {"printed": 5, "factors": 3}.get(figure, c.seeds)
-        if figure == "signals":
-            c.eval_every = 25
-        if figure == "picture":
-            c.experts.count, c.data.samples, c.data.test_samples, c.batch_size, c.seeds = 4, 1600, 1600, 1600, 3
-        if scale == "smoke":
-            c.data.samples = c.data.test_samples = c.batch_size = 800
-            c.steps, c.eval_every, c.seeds = 20, 10, 2
-    changes = PRESETS["paper" if figure == "printed" else "released"]
-    if figure in ("signals", "picture"):
-        changes = changes | {"stop.rise": 0.0}
-    if figure == "picture":
-        changes = changes | {"experts.width": 10, "data.noise_outside": True, "data.patch_noise": 3.0}
-    return override(c.lock(), changes)
-
-
-def get_sweep(config: ConfigDict) -> tuple[Point, ...]:
-    """The rows of the tables that the figure shows."""
-    small = {"steps": config.steps, "eval_every": config.eval_every, "stop.after": 0} if config.scale == "smoke" else {}
-    few = {"seeds": min(3, config.seeds) if config.scale != "paper" else config.seeds}
-
-    def singles(settings, activations, filters) -> tuple[Point, ...]:
-        return tuple(SETTINGS[s] | single(a, f) | small | few for s in settings for a in activations for f in filters)
-
-    mixtures = tuple(SETTINGS[s] | one for s in TABLE3 for one in (CUBIC, LINEAR))
-    if config.figure == "printed":
-        return mixtures
-    if config.figure == "activations":
-        return singles(("verify", "1", "2"), ACTIVATIONS, (128,))
-    if config.figure == "signals":
-        return mixtures[:4]
-    if config.figure == "picture":
-        shown = {
-            "data.alpha_low": 1.0,
-            "data.alpha_high": 1.0,
-            "data.beta_low": 1.2,
-            "data.gamma_low": 1.0,
-            "data.gamma_high": 2.0,
-        }
-        return tuple(shown | one for one in (CUBIC, LINEAR))
-    if config.figure == "factors":
-        return cross(_cells(config), (LINEAR, CUBIC))
-    balanced = tuple(SETTINGS[s] | LINEAR | {"losses.balance": BALANCE} for s in TABLE3)
-    return chain(mixtures, balanced, singles(TABLE3, ("linear", "cubic"), (128, 512)))
-
-
-def _cells(config: ConfigDict) -> tuple[Point, ...]:
-    """Every combination of gate, loss and scale, in setting 1; the smaller scale takes as many steps as the printed protocol."""
-    steps = {10.0: {}, 1.0: {} if config.scale == "smoke" else {"steps": STEPS, "eval_every": STEPS // 4}}
-    scales = tuple({"data.input_scale": scale} | steps[scale] for scale in SCALES_OF_DATA)
-    return cross(cross(tuple(GATES.values()), tuple(LOSSES.values())), scales)
-
-
-def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
-    """Every number of the tables, and the orders that the paper draws from them."""
-    if config.figure == "factors":
-        return _of_factors(config)
-    if config.figure == "activations":
-        return _of_activations(config)
-    if config.figure == "signals":
-        return _of_signals(config)
-    if config.figure == "picture":
-        return ()
-    entropy = "router/dispatch_entropy" if config.figure == "printed" else "train/dispatch_entropy"
-    found = []
-    for s in TABLE3:
-        cubic, linear = (
-            SETTINGS[s] | one | {"experts.width": config.experts.width, "losses.balance": 0.0}
-            for one in (CUBIC, LINEAR)
-        )
-        if config.figure == "printed":  # nothing else is swept
-            cubic, linear = SETTINGS[s] | CUBIC, SETTINGS[s] | LINEAR
-        for name, at in (("nonlinear", cubic), ("linear", linear)):
-            mean, std, spread, of = MOE[s, at["experts.activation"]]
-            words, id = f"setting {s}, mixture of {name} experts", f"chen.table3.s{s}.moe-{name}"
-            found += [
-                _number(
-                    config,
-                    f"{id}.accuracy",
-                    f"{words}: accuracy",
-                    _over_runs(mean / 100, std / 100),
-                    "test/accuracy",
-                    at,
-                ),
-                _number(config, f"{id}.entropy", f"{words}: dispatch entropy", _over_runs(spread, of), entropy, at),
-            ]
-        sides = _without(cubic, "experts.activation"), LINEAR | LEARNED, CUBIC | LEARNED
-        found += [
-            _order(config, f"chen.table3.s{s}.accuracy", f"setting {s}: non-linear experts beat linear ones", "99 against 93 %", *sides),
-            _order(config, f"chen.table3.s{s}.entropy", f"setting {s}: non-linear experts divide the clusters, linear ones do not",
-                   "below .2 against above 1.1", sides[0], sides[2], sides[1], metric=entropy),
-        ]  # fmt: skip
-        if config.figure != "printed":
-            found += _of_singles(config, s, cubic)
-    return tuple(found)
-
-
-LEARNED, SINGLE_MODEL = {"arm": "learned"}, {"arm": "dense_expert"}
-
-
-def _over_runs(mean: float, std: float) -> Measured:
-    """A mean over the paper's ten runs; its standard deviation divides by ten, as their code does, and Welch's test wants nine."""
-    return Measured(mean, std * math.sqrt(10 / 9), 10)
-
-
-def _without(at: Point, *keys: str) -> Point:
-    return {key: value for key, value in at.items() if key not in keys}
-
-
-def _where(config: ConfigDict) -> str:
-    return "scaled" if config.scale == "smoke" else "gaps_filled"
-
-
-def _number(config: ConfigDict, id: str, statement: str, paper, metric: str, at: Point, side=LEARNED) -> Claim:
-    id = f"{id}.printed" if config.figure == "printed" else id
-    return Claim("number", id, statement, paper, _where(config), metric, side, {}, at)
-
-
-def _order(
-    config: ConfigDict, id: str, statement: str, paper: str, at: Point, lower, higher, metric="test/accuracy"
-) -> Claim:
-    id = f"{id}.printed" if config.figure == "printed" else id
-    return Claim("order", id, statement, paper, _where(config), metric, lower, higher, at, "difference")
-
-
-def _of_singles(config: ConfigDict, s: str, mixture: Point) -> list[Claim]:
-    """Single models of a setting: their numbers, the mixture beside them, Theorem 4.1, and Table 9."""
-    found = []
-    for name in ("linear", "cubic"):
-        for filters, value in zip((128, 512), SINGLE[s, name], strict=True):
-            at = SETTINGS[s] | {"experts.activation": name, "experts.width": filters // 2}
-            id, words = (
-                f"chen.table3.s{s}.single-{name}-{filters}",
-                f"setting {s}, single {name} model of {filters} filters",
-            )
-            found.append(_number(config, id, f"{words}: accuracy", value / 100, "test/accuracy", at, SINGLE_MODEL))
-            if s in ("3", "4"):
-                found.append(_bound(config, f"s{s}.{name}-{filters}", words, at))
-    best = {"experts.activation": "cubic", "experts.width": 64}
-    mean, std = BALANCED[s]
-    balanced = SETTINGS[s] | LINEAR | {"losses.balance": BALANCE}
-    return [
-        *found,
-        _order(config, f"chen.table1.s{s}.mixture", f"setting {s}: the mixture beats a single cubic model of as many filters", "99 against 79 %",
-               SETTINGS[s], SINGLE_MODEL | best, LEARNED | {k: mixture[k] for k in ("experts.activation", "experts.width", "losses.balance")}),
-        _number(config, f"chen.table9.s{s}", f"setting {s}, linear experts with a balance loss: accuracy", _over_runs(mean / 100, std / 100), "test/accuracy", balanced),
-        _order(config, f"chen.table9.s{s}.order", f"setting {s}: balancing does not make linear experts as good as non-linear ones", "94 against 99 %",
-               SETTINGS[s] | {"experts.width": config.experts.width}, LEARNED | LINEAR | {"losses.balance": BALANCE}, LEARNED | CUBIC | {"losses.balance": 0.0}),
-    ]  # fmt: skip
-
-
-def _bound(config: ConfigDict, id: str, words: str, at: Point) -> Claim:
-    """Theorem 4.1, where alpha and gamma have the same law."""
-    return _order(
-        config, f"chen.theorem41.{id}", f"{words}: at most 87.5 % right", "theorem", at, SINGLE_MODEL, {"value": 0.875}
-    )
-
-
-def _of_activations(config: ConfigDict) -> tuple[Claim, ...]:
-    """Tables 7 and 8, and Theorem 4.1 for each activation on data where alpha and gamma agree."""
-    found = []
-    for name, values in ACTIVATIONS.items():
-        for s, value in zip(("verify", "1", "2"), values, strict=True):
-            at, id = SETTINGS[s] | {"experts.activation": name}, f"chen.table{7 if s == 'verify' else 8}.{name}"
-            words = f"data {s}, single {name} model of 128 filters"
-            id = id if s == "verify" else f"{id}.s{s}"
-            found.append(_number(config, id, f"{words}: accuracy", value / 100, "test/accuracy", at, SINGLE_MODEL))
-            if s == "verify":
-                found.append(_bound(config, f"verify.{name}", words, at))
-    return tuple(found)
-
-
-def _of_signals(config: ConfigDict) -> tuple[Claim, ...]:
-    """What Figs. 3 to 5 say in words, and the lemmas."""
-    at, found = SETTINGS["1"] | CUBIC, []
-
-    def order(id, statement, lower, higher, at=at, metric="signals/expert_feature", paper="Figs. 4 and 5"):
-        found.append(_order(config, id, statement, paper, at, lower, higher, metric))
-
-    second, centre = LEARNED | {"metric": "signals/expert_second"}, LEARNED | {"metric": "signals/expert_centre"}
-    feature, routed = LEARNED | {"metric": "signals/router_feature"}, LEARNED | {"metric": "signals/router_centre"}
-    order(
-        "chen.fig4.one-feature", "a non-linear expert aligns with one feature more than with any other", second, LEARNED
-    )
-    order(
-        "chen.fig4.no-centre", "a non-linear expert aligns with its feature more than with any centre", centre, LEARNED
-    )
-    order(
-        "chen.fig4.router",
-        "the router of non-linear experts aligns with centres more than with features",
-        feature,
-        routed,
-        metric="signals/router_centre",
-    )
-    order(
-        "chen.fig5.router",
-        "the router of linear experts aligns with features more than with centres",
-        routed,
-        feature,
-        SETTINGS["1"] | LINEAR,
-        "signals/router_feature",
-    )
-    for s in ("1", "2"):
-        order(f"chen.fig3.s{s}", f"setting {s}: the entropy of non-linear experts ends below that of linear ones", LEARNED | CUBIC, LEARNED | LINEAR,
-              SETTINGS[s], "train/dispatch_entropy", "below .3 against above 1.1")  # fmt: skip
-    order(
-        "chen.lemma51",
-        "routing moves at most E^2 times as far as scores (Lemma 5.1)",
-        LEARNED,
-        {"value": 1.0},
-        at,
-        "theory/lemma51",
-        "lemma",
-    )
-    order(
-        "chen.theorem42.groups",
-        "experts serve the cluster that their initial filters favour more often than by chance (1/4)",
-        {"value": 0.25},
-        LEARNED,
-        at,
-        "router/group_hit",
-        "theorem",
-    )
-    return tuple(found)
-
-
-def _of_factors(config: ConfigDict) -> tuple[Claim, ...]:
-    """Our own questions: does one change to the released protocol let linear experts learn?"""
-    at = {"selection.name": "raw", "loss": "softmax_cross_entropy", "data.input_scale": 10.0} | LINEAR
-    changes = (
-        ("gate", "selection.name", "top_k", "a softmax gate"), ("loss", "loss", "cross_entropy", "softmax once"),
-        ("scale", "data.input_scale", 1.0, "inputs as printed"),
-    )  # fmt: skip
-    single = tuple(
-        _order(config, f"routed.cluster.{name}", f"{words} lets linear experts do better than as released", "not asked", _without(at, key),
-               LEARNED | {key: at[key]}, LEARNED | {key: value})
-        for name, key, value, words in changes
-    )  # fmt: skip
-    cells = tuple(
-        _order(config, f"routed.cluster.nonlinear.{i}", "non-linear experts beat linear ones: " + _words(cell), "99 against 93 %",
-               _without(cell, "steps", "eval_every", "selection.eval.name", "router.noise_in_weights", "stop.floor"),
-               LEARNED | LINEAR, LEARNED | CUBIC)
-        for i, cell in enumerate(_cells(config))
-    )  # fmt: skip
-    return single + cells
-
-
-def _words(point: Point) -> str:
-    gate = "score as gate" if point["selection.name"] == "raw" else "softmax gate"
-    loss = "softmax twice" if point["loss"] == "softmax_cross_entropy" else "softmax once"
-    return f"{gate}, {loss}, inputs x {point['data.input_scale']:g}"
-
-
-def get_plots(config: ConfigDict) -> tuple[dict, ...]:
-    """Tables as figures; entropy, products and the map of samples for the figures of the paper."""
-    curves = ("test/accuracy", "train/dispatch_entropy", "train/loss")
-    sweep = get_sweep(config)
-    lines = (
-        {
-            f"{'non-linear' if p['experts.activation'] == 'cubic' else 'linear'}, setting {_setting(p)}": p
-            for p in sweep
-            if "arms" not in p and not p.get("losses.balance")
-        }
-        if config.figure in ("", "printed", "signals")
-        else {}
-    )
-    if config.figure == "factors":
-        methods = {f"{p['experts.activation']}: {_words(p)}": p for p in sweep}
-        return ({"kind": "methods", "name": "factors", "methods": methods, "metrics": curves[:2]},)
-    if config.figure == "activations":
-        methods = {f"{p['experts.activation']}, data {_setting(p)}": p for p in sweep}
-        return (
-            {"kind": "methods", "name": "activations", "methods": methods, "metrics": ("test/accuracy", "train/loss")},
-        )
-    if config.figure == "picture":
-        lines = {"non-linear experts": sweep[0], "linear experts": sweep[1]}
-        return (
-            {"kind": "embedding", "name": "figure1", "lines": lines},
-            {"kind": "dispatch", "name": "dispatch", "lines": lines},
-        )
-    if config.figure == "signals":
-        first = {"non-linear": lines["non-linear, setting 1"], "linear": lines["linear, setting 1"]}
-        strength = (
-            "signals/expert_feature",
-            "signals/expert_second",
-            "signals/expert_centre",
-            "signals/router_feature",
-            "signals/router_centre",
-        )
-        return (
-            {"kind": "series", "name": "figure3", "lines": lines, "metrics": curves},
-            {"kind": "products", "name": "figures4and5", "lines": first},
-            {"kind": "series", "name": "alignment", "lines": first, "metrics": (*strength, "router/group_hit")},
-            {
-                "kind": "series",
-                "name": "lemmas",
-                "lines": first,
-                "metrics": ("theory/lemma51", "theory/lemma_c4", "theory/row_sum"),
-            },
-        )
-    methods = dict(lines)
-    for p in sweep:
-        if "arms" in p:
-            methods[f"single {p['experts.activation']}, {2 * p['experts.width']} filters, setting {_setting(p)}"] = p
-        elif p.get("losses.balance"):
-            methods[f"linear, balanced, setting {_setting(p)}"] = p
-    shown = {name: point for name, point in lines.items() if name.endswith("setting 1")}
-    metrics = ("test/accuracy", "train/dispatch_entropy" if config.figure == "" else "router/dispatch_entropy")
-    return (
-        {"kind": "methods", "name": "table3", "methods": methods, "metrics": metrics},
-        {"kind": "dispatch", "name": "dispatch", "lines": shown},
-        {"kind": "series", "name": "training", "lines": lines, "metrics": curves},
-    )
-
-
-def _setting(point: Point) -> str:
-    return next(name for name, setting in SETTINGS.items() if setting.items() <= point.items())
+    return make_config("cluster_cnn", arg, FIGURES, PROTOCOL, SCALES)

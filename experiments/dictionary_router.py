@@ -34,129 +34,167 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from routed.claims import Claim
-from routed.config import base, variant
-from routed.points import Point, chain, product
+from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Writer, comparability
+from routed.plan import Figure, Point, make_config, product
 
-FIGURES = ("", "readings", "separation")
-
-CORE = ("learned", "frozen", "dense_total", "dense_expert")
-ALL = ("learned", "frozen", "frozen_sharp", "frozen_top1", "frozen_data", "dense_active", "dense_total", "dense_expert")
+PAIR = ("learned", "frozen")
+ALL = (*PAIR, "frozen_sharp", "frozen_top1", "frozen_data", "dense_active", "dense_total", "dense_expert")
+DENSE, ONE_MAP = {"arm": "dense_total"}, {"arm": "dense_expert"}
 ATOMS = {"smoke": (4, 6), "default": (32, 128), "paper": (32, 128)}
 #: Test samples: the same number of every combination of 2 (of 3) atoms that is judged.
 SAMPLES = {4: 480, 6: 480, 32: 7936, 128: 8192}
-TARGETS = ("cross", "atoms", "centres")
+
+LOSSES = ("test/loss_soft", "test/loss")
+#: The paper's four sparsities, and the learned router's as sides of claims.
+SPARSITIES = ("router/sparsity", "router/sparsity_shuffled", "router/sparsity_by_atom", "router/experts_used")
+SPARSITY, SHUFFLED, BY_ATOM, USED = (LEARNED | {"metric": metric} for metric in SPARSITIES)
+
+PROTOCOL = {
+    "arms": (*PAIR, "dense_total", "dense_expert"),
+    "data.name": "dictionary", "data.clusters": 32, "data.dim": 32, "data.rank": 2,
+    "data.target": "cross", "data.target_dim": 1, "data.fresh": True, "data.test_samples": 7936,
+    "experts.count": 32, "experts.name": "mlp", "experts.depth": 1,
+    "optimizer.name": "adam", "router.learning_rate": 3.2e-2, "experts.learning_rate": 3.2e-3,
+    "batch_size": 64, "steps": 12000, "eval_every": 1000, "seeds": 10,
+}  # fmt: skip
+
+SCALES = {
+    "smoke": lambda config: {
+        "data.clusters": 4, "data.dim": 4, "data.test_samples": 480, "experts.count": 4,
+        "steps": 40, "eval_every": 20, "seeds": 2,
+    },
+    "default": lambda config: {},
+    "paper": lambda config: {"steps": 120000, "eval_every": 10000, "seeds": 32},
+}  # fmt: skip
+
+TRAINING = {"kind": "training", "name": "training", "metrics": ("train/loss", "test/loss_soft", "router/sparsity")}
+
+
+def plots(x: str) -> tuple[dict, ...]:
+    """Losses and the four sparsities against `x`."""
+    return (
+        {"kind": "curves", "name": "loss", "x": x, "metrics": LOSSES},
+        {"kind": "curves", "name": "sparsity", "x": x, "metrics": SPARSITIES, "arms": PAIR},
+        {"kind": "gap", "name": "gap", "x": x},
+        TRAINING,
+    )
+
+
+# C.3: 32 and 128 atoms.
+
+
+def atoms_sweep(config: ConfigDict) -> tuple[Point, ...]:
+    """Few and many atoms, with their test samples."""
+    return tuple({"data.clusters": c, "data.test_samples": SAMPLES[c]} for c in ATOMS[config.scale])
+
+
+def atoms_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """The paper's orders and numbers at 32 and at 128 atoms, and the fairest control."""
+    few, many = atoms_sweep(config)
+    c32 = Writer(comparability(config), "test/loss_soft", few, prefix="dikkala.dict-c32.")
+    c128 = c32._replace(at=many, prefix="dikkala.dict-c128.")
+    ours = c32._replace(metric="test/loss", prefix="routed.dictionary.")
+    sparsity, shuffled, by_atom, used = SPARSITIES
+    return (
+        c32.null("dense", "32 atoms: learned and dense are about equal", ".041 and .043", LEARNED, DENSE),
+        c32.order("shallow", "32 atoms: one linear map is worse", ".19 against .041", LEARNED, ONE_MAP),
+        c32.null("shuffled", "32 atoms: no sparser than shuffled", "4.5 and 4.5", SPARSITY, SHUFFLED),
+        c32.order("atom", "32 atoms: fixing an atom narrows the choice of experts", "6.4 against 8.1", BY_ATOM, USED),
+        c32.beside("moe-mse", "32 atoms: loss of the mixture", 0.041),
+        c32.beside("dense-mse", "32 atoms: loss of the dense net", 0.043, DENSE),
+        c32.beside("shallow-mse", "32 atoms: loss of one linear map", 0.19, ONE_MAP),
+        c32.number("sparsity", "32 atoms: sparsity over pairs", 4.5, metric=sparsity),
+        c32.number("sparsity-shuffled", "32 atoms: the same, shuffled", 4.5, metric=shuffled),
+        c32.number("sparsity-all", "32 atoms: experts used over all pairs", 8.1, metric=used),
+        c32.number("sparsity-atom", "32 atoms: sparsity with one atom fixed", 6.4, metric=by_atom),
+        c128.order("dense", "128 atoms: learned beats dense", ".23 against .26", LEARNED, DENSE),
+        c128.order("frozen", "128 atoms: learned beats frozen", ".23 against .38", LEARNED, FROZEN),
+        c128.null("shuffled", "128 atoms: no sparser than shuffled", "3.01 and 3.01", SPARSITY, SHUFFLED),
+        c128.beside("moe-mse", "128 atoms: loss of the mixture", 0.23),
+        c128.beside("dense-mse", "128 atoms: loss of the dense net", 0.26, DENSE),
+        c128.beside("frozen-mse", "128 atoms: loss with a frozen router", 0.38, FROZEN),
+        c128.number("sparsity", "128 atoms: sparsity over pairs", 3.01, metric=sparsity),
+        c128.number("sparsity-shuffled", "128 atoms: the same, shuffled", 3.01, metric=shuffled),
+        ours.order("fair", "32 atoms: learned beats the fairest frozen control, top-1", "not asked", LEARNED, FAIREST),
+    )
+
+
+CROSS = Figure(
+    "C.3: loss and four sparsities with 32 and 128 atoms",
+    {"arms": ALL},
+    sweep=atoms_sweep,
+    claims=atoms_claims,
+    plots=lambda config: plots("data.clusters"),
+)
+
+# Which of the printed targets reproduces?
+
+
+def readings_sweep(config: ConfigDict) -> tuple[Point, ...]:
+    """The three targets, for sums of 2 and of 3 atoms."""
+    samples = {2: config.data.test_samples, 3: 480 if config.scale == "smoke" else 8192}
+    return tuple(
+        {"data.target": target, "data.rank": rank, "data.test_samples": samples[rank]}
+        for rank in samples
+        for target in ("cross", "atoms", "centres")
+    )
+
+
+def readings_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """The paper's three statements, for each reading."""
+    claims: list[Claim] = []
+    for point in readings_sweep(config):
+        target, rank = point["data.target"], point["data.rank"]
+        name, words = f"{target}.r{rank}", f"target {target}, {rank} atoms"
+        write = Writer(comparability(config), "test/loss_soft", point, prefix="dikkala.dict-main.")
+        claims += [
+            write.order(f"dense.{name}", f"{words}: learned beats dense (.19 against .03)", "yes", LEARNED, DENSE),
+            write.order(f"shallow.{name}", f"{words}: learned beats one linear map (.19 against .041)", "yes",
+                        LEARNED, ONE_MAP),
+            write.null(f"frozen.{name}", f"{words}: frozen is as good as learned (.03)", "equal", FROZEN, LEARNED),
+        ]  # fmt: skip
+    return tuple(claims)
+
+
+def readings_plots(config: ConfigDict) -> tuple[dict, ...]:
+    """Every reading, on the losses and the sparsity."""
+    methods = {f"{point['data.target']}, {point['data.rank']} atoms": point for point in readings_sweep(config)}
+    metrics = (*LOSSES, *SPARSITIES[:2])
+    return ({"kind": "methods", "name": "readings", "methods": methods, "metrics": metrics}, TRAINING)
+
+
+READINGS = Figure(
+    "all three targets that the paper prints, with sums of 2 and of 3 atoms",
+    sweep=readings_sweep,
+    claims=readings_claims,
+    plots=readings_plots,
+)
+
+# The separation of the atoms.
+
+SEPARATIONS = (0.5, 1.0, 2.0, 4.0)
+
+
+def separation_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """Whether the router is sparser than shuffled, at each separation."""
+    write = Writer(comparability(config), "test/loss_soft", prefix="routed.dictionary.")
+    return tuple(
+        write.order(f"c{c:g}", f"separation {c:g}: sparser than shuffled", "4.5 against 4.5", SPARSITY, SHUFFLED,
+                    at={"data.separation": c})
+        for c in SEPARATIONS
+    )  # fmt: skip
+
+
+SEPARATION = Figure(
+    "loss and four sparsities against the separation of the atoms",
+    sweep=lambda config: product(data__separation=SEPARATIONS),
+    claims=separation_claims,
+    plots=lambda config: plots("data.separation"),
+)
+
+FIGURES = {"": CROSS, "readings": READINGS, "separation": SEPARATION}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """The config of FIGURE[,SCALE]."""
-    figure, scale = variant(arg, FIGURES)
-    c = base()
-    with c.unlocked():
-        c.name, c.figure, c.scale = "dictionary_router", figure, scale
-        c.arms = CORE if figure else ALL
-        c.data.name, c.data.clusters, c.data.dim, c.data.rank = "dictionary", 32, 32, 2
-        c.data.target, c.data.target_dim = "cross", 1
-        c.data.fresh, c.data.test_samples = True, 7936
-        c.experts.count, c.experts.name, c.experts.depth = 32, "mlp", 1
-        c.optimizer.name, c.router.learning_rate, c.experts.learning_rate = "adam", 3.2e-2, 3.2e-3
-        c.batch_size, c.steps, c.eval_every, c.seeds = 64, 12000, 1000, 10
-        if scale == "paper":
-            c.steps, c.eval_every, c.seeds = 120000, 10000, 32
-        if scale == "smoke":
-            c.data.clusters, c.data.dim, c.data.test_samples, c.experts.count = 4, 4, 480, 4
-            c.steps, c.eval_every, c.seeds = 40, 20, 2
-    return c.lock()
-
-
-def get_sweep(config: ConfigDict) -> tuple[Point, ...]:
-    """The points of the figure."""
-    match config.figure:
-        case "readings":
-            samples = {2: config.data.test_samples, 3: 480 if config.scale == "smoke" else 8192}
-            return chain(
-                product(data__target=TARGETS, data__rank=(2,), data__test_samples=(samples[2],)),
-                product(data__target=TARGETS, data__rank=(3,), data__test_samples=(samples[3],)),
-            )
-        case "separation":
-            return product(data__separation=(0.5, 1.0, 2.0, 4.0))
-    return tuple({"data.clusters": c, "data.test_samples": SAMPLES[c]} for c in ATOMS[config.scale])
-
-
-def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
-    """The paper's orders and numbers, by reading."""
-    where = "gaps_filled" if config.scale != "smoke" else "scaled"
-    learned, frozen, dense, one = ({"arm": arm} for arm in CORE)
-    sparsity = learned | {"metric": "router/sparsity"}
-
-    def order(id, statement, paper, lower, higher, at, metric="test/loss_soft", kind="order"):
-        return Claim(kind, id, statement, paper, where, metric, lower, higher, at)
-
-    def beside(id, statement, value, side, at, metric="test/loss_soft"):
-        return Claim("beside", id, statement, value, where, metric, side, {}, at)
-
-    def number(id, statement, value, at, metric):
-        return Claim("number", id, statement, value, where, metric, learned, {}, at)
-
-    if config.figure == "separation":
-        return tuple(
-            order(f"routed.dictionary.c{c:g}", f"separation {c:g}: sparser than shuffled", "4.5 against 4.5", sparsity,
-                  learned | {"metric": "router/sparsity_shuffled"}, {"data.separation": c})
-            for c in (0.5, 1.0, 2.0, 4.0)
-        )  # fmt: skip
-    if config.figure == "readings":
-        claims = []
-        for point in get_sweep(config):
-            target, rank = point["data.target"], point["data.rank"]
-            name, words = f"{target}.r{rank}", f"target {target}, {rank} atoms"
-            claims += [
-                order(f"dikkala.dict-main.dense.{name}", f"{words}: learned beats dense (.19 against .03)", "yes", learned, dense, point),
-                order(f"dikkala.dict-main.shallow.{name}", f"{words}: learned beats one linear map (.19 against .041)", "yes", learned, one, point),
-                order(f"dikkala.dict-main.frozen.{name}", f"{words}: frozen is as good as learned (.03)", "equal", frozen, learned, point, kind="null"),
-            ]  # fmt: skip
-        return tuple(claims)
-
-    few, many = get_sweep(config)
-    c32, c128 = "dikkala.dict-c32", "dikkala.dict-c128"
-    return (
-        order(f"{c32}.dense", "32 atoms: learned and dense are about equal", ".041 and .043", learned, dense, few, kind="null"),
-        order(f"{c32}.shallow", "32 atoms: one linear map is worse", ".19 against .041", learned, one, few),
-        order(f"{c32}.shuffled", "32 atoms: no sparser than shuffled", "4.5 and 4.5", sparsity, learned | {"metric": "router/sparsity_shuffled"}, few, kind="null"),
-        order(f"{c32}.atom", "32 atoms: fixing an atom narrows the choice of experts", "6.4 against 8.1", learned | {"metric": "router/sparsity_by_atom"}, learned | {"metric": "router/experts_used"}, few),
-        beside(f"{c32}.moe-mse", "32 atoms: loss of the mixture", 0.041, learned, few),
-        beside(f"{c32}.dense-mse", "32 atoms: loss of the dense net", 0.043, dense, few),
-        beside(f"{c32}.shallow-mse", "32 atoms: loss of one linear map", 0.19, one, few),
-        number(f"{c32}.sparsity", "32 atoms: sparsity over pairs", 4.5, few, "router/sparsity"),
-        number(f"{c32}.sparsity-shuffled", "32 atoms: the same, shuffled", 4.5, few, "router/sparsity_shuffled"),
-        number(f"{c32}.sparsity-all", "32 atoms: experts used over all pairs", 8.1, few, "router/experts_used"),
-        number(f"{c32}.sparsity-atom", "32 atoms: sparsity with one atom fixed", 6.4, few, "router/sparsity_by_atom"),
-        order(f"{c128}.dense", "128 atoms: learned beats dense", ".23 against .26", learned, dense, many),
-        order(f"{c128}.frozen", "128 atoms: learned beats frozen", ".23 against .38", learned, frozen, many),
-        order(f"{c128}.shuffled", "128 atoms: no sparser than shuffled", "3.01 and 3.01", sparsity, learned | {"metric": "router/sparsity_shuffled"}, many, kind="null"),
-        beside(f"{c128}.moe-mse", "128 atoms: loss of the mixture", 0.23, learned, many),
-        beside(f"{c128}.dense-mse", "128 atoms: loss of the dense net", 0.26, dense, many),
-        beside(f"{c128}.frozen-mse", "128 atoms: loss with a frozen router", 0.38, frozen, many),
-        number(f"{c128}.sparsity", "128 atoms: sparsity over pairs", 3.01, many, "router/sparsity"),
-        number(f"{c128}.sparsity-shuffled", "128 atoms: the same, shuffled", 3.01, many, "router/sparsity_shuffled"),
-        order("routed.dictionary.fair", "32 atoms: learned beats the fairest frozen control, top-1", "not asked", learned, {"arm": "fairest"}, few, "test/loss"),
-    )  # fmt: skip
-
-
-def get_plots(config: ConfigDict) -> tuple[dict, ...]:
-    """Losses and the four sparsities."""
-    losses = ("test/loss_soft", "test/loss")
-    sparsities = ("router/sparsity", "router/sparsity_shuffled", "router/sparsity_by_atom", "router/experts_used")
-    training = {"kind": "training", "name": "training", "metrics": ("train/loss", "test/loss_soft", "router/sparsity")}
-    if config.figure == "readings":
-        methods = {f"{p['data.target']}, {p['data.rank']} atoms": p for p in get_sweep(config)}
-        return (
-            {"kind": "methods", "name": "readings", "methods": methods, "metrics": (*losses, *sparsities[:2])},
-            training,
-        )
-    x = "data.separation" if config.figure == "separation" else "data.clusters"
-    return (
-        {"kind": "curves", "name": "loss", "x": x, "metrics": losses},
-        {"kind": "curves", "name": "sparsity", "x": x, "metrics": sparsities, "arms": ("learned", "frozen")},
-        {"kind": "gap", "name": "gap", "x": x},
-        training,
-    )
+    return make_config("dictionary_router", arg, FIGURES, PROTOCOL, SCALES)

@@ -3,7 +3,7 @@
 Question. Dikkala et al. (2023, 3.1-3.2) train a soft mixture of 64 experts on 64 Gaussian clusters, evaluate it at top-1,
 and find the learned router far better than the same model with its router frozen at initialisation. The two differ in
 more than what the router learned: a fresh router is nearly uniform, so its arm also pays for being trained soft and
-evaluated hard. This file repeats the comparison with controls that remove one confound each (routed.arms), and says
+evaluated hard. This file repeats the comparison with controls that remove one confound each (routed.plan.arms), and says
 how much of the gap each explains.
 
     python -m routed.main --config=experiments/gmm_router.py              # the headline
@@ -46,25 +46,13 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from routed.claims import Claim
-from routed.config import base, variant
-from routed.points import Point, chain, product
+from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Writer, comparability
+from routed.plan import Figure, Point, chain, make_config, product
 
-FIGURES = ("", "fig2a", "fig2b", "fig2c", "fig3", "fig4", "spurious", "norms", "phase", "sensitivity")
-
-CONTROLS = ("learned", "frozen", "frozen_sharp", "frozen_top1", "frozen_data")
+PAIR = ("learned", "frozen")
+CONTROLS = (*PAIR, "frozen_sharp", "frozen_top1", "frozen_data")
 CORE = (*CONTROLS, "oracle")
 ALL = (*CORE, "hash", "dense_active", "dense_total")
-
-ARMS = {
-    "fig2a": CORE,
-    "fig2b": ("learned", "frozen"),
-    "fig2c": ("learned", "frozen"),
-    "spurious": ("learned", "frozen"),
-    "norms": ("learned", "frozen"),
-    "phase": CONTROLS,
-    "sensitivity": CONTROLS,
-}
 
 #: Training samples by scale.
 SAMPLES = {"smoke": (64, 256), "default": (512, 2048, 8192), "paper": (512, 2048, 8192, 32768, 131072)}
@@ -81,74 +69,316 @@ SEPARATIONS = {
     "paper": (0.5, 0.65, 0.75, 0.85, 1.0, 1.25, 1.5, 2.0, 3.0),
 }
 
+PROTOCOL = {
+    "arms": CORE,
+    "data.samples": 8192, "data.test_samples": 6400,
+    "steps": 4000, "eval_every": 500, "seeds": 3,
+}  # fmt: skip
 
-def get_config(arg: str | None = None) -> ConfigDict:
-    """The config of FIGURE[,SCALE]."""
-    figure, scale = variant(arg, FIGURES)
-    c = base()
-    with c.unlocked():
-        c.name, c.figure, c.scale = "gmm_router", figure, scale
-        c.arms = ARMS.get(figure, CORE)
-        c.seeds = 10 if figure in ("fig3", "fig4", "norms", "spurious") else 3
-        c.steps, c.eval_every = 4000, 500
-        constant = figure in ("fig2a", "fig2b", "fig2c")
-        if constant:
-            c.experts.name, c.optimizer.name = "constant", "adam"
-            c.router.learning_rate, c.experts.learning_rate = 3.2e-3, 3.2e-4
-            c.batch_size, c.steps, c.eval_every, c.seeds = 64, 20000, 4000, 32
-            c.mesh.runs_per_batch = 64
-        c.data.fresh = figure == "fig2b"
-        c.data.test_samples = 12800 if figure == "fig2b" else 6400
-        if figure == "fig4":
-            c.data.target, c.data.target_dim = "linear", 1
-        if figure == "spurious":
-            c.data.spurious_dims = 216
-        c.data.samples = 8192
-        if scale == "paper":
-            c.steps, c.eval_every, c.seeds = c.steps * 10, c.eval_every * 10, max(10, c.seeds)
-        if scale == "smoke":
-            c.data.clusters, c.data.dim, c.data.test_samples, c.experts.count, c.experts.width = 8, 8, 1600, 8, 16
-            c.data.spurious_dims = min(c.data.spurious_dims, 24)
-            c.steps, c.eval_every, c.seeds = 40, 20, 2
-    return c.lock()
+SCALES = {
+    "smoke": lambda config: {
+        "data.clusters": 8, "data.dim": 8, "data.spurious_dims": min(config.data.spurious_dims, 24),
+        "data.test_samples": 1600, "experts.count": 8, "experts.width": 16,
+        "steps": 40, "eval_every": 20, "seeds": 2,
+    },
+    "default": lambda config: {},
+    "paper": lambda config: {
+        "steps": config.steps * 10, "eval_every": config.eval_every * 10, "seeds": max(10, config.seeds),
+    },
+}  # fmt: skip
 
+# What several figures share.
 
-def get_sweep(config: ConfigDict) -> tuple[Point, ...]:
-    """The points of the figure."""
-    samples = SAMPLES[config.scale]
-    largest = samples[-1]
-    match config.figure:
-        case "fig2a" | "fig2c":
-            return product(data__samples=MANY_SAMPLES[config.scale])
-        case "fig2b":
-            return product(experts__count=EXPERTS[config.scale])
-        case "fig3":  # rates tuned for each arm at the largest size only
-            return chain(
-                product(rates=("paper",), data__samples=samples[:-1]),
-                product(rates=("paper",), data__samples=(largest,), arms=(ALL,)),
-                product(rates=("tuned",), data__samples=(largest,)),
-            )
-        case "spurious":
-            return chain(
-                product(optimizer__weight_decay=(0.0,), data__samples=(largest,)),
-                product(optimizer__weight_decay=(1e-3, 1e-2), data__samples=(largest,), arms=(("learned",),)),
-            )
-        case "norms":
-            return product(data__samples=(largest,))
-        case "phase":
-            return product(data__separation=SEPARATIONS[config.scale], data__samples=samples)
-        case "sensitivity":
-            return tuple({"data.samples": largest} | change for change in _nuisances(config))
-    # The headline and fig4: arms that cost more than they tell run at the largest size only.
-    return chain(product(data__samples=samples[:-1]), product(data__samples=(largest,), arms=(ALL,)))
+#: Constant experts: the recipe of the paper, with our batch and steps.
+CONSTANT = {
+    "experts.name": "constant", "experts.learning_rate": 3.2e-4, "router.learning_rate": 3.2e-3,
+    "optimizer.name": "adam", "batch_size": 64, "mesh.runs_per_batch": 64,
+    "steps": 20000, "eval_every": 4000, "seeds": 32,
+}  # fmt: skip
+
+LOSS = {"kind": "curves", "name": "loss", "x": "data.samples", "metrics": ("test/loss", "test/loss_soft")}
+SPARSITY = {
+    "kind": "curves", "name": "sparsity", "x": "data.samples",
+    "metrics": ("router/sparsity", "router/sparsity_shuffled"), "arms": PAIR,
+}  # fmt: skip
+GAP = {"kind": "gap", "name": "gap", "x": "data.samples"}
+ROUTING = {"kind": "routing", "name": "routing", "arms": PAIR}
+TRAINING = {"kind": "training", "name": "training", "metrics": ("train/loss", "test/loss")}
+BY_SAMPLES = (LOSS, GAP, SPARSITY, ROUTING, TRAINING)
+
+FAIR = "learned beats the fairest frozen control (sharpened, trained top-1, or rows from data)"
 
 
-def _nuisances(config: ConfigDict) -> tuple[Point, ...]:
-    """One choice of ours changed at a time; the first point is the protocol itself."""
-    steps = config.steps
+def samples_sweep(config: ConfigDict) -> tuple[Point, ...]:
+    """Loss against samples; arms that cost more than they tell run at the largest size only."""
+    *smaller, largest = SAMPLES[config.scale]
+    return chain(product(data__samples=smaller), product(data__samples=(largest,), arms=(ALL,)))
+
+
+def writer(config: ConfigDict, prefix: str, samples: dict[str, tuple[int, ...]] = SAMPLES) -> Writer:
+    """A writer of claims at the most samples of a scale."""
+    return Writer(comparability(config), at={"data.samples": samples[config.scale][-1]}, prefix=prefix)
+
+
+def frozen_claim(write: Writer) -> Claim:
+    """The paper's main claim."""
+    return write.order("frozen", "learned beats frozen at top-1", "far better", LEARNED, FROZEN)
+
+
+def dense_claims(write: Writer) -> tuple[Claim, ...]:
+    """Where the mixture stands between the two dense nets."""
+    one, whole = {"arm": "dense_active"}, {"arm": "dense_total"}
     return (
+        write.order("dense-active", "learned beats the dense net of one expert", "better", LEARNED, one),
+        write.order("dense-total", "the dense net of all parameters wins", "slightly better", whole, LEARNED),
+    )
+
+
+def falling_claim(write: Writer, samples: tuple[int, ...]) -> Claim:
+    """The loss at the most samples is below that at the fewest."""
+    most, fewest = (LEARNED | write.at | {"data.samples": n} for n in (samples[-1], samples[0]))
+    return write.order("falls", "the loss falls as samples grow", "tends to 0", most, fewest, at={})
+
+
+def sparsity_claim(write: Writer) -> Claim:
+    """The router sends a cluster to fewer experts than chance."""
+    return write.order(
+        "sparsity", "clusters go to fewer experts than with a shuffled router",
+        "learned tends to 1, shuffled stays high",
+        LEARNED | {"metric": "router/sparsity"}, LEARNED | {"metric": "router/sparsity_shuffled"},
+    )  # fmt: skip
+
+
+def one_expert_claim(write: Writer) -> Claim:
+    """The router sends a cluster to about one expert."""
+    statement, limit = "a cluster uses fewer than 1.5 experts", {"value": 1.5}
+    return write.order("one-expert", statement, "learned tends to 1", LEARNED, limit, metric="router/sparsity")
+
+
+def fair_claims(write: Writer) -> tuple[Claim, ...]:
+    """Our own questions: how much of the gap remains without the confounds."""
+    write = write._replace(prefix="routed.gmm.")
+    sharpening = "sharpening the frozen router lowers its top-1 loss"
+    soft = "learned beats frozen when both are evaluated as they were trained (soft)"
+    return (
+        write.order("fair", FAIR, "not asked", LEARNED, FAIREST),
+        write.order("sharpness", sharpening, "not asked", {"arm": "frozen_sharp"}, FROZEN),
+        write.order("fair-soft", soft, "not asked", LEARNED, FROZEN, metric="test/loss_soft"),
+    )
+
+
+# The headline: depth-3 experts, all arms.
+
+
+def headline_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """The orders of Fig. 3a, and our own questions."""
+    write = writer(config, "dikkala.fig3a.")
+    return (frozen_claim(write), *dense_claims(write), *fair_claims(write))
+
+
+HEADLINE = Figure(
+    "loss against samples with depth-3 experts, all arms",
+    sweep=samples_sweep,
+    claims=headline_claims,
+    plots=lambda config: BY_SAMPLES,
+)
+
+# Fig. 2: constant experts.
+
+
+def fig2a_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """The loss tends to 0, and our own questions."""
+    write = writer(config, "dikkala.fig2a.", MANY_SAMPLES)
+    statement = "the loss at the most samples is below .05"
+    low = write.order("near-zero", statement, "tends to 0", LEARNED, {"value": 0.05})
+    return (falling_claim(write, MANY_SAMPLES[config.scale]), low, *fair_claims(write))
+
+
+FIG2A = Figure(
+    "loss against samples with constant experts",
+    CONSTANT,
+    sweep=lambda config: product(data__samples=MANY_SAMPLES[config.scale]),
+    claims=fig2a_claims,
+    plots=lambda config: BY_SAMPLES,
+)
+
+
+def fig2b_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """The loss is near 0 as soon as there are as many experts as clusters."""
+    write = Writer(comparability(config), prefix="dikkala.fig2b.")
+    limit, half, full = {"value": 0.05}, config.data.clusters // 2, config.data.clusters
+    few = "with half as many experts as clusters the loss stays above .05"
+    enough = "with as many experts as clusters the loss is below .05"
+    return (
+        write.order("too-few", few, "above 0", limit, LEARNED, at={"experts.count": half}),
+        write.order("enough", enough, "near 0 at e = k", LEARNED, limit, at={"experts.count": full}),
+    )
+
+
+FIG2B = Figure(
+    "loss against the number of constant experts, on fresh samples",
+    CONSTANT | {"arms": PAIR, "data.fresh": True, "data.test_samples": 12800},
+    sweep=lambda config: product(experts__count=EXPERTS[config.scale]),
+    claims=fig2b_claims,
+    plots=lambda config: (LOSS | {"x": "experts.count"}, SPARSITY | {"x": "experts.count"}, TRAINING, ROUTING),
+)
+
+
+def fig2c_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """The router sends each cluster to one expert."""
+    write = writer(config, "dikkala.fig2c.", MANY_SAMPLES)
+    return (sparsity_claim(write), one_expert_claim(write))
+
+
+FIG2C = Figure(
+    "how many constant experts a cluster uses, against samples",
+    CONSTANT | {"arms": PAIR},
+    sweep=lambda config: product(data__samples=MANY_SAMPLES[config.scale]),
+    claims=fig2c_claims,
+    plots=lambda config: (SPARSITY, TRAINING, ROUTING),
+)
+
+# Fig. 3: depth-3 experts, the constant target.
+
+
+def fig3_sweep(config: ConfigDict) -> tuple[Point, ...]:
+    """As the headline at the paper's rates; rates tuned for each arm at the largest size only."""
+    *smaller, largest = SAMPLES[config.scale]
+    return chain(
+        product(rates=("paper",), data__samples=smaller),
+        product(rates=("paper",), data__samples=(largest,), arms=(ALL,)),
+        product(rates=("tuned",), data__samples=(largest,)),
+    )
+
+
+def fig3_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """Loss (a), sparsity (b), and our own questions, one of them once more with tuned rates."""
+    a = writer(config, "dikkala.fig3a.")
+    a = a._replace(at=a.at | {"rates": "paper"})
+    b, tuned = a._replace(prefix="dikkala.fig3b."), a._replace(prefix="routed.gmm.", at=a.at | {"rates": "tuned"})
+    fair_tuned = tuned.order("fair-tuned", f"with rates tuned per arm, {FAIR}", "not asked", LEARNED, FAIREST)
+    loss = (frozen_claim(a), *dense_claims(a), falling_claim(a, SAMPLES[config.scale]))
+    return (*loss, sparsity_claim(b), one_expert_claim(b), *fair_claims(a), fair_tuned)
+
+
+FIG3 = Figure(
+    "loss and sparsity against samples with depth-3 experts, constant target; also with tuned rates",
+    {"seeds": 10},
+    sweep=fig3_sweep,
+    claims=fig3_claims,
+    plots=lambda config: BY_SAMPLES,
+)
+
+# Fig. 4: depth-3 experts, a linear target.
+
+
+def fig4_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """Loss (a), sparsity (b), and our own questions; Fig. 4 has no dense nets."""
+    a, b = writer(config, "dikkala.fig4a."), writer(config, "dikkala.fig4b.")
+    return (frozen_claim(a), falling_claim(a, SAMPLES[config.scale]), sparsity_claim(b), *fair_claims(a))
+
+
+FIG4 = Figure(
+    "loss and sparsity against samples with depth-3 experts, linear target",
+    {"data.target": "linear", "data.target_dim": 1, "seeds": 10},
+    sweep=samples_sweep,
+    claims=fig4_claims,
+    plots=lambda config: BY_SAMPLES,
+)
+
+# Dimensions that say nothing.
+
+
+def spurious_sweep(config: ConfigDict) -> tuple[Point, ...]:
+    """Decays at the largest size; the frozen router, which no decay reaches, without decay only."""
+    largest = SAMPLES[config.scale][-1:]
+    return chain(
+        product(optimizer__weight_decay=(0.0,), data__samples=largest),
+        product(optimizer__weight_decay=(1e-3, 1e-2), data__samples=largest, arms=(("learned",),)),
+    )
+
+
+def spurious_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """The paper's shares with and without decay, and that the loss stays."""
+    size = {"data.samples": SAMPLES[config.scale][-1]}
+    off, on = size | {"optimizer.weight_decay": 0.0}, size | {"optimizer.weight_decay": 1e-2}
+    write = Writer(comparability(config), "router/signal_share", at=off, prefix="dikkala.spurious.")
+    ours = write._replace(prefix="routed.spurious.")
+    share = "share of the router's squared norm on the 24 informative dimensions"
+    same = "weight decay does not change the loss by a factor 1.1"
+    return (
+        write.number("loss", "test loss without weight decay", 0.01, metric="test/loss"),
+        write.number("share", share, 0.84),
+        write.number("share-decay", "the same with weight decay", 0.9, at=on),
+        write.order("decay-helps", "weight decay raises the share", ".84 to .9", LEARNED | off, LEARNED | on, at={}),
+        write.null("no-loss", same, "no loss in performance", LEARNED | off, LEARNED | on, at={}, metric="test/loss"),
+        ours.order("learned", "the share is larger than the frozen router's", "not asked", FROZEN, LEARNED),
+    )
+
+
+SHARE = {
+    "kind": "curves", "name": "share", "x": "optimizer.weight_decay",
+    "metrics": ("router/signal_share", "test/loss"),
+}  # fmt: skip
+
+SPURIOUS = Figure(
+    "share of the router's norm on the informative dimensions, against weight decay",
+    {"arms": PAIR, "data.spurious_dims": 216, "seeds": 10},
+    sweep=spurious_sweep,
+    claims=spurious_claims,
+    plots=lambda config: (SHARE, TRAINING),
+)
+
+# The norms of the router's rows.
+
+
+def norms_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """The paper's number, and that an untrained router has it too."""
+    write = writer(config, "")._replace(metric="router/norm_ratio")
+    alike = "the ratio is within a factor 1.1 of the untrained router's, so it cannot tell"
+    return (
+        write.number("dikkala.norm-uniformity", "E|w|^2 / (E|w|)^2 of the learned router", 1.025),
+        write.null("routed.norms.discriminates-not", alike, "not asked", LEARNED, FROZEN),
+    )
+
+
+NORMS = Figure(
+    "uniformity of the router's norms, learned and frozen",
+    {"arms": PAIR, "seeds": 10},
+    sweep=lambda config: product(data__samples=SAMPLES[config.scale][-1:]),
+    claims=norms_claims,
+    plots=lambda config: (TRAINING | {"name": "norms", "metrics": ("router/norm_ratio", "router/norm_mean")}, ROUTING),
+)
+
+# Separation x samples.
+
+
+def phase_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """Learned against the fairest control at each separation."""
+    write = writer(config, "routed.gmm.")
+    return tuple(
+        write.order(f"fair.c{c:g}", f"at separation {c:g}: {FAIR}", "not asked", LEARNED, FAIREST,
+                    at=write.at | {"data.separation": c})
+        for c in SEPARATIONS[config.scale]
+    )  # fmt: skip
+
+
+PHASE = Figure(
+    "where learning helps: separation x samples",
+    {"arms": CONTROLS},
+    sweep=lambda config: product(data__separation=SEPARATIONS[config.scale], data__samples=SAMPLES[config.scale]),
+    claims=phase_claims,
+    plots=lambda config: ({"kind": "phase", "name": "phase", "x": "data.samples", "y": "data.separation"}, TRAINING),
+)
+
+# One choice of ours changed at a time.
+
+
+def sensitivity_sweep(config: ConfigDict) -> tuple[Point, ...]:
+    """One change a point; the first point is the protocol itself."""
+    changes: tuple[Point, ...] = (
         {},
-        {"steps": steps // 2},
+        {"steps": config.steps // 2},
         {"batch_size": config.batch_size // 4},
         {"batch_size": config.batch_size * 2},
         {"data.separation": 0.75},
@@ -159,251 +389,23 @@ def _nuisances(config: ConfigDict) -> tuple[Point, ...]:
         {"optimizer.rate_scale": 3.0},
         {"router.learning_rate": config.experts.learning_rate},
     )
+    return tuple({"data.samples": SAMPLES[config.scale][-1]} | change for change in changes)
 
 
-def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
-    """What the figure can say about the paper's claims, and about our own questions (ids `routed.*`)."""
-    size = {"data.samples": get_sweep(config)[-1].get("data.samples", config.data.samples)}
-    if config.figure == "fig3":
-        size |= {"rates": "paper"}
-    learned, frozen, fairest = {"arm": "learned"}, {"arm": "frozen"}, {"arm": "fairest"}
-    paper = "gaps_filled" if config.scale != "smoke" else "scaled"
+SENSITIVITY = Figure(
+    "the gaps with one choice of ours changed at a time",
+    {"arms": CONTROLS},
+    sweep=sensitivity_sweep,
+    claims=lambda config: fair_claims(writer(config, "")),
+    plots=lambda config: ({"kind": "forest", "name": "sensitivity"},),
+)
 
-    def order(id, statement, paper_says, lower, higher, at=None, metric="test/loss"):
-        return Claim("order", id, statement, paper_says, paper, metric, lower, higher, size if at is None else at)
-
-    def number(id, statement, value, metric, at):
-        return Claim("number", id, statement, value, paper, metric, learned, {}, at)
-
-    fair = (
-        order(
-            "routed.gmm.fair",
-            "learned beats the fairest frozen control (sharpened, trained top-1, or rows from data)",
-            "not asked",
-            learned,
-            fairest,
-        ),
-        order(
-            "routed.gmm.sharpness",
-            "sharpening the frozen router lowers its top-1 loss",
-            "not asked",
-            {"arm": "frozen_sharp"},
-            frozen,
-        ),
-        order(
-            "routed.gmm.fair-soft",
-            "learned beats frozen when both are evaluated as they were trained (soft)",
-            "not asked",
-            learned,
-            frozen,
-            metric="test/loss_soft",
-        ),
-    )
-    specialise = (
-        order(
-            "sparsity",
-            "clusters go to fewer experts than with a shuffled router",
-            "learned tends to 1, shuffled stays high",
-            learned | {"metric": "router/sparsity"},
-            learned | {"metric": "router/sparsity_shuffled"},
-        ),
-        order(
-            "one-expert",
-            "a cluster uses fewer than 1.5 experts",
-            "learned tends to 1",
-            learned,
-            {"value": 1.5},
-            metric="router/sparsity",
-        ),
-    )
-
-    published = (
-        order("frozen", "learned beats frozen at top-1", "far better", learned, frozen),
-        *(
-            order(
-                "dense-active", "learned beats the dense net of one expert", "better", learned, {"arm": "dense_active"}
-            ),
-            order(
-                "dense-total",
-                "the dense net of all parameters wins",
-                "slightly better",
-                {"arm": "dense_total"},
-                learned,
-            ),
-        )[: 0 if config.figure == "fig4" else 2],  # Fig. 4 has no dense nets
-    )
-    tuned = fair[0]._replace(
-        id="routed.gmm.fair-tuned",
-        statement=f"with rates tuned per arm, {fair[0].statement}",
-        at=size | {"rates": "tuned"},
-    )
-
-    def named(prefix, claims):
-        return tuple(claim._replace(id=f"{prefix}.{claim.id}") for claim in claims)
-
-    def falls(id, samples):
-        ends = [learned | size | {"data.samples": n} for n in (samples[-1], samples[0])]
-        return order(id, "the loss falls as samples grow", "tends to 0", *ends, at={})
-
-    match config.figure:
-        case "fig2a":
-            return (
-                falls("dikkala.fig2a.falls", MANY_SAMPLES[config.scale]),
-                order(
-                    "dikkala.fig2a.near-zero",
-                    "the loss at the most samples is below .05",
-                    "tends to 0",
-                    learned,
-                    {"value": 0.05},
-                ),
-                *fair,
-            )
-        case "fig2b":
-            half, full = config.data.clusters // 2, config.data.clusters
-            return (
-                order(
-                    "dikkala.fig2b.too-few",
-                    "with half as many experts as clusters the loss stays above .05",
-                    "above 0",
-                    {"value": 0.05},
-                    learned,
-                    {"experts.count": half},
-                ),
-                order(
-                    "dikkala.fig2b.enough",
-                    "with as many experts as clusters the loss is below .05",
-                    "near 0 at e = k",
-                    learned,
-                    {"value": 0.05},
-                    {"experts.count": full},
-                ),
-            )
-        case "fig2c":
-            return named("dikkala.fig2c", specialise)
-        case "fig3" | "fig4":
-            return (
-                *named(f"dikkala.{config.figure}a", published),
-                falls(f"dikkala.{config.figure}a.falls", SAMPLES[config.scale]),
-                *named(f"dikkala.{config.figure}b", specialise if config.figure == "fig3" else specialise[:1]),
-                *fair,
-                *((tuned,) if config.figure == "fig3" else ()),
-            )
-        case "spurious":
-            off, on = size | {"optimizer.weight_decay": 0.0}, size | {"optimizer.weight_decay": 1e-2}
-            return (
-                number("dikkala.spurious.loss", "test loss without weight decay", 0.01, "test/loss", off),
-                number(
-                    "dikkala.spurious.share",
-                    "share of the router's squared norm on the 24 informative dimensions",
-                    0.84,
-                    "router/signal_share",
-                    off,
-                ),
-                number("dikkala.spurious.share-decay", "the same with weight decay", 0.9, "router/signal_share", on),
-                order(
-                    "dikkala.spurious.decay-helps",
-                    "weight decay raises the share",
-                    ".84 to .9",
-                    learned | off,
-                    learned | on,
-                    {},
-                    "router/signal_share",
-                ),
-                Claim(
-                    "null",
-                    "dikkala.spurious.no-loss",
-                    "weight decay does not change the loss by a factor 1.1",
-                    "no loss in performance",
-                    paper,
-                    "test/loss",
-                    learned | off,
-                    learned | on,
-                    {},
-                ),
-                order(
-                    "routed.spurious.learned",
-                    "the share is larger than the frozen router's",
-                    "not asked",
-                    frozen,
-                    learned,
-                    off,
-                    "router/signal_share",
-                ),
-            )
-        case "norms":
-            return (
-                number(
-                    "dikkala.norm-uniformity",
-                    "E|w|^2 / (E|w|)^2 of the learned router",
-                    1.025,
-                    "router/norm_ratio",
-                    size,
-                ),
-                Claim(
-                    "null",
-                    "routed.norms.discriminates-not",
-                    "the ratio is within a factor 1.1 of the untrained router's, so it cannot tell",
-                    "not asked",
-                    paper,
-                    "router/norm_ratio",
-                    learned,
-                    frozen,
-                    size,
-                ),
-            )
-        case "phase":
-            return tuple(
-                claim._replace(
-                    id=f"{claim.id}.c{c:g}",
-                    statement=f"at separation {c:g}: {claim.statement}",
-                    at=size | {"data.separation": c},
-                )
-                for c in SEPARATIONS[config.scale]
-                for claim in fair[:1]
-            )
-        case "sensitivity":
-            return tuple(claim._replace(at=get_sweep(config)[0]) for claim in fair)
-    return (*named("dikkala.fig3a", published), *fair)
+FIGURES = {
+    "": HEADLINE, "fig2a": FIG2A, "fig2b": FIG2B, "fig2c": FIG2C, "fig3": FIG3, "fig4": FIG4,
+    "spurious": SPURIOUS, "norms": NORMS, "phase": PHASE, "sensitivity": SENSITIVITY,
+}  # fmt: skip
 
 
-def get_plots(config: ConfigDict) -> tuple[dict, ...]:
-    """What the report draws; see routed.plots for the kinds."""
-    x = "data.samples"
-    loss = {"kind": "curves", "name": "loss", "x": x, "metrics": ("test/loss", "test/loss_soft")}
-    sparsity = {
-        "kind": "curves",
-        "name": "sparsity",
-        "x": x,
-        "metrics": ("router/sparsity", "router/sparsity_shuffled"),
-        "arms": ("learned", "frozen"),
-    }
-    training = {"kind": "training", "name": "training", "metrics": ("train/loss", "test/loss")}
-    gap, routing = (
-        {"kind": "gap", "name": "gap", "x": x},
-        {"kind": "routing", "name": "routing", "arms": ("learned", "frozen")},
-    )
-    match config.figure:
-        case "fig2b":
-            return (loss | {"x": "experts.count"}, sparsity | {"x": "experts.count"}, training, routing)
-        case "fig2c":
-            return (sparsity, training, routing)
-        case "spurious":
-            return (
-                {
-                    "kind": "curves",
-                    "name": "share",
-                    "x": "optimizer.weight_decay",
-                    "metrics": ("router/signal_share", "test/loss"),
-                },
-                training,
-            )
-        case "norms":
-            return (
-                {"kind": "training", "name": "norms", "metrics": ("router/norm_ratio", "router/norm_mean")},
-                routing,
-            )
-        case "phase":
-            return ({"kind": "phase", "name": "phase", "x": x, "y": "data.separation"}, training)
-        case "sensitivity":
-            return ({"kind": "forest", "name": "sensitivity"},)
-    return (loss, gap, sparsity, routing, training)
+def get_config(arg: str | None = None) -> ConfigDict:
+    """The config of FIGURE[,SCALE]."""
+    return make_config("gmm_router", arg, FIGURES, PROTOCOL, SCALES)

@@ -58,111 +58,75 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from routed.claims import Claim
-from routed.config import base, variant
-from routed.points import Point, product
+from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Writer
+from routed.plan import Figure, Point, make_config, product
 
-#: figure -> images, classes, training images.
-SETS = {"": ("cifar10", 10, 50000), "fashion": ("idx", 10, 60000), "cifar100": ("cifar100", 100, 50000)}
-FIGURES = tuple(SETS)
+PROTOCOL = {
+    "arms": ("learned", "frozen", "frozen_sharp", "frozen_top1", "frozen_data", "oracle", "hash"),
+    "data.name": "images", "data.target": "linear", "data.target_dim": 1, "data.fresh": True,
+    "router.name": "cnn", "router.depth": 3, "router.width": 16,  # convolutions, filters of the first
+    "optimizer.name": "adam", "optimizer.schedule": "linear",
+    "router.learning_rate": 3e-3, "experts.learning_rate": 3e-3,
+    "steps": 6000, "eval_every": 1500, "seed": 100, "seeds": 5,
+}  # fmt: skip
 
-ARMS = ("learned", "frozen", "frozen_sharp", "frozen_top1", "frozen_data", "oracle", "hash")
-
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    """The config of FIGURE[,SCALE]."""
-    figure, scale = variant(arg, FIGURES)
-    c = base()
-    with c.unlocked():
-        c.name, c.figure, c.scale = "image_clusters_router", figure, scale
-        c.arms, c.seeds = ARMS, 5
-        c.data.name, c.data.target, c.data.target_dim = "images", "linear", 1
-        c.data.images, c.data.clusters, c.data.samples = SETS[figure]
-        c.data.test_samples = min(200 * c.data.clusters, 10000)  # at most each test image once
-        c.experts.count = 2 * c.data.clusters
-        c.router.name, c.router.depth, c.router.width = "cnn", 3, 16  # convolutions, filters of the first
-        c.optimizer.name, c.optimizer.schedule = "adam", "linear"
-        c.router.learning_rate = c.experts.learning_rate = 3e-3
-        c.data.fresh = True
-        c.steps, c.eval_every, c.seed = 6000, 1500, 100
-        if scale == "paper":
-            c.steps, c.eval_every, c.seeds, c.router.width = c.steps * 10, c.eval_every * 10, 10, 64
-        if scale == "smoke":
-            c.data.images, c.data.clusters, c.data.samples, c.data.test_samples = "generated", 10, 2000, 500
-            c.data.dim, c.experts.count, c.experts.width, c.router.depth, c.router.width = 8, 20, 16, 2, 4
-            c.steps, c.eval_every, c.seeds = 40, 20, 2
-    return c.lock()
+SCALES = {
+    "smoke": lambda config: {
+        "data.images": "patterns", "data.clusters": 10, "data.dim": 8,
+        "data.samples": 2000, "data.test_samples": 500,
+        "router.depth": 2, "router.width": 4, "experts.count": 20, "experts.width": 16,
+        "steps": 40, "eval_every": 20, "seeds": 2,
+    },
+    "default": lambda config: {},
+    "paper": lambda config: {
+        "steps": config.steps * 10, "eval_every": config.eval_every * 10, "seeds": 10, "router.width": 64,
+    },
+}  # fmt: skip
 
 
-def get_sweep(config: ConfigDict) -> tuple[Point, ...]:
+def image_set(images: str, classes: int, samples: int) -> dict[str, object]:
+    """What an image set changes, from its number of classes and of training images."""
+    return {
+        "data.images": images,
+        "data.clusters": classes,
+        "data.samples": samples,
+        "data.test_samples": min(200 * classes, 10000),  # at most each test image once
+        "experts.count": 2 * classes,
+    }
+
+
+def sweep(config: ConfigDict) -> tuple[Point, ...]:
     """One point: all training images."""
     return product(data__samples=(config.data.samples,))
 
 
-def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
+def claims(config: ConfigDict) -> tuple[Claim, ...]:
     """The paper's comparison and its two numbers, and our own questions (ids `routed.*`)."""
-    comparability = "gaps_filled" if config.figure == "cifar100" and config.scale != "smoke" else "stand_in"
-    learned, frozen = {"arm": "learned"}, {"arm": "frozen"}
-    size = {"data.samples": config.data.samples}
-
-    def order(id, statement, paper_says, lower, higher, metric="test/loss"):
-        return Claim("order", id, statement, paper_says, comparability, metric, lower, higher, size)
-
-    def beside(id, statement, value, side):
-        return Claim("beside", id, statement, value, comparability, "test/loss", side, {}, size)
-
+    # Other images than the paper's stand in for them; at the smoke scale all figures have artificial ones.
+    where = "gaps_filled" if config.figure == "cifar100" and config.scale != "smoke" else "stand_in"
+    paper = Writer(where, at={"data.samples": config.data.samples}, prefix="dikkala.cifar100.")
+    ours = paper._replace(prefix="routed.images.")
+    fair = "learned beats the fairest frozen control (sharpened, trained top-1, or rows from data)"
+    sharpening = "sharpening the frozen router lowers its top-1 loss"
+    soft = "learned beats frozen when both are evaluated as they were trained (soft)"
+    trivial = "learned at top-1 beats the best constant prediction"
+    sparse = "classes go to fewer experts than with a shuffled router"
+    sparsity, shuffled = (LEARNED | {"metric": f"router/{name}"} for name in ("sparsity", "sparsity_shuffled"))
     return (
-        order("dikkala.cifar100.frozen", "learned beats frozen at top-1", ".55 against .80", learned, frozen),
-        beside("dikkala.cifar100.learned-loss", "loss of the learned router", 0.55, learned),
-        beside("dikkala.cifar100.frozen-loss", "loss of the frozen router", 0.80, frozen),
-        order(
-            "routed.images.fair",
-            "learned beats the fairest frozen control (sharpened, trained top-1, or rows from data)",
-            "not asked",
-            learned,
-            {"arm": "fairest"},
-        ),
-        order(
-            "routed.images.sharpness",
-            "sharpening the frozen router lowers its top-1 loss",
-            "not asked",
-            {"arm": "frozen_sharp"},
-            frozen,
-        ),
-        order(
-            "routed.images.fair-soft",
-            "learned beats frozen when both are evaluated as they were trained (soft)",
-            "not asked",
-            learned,
-            frozen,
-            metric="test/loss_soft",
-        ),
-        order(
-            "routed.images.hash",
-            "learned beats a fixed hash of the image",
-            "not asked",
-            learned,
-            {"arm": "hash"},
-        ),
-        order(
-            "routed.images.trivial",
-            "learned at top-1 beats the best constant prediction",
-            "not asked",
-            learned,
-            {"value": 1.0},
-        ),
-        order(
-            "routed.images.sparsity",
-            "classes go to fewer experts than with a shuffled router",
-            "not asked",
-            learned | {"metric": "router/sparsity"},
-            learned | {"metric": "router/sparsity_shuffled"},
-        ),
+        paper.order("frozen", "learned beats frozen at top-1", ".55 against .80", LEARNED, FROZEN),
+        paper.beside("learned-loss", "loss of the learned router", 0.55),
+        paper.beside("frozen-loss", "loss of the frozen router", 0.80, FROZEN),
+        ours.order("fair", fair, "not asked", LEARNED, FAIREST),
+        ours.order("sharpness", sharpening, "not asked", {"arm": "frozen_sharp"}, FROZEN),
+        ours.order("fair-soft", soft, "not asked", LEARNED, FROZEN, metric="test/loss_soft"),
+        ours.order("hash", "learned beats a fixed hash of the image", "not asked", LEARNED, {"arm": "hash"}),
+        ours.order("trivial", trivial, "not asked", LEARNED, {"value": 1.0}),
+        ours.order("sparsity", sparse, "not asked", sparsity, shuffled),
     )
 
 
-def get_plots(config: ConfigDict) -> tuple[dict, ...]:
-    """What the report draws; see routed.plots for the kinds."""
+def plots(config: ConfigDict) -> tuple[dict, ...]:
+    """Losses, the gap, training, and what the router does."""
     x = "data.samples"
     return (
         {"kind": "curves", "name": "loss", "x": x, "metrics": ("test/loss", "test/loss_soft")},
@@ -170,3 +134,16 @@ def get_plots(config: ConfigDict) -> tuple[dict, ...]:
         {"kind": "training", "name": "training", "metrics": ("train/loss", "test/loss", "test/loss_soft")},
         {"kind": "routing", "name": "routing", "arms": ("learned", "frozen")},
     )
+
+
+# The figures differ in nothing but their images.
+FIGURES = {
+    "": Figure("CIFAR-10", image_set("cifar10", 10, 50000), sweep, claims, plots),
+    "fashion": Figure("Fashion-MNIST", image_set("idx", 10, 60000), sweep, claims, plots),
+    "cifar100": Figure("CIFAR-100, the paper's images", image_set("cifar100", 100, 50000), sweep, claims, plots),
+}
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """The config of FIGURE[,SCALE]."""
+    return make_config("image_clusters_router", arg, FIGURES, PROTOCOL, SCALES)

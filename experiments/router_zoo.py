@@ -32,22 +32,19 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from routed.claims import Claim
-from routed.config import base, variant
-from routed.points import Point
-
-FIGURES = ("",)
+from routed.analysis.claims import FROZEN, LEARNED, Claim, Writer, comparability
+from routed.plan import Figure, Point, make_config, value_of
 
 _TOP2 = {"selection.name": "top_k", "selection.k": 2, "selection.renormalise": True}
+_TOP1 = _TOP2 | {"selection.k": 1}
+_SWITCH = _TOP1 | {"selection.renormalise": False}
 
 #: What is compared: the settings that a method changes.
-METHODS: dict[str, dict] = {
+METHODS: dict[str, Point] = {
     "linear, soft": {"selection.name": "soft"},
-    "linear, top-1 (Switch)": _TOP2 | {"selection.k": 1, "selection.renormalise": False},
-    "linear, top-1, jitter": _TOP2
-    | {"selection.k": 1, "selection.renormalise": False, "router.noise": "jitter", "router.noise_scale": 0.01},
-    "linear, top-1, uniform noise": _TOP2
-    | {"selection.k": 1, "selection.renormalise": False, "router.noise": "uniform"},
+    "linear, top-1 (Switch)": _SWITCH,
+    "linear, top-1, jitter": _SWITCH | {"router.noise": "jitter", "router.noise_scale": 0.01},
+    "linear, top-1, uniform noise": _SWITCH | {"router.noise": "uniform"},
     "linear, top-2": _TOP2,
     "linear, top-2, full softmax": _TOP2 | {"selection.renormalise": False},
     "linear, noisy top-2": _TOP2 | {"router.noise": "learned", "router.noise_in_weights": True},
@@ -58,90 +55,74 @@ METHODS: dict[str, dict] = {
     "MLP, top-2": _TOP2 | {"router.name": "mlp"},
     "convolution, top-2": _TOP2 | {"router.name": "conv", "router.window": 8},
     "cosine, top-2": _TOP2 | {"router.name": "cosine"},
-    "hash": _TOP2 | {"selection.k": 1, "router.name": "hash"},
-    "random": _TOP2 | {"selection.k": 1, "router.name": "random"},
-    "oracle": _TOP2 | {"selection.k": 1, "router.name": "oracle"},
+    "hash": _TOP1 | {"router.name": "hash"},
+    "random": _TOP1 | {"router.name": "random"},
+    "oracle": _TOP1 | {"router.name": "oracle"},
 }
 #: Methods without anything to learn.
 FIXED = ("hash", "random", "oracle")
 
+PROTOCOL = {
+    "arms": ("learned", "frozen"), "rates": "tuned", "tune.seeds": 2,
+    "data.samples": 16384, "experts.name": "constant", "optimizer.name": "adam",
+    "experts.learning_rate": 3.2e-4, "router.learning_rate": 3.2e-3,
+    "batch_size": 64, "steps": 20000, "eval_every": 4000, "seeds": 10, "mesh.runs_per_batch": 64,
+}  # fmt: skip
 
-def get_config(arg: str | None = None) -> ConfigDict:
-    """The config of FIGURE[,SCALE]."""
-    figure, scale = variant(arg, FIGURES)
-    c = base()
-    with c.unlocked():
-        c.name, c.figure, c.scale = "router_zoo", figure, scale
-        c.arms, c.rates, c.tune.seeds = ("learned", "frozen"), "tuned", 2
-        c.experts.name, c.optimizer.name = "constant", "adam"
-        c.router.learning_rate, c.experts.learning_rate = 3.2e-3, 3.2e-4
-        c.batch_size, c.steps, c.eval_every, c.seeds = 64, 20000, 4000, 10
-        c.mesh.runs_per_batch = 64
-        c.data.samples = 16384
-        if scale == "paper":
-            c.steps, c.eval_every, c.seeds = 200000, 20000, 32
-        if scale == "smoke":
-            c.data.clusters, c.data.dim, c.data.samples, c.data.test_samples, c.experts.count = 8, 8, 256, 1600, 8
-            c.steps, c.eval_every, c.seeds, c.tune.seeds = 40, 20, 2, 1
-    return c.lock()
+SCALES = {
+    "smoke": lambda config: {
+        "data.clusters": 8, "data.dim": 8, "data.samples": 256, "data.test_samples": 1600, "experts.count": 8,
+        "steps": 40, "eval_every": 20, "seeds": 2, "tune.seeds": 1,
+    },
+    "default": lambda config: {},
+    "paper": lambda config: {"steps": 200000, "eval_every": 20000, "seeds": 32},
+}  # fmt: skip
 
 
-def point(method: dict) -> Point:
+def point(method: Point) -> Point:
     """The point of a method: what it changes, and an evaluation by the same rule."""
     name = method["selection.name"]
-    evaluated = {
+    return method | {
         "selection.eval.name": "top_k" if name in ("expert_choice", "sinkhorn") else name,
         "selection.eval.k": method.get("selection.k", 1),
         "selection.eval.renormalise": method.get("selection.renormalise", True),
     }
-    return method | evaluated
 
 
-def get_sweep(config: ConfigDict) -> tuple[Point, ...]:
+POINTS = {name: point(method) for name, method in METHODS.items()}
+
+
+def sweep(config: ConfigDict) -> tuple[Point, ...]:
     """A point a method; what cannot learn runs frozen only."""
-    return tuple(point(method) | ({"arms": ("frozen",)} if name in FIXED else {}) for name, method in METHODS.items())
+    return tuple(one | ({"arms": ("frozen",)} if name in FIXED else {}) for name, one in POINTS.items())
 
 
-def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
+def claims(config: ConfigDict) -> tuple[Claim, ...]:
     """For each method that can learn: learning beats not learning."""
-    comparability = "gaps_filled" if config.scale != "smoke" else "scaled"
+    write = Writer(comparability(config), prefix="routed.zoo.")
+    # A claim's point also names what other methods change, so that it is this method's alone.
+    plain = {key: value_of(config, key) for one in POINTS.values() for key in one}
     return tuple(
-        Claim(
-            "order",
-            f"routed.zoo.{name.replace(',', '').replace(' ', '-').lower()}",
-            f"{name}: learned beats frozen",
-            "not asked",
-            comparability,
-            "test/loss",
-            {"arm": "learned"},
-            {"arm": "frozen"},
-            _filled(point(method)),
-        )
-        for name, method in METHODS.items()
+        write.order(name.replace(",", "").replace(" ", "-").lower(), f"{name}: learned beats frozen", "not asked",
+                    LEARNED, FROZEN, at=plain | one)
+        for name, one in POINTS.items()
         if name not in FIXED
+    )  # fmt: skip
+
+
+#: What a reader asks first.
+METRICS = ("test/excess", "router/homogeneity", "router/dead", "router/churn", "train/experts")
+
+FIGURES = {
+    "": Figure(
+        "every router and selection, learned and frozen, at tuned rates",
+        sweep=sweep,
+        claims=claims,
+        plots=lambda config: ({"kind": "methods", "name": "methods", "methods": POINTS, "metrics": METRICS},),
     )
+}
 
 
-def _filled(one: Point) -> Point:
-    """The point with the base value of every key that another method changes."""
-    flat = {key: value for method in METHODS.values() for key, value in point(method).items()}
-    plain = get_config()
-    return {key: one.get(key, _value(plain, key)) for key in flat}
-
-
-def _value(config: ConfigDict, key: str):
-    for part in key.split("."):
-        config = config[part]
-    return config
-
-
-def get_plots(config: ConfigDict) -> tuple[dict, ...]:
-    """One figure: every method, learned and frozen, on what a reader asks first."""
-    return (
-        {
-            "kind": "methods",
-            "name": "methods",
-            "methods": {name: point(method) for name, method in METHODS.items()},
-            "metrics": ("test/excess", "router/homogeneity", "router/dead", "router/churn", "train/experts"),
-        },
-    )
+def get_config(arg: str | None = None) -> ConfigDict:
+    """The config of FIGURE[,SCALE]."""
+    return make_config("router_zoo", arg, FIGURES, PROTOCOL, SCALES)

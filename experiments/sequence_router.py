@@ -39,22 +39,8 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from routed.claims import Claim
-from routed.config import base, variant
-from routed.points import Point, chain, product
-
-FIGURES = ("", "quadratic", "sensitivity")
-
-CONTROLS = ("learned", "frozen", "frozen_sharp", "frozen_top1", "frozen_data")
-ARMS = {
-    "": ("learned", "frozen", "dense_total"),
-    "quadratic": ("learned", "frozen", "frozen_data", "oracle", "dense_active", "dense_total"),
-    "sensitivity": ("learned", "frozen", "dense_total"),
-}
-LENGTHS = {"smoke": (2, 4), "default": (4, 8, 16), "paper": (4, 8, 16)}
-
-#: At the shortest length.
-ALL = (*CONTROLS, "oracle", "dense_active", "dense_total")
+from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Writer, comparability
+from routed.plan import Figure, Point, chain, make_config, product, value_of
 
 #: Table 1: MSE of dense, learned and frozen; Table 2: sparsity learned, learned and shuffled, frozen.
 TABLE1 = {
@@ -67,8 +53,143 @@ TABLE2 = {
     "shuffled": {4: 14.29, 8: 15.41, 16: 15.6},
     "frozen": {4: 28.52, 8: 28.51, 16: 28.53},
 }
+LENGTHS = {"smoke": (2, 4), "default": (4, 8, 16), "paper": (4, 8, 16)}
+
+PAIR = ("learned", "frozen")
+#: At the shortest length.
+ALL = (*PAIR, "frozen_sharp", "frozen_top1", "frozen_data", "oracle", "dense_active", "dense_total")
 #: The dense net that is compared with the mixture: that of equal parameters, the harder opponent.
-DENSE = "dense_total"
+DENSE = {"arm": "dense_total"}
+SHUFFLED = LEARNED | {"metric": "router/sparsity_shuffled"}
+
+PROTOCOL = {
+    "arms": (*PAIR, "dense_total"),
+    "data.name": "sequence", "data.clusters": 32, "data.dim": 32, "data.positions": 4,
+    "data.target": "linear", "data.target_dim": 1, "data.fresh": True, "data.test_samples": 3200,
+    "experts.count": 32, "experts.name": "mlp", "experts.depth": 1, "experts.width": 32, "router.init_scale": 0.43,
+    "optimizer.name": "adam", "router.learning_rate": 3.2e-2, "experts.learning_rate": 3.2e-3,
+    "batch_size": 64, "steps": 12000, "eval_every": 1000, "seed": 100, "seeds": 10,
+}  # fmt: skip
+
+SCALES = {
+    "smoke": lambda config: {
+        "data.clusters": 4, "data.dim": 4, "data.positions": 2, "data.test_samples": 320, "experts.count": 4,
+        "steps": 40, "eval_every": 20, "seeds": 2,
+    },
+    "default": lambda config: {},
+    "paper": lambda config: {"steps": 120000, "eval_every": 10000, "seeds": 32},
+}  # fmt: skip
+
+
+def plots(x: str) -> tuple[dict, ...]:
+    """Losses and sparsity against `x`, then training."""
+    training = ("train/loss", "test/loss_soft", "router/sparsity")
+    sparsities = ("router/sparsity", "router/sparsity_shuffled")
+    return (
+        {"kind": "curves", "name": "loss", "x": x, "metrics": ("test/loss_soft", "test/loss")},
+        {"kind": "curves", "name": "sparsity", "x": x, "metrics": sparsities, "arms": PAIR},
+        {"kind": "gap", "name": "gap", "x": x},
+        {"kind": "training", "name": "training", "metrics": training},
+        {"kind": "routing", "name": "routing", "arms": PAIR},
+    )
+
+
+# Tables 1 and 2.
+
+
+def tables_sweep(config: ConfigDict) -> tuple[Point, ...]:
+    """The lengths; all arms at the shortest."""
+    shortest, *longer = LENGTHS[config.scale]
+    return chain(product(data__positions=(shortest,), arms=(ALL,)), product(data__positions=longer))
+
+
+def tables_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """The paper's order at each length, its numbers beside ours, and the fairest control."""
+    write = Writer(comparability(config), "test/loss_soft", prefix="dikkala.")
+    claims: list[Claim] = []
+    for s in LENGTHS[config.scale]:
+        claims += length_claims(write._replace(at={"data.positions": s}), s)
+    shortest = {"data.positions": LENGTHS[config.scale][0]}
+    ours = Writer(comparability(config), at=shortest, prefix="routed.sequence.")
+    return (
+        *claims,
+        ours.order("fair", "learned beats the fairest frozen control, top-1", "not asked", LEARNED, FAIREST),
+        ours.order("top1", "learned beats frozen, top-1", "not asked", LEARNED, FROZEN),
+    )
+
+
+def length_claims(write: Writer, s: int) -> list[Claim]:
+    """A column of both tables; the paper has no number for a length of the smoke scale."""
+    learned, dense, frozen = (TABLE1[name].get(s, "not asked") for name in ("learned", "dense", "frozen"))
+    sparse = write._replace(metric="router/sparsity")
+    compare, verb = (write.null, "equals") if s == 16 else (write.order, "beats")  # at 16 the paper's two are equal
+    shuffled = f"{TABLE2['learned'].get(s)} against {TABLE2['shuffled'].get(s)}"
+    notes = {"frozen": " (pinned by our initial scale)"}
+    losses = {"dense": DENSE, "learned": LEARNED, "frozen": FROZEN}
+    sparsities = {"learned": LEARNED, "shuffled": SHUFFLED, "frozen": FROZEN}
+    return [
+        compare(f"table1.s{s}.dense", f"length {s}: learned {verb} dense", f"{learned} against {dense}",
+                LEARNED, DENSE),
+        write.order(f"table1.s{s}.frozen", f"length {s}: learned beats frozen", f"{learned} against {frozen}",
+                    LEARNED, FROZEN),
+        sparse.order(f"table2.s{s}.shuffled", f"length {s}: sparser than shuffled", shuffled, LEARNED, SHUFFLED),
+        *(
+            write.beside(f"table1.{name}.s{s}", f"length {s}: loss, {name}", TABLE1[name][s], side)
+            for name, side in losses.items()
+            if s in TABLE1[name]
+        ),
+        *(
+            sparse.number(f"table2.{name}.s{s}", f"length {s}: sparsity, {name}{notes.get(name, '')}",
+                          TABLE2[name][s], side)
+            for name, side in sparsities.items()
+            if s in TABLE2[name]
+        ),
+    ]  # fmt: skip
+
+
+TABLES = Figure(
+    "Tables 1 and 2: loss and sparsity against the length of the sequence",
+    sweep=tables_sweep,
+    claims=tables_claims,
+    plots=lambda config: plots("data.positions"),
+)
+
+# The quadratic target.
+
+
+def quadratic_sweep(config: ConfigDict) -> tuple[Point, ...]:
+    """Linear experts, and MLPs of 2 layers with fewer arms."""
+    return chain(
+        product(experts__depth=(1,)),
+        product(experts__depth=(2,), arms=((*PAIR, "oracle", "dense_total"),)),
+    )
+
+
+def quadratic_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """The paper's orders for either kind of experts, and its numbers beside ours."""
+    claims: list[Claim] = []
+    for depth, name in ((1, "linear"), (2, "mlp")):
+        at, experts = {"experts.depth": depth}, f"{name} experts"
+        write = Writer(comparability(config), "test/loss_soft", at, prefix="dikkala.tokens-quadratic.")
+        claims += [
+            write.order(name, f"{experts}: learned beats dense", ".0075 against .018", LEARNED, DENSE),
+            write.order(f"{name}.sparsity", f"{experts}: sparser than shuffled", "8.8 against 11.5",
+                        LEARNED, SHUFFLED, metric="router/sparsity"),
+            write.beside(f"{name}.mse", f"{experts}: loss of the mixture", 0.0075),
+            write.beside(f"{name}.dense-mse", f"{experts}: loss of the dense net", 0.018, DENSE),
+        ]  # fmt: skip
+    return tuple(claims)
+
+
+QUADRATIC = Figure(
+    "the sum of squares as the target, with linear experts and with MLPs",
+    {"arms": (*PAIR, "frozen_data", "oracle", "dense_active", "dense_total"), "data.target": "quadratic"},
+    sweep=quadratic_sweep,
+    claims=quadratic_claims,
+    plots=lambda config: plots("experts.depth"),
+)
+
+# Which setting gives the paper's sparsity?
 
 #: One choice of ours changed at a time, at the shortest length.
 CHANGES: dict[str, Point] = {
@@ -84,133 +205,37 @@ CHANGES: dict[str, Point] = {
 }
 
 
+def sensitivity_sweep(config: ConfigDict) -> tuple[Point, ...]:
+    """One change a point; the first point is the protocol itself."""
+    plain = {key: value_of(config, key) for change in CHANGES.values() for key in change}
+    small = {"steps": config.steps, "eval_every": config.eval_every} if config.scale == "smoke" else {}
+    return tuple(plain | change | small for change in CHANGES.values())
+
+
+def sensitivity_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """The paper's order at the protocol, and the share of changes under which it stands."""
+    write = Writer(comparability(config), "test/loss_soft", at=sensitivity_sweep(config)[0])
+    statement = "learned beats dense at length 4"
+    return (write.order("routed.sequence.protocol", statement, ".0016 against .0044", LEARNED, DENSE),)
+
+
+def sensitivity_plots(config: ConfigDict) -> tuple[dict, ...]:
+    """Every change, on loss and sparsity."""
+    methods = dict(zip(CHANGES, sensitivity_sweep(config), strict=True))
+    metrics = ("test/loss_soft", "router/sparsity", "router/sparsity_shuffled")
+    return ({"kind": "methods", "name": "sensitivity", "methods": methods, "metrics": metrics},)
+
+
+SENSITIVITY = Figure(
+    "loss and sparsity with one choice of ours changed at a time",
+    sweep=sensitivity_sweep,
+    claims=sensitivity_claims,
+    plots=sensitivity_plots,
+)
+
+FIGURES = {"": TABLES, "quadratic": QUADRATIC, "sensitivity": SENSITIVITY}
+
+
 def get_config(arg: str | None = None) -> ConfigDict:
     """The config of FIGURE[,SCALE]."""
-    figure, scale = variant(arg, FIGURES)
-    c = base()
-    with c.unlocked():
-        c.name, c.figure, c.scale = "sequence_router", figure, scale
-        c.arms = ARMS[figure]
-        c.data.name, c.data.clusters, c.data.dim, c.data.positions = "sequence", 32, 32, 4
-        c.data.target, c.data.target_dim = ("quadratic" if figure == "quadratic" else "linear"), 1
-        c.data.fresh, c.data.test_samples = True, 3200
-        c.experts.count, c.experts.name, c.experts.depth, c.experts.width = 32, "mlp", 1, 32
-        c.router.init_scale = 0.43
-        c.optimizer.name, c.router.learning_rate, c.experts.learning_rate = "adam", 3.2e-2, 3.2e-3
-        c.batch_size, c.steps, c.eval_every, c.seed, c.seeds = 64, 12000, 1000, 100, 10
-        if scale == "paper":
-            c.steps, c.eval_every, c.seeds = 120000, 10000, 32
-        if scale == "smoke":
-            c.data.clusters, c.data.dim, c.data.test_samples, c.experts.count, c.data.positions = 4, 4, 320, 4, 2
-            c.steps, c.eval_every, c.seeds = 40, 20, 2
-    return c.lock()
-
-
-def get_sweep(config: ConfigDict) -> tuple[Point, ...]:
-    """The points of the figure."""
-    match config.figure:
-        case "quadratic":
-            return chain(
-                product(experts__depth=(1,)),
-                product(experts__depth=(2,), arms=(("learned", "frozen", "oracle", "dense_total"),)),
-            )
-        case "sensitivity":
-            plain = {key: _value(config, key) for change in CHANGES.values() for key in change}
-            small = {"steps": config.steps, "eval_every": config.eval_every} if config.scale == "smoke" else {}
-            return tuple(plain | change | small for change in CHANGES.values())
-    shortest, *longer = LENGTHS[config.scale]
-    return chain(product(data__positions=(shortest,), arms=(ALL,)), product(data__positions=tuple(longer)))
-
-
-def _value(config: ConfigDict, key: str):
-    for part in key.split("."):
-        config = config[part]
-    return config
-
-
-def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
-    """The paper's order at each length, its numbers beside ours, and the fairest control."""
-    where = "gaps_filled" if config.scale != "smoke" else "scaled"
-    lengths = LENGTHS[config.scale]
-    learned, frozen, dense = {"arm": "learned"}, {"arm": "frozen"}, {"arm": DENSE}
-
-    def order(id, statement, paper, lower, higher, at, metric="test/loss_soft", kind="order"):
-        return Claim(kind, id, statement, paper, where, metric, lower, higher, at)
-
-    def beside(id, statement, value, side, at, metric="test/loss_soft"):
-        return Claim("beside", id, statement, value, where, metric, side, {}, at)
-
-    shuffled = learned | {"metric": "router/sparsity_shuffled"}
-    sparser = {"metric": "router/sparsity", "lower": learned, "higher": shuffled}
-    if config.figure == "sensitivity":
-        return (
-            order("routed.sequence.protocol", "learned beats dense at length 4", ".0016 against .0044", learned, dense, get_sweep(config)[0]),
-        )  # fmt: skip
-    if config.figure == "quadratic":
-        claims = []
-        for depth, name in ((1, "linear"), (2, "mlp")):
-            at = {"experts.depth": depth}
-            claims += [
-                order(f"dikkala.tokens-quadratic.{name}", f"{name} experts: learned beats dense", ".0075 against .018", learned, dense, at),
-                order(f"dikkala.tokens-quadratic.{name}.sparsity", f"{name} experts: sparser than shuffled", "8.8 against 11.5", at=at, **sparser),
-                beside(f"dikkala.tokens-quadratic.{name}.mse", f"{name} experts: loss of the mixture", 0.0075, learned, at),
-                beside(f"dikkala.tokens-quadratic.{name}.dense-mse", f"{name} experts: loss of the dense net", 0.018, dense, at),
-            ]  # fmt: skip
-        return tuple(claims)
-
-    claims = []
-    for s in lengths:
-        at = {"data.positions": s}
-        said = lambda name, s=s: TABLE1[name].get(s, "not asked")  # noqa: E731
-        ratio = f"{said('learned')} against {said('dense')}"
-        # At 16 tokens the paper's two are equal.
-        kind = "null" if s == 16 else "order"
-        claims += [
-            order(f"dikkala.table1.s{s}.dense", f"length {s}: learned {'equals' if kind == 'null' else 'beats'} dense", ratio, learned, dense, at, kind=kind),
-            order(f"dikkala.table1.s{s}.frozen", f"length {s}: learned beats frozen", f"{said('learned')} against {said('frozen')}", learned, frozen, at),
-            order(f"dikkala.table2.s{s}.shuffled", f"length {s}: sparser than shuffled", f"{TABLE2['learned'].get(s)} against {TABLE2['shuffled'].get(s)}", at=at, **sparser),
-        ]  # fmt: skip
-        sides = {"dense": dense, "learned": learned, "frozen": frozen}
-        claims += [
-            beside(f"dikkala.table1.{name}.s{s}", f"length {s}: loss, {name}", TABLE1[name][s], side, at)
-            for name, side in sides.items()
-            if s in TABLE1[name]
-        ]
-        tabled = {"learned": learned, "shuffled": shuffled, "frozen": frozen}
-        claims += [
-            Claim("number", f"dikkala.table2.{name}.s{s}", f"length {s}: sparsity, {name}"
-                  + (" (pinned by our initial scale)" if name == "frozen" else ""),
-                  TABLE2[name][s], where, "router/sparsity", side, {}, at)
-            for name, side in tabled.items()
-            if s in TABLE2[name]
-        ]  # fmt: skip
-    at = {"data.positions": lengths[0]}
-    claims += [
-        order("routed.sequence.fair", "learned beats the fairest frozen control, top-1", "not asked", learned, {"arm": "fairest"}, at, "test/loss"),
-        order("routed.sequence.top1", "learned beats frozen, top-1", "not asked", learned, frozen, at, "test/loss"),
-    ]  # fmt: skip
-    return tuple(claims)
-
-
-def get_plots(config: ConfigDict) -> tuple[dict, ...]:
-    """Losses and sparsity, then training."""
-    training = {"kind": "training", "name": "training", "metrics": ("train/loss", "test/loss_soft", "router/sparsity")}
-    metrics = ("test/loss_soft", "test/loss", "router/sparsity", "router/sparsity_shuffled")
-    if config.figure == "sensitivity":
-        methods = dict(zip(CHANGES, get_sweep(config), strict=True))
-        return (
-            {
-                "kind": "methods",
-                "name": "sensitivity",
-                "methods": methods,
-                "metrics": ("test/loss_soft", "router/sparsity", "router/sparsity_shuffled"),
-            },
-        )
-    x = "experts.depth" if config.figure == "quadratic" else "data.positions"
-    return (
-        {"kind": "curves", "name": "loss", "x": x, "metrics": metrics[:2]},
-        {"kind": "curves", "name": "sparsity", "x": x, "metrics": metrics[2:], "arms": ("learned", "frozen")},
-        {"kind": "gap", "name": "gap", "x": x},
-        training,
-        {"kind": "routing", "name": "routing", "arms": ("learned", "frozen")},
-    )
+    return make_config("sequence_router", arg, FIGURES, PROTOCOL, SCALES)

@@ -35,97 +35,123 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from routed.claims import Claim
-from routed.config import base, variant
-from routed.points import Point, chain, product
-
-FIGURES = ("", "label")
+from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Writer, comparability
+from routed.plan import Figure, Point, chain, make_config, product
 
 PAIR = ("learned", "frozen")
 ALL = (*PAIR, "frozen_sharp", "frozen_top1", "frozen_data", "oracle")
 SAMPLES = {"smoke": (64, 256), "default": (512, 2048, 8192), "paper": (512, 2048, 8192, 32768, 131072)}
 
+PROTOCOL = {
+    "arms": PAIR,
+    "data.name": "subspaces", "data.samples": SAMPLES["default"][-1], "data.target": "signal", "data.target_dim": 1,
+    "router.name": "mlp", "router.depth": 3, "router.width": 96,
+    "optimizer.name": "adam", "router.learning_rate": 3.2e-3, "experts.learning_rate": 1e-3,
+    "steps": 5000, "eval_every": 1000, "seed": 100, "seeds": 10,
+}  # fmt: skip
+
+SCALES = {
+    "smoke": lambda config: {
+        "data.clusters": 8, "data.dim": 8, "data.rank": 3,
+        "data.samples": SAMPLES["smoke"][-1], "data.test_samples": 1600,
+        "router.width": 16, "experts.count": 8, "experts.width": 16,
+        "steps": 40, "eval_every": 20, "seeds": 2,
+    },
+    "default": lambda config: {},
+    "paper": lambda config: {"data.samples": SAMPLES["paper"][-1], "steps": 40000, "eval_every": 5000},
+}  # fmt: skip
+
+LOSSES = ("test/loss", "test/loss_soft")
+TRAINING = {"kind": "training", "name": "training", "metrics": ("train/loss", *LOSSES)}
+
+# Fig. 6.
+
+
+def fig6_sweep(config: ConfigDict) -> tuple[Point, ...]:
+    """Loss against samples; controls run at the largest size only."""
+    *smaller, largest = SAMPLES[config.scale]
+    return chain(product(data__samples=smaller), product(data__samples=(largest,), arms=(ALL,)))
+
+
+def fig6_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """The paper's order at every size, soft and top-1; the fairest control; does the router find the subspaces?"""
+    write = Writer(comparability(config), prefix="dikkala.fig6.")
+    ours = write._replace(at={"data.samples": config.data.samples}, prefix="routed.subspaces.")
+    sparsity, shuffled = (LEARNED | {"metric": f"router/{name}"} for name in ("sparsity", "sparsity_shuffled"))
+    return (
+        *(
+            write.order(f"n{n}", f"{n} samples: learned beats frozen, top-1", "better over a large range",
+                        LEARNED, FROZEN, at={"data.samples": n})
+            for n in SAMPLES[config.scale]
+        ),
+        ours.order("soft", "learned beats frozen when both are evaluated as trained", "not asked",
+                   LEARNED, FROZEN, metric="test/loss_soft"),
+        ours.order("fair", "learned beats the fairest frozen control, top-1", "not asked", LEARNED, FAIREST),
+        ours.order("sparse", "subspaces go to fewer experts than with a shuffled router", "not asked",
+                   sparsity, shuffled),
+        ours.order("one-expert", "a subspace uses fewer than 1.5 experts", "not asked",
+                   LEARNED, {"value": 1.5}, metric="router/sparsity"),
+    )  # fmt: skip
+
+
+def fig6_plots(config: ConfigDict) -> tuple[dict, ...]:
+    """Losses, the gap, sparsity, training."""
+    x, sparsities = "data.samples", ("router/sparsity", "router/sparsity_shuffled")
+    return (
+        {"kind": "curves", "name": "loss", "x": x, "metrics": LOSSES},
+        {"kind": "gap", "name": "gap", "x": x},
+        {"kind": "curves", "name": "sparsity", "x": x, "metrics": sparsities, "arms": PAIR},
+        {"kind": "routing", "name": "routing", "arms": PAIR},
+        TRAINING,
+    )
+
+
+FIG6 = Figure(
+    "Fig. 6: loss and sparsity against samples, with the likely label w^T x",
+    sweep=fig6_sweep,
+    claims=fig6_claims,
+    plots=fig6_plots,
+)
+
+# The printed label beside the likely one.
+
+
+def label_sweep(config: ConfigDict) -> tuple[Point, ...]:
+    """Both labels at the largest size."""
+    return product(data__target=("signal", "noise"), data__samples=SAMPLES[config.scale][-1:])
+
+
+def label_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """The paper's order for either label, and whether anything is learned."""
+    claims: list[Claim] = []
+    for target, label in (("signal", "label w^T s"), ("noise", "label w^T eps, as printed")):
+        at = {"data.target": target, "data.samples": config.data.samples}
+        write = Writer(comparability(config), at=at, prefix="dikkala.fig6.")
+        trivial = f"{label}: learned beats the constant predictor"
+        claims += [
+            write.order(target, f"{label}: learned beats frozen, top-1", "better", LEARNED, FROZEN),
+            write.order(f"{target}.trivial", trivial, "implied", LEARNED, {"value": 1.0}),
+        ]
+    return tuple(claims)
+
+
+def label_plots(config: ConfigDict) -> tuple[dict, ...]:
+    """Both labels side by side."""
+    methods = dict(zip(("w^T s", "w^T eps (printed)"), label_sweep(config), strict=True))
+    return ({"kind": "methods", "name": "label", "methods": methods, "metrics": LOSSES}, TRAINING)
+
+
+LABEL = Figure(
+    "the label as printed, w^T eps, beside the likely one",
+    {"steps": 8000},
+    sweep=label_sweep,
+    claims=label_claims,
+    plots=label_plots,
+)
+
+FIGURES = {"": FIG6, "label": LABEL}
+
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """The config of FIGURE[,SCALE]."""
-    figure, scale = variant(arg, FIGURES)
-    c = base()
-    with c.unlocked():
-        c.name, c.figure, c.scale = "subspaces_router", figure, scale
-        c.arms = PAIR
-        c.data.name, c.data.target, c.data.target_dim = "subspaces", "signal", 1
-        c.data.samples = SAMPLES[scale][-1]
-        c.router.name, c.router.depth, c.router.width = "mlp", 3, 96
-        c.optimizer.name, c.router.learning_rate, c.experts.learning_rate = "adam", 3.2e-3, 1e-3
-        c.steps, c.eval_every, c.seed, c.seeds = 8000 if figure else 5000, 1000, 100, 10
-        if scale == "paper":
-            c.steps, c.eval_every = 40000, 5000
-        if scale == "smoke":
-            c.data.clusters, c.data.dim, c.data.rank, c.data.test_samples, c.experts.count = 8, 8, 3, 1600, 8
-            c.experts.width = c.router.width = 16
-            c.steps, c.eval_every, c.seeds = 40, 20, 2
-    return c.lock()
-
-
-def get_sweep(config: ConfigDict) -> tuple[Point, ...]:
-    """The points of the figure; controls run at the largest size only."""
-    samples = SAMPLES[config.scale]
-    if config.figure == "label":
-        return product(data__target=("signal", "noise"), data__samples=(samples[-1],))
-    return chain(product(data__samples=samples[:-1]), product(data__samples=samples[-1:], arms=(ALL,)))
-
-
-def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
-    """The paper's order at every size, soft and top-1; the fairest control; does the router find the subspaces?"""
-    where = "gaps_filled" if config.scale != "smoke" else "scaled"
-    learned, frozen = {"arm": "learned"}, {"arm": "frozen"}
-
-    def order(id, statement, paper, lower, higher, at, metric="test/loss"):
-        return Claim("order", id, statement, paper, where, metric, lower, higher, at)
-
-    if config.figure == "label":
-        return tuple(
-            claim
-            for target, words in (("signal", "label w^T s"), ("noise", "label w^T eps, as printed"))
-            for at in ({"data.target": target, "data.samples": config.data.samples},)
-            for claim in (
-                order(f"dikkala.fig6.{target}", f"{words}: learned beats frozen, top-1", "better", learned, frozen, at),
-                order(f"dikkala.fig6.{target}.trivial", f"{words}: learned beats the constant predictor", "implied", learned, {"value": 1.0}, at),
-            )
-        )  # fmt: skip
-    sizes = tuple(
-        order(f"dikkala.fig6.n{n}", f"{n} samples: learned beats frozen, top-1", "better over a large range", learned, frozen, {"data.samples": n})
-        for n in SAMPLES[config.scale]
-    )  # fmt: skip
-    at = {"data.samples": config.data.samples}
-    return (
-        *sizes,
-        order("routed.subspaces.soft", "learned beats frozen when both are evaluated as trained", "not asked", learned, frozen, at, "test/loss_soft"),
-        order("routed.subspaces.fair", "learned beats the fairest frozen control, top-1", "not asked", learned, {"arm": "fairest"}, at),
-        order("routed.subspaces.sparse", "subspaces go to fewer experts than with a shuffled router", "not asked",
-              learned | {"metric": "router/sparsity"}, learned | {"metric": "router/sparsity_shuffled"}, at),
-        order("routed.subspaces.one-expert", "a subspace uses fewer than 1.5 experts", "not asked", learned, {"value": 1.5}, at, "router/sparsity"),
-    )  # fmt: skip
-
-
-def get_plots(config: ConfigDict) -> tuple[dict, ...]:
-    """Losses, the gap, sparsity, training."""
-    training = {"kind": "training", "name": "training", "metrics": ("train/loss", "test/loss", "test/loss_soft")}
-    losses = ("test/loss", "test/loss_soft")
-    if config.figure == "label":
-        methods = {"w^T s": get_sweep(config)[0], "w^T eps (printed)": get_sweep(config)[1]}
-        return ({"kind": "methods", "name": "label", "methods": methods, "metrics": losses}, training)
-    x = "data.samples"
-    return (
-        {"kind": "curves", "name": "loss", "x": x, "metrics": losses},
-        {"kind": "gap", "name": "gap", "x": x},
-        {
-            "kind": "curves",
-            "name": "sparsity",
-            "x": x,
-            "metrics": ("router/sparsity", "router/sparsity_shuffled"),
-            "arms": PAIR,
-        },
-        {"kind": "routing", "name": "routing", "arms": PAIR},
-        training,
-    )
+    return make_config("subspaces_router", arg, FIGURES, PROTOCOL, SCALES)

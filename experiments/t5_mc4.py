@@ -48,27 +48,194 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from routed import config as _config
-from routed.claims import Claim
-from routed.config import base, variant
-from routed.points import Point, product
+from routed.analysis.claims import FROZEN, LEARNED, Claim, Writer
+from routed.plan import Figure, Point, make_config, product, value_of
 
-FIGURES = ("", "fig5", "fig7", "widths", "transplant", "options")
-SCALES = (*_config.SCALES, "gpu")
+#: Of figure 5. `default` runs them without the last.
+ARMS = ("learned", "frozen", "frozen_balanced", "hash_token", "dense_active", "dense_total")
 
-ARMS = {
-    "fig7": ("learned", "frozen", "frozen_balanced"),
-    "widths": ("learned", "frozen_balanced"),
-    "transplant": ("learned", "transplant", "frozen_balanced", "hash_token"),
-    "options": ("learned", "frozen", "frozen_balanced"),
-}
-ALL = ("learned", "frozen", "frozen_balanced", "hash_token", "dense_active", "dense_total")
+PROTOCOL = {
+    "arms": ARMS[:-1], "seed": 100, "seeds": 5,
+    "data.name": "mc4_jsonl", "data.vocabulary": 2048, "data.eval_rows": 512,
+    "experts.name": "gated_ffn", "experts.activation": "gelu", "experts.count": 16, "experts.width": 128,
+    "selection.name": "top_k", "selection.k": 2, "selection.renormalise": True,
+    "selection.eval.name": "top_k", "selection.eval.k": 2, "selection.eval.renormalise": True,
+    "selection.capacity_rule": "per_token",  # of the figure that has a capacity
+    "router.vocabulary": 2048, "router.choices": 2, "dispatch": "auto",
+    "optimizer.name": "adam", "optimizer.schedule": "linear", "optimizer.warmup": 100,
+    "router.learning_rate": 6e-3, "experts.learning_rate": 6e-3, "transformer.learning_rate": 6e-3,
+    "batch_size": 64, "steps": 1000, "eval_every": 250, "checkpoint.every": 50,
+    "mesh.runs_per_batch": 2,  # on two cores: one each
+}  # fmt: skip
 
-EXPERTS = {"smoke": (2, 4), "default": (4, 16, 64), "gpu": (8, 32, 128), "paper": (8, 16, 32, 64, 128)}
-WIDTHS = {"smoke": (8, 16), "default": (16, 32, 64), "gpu": (16, 32, 64, 128), "paper": (16, 32, 64, 128, 768)}
 
-#: One choice of the paper or of the layer at a time.
-OPTIONS: dict[str, Point] = {
+def arms_of_fig5(config: ConfigDict, arms: tuple[str, ...]) -> Point:
+    """The arms of figure 5 at a scale; the other figures compare the same arms at all scales."""
+    return {"arms": arms} if config.figure in ("", "fig5") else {}
+
+
+SCALES = {
+    "smoke": lambda config: {
+        "data.name": "artificial", "data.tokens": "bytes", "data.vocabulary": 320, "router.vocabulary": 320,
+        "data.input_length": 64, "data.eval_rows": 64, "batch_size": 16,
+        "transformer.dim": 16, "transformer.head_dim": 8, "transformer.width": 32,
+        "experts.count": 4, "experts.width": 32, "steps": 40, "eval_every": 20, "checkpoint.every": 20, "seeds": 2,
+    } | arms_of_fig5(config, ("learned", "frozen", "frozen_balanced", "dense_active")),
+    "default": lambda config: {},
+    "paper": lambda config: {
+        "transformer.layers": 12, "transformer.sparse_layers": 3, "transformer.heads": 12, "transformer.head_dim": 64,
+        "transformer.width": 256, "transformer.init_scale": 0.1, "transformer.dtype": "bfloat16",
+        "experts.count": 64, "experts.width": 256, "losses.logits_z": 1e-4,
+        "selection.group_size": 4096, "selection.priority": "score", "selection.min_capacity": 4,
+        "selection.capacity_factor": 1.25, "selection.eval.capacity_factor": 2.0,
+        "data.vocabulary": 32128, "router.vocabulary": 32128, "data.input_length": 512, "batch_size": 128,
+        "data.temperature": 3.3,  # mT5's: probability in proportion to size ** .3
+        "optimizer.schedule": "rsqrt", "optimizer.warmup": 10000,  # T5's: 1 / sqrt(max(step, 10,000))
+        "router.learning_rate": 1e-2, "experts.learning_rate": 1e-2, "transformer.learning_rate": 1e-2,
+        "steps": 500000, "eval_every": 10000, "checkpoint.every": 1000, "seeds": 3,
+    } | arms_of_fig5(config, ARMS),
+    "gpu": lambda config: {
+        "transformer.layers": 6, "transformer.sparse_layers": 2, "transformer.heads": 8, "transformer.head_dim": 32,
+        "transformer.dtype": "bfloat16", "experts.count": 32,
+        "data.vocabulary": 8192, "router.vocabulary": 8192, "data.input_length": 256, "batch_size": 128,
+        "steps": 20000, "eval_every": 2000, "checkpoint.every": 500,
+    } | arms_of_fig5(config, ARMS),
+}  # fmt: skip
+
+BALANCED, HASH = {"arm": "frozen_balanced"}, {"arm": "hash_token"}
+
+#: How all arms trained and what their routers did: the end of every figure.
+TRAINING: tuple[dict, ...] = (
+    {"kind": "training", "name": "training", "metrics": ("train/loss", "eval/loss", "eval/accuracy")},
+    {"kind": "training", "name": "routers", "metrics": ("router/load_max", "router/entropy_token", "router/dead")},
+    {"kind": "training", "name": "information", "metrics": ("router/mi_language", "router/mi_language_given_token")},
+    {"kind": "training", "name": "churn", "metrics": ("router/churn_router", "router/churn_features")},
+    {"kind": "languages", "name": "languages", "arm": "frozen_balanced"},
+)
+
+
+def writer(config: ConfigDict, at: Point) -> Writer:
+    """Writes claims about nats per token."""
+    return Writer("gaps_filled" if config.scale == "paper" else "stand_in", "eval/loss", at, "difference")
+
+
+def claim_fair(write: Writer) -> Claim:
+    """The comparison that the question asks for."""
+    return write.order("routed.t5.fair", "learned beats frozen and balanced, in nats", "not asked", LEARNED, BALANCED)
+
+
+# Figure 5
+
+
+def claim_fig5(config: ConfigDict) -> tuple[Claim, ...]:
+    """The orders of the paper, the fair one, and those of two later papers."""
+    write = writer(config, {})
+    claims = (
+        write.order("dikkala.fig5-frozen", "a frozen mixture beats the dense model in accuracy", "yes, significant",
+                    {"arm": "dense_active"}, FROZEN, metric="eval/accuracy"),
+        write.order("dikkala.fig5-trained", "a trained router beats a frozen one in accuracy", "yes, significant",
+                    FROZEN, LEARNED, metric="eval/accuracy"),
+        claim_fair(write),
+        write.null("fan.random", "a frozen random router is as good as a learned one (2402.13089)", "about as good",
+                   LEARNED, BALANCED),
+    )  # fmt: skip
+    words = "learned beats a balanced hash of the token id (2604.14419)"
+    hashed = write.order("routed.t5.hash", words, "yes", LEARNED, HASH)
+    return (*claims, hashed) if "hash_token" in config.arms else claims
+
+
+FIG5 = Figure(
+    "Fig. 5: trained, frozen, hashed and dense layers, paired by seed",
+    claims=claim_fig5,
+    plots=lambda config: ({"kind": "paired", "name": "fig5", "metric": "eval/loss"}, *TRAINING),
+)
+
+
+# Figure 7
+
+COUNTS = {"smoke": (2, 4), "default": (4, 16, 64), "gpu": (8, 32, 128), "paper": (8, 16, 32, 64, 128)}
+
+
+def claim_fig7(config: ConfigDict) -> tuple[Claim, ...]:
+    """The order of the paper and the fair one, at the file's number of experts."""
+    write = writer(config, {"experts.count": config.experts.count})
+    words = "trained beats frozen in accuracy, at every count"
+    trained = write.order("dikkala.fig7", words, "yes, significant", FROZEN, LEARNED, metric="eval/accuracy")
+    return trained, claim_fair(write)
+
+
+FIG7 = Figure(
+    "Fig. 7: trained and frozen routers against the number of experts",
+    changes={"arms": ("learned", "frozen", "frozen_balanced")},
+    sweep=lambda config: product(experts__count=COUNTS[config.scale]),
+    claims=claim_fig7,
+    plots=lambda config: (
+        {"kind": "curves", "name": "fig7", "x": "experts.count", "metrics": ("eval/accuracy", "eval/loss")},
+        {"kind": "paired", "name": "fig7-paired", "x": "experts.count", "metric": "eval/loss"},
+        *TRAINING,
+    ),
+)
+
+
+# Does the trunk route?
+
+TRUNKS = {"smoke": (8, 16), "default": (16, 32, 64), "gpu": (16, 32, 64, 128), "paper": (16, 32, 64, 128, 768)}
+GRADIENTS = {False: "gate gradient on", True: "stopped"}
+
+
+def claim_widths(config: ConfigDict) -> tuple[Claim, ...]:
+    """The fair order at the least and the largest width, with and without the gate's gradient."""
+    narrowest, *_, widest = TRUNKS[config.scale]
+    return tuple(
+        writer(config, {"transformer.dim": dim, "router.stop_gradient": stopped}).order(
+            f"routed.t5.fair-{dim}{'-stopped' if stopped else ''}",
+            f"width {dim}, gate gradient {'stopped' if stopped else 'on'}: learned beats frozen and balanced",
+            "not asked", LEARNED, BALANCED,
+        )
+        for dim in (narrowest, widest)
+        for stopped in (False, True)
+    )  # fmt: skip
+
+
+WIDTHS = Figure(
+    "what training the router is worth against the trunk's width, with and without the gate's gradient",
+    changes={"arms": ("learned", "frozen_balanced")},
+    sweep=lambda config: product(transformer__dim=TRUNKS[config.scale], router__stop_gradient=(False, True)),
+    claims=claim_widths,
+    plots=lambda config: (
+        {"kind": "paired", "name": "widths", "x": "transformer.dim", "metric": "eval/loss",
+         "by": "router.stop_gradient", "words": GRADIENTS},
+        *TRAINING,
+    ),
+)  # fmt: skip
+
+
+# Whose partition is it?
+
+
+def claim_transplant(config: ConfigDict) -> tuple[Claim, ...]:
+    """What a trained router is worth by itself, what training it together with the experts adds, and a hash."""
+    order, transplant = writer(config, {}).order, {"arm": "transplant"}
+    return (
+        order("routed.t5.partition", "a trained router helps a network that did not train with it", "not asked",
+              transplant, BALANCED),
+        order("routed.t5.joint", "training router and experts together helps beyond that", "not asked",
+              LEARNED, transplant),
+        order("routed.t5.hash", "learned beats a balanced hash of the token id", "not asked", LEARNED, HASH),
+    )  # fmt: skip
+
+
+TRANSPLANT = Figure(
+    "a trained router, frozen, in a network that starts anew",
+    changes={"arms": ("learned", "transplant", "frozen_balanced", "hash_token"), "checkpoint.final": True},
+    claims=claim_transplant,
+    plots=lambda config: ({"kind": "paired", "name": "transplant", "metric": "eval/loss"}, *TRAINING),
+)
+
+
+# One choice of the paper or of the layer at a time
+
+CHOICES: dict[str, Point] = {
     "the protocol": {},
     "the paper's capacity": {"selection.capacity_factor": 1.25, "selection.eval.capacity_factor": 2.0},
     "full-softmax weights": {"selection.renormalise": False, "selection.eval.renormalise": False},
@@ -77,173 +244,27 @@ OPTIONS: dict[str, Point] = {
 }
 
 
+def choices(config: ConfigDict) -> dict[str, Point]:
+    """Every choice by name, with the config's values of what the others change."""
+    protocol = {key: value_of(config, key) for changes in CHOICES.values() for key in changes}
+    return {name: protocol | changes for name, changes in CHOICES.items()}
+
+
+OPTIONS = Figure(
+    "the paper's capacity, its combine weights, a balance loss and the stopped gradient, one at a time",
+    changes={"arms": ("learned", "frozen", "frozen_balanced")},
+    sweep=lambda config: tuple(choices(config).values()),
+    claims=lambda config: (claim_fair(writer(config, choices(config)["the protocol"])),),
+    plots=lambda config: (
+        {"kind": "methods", "name": "options", "methods": choices(config),
+         "metrics": ("eval/loss", "router/dropped", "router/load_max")},
+        *TRAINING,
+    ),
+)  # fmt: skip
+
+FIGURES = {"": FIG5, "fig5": FIG5, "fig7": FIG7, "widths": WIDTHS, "transplant": TRANSPLANT, "options": OPTIONS}
+
+
 def get_config(arg: str | None = None) -> ConfigDict:
     """The config of FIGURE[,SCALE]."""
-    figure, scale = variant(arg, FIGURES, SCALES)
-    c = base()
-    with c.unlocked():
-        c.name, c.figure, c.scale = "t5_mc4", figure, scale
-        c.arms = ARMS.get(figure, ALL if scale in ("gpu", "paper") else ALL[:-1])
-        c.data.name, c.data.vocabulary, c.data.eval_rows = "mc4_jsonl", 2048, 512
-        c.experts.name, c.experts.activation, c.experts.count, c.experts.width = "gated_ffn", "gelu", 16, 128
-        c.selection.name, c.selection.k, c.selection.renormalise = "top_k", 2, True
-        c.selection.eval.name, c.selection.eval.k, c.selection.eval.renormalise = "top_k", 2, True
-        c.selection.capacity_rule = "per_token"  # of the figure that has a capacity
-        c.dispatch = "auto"
-        c.optimizer.name, c.optimizer.schedule, c.optimizer.warmup = "adam", "linear", 100
-        c.router.learning_rate = c.experts.learning_rate = 6e-3
-        c.batch_size, c.steps, c.eval_every, c.checkpoint.every, c.seed, c.seeds = 64, 1000, 250, 50, 100, 5
-        c.mesh.runs_per_batch = 2  # on two cores: one each
-        c.checkpoint.final = figure == "transplant"
-        if scale == "gpu":
-            c.transformer.layers, c.transformer.sparse_layers, c.transformer.heads = 6, 2, 8
-            c.transformer.head_dim, c.transformer.dtype = 32, "bfloat16"
-            c.data.vocabulary, c.data.input_length, c.batch_size = 8192, 256, 128
-            c.steps, c.eval_every, c.checkpoint.every, c.experts.count = 20000, 2000, 500, 32
-        if scale == "paper":
-            c.transformer.layers, c.transformer.sparse_layers, c.transformer.heads = 12, 3, 12
-            c.transformer.head_dim, c.transformer.width, c.experts.width = 64, 256, 256
-            c.transformer.init_scale, c.transformer.dtype, c.losses.logits_z = 0.1, "bfloat16", 1e-4
-            c.selection.group_size, c.selection.priority, c.selection.min_capacity = 4096, "score", 4
-            c.selection.capacity_factor, c.selection.eval.capacity_factor = 1.25, 2.0
-            c.data.vocabulary, c.data.input_length, c.batch_size, c.experts.count = 32128, 512, 128, 64
-            c.data.temperature = 3.3  # mT5's: probability in proportion to size ** .3
-            c.optimizer.schedule, c.optimizer.warmup = "rsqrt", 10000  # T5's: 1 / sqrt(max(step, 10,000))
-            c.router.learning_rate = c.experts.learning_rate = 1e-2
-            c.steps, c.eval_every, c.checkpoint.every, c.seeds = 500000, 10000, 1000, 3
-        if scale == "smoke":
-            c.data.name, c.data.tokens, c.data.vocabulary = "generated", "bytes", 320
-            c.data.input_length, c.data.eval_rows, c.batch_size = 64, 64, 16
-            c.transformer.dim, c.transformer.head_dim, c.experts.count, c.experts.width = 16, 8, 4, 32
-            c.transformer.width = 32
-            c.steps, c.eval_every, c.checkpoint.every, c.seeds = 40, 20, 20, 2
-            c.arms = ARMS.get(figure, ("learned", "frozen", "frozen_balanced", "dense_active"))
-        c.router.vocabulary, c.router.choices = c.data.vocabulary, c.selection.k
-    return c.lock()
-
-
-def get_sweep(config: ConfigDict) -> tuple[Point, ...]:
-    """The points of the figure."""
-    match config.figure:
-        case "fig7":
-            return product(experts__count=EXPERTS[config.scale])
-        case "widths":
-            return product(transformer__dim=WIDTHS[config.scale], router__stop_gradient=(False, True))
-        case "options":
-            plain = {key: _value(config, key) for changes in OPTIONS.values() for key in changes}
-            return tuple(plain | changes for changes in OPTIONS.values())
-    return ({},)
-
-
-def _value(config: ConfigDict, key: str):
-    for part in key.split("."):
-        config = config[part]
-    return config
-
-
-def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
-    """What the figure is tested for, at the file's setting."""
-    where = {"paper": "gaps_filled"}.get(config.scale, "stand_in")
-    at = get_sweep(config)[0] if config.figure == "options" else {}
-    if config.figure == "widths":
-        at = {"transformer.dim": config.transformer.dim, "router.stop_gradient": False}
-    if config.figure == "fig7":
-        at = {"experts.count": config.experts.count}
-
-    def accuracy(name, statement, worse, better):
-        return Claim(
-            "order", name, statement, "yes, significant", where, "eval/accuracy", {"arm": worse}, {"arm": better}, at, "difference"
-        )  # fmt: skip
-
-    def loss(name, statement, better, worse, paper="not asked", kind="order"):
-        return Claim(
-            kind, name, statement, paper, where, "eval/loss", {"arm": better}, {"arm": worse}, at, "difference"
-        )
-
-    fair = loss("routed.t5.fair", "learned beats frozen and balanced, in nats", "learned", "frozen_balanced")
-    match config.figure:
-        case "fig7":
-            return (
-                accuracy("dikkala.fig7", "trained beats frozen in accuracy, at every count", "frozen", "learned"),
-                fair,
-            )
-        case "transplant":
-            return (
-                loss("routed.t5.partition", "a trained router helps a network that did not train with it",
-                     "transplant", "frozen_balanced"),
-                loss("routed.t5.joint", "training router and experts together helps beyond that", "learned", "transplant"),
-                loss("routed.t5.hash", "learned beats a balanced hash of the token id", "learned", "hash_token"),
-            )  # fmt: skip
-        case "widths":
-            widest, narrowest = max(WIDTHS[config.scale]), min(WIDTHS[config.scale])
-            points = [(dim, stop) for dim in (narrowest, widest) for stop in (False, True)]
-            return tuple(
-                loss(
-                    f"routed.t5.fair-{dim}{'-stopped' if stop else ''}",
-                    f"width {dim}, {'gate gradient stopped' if stop else 'gate gradient on'}: learned beats frozen and balanced",
-                    "learned",
-                    "frozen_balanced",
-                )._replace(at={"transformer.dim": dim, "router.stop_gradient": stop})
-                for dim, stop in points
-            )
-        case "options":
-            return (fair,)
-    claims = (
-        accuracy("dikkala.fig5-frozen", "a frozen mixture beats the dense model in accuracy", "dense_active", "frozen"),
-        accuracy("dikkala.fig5-trained", "a trained router beats a frozen one in accuracy", "frozen", "learned"),
-        fair,
-        loss("fan.random", "a frozen random router is as good as a learned one (2402.13089)", "learned", "frozen_balanced",
-             "about as good", "null"),
-    )  # fmt: skip
-    hashed = loss(
-        "routed.t5.hash", "learned beats a balanced hash of the token id (2604.14419)", "learned", "hash_token", "yes"
-    )
-    return (*claims, hashed) if "hash_token" in config.arms else claims
-
-
-def get_plots(config: ConfigDict) -> tuple[dict, ...]:
-    """The figure's own, then how all arms trained and what their routers did."""
-    own: tuple[dict, ...]
-    watched: tuple[dict, ...] = (
-        {"kind": "training", "name": "training", "metrics": ("train/loss", "eval/loss", "eval/accuracy")},
-        {"kind": "training", "name": "routers", "metrics": ("router/load_max", "router/entropy_token", "router/dead")},
-        {
-            "kind": "training",
-            "name": "information",
-            "metrics": ("router/mi_language", "router/mi_language_given_token"),
-        },
-        {"kind": "training", "name": "churn", "metrics": ("router/churn_router", "router/churn_features")},
-        {"kind": "languages", "name": "languages", "arm": "frozen_balanced"},
-    )
-    match config.figure:
-        case "fig7":
-            own = (
-                {"kind": "curves", "name": "fig7", "x": "experts.count", "metrics": ("eval/accuracy", "eval/loss")},
-                {"kind": "paired", "name": "fig7-paired", "x": "experts.count", "metric": "eval/loss"},
-            )
-        case "widths":
-            own = (
-                {
-                    "kind": "paired",
-                    "name": "widths",
-                    "x": "transformer.dim",
-                    "by": "router.stop_gradient",
-                    "words": {False: "gate gradient on", True: "stopped"},
-                    "metric": "eval/loss",
-                },
-            )
-        case "options":
-            own = ({"kind": "methods", "name": "options", "methods": _options(config), "metrics": ("eval/loss", "router/dropped", "router/load_max")},)  # fmt: skip
-        case _:
-            own = (
-                {
-                    "kind": "paired",
-                    "name": "fig5" if config.figure != "transplant" else "transplant",
-                    "metric": "eval/loss",
-                },
-            )
-    return (*own, *watched)
-
-
-def _options(config: ConfigDict) -> dict[str, Point]:
-    return dict(zip(OPTIONS, get_sweep(config), strict=True))
+    return make_config("t5_mc4", arg, FIGURES, PROTOCOL, SCALES)

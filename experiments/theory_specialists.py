@@ -13,7 +13,7 @@ descent on the squared loss takes the steps of gradient descent on the k-means o
 with n_j samples, it is an iteration of Lloyd's algorithm.
 
 From the paper: uniform mixtures of k Gaussians, n = d k ln k samples, d >= k, constant experts, soft routing, rows from examples,
-a small router rate. Success: all clusters are covered (metrics.covered: 90 % of its test samples go to experts 90 % of whose
+a small router rate. Success: all clusters are covered (metrics.agreement.covered: 90 % of its test samples go to experts 90 % of whose
 samples are its own).
 
 Rules where the paper is silent, set on seeds from 5000 on.
@@ -43,138 +43,138 @@ Cost on 2 cores: 4 minutes, kmeans half a minute; 100 more seeds (--config.seeds
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from routed.claims import Claim
-from routed.config import base, variant
-from routed.points import Point, product
-from routed.stats import coupon_collector
+from routed.analysis.claims import LEARNED, Claim, Writer, comparability
+from routed.analysis.statistics import coupon_collector
+from routed.plan import Figure, Point, cross, make_config, product
 
-FIGURES = ("", "kmeans")
+PROTOCOL = {
+    "arms": ("frozen_data", "learned"), "seeds": 100, "gate.train_loss": 1.0,
+    "data.dim": 32, "data.clusters": 16, "data.test_samples": 320, "data.separation": 4.0,
+    "router.from_data": True, "experts.name": "constant", "optimizer.momentum": 0.0,
+    "batch_size": 128, "steps": 200, "eval_every": 200, "mesh.runs_per_batch": 600,
+}  # fmt: skip
+
+SCALES = {
+    "smoke": lambda config: {"data.clusters": 4, "data.test_samples": 160, "steps": 40, "eval_every": 20, "seeds": 3},
+    "default": lambda config: {},
+    "paper": lambda config: (
+        {"data.dim": 64} | ({"data.target_dim": 64, "seeds": 100} if config.figure == "kmeans" else {"seeds": 200})
+    ),
+}
 
 CLUSTERS = {"smoke": (4, 8), "default": (8, 16, 32), "paper": (8, 16, 32, 64)}
 RATIOS = {"smoke": (2, 4), "default": (1, 2, 4, 8), "paper": (1, 2, 4, 8)}
 SEPARATIONS = {"smoke": (1.0, 4.0), "default": (1.0, 2.0, 4.0), "paper": (1.0, 2.0, 4.0)}
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
-    """The config of FIGURE[,SCALE]."""
-    figure, scale = variant(arg, FIGURES)
-    c = base()
-    with c.unlocked():
-        c.name, c.figure, c.scale = "theory_specialists", figure, scale
-        c.optimizer.momentum, c.mesh.runs_per_batch = 0.0, 600
-        c.data.dim = max(32, CLUSTERS[scale][-1])
-        c.data.clusters, c.data.test_samples, c.data.separation = 16, 320, 4.0
-        c.batch_size, c.steps, c.eval_every, c.seeds, c.gate.train_loss = 128, 200, 200, 100, 1.0
-        c.experts.name, c.router.from_data = "constant", True
-        c.arms = ("frozen_data", "learned")
-        if figure == "kmeans":
-            c.arms, c.model, c.router.from_data = ("learned",), "kmeans", False
-            c.data.target, c.data.target_dim, c.data.samples = "input", c.data.dim, 2048
-            c.experts.learning_rate, c.steps, c.eval_every, c.seeds = 1.0, 400, 20, 10
-        if scale == "paper":
-            c.seeds = 100 if figure else 200
-        if scale == "smoke":
-            c.data.clusters, c.steps, c.eval_every, c.seeds, c.data.test_samples = 4, 40, 20, 3, 160
-    return c.lock()
+# Theorem 2
 
 
-def _point(clusters: int, experts: int, dim: int) -> Point:
-    """The sizes that go with a number of clusters: n = d k ln k samples, and the experts' rate."""
-    samples = math.ceil(dim * clusters * math.log(clusters))
+def size(clusters: int, ratio: int, dim: int) -> Point:
+    """What goes with a number of clusters and of experts for each: n = d k ln k samples, and the rates."""
     return {
-        "data.clusters": clusters, "data.test_samples": 20 * clusters, "data.samples": samples, "experts.count": experts,
+        "data.clusters": clusters, "data.test_samples": 20 * clusters,
+        "data.samples": math.ceil(dim * clusters * math.log(clusters)), "experts.count": ratio * clusters,
         "experts.learning_rate": clusters / 8, "router.learning_rate": clusters / 80,
     }  # fmt: skip
 
 
-def get_sweep(config: ConfigDict) -> tuple[Point, ...]:
-    """Clusters times experts per cluster times separations; k-means: clusters times separations."""
-    scale, dim = config.scale, config.data.dim
-    if config.figure == "kmeans":
-        return tuple(
-            {"data.clusters": k, "experts.count": k} | at
-            for k in CLUSTERS[scale]
-            for at in product(data__separation=SEPARATIONS[scale])
-        )
-    sizes = [_point(k, k * ratio, dim) for k in CLUSTERS[scale] for ratio in RATIOS[scale]]
-    return tuple(one | at for one in sizes for at in product(data__separation=SEPARATIONS[scale]))
+def sweep_success(config: ConfigDict) -> tuple[Point, ...]:
+    """Clusters times experts per cluster times separations."""
+    sizes = tuple(size(k, ratio, config.data.dim) for k in CLUSTERS[config.scale] for ratio in RATIOS[config.scale])
+    return cross(sizes, product(data__separation=SEPARATIONS[config.scale]))
 
 
-def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
-    """Success against its prediction at every point; steps against those of k-means."""
-    return _of_kmeans(config) if config.figure == "kmeans" else _of_success(config)
+def prediction(at: Point) -> float:
+    """The probability that rows from examples come from every cluster."""
+    return coupon_collector(at["experts.count"], at["data.clusters"])
 
 
-def _of_kmeans(config: ConfigDict) -> tuple[Claim, ...]:
-    comparability = "gaps_filled" if config.scale != "smoke" else "scaled"
-    sweep = get_sweep(config)
-    return tuple(
-        Claim(
-            "order", f"dikkala.lemma1.{name}", f"a step is {what}, up to 1e-5", "identical steps", comparability,
-            f"theory/{name}_step", {"arm": "learned"}, {"value": 1e-5}, sweep[len(sweep) // 2],
-        )
-        for name, what in (("gradient", "a descent step on the inertia"), ("lloyd", "an iteration of Lloyd's"))
-    )  # fmt: skip
+def claim_success(config: ConfigDict, at: Point) -> Iterator[Claim]:
+    """Success against its prediction at a point."""
+    clusters, experts, separation = at["data.clusters"], at["experts.count"], at["data.separation"]
+    closest, *_, farthest = SEPARATIONS[config.scale]
+    ratio, tag = experts // clusters, f"c{separation:g}.k{clusters}.e{experts}"
+    rows, hit, predicted = {"arm": "frozen_data"}, {"metric": "router/rows_hit"}, prediction(at)
+    write = Writer(comparability(config), "router/all_covered", at, "probability", "dikkala.theorem2.")
+    if separation > closest:
+        words = "frozen rows cover every cluster when they come from every cluster"
+        yield write.null(f"specialists.{tag}", f"{tag}: {words}", "probability 1 - exp(-O(d))", rows, rows | hit)
+    elif ratio >= 4:
+        words = "rows from every cluster are not enough"
+        yield write.order(f"close.{tag}", f"{tag}: {words}", "asks for separation", rows, rows | hit)
+    if separation == farthest:
+        words = "frozen rows cover every cluster with the coupon collector's probability"
+        yield write.null(f"success.{tag}", f"{tag}: {words}", f"{predicted:.3g}", rows, {"value": predicted})
+    if separation > closest and ratio == 2:
+        words = "a router that moves covers every cluster more often than its rows hit them"
+        yield write.order(f"learning.{tag}", f"{tag}: {words}", "not asked", LEARNED | hit, LEARNED)
+    if separation == farthest and ratio == RATIOS[config.scale][-1]:
+        yield write.order(
+            f"homogeneity.{tag}", f"{tag}: homogeneity of experts is above .99", "routing is by cluster",
+            {"value": 0.99}, LEARNED, metric="router/homogeneity", unit="difference",
+        )  # fmt: skip
 
 
-def _of_success(config: ConfigDict) -> tuple[Claim, ...]:
-    comparability = "gaps_filled" if config.scale != "smoke" else "scaled"
-    rows, learned, found = {"arm": "frozen_data"}, {"arm": "learned"}, []
-    closest, farthest = SEPARATIONS[config.scale][0], SEPARATIONS[config.scale][-1]
-    metric, hit = "router/all_covered", {"metric": "router/rows_hit"}
-    for at in get_sweep(config):
-        ratio, c = at["experts.count"] // at["data.clusters"], at["data.separation"]
-        predicted = coupon_collector(at["experts.count"], at["data.clusters"])
-
-        def claim(kind, id, statement, paper, lower, higher, at=at, metric=metric, unit="probability"):
-            tag = f"{id}.{_tag(at)}"
-            return Claim(kind, tag, f"{_tag(at)}: {statement}", paper, comparability, metric, lower, higher, at, unit)
-
-        if c > closest:
-            words = "frozen rows cover every cluster when they come from every cluster"
-            found.append(
-                claim("null", "dikkala.theorem2.specialists", words, "probability 1 - exp(-O(d))", rows, rows | hit)
-            )
-        elif ratio >= 4:
-            words = "rows from every cluster are not enough"
-            found.append(claim("order", "dikkala.theorem2.close", words, "asks for separation", rows, rows | hit))
-        if c == farthest:
-            words = "frozen rows cover every cluster with the coupon collector's probability"
-            found.append(
-                claim("null", "dikkala.theorem2.success", words, f"{predicted:.3g}", rows, {"value": predicted})
-            )
-        if c > closest and ratio == 2:
-            words = "a router that moves covers every cluster more often than its rows hit them"
-            found.append(claim("order", "dikkala.theorem2.learning", words, "not asked", learned | hit, learned))
-        if c == farthest and ratio == RATIOS[config.scale][-1]:
-            words, limit = "homogeneity of experts is above .99", {"value": 0.99}
-            found.append(
-                claim(
-                    "order", "dikkala.theorem2.homogeneity", words, "routing is by cluster", limit, learned,
-                    metric="router/homogeneity", unit="difference",
-                )
-            )  # fmt: skip
-    return tuple(found)
-
-
-def _tag(at: Point) -> str:
-    return f"c{at['data.separation']:g}.k{at['data.clusters']}.e{at['experts.count']}"
-
-
-def get_plots(config: ConfigDict) -> tuple[dict, ...]:
-    """Success against experts per cluster with its prediction; steps of k-means over training."""
-    if config.figure == "kmeans":
-        steps = ("theory/gradient_step", "theory/lloyd_step", "train/loss")
-        return ({"kind": "training", "name": "steps", "metrics": steps},)
-    predicted = {
-        (at["data.clusters"], at["experts.count"]): coupon_collector(at["experts.count"], at["data.clusters"])
-        for at in get_sweep(config)
-    }
+def draw_success(config: ConfigDict) -> tuple[dict, ...]:
+    """Success against experts per cluster, with its prediction."""
+    predicted = {(at["data.clusters"], at["experts.count"]): prediction(at) for at in sweep_success(config)}
     success = {"kind": "success", "metric": "router/all_covered", "x": "experts.count", "predicted": predicted}
     return (
         success | {"name": "success", "arm": "learned"},
         success | {"name": "success_frozen", "arm": "frozen_data"},
     )
+
+
+HEADLINE = Figure(
+    "Theorem 2: how often every cluster gets a specialist, against the coupon collector's probability",
+    sweep=sweep_success,
+    claims=lambda config: tuple(claim for at in sweep_success(config) for claim in claim_success(config, at)),
+    plots=draw_success,
+)
+
+
+# Lemma 1
+
+
+def sweep_kmeans(config: ConfigDict) -> tuple[Point, ...]:
+    """Clusters, with a centre for each, times separations."""
+    sizes = tuple({"data.clusters": k, "experts.count": k} for k in CLUSTERS[config.scale])
+    return cross(sizes, product(data__separation=SEPARATIONS[config.scale]))
+
+
+def claim_kmeans(config: ConfigDict) -> tuple[Claim, ...]:
+    """Steps of training against those of k-means, at the middle of the sweep."""
+    sweep = sweep_kmeans(config)
+    write = Writer(comparability(config), at=sweep[len(sweep) // 2], prefix="dikkala.lemma1.")
+    return tuple(
+        write.order(name, f"a step is {words}, up to 1e-5", "identical steps",
+                    LEARNED, {"value": 1e-5}, metric=f"theory/{name}_step")
+        for name, words in (("gradient", "a descent step on the inertia"), ("lloyd", "an iteration of Lloyd's"))
+    )  # fmt: skip
+
+
+KMEANS = Figure(
+    "Lemma 1: how far steps of gradient descent are from those of k-means",
+    changes={
+        "arms": ("learned",), "model": "kmeans", "router.from_data": False, "experts.learning_rate": 1.0,
+        "data.target": "input", "data.target_dim": PROTOCOL["data.dim"], "data.samples": 2048,
+        "steps": 400, "eval_every": 20, "seeds": 10,
+    },
+    sweep=sweep_kmeans,
+    claims=claim_kmeans,
+    plots=lambda config: (
+        {"kind": "training", "name": "steps", "metrics": ("theory/gradient_step", "theory/lloyd_step", "train/loss")},
+    ),
+)  # fmt: skip
+
+FIGURES = {"": HEADLINE, "kmeans": KMEANS}
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """The config of FIGURE[,SCALE]."""
+    return make_config("theory_specialists", arg, FIGURES, PROTOCOL, SCALES)

@@ -33,100 +33,99 @@ Cost on 2 cores: 2 to 3 minutes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
-from routed.claims import Claim
-from routed.config import base, variant
-from routed.points import Point
+from routed.analysis.claims import FROZEN, LEARNED, Claim, Writer, comparability
+from routed.plan import Figure, Point, make_config
 
-FIGURES = ("",)
-
-#: Architecture -> what it changes, and the decays that it is tried with.
+#: Architecture -> what it changes.
 MODELS: dict[str, Point] = {
     "linear-constant": {"router.name": "linear", "experts.name": "constant", "experts.depth": 1},
     "linear-mlp2": {"router.name": "linear", "experts.name": "mlp", "experts.depth": 2},
     "linear-mlp3": {"router.name": "linear", "experts.name": "mlp", "experts.depth": 3},
     "mlp-constant": {"router.name": "mlp", "experts.name": "constant", "experts.depth": 1},
 }
-DECAYS = (0.0, 0.01, 0.1)
-SMOKE = ("linear-constant", "mlp-constant")
+DECAYS: tuple[Point, ...] = tuple({"optimizer.weight_decay": decay} for decay in (0.0, 0.01, 0.1))
+
+PROTOCOL = {
+    "arms": ("learned",), "seeds": 10,
+    "data.clusters": 8, "data.dim": 8, "data.spurious_dims": 24, "data.separation": 2.0,
+    "data.fresh": True, "data.samples": 1, "data.test_samples": 1600,
+    "router.bias": True, "router.width": 32, "router.learning_rate": 0.05,
+    "experts.name": "constant", "experts.count": 16, "experts.width": 16, "experts.depth": 1,
+    "experts.learning_rate": 0.05, "optimizer.schedule": "linear",
+    "batch_size": 128, "steps": 6000, "eval_every": 1000, "mesh.runs_per_batch": 40,
+}  # fmt: skip
+
+SCALES = {
+    "smoke": lambda config: {"steps": 40, "eval_every": 20, "seeds": 2, "data.test_samples": 160},
+    "default": lambda config: {},
+    "paper": lambda config: {
+        "steps": 100000, "eval_every": 10000, "seeds": 20, "experts.count": 64, "experts.width": 96,
+        "data.clusters": 64, "data.dim": 24, "data.spurious_dims": 216, "data.test_samples": 6400,
+    },
+}  # fmt: skip
+
+SHARE, OUTSIDE, LOSS = METRICS = ("router/signal_share", "router/spurious_ratio", "test/loss_soft")
+
+
+def models(config: ConfigDict) -> dict[str, Point]:
+    """The architectures of the config's scale."""
+    names = ("linear-constant", "mlp-constant") if config.scale == "smoke" else MODELS
+    return {name: MODELS[name] for name in names}
+
+
+def sweep_decays(config: ConfigDict) -> tuple[Point, ...]:
+    """Architectures times decays; frozen routers, which no decay reaches, without decay only."""
+    none, *decays = DECAYS
+    decays = [none | {"arms": ("learned", "frozen")}, *decays]
+    return tuple(model | decay for model in models(config).values() for decay in decays)
+
+
+def claim_theorem1(config: ConfigDict) -> Iterator[Claim]:
+    """For each architecture: the share with and without decay, its trend, and that nothing collapsed."""
+    limit = {"value": 0.99}
+    for name, model in models(config).items():
+        none, some, most = (model | decay for decay in DECAYS)
+        write = Writer(comparability(config), SHARE, prefix=f"dikkala.theorem1.{name}.")
+        yield from (
+            write.order("limit", f"{name}: with decay .1 the share is above .99", "1", limit, LEARNED, at=most),
+            write.order("without", f"{name}: without decay it stays below", ".84", LEARNED, limit, at=none),
+            write.order("learned", f"{name}: without decay it is above the frozen router's", ".1 to .84",
+                        FROZEN, LEARNED, at=none),
+            write.order("some", f"{name}: decay .01 lowers what is left outside, relative to the rest", "to 0",
+                        LEARNED | some, LEARNED | none, metric=OUTSIDE),
+            write.order("more", f"{name}: decay .1 lowers it further", "to 0",
+                        LEARNED | most, LEARNED | some, metric=OUTSIDE),
+            write.order("kept", f"{name}: with decay .1 the loss is below .2", "no loss in performance",
+                        LEARNED, {"value": 0.2}, at=most, metric=LOSS),
+        )  # fmt: skip
+        if name == "linear-constant":
+            yield write.beside("paper-without", f"{name}: share with decay 0", 0.84, at=none)
+            yield write.beside("paper-with", f"{name}: share with decay 0.1", 0.9, at=most)
+
+
+def draw_shares(config: ConfigDict) -> tuple[dict, ...]:
+    """Share, what is left outside and loss against decay; over training for the linear router with constant experts."""
+    decays = {"kind": "curves", "x": "optimizer.weight_decay", "metrics": METRICS}
+    return (
+        *(decays | {"name": name, "at": model} for name, model in models(config).items()),
+        {"kind": "training", "name": "training", "metrics": METRICS, "at": MODELS["linear-constant"] | DECAYS[-1]},
+    )
+
+
+HEADLINE = Figure(
+    "Theorem 1: the share of the router's weights in the directions that carry information, against weight decay",
+    sweep=sweep_decays,
+    claims=lambda config: tuple(claim_theorem1(config)),
+    plots=draw_shares,
+)
+
+FIGURES = {"": HEADLINE}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """The config of FIGURE[,SCALE]."""
-    figure, scale = variant(arg, FIGURES)
-    c = base()
-    with c.unlocked():
-        c.name, c.figure, c.scale = "theory_spurious", figure, scale
-        c.arms, c.seeds = ("learned",), 10
-        c.data.clusters, c.data.dim, c.data.spurious_dims, c.data.fresh = 8, 8, 24, True
-        c.data.separation, c.data.samples, c.data.test_samples = 2.0, 1, 1600
-        c.experts.count, c.experts.width, c.experts.name, c.experts.depth = 16, 16, "constant", 1
-        c.router.bias, c.router.width = True, 32
-        c.router.learning_rate, c.experts.learning_rate, c.optimizer.schedule = 0.05, 0.05, "linear"
-        c.batch_size, c.steps, c.eval_every = 128, 6000, 1000
-        c.mesh.runs_per_batch = 40
-        if scale == "paper":
-            c.steps, c.eval_every, c.seeds = 100000, 10000, 20
-            c.data.clusters, c.data.dim, c.data.spurious_dims, c.data.test_samples = 64, 24, 216, 6400
-            c.experts.count, c.experts.width = 64, 96
-        if scale == "smoke":
-            c.steps, c.eval_every, c.seeds, c.data.test_samples = 40, 20, 2, 160
-    return c.lock()
-
-
-def _models(config: ConfigDict) -> dict[str, Point]:
-    return {name: model for name, model in MODELS.items() if config.scale != "smoke" or name in SMOKE}
-
-
-def get_sweep(config: ConfigDict) -> tuple[Point, ...]:
-    """Architectures times decays; frozen routers, which no decay reaches, without decay only."""
-    plain = {"arms": ("learned", "frozen")}
-    return tuple(
-        model | {"optimizer.weight_decay": decay} | ({} if decay else plain)
-        for model in _models(config).values()
-        for decay in DECAYS
-    )
-
-
-def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
-    """For each architecture: the share with and without decay, its trend, and that nothing collapsed."""
-    comparability = "gaps_filled" if config.scale != "smoke" else "scaled"
-    learned, found = {"arm": "learned"}, []
-    share, ratio = "router/signal_share", "router/spurious_ratio"
-    for name, model in _models(config).items():
-        none, some, most = (model | {"optimizer.weight_decay": decay} for decay in DECAYS)
-
-        def order(id, statement, paper, metric, lower, higher, at, name=name):
-            tag = f"dikkala.theorem1.{name}.{id}"
-            return Claim("order", tag, f"{name}: {statement}", paper, comparability, metric, lower, higher, at)
-
-        limit = {"value": 0.99}
-        found += [
-            order("limit", "with decay .1 the share is above .99", "1", share, limit, learned, most),
-            order("without", "without decay it stays below", ".84", share, learned, limit, none),
-            order("learned", "without decay it is above the frozen router's", ".1 to .84", share, {"arm": "frozen"}, learned, none),
-            order("some", "decay .01 lowers what is left outside, relative to the rest", "to 0", ratio, learned | some, learned | none, {}),
-            order("more", "decay .1 lowers it further", "to 0", ratio, learned | most, learned | some, {}),
-            order("kept", "with decay .1 the loss is below .2", "no loss in performance", "test/loss_soft", learned, {"value": 0.2}, most),
-        ]  # fmt: skip
-        if name == "linear-constant":
-            found += [
-                Claim(
-                    "beside", f"dikkala.theorem1.{name}.{id}", f"{name}: share with decay {at['optimizer.weight_decay']:g}",
-                    value, comparability, share, learned, {}, at,
-                )
-                for id, value, at in (("paper-without", 0.84, none), ("paper-with", 0.9, most))
-            ]  # fmt: skip
-    return tuple(found)
-
-
-def get_plots(config: ConfigDict) -> tuple[dict, ...]:
-    """Share, what is left outside and loss against decay, and over training, for the linear router with constant experts."""
-    metrics = ("router/signal_share", "router/spurious_ratio", "test/loss_soft")
-    end = MODELS["linear-constant"] | {"optimizer.weight_decay": DECAYS[-1]}
-    decays = {"kind": "curves", "x": "optimizer.weight_decay", "metrics": metrics}
-    return (
-        *(decays | {"name": name, "at": model} for name, model in _models(config).items()),
-        {"kind": "training", "name": "training", "metrics": metrics, "at": end},
-    )
+    return make_config("theory_spurious", arg, FIGURES, PROTOCOL, SCALES)

@@ -18,7 +18,7 @@ Rules where the paper is silent, set on seeds from 5000 on.
   claims 1-3  by quadrature over the plane of z and w: Claims 1 and 2 at the run's own w and for |w| = .3, 1, 3, 10, 30 times
               cos(w, z) = .01, .1, .5, .9, 1; Claim 3 at w = z times the same norms. Lemma 2 on 256 random distributions of 8
               points, another set for each seed. The smallest margin of each, relative to a scale of its own
-              (routed.models.theory), is claimed to be above 0.
+              (routed.models.two_experts), is claimed to be above 0.
 
 What differs from the theorem. At finite rates u does not stand at its optimum u*(w) while w is small: u*(w) grows as 1 / |w|, and
 u is as small as w. Both leave 0 together, along the direction in which the loss falls fastest, which is w = +-z already.
@@ -34,77 +34,73 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from routed.claims import Claim
-from routed.config import base, variant
-from routed.points import Point, product
+from routed.analysis.claims import LEARNED, Claim, Writer, comparability
+from routed.plan import Figure, Point, make_config, product
 
-FIGURES = ("",)
+STATE = ("theory/cosine", "theory/norm", "theory/target_error")
+#: Margin of the proof -> id and what it says.
+MARGINS = {
+    "theory/claim1": ("claim1", "E q > 0 for the Gaussian that w points to"),
+    "theory/claim2": ("claim2", "E[q' q] E[q] < E[q^2] E[q']"),
+    "theory/claim3": ("claim3", "E[x1 q' q] E[q] < E[q^2] E[x1 q'] for w = alpha z"),
+    "theory/lemma2_parabola": ("lemma2.parabola", "E[y^2] E[f] > E[y] E[y f] for f = (1 - y^2) / 2"),
+    "theory/lemma2_logarithm":
+        ("lemma2.logarithm", "E[y^2] E[f] > E[y] E[y f] for f = ln((1 + y) / (1 - y)) (1 - y^2)"),
+}  # fmt: skip
+
+PROTOCOL = {
+    "arms": ("learned",), "seeds": 10, "model": "two_experts",
+    "data.name": "two_gaussians", "data.clusters": 2, "data.dim": 8, "data.noise": 0.3, "data.test_samples": 1024,
+    "data.fresh": True, "data.samples": 1,  # every batch is fresh
+    "router.learning_rate": 0.1, "experts.learning_rate": 0.5, "optimizer.momentum": 0.0,
+    "batch_size": 64, "steps": 16000, "eval_every": 2000, "mesh.runs_per_batch": 64,
+}  # fmt: skip
+
+SCALES = {
+    "smoke": lambda config: {"data.dim": 4, "steps": 400, "eval_every": 100, "seeds": 2},
+    "default": lambda config: {},
+    "paper": lambda config: {"steps": 160000, "eval_every": 10000, "seeds": 50},
+}
 
 DIMS = {"smoke": (2, 4), "default": (2, 8, 32), "paper": (2, 8, 32, 128)}
 SIGMAS = {"smoke": (0.3,), "default": (0.1, 0.3, 1.0), "paper": (0.1, 0.3, 1.0, 3.0)}
 
-#: Margin of the proof -> id and what it says.
-MARGINS = {
-    "theory/claim1": ("dikkala.claim1", "E q > 0 for the Gaussian that w points to"),
-    "theory/claim2": ("dikkala.claim2", "E[q' q] E[q] < E[q^2] E[q']"),
-    "theory/claim3": ("dikkala.claim3", "E[x1 q' q] E[q] < E[q^2] E[x1 q'] for w = alpha z"),
-    "theory/lemma2_parabola": ("dikkala.lemma2.parabola", "E[y^2] E[f] > E[y] E[y f] for f = (1 - y^2) / 2"),
-    "theory/lemma2_logarithm": (
-        "dikkala.lemma2.logarithm",
-        "E[y^2] E[f] > E[y] E[y f] for f = ln((1 + y) / (1 - y)) (1 - y^2)",
-    ),
-}
 
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    """The config of FIGURE[,SCALE]."""
-    figure, scale = variant(arg, FIGURES)
-    c = base()
-    with c.unlocked():
-        c.name, c.figure, c.scale = "theory_two_gaussians", figure, scale
-        c.arms, c.model, c.seeds = ("learned",), "two_experts", 10
-        c.data.name, c.data.clusters, c.data.dim, c.data.noise, c.data.fresh = "two_gaussians", 2, 8, 0.3, True
-        c.data.samples, c.data.test_samples = 1, 1024  # every batch is fresh
-        c.router.learning_rate, c.experts.learning_rate, c.optimizer.momentum = 0.1, 0.5, 0.0
-        c.batch_size, c.steps, c.eval_every = 64, 16000, 2000
-        c.mesh.runs_per_batch = 64
-        if scale == "paper":
-            c.steps, c.eval_every, c.seeds = 160000, 10000, 50
-        if scale == "smoke":
-            c.data.dim, c.steps, c.eval_every, c.seeds = 4, 400, 100, 2
-    return c.lock()
-
-
-def get_sweep(config: ConfigDict) -> tuple[Point, ...]:
+def sweep_shapes(config: ConfigDict) -> tuple[Point, ...]:
     """Dimensions times sigmas."""
     return product(data__dim=DIMS[config.scale], data__noise=SIGMAS[config.scale])
 
 
-def get_claims(config: ConfigDict) -> tuple[Claim, ...]:
-    """The end of the theorem and the smallest margins of its proof, at the middle of the sweep; all points test robustness."""
-    comparability = "gaps_filled" if config.scale != "smoke" else "scaled"
-    sweep = get_sweep(config)
-    at, learned = sweep[len(sweep) // 2], {"arm": "learned"}
-
-    def order(id, statement, paper, metric, lower, higher, unit="ratio"):
-        return Claim("order", id, statement, paper, comparability, metric, lower, higher, at, unit)
-
+def claim_theorem4(config: ConfigDict) -> tuple[Claim, ...]:
+    """The theorem's end and the margins of its proof, at the middle of the sweep; all points test robustness."""
+    sweep = sweep_shapes(config)
+    order = Writer(comparability(config), at=sweep[len(sweep) // 2], prefix="dikkala.").order
+    cosine, norm, error = STATE
     return (
-        order("dikkala.theorem4.direction", "|cos(w, z)| > .99", "w / |w| = +-z", "theory/cosine", {"value": 0.99}, learned),
-        order("dikkala.theorem4.growth", "|w| > 2, from .01", "grows without bound", "theory/norm", {"value": 2.0}, learned),
-        order("dikkala.theorem4.target", "|u -+ v| < .1 |v|", "u = +-v", "theory/target_error", learned, {"value": 0.1}),
+        order("theorem4.direction", "|cos(w, z)| > .99", "w / |w| = +-z", {"value": 0.99}, LEARNED, metric=cosine),
+        order("theorem4.growth", "|w| > 2, from .01", "grows without bound", {"value": 2.0}, LEARNED, metric=norm),
+        order("theorem4.target", "|u -+ v| < .1 |v|", "u = +-v", LEARNED, {"value": 0.1}, metric=error),
         *(
-            order(id, statement, "> 0", metric, {"value": 0.0}, learned, "difference")
+            order(id, statement, "> 0", {"value": 0.0}, LEARNED, metric=metric, unit="difference")
             for metric, (id, statement) in MARGINS.items()
         ),
     )  # fmt: skip
 
 
-def get_plots(config: ConfigDict) -> tuple[dict, ...]:
-    """Direction, norm and experts over training; the margins of the proof."""
-    state = ("theory/cosine", "theory/norm", "theory/target_error")
-    return (
-        {"kind": "training", "name": "training", "metrics": state},
-        {"kind": "curves", "name": "end", "x": "data.noise", "metrics": state[1:]},
+HEADLINE = Figure(
+    "Theorem 4: direction and norm of the router, what the experts hold, and the margins of the proof",
+    sweep=sweep_shapes,
+    claims=claim_theorem4,
+    plots=lambda config: (
+        {"kind": "training", "name": "training", "metrics": STATE},
+        {"kind": "curves", "name": "end", "x": "data.noise", "metrics": STATE[1:]},
         {"kind": "curves", "name": "margins", "x": "data.noise", "metrics": tuple(MARGINS)},
-    )
+    ),
+)
+
+FIGURES = {"": HEADLINE}
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """The config of FIGURE[,SCALE]."""
+    return make_config("theory_two_gaussians", arg, FIGURES, PROTOCOL, SCALES)

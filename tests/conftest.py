@@ -28,9 +28,17 @@ SMALL = {
 }  # fmt: skip
 
 
+def build_model(config):
+    """The model of a config."""
+    from routed.plan.config import problem_of
+
+    return problem_of(config).models[config.model].build(config, None)
+
+
 @pytest.fixture
 def small():
     """The base config, small."""
-    from routed.config import base, override
+    from routed.plan.config import base
+    from routed.settings.tree import override
 
     return override(base(), SMALL)

@@ -3,7 +3,7 @@
 #: One layer a stack, of width 8, on the artificial languages: a step takes milliseconds, compiling some seconds. Eight devices
 #: can share its 256 encoder tokens and 72 decoder tokens in whole groups.
 TINY = {
-    "name": "tiny", "data.name": "generated", "data.tokens": "bytes", "data.vocabulary": 320, "data.input_length": 32,
+    "name": "tiny", "data.name": "artificial", "data.tokens": "bytes", "data.vocabulary": 320, "data.input_length": 32,
     "data.eval_rows": 16, "data.languages": ("qaa", "qba"), "batch_size": 8, "steps": 4, "eval_every": 2, "seeds": 1,
     "checkpoint.every": 1, "transformer.layers": 1, "selection.group_size": 8, "transformer.dim": 8, "transformer.heads": 2,
     "transformer.head_dim": 4, "transformer.width": 16, "experts.name": "gated_ffn", "experts.activation": "gelu",

@@ -8,12 +8,13 @@ import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from routed import metrics
-from routed.experts import Ffn
-from routed.losses import auxiliary
-from routed.moe import MoE
-from routed.routers import Flat, ProductRouter
-from routed.selection import Rule
+from routed.experts.ffn import Ffn
+from routed.layer.auxiliary import auxiliary
+from routed.layer.moe import MoE
+from routed.layer.rule import Rule
+from routed.metrics import load
+from routed.routers.features import Flat
+from routed.routers.product import ProductRouter
 
 TOKENS, DIM, EXPERTS = 64, 4, 8
 RULE = Rule(k=2, capacity_factor=0.75, group_size=8)
@@ -58,7 +59,7 @@ def case(mesh):
     def loss(params, x):
         y, routing = moe.apply({"params": params}, x)
         extra, _ = auxiliary(routing, {"balance": 0.1}, groups=TOKENS // RULE.group_size)
-        return ((y - 1) ** 2).mean() + extra, metrics.dropped(routing)
+        return ((y - 1) ** 2).mean() + extra, load.dropped(routing)
 
     @jax.jit
     def step(params, state, x):

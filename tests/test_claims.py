@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed import diagnosis
-from routed.claims import Claim, judge, to_json
-from routed.config import base, override
+from routed.analysis import diagnosis
+from routed.analysis.claims import Claim, judge, to_json
+from routed.plan.config import base
+from routed.settings.tree import override
 
 LOSSES = {
     "learned": [0.10, 0.11, 0.09, 0.10],

@@ -11,15 +11,19 @@ import sys
 import pytest
 from absl import flags
 
-from routed import execute, files, main
-from routed.config import override
-from routed.words import UserError
+from routed import main
+from routed.contracts import UserError
+from routed.engine import execution
+from routed.settings.tree import override
+from routed.system import files
 
 #: 3 chunks of 10 steps; two arms of two seeds make 4 runs. Constant experts compile fastest.
 EXPERIMENT = '''"""Is it {name}?"""
 
-from routed.claims import Claim
-from routed.config import base, override, variant
+from routed.analysis.claims import Claim
+from routed.plan.config import base
+from routed.plan.experiment import variant
+from routed.settings.tree import override
 
 FIGURES = ("", "other")
 
@@ -130,7 +134,7 @@ def tiny(tmp_path, monkeypatch):
 )
 def test_a_mistake_is_named_with_its_fix(tiny, monkeypatch, arguments, parts):
     monkeypatch.setattr(
-        execute, "_memory", lambda: 2**30
+        execution, "_memory", lambda: 2**30
     )  # 60 million samples of 20 bytes take more than a third of it
     text = refusal(f"--config={tiny}", *arguments)
     assert all(part in text for part in parts), text
@@ -220,7 +224,7 @@ def test_default_workdir_names_what_was_changed(small):
 
 
 def test_dry_run_writes_nothing(tiny, capsys, monkeypatch):
-    monkeypatch.setattr("routed.dry_run.describe", lambda runs, mesh: f"{len(runs)} runs on {mesh.size} device")
+    monkeypatch.setattr("routed.engine.dry_run.describe", lambda runs, mesh: f"{len(runs)} runs on {mesh.size} device")
     command(f"--config={tiny}", "--dry_run", "--config.seeds=5", "--sweep=data.samples=8,16")
     assert capsys.readouterr().out == "20 runs on 1 device\n"  # 2 samples x 2 arms x 5 seeds
     assert {p.name for p in tiny.parent.iterdir()} <= {"tiny.py", "__pycache__"}

@@ -1,14 +1,22 @@
 """Settings: overrides keep their types, sweeps are plain data, and no key is dead or hidden."""
 
+import ast
 import pathlib
 import re
 
 import pytest
 
-from routed.config import TRACED, base, flatten, override, parse, variant
-from routed.points import chain, cross, decisive, from_flag, groups, identity, plan, product
-from routed.validate import validate
-from routed.words import UserError
+from routed.contracts import UserError
+from routed.layer.auxiliary import AUXILIARY
+from routed.plan.arms import ARMS
+from routed.plan.checks import validate
+from routed.plan.config import CHOICES, base, canonical, declared
+from routed.plan.experiment import variant
+from routed.plan.points import chain, cross, from_flag, product
+from routed.plan.runs import decisive, groups, identity, plan_runs
+from routed.routers import ROUTERS
+from routed.settings.setting import Setting
+from routed.settings.tree import node_of, override, parse
 
 SOURCE = pathlib.Path(__file__).parent.parent / "src" / "routed"
 
@@ -77,10 +85,10 @@ def test_sweeps_are_products_and_chains():
 
 
 def test_traced_points_share_a_group_and_static_ones_do_not(small):
-    runs = plan(small, product(data__samples=(8, 32), router__learning_rate=(0.1, 0.2)))
+    runs = plan_runs(small, product(data__samples=(8, 32), router__learning_rate=(0.1, 0.2)))
     assert len(runs) == 2 * 2 * 2 * 2  # samples x rates x arms x seeds
     assert len(groups(runs)) == 1
-    assert len(groups(plan(small, product(experts__count=(2, 4))))) == 2
+    assert len(groups(plan_runs(small, product(experts__count=(2, 4))))) == 2
 
 
 def test_identity_covers_what_matters_and_nothing_else(small):
@@ -97,7 +105,7 @@ def test_identity_covers_what_matters_and_nothing_else(small):
 
 def test_matched_arms_bring_their_source_and_tuning_is_equal(small):
     tuned = override(small, {"arms": ("frozen_sharp",), "rates": "tuned"})
-    runs = plan(tuned, ())
+    runs = plan_runs(tuned, ())
     assert {r.arm for r in runs} == {"frozen_sharp", "learned"}
     count = {arm: sum(r.tuning for r in runs if r.arm == arm) for arm in ("frozen_sharp", "learned")}
     assert count == {"frozen_sharp": 3, "learned": 3}  # one seed x three multipliers each
@@ -107,7 +115,7 @@ def test_matched_arms_bring_their_source_and_tuning_is_equal(small):
 def test_points_written_differently_share_their_sources(small):
     """The second point is the first one spelt out, without the arm that its sharpened router needs."""
     sweep = ({"arms": ("learned",)}, {"data.samples": small.data.samples, "arms": ("frozen_sharp",)})
-    runs = plan(small, sweep)
+    runs = plan_runs(small, sweep)
     keys = {run.key for run in runs}
     assert len(runs) == 4 and all(set(run.needs) <= keys for run in runs)
     assert all(len(run.needs) == (run.arm == "frozen_sharp") for run in runs)
@@ -126,10 +134,12 @@ def test_points_written_differently_share_their_sources(small):
         ),
         ({"selection.group_size": 3}, "selection.group_size=3: must divide batch_size=8"),
         ({"selection.capacity_factor": -1.0}, "selection.capacity_factor=-1.0: must be at least 0"),
-        ({"selection.eval.name": "expert_choice"}, "must be one of soft, top_k, raw, sigmoid"),
-        ({"router.name": "hash_id"}, "have no token ids; use 'hash'"),
+        ({"selection.eval.name": "expert_choice"}, "by its neighbours; must be one of soft, top_k, raw, sigmoid"),
+        (
+            {"router.name": "hash_id"},
+            "needs token_id, which data.name='gmm' does not have; use one of linear, mlp, conv, cosine, hash",
+        ),
         ({"router.name": "conv", "router.window": 2}, "router.window=2: must divide the 3 positions"),
-        ({"router.name": "hash", "router.from_data": True}, "router.name='hash' has no rows to fill"),
         ({"selection.name": "sigmoid"}, "the router gets no gradient, an accidental frozen router"),
         ({"experts.activation": "swish"}, "experts.activation='swish': must be one of relu, gelu"),
     ],
@@ -146,16 +156,94 @@ def test_a_router_without_gradient_can_be_meant(small):
 
 def test_every_key_is_read_somewhere_and_none_is_hidden():
     """A key that nothing reads misleads; a key with a default in the code cannot be set from the command line."""
-    text = "\n".join(p.read_text() for p in SOURCE.rglob("*.py") if p.name not in ("config.py", "validate.py"))
-    # Read as attributes below, or (the last) by validate alone; listed here to keep the pattern strict.
-    report_only = {"seeds", "arms", "selection.no_gradient"}
-    for key in flatten(base()):
+    text = "\n".join(p.read_text() for p in SOURCE.rglob("*.py"))
+    for key in declared():
         last = key.rsplit(".", 1)[-1]
-        read = (
-            rf"\[\"{re.escape(key)}\"\]"
-            if key in TRACED
-            else rf"(?:config|settled|data|selection|rule|router|experts|o|t|transformer|tune|gate|mesh|losses|checkpoint|optimizer|stop)\.{last}\b"
-        )
-        either = re.search(read, text) or re.search(rf"\w\.{re.escape(key)}\b", text)
-        assert either or key in report_only, key
+        assert re.search(rf"\.{last}\b|\[f?\".*{last}|\[\"{last}\"\]|_(low|high)\b", text), key
     assert not re.search(r"\b(config|c|cfg)\.get\(", text)
+
+
+def test_a_run_has_the_settings_of_its_parts_and_no_others(small):
+    """What no part reads is not there, and code that reads it anyway fails by its name."""
+    read = canonical(small)
+    assert "radius" not in read.data and "vocabulary" not in read.data and "transformer" not in read
+    assert "router" not in canonical(override(small, {"model": "dense_active"}))
+    with pytest.raises(UserError, match=r"'radius' is read, but no part of this run declares it: add it to `settings`"):
+        node_of(read).data.radius  # noqa: B018
+
+
+def test_identity_ignores_what_is_not_read(small):
+    """Another part's setting orphans nothing; one whose condition does not hold counts as its default."""
+    key = decisive(canonical(small))
+    for change in (
+        {"data.radius": 0.5},
+        {"transformer.dim": 8},
+        {"stop.floor": 0.3},
+        {"tune.seeds": 5},
+        {"optimizer.b1": 0.5},
+    ):
+        assert decisive(canonical(override(small, change))) == key
+    for change in ({"data.dim": 5}, {"stop.rise": 0.3}, {"rates": "tuned"}, {"optimizer.name": "adam"}):
+        assert decisive(canonical(override(small, change))) != key
+
+
+def test_a_point_that_an_arm_does_not_read_is_the_same_run(small):
+    """The dense arm has rows at both points, from one run a seed."""
+    sweep = ({"router.init_scale": 1.0}, {"router.init_scale": 3.0})
+    runs = plan_runs(override(small, {"arms": ("learned", "dense_total")}), sweep)
+    assert {arm: sum(run.arm == arm for run in runs) for arm in ("learned", "dense_total")} == {
+        "learned": 4,
+        "dense_total": 2,
+    }
+    assert all(run.points == sweep for run in runs if run.arm == "dense_total")
+
+
+@pytest.mark.parametrize(
+    ("changed", "sweep", "words"),
+    [
+        (("data.radius",), (), "data.radius: nothing in this plan reads it, .* it is read by data.name=two_gaussians"),
+        ((), ({"data.radius": 0.3}, {"data.radius": 0.5}), "data.radius: nothing in this plan reads it"),
+        (("stop.floor",), (), "stop.floor: nothing .* it is read where stop.rise > 0"),
+        (("selection.capacity_rule",), (), "it is read where a capacity factor is above 0"),
+        (("transformer.dim",), (), "transformer.dim: nothing .* model=moe .encoder_decoder"),
+    ],
+)
+def test_what_nothing_reads_can_neither_be_set_nor_swept(small, changed, sweep, words):
+    with pytest.raises(UserError, match=words):
+        plan_runs(small, sweep, changed)
+
+
+def test_an_arm_without_effect_is_refused_by_name(small):
+    """A control that cannot be made for a router does not appear as a difference of 0."""
+    hashed = override(small, {"router.name": "hash", "arms": ("frozen_data",)})
+    with pytest.raises(UserError, match=r"the arm frozen_data sets router.from_data, without effect: .* drop the arm"):
+        plan_runs(hashed, ())
+
+
+def test_two_parts_may_not_declare_a_key_differently(monkeypatch):
+    part = ROUTERS["linear"]._replace(settings={"window": Setting(9, "something else")})
+    monkeypatch.setitem(ROUTERS, "other", part)
+    with pytest.raises(TypeError, match=r"router\.window: two parts declare it"):
+        declared()
+
+
+def test_no_part_is_known_by_its_name():
+    """Code compares what parts say of themselves; a name is a key of a table, and a word in its own file."""
+    names = {name for choice in CHOICES.values() for name in choice.parts} | set(ARMS) | set(AUXILIARY)
+    chosen = {key.rpartition(".")[2] for key in CHOICES} | {"arm", "selection", "router"}
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        if "bench" in path.parts:  # where names are those of its own cases
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Compare) or not isinstance(
+                node.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn
+            ):
+                continue
+            left = getattr(node.left, "attr", getattr(node.left, "id", ""))
+            words = {
+                one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            }
+            if left in chosen and words & names:
+                found.append(f"{path.relative_to(SOURCE)}:{node.lineno} {words & names}")
+    assert not found

@@ -7,24 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routed import dispatch
-from routed.dispatch.grouped import grouped, is_dense, product
-from routed.dispatch.ragged import _sorted_run
-from routed.experts import (
-    ACTIVATIONS,
-    EXPERTS,
-    FEW,
-    Cnn,
-    Constant,
-    Ffn,
-    Linear,
-    Mlp,
-    matmul,
-    mlp_parameters,
-    width_for,
-)
-from routed.selection import SELECTIONS, Rule, capacity, select
-from routed.words import Places
+from routed.contracts import Places
+from routed.experts import EXPERTS
+from routed.experts.activations import ACTIVATIONS
+from routed.experts.cnn import Cnn
+from routed.experts.constant import Constant
+from routed.experts.ffn import Ffn
+from routed.experts.matmul import FEW, matmul
+from routed.experts.mlp import Linear, Mlp, mlp_parameters, width_for
+from routed.layer import dispatch
+from routed.layer.dispatch import direct, ragged, slots
+from routed.layer.dispatch.grouped import grouped, is_dense, product
+from routed.layer.dispatch.ragged import _sorted_run
+from routed.layer.rule import Rule
+from routed.layer.selection import SELECTIONS, capacity, select
 
 
 def run_grouped(expert, params, x, routing, places=None):
@@ -32,7 +28,7 @@ def run_grouped(expert, params, x, routing, places=None):
     return _sorted_run(expert, params, x, routing, grouped)
 
 
-SPARSE = {"gather": dispatch.gather, "slots": dispatch.slots, "ragged": dispatch.ragged, "grouped": run_grouped}
+SPARSE = {"gather": direct.gather, "slots": slots, "ragged": ragged, "grouped": run_grouped}
 
 
 def stacked(expert, count, x, key=0):
@@ -90,7 +86,7 @@ def test_every_dispatch_is_dense(name, case, dtype):
     scores = jax.random.normal(jax.random.key(1), (tokens, experts))
     function, params = stacked(Mlp(3, 2, 5), experts, x)
     x, params = jax.tree.map(lambda a: a.astype(dtype), (x, params))
-    expected = value_and_grads(dispatch.dense, rule, function, params, x, scores)
+    expected = value_and_grads(direct.dense, rule, function, params, x, scores)
     found = value_and_grads(SPARSE[name], rule, function, params, x, scores)
     assert found[0].dtype == expected[0].dtype == dtype
     same(found, expected, 1e-4 if dtype == jnp.float32 else 0.15)
@@ -105,7 +101,7 @@ def test_extreme_loads(name, case):
     function, params = stacked(Ffn(3, 5, gated=True), 5, x)
     for rule in (Rule(), Rule(k=2, capacity_factor=1.25)):
         found, expected = (
-            value_and_grads(run, rule, function, params, x, scores, mask) for run in (SPARSE[name], dispatch.dense)
+            value_and_grads(run, rule, function, params, x, scores, mask) for run in (SPARSE[name], direct.dense)
         )
         same(found, expected, 1e-4)
         if mask is not None:
@@ -128,7 +124,7 @@ def test_every_expert_through_every_dispatch(name, kind):
     scores = jax.random.normal(jax.random.key(1), (11, 3))
     function, params = stacked(KINDS[kind], 3, x)
     found, expected = (
-        value_and_grads(run, Rule(k=2), function, params, x, scores) for run in (SPARSE[name], dispatch.dense)
+        value_and_grads(run, Rule(k=2), function, params, x, scores) for run in (SPARSE[name], direct.dense)
     )
     same(found, expected, 2e-4)
 
@@ -171,15 +167,15 @@ def test_a_dropped_output_may_be_anything():
     """A dropped assignment whose expert gives NaN harms nobody."""
     x, scores = jnp.ones((2, 1)), jnp.array([[1.0, 0.0], [1.0, 0.0]])
     routing = select(Rule(capacity_factor=1.0), scores)  # one place: token 1 is dropped
-    y = dispatch.combine(routing, jnp.array([[2.0], [jnp.nan]]), 2)
+    y = direct.combine(routing, jnp.array([[2.0], [jnp.nan]]), 2)
     assert y.tolist() == [[float(routing.weight[0]) * 2], [0.0]] and bool(jnp.isfinite(y).all()) and len(x) == 2
 
 
 def test_unsupported_pairs_are_refused_by_name():
     for name in ("gather", "slots", "ragged"):
-        assert f"dispatch {name!r} needs a sparse selection" in dispatch.refuse(name, "soft")
-        assert all(dispatch.refuse(name, s) is None for s in SELECTIONS if s != "soft")
-    assert dispatch.refuse("dense", "soft") is None
+        assert f"dispatch {name!r} needs a sparse selection" in dispatch.misfit(name, "soft")
+        assert all(dispatch.misfit(name, s) is None for s in SELECTIONS if s != "soft")
+    assert dispatch.misfit("dense", "soft") is None
     x = jnp.ones((4, 2))
     with pytest.raises(TypeError, match=r"nn.Dense layers; Constant has its own: value. Use dispatch 'slots'"):
         run_grouped(*stacked(Constant(2), 2, x), x, select(Rule(), jnp.zeros((4, 2))))

@@ -1,13 +1,20 @@
 """Every experiment file: its figures, claims and plots fit its config, and it runs end to end."""
 
 import pathlib
+import re
 
 import pytest
 
-from routed import execute, experiment, plots, points, report, results
-from routed.arms import ARMS, LABELS, MATCHED
-from routed.config import PLANNED, SCALES, flatten, override
-from routed.layout import make_mesh
+from routed.analysis import page, plots
+from routed.engine import execution, results
+from routed.engine.devices import make_mesh
+from routed.plan import experiment
+from routed.plan.arms import ARMS, source_of
+from routed.plan.checks import PLANNED
+from routed.plan.config import problem_of
+from routed.plan.experiment import SCALES, figure_of
+from routed.plan.runs import plan_runs
+from routed.settings.tree import flatten, override
 
 FILES = sorted(str(p) for p in (pathlib.Path(__file__).parent.parent / "experiments").glob("*.py"))
 MODULES = {f: experiment.load(f) for f in FILES}
@@ -26,13 +33,13 @@ def test_every_variant_is_consistent(file, figure, scale):
     module, config = experiment.configure(spec(file, figure, scale), [])
     assert flatten(config) == flatten(module.get_config(f"{figure},{scale}" if figure else scale))
     config = override(config, {"data.directory": "where the user's text is", "seeds": 2})
-    sweep = module.get_sweep(config)
-    runs = points.plan(config, sweep)  # validates every point and arm
+    sweep = figure_of(module, config).sweep(config)
+    runs = plan_runs(config, sweep)  # validates every point and arm
     assert len({r.key for r in runs}) == len(runs)
     columns = {key for point in sweep for key in point if key not in PLANNED}
-    rows = [{**{k: flatten(r.config)[k] for k in columns}, "arm": r.arm} for r in runs]
+    rows = [{**{k: place[k] for k in columns}, "arm": r.arm} for r in runs for place in r.places]
     ids = set()
-    for claim in module.get_claims(config):
+    for claim in figure_of(module, config).claims(config):
         assert claim.id not in ids
         ids.add(claim.id)
         for side in (claim.lower, claim.higher):
@@ -42,15 +49,15 @@ def test_every_variant_is_consistent(file, figure, scale):
             assert set(where) <= columns, f"{claim.id}: {set(where) - columns} is not swept"
             arms = {row["arm"] for row in rows if all(row[k] == v for k, v in where.items())}
             assert arms >= ({"frozen_data"} if side["arm"] == "fairest" else {side["arm"]}), claim.id
-    for plot in module.get_plots(config):
-        assert plot["kind"] in plots.KINDS
+    for plot in figure_of(module, config).plots(config):
+        assert plot["kind"] in plots.PLOTS
         assert {plot.get("x"), plot.get("y")} - {None} <= columns
-        assert set(plot.get("metrics", ())) <= set(plots.AXES)
+        assert set(plot.get("metrics", ())) <= set(problem_of(config).columns(config))
 
 
 def test_every_arm_is_declared_and_drawn():
-    assert set(LABELS) == set(ARMS)
-    assert {m.source for m in MATCHED.values()} | set(MATCHED) <= set(ARMS)
+    assert all(arm.label and re.fullmatch("#[0-9A-F]{6}", arm.colour) for arm in ARMS.values())
+    assert {source for name in ARMS if (source := source_of(name))} <= set(ARMS)
 
 
 #: Two steps of each figure that exercises something of its own.
@@ -63,7 +70,7 @@ def test_two_steps_end_to_end(file, figure, tmp_path, tmp_path_factory):
     few = {"steps": 2, "eval_every": 1, "checkpoint.every": 0, "seeds": 1, "tune.multipliers": (1.0,)}
     few |= {"data.test_samples": 80, "data.cache": str(tmp_path_factory.getbasetemp() / "text")}
     config = override(config, few)
-    sweep = module.get_sweep(config)
+    sweep = figure_of(module, config).sweep(config)
     if config.name == "router_zoo":  # some of its methods, as every router and selection has tests of its own
         sweep = sweep[::4]
     else:  # arms have tests of their own too: what is new is the data and the points
@@ -73,9 +80,9 @@ def test_two_steps_end_to_end(file, figure, tmp_path, tmp_path_factory):
             else ("learned", "frozen")
         )
         sweep = tuple(point | {"arms": arms} for point in sweep[-2:])
-    runs = points.plan(config, sweep)
+    runs = plan_runs(config, sweep)
     table = results.open_workdir(tmp_path, file, config, sweep)
-    table = execute.execute(runs, table, tmp_path, make_mesh(config))
+    table = execution.execute(runs, table, tmp_path, make_mesh(config))
     assert set(table.run) == {r.key for r in runs} and set(table.status) <= {"ok", "tuning"}
-    text = report.write(tmp_path, module, config, table)
+    text = page.write(tmp_path, module, config, table)
     assert text and (tmp_path / "report.html").stat().st_size > 10_000

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed import hosts, supervise
-from routed.words import UserError
+from routed.contracts import UserError
+from routed.system import hosts, supervisor
 from tests.language_case import TINY
 from tests.test_command_line import command, refusal, write_experiment
 
@@ -94,7 +94,7 @@ def test_processes_share_one_language_model(tmp_path):
     """Two processes of four devices: each feeds its rows and holds its experts; they save together and go on."""
     path = tmp_path / "tiny.py"
     path.write_text(
-        "from routed.config import base, override, variant\n"
+        "from routed.plan.config import base\nfrom routed.plan.experiment import variant\nfrom routed.settings.tree import override\n"
         'FIGURES = ("",)\n'
         f"TINY = {TINY!r}\n"
         "get_config = lambda arg=None: override(base(), TINY)\n"
@@ -169,9 +169,9 @@ def test_what_process_0_tells_has_any_length(monkeypatch, text):
         return of_process_0
 
     monkeypatch.setattr(hosts.jax, "process_count", lambda: 2)
-    monkeypatch.setattr(hosts, "first", lambda: False)
+    monkeypatch.setattr(hosts, "is_first", lambda: False)
     monkeypatch.setattr(hosts.multihost_utils, "broadcast_one_to_all", broadcast)
-    assert hosts.told("what this process would say") == text
+    assert hosts.broadcast_from_first("what this process would say") == text
 
 
 def test_processes_that_differ_are_refused(experiment, tmp_path):
@@ -210,7 +210,7 @@ def test_a_coordinator_that_nobody_answers_at_ends_in_one_line(experiment, tmp_p
 
 
 def test_wrong_flags_are_refused_before_anything_waits(experiment, monkeypatch):
-    monkeypatch.setenv(supervise.MARK, "1")
+    monkeypatch.setenv(supervisor.MARK, "1")
     for flags in (
         ("--coordinator=host",),
         ("--coordinator=h:1", "--num_processes=2", "--process_id=2"),
@@ -235,10 +235,14 @@ def test_skypilot_names_the_processes():
 
 
 def test_one_process_agrees_with_itself():
-    assert hosts.first() and hosts.any_of(True) and not hosts.any_of(False)
-    assert hosts.told("x") == "x" and hosts.least(3) == 3 and hosts.in_turn(lambda: 5) == 5
+    assert hosts.is_first() and hosts.any_process(True) and not hosts.any_process(False)
+    assert (
+        hosts.broadcast_from_first("x") == "x"
+        and hosts.min_over_processes(3) == 3
+        and hosts.first_process_first(lambda: 5) == 5
+    )
     np.testing.assert_array_equal(hosts.fetch({"a": np.ones(2)})["a"], np.ones(2))
-    hosts.same("command", ["a"], "")
+    hosts.require_equal("command", ["a"], "")
     with pytest.raises(UserError, match="full"):
         hosts.once(lambda: (_ for _ in ()).throw(UserError("full")))
 
@@ -260,5 +264,5 @@ def test_one_process_agrees_with_itself():
     ],
 )  # fmt: skip
 def test_what_the_coordination_service_says_becomes_one_line(code, me, ending, text):
-    said = supervise.diagnosis(code, ending, me, "h:1")
+    said = supervisor.diagnosis(code, ending, me, "h:1")
     assert said.startswith(text) and bool(said) == bool(text) and "\n" not in said

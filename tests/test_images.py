@@ -12,16 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routed import metrics, models, run
-from routed.config import base, override
-from routed.data import image_files, images, samples
-from routed.data.image_files import Images, digest, load
-from routed.kinds import kind_of
-from routed.layout import stack_settings, traced
-from routed.routers.scored import Convolutions
-from routed.selection import rule_of
-from routed.validate import validate
-from routed.words import UserError
+from routed.contracts import UserError
+from routed.engine.compilation import stack_traced
+from routed.layer.rule import rule_of
+from routed.metrics import weights
+from routed.plan.checks import validate
+from routed.plan.config import base, problem_of, traced
+from routed.routers.features import Convolutions
+from routed.settings.tree import override
+from routed.tasks import image_files, images, worlds
+from routed.tasks.image_files import Images, digest, load
+from routed.training import program, samples
+from tests.conftest import build_model
 
 RNG = np.random.default_rng(0)
 SPLITS = ("train", "t10k")
@@ -34,7 +36,7 @@ def pictures(count, *shape):
 @pytest.fixture(autouse=True)
 def forget():
     """Files change under the same name here."""
-    for cached in (load, images._given, images._described):
+    for cached in (load, images._shared, images._digest):
         cached.cache_clear()
 
 
@@ -100,14 +102,14 @@ def test_cifar_binary(tmp_path, kind, nested):
 
 
 def test_generated_images_have_every_class_and_can_be_told_apart():
-    made = load("generated", "")
+    made = load("patterns", "")
     assert made.train_x.shape == (2000, 16, 16, 3) and np.bincount(made.test_y).tolist() == [50] * 10
     flat = made.train_x.reshape(2000, -1).astype(float)
     means = np.stack([flat[made.train_y == c].mean(0) for c in range(10)])
     tests = made.test_x.reshape(500, -1)
     nearest = ((tests[:, None] - means[None]) ** 2).sum(-1).argmin(1)
     assert (nearest == made.test_y).mean() > 0.6
-    assert digest(made) == digest(load.__wrapped__("generated", "elsewhere"))  # no clock, no folder
+    assert digest(made) == digest(load.__wrapped__("patterns", "elsewhere"))  # no clock, no folder
 
 
 def damaged(path, change):
@@ -310,18 +312,18 @@ def config(small, tmp_path):
 
 
 def world_of(config, seed=0, pool=32):
-    drawn = samples.world(images.TASK, jax.random.key(seed), config.data, pool)
-    return drawn._replace(given=jax.tree.map(jnp.asarray, images.given(config.data)))
+    drawn = worlds.draw_world(images.TASK, jax.random.key(seed), config.data, pool)
+    return drawn._replace(shared=jax.tree.map(jnp.asarray, images.shared_arrays(config.data)))
 
 
-def settings_of(config):
-    return jax.tree.map(lambda a: jnp.asarray(a[0]), stack_settings([traced(config)]))
+def traced_of(config):
+    return jax.tree.map(lambda a: jnp.asarray(a[0]), stack_traced([traced(config)]))
 
 
 def test_a_batch_by_hand(config):
     loaded, world = load("idx", config.data.directory), world_of(config)
     mean, std = (loaded.train_x / 255).mean(), (loaded.train_x / 255).std()
-    batch = samples.train_batch(images.TASK, world, jax.random.key(1), 20, config.data, settings_of(config))
+    batch = worlds.train_batch(images.TASK, world, jax.random.key(1), 20, config.data)
     for i in range(20):
         x = np.rint(((np.asarray(batch.x[i]) * std) + mean) * 255)
         place = next(j for j, image in enumerate(loaded.train_x) if (image == x).all())
@@ -329,7 +331,7 @@ def test_a_batch_by_hand(config):
         assert float(batch.y[i, 0]) == pytest.approx(
             np.dot(np.asarray(world.fixed)[loaded.train_y[place]], np.asarray(batch.side[i])), abs=1e-5
         )
-    np.testing.assert_array_equal(images.TASK.bayes(world, batch, config.data, {}), batch.y)
+    np.testing.assert_array_equal(images.TASK.bayes(world, batch, config.data), batch.y)
 
 
 def test_every_channel_is_normalised_on_its_own():
@@ -343,10 +345,10 @@ def test_every_channel_is_normalised_on_its_own():
 
 def test_test_samples_take_every_class_equally_often_and_no_image_before_its_turn(config):
     world = world_of(config)
-    batch = samples.test_batch(images.TASK, world, config.data, settings_of(config))
+    batch = worlds.test_batch(images.TASK, world, config.data)
     assert batch.cluster.tolist() == [0, 1, 0, 1, 0, 1]
     loaded = load("idx", config.data.directory)
-    shown = np.asarray(world.given.pixels)[np.asarray(world.test.image)]
+    shown = np.asarray(world.shared.pixels)[np.asarray(world.test.image)]
     rows = [next(j for j, image in enumerate(loaded.test_x) if (image == one).all()) for one in shown]
     assert len(set(rows[:4])) == 4 and rows[4:] == rows[:2]  # two images of each class, then again
     assert not np.allclose(batch.side[0], batch.side[4])
@@ -378,8 +380,8 @@ def test_fresh_samples_are_training_images_with_new_vectors(config):
 def test_variance_is_that_of_the_target(config):
     config = override(config, {"data.test_samples": 20000})
     world = world_of(config)
-    y = np.asarray(samples.test_batch(images.TASK, world, config.data, settings_of(config)).y)
-    assert float(images.TASK.variance(world, config.data, {})) == pytest.approx((y**2).mean(), rel=0.03)
+    y = np.asarray(worlds.test_batch(images.TASK, world, config.data).y)
+    assert float(images.TASK.variance(world, config.data)) == pytest.approx((y**2).mean(), rel=0.03)
 
 
 # --- the router ---
@@ -402,17 +404,17 @@ def test_convolutions_are_those_of_flax_and_blocks_change_nothing():
 
 
 def test_experts_see_the_vector_and_the_features_the_router_the_image_only(config):
-    world, model = world_of(config), models.build(config)
-    batch = samples.test_batch(images.TASK, world, config.data, settings_of(config))
+    world, model = world_of(config), build_model(config)
+    batch = worlds.test_batch(images.TASK, world, config.data)
     params, state = model.init(jax.random.key(0), batch)
-    assert metrics.first_layer(params["router"]) is None
+    assert weights.first_layer(params["router"]) is None
     assert (
         params["experts"]["Dense_0"]["kernel"].shape[1] == 3 + 6
     )  # the vector, and twice the filters of the first layer
 
     def outputs(params, batch):
-        y, routing, _ = model.apply(params, state, batch, rule_of(config.selection), "dense", None)
-        return np.asarray(y), np.asarray(routing.scores)
+        y, sites, _ = model.apply(params, state, batch, rule_of(config.selection), "dense", None)
+        return np.asarray(y), np.asarray(sites["layer"].routing.scores)
 
     y, scores = outputs(params, batch)
     moved_y, moved_scores = outputs(params, batch._replace(side=batch.side + 1))
@@ -429,10 +431,10 @@ def test_experts_see_the_vector_and_the_features_the_router_the_image_only(confi
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_frozen_router_keeps_its_convolutions_bit_for_bit(config, frozen):
     config = override(config, {"router.frozen": frozen, "optimizer.weight_decay": 0.1, "steps": 4, "eval_every": 4})
-    one, given = run.program(config, 8), jax.tree.map(jnp.asarray, images.given(config.data))
-    settings = settings_of(config)
-    world, before = one.start(0, settings, given)
-    after = one.chunk(True, 4, True, 0, settings, world, before, (), given)
+    one, shared = program.make_program(config, samples.build(config, 8)), images.shared_arrays(config.data)
+    shared, traced = jax.tree.map(jnp.asarray, shared), traced_of(config)
+    world, before = program.start(one, 0, traced, shared)
+    after = program.advance(one, True, 4, True, 0, traced, world, before, (), shared)
     same = jax.tree.map(lambda a, b: bool((a == b).all()), before["params"], after["params"])
     features = jax.tree.leaves(same["router"]["features"])
     assert len(features) == 4 and all(features) is frozen and same["router"]["kernel"] is frozen
@@ -442,8 +444,8 @@ def test_a_frozen_router_keeps_its_convolutions_bit_for_bit(config, frozen):
 
 def test_arms_without_features_see_the_vector_only(config):
     for name in ("oracle", "hash"):
-        model = models.build(override(config, {"router.name": name}))
-        batch = samples.test_batch(images.TASK, world_of(config), config.data, settings_of(config))
+        model = build_model(override(config, {"router.name": name}))
+        batch = worlds.test_batch(images.TASK, world_of(config), config.data)
         params, _ = model.init(jax.random.key(0), batch)
         assert params["experts"]["Dense_0"]["kernel"].shape[1] == 3
 
@@ -454,11 +456,14 @@ def test_arms_without_features_see_the_vector_only(config):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data.images": "png"}, r"data\.images='png': must be one of idx, cifar10, cifar100, generated, tfds:NAME"),
+        ({"data.images": "png"}, r"data\.images='png': must be one of idx, cifar10, cifar100, patterns, tfds:NAME"),
         ({"data.images": "tfds:"}, r"data\.images='tfds:'"),
         ({"data.directory": ""}, r"data\.directory is empty: name the folder with the files of data\.images='idx'"),
-        ({"router.name": "linear"}, r"router\.name='linear': images .* are routed by 'cnn'"),
-        ({"data.name": "gmm"}, r"router\.name='cnn': the samples of data\.name='gmm' are no images; use 'mlp'"),
+        ({"router.name": "linear"}, r"router\.name='linear': .* the tokens of .* are images; use one of cnn, hash"),
+        (
+            {"data.name": "gmm"},
+            r"router\.name='cnn': routes images, the tokens of data\.name='gmm' are rows; use one of linear",
+        ),
         ({"data.target": "constant"}, r"data\.name='images' has the targets linear"),
     ],
 )
@@ -471,19 +476,19 @@ def test_settings_that_do_not_fit(config, changes, message):
 def test_the_number_of_classes_is_checked_when_files_are_read(config):
     config = override(config, {"data.clusters": 3})
     validate(config)  # reads no file
-    for asked in (kind_of(config).given, kind_of(config).data):
+    for asked in (problem_of(config).shared_arrays, problem_of(config).digest):
         with pytest.raises(UserError, match=r"data\.clusters=3: .* have 2 classes; set data\.clusters=2"):
             asked(config)
 
 
 def test_config_json_names_the_images_by_their_content(config, tmp_path):
-    said = kind_of(config).data(config)
+    said = problem_of(config).digest(config)
     assert said == f"images idx {digest(load('idx', config.data.directory))}"
     for file in (elsewhere := tmp_path / "copy", pathlib.Path(config.data.directory)):
         elsewhere.mkdir(exist_ok=True)
         for part in file.glob("*-ubyte"):
             shutil.copy(part, elsewhere / part.name)
     moved = override(config, {"data.directory": str(elsewhere)})
-    assert kind_of(moved).data(moved) == said
-    assert kind_of(base()).data(base()) == "generated from the seed"
-    assert set(image_files.FILES) < set(image_files.KINDS)
+    assert problem_of(moved).digest(moved) == said
+    assert problem_of(base()).digest(base()) == "generated from the seed"
+    assert set(image_files.FILES) < set(image_files.SETS)

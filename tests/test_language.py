@@ -1,5 +1,6 @@
 """Language models in the engine: fed, shared out, resumed, stopped; and what is measured of their routers."""
 
+import functools
 import struct
 
 import jax
@@ -7,12 +8,16 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from routed import advance, checkpoint, execute, feed, language, layout, metrics, points, results
-from routed.config import base, override
-from routed.kinds import kind_of
-from routed.layout import make_mesh, traced
-from routed.validate import validate
-from routed.words import UserError
+from routed.contracts import UserError
+from routed.engine import batches, checkpoint, compilation, execution, results
+from routed.engine.devices import make_mesh
+from routed.metrics import agreement
+from routed.plan.checks import validate
+from routed.plan.config import base, canonical, problem_of, traced
+from routed.plan.runs import plan_runs, static_key
+from routed.routers.fixed import balanced_table
+from routed.settings.tree import override
+from routed.training import program
 from tests.language_case import TINY
 
 #: Programs of this process: compiling takes nearly all of the time.
@@ -22,12 +27,12 @@ PROGRAMS = {}
 @pytest.fixture(autouse=True)
 def compiled_once(monkeypatch):
     def remembered(config, pool, runs, mesh):
-        key = (points.static_key(config), pool, runs, tuple(mesh.shape.items()))
+        key = (static_key(config), pool, runs, tuple(mesh.shape.items()))
         if key not in PROGRAMS:
-            PROGRAMS[key] = layout.compile_group(config, pool, runs, mesh)
+            PROGRAMS[key] = compilation.compile_group(config, pool, runs, mesh)
         return PROGRAMS[key]
 
-    monkeypatch.setattr(execute, "compile_group", remembered)
+    monkeypatch.setattr(execution, "compile_group", remembered)
 
 
 @pytest.fixture
@@ -39,9 +44,9 @@ def tiny(tmp_path_factory):
 def run(config, workdir):
     """The table of a config's runs, from the workdir as far as it has them."""
     validate(config)
-    runs = points.plan(config, ({},))
+    runs = plan_runs(config, ({},))
     table = results.open_workdir(workdir, "tiny", config, ({},))
-    return execute.execute(runs, table, workdir, make_mesh(config))
+    return execution.execute(runs, table, workdir, make_mesh(config))
 
 
 def stopped_after(monkeypatch, count):
@@ -121,18 +126,20 @@ def test_a_transplanted_router_is_the_trained_one_and_stays(tiny, tmp_path):
     assert table[table.arm == "transplant"]["router/moved"].max() == 0
     routers = {}
     for arm, key in keys.items():
-        start = language.program(config).start
-        _, state = jax.eval_shape(start, np.uint32(0), traced(config), feed.given(config))
-        routers[arm] = checkpoint.load_model(tmp_path / "models" / key, state["params"]["router"])
+        read, problem = canonical(config), problem_of(config)
+        one = program.make_program(read, problem.build(read, 0, None))
+        start = functools.partial(program.start, one)
+        _, state = jax.eval_shape(start, np.uint32(0), traced(read), problem.shared_arrays(read))
+        routers[arm] = checkpoint.load_router(tmp_path / "models" / key, state["router0"])
     for a, b in zip(jax.tree.leaves(routers["learned"]), jax.tree.leaves(routers["transplant"]), strict=True):
         np.testing.assert_array_equal(a, b)
     with pytest.raises(UserError, match="set checkpoint\\.final"):
-        points.plan(override(config, {"checkpoint.final": False}), ({},))
+        plan_runs(override(config, {"checkpoint.final": False}), ({},))
 
 
 def test_a_run_that_diverges_stops_and_names_its_last_good_checkpoint(tiny, alone, tmp_path, monkeypatch, caplog):
     """Its neighbour in the batch goes on."""
-    drop = advance._drop_diverged
+    drop = batches._drop_diverged
 
     def poisoned(active, losses, batch, step, workdir):
         losses = losses.copy()
@@ -140,7 +147,7 @@ def test_a_run_that_diverges_stops_and_names_its_last_good_checkpoint(tiny, alon
             losses[[r.seed for r in batch].index(1)] = np.nan
         drop(active, losses, batch, step, workdir)
 
-    monkeypatch.setattr(advance, "_drop_diverged", poisoned)
+    monkeypatch.setattr(batches, "_drop_diverged", poisoned)
     table = run(override(tiny, {"seeds": 2}), tmp_path)
     lost, kept = table[table.seed == 1], table[table.seed == 0]
     assert set(lost.status) == {"diverged"} and set(kept.status) == {"ok"}
@@ -171,26 +178,26 @@ def test_information_by_hand():
     rng = np.random.default_rng(0)
     token = rng.integers(0, 4, 4000)
     language_of = token // 2
-    found = metrics.information(language_of[:, None], language_of, token, 4)
+    found = agreement.information(language_of[:, None], language_of, token, 4)
     assert found["mi_language"] == pytest.approx(np.log(2), abs=0.01)
     assert found["mi_language_given_token"] == pytest.approx(0.0, abs=1e-9)
     # A token that both languages have, and a router that tells them apart all the same: ln 2 beyond the token.
     both = rng.integers(0, 2, 4000)
-    found = metrics.information(both[:, None], both, np.zeros(4000, int), 4)
+    found = agreement.information(both[:, None], both, np.zeros(4000, int), 4)
     assert found["mi_language_given_token"] == pytest.approx(np.log(2), abs=0.01)
     # Independent of the language: 0 although the plug-in estimate over 64 experts is not.
     expert = rng.integers(0, 64, (400, 2))
-    found = metrics.information(expert, rng.integers(0, 8, 400), rng.integers(0, 5, 400), 16)
+    found = agreement.information(expert, rng.integers(0, 8, 400), rng.integers(0, 5, 400), 16)
     assert abs(found["mi_language"]) < 0.03 and abs(found["mi_language_given_token"]) < 0.05
-    assert metrics._mutual(expert[:, 0], rng.integers(0, 8, 400), np.zeros(400, int)) > 0.3
+    assert agreement._mutual(expert[:, 0], rng.integers(0, 8, 400), np.zeros(400, int)) > 0.3
 
 
 def test_a_balanced_table_shares_out_occurrences():
     """Ids by count 5, 4, 3, 2 to two experts, one each: 5 | 4, then 3 joins 4, then 2 joins 5: loads 7 and 7."""
-    table = feed.balanced_table(np.array([2, 5, 3, 4]), 2, 1)
+    table = balanced_table(np.array([2, 5, 3, 4]), 2, 1)
     assert table[:, 0].tolist() == [0, 0, 1, 1]
     counts = np.arange(50)[::-1] ** 2
-    table = feed.balanced_table(counts, 8, 2).astype(int)
+    table = balanced_table(counts, 8, 2).astype(int)
     assert (table[:, 0] != table[:, 1]).all()
     load = np.bincount(table.reshape(-1), weights=np.repeat(counts, 2), minlength=8)
     assert load.max() < 1.05 * load.mean()
@@ -208,10 +215,9 @@ def test_a_balanced_table_shares_out_occurrences():
         ({"mesh.expert": 8}, "does not divide experts.count=4; use 4"),
         ({"mesh.data": 3}, "batch_size=8"),
         ({"checkpoint.every": 3}, "must divide eval_every=2"),
-        ({"stop.rise": 0.1}, "stop.rise=0.1: not for data.name='generated'"),
-        ({"data.whole": True}, "data.whole=True: not for"),
-        ({"optimizer.normalise": "expert"}, "optimizer.normalise='expert': not for"),
-        ({"loss": "logistic"}, "loss='logistic': not for"),
+        ({"model": "kmeans"}, "model='kmeans': not for data.name='artificial'; use one of moe, dense_active"),
+        ({"selection.name": "expert_choice"}, "it routes a token of the decoder by later ones"),
+        ({"router.name": "conv"}, "routes rows or patches, the tokens of data.name='artificial' are hidden"),
     ],
 )
 def test_impossible_settings_are_refused(tiny, changes, part):
@@ -220,7 +226,7 @@ def test_impossible_settings_are_refused(tiny, changes, part):
 
 
 def test_other_data_is_refused_in_an_old_workdir(tiny, alone, monkeypatch):
-    kind = kind_of(tiny)
-    monkeypatch.setattr(results, "kind_of", lambda config: kind._replace(data=lambda config: "others"))
+    problem = problem_of(tiny)
+    monkeypatch.setattr(results, "problem_of", lambda config: problem._replace(digest=lambda config: "others"))
     with pytest.raises(UserError, match="other data"):
         run(tiny, alone)

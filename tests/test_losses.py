@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routed import losses
-from routed.losses import auxiliary
-from routed.selection import Rule, select
+from routed.layer.auxiliary import auxiliary
+from routed.layer.rule import Rule
+from routed.layer.selection import select
 
 E, T = 4, 400
 LN4 = float(np.log(4))
@@ -83,4 +83,4 @@ def test_balance_within_groups():
 
 
 def test_soft_routing_has_losses_too():
-    assert float(losses.auxiliary(select(Rule("soft"), UNIFORM), ALL)[1]["balance"]) == pytest.approx(1.0)
+    assert float(auxiliary(select(Rule("soft"), UNIFORM), ALL)[1]["balance"]) == pytest.approx(1.0)

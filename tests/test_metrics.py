@@ -7,32 +7,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routed import metrics
+from routed.metrics import agreement, entropies, load, weights
 
 CLUSTER = jnp.array([0, 0, 1, 1])
 
 
 def test_entropies_at_uniform():
-    found = metrics.entropies(jnp.full((4, 8), 1 / 8), CLUSTER, 2)
+    found = entropies.entropies(jnp.full((4, 8), 1 / 8), CLUSTER, 2)
     for name in ("entropy_token", "entropy_cluster", "entropy_load"):
         assert float(found[name]) == pytest.approx(np.log(8), rel=1e-5)
     assert float(found["sparsity"]) == pytest.approx(8, rel=1e-5)
 
 
 def test_entropies_when_collapsed():
-    found = metrics.entropies(jnp.eye(8)[jnp.zeros(4, int)], CLUSTER, 2)
+    found = entropies.entropies(jnp.eye(8)[jnp.zeros(4, int)], CLUSTER, 2)
     assert [float(found[n]) for n in ("entropy_token", "entropy_cluster", "entropy_load", "sparsity")] == [0, 0, 0, 1]
 
 
 def test_entropies_of_one_expert_per_cluster():
-    found = metrics.entropies(jnp.eye(8)[jnp.array([3, 3, 5, 5])], CLUSTER, 2)
+    found = entropies.entropies(jnp.eye(8)[jnp.array([3, 3, 5, 5])], CLUSTER, 2)
     assert float(found["entropy_load"]) == pytest.approx(np.log(2), rel=1e-5)
     assert float(found["sparsity"]) == 1 and float(found["entropy_cluster"]) == 0
 
 
 def test_sparsity_is_the_mean_of_exponentials():
     # Cluster 0 uses 1 expert, cluster 1 uses two equally: mean exp H = (1 + 2) / 2 = 1.5, exp mean H = sqrt 2.
-    found = metrics.entropies(jnp.eye(3)[jnp.array([0, 0, 1, 2])], CLUSTER, 2)
+    found = entropies.entropies(jnp.eye(3)[jnp.array([0, 0, 1, 2])], CLUSTER, 2)
     assert float(found["sparsity"]) == pytest.approx(1.5, rel=1e-5)
     assert float(found["sparsity_exp_mean"]) == pytest.approx(2**0.5, rel=1e-5)
 
@@ -44,7 +44,7 @@ def test_the_three_entropies_are_ordered_and_split_the_load(seed, sharpness):
     key = jax.random.key(seed)
     cluster = jax.random.randint(key, (40,), 0, 3)
     probs = jax.nn.softmax(sharpness * jax.random.normal(key, (40, 5)))
-    found = {k: float(v) for k, v in metrics.entropies(probs, cluster, 3).items()}
+    found = {k: float(v) for k, v in entropies.entropies(probs, cluster, 3).items()}
     p, c = np.asarray(probs, float), np.asarray(cluster)
     mean = {k: p[c == k].mean(0) for k in set(c.tolist())}
     within = np.mean([(row * np.log(row / mean[k])).sum() for row, k in zip(p, c.tolist(), strict=True)])
@@ -56,49 +56,49 @@ def test_the_three_entropies_are_ordered_and_split_the_load(seed, sharpness):
 def test_dispatch_entropy():
     # Expert 0 serves clusters 0 and 1 equally (ln 2, half of the tokens), expert 1 only cluster 1: 1/2 ln 2.
     counts = jnp.array([[2.0, 0.0], [2.0, 4.0]])
-    assert float(metrics.dispatch_entropy(counts)) == pytest.approx(0.5 * np.log(2), rel=1e-5)
-    assert float(metrics.dispatch_entropy(jnp.eye(3))) == 0
+    assert float(entropies.dispatch_entropy(counts)) == pytest.approx(0.5 * np.log(2), rel=1e-5)
+    assert float(entropies.dispatch_entropy(jnp.eye(3))) == 0
 
 
 def test_load_and_dead():
     choices = jnp.zeros((400, 1), int).at[:100].set(1)
-    load = metrics.load(choices, 4)
-    assert load.tolist() == [0.75, 0.25, 0, 0]
-    found = metrics.load_summary(load, 400)
+    share = load.load(choices, 4)
+    assert share.tolist() == [0.75, 0.25, 0, 0]
+    found = load.load_summary(share, 400)
     assert float(found["load_max"]) == 3.0 and float(found["dead"]) == 0.5
-    assert np.isnan(float(metrics.load_summary(load, 399)["dead"]))  # fewer than 100 tokens an expert
+    assert np.isnan(float(load.load_summary(load, 399)["dead"]))  # fewer than 100 tokens an expert
 
 
 def test_norm_ratio():
-    assert float(metrics.norm_ratio(jnp.ones((3, 8)))) == pytest.approx(1)
-    assert float(metrics.norm_ratio(jnp.zeros((3, 8)).at[0, 0].set(2.0))) == pytest.approx(8)  # one non-zero row: E
+    assert float(weights.norm_ratio(jnp.ones((3, 8)))) == pytest.approx(1)
+    assert float(weights.norm_ratio(jnp.zeros((3, 8)).at[0, 0].set(2.0))) == pytest.approx(8)  # one non-zero row: E
     # A fresh Gaussian router: E|w|^2 / (E|w|)^2 = 1 + 1/(2 D) to first order, D = 24.
     fresh = jax.random.normal(jax.random.key(0), (24, 20000))
-    assert float(metrics.norm_ratio(fresh)) == pytest.approx(1 + 1 / 48, abs=2e-3)
+    assert float(weights.norm_ratio(fresh)) == pytest.approx(1 + 1 / 48, abs=2e-3)
 
 
 def test_signal_share():
-    assert float(metrics.signal_share(jnp.ones((10, 4)), 2)) == pytest.approx(0.2)
+    assert float(weights.signal_share(jnp.ones((10, 4)), 2)) == pytest.approx(0.2)
 
 
 def test_churn():
     a, b = np.array([[0, 1], [2, 3]]), np.array([[1, 0], [2, 5]])  # order does not matter; one of four changed
-    assert metrics.churn(a, b) == 0.25 and metrics.churn(a, a) == 0
+    assert agreement.churn(a, b) == 0.25 and agreement.churn(a, a) == 0
 
 
 def test_agreement_is_corrected_for_chance():
     rng = np.random.default_rng(0)
     counts = np.zeros((16, 16))
     np.add.at(counts, (rng.integers(0, 16, 500), rng.integers(0, 16, 500)), 1)
-    assert abs(metrics.agreement(counts)["ami"]) < 0.05
-    assert metrics.agreement(np.eye(4) * 10) == {"ami": pytest.approx(1), "homogeneity": pytest.approx(1)}
+    assert abs(agreement.agreement(counts)["ami"]) < 0.05
+    assert agreement.agreement(np.eye(4) * 10) == {"ami": pytest.approx(1), "homogeneity": pytest.approx(1)}
 
 
 def test_shuffling_a_symmetric_router_changes_nothing():
     x = jax.random.normal(jax.random.key(0), (12, 3))
     scores = lambda x: x @ jnp.ones((3, 4)) * jnp.arange(4.0)[None]  # noqa: E731 (sums features: order cannot matter)
     cluster = jnp.arange(12) % 2
-    plain = metrics.entropies(jax.nn.softmax(scores(x)), cluster, 2)["sparsity"]
-    draws = metrics.shuffled_sparsity(scores, x, cluster, 2, jax.random.key(1))
+    plain = entropies.entropies(jax.nn.softmax(scores(x)), cluster, 2)["sparsity"]
+    draws = entropies.shuffled_sparsity(scores, x, cluster, 2, jax.random.key(1))
     assert draws.shape == (32,)
     np.testing.assert_allclose(draws, plain, rtol=1e-5)

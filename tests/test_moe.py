@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from routed import metrics
-from routed.experts import Ffn, Mlp
-from routed.moe import MoE
-from routed.routers import Flat, ProductRouter
-from routed.selection import Rule, combine_weights
-from routed.soft_moe import SoftMoE
-from routed.words import Routing
+from routed.contracts import Routing
+from routed.experts.ffn import Ffn
+from routed.experts.mlp import Mlp
+from routed.layer.moe import MoE
+from routed.layer.rule import Rule
+from routed.layer.selection import combine_weights
+from routed.layer.soft_moe import SoftMoE
+from routed.metrics import load
+from routed.routers.features import Flat
+from routed.routers.product import ProductRouter
 
 X = jax.random.normal(jax.random.key(0), (12, 4))
 
@@ -72,7 +75,7 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x, _):
         y, routing = layer(expert=Ffn(4, 5), dispatch="ragged", balance_rate=0.1)(x)
-        return x + y, metrics.load_of(routing)[0]
+        return x + y, load.load_of(routing)[0]
 
 
 @pytest.mark.parametrize("remat", [False, True])
@@ -166,18 +169,18 @@ def test_the_balancing_bias_balances_a_router_that_learns_nothing():
     x = jax.random.normal(jax.random.key(1), (256, 4)) + 1.0
     state = nn.meta.unbox(moe.init(jax.random.key(0), x))
     assert not jax.tree.leaves(state["balance"])[0].any()  # initialising is no step
-    first = float(4 * metrics.load_of(moe.apply(state, x)[1]).max())
+    first = float(4 * load.load_of(moe.apply(state, x)[1]).max())
     step = jax.jit(lambda state: moe.apply(state, x, mutable=["balance"]))
     for _ in range(100):
         (_, routing), moved = step(state)
         state = state | moved
-    assert first > 1.5 and float(4 * metrics.load_of(routing).max()) < 1.2
+    assert first > 1.5 and float(4 * load.load_of(routing).max()) < 1.2
     np.testing.assert_array_equal(moe.apply(state, x)[1].scores, routing.scores)  # evaluation moves nothing
 
 
 def test_rebalanced_by_hand():
     """Fair is 1/4: up for 0 and .2, down for .5, still at .25 (and .05 more would be up)."""
-    bias = metrics.rebalanced(jnp.zeros(4), jnp.array([0.0, 0.2, 0.55, 0.25]), 0.1)
+    bias = load.rebalanced(jnp.zeros(4), jnp.array([0.0, 0.2, 0.55, 0.25]), 0.1)
     np.testing.assert_allclose(bias, [0.1, 0.1, -0.1, 0.0])
 
 
@@ -185,13 +188,13 @@ def test_loads_and_drops():
     moe, mask = layer(rule=Rule(capacity_factor=1.0)), jnp.arange(12) < 9
     routing = moe.apply(nn.meta.unbox(moe.init(jax.random.key(1), X)), X + 1, mask=mask)[1]
     chosen = np.bincount(np.asarray(routing.expert)[:9], minlength=4)
-    np.testing.assert_allclose(metrics.load_of(routing, mask)[0], chosen / 9, rtol=1e-6)
+    np.testing.assert_allclose(load.load_of(routing, mask)[0], chosen / 9, rtol=1e-6)
     dropped = np.maximum(chosen - 3, 0).sum()  # ceil(12 / 4) = 3 places
-    assert dropped > 0 and float(metrics.dropped(routing, mask)) == pytest.approx(dropped / 9)
+    assert dropped > 0 and float(load.dropped(routing, mask)) == pytest.approx(dropped / 9)
     soft = layer(rule=Rule("soft"))
     routing = soft.apply(nn.meta.unbox(soft.init(jax.random.key(1), X)), X)[1]
-    np.testing.assert_allclose(metrics.load_of(routing)[0], jax.nn.softmax(routing.scores).mean(0), rtol=1e-5)
-    assert float(metrics.dropped(routing)) == 0
+    np.testing.assert_allclose(load.load_of(routing)[0], jax.nn.softmax(routing.scores).mean(0), rtol=1e-5)
+    assert float(load.dropped(routing)) == 0
 
 
 def test_a_dispatch_that_cannot_is_refused():

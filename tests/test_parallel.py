@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routed.dispatch.parallel import check
-from routed.selection import Rule
-from routed.words import UserError
+from routed.contracts import UserError
+from routed.layer.dispatch.parallel import check
+from routed.layer.rule import Rule
 from tests.parallel_case import EXPERTS, RULE, case, layer, make_mesh, numbers
 
 MESHES = [(8, 1), (1, 8), (2, 4), (4, 2)]

@@ -13,19 +13,29 @@ from ml_collections import ConfigDict
 from scipy import special, stats
 from sklearn.manifold import TSNE
 
-from routed import advance, dispatch, experiment, losses, metrics, models, plots, results
-from routed.claims import Measured
-from routed.config import base, flatten, override
-from routed.data import TASKS, patches, samples
-from routed.experts import ACTIVATIONS, Cnn
-from routed.layout import traced
-from routed.points import plan
-from routed.run import stops, streams
-from routed.selection import Rule, rule_of, select
-from routed.stats import welch
-from routed.train import optimiser, update
-from routed.validate import validate, validate_sweep
-from routed.words import Batch, UserError
+from routed.analysis import plots
+from routed.analysis.claims import Measured
+from routed.analysis.plots import frame
+from routed.analysis.statistics import welch
+from routed.contracts import Batch, UserError
+from routed.engine import batches, results
+from routed.experts.activations import ACTIVATIONS
+from routed.experts.cnn import Cnn
+from routed.layer import auxiliary
+from routed.layer.dispatch import alone, direct, ragged
+from routed.layer.rule import Rule, rule_of
+from routed.layer.selection import select
+from routed.metrics import agreement, entropies
+from routed.plan import experiment
+from routed.plan.checks import validate, validate_sweep
+from routed.plan.config import base, problem_of, traced
+from routed.plan.runs import plan_runs
+from routed.settings.tree import flatten, from_flat, node_of, override
+from routed.tasks import TASKS, patches, task, worlds
+from routed.training import task_losses
+from routed.training.optimiser import optimiser, update
+from routed.training.program import stops, streams
+from tests.conftest import build_model
 from tests.test_claims import number, table, verdict
 from tests.test_dispatch import same, stacked
 from tests.test_run import train
@@ -46,17 +56,18 @@ WHOLE = SIGN | {
 }  # fmt: skip
 
 
-def world_of(config, key, settings):
+def world_of(config, key, traced):
     """A world and its test samples."""
-    world = samples.world(TASKS["patches"], key, config.data, config.data.samples, settings)
-    return world, samples.test_batch(TASKS["patches"], world, config.data, settings)
+    data = node_of(config, traced).data
+    world = worlds.draw_world(TASKS["patches"], key, data, config.data.samples)
+    return world, worlds.test_batch(TASKS["patches"], world, data)
 
 
 @cache
 def generator(outside, target):
     """What makes a world for any settings, compiled once."""
     config = override(base(), APART | {"data.noise_outside": outside, "data.target": target, "data.samples": 50})
-    made = jax.jit(lambda settings: world_of(config, jax.random.key(0), settings))
+    made = jax.jit(lambda traced: world_of(config, jax.random.key(0), traced))
     return lambda **changes: made(traced(config) | {f"data.{name}": value for name, value in changes.items()})
 
 
@@ -140,16 +151,18 @@ def test_initial_weights_of_a_cnn():
 
 def test_losses_by_hand():
     rows, third, eye = lambda *rows: jnp.array(rows, jnp.float32), math.log(3), jnp.eye(2)
-    assert losses.squared(rows([1, 2]), rows([0, 4])).tolist() == [5.0]
+    assert task_losses.squared(rows([1, 2]), rows([0, 4])).tolist() == [5.0]
     # log(1 + e^0), log(1 + 1/3), log(1 + 3); the softmax of (0, log 3) is (1/4, 3/4).
-    found = losses.logistic(rows([0], [third], [third]), rows([1], [1], [-1]))
+    found = task_losses.logistic(rows([0], [third], [third]), rows([1], [1], [-1]))
     np.testing.assert_allclose(found, np.log([2, 4 / 3, 4]), rtol=1e-5)
-    np.testing.assert_allclose(losses.cross_entropy(rows([0, third], [0, third]), eye), np.log([4, 4 / 3]), rtol=1e-5)
+    np.testing.assert_allclose(
+        task_losses.cross_entropy(rows([0, third], [0, third]), eye), np.log([4, 4 / 3]), rtol=1e-5
+    )
     # Certain of class 0: log(1 + 1/e) = .31326 if that is right, 1 more if not. Undecided: log 2.
-    sure, none = (losses.softmax_cross_entropy(rows([size, 0], [size, 0]), eye) for size in (99, 0))
+    sure, none = (task_losses.softmax_cross_entropy(rows([size, 0], [size, 0]), eye) for size in (99, 0))
     np.testing.assert_allclose([*sure, *none], [0.3132617, 1.3132617, *np.log([2, 2])], rtol=1e-5)
-    signs = losses.correct(rows([2], [-2], [0], [0]), rows([1], [1], [1], [-1]))
-    ties = losses.correct(rows([1, 2], [2, 1], [0, 0], [0, 0]), rows([0, 1], [0, 1], [1, 0], [0, 1]))
+    signs = task_losses.correct(rows([2], [-2], [0], [0]), rows([1], [1], [1], [-1]))
+    ties = task_losses.correct(rows([1, 2], [2, 1], [0, 0], [0, 0]), rows([0, 1], [0, 1], [1, 0], [0, 1]))
     assert signs.tolist() == [True, False, False, False] and ties.tolist() == [True, False, True, False]
 
 
@@ -160,7 +173,10 @@ def test_raw_weights_and_their_balance_are_of_the_scores():
     )
     assert two.expert.tolist() == [2, 0, 1, 2] and two.weight.tolist() == [3, 1, -1, -2]
     # Loads 2/3 and 1/3, mean scores 2 and 1: 2 (4/3 + 1/3) = 10/3. Mean probabilities p and 1 - p: 2 (1 + p) / 3.
-    found = [losses.auxiliary(one, {"balance": 3.0}, balance_of=of)[0] for of in ("scores", "probabilities")]
+    found = [
+        auxiliary.auxiliary(one, {"balance": 3.0}, losses=from_flat({"balance_of": of}))[0]
+        for of in ("scores", "probabilities")
+    ]
     np.testing.assert_allclose(found, [10, 2 * (1 + special.expit([2, 4, -3]).mean())], rtol=1e-5)
 
 
@@ -175,7 +191,9 @@ def test_gradients_of_experts_are_normalised(small, by):
     grads, (a, b, c, d) = {"router": {"kernel": jnp.array([3.0, 4])}, "experts": experts}, NORMS[by]
     config = override(small, {"optimizer.normalise": by, "optimizer.momentum": 0.0, "optimizer.l2": 0.5})
     params = jax.tree.map(lambda g: jnp.full_like(g, 10), grads)
-    new, _ = update(transform := optimiser(config, RATES), params, grads, transform.init(params), False)
+    new, _ = update(
+        transform := optimiser(node_of(config, RATES), params), params, grads, transform.init(params), False
+    )
     moved = jax.tree.map(lambda p: np.asarray(10 - p), new)
     expected = {"kernel": np.array([[[3 / a, 0]], [[0, -6 / c]], [[0, 0]]]), "bias": [[4 / b], [8 / d], [0]]}
     for name, values in expected.items():
@@ -185,8 +203,8 @@ def test_gradients_of_experts_are_normalised(small, by):
 
 def test_l2_is_coupled(small):
     # Of weight and gradient 1: d = 1 + .5 = 1.5, w = .85; d = .9 1.5 + 1 + .425 = 2.775, w = .5725 (decoupled: .6175).
-    transform = optimiser(override(small, {"optimizer.l2": 0.5}), RATES)
     params = grads = {"router": {"w": jnp.ones(1)}, "experts": {"w": jnp.ones(1)}}
+    transform = optimiser(node_of(override(small, {"optimizer.l2": 0.5}), RATES), params)
     state = transform.init(params)
     for _ in range(2):
         params, state = update(transform, params, grads, state, False)
@@ -210,7 +228,7 @@ def test_full_batches_and_an_early_stop_are_gradient_descent(small, tmp_path, mo
     ran = train(config, ({"experts.learning_rate": 0.05}, {"experts.learning_rate": 30.0}), tmp_path)
     keys = streams(0, config)
     (world, test), model = world_of(config, keys["world"], traced(config)), override(config, {"model": "dense_expert"})
-    params, _ = models.build(model).init(keys["init"], test)
+    params, _ = build_model(model).init(keys["init"], test)
     (s, y), (s_test, y_test) = ((np.asarray(b.x, float).sum(1), np.asarray(b.y)[:, 0]) for b in (world.train, test))
     for (rate, rows), steps in zip(ran.groupby("experts.learning_rate"), (9, 5), strict=True):
         u, values, tests = np.asarray(params["experts"]["Dense_0"]["kernel"], float).sum(1), [], []
@@ -225,7 +243,7 @@ def test_full_batches_and_an_early_stop_are_gradient_descent(small, tmp_path, mo
         np.testing.assert_allclose(rows["train/loss"][1:], np.reshape(values[:9], (3, 3)).mean(1), rtol=1e-3)
         np.testing.assert_allclose(rows["test/loss"], tests[::3], rtol=1e-3)
         assert rows["train/steps"].tolist() == [min(step, steps) for step in (0, 3, 6, 9)]
-    monkeypatch.setattr(advance, "PATIENCE", 0.0)  # one step at a time
+    monkeypatch.setattr(batches, "PATIENCE", 0.0)  # one step at a time
     sweep = ({"experts.learning_rate": 0.05}, {"experts.learning_rate": 30.0})
     pd.testing.assert_frame_equal(train(config, sweep, tmp_path / "slowly"), ran, check_exact=True)
 
@@ -261,7 +279,7 @@ def test_lemmas(monkeypatch):
 def test_products_with_signals_by_hand(monkeypatch):
     monkeypatch.setattr(patches, "lemmas", lambda scores, key: {"scores": scores})
     v0, v1, c0, c1 = np.eye(4, dtype=np.float32)
-    world = samples.World(patches.Signals(jnp.array([v0, v1]), jnp.array([c0, c1])), None, None)
+    world = task.World(patches.Signals(jnp.array([v0, v1]), jnp.array([c0, c1])), None, None)
     filters = jnp.array([[2 * v0, 0.1 * v1 - 3 * c1], [v1 - 2 * v0, 0 * v0]]).transpose(0, 2, 1)  # of experts 0 and 1
     rows = {"kernel": jnp.array([5 * c0 - v1, 4 * v0 - 5 * c0]).T}
 
@@ -289,11 +307,11 @@ def test_products_with_signals_by_hand(monkeypatch):
 def test_hits_and_the_entropy_of_published_tables():
     # Expert 1 serves cluster 1, not 0; expert 2 has 1 of 1,511 samples, less than 1 % of 504, and does not count.
     counts = np.array([[800, 10, 1], [0, 700, 0]])
-    assert [metrics.group_hit(np.array(groups), counts) for groups in ([0, 0, 1], [0, 1, 1])] == [0.5, 1]
+    assert [agreement.group_hit(np.array(groups), counts) for groups in ([0, 0, 1], [0, 1, 1])] == [0.5, 1]
     cubic = [[0, 0, 3971, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 4, 4005, 0], [8, 4, 4, 6, 0, 1304, 4, 2711], [3979, 0, 0, 0, 0, 0, 0, 0]]  # fmt: skip
     linear = [[0, 630, 1629, 1298, 27, 87, 4, 296], [136, 1107, 1884, 651, 0, 0, 0, 231], [0, 594, 1976, 1471, 0, 0, 0, 0], [0, 377, 1480, 1891, 0, 0, 0, 231]]  # fmt: skip
     for counted, entropy in ((cubic, 0.009255), (linear, 1.314578)):
-        assert float(metrics.dispatch_entropy(jnp.array(counted, jnp.float32))) == pytest.approx(entropy, abs=2e-6)
+        assert float(entropies.dispatch_entropy(jnp.array(counted, jnp.float32))) == pytest.approx(entropy, abs=2e-6)
 
 
 def test_welch_and_numbers_with_a_deviation():
@@ -315,9 +333,9 @@ def test_welch_and_numbers_with_a_deviation():
 
 def test_points_may_say_how_many_seeds(small, tmp_path):
     config, sweep = override(small, {"arms": ("learned",)}), ({"data.samples": 8, "seeds": 1}, {"data.samples": 16})
-    runs = plan(config, sweep)
-    assert [(run.point, run.seed) for run in runs] == [({"data.samples": n}, seed) for n, seed in ((8, 0), (16, 0), (16, 1))]  # fmt: skip
-    assert runs[0].key == plan(config, ({"data.samples": 8},))[0].key
+    runs = plan_runs(config, sweep)
+    assert [(run.points, run.seed) for run in runs] == [(({"data.samples": n},), seed) for n, seed in ((8, 0), (16, 0), (16, 1))]  # fmt: skip
+    assert runs[0].key == plan_runs(config, ({"data.samples": 8},))[0].key
     results.open_workdir(tmp_path, "test", config, sweep)
     assert results.swept_keys(tmp_path) == ["data.samples"]
     validate_sweep(sweep)
@@ -332,7 +350,10 @@ def test_impossible_patches_are_refused_by_name(small):
         ({"loss": "cross_entropy"}, "loss='cross_entropy': does not fit data.target='sign' .* use 'logistic'"),
         (CLASS | {"loss": "logistic"}, "loss='logistic': does not fit data.target='class' .* use 'cross_entropy'"),
         ({"loss": "squared"}, "loss='squared': does not fit"),
-        (gmm, "loss='logistic': does not fit data.target='constant' .* use 'squared'"),
+        (
+            gmm | {"experts.name": "mlp", "router.name": "linear", "model": "moe"},
+            "loss='logistic': does not fit data.target='constant' .* use 'squared'",
+        ),
         ({"batch_size": 23}, "data.whole=True: needs data.fresh=false and batch_size=23 equal to data.samples=24"),
         ({"data.fresh": True}, "data.whole=True"),
         ({"data.alpha_low": 2.5}, "data.alpha_low=2.5, data.alpha_high=2.0"),
@@ -347,9 +368,12 @@ def test_impossible_patches_are_refused_by_name(small):
         ({"data.patches": 2}, "data.patches=2: must be at least 3"),
         (
             {"experts.name": "mlp"},
-            "experts.name='mlp': not for samples of data.name='patches'; use one of cnn, constant",
+            "experts.name='mlp': computes on rows or images or hidden, .* are patches; use one of constant, cnn",
         ),
-        (gmm | {"loss": "squared", "experts.name": "cnn"}, "experts.name='cnn': not for samples of data.name='gmm'"),
+        (
+            gmm | {"loss": "squared", "experts.name": "cnn"},
+            "experts.name='cnn': computes on patches, the tokens of data.name='gmm' are rows",
+        ),
     ):
         with pytest.raises(UserError, match=words):
             validate(override(config, changes))
@@ -366,11 +390,11 @@ def test_gradients_of_tokens_are_computed_where_asked():
 
         return jax.jit(jax.grad(loss, argnums, has_aux=True))(params, x)
 
-    expected = found(dispatch.dense, (0, 1), params, routing)
-    same(found(dispatch.ragged, (0, 1), params, routing), expected, 1e-3)
-    same(found(dispatch.ragged, 0, params, routing)[0], expected[0][0], 1e-3)
+    expected = found(direct.dense, (0, 1), params, routing)
+    same(found(ragged, (0, 1), params, routing), expected, 1e-3)
+    same(found(ragged, 0, params, routing)[0], expected[0][0], 1e-3)
     one = jax.tree.map(lambda a: a[0], params)  # alone on 300 tokens: three blocks, the last one shorter
-    same(found(dispatch.alone, (0, 1), one), found(lambda f, *a: f(*a), (0, 1), one), 1e-3)
+    same(found(alone, (0, 1), one), found(lambda f, *a: f(*a), (0, 1), one), 1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -398,7 +422,9 @@ def test_figures(presets, monkeypatch):
     monkeypatch.setattr(plots.clusters, "TSNE", lambda **how: TSNE(**how, max_iter=250))  # as few as it takes
     config, rows, arrays = presets["released"]
     kinds, spec = ("series", "dispatch", "products", "embedding"), {"lines": {"one": {}}, "metrics": ("test/accuracy", "no")}  # fmt: skip
-    data, empty = (plots.Data(rows, [], flatten(config), drawn) for drawn in (arrays, {}))
+    data, empty = (
+        frame.Data(rows, [], flatten(config), drawn, problem_of(config).columns(config)) for drawn in (arrays, {})
+    )
     curves, tables, products, maps = (plots.draw(spec | {"kind": kind}, data).axes for kind in kinds)
     counts, strengths = (arrays[f"{rows.run[0]}/{name}"] for name in ("counts", "products"))
     np.testing.assert_allclose([line.get_ydata() for panel in curves for line in panel.lines], [rows["test/accuracy"]])
@@ -422,13 +448,14 @@ def test_figures(presets, monkeypatch):
 def test_the_released_mixture_is_a_loop_over_samples(noisy):
     """Two logits of the chosen expert, times its score: the noisy one, or the clean one where noise only chooses."""
     config = override(MODULE.get_config("smoke"), TINY | {"router.noise_in_weights": noisy, "router.noise_scale": 2.0})
-    model, rule = models.build(config), rule_of(config.selection)
+    model, rule = build_model(config), rule_of(config.selection)
 
     @jax.jit
     def run():
         _, test = world_of(config, jax.random.key(3), traced(config))
         params, state = model.init(jax.random.key(0), test)
-        return params, test.x, *model.apply(params, state, test, rule, config.dispatch, jax.random.key(2))[:2]
+        y, sites, _ = model.apply(params, state, test, rule, config.dispatch, jax.random.key(2))
+        return params, test.x, y, sites["layer"].routing
 
     params, x, y, routing = jax.tree.map(lambda a: np.asarray(a, float), run())
     noise, chosen = routing.scores - x.sum(1) @ params["router"]["kernel"], routing.expert.astype(int)

@@ -4,17 +4,20 @@ import sys
 
 import pytest
 
-from routed import dry_run, experiment
 from routed.bench import cluster, gmm
-from routed.config import base, override
-from routed.layout import make_mesh
-from routed.points import plan, unique
-from routed.words import UserError
+from routed.contracts import UserError
+from routed.engine import dry_run
+from routed.engine.devices import make_mesh
+from routed.plan import experiment
+from routed.plan.config import base
+from routed.plan.points import unique
+from routed.plan.runs import plan_runs
+from routed.settings.tree import override
 
 
 def test_dry_run_lists_points_groups_and_costs(small):
     sweep = ({"data.samples": 8}, {"data.samples": 32})
-    text = dry_run.describe(plan(small, sweep), make_mesh(small))
+    text = dry_run.describe(plan_runs(small, sweep), make_mesh(small))
     assert "point data.samples=8: learned, frozen" in text and "8 runs, 0 of them tuning, on 8 devices (cpu)" in text
     # Router 3 x 4; experts 4 x ((3+1) 5 + (5+1) 5 + (5+1) 2) = 4 x 62.
     assert text.count("group ") == 1 and f"{12 + 4 * 62} parameters a run" in text

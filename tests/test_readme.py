@@ -6,9 +6,14 @@ import textwrap
 
 import pytest
 
-from routed import data, execute, experiment, points, report, results, routers
-from routed.config import override
-from routed.layout import make_mesh
+from routed import routers, tasks
+from routed.analysis import page
+from routed.engine import execution, results
+from routed.engine.devices import make_mesh
+from routed.plan import experiment
+from routed.plan.experiment import figure_of
+from routed.plan.runs import plan_runs
+from routed.settings.tree import override
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -33,11 +38,13 @@ def test_add_your_own(heading, figure, tmp_path, monkeypatch):
     spec = f"{tmp_path / 'mine.py'}:{figure},smoke" if figure else f"{tmp_path / 'mine.py'}:smoke"
     module, config = experiment.configure(spec, [])
     config = override(config, {"steps": 2, "eval_every": 1, "data.test_samples": 80})
-    sweep = tuple(point | {"arms": ("learned", "frozen_data")} for point in module.get_sweep(config)[-1:])
-    runs = points.plan(config, sweep)
+    sweep = tuple(
+        point | {"arms": ("learned", "frozen_data")} for point in figure_of(module, config).sweep(config)[-1:]
+    )
+    runs = plan_runs(config, sweep)
     (work := tmp_path / "work").mkdir()
-    table = execute.execute(runs, results.open_workdir(work, spec, config, sweep), work, make_mesh(config))
-    assert set(table.status) == {"ok"} and report.write(work, module, config, table)
-    for known in (routers.ROUTERS, data.TASKS):  # other tests see what they always saw
+    table = execution.execute(runs, results.open_workdir(work, spec, config, sweep), work, make_mesh(config))
+    assert set(table.status) == {"ok"} and page.write(work, module, config, table)
+    for known in (routers.ROUTERS, tasks.TASKS):  # other tests see what they always saw
         for name in set(known) & {"distance", "shells"}:
             del known[name]

@@ -11,13 +11,17 @@ import pandas as pd
 import pytest
 
 import routed
-from routed import plots, report, results
-from routed.claims import Claim
-from routed.config import base, flatten, override
-from routed.execute import execute
-from routed.layout import make_mesh
-from routed.points import plan
-from routed.words import UserError
+from routed import report
+from routed.analysis import page, plots, workdirs
+from routed.analysis.claims import Claim
+from routed.analysis.plots import frame
+from routed.contracts import UserError
+from routed.engine import results
+from routed.engine.devices import make_mesh
+from routed.engine.execution import execute
+from routed.plan.config import base
+from routed.plan.runs import plan_runs
+from routed.settings.tree import flatten, override
 from tests.conftest import SMALL
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -55,8 +59,8 @@ def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "tiny"
     path.mkdir()
     table = results.open_workdir(path, "tiny.py", config, SWEEP)
-    table = execute(plan(config, SWEEP), table, path, make_mesh(config))
-    text = report.write(path, experiment(), config, table)
+    table = execute(plan_runs(config, SWEEP), table, path, make_mesh(config))
+    text = page.write(path, experiment(), config, table)
     return config, path, table, text
 
 
@@ -100,7 +104,7 @@ def test_the_page_opens_offline_and_is_whole(finished):
 def test_figures_do_not_change_when_drawn_again(finished):
     config, path, table, _ = finished
     before = (path / "figures" / "loss.svg").read_bytes()
-    report.write(path, experiment(), config, table)
+    page.write(path, experiment(), config, table)
     assert (path / "figures" / "loss.svg").read_bytes() == before
 
 
@@ -111,7 +115,7 @@ def test_shards_of_one_config_are_merged_and_others_stand_beside(finished, tmp_p
         described["config"] |= changes
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(described))
-    groups = report.merged([path, tmp_path / "shard", tmp_path / "other"])
+    groups = workdirs.merged([path, tmp_path / "shard", tmp_path / "other"])
     assert groups == [[path, tmp_path / "shard"], [tmp_path / "other"]]
 
 
@@ -130,20 +134,20 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "_experiment_of", lambda folder: (experiment(), config))
     monkeypatch.setattr(report, "OUT", types.SimpleNamespace(value=None))
     report.main(["report", *map(str, sorted(runs.iterdir()))])
-    page = (runs / "report.html").read_text()
-    overview = page.split("Every claim")[1].split("<h1 id=")[0]
+    text = (runs / "report.html").read_text()
+    overview = text.split("Every claim")[1].split("<h1 id=")[0]
     assert re.findall('href="#(.*?)"', overview) == ["a", "b"] and overview.count("<code>x.order</code>") == 2
-    assert '<h1 id="a">' in page and '<h1 id="b">' in page and "begun" not in page
+    assert '<h1 id="a">' in text and '<h1 id="b">' in text and "begun" not in text
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "config.json").write_text('{"config": {}, "swept": []}')
     monkeypatch.undo()
     with pytest.raises(UserError, match="old does not say which experiment it is of"):
-        report._experiment_of(tmp_path / "old")
+        workdirs._experiment_of(tmp_path / "old")
     (tmp_path / "old" / "config.json").write_text('{"experiment": "there/x.py:fig", "config": {}, "swept": []}')
     with pytest.raises(
         UserError, match=r"old: --config=there/x\.py: no such file.*; run the report in the folder in which"
     ):
-        report._experiment_of(tmp_path / "old")
+        workdirs._experiment_of(tmp_path / "old")
     monkeypatch.setattr(report, "_experiment_of", lambda folder: (experiment(), config))
     with pytest.raises(UserError, match="none of these folders has finished runs"):
         report.main(["report", str(runs / "begun")])
@@ -154,7 +158,7 @@ def test_panels_that_share_an_axis_show_all_of_it(finished):
     config, _, table, _ = finished
     rows = table.assign(**{"test/loss_soft": 1e-4, "test/loss": 50.0})
     spec = {"kind": "curves", "name": "x", "x": "data.samples", "metrics": ("test/loss_soft", "test/loss")}
-    low, high = plots.draw(spec, plots.Data(rows, ["data.samples"], flatten(config), {})).axes[1].get_ylim()
+    low, high = plots.draw(spec, frame.Data(rows, ["data.samples"], flatten(config), {})).axes[1].get_ylim()
     assert low == pytest.approx(1e-3) and high > 50
 
 
@@ -162,11 +166,11 @@ def test_a_key_that_goes_with_the_axis_hides_no_point(finished):
     """128 atoms had their own number of test samples, so the figure over atoms showed 32 only."""
     config, _, table, _ = finished
     rows = table.assign(**{"data.test_samples": table["data.samples"] + 1})
-    data = plots.Data(rows, ["data.samples", "data.test_samples"], flatten(config), {})
+    data = frame.Data(rows, ["data.samples", "data.test_samples"], flatten(config), {})
     spec = {"kind": "curves", "name": "x", "x": "data.samples", "metrics": ("test/loss",)}
     assert len(plots.draw(spec, data).axes[0].get_xticks()) == table["data.samples"].nunique() == 2
     crossed = pd.concat([table.assign(**{"data.test_samples": n}) for n in (config.data.test_samples, 7)])
-    data = plots.Data(crossed, data.swept, flatten(config), {})
+    data = frame.Data(crossed, data.swept, flatten(config), {})
     assert set(data.settle(data.table, spec)["data.test_samples"]) == {config.data.test_samples}
 
 
@@ -174,7 +178,7 @@ def test_phase_map(finished):
     _, _, table, _ = finished
     rows = pd.concat([table.assign(**{"data.separation": c}) for c in (1.0, 2.0)], ignore_index=True)
     rows["run"] += rows["data.separation"].astype(str)
-    data = plots.Data(rows, ["data.samples", "data.separation"], flatten(base()), {})
+    data = frame.Data(rows, ["data.samples", "data.separation"], flatten(base()), {})
     figure = plots.draw({"kind": "phase", "name": "p", "x": "data.samples", "y": "data.separation"}, data)
     cells = [t.get_text() for t in figure.axes[0].texts]
     expected = np.log(

@@ -15,9 +15,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed import advance, checkpoint, execute, files, layout, results
-from routed.points import static_key
-from routed.progress import Progress
+from routed.engine import batches, checkpoint, compilation, execution, results
+from routed.plan.runs import static_key
+from routed.system import files
+from routed.system.progress import Progress
 from tests.test_command_line import command, refusal, write_experiment
 
 #: Programs of this process: the tests are about what is run, and compiling takes nearly all of their time.
@@ -33,10 +34,10 @@ def compiled(monkeypatch):
         key = (static_key(config), pool, runs, mesh.size)
         asked.append(key)
         if key not in PROGRAMS:
-            PROGRAMS[key] = layout.compile_group(config, pool, runs, mesh)
+            PROGRAMS[key] = compilation.compile_group(config, pool, runs, mesh)
         return PROGRAMS[key]
 
-    monkeypatch.setattr(execute, "compile_group", remembered)
+    monkeypatch.setattr(execution, "compile_group", remembered)
     return asked
 
 
@@ -194,7 +195,7 @@ def test_a_signal_saves_and_says_how_to_resume(finished, run, refused, saves, tm
 @pytest.mark.parametrize("at", [0, 1, 14, 30])
 def test_a_signal_is_answered_between_two_checkpoints(finished, run, refused, saves, tmp_path, monkeypatch, at):
     """Steps that take longer than anybody waits come one by one, without a checkpoint after each."""
-    monkeypatch.setattr(advance, "PATIENCE", 0.0)
+    monkeypatch.setattr(batches, "PATIENCE", 0.0)
     count = Progress.advance
 
     def signalled(self, run_steps, group, step, loss, **resumed):
@@ -227,14 +228,14 @@ def test_a_stretch_is_what_fits_by_the_speed_of_the_last_one():
         1,
     ]
     assert progress.within(10, "another", 50) == 1
-    assert list(advance._stretches(None, 10, 20, iter([1, 20, 4, 6]).__next__)) == [
+    assert list(batches._stretches(None, 10, 20, iter([1, 20, 4, 6]).__next__)) == [
         (0, 0),
         (0, 1),
         (1, 10),
         (10, 14),
         (14, 20),
     ]
-    assert list(advance._stretches(17, 10, 20, lambda: 99)) == [(17, 20)]
+    assert list(batches._stretches(17, 10, 20, lambda: 99)) == [(17, 20)]
 
 
 def test_a_signal_between_groups_stops_before_the_next_compiles(finished, run, refused, compiled, monkeypatch):
@@ -504,7 +505,7 @@ def test_a_key_swept_later_keeps_the_value_that_its_rows_had(finished, run, refu
     """Also when the base value changes with the sweep, and the first command that says so dies before it writes a row."""
     later = ("--config.data.samples=16", "--sweep=data.samples=32,16")
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "execute", lambda *args: 1 / 0)
+        patch.setattr(execution, "execute", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(finished, *later)
     run(finished, *later)
@@ -560,7 +561,7 @@ def test_rows_of_a_diverged_run_depend_on_no_clock_and_no_kill(run, refused, sav
     line = "--sweep=experts.learning_rate=0.01,1e30", "--config.seeds=1", "--config.arms=learned"
     run(tmp_path / "alone", *line)
     saves.clear()
-    monkeypatch.setattr(advance, "PATIENCE", patience)
+    monkeypatch.setattr(batches, "PATIENCE", patience)
     saves.then = lambda count: os.kill(os.getpid(), signal.SIGTERM) if count in (1, 2) else None
     refused(tmp_path / "work", *line)
     refused(tmp_path / "work", *line)

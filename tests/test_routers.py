@@ -7,22 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routed.config import base, override
-from routed.routers import (
-    FIXED,
-    ROUTERS,
-    CosineRouter,
-    Flat,
-    HashIdRouter,
-    HashRouter,
-    Noise,
-    OracleRouter,
-    ProductRouter,
-    RandomRouter,
-    Windows,
-    initialise,
-    temperature_for,
-)
+from routed.plan.config import base
+from routed.routers import NOISES, ROUTERS, ScoreNoise, initial_parameters, temperature_for, temperature_of
+from routed.routers.features import Flat, Windows
+from routed.routers.fixed import HashIdRouter, HashRouter, OracleRouter, RandomRouter
+from routed.routers.product import CosineRouter, ProductRouter
+from routed.settings.tree import override
 
 CONTEXT = {"cluster": jnp.arange(6) % 4, "token_id": jnp.array([0, 5, 5, 2, 7, 0])}
 X = jax.random.normal(jax.random.key(0), (6, 4))
@@ -36,7 +26,7 @@ def node(**changes):
 @pytest.mark.parametrize("name", ROUTERS)
 def test_every_router(name):
     """Shape, finite float32 scores of bf16 tokens, permuting tokens permutes scores, seeds under vmap equal a loop."""
-    router = ROUTERS[name](node(), 4)
+    router = ROUTERS[name].make(node(), 4)
     keys = jax.random.split(jax.random.key(1), 2)
     one = lambda key: router.apply(router.init(key, X, **CONTEXT), X, **CONTEXT)  # noqa: E731
     scores = one(keys[0])
@@ -51,16 +41,16 @@ def test_every_router(name):
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_only_routers_with_weights_have_a_gradient(name):
-    router = ROUTERS[name](node(), 4)
+    router = ROUTERS[name].make(node(), 4)
     params = router.init(jax.random.key(1), X, **CONTEXT).get("params", {})
     loss = lambda p: (jax.nn.softmax(router.apply({"params": p}, X, **CONTEXT))[:, 0] ** 2).sum()  # noqa: E731
     moves = any(bool(g.any()) for g in jax.tree.leaves(jax.grad(loss)(params)))
-    assert moves is (name not in FIXED)
+    assert moves is ROUTERS[name].learns
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "conv", "cosine"])
 def test_eight_experts_are_a_prefix_of_sixteen(name):
-    few, many = (ROUTERS[name](node(), n).init(jax.random.key(3), X)["params"] for n in (8, 16))
+    few, many = (ROUTERS[name].make(node(), n).init(jax.random.key(3), X)["params"] for n in (8, 16))
     np.testing.assert_array_equal(few["kernel"], many["kernel"][:, :8])
 
 
@@ -71,8 +61,8 @@ def test_linear_is_x_times_w_without_bias():
 
 
 def test_mlp_of_depth_1_is_linear():
-    variables = ROUTERS["linear"](node(), 4).init(jax.random.key(0), X)
-    shallow = ROUTERS["mlp"](node(**{"router.depth": 1}), 4)
+    variables = ROUTERS["linear"].make(node(), 4).init(jax.random.key(0), X)
+    shallow = ROUTERS["mlp"].make(node(**{"router.depth": 1}), 4)
     np.testing.assert_array_equal(shallow.apply(variables, X), X @ variables["params"]["kernel"])
     assert "hidden" not in str(jax.tree.map(jnp.shape, shallow.init(jax.random.key(0), X)))
 
@@ -140,7 +130,7 @@ def test_random_draws_anew_only_with_its_stream():
 )
 def test_noise(kind, mean, spread):
     x = jnp.ones((5000, 2))
-    noise = Noise(kind, 2.0, 3)
+    noise = ScoreNoise(NOISES[kind].draw, 2.0, 3, NOISES[kind].learned)
     variables = noise.init({"params": jax.random.key(0), "noise": jax.random.key(1)}, x)
     drawn = noise.apply(variables, x, rngs={"noise": jax.random.key(2)})
     assert float(drawn.mean()) == pytest.approx(mean, abs=0.06)
@@ -151,27 +141,34 @@ def test_noise(kind, mean, spread):
     assert bool(jax.tree.leaves(variables)) is (kind == "learned")
 
 
-def asked(**changes):
-    plain = {"router.from_data": False, "router.init_scale": 1.0, "router.entropy": 0.0}
-    return {k: jnp.asarray(v) for k, v in (plain | {f"router.{k}": v for k, v in changes.items()}).items()}
+def initial(name, router, params, x, **changes):
+    """The initial parameters that settings of the node `router` ask for."""
+    return initial_parameters(ROUTERS[name], router, params, x, node(**{f"router.{k}": v for k, v in changes.items()}))
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "conv", "cosine"])
-def test_initialise_scales_copies_and_sharpens(name):
-    router, x = ROUTERS[name](node(), 4), jax.random.normal(jax.random.key(1), (50, 4))
+def test_initial_weights_are_scaled_or_examples(name):
+    router, x = ROUTERS[name].make(node(), 4), jax.random.normal(jax.random.key(1), (50, 4))
     params = router.init(jax.random.key(0), x)["params"]
-    scores = lambda p: router.apply({"params": p}, x)  # noqa: E731
-    jax.tree.map(np.testing.assert_array_equal, initialise(router, params, x[:4], x, asked()), params)
+    jax.tree.map(np.testing.assert_array_equal, initial(name, router, params, x[:4]), params)
     np.testing.assert_array_equal(
-        initialise(router, params, x[:4], x, asked(init_scale=0.5))["kernel"], params["kernel"] * 0.5
+        initial(name, router, params, x[:4], init_scale=0.5)["kernel"], params["kernel"] * 0.5
     )
-    assert not scores(initialise(router, params, x[:4], x, asked(init_scale=0.0))).any()
-    informed = initialise(router, params, x[:4], x, asked(from_data=True))
+    assert not router.apply({"params": initial(name, router, params, x[:4], init_scale=0.0)}, x).any()
+    informed = initial(name, router, params, x[:4], from_data=True, init_scale=0.5)
     features = router.features.clone(parent=None).apply({"params": params.get("features", {})}, x[:4])
     np.testing.assert_array_equal(informed["kernel"], features.T)
-    probs = jax.nn.softmax(scores(initialise(router, params, x[:4], x, asked(entropy=0.3))))
-    assert float(-jax.scipy.special.xlogy(probs, probs).sum(-1).mean()) == pytest.approx(0.3, abs=1e-3)
-    assert bool(jnp.isnan(scores(initialise(router, params, x[:4], x, asked(entropy=jnp.nan)))).any())
+
+
+@pytest.mark.parametrize("name", [name for name, router in ROUTERS.items() if router.learns])
+def test_the_temperature_of_any_router_gives_the_entropy_asked_for(name):
+    """1.2 nats is softer than a fresh router of some, .3 sharper than one of any. A NaN entropy is a NaN temperature; 0 asks for none."""
+    router, x = ROUTERS[name].make(node(), 4), jax.random.normal(jax.random.key(1), (50, 4))
+    scores = router.apply(router.init(jax.random.key(0), x), x)
+    for entropy in (0.3, 1.2):
+        probs = jax.nn.softmax(scores * temperature_of(scores, jnp.float32(entropy)))
+        assert float(-jax.scipy.special.xlogy(probs, probs).sum(-1).mean()) == pytest.approx(entropy, abs=1e-3)
+    assert temperature_of(scores, jnp.float32(0)) == 1 and jnp.isnan(temperature_of(scores, jnp.float32(jnp.nan)))
 
 
 @settings(max_examples=20, deadline=None)

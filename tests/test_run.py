@@ -4,20 +4,21 @@ import jax
 import numpy as np
 import pytest
 
-from routed import results
-from routed.config import base, override
-from routed.execute import execute, make_groups
-from routed.layout import make_mesh
-from routed.points import plan
-from routed.run import STREAMS, streams
-from routed.words import UserError
+from routed.contracts import UserError
+from routed.engine import results
+from routed.engine.devices import make_mesh
+from routed.engine.execution import execute, make_groups
+from routed.plan.config import base
+from routed.plan.runs import plan_runs
+from routed.settings.tree import override
+from routed.training.program import STREAMS, streams
 from tests.conftest import SMALL
 
 
 def train(config, sweep, path):
     """The full table of a sweep."""
     path.mkdir(exist_ok=True)
-    runs = plan(config, sweep)
+    runs = plan_runs(config, sweep)
     table = results.open_workdir(path, "test", config, sweep)
     return execute(runs, table, path, make_mesh(config))
 
@@ -129,7 +130,7 @@ def test_streams_are_independent_and_can_be_held(small):
 def test_the_second_call_compiles_nothing(small):
     """Runs that differ in traced settings only are one group, so one program."""
     sweep = ({"data.separation": 0.5, "router.learning_rate": 0.3}, {"optimizer.weight_decay": 0.1, "data.samples": 16})
-    assert len(make_groups(plan(small, sweep), make_mesh(small))) == 1
+    assert len(make_groups(plan_runs(small, sweep), make_mesh(small))) == 1
 
 
 @pytest.mark.parametrize(
@@ -140,12 +141,12 @@ def test_the_second_call_compiles_nothing(small):
 )
 def test_batches_of_a_group_are_equal(small, seeds, devices, size):
     config = override(small, {"arms": ("learned",), "seeds": seeds, "mesh.run": devices})
-    assert [group.size for group in make_groups(plan(config, ({},)), make_mesh(config))] == [size]
+    assert [group.size for group in make_groups(plan_runs(config, ({},)), make_mesh(config))] == [size]
 
 
 def test_more_samples_than_memory_are_refused(small):
     with pytest.raises(UserError, match=r"data\.samples=2000000000: .* lower data\.samples"):
-        make_groups(plan(override(small, {"data.samples": 2_000_000_000}), ({},)), make_mesh(small))
+        make_groups(plan_runs(override(small, {"data.samples": 2_000_000_000}), ({},)), make_mesh(small))
 
 
 def test_more_devices_than_there_are(small):
@@ -154,7 +155,7 @@ def test_more_devices_than_there_are(small):
 
 
 def test_a_frozen_router_that_moved_fails_the_run(small):
-    run = plan(override(small, {"arms": ("frozen",)}), ({},))[0]
+    run = plan_runs(override(small, {"arms": ("frozen",)}), ({},))[0]
     history = {"router/moved": np.array([0.0, 1.0]), "test/loss": np.ones(2), "train/loss": np.ones(2)}
     with pytest.raises(UserError, match="moved"):
         results.rows_of(run, history, [])

@@ -6,24 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from routed import experiment, layout
 from routed.bench import scaling
-from routed.bench.collectives import (
-    SENT,
-    SMALL,
-    Collective,
-    collectives,
-    formula,
-    measured,
-    slots_of,
-)
+from routed.bench.collectives import SENT, SMALL, Collective, collectives, formula, measured, slots_of
 from routed.bench.scaling import CHIPS, nodes, predict, shared_by, step_time, sweep, table, torus
-from routed.config import base, override
-from routed.dispatch.parallel import check
-from routed.models.sizes import tokens_of
-from routed.selection import group_of
-from routed.validate import validate
-from routed.words import UserError
+from routed.contracts import UserError
+from routed.engine import compilation
+from routed.layer.dispatch.parallel import check
+from routed.layer.selection import group_of
+from routed.models.t5_sizes import tokens_of
+from routed.plan import experiment
+from routed.plan.checks import validate
+from routed.plan.config import base
+from routed.settings.tree import override
 from tests.parallel_case import make_mesh
 
 #: A step that runs a layer three times; an evaluation behind it, which does not count.
@@ -110,8 +104,8 @@ def test_the_formula_by_hand():
 
 @pytest.mark.parametrize("mesh", [(8, 1), (2, 4)])  # the bench compiles all of MESHES, in half a minute each
 def test_the_compiled_step_sends_what_the_formula_says_and_nothing_else(mesh, tmp_path_factory, monkeypatch):
-    ways = iter([lambda *_: None, layout.compiled])  # the start of a run need not be compiled
-    monkeypatch.setattr(layout, "compiled", lambda *about: next(ways)(*about))
+    ways = iter([lambda *_: None, compilation.compiled])  # the start of a run need not be compiled
+    monkeypatch.setattr(compilation, "compiled", lambda *about: next(ways)(*about))
     cache = tmp_path_factory.getbasetemp() / "text"
     records = collectives(override(base(), SMALL | {"data.cache": str(cache)}), *mesh)
     assert len(records) == {(8, 1): 1, (1, 8): 2}.get(mesh, 3)

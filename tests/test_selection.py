@@ -7,16 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routed.config import base
-from routed.selection import (
-    SELECTIONS,
-    Rule,
-    capacity,
-    combine_weights,
-    ranks,
-    rule_of,
-    select,
-)
+from routed.layer.rule import Rule, rule_of
+from routed.layer.selection import SELECTIONS, capacity, combine_weights, ranks, select
+from routed.plan.config import base
 
 LN2 = float(np.log(2))
 

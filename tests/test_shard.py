@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routed import experiment, report, results, shard
-from routed.config import override
-from routed.points import plan
-from routed.words import UserError
+from routed import report
+from routed.analysis import page, workdirs
+from routed.contracts import UserError
+from routed.engine import results
+from routed.plan import experiment, shards
+from routed.plan.runs import groups, plan_runs
+from routed.settings.tree import override
 from tests.test_command_line import command, refusal, write_experiment
 
 SWEEP = tuple({"data.samples": n, "experts.count": e} for n in (8, 16) for e in (2, 4, 8))
@@ -20,19 +23,19 @@ SWEEP = tuple({"data.samples": n, "experts.count": e} for n in (8, 16) for e in 
 @pytest.fixture
 def runs(small):
     """2 x 3 points, 2 seeds; learned, its matched arm and one arm that needs nobody."""
-    return plan(override(small, {"arms": ("learned", "frozen_sharp", "dense_active")}), SWEEP)
+    return plan_runs(override(small, {"arms": ("learned", "frozen_sharp", "dense_active")}), SWEEP)
 
 
 def test_a_run_costs_six_flops_a_parameter_that_serves_a_token(small):
     # Soft: all 4 experts serve. Router 3 x 4; experts 4 x 62 (test_plans). 20 steps x 8 tokens x 6 x 260.
-    assert shard.cost(small) == 20 * 8 * 6 * (12 + 4 * 62)
+    assert shards.cost(small) == 20 * 8 * 6 * (12 + 4 * 62)
     one = override(small, {"selection.name": "top_k", "selection.k": 1})
-    assert shard.cost(one) == 20 * 8 * 6 * (12 + 62)
-    assert shard.cost(override(one, {"steps": 40})) == 2 * shard.cost(one)
+    assert shards.cost(one) == 20 * 8 * 6 * (12 + 62)
+    assert shards.cost(override(one, {"steps": 40})) == 2 * shards.cost(one)
 
 
 def test_families_hold_what_needs_each_other(runs):
-    found = shard.families(runs)
+    found = shards.families(runs)
     assert (
         sorted(len(f) for f in found) == [1] * 12 + [2] * 12
     )  # 12 points and seeds: dense alone; learned and its match
@@ -42,23 +45,22 @@ def test_families_hold_what_needs_each_other(runs):
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_parts_are_disjoint_whole_and_balanced(runs, parts):
-    made = [shard.part(runs, f"{i + 1}/{parts}") for i in range(parts)]
+    made = [shards.part(runs, f"{i + 1}/{parts}") for i in range(parts)]
     assert sorted(run.key for one in made for run in one) == sorted(run.key for run in runs)
     for one in made:
         keys = {run.key for run in one}
         assert all(set(run.needs) <= keys for run in one)
-    costs = [sum(shard.cost(run.config) for run in one) for one in made]
-    largest = max(sum(shard.cost(run.config) for run in family) for family in shard.families(runs))
+    costs = [sum(shards.cost(run.config) for run in one) for one in made]
+    largest = max(sum(shards.cost(run.config) for run in family) for family in shards.families(runs))
     assert max(abs(c - sum(costs) / parts) for c in costs) <= largest
-    assert [run.key for run in shard.part(runs, f"1/{parts}")] == [run.key for run in made[0]]  # whoever asks
+    assert [run.key for run in shards.part(runs, f"1/{parts}")] == [run.key for run in made[0]]  # whoever asks
     assert len(made[0][0].config.keys()) == len(runs[0].config.keys())
 
 
 def test_few_programs_are_compiled_twice(runs):
     """6 programs (2 of dense nets, whose size follows from the experts, x 3 counts) in 3 parts: a cut adds at most one."""
-    from routed.points import groups
 
-    parts = [shard.part(runs, f"{i + 1}/3") for i in range(3)]
+    parts = [shards.part(runs, f"{i + 1}/3") for i in range(3)]
     assert (
         sum(len(groups(part)) for part in parts) <= len(groups(runs)) + 2 * 2
     )  # a cut may go through a family's two arms
@@ -68,7 +70,7 @@ def test_few_programs_are_compiled_twice(runs):
 @given(st.text(max_size=6))
 def test_what_is_no_part_is_refused(text):
     try:
-        number, parts = shard.parse(text)
+        number, parts = shards.parse(text)
     except UserError as error:
         assert "expected I/N with I from 1 to N" in str(error)
     else:
@@ -76,7 +78,7 @@ def test_what_is_no_part_is_refused(text):
 
 
 def test_more_parts_than_runs_leave_some_with_nothing(runs):
-    assert [len(shard.part(runs[:1], f"{i}/3")) for i in (1, 2, 3)] == [0, 1, 0]
+    assert [len(shards.part(runs[:1], f"{i}/3")) for i in (1, 2, 3)] == [0, 1, 0]
 
 
 @pytest.fixture(scope="module")
@@ -93,24 +95,24 @@ def parts(tmp_path_factory):
 def test_joined_parts_are_the_whole(parts, tmp_path, caplog):
     folders = [parts / "part1", parts / "part2"]
     assert not (parts / "part1" / "report.html").exists()  # verdicts of a part would be of too few runs
-    assert report.merged(folders) == [folders]
-    joined, whole = report.joined_table(folders), results.read_table(parts / "whole")
+    assert workdirs.merged(folders) == [folders]
+    joined, whole = workdirs.joined_table(folders), results.read_table(parts / "whole")
     order = ["run", "step"]
     pd.testing.assert_frame_equal(
         joined.sort_values(order, ignore_index=True), whole.sort_values(order, ignore_index=True), check_exact=True
     )
     module, config = experiment.configure(str(parts / "tiny.py"), [])
     made = [
-        report.make_part(group, module, config, report.joined_table(group)) for group in ([parts / "whole"], folders)
+        page.make_part(group, module, config, workdirs.joined_table(group)) for group in ([parts / "whole"], folders)
     ]
     assert made[0]["claims"] == made[1]["claims"] and made[0]["summary"] == made[1]["summary"]
-    assert report.merged([parts / "part2"]) == [[parts / "part2"]]
+    assert workdirs.merged([parts / "part2"]) == [[parts / "part2"]]
     assert "of the sweep's parts 1/2 is missing" in caplog.text
 
 
 def test_the_command_joins_parts(parts, tmp_path, monkeypatch, capsys):
     out = tmp_path / "page.html"
-    monkeypatch.setattr(report, "OUT", type("Out", (), {"value": str(out)}))
+    monkeypatch.setattr(page, "OUT", type("Out", (), {"value": str(out)}))
     report.main(["report", str(parts / "part1"), str(parts / "part2")])
     assert "tiny.claim" in capsys.readouterr().out and out.exists()
 
@@ -135,15 +137,15 @@ def test_strangers_are_refused(parts, tmp_path, changes, text):
         stored[key] = stored[key] | value if isinstance(value, dict) else value
     file.write_text(json.dumps(stored))
     with pytest.raises(UserError, match=text):
-        report.merged([tmp_path / "part1", tmp_path / "part2"])
+        workdirs.merged([tmp_path / "part1", tmp_path / "part2"])
 
 
 def test_duplicates_are_refused(parts, tmp_path):
     copy = shutil.copytree(parts / "part1", tmp_path / "copy")
     for twice in ([parts / "part1", copy], [parts / "whole", parts / "whole"]):
-        (group,) = report.merged(twice[:1] + twice[1:]) if twice[0] != twice[1] else [twice]
+        (group,) = workdirs.merged(twice[:1] + twice[1:]) if twice[0] != twice[1] else [twice]
         with pytest.raises(UserError, match=r"(part1|whole) and .* hold the same run .*: name one of them only"):
-            report.joined_table(group)
+            workdirs.joined_table(group)
 
 
 def test_a_part_that_is_none_ends_in_one_line(parts):

@@ -11,12 +11,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from routed.bench.t5 import SHAPES, run_baseline
-from routed.config import base, override
+from routed.contracts import TextBatch, UserError
+from routed.layer.rule import rule_of
 from routed.models.attention import PositionBias, relative_buckets
-from routed.models.sizes import flops_per_row, twin_width
 from routed.models.t5 import Block, Plan, t5
-from routed.selection import rule_of
-from routed.words import TextBatch, UserError
+from routed.models.t5_sizes import flops_per_row, twin_width
+from routed.plan.config import base
+from routed.settings.tree import override
 from tests.parallel_case import make_mesh
 
 TINY = {

@@ -8,29 +8,36 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from routed import models
-from routed.config import override
-from routed.data import TASKS, samples
-from routed.metrics import covered, first_layer
-from routed.observe import columns
-from routed.selection import Rule
-from routed.validate import validate
-from routed.words import SoftRouting, UserError
+from routed.contracts import SoftRouting, UserError
+from routed.layer.rule import Rule
+from routed.metrics.agreement import covered
+from routed.metrics.router import columns
+from routed.metrics.weights import first_layer
+from routed.plan.checks import validate
+from routed.settings.tree import override
+from routed.tasks import TASKS, worlds
+from tests.conftest import build_model
 
-SETTINGS = {"data.samples": jnp.int32(16), "data.separation": jnp.float32(0.6)}
 CASES = [(name, target) for name in ("subspaces", "sequence", "dictionary") for target in TASKS[name].targets]
 
 
 def settled(small, name, target):
-    changes = {"data.rank": 2, "data.positions": 3, "data.noise": 0.5, "data.test_samples": 60, "data.target_dim": 1}
+    changes = {
+        "data.rank": 2,
+        "data.positions": 3,
+        "data.noise": 0.5,
+        "data.separation": 0.6,
+        "data.test_samples": 60,
+        "data.target_dim": 1,
+    }
     return override(small, changes | {"data.name": name, "data.target": target})
 
 
 def made(small, name, target):
     """Task, its config node, a world and its test samples."""
     task, data = TASKS[name], settled(small, name, target).data
-    world = samples.world(task, jax.random.key(0), data, 16)
-    return task, data, world, samples.test_batch(task, world, data, SETTINGS)
+    world = worlds.draw_world(task, jax.random.key(0), data, 16)
+    return task, data, world, worlds.test_batch(task, world, data)
 
 
 def densities(x, means, covariances):
@@ -45,7 +52,7 @@ def densities(x, means, covariances):
 @pytest.mark.parametrize(("name", "target"), CASES)
 def test_a_larger_pool_keeps_the_samples_of_a_smaller_one(small, name, target):
     task, data, few, _ = made(small, name, target)
-    many = samples.world(task, jax.random.key(0), data, 64)
+    many = worlds.draw_world(task, jax.random.key(0), data, 64)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b[:16]).all(), few.train.cluster, many.train.cluster))
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), (few.fixed, few.test), (many.fixed, many.test)))
 
@@ -70,7 +77,7 @@ def test_subspaces(small, target):
     signal = np.einsum("cij,cjk,tk->tci", projections, np.linalg.inv(covariances), x)
     expected = signal if target == "signal" else x[:, None] - signal
     best = (likely * np.einsum("tci,ci->tc", expected, weights)).sum(-1)
-    np.testing.assert_allclose(task.bayes(world, batch, data, SETTINGS)[:, 0], best, rtol=2e-3, atol=1e-4)
+    np.testing.assert_allclose(task.bayes(world, batch, data)[:, 0], best, rtol=2e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("target", TASKS["sequence"].targets)
@@ -84,9 +91,7 @@ def test_sequences(small, target):
     np.testing.assert_allclose(batch.y[:, 0], products.sum(1), rtol=1e-4, atol=1e-5)
     likely = densities(np.asarray(batch.tokens), 0.6 * centres, [np.eye(3)] * 4)
     each = (likely * (np.asarray(batch.tokens) @ weights.T) ** power).sum(-1)
-    np.testing.assert_allclose(
-        task.bayes(world, batch, data, SETTINGS)[:, 0], each.reshape(60, 3).sum(1), rtol=1e-3, atol=1e-4
-    )
+    np.testing.assert_allclose(task.bayes(world, batch, data)[:, 0], each.reshape(60, 3).sum(1), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("target", TASKS["dictionary"].targets)
@@ -116,13 +121,13 @@ def test_dictionaries(small, target):
         "centres": np.tile(constant, (60, 1)),
     }[target]
     best = (likely * each).sum(-1)
-    np.testing.assert_allclose(task.bayes(world, batch, data, SETTINGS)[:, 0], best, rtol=2e-3, atol=1e-4)
+    np.testing.assert_allclose(task.bayes(world, batch, data)[:, 0], best, rtol=2e-3, atol=1e-4)
 
 
 def test_combinations_of_many_atoms_are_judged_on_a_part_and_trained_on_all(small):
     data = override(settled(small, "dictionary", "cross"), {"data.clusters": 40, "data.test_samples": 1024}).data
     task = TASKS["dictionary"]
-    world = samples.world(task, jax.random.key(0), data, 4000)
+    world = worlds.draw_world(task, jax.random.key(0), data, 4000)
     assert math.comb(40, 2) == 780 and task.labels(data) == 512
     assert int(world.test.cluster.max()) == 511 and int(world.train.cluster.max()) > 700
 
@@ -132,7 +137,7 @@ def test_a_sequence_is_the_sum_of_its_tokens(small, arm):
     """The model on a sequence, against the same tokens as sequences of one."""
     config = override(settled(small, "sequence", "linear"), {"data.clusters": 4} | arm)
     batch = made(small, "sequence", "linear")[-1]
-    model = models.build(config)
+    model = build_model(config)
     params, state = model.init(jax.random.key(1), batch)
     whole, _, _ = model.apply(params, state, batch, Rule("soft"), "dense")
     alone = batch._replace(x=batch.x.reshape(180, 1, 3), cluster=batch.cluster.reshape(180, 1), y=jnp.zeros((180, 1)))

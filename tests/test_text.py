@@ -7,27 +7,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routed.config import base, override
-from routed.data import text
-from routed.data.text import bigram, spans, stream, tokens
-from routed.data.text.documents import shares
-from routed.words import UserError
+from routed.contracts import UserError
+from routed.plan.config import base
+from routed.settings.tree import override
+from routed.tasks import text
+from routed.tasks.text import bigram, corpus, spans, stream, tokenizers
+from routed.tasks.text.documents import shares
 
-BYTES = tokens.Tokenizer(259, b"", "bytes")
+BYTES = tokenizers.Tokenizer(259, b"", "bytes")
 
 
 def text_config(**changes):
-    flat = {"data.name": "generated", "data.tokens": "bytes", "data.vocabulary": 300, "data.input_length": 64}
+    flat = {"data.name": "artificial", "data.tokens": "bytes", "data.vocabulary": 300, "data.input_length": 64}
     return override(base(), flat | {"batch_size": 12, "data.eval_rows": 10} | changes)
 
 
 def toy(config, rows=(40, 10, 5)):
     """A corpus whose row r of language l is full of 1000 l + r, so that a batch shows what it is made of."""
-    length, _ = text.lengths(config.data)
+    length, _ = spans.lengths(config.data)
     train = tuple(
         np.full((n, length), 1000 * i, np.uint16) + np.arange(n, dtype=np.uint16)[:, None] for i, n in enumerate(rows)
     )
-    return text.Corpus(("a", "b", "c")[: len(rows)], train, train, config.data.vocabulary, "", BYTES)
+    return corpus.Corpus(("a", "b", "c")[: len(rows)], train, train, config.data.vocabulary, "", BYTES)
 
 
 def origin(batch):
@@ -80,7 +81,7 @@ def test_counts(length, density, span, expected):
     ],
 )
 def test_lengths(inputs, expected):
-    assert text.lengths(text_config(**{"data.input_length": inputs}).data) == expected
+    assert spans.lengths(text_config(**{"data.input_length": inputs}).data) == expected
 
 
 rows_of_noise = st.tuples(st.integers(3, 300), st.floats(0.01, 0.9), st.floats(1.0, 10.0), st.integers(0, 2**31))
@@ -92,11 +93,11 @@ def test_lengths_fill_the_encoder_exactly(case):
     inputs, density, span, seed = case
     config = text_config(**{"data.input_length": inputs, "data.noise_density": density, "data.mean_span": span})
     try:
-        length, target = text.lengths(config.data)
+        length, target = spans.lengths(config.data)
     except UserError as error:  # the length it names does exist
         inputs = int(str(error).rsplit(" ", 1)[1])
         config = override(config, {"data.input_length": inputs})
-        length, target = text.lengths(config.data)
+        length, target = spans.lengths(config.data)
     noise = spans.noise_mask(np.random.default_rng(seed), 3, length, density, span)
     got = spans.corrupt(np.full((3, length), 7), noise, 10_000)
     assert got[0].shape == (3, inputs) and got[1].shape == (3, target)
@@ -136,11 +137,11 @@ def test_segmentations_are_equally_likely():
 
 def test_an_input_that_no_row_fills_is_refused():
     with pytest.raises(UserError, match=r"data\.input_length=2: .* set it to 3$"):
-        text.lengths(text_config(**{"data.input_length": 2}).data)
+        spans.lengths(text_config(**{"data.input_length": 2}).data)
     # Half noise in spans of 1: 3 tokens leave 1 gap and its sentinel (3 with the end), 4 leave 2 and 2 (5).
     change = {"data.input_length": 4, "data.noise_density": 0.5, "data.mean_span": 1.0}
     with pytest.raises(UserError, match=r"data\.input_length=4: .* set it to 5$"):
-        text.lengths(text_config(**change).data)
+        spans.lengths(text_config(**change).data)
 
 
 # --- the stream ---
@@ -153,22 +154,22 @@ def same(a, b):
 def test_a_batch_depends_on_seed_and_step_only():
     config = text_config()
     corpus = toy(config)
-    one = text.batches(corpus, config, seed=3)
+    one = stream.batches(corpus, config, seed=3)
     first = [next(one) for _ in range(6)]
-    late = text.batches(corpus, config, seed=3, start=4)
+    late = stream.batches(corpus, config, seed=3, start=4)
     assert same(next(late), first[4]) and same(next(late), first[5])
-    assert not same(next(text.batches(corpus, config, seed=4)), first[0])
+    assert not same(next(stream.batches(corpus, config, seed=4)), first[0])
     assert not same(first[0], first[1])
     assert [a.dtype for a in first[0]] == [np.int32] * 3
-    assert [a.shape for a in first[0]] == [(12, 64), (12, text.lengths(config.data)[1]), (12,)]
+    assert [a.shape for a in first[0]] == [(12, 64), (12, spans.lengths(config.data)[1]), (12,)]
 
 
 @pytest.mark.parametrize("processes", [2, 3, 4])
 def test_processes_share_the_batch_without_overlap(processes):
     config = text_config()
     corpus = toy(config)
-    shared = [text.batches(corpus, config, 0, process=p, processes=processes) for p in range(processes)]
-    whole = text.batches(corpus, config, 0)
+    shared = [stream.batches(corpus, config, 0, process=p, processes=processes) for p in range(processes)]
+    whole = stream.batches(corpus, config, 0)
     for _ in range(3):
         parts = [next(part) for part in shared]
         assert same([np.concatenate(arrays) for arrays in zip(*parts, strict=True)], next(whole))
@@ -177,18 +178,18 @@ def test_processes_share_the_batch_without_overlap(processes):
 def test_processes_must_divide_the_batch():
     config = text_config()
     with pytest.raises(UserError, match=r"batch_size=12: 5 processes .* multiple of 5"):
-        text.batches(toy(config), config, 0, processes=5)
+        stream.batches(toy(config), config, 0, processes=5)
 
 
 def test_state_goes_on_where_it_was_saved():
     config = text_config()
     corpus = toy(config)
-    iterator = text.batches(corpus, config, 0, start=2)
+    iterator = stream.batches(corpus, config, 0, start=2)
     next(iterator)
     state = iterator.get_state()
     expected = [next(iterator) for _ in range(3)]
     iterator.set_state(state)
-    other = text.batches(corpus, config, 0)
+    other = stream.batches(corpus, config, 0)
     other.set_state(state)
     for batch in expected:
         assert same(next(iterator), batch) and same(next(other), batch)
@@ -223,7 +224,7 @@ def test_languages_are_drawn_by_size_and_temperature(temperature):
 
 def test_the_language_of_a_row_is_told():
     config = text_config()
-    batch = next(text.batches(toy(config), config, 0))
+    batch = next(stream.batches(toy(config), config, 0))
     assert [language for language, _ in origin(batch)] == batch.language.tolist()
 
 
@@ -236,10 +237,10 @@ def test_noise_is_new_in_each_epoch():
 
 def test_validation_is_even_and_fixed():
     config = text_config(**{"data.eval_rows": 20})
-    batch = text.validation(toy(config, (40, 10, 5)), config)
+    batch = stream.validation(toy(config, (40, 10, 5)), config)
     assert np.bincount(batch.language).tolist() == [7, 7, 5]  # 20 = 7 + 7 + 6, and c has 5 only
     assert [row for language, row in origin(batch) if language == 0] == [0, 5, 11, 17, 22, 28, 34]  # 40 i / 7
-    assert same(batch, text.validation(toy(config, (40, 10, 5)), override(config, {"seed": 9, "batch_size": 3})))
+    assert same(batch, stream.validation(toy(config, (40, 10, 5)), override(config, {"seed": 9, "batch_size": 3})))
 
 
 # --- the bigram baseline ---
@@ -256,15 +257,15 @@ def test_bigram_by_hand(monkeypatch):
     )
     monkeypatch.setattr(bigram, "validation", lambda *_: text.stream.TextBatch(None, np.array([[5, 7, 6]]), None))
     expected = -(math.log(1.45 / 2) + math.log(0.1 / 4) + math.log(0.25)) / 3
-    assert text.bigram_loss(toy(config)._replace(vocabulary=8), config) == pytest.approx(expected)
+    assert bigram.bigram_loss(toy(config)._replace(vocabulary=8), config) == pytest.approx(expected)
 
 
 def test_bigram_is_a_distribution_that_beats_the_uniform(tmp_path):
     config = text_config(**{"data.cache": str(tmp_path), "data.languages": ("qaa", "qab"), "batch_size": 64})
-    corpus = text.load(config)
-    loss = text.bigram_loss(corpus, config)
+    corpus = text.load(config.data)
+    loss = bigram.bigram_loss(corpus, config)
     assert 1 < loss < 0.7 * math.log(300)
-    assert loss == text.bigram_loss(corpus, config)
+    assert loss == bigram.bigram_loss(corpus, config)
 
 
 # --- bytes ---
@@ -273,6 +274,6 @@ def test_bigram_is_a_distribution_that_beats_the_uniform(tmp_path):
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 @settings(deadline=None, max_examples=50)
 def test_bytes_round_trip(sample):
-    (ids,) = text.encode(BYTES, [sample])
+    (ids,) = tokenizers.encode(BYTES, [sample])
     assert ids.tolist() == [b + 3 for b in sample.encode()]
-    assert text.decode(BYTES, np.append(ids, [1, 299, 0])) == sample
+    assert tokenizers.decode(BYTES, np.append(ids, [1, 299, 0])) == sample

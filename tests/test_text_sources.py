@@ -10,10 +10,11 @@ import pytest
 import sentencepiece
 from absl import logging
 
-from routed.config import base, override
-from routed.data import text
-from routed.data.text import cache, generated, tokens
-from routed.words import UserError
+from routed.contracts import UserError
+from routed.plan.config import base
+from routed.settings.tree import override
+from routed.tasks import text
+from routed.tasks.text import artificial, cache, sources, spans, stream, tokenizers
 
 SENTENCE = "in the beginning was the word and the word was with the reader. "
 
@@ -56,7 +57,7 @@ def load_mc4(tmp_path, folder, **changes):
 
 def text_of(loaded, language, split="train"):
     rows = getattr(loaded, split)[loaded.languages.index(language)]
-    return text.decode(loaded.tokenizer, rows.ravel())
+    return tokenizers.decode(loaded.tokenizer, rows.ravel())
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def warnings(monkeypatch):
 def test_documents_follow_each_other_and_are_cut_into_rows(tmp_path, mc4):
     loaded = load_mc4(tmp_path, mc4)
     assert loaded.languages == ("bg-Latn", "en")
-    length, _ = text.lengths(config_of(tmp_path).data)
+    length, _ = spans.lengths(config_of(tmp_path).data)
     whole = SENTENCE + "one" + SENTENCE + "two" + SENTENCE + "three"
     assert text_of(loaded, "en") == whole[: len(whole) // length * length]
     assert loaded.train[1].shape == (len(whole) // length, length)
@@ -181,7 +182,7 @@ def test_other_damage_is_counted_as_well(tmp_path, mc4, warnings, content, messa
 
 def test_damage_is_refused_before_a_tokenizer_is_trained(tmp_path, mc4, monkeypatch):
     truncate(mc4 / "c4-bg-Latn.tfrecord-00000-of-00001.json.gz")
-    monkeypatch.setattr(tokens, "_train", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(tokenizers, "_train", lambda *_: pytest.fail("trained"))
     with pytest.raises(UserError, match=r"data\.damaged=skip"):
         load_mc4(tmp_path, mc4, **{"data.damaged": "refuse", "data.tokens": "train"})
 
@@ -295,7 +296,7 @@ def test_tfds_errors(tmp_path, prepared, warnings):
 
 
 def documents(language, split="train"):
-    return generated._texts(language, split)
+    return artificial._texts(language, split)
 
 
 def words(language):
@@ -303,7 +304,7 @@ def words(language):
 
 
 def test_artificial_languages_share_alphabets_and_words():
-    letters = {language: set("".join(words(language))) for language in generated.LANGUAGES}
+    letters = {language: set("".join(words(language))) for language in artificial.LANGUAGES}
     assert letters["qaa"] == letters["qab"] == letters["qac"]  # a letter does not tell the language
     assert not letters["qaa"] & letters["qba"]
     assert len(words("qaa") & words("qab")) < 0.1 * len(words("qaa"))
@@ -311,12 +312,12 @@ def test_artificial_languages_share_alphabets_and_words():
 
 
 def test_grammar_tells_languages_of_the_same_words_apart():
-    lexicon = generated._lexicon("latin", 0).tolist()
-    kind = {word: (i - 1) // generated.RANKS for i, word in enumerate(lexicon)}
+    lexicon = artificial._lexicon("latin", 0).tolist()
+    kind = {word: (i - 1) // artificial.RANKS for i, word in enumerate(lexicon)}
 
     def follows(language, split="train"):
         """Shares of the pairs (class, class of the next word) [C * C]."""
-        pairs = np.zeros((generated.CLASSES, generated.CLASSES))
+        pairs = np.zeros((artificial.CLASSES, artificial.CLASSES))
         for document in documents(language, split):
             for sentence in document.split("."):
                 kinds = [kind[word] for word in sentence.split()]
@@ -329,7 +330,7 @@ def test_grammar_tells_languages_of_the_same_words_apart():
 
 
 def test_artificial_text_is_zipfian_and_enough():
-    for language in generated.LANGUAGES:
+    for language in artificial.LANGUAGES:
         train = documents(language)
         assert len("".join(train).encode()) > 250_000
         assert not set(train) & set(documents(language, "validation"))
@@ -338,9 +339,9 @@ def test_artificial_text_is_zipfian_and_enough():
 
 
 def test_artificial_text_is_the_same_in_every_process():
-    generated._texts.cache_clear()
+    artificial._texts.cache_clear()
     before = documents("qca")[:3]
-    generated._texts.cache_clear()
+    artificial._texts.cache_clear()
     assert documents("qca")[:3] == before
     assert before != documents("qcb")[:3]
 
@@ -350,24 +351,26 @@ def test_artificial_text_is_the_same_in_every_process():
 
 def test_a_tokenizer_is_trained_once(tmp_path, monkeypatch):
     changes = {
-        "data.name": "generated",
+        "data.name": "artificial",
         "data.tokens": "train",
         "data.vocabulary": 200,
         "data.languages": ("qaa", "qba"),
     }
     config = config_of(tmp_path, **changes)
-    first = text.load(config)
+    first = text.load(config.data)
     assert first.tokenizer.pieces == 200 - 2
     document = documents("qba", "validation")[0]
-    (ids,) = text.encode(first.tokenizer, [document])
-    assert text.decode(first.tokenizer, ids) == document and 2 not in ids
+    (ids,) = tokenizers.encode(first.tokenizer, [document])
+    assert tokenizers.decode(first.tokenizer, ids) == document and 2 not in ids
     assert len(ids) < len(document)
-    again = tokens._train(tokens._sample(config.data, text.SOURCES["generated"](config.data)), 198, config.data)
+    again = tokenizers._train(
+        tokenizers._sample(config.data, sources.SOURCES["artificial"](config.data)), 198, config.data
+    )
     assert again == first.tokenizer.model  # training is deterministic
 
-    monkeypatch.setattr(tokens, "_train", lambda *_: pytest.fail("trained again"))
-    monkeypatch.setattr(tokens, "encode", lambda *_: pytest.fail("tokenised again"))
-    second = text.load(config)
+    monkeypatch.setattr(tokenizers, "_train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(tokenizers, "encode", lambda *_: pytest.fail("tokenised again"))
+    second = text.load(config.data)
     assert second.digest == first.digest
     assert all(np.array_equal(a, b) for a, b in zip(first.train, second.train, strict=True))
     with pytest.raises(pytest.fail.Exception, match="trained again"):
@@ -375,7 +378,7 @@ def test_a_tokenizer_is_trained_once(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_build_leaves_nothing_half_made(tmp_path, mc4, monkeypatch):
-    real, calls = tokens.encode, []
+    real, calls = tokenizers.encode, []
 
     def interrupted(tokenizer, texts):
         calls.append(texts)
@@ -383,7 +386,7 @@ def test_an_interrupted_build_leaves_nothing_half_made(tmp_path, mc4, monkeypatc
             raise KeyboardInterrupt
         return real(tokenizer, texts)
 
-    monkeypatch.setattr(tokens, "encode", interrupted)
+    monkeypatch.setattr(tokenizers, "encode", interrupted)
     with pytest.raises(KeyboardInterrupt):
         load_mc4(tmp_path, mc4)
     left = list((tmp_path / "cache").iterdir())
@@ -410,7 +413,7 @@ def test_a_given_model_may_be_smaller_than_the_vocabulary(tmp_path, mc4):
     assert pieces < 100 and loaded.vocabulary == 250_112
     assert text_of(loaded, "en").startswith("in the beginning was the word")
     config = config_of(tmp_path, **{"data.vocabulary": 250_112, "data.input_length": 16})
-    batch = next(text.batches(loaded, config, 0))
+    batch = next(stream.batches(loaded, config, 0))
     assert batch.targets.max() == 250_111 and sorted(set(batch.inputs.ravel()))[-2] < pieces  # 16 tokens: one span
     with pytest.raises(
         UserError, match=rf"data\.vocabulary={pieces + 1}: {pieces} pieces .* set it to {pieces + 2} or"
@@ -440,17 +443,17 @@ def test_a_vocabulary_too_small_to_train_names_one_that_is_not(tmp_path, letters
     enough = int(str(error.value).split("set it to ")[1].split()[0])
     loaded = load_mc4(tmp_path, tmp_path / "mc4", **few | {"data.vocabulary": enough})
     assert loaded.tokenizer.pieces <= enough - 2
-    (unseen,) = text.encode(loaded.tokenizer, ["Ω"])
+    (unseen,) = tokenizers.encode(loaded.tokenizer, ["Ω"])
     assert (2 in unseen) == (letters == 50)  # characters too many for pieces are spelt in bytes, and so is any other
 
 
 def test_the_sample_is_spread_over_the_text_and_of_the_size_asked():
-    lines = tokens._thinned((f"{i:03d}" + "x" * 97 for i in range(1000)), budget=5_000)
+    lines = tokenizers._thinned((f"{i:03d}" + "x" * 97 for i in range(1000)), budget=5_000)
     assert len(lines) == 50  # 5000 / 100
     numbers = np.array([int(line[:3]) for line in lines])
     assert numbers[0] == 0 and numbers[-1] > 950 and np.diff(numbers).max() <= 40
-    assert len(tokens._thinned(["a\nb", "c"], 1000)) == 3
-    assert tokens._thinned([], 1000) == []
+    assert len(tokenizers._thinned(["a\nb", "c"], 1000)) == 3
+    assert tokenizers._thinned([], 1000) == []
 
 
 def test_two_processes_may_store_the_same_file(tmp_path, monkeypatch):

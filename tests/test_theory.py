@@ -12,14 +12,18 @@ from hypothesis import strategies as st
 from scipy import integrate
 from sklearn.cluster import KMeans
 
-from routed import models
-from routed.config import base, override
-from routed.data import TASKS, samples, two_gaussians
-from routed.models import theory
-from routed.routers import ROUTERS, initialise
-from routed.stats import coupon_collector
-from routed.validate import validate
-from routed.words import UserError
+from routed import contracts
+from routed.analysis.statistics import coupon_collector
+from routed.contracts import UserError
+from routed.layer.rule import Rule
+from routed.models import kmeans, two_experts
+from routed.plan.checks import validate
+from routed.plan.config import base
+from routed.routers import ROUTERS
+from routed.routers.router import initial_parameters
+from routed.settings.tree import override
+from routed.tasks import TASKS, two_gaussians, worlds
+from tests.conftest import build_model
 from tests.test_run import last, train
 
 X = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
@@ -53,10 +57,10 @@ def test_kmeans_steps_are_scikit_learns():
     """One iteration of Lloyd's algorithm from the same centres, and descent on its inertia written out in numpy."""
     centres = X[:5]
     fitted = KMeans(5, init=centres, n_init=1, max_iter=1).fit(X)
-    np.testing.assert_allclose(theory.lloyd_step(jnp.array(centres), jnp.array(X)), fitted.cluster_centers_, rtol=1e-4)
+    np.testing.assert_allclose(kmeans.lloyd_step(jnp.array(centres), jnp.array(X)), fitted.cluster_centers_, rtol=1e-4)
     ours, theirs = jnp.array(centres), centres.astype(float)
     for _ in range(5):
-        ours = theory.inertia_step(ours, jnp.array(X), 0.7)
+        ours = kmeans.inertia_step(ours, jnp.array(X), 0.7)
         nearest = ((X[:, None] - theirs[None]) ** 2).sum(-1).argmin(1)
         # d/du_j of mean_i |x_i - u_j(i)|^2 is -2/n sum over its samples of (x - u_j).
         slope = np.stack([-2 / len(X) * (X[nearest == j] - theirs[j]).sum(0) for j in range(5)])
@@ -74,7 +78,7 @@ def test_training_the_mixture_takes_the_steps_of_kmeans(small, tmp_path):
 
 def test_a_centre_without_samples_stays():
     centres = jnp.array([[0.0], [1.0], [99.0]])
-    moved = theory.lloyd_step(centres, jnp.array([[-1.0], [0.0], [3.0]]))
+    moved = kmeans.lloyd_step(centres, jnp.array([[-1.0], [0.0], [3.0]]))
     np.testing.assert_allclose(moved, [[-0.5], [3.0], [99.0]])
 
 
@@ -98,13 +102,13 @@ def test_truncated_gaussians_and_their_quadrature_agree(dim, sigma):
 
 def test_two_gaussians_are_opposite_and_never_cross():
     data = gaussians(**{"data.clusters": 2, "data.dim": 3})
-    world = samples.world(TASKS["two_gaussians"], jax.random.key(1), data, 8)
-    test = samples.test_batch(TASKS["two_gaussians"], world, data, {})
+    world = worlds.draw_world(TASKS["two_gaussians"], jax.random.key(1), data, 8)
+    test = worlds.test_batch(TASKS["two_gaussians"], world, data)
     (z, v), side = world.fixed, np.where(test.cluster == 0, 1.0, -1.0)
     assert np.linalg.norm(z) == pytest.approx(1, rel=1e-5)
     assert (np.sign(test.x @ z) == side).all()
     np.testing.assert_allclose(test.y, side[:, None] * np.asarray(v)[None], rtol=1e-6)
-    np.testing.assert_allclose(two_gaussians.bayes(world, test, data, {}), test.y, rtol=1e-6)
+    np.testing.assert_allclose(two_gaussians.bayes(world, test, data), test.y, rtol=1e-6)
 
 
 @settings(deadline=None, max_examples=40)
@@ -117,14 +121,14 @@ def test_margin_is_the_lemmas_difference_over_its_scale(points):
     f = (1 - y**2) / 2
     difference = weights @ y**2 * (weights @ f) - weights @ y * (weights @ (y * f))
     scale = (weights @ y**2 - (weights @ y) ** 2) * (weights @ f)
-    ours = theory.margin(*(jnp.array(a, jnp.float32) for a in (weights, y, 1 - y, f)))
+    ours = two_experts.margin(*(jnp.array(a, jnp.float32) for a in (weights, y, 1 - y, f)))
     assert ours == pytest.approx(difference / scale, rel=1e-3) and ours > 0
 
 
 def test_margin_is_negative_where_the_lemma_does_not_apply():
     # f(y) = y^2 has f(y) / y rising. y = 1/4, 3/4: E y^2 = 5/16, E y = 1/2, E y^3 = 7/32: 25/256 - 7/64 = -3/256, over Var E f = 5/256.
     y = jnp.array([0.25, 0.75])
-    assert theory.margin(jnp.array([0.5, 0.5]), y, 1 - y, y**2) == pytest.approx(-3 / 5, rel=1e-5)
+    assert two_experts.margin(jnp.array([0.5, 0.5]), y, 1 - y, y**2) == pytest.approx(-3 / 5, rel=1e-5)
 
 
 @pytest.mark.parametrize("alpha", [1e-3, 0.3, 3.0, 30.0])
@@ -136,11 +140,11 @@ def test_claims_in_float32_have_the_sign_of_float64(alpha):
     # E[q^2] E[q'] - E[q' q] E[q] with q = 1 - rest, so that nothing cancels near 1: Var E q' + E q Cov(rest, q').
     spread = weights @ (rest - weights @ rest) ** 2
     exact = 1 + (weights @ q) * (weights @ ((rest - weights @ rest) * slope)) / (spread * (weights @ slope))
-    first, second = theory.claims_1_and_2(jnp.array(alpha * x1, jnp.float32), jnp.array(weights, jnp.float32))
+    first, second = two_experts.claims_1_and_2(jnp.array(alpha * x1, jnp.float32), jnp.array(weights, jnp.float32))
     assert first == pytest.approx(1, rel=1e-5)  # every sample is on the side of z
     assert second == pytest.approx(exact, rel=2e-3) and exact > 0
-    if alpha in theory.ALPHAS:
-        assert theory.claim_3(alpha, jnp.array(x1, jnp.float32), jnp.array(weights, jnp.float32)) > 1e-3
+    if alpha in two_experts.ALPHAS:
+        assert two_experts.claim_3(alpha, jnp.array(x1, jnp.float32), jnp.array(weights, jnp.float32)) > 1e-3
 
 
 def test_two_experts_find_the_direction(small, tmp_path):
@@ -158,16 +162,16 @@ def test_two_experts_find_the_direction(small, tmp_path):
 
 def test_two_experts_by_hand():
     """w = (2 ln 2, 0), x = (1, 5): p = sigmoid(2 ln 2) = 4/5, so f = (2 p - 1) u = .6 u."""
-    model = models.build(override(base(), TWO | {"data.dim": 2}))
+    model = build_model(override(base(), TWO | {"data.dim": 2}))
     params = {"router": {"w": jnp.array([2 * math.log(2), 0.0])}, "experts": {"u": jnp.array([10.0, -5.0])}}
-    batch = samples.Batch(jnp.array([[1.0, 5.0]]), jnp.zeros((1, 2)), jnp.zeros(1, int))
-    np.testing.assert_allclose(model.apply(params, {}, batch, None, None)[0], [[6.0, -3.0]], rtol=1e-5)
+    batch = contracts.Batch(jnp.array([[1.0, 5.0]]), jnp.zeros((1, 2)), jnp.zeros(1, int))
+    np.testing.assert_allclose(model.apply(params, {}, batch, Rule(), "").prediction, [[6.0, -3.0]], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "conv"])
 def test_a_bias_starts_at_nothing_and_adds_to_every_score(name):
     node = override(base(), {"router.bias": True, "router.width": 4}).router
-    plain, biased = ROUTERS[name](base().router, 3), ROUTERS[name](node, 3)
+    plain, biased = ROUTERS[name].make(base().router, 3), ROUTERS[name].make(node, 3)
     params = biased.init(jax.random.key(0), jnp.array(X))["params"]
     np.testing.assert_array_equal(params["bias"], np.zeros(3))
     shift = jnp.array([1.0, -2.0, 0.5])
@@ -176,8 +180,9 @@ def test_a_bias_starts_at_nothing_and_adds_to_every_score(name):
     np.testing.assert_allclose(moved - scores, np.broadcast_to(shift, moved.shape), rtol=1e-4, atol=1e-5)
     assert "bias" not in plain.init(jax.random.key(0), jnp.array(X))["params"]
     # What a comparison does to initial weights leaves the bias alone.
-    how = {"router.from_data": True, "router.init_scale": 1.0, "router.entropy": jnp.float32(0.5)}
-    np.testing.assert_array_equal(initialise(biased, params, jnp.array(X[:3]), jnp.array(X), how)["bias"], np.zeros(3))
+    filled = override(base(), {"router.from_data": True}).router
+    found = initial_parameters(ROUTERS[name], biased, params, jnp.array(X[:3]), filled)
+    np.testing.assert_array_equal(found["bias"], np.zeros(3))
 
 
 def test_a_bias_trains_and_freezes(small, tmp_path):
@@ -200,9 +205,9 @@ def test_rows_hit_every_cluster_where_each_has_a_row(small, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "kmeans"}, "its theorem is about data.target='input'"),
-        ({"model": "two_experts"}, "its theorem is about data.name='two_gaussians'"),
-        (TWO | {"data.dim": 1}, "data.dim=1: data.name='two_gaussians' needs at least 2"),
+        ({"model": "kmeans"}, "does not fit model='kmeans'; use input"),
+        ({"model": "two_experts"}, "needs opposite Gaussians, which .* use data.name=two_gaussians"),
+        (TWO | {"data.dim": 1}, "data.dim=1: two Gaussians need at least 2"),
     ],
 )
 def test_models_of_a_theorem_need_its_data(small, changes, words):

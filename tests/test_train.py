@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from routed.config import override
-from routed.train import optimiser, update
+from routed.settings.tree import node_of, override
+from routed.training.optimiser import optimiser, update
 
 SETTINGS = {
     "router.learning_rate": 0.1,
@@ -20,7 +20,7 @@ GRADS = {"router": {"kernel": jnp.array([1.0, -1.0])}, "experts": {"value": jnp.
 
 
 def steps(config, settings=SETTINGS, frozen=False, grads=GRADS, count=1, wrap=lambda t: t):
-    transform = wrap(optimiser(config, settings))
+    transform = wrap(optimiser(node_of(config, settings), PARAMS))
     params, state = PARAMS, transform.init(PARAMS)
     for _ in range(count):
         params, state = update(transform, params, grads, state, frozen)

@@ -8,7 +8,7 @@ __all__ = ["load"]
 def __getattr__(name: str) -> Any:
     """`load`, when somebody asks for it: JAX and pandas take seconds to load, and `--help` needs neither."""
     if name in __all__:
-        from routed import results
+        from routed.engine import results
 
         return getattr(results, name)
     raise AttributeError(f"module 'routed' has no attribute {name!r}")

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from absl import app, flags
 from absl import logging as log
 
-from routed import files, supervise
-from routed.words import UserError
+from routed.contracts import UserError
+from routed.system import files, supervisor
 
 CONFIG = flags.DEFINE_string(
     "config",
@@ -35,6 +35,11 @@ WORKDIR = flags.DEFINE_string(
 )
 DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Print points, compiled groups, parameters, memory and estimated time, and stop."
+)
+LIST = flags.DEFINE_string(
+    "list",
+    None,
+    "Print the file's figures with their scales, arms and points, or (settings) every setting they read; stop.",
 )
 SHARD = flags.DEFINE_string(
     "shard",
@@ -59,43 +64,58 @@ def main(argv: list[str]) -> None:
         raise UserError(f"unexpected argument {argv[1]!r}: settings are changed with --config.KEY=VALUE")
     if not (spec := CONFIG.value):
         raise UserError("--config is missing: name an experiment, e.g. --config=experiments/gmm_router.py")
-    if COORDINATOR.value and not os.environ.get(supervise.MARK):
+    if COORDINATOR.value and not os.environ.get(supervisor.MARK):
         command = [sys.executable, "-m", "routed.main", *sys.argv[1:]]
-        sys.exit(supervise.supervise(command, COORDINATOR.value))
+        sys.exit(supervisor.supervise(command, COORDINATOR.value))
     # Here, since --help and the parent of a process need none of it, and JAX and the rest take seconds.
-    from routed import dry_run, execute, experiment, hosts, layout, points, report, results, shard, validate
+    from routed.analysis import page
+    from routed.engine import devices, dry_run, execution, results
+    from routed.plan import checks, experiment, listing, points, shards
+    from routed.plan.runs import plan_runs
+    from routed.system import hosts
 
-    layout.split_host()  # before anything asks JAX for its devices
+    devices.split_host()  # before anything asks JAX for its devices
     module, config = experiment.configure(spec, _OVERRIDES)
-    validate.validate(config)
-    sweep = points.unique(points.cross(module.get_sweep(config), points.from_flag(config, SWEEP.value)))
-    validate.validate_sweep(sweep)
-    runs = points.plan(config, sweep)
+    checks.validate(config)
+    sweep = points.unique(
+        points.cross(experiment.figure_of(module, config).sweep(config), points.from_flag(config, SWEEP.value))
+    )
+    checks.validate_sweep(sweep)
+    runs = plan_runs(config, sweep, [text.partition("=")[0] for text in _OVERRIDES + SWEEP.value])
+    if LIST.value is not None:
+        print(
+            listing.list_settings(config, runs)
+            if LIST.value == "settings"
+            else listing.list_figures(module, spec.partition(":")[0], config)
+        )
+        return
     if SHARD.value:
-        runs = shard.part(runs, SHARD.value)
+        runs = shards.part(runs, SHARD.value)
     if COORDINATOR.value:
         hosts.join(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, JOIN_SECONDS.value)
-        hosts.same("command", [run.key for run in runs], "give every process the same command and the same code")
-    mesh = layout.make_mesh(config)
+        hosts.require_equal(
+            "command", [run.key for run in runs], "give every process the same command and the same code"
+        )
+    mesh = devices.make_mesh(config)
     if DRY_RUN.value:
-        plan = dry_run.describe(runs, mesh)
-        hosts.once(lambda: print(plan))
+        described = dry_run.describe(runs, mesh)
+        hosts.once(lambda: print(described))
         return
     changes = _OVERRIDES + SWEEP.value + ([f"shard{SHARD.value.replace('/', 'of')}"] if SHARD.value else [])
     workdir = files.folder(WORKDIR.value or default_workdir(config, changes))
     with contextlib.ExitStack() as held:
         hosts.once(lambda: held.enter_context(files.locked(workdir)))
         hosts.once(lambda: held.enter_context(_log_in(workdir)))
-        layout.keep_programs(workdir)
+        devices.keep_programs(workdir)
         log.info("%s: %d points, %d runs, workdir %s", shlex.join(sys.argv[1:]), len(sweep), len(runs), workdir)
         start = time.monotonic()
-        table = hosts.in_turn(lambda: results.open_workdir(workdir, spec, config, sweep, SHARD.value))
-        hosts.same(
+        table = hosts.first_process_first(lambda: results.open_workdir(workdir, spec, config, sweep, SHARD.value))
+        hosts.require_equal(
             "workdir",
             results.described(workdir),
             "several hosts need one folder that all see, on the network or in a bucket",
         )
-        table = execute.execute(runs, table, workdir, mesh)
+        table = execution.execute(runs, table, workdir, mesh)
         if SHARD.value:
             log.info(
                 "part %s is done in %.0f s; python -m routed.report DIR... joins all parts",
@@ -104,7 +124,7 @@ def main(argv: list[str]) -> None:
             )
             return
         with files.explained(workdir / "report.html"):
-            hosts.once(lambda: print(report.write(workdir, module, config, table)))
+            hosts.once(lambda: print(page.write(workdir, module, config, table)))
         log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
 
 
@@ -162,6 +182,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         if "=" not in setting and position < len(argv) and not argv[position].startswith("--"):
             setting, position = f"{setting}={argv[position]}", position + 1
         _OVERRIDES.append(setting)
+    rest = ["--list=figures" if text in ("--list", "-list") else text for text in rest]
     try:
         return flags.FLAGS(rest, known_only=False)
     except flags.Error as error:

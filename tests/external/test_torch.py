@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from routed import models
-from routed.config import override
-from routed.train import optimiser, update
-from routed.words import Batch
+from routed.contracts import Batch
+from routed.settings.tree import override
+from routed.training.optimiser import optimiser, update
 
 STEPS = 5
 

@@ -13,7 +13,9 @@ import pathlib
 import sys
 import tempfile
 
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"  # compiles four times as fast
+os.environ["XLA_FLAGS"] = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"  # compiles four times as fast
+)
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
@@ -24,40 +26,43 @@ def record(path: pathlib.Path, files: list[str]) -> None:
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
-    from routed import execute, experiment, points, results
-    from routed.config import override
-    from routed.layout import make_mesh
+    from routed.engine import execution, results
+    from routed.engine.devices import make_mesh
+    from routed.plan import experiment
+    from routed.plan.runs import plan_runs
+    from routed.settings.tree import override
 
     kept: dict[str, np.ndarray] = {}
     original = results.rows_of
-    name = ""
+    figure_name = ""
 
     def rows_of(run, history, swept):
-        run_name = f"{name}|{json.dumps(run.point, sort_keys=True)}|{run.arm}|{run.seed}|{int(run.tuning)}"
-        for column, values in history.items():
-            values = np.asarray(values)
-            if values.ndim > 1:
-                kept[f"{run_name}|{column}#mean"] = np.float64(values.astype(np.float64).mean())
-                digest = hashlib.sha256(f"{values.dtype} {values.shape}".encode() + np.ascontiguousarray(values).tobytes())
-                values = np.frombuffer(digest.digest()[:8], np.uint64)
-                column += "#digest"
-            kept[f"{run_name}|{column}"] = values
+        for point in run.points:
+            name = f"{figure_name}|{json.dumps(point, sort_keys=True)}|{run.arm}|{run.seed}|{int(run.tuning)}"
+            for column, values in history.items():
+                values = np.asarray(values)
+                if values.ndim > 1:
+                    kept[f"{name}|{column}#mean"] = np.float64(values.astype(np.float64).mean())
+                    content = f"{values.dtype} {values.shape}".encode() + np.ascontiguousarray(values).tobytes()
+                    values = np.frombuffer(hashlib.sha256(content).digest()[:8], np.uint64)
+                    column += "#digest"
+                kept[f"{name}|{column}"] = values
         return original(run, history, swept)
 
     results.rows_of = rows_of
     for file in files:
         module = experiment.load(file)
         for figure in module.FIGURES:
-            name = f"{pathlib.Path(file).stem}:{figure}"
+            figure_name = f"{pathlib.Path(file).stem}:{figure}"
             spec = f"{file}:{figure},smoke" if figure else f"{file}:smoke"
             with tempfile.TemporaryDirectory() as folder:
                 module, config = experiment.configure(spec, [])
                 config = override(config, {"data.cache": str(pathlib.Path(tempfile.gettempdir()) / "golden-text")})
-                sweep = module.get_sweep(config)
-                runs = points.plan(config, sweep)
+                sweep = experiment.figure_of(module, config).sweep(config)
+                runs = plan_runs(config, sweep)
                 table = results.open_workdir(pathlib.Path(folder), spec, config, sweep)
-                execute.execute(runs, table, pathlib.Path(folder), make_mesh(config))
-            print(name, len(runs), "runs", flush=True)
+                execution.execute(runs, table, pathlib.Path(folder), make_mesh(config))
+            print(figure_name, len(runs), "runs", flush=True)
     path.write_bytes(pack(kept))
 
 
@@ -72,7 +77,9 @@ def pack(kept) -> bytes:
     by_type: dict[str, list[str]] = {}
     for key in names:
         by_type.setdefault(str(np.asarray(kept[key]).dtype), []).append(key)
-    arrays = {kind: np.concatenate([np.atleast_1d(kept[key]).ravel() for key in keys]) for kind, keys in by_type.items()}
+    arrays = {
+        kind: np.concatenate([np.atleast_1d(kept[key]).ravel() for key in keys]) for kind, keys in by_type.items()
+    }
     index = {kind: [[key, int(np.size(kept[key]))] for key in keys] for kind, keys in by_type.items()}
     arrays["index"] = np.frombuffer(json.dumps(index).encode(), np.uint8)
     np.savez_compressed(buffer, **arrays)
@@ -113,14 +120,16 @@ def compare(old: pathlib.Path, new: pathlib.Path) -> int:
             figure["near" if apart < 1e-5 and same_nan else "far"].append((float(apart), key))
     bad = 0
     for name, found in figures.items():
-        print(f"{name}: {len(found['equal'])} equal, {len(found['near'])} within 1e-5, {len(found['far'])} further, {len(found['missing'])} missing")
+        print(
+            f"{name}: {len(found['equal'])} equal, {len(found['near'])} within 1e-5, {len(found['far'])} further, {len(found['missing'])} missing"
+        )
         for apart, key in sorted(found["far"], reverse=True)[:5]:
             print(f"    {apart:.2g} {key}")
         for key in found["missing"][:3]:
             print(f"    missing {key}")
         bad += len(found["far"]) + len(found["missing"])
     extra = set(after) - set(before)
-    print(f"{len(extra)} only in the new one", *sorted({key.split('|')[-1] for key in extra})[:20])
+    print(f"{len(extra)} only in the new one", *sorted({key.split("|")[-1] for key in extra})[:20])
     return bad
 
 

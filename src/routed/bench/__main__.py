@@ -9,9 +9,9 @@ import sys
 from absl import app, flags
 from absl import logging as log
 
-from routed import files
 from routed.bench import cluster, dispatch, gmm, scaling, t5
-from routed.words import UserError
+from routed.contracts import UserError
+from routed.system import files
 
 JSON = flags.DEFINE_string("json", None, "Where the measurements are written, as a list of records.")
 BASELINE = flags.DEFINE_string(

@@ -6,7 +6,7 @@ import re
 import shlex
 import subprocess
 
-from routed.words import UserError
+from routed.contracts import UserError
 
 
 def lines(command: str, pattern: str, form: str) -> list[tuple[str, ...]]:

@@ -14,11 +14,13 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from routed import experiment
 from routed.bench.baseline import lines as baseline_lines
-from routed.config import override
-from routed.layout import compile_group, make_mesh, split_host, stack_settings, traced
-from routed.machine import matrix_rate, memory_bandwidth
+from routed.engine.compilation import compile_group, stack_traced
+from routed.engine.devices import make_mesh, split_host
+from routed.plan import experiment
+from routed.plan.config import canonical, traced
+from routed.settings.tree import override
+from routed.system.machine import matrix_rate, memory_bandwidth
 
 EXPERIMENT = "experiments/cluster_cnn.py"
 SEEDS = 10
@@ -33,21 +35,21 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     rate, bandwidth = matrix_rate(), memory_bandwidth()
     print(f"float32 matrix rate {rate / 1e9:.0f} GFLOP/s, bandwidth {bandwidth / 1e9:.0f} GB/s")
     _, config = experiment.configure(EXPERIMENT, [])
-    config = override(config, {"eval_every": config.steps, "checkpoint.every": 0})
+    config = canonical(override(config, {"eval_every": config.steps, "checkpoint.every": 0}))
     mesh = make_mesh(config)
     runs = -(-SEEDS // mesh.size) * mesh.size
     compiled = compile_group(config, config.data.samples, runs, mesh)
     place, theirs, seconds = compiled.place, [], []
     seeds = place(np.arange(runs, dtype=np.uint32))
-    settings = place(stack_settings([traced(config)] * runs))
+    values = place(stack_traced([traced(config)] * runs))
     active = place(np.arange(runs) < SEEDS)
 
     def advance(states, worlds, steps: int, evaluated: bool):
         counts, flags = place(np.full(runs, steps, np.int32)), place(np.full(runs, evaluated))
-        return jax.block_until_ready(compiled.advance(active, counts, flags, seeds, settings, worlds, states, (), ()))
+        return jax.block_until_ready(compiled.advance(active, counts, flags, seeds, values, worlds, states, (), ()))
 
     for _ in range(rounds):
-        worlds, states = jax.block_until_ready(compiled.start(seeds, settings, ()))
+        worlds, states = jax.block_until_ready(compiled.start(seeds, values, ()))
         begun = time.perf_counter()
         states = advance(states, worlds, config.steps, False)
         seconds.append((time.perf_counter() - begun) / SEEDS)

@@ -13,19 +13,21 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from routed.config import override
-from routed.layout import compile_group, make_mesh
+from routed.contracts import TextBatch
+from routed.engine.compilation import compile_group
+from routed.engine.devices import make_mesh
+from routed.layer.rule import rule_of
+from routed.layer.selection import capacity, group_of
 from routed.models import expert_axis
-from routed.models.sizes import blocks_of, tokens_of
 from routed.models.t5 import t5
-from routed.selection import capacity, group_of, rule_of
-from routed.words import TextBatch
+from routed.models.t5_sizes import blocks_of, tokens_of
+from routed.settings.tree import override
 
 #: Meshes data x expert of 8 devices.
 MESHES = ((8, 1), (1, 8), (2, 4), (4, 2))
 #: A T5 that compiles in some seconds: two scanned blocks a stack, no two sizes alike.
 SMALL = {
-    "name": "scaling", "data.name": "generated", "data.tokens": "bytes", "data.vocabulary": 320, "data.input_length": 32,
+    "name": "scaling", "data.name": "artificial", "data.tokens": "bytes", "data.vocabulary": 320, "data.input_length": 32,
     "data.eval_rows": 16, "data.languages": ("qaa", "qba"), "batch_size": 16, "steps": 4, "eval_every": 2, "checkpoint.every": 1,
     "transformer.layers": 2, "transformer.sparse_layers": 2, "transformer.dim": 8, "transformer.heads": 2,
     "transformer.head_dim": 9, "transformer.width": 24, "experts.name": "gated_ffn", "experts.activation": "gelu",

@@ -14,14 +14,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from routed.dispatch import ragged, slots
-from routed.dispatch.grouped import is_dense, prepare
-from routed.experts import Ffn
-from routed.layout import compiled
-from routed.machine import memory_bandwidth
-from routed.metrics import dropped
-from routed.selection import Rule, capacity, select
-from routed.words import Places, UserError
+from routed.contracts import Places, UserError
+from routed.engine.compilation import compile_lowered
+from routed.experts.ffn import Ffn
+from routed.layer.dispatch.grouped import is_dense, prepare
+from routed.layer.dispatch.ragged import ragged
+from routed.layer.dispatch.slots import slots
+from routed.layer.rule import Rule
+from routed.layer.selection import capacity, select
+from routed.metrics.load import dropped
+from routed.system.machine import memory_bandwidth
 
 SMALL = {"tokens": 4096, "dim": 128, "hidden": 256, "experts": 32, "k": 1, "capacity_factor": 1.25, "load": "random"}
 LARGE = SMALL | {"tokens": 65536, "dim": 2048, "hidden": 8192, "experts": 64, "k": 2}
@@ -126,10 +128,10 @@ class _Program:
         init, self.apply = layer(dispatch, case)
         self.arguments = arguments(case, init, dtype)
         self.old = jax.tree.map(jnp.zeros_like, self.arguments[:2])
-        self.forward = compiled(jax.jit(self.apply).lower(*self.arguments))
+        self.forward = compile_lowered(jax.jit(self.apply).lower(*self.arguments))
         # The old gradients are donated and not read: the new ones take their place.
         step = jax.jit(self.steps, donate_argnums=0, keep_unused=True)
-        self.step = compiled(step.lower(self.old, jnp.int32(1), *self.arguments))
+        self.step = compile_lowered(step.lower(self.old, jnp.int32(1), *self.arguments))
         if (
             dispatch == "ragged"
             and jax.default_backend() != "cpu"
@@ -196,7 +198,8 @@ def _seeds(case: dict[str, Any], rounds: int) -> dict[str, Any]:
     calls = {"map": (1, many), "vmap": (1, many), "single": (SEEDS, single.arguments)}
     old = {n: jax.tree.map(jnp.zeros_like, a[:2]) for n, (_, a) in calls.items()}
     programs = {
-        n: compiled(jax.jit(f, donate_argnums=0, keep_unused=True).lower(old[n], *calls[n][1])) for n, f in ways.items()
+        n: compile_lowered(jax.jit(f, donate_argnums=0, keep_unused=True).lower(old[n], *calls[n][1]))
+        for n, f in ways.items()
     }
     times: dict[str, list[float]] = {n: [] for n in ways}
     for _ in range(5 * rounds):

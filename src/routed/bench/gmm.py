@@ -15,13 +15,15 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from routed.bench.baseline import lines as baseline_lines
-from routed.config import base, override
-from routed.layout import Compiled, compile_group, make_mesh, split_host, stack_settings, traced
-from routed.machine import matrix_rate, memory_bandwidth
-from routed.words import UserError
+from routed.contracts import UserError
+from routed.engine.compilation import Compiled, compile_group, stack_traced
+from routed.engine.devices import make_mesh, split_host
+from routed.plan.config import base, canonical, traced
+from routed.settings.tree import override
+from routed.system.machine import matrix_rate, memory_bandwidth
 
 #: name -> (changes to the base config, training steps of one timed call).
-KINDS = {
+CASES = {
     "constant": ({"experts.name": "constant", "batch_size": 512}, 300),
     "mlp": ({"experts.name": "mlp", "batch_size": 128}, 8),
 }
@@ -38,8 +40,8 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     rate, bandwidth = matrix_rate(), memory_bandwidth()
     print(f"float32 matrix rate {rate / 1e9:.0f} GFLOP/s, bandwidth {bandwidth / 1e9:.0f} GB/s")
     records = []
-    for kind, (changes, steps) in KINDS.items():
-        config = override(base(), COMMON | changes)
+    for name, (changes, steps) in CASES.items():
+        config = canonical(override(base(), COMMON | changes))
         floor = floor_ms(config, rate, bandwidth)
         for runs in RUNS:
             timed = Timed(config, runs, steps)
@@ -47,8 +49,8 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
             for _ in range(rounds):
                 ours.append(timed())
                 if baseline and runs == 32:
-                    theirs.append(run_baseline(baseline)[kind])
-            record = {"experts": kind, "runs": runs, "ms_per_run_step": statistics.median(ours), "floor_ms": floor}
+                    theirs.append(run_baseline(baseline)[name])
+            record = {"experts": name, "runs": runs, "ms_per_run_step": statistics.median(ours), "floor_ms": floor}
             if theirs:
                 record |= {
                     "baseline_ms": statistics.median(theirs),
@@ -69,17 +71,17 @@ class Timed:
         self.compiled: Compiled = compile_group(config, config.data.samples, runs, mesh)
         place = self.compiled.place
         self.seeds = place(np.arange(runs, dtype=np.uint32))
-        self.settings = place(stack_settings([traced(config)] * runs))
+        self.traced = place(stack_traced([traced(config)] * runs))
         self.active = place(np.ones(runs, bool))
         self.evaluated, self.counts = place(np.zeros(runs, bool)), place(np.full(runs, steps, np.int32))
         self.runs, self.steps = runs, steps
-        self.worlds, self.states = self.compiled.start(self.seeds, self.settings, ())
+        self.worlds, self.states = self.compiled.start(self.seeds, self.traced, ())
         self()  # the first call touches the memory
 
     def __call__(self) -> float:
         begun = time.perf_counter()
         self.states = self.compiled.advance(
-            self.active, self.counts, self.evaluated, self.seeds, self.settings, self.worlds, self.states, (), ()
+            self.active, self.counts, self.evaluated, self.seeds, self.traced, self.worlds, self.states, (), ()
         )
         jax.block_until_ready(self.states)
         return (time.perf_counter() - begun) / self.steps / self.runs * 1e3

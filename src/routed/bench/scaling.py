@@ -19,22 +19,14 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from routed import experiment
 from routed.bench import gmm
-from routed.bench.collectives import (
-    MESHES,
-    SENT,
-    SMALL,
-    Collective,
-    collectives,
-    formula,
-    parameters,
-    slots_of,
-)
-from routed.config import base, override
-from routed.models import expert_axis, flops_per_row
-from routed.models.sizes import blocks_of, shared_group, tokens_of
-from routed.words import UserError
+from routed.bench.collectives import MESHES, SENT, SMALL, Collective, collectives, formula, parameters, slots_of
+from routed.contracts import UserError
+from routed.models import expert_axis
+from routed.models.t5_sizes import blocks_of, flops_per_row, shared_group, tokens_of
+from routed.plan import experiment
+from routed.plan.config import base, canonical
+from routed.settings.tree import override
 
 EXPERIMENT = "experiments/t5_mc4.py:fig5,paper"
 
@@ -197,8 +189,8 @@ def runs_per_hour(devices: int, rounds: int) -> float:
     """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:devices])
     jax.config.update("jax_num_cpu_devices", devices)
-    changes, steps = gmm.KINDS["constant"]
-    timed = gmm.Timed(override(base(), gmm.COMMON | changes), 32, steps)
+    changes, steps = gmm.CASES["constant"]
+    timed = gmm.Timed(canonical(override(base(), gmm.COMMON | changes)), 32, steps)
     return 3600e3 / base().steps / statistics.median(timed() for _ in range(rounds))
 
 

@@ -16,13 +16,14 @@ import numpy as np
 import optax
 
 from routed.bench.baseline import lines as baseline_lines
-from routed.config import base, override
-from routed.kinds import TEXT
-from routed.layout import compiled
-from routed.models import flops_per_row
+from routed.contracts import TextBatch
+from routed.engine.compilation import compile_lowered
+from routed.layer.rule import rule_of
 from routed.models.t5 import t5
-from routed.selection import rule_of
-from routed.words import TextBatch
+from routed.models.t5_sizes import flops_per_row
+from routed.plan.config import base
+from routed.settings.tree import override
+from routed.training import ENCODER_DECODER
 
 
 class Shape(NamedTuple):
@@ -108,7 +109,7 @@ class _Program:
         self.state = (params, layer, self.optimiser.init(params))
         begun = time.perf_counter()
         lowered = jax.jit(self._steps, donate_argnums=0).lower(self.state, jnp.int32(1), batch)
-        program = compiled(lowered, TEXT.fuse)
+        program = compile_lowered(lowered, ENCODER_DECODER.fuse)
         self.compiling = time.perf_counter() - begun
         self.run = lambda count: program(self.state, jnp.int32(count), batch)
         self.times: list[float] = []

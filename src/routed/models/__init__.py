@@ -1,34 +1,69 @@
-"""Models: what is trained. Each is an `init` and an `apply` on a batch; `apply` also returns the routing, if there is one."""
+"""Models: what is trained. Each is an `init` and an `apply` on a batch; `apply` also returns what its gates decided."""
 
-from __future__ import annotations
+from routed.models import dense, kmeans, two_experts
+from routed.models.model import Model, ModelPart, Outputs, Site
+from routed.models.single_layer import single_layer
+from routed.models.t5 import expert_axis, t5
+from routed.models.t5_settings import TRANSFORMER, check_t5
+from routed.models.t5_sizes import flops_per_row
 
-import itertools
-from typing import Any
+#: What a layer with a router uses and reads, in any model.
+_ROUTED = ("router.name", "router.noise", "experts.name", "selection.name", "selection.eval.name", "dispatch")
+_LAYER = ("experts.count", "selection.balance_rate", "selection.no_gradient", "router.frozen", "router.learning_rate")
+_INITIAL = ("router.init_scale", "router.from_data", "router.entropy")
+_TRANSFORMER = tuple(f"transformer.{name}" for name in TRANSFORMER)
+_TWIN = ("selection.k", "selection.capacity_factor", "selection.capacity_rule")
 
-from jax.sharding import Mesh
-from ml_collections import ConfigDict
+#: name -> model, for tasks of samples.
+SAMPLE_MODELS: dict[str, ModelPart] = {
+    "moe": ModelPart(single_layer, routed=True, uses=_ROUTED, reads=(*_LAYER, *_INITIAL, "experts.learning_rate")),
+    "dense_active": ModelPart(
+        dense.dense_active,
+        reads=("experts.count", "experts.depth", "experts.width", "experts.activation", "experts.learning_rate"),
+    ),
+    "dense_total": ModelPart(
+        dense.dense_total,
+        reads=("experts.count", "experts.depth", "experts.width", "experts.activation", "experts.learning_rate"),
+    ),
+    "dense_expert": ModelPart(dense.dense_expert, uses=("experts.name",), reads=("experts.learning_rate",)),
+    "kmeans": ModelPart(
+        kmeans.kmeans,
+        targets=("input",),
+        columns=kmeans.COLUMNS,
+        reads=("experts.count", "experts.learning_rate"),
+    ),
+    "two_experts": ModelPart(
+        two_experts.two_experts,
+        needs=("opposite Gaussians",),
+        columns=two_experts.COLUMNS,
+        reads=("experts.learning_rate", "router.frozen", "router.learning_rate"),
+    ),
+}
 
-from routed.data import text
-from routed.models import shallow, theory
-from routed.models.shallow import Model
-from routed.models.sizes import flops_per_row
-from routed.models.t5 import t5
+#: name -> model, for text in and text out.
+ENCODER_DECODERS: dict[str, ModelPart] = {
+    "moe": ModelPart(
+        t5,
+        routed=True,
+        uses=_ROUTED,
+        reads=(*_LAYER, *_TRANSFORMER, "experts.learning_rate", "experts.activation", "router.stop_gradient"),
+        check=check_t5,
+    ),
+    "dense_active": ModelPart(
+        t5, uses=("experts.name",), reads=(*_TRANSFORMER, *_TWIN, "experts.count", "experts.activation"), check=check_t5
+    ),
+    "dense_total": ModelPart(
+        t5, uses=("experts.name",), reads=(*_TRANSFORMER, "experts.count", "experts.activation"), check=check_t5
+    ),
+}
 
-__all__ = ["MODELS", "Model", "build", "expert_axis", "flops_per_row"]
-
-#: name -> model of a config, for tasks of samples.
-MODELS = shallow.MODELS | theory.MODELS
-
-
-def build(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """The model that the config describes: a T5 for text, one layer for samples."""
-    return t5(config, mesh) if config.data.name in text.SOURCES else MODELS[config.model](config)
-
-
-def expert_axis(path: tuple[Any, ...]) -> int | None:
-    """Which axis of a T5's leaf counts experts, by its path in a tree of parameters; None where none does.
-
-    Leaves of experts are [sparse layers of the stack, experts, ...], wherever the tree hangs (an optimiser's state, say).
-    """
-    names = [getattr(key, "key", None) for key in path]
-    return 1 if ("moe", "experts") in itertools.pairwise(names) else None
+__all__ = [
+    "ENCODER_DECODERS",
+    "SAMPLE_MODELS",
+    "Model",
+    "ModelPart",
+    "Outputs",
+    "Site",
+    "expert_axis",
+    "flops_per_row",
+]

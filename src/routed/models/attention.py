@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from routed.dispatch.parallel import DATA, EXPERT
+from routed.layer.dispatch.parallel import DATA, EXPERT
 
 #: Added to the scores of what must not be seen: its softmax is exactly 0 in float32.
 HIDDEN = -1e9
@@ -121,11 +121,6 @@ def _attend(heads: int, x, source, bias, kernels):
         scores = (scores.reshape(heads, -1, *bias.shape[1:]) + bias[:, None]).reshape(scores.shape)
     mixed = jnp.einsum("NQS,NSK->NQK", jax.nn.softmax(scores).astype(x.dtype), v)
     return joined(mixed, out, heads)
-
-
-# Heads, then rows, are ONE leading axis N = H B: products and softmax of three axes are what XLA:CPU is fast at. Where a model is
-# narrower than a head, a copy of its rows for each head is less than what is made of them, and saves turning that around
-# (BUILD_NOTES.md: a third of the time of a step at 32 wide, 12 heads of 64).
 
 
 def split(x: Float[Array, "B L D"], kernel: Float[Array, "D I"], heads: int) -> Float[Array, "N L K"]:

@@ -6,6 +6,7 @@ layers with S sparse ones is S equal blocks, each ending in its sparse layer, an
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,26 +17,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from routed.dispatch.parallel import DATA, EXPERT
-from routed.experts import EXPERTS, Ffn
+from routed.contracts import TextBatch
+from routed.experts import EXPERTS
+from routed.experts.ffn import Ffn
+from routed.layer.dispatch.parallel import DATA, EXPERT
+from routed.layer.moe import MoE
+from routed.layer.rule import Rule, rule_of
+from routed.layer.selection import group_of, groupless
 from routed.models.attention import Attention, Kernel, PositionBias
-from routed.models.shallow import Model
-from routed.models.sizes import blocks_of, is_sparse, is_twin, twin_width
-from routed.moe import MoE
+from routed.models.model import Model, Outputs, Site
+from routed.models.t5_sizes import FFNS, blocks_of, is_sparse, is_twin, twin_width
 from routed.routers import ROUTERS
-from routed.selection import Rule, group_of, groupless, rule_of
-from routed.words import Routing, SoftRouting, TextBatch
 
 STACKS = ("encoder", "decoder")
+
 #: What the decoder reads before the first target: the id that pads.
 START = 0
-
-
-class Seen(NamedTuple):
-    """What the S sparse layers of a stack decided, every leaf with a leading axis [S], and what their routers saw."""
-
-    routing: Routing | SoftRouting
-    features: Float[Array, "S T D"]
 
 
 class Plan(NamedTuple):
@@ -50,59 +47,73 @@ class Plan(NamedTuple):
 
 
 def t5(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """The T5 of `config.model`: t5, or a dense twin: dense_active (FLOPs of the sparse layers), dense_total (parameters).
+    """The T5 that the config describes, or its dense twin (`t5_sizes.TWINS`).
 
-    init(key, batch) -> (params, state), with routers and their noise in params["router"], all else in params["experts"].
-    apply(params, state, batch, rule, dispatch, key=None) -> (logits [B, M, V] float32, {"encoder": Seen, "decoder": Seen} or
-    None, state): with a key as in training (noise; the balancing bias moves), with None as in evaluation.
-    scores(params, stack, features [S, T, D], batch) -> [S, T, E]: a stack's routers on given features.
-
-    With a mesh (axes `data` and `expert`) all devices share the rows of a batch, and those of an `expert` axis the experts.
+    The sites are the stacks `encoder` and `decoder`. Parameters are `router` (with the noise that learns) and `experts` by stack,
+    every leaf with a leading axis of sparse layers, and `trunk`, which is all else. With a mesh (axes `data` and `expert`) all
+    devices share the rows of a batch, and those of an `expert` axis the experts.
 
     Raises:
       UserError: transformer.sparse_layers does not divide transformer.layers.
     """
     block, _ = blocks_of(config)
     last, sparse = f"layer_{block - 1}", is_sparse(config)
-
+    path = ("blocks", last, "moe")
     # Made here, where no module is at work that would become their parent.
-    made = {stack: ROUTERS[config.router.name](config.router, config.experts.count) for stack in STACKS}
+    routers = {
+        stack: ROUTERS[config.router.name].make(config.router, config.experts.count) for stack in STACKS if sparse
+    }
+    intercept = _stop if sparse and config.router.stop_gradient else _pass
 
     def module(rule: Rule, dispatch: str, mesh: Mesh | None = mesh) -> T5:
-        return T5(Plan(config, rule, dispatch, mesh, made.__getitem__))
+        return T5(Plan(config, rule, dispatch, mesh, routers.__getitem__))
 
     def init(key, batch: TextBatch):
         # On one device: a batch of any size will do.
-        state = dict(nn.meta.unbox(module(rule_of(config.selection), "dense", mesh=None).init(key, batch)))
-        params, routers = state.pop("params"), {}
-        for stack in STACKS if sparse else ():
-            moe = params[stack]["blocks"][last]["moe"]
-            routers[stack] = {name: moe.pop(name) for name in ("router", "noise") if name in moe}
+        rule = rule_of(config.selection) if sparse else Rule()
+        state = dict(nn.meta.unbox(module(rule, "dense", mesh=None).init(key, batch)))
+        params, router, experts = state.pop("params"), {}, {}
+        for stack in routers:
+            moe = params[stack]["blocks"][last].pop("moe")
+            router[stack] = {name: moe[name] for name in ("router", "noise") if name in moe}
+            experts[stack] = moe["experts"]
         scale = config.transformer.init_scale**0.5
-        return {"router": routers, "experts": _of_kernels(lambda kernel: kernel * scale, params)}, state
+        scaled = _of_kernels(lambda kernel: kernel * scale, {"experts": experts, "trunk": params})
+        return {"router": router, **scaled}, state
 
-    def apply(params, state, batch: TextBatch, rule: Rule, dispatch: str, key=None):
+    def apply(params, state, batch: TextBatch, rule: Rule, dispatch: str, key=None, step=0):
         dtype = jnp.dtype(config.transformer.dtype)
-        own = jax.tree.map(lambda a: a.astype(dtype), params["experts"])
-        for stack, routers in params["router"].items():  # float32, whatever the others are
-            own = _put(own, (stack, "blocks", last, "moe"), routers)
+        whole = jax.tree.map(lambda a: a.astype(dtype), params["trunk"])
+        for stack in routers:  # routers are float32, whatever the others are
+            experts = jax.tree.map(lambda a: a.astype(dtype), params["experts"][stack])
+            whole = _put(whole, (stack, *path), params["router"][stack] | {"experts": experts})
         moving: dict[str, Any] = (
             {"rngs": {"noise": key}, "mutable": list(state)} if key is not None else {"mutable": []}
         )
-        with nn.intercept_methods(_stop if config.router.stop_gradient else _pass):
-            (logits, seen), moved = module(rule, dispatch).apply({"params": own, **state}, batch, **moving)
-        return logits, seen if sparse else None, moved or state
+        with nn.intercept_methods(intercept):
+            (logits, sites), moved = module(rule, dispatch).apply({"params": whole, **state}, batch, step, **moving)
+        return Outputs(logits, sites if sparse else {}, moved or state)
 
-    def scores(params, stack: str, features: Float[Array, "S T D"], batch: TextBatch) -> Float[Array, "S T E"]:
-        router = made[stack]
-        ids = batch.inputs if stack == "encoder" else shifted(batch.targets)
+    def scores(params, state, site: str, features: Float[Array, "S T D"], batch: TextBatch, step=0):
+        ids = batch.inputs if site == "encoder" else shifted(batch.targets)
+        held = {name: _at(tree, (site, *path)) for name, tree in state.items()}
+        held = {name: tree["router"] for name, tree in held.items() if "router" in tree}
 
-        def of_layer(own, features):
-            return router.apply({"params": own}, features, token_id=ids.reshape(-1))
+        def of_layer(own, held, features):
+            return routers[site].apply({"params": own, **held}, features, token_id=ids.reshape(-1), step=step)
 
-        return jax.vmap(of_layer)(params["router"][stack].get("router", {}), features)
+        return jax.vmap(of_layer)(params["router"][site].get("router", {}), held, features)
 
-    return Model(init, apply, scores if sparse else None)
+    def responses(params, site: str, features: Float[Array, "S T D"]):
+        expert = EXPERTS[config.experts.name].make(config.experts, config.transformer.dim)
+
+        def of_layer(experts, features):
+            each = jax.vmap(lambda own: expert.apply({"params": own}, features))(experts)
+            return jnp.broadcast_to(each, (config.experts.count, len(features), each.shape[-1])).swapaxes(0, 1)
+
+        return jax.vmap(of_layer)(params["experts"][site], features)
+
+    return Model(init, apply, scores, responses) if sparse else Model(init, apply)
 
 
 def shifted(targets: Int[Array, "B M"]) -> Int[Array, "B M"]:
@@ -116,11 +127,11 @@ class T5(nn.Module):
     plan: Plan
 
     @nn.compact
-    def __call__(self, batch: TextBatch) -> tuple[Float[Array, "B M V"], dict[str, Seen | None]]:
+    def __call__(self, batch: TextBatch, step: Any = 0) -> tuple[Float[Array, "B M V"], dict[str, Site | None]]:
         transformer, vocabulary = self.plan.config.transformer, self.plan.config.data.vocabulary
         embedding = self.param("embedding", nn.initializers.normal(1.0), (vocabulary, transformer.dim))
-        source, encoder = Stack(self.plan, name="encoder")(embedding, batch.inputs)
-        y, decoder = Stack(self.plan, name="decoder")(embedding, shifted(batch.targets), source)
+        source, encoder = Stack(self.plan, name="encoder")(embedding, batch.inputs, step)
+        y, decoder = Stack(self.plan, name="decoder")(embedding, shifted(batch.targets), step, source)
         if transformer.tied:
             y, head = y * transformer.dim**-0.5, embedding.T
         else:
@@ -136,8 +147,12 @@ class Stack(nn.Module):
 
     @nn.compact
     def __call__(
-        self, embedding: Float[Array, "V D"], ids: Int[Array, "B L"], source: Float[Array, "B N D"] | None = None
-    ) -> tuple[Float[Array, "B L D"], Seen | None]:
+        self,
+        embedding: Float[Array, "V D"],
+        ids: Int[Array, "B L"],
+        step: Any,
+        source: Float[Array, "B N D"] | None = None,
+    ) -> tuple[Float[Array, "B L D"], Site | None]:
         config = self.plan.config.transformer
         bias = PositionBias(
             config.heads,
@@ -152,12 +167,12 @@ class Stack(nn.Module):
             # The barrier against merging with the first computation is only needed outside of a scan.
             nn.remat(Block, prevent_cse=False) if config.remat else Block,
             length=blocks_of(self.plan.config)[1],
-            in_axes=(nn.broadcast,) * 3,
-            variable_axes={"params": 0, "balance": 0},
+            in_axes=(nn.broadcast,) * 4,
+            variable_axes={True: 0},  # type: ignore[dict-item]
             split_rngs={"params": True, "noise": True},
             metadata_params={nn.PARTITION_NAME: "layer"},
         )
-        x, seen = blocks(self.plan, name="blocks")(embedding[ids], bias, source, ids)
+        x, seen = blocks(self.plan, name="blocks")(embedding[ids], bias, source, ids, step)
         return _norm("norm")(x), seen
 
 
@@ -167,10 +182,10 @@ class Block(nn.Module):
     plan: Plan
 
     @nn.compact
-    def __call__(self, x, bias, source, ids):
+    def __call__(self, x, bias, source, ids, step):
         count = blocks_of(self.plan.config)[0]
         for i in range(count):
-            x, seen = Layer(self.plan, i == count - 1, name=f"layer_{i}")(x, bias, source, ids)
+            x, seen = Layer(self.plan, i == count - 1, name=f"layer_{i}")(x, bias, source, ids, step)
         return x, seen
 
 
@@ -187,7 +202,8 @@ class Layer(nn.Module):
         bias: Float[Array, "H L L"],
         source: Float[Array, "B N D"] | None,
         ids: Int[Array, "B L"],
-    ) -> tuple[Float[Array, "B L D"], Seen | None]:
+        step: Any,
+    ) -> tuple[Float[Array, "B L D"], Site | None]:
         config, mesh = self.plan.config, self.plan.mesh
         heads, size = config.transformer.heads, config.transformer.head_dim
         if mesh is not None:
@@ -200,8 +216,8 @@ class Layer(nn.Module):
         rows = _norm("feed_norm")(x).reshape(-1, x.shape[-1])
         if self.last and is_sparse(config):
             stack = STACKS[source is not None]
-            made, routing = _moe(self.plan, stack, len(rows))(rows, token_id=ids.reshape(-1))
-            return x + made.reshape(x.shape), Seen(routing, rows)
+            made, routing = _moe(self.plan, stack, len(rows))(rows, token_id=ids.reshape(-1), step=step)
+            return x + made.reshape(x.shape), Site(routing, rows)
         return x + _ffn(config, self.last)(rows).reshape(x.shape), None
 
 
@@ -212,7 +228,7 @@ def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
         size = tokens // plan.mesh.size  # so every device has its own group
     return MoE(
         router=plan.router(stack),
-        expert=EXPERTS[config.experts.name](config.experts, config.transformer.dim),
+        expert=EXPERTS[config.experts.name].make(config.experts, config.transformer.dim),
         num_experts=count,
         # Groups of at most the configured size, as the decoder has another number of tokens; and its queues are causal.
         rule=plan.rule._replace(
@@ -221,8 +237,7 @@ def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
         ),
         dispatch=plan.dispatch,
         noise=config.router.noise,
-        noise_scale=config.router.noise_scale,
-        noise_in_weights=config.router.noise_in_weights,
+        **{name: config.router[name] for name in ("noise_scale", "noise_in_weights") if name in config.router},
         balance_rate=config.selection.balance_rate,
         mesh=plan.mesh,
         name="moe",
@@ -232,7 +247,7 @@ def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
 def _ffn(config: ConfigDict, last: bool) -> Ffn:
     t = config.transformer
     width = twin_width(config) if last and is_twin(config) else t.width
-    return Ffn(t.dim, width, config.experts.activation, gated=t.ffn == "gated_ffn", name="ffn")
+    return Ffn(t.dim, width, config.experts.activation, gated=FFNS[t.ffn], name="ffn")
 
 
 def _norm(name: str) -> nn.RMSNorm:
@@ -244,6 +259,13 @@ def _of_kernels(function, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: function(leaf) if path[-1].key == "kernel" else leaf, params
     )
+
+
+def _at(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """The nested dict at `path`, empty where there is none."""
+    for name in path:
+        tree = tree.get(name, {})
+    return tree
 
 
 def _put(tree: dict[str, Any], path: tuple[str, ...], more: dict[str, Any]) -> dict[str, Any]:
@@ -263,3 +285,12 @@ def _stop(call, args, kwargs, context) -> Any:
 def _pass(call, args, kwargs, context) -> Any:
     del context
     return call(*args, **kwargs)
+
+
+def expert_axis(path: tuple[Any, ...]) -> int | None:
+    """Which axis of a leaf counts experts, by its path in a tree of parameters; None where none does.
+
+    Leaves of experts are [sparse layers of the stack, experts, ...], wherever the tree hangs (an optimiser's state, say).
+    """
+    names = [getattr(key, "key", None) for key in path]
+    return 1 if any(("experts", stack) in itertools.pairwise(names) for stack in STACKS) else None

@@ -1,32 +1,106 @@
-"""Routers: small stateless Flax modules that return scores [T, E] before any softmax.
-
-A router is called with the tokens and with context that it may ignore (`cluster`, `token_id`); what it needs, it names.
-"""
+"""Routers: small Flax modules that return scores [T, E] before any softmax, and the table of them."""
 
 import flax.linen as nn
 
-from routed.routers.fixed import HashIdRouter, HashRouter, OracleRouter, RandomRouter
-from routed.routers.initial import initialise, temperature_for
-from routed.routers.noise import KINDS, Noise, jitter
-from routed.routers.scored import Convolutions, CosineRouter, Flat, Hidden, ProductRouter, Windows
+from routed.routers.features import Convolutions, Flat, Hidden, Windows
+from routed.routers.fixed import HashIdRouter, HashRouter, OracleRouter, RandomRouter, balanced_table, check_table
+from routed.routers.noise import NOISES, Noise, ScoreNoise, jitter
+from routed.routers.product import CosineRouter, ProductRouter
+from routed.routers.router import Router, initial_parameters, kernel_from_examples, scale_kernel
+from routed.routers.temperature import temperature_for, temperature_of
+from routed.settings.setting import Setting, When, at_least
 
-#: name -> router for a config node `router` and a number of experts.
-ROUTERS = {
-    "linear": lambda router, experts: ProductRouter(experts, Flat(), router.bias),
-    "mlp": lambda router, experts: ProductRouter(experts, Hidden(router.depth - 1, router.width), router.bias),
-    "conv": lambda router, experts: ProductRouter(experts, Windows(router.window), router.bias),
-    "cnn": lambda router, experts: ProductRouter(experts, Convolutions(router.depth, router.width)),
-    "cosine": lambda router, experts: CosineRouter(experts, nn.Dense(router.dim, use_bias=False)),
-    "hash": lambda router, experts: HashRouter(experts),
-    "hash_id": lambda router, experts: HashIdRouter(experts, router.vocabulary, router.choices),
-    "oracle": lambda router, experts: OracleRouter(experts),
-    "random": lambda router, experts: RandomRouter(experts),
+#: name -> router.
+ROUTERS: dict[str, Router] = {
+    "linear": Router(
+        lambda own, experts: ProductRouter(experts, Flat(), own.bias),
+        tokens=("rows", "patches", "hidden"),
+        scale=scale_kernel,
+        from_examples=kernel_from_examples,
+        reads=("bias",),
+    ),
+    "mlp": Router(
+        lambda own, experts: ProductRouter(experts, Hidden(own.depth - 1, own.width), own.bias),
+        tokens=("rows", "patches", "hidden"),
+        scale=scale_kernel,
+        from_examples=kernel_from_examples,
+        reads=("depth", "width", "bias"),
+    ),
+    "conv": Router(
+        lambda own, experts: ProductRouter(experts, Windows(own.window), own.bias),
+        tokens=("rows", "patches"),
+        scale=scale_kernel,
+        from_examples=kernel_from_examples,
+        settings={"window": Setting(1, "positions of a window along each axis", at_least(1))},
+        reads=("bias",),
+    ),
+    "cnn": Router(
+        lambda own, experts: ProductRouter(experts, Convolutions(own.depth, own.width)),
+        tokens=("images",),
+        scale=scale_kernel,
+        from_examples=kernel_from_examples,
+        reads=("depth", "width"),
+    ),
+    "cosine": Router(
+        lambda own, experts: CosineRouter(experts, nn.Dense(own.dim, use_bias=False)),
+        tokens=("rows", "patches", "hidden"),
+        scale=scale_kernel,
+        from_examples=kernel_from_examples,
+        settings={"dim": Setting(16, "dimensions of the down-projection", at_least(1))},
+    ),
+    "hash": Router(lambda own, experts: HashRouter(experts), tokens=(), learns=False),
+    "hash_id": Router(
+        lambda own, experts: HashIdRouter(experts, own.vocabulary, own.choices),
+        tokens=(),
+        needs=("token_id",),
+        learns=False,
+        settings={
+            "vocabulary": Setting(32128, "token ids", at_least(1)),
+            "choices": Setting(1, "experts of each token id", at_least(1)),
+        },
+        from_counts=balanced_table,
+        check=check_table,
+    ),
+    "oracle": Router(lambda own, experts: OracleRouter(experts), tokens=(), needs=("cluster",), learns=False),
+    "random": Router(lambda own, experts: RandomRouter(experts), tokens=(), learns=False),
 }
 
-#: Routers whose choices no gradient can change: they contribute no auxiliary loss.
-FIXED = ("hash", "hash_id", "oracle", "random")
+
+def _has(ability: str):
+    return lambda config: getattr(ROUTERS[config.router.name], ability) is not None
+
+
+#: Settings of the node `router` that several routers, or the programs around them, read.
+SHARED: dict[str, Setting] = {
+    "depth": Setting(2, "layers of an mlp, scores included; convolutions of a cnn", at_least(1)),
+    "width": Setting(64, "hidden units of an mlp; filters of a cnn's first convolution", at_least(1)),
+    "bias": Setting(False, "a score of each expert for every token, 0 at the start"),
+    "frozen": Setting(False, "parameters and state stay bit for bit what they were at step 0", traced=True),
+    "init_scale": Setting(
+        1.0,
+        "times the initial weights",
+        at_least(0),
+        traced=True,
+        when=When(_has("scale"), "the router says how its weights are scaled (Router.scale)"),
+    ),
+    "from_data": Setting(
+        False,
+        "initial weights are training examples (Dikkala et al. 2023, Theorem 2)",
+        traced=True,
+        when=When(_has("from_examples"), "the router has rows to fill with examples (Router.from_examples)"),
+    ),
+    "entropy": Setting(
+        0.0,
+        "nats; > 0: the scores are multiplied by the factor at which the mean per-token entropy is this at step 0",
+        at_least(0),
+        traced=True,
+    ),
+    "learning_rate": Setting(0.1, "of the router's parameters", at_least(0), traced=True),
+    "stop_gradient": Setting(False, "what the router learns does not reach the layers below it"),
+}
 
 __all__ = [
-    "FIXED", "KINDS", "ROUTERS", "Convolutions", "CosineRouter", "Flat", "HashIdRouter", "HashRouter", "Hidden", "Noise",
-    "OracleRouter", "ProductRouter", "RandomRouter", "Windows", "initialise", "jitter", "temperature_for",
+    "NOISES", "ROUTERS", "SHARED", "Convolutions", "CosineRouter", "Flat", "HashIdRouter", "HashRouter", "Hidden", "Noise",
+    "OracleRouter", "ProductRouter", "RandomRouter", "Router", "ScoreNoise", "Windows", "initial_parameters", "jitter",
+    "temperature_for", "temperature_of",
 ]  # fmt: skip

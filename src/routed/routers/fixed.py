@@ -7,7 +7,11 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
 
 #: Softmax of a gap this wide is exactly 0 and 1 in float32.
 CERTAIN = 1e4
@@ -65,6 +69,19 @@ class HashIdRouter(nn.Module):
         return CERTAIN * jax.nn.one_hot(chosen, self.num_experts).sum(1)
 
 
+def balanced_table(counts: np.ndarray, experts: int, k: int) -> np.ndarray:
+    """Experts of each token id [V, k], float32: from the most frequent id on, the k experts with least load so far.
+
+    The balanced hash of Roller et al. (2021), which shares out occurrences, not ids.
+    """
+    table, load = np.zeros((len(counts), k), np.float32), np.zeros(experts)
+    for token in np.argsort(-counts, kind="stable"):
+        chosen = np.argsort(load, kind="stable")[:k]
+        table[token] = chosen
+        load[chosen] += counts[token] + 1e-3  # ids that never occur are dealt round
+    return table
+
+
 class RandomRouter(nn.Module):
     """Scores every token at random, N(0, 1): anew in each call that has the random stream `noise`.
 
@@ -81,6 +98,15 @@ class RandomRouter(nn.Module):
         bits = jax.lax.bitcast_convert_type(x.reshape(len(x), -1).astype(jnp.float32).sum(1), jnp.uint32)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(0), bits)
         return jax.vmap(lambda key: jax.random.normal(key, (self.num_experts,)))(keys)
+
+
+def check_table(config: ConfigDict) -> None:
+    """Refuses a table of token ids that is not that of the text and of the selection."""
+    if config.router.vocabulary != config.data.vocabulary or config.router.choices != config.selection.k:
+        raise UserError(
+            f"config keys router.vocabulary={config.router.vocabulary}, router.choices={config.router.choices}: must be"
+            f" data.vocabulary={config.data.vocabulary} and selection.k={config.selection.k}"
+        )
 
 
 def _certain(expert: Int[Array, " T"], experts: int) -> Float[Array, "T E"]:

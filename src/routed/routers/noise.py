@@ -2,39 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+from ml_collections import ConfigDict
 
-#: What may be added to the scores, or done to the router's input.
-KINDS = ("none", "uniform", "gaussian", "learned", "jitter")
+from routed.settings.setting import Setting, accept, at_least
 
 
-class Noise(nn.Module):
-    """Noise on scores: uniform on [0, 1] (Chen et al. 2022) or N(0, 1), times `scale`; or N(0, softplus(x W)^2).
+class ScoreNoise(nn.Module):
+    """Noise on scores: `scale` times a draw, or with `learned` softplus(x W) times a draw, where W starts at zero."""
 
-    The last, `learned`, is noisy top-k of Shazeer et al. (2017); W starts at zero. Jitter adds nothing here: see `jitter`.
-    """
-
-    kind: str
+    draw: Callable[..., Array]
     scale: float
     num_experts: int
+    learned: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."]) -> Float[Array, "T E"]:
         shape = (len(x), self.num_experts)
         spread = jnp.full(shape, self.scale)
-        if self.kind == "learned":
+        if self.learned:
             flat = x.reshape(len(x), -1).astype(jnp.float32)
             weight = self.param("kernel", nn.initializers.zeros, (flat.shape[-1], self.num_experts))
             spread = jax.nn.softplus(flat @ weight)
-        if not self.has_rng("noise") or self.kind in ("none", "jitter"):
+        if not self.has_rng("noise"):
             return jnp.zeros(shape)
-        draw = jax.random.uniform if self.kind == "uniform" else jax.random.normal
-        return spread * draw(self.make_rng("noise"), shape)
+        return spread * self.draw(self.make_rng("noise"), shape)
 
 
 def jitter(key, x: Float[Array, "T ..."], scale: float) -> Float[Array, "T ..."]:
     """x times uniform factors on [1 - scale, 1 + scale] (Fedus et al. 2022), for the router only."""
     return x * jax.random.uniform(key, x.shape, x.dtype, 1 - scale, 1 + scale)
+
+
+class Noise(NamedTuple):
+    """A kind of noise: a draw that is added to the scores, or a change of what the router sees (experts see the clean x)."""
+
+    draw: Callable[..., Array] | None = None
+    learned: bool = False
+    on_input: Callable[[Any, Array, float], Array] | None = None
+    settings: Mapping[str, Setting] = {}
+    reads: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    check: Callable[[ConfigDict], None] = accept
+
+
+#: Settings of the node `router` that several kinds of noise read.
+SHARED: dict[str, Setting] = {
+    "noise_scale": Setting(1.0, "times the noise; of jitter: its largest relative change", at_least(0)),
+    "noise_in_weights": Setting(False, "noise reaches the combine weights too, not only the choice"),
+    "noise_at_eval": Setting(False, "there is noise also when test samples are routed"),
+}
+_ON_SCORES = ("noise_in_weights", "noise_at_eval")
+
+#: name -> noise. Uniform: Chen et al. 2022, on [0, 1]; learned: noisy top-k of Shazeer et al. 2017, N(0, softplus(x W)^2).
+NOISES: dict[str, Noise] = {
+    "none": Noise(),
+    "uniform": Noise(jax.random.uniform, reads=("noise_scale", *_ON_SCORES)),
+    "gaussian": Noise(jax.random.normal, reads=("noise_scale", *_ON_SCORES)),
+    "learned": Noise(jax.random.normal, learned=True, reads=_ON_SCORES),
+    "jitter": Noise(on_input=jitter, reads=("noise_scale", "noise_at_eval")),
+}

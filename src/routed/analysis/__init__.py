@@ -1,0 +1,1 @@
+"""From rows to sentences: statistics, claims and verdicts, the gap decomposed, figures and pages."""

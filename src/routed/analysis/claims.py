@@ -1,0 +1,320 @@
+"""Claims and their verdicts: what an experiment file promises to test, and what the rows say about it.
+
+Kinds: `order` (one side is lower than the other), `number` (the paper's value lies in our prediction interval for one
+run; a value with standard deviation and number of runs, `Measured`, is compared by Welch's test), `null` (two sides are equivalent), `beside` (a number on a scale that the paper does not state: both are shown, nothing
+is judged). A side is a dict: `arm` (or "fairest"), swept keys, `metric` to replace the
+claim's, or `value` for a constant.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from routed.analysis import statistics
+from routed.engine.results import at_base, last, shown
+from routed.plan.arms import fair_arms
+from routed.settings.tree import flatten
+
+#: How two sides are compared, with the smallest effect of interest: losses that approach 0 by their log ratio (a factor
+#: 1.1), nats per token and shares by their difference (.01), shares of successful runs by theirs (.05).
+EFFECTS = {"ratio": math.log(1.1), "difference": 0.01, "probability": 0.05}
+
+ALPHA = 0.05
+
+
+class Measured(NamedTuple):
+    """A number of a paper with its standard deviation over n runs."""
+
+    mean: float
+    std: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g} +- {self.std:.2g} (n = {self.n})"
+
+
+class Claim(NamedTuple):
+    """One testable sentence. `lower` is claimed to be below `higher` (number, beside: `lower` is the side, `paper` the value).
+
+    `at` fixes swept keys; an order claim is also tried at every other point, and its robustness is the share on which it
+    is supported. comparability: same | gaps_filled | scaled | stand_in. unit: a key of EFFECTS.
+    """
+
+    kind: str
+    id: str
+    statement: str
+    paper: Any
+    comparability: str
+    metric: str
+    lower: dict[str, Any]
+    higher: dict[str, Any]
+    at: dict[str, Any]
+    unit: str = "ratio"
+
+
+LEARNED, FROZEN, FAIREST = {"arm": "learned"}, {"arm": "frozen"}, {"arm": "fairest"}
+
+
+def comparability(config: ConfigDict, here: str = "gaps_filled") -> str:
+    """How comparable a figure is with the paper: `here`, or scaled where it is the smoke scale."""
+    return "scaled" if config.scale == "smoke" else here
+
+
+class Writer(NamedTuple):
+    """Writes claims with what they share; each may say otherwise by keyword. `prefix` comes before every id."""
+
+    comparability: str
+    metric: str = "test/loss"
+    at: Mapping[str, Any] = {}
+    unit: str = "ratio"
+    prefix: str = ""
+
+    def order(self, id: str, statement: str, paper: Any, lower: dict, higher: dict, **changes: Any) -> Claim:
+        """`lower` is below `higher`."""
+        return self._claim("order", id, statement, paper, lower, higher, changes)
+
+    def null(self, id: str, statement: str, paper: Any, lower: dict, higher: dict, **changes: Any) -> Claim:
+        """Both sides are equivalent."""
+        return self._claim("null", id, statement, paper, lower, higher, changes)
+
+    def number(self, id: str, statement: str, paper: Any, side: dict = LEARNED, **changes: Any) -> Claim:
+        """The paper's value lies in our prediction interval (or, with deviation and n, Welch's test does not reject it)."""
+        return self._claim("number", id, statement, paper, side, {}, changes)
+
+    def beside(self, id: str, statement: str, paper: Any, side: dict = LEARNED, **changes: Any) -> Claim:
+        """A number of the paper on a scale that it does not state, beside ours."""
+        return self._claim("beside", id, statement, paper, side, {}, changes)
+
+    def _claim(self, kind, id, statement, paper, lower, higher, changes) -> Claim:
+        shared = {"metric": self.metric, "at": self.at, "unit": self.unit} | changes
+        return Claim(
+            kind, self.prefix + id, statement, paper, self.comparability, shared["metric"], lower, higher, shared["at"],
+            shared["unit"],
+        )  # fmt: skip
+
+
+def judge(claims: tuple[Claim, ...], table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[dict[str, Any]]:
+    """A verdict for every claim, from all rows of the workdir. P values are adjusted over the claims of the file."""
+    rows = Rows(table, config, swept)
+    found = [_judge(claim, rows) for claim in claims]
+    family = [one for one in found if one["p"] is not None]
+    for one, p in zip(family, statistics.adjusted([one["p"] for one in family]), strict=True):
+        one["p_adjusted"] = float(p)
+        shown = one["verdict"] == "supported" or (one["kind"] == "order" and one["verdict"] == "opposite")
+        if shown and p >= ALPHA:
+            one["verdict"], one["reason"] = "inconclusive", f"p = {p:.2g} after adjusting for {len(family)} tests"
+    return found
+
+
+class Rows:
+    """The last rows of each run, and how an arm's loss moved before them."""
+
+    def __init__(self, table: pd.DataFrame, config: ConfigDict, swept: list[str]):
+        self.last, self.config, self.swept = last(table), config, swept
+        self.table = table
+
+    def at(self, filters: dict[str, Any]) -> pd.DataFrame:
+        """Last rows at one point: swept keys without a filter are settled, so that no claim pools points."""
+        rows = self.last
+        for key, value in filters.items():
+            if key not in rows:
+                return rows.iloc[:0]
+            wanted = np.isclose(rows[key], value, rtol=1e-9) if isinstance(value, float) else rows[key] == value
+            rows = rows[wanted]
+        return at_base(rows, [key for key in self.swept if key not in filters], flatten(self.config))
+
+    def side(self, side: dict[str, Any], at: dict[str, Any], metric: str) -> tuple[pd.Series | float, str | None]:
+        """Values by seed (or the constant), and the arm they are of."""
+        if "value" in side:
+            return side["value"], None
+        filters = at | {k: v for k, v in side.items() if k not in ("arm", "metric")}
+        rows = self.at(filters)
+        arm = self.fairest(rows) if side["arm"] == "fairest" else side["arm"]
+        rows = rows[(rows.arm == arm) & (rows.status == "ok")]
+        name = side.get("metric", metric)
+        return (rows.set_index("seed")[name].dropna() if name in rows else pd.Series(dtype=float)), arm
+
+    @staticmethod
+    def fairest(rows: pd.DataFrame) -> str | None:
+        """The frozen control with the lowest mean log test loss at a point: chosen in the control's favour."""
+        fair = rows[rows.arm.isin(fair_arms()) & (rows.status == "ok")]
+        if not len(fair):
+            return None
+        return str(
+            np.log(fair.set_index("arm")["test/loss"].clip(lower=statistics.TINY)).groupby(level=0).mean().idxmin()
+        )
+
+    def unconverged(self, side: dict[str, Any], at: dict[str, Any], arm: str | None) -> str | None:
+        """Why the arm fails the convergence gate, or None if it passes."""
+        if arm is None:
+            return None
+        filters = at | {k: v for k, v in side.items() if k not in ("arm", "metric")}
+        rows = self.at(filters)
+        rows = rows[(rows.arm == arm) & (rows.status == "ok")]
+        if not len(rows):
+            return None
+        if "eval/bigram" in rows:
+            ours, bigram = rows["eval/loss"].mean(), rows["eval/bigram"].mean()
+            if ours < bigram:
+                return None
+            return f"{arm}: {ours:.3g} nats a token, a bigram model has {bigram:.3g}"
+        if rows["train/loss"].mean() < self.config.gate.train_loss:
+            return None
+        history = self.table[self.table.run.isin(rows.run)].sort_values("step")
+        losses = history.groupby("step")["train/loss"].mean().to_numpy()
+        fell = 1 - losses[-1] / losses[-2]
+        if abs(fell) < self.config.gate.plateau:
+            return None
+        return f"{arm}: training loss {losses[-1]:.2g}, fell by {100 * fell:.0f} % in the last chunk"
+
+
+def _judge(claim: Claim, rows: Rows) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "id": claim.id, "kind": claim.kind, "comparability": claim.comparability, "statement": claim.statement,
+        "metric": claim.metric, "at": claim.at, "paper": claim.paper, "ours": None, "interval": None, "n": 0,
+        "verdict": "not run", "reason": "", "p": None, "p_adjusted": None, "robustness": None, "text": "",
+    }  # fmt: skip
+    if claim.kind == "number":
+        return found | _number(claim, rows)
+    if claim.kind == "beside":
+        return found | _beside(claim, rows)
+    differences, arms = _differences(claim, claim.at, rows)
+    if not len(differences):
+        return found
+    mean, low, high, n = statistics.estimate(differences)
+    shape, effect = (math.exp if claim.unit == "ratio" else float), EFFECTS[claim.unit]
+    found |= {"ours": shape(mean), "interval": [shape(low), shape(high)], "n": n}
+    found["text"] = _ratio_text(claim, rows, mean, low, high, arms)
+    stuck = [
+        why
+        for side, arm in zip((claim.lower, claim.higher), arms, strict=True)
+        if (why := rows.unconverged(side, claim.at, arm))
+    ]
+    if n < 2:
+        return found | {"verdict": "inconclusive", "reason": "one seed"}
+    if claim.kind == "null":
+        found["p"] = statistics.equivalence(differences, effect)
+        outside = low > effect or high < -effect
+        found["verdict"] = "supported" if found["p"] < ALPHA else "opposite" if outside else "inconclusive"
+    else:
+        found["p"] = statistics.p_value(differences)
+        found["verdict"] = "supported" if low > 0 else "opposite" if high < 0 else "inconclusive"
+        found["robustness"] = _robustness(claim, rows)
+        if found["verdict"] == "supported" and high < effect:
+            found["reason"] = f"smaller than the smallest effect of interest, a {claim.unit} of {shape(effect):.3g}"
+    if stuck:
+        return found | {"verdict": "inconclusive", "reason": "not converged: " + "; ".join(stuck)}
+    return found
+
+
+def _differences(claim: Claim, at: dict[str, Any], rows: Rows) -> tuple[np.ndarray, tuple[str | None, str | None]]:
+    """log(higher / lower), or higher - lower, paired by seed, and the arms of (lower, higher)."""
+    lower, low_arm = rows.side(claim.lower, at, claim.metric)
+    higher, high_arm = rows.side(claim.higher, at, claim.metric)
+    if isinstance(lower, pd.Series) and isinstance(higher, pd.Series):
+        seeds = lower.index.intersection(higher.index)
+        lower, higher = lower[seeds], higher[seeds]
+    compared = (
+        statistics.log_ratio(higher, lower) if claim.unit == "ratio" else np.atleast_1d(np.asarray(higher - lower))
+    )
+    return compared, (low_arm, high_arm)
+
+
+def _robustness(claim: Claim, rows: Rows) -> dict[str, int] | None:
+    """On how many of the sweep's points the order holds, where both sides ran and the sides do not fix the point."""
+    if any(key in rows.swept for side in (claim.lower, claim.higher) for key in side):
+        return None
+    points = [dict(zip(rows.swept, values, strict=True)) for values in _points(rows)]
+    held = tried = 0
+    for point in points:
+        differences, arms = _differences(claim, point, rows)
+        if len(differences) > 1:
+            tried += 1
+            passed = not any(
+                rows.unconverged(s, point, a) for s, a in zip((claim.lower, claim.higher), arms, strict=True)
+            )
+            held += passed and statistics.estimate(differences).low > 0
+    return {"held": held, "tried": tried} if tried > 1 else None
+
+
+def _points(rows: Rows) -> list[tuple]:
+    return list(rows.last[rows.swept].drop_duplicates().itertuples(index=False, name=None)) if rows.swept else [()]
+
+
+def _number(claim: Claim, rows: Rows) -> dict[str, Any]:
+    values, arm = rows.side(claim.lower, claim.at, claim.metric)
+    if not np.size(values):
+        return {}
+    paper = claim.paper if isinstance(claim.paper, Measured) else None
+    value = paper.mean if paper else claim.paper
+    if paper:  # the interval is that of our mean on the paper's side of the difference
+        difference, low, high, n = statistics.welch(values, *paper)
+        mean, low, high, of = value + difference, value + low, value + high, f"differs by {difference:+.3g}"
+        text = f"{mean:.4g} against {value:.4g} +- {paper.std:.2g} (n = {paper.n}); {of} [{low - value:+.3g}, {high - value:+.3g}]"
+    else:
+        mean, low, high, n = statistics.prediction(values)
+        text = f"{mean:.3g} [{low:.3g}, {high:.3g}] for one run"
+    found = {"ours": mean, "interval": [low, high], "n": n, "text": text, "paper": str(paper) if paper else value}
+    if n < 2:
+        return found | {"verdict": "inconclusive", "reason": "one seed"}
+    if stuck := rows.unconverged(claim.lower, claim.at, arm):
+        return found | {"verdict": "inconclusive", "reason": f"not converged: {stuck}"}
+    inside = low <= value <= high
+    wide = (high - low) / 2 > 0.5 * abs(value)
+    if inside and claim.comparability in ("stand_in", "scaled"):
+        return found | {
+            "verdict": "inconclusive",
+            "reason": f"agrees, but on a {claim.comparability.replace('_', ' ')} setting",
+        }
+    return found | {
+        "verdict": "reproduced" if inside else "not reproduced",
+        "reason": "underpowered: the interval is wider than half the value" if inside and wide else "",
+    }
+
+
+def _beside(claim: Claim, rows: Rows) -> dict[str, Any]:
+    values, _ = rows.side(claim.lower, claim.at, claim.metric)
+    if not np.size(values):
+        return {}
+    mean, low, high, n = statistics.estimate(np.asarray(values))
+    return {
+        "ours": mean, "interval": [low, high], "n": n, "verdict": "not comparable",
+        "reason": "the paper does not state its scale", "text": f"{mean:.3g} [{low:.3g}, {high:.3g}]",
+    }  # fmt: skip
+
+
+def _ratio_text(
+    claim: Claim, rows: Rows, mean: float, low: float, high: float, arms: tuple[str | None, str | None]
+) -> str:
+    """Both sides and their ratio, for the table of verdicts."""
+    parts = []
+    for side, arm in zip((claim.lower, claim.higher), arms, strict=True):
+        values, _ = rows.side(side, claim.at, claim.metric)
+        words = "" if arm is None else f"{arm} "
+        words += " ".join(f"{k}={shown(v)} " for k, v in side.items() if k not in ("arm", "metric", "value"))
+        parts.append(f"{words}{float(np.mean(values)):{'.3g' if claim.unit == 'ratio' else '.4f'}}")
+    if claim.unit != "ratio":
+        return f"{parts[0]} against {parts[1]}; difference {mean:+.4f} [{low:+.4f}, {high:+.4f}]"
+    return f"{parts[0]} against {parts[1]}; ratio {math.exp(mean):.3g} [{math.exp(low):.3g}, {math.exp(high):.3g}]"
+
+
+def to_json(found: list[dict[str, Any]]) -> str:
+    """claims.json; NaN becomes null."""
+
+    def clean(value):
+        if isinstance(value, dict):
+            return {k: clean(v) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [clean(v) for v in value]
+        if isinstance(value, np.generic):
+            value = value.item()
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(clean(found), indent=1) + "\n"

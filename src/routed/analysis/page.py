@@ -1,0 +1,149 @@
+"""From rows to statistics, verdicts, figures and one self-contained page.
+
+    python -m routed.report DIR... [--out=FILE]
+
+makes the page of one workdir again, or an overview of several (runs/*): every claim of theirs in one table, and their pages below
+it. Parts of one sweep (main's --shard), or other disjoint runs of one config and commit, are joined.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib.resources
+import io
+import json
+import pathlib
+import types
+from typing import Any
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup
+from ml_collections import ConfigDict
+
+from routed.analysis import claims, diagnosis, plots, statistics
+from routed.engine import results
+from routed.plan import experiment
+from routed.settings.tree import flatten
+from routed.system import files
+
+
+def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame) -> str:
+    """Writes summary.csv, claims.json, figures and report.html, and returns the verdicts as text.
+
+    Raises:
+      UserError: the disk is full or read-only.
+    """
+    part = make_part([workdir], module, config, table)
+    with files.explained(workdir / "figures"):
+        (workdir / "figures").mkdir(exist_ok=True)
+    for figure in part["figures"]:
+        files.write(workdir / "figures" / f"{figure['name']}.svg", plots.svg(figure["drawn"]))
+        files.write(workdir / "figures" / f"{figure['name']}.png", plots.png(figure["drawn"]))
+    buffer = io.StringIO()
+    part["table"].to_csv(buffer, index=False)
+    files.write(workdir / "summary.csv", buffer.getvalue())
+    files.write(workdir / "claims.json", claims.to_json(part["claims"]))
+    write_page(workdir / "report.html", [part])
+    return as_text(part)
+
+
+def make_part(
+    joined: list[pathlib.Path], module: types.ModuleType, config: ConfigDict, table: pd.DataFrame
+) -> dict[str, Any]:
+    """Everything that the page says of one workdir, or of several whose rows are joined in `table`; writes nothing."""
+    workdir, swept = joined[0], results.swept_keys(joined[0])
+    last = results.last(table)
+    heatmaps: dict[str, Any] = {}
+    for folder in joined:
+        heatmaps |= results.read_heatmaps(folder)
+    summary = statistics.summarise(last, swept)
+    data = plots.Data(table, swept, flatten(config), heatmaps)
+    figures = []
+    for spec in experiment.figure_of(module, config).plots(config):
+        figure = plots.draw(spec, data)
+        if figure is not None:
+            inline = Markup(_unique_ids(plots.svg(figure), f"{workdir.name}-{spec['name']}"))
+            figures.append(
+                {"name": spec["name"], "drawn": figure, "svg": inline, "caption": plots.PLOTS[spec["kind"]].caption}
+            )
+    point = data.at_point(last, {})
+    gap = diagnosis.gap(point)
+    described = json.loads((workdir / "config.json").read_text())
+    document = (module.__doc__ or "").strip()
+    return {
+        "name": workdir.name,
+        "question": document.splitlines()[0] if document else config.name,
+        "claims": claims.judge(experiment.figure_of(module, config).claims(config), table, config, swept),
+        "gap": gap.to_dict("records"),
+        "gap_at": ", ".join(f"{key} = {point[key].iloc[0]}" for key in swept) or "the only point",
+        "threats": diagnosis.threats(table, config, swept),
+        "figures": figures,
+        "table": summary,
+        "summary": Markup(_wide(summary, swept)),
+        "config": "\n".join(f"{key} = {value!r}" for key, value in flatten(config).items()),
+        "versions": json.dumps({k: v for k, v in described.items() if k != "config"}, indent=1),
+        "document": document,
+    }
+
+
+def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
+    """One HTML file that opens offline."""
+    source = importlib.resources.files("routed.analysis").joinpath("report.html").read_text()
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    title = parts[0]["name"] if len(parts) == 1 else "Overview"
+    question = parts[0]["question"] if len(parts) == 1 else f"What {len(parts)} experiments found."
+    overview = every_claim(parts) if len(parts) > 1 else []
+    counts = collections.Counter(claim["verdict"] for claim in overview)
+    page = environment.from_string(source).render(
+        title=title, question=question, parts=parts, overview=overview, counts=dict(counts.most_common())
+    )
+    files.write(path, page)
+
+
+def every_claim(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The claims of several workdirs with the name of theirs, sorted by source (their id)."""
+    found = [claim | {"workdir": part["name"]} for part in parts for claim in part["claims"]]
+    return sorted(found, key=lambda claim: (claim["id"], claim["workdir"]))
+
+
+def as_text(part: dict[str, Any]) -> str:
+    """Verdicts and the gap for the terminal."""
+    lines = [
+        f"{c['verdict'].upper():14} {c['id']}: {c['statement']}\n{'':14} {c['text'] or 'no rows'}"
+        + (f" ({c['reason']})" if c["reason"] else "")
+        for c in part["claims"]
+    ]
+    if part["gap"]:
+        lines.append(f"\nThe gap decomposed, at {part['gap_at']} (log ratios of loss, 95 % intervals):")
+        lines += [
+            f"  {g['part']:28} {g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]"
+            + (f"  {100 * g['share']:.0f} %" if g["share"] == g["share"] else "")
+            for g in part["gap"]
+        ]
+    return "\n".join(lines)
+
+
+def _wide(summary: pd.DataFrame, swept: list[str]) -> str:
+    if not len(summary):
+        return ""
+    shown = summary.copy()
+    shown["value"] = [
+        f"{m:.4g} [{low:.3g}, {high:.3g}] n={n}"
+        for m, low, high, n in zip(shown["mean"], shown.low, shown.high, shown.n, strict=True)
+    ]
+    return (
+        shown.pivot_table(index="metric", columns=[*swept, "arm"], values="value", aggfunc="first")
+        .fillna("")
+        .T.to_html(border=0)
+    )
+
+
+def _unique_ids(svg: str, prefix: str) -> str:
+    """Inline SVGs share the page's name space: their ids and references get a prefix; XML headers go."""
+    svg = svg[svg.index("<svg") :]
+    for mark in ('id="', 'href="#', "url(#"):
+        svg = svg.replace(mark, f"{mark}{prefix}-")
+    return svg

@@ -1,0 +1,110 @@
+"""Figures from rows. A figure is asked for by a dict with a `kind`; PLOTS maps it to the function that draws it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from routed.analysis.plots.clusters import dispatch, embedding, products, series
+from routed.analysis.plots.curves import curves, gap, success, training
+from routed.analysis.plots.frame import STYLE, Data
+from routed.analysis.plots.maps import forest, methods, phase, routing
+from routed.analysis.plots.paired import languages, paired
+
+
+class Plot(NamedTuple):
+    """A kind of figure: `draw(spec, data)` gives it, or None when its rows are missing; and the caption below it."""
+
+    draw: Callable[[dict[str, Any], Data], Figure | None]
+    caption: str
+
+
+#: kind -> plot. A user's file adds to it.
+PLOTS: dict[str, Plot] = {
+    "curves": Plot(
+        curves,
+        "Means over seeds with 95 % t intervals (geometric means on log axes, which end at 0.001).",
+    ),
+    "training": Plot(
+        training,
+        "Means over seeds with 95 % t intervals, at the largest point of the sweep.",
+    ),
+    "gap": Plot(
+        gap,
+        "Log ratios of top-1 loss, paired by seed, with 95 % t intervals; the first three parts add up to the whole gap.",
+    ),
+    "success": Plot(
+        success,
+        "Share of runs with 95 % t intervals; dotted: the probability predicted by the theorem.",
+    ),
+    "phase": Plot(
+        phase,
+        "Mean paired log ratio of top-1 loss; a star marks cells whose 95 % interval excludes 0; black: the zero contour; the name in a cell is the fairest frozen control there.",
+    ),
+    "forest": Plot(
+        forest,
+        "Mean paired log ratio of top-1 loss with 95 % t intervals; each line changes one choice of the protocol.",
+    ),
+    "methods": Plot(
+        methods,
+        "Means over seeds with 95 % t intervals (geometric means on log axes), best first by the first panel.",
+    ),
+    "routing": Plot(
+        routing,
+        "Mean routing probability by cluster and expert for the base seed, ordered by the best match at the end: a specialised router is a diagonal.",
+    ),
+    "paired": Plot(
+        paired,
+        "Mean difference from the learned router, paired by seed, with 95 % t intervals; above 0 in loss, the learned router is better.",
+    ),
+    "languages": Plot(
+        languages,
+        "Mean difference of validation loss from the learned router, paired by seed, with 95 % t intervals; above 0 the learned router is better.",
+    ),
+    "series": Plot(
+        series,
+        "Means over seeds with 95 % t intervals (bands).",
+    ),
+    "dispatch": Plot(
+        dispatch,
+        "Test samples of each cluster (rows) that go to each expert (columns), for the base seed.",
+    ),
+    "products": Plot(
+        products,
+        "Largest absolute product of an expert's filters, or of its router row, with each cluster's signals, for the base seed: a line an expert and cluster.",
+    ),
+    "embedding": Plot(
+        embedding,
+        "t-SNE of test samples of the base seed; colour and marker: the expert; background: the predicted class, by a vote of the 15 nearest samples.",
+    ),
+}
+
+
+def draw(spec: dict[str, Any], data: Data) -> Figure | None:
+    """The figure that `spec` asks for, or None when its rows are missing."""
+    with matplotlib.rc_context(STYLE):
+        return PLOTS[spec["kind"]].draw(spec, data)
+
+
+def svg(figure: Figure) -> str:
+    """The figure as SVG; the same rows give the same text."""
+    return _rendered(figure, format="svg", metadata={"Date": None}).decode()
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG."""
+    return _rendered(figure, format="png", dpi=150)
+
+
+def _rendered(figure: Figure, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, **options)
+    return buffer.getvalue()
+
+
+__all__ = ["PLOTS", "STYLE", "Data", "Plot", "draw", "png", "svg"]

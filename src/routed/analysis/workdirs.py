@@ -1,0 +1,84 @@
+"""Workdirs that belong together: parts of one sweep, or disjoint runs of one config."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import types
+from typing import Any
+
+import pandas as pd
+from absl import logging as log
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
+from routed.engine import results
+from routed.plan import experiment
+
+#: Settings that may differ between workdirs that are joined: disjoint seeds or arms of one config.
+APART = ("seed", "seeds", "arms")
+
+
+def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
+    """Folders that belong together: parts of one sweep, or runs of one config and commit.
+
+    Raises:
+      UserError: no workdir, or a part whose config or commit is not that of the other parts.
+    """
+    groups: dict[str, list[pathlib.Path]] = {}
+    told: dict[pathlib.Path, dict[str, Any]] = {}
+    for folder in folders:
+        if not (folder / "config.json").exists():
+            raise UserError(f"{folder} is no workdir of routed: it has no config.json")
+        results.load(folder)  # refuses a damaged one
+        told[folder] = stored = json.loads(results.described(folder))
+        shared = {k: v for k, v in stored["config"].items() if k not in APART and not k.startswith("mesh.")}
+        told[folder]["same"] = shared | {"commit": stored["commit"], "swept keys": stored["swept"]}
+        alike: Any = told[folder]["same"]
+        if "shard" in stored:  # with whatever claims to be of the same sweep, so that a stranger is seen
+            alike = [stored["config"][key] for key in ("name", "figure", "scale")] + [stored["shard"].partition("/")[2]]
+        groups.setdefault(json.dumps(alike, sort_keys=True), []).append(folder)
+    for group in groups.values():
+        first, *others = (told[folder] for folder in group)
+        for folder, other in zip(group[1:], others, strict=True):
+            for key, value in first["same"].items():
+                if other["same"].get(key) != value:
+                    raise UserError(
+                        f"{folder} is no part of the sweep of {group[0]}: its {key} is {other['same'].get(key)}, there it is"
+                        f" {value}; report them apart, or run the part again"
+                    )
+        if "shard" in first:
+            there = {one["shard"] for one in (first, *others)}
+            parts = int(first["shard"].partition("/")[2])
+            wanted = [f"{i + 1}/{parts}" for i in range(parts)]
+            if missing := [part for part in wanted if part not in there]:
+                log.warning("%s: of the sweep's parts %s is missing", group[0], ", ".join(missing))
+    return list(groups.values())
+
+
+def joined_table(group: list[pathlib.Path]) -> pd.DataFrame:
+    """The rows of folders that belong together.
+
+    Raises:
+      UserError: two of them hold the same run.
+    """
+    tables = [results.read_table(folder) for folder in group]
+    owner: dict[str, pathlib.Path] = {}
+    for folder, table in zip(group, tables, strict=True):
+        for run in set(table.run) if len(table) else ():
+            if run in owner:
+                raise UserError(f"{owner[run]} and {folder} hold the same run {run}: name one of them only")
+            owner[run] = folder
+    return pd.concat(tables, ignore_index=True)
+
+
+def _experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:
+    """The experiment file that a workdir was run from, and the config it was run with."""
+    described = json.loads((folder / "config.json").read_text())
+    if "experiment" not in described:
+        raise UserError(f"{folder} does not say which experiment it is of (an older version wrote it): run it again")
+    try:
+        module, config = experiment.configure(described["experiment"], [])
+    except UserError as error:
+        raise UserError(f"{folder}: {error}; run the report in the folder in which that experiment was run") from None
+    return module, results.config_of(folder, config)

@@ -1,0 +1,97 @@
+"""The contracts between rooms: the data that flows from router to selection, dispatch, losses and metrics.
+
+Axis letters, used by every annotation and einsum of the package:
+  T tokens, D features of a token, E experts, O outputs, H hidden units, A assignments (token, expert), C clusters, R runs.
+
+They are named tuples, so that JAX may fill them with anything (stacked runs, shapes, shardings); functions check arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int
+
+
+class Batch(NamedTuple):
+    """Samples with their targets and the cluster that generated each token (hidden from every router but the oracle).
+
+    A sample is one token, or S tokens of which each is routed on its own; B samples.
+    """
+
+    x: Float[Array, "B ..."]
+    y: Float[Array, "B O"]
+    cluster: Int[Array, "B ..."]
+    #: What the experts see beside the router's features, where x is not for them.
+    side: Float[Array, "B V"] | None = None
+
+    @property
+    def tokens(self) -> Float[Array, "T ..."]:
+        """What is routed, sample by sample."""
+        return self.x.reshape(-1, *self.x.shape[self.cluster.ndim :])
+
+    @property
+    def label(self) -> Int[Array, " T"]:
+        """The cluster of each token."""
+        return self.cluster.reshape(-1)
+
+
+class TextBatch(NamedTuple):
+    """Rows of text for an encoder-decoder: what is left of a row, what was cut out of it, and its language (an index).
+
+    B rows, L encoder tokens, M decoder tokens. Ids: 0 pads (rows are always full), 1 ends, sentinels are the highest.
+    """
+
+    inputs: Int[Array, "B L"]
+    targets: Int[Array, "B M"]
+    language: Int[Array, " B"]
+
+
+class Routing(NamedTuple):
+    """Sparse routing: one flat list of assignments, with the scores it was selected from.
+
+    `kept` is False where the assignment was dropped for lack of capacity, or its token is padding. `rank` is its place in
+    the queue of its expert, counted from 0 within its group. A = T k for token choice, token by token (so [T, k] is a
+    reshape); A = E C in each group for expert choice. Assignments of a group are contiguous.
+    """
+
+    scores: Float[Array, "T E"]
+    token: Int[Array, " A"]
+    expert: Int[Array, " A"]
+    weight: Float[Array, " A"]
+    kept: Bool[Array, " A"]
+    rank: Int[Array, " A"]
+
+
+class SoftRouting(NamedTuple):
+    """Soft routing: every token to every expert, `weight[t, e]` its share."""
+
+    scores: Float[Array, "T E"]
+    weight: Float[Array, "T E"]
+
+
+class Places(NamedTuple):
+    """The queues of a sparse dispatch, static: tokens of a group, and places for each expert in it."""
+
+    group_size: int
+    capacity: int
+
+
+#: ONE expert as a function: (its parameters, tokens [T, ...]) -> outputs [T, O], or [1, O] for all tokens.
+ExpertFunction = Callable[[Any, Float[Array, "T ..."]], Float[Array, "#T O"]]
+
+
+class Column(NamedTuple):
+    """How a metric column is shown: its axis label, and whether the axis is logarithmic."""
+
+    label: str
+    log: bool = False
+
+
+#: Groups of parameters, each with a learning rate of its own: a model's `params` has those it needs. `fixed` are never trained.
+GROUPS = ("router", "experts", "trunk", "fixed")
+
+
+class UserError(Exception):
+    """Something the user can mend: shown as one line, without a traceback, with exit code 2."""

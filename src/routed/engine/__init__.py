@@ -1,0 +1,1 @@
+"""Runs on devices: compiled, advanced in batches, saved, resumed, and written down as rows."""

@@ -1,0 +1,161 @@
+"""Programs compiled for batches of runs: one mesh axis `run`, and within a device one run after the other or all at once.
+
+Measured on 2 CPU cores (BUILD_NOTES.md): two host devices that each map their runs one after the other are 1.4x faster
+than one device for depth-3 experts, whose weights then stay in cache, and no slower than vmap for constant experts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Lowered
+from ml_collections import ConfigDict
+
+from routed.engine.devices import LocalSlice, local_slice, place, place_feed, state_sharding
+from routed.layer.dispatch.parallel import DATA, EXPERT
+from routed.plan.config import problem_of, traced
+from routed.training import program
+
+
+def steps_fed(config: ConfigDict) -> int:
+    """Steps that are fed at once, and after which a batch is saved."""
+    return config.checkpoint.every or config.eval_every
+
+
+class Compiled(NamedTuple):
+    """The program of a group, compiled for batches of `runs` runs.
+
+    start(seeds, traced, shared) -> (worlds, states); advance(active, steps, evaluated, seeds, traced, worlds, states, feed,
+    shared) -> states, where every argument but `shared` has a leading axis [runs]. `place` and `place_shared` put arguments on
+    the devices; with several processes each puts its own part there. Each process builds only its slice of the feed.
+    """
+
+    runs: int
+    start: Callable[..., Any]
+    advance: Callable[..., Any]
+    place: Callable[[Any], Any]
+    local: LocalSlice
+    place_feed: Callable[[Any], Any]
+    place_shared: Callable[[Any], Any]
+    batching: str
+    seconds: float
+    bytes: int
+
+
+def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compiled:
+    """Compiles the group's program for `runs` runs at a time; `runs` is a multiple of the mesh's axis `run`."""
+    problem, spread = problem_of(config), mesh.size > mesh.shape["run"]
+    one = program.make_program(config, problem.build(config, pool, mesh if spread else None))
+    over_runs = _one_spread_run if spread else _over_devices(config, mesh)
+    start_run, advance_run = partial(program.start, one), partial(program.advance, one)
+
+    begun = time.perf_counter()
+    every = steps_fed(config)
+    rows, whole = NamedSharding(mesh, PartitionSpec("run")), NamedSharding(mesh, PartitionSpec())
+    batch = NamedSharding(mesh, PartitionSpec("run", None, (DATA, EXPERT))) if spread else rows
+    shared = _shaped(jax.tree.map(np.asarray, problem.shared_arrays(config)), whole)
+    seeds = _shaped(np.zeros(runs, np.uint32), rows)
+    values = _shaped(stack_traced([traced(config)] * runs), rows)
+    flags, steps = _shaped(np.ones(runs, bool), rows), _shaped(np.zeros(runs, np.int32), rows)
+    feed = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape), a.dtype), problem.feed_shape(config, every))
+    worlds, states = jax.eval_shape(over_runs(start_run), seeds, values, shared)
+    held = jax.tree_util.tree_map_with_path(lambda path, a: state_sharding(path, mesh), states) if spread else rows
+    lowered = jax.jit(over_runs(start_run), out_shardings=(rows, held)).lower(seeds, values, shared)
+    start = compile_lowered(lowered, problem.fuse)
+    worlds = _shaped(worlds, rows)
+    states = jax.tree.map(_shaped, states, held) if spread else _shaped(states, rows)
+    lowered = jax.jit(over_runs(advance_run), donate_argnums=6, out_shardings=held).lower(
+        flags, steps, flags, seeds, values, worlds, states, _shaped(feed, batch), shared
+    )
+    advance = compile_lowered(lowered, problem.fuse)
+    local = local_slice(batch, (runs, every, config.batch_size))
+    return Compiled(
+        runs=runs,
+        start=start,
+        advance=advance,
+        place=partial(place, rows),
+        local=local,
+        place_feed=partial(place_feed, batch, local, (runs, config.batch_size)),
+        place_shared=partial(place, whole),
+        batching="spread over devices" if spread else batching_of(config, mesh),
+        seconds=time.perf_counter() - begun,
+        bytes=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((worlds, states))),
+    )
+
+
+def _shaped(tree, sharding):
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)
+
+
+def batching_of(config: ConfigDict, mesh: Mesh) -> str:
+    """How the runs of one device are batched: `map`, one after the other, or `vmap`, all at once."""
+    if config.mesh.batching != "auto":
+        return config.mesh.batching
+    return "map" if mesh.devices.flat[0].platform == "cpu" else "vmap"
+
+
+def _over_devices(config: ConfigDict, mesh: Mesh):
+    """Runs shared out over the axis `run`; the last argument is the same for all."""
+    one_by_one = batching_of(config, mesh) == "map"
+
+    def over_runs(function):
+        def local(*args):
+            *batched, shared = args
+            if one_by_one:
+                return jax.lax.map(lambda item: function(*item, shared), tuple(batched))
+            return jax.vmap(lambda *item: function(*item, shared))(*batched)
+
+        def mapped(*args):
+            specs = (PartitionSpec("run"),) * (len(args) - 1) + (PartitionSpec(),)
+            return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("run"), check_vma=False)(
+                *args
+            )
+
+        return mapped
+
+    return over_runs
+
+
+def _one_spread_run(function):
+    """A batch of one run, which the layer itself shares out over the axes `data` and `expert`."""
+
+    def mapped(*args):
+        *batched, shared = args
+        made = function(*jax.tree.map(lambda a: a[0], batched), shared)
+        return jax.tree.map(lambda a: a[None], made)
+
+    return mapped
+
+
+def compile_lowered(lowered: Lowered, fuse: str = "LIBRARY_FUSION_TYPE_REDUCE") -> Any:
+    """Compiles; for a CPU with YNNPACK for what `fuse` names only (BUILD_NOTES.md, section 4).
+
+    It slows batched products down. Reductions: twice the speed for the softmax of a router, a third of the processor time lost
+    for that of attention.
+    """
+    if jax.default_backend() == "cpu":
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # a release that does not know the option
+            return lowered.compile(compiler_options={"xla_cpu_experimental_ynn_fusion_type": fuse})
+    return lowered.compile()
+
+
+def bytes_of_run(config: ConfigDict, pool: int) -> int:
+    """Bytes of one run's world and state, from their shapes."""
+    problem = problem_of(config)
+    one = program.make_program(config, problem.build(config, pool, None))
+    shared = problem.shared_arrays(config)
+    shapes = jax.eval_shape(partial(program.start, one), np.uint32(0), traced(config), shared)
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
+
+
+def stack_traced(runs: list[dict[str, bool | int | float]]) -> dict[str, np.ndarray]:
+    """Traced settings of several runs as arrays [R]: bool, int32 or float32 by the declared type."""
+    types = {bool: np.bool_, int: np.int32, float: np.float32}
+    return {key: np.array([run[key] for run in runs], types[type(runs[0][key])]) for key in runs[0]}

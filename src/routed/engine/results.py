@@ -1,0 +1,351 @@
+"""What a run leaves behind: the workdir's tables, whole at every moment and independent of the order of work."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import io
+import json
+import pathlib
+import platform
+import subprocess
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from absl import logging as log
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
+from routed.plan.checks import PLANNED
+from routed.plan.config import declared, problem_of
+from routed.plan.points import Point
+from routed.plan.runs import Run, keys_read
+from routed.settings.tree import flatten, override
+from routed.system import files, hosts
+
+#: The version of what a workdir holds; another one is refused.
+FORMAT = 2
+#: Columns before the metrics; the swept keys stand between `run` and `arm`.
+LEADING = ("run", "arm", "seed", "step", "status")
+
+#: Where results.parquet keeps the digest of its content: Parquet's own checksums do not cover names and types.
+DIGEST = b"routed.digest"
+
+PACKAGES = ("routed", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "scikit-learn", "pandas")
+
+
+def open_workdir(
+    path: pathlib.Path, experiment: str, config: ConfigDict, sweep: tuple[Point, ...], shard: str = ""
+) -> pd.DataFrame:
+    """Prepares the workdir for this command, which runs part `shard` of the sweep, and returns the rows that are there.
+
+    Raises:
+      UserError: the workdir has finished rows of another config (the key is named), or cannot be written.
+    """
+    swept = sorted({key for point in sweep for key in point if key not in PLANNED})
+    flat, known = flatten(config), declared()
+    table = read_table(path)
+    stored = _stored_config(path) if len(table) else None
+    if stored is not None:
+        if stored.get("format") != FORMAT:
+            raise UserError(
+                f"workdir {path} was written by an older version of routed, whose runs are told apart in another way: choose"
+                " another --workdir"
+            )
+        swept = sorted(set(swept) | set(stored["swept"]))
+        active = keys_read(config, sweep, set(table.arm))
+        for key, value in flat.items():
+            # A key that this version does not know is of a part that is gone; one that the rows do not have is a new part's.
+            old = stored["config"].get(key, value)
+            same = json.dumps(value, default=list) == json.dumps(old, default=list)
+            if key not in swept and known[key].identity and key in active and not same:
+                raise UserError(
+                    f"workdir {path} holds results with {key}={_plain(old)}, this command has {key}={_plain(value)}:"
+                    f" choose another --workdir, or set --config.{key}={_plain(old)}"
+                )
+        if config.held and stored["config"]["seed"] != config.seed:
+            raise UserError(
+                f"workdir {path} holds results with seed={stored['config']['seed']} and held streams: choose another --workdir"
+            )
+        # A key swept only now was constant in the rows that are there: its value of then stays in config.json.
+        flat |= {key: stored["config"][key] for key in swept if key in stored["config"]}
+        for key in swept:
+            if key not in table:
+                table.insert(1, key, _plain(flat[key]))
+    part = json.loads(described(path) or "{}").get("shard", "") if shard else ""
+    if part and part != shard:
+        raise UserError(
+            f"workdir {path} is that of part {part}, this is part {shard}: give each part a --workdir of its own"
+        )
+    data = problem_of(config).digest(config)
+    if stored is not None and stored.get("data", data) != data:
+        raise UserError(
+            f"workdir {path} holds results on other data ({stored['data']}; now {data}): choose another --workdir, or restore"
+            f" data.directory={config.data.directory!r}"
+        )
+    about = _description(experiment, flat, swept, data) | ({"shard": shard} if shard else {})
+    if hosts.is_first():
+        files.write(path / "config.json", json.dumps(about, indent=1, default=list) + "\n")
+    return table
+
+
+def described(path: pathlib.Path) -> str:
+    """The text of config.json; nothing where there is none."""
+    file = path / "config.json"
+    return file.read_text() if file.exists() else ""
+
+
+def swept_keys(path: pathlib.Path) -> list[str]:
+    """Dotted keys that vary between the rows of a workdir."""
+    return _stored_config(path)["swept"]
+
+
+def rows_of(run: Run, history: dict[str, np.ndarray], swept: list[str]) -> list[dict[str, Any]]:
+    """One row per place and evaluation. A run whose losses are not all finite is `diverged`; a tuning run is `tuning`.
+
+    Raises:
+      UserError: a frozen router moved, which would void the comparison.
+    """
+    losses = history[problem_of(run.config).loss]
+    finite = np.isfinite(losses).all() and np.isfinite(history["train/loss"][1:]).all()
+    frozen = "router" in run.config and "frozen" in run.config.router and run.config.router.frozen
+    # Only of finite runs: NaN weights equal nothing, themselves included, so they would seem to have moved.
+    if frozen and finite and history["router/moved"].max() > 0:
+        raise UserError(
+            f"run {run.key} ({run.arm}, seed {run.seed}): the frozen router moved; this is a bug, please report it"
+        )
+    status = "tuning" if run.tuning else "ok" if finite else "diverged"
+    rows = []
+    for place in _places(run, swept):
+        for index in range(len(losses)):
+            metrics = {name: float(values[index]) for name, values in sorted(history.items()) if values.ndim == 1}
+            step = index * run.config.eval_every
+            rows.append(
+                {"run": run.key, **place, "arm": run.arm, "seed": run.seed, "step": step, "status": status, **metrics}
+            )
+    return rows
+
+
+def _places(run: Run, swept: list[str]) -> list[dict[str, Any]]:
+    """The values of the swept keys at each point that a run has rows at, each once."""
+    places = [{key: _plain(place[key]) for key in swept} for place in run.places]
+    return list({json.dumps(place, sort_keys=True): place for place in places}.values())
+
+
+def swept_columns(table: pd.DataFrame) -> list[str]:
+    """The columns of swept keys: those between `run` and `arm`."""
+    columns = list(table.columns)
+    return columns[1 : columns.index("arm")] if "arm" in columns else []
+
+
+def fill_places(table: pd.DataFrame, runs: Iterable[Run]) -> pd.DataFrame:
+    """The table with the rows of finished runs at every point that asks for them: a run that reads no swept key has many."""
+    swept = swept_columns(table)
+    if not len(table) or not swept:
+        return table
+    there = set(table[["run", *swept]].itertuples(index=False, name=None))
+    finished, further = set(table.run), []
+    for run in runs:
+        missing = [
+            place for place in _places(run, swept) if (run.key, *(place[key] for key in swept)) not in there
+        ] if run.key in finished else []  # fmt: skip
+        if missing:
+            rows = table[table.run == run.key].drop_duplicates("step")
+            further += [rows.assign(**place) for place in missing]
+    return _ordered(pd.concat([table, *further], ignore_index=True), swept) if further else table
+
+
+def merge(table: pd.DataFrame, rows: list[dict[str, Any]], swept: list[str]) -> pd.DataFrame:
+    """Old and new rows in an order that does not depend on when they were computed."""
+    table = pd.concat([table, pd.DataFrame(rows)], ignore_index=True) if len(table) else pd.DataFrame(rows)
+    return _ordered(table, swept)
+
+
+def _ordered(table: pd.DataFrame, swept: list[str]) -> pd.DataFrame:
+    leading = ["run", *swept, *LEADING[1:]]
+    table = table[leading + sorted(set(table.columns) - set(leading))]
+    table = table.drop_duplicates(["run", *swept, "step"])
+    return table.sort_values([*swept, "arm", "seed", "run", "step"], ignore_index=True)
+
+
+def write_table(path: pathlib.Path, table: pd.DataFrame) -> None:
+    """Writes results.parquet, with the table before it kept beside it, if that was whole."""
+    target = path / "results.parquet"
+    made, buffer = pa.Table.from_pandas(table, preserve_index=False), io.BytesIO()
+    made = made.replace_schema_metadata((made.schema.metadata or {}) | {DIGEST: _digest(table)})
+    pq.write_table(made, buffer, write_page_checksum=True)
+    if _read(target)[0] is not None:
+        files.write(path / ".results.before.parquet", target.read_bytes())
+    files.write(target, buffer.getvalue())
+
+
+def read_table(path: pathlib.Path) -> pd.DataFrame:
+    """The rows of a workdir; of the table before it when results.parquet is damaged, and none when both are."""
+    for name in ("results.parquet", ".results.before.parquet"):
+        table, problem = _read(path / name)
+        if table is not None:
+            return table
+        if problem:
+            log.warning(
+                "%s is damaged (%s): going back to the table before it; what is missing is run again",
+                path / name,
+                problem,
+            )
+    return pd.DataFrame()
+
+
+def _read(file: pathlib.Path) -> tuple[pd.DataFrame | None, str]:
+    """The table of a file; or None and what is wrong with it, nothing if there is no file."""
+    with files.explained(file):
+        if not file.exists():
+            return None, ""
+        content = io.BytesIO(file.read_bytes())
+    try:
+        read = pq.read_table(content, page_checksum_verification=True)
+        table, digest = read.to_pandas(), (read.schema.metadata or {}).get(DIGEST)
+        if digest is not None and digest != _digest(table):
+            return None, "its digest is another"
+    except Exception as error:  # a flipped bit in the footer makes pyarrow and pandas raise almost anything
+        return None, f"{type(error).__name__}: {error}".splitlines()[0]
+    return table, ""
+
+
+def _digest(table: pd.DataFrame) -> bytes:
+    """A hash of names, types and values."""
+    total = hashlib.sha256(repr([*zip(table.columns, map(str, table.dtypes), strict=True)]).encode())
+    total.update(pd.util.hash_pandas_object(table, index=False).to_numpy().tobytes())
+    return total.hexdigest().encode()
+
+
+def write_heatmaps(path: pathlib.Path, new: dict[str, np.ndarray]) -> None:
+    """Adds cluster x expert routing probabilities [evaluations, C, E] by run key to routing.npz."""
+    if not new:
+        return
+    buffer = io.BytesIO()
+    arrays: dict[str, Any] = read_heatmaps(path) | new
+    np.savez_compressed(buffer, **arrays)
+    files.write(path / "routing.npz", buffer.getvalue())
+
+
+def read_heatmaps(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """The arrays of routing.npz; none when it is missing or damaged."""
+    try:
+        content = io.BytesIO((path / "routing.npz").read_bytes())  # np.load leaves a damaged file open
+        with np.load(content, allow_pickle=False) as stored:
+            return dict(stored)
+    except FileNotFoundError:
+        return {}
+    except Exception as error:  # zipfile, zlib and numpy each raise their own
+        log.warning("%s is damaged (%s): its heatmaps are lost, the tables are not", path / "routing.npz", error)
+        return {}
+
+
+def last(table: pd.DataFrame) -> pd.DataFrame:
+    """The last evaluation of every run that is not a tuning run."""
+    if not len(table):
+        return table
+    table = table[table.status != "tuning"]
+    return table.loc[table.groupby(["run", *swept_columns(table)], dropna=False).step.idxmax()].reset_index(drop=True)
+
+
+def at_base(rows: pd.DataFrame, keys: Iterable[str], base: dict[str, Any]) -> pd.DataFrame:
+    """The rows at one point of the swept `keys`: each has its value in the flat config `base`, or else its largest."""
+    for key in keys:
+        if len(rows):
+            values = set(rows[key])
+            rows = rows[rows[key] == (base[key] if base[key] in values else max(values))]
+    return rows
+
+
+def shown(value: Any) -> str:
+    """A setting's value as a reader wants it."""
+    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+
+
+def load(workdir: str | pathlib.Path) -> dict[str, Any]:
+    """The tables of a workdir for a notebook: config, results, summary, claims, heatmaps.
+
+    Raises:
+      UserError: the folder holds no run.
+    """
+    path = files.folder(workdir)
+    if not (path / "config.json").exists():
+        raise UserError(f"{path} is no workdir of routed: it has no config.json")
+    summary, claims = path / "summary.csv", path / "claims.json"
+    return {
+        "config": _stored_config(path)["config"],
+        "results": read_table(path),
+        "summary": pd.read_csv(io.BytesIO(summary.read_bytes())) if summary.exists() else pd.DataFrame(),
+        "claims": json.loads(claims.read_text()) if claims.exists() else [],
+        "heatmaps": read_heatmaps(path),
+    }
+
+
+def _stored_config(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        stored = json.loads((path / "config.json").read_text())
+        if {*stored["swept"]} <= {*stored["config"]}:
+            return stored
+    except FileNotFoundError:
+        raise UserError(
+            f"workdir {path} has results but no config.json, so nobody knows of which settings: choose another --workdir"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UserError(
+        f"{path / 'config.json'} is damaged, so nobody knows of which settings the results are: choose another --workdir"
+    )
+
+
+def _description(experiment: str, flat: dict[str, Any], swept: list[str], data: str) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "experiment": experiment,
+        "config": flat,
+        "swept": swept,
+        "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
+        "commit": _commit(),
+        "devices": [str(d) for d in jax.devices()],
+        "machine": f"{platform.system()} {platform.machine()}, {platform.processor() or 'CPU'}",
+        "data": data,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    """The commit of the source tree, with a mark when it has uncommitted changes."""
+    here = pathlib.Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return found.stdout.strip() or "unknown"
+
+
+def _plain(value: Any) -> Any:
+    """A setting as a value of a column, and as it is written on the command line: tuples as text."""
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else value
+
+
+def config_of(path: pathlib.Path, base: ConfigDict) -> ConfigDict:
+    """The config that a workdir was run with."""
+    return override(
+        base, {k: tuple(v) if isinstance(v, list) else v for k, v in _stored_config(path)["config"].items()}
+    )

@@ -1,0 +1,55 @@
+"""Experts: ONE expert each, on tokens; the layer maps them. The dense twins are the same modules, wider or deeper."""
+
+from routed.experts.activations import ACTIVATIONS
+from routed.experts.cnn import Cnn
+from routed.experts.constant import Constant
+from routed.experts.expert import Expert
+from routed.experts.ffn import Ffn
+from routed.experts.mlp import Linear, Mlp
+from routed.settings.setting import Setting, at_least, one_of
+
+#: name -> ONE expert. Experts of images compute on what stands beside an image and on the router's features of it: rows.
+EXPERTS: dict[str, Expert] = {
+    "constant": Expert(lambda own, outputs: Constant(outputs), tokens=()),
+    "linear": Expert(lambda own, outputs: Linear(outputs), tokens=("rows", "images", "hidden")),
+    "mlp": Expert(
+        lambda own, outputs: Mlp(outputs, own.depth, own.width, own.activation),
+        tokens=("rows", "images", "hidden"),
+        reads=("depth", "width", "activation"),
+    ),
+    "cnn": Expert(
+        lambda own, outputs: Cnn(outputs, own.width, own.activation, own.bias, own.init, own.init_scale),
+        tokens=("patches",),
+        settings={
+            "bias": Setting(False, "a bias for each filter"),
+            "init": Setting(
+                "lecun",
+                "lecun: N(0, 1 / dim), biases 0; uniform: on +- 1 / sqrt(dim), biases too",
+                one_of(("lecun", "uniform")),
+            ),
+            "init_scale": Setting(1.0, "times that", at_least(0)),
+        },
+        reads=("width", "activation"),
+    ),
+    "ffn": Expert(
+        lambda own, outputs: Ffn(outputs, own.width, own.activation),
+        tokens=("rows", "images", "hidden"),
+        reads=("width", "activation"),
+    ),
+    "gated_ffn": Expert(
+        lambda own, outputs: Ffn(outputs, own.width, own.activation, gated=True),
+        tokens=("rows", "images", "hidden"),
+        reads=("width", "activation"),
+    ),
+}
+
+#: Settings of the node `experts` that several experts, or the models around them, read.
+SHARED: dict[str, Setting] = {
+    "count": Setting(64, "experts", at_least(1)),
+    "depth": Setting(3, "weight layers of an mlp", at_least(1)),
+    "width": Setting(96, "hidden units; of a cnn: filters for each output", at_least(1)),
+    "activation": Setting("relu", "between the layers", one_of(ACTIVATIONS)),
+    "learning_rate": Setting(0.01, "of the experts' parameters", at_least(0), traced=True),
+}
+
+__all__ = ["ACTIVATIONS", "EXPERTS", "SHARED", "Cnn", "Constant", "Expert", "Ffn", "Linear", "Mlp"]

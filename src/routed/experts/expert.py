@@ -1,0 +1,31 @@
+"""An expert: ONE Flax module on tokens, which the layer maps over experts, and what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import flax.linen as nn
+from ml_collections import ConfigDict
+
+from routed.settings.setting import Setting, accept
+
+
+class Make(Protocol):
+    """The module of one expert with so many outputs; `own` is the config node `experts`.
+
+    The module maps tokens [T, ...] to outputs [T, O], or to [1, O] for all tokens.
+    """
+
+    def __call__(self, own: Any, outputs: int) -> nn.Module: ...
+
+
+class Expert(NamedTuple):
+    """`tokens` are the kinds of tokens that the expert can compute on (rows, patches, images, hidden; empty: any)."""
+
+    make: Make
+    tokens: tuple[str, ...] = ("rows", "hidden")
+    settings: Mapping[str, Setting] = {}
+    reads: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    check: Callable[[ConfigDict], None] = accept

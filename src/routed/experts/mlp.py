@@ -1,0 +1,51 @@
+"""Experts on rows: a linear map, a multi-layer perceptron, and the sizes of its dense twins."""
+
+from __future__ import annotations
+
+import itertools
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from routed.experts.activations import ACTIVATIONS
+from routed.experts.matmul import dense_layer
+
+
+class Linear(nn.Module):
+    """w^T x + b."""
+
+    outputs: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T O"]:
+        return dense_layer(self.outputs)(x)
+
+
+class Mlp(nn.Module):
+    """`depth` weight layers with biases and the activation between them; lecun-normal weights, zero biases."""
+
+    outputs: int
+    depth: int
+    width: int
+    activation: str = "relu"
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T O"]:
+        for _ in range(self.depth - 1):
+            x = ACTIVATIONS[self.activation](dense_layer(self.width)(x))
+        return dense_layer(self.outputs)(x)
+
+
+def mlp_parameters(inputs: int, outputs: int, depth: int, width: int) -> int:
+    """Weights and biases of an Mlp."""
+    sizes = [inputs] + [width] * (depth - 1) + [outputs]
+    return sum((a + 1) * b for a, b in itertools.pairwise(sizes))
+
+
+def width_for(parameters: int, inputs: int, outputs: int, depth: int) -> int:
+    """The width whose Mlp of `depth` has the number of parameters closest to `parameters`."""
+    low, high = 1, max(2, parameters)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if mlp_parameters(inputs, outputs, depth, middle) <= parameters else (low, middle)
+    return min((low, high), key=lambda w: abs(mlp_parameters(inputs, outputs, depth, w) - parameters))

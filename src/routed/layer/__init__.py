@@ -1,0 +1,1 @@
+"""The Mixture-of-Experts layer: selection, dispatch, the module that joins them, auxiliary losses, and Soft MoE."""

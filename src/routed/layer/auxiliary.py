@@ -1,0 +1,162 @@
+"""Auxiliary losses of a router, normalised so that coefficients mean the same everywhere.
+
+All are pure functions of what one layer's gate decided. Padding (`mask` False) counts nowhere. A loss of fixed choices would
+optimise decisions that are never executed, so `auxiliary` is 0 for routers that do not learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import xlogy
+from jaxtyping import Array, Bool, Float, Int, Scalar
+from ml_collections import ConfigDict
+
+from routed.contracts import Routing, SoftRouting
+from routed.metrics.load import load_of
+from routed.settings.setting import Setting, When, accept, at_least, one_of
+from routed.settings.tree import from_flat
+
+
+class Gate(NamedTuple):
+    """What an auxiliary loss sees of one layer at one training step.
+
+    `features` are the tokens as the layer's experts got them; `responses` runs every expert on every token [T, E, O], at the
+    cost that this has; `losses` is the config node of that name. What a caller does not know is None.
+    """
+
+    routing: Routing | SoftRouting
+    probs: Float[Array, "T E"]
+    load: Float[Array, "groups E"]
+    mask: Bool[Array, " T"]
+    losses: Any
+    features: Float[Array, "T ..."] | None = None
+    responses: Callable[[], Float[Array, "T E O"]] | None = None
+    step: Int[Array, ""] | int = 0
+
+
+class Auxiliary(NamedTuple):
+    """A loss of a gate. Its coefficient is the setting `losses.NAME`; `settings` are further ones of the node `losses`."""
+
+    value: Callable[[Gate], Scalar]
+    doc: str
+    settings: Mapping[str, Setting] = {}
+    reads: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    check: Callable[[ConfigDict], None] = accept
+
+
+def balance(probs: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bool[Array, " T"]) -> Scalar:
+    """E sum_e f_e P_e: 1 at uniform routing, E/k when all tokens choose the same k experts with certainty.
+
+    f_e is the share of the assignments before drops (no gradient), P_e the mean probability (Shazeer et al. 2017, Fedus
+    et al. 2022); flaxformer's value is k times ours. 1 is not the minimum and no proof of balance. Mean over the groups
+    of `load`; one is the whole batch (losses.balance_scope).
+    """
+    groups, experts = load.shape
+    real = mask.astype(jnp.float32).reshape(groups, -1, 1)
+    mean = (probs.reshape(groups, -1, experts) * real).sum(1) / jnp.maximum(real.sum(1), 1.0)
+    return experts * (jax.lax.stop_gradient(load) * mean).sum(-1).mean()
+
+
+def importance(probs: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
+    """Squared coefficient of variation of the experts' summed probabilities: 0 at uniform, E - 1 when collapsed on one.
+
+    Shazeer et al. (2017). Written var / mean^2: the gradient of (std / mean)^2 is NaN at perfect balance.
+    """
+    total = jnp.where(mask[:, None], probs, 0.0).sum(0)
+    return total.var() / jnp.maximum(total.mean(), 1e-9) ** 2
+
+
+def z(scores: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
+    """Mean squared log-partition of the scores, logsumexp(s)^2: (ln E)^2 for scores of 0 (Zoph et al. 2022)."""
+    return _mean(jax.nn.logsumexp(scores, axis=1) ** 2, mask)
+
+
+def entropy(probs: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
+    """Mean entropy of a token's probabilities in nats: ln E at uniform, 0 when certain. A positive coefficient sharpens."""
+    # xlogy has an infinite derivative at 0; the floor keeps certain routers finite and changes nothing visible.
+    return _mean(-xlogy(probs, jnp.maximum(probs, 1e-30)).sum(1), mask)
+
+
+def _balance_of_gate(gate: Gate) -> Scalar:
+    shares = gate.routing.scores if gate.losses.balance_of == "scores" else gate.probs
+    return balance(shares, gate.load, gate.mask)
+
+
+_BALANCED = When(lambda config: config.losses.balance > 0, "losses.balance > 0")
+
+#: name -> auxiliary loss.
+AUXILIARY: dict[str, Auxiliary] = {
+    "balance": Auxiliary(
+        _balance_of_gate,
+        "E sum_e load_e mean-probability_e: 1 at uniform",
+        settings={
+            "balance_of": Setting(
+                "probabilities",
+                "probabilities, or scores: mean scores stand in their place (released code of Chen et al. 2022)",
+                one_of(("probabilities", "scores")),
+                when=_BALANCED,
+            ),
+            "balance_scope": Setting(
+                "batch",
+                "batch or group: over which tokens load and probability are taken",
+                one_of(("batch", "group")),
+                when=_BALANCED,
+            ),
+        },
+    ),
+    "importance": Auxiliary(
+        lambda gate: importance(gate.probs, gate.mask), "squared variation of the experts' summed probabilities"
+    ),
+    "z": Auxiliary(lambda gate: z(gate.routing.scores, gate.mask), "mean squared log-partition of the scores"),
+    "entropy": Auxiliary(lambda gate: entropy(gate.probs, gate.mask), "mean per-token entropy; positive sharpens"),
+}
+
+
+def loss_settings() -> dict[str, Setting]:
+    """The settings of the node `losses`: a coefficient for each loss of the table, and the losses' own."""
+    made: dict[str, Setting] = {}
+    for name, loss in AUXILIARY.items():
+        made[name] = Setting(0.0, f"coefficient of an auxiliary loss: {loss.doc}", at_least(0))
+        made |= loss.settings
+    return made
+
+
+def coefficients_of(losses: Any) -> dict[str, float]:
+    """The coefficient of every auxiliary loss, from the config node `losses`."""
+    return {name: losses[name] for name in AUXILIARY}
+
+
+def auxiliary(
+    routing: Routing | SoftRouting,
+    coefficients: Mapping[str, float],
+    *,
+    learned: Bool[Array, ""] | bool = True,
+    mask: Bool[Array, " T"] | None = None,
+    groups: int = 1,
+    losses: Any = None,
+    features: Float[Array, "T ..."] | None = None,
+    responses: Callable[[], Float[Array, "T E O"]] | None = None,
+    step: Int[Array, ""] | int = 0,
+) -> tuple[Scalar, dict[str, Scalar]]:
+    """The weighted sum of the losses named in `coefficients`, and each unweighted.
+
+    `learned` is traced: False makes the sum 0, so a frozen, hash or oracle router contributes neither value nor gradient.
+    `losses` is the config node of that name (default: all settings at their defaults).
+    """
+    load = load_of(routing, mask, groups)
+    mask = jnp.ones(len(routing.scores), bool) if mask is None else mask
+    if losses is None:
+        losses = from_flat({name: setting.default for name, setting in loss_settings().items()})
+    gate = Gate(routing, jax.nn.softmax(routing.scores), load, mask, losses, features, responses, step)
+    values = {name: AUXILIARY[name].value(gate) for name in coefficients}
+    total = sum((coefficients[name] * values[name] for name in coefficients), jnp.float32(0))
+    return jnp.where(learned, total, 0.0), values
+
+
+def _mean(values: Float[Array, " T"], mask: Bool[Array, " T"]) -> Scalar:
+    return jnp.where(mask, values, 0.0).sum() / jnp.maximum(mask.sum(), 1)

@@ -1,0 +1,90 @@
+"""Dispatch: Routing + tokens + experts -> outputs. Every dispatch computes the same function; they differ in cost.
+
+All are called as dispatch(expert, params, x, routing, places), where leaves of `params` carry a leading expert axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from routed.contracts import ExpertFunction, Places
+from routed.layer.dispatch.direct import combine, dense, gather
+from routed.layer.dispatch.parallel import DATA, EXPERT, parallel, parallel_select
+from routed.layer.dispatch.ragged import alone, ragged
+from routed.layer.dispatch.slots import slots
+from routed.layer.selection import SELECTIONS
+from routed.settings.setting import Setting, accept
+
+
+class Run(Protocol):
+    """Outputs [T, O] of the experts that a routing names; leaves of `params` lead with the expert axis."""
+
+    def __call__(
+        self, expert: ExpertFunction, params: Any, x: Float[Array, "T ..."], routing: Any, places: Places | None = None
+    ) -> Float[Array, "T O"]: ...
+
+
+class Dispatch(NamedTuple):
+    """A way to compute the layer; a `sparse` one needs a list of assignments, an `exchanged` one works over a mesh."""
+
+    run: Run
+    sparse: bool = True
+    exchanged: bool = False
+    settings: Mapping[str, Setting] = {}
+    reads: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    check: Callable[[ConfigDict], None] = accept
+
+
+#: Asks for the dispatch that `choose` names.
+AUTO = "auto"
+
+#: name -> dispatch.
+DISPATCHES: dict[str, Dispatch] = {
+    "dense": Dispatch(dense, sparse=False),
+    "gather": Dispatch(gather),
+    "slots": Dispatch(slots, exchanged=True),
+    "ragged": Dispatch(ragged),
+}
+
+
+def misfit(name: str, selection: str) -> str | None:
+    """Why the dispatch `name` cannot serve the selection, and what can; None when it can."""
+    if name in DISPATCHES and DISPATCHES[name].sparse and not SELECTIONS[selection].sparse:
+        fits = next(other for other, dispatch in DISPATCHES.items() if not dispatch.sparse)
+        return f"dispatch {name!r} needs a sparse selection; with selection {selection!r} use {fits!r}"
+    return None
+
+
+def choose(selection: str, tokens: int, k: int, experts: int, dropless: bool, platform: str) -> tuple[str, str]:
+    """The dispatch for `auto`, and why (see `python -m routed.bench dispatch`)."""
+    chosen = SELECTIONS[selection]
+    if not chosen.sparse:
+        return "dense", "soft routing needs every expert on every token"
+    if tokens * k <= experts:
+        return "gather", f"{tokens * k} assignments are no more than {experts} experts"
+    if not dropless or chosen.bounded:
+        return "slots", "the capacity bounds its slots"
+    return "ragged", "dropless: " + ("blocks of sorted rows on CPU" if platform == "cpu" else "grouped products")
+
+
+__all__ = [
+    "AUTO",
+    "DATA",
+    "DISPATCHES",
+    "EXPERT",
+    "alone",
+    "choose",
+    "combine",
+    "dense",
+    "gather",
+    "misfit",
+    "parallel",
+    "parallel_select",
+    "ragged",
+    "slots",
+]

@@ -1,0 +1,51 @@
+"""Dispatches without queues: every expert on every token, or a copy of its expert's weights for every assignment."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from routed.contracts import ExpertFunction, Places, Routing, SoftRouting
+from routed.layer.selection import combine_weights
+
+
+def dense(
+    expert: ExpertFunction,
+    params,
+    x: Float[Array, "T ..."],
+    routing: Routing | SoftRouting,
+    places: Places | None = None,
+) -> Float[Array, "T O"]:
+    """Every expert on every token: the oracle for all other dispatches, and the only one for soft routing.
+
+    y_t = sum_e w_te f_e(x_t). An expert that returns one row for all tokens (a constant) is combined by one
+    [T, E] x [E, O] product.
+    """
+    del places
+    outputs = jax.vmap(expert, in_axes=(0, None))(params, x)
+    weight = combine_weights(routing).astype(outputs.dtype)
+    if outputs.shape[1] == 1:
+        return weight @ outputs[:, 0]
+    return jnp.einsum("TE,ETO->TO", weight, outputs)
+
+
+def gather(
+    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, places: Places | None = None
+) -> Float[Array, "T O"]:
+    """Each assignment fetches its own copy of its expert's weights: for few tokens, small experts and sparse routing.
+
+    FLOPs are those of the chosen experts only; bytes grow with assignments times weights, so others are better beyond
+    about E assignments.
+    """
+    del places
+    chosen = jax.tree.map(lambda leaf: leaf[routing.expert], params)
+    outputs = jax.vmap(lambda p, token: expert(p, token[None])[0])(chosen, x[routing.token])
+    return combine(routing, outputs, len(x))
+
+
+def combine(routing: Routing, outputs: Float[Array, "A O"], tokens: int) -> Float[Array, "T O"]:
+    """The weighted sum of each token's assignments; what was dropped weighs nothing, whatever its output."""
+    weight = jnp.where(routing.kept, routing.weight, 0.0)[:, None].astype(outputs.dtype)
+    outputs = jnp.where(routing.kept[:, None], outputs, 0)
+    return jnp.zeros((tokens, outputs.shape[-1]), outputs.dtype).at[routing.token].add(weight * outputs)

@@ -1,0 +1,91 @@
+"""ExpertFunction parallelism: experts live on the devices of one mesh axis, and slots travel to them and back.
+
+Tokens are sharded over all devices of the mesh (`data` x `expert`), whole groups each, so what is dropped depends on the
+groups of the config and never on the mesh. The exchange has fixed shapes (`all_to_all`), which CPU, GPU and TPU all have.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from routed.contracts import ExpertFunction, Places, Routing, SoftRouting, UserError
+from routed.layer.dispatch.slots import slots
+from routed.layer.rule import Rule
+from routed.layer.selection import select
+
+#: Mesh axes: replicas of the experts, and the devices that share one replica.
+DATA, EXPERT = "data", "expert"
+
+
+def parallel(
+    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, places: Places, mesh: Mesh
+) -> Float[Array, "T O"]:
+    """`slots` with the experts of `mesh` axis `expert`: device j holds experts j E/n to (j + 1) E/n - 1, and only them.
+
+    Raises:
+      UserError: the experts or the groups cannot be shared out evenly.
+    """
+    check(mesh, routing.scores.shape[1], len(x), places.group_size)
+    both = P((DATA, EXPERT))
+
+    def local(params, x, routing):
+        device = jax.lax.axis_index((DATA, EXPERT))
+        routing = routing._replace(token=routing.token - device * len(x))
+        return slots(expert, params, x, routing, places, exchange)
+
+    # Unchecked: an expert's own derivative need not know the mesh, and the sum over replicas is made here.
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), both, both), out_specs=both, check_vma=False)
+    return mapped(params, x, routing)
+
+
+def parallel_select(
+    rule: Rule, mesh: Mesh, scores: Float[Array, "T E"], *, preference, mask, bias=None
+) -> Routing | SoftRouting:
+    """`select`, each device its own groups: left to itself XLA would gather all scores for the top-k.
+
+    Raises:
+      UserError: the groups cannot be shared out evenly.
+    """
+    check(mesh, scores.shape[1], len(scores), rule.group_size or len(scores))
+    both = P((DATA, EXPERT))
+    mask = jnp.ones(len(scores), bool) if mask is None else mask
+    bias = jnp.zeros(scores.shape[1]) if bias is None else bias
+
+    def local(scores, preference, mask, bias):
+        routing = select(rule, scores, preference=preference, mask=mask, bias=bias)
+        if isinstance(routing, SoftRouting):
+            return routing
+        return routing._replace(token=routing.token + jax.lax.axis_index((DATA, EXPERT)) * len(scores))
+
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(both, both, both, P()), out_specs=both)
+    return mapped(scores, preference, mask, bias)
+
+
+def exchange(run, params, filled: Float[Array, "E S ..."]) -> Float[Array, "E S O"]:
+    """Sends slots to their experts' devices, runs them there, and sends the outputs back."""
+    arrived = jax.lax.all_to_all(filled, EXPERT, split_axis=0, concat_axis=1, tiled=True)
+    return jax.lax.all_to_all(run(params, arrived), EXPERT, split_axis=1, concat_axis=0, tiled=True)
+
+
+def check(mesh: Mesh, experts: int, tokens: int, group_size: int) -> None:
+    """Refuses what does not divide.
+
+    Raises:
+      UserError: names the key, and a value that works.
+    """
+    devices = mesh.shape[EXPERT]
+    if experts % devices:
+        fits = max(n for n in range(1, devices + 1) if experts % n == 0)
+        raise UserError(f"config key mesh.expert={devices}: does not divide experts.count={experts}; use {fits}")
+    groups = tokens // group_size
+    if groups % mesh.size:
+        sizes = [n for n in range(1, group_size + 1) if group_size % n == 0 and tokens // n % mesh.size == 0]
+        mend = f"use selection.group_size={sizes[-1]}" if sizes else f"use a multiple of {mesh.size} tokens"
+        raise UserError(
+            f"config key selection.group_size={group_size}: {groups} groups of {tokens} tokens cannot be shared by"
+            f" {mesh.size} devices; {mend}"
+        )

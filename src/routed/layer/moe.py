@@ -1,0 +1,128 @@
+"""The Mixture-of-Experts layer: router, noise, selection, dispatch and experts joined in one Flax module."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from absl import logging as log
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float
+
+from routed.contracts import Places, Routing, SoftRouting
+from routed.layer import dispatch
+from routed.layer.rule import Rule
+from routed.layer.selection import capacity, select
+from routed.metrics import load
+from routed.routers.noise import NOISES, ScoreNoise
+
+#: The collection of what a comparison does to a layer from outside: `temperature`, a factor on the scores of any router.
+CONTROL = "control"
+
+
+def over_experts(params: Any) -> Any:
+    """Names the leading axis of every leaf `expert`, as Flax metadata that `nn.get_partition_spec` and `nn.scan` read."""
+    return jax.tree.map(lambda a: nn.LogicallyPartitioned(a, ("expert", *[None] * (a.ndim - 1))), params)
+
+
+class MoE(nn.Module):
+    """y = sum_e w_e(x) f_e(x); returns y and the routing that produced it.
+
+    Parameters are `router` and `experts`; every leaf of `experts` has a leading logical axis `expert` (Flax metadata:
+    `nn.get_partition_spec`, `nn.meta.unbox`), and expert e is initialised with a key folded from e, so 8 experts are a
+    prefix of 16. The router scores the tokens, or what `routed_by` says of them; keyword context is passed on to it.
+
+    A router may hold variables of its own collections, which move in calls in which these are mutable, and the collection
+    `control` may hold a `temperature` that multiplies the scores. Noise needs the random stream `noise` (none without it). With `balance_rate` the collection `balance` holds a bias per
+    expert that only chooses; each call in which the collection is mutable moves it by that rate towards equal load
+    (auxiliary-loss-free balancing, Wang et al. 2024).
+
+    Raises:
+      TypeError: a dispatch that cannot serve the selection, or the mesh; it names one that can.
+    """
+
+    router: nn.Module
+    expert: nn.Module
+    num_experts: int
+    rule: Rule
+    dispatch: str = "auto"
+    noise: str = "none"
+    noise_scale: float = 1.0
+    noise_in_weights: bool = False
+    balance_rate: float = 0.0
+    dtype: Any = None  # of the experts' inputs and weights; None: as they are. Scores are float32 always
+    mesh: Mesh | None = None  # with axes `data` and `expert`: experts are shared out over the latter
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "T ..."],
+        *,
+        mask: Bool[Array, " T"] | None = None,
+        routed_by: Float[Array, "T ..."] | None = None,
+        **context,
+    ) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:
+        routing = self._route(x if routed_by is None else routed_by, mask, context)
+        expert = self.expert.clone(parent=None)  # unbound: its parameters are stacked and held here
+
+        def initialise(key):
+            def one(index):
+                return expert.init(jax.random.fold_in(key, index), x[:1])["params"]
+
+            return over_experts(jax.vmap(one)(jnp.arange(self.num_experts)))
+
+        params = self.param("experts", initialise)
+        if self.dtype is not None:
+            x, params = jax.tree.map(lambda a: a.astype(self.dtype), (x, params))
+        places = Places(
+            group_size=self.rule.group_size or len(x),
+            capacity=capacity(self.rule, self.rule.group_size or len(x), self.num_experts),
+        )
+
+        def run(params, tokens) -> Any:
+            return expert.apply({"params": params}, tokens)
+
+        if self.mesh is not None and not isinstance(routing, SoftRouting):
+            if self.dispatch != dispatch.AUTO and not dispatch.DISPATCHES[self.dispatch].exchanged:
+                raise TypeError(f"dispatch {self.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")
+            return dispatch.parallel(run, params, x, routing, places, self.mesh), routing
+        return dispatch.DISPATCHES[self._dispatch(len(x))].run(run, params, x, routing, places), routing
+
+    def _route(self, x, mask, context) -> Routing | SoftRouting:
+        seen = x
+        noise = NOISES[self.noise]
+        if noise.on_input is not None and self.has_rng("noise"):
+            seen = noise.on_input(self.make_rng("noise"), x, self.noise_scale)
+        scores = self.router(seen, **context)
+        if self.has_variable(CONTROL, "temperature"):
+            scores *= self.get_variable(CONTROL, "temperature")
+        preference = scores
+        if noise.draw is not None:
+            preference = scores + ScoreNoise(
+                noise.draw, self.noise_scale, self.num_experts, noise.learned, name="noise"
+            )(x)
+        weighing = preference if self.noise_in_weights else scores
+        pick = (
+            partial(select, self.rule) if self.mesh is None else partial(dispatch.parallel_select, self.rule, self.mesh)
+        )
+        if not self.balance_rate:
+            return pick(weighing, preference=preference, mask=mask)
+        bias = self.variable("balance", "bias", jnp.zeros, self.num_experts)
+        routing = pick(weighing, preference=preference, mask=mask, bias=bias.value)
+        if self.is_mutable_collection("balance") and not self.is_initializing():
+            bias.value = load.rebalanced(bias.value, load.load_of(routing, mask)[0], self.balance_rate)
+        return routing
+
+    def _dispatch(self, tokens: int) -> str:
+        if self.dispatch != dispatch.AUTO:
+            if reason := dispatch.misfit(self.dispatch, self.rule.name):
+                raise TypeError(reason)
+            return self.dispatch
+        name, reason = dispatch.choose(
+            self.rule.name, tokens, self.rule.k, self.num_experts, not self.rule.capacity_factor, jax.default_backend()
+        )
+        log.log_first_n(log.INFO, "dispatch auto is %s: %s", 1, name, reason)
+        return name

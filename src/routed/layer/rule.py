@@ -1,0 +1,72 @@
+"""A rule of selection as plain data, and what a selection says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from jaxtyping import Array, Bool, Float
+from ml_collections import ConfigDict
+
+from routed.contracts import Routing, SoftRouting
+from routed.settings.setting import Setting, accept
+
+
+class Rule(NamedTuple):
+    """A selection as plain, static data; the field names are those of the config node `selection`."""
+
+    name: str = "top_k"
+    k: int = 1
+    renormalise: bool = False
+    capacity_factor: float = 0.0  # 0: dropless
+    capacity_rule: str = "per_assignment"
+    min_capacity: int = 1
+    group_size: int = 0  # tokens; 0: all tokens are one group
+    priority: str = "position"
+    own: Any = None  # the config node, for selections with settings of their own
+
+
+def rule_of(node: Any, *, evaluation: bool = False) -> Rule:
+    """The rule of a config node `selection`; its node `eval` overrides the keys that it has."""
+    names = [name for name in Rule._fields if name in node]
+    keys = {name: node[name] for name in names} | {"own": node}
+    if evaluation:
+        keys |= {name: node.eval[name] for name in Rule._fields if name in node.eval} | {"own": node.eval}
+    return Rule(**keys)
+
+
+class Route(Protocol):
+    """Routes one group of tokens by `preference` plus `bias`, with weights from `scores`; `mask` is False for padding."""
+
+    def __call__(
+        self,
+        rule: Rule,
+        scores: Float[Array, "T E"],
+        preference: Float[Array, "T E"],
+        bias: Float[Array, " E"],
+        mask: Bool[Array, " T"],
+    ) -> Routing | SoftRouting: ...
+
+
+class Selection(NamedTuple):
+    """How experts are chosen, and what that means for a comparison.
+
+    A selection that `sees_others` routes a token by its neighbours: it may route neither a decoder nor a test set. A `biased`
+    one can be steered by a balancing bias. One that is `bounded` fills queues of a fixed length whatever the capacity factor.
+    `experts_per_token(rule, tokens, experts)` counts the experts that compute for a training token.
+    """
+
+    route: Route
+    sparse: bool = True
+    sees_others: bool = False
+    biased: bool = False
+    bounded: bool = False
+    experts_per_token: Callable[[Rule, int, int], float] = lambda rule, tokens, experts: float(rule.k)
+    settings: Mapping[str, Setting] = {}
+    reads: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    check: Callable[[ConfigDict], None] = accept
+
+
+#: What any rule reads of its queues.
+QUEUES = ("capacity_factor", "capacity_rule", "min_capacity", "group_size", "priority")

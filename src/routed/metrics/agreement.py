@@ -1,0 +1,96 @@
+"""What a router does, measured: pure functions of probabilities, choices and clusters. Entropies are in nats.
+
+Definitions follow the notes of each function; the three entropies split H(E) exactly (see `entropies`).
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from sklearn import metrics as sklearn_metrics
+
+from routed.metrics.load import DEAD_SHARE
+
+
+def covered(counts: Float[Array, "C E"], share: float = 0.9) -> Bool[Array, " C"]:
+    """Which clusters have specialists: `share` of their tokens go to experts `share` of whose tokens are theirs.
+
+    Counts are hard choices. False for all when routing is collapsed or random; one expert a cluster is enough.
+    """
+    own = counts >= share * jnp.maximum(counts.sum(0, keepdims=True), 1e-9)
+    return (counts * own).sum(1) >= share * counts.sum(1)
+
+
+def churn(choices: Int[np.ndarray, "T k"], other: Int[np.ndarray, "T k"]) -> float:
+    """1 - |S and S'| / k, mean over tokens: the share of a token's experts that differ between two moments."""
+    return 1.0 - float((choices[:, :, None] == other[:, None, :]).any(-1).mean())
+
+
+def group_hit(groups: np.ndarray, counts: np.ndarray) -> float:
+    """Share of the live experts whose largest cluster is the one in `groups` [E], from counts [C, E]; live: 1 % of a fair load."""
+    load = counts.sum(0)
+    live = load >= DEAD_SHARE * load.mean()
+    return float((counts.argmax(0) == groups)[live].mean())
+
+
+def agreement(counts: np.ndarray) -> dict[str, float]:
+    """Adjusted mutual information and homogeneity of hard choices with clusters, from counts [C, E] (scikit-learn).
+
+    ami is 0 in expectation for independent labels and 1 for a perfect match; homogeneity = 1 - H(C|E)/H(C) is 1 when
+    every expert serves one cluster. Raw mutual information and purity are not reported: with many experts they are high
+    for independent labels.
+    """
+    cluster, expert = np.indices(counts.shape)
+    repeats = counts.astype(int).ravel()
+    truth, chosen = np.repeat(cluster.ravel(), repeats), np.repeat(expert.ravel(), repeats)
+    return {
+        "ami": float(sklearn_metrics.adjusted_mutual_info_score(truth, chosen)),
+        "homogeneity": float(sklearn_metrics.homogeneity_score(truth, chosen)),
+    }
+
+
+def information(
+    choices: Int[np.ndarray, "T k"],
+    label: Int[np.ndarray, " T"],
+    token: Int[np.ndarray, " T"],
+    draws: int,
+    seed: int = 0,
+) -> dict[str, float]:
+    """I(expert; label) and I(expert; label | token id) in nats: what experts know of a token's language, and beyond its id.
+
+    Plug-in estimates minus their mean over `draws` permutations of the labels, within each token id for the second, so that
+    independent labels give 0 in expectation. A router by token id has I(expert; label | token id) = 0.
+    """
+    rng = np.random.default_rng(seed)
+    k = choices.shape[1]
+    within = np.argsort(token, kind="stable")  # tokens of an id side by side
+
+    def shuffled():
+        mixed = np.empty_like(label)
+        mixed[within] = label[within[np.lexsort((rng.random(len(token)), token[within]))]]
+        return mixed
+
+    def told(label, given):
+        return _mutual(choices.reshape(-1), np.repeat(label, k), np.repeat(given, k))
+
+    everywhere = np.zeros_like(token)
+    free_null = np.mean([told(rng.permutation(label), everywhere) for _ in range(draws)])
+    tied_null = np.mean([told(shuffled(), token) for _ in range(draws)])
+    return {
+        "mi_language": told(label, everywhere) - float(free_null),
+        "mi_language_given_token": told(label, token) - float(tied_null),
+    }
+
+
+def _mutual(a: np.ndarray, b: np.ndarray, given: np.ndarray) -> float:
+    """I(a; b | given) = H(a, given) + H(b, given) - H(a, b, given) - H(given), plug-in, in nats."""
+
+    def entropy_of(*columns):
+        key = columns[0].astype(np.int64)
+        for column in columns[1:]:
+            key = key * (int(column.max()) + 1) + column
+        counts = np.unique(key, return_counts=True)[1] / len(key)
+        return -(counts * np.log(counts)).sum()
+
+    return float(entropy_of(a, given) + entropy_of(b, given) - entropy_of(a, b, given) - entropy_of(given))

@@ -1,0 +1,82 @@
+"""K-means as a mixture of experts that are their own router (Dikkala et al. 2023, Section E), with what Lemma 1 says of it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, Scalar
+from ml_collections import ConfigDict
+
+from routed.contracts import Column
+from routed.layer.rule import Rule
+from routed.models.model import Model, Outputs
+
+
+def kmeans(config: ConfigDict, mesh: Mesh | None = None) -> Model:
+    """f(x) = u_j, j the centre nearest to x: experts that are their own router (Section E); centres start at samples."""
+    del mesh
+
+    def init(key, batch):
+        centres = jax.random.choice(key, batch.tokens, (config.experts.count,), replace=False)
+        return {"router": {}, "experts": {"centres": centres}}, {}
+
+    def apply(params, state, batch, rule, dispatch, key=None, step=0):
+        del rule, dispatch, key, step
+        centres = params["experts"]["centres"]
+        return Outputs(centres[nearest(centres, batch.tokens)], {}, state)
+
+    def watch(params, world, test, key):
+        """How far steps on the model's squared loss end from steps of k-means, over the largest coordinate of a centre."""
+        del world, key
+        centres = params["experts"]["centres"]
+
+        def loss(centres):
+            return (
+                ((apply({"experts": {"centres": centres}}, {}, test, Rule(), "").prediction - test.tokens) ** 2)
+                .sum(-1)
+                .mean()
+            )
+
+        gradient, count = jax.grad(loss)(centres), members(centres, test.tokens).sum(0)[:, None]
+        own = len(test.tokens) / (2 * jnp.maximum(count, 1))
+        return {
+            "theory/gradient_step": _apart(centres - gradient, inertia_step(centres, test.tokens, 1.0)),
+            "theory/lloyd_step": _apart(centres - own * gradient, lloyd_step(centres, test.tokens)),
+        }
+
+    return Model(init, apply, watch=watch)
+
+
+def nearest(centres: Float[Array, "E D"], x: Float[Array, "T D"]) -> Int[Array, " T"]:
+    """The nearest centre of each sample."""
+    return ((x[:, None] - centres[None]) ** 2).sum(-1).argmin(1)
+
+
+def members(centres: Float[Array, "E D"], x: Float[Array, "T D"]) -> Float[Array, "T E"]:
+    """1 where a sample belongs to a centre."""
+    return jax.nn.one_hot(nearest(centres, x), len(centres))
+
+
+def inertia_step(centres: Float[Array, "E D"], x: Float[Array, "T D"], rate: float) -> Float[Array, "E D"]:
+    """A descent step on the mean squared distance to the nearest centre: u_j - rate (2 / n) sum over its n_j samples of (u_j - x)."""
+    own = members(centres, x)
+    return centres - rate * 2 / len(x) * (own.sum(0)[:, None] * centres - own.T @ x)
+
+
+def lloyd_step(centres: Float[Array, "E D"], x: Float[Array, "T D"]) -> Float[Array, "E D"]:
+    """One iteration of k-means: each centre becomes the mean of its samples; one without samples stays."""
+    own = members(centres, x)
+    count = own.sum(0)[:, None]
+    return jnp.where(count > 0, own.T @ x / jnp.maximum(count, 1), centres)
+
+
+def _apart(a: Float[Array, "E D"], b: Float[Array, "E D"]) -> Scalar:
+    return jnp.abs(a - b).max() / jnp.abs(b).max()
+
+
+#: How its columns are shown.
+COLUMNS = {
+    "theory/gradient_step": Column("distance from a descent step on the inertia", log=True),
+    "theory/lloyd_step": Column("distance from an iteration of k-means", log=True),
+}

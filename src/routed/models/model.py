@@ -1,0 +1,97 @@
+"""A model: what is trained, as pure functions on parameters in groups, and what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+from ml_collections import ConfigDict
+
+from routed.contracts import Column, Routing, SoftRouting
+from routed.layer.rule import Rule
+from routed.settings.setting import Setting, accept
+from routed.tasks.task import Watch, watch_nothing
+
+
+class Site(NamedTuple):
+    """What the gates at one place of a model decided, and the tokens that their experts got.
+
+    A stack of sparse layers is one site: every leaf has a leading axis [S]. A model of a single layer has no such axis.
+    """
+
+    routing: Routing | SoftRouting
+    features: Float[Array, "*S T D"]
+
+
+class Outputs(NamedTuple):
+    """Predictions [B, O] or logits [B, M, V], the sites by name (none without a router), and the state."""
+
+    prediction: Float[Array, "B ..."]
+    sites: dict[str, Site]
+    state: Any
+
+
+class Init(Protocol):
+    """(params by group, state); state moves by rules of its own, not by gradients. The key is consumed."""
+
+    def __call__(self, key: PRNGKeyArray, batch: Any) -> tuple[dict[str, Any], Any]: ...
+
+
+class Apply(Protocol):
+    """The model on a batch. With a key as in training: there is noise, and the state that is returned has moved."""
+
+    def __call__(
+        self,
+        params: Any,
+        state: Any,
+        batch: Any,
+        rule: Rule,
+        dispatch: str,
+        key: PRNGKeyArray | None = None,
+        step: Int[Array, ""] | int = 0,
+    ) -> Outputs: ...
+
+
+class Scores(Protocol):
+    """The scores of a site's gates on given features, in the context (clusters, token ids) of a batch."""
+
+    def __call__(
+        self, params: Any, state: Any, site: str, features: Float[Array, "S T ..."], batch: Any, step: Any = 0
+    ) -> Float[Array, "S T E"]: ...
+
+
+class Responses(Protocol):
+    """The outputs of every expert of a site on every token of given features."""
+
+    def __call__(self, params: Any, site: str, features: Float[Array, "S T ..."]) -> Float[Array, "S T E O"]: ...
+
+
+class Model(NamedTuple):
+    """Pure functions; `scores` and `responses` of models with a router only; `watch`: columns of its own at an evaluation."""
+
+    init: Init
+    apply: Apply
+    scores: Scores | None = None
+    responses: Responses | None = None
+    watch: Watch = watch_nothing
+
+
+class ModelPart(NamedTuple):
+    """A model as a part: `build(config, mesh)`, what it needs of the data, and whether it has routers, and experts as a group.
+
+    `targets` are the kinds of targets that it can be trained on (empty: any).
+    """
+
+    build: Callable[[ConfigDict, Mesh | None], Model]
+    routed: bool = False
+    needs: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    #: Experts that compute for a training token, and the share of the experts' parameters that serve it.
+    sparse_twin: bool = False
+    columns: Mapping[str, Column] = {}
+    settings: Mapping[str, Setting] = {}
+    reads: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    check: Callable[[ConfigDict], None] = accept

@@ -1,0 +1,57 @@
+"""The settings of the node `transformer`, and what a T5 refuses."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
+from routed.layer.rule import rule_of
+from routed.layer.selection import groupless
+from routed.models.t5_sizes import FFNS, blocks_of, is_sparse, shared_group, tokens_of, whole_groups
+from routed.settings.setting import POSITIVE, Allowed, Setting, at_least, one_of, refuse
+
+TRANSFORMER: dict[str, Setting] = {
+    "layers": Setting(2, "of the encoder, and as many of the decoder", at_least(1)),
+    "sparse_layers": Setting(1, "of them in each stack, spaced equally", at_least(0)),
+    "dim": Setting(32, "width of the trunk", at_least(1)),
+    "heads": Setting(4, "of attention", at_least(1)),
+    "head_dim": Setting(16, "numbers of a head", at_least(1)),
+    "ffn": Setting("gated_ffn", "of the dense layers; its activation is experts.activation", one_of(FFNS)),
+    "width": Setting(128, "hidden units of the dense layers' FFN", at_least(1)),
+    "tied": Setting(False, "logits through the embedding"),
+    "buckets": Setting(
+        32, "of relative positions", Allowed(lambda v: v >= 4 and v % 4 == 0, lambda: "must be a multiple of 4")
+    ),
+    "max_distance": Setting(128, "positions further apart share a bucket", at_least(2)),
+    "init_scale": Setting(1.0, "variance of every weight matrix, times T5's", POSITIVE),
+    "remat": Setting(False, "compute activations again instead of keeping them"),
+    "dtype": Setting("float32", "of products; routers and softmax are float32 always", one_of(("float32", "bfloat16"))),
+    "learning_rate": Setting(0.01, "of everything but routers and experts", at_least(0), traced=True),
+}
+
+
+def check_t5(config: ConfigDict) -> None:
+    """Refuses layers that cannot be spaced equally, and what devices cannot share.
+
+    Raises:
+      UserError: names the key, and a value that works.
+    """
+    blocks_of(config)
+    if "selection" in config and "name" in config.selection and not config.transformer.sparse_layers:
+        refuse("model", config.model, "there is no sparse layer; set transformer.sparse_layers")
+    devices = config.mesh.data * config.mesh.expert
+    if config.batch_size % devices:
+        refuse("batch_size", config.batch_size, f"{devices} devices cannot share it; use a multiple of {devices}")
+    if (
+        is_sparse(config)
+        and not groupless(rule_of(config.selection))
+        and not whole_groups(config, config.selection.group_size, devices)
+    ):
+        raise UserError(
+            f"config key selection.group_size={config.selection.group_size}: {devices} devices cannot share its groups of"
+            f" {' and '.join(map(str, tokens_of(config)))} tokens (encoder, decoder); use"
+            f" selection.group_size={shared_group(config, devices)}"
+        )
+    if config.experts.count % config.mesh.expert:
+        fits = max(n for n in range(1, config.mesh.expert + 1) if config.experts.count % n == 0)
+        refuse("mesh.expert", config.mesh.expert, f"does not divide experts.count={config.experts.count}; use {fits}")

@@ -1,0 +1,108 @@
+"""Sizes of a T5 that follow from its config: blocks, tokens, groups that devices share, FLOPs, and the widths of dense twins."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
+from routed.experts import EXPERTS
+from routed.layer.selection import group_of
+from routed.tasks.text import spans
+
+#: name of an FFN -> is it gated?
+FFNS = {"ffn": False, "gated_ffn": True}
+
+
+def _active(config: ConfigDict) -> float:
+    rule = config.selection
+    each = 1 if rule.capacity_rule == "per_token" and rule.capacity_factor else rule.k
+    return min(config.experts.count, each * (rule.capacity_factor or 1))
+
+
+#: name of a dense twin -> experts whose weights its wider FFN has. dense_total: all. dense_active: as many as run for a token,
+#: with the padding of their queues: k, times the capacity factor if there is one (per_token: the factor).
+TWINS = {"dense_active": _active, "dense_total": lambda config: config.experts.count}
+
+
+def is_twin(config: ConfigDict) -> bool:
+    """Is it the dense twin of a sparse T5?"""
+    return config.model in TWINS and config.transformer.sparse_layers > 0
+
+
+def is_sparse(config: ConfigDict) -> bool:
+    """Has it sparse layers?"""
+    return config.transformer.sparse_layers > 0 and not is_twin(config)
+
+
+def blocks_of(config: ConfigDict) -> tuple[int, int]:
+    """Layers of a block, and blocks of a stack.
+
+    Raises:
+      UserError: the sparse layers cannot be spaced equally.
+    """
+    layers, sparse = config.transformer.layers, config.transformer.sparse_layers
+    if sparse and layers % sparse:
+        fits = max(n for n in range(1, min(sparse, layers) + 1) if layers % n == 0)
+        raise UserError(
+            f"config key transformer.sparse_layers={sparse}: does not divide transformer.layers={layers}; use {fits}"
+        )
+    return (layers // sparse, sparse) if sparse else (1, layers)
+
+
+def twin_width(config: ConfigDict) -> int:
+    """Hidden units of the FFN that a dense twin has where the other is sparse.
+
+    As many as give it the weights of the router (D E) and of the experts that TWINS counts.
+    """
+    t = config.transformer
+    weights = t.dim * config.experts.count + TWINS[config.model](config) * _expert_weights(config)
+    return max(1, round(weights / (_matrices(t.ffn) * t.dim)))
+
+
+def flops_per_row(config: ConfigDict) -> float:
+    """Model FLOPs of training on one row: three times its forward matrix products.
+
+    Counted are attention, projections, FFNs, experts that a token uses (no padding), routers and logits.
+    """
+    t, length, targets = config.transformer, config.data.input_length, spans.lengths(config.data)[1]
+    inner, blocks = t.heads * t.head_dim, blocks_of(config)[1]
+    last = _matrices(t.ffn) * t.dim * (twin_width(config) if is_twin(config) else t.width)
+    if is_sparse(config):
+        last = t.dim * config.experts.count + config.selection.k * _expert_weights(config)
+    feed = (t.layers - blocks) * _matrices(t.ffn) * t.dim * t.width + blocks * last
+
+    def attention(queries: int, keys: int) -> int:
+        return 2 * inner * (t.dim * (queries + keys) + queries * keys)
+
+    products = t.layers * (attention(length, length) + attention(targets, targets) + attention(targets, length))
+    products += feed * (length + targets) + targets * t.dim * config.data.vocabulary
+    return 3.0 * 2.0 * products
+
+
+def _matrices(ffn: str) -> int:
+    return 3 if FFNS[ffn] else 2
+
+
+def _expert_weights(config: ConfigDict) -> int:
+    """Parameters of one expert."""
+    expert = EXPERTS[config.experts.name].make(config.experts, config.transformer.dim)
+    shapes = jax.eval_shape(expert.init, jax.random.key(0), jnp.zeros((1, config.transformer.dim)))
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+def tokens_of(config: ConfigDict) -> tuple[int, int]:
+    """Tokens of a batch in the encoder and in the decoder."""
+    return config.batch_size * config.data.input_length, config.batch_size * spans.lengths(config.data)[1]
+
+
+def shared_group(config: ConfigDict, devices: int) -> int:
+    """The largest group size, at most selection.group_size, of which every device has whole groups in both stacks; 0 if none."""
+    most = min(config.selection.group_size or tokens_of(config)[0], *(n // devices for n in tokens_of(config)))
+    return next((size for size in range(most, 0, -1) if whole_groups(config, size, devices)), 0)
+
+
+def whole_groups(config: ConfigDict, size: int, devices: int) -> bool:
+    """Has every device whole groups of (at most) this size, as many as the others, in both stacks?"""
+    return all(n // group_of(size, n) % devices == 0 for n in tokens_of(config))

@@ -1,0 +1,128 @@
+"""A router over two opposite experts (Dikkala et al. 2023, Section F), with what Theorem 4 and its proof say of it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, PRNGKeyArray, Scalar
+from ml_collections import ConfigDict
+
+from routed.contracts import Batch, Column
+from routed.models.model import Model, Outputs
+from routed.tasks import TASKS, two_gaussians
+
+#: Norm of a fresh router and of fresh experts in the theorem of two Gaussians, where it tends to 0.
+SMALL = 1e-2
+
+#: |w| at which the claims are tried. The margin of Claim 3, for w = alpha z, vanishes as alpha^2: below this float32 cannot see it.
+ALPHAS = (0.3, 1.0, 3.0, 10.0, 30.0)
+
+#: cos(w, z) at which Claims 1 and 2 are tried.
+COSINES = (0.01, 0.1, 0.5, 0.9, 1.0)
+
+#: Random distributions on which Lemma 2 is tried, and points that carry each.
+DISTRIBUTIONS, ATOMS = 256, 8
+
+
+def two_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
+    """f(x) = p u + (1 - p)(-u) = q(x) u, q = 2 sigmoid(w^T x) - 1 = tanh(w^T x / 2): a router w over experts u and -u (Section F)."""
+    del mesh
+    data = config.data
+    outputs = TASKS[data.name].outputs(data)
+
+    def small(key, size):
+        draw = jax.random.normal(key, (size,))
+        return SMALL * draw / jnp.linalg.norm(draw)
+
+    def init(key, batch):
+        router, experts = jax.random.split(key)
+        return {"router": {"w": small(router, batch.tokens.shape[1])}, "experts": {"u": small(experts, outputs)}}, {}
+
+    def apply(params, state, batch, rule, dispatch, key=None, step=0):
+        del rule, dispatch, key, step
+        gate = jnp.tanh(batch.tokens @ params["router"]["w"] / 2)
+        return Outputs(gate[:, None] * params["experts"]["u"][None], {}, state)
+
+    def watch(params, world, test: Batch, key: PRNGKeyArray):
+        """Where w and u stand, and the margins of the claims and the lemma of the proof: each is above 0 where it holds."""
+        del test
+        (z, v), w, u = world.fixed, params["router"]["w"], params["experts"]["u"]
+        sign = jnp.where(w @ z < 0, -1.0, 1.0)  # the proof takes w^T z > 0
+        along, norm = jnp.abs(w @ z), jnp.linalg.norm(w)
+        across = jnp.linalg.norm(w - (w @ z) * z)
+        noise, weights = (jnp.asarray(part, jnp.float32) for part in two_gaussians.plane(data))
+        x1 = 1 + noise[:, 0]
+        at = [(alpha * cos, alpha * (1 - cos**2) ** 0.5) for alpha in ALPHAS for cos in COSINES]
+        along, across = (
+            jnp.append(jnp.array(grid), own) for grid, own in zip(zip(*at, strict=True), (along, across), strict=True)
+        )
+        scores = along[:, None] * x1[None] + across[:, None] * noise[None, :, 1]
+        first, second = (values.min() for values in jax.vmap(claims_1_and_2, (0, None))(scores, weights))
+        return {
+            "theory/cosine": jnp.abs(w @ z) / norm,
+            "theory/norm": norm,
+            "theory/target_error": jnp.linalg.norm(u - sign * v) / jnp.linalg.norm(v),
+            "theory/claim1": first,
+            "theory/claim2": second,
+            "theory/claim3": jnp.stack([claim_3(alpha, x1, weights) for alpha in ALPHAS]).min(),
+            **{f"theory/lemma2_{name}": value for name, value in lemma_2(key).items()},
+        }
+
+    return Model(init, apply, watch=watch)
+
+
+def margin(
+    weights: Float[Array, " Q"], y: Float[Array, " Q"], rest: Float[Array, " Q"], f: Float[Array, " Q"]
+) -> Scalar:
+    """(E[y^2] E[f] - E[y] E[y f]) / (Var[y] E[f]) = 1 - E[y] Cov[y, f] / (Var[y] E[f]) over points with these weights.
+
+    `rest` is 1 - y. Deviations from the mean are taken of whichever of the two is smaller, so that float32 keeps their digits.
+    """
+    mean, left = weights @ y, weights @ rest
+    apart = jnp.where(mean < 0.5, y - mean, left - rest)
+    scale = jnp.abs(apart).max()  # squares of tiny numbers would vanish
+    apart /= scale
+    return 1 - mean * (weights @ (apart * f)) / (scale * (weights @ apart**2) * (weights @ f))
+
+
+def claims_1_and_2(t: Float[Array, " Q"], weights: Float[Array, " Q"]) -> tuple[Scalar, Scalar]:
+    """E[q] / E|q| (Claim 1), and the margin of E[q' q] E[q] < E[q^2] E[q'], from w^T x under the first Gaussian."""
+    q = jnp.tanh(t / 2)
+    return weights @ q / (weights @ jnp.abs(q)), margin(weights, q, 2 * jax.nn.sigmoid(-t), slope(t))
+
+
+def claim_3(alpha: float, x1: Float[Array, " Q"], weights: Float[Array, " Q"]) -> Scalar:
+    """The margin of E[x1 q' q] E[q] < E[q^2] E[x1 q'] for w = alpha z."""
+    t = alpha * x1
+    return margin(weights, jnp.tanh(t / 2), 2 * jax.nn.sigmoid(-t), x1 * slope(t))
+
+
+def slope(t: Float[Array, " Q"]) -> Float[Array, " Q"]:
+    """dq/dt = (1 - q^2) / 2, without subtracting numbers near 1."""
+    return 2 * jax.nn.sigmoid(t) * jax.nn.sigmoid(-t)
+
+
+def lemma_2(key: PRNGKeyArray) -> dict[str, Scalar]:
+    """The smallest margin of E[y^2] E[f] > E[y] E[y f] over random distributions on (0, 1), for both functions of the proof.
+
+    f(y) = (1 - y^2) / 2, and ln((1 + y) / (1 - y)) (1 - y^2) / (2 alpha), whose alpha cancels. The key is consumed.
+    """
+    where, how = jax.random.split(key)
+    y = jax.random.uniform(where, (DISTRIBUTIONS, ATOMS), minval=0.01, maxval=0.99)
+    weights = jax.random.dirichlet(how, jnp.ones(ATOMS), (DISTRIBUTIONS,))
+    functions = {"parabola": (1 - y**2) / 2, "logarithm": jnp.arctanh(y) * (1 - y**2)}
+    return {name: jax.vmap(margin)(weights, y, 1 - y, f).min() for name, f in functions.items()}
+
+
+#: How its columns are shown.
+COLUMNS = {
+    "theory/cosine": Column("|cos(w, z)|"),
+    "theory/norm": Column("|w|"),
+    "theory/target_error": Column("|u ∓ v| / |v|", log=True),
+    "theory/claim1": Column("margin of Claim 1"),
+    "theory/claim2": Column("margin of Claim 2"),
+    "theory/claim3": Column("margin of Claim 3"),
+    "theory/lemma2_parabola": Column("margin of Lemma 2, parabola"),
+    "theory/lemma2_logarithm": Column("margin of Lemma 2, logarithm"),
+}

@@ -1,0 +1,189 @@
+"""The config as the sum of its parts: every choice and its table, all settings that are declared, and which of them a run reads."""
+
+from __future__ import annotations
+
+import functools
+from collections import ChainMap
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from routed import experts, routers
+from routed.layer.auxiliary import AUXILIARY, loss_settings
+from routed.layer.dispatch import AUTO, DISPATCHES
+from routed.layer.selection import SELECTIONS
+from routed.layer.selection_settings import SHARED as SELECTION
+from routed.layer.selection_settings import SHARED_EVAL
+from routed.models import ENCODER_DECODERS, SAMPLE_MODELS
+from routed.models.t5_settings import TRANSFORMER
+from routed.plan.run_settings import ANALYSIS, ENGINE, PLAN
+from routed.routers.noise import NOISES
+from routed.routers.noise import SHARED as NOISE
+from routed.settings.setting import Choice, Component, Setting, one_of
+from routed.settings.tree import flatten, unflatten, value_of
+from routed.tasks import SHARED as TASK
+from routed.tasks import TASKS
+from routed.tasks.text import SHARED as TEXT
+from routed.tasks.text import SOURCES
+from routed.training import PROBLEMS, ProblemPart, program
+from routed.training.optimiser import NORMALISATIONS, OPTIMISERS, SCHEDULES
+from routed.training.optimiser import SHARED as OPTIMISER
+from routed.training.phases import configs_of
+from routed.training.task_losses import TASK_LOSSES
+
+#: Where data come from: tasks draw their own, sources read text.
+DATA: Mapping[str, Any] = ChainMap(TASKS, SOURCES)  # type: ignore[arg-type]
+
+#: Every key that names a part, and the table it is looked up in. A user's file adds to the tables.
+CHOICES: dict[str, Choice] = {
+    "data.name": Choice("data", "gmm", "the task, or the source of text", DATA),
+    "model": Choice("", "moe", "what is trained; moe has routers, dense_* are its twins", ChainMap(SAMPLE_MODELS, ENCODER_DECODERS)),
+    "loss": Choice("losses", "squared", "what is minimised on samples", TASK_LOSSES),
+    "router.name": Choice("router", "linear", "the router", routers.ROUTERS),
+    "router.noise": Choice("router", "none", "noise on its scores or its input", NOISES),
+    "experts.name": Choice("experts", "mlp", "the expert", experts.EXPERTS),
+    "selection.name": Choice("selection", "soft", "the rule of training", SELECTIONS),
+    "selection.eval.name": Choice("selection.eval", "top_k", "the rule of evaluation", SELECTIONS),
+    "dispatch": Choice("", "dense", "how the layer is computed", ChainMap({AUTO: Component({})}, DISPATCHES)),  # type: ignore[dict-item]
+    "optimizer.name": Choice("optimizer", "sgd", "the direction of a step", OPTIMISERS),
+    "optimizer.normalise": Choice("optimizer", "none", "what divides an expert's gradient", NORMALISATIONS),
+    "optimizer.schedule": Choice("optimizer", "constant", "of all rates", SCHEDULES),
+}  # fmt: skip
+
+#: Settings that parts of a node share.
+SHARED: dict[str, Mapping[str, Setting]] = {
+    "data": TASK | TEXT,
+    "router": routers.SHARED | NOISE,
+    "transformer": TRANSFORMER,
+    "experts": experts.SHARED,
+    "selection": SELECTION,
+    "selection.eval": SHARED_EVAL,
+    "optimizer": OPTIMISER,
+}
+
+#: Parts that are nothing but settings, and take part in every run.
+ALWAYS = {"plan": PLAN, "engine": ENGINE, "training program": program.SETTINGS, "analysis": ANALYSIS}
+
+
+class Taking(NamedTuple):
+    """A part that takes part in a run: its words, the node of its settings, and the part."""
+
+    words: str
+    node: str
+    part: Any
+
+
+def declared() -> dict[str, Setting]:
+    """Every setting by its whole key, with those that a user's file has added.
+
+    Raises:
+      TypeError: two parts declare one key in different ways.
+    """
+    tables = (*(choice.parts for choice in CHOICES.values()), AUXILIARY)
+    return _declared(tuple(id(part) for table in tables for part in table.values()))
+
+
+@functools.lru_cache(maxsize=4)
+def _declared(parts: tuple[int, ...]) -> dict[str, Setting]:
+    """`declared` for these parts, which stand in the tables: a plan asks thousands of times."""
+    del parts
+    found: dict[str, Setting] = {}
+
+    def add(node: str, settings: Mapping[str, Setting]) -> None:
+        for name, setting in settings.items():
+            known = found.setdefault(key := f"{node}.{name}" if node else name, setting)
+            if (known.default, known.traced, known.identity) != (setting.default, setting.traced, setting.identity):
+                raise TypeError(f"{key}: two parts declare it with different defaults; share one declaration")
+
+    for component in ALWAYS.values():
+        add("", component.settings)
+    for key, choice in CHOICES.items():
+        add("", {key: Setting(choice.default, choice.doc, one_of(choice.parts))})
+        add(choice.node, SHARED.get(choice.node, {}))
+        for part in choice.parts.values():
+            add(choice.node, part.settings)
+    for node, settings in SHARED.items():
+        add(node, settings)
+    for problem in PROBLEMS.values():
+        add("", problem.settings)
+    add("losses", loss_settings())
+    return found
+
+
+def base() -> ConfigDict:
+    """The base config: the default of every declared setting. An experiment changes these values and adds no key."""
+    return unflatten({key: setting.default for key, setting in declared().items()})
+
+
+def problem_of(config: ConfigDict) -> ProblemPart:
+    """The problem that a config's data are for."""
+    return PROBLEMS[DATA[config.data.name].problem]
+
+
+def parts_of(config: ConfigDict) -> list[Taking]:
+    """The parts that take part in a run of a config, whatever its phases."""
+    problem, name_of_problem = problem_of(config), DATA[config.data.name].problem
+    found = {name: Taking(name, "", part) for name, part in ALWAYS.items()}
+    waiting = [key for part in (*ALWAYS.values(), problem) for key in part.uses]
+    while waiting:
+        key = waiting.pop()
+        if key in found:
+            continue
+        name, choice = value_of(config, key), CHOICES[key]
+        part = (problem.models if key == "model" else choice.parts)[name]
+        found[key] = Taking(f"{key}={name}", choice.node, part)
+        waiting += part.uses
+    model = problem.models[config.model]
+    if model.routed:
+        for name, loss in AUXILIARY.items():
+            own = {key: setting for key, setting in loss_settings().items() if key == name or key in loss.settings}
+            found[f"losses.{name}"] = Taking(
+                f"loss {name}", "losses", Component(own, loss.reads, loss.uses, loss.check)
+            )
+    # Last, as its check rests on what the others have checked.
+    return [*found.values(), Taking(f"problem {name_of_problem}", "", problem)]
+
+
+def keys_of(taking: Taking, known: Mapping[str, Setting]) -> list[str]:
+    """The whole keys that a part reads; of a part of an inner node, what only the outer one has is read there."""
+
+    def whole(name: str) -> str:
+        if "." in name or not taking.node:
+            return name
+        node = taking.node
+        while node and f"{node}.{name}" not in known:
+            node = node.rpartition(".")[0]
+        return f"{node}.{name}" if node else f"{taking.node}.{name}"
+
+    own = [f"{taking.node}.{name}" if taking.node else name for name in taking.part.settings]
+    return [*own, *map(whole, taking.part.reads), *taking.part.uses]
+
+
+def read_keys(config: ConfigDict) -> tuple[dict[str, list[str]], set[str]]:
+    """(key -> words of the parts that read it, in any phase; those of them whose condition `when` holds in some phase)."""
+    known, found, active = declared(), dict[str, list[str]](), set[str]()
+    for phase in configs_of(config):
+        for taking in parts_of(phase):
+            for key in keys_of(taking, known):
+                readers = found.setdefault(key, [])
+                if taking.words not in readers:
+                    readers.append(taking.words)
+        active |= {key for key in found if (when := known[key].when) is None or when.holds(phase)}
+    return found, active
+
+
+def canonical(config: ConfigDict) -> ConfigDict:
+    """What a run of a config reads, and nothing else: the keys of its parts, at their default where a condition does not hold.
+
+    Two configs with the same canonical one run alike, and code that reads another key fails by that key's name.
+    """
+    known, flat = declared(), flatten(config)
+    found, active = read_keys(config)
+    return unflatten({key: flat[key] if key in active else known[key].default for key in flat if key in found})
+
+
+def traced(config: ConfigDict) -> dict[str, Any]:
+    """The traced settings of a config: those that may differ between runs of one compiled program."""
+    known = declared()
+    return {key: value for key, value in flatten(config).items() if known[key].traced}

@@ -1,0 +1,134 @@
+"""An experiment is a Python file: a docstring that states its question, `FIGURES`, and `get_config`."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
+from routed.plan.config import base
+from routed.plan.points import Point
+from routed.settings.tree import nearest, override, parse
+
+#: What an experiment file has to have.
+NAMES = ("FIGURES", "get_config")
+
+
+class Figure(NamedTuple):
+    """One figure of an experiment: a line that says what it shows, what it changes, and what is made of its runs.
+
+    `sweep(config)` gives its points, `claims(config)` the sentences that it tests, `plots(config)` what the report draws
+    (`routed.analysis.plots` for the kinds).
+    """
+
+    line: str
+    changes: Mapping[str, Any] = {}
+    sweep: Callable[[ConfigDict], tuple[Point, ...]] = lambda config: ({},)
+    claims: Callable[[ConfigDict], tuple[Any, ...]] = lambda config: ()
+    plots: Callable[[ConfigDict], tuple[dict[str, Any], ...]] = lambda config: ()
+
+
+#: scale -> further changes, from the config with the figure's changes.
+Scales = Mapping[str, Callable[[ConfigDict], Mapping[str, Any]]]
+
+
+def make_config(
+    name: str, arg: str | None, figures: Mapping[str, Figure], protocol: Mapping[str, Any], scales: Scales
+) -> ConfigDict:
+    """The config of FIGURE[,SCALE]: the base config, then the file's protocol, then the figure's changes, then the scale's.
+
+    Raises:
+      UserError: unknown figure, scale or key, or a value of the wrong type.
+    """
+    figure, scale = variant(arg, figures, tuple(scales))
+    config = override(base(), {"name": name, "figure": figure, "scale": scale, **protocol})
+    config = override(config, figures[figure].changes)
+    return override(config, scales[scale](config))
+
+
+def load(path: str) -> types.ModuleType:
+    """The experiment file at `path`.
+
+    Raises:
+      UserError: no such file, not an experiment, or it does not import.
+    """
+    file = pathlib.Path(path)
+    if not file.is_file():
+        known = [str(p) for p in sorted(file.parent.glob("*.py"))] if file.parent.is_dir() else []
+        raise UserError(f"--config={path}: no such file{nearest(path, known)}")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"--config={path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"--config={path}: the file does not import: {type(error).__name__}: {error}") from error
+    missing = [name for name in NAMES if not hasattr(module, name)]
+    if missing:
+        raise UserError(f"--config={path}: not an experiment, it lacks {', '.join(missing)}")
+    return module
+
+
+def configure(spec: str, overrides: list[str]) -> tuple[types.ModuleType, ConfigDict]:
+    """The module and the config, with `KEY=VALUE` overrides applied, of `FILE[:FIGURE[,SCALE]]`.
+
+    Raises:
+      UserError: anything wrong with the file, the figure or an override.
+    """
+    path, _, arg = spec.partition(":")
+    module = load(path)
+    try:
+        config = module.get_config(arg or None)
+    except (AttributeError, KeyError, TypeError) as error:  # what ConfigDict raises for a wrong key or type
+        raise UserError(f"--config={path}: get_config failed: {error}") from error
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--config.{text}: expected --config.KEY=VALUE")
+        if key in ("figure", "scale"):
+            raise UserError(
+                f"--config.{text}: figure and scale are named behind the file: --config={path}:FIGURE,SCALE"
+            )
+        config = override(config, {key: parse(config, key, value)})
+    return module, config
+
+
+def figure_of(module: types.ModuleType, config: ConfigDict) -> Figure:
+    """The figure that a config is of."""
+    return module.FIGURES[config.figure]
+
+
+#: Scales of an experiment file that declares no SCALES of its own.
+SCALES = ("smoke", "default", "paper")
+
+
+def variant(arg: str | None, figures, scales: tuple[str, ...] = SCALES) -> tuple[str, str]:
+    """Splits the part behind `FILE:` into figure and scale: FIGURE, FIGURE,SCALE or SCALE alone.
+
+    Raises:
+      UserError: unknown figure or scale.
+    """
+    parts = [part for part in (arg or "").split(",") if part]
+    if len(parts) == 1 and parts[0] in scales:
+        parts = ["", parts[0]]
+    if len(parts) > 2:
+        raise UserError(f"--config=...:{arg}: unknown form; expected FILE[:FIGURE[,SCALE]]")
+    figure, scale = parts + ["", "default"][len(parts) :]
+    if figure not in figures:
+        known = ", ".join(f for f in figures if f)
+        raise UserError(
+            f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure, [*figures, *scales])}; known: {known}"
+        )
+    if scale not in scales:
+        raise UserError(
+            f"--config=...:{arg}: unknown scale {scale!r}{nearest(scale or '', scales)}; known: {', '.join(scales)}"
+        )
+    return figure, scale

@@ -1,0 +1,97 @@
+"""Settings of how many runs there are, where they run, and how they are judged.
+
+The engine and the analysis read the latter two. They are declared here and not beside the code that reads them, as both come
+after the plan: a config must be whole before a plan can be made of it.
+"""
+
+from __future__ import annotations
+
+from routed.settings.setting import Allowed, Component, Setting, When, at_least, one_of
+
+#: Tuning seeds start this far behind the evaluation seeds, so the two never meet.
+TUNING_OFFSET = 1_000_000
+
+_TUNED = When(lambda config: config.rates == "tuned", "rates=tuned")
+
+PLAN = Component(
+    {
+        "name": Setting("", "of the experiment; names the default workdir", identity=False),
+        "figure": Setting("", "of the experiment; empty for its headline", identity=False),
+        "scale": Setting("default", "smoke, default, paper, or what the file declares", identity=False),
+        "seed": Setting(
+            0,
+            "base seed; run i of a point uses seed + i",
+            Allowed(lambda v: 0 <= v < TUNING_OFFSET, lambda: f"must be in [0, {TUNING_OFFSET})"),
+            identity=False,
+        ),
+        "seeds": Setting(
+            3,
+            "runs of each point and arm",
+            Allowed(lambda v: 1 <= v <= 10_000, lambda: "must be in [1, 10000]"),  # more would take minutes to plan
+            identity=False,
+        ),
+        "arms": Setting(
+            ("learned", "frozen"),
+            "sides of the comparison, in routed.plan.arms",
+            Allowed(lambda v: len(v) >= 1, lambda: "must name at least one arm"),
+            identity=False,
+        ),
+        "rates": Setting(
+            "paper",
+            "paper: the rates of the file; tuned: times the best of tune.multipliers, for each arm",
+            one_of(("paper", "tuned")),
+        ),
+        "tune.multipliers": Setting(
+            (0.3, 1.0, 3.0),
+            "candidates for optimizer.rate_scale; the lowest final test loss wins",
+            Allowed(lambda v: len(v) >= 1 and all(m > 0 for m in v), lambda: "must be positive numbers"),
+            when=_TUNED,
+        ),
+        "tune.seeds": Setting(1, "tuning seeds, never evaluated: seed + 1,000,000 + i", at_least(1), when=_TUNED),
+    }
+)
+
+ENGINE = Component(
+    {
+        "mesh.run": Setting(
+            0, "devices that share the runs; 0: all (on a CPU, one per core)", at_least(0), identity=False
+        ),
+        "mesh.data": Setting(1, "devices that share the rows of one run's batch", at_least(1), identity=False),
+        "mesh.expert": Setting(
+            1, "... and its experts: with data x expert > 1, runs come one after the other", at_least(1), identity=False
+        ),
+        "mesh.batching": Setting(
+            "auto",
+            "map (one run after the other), vmap, or auto: map on a CPU, vmap elsewhere",
+            one_of(("auto", "map", "vmap")),
+            identity=False,
+        ),
+        "mesh.runs_per_batch": Setting(
+            16, "runs that advance together, at most: the unit of a checkpoint", at_least(1), identity=False
+        ),
+        "checkpoint.every": Setting(
+            0,
+            "steps between checkpoints of unfinished runs; divides eval_every; 0: eval_every",
+            at_least(0),
+            identity=False,
+        ),
+        "checkpoint.keep": Setting(
+            2,
+            "the last ones that are kept, beside the one with the lowest validation loss",
+            at_least(1),
+            identity=False,
+        ),
+        "checkpoint.final": Setting(False, "keep the parameters of finished runs, under models/", identity=False),
+    }
+)
+
+ANALYSIS = Component(
+    {
+        "gate.train_loss": Setting(
+            0.1, "no verdict unless an arm's normalised training loss is below this, or", at_least(0), identity=False
+        ),
+        "gate.plateau": Setting(
+            0.02, "... it moved by less than this share between the last two evaluations", at_least(0), identity=False
+        ),
+    }
+)

@@ -1,0 +1,206 @@
+"""Runs: what a sweep asks for, and which of its runs can share one compiled program."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from absl import logging as log
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
+from routed.plan.arms import ARMS, source_of
+from routed.plan.checks import PLANNED, refuse_unread, validate
+from routed.plan.config import canonical, declared, read_keys
+from routed.plan.points import Point
+from routed.plan.run_settings import TUNING_OFFSET
+from routed.settings.setting import refuse
+from routed.settings.tree import flatten, nearest, override
+
+
+class Run(NamedTuple):
+    """One arm with one seed, at every point at which it is the same run.
+
+    `key` is a hash of everything that decides its result, and `config` what its parts read, nothing else. `needs` are the keys
+    of the runs that must be finished before it starts: the source of a matched or transplanted arm, and its tuning runs.
+    `places` are the whole configs, flat, at its `points`.
+    """
+
+    key: str
+    points: tuple[Point, ...]
+    arm: str
+    seed: int
+    tuning: bool
+    config: ConfigDict
+    needs: tuple[str, ...]
+    places: tuple[Mapping[str, Any], ...]
+    transplant: str | None = None  # the run whose trained router it gets
+
+
+class _Side(NamedTuple):
+    """One arm at one point: its whole config, and that which its runs have."""
+
+    arm: str
+    whole: ConfigDict
+    read: ConfigDict
+
+
+def plan_runs(config: ConfigDict, sweep: tuple[Point, ...], changed: Iterable[str] = ()) -> list[Run]:
+    """All runs that the sweep asks for, each once, tuning runs included; the arms that a matched arm needs come with it.
+
+    `changed` are further keys that somebody set, which some run must read, as it must those that are swept.
+
+    Raises:
+      UserError: an unknown arm, an impossible value, a key that nothing reads.
+    """
+    runs: dict[str, Run] = {}
+    wholes: list[ConfigDict] = []
+    for point in sweep or ({},):
+        settled = override(config, point)
+        arms = _arms_of(settled)
+        place = flatten(settled)
+        named = {key: value for key, value in point.items() if key not in PLANNED}
+        for arm in arms:
+            side = _side(settled, arm)
+            wholes.append(side.whole)
+            for run in _runs(settled, named, place, side):
+                known = runs.get(run.key, run)
+                if named not in known.points:
+                    known = known._replace(points=(*known.points, named), places=(*known.places, place))
+                runs[run.key] = known
+    swept = _varying(config, sweep)
+    refuse_unread((*changed, *sorted(swept)), wholes)
+    _warn_of_arms(swept, {run.arm for run in runs.values()})
+    return list(runs.values())
+
+
+def _varying(config: ConfigDict, sweep: tuple[Point, ...]) -> set[str]:
+    """The keys whose value is not the same at every point."""
+    flat, keys = flatten(config), {key for point in sweep for key in point if key not in PLANNED}
+    return {
+        key for key in keys if len({json.dumps(point.get(key, flat.get(key)), default=list) for point in sweep}) > 1
+    }
+
+
+def keys_read(config: ConfigDict, sweep: tuple[Point, ...], arms: Iterable[str] = ()) -> set[str]:
+    """The keys that some arm of a plan reads, or one of further `arms`."""
+    found = set[str]()
+    for point in sweep or ({},):
+        settled = override(config, point)
+        for arm in {*settled.arms, *arms} & ARMS.keys():
+            found |= read_keys(override(settled, dict(ARMS[arm].changes)))[1]
+    return found
+
+
+def _arms_of(settled: ConfigDict) -> list[str]:
+    """The arms of a point, and those that they need.
+
+    Raises:
+      UserError: an unknown arm, or one that takes a router that nobody keeps.
+    """
+    for arm in settled.arms:
+        if arm not in ARMS:
+            raise UserError(f"config key arms: unknown arm {arm!r}{nearest(arm, ARMS)}; known: {', '.join(ARMS)}")
+        if ARMS[arm].transplants and not settled.checkpoint.final:
+            raise UserError(f"config key arms: {arm} takes a trained router; set checkpoint.final=true to keep them")
+    return list(dict.fromkeys((*settled.arms, *(source for arm in settled.arms if (source := source_of(arm))))))
+
+
+def _side(settled: ConfigDict, arm: str, changes: Mapping[str, Any] | None = None) -> _Side:
+    """An arm at a point.
+
+    Raises:
+      UserError: its config is impossible, or a part of it has no effect there.
+    """
+    whole = override(settled, dict(ARMS[arm].changes) | dict(changes or {}))
+    if changes is None:
+        validate(whole)
+        match = ARMS[arm].match
+        wanted = {*ARMS[arm].changes, *([match.setting] if match is not None else [])}
+        _, active = read_keys(whole)
+        for key in sorted(wanted - active):
+            why = (
+                f"it is read where {when.words}"
+                if (when := declared()[key].when) is not None
+                else "nothing reads it here"
+            )
+            refuse("arms", settled.arms, f"the arm {arm} sets {key}, without effect: {why}; drop the arm")
+    return _Side(arm, whole, canonical(whole))
+
+
+def _runs(settled: ConfigDict, point: Point, place: Mapping[str, Any], side: _Side) -> list[Run]:
+    """The runs of one arm at one point, tuning runs first."""
+    config, tried = side.whole, list[Run]()
+    if config.rates == "tuned":
+        for multiplier in config.tune.multipliers:
+            changes = {"optimizer.rate_scale": multiplier}
+            seeds = range(config.seed + TUNING_OFFSET, config.seed + TUNING_OFFSET + config.tune.seeds)
+            tried += _seeds(settled, point, place, _side(settled, side.arm, changes), changes, seeds, tuning=True)
+    seeds, needs = range(config.seed, config.seed + config.seeds), tuple(run.key for run in tried)
+    return tried + _seeds(settled, point, place, side, {}, seeds, tuning=False, needs=needs)
+
+
+def _seeds(
+    settled: ConfigDict,
+    point: Point,
+    place: Mapping[str, Any],
+    side: _Side,
+    changes: Mapping[str, Any],
+    seeds: range,
+    tuning: bool,
+    needs: tuple[str, ...] = (),
+) -> list[Run]:
+    """The runs of several seeds, which share a config: thousands of them are planned in a second."""
+    source, runs = source_of(side.arm), []
+    own = decisive(side.read)
+    other = decisive(_side(settled, source, changes).read) if source else ""
+    for seed in seeds:
+        needed = identity(other, source, seed, tuning) if source else None
+        before = needs if needed is None else (*needs, needed)
+        transplant = needed if ARMS[side.arm].transplants else None
+        key = identity(own, side.arm, seed, tuning)
+        runs.append(Run(key, (point,), side.arm, seed, tuning, side.read, before, (place,), transplant))
+    return runs
+
+
+def _warn_of_arms(swept: set[str], arms: set[str]) -> None:
+    """Says which arms a sweep does not reach, as they set the swept key themselves."""
+    for key in sorted(swept):
+        if deaf := sorted(arm for arm in arms if key in ARMS[arm].changes):
+            log.warning("the sweep over %s does not reach %s, which set it themselves", key, ", ".join(deaf))
+
+
+def decisive(config: ConfigDict) -> str:
+    """All settings that a run's numbers depend on, as JSON; `config` is what a run reads."""
+    known = declared()
+    flat = {key: value for key, value in flatten(config).items() if known[key].identity}
+    if config.held:
+        flat["seed"] = config.seed
+    return json.dumps(flat, sort_keys=True, default=list)
+
+
+def identity(settings: str, arm: str, seed: int, tuning: bool) -> str:
+    """A hash of the decisive settings of a run, of its arm and of its seed."""
+    return hashlib.sha256(f"[{settings}, {json.dumps([arm, seed, tuning])[1:]}".encode()).hexdigest()[:16]
+
+
+def static_key(config: ConfigDict) -> str:
+    """Equal for configs that one compiled program can serve; `config` is what a run reads."""
+    known = declared()
+    flat = {key: value for key, value in flatten(config).items() if known[key].identity and not known[key].traced}
+    for key in ("rates", "tune.multipliers", "tune.seeds"):
+        flat.pop(key, None)
+    flat |= {"seed": config.seed if config.held else None, "batching": config.mesh.batching}
+    return json.dumps(flat, sort_keys=True, default=list)
+
+
+def groups(runs: list[Run]) -> list[list[Run]]:
+    """Runs that differ only in traced settings, arm and seed, together."""
+    by_key: dict[str, list[Run]] = {}
+    keys = {id(run.config): run.config for run in runs}  # seeds share a config
+    keys = {name: static_key(config) for name, config in keys.items()}
+    for run in runs:
+        by_key.setdefault(keys[id(run.config)], []).append(run)
+    return list(by_key.values())

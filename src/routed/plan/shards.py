@@ -1,0 +1,67 @@
+"""A sweep over many machines: part I of N, the same whoever asks, balanced by cost."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
+from routed.plan.config import problem_of
+from routed.plan.runs import Run, groups
+
+
+def parse(text: str) -> tuple[int, int]:
+    """(I, N) of `I/N`.
+
+    Raises:
+      UserError: another form, or I not among 1 to N.
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise UserError(f"--shard={text}: expected I/N with I from 1 to N, e.g. --shard=2/8")
+    return int(found[1]), int(found[2])
+
+
+def part(runs: list[Run], text: str) -> list[Run]:
+    """Part I of N of a plan. Runs that need each other stay together, and those of one program as far as balance allows.
+
+    Families (runs that need each other) are lined up program by program, and the line is cut where the cost reaches 1/N, 2/N,
+    ...: no part is further from its share than one family, and few programs are compiled twice.
+
+    Raises:
+      UserError: `text` is not I/N.
+    """
+    number, parts = parse(text)
+    costs = [cost(group[0].config) for group in groups(runs)]
+    place = {run.key: i for i, group in enumerate(groups(runs)) for run in group}
+    lined = sorted(families(runs), key=lambda family: min(place[run.key] for run in family))  # stable
+    sizes = np.array([sum(costs[place[run.key]] for run in family) for family in lined])
+    middle = np.cumsum(sizes) - sizes / 2
+    owner = np.minimum((parts * middle / sizes.sum()).astype(int), parts - 1)
+    mine = {run.key for family, one in zip(lined, owner, strict=True) if one == number - 1 for run in family}
+    return [run for run in runs if run.key in mine]
+
+
+def families(runs: list[Run]) -> list[list[Run]]:
+    """Runs that need each other, directly or not, together; in the order of their first members."""
+    parent = {run.key: run.key for run in runs}
+
+    def root(key: str) -> str:
+        while parent[key] != key:
+            parent[key] = key = parent[parent[key]]
+        return key
+
+    for run in runs:
+        for needed in run.needs:
+            parent[root(run.key)] = root(needed)
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(root(run.key), []).append(run)
+    return list(found.values())
+
+
+def cost(config: ConfigDict) -> float:
+    """FLOPs of a run's training, or as good a measure."""
+    return config.steps * problem_of(config).cost(config)[1]

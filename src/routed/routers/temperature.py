@@ -1,0 +1,31 @@
+"""The temperature of a gate: a factor on the scores of any router, found for the entropy that a comparison asks for."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Scalar
+
+
+def temperature_of(scores: Float[Array, "T E"], entropy: Scalar) -> Scalar:
+    """The factor on the scores that `router.entropy` asks for: 1 where it is 0, else as `temperature_for`."""
+    # The negation keeps a NaN target (its source run diverged) NaN instead of silently unscaled.
+    return jnp.where(~(entropy <= 0), temperature_for(scores, entropy), 1.0)
+
+
+def temperature_for(scores: Float[Array, "T E"], entropy: Scalar) -> Scalar:
+    """The factor t for which the mean entropy of softmax(t scores) is `entropy` nats (bisection on log t).
+
+    Entropy falls monotonically in t, from log E at t = 0. Targets out of reach return the end of [e^-12, e^12]; a NaN
+    target returns NaN.
+    """
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = (low + high) / 2
+        probs = jax.nn.softmax(jnp.exp(middle) * scores)
+        softer = -jax.scipy.special.xlogy(probs, probs).sum(-1).mean() > entropy
+        return jnp.where(softer, middle, low), jnp.where(softer, high, middle)
+
+    low, high = jax.lax.fori_loop(0, 40, halve, (jnp.float32(-12.0), jnp.float32(12.0)))
+    return jnp.where(jnp.isnan(entropy), jnp.nan, jnp.exp((low + high) / 2))

@@ -1,0 +1,149 @@
+"""Trees of settings by dotted keys: flatten, parse, override, and a tree for use inside of a compiled program."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
+
+
+class Node(SimpleNamespace):
+    """A node of a config inside of a program: attributes as in the config, with arrays for traced settings."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what is not there: a run's config holds exactly what its parts declare.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UserError(
+            f"config key {name!r} is read, but no part of this run declares it: add it to `settings` or `reads` of the part"
+            f" that reads it; declared here: {', '.join(sorted(vars(self)))}"
+        )
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in vars(self)
+
+
+def node_of(config: ConfigDict, values: Mapping[str, Any] | None = None) -> Node:
+    """The tree of a config, with `values` (by dotted key) in the place of its own."""
+    return from_flat(flatten(config) | dict(values or {}))
+
+
+def from_flat(flat: Mapping[str, Any]) -> Node:
+    """The tree of dotted keys and values."""
+    root = Node()
+    for key, value in flat.items():
+        *path, last = key.split(".")
+        node = root
+        for name in path:
+            if name not in node:
+                setattr(node, name, Node())
+            node = getattr(node, name)
+        setattr(node, last, value)
+    return root
+
+
+def flatten(config: ConfigDict) -> dict[str, Any]:
+    """Dotted keys and values, in declared order."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            flat |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> ConfigDict:
+    """The locked config of dotted keys and values."""
+    config = ConfigDict()
+    for key, value in flat.items():
+        *path, last = key.split(".")
+        node = config
+        for name in path:
+            if name not in node:
+                node[name] = ConfigDict()
+            node = node[name]
+        node[last] = value
+    return config.lock()
+
+
+def value_of(config: ConfigDict | Node, key: str) -> Any:
+    """The value of a dotted key."""
+    for part in key.split("."):
+        config = config[part]
+    return config
+
+
+def nearest(name: str, known) -> str:
+    """A hint for a misspelt name, empty when nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def parse(config: ConfigDict, key: str, text: str) -> Any:
+    """The value of `key` written as `text`, by the type of the declared value.
+
+    Raises:
+      UserError: unknown key or wrong type.
+    """
+    current = _declared(config, key)
+    if not isinstance(current, tuple):
+        return _convert(key, current, text)
+    first = current[0] if current else ""
+    return tuple(_convert(key, first, part.strip(" '\"()")) for part in text.split(",") if part.strip(" '\"()"))
+
+
+def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+    """A locked copy of `config` with dotted `changes` applied; types must match (an int may stand for a float).
+
+    Raises:
+      UserError: unknown key or wrong type; a bool is no int.
+    """
+    config = config.copy_and_resolve_references()  # deep: nested nodes are not shared
+    for key, value in changes.items():
+        current = _declared(config, key)
+        if isinstance(current, float) and type(value) is int:
+            value = float(value)
+        if isinstance(current, tuple) and isinstance(value, list):
+            value = tuple(value)
+        if type(value) is not type(current):
+            raise UserError(
+                f"config key {key}={value!r}: expected {type(current).__name__}, got {type(value).__name__}"
+            )
+        *path, last = key.split(".")
+        node = config
+        for part in path:
+            node = node[part]
+        node[last] = value
+    return config.lock()
+
+
+def _declared(config: ConfigDict, key: str) -> Any:
+    flat = flatten(config)
+    if key not in flat:
+        raise UserError(f"unknown config key {key!r}{nearest(key, flat)}")
+    return flat[key]
+
+
+def _convert(key: str, current: Any, text: str) -> Any:
+    """`text` as the type of `current`."""
+    if isinstance(current, bool):
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise UserError(f"config key {key}={text}: expected bool (true or false)")
+    try:
+        value = type(current)(text)
+    except ValueError:
+        raise UserError(f"config key {key}={text}: expected {type(current).__name__}") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"config key {key}={text}: expected a finite number")
+    return value

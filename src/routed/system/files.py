@@ -1,0 +1,167 @@
+"""Files that appear whole or not at all, on a disk or in a bucket, and errors of either in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+
+from routed.contracts import UserError
+
+#: Errors of the disk that another folder mends, in the order in which they are looked for.
+ELSEWHERE = (
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.EIO,
+)
+
+
+def folder(name: str | os.PathLike) -> pathlib.Path:
+    """The folder of this name, on the disk or, as gs://BUCKET/..., in a bucket."""
+    if "://" not in str(name):
+        return pathlib.Path(name)
+    from etils import epath  # here, as few need it
+
+    for library in ("gcsfs", "fsspec"):  # each tells of its caches
+        logging.getLogger(library).setLevel(logging.WARNING)
+    return epath.Path(name)  # type: ignore[return-value]  # a PurePosixPath with the methods of a Path
+
+
+def remote(path: pathlib.Path) -> bool:
+    """Is it in a bucket, where an object appears whole, nothing can be renamed, and nobody locks?"""
+    return "://" in str(path)
+
+
+def remove(directory: pathlib.Path) -> None:
+    """Removes what is there, with all below it."""
+    if remote(directory):
+        directory.rmtree(missing_ok=True)  # type: ignore[attr-defined]
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def copy(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copies all files below `source`, each to its place below `target`."""
+    for path in _below(source):
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(path.read_bytes())
+
+
+def write(path: pathlib.Path, content: str | bytes | Callable[[pathlib.Path], None]) -> None:
+    """Writes beside `path`, flushes to disk, then renames. `content` may be a function that writes to a path (on a disk).
+
+    Raises:
+      UserError: the disk is full or read-only; no such bucket, or no right to it.
+    """
+    if remote(path):
+        assert not callable(content)
+        with explained(path):
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return
+    beside = path.with_name(f".{path.name}.writing")
+    with explained(path):
+        try:
+            if callable(content):
+                content(beside)
+            else:
+                beside.write_bytes(content.encode() if isinstance(content, str) else content)
+            with open(beside, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()  # half a file would keep a full disk full
+            raise
+
+
+@contextlib.contextmanager
+def explained(path: pathlib.Path) -> Iterator[None]:
+    """Turns an error of the disk into one line that says what to do.
+
+    Libraries wrap the error (Orbax raises ValueError from TensorStore), so the text of the chain is searched as well.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, ImportError) and remote(path):
+            raise UserError(f"cannot use {path}: install what reads buckets: pip install '.[gcs]'") from error
+        lost = isinstance(error, RuntimeError) or "Gloo" in str(error)  # JAX's, of a process that died meanwhile
+        if remote(path) and not lost:
+            first = (str(error) or type(error).__name__).splitlines()[0]
+            raise UserError(
+                f"cannot use {path} ({first}): check the bucket's name and your right to it (gcloud auth application-default"
+                " login), or choose another --workdir"
+            ) from error
+        text = " ".join(str(e) for e in _causes(error))
+        codes = {e.errno for e in _causes(error) if isinstance(e, OSError)}
+        if codes & {errno.ENOSPC, errno.EDQUOT} or "No space left" in text or "RESOURCE_EXHAUSTED" in text:
+            raise UserError(
+                f"disk full while writing {path}: free some space and run the same command; finished runs are kept"
+            ) from error
+        for code in ELSEWHERE:
+            if code in codes or os.strerror(code) in text:
+                raise UserError(f"cannot use {path} ({os.strerror(code).lower()}): choose another --workdir") from error
+        raise
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+@contextlib.contextmanager
+def locked(directory: pathlib.Path) -> Iterator[None]:
+    """Holds the directory for this process; the kernel lets go when the process ends, however it ends. No lock in a bucket.
+
+    Raises:
+      UserError: another process holds it.
+    """
+    if remote(directory):
+        yield
+        return
+    with explained(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        file = open(directory / ".lock", "ab+", buffering=0)  # noqa: SIM115 (open as long as the lock is held)
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().decode(errors="replace").strip() or "unknown"
+            raise UserError(
+                f"workdir {directory} is in use by process {holder}: wait for it, stop it, or choose another --workdir"
+            ) from None
+        with explained(directory):
+            file.truncate(0)
+            file.write(str(os.getpid()).encode())
+        yield
+
+
+def digest(directory: pathlib.Path) -> str:
+    """A hash of the names and contents of all files below `directory`; of a bucket, which checks contents itself, of their sizes."""
+    total = hashlib.sha256()
+    for path in _below(directory):
+        total.update(str(path.relative_to(directory)).encode())
+        total.update(str(path.stat().length).encode() if remote(path) else path.read_bytes())  # type: ignore[attr-defined]
+    return total.hexdigest()
+
+
+def _below(directory: pathlib.Path) -> list[pathlib.Path]:
+    """All files; not by rglob, which buckets refuse."""
+    found = [_below(path) if path.is_dir() else [path] for path in directory.iterdir()]
+    return sorted(path for some in found for path in some)

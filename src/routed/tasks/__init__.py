@@ -1,0 +1,17 @@
+"""Tasks: what a generator draws once (a world), and the batches it makes of it; and sources of text, under `text`."""
+
+from routed.tasks import dictionary, gmm, images, patches, sequence, subspaces, two_gaussians
+from routed.tasks.task import SHARED, Task, World
+
+#: name -> task.
+TASKS: dict[str, Task] = {
+    "gmm": gmm.TASK,
+    "subspaces": subspaces.TASK,
+    "sequence": sequence.TASK,
+    "dictionary": dictionary.TASK,
+    "images": images.TASK,
+    "patches": patches.TASK,
+    "two_gaussians": two_gaussians.TASK,
+}
+
+__all__ = ["SHARED", "TASKS", "Task", "World"]

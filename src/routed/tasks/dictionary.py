@@ -1,0 +1,118 @@
+"""Sums of samples from a few of many Gaussians, as in dictionary learning (Dikkala et al. 2023, 3.6 and C.3)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
+from ml_collections import ConfigDict
+
+from routed.contracts import Batch, Column
+from routed.settings.setting import refuse
+from routed.tasks.task import Task, World
+from routed.tasks.worlds import clusters_of, posterior, separated
+
+#: Combinations of atoms that test samples come from, at most: routing is judged by combination.
+JUDGED = 512
+
+
+class Fixed(NamedTuple):
+    """Centres at separation 1, a weight vector for each, and all combinations of `data.rank` atoms in random order."""
+
+    centres: Float[Array, "C D"]
+    weights: Float[Array, "C D"]
+    atoms: Int[Array, "P R"]
+
+
+class Draws(NamedTuple):
+    """Which combination, and the noise of each of its atoms."""
+
+    cluster: Int[Array, " T"]
+    noise: Float[Array, "T R D"]
+
+
+def judged(data) -> int:
+    """Combinations that test samples come from: the first of the random order."""
+    return min(JUDGED, math.comb(data.clusters, data.rank))
+
+
+def fixed(keys: Key[Array, " n"], data) -> Fixed:
+    """N(0, I/D) weights."""
+    order, weights = jax.random.split(keys[1])
+    every = np.array(list(itertools.combinations(range(data.clusters), data.rank)), np.int32)
+    return Fixed(
+        centres=separated(keys[0], data.clusters, data.dim),
+        weights=jax.random.normal(weights, (data.clusters, data.dim)) / jnp.sqrt(data.dim),
+        atoms=jax.random.permutation(order, every),
+    )
+
+
+def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
+    """Combinations: any of them for training, the judged ones in turn for tests."""
+    cluster = clusters_of(cluster_key, (size,), judged(data) if cluster_key is None else len(fixed.atoms))
+    return Draws(cluster, jax.random.normal(noise_key, (size, data.rank, data.dim)))
+
+
+def batch(world: World, draws: Draws, data) -> Batch:
+    """x = sum of the atoms' samples; y as `data.target` says.
+
+    cross: (sum_i w_i)^T x (C.3, which has the paper's numbers); atoms: sum_i w_i^T x_i, a sample with its own weights;
+    centres: sum_i w_i^T mu_i (3.6, as printed).
+    """
+    centres, weights, atoms = world.fixed
+    at = centres[atoms[draws.cluster]] * data.separation
+    own, each = weights[atoms[draws.cluster]], at + draws.noise
+    x = each.sum(1)
+    seen = {"cross": x[:, None], "atoms": each, "centres": at}[data.target]
+    return Batch(x=x, y=(own * jnp.broadcast_to(seen, own.shape)).sum((1, 2))[:, None], cluster=draws.cluster)
+
+
+def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
+    """E[y|x], summed over all combinations; x is N(sum_i mu_i, R I) given one, so E[x_i|x] = mu_i + (x - sum mu) / R."""
+    centres, weights, atoms = world.fixed
+    at = centres * data.separation
+    sums, total = at[atoms].sum(1), weights[atoms].sum(1)  # [P, D]
+    constant = (at[atoms] * weights[atoms]).sum((1, 2))  # [P]: sum_i w_i^T mu_i
+
+    def one(x):
+        likely = posterior(x[None], sums, data.rank)[0]
+        if data.target == "centres":
+            return likely @ constant
+        along = (total * x[None]).sum(-1)
+        if data.target == "atoms":
+            along = constant + (along - (total * sums).sum(-1)) / data.rank
+        return likely @ along
+
+    return jax.lax.map(one, batch.x, batch_size=64)[:, None]
+
+
+def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
+    """Which of the judged combinations hold each atom."""
+    return {"atom": jax.nn.one_hot(world.fixed.atoms[: judged(data)], data.clusters).sum(1)}
+
+
+def _check(config: ConfigDict) -> None:
+    if config.data.rank > config.data.clusters:
+        refuse("data.rank", config.data.rank, f"a sample has at most data.clusters={config.data.clusters} atoms")
+
+
+TASK = Task(
+    tokens="rows",
+    targets={"cross": "vector", "atoms": "vector", "centres": "vector"},
+    fixed=fixed,
+    draw=draw,
+    batch=batch,
+    bayes=bayes,
+    dims=lambda data: data.dim,
+    signal=lambda data: data.dim,
+    labels=judged,
+    groupings=groupings,
+    columns={"router/sparsity_by_atom": Column("the same, one atom fixed", log=True)},
+    reads=("clusters", "dim", "rank", "separation"),
+    check=_check,
+)

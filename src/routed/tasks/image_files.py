@@ -1,0 +1,226 @@
+"""Labelled images from the files their users know, decoded and checked: MNIST's IDX, CIFAR's binary version, TFDS."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import math
+import pathlib
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int32, UInt8
+
+from routed.contracts import UserError
+from routed.tasks.prepared import newest
+
+#: name -> what its files are, for who has to fetch them.
+FILES = {
+    "idx": "the four IDX files of MNIST or Fashion-MNIST (train-images-idx3-ubyte, train-labels-idx1-ubyte and the same of"
+    " t10k, gzipped or not)",
+    "cifar10": "the binary version of CIFAR-10 (cifar-10-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html, unpacked)",
+    "cifar100": "the binary version of CIFAR-100 (cifar-100-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html, unpacked)",
+}
+
+#: Image sets that are named as they are; the others are `tfds:NAME`.
+SETS = (*FILES, "patterns")
+
+#: Classes, and training and test images of each, of artificial images; and their shape.
+CLASSES, TRAIN, TEST, SHAPE = 10, 200, 50, (16, 16, 3)
+
+
+class Images(NamedTuple):
+    """Training and test images with their classes, which are 0 to K-1 and all there."""
+
+    train_x: UInt8[np.ndarray, "N H W C"]
+    train_y: Int32[np.ndarray, " N"]
+    test_x: UInt8[np.ndarray, "M H W C"]
+    test_y: Int32[np.ndarray, " M"]
+
+
+class _Part(NamedTuple):
+    """One split as it was read; errors name `labels`, where the labels come from."""
+
+    x: np.ndarray
+    y: np.ndarray
+    labels: str
+
+
+@functools.lru_cache(maxsize=2)
+def load(name: str, directory: str) -> Images:
+    """The images of `name` (idx, cifar10, cifar100, tfds:NAME, patterns) in `directory`, read once in a process.
+
+    Raises:
+      UserError: a file is missing or damaged, labels are out of range, a class has no image.
+    """
+    folder = pathlib.Path(directory).expanduser()
+    if name.startswith("tfds:"):
+        train, test, classes = _tfds(name.removeprefix("tfds:"), directory)
+    else:
+        train, test, classes = {"idx": _idx, "cifar10": _cifar10, "cifar100": _cifar100, "patterns": _patterns}[name](
+            folder
+        )
+    for part in (train, test):
+        _refuse_labels(part, classes, _again(name))
+    if train.x.shape[1:] != test.x.shape[1:]:
+        raise UserError(
+            f"{test.labels}: the images beside it are {test.x.shape[1:]}, those of {train.labels} are"
+            f" {train.x.shape[1:]}; {_again(name)}"
+        )
+    return Images(train.x, train.y.astype(np.int32), test.x, test.y.astype(np.int32))
+
+
+def digest(images: Images) -> str:
+    """A hash of the decoded arrays: equal digests, equal images in equal order, whatever the files."""
+    total = hashlib.sha256()
+    for array in images:
+        total.update(f"{array.dtype} {array.shape} ".encode())
+        total.update(np.ascontiguousarray(array).data)
+    return total.hexdigest()[:24]
+
+
+def _again(name: str) -> str:
+    return f"fetch again {FILES[name]}" if name in FILES else "prepare the data set again"
+
+
+def _refuse_labels(part: _Part, classes: int, mend: str) -> None:
+    """Refuses classes that are not 0 to `classes` - 1, each with an image."""
+    present = set(np.unique(part.y).tolist())
+    if wrong := present - set(range(classes)):
+        raise UserError(f"{part.labels}: label {max(wrong)}, expected 0 to {classes - 1}; {mend}")
+    if missing := sorted(set(range(classes)) - present):
+        raise UserError(
+            f"{part.labels}: no image of class {missing[0]}, expected images of all {classes} classes"
+            f" ({len(missing)} have none); {mend}"
+        )
+
+
+def _find(folder: pathlib.Path, names: list[str], image_set: str) -> pathlib.Path:
+    """The first of `names` that is a file in the folder."""
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise UserError(
+        f"data.directory={folder}: no file {names[0]} in it; put {FILES[image_set]} there, or name their folder"
+    )
+
+
+def _content(path: pathlib.Path, name: str) -> bytes:
+    """The bytes of a file, unzipped where they are gzip, whatever its name."""
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path}: damaged gzip, expected a whole one ({error}); {_again(name)}") from error
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}), expected a readable file; {_again(name)}"
+        ) from error
+
+
+def _idx(folder: pathlib.Path) -> tuple[_Part, _Part, int]:
+    train, test = _idx_part(folder, "train"), _idx_part(folder, "t10k")
+    return train, test, int(train.y.max(initial=0)) + 1
+
+
+def _idx_part(folder: pathlib.Path, split: str) -> _Part:
+    (x, images), (y, labels) = (_idx_array(folder, split, *what) for what in (("images", 3), ("labels", 1)))
+    if len(x) != len(y):
+        raise UserError(f"{labels}: {len(y)} labels, expected {len(x)} as {images} has images; {_again('idx')}")
+    return _Part(x[..., None], y, str(labels))
+
+
+def _idx_array(folder: pathlib.Path, split: str, what: str, axes: int) -> tuple[np.ndarray, pathlib.Path]:
+    """Magic number (two zeros, type 8 for bytes, the number of axes), an int32 for each axis, and the bytes."""
+    names = [f"{split}-{what}{dot}idx{axes}-ubyte{end}" for dot in "-." for end in ("", ".gz")]
+    path = _find(folder, names, "idx")
+    data, header, magic = _content(path, "idx"), 4 + 4 * axes, bytes((0, 0, 8, axes))
+    if data[:4] != magic or len(data) < header:
+        raise UserError(
+            f"{path}: starts with {data[:4].hex() or 'nothing'}, expected {magic.hex()} (IDX, bytes, {axes} axes);"
+            f" {_again('idx')}"
+        )
+    shape = tuple(np.frombuffer(data, ">i4", axes, offset=4).tolist())
+    if len(data) != header + math.prod(shape):
+        raise UserError(
+            f"{path}: {len(data)} bytes, expected {header + math.prod(shape)} as its header says {shape}; {_again('idx')}"
+        )
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape), path
+
+
+def _cifar10(folder: pathlib.Path) -> tuple[_Part, _Part, int]:
+    train = [f"data_batch_{i}.bin" for i in range(1, 6)]
+    return *(_records(folder, names, "cifar10", 1) for names in (train, ["test_batch.bin"])), 10  # type: ignore[return-value]
+
+
+def _cifar100(folder: pathlib.Path) -> tuple[_Part, _Part, int]:
+    return *(_records(folder, [name], "cifar100", 2) for name in ("train.bin", "test.bin")), 100  # type: ignore[return-value]
+
+
+def _records(folder: pathlib.Path, names: list[str], image_set: str, labels: int) -> _Part:
+    """Records of `labels` bytes, of which the last is the class, and an image: red, then green, then blue rows."""
+    nested = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}[image_set]
+    size, pieces = labels + 3072, []
+    for name in names:
+        path = _find(folder, [name, f"{nested}/{name}"], image_set)
+        data = _content(path, image_set)
+        if not data or len(data) % size:
+            raise UserError(
+                f"{path}: {len(data)} bytes, expected a multiple of {size}, an image each; {_again(image_set)}"
+            )
+        pieces.append(np.frombuffer(data, np.uint8).reshape(-1, size))
+    rows = np.concatenate(pieces)
+    x = np.ascontiguousarray(rows[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    return _Part(x, rows[:, labels - 1], str(path) if len(names) == 1 else f"{path.parent}/{names[0]} to {names[-1]}")
+
+
+def _tfds(name: str, directory: str) -> tuple[_Part, _Part, int]:
+    """The newest version that TFDS prepared below its data_dir, read without TensorFlow."""
+    import tensorflow_datasets as tfds  # here, as it costs half a second
+
+    builder, path = newest(directory, name)
+    features = builder.info.features
+    if not {"image", "label"} <= set(features) or not isinstance(features["label"], tfds.features.ClassLabel):
+        raise UserError(
+            f"{path}: has {', '.join(features)}, expected image and label; name another data set in data.images"
+        )
+    return *(_tfds_part(builder, path, split) for split in ("train", "test")), features["label"].num_classes  # type: ignore[return-value]
+
+
+def _tfds_part(builder: Any, path: pathlib.Path, split: str) -> _Part:
+    splits = builder.info.splits
+    if split not in splits:
+        raise UserError(
+            f"{path}: has the splits {', '.join(splits)}, expected train and test; name another data set in data.images"
+        )
+    missing = [file for file in map(pathlib.Path, splits[split].filepaths) if not file.exists()]
+    if missing:
+        raise UserError(
+            f"{path}: {len(missing)} shards of {split} missing, expected all, first {missing[0]}; {_again('tfds')}"
+        )
+    try:
+        records = list(builder.as_data_source(split=split))
+        x, y = (np.stack([record[field] for record in records]) for field in ("image", "label"))
+    except (RuntimeError, ValueError, OSError) as error:  # a wrong checksum, sizes that differ, a damaged image
+        raise UserError(f"{path}: split {split} cannot be read ({error}); {_again('tfds')}") from error
+    return _Part(x, y, f"{path}, split {split}")
+
+
+def _patterns(folder: pathlib.Path) -> tuple[_Part, _Part, int]:
+    """A smooth random pattern a class, the same everywhere; an image is one, shifted around by up to 2 pixels, with noise."""
+    del folder
+    rng = np.random.default_rng(0)
+    spectrum = np.fft.fft2(rng.normal(size=(CLASSES, *SHAPE)), axes=(1, 2))
+    low = abs(np.fft.fftfreq(SHAPE[0], 1 / SHAPE[0])) <= 2
+    patterns = np.fft.ifft2(spectrum * (low[:, None] & low)[None, :, :, None], axes=(1, 2)).real
+    patterns /= patterns.std((1, 2, 3), keepdims=True)
+
+    def part(each: int, name: str) -> _Part:
+        y = np.arange(each * CLASSES) % CLASSES
+        x = np.stack([np.roll(patterns[c], rng.integers(-2, 3, 2), (0, 1)) for c in y])
+        x = 128 + 40 * x + 20 * rng.normal(size=x.shape)
+        return _Part(np.clip(x, 0, 255).astype(np.uint8), y, name)
+
+    return part(TRAIN, "artificial training images"), part(TEST, "artificial test images"), CLASSES

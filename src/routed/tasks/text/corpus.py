@@ -1,0 +1,146 @@
+"""Tokenised text, once: a flat array of tokens for each language and split in the cache, cut into rows when loaded."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from absl import logging as log
+from jaxtyping import Integer
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from routed.contracts import UserError
+from routed.settings.tree import nearest
+from routed.tasks.text import cache, spans, tokenizers
+from routed.tasks.text.documents import SPLITS, Damage, damage_rule
+from routed.tasks.text.sources import SOURCES
+
+#: Characters that are tokenised at a time.
+CHUNK = 1 << 20
+
+
+class Corpus(NamedTuple):
+    """Rows of raw tokens by language, documents one behind the other; the last, partial row of a language is left out.
+
+    `digest` tells texts and tokenizer: equal digests, equal tokens.
+    """
+
+    languages: tuple[str, ...]
+    train: tuple[Integer[np.ndarray, "N R"], ...]
+    validation: tuple[Integer[np.ndarray, "N R"], ...]
+    vocabulary: int
+    digest: str
+    tokenizer: tokenizers.Tokenizer
+
+
+def load(data: ConfigDict) -> Corpus:
+    """The corpus that `config.data` describes; tokenises what is not in the cache.
+
+    Raises:
+      UserError: missing or damaged files, a vocabulary that does not fit, a language without a full row.
+    """
+    if data.name not in SOURCES:
+        raise UserError(f"data.name={data.name!r}: not a source of text{nearest(data.name, SOURCES)}")
+    length, target = spans.lengths(data)
+    noise, _ = spans.counts(length, data.noise_density, data.mean_span)
+    source = SOURCES[data.name].open(data)
+    tokenizer = tokenizers.tokenizer(data, source, sentinels=target - noise - 1)
+    folder = cache.folder(data)
+    keys: list[str] = []
+    damaged: list[str] = []
+    rows: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
+    for language, split in itertools.product(source.languages, SPLITS):
+        key = cache.key(language, split, source.fingerprint(language, split), tokenizer.digest)
+        documents = functools.partial(source.documents, language, split)
+        flat = _tokens(
+            folder / f"{key}.npy", documents, tokenizer, damage_rule(data, damaged), name=f"{language} {split}"
+        )
+        count = len(flat) // length
+        if not count:
+            raise UserError(
+                f"data.languages: the {split} text of {language} has {len(flat)} tokens, less than a row of {length}; "
+                "give it more text or leave it out"
+            )
+        rows[split].append(flat[: count * length].reshape(count, length))
+        keys.append(key)
+    if damaged:
+        more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
+        log.warning("data.damaged=skip: %d damaged files are used in part: %s%s", len(damaged), damaged[0], more)
+    return Corpus(
+        source.languages,
+        tuple(rows["train"]),
+        tuple(rows["validation"]),
+        data.vocabulary,
+        cache.key(*keys),
+        tokenizer,
+    )
+
+
+def _tokens(
+    path: pathlib.Path,
+    documents: Callable[[Damage], Iterator[str]],
+    tokenizer: tokenizers.Tokenizer,
+    report: Damage,
+    name: str,
+) -> Integer[np.ndarray, " N"]:
+    """The flat array of a text, mapped into memory. What was damaged is reported from the cache, too."""
+    note = path.with_suffix(".json")
+    if path.exists() and note.exists():
+        for line in json.loads(note.read_text())["damaged"]:
+            report(line)
+        return np.load(path, mmap_mode="r")
+
+    found: list[str] = []
+    start = time.monotonic()
+
+    def damage(line: str) -> None:
+        report(line)
+        found.append(line)
+
+    def write(beside: pathlib.Path) -> None:
+        with (
+            open(beside, "wb") as file,
+            tqdm(desc=f"tokenising {name}", unit="token", unit_scale=True, leave=False, disable=None) as bar,
+        ):
+            _header(file, tokenizer, 0)
+            total = 0
+            for texts in _chunks(documents(damage)):
+                ids = np.concatenate(tokenizers.encode(tokenizer, texts))
+                file.write(ids.tobytes())
+                total += len(ids)
+                bar.update(len(ids))
+            file.seek(0)
+            _header(file, tokenizer, total)
+
+    cache.store(path, write)
+    cache.store(note, json.dumps({"text": name, "damaged": found}).encode())
+    flat = np.load(path, mmap_mode="r")
+    log.info("tokenised %s: %d tokens in %.1f s", name, len(flat), time.monotonic() - start)
+    return flat
+
+
+def _header(file: BinaryIO, tokenizer: tokenizers.Tokenizer, total: int) -> None:
+    """Of an .npy file; of the same length for every total, as NumPy leaves room for it to grow."""
+    kind = np.lib.format.dtype_to_descr(np.dtype(tokenizers.dtype(tokenizer)))
+    np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": (total,)})
+
+
+def _chunks(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Lists of documents of about CHUNK characters together."""
+    chunk: list[str] = []
+    size = 0
+    for text in documents:
+        chunk.append(text)
+        size += len(text)
+        if size >= CHUNK:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

@@ -1,0 +1,79 @@
+"""What every source of text offers: documents of a language, one after the other, and a fingerprint of them."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
+from routed.settings.tree import nearest
+
+SPLITS = ("train", "validation")
+
+#: Bytes at both ends of a file that its fingerprint reads. The end of a gzip file is the checksum of all of it.
+EDGE = 4096
+
+#: Told of every damaged file, in a line; may raise.
+Damage = Callable[[str], None]
+
+
+class Source(NamedTuple):
+    """Text by language and split.
+
+    `documents(language, split, damage)` streams the texts in a fixed order; `fingerprint(language, split)` changes when
+    they change; `size(language)` is roughly proportional to the amount of training text.
+    """
+
+    languages: tuple[str, ...]
+    documents: Callable[[str, str, Damage], Iterator[str]]
+    fingerprint: Callable[[str, str], str]
+    size: Callable[[str], int]
+
+
+def choose(data: ConfigDict, available: Collection[str]) -> tuple[str, ...]:
+    """The languages that `data.languages` asks for: each once, in its order; all, sorted, where it asks for none.
+
+    Raises:
+      UserError: one of them is not there.
+    """
+    for language in data.languages:
+        if language not in available:
+            known = ", ".join(sorted(available))
+            raise UserError(f"data.languages: no {language!r}{nearest(language, available)}; there are: {known}")
+    return tuple(dict.fromkeys(data.languages)) or tuple(sorted(available))
+
+
+def shares(sizes: Sequence[int], temperature: float) -> Float[np.ndarray, " N"]:
+    """Probability of each language: size^(1/temperature), normalised; temperature 1 is natural, infinity uniform."""
+    power = np.array(sizes, float) ** (1 / temperature)
+    return power / power.sum()
+
+
+def fingerprint(paths: Iterable[pathlib.Path]) -> str:
+    """A hash of names, sizes and both ends of the files: cheap, and the same wherever they lie."""
+    total = hashlib.sha256()
+    for path in paths:
+        size = path.stat().st_size
+        total.update(f"{path.name} {size} ".encode())
+        with open(path, "rb") as file:
+            total.update(file.read(EDGE))
+            file.seek(max(size - EDGE, 0))
+            total.update(file.read(EDGE))
+    return total.hexdigest()
+
+
+def damage_rule(data: ConfigDict, found: list[str]) -> Damage:
+    """What `data.damaged` does with a damaged file: `skip` collects it in `found`, `refuse` raises UserError."""
+
+    def report(line: str) -> None:
+        if data.damaged == "refuse":
+            raise UserError(f"{line}: fetch it again, or set data.damaged=skip (now refuse) to do without the rest")
+        found.append(line)
+
+    return report

@@ -1,0 +1,98 @@
+"""mC4's public shards: `c4-LANG[-validation].tfrecord-NNNNN-of-NNNNN.json.gz`, a document a line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pathlib
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
+from routed.tasks.text.documents import Damage, Source, choose, fingerprint
+
+NAME = "c4-{stem}.tfrecord-{index:05d}-of-{count:05d}.json.gz"
+
+PATTERN = re.compile(r"c4-(.+)\.tfrecord-(\d{5})-of-(\d{5})\.json\.gz")
+
+
+def mc4_jsonl(data: ConfigDict) -> Source:
+    """The shards in `data.directory`, whose lines are {"text", "timestamp", "url"}; the name tells the language.
+
+    Raises:
+      UserError: not such a directory, a language that is not in it, or a shard that is missing.
+    """
+    directory = pathlib.Path(data.directory).expanduser()
+    if not data.directory or not directory.is_dir():
+        raise UserError(f"data.directory={data.directory!r}: no such folder; name the one that holds mC4's shards")
+    found = defaultdict(set)  # en or en-validation -> {(index, count)}
+    for path in directory.iterdir():
+        if match := PATTERN.fullmatch(path.name):
+            found[match[1]].add((int(match[2]), int(match[3])))
+    if not found:
+        example = NAME.format(stem="LANG", index=0, count=1)
+        raise UserError(f"data.directory={data.directory}: no mC4 shards in it (names like {example})")
+
+    languages = choose(data, {stem.removesuffix("-validation") for stem in found})
+    stems = {(language, "train"): language for language in languages}
+    stems |= {(language, "validation"): f"{language}-validation" for language in languages}
+    shards = {key: _complete(directory, stem, found[stem]) for key, stem in stems.items()}
+
+    def documents(language: str, split: str, damage: Damage) -> Iterator[str]:
+        for path in shards[language, split]:
+            yield from _read(path, damage)
+
+    return Source(
+        languages,
+        documents,
+        lambda language, split: fingerprint(shards[language, split]),
+        lambda language: sum(path.stat().st_size for path in shards[language, "train"]),
+    )
+
+
+def _complete(directory: pathlib.Path, stem: str, found: set[tuple[int, int]]) -> list[pathlib.Path]:
+    """The paths of a whole set, in order; refused where one is missing or two sets are mixed."""
+    counts = sorted({count for _, count in found})
+    if len(counts) > 1:
+        raise UserError(
+            f"data.directory={directory}: c4-{stem} has shards of {len(counts)} different sets "
+            f"(of {' and of '.join(map(str, counts))}): keep one set"
+        )
+    count = counts[0] if counts else 1
+    missing = sorted(set(range(count)) - {index for index, _ in found})
+    if missing:
+        first = NAME.format(stem=stem, index=missing[0], count=count)
+        raise UserError(
+            f"data.directory={directory}: {len(missing)} of {count} shards of c4-{stem} missing, first {first}: "
+            "fetch them, or leave the language out of data.languages"
+        )
+    return [directory / NAME.format(stem=stem, index=index, count=count) for index in range(count)]
+
+
+def _read(path: pathlib.Path, damage: Damage) -> Iterator[str]:
+    """Texts up to where the file is damaged."""
+    kept = bad = 0
+    end = "" if path.stat().st_size else "empty file"  # which gzip takes for an empty text
+    try:
+        with gzip.open(path) as file:
+            for line in file:
+                try:
+                    text = json.loads(line)["text"]
+                    text.encode()  # half a surrogate pair is valid JSON and no text
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    bad += 1
+                    continue
+                kept += 1
+                yield text
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        end = str(error)
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): make it readable") from error
+    if end:
+        damage(f"{path.name} is damaged after {kept} documents ({end})")
+    if bad:
+        damage(f"{path.name} has {bad} lines that are not JSON with a text, beside {kept} that are")

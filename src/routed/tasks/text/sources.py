@@ -1,0 +1,66 @@
+"""Where text comes from, by the config key `data.name`, and the settings of any text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
+from routed.settings.setting import COUNT, POSITIVE, Setting, accept, at_least, between, one_of
+from routed.tasks.text.artificial import artificial
+from routed.tasks.text.documents import Source
+from routed.tasks.text.jsonl import mc4_jsonl
+from routed.tasks.text.prepared import tfds
+
+
+class TextSource(NamedTuple):
+    """A source of text: `open` reads where it lies; a router of a language model gets the features of a hidden layer."""
+
+    open: Callable[[Any], Source]
+    about: str
+    tokens: str = "hidden"
+    provides: frozenset[str] = frozenset({"token_id"})
+    settings: Mapping[str, Setting] = {}
+    reads: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    check: Callable[[ConfigDict], None] = accept
+    #: The problem, in `routed.training.PROBLEMS`, that trains on it.
+    problem: str = "encoder_decoder"
+
+
+#: Settings of the node `data` for any text; a row is one training example of one language.
+SHARED: dict[str, Setting] = {
+    "languages": Setting((), "codes of the languages; empty: all that are there"),
+    "temperature": Setting(1.0, "a language is drawn in proportion to its text to the power 1 / temperature", POSITIVE),
+    "tokens": Setting("train", "a SentencePiece model file; train: one fitted to the training text; or bytes"),
+    "vocabulary": Setting(2048, "token ids, sentinels (the highest ones) included", COUNT),
+    "input_length": Setting(128, "encoder tokens of a row; the length of the target follows from it", at_least(8)),
+    "noise_density": Setting(0.15, "share of the tokens that are cut out", between(0, 1)),
+    "mean_span": Setting(3.0, "mean length of what is cut out at one place", at_least(1)),
+    "damaged": Setting(
+        "skip",
+        "a truncated shard: skip what is missing, with a warning that counts, or refuse",
+        one_of(("skip", "refuse")),
+    ),
+    "eval_rows": Setting(512, "validation rows, spread evenly over the languages", at_least(1)),
+    "cache": Setting("", "folder of tokenised text and trained tokenizers; empty: ~/.cache/routed", identity=False),
+}
+
+
+def _check(config: ConfigDict) -> None:
+    if not config.data.directory:
+        raise UserError(
+            f"config key data.directory is empty: name the folder with the text of data.name={config.data.name!r}"
+        )
+
+
+_STAND_IN = "; a stand-in unless that is mC4 itself"
+
+#: name -> source.
+SOURCES: dict[str, TextSource] = {
+    "mc4_jsonl": TextSource(mc4_jsonl, _STAND_IN, reads=("directory",), check=_check),
+    "tfds": TextSource(tfds, _STAND_IN, reads=("directory",), check=_check),
+    "artificial": TextSource(artificial, ", artificial languages"),
+}

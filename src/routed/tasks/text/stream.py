@@ -1,0 +1,113 @@
+"""Batches as a function of (seed, step): any process may ask for its share of any step, in any order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import grain
+import numpy as np
+from jaxtyping import Int
+from ml_collections import ConfigDict
+
+from routed.contracts import TextBatch, UserError
+from routed.tasks.text import spans
+from routed.tasks.text.corpus import Corpus
+from routed.tasks.text.documents import shares
+
+#: Languages are dealt from shuffled decks of this many rows, each language its share (and at least one): the row that
+#: comes next in a language is then known without counting through all steps before.
+DECK = 1 << 16
+
+#: Independent random streams of a seed.
+LANGUAGES, ROWS, NOISE = 0, 1, 2
+
+#: Rows that are permuted in memory; grain's shuffle needs none, but for few rows it is slow (1 ms a row for ten).
+FEW = 4096
+
+#: Steps of the stream; it does not end in practice.
+STEPS = 1 << 40
+
+#: Batches that a thread makes ahead.
+AHEAD = 4
+
+
+def batches(
+    corpus: Corpus, config: ConfigDict, seed: int, *, start: int = 0, process: int = 0, processes: int = 1
+) -> grain.DatasetIterator[TextBatch]:
+    """This process's rows of the global batch of step `start`, `start` + 1, ...: the `process`-th of `processes` blocks.
+
+    `get_state()` and `set_state()` hold the step only. Every epoch of a language has every row once, in an order of its
+    own; the noise is new each time.
+
+    Raises:
+      UserError: the batch cannot be divided by the processes.
+    """
+    if config.batch_size % processes:
+        raise UserError(
+            f"batch_size={config.batch_size}: {processes} processes cannot share it; set it to a multiple of {processes}"
+        )
+    block = config.batch_size // processes
+    make = batch_function(corpus, config, seed, slice(process * block, (process + 1) * block))
+    ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD)
+    iterator = iter(grain.MapDataset.range(STEPS).map(make).to_iter_dataset(ahead))
+    iterator.set_state({"next_index": start})
+    return iterator
+
+
+def batch_function(corpus: Corpus, config: ConfigDict, seed: int, part: slice) -> Callable[[int], TextBatch]:
+    """step -> the rows `part` of its global batch."""
+    sizes = [len(rows) for rows in corpus.train]
+    cards = np.maximum(1, np.round(DECK * shares(sizes, config.data.temperature))).astype(int)
+
+    @functools.lru_cache(maxsize=4)
+    def deck(number: int) -> Int[np.ndarray, "2 D"]:
+        """The language of each card, and how often it came before, in all decks."""
+        language = np.random.default_rng([seed, LANGUAGES, number]).permutation(np.repeat(np.arange(len(cards)), cards))
+        times = np.empty_like(language)
+        times[np.argsort(language, kind="stable")] = np.concatenate([np.arange(c) + number * c for c in cards])
+        return np.stack([language, times])
+
+    @functools.lru_cache(maxsize=2 * len(sizes))  # the end of one epoch and the start of the next
+    def order(language: int, epoch: int) -> Callable[[int], int]:
+        rng = np.random.default_rng([seed, ROWS, language, epoch])
+        if sizes[language] < FEW:
+            return rng.permutation(sizes[language]).tolist().__getitem__
+        last, key = sizes[language] - 1, int(rng.integers(2**32))
+        return functools.partial(grain.experimental.index_shuffle, max_index=last, seed=key, rounds=4)
+
+    def row(language: int, times: int) -> np.ndarray:
+        epoch, index = divmod(times, sizes[language])
+        return corpus.train[language][order(language, epoch)(index)]
+
+    def make(step: int) -> TextBatch:
+        number, place = np.divmod(np.arange(config.batch_size) + step * config.batch_size, cards.sum())
+        dealt = [deck(n)[:, place[number == n]] for n in range(number[0], number[-1] + 1)]
+        language, times = np.concatenate(dealt, axis=1)[:, part]
+        rows = np.stack([row(*key) for key in zip(language.tolist(), times.tolist(), strict=True)])
+        rng = np.random.default_rng([seed, NOISE, step])
+        return _batch(rows, language, config, rng, part, config.batch_size)
+
+    return make
+
+
+def validation(corpus: Corpus, config: ConfigDict) -> TextBatch:
+    """About `data.eval_rows` rows, the same number from every language and evenly spaced in it, with fixed noise.
+
+    A language with fewer rows gives all of them.
+    """
+    wanted = np.arange(config.data.eval_rows) % len(corpus.languages)
+    counts = np.maximum(1, np.bincount(wanted, minlength=len(corpus.languages)))
+    counts = np.minimum(counts, [len(rows) for rows in corpus.validation])
+    rows = [rows[np.arange(n) * len(rows) // n] for rows, n in zip(corpus.validation, counts, strict=True)]
+    language = np.repeat(np.arange(len(counts)), counts)
+    return _batch(np.concatenate(rows), language, config, np.random.default_rng(0), slice(None), len(language))
+
+
+def _batch(rows, language, config: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
+    """Rows `part` of a batch of `size`, corrupted; the noise of all is drawn, whoever makes which part."""
+    data, length = config.data, rows.shape[1]
+    noise = spans.noise_mask(rng, size, length, data.noise_density, data.mean_span)[part]
+    inputs, targets = spans.corrupt(rows.astype(np.int32), noise, data.vocabulary)
+    # NumPy, until the caller puts them on its devices.
+    return TextBatch(inputs, targets, language.astype(np.int32))  # type: ignore[arg-type]

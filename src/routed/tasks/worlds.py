@@ -1,0 +1,85 @@
+"""Worlds, and batches made of them: a world is drawn once per seed.
+
+What depends on a traced setting (separation, number of samples) is applied when a batch is made, so a world is shared by
+all points and arms of a seed (but for patches), and 1,000 training samples are the first 1,000 of 10,000.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Scalar
+
+from routed.contracts import Batch
+from routed.tasks.task import Task, World
+
+
+def draw_world(task: Task, key: PRNGKeyArray, data, pool: int) -> World:
+    """Draws a world whose training pool holds `pool` samples. The key is consumed."""
+    keys = jax.random.split(key, 5)
+    fixed = task.fixed(keys[:2], data)
+    return World(
+        fixed=fixed,
+        train=task.draw(fixed, keys[2], keys[3], pool, data),
+        test=task.draw(fixed, None, keys[4], data.test_samples, data),
+    )
+
+
+def train_batch(task: Task, world: World, key: PRNGKeyArray, size: int, data) -> Batch:
+    """The next `size` training samples, by the rule of `data.fresh` and `data.whole`. The key is consumed.
+
+    Samples are drawn with replacement from the first `data.samples` of the pool; or they are samples that nobody has seen
+    (fresh), or the first `size` of the pool in order (whole), for gradient descent on all of them.
+    """
+    if data.fresh:
+        cluster_key, noise_key = jax.random.split(key)
+        return task.batch(world, task.draw(world.fixed, cluster_key, noise_key, size, data), data)
+    if data.whole:
+        return task.batch(world, jax.tree.map(lambda a: a[:size], world.train), data)
+    index = jax.random.randint(key, (size,), 0, data.samples)
+    return task.batch(world, jax.tree.map(lambda a: a[index], world.train), data)
+
+
+def examples(task: Task, world: World, count: int, data) -> Batch:
+    """The first `count` training samples, which are as random as any."""
+    index = jnp.arange(count) % data.samples
+    return task.batch(world, jax.tree.map(lambda a: a[index], world.train), data)
+
+
+def test_batch(task: Task, world: World, data) -> Batch:
+    """All test samples."""
+    return task.batch(world, world.test, data)
+
+
+def variance(task: Task, world: World, data) -> Scalar:
+    """E|y - E y|^2, the loss of the best constant predictor: losses are divided by it, so 1 is trivial."""
+    if task.variance is not None:
+        return task.variance(world, data)
+    y = test_batch(task, world, data).y
+    return ((y - y.mean(0, keepdims=True)) ** 2).sum(-1).mean()
+
+
+def bytes_of(task: Task, data, pool: int) -> int:
+    """Bytes that the samples of one run take, from their shapes."""
+    shapes = jax.eval_shape(lambda key: draw_world(task, key, data, pool), jax.random.key(0))
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
+
+
+def clusters_of(key: PRNGKeyArray | None, shape: tuple[int, ...], clusters: int) -> Int[Array, "B ..."]:
+    """Clusters at random, or (without a key) in turn, so that each comes equally often."""
+    if key is None:
+        return (jnp.arange(shape[0]) % clusters).reshape(shape)
+    return jax.random.randint(key, shape, 0, clusters)
+
+
+def separated(key: PRNGKeyArray, count: int, dim: int) -> Float[Array, "C D"]:
+    """Centres with separation 1: N(0, I) draws, scaled so that the closest pair is sqrt(dim) apart (sigma = 1)."""
+    centres = jax.random.normal(key, (count, dim))
+    squared = ((centres[:, None] - centres[None]) ** 2).sum(-1)
+    closest = jnp.sqrt(jnp.where(jnp.eye(count, dtype=bool), jnp.inf, squared).min())
+    return centres * (jnp.sqrt(dim) / closest)
+
+
+def posterior(x: Float[Array, "T D"], centres: Float[Array, "C D"], variance: float = 1.0) -> Float[Array, "T C"]:
+    """p(c|x) of equally likely spherical Gaussians: proportional to exp(-|x - mu_c|^2 / (2 variance))."""
+    return jax.nn.softmax((x @ centres.T - 0.5 * (centres**2).sum(-1)[None]) / variance)

@@ -1,0 +1,199 @@
+"""One optimiser step on parameters in groups, each with a learning rate of its own, and freezing as a traced flag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+from ml_collections import ConfigDict
+
+from routed.settings.setting import FRACTION, POSITIVE, Setting, accept, at_least
+from routed.settings.tree import value_of
+
+#: group -> the setting that is its learning rate. The group `fixed` has none: it is never trained.
+RATES = {
+    "router": "router.learning_rate",
+    "experts": "experts.learning_rate",
+    "trunk": "transformer.learning_rate",
+}
+
+
+class Optimiser(NamedTuple):
+    """The direction of a step, from the config node `optimizer`; rates, decay and schedules come after it."""
+
+    direction: Callable[[Any], optax.GradientTransformation]
+    settings: Mapping[str, Setting] = {}
+    reads: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    check: Callable[[ConfigDict], None] = accept
+
+
+#: name -> optimiser. Adafactor without its own steps relative to the parameters' scale: its second moments are factored, its
+#: updates clipped at 1 (root mean square).
+OPTIMISERS: dict[str, Optimiser] = {
+    "sgd": Optimiser(
+        lambda own: optax.trace(own.momentum), settings={"momentum": Setting(0.9, "of the gradient", FRACTION)}
+    ),
+    "adam": Optimiser(
+        lambda own: optax.scale_by_adam(own.b1, own.b2, own.eps),
+        settings={
+            "b1": Setting(0.9, "decay of the first moment", FRACTION),
+            "b2": Setting(0.999, "decay of the second moment", FRACTION),
+            "eps": Setting(1e-8, "added to the root of the second moment", POSITIVE),
+        },
+    ),
+    "adafactor": Optimiser(lambda own: optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))),
+}
+
+
+class Factor(Protocol):
+    """What a schedule multiplies rates by at `step`, which counts from 0; `warmup` is at least 1."""
+
+    def __call__(self, step: Int[Array, ""], warmup: int, steps: int) -> Float[Array, ""]: ...
+
+
+class Schedule(NamedTuple):
+    """Rates over the steps, after `optimizer.warmup` steps in which they grow linearly from 0; None: they stay."""
+
+    factor: Factor | None = None
+    settings: Mapping[str, Setting] = {}
+    reads: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    check: Callable[[ConfigDict], None] = accept
+
+
+#: name -> schedule. Linear: 0 after the last step, so that step still learns; rsqrt: T5's.
+SCHEDULES: dict[str, Schedule] = {
+    "constant": Schedule(),
+    "linear": Schedule(lambda step, warmup, steps: jnp.clip((steps - step) / max(steps - warmup, 1), 0.0, 1.0)),
+    "rsqrt": Schedule(lambda step, warmup, steps: jnp.sqrt(warmup / jnp.maximum(step + 1, warmup))),
+}
+
+
+class Normalisation(NamedTuple):
+    """What divides the gradient of an expert: one norm made of those of its tensors, or each tensor's own (`joint` is None)."""
+
+    divides: bool = True
+    joint: Callable[[Any], Any] | None = None
+    settings: Mapping[str, Setting] = {}
+    reads: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    check: Callable[[ConfigDict], None] = accept
+
+
+#: name -> normalisation: none; expert: by the expert's norm; expert_sum: by the sum of its tensors' norms; tensor.
+NORMALISATIONS: dict[str, Normalisation] = {
+    "none": Normalisation(divides=False),
+    "expert": Normalisation(joint=lambda norms: jnp.sqrt(sum(norm**2 for norm in norms))),
+    "expert_sum": Normalisation(joint=sum),
+    "tensor": Normalisation(),
+}
+
+#: Settings of the node `optimizer` that every optimiser reads.
+SHARED: dict[str, Setting] = {
+    "weight_decay": Setting(
+        0.0, "decoupled: times the learning rate; on every group that is trained", at_least(0), traced=True
+    ),
+    "l2": Setting(0.0, "coupled weight decay: times the weights, added to the gradient", at_least(0)),
+    "rate_scale": Setting(1.0, "times all learning rates", POSITIVE, traced=True),
+    "warmup": Setting(0, "steps in which the rates grow linearly from 0; the schedule comes after them", at_least(0)),
+    "clip": Setting(
+        0.0, "largest global norm of the gradient, without the router's where it is frozen; 0: none", at_least(0)
+    ),
+}
+
+
+def optimiser(config: Any, params: Mapping[str, Any]) -> optax.GradientTransformation:
+    """The optimiser of a config for the groups that `params` has, with a rate for each; rates are traced.
+
+    Weight decay is decoupled (AdamW's order: p -= rate (direction + decay p)). A gradient is clipped by the norm over all
+    groups.
+    """
+    own = config.optimizer
+
+    def group(name: str) -> optax.GradientTransformation:
+        if name not in RATES or not jax.tree.leaves(params[name]):
+            return optax.set_to_zero()
+        normalisation = NORMALISATIONS[own.normalise]
+        # Normalised before l2 is added, as momentum and decay come after the gradient.
+        before = [normalised(normalisation)] if name == "experts" and normalisation.divides else []
+        rate = value_of(config, RATES[name])
+        return optax.chain(
+            *before,
+            *([optax.add_decayed_weights(own.l2)] if own.l2 else []),
+            OPTIMISERS[own.name].direction(own),
+            optax.add_decayed_weights(own.weight_decay),
+            optax.scale(-rate * own.rate_scale),
+        )
+
+    def schedule(step):
+        warmup = max(own.warmup, 1)
+        warmed, factor = jnp.minimum(1.0, (step + 1) / warmup), SCHEDULES[own.schedule].factor
+        return warmed if factor is None else warmed * factor(step, warmup, config.steps)
+
+    scheduled = own.warmup or SCHEDULES[own.schedule].factor is not None
+    return optax.chain(
+        *([optax.clip_by_global_norm(own.clip)] if own.clip else []),
+        optax.multi_transform({name: group(name) for name in params}, {name: name for name in params}),
+        *([optax.scale_by_schedule(schedule)] if scheduled else []),
+    )
+
+
+def normalised(by: Normalisation) -> optax.GradientTransformation:
+    """Normalised gradient descent for each expert (Chen et al. 2022, Algorithm 1): its gradient, divided by its Frobenius norm.
+
+    Every leaf has a leading axis of experts. An expert without a gradient (no sample) stays where it is. `expert_sum` and
+    `tensor` are what the released code does.
+    """
+
+    def divided(gradients, state, params=None):
+        del params
+        leaves, tree = jax.tree.flatten(gradients)
+        norms = [jnp.sqrt((leaf.reshape(len(leaf), -1) ** 2).sum(1)) for leaf in leaves]
+        over = norms if by.joint is None else [by.joint(norms)] * len(norms)
+        scales = [jnp.where(norm > 0, 1 / jnp.where(norm > 0, norm, 1.0), 0.0) for norm in over]
+        made = [leaf * scale.reshape(-1, *[1] * (leaf.ndim - 1)) for leaf, scale in zip(leaves, scales, strict=True)]
+        return tree.unflatten(made), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), divided)
+
+
+def update(
+    transform: optax.GradientTransformation,
+    params: dict[str, Any],
+    grads: dict[str, Any],
+    opt_state: Any,
+    frozen,
+    trained: tuple[str, ...] | None = None,
+) -> tuple[dict[str, Any], Any]:
+    """Applies one optimiser step; where `frozen`, the router stays bit for bit what it was.
+
+    The router's gradient is zeroed first, so that no statistic across parameters (a global norm) sees it, and its new
+    value is discarded last, after weight decay. `where`, not a product: 0 x NaN is NaN. Groups outside of `trained` (None: all
+    are trained) have neither gradient nor step, and what the optimiser knows of them waits.
+    """
+    keep = lambda old, new: jax.tree.map(lambda a, b: jnp.where(frozen, a, b), old, new)  # noqa: E731
+    zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)  # noqa: E731
+    resting = [] if trained is None else [name for name in params if name not in trained]
+    grads = grads | {"router": keep(zeros(grads["router"]), grads["router"])}
+    grads |= {name: zeros(grads[name]) for name in resting}
+    updates, moved = transform.update(grads, opt_state, params)
+    new = optax.apply_updates(params, updates)
+    new |= {"router": keep(params["router"], new["router"])}
+    return new | {name: params[name] for name in resting}, _waiting(opt_state, moved, resting)
+
+
+def _waiting(old: Any, new: Any, groups: list[str]) -> Any:
+    """The optimiser's new state with the old one of some groups."""
+    if not groups:
+        return new
+    return tuple(
+        after._replace(inner_states=after.inner_states | {name: before.inner_states[name] for name in groups})
+        if hasattr(after, "inner_states")
+        else after
+        for before, after in zip(old, new, strict=True)
+    )

@@ -1,0 +1,88 @@
+"""Phases of training: until when, which groups of parameters train, with which losses and which selection.
+
+A run's phases are the setting `phases`, a tuple of texts such as "until=500 train=router loss=squared". The first phase that
+applies at a step is the one that is trained: an earlier one may take a `share` of the steps only, by a coin. Words of a phase:
+`until` (steps; default: the end), `share` (of the steps before `until`; default 1), `train` (groups, joined by +; default all),
+and KEY=VALUE for any key of the nodes `selection` and `losses`, for `loss` and for `dispatch`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PRNGKeyArray
+from ml_collections import ConfigDict
+
+from routed.contracts import GROUPS, UserError
+from routed.settings.tree import override, parse
+
+#: What a phase may change of a config.
+NODES, KEYS = ("selection.", "losses."), ("loss", "dispatch")
+
+
+class Phase(NamedTuple):
+    """One phase: steps before `until`, on a `share` of them; `groups` train (None: all), under `changes` to the config."""
+
+    until: int
+    share: float
+    groups: tuple[str, ...] | None
+    changes: dict[str, Any]
+
+
+def phases_of(config: ConfigDict) -> tuple[Phase, ...]:
+    """The phases of a config, one without changes if it names none.
+
+    Raises:
+      UserError: a word that is unknown or has a wrong value, or steps that no phase covers.
+    """
+    phases = tuple(_phase(config, text) for text in config.phases) or (Phase(config.steps, 1.0, None, {}),)
+    if phases[-1].until < config.steps or phases[-1].share < 1:
+        raise UserError(
+            f"config key phases={config.phases!r}: no phase covers all of the last steps; end with one without until and share"
+        )
+    return phases
+
+
+def _phase(config: ConfigDict, text: str) -> Phase:
+    until, share, groups, changes = config.steps, 1.0, None, {}
+    for word in text.split():
+        key, equals, value = word.partition("=")
+        try:
+            if not equals:
+                raise ValueError
+            if key == "until":
+                until = int(value)
+            elif key == "share":
+                share = float(value)
+            elif key == "train":
+                groups = tuple(value.split("+"))
+            elif key.startswith(NODES) or key in KEYS:
+                changes[key] = parse(config, key, value)
+            else:
+                raise ValueError
+        except ValueError:
+            raise UserError(
+                f"config key phases: {text!r}: {word!r} is not until=STEP, share=FRACTION, train=GROUP+GROUP, or KEY=VALUE of"
+                f" {', '.join(f'{node}*' for node in NODES)}, {', '.join(KEYS)}"
+            ) from None
+    if not 0 < until <= config.steps or not 0 < share <= 1:
+        raise UserError(f"config key phases: {text!r}: until must be in 1 to steps={config.steps}, share in (0, 1]")
+    if groups is not None and (unknown := [name for name in groups if name not in GROUPS[:-1]]):
+        raise UserError(f"config key phases: {text!r}: unknown group {unknown[0]!r}; known: {', '.join(GROUPS[:-1])}")
+    return Phase(until, share, groups, changes)
+
+
+def configs_of(config: ConfigDict) -> list[ConfigDict]:
+    """The config of each phase."""
+    return [override(config, phase.changes) if phase.changes else config for phase in phases_of(config)]
+
+
+def active_phase(phases: tuple[Phase, ...], step: Int[Array, ""], key: PRNGKeyArray) -> Int[Array, ""]:
+    """The number of the first phase that applies at a step. The key, one of the step's own, is consumed."""
+    coins = jax.random.uniform(key, (len(phases),))
+    applies = jnp.stack(
+        [(step < phase.until) & (coin < phase.share) for phase, coin in zip(phases, coins, strict=True)]
+    )
+    return applies.argmax()

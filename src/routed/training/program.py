@@ -1,0 +1,266 @@
+"""The one training program: a pure function of (seed, traced settings, world), cut into stretches that can be saved and watched.
+
+`start` and `advance` are what the engine compiles and batches over runs and devices. A program trains any problem, in phases.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from ml_collections import ConfigDict
+
+from routed.layer.auxiliary import auxiliary, coefficients_of
+from routed.layer.rule import Rule, rule_of
+from routed.layer.selection import group_of
+from routed.models.model import Site
+from routed.routers import ROUTERS
+from routed.settings.setting import COUNT, Allowed, Component, Setting, When, at_least
+from routed.settings.tree import node_of, override
+from routed.training.freezing import has_moved, keep_router, router_of
+from routed.training.optimiser import optimiser, update
+from routed.training.phases import Phase, active_phase, phases_of
+from routed.training.problem import Inputs, Problem
+
+#: Independent random streams of a seed; any of them can be held fixed over seeds (config key `held`).
+STREAMS = ("world", "init", "order", "noise")
+#: What a training step changes, of a run's state; `taken` counts the steps, and falls behind `step` in a run that stopped early.
+MOVING = ("params", "state", "opt", "taken", "total", "loss", "lowest", "stopped")
+#: Folded into the key of a step for the coin that chooses among phases.
+COIN = 2**31 - 1
+
+_STOPS = When(lambda config: config.stop.rise > 0, "stop.rise > 0")
+
+#: What the training program itself reads.
+SETTINGS = Component(
+    {
+        "held": Setting(
+            (),
+            "random streams that all seeds share, taken from the base seed: world, init, order, noise",
+            Allowed(lambda v: set(v) <= set(STREAMS), lambda: f"must name streams: {', '.join(STREAMS)}"),
+        ),
+        "steps": Setting(4000, "optimiser steps", COUNT),
+        "eval_every": Setting(500, "steps between evaluations; divides steps", COUNT),
+        "batch_size": Setting(32, "training samples (rows of text) per step", at_least(1)),
+        "phases": Setting(
+            (),
+            'phases of training, in order, as "until=STEP share=FRACTION train=GROUP+GROUP KEY=VALUE"; empty: one, of everything',
+        ),
+        "stop.rise": Setting(
+            0.0, "a run stops when its training loss is above the lowest so far by more than this; 0: never", at_least(0)
+        ),
+        "stop.floor": Setting(0.0, "... or is above the lowest so far, and at most this", at_least(0), when=_STOPS),
+        "stop.after": Setting(0, "steps before which a run goes on", at_least(0), when=_STOPS),
+    },
+    uses=("data.name", "optimizer.name", "optimizer.schedule"),
+    reads=(
+        "optimizer.weight_decay", "optimizer.l2", "optimizer.rate_scale", "optimizer.warmup", "optimizer.clip",
+    ),
+)  # fmt: skip
+
+
+class Program(NamedTuple):
+    """The static part of a run: its config, its problem, and the phases of its training with the config of each."""
+
+    config: ConfigDict
+    problem: Problem
+    phases: tuple[Phase, ...]
+    configs: tuple[ConfigDict, ...]
+
+
+def make_program(config: ConfigDict, problem: Problem) -> Program:
+    """The program that trains a problem under a config."""
+    phases = phases_of(config)
+    return Program(config, problem, phases, tuple(override(config, phase.changes) for phase in phases))
+
+
+def streams(seed, config: ConfigDict) -> dict[str, PRNGKeyArray]:
+    """A key for each stream; a held one comes from the base seed, whatever the run's own seed."""
+    keys = {}
+    for index, name in enumerate(STREAMS):
+        source = config.seed if name in config.held else seed
+        keys[name] = jax.random.fold_in(jax.random.key(source), index)
+    return keys
+
+
+def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) -> tuple[Any, dict[str, Any]]:
+    """(world, state) of a run at step 0, not yet evaluated. The state holds all that moves, and the whole history."""
+    keys, config = streams(seed, program.config), node_of(program.config, traced)
+    world = program.problem.draw_world(keys, config)
+    inputs = Inputs(keys, config, world, shared)
+    params, state = program.problem.init(inputs)
+    run = {
+        "params": params,
+        "state": state,
+        "opt": optimiser(config, params).init(params),
+        "router0": router_of(params, state),
+        "memory": program.problem.remember(params, state),
+        "step": jnp.int32(0),
+        "taken": jnp.int32(0),
+        "loss": jnp.float32(0),
+        "lowest": jnp.float32(jnp.inf),
+        "stopped": jnp.array(False),
+    }
+    seen = jax.eval_shape(lambda: evaluate(program, inputs, run))
+    return world, run | _new_history(seen, program.config.steps // program.config.eval_every + 1)
+
+
+def advance(
+    program: Program,
+    active: Bool[Array, ""] | bool,
+    steps: Int[Array, ""] | int,
+    evaluated: Bool[Array, ""] | bool,
+    seed,
+    traced: dict[str, Array],
+    world: Any,
+    run: dict[str, Any],
+    feed: Any = (),
+    shared: Any = (),
+) -> dict[str, Any]:
+    """The run `steps` later, with a row of history if `evaluated`; as it is if not active.
+
+    A padded place in a batch of runs is not active, and costs nothing where runs are mapped one after the other. `feed` holds
+    the batches of the `checkpoint.every` steps among which these are, where the host makes them.
+    """
+    inputs = Inputs(streams(seed, program.config), node_of(program.config, traced), world, shared)
+
+    def move(run):
+        end = run["step"] + steps
+        moving = {name: run[name] for name in MOVING}
+        step = partial(training_step, program, inputs, traced, feed)
+        moved = jax.lax.while_loop(lambda now: (now["taken"] < end) & ~now["stopped"], step, moving)
+        new = run | moved | {"step": end}
+        return jax.lax.cond(evaluated, partial(record, program, inputs), lambda new: new, new)
+
+    return jax.lax.cond(active, move, lambda run: run, run)
+
+
+def training_step(program: Program, inputs: Inputs, traced, feed, now: dict[str, Any]) -> dict[str, Any]:
+    """One step under the phase that applies."""
+    steps = [
+        partial(_phase_step, program, inputs, node_of(config, traced), feed, phase)
+        for phase, config in zip(program.phases, program.configs, strict=True)
+    ]
+    if len(steps) == 1:
+        return steps[0](now)
+    key = jax.random.fold_in(jax.random.fold_in(inputs.keys["noise"], COIN), now["taken"])
+    return jax.lax.switch(active_phase(program.phases, now["taken"], key), steps, now)
+
+
+def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phase, now: dict[str, Any]):
+    """One step: batch, gradient, update; a run that stops does not take the step at which it stops."""
+    batch = program.problem.batch(inputs, feed, now["taken"])
+    key = jax.random.fold_in(inputs.keys["noise"], now["taken"])
+    frozen = _frozen(config)
+    loss = partial(training_loss, program.problem, config, batch, key, now["taken"])
+    grads, (value, state) = jax.grad(loss, has_aux=True)(now["params"], now["state"])
+    transform = optimiser(inputs.config, now["params"])
+    params, opt = update(transform, now["params"], grads, now["opt"], frozen, phase.groups)
+    still = frozen if phase.groups is None or "router" in phase.groups else jnp.array(True)
+    new = now | {"params": params, "state": keep_router(still, now["state"], state), "opt": opt}
+    new |= {"total": now["total"] + value, "loss": value, "taken": now["taken"] + 1}
+    stop = program.config.stop
+    if not stop.rise:
+        return new
+    stopped = stops(stop, value, now["lowest"], now["taken"])
+    new |= {"lowest": jnp.minimum(now["lowest"], value)}
+    return jax.tree.map(partial(jnp.where, stopped), now, new) | {"stopped": stopped, "loss": value}
+
+
+def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step, params, state):
+    """(what is minimised, (what is reported, the state after the step)): the task's loss and the auxiliary ones."""
+    rule, dispatch = gate_of(config)
+    outputs = problem.model.apply(params, state, batch, rule, dispatch, key, step)
+    total, reported = problem.task_loss(config, outputs, batch)
+    if outputs.sites and ROUTERS[config.router.name].learns and any(coefficients_of(config.losses).values()):
+        total += _auxiliary(problem, config, outputs.sites, params, step)
+    return total, (reported, outputs.state)
+
+
+def gate_of(config: Any) -> tuple[Rule, str]:
+    """The rule and the dispatch of training; of a model without a router, any."""
+    return (rule_of(config.selection), config.dispatch) if "dispatch" in config else (Rule(), "dense")
+
+
+def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step) -> Array:
+    """The weighted auxiliary losses, mean over all layers of all sites."""
+    coefficients = {name: one for name, one in coefficients_of(config.losses).items() if one}
+
+    def of_layer(site: str, routing, features, responses) -> Array:
+        tokens = len(routing.scores)
+        size = group_of(config.selection.group_size, tokens) if "group_size" in config.selection else tokens
+        groups = tokens // size if config.losses.balance_scope == "group" else 1
+        return auxiliary(
+            routing, coefficients, learned=~_frozen(config), groups=groups, losses=config.losses, features=features,
+            responses=responses, step=step,
+        )[0]  # fmt: skip
+
+    values = []
+    for name, (routing, features) in sites.items():
+        if routing.scores.ndim == 2:
+            respond = partial(_responses, problem, params, name, features)
+            return of_layer(name, routing, features, respond)
+        layers = jnp.arange(len(routing.scores))
+
+        def one(routing, features, layer, name=name, all_features=features):
+            respond = lambda: problem.model.responses(params, name, all_features)[layer]  # type: ignore[misc]  # noqa: E731
+            return of_layer(name, routing, features, respond)
+
+        values.append(jax.vmap(one)(routing, features, layers))
+    return jnp.concatenate(values).mean()
+
+
+def _responses(problem: Problem, params, site: str, features) -> Array:
+    """All experts' outputs on the tokens of a single layer."""
+    assert problem.model.responses is not None  # a model with gates has them
+    return problem.model.responses(params, site, features[None])[0]
+
+
+def stops(stop: Any, value, lowest, taken):
+    """Does a run stop at a training loss of `value`, after `taken` steps none of which was below `lowest`?"""
+    return (taken >= stop.after) & (value > lowest) & ((value > lowest + stop.rise) | (value <= stop.floor))
+
+
+def record(program: Program, inputs: Inputs, run: dict[str, Any]) -> dict[str, Any]:
+    """The run with the row of this moment; a run that stopped early repeats its last loss for the steps that it did not take.
+
+    The training loss is the mean since the last evaluation, NaN at step 0.
+    """
+    every = program.config.eval_every
+    missed = jnp.minimum(run["step"] - run["taken"], every)
+    total = run["total"] + missed * run["loss"]
+    steps = jnp.where(run["step"] > 0, every, 0)
+    seen = evaluate(program, inputs, run)
+    seen |= {"train/loss": total / steps / program.problem.unit(inputs)}
+    row = run["step"] // every
+    history = {name: old.at[row].set(seen[name]) for name, old in run["history"].items()}
+    memory = program.problem.remember(run["params"], run["state"])
+    return run | {"history": history, "total": jnp.float32(0), "memory": memory}
+
+
+def evaluate(program: Program, inputs: Inputs, run: dict[str, Any]) -> dict[str, Array]:
+    """All metrics of one moment: the problem's, and those of any run."""
+    params, state = run["params"], run["state"]
+    seen = program.problem.evaluate(inputs, params, state, run["taken"], run["memory"])
+    seen |= {
+        "train/rate_scale": inputs.config.optimizer.rate_scale,
+        "router/moved": has_moved(router_of(params, state), run["router0"]),
+    }
+    if program.config.stop.rise:
+        seen["train/steps"] = run["taken"].astype(jnp.float32)
+    return seen
+
+
+def _new_history(seen: dict[str, Any], evaluations: int) -> dict[str, Any]:
+    """The part of a run that remembers: the training loss summed since the last evaluation, and a row for each one."""
+    seen = seen | {"train/loss": jnp.float32(0)}
+    history = {name: jnp.zeros((evaluations, *one.shape), one.dtype) for name, one in seen.items()}
+    return {"history": history, "total": jnp.float32(0)}
+
+
+def _frozen(config: Any):
+    """Is the router frozen? A model without one is, in a manner of speaking."""
+    return config.router.frozen if "router" in config and "frozen" in config.router else jnp.array(True)

@@ -1,0 +1,289 @@
+"""The problem of samples: a task that draws its own data, a layer on it, and a target for each sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from routed.contracts import Batch, Column, UserError
+from routed.layer.moe import CONTROL
+from routed.layer.rule import Rule, rule_of
+from routed.layer.selection import SELECTIONS
+from routed.metrics import agreement, entropies, router
+from routed.models import SAMPLE_MODELS
+from routed.models.model import Model
+from routed.models.single_layer import SITE, temperature
+from routed.routers import ROUTERS, initial_parameters, temperature_of
+from routed.settings.setting import Setting, at_least, refuse
+from routed.settings.tree import node_of
+from routed.tasks import TASKS, worlds
+from routed.tasks.task import Task
+from routed.training.problem import Inputs, Problem, ProblemPart
+from routed.training.program import gate_of
+from routed.training.task_losses import TASK_LOSSES, correct
+
+
+def build(config: ConfigDict, pool: int, mesh: Mesh | None = None) -> Problem:
+    """The problem of a config, with `pool` training samples in its world (at least every `data.samples`)."""
+    task, model = TASKS[config.data.name], SAMPLE_MODELS[config.model].build(config, mesh)
+    labelled = TASK_LOSSES[config.loss].labelled
+
+    def batch_of(inputs: Inputs, feed: Any, step) -> Batch:
+        del feed
+        key = jax.random.fold_in(inputs.keys["order"], step)
+        return worlds.train_batch(task, _world(inputs), key, config.batch_size, inputs.config.data)
+
+    def task_loss(phase: Any, outputs, batch):
+        value = TASK_LOSSES[phase.loss].value(outputs.prediction, batch.y).mean()
+        return value, value
+
+    def unit(inputs: Inputs):
+        return 1.0 if labelled else worlds.variance(task, _world(inputs), inputs.config.data)
+
+    def evaluate(inputs: Inputs, params, state, step, memory):
+        del memory
+        return _evaluate(config, task, model, unit(inputs), batch_of, inputs, params, state, step)
+
+    return Problem(
+        model=model,
+        draw_world=lambda keys, run: worlds.draw_world(task, keys["world"], run.data, pool),
+        init=lambda inputs: _init(config, task, model, inputs),
+        batch=batch_of,
+        task_loss=task_loss,
+        evaluate=evaluate,
+        unit=unit,
+    )
+
+
+def _world(inputs: Inputs):
+    return inputs.world._replace(shared=inputs.shared)
+
+
+def _init(config: ConfigDict, task: Task, model: Model, inputs: Inputs):
+    """Fresh parameters, then what a comparison does to a router: scale it, fill it with examples, make it as sharp as asked."""
+    data, world = inputs.config.data, _world(inputs)
+    test = worlds.test_batch(task, world, data)
+    params, state = model.init(inputs.keys["init"], test)
+    if model.scores is None:
+        return params, state
+    count, part = config.experts.count, ROUTERS[config.router.name]
+    examples = worlds.examples(task, world, count, data)
+    module = part.make(config.router, count)
+    own = initial_parameters(part, module, params["router"], examples.tokens[:count], inputs.config.router)
+    params = params | {"router": own}
+    scores = model.scores(params, state, SITE, test.tokens[None], test)[0]
+    return params, state | {CONTROL: {"temperature": temperature_of(scores, inputs.config.router.entropy)}}
+
+
+def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, params, state, step):
+    """All metrics of one moment. Test tokens pass in blocks, which keeps the experts' activations in cache."""
+    data, world, noise_key = inputs.config.data, _world(inputs), inputs.keys["noise"]
+    loss, test = TASK_LOSSES[config.loss], worlds.test_batch(task, world, data)
+    training, evaluation = gate_of(config)[0], _evaluation_rule(config)
+    noisy = "router" in config and "noise_at_eval" in config.router and config.router.noise_at_eval
+
+    def forward(number, block: Batch):
+        # Dense, since the soft mixture needs every expert anyway.
+        key = jax.random.fold_in(noise_key, number) if noisy else None
+        outputs = model.apply(params, state, block, evaluation, "dense", key, step)
+        soft = None if loss.labelled else model.apply(params, state, block, Rule("soft"), "dense", step=step)
+        return outputs.prediction, soft and soft.prediction, outputs.sites[SITE].routing if outputs.sites else None
+
+    prediction, mixture, routing = _in_blocks(forward, test)
+    seen = {
+        "test/loss": loss.value(prediction, test.y).mean() / unit,
+        "train/experts": jnp.float32(experts_per_token(config)),
+    }
+    if loss.labelled:
+        right = correct(prediction, test.y)
+        seen |= {"test/accuracy": right.mean(), "right": right[: router.PROBE]}
+    else:
+        seen["test/loss_soft"] = loss.value(mixture, test.y).mean() / unit
+    if task.bayes is not None:
+        ideal = task.bayes(world, test, data)
+        seen["test/excess"] = loss.value(prediction, ideal).mean() / unit
+        seen["test/bayes"] = loss.value(ideal, test.y).mean() / unit
+    seen |= model.watch(params, world, test, noise_key) | task.watch(params, world, test, noise_key)
+    if routing is None or model.scores is None:
+        return seen
+    labels, count = task.labels(data), config.experts.count
+    if config.data.whole:  # all training samples, routed as in training; XLA leaves out their outputs
+        batch = batch_of(inputs, (), step)
+        key = jax.random.fold_in(noise_key, step)
+        outputs = model.apply(params, state, batch, training, config.dispatch, key, step)
+        trained = router.dispatched(outputs.sites[SITE].routing, batch.label, labels)
+        seen["train/dispatch_entropy"] = entropies.dispatch_entropy(trained)
+    label = worlds.examples(task, world, count, data).label[:count]
+    hit = jnp.zeros(labels).at[label].set(1.0)
+    seen["router/rows_hit"] = hit.min()  # would rows from examples (router.from_data) come from every cluster?
+    scores = model.scores
+    return seen | router.columns(
+        routing,
+        params["router"],
+        test,
+        score=lambda x: scores(params, state, SITE, x[None], test, step)[0],
+        labels=labels,
+        groupings=task.groupings(world, data),
+        signal=task.signal(data) if task.signal is not None else None,
+        key=noise_key,
+        shuffles=config.shuffles,
+        temperature=temperature(state),
+    )
+
+
+def _evaluation_rule(config: ConfigDict) -> Rule:
+    return rule_of(config.selection, evaluation=True) if "dispatch" in config else Rule()
+
+
+def experts_per_token(config: ConfigDict) -> float:
+    """Experts that compute for one training token: the FLOPs of a selection, in units of one expert."""
+    rule, _ = gate_of(config)
+    if not SAMPLE_MODELS[config.model].routed:
+        return 1.0
+    return SELECTIONS[rule.name].experts_per_token(rule, config.batch_size, config.experts.count)
+
+
+def _in_blocks(forward: Callable[[Any, Batch], Any], batch: Batch, largest: int = 640) -> Any:
+    """`forward` on numbered blocks of samples, one after the other; leaves come back as [blocks * block, ...]."""
+    size = len(batch.x)
+    block = max(b for b in range(1, min(size, largest) + 1) if size % b == 0)
+    blocks = jax.tree.map(lambda a: a.reshape(size // block, block, *a.shape[1:]), batch)
+    made = jax.lax.map(lambda item: forward(*item), (jnp.arange(size // block), blocks))
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), made)
+
+
+def offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Columns that need several evaluations at once, or scikit-learn."""
+    del config
+    if "choices" not in history:
+        return {}
+    choices = history["choices"]
+    columns = [agreement.agreement(counts) for counts in history["counts"]]
+    found = {f"router/{name}": np.array([one[name] for one in columns]) for name in columns[0]}
+    churns = [agreement.churn(a, b) for a, b in zip(choices[1:], choices[:-1], strict=True)]
+    found["router/churn"] = np.array([np.nan, *churns])
+    found["router/churn_to_final"] = np.array([agreement.churn(one, choices[-1]) for one in choices])
+    if "groups" in history:
+        hits = [agreement.group_hit(history["groups"][0], counts) for counts in history["counts"]]
+        found["router/group_hit"] = np.array(hits)
+    return found
+
+
+def cost(config: ConfigDict) -> tuple[int, float]:
+    """Tokens of a step, and as good a measure as FLOPs: 6 for each token and parameter that serves it."""
+    problem, key = build(config, config.data.samples), jax.random.key(0)
+    task = TASKS[config.data.name]
+
+    def init():
+        run, keys = node_of(config), dict.fromkeys(("world", "init", "noise", "order"), key)
+        world = problem.draw_world(keys, run)._replace(shared=task.shared(config.data))
+        test = worlds.test_batch(task, world, run.data)
+        return test, problem.model.init(key, test)[0]
+
+    test, params = jax.eval_shape(init)
+    sizes = {name: sum(a.size for a in jax.tree.leaves(tree)) for name, tree in params.items()}
+    share = experts_per_token(config) / config.experts.count if problem.model.scores is not None else 1.0
+    tokens = config.batch_size * math.prod(test.cluster.shape[1:])
+    return tokens, 6.0 * tokens * (sizes["router"] + sizes["experts"] * share)
+
+
+def _check(config: ConfigDict) -> None:
+    """What the task, the loss and the batches ask of each other."""
+    task, data, loss = TASKS[config.data.name], config.data, TASK_LOSSES[config.loss]
+    if data.target not in task.targets:
+        refuse("data.target", data.target, f"data.name={data.name!r} has the targets {', '.join(task.targets)}")
+    if data.target_dim != task.outputs(data):
+        refuse(
+            "data.target_dim",
+            data.target_dim,
+            f"the target {data.target!r} of data.name={data.name!r} has another number of outputs; set"
+            f" data.target_dim={task.outputs(data)}",
+        )
+    target = task.targets[data.target]
+    if target not in loss.fits:
+        fitting = [name for name, other in TASK_LOSSES.items() if target in other.fits]
+        refuse(
+            "loss",
+            config.loss,
+            f"does not fit data.target={data.target!r} of data.name={data.name!r}; use {' or '.join(map(repr, fitting))}",
+        )
+    if data.whole and (data.fresh or config.batch_size != data.samples):
+        refuse(
+            "data.whole",
+            True,
+            f"needs data.fresh=false and batch_size={config.batch_size} equal to data.samples={data.samples}",
+        )
+    if data.test_samples % (clusters := task.labels(data)):
+        made = f"data.clusters={data.clusters}" if "clusters" in data else f"{clusters} clusters"
+        made = (
+            made
+            if "clusters" not in data or clusters == data.clusters
+            else f"{clusters}, the combinations that {made} make"
+        )
+        refuse("data.test_samples", data.test_samples, f"must be a multiple of {made}")
+    size = config.selection.group_size if "selection" in config and "group_size" in config.selection else 0
+    if size and config.batch_size % size:
+        refuse("selection.group_size", size, f"must divide batch_size={config.batch_size}")
+    if "router" in config and "window" in config.router and (positions := task.dims(data)) % config.router.window:
+        refuse("router.window", config.router.window, f"must divide the {positions} positions of a sample")
+    if config.mesh.data * config.mesh.expert > 1:
+        raise UserError(
+            f"config keys mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: the runs of"
+            f" data.name={data.name!r} are small and are shared out whole; use mesh.run"
+        )
+    if config.checkpoint.final:
+        refuse("checkpoint.final", True, f"runs of data.name={data.name!r} keep rows, no parameters; set it to false")
+
+
+#: How the problem's columns are shown; losses of classes have no trivial scale.
+COLUMNS = {
+    "test/loss": Column("top-1 test loss (1 = trivial)", log=True),
+    "test/accuracy": Column("test accuracy"),
+    "test/loss_soft": Column("soft test loss (1 = trivial)", log=True),
+    "test/excess": Column("excess over Bayes (1 = trivial)", log=True),
+    "train/loss": Column("training loss, as trained (1 = trivial)", log=True),
+    "train/dispatch_entropy": Column("dispatch entropy H(cluster | expert),\ntraining samples (nats)"),
+    "train/steps": Column("steps until the run stopped"),
+    "train/experts": Column("experts computed per training token", log=True),
+}
+LABELLED = {
+    "train/loss": Column("training loss (nats per sample)", log=True),
+    "test/loss": Column("test loss (nats per sample)", log=True),
+}
+
+
+def _columns(config: ConfigDict) -> dict[str, Column]:
+    further = {name: metric.column for name, metric in router.METRICS.items()}
+    parts = TASKS[config.data.name].columns, SAMPLE_MODELS[config.model].columns
+    labelled = LABELLED if TASK_LOSSES[config.loss].labelled else {}
+    return COLUMNS | labelled | router.COLUMNS | dict(parts[0]) | dict(parts[1]) | further
+
+
+SAMPLES = ProblemPart(
+    build=build,
+    models=SAMPLE_MODELS,
+    loss="test/loss",
+    columns=_columns,
+    shared_arrays=lambda config: TASKS[config.data.name].shared(config.data),
+    feed=lambda config, seed, rows=slice(None): lambda first, steps: (),
+    feed_shape=lambda config, steps: (),
+    offline=offline,
+    data_bytes=lambda config, pool: worlds.bytes_of(TASKS[config.data.name], config.data, pool),
+    digest=lambda config: TASKS[config.data.name].digest(config.data),
+    about=lambda config: TASKS[config.data.name].about(config.data),
+    cost=cost,
+    fuse="LIBRARY_FUSION_TYPE_REDUCE",
+    settings={"shuffles": Setting(32, "draws of the shuffled-router baseline at an evaluation; 0: none", at_least(0))},
+    uses=("model", "loss", "optimizer.normalise"),
+    reads=(
+        "data.samples", "data.fresh", "data.whole", "data.test_samples", "data.target", "data.target_dim",
+    ),
+    check=_check,
+)  # fmt: skip
