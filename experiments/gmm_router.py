@@ -136,7 +136,7 @@ def dense_claims(write: Writer) -> tuple[Claim, ...]:
 
 def falling_claim(write: Writer, samples: tuple[int, ...]) -> Claim:
     """The loss at the most samples is below that at the fewest."""
-    most, fewest = (LEARNED | write.at | {"data.samples": n} for n in (samples[-1], samples[0]))
+    most, fewest = ({**LEARNED, **write.at, "data.samples": n} for n in (samples[-1], samples[0]))
     return write.order("falls", "the loss falls as samples grow", "tends to 0", most, fewest, at={})
 
 
@@ -254,8 +254,8 @@ def fig3_sweep(config: ConfigDict) -> tuple[Point, ...]:
 def fig3_claims(config: ConfigDict) -> tuple[Claim, ...]:
     """Loss (a), sparsity (b), and our own questions, one of them once more with tuned rates."""
     a = writer(config, "dikkala.fig3a.")
-    a = a._replace(at=a.at | {"rates": "paper"})
-    b, tuned = a._replace(prefix="dikkala.fig3b."), a._replace(prefix="routed.gmm.", at=a.at | {"rates": "tuned"})
+    a = a._replace(at={**a.at, "rates": "paper"})
+    b, tuned = a._replace(prefix="dikkala.fig3b."), a._replace(prefix="routed.gmm.", at={**a.at, "rates": "tuned"})
     fair_tuned = tuned.order("fair-tuned", f"with rates tuned per arm, {FAIR}", "not asked", LEARNED, FAIREST)
     loss = (frozen_claim(a), *dense_claims(a), falling_claim(a, SAMPLES[config.scale]))
     return (*loss, sparsity_claim(b), one_expert_claim(b), *fair_claims(a), fair_tuned)
@@ -358,7 +358,7 @@ def phase_claims(config: ConfigDict) -> tuple[Claim, ...]:
     write = writer(config, "routed.gmm.")
     return tuple(
         write.order(f"fair.c{c:g}", f"at separation {c:g}: {FAIR}", "not asked", LEARNED, FAIREST,
-                    at=write.at | {"data.separation": c})
+                    at={**write.at, "data.separation": c})
         for c in SEPARATIONS[config.scale]
     )  # fmt: skip
 

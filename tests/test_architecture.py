@@ -1,59 +1,71 @@
-"""Imports go one way, so that the package can be read top to bottom."""
+"""The rooms of the house, in reading order: imports go one way, so that the package can be read from top to bottom."""
 
 import ast
 import pathlib
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parent.parent / "src" / "routed"
+README = pathlib.Path(__file__).parent.parent / "README.md"
 
-#: Every module may import only from lines above its own (or from its own package).
-ORDER = (
-    ("words", "supervise"),
-    ("config", "files", "hosts"),
-    ("data", "routers", "selection", "experts"),
-    ("dispatch", "metrics", "feed"),
-    ("losses",),
-    ("moe",),
-    ("soft_moe",),
-    ("models",),
-    ("train", "arms", "observe"),
-    ("run",),
-    ("language",),
-    ("kinds",),
-    ("layout", "rules"),
-    ("validate",),
-    ("points",),
-    ("shard",),
-    ("results", "stats", "checkpoint", "machine", "events", "experiment"),
-    ("progress",),
-    ("advance",),
-    ("execute", "diagnosis"),
-    ("claims", "dry_run"),
-    ("plots",),
-    ("report",),
-    ("main", "bench"),
+#: A module may import from its own room and from those before it.
+ROOMS = (
+    "contracts",
+    "system",
+    "settings",
+    "metrics",
+    "tasks",
+    "routers",
+    "experts",
+    "layer",
+    "models",
+    "training",
+    "plan",
+    "engine",
+    "analysis",
 )
-LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
+#: What a user starts: each may import any room, and none another of them.
+COMMANDS = ("main", "report", "bench")
 
 
-def test_imports_go_one_way():
-    seen = set()
-    for path in ROOT.rglob("*.py"):
-        relative = path.relative_to(ROOT)
-        name = relative.parts[0].removesuffix(".py")
-        if name == "__init__":
-            continue
-        assert name in LEVEL, f"{name}: give it a place in ORDER"
-        seen.add(name)
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("routed"):
-                parts = (node.module or "").split(".")
-                targets = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
-                for target in targets:
-                    allowed = LEVEL[target] < LEVEL[name] or target == name
-                    assert allowed, f"{relative} imports {target}, which comes later"
-    assert seen == set(LEVEL)
+def room_of(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def test_files_are_short():
-    long = {str(p.relative_to(ROOT)): n for p in ROOT.rglob("*.py") if (n := len(p.read_text().splitlines())) > 350}
-    assert not long
+def imported_rooms(path):
+    """The rooms that a module imports from anywhere in it, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "routed":
+            parts = (node.module or "").split(".")
+            yield from parts[1:2] or [alias.name for alias in node.names]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("routed."))
+
+
+MODULES = [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py"]
+
+
+def test_every_module_is_in_a_room():
+    assert {room_of(path) for path in MODULES} == {*ROOMS, *COMMANDS}
+
+
+@pytest.mark.parametrize("room", [*ROOMS, *COMMANDS])
+def test_a_room_imports_only_rooms_before_it(room):
+    allowed = {*ROOMS[: ROOMS.index(room)], room} if room in ROOMS else {*ROOMS, room}
+    for path in MODULES:
+        if room_of(path) == room:
+            assert {*imported_rooms(path)} <= allowed, path
+
+
+def test_the_readme_names_the_rooms_in_this_order():
+    lines = [line.split("`")[1] for line in README.read_text().splitlines() if line.startswith("| `")]
+    assert [
+        name.rstrip("/").removesuffix(".py") for name in lines if name.rstrip("/").removesuffix(".py") in ROOMS
+    ] == [*ROOMS]
+
+
+def test_files_are_short_and_say_what_they_are_for():
+    for path in MODULES:
+        text = path.read_text()
+        assert len(text.splitlines()) <= 350, path
+        assert ast.get_docstring(ast.parse(text)), path

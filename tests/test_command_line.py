@@ -20,33 +20,24 @@ from routed.system import files
 #: 3 chunks of 10 steps; two arms of two seeds make 4 runs. Constant experts compile fastest.
 EXPERIMENT = '''"""Is it {name}?"""
 
-from routed.analysis.claims import Claim
-from routed.plan.config import base
-from routed.plan.experiment import variant
-from routed.settings.tree import override
+from routed.analysis.claims import FROZEN, LEARNED, Writer
+from routed.plan import Figure, make_config
 
-FIGURES = ("", "other")
+PROTOCOL = {{
+    "seeds": 2, "steps": 30, "eval_every": 10, "batch_size": 8,
+    "data.clusters": 4, "data.dim": 4, "data.target_dim": 2, "data.samples": 32, "data.test_samples": 64,
+    "experts.name": "constant", "experts.count": 4, "mesh.run": 1, "mesh.runs_per_batch": 2,
+}}
+FIGURE = Figure(
+    "Learned against frozen",
+    claims=lambda config: (Writer("scaled", "test/loss").order("tiny.claim", "s", "", LEARNED, FROZEN),),
+)
+FIGURES = {{"": FIGURE, "other": FIGURE}}
+SCALES = dict.fromkeys(("smoke", "default", "paper"), lambda config: {{}})
 
 
 def get_config(arg=None):
-    figure, scale = variant(arg, FIGURES)
-    return override(base(), {{
-        "name": "{name}", "figure": figure, "scale": scale, "seeds": 2, "steps": 30, "eval_every": 10, "batch_size": 8,
-        "data.clusters": 4, "data.dim": 4, "data.target_dim": 2, "data.samples": 32, "data.test_samples": 64,
-        "experts.name": "constant", "experts.count": 4, "mesh.run": 1, "mesh.runs_per_batch": 2,
-    }})
-
-
-def get_sweep(config):
-    return ({{}},)
-
-
-def get_claims(config):
-    return (Claim("order", "tiny.claim", "s", "", "scaled", "test/loss", {{"arm": "learned"}}, {{"arm": "frozen"}}, {{}}),)
-
-
-def get_plots(config):
-    return ()
+    return make_config("{name}", arg, FIGURES, PROTOCOL, SCALES)
 '''
 
 
@@ -105,7 +96,7 @@ def tiny(tmp_path, monkeypatch):
         (["--config.optimizer.momentum=1"], ["optimizer.momentum=1.0", "[0, 1)"]),
         (["--config.experts.count=0"], ["experts.count=0", "at least 1"]),
         (["--config.selection.eval.k=5"], ["selection.eval.k=5", "experts.count=4", "lower selection.eval.k"]),
-        (["--config.steps=3000000000", "--config.eval_every=3000000000"], ["steps=3000000000", "2^31"]),
+        (["--config.steps=3000000000", "--config.eval_every=3000000000"], ["eval_every=3000000000", "2^31"]),
         (["--config.eval_every=7"], ["eval_every=7", "divide steps=30"]),
         (["--config.data.test_samples=66"], ["data.test_samples=66", "multiple of data.clusters=4"]),
         (["--config.data.target=linear"], ["data.target_dim=2", "set data.target_dim=1"]),
@@ -175,8 +166,8 @@ def test_a_wrong_experiment_is_named_with_its_fix(tiny, spec, parts):
 )
 def test_an_experiment_file_cannot_bend_the_config(tiny, line, parts):
     """ConfigDict itself takes a bool for an int, and new keys while it is unlocked."""
-    text = tiny.read_text().replace("return override(", "c = override(")
-    tiny.write_text(text.replace("    })\n", f"    }})\n    {line}\n    return c\n"))
+    text = tiny.read_text().replace("return make_config(", "c = make_config(")
+    tiny.write_text(f"{text}    {line}\n    return c\n")
     text = refusal(f"--config={tiny}")
     assert all(part in text for part in parts), text
 

@@ -21,6 +21,13 @@ MODULES = {f: experiment.load(f) for f in FILES}
 VARIANTS = [
     (f, figure, scale) for f, m in MODULES.items() for figure in m.FIGURES for scale in getattr(m, "SCALES", SCALES)
 ]
+#: The ids of the claims of every variant: verdicts are cited by them, so none changes.
+CLAIM_IDS = {
+    name: ids
+    for name, *ids in map(
+        str.split, (pathlib.Path(__file__).parent / "golden" / "claim_ids.txt").read_text().splitlines()
+    )
+}
 
 
 def spec(file, figure, scale):
@@ -38,10 +45,10 @@ def test_every_variant_is_consistent(file, figure, scale):
     assert len({r.key for r in runs}) == len(runs)
     columns = {key for point in sweep for key in point if key not in PLANNED}
     rows = [{**{k: place[k] for k in columns}, "arm": r.arm} for r in runs for place in r.places]
-    ids = set()
+    ids: dict[str, None] = {}  # in their order
     for claim in figure_of(module, config).claims(config):
         assert claim.id not in ids
-        ids.add(claim.id)
+        ids[claim.id] = None
         for side in (claim.lower, claim.higher):
             if not side or "value" in side:
                 continue
@@ -49,6 +56,7 @@ def test_every_variant_is_consistent(file, figure, scale):
             assert set(where) <= columns, f"{claim.id}: {set(where) - columns} is not swept"
             arms = {row["arm"] for row in rows if all(row[k] == v for k, v in where.items())}
             assert arms >= ({"frozen_data"} if side["arm"] == "fairest" else {side["arm"]}), claim.id
+    assert [*ids] == CLAIM_IDS[pathlib.Path(spec(file, figure, scale)).name]
     for plot in figure_of(module, config).plots(config):
         assert plot["kind"] in plots.PLOTS
         assert {plot.get("x"), plot.get("y")} - {None} <= columns

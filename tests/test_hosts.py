@@ -94,12 +94,9 @@ def test_processes_share_one_language_model(tmp_path):
     """Two processes of four devices: each feeds its rows and holds its experts; they save together and go on."""
     path = tmp_path / "tiny.py"
     path.write_text(
-        "from routed.plan.config import base\nfrom routed.plan.experiment import variant\nfrom routed.settings.tree import override\n"
-        'FIGURES = ("",)\n'
-        f"TINY = {TINY!r}\n"
-        "get_config = lambda arg=None: override(base(), TINY)\n"
-        "get_sweep = lambda config: ({},)\n"
-        "get_claims = get_plots = lambda config: ()\n"
+        "from routed.plan import Figure, base, override\n"
+        'FIGURES = {"": Figure("two arms")}\n'
+        f"get_config = lambda arg=None: override(base(), {TINY!r})\n"
     )
     always = (
         f"--config={path}",

@@ -66,7 +66,7 @@ def test_load_and_dead():
     assert share.tolist() == [0.75, 0.25, 0, 0]
     found = load.load_summary(share, 400)
     assert float(found["load_max"]) == 3.0 and float(found["dead"]) == 0.5
-    assert np.isnan(float(load.load_summary(load, 399)["dead"]))  # fewer than 100 tokens an expert
+    assert np.isnan(float(load.load_summary(share, 399)["dead"]))  # fewer than 100 tokens an expert
 
 
 def test_norm_ratio():

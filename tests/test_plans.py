@@ -29,7 +29,7 @@ def test_points_are_unique():
 
 
 def test_floor_is_the_larger_of_work_and_traffic():
-    config = override(base(), gmm.COMMON | gmm.KINDS["constant"][0])
+    config = override(base(), gmm.COMMON | gmm.CASES["constant"][0])
     # P = 24 * 64 + 64 * 10 = 2176; FLOPs = 2 * 512 * (3 P - 24 * 64) = 5,111,808: 5.1 ms at 1e9 FLOP/s.
     assert gmm.floor_ms(config, rate=1e9, bandwidth=1e15) == pytest.approx(5.111808)
     assert gmm.floor_ms(config, rate=1e15, bandwidth=1e6) == pytest.approx(1e3 * 40 * 2176 / 1e6)

@@ -27,24 +27,31 @@ def block(heading):
 
 
 @pytest.mark.parametrize(
-    ("heading", "figure"),
-    [("Add your own router", "fig2c"), ("Add your own router", ""), ("Add your own task", "phase")],
+    ("heading", "figure", "swept"),
+    [
+        ("Add your own router", "fig2c", {"router.slope": 3.0}),
+        ("Add your own router", "", {}),
+        ("Add your own task", "phase", {"data.inner": 3.0}),
+    ],
 )
-def test_add_your_own(heading, figure, tmp_path, monkeypatch):
+def test_add_your_own(heading, figure, swept, tmp_path, monkeypatch):
     text = block(heading)
-    assert len([line for line in text.splitlines() if line.strip()]) < 30
+    assert len([line for line in text.splitlines() if line.strip()]) <= 30
     monkeypatch.chdir(ROOT)
+    for known in (routers.ROUTERS, tasks.TASKS):  # other tests see what they always saw
+        for name in ("distance", "shells"):
+            monkeypatch.setitem(known, name, None)
+            monkeypatch.delitem(known, name)
     (tmp_path / "mine.py").write_text(text)
     spec = f"{tmp_path / 'mine.py'}:{figure},smoke" if figure else f"{tmp_path / 'mine.py'}:smoke"
     module, config = experiment.configure(spec, [])
     config = override(config, {"steps": 2, "eval_every": 1, "data.test_samples": 80})
-    sweep = tuple(
-        point | {"arms": ("learned", "frozen_data")} for point in figure_of(module, config).sweep(config)[-1:]
-    )
+    last = figure_of(module, config).sweep(config)[-1] | {"arms": ("learned", "frozen_data")}
+    sweep = (last, last | swept) if swept else (last,)
     runs = plan_runs(config, sweep)
     (work := tmp_path / "work").mkdir()
     table = execution.execute(runs, results.open_workdir(work, spec, config, sweep), work, make_mesh(config))
     assert set(table.status) == {"ok"} and page.write(work, module, config, table)
-    for known in (routers.ROUTERS, tasks.TASKS):  # other tests see what they always saw
-        for name in set(known) & {"distance", "shells"}:
-            del known[name]
+    for key in swept:  # each value has rows of its own
+        ends = table[(table.step == 2) & (table.arm == "learned") & (table.seed == table.seed.min())]
+        assert ends[key].nunique() == ends["test/loss_soft"].nunique() == 2

@@ -13,43 +13,37 @@ import pytest
 import routed
 from routed import report
 from routed.analysis import page, plots, workdirs
-from routed.analysis.claims import Claim
+from routed.analysis.claims import FROZEN, LEARNED, Writer
 from routed.analysis.plots import frame
 from routed.contracts import UserError
 from routed.engine import results
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute
-from routed.plan.config import base
+from routed.engine.rows import last
+from routed.plan import Figure
+from routed.plan.config import base, problem_of
 from routed.plan.runs import plan_runs
 from routed.settings.tree import flatten, override
 from tests.conftest import SMALL
 
 ROOT = pathlib.Path(__file__).parent.parent
+AXES = problem_of(base()).columns(base())
 SWEEP = ({"data.samples": 8}, {"data.samples": 32})
 
 
 def experiment():
     module = types.ModuleType("tiny", "Is the page whole?\n\nA document.")
-    module.get_claims = lambda config: (
-        Claim(
-            "order",
-            "x.order",
-            "learned < frozen",
-            "better",
-            "scaled",
-            "test/loss",
-            {"arm": "learned"},
-            {"arm": "frozen"},
-            {"data.samples": 32},
-        ),
+    claim = Writer("scaled", "test/loss").order(
+        "x.order", "learned < frozen", "better", LEARNED, FROZEN, at={"data.samples": 32}
     )
-    module.get_plots = lambda config: (
+    plots = (
         {"kind": "curves", "name": "loss", "x": "data.samples", "metrics": ("test/loss", "test/loss_soft")},
         {"kind": "training", "name": "training", "metrics": ("train/loss",)},
         {"kind": "gap", "name": "gap", "x": "data.samples"},
         {"kind": "routing", "name": "routing", "arms": ("learned", "frozen")},
         {"kind": "forest", "name": "forest"},
     )
+    module.FIGURES = {"": Figure("whole", claims=lambda config: (claim,), plots=lambda config: plots)}
     return module
 
 
@@ -85,7 +79,7 @@ def test_load_gives_the_tables(finished):
     one = summary[(summary.metric == "test/loss") & (summary.arm == "learned") & (summary["data.samples"] == 32)].iloc[
         0
     ]
-    rows = results.last(table)
+    rows = last(table)
     rows = rows[(rows.arm == "learned") & (rows["data.samples"] == 32)]
     assert one["mean"] == pytest.approx(rows["test/loss"].mean()) and one.n == 2
     with pytest.raises(UserError, match=r"no config\.json"):
@@ -158,7 +152,7 @@ def test_panels_that_share_an_axis_show_all_of_it(finished):
     config, _, table, _ = finished
     rows = table.assign(**{"test/loss_soft": 1e-4, "test/loss": 50.0})
     spec = {"kind": "curves", "name": "x", "x": "data.samples", "metrics": ("test/loss_soft", "test/loss")}
-    low, high = plots.draw(spec, frame.Data(rows, ["data.samples"], flatten(config), {})).axes[1].get_ylim()
+    low, high = plots.draw(spec, frame.Data(rows, ["data.samples"], flatten(config), {}, AXES)).axes[1].get_ylim()
     assert low == pytest.approx(1e-3) and high > 50
 
 
@@ -166,25 +160,25 @@ def test_a_key_that_goes_with_the_axis_hides_no_point(finished):
     """128 atoms had their own number of test samples, so the figure over atoms showed 32 only."""
     config, _, table, _ = finished
     rows = table.assign(**{"data.test_samples": table["data.samples"] + 1})
-    data = frame.Data(rows, ["data.samples", "data.test_samples"], flatten(config), {})
+    data = frame.Data(rows, ["data.samples", "data.test_samples"], flatten(config), {}, AXES)
     spec = {"kind": "curves", "name": "x", "x": "data.samples", "metrics": ("test/loss",)}
     assert len(plots.draw(spec, data).axes[0].get_xticks()) == table["data.samples"].nunique() == 2
     crossed = pd.concat([table.assign(**{"data.test_samples": n}) for n in (config.data.test_samples, 7)])
-    data = frame.Data(crossed, data.swept, flatten(config), {})
-    assert set(data.settle(data.table, spec)["data.test_samples"]) == {config.data.test_samples}
+    data = frame.Data(crossed, data.swept, flatten(config), {}, AXES)
+    assert set(data.at_point(data.table, spec)["data.test_samples"]) == {config.data.test_samples}
 
 
 def test_phase_map(finished):
     _, _, table, _ = finished
     rows = pd.concat([table.assign(**{"data.separation": c}) for c in (1.0, 2.0)], ignore_index=True)
     rows["run"] += rows["data.separation"].astype(str)
-    data = frame.Data(rows, ["data.samples", "data.separation"], flatten(base()), {})
+    data = frame.Data(rows, ["data.samples", "data.separation"], flatten(base()), {}, AXES)
     figure = plots.draw({"kind": "phase", "name": "p", "x": "data.samples", "y": "data.separation"}, data)
     cells = [t.get_text() for t in figure.axes[0].texts]
     expected = np.log(
-        results.last(table)
+        last(table)
         .query("arm == 'frozen' and `data.samples` == 8")["test/loss"].to_numpy()
-        / results.last(table).query("arm == 'learned' and `data.samples` == 8")["test/loss"].to_numpy()
+        / last(table).query("arm == 'learned' and `data.samples` == 8")["test/loss"].to_numpy()
     ).mean()  # fmt: skip
     assert cells[0].startswith(f"{expected:+.2f}") and len(cells) == 4
 

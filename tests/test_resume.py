@@ -514,7 +514,13 @@ def test_a_key_swept_later_keeps_the_value_that_its_rows_had(finished, run, refu
 
 
 def test_a_sweep_over_tuples_is_a_column_of_text(run, tmp_path):
-    run(tmp_path / "work", "--sweep=tune.multipliers=1,3", "--config.arms=learned", "--config.seeds=1")
+    run(
+        tmp_path / "work",
+        "--sweep=tune.multipliers=1,3",
+        "--config.rates=tuned",
+        "--config.arms=learned",
+        "--config.seeds=1",
+    )
     assert list(table(tmp_path / "work")["tune.multipliers"].unique()) == ["1.0", "3.0"]
 
 

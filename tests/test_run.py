@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
-from routed.engine import results
+from routed.engine import results, rows
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute, make_groups
 from routed.plan.config import base
@@ -24,11 +24,11 @@ def train(config, sweep, path):
 
 
 def last(table, arm, column, **where):
-    rows = results.last(table)
-    rows = rows[rows.arm == arm]
+    found = rows.last(table)
+    found = found[found.arm == arm]
     for key, value in where.items():
-        rows = rows[rows[key.replace("__", ".")] == value]
-    return rows.sort_values([*(k for k in ("data.samples",) if k in rows), "seed"])[column].to_numpy()
+        found = found[found[key.replace("__", ".")] == value]
+    return found.sort_values([*(k for k in ("data.samples",) if k in found), "seed"])[column].to_numpy()
 
 
 @pytest.fixture(scope="module")
@@ -158,4 +158,4 @@ def test_a_frozen_router_that_moved_fails_the_run(small):
     run = plan_runs(override(small, {"arms": ("frozen",)}), ({},))[0]
     history = {"router/moved": np.array([0.0, 1.0]), "test/loss": np.ones(2), "train/loss": np.ones(2)}
     with pytest.raises(UserError, match="moved"):
-        results.rows_of(run, history, [])
+        rows.rows_of(run, history, [])

@@ -138,7 +138,7 @@ def test_shapes():
         assert seen[stack].features.shape == (1, tokens, 8)
         assert seen[stack].routing.scores.shape == (1, tokens, 4)
         assert seen[stack].routing.expert.shape == (1, 2 * tokens)
-        scores = model.scores(params, stack, seen[stack].features, batch)
+        scores = model.scores(params, state, stack, seen[stack].features, batch)
         np.testing.assert_allclose(scores, seen[stack].routing.scores, atol=1e-5)
     np.testing.assert_allclose(
         jnp.square(seen["encoder"].features).mean(-1), 1, atol=1e-3
@@ -172,9 +172,10 @@ def test_sparse_layers_end_equal_blocks():
     config = settings(**{"transformer.layers": 6, "transformer.sparse_layers": 2})
     params, _ = jax.eval_shape(t5(config).init, jax.random.key(0), rows())
     for stack in ("encoder", "decoder"):
-        blocks = params["experts"][stack]["blocks"]
-        assert ["moe" in blocks[f"layer_{i}"] for i in range(3)] == [False, False, True]
-        assert {leaf.shape[0] for leaf in jax.tree.leaves(blocks)} == {2}
+        blocks = params["trunk"][stack]["blocks"]
+        assert ["feed_norm" in blocks[f"layer_{i}"] for i in range(3)] == [True] * 3
+        assert ["ffn" in blocks[f"layer_{i}"] for i in range(3)] == [True, True, False]
+        assert {leaf.shape[0] for leaf in jax.tree.leaves((blocks, params["experts"][stack]))} == {2}
         assert params["router"][stack]["router"]["kernel"].shape == (2, 8, 4)
     with pytest.raises(UserError, match=r"transformer.sparse_layers=4: does not divide transformer.layers=6; use 3"):
         t5(settings(**{"transformer.layers": 6, "transformer.sparse_layers": 4}))
@@ -183,14 +184,14 @@ def test_sparse_layers_end_equal_blocks():
 def test_scanned_is_unrolled():
     two = {"transformer.layers": 2, "transformer.sparse_layers": 0}
     config, _, batch, params, _ = ready(**two)
-    own, plan = params["experts"], Plan(config, rule_of(config.selection), "dense", None, {}.__getitem__)
+    own, plan = params["trunk"], Plan(config, rule_of(config.selection), "dense", None, {}.__getitem__)
 
     def stack(name, ids, source=None):
         bias = PositionBias(2, 8, 16, name == "decoder", 8).apply({"params": own[name]["bias"]}, ids.shape[1])
         x = own["embedding"][ids]
         for i in range(2):
             layer = jax.tree.map(lambda a, i=i: a[i], own[name]["blocks"])
-            x, _ = Block(plan).apply({"params": layer}, x, bias, source, ids)
+            x, _ = Block(plan).apply({"params": layer}, x, bias, source, ids, 0)
         return nn.RMSNorm(epsilon=1e-6).apply({"params": own[name]["norm"]}, x)
 
     def forward():
@@ -227,10 +228,10 @@ def test_every_parameter_has_a_gradient():
 
 def test_a_router_that_is_frozen_changes_no_other_gradient():
     case = ready()
-    frozen = jax.jit(
-        jax.grad(lambda own: loss_of(case, {"router": jax.lax.stop_gradient(case[3]["router"]), "experts": own})[0])
-    )(case[3]["experts"])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), frozen, usual_grads()["experts"])
+    router, rest = case[3]["router"], {name: case[3][name] for name in ("experts", "trunk")}
+    loss = jax.jit(jax.grad(lambda rest: loss_of(case, {"router": jax.lax.stop_gradient(router)} | rest)[0]))
+    expected = {name: usual_grads()[name] for name in rest}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), loss(rest), expected)
 
 
 @pytest.mark.parametrize("stop", [False, True])
@@ -244,9 +245,9 @@ def test_stop_gradient_keeps_what_routers_learn_from_the_layers_below(stop):
 
     grads = jax.jit(jax.grad(of_routers))(case[3])
     assert all(leaf.any() for leaf in jax.tree.leaves(grads["router"]))
-    below = grads["experts"]["encoder"]["blocks"]["layer_0"]["self"]["query"]["kernel"]
+    below = grads["trunk"]["encoder"]["blocks"]["layer_0"]["self"]["query"]["kernel"]
     assert bool(below.any()) is not stop
-    assert not stop or not any(leaf.any() for leaf in jax.tree.leaves(grads["experts"]))
+    assert not stop or not any(leaf.any() for leaf in jax.tree.leaves((grads["experts"], grads["trunk"])))
 
 
 def test_dispatches_agree_and_capacity_drops():

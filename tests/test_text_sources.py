@@ -52,7 +52,7 @@ def mc4(tmp_path):
 
 
 def load_mc4(tmp_path, folder, **changes):
-    return text.load(config_of(tmp_path, **{"data.name": "mc4_jsonl", "data.directory": str(folder)} | changes))
+    return text.load(config_of(tmp_path, **{"data.name": "mc4_jsonl", "data.directory": str(folder)} | changes).data)
 
 
 def text_of(loaded, language, split="train"):
@@ -246,7 +246,7 @@ def prepared(tmp_path_factory):
 
 
 def load_tfds(tmp_path, folder, **changes):
-    return text.load(config_of(tmp_path, **{"data.name": "tfds", "data.directory": str(folder)} | changes))
+    return text.load(config_of(tmp_path, **{"data.name": "tfds", "data.directory": str(folder)} | changes).data)
 
 
 def test_tfds_reads_every_document(tmp_path, prepared):
@@ -364,7 +364,7 @@ def test_a_tokenizer_is_trained_once(tmp_path, monkeypatch):
     assert tokenizers.decode(first.tokenizer, ids) == document and 2 not in ids
     assert len(ids) < len(document)
     again = tokenizers._train(
-        tokenizers._sample(config.data, sources.SOURCES["artificial"](config.data)), 198, config.data
+        tokenizers._sample(config.data, sources.SOURCES["artificial"].open(config.data)), 198, config.data
     )
     assert again == first.tokenizer.model  # training is deterministic
 
@@ -374,7 +374,7 @@ def test_a_tokenizer_is_trained_once(tmp_path, monkeypatch):
     assert second.digest == first.digest
     assert all(np.array_equal(a, b) for a, b in zip(first.train, second.train, strict=True))
     with pytest.raises(pytest.fail.Exception, match="trained again"):
-        text.load(override(config, {"data.vocabulary": 210}))
+        text.load(override(config, {"data.vocabulary": 210}).data)
 
 
 def test_an_interrupted_build_leaves_nothing_half_made(tmp_path, mc4, monkeypatch):

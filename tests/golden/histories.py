@@ -33,7 +33,7 @@ def record(path: pathlib.Path, files: list[str]) -> None:
     from routed.settings.tree import override
 
     kept: dict[str, np.ndarray] = {}
-    original = results.rows_of
+    original = execution.rows_of
     figure_name = ""
 
     def rows_of(run, history, swept):
@@ -49,7 +49,7 @@ def record(path: pathlib.Path, files: list[str]) -> None:
                 kept[f"{name}|{column}"] = values
         return original(run, history, swept)
 
-    results.rows_of = rows_of
+    execution.rows_of = rows_of
     for file in files:
         module = experiment.load(file)
         for figure in module.FIGURES:

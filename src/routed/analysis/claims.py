@@ -18,7 +18,7 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from routed.analysis import statistics
-from routed.engine.results import at_base, last, shown
+from routed.engine.rows import at_base, last, shown
 from routed.plan.arms import fair_arms
 from routed.settings.tree import flatten
 

@@ -7,7 +7,7 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from routed.analysis import statistics
-from routed.engine.results import last
+from routed.engine.rows import last
 from routed.layer.selection import SELECTIONS
 from routed.plan.arms import ARMS, REFERENCE, UNTRAINED
 from routed.plan.config import problem_of

@@ -22,8 +22,9 @@ from markupsafe import Markup
 from ml_collections import ConfigDict
 
 from routed.analysis import claims, diagnosis, plots, statistics
-from routed.engine import results
+from routed.engine import results, rows
 from routed.plan import experiment
+from routed.plan.config import problem_of
 from routed.settings.tree import flatten
 from routed.system import files
 
@@ -53,12 +54,12 @@ def make_part(
 ) -> dict[str, Any]:
     """Everything that the page says of one workdir, or of several whose rows are joined in `table`; writes nothing."""
     workdir, swept = joined[0], results.swept_keys(joined[0])
-    last = results.last(table)
+    last = rows.last(table)
     heatmaps: dict[str, Any] = {}
     for folder in joined:
         heatmaps |= results.read_heatmaps(folder)
     summary = statistics.summarise(last, swept)
-    data = plots.Data(table, swept, flatten(config), heatmaps)
+    data = plots.Data(table, swept, flatten(config), heatmaps, problem_of(config).columns(config))
     figures = []
     for spec in experiment.figure_of(module, config).plots(config):
         figure = plots.draw(spec, data)

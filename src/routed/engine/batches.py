@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging as log
 from ml_collections import ConfigDict
@@ -59,7 +60,7 @@ def advance(
     feed = _feed(compiled, config, seeds)
     begun = time.perf_counter()
     worlds, states = compiled.start(placed, stacked, shared)
-    states, first = _resumed(_transplanted(states, batch, workdir), saved, batch)
+    states, first = _resumed(_transplanted(compiled, states, batch, workdir), saved, batch)
     active = np.array([True] * count + [False] * padding)
     if first is not None:
         active[:count] = hosts.fetch(states["step"])[:count] == first  # the others had diverged
@@ -169,7 +170,7 @@ def _until(history: dict[str, np.ndarray], row: int) -> dict[str, np.ndarray]:
     return history
 
 
-def _transplanted(states, batch: list[Run], workdir: pathlib.Path):
+def _transplanted(compiled: Compiled, states, batch: list[Run], workdir: pathlib.Path):
     """Gives the runs of the arm `transplant` the trained routers of their sources."""
     for i, run in enumerate(batch):
         if run.transplant is None:
@@ -180,14 +181,14 @@ def _transplanted(states, batch: list[Run], workdir: pathlib.Path):
         def put(held, i=i, router=router):
             return jax.tree.map(lambda old, new: jax.device_put(old.at[i].set(new), old.sharding), held, router)
 
-        params, own = put(states["router0"])
-        state = with_router(states["state"], own)
-        states = states | {
-            "params": states["params"] | {"router": params},
-            "state": state,
-            "router0": (params, own),
-            "memory": (params, state),
-        }
+        router0 = put(states["router0"])
+        params, state = states["params"] | {"router": router0[0]}, with_router(states["state"], router0[1])
+        memory = jax.tree.map(
+            lambda new, old: jax.device_put(new, old.sharding), compiled.remember(params, state), states["memory"]
+        )
+        # Copies, as each buffer is donated to the next step.
+        copies = jax.tree.map(jnp.copy, {"router0": router0, "memory": memory})
+        states = states | {"params": params, "state": state, **copies}
     return states
 
 

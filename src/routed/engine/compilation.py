@@ -34,7 +34,8 @@ class Compiled(NamedTuple):
 
     start(seeds, traced, shared) -> (worlds, states); advance(active, steps, evaluated, seeds, traced, worlds, states, feed,
     shared) -> states, where every argument but `shared` has a leading axis [runs]. `place` and `place_shared` put arguments on
-    the devices; with several processes each puts its own part there. Each process builds only its slice of the feed.
+    the devices; with several processes each puts its own part there. Each process builds only its
+    slice of the feed. `remember(params, state)` is what an evaluation keeps for the next one.
     """
 
     runs: int
@@ -44,6 +45,7 @@ class Compiled(NamedTuple):
     local: LocalSlice
     place_feed: Callable[[Any], Any]
     place_shared: Callable[[Any], Any]
+    remember: Callable[[Any, Any], Any]
     batching: str
     seconds: float
     bytes: int
@@ -84,6 +86,7 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
         local=local,
         place_feed=partial(place_feed, batch, local, (runs, config.batch_size)),
         place_shared=partial(place, whole),
+        remember=jax.vmap(one.problem.remember),
         batching="spread over devices" if spread else batching_of(config, mesh),
         seconds=time.perf_counter() - begun,
         bytes=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((worlds, states))),

@@ -19,6 +19,7 @@ from routed.contracts import UserError
 from routed.engine import checkpoint, results
 from routed.engine.batches import advance, interruption
 from routed.engine.compilation import Compiled, bytes_of_run, compile_group
+from routed.engine.rows import fill_places, merge, rows_of
 from routed.plan.arms import ARMS
 from routed.plan.config import problem_of, traced
 from routed.plan.runs import Run, groups
@@ -98,7 +99,7 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
     Raises:
       UserError: the disk failed, or the user interrupted; everything finished is saved.
     """
-    table = results.fill_places(table, runs)
+    table = fill_places(table, runs)
     done = set(table.run) if len(table) else set()
     pending = [r for r in runs if r.key not in done]
     if not pending:
@@ -129,12 +130,12 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
                 saved = None
                 rows, maps = [], {}
                 for run, one in zip(batch, history, strict=True):
-                    rows += results.rows_of(run, one, swept)
+                    rows += rows_of(run, one, swept)
                     if run.seed == run.config.seed and "probs" in one:
                         maps[run.key] = one["probs"].astype(np.float16)
                         if "right" in one:
                             maps |= {f"{run.key}/{n}": one[n].astype(dtype) for n, dtype in PICTURED if n in one}
-                table = results.merge(table, rows, swept)
+                table = merge(table, rows, swept)
                 hosts.once(partial(_keep, workdir, table, maps))
                 done |= {run.key for run in batch}
                 pending = [r for r in pending if r.key not in done]

@@ -9,7 +9,6 @@ import json
 import pathlib
 import platform
 import subprocess
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -21,18 +20,16 @@ from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
+from routed.engine.rows import plain
 from routed.plan.checks import PLANNED
 from routed.plan.config import declared, problem_of
 from routed.plan.points import Point
-from routed.plan.runs import Run, keys_read
+from routed.plan.runs import keys_read
 from routed.settings.tree import flatten, override
 from routed.system import files, hosts
 
 #: The version of what a workdir holds; another one is refused.
 FORMAT = 2
-#: Columns before the metrics; the swept keys stand between `run` and `arm`.
-LEADING = ("run", "arm", "seed", "step", "status")
-
 #: Where results.parquet keeps the digest of its content: Parquet's own checksums do not cover names and types.
 DIGEST = b"routed.digest"
 
@@ -65,8 +62,8 @@ def open_workdir(
             same = json.dumps(value, default=list) == json.dumps(old, default=list)
             if key not in swept and known[key].identity and key in active and not same:
                 raise UserError(
-                    f"workdir {path} holds results with {key}={_plain(old)}, this command has {key}={_plain(value)}:"
-                    f" choose another --workdir, or set --config.{key}={_plain(old)}"
+                    f"workdir {path} holds results with {key}={plain(old)}, this command has {key}={plain(value)}:"
+                    f" choose another --workdir, or set --config.{key}={plain(old)}"
                 )
         if config.held and stored["config"]["seed"] != config.seed:
             raise UserError(
@@ -76,7 +73,7 @@ def open_workdir(
         flat |= {key: stored["config"][key] for key in swept if key in stored["config"]}
         for key in swept:
             if key not in table:
-                table.insert(1, key, _plain(flat[key]))
+                table.insert(1, key, plain(flat[key]))
     part = json.loads(described(path) or "{}").get("shard", "") if shard else ""
     if part and part != shard:
         raise UserError(
@@ -103,74 +100,6 @@ def described(path: pathlib.Path) -> str:
 def swept_keys(path: pathlib.Path) -> list[str]:
     """Dotted keys that vary between the rows of a workdir."""
     return _stored_config(path)["swept"]
-
-
-def rows_of(run: Run, history: dict[str, np.ndarray], swept: list[str]) -> list[dict[str, Any]]:
-    """One row per place and evaluation. A run whose losses are not all finite is `diverged`; a tuning run is `tuning`.
-
-    Raises:
-      UserError: a frozen router moved, which would void the comparison.
-    """
-    losses = history[problem_of(run.config).loss]
-    finite = np.isfinite(losses).all() and np.isfinite(history["train/loss"][1:]).all()
-    frozen = "router" in run.config and "frozen" in run.config.router and run.config.router.frozen
-    # Only of finite runs: NaN weights equal nothing, themselves included, so they would seem to have moved.
-    if frozen and finite and history["router/moved"].max() > 0:
-        raise UserError(
-            f"run {run.key} ({run.arm}, seed {run.seed}): the frozen router moved; this is a bug, please report it"
-        )
-    status = "tuning" if run.tuning else "ok" if finite else "diverged"
-    rows = []
-    for place in _places(run, swept):
-        for index in range(len(losses)):
-            metrics = {name: float(values[index]) for name, values in sorted(history.items()) if values.ndim == 1}
-            step = index * run.config.eval_every
-            rows.append(
-                {"run": run.key, **place, "arm": run.arm, "seed": run.seed, "step": step, "status": status, **metrics}
-            )
-    return rows
-
-
-def _places(run: Run, swept: list[str]) -> list[dict[str, Any]]:
-    """The values of the swept keys at each point that a run has rows at, each once."""
-    places = [{key: _plain(place[key]) for key in swept} for place in run.places]
-    return list({json.dumps(place, sort_keys=True): place for place in places}.values())
-
-
-def swept_columns(table: pd.DataFrame) -> list[str]:
-    """The columns of swept keys: those between `run` and `arm`."""
-    columns = list(table.columns)
-    return columns[1 : columns.index("arm")] if "arm" in columns else []
-
-
-def fill_places(table: pd.DataFrame, runs: Iterable[Run]) -> pd.DataFrame:
-    """The table with the rows of finished runs at every point that asks for them: a run that reads no swept key has many."""
-    swept = swept_columns(table)
-    if not len(table) or not swept:
-        return table
-    there = set(table[["run", *swept]].itertuples(index=False, name=None))
-    finished, further = set(table.run), []
-    for run in runs:
-        missing = [
-            place for place in _places(run, swept) if (run.key, *(place[key] for key in swept)) not in there
-        ] if run.key in finished else []  # fmt: skip
-        if missing:
-            rows = table[table.run == run.key].drop_duplicates("step")
-            further += [rows.assign(**place) for place in missing]
-    return _ordered(pd.concat([table, *further], ignore_index=True), swept) if further else table
-
-
-def merge(table: pd.DataFrame, rows: list[dict[str, Any]], swept: list[str]) -> pd.DataFrame:
-    """Old and new rows in an order that does not depend on when they were computed."""
-    table = pd.concat([table, pd.DataFrame(rows)], ignore_index=True) if len(table) else pd.DataFrame(rows)
-    return _ordered(table, swept)
-
-
-def _ordered(table: pd.DataFrame, swept: list[str]) -> pd.DataFrame:
-    leading = ["run", *swept, *LEADING[1:]]
-    table = table[leading + sorted(set(table.columns) - set(leading))]
-    table = table.drop_duplicates(["run", *swept, "step"])
-    return table.sort_values([*swept, "arm", "seed", "run", "step"], ignore_index=True)
 
 
 def write_table(path: pathlib.Path, table: pd.DataFrame) -> None:
@@ -245,28 +174,6 @@ def read_heatmaps(path: pathlib.Path) -> dict[str, np.ndarray]:
         return {}
 
 
-def last(table: pd.DataFrame) -> pd.DataFrame:
-    """The last evaluation of every run that is not a tuning run."""
-    if not len(table):
-        return table
-    table = table[table.status != "tuning"]
-    return table.loc[table.groupby(["run", *swept_columns(table)], dropna=False).step.idxmax()].reset_index(drop=True)
-
-
-def at_base(rows: pd.DataFrame, keys: Iterable[str], base: dict[str, Any]) -> pd.DataFrame:
-    """The rows at one point of the swept `keys`: each has its value in the flat config `base`, or else its largest."""
-    for key in keys:
-        if len(rows):
-            values = set(rows[key])
-            rows = rows[rows[key] == (base[key] if base[key] in values else max(values))]
-    return rows
-
-
-def shown(value: Any) -> str:
-    """A setting's value as a reader wants it."""
-    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
-
-
 def load(workdir: str | pathlib.Path) -> dict[str, Any]:
     """The tables of a workdir for a notebook: config, results, summary, claims, heatmaps.
 
@@ -337,11 +244,6 @@ def _commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return found.stdout.strip() or "unknown"
-
-
-def _plain(value: Any) -> Any:
-    """A setting as a value of a column, and as it is written on the command line: tuples as text."""
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else value
 
 
 def config_of(path: pathlib.Path, base: ConfigDict) -> ConfigDict:

@@ -12,6 +12,7 @@ from routed.experts.mlp import Mlp, mlp_parameters, width_for
 from routed.layer.dispatch import alone
 from routed.models.model import Model, Outputs
 from routed.models.single_layer import per_sample
+from routed.settings.tree import node_of
 from routed.tasks import TASKS
 
 
@@ -31,7 +32,7 @@ def dense_expert(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """One expert alone, no deeper."""
     del mesh
     part = EXPERTS[config.experts.name]
-    net = part.make(config.experts, TASKS[config.data.name].outputs(config.data))
+    net = part.make(node_of(config).experts, TASKS[config.data.name].outputs(config.data))
     return _on_rows(net) if "rows" in part.tokens else _on_tokens(net)
 
 

@@ -15,6 +15,7 @@ from routed.layer.moe import CONTROL, MoE
 from routed.layer.rule import Rule, rule_of
 from routed.models.model import Model, Outputs, Site
 from routed.routers import ROUTERS, Flat
+from routed.settings.tree import node_of
 from routed.tasks import TASKS
 
 #: The name of the only site.
@@ -24,9 +25,9 @@ SITE = "layer"
 def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """The layer; params are `router` (with its noise and, of images, the features that the experts see too) and `experts`."""
     del mesh
-    task, count = TASKS[config.data.name], config.experts.count
-    expert = EXPERTS[config.experts.name].make(config.experts, task.outputs(config.data))
-    router = ROUTERS[config.router.name].make(config.router, count)
+    task, count, own = TASKS[config.data.name], config.experts.count, node_of(config)
+    expert = EXPERTS[config.experts.name].make(own.experts, task.outputs(config.data))
+    router = ROUTERS[config.router.name].make(own.router, count)
     stem = getattr(router, "features", None) if task.side(config.data) else None
     head = router if stem is None else router.clone(features=Flat())
     noise = {name: config.router[name] for name in ("noise_scale", "noise_in_weights") if name in config.router}
@@ -51,7 +52,7 @@ def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return jnp.concatenate([batch.side, features], -1), features
 
     def init(key, batch):
-        moe = layer(rule_of(config.selection), config.dispatch)
+        moe = layer(rule_of(node_of(config).selection), config.dispatch)
         own = {} if stem is None else {"features": stem.init(key, batch.tokens)["params"]}
         tokens, seen = inputs(own, batch)
         state = dict(nn.meta.unbox(moe.init(key, tokens, routed_by=seen, cluster=batch.label, step=0)))

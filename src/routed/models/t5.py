@@ -28,6 +28,7 @@ from routed.models.attention import Attention, Kernel, PositionBias
 from routed.models.model import Model, Outputs, Site
 from routed.models.t5_sizes import FFNS, blocks_of, is_sparse, is_twin, twin_width
 from routed.routers import ROUTERS
+from routed.settings.tree import node_of
 
 STACKS = ("encoder", "decoder")
 
@@ -61,7 +62,9 @@ def t5(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     path = ("blocks", last, "moe")
     # Made here, where no module is at work that would become their parent.
     routers = {
-        stack: ROUTERS[config.router.name].make(config.router, config.experts.count) for stack in STACKS if sparse
+        stack: ROUTERS[config.router.name].make(node_of(config).router, config.experts.count)
+        for stack in STACKS
+        if sparse
     }
     intercept = _stop if sparse and config.router.stop_gradient else _pass
 
@@ -105,7 +108,7 @@ def t5(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return jax.vmap(of_layer)(params["router"][site].get("router", {}), held, features)
 
     def responses(params, site: str, features: Float[Array, "S T D"]):
-        expert = EXPERTS[config.experts.name].make(config.experts, config.transformer.dim)
+        expert = EXPERTS[config.experts.name].make(node_of(config).experts, config.transformer.dim)
 
         def of_layer(experts, features):
             each = jax.vmap(lambda own: expert.apply({"params": own}, features))(experts)
@@ -228,7 +231,7 @@ def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
         size = tokens // plan.mesh.size  # so every device has its own group
     return MoE(
         router=plan.router(stack),
-        expert=EXPERTS[config.experts.name].make(config.experts, config.transformer.dim),
+        expert=EXPERTS[config.experts.name].make(node_of(config).experts, config.transformer.dim),
         num_experts=count,
         # Groups of at most the configured size, as the decoder has another number of tokens; and its queues are causal.
         rule=plan.rule._replace(
@@ -272,7 +275,7 @@ def _put(tree: dict[str, Any], path: tuple[str, ...], more: dict[str, Any]) -> d
     """A copy of nested dicts in which the one at `path` has the entries `more` too."""
     if not path:
         return tree | more
-    return tree | {path[0]: _put(tree[path[0]], path[1:], more)}
+    return tree | {path[0]: _put(tree.get(path[0], {}), path[1:], more)}
 
 
 def _stop(call, args, kwargs, context) -> Any:

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.experts import EXPERTS
 from routed.layer.selection import group_of
+from routed.settings.tree import node_of
 from routed.tasks.text import spans
 
 #: name of an FFN -> is it gated?
@@ -87,7 +88,7 @@ def _matrices(ffn: str) -> int:
 
 def _expert_weights(config: ConfigDict) -> int:
     """Parameters of one expert."""
-    expert = EXPERTS[config.experts.name].make(config.experts, config.transformer.dim)
+    expert = EXPERTS[config.experts.name].make(node_of(config).experts, config.transformer.dim)
     shapes = jax.eval_shape(expert.init, jax.random.key(0), jnp.zeros((1, config.transformer.dim)))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 

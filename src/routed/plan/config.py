@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import ChainMap
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -66,6 +65,10 @@ SHARED: dict[str, Mapping[str, Setting]] = {
 ALWAYS = {"plan": PLAN, "engine": ENGINE, "training program": program.SETTINGS, "analysis": ANALYSIS}
 
 
+#: Nodes whose parts are made into modules, once for all runs of a program: no setting of their own is traced.
+MADE = ("router", "experts")
+
+
 class Taking(NamedTuple):
     """A part that takes part in a run: its words, the node of its settings, and the part."""
 
@@ -78,16 +81,22 @@ def declared() -> dict[str, Setting]:
     """Every setting by its whole key, with those that a user's file has added.
 
     Raises:
-      TypeError: two parts declare one key in different ways.
+      TypeError: two parts declare one key in different ways, or one that a module is made with is traced.
     """
     tables = (*(choice.parts for choice in CHOICES.values()), AUXILIARY)
-    return _declared(tuple(id(part) for table in tables for part in table.values()))
+    parts = [(name, part) for table in tables for name, part in table.items()]
+    key = tuple((name, id(part)) for name, part in parts)  # a plan asks thousands of times
+    if key not in _KNOWN:
+        _KNOWN.clear()
+        _KNOWN[key] = parts, _declared()
+    return _KNOWN[key][1]
 
 
-@functools.lru_cache(maxsize=4)
-def _declared(parts: tuple[int, ...]) -> dict[str, Setting]:
-    """`declared` for these parts, which stand in the tables: a plan asks thousands of times."""
-    del parts
+#: What was declared last, by the parts that stood in the tables, which are kept so that no other gets the id of one.
+_KNOWN: dict[tuple[tuple[str, int], ...], tuple[list[tuple[str, Any]], dict[str, Setting]]] = {}
+
+
+def _declared() -> dict[str, Setting]:
     found: dict[str, Setting] = {}
 
     def add(node: str, settings: Mapping[str, Setting]) -> None:
@@ -103,6 +112,10 @@ def _declared(parts: tuple[int, ...]) -> dict[str, Setting]:
         add(choice.node, SHARED.get(choice.node, {}))
         for part in choice.parts.values():
             add(choice.node, part.settings)
+            if varying := [name for name, setting in part.settings.items() if setting.traced and choice.node in MADE]:
+                raise TypeError(
+                    f"{choice.node}.{varying[0]}: a module is made before traced values are known; no traced"
+                )
     for node, settings in SHARED.items():
         add(node, settings)
     for problem in PROBLEMS.values():
@@ -125,7 +138,8 @@ def parts_of(config: ConfigDict) -> list[Taking]:
     """The parts that take part in a run of a config, whatever its phases."""
     problem, name_of_problem = problem_of(config), DATA[config.data.name].problem
     found = {name: Taking(name, "", part) for name, part in ALWAYS.items()}
-    waiting = [key for part in (*ALWAYS.values(), problem) for key in part.uses]
+    always: list[Any] = [*ALWAYS.values(), problem]
+    waiting = [key for part in always for key in part.uses]
     while waiting:
         key = waiting.pop()
         if key in found:
@@ -147,17 +161,18 @@ def parts_of(config: ConfigDict) -> list[Taking]:
 
 def keys_of(taking: Taking, known: Mapping[str, Setting]) -> list[str]:
     """The whole keys that a part reads; of a part of an inner node, what only the outer one has is read there."""
-
-    def whole(name: str) -> str:
-        if "." in name or not taking.node:
-            return name
-        node = taking.node
-        while node and f"{node}.{name}" not in known:
-            node = node.rpartition(".")[0]
-        return f"{node}.{name}" if node else f"{taking.node}.{name}"
-
     own = [f"{taking.node}.{name}" if taking.node else name for name in taking.part.settings]
-    return [*own, *map(whole, taking.part.reads), *taking.part.uses]
+    return [*own, *(_whole(taking.node, name, known) for name in taking.part.reads), *taking.part.uses]
+
+
+def _whole(node: str, name: str, known: Mapping[str, Setting]) -> str:
+    """The whole key of what a part of `node` reads: of that node, or of the nearest one around it that declares the name."""
+    if "." in name or not node:
+        return name
+    around = node
+    while around and f"{around}.{name}" not in known:
+        around = around.rpartition(".")[0]
+    return f"{around or node}.{name}"
 
 
 def read_keys(config: ConfigDict) -> tuple[dict[str, list[str]], set[str]]:

@@ -118,8 +118,8 @@ def optimiser(config: Any, params: Mapping[str, Any]) -> optax.GradientTransform
     def group(name: str) -> optax.GradientTransformation:
         if name not in RATES or not jax.tree.leaves(params[name]):
             return optax.set_to_zero()
-        normalisation = NORMALISATIONS[own.normalise]
-        # Normalised before l2 is added, as momentum and decay come after the gradient.
+        # Where the problem offers it. Normalised before l2 is added, as momentum and decay come after the gradient.
+        normalisation = NORMALISATIONS[own.normalise if "normalise" in own else "none"]
         before = [normalised(normalisation)] if name == "experts" and normalisation.divides else []
         rate = value_of(config, RATES[name])
         return optax.chain(

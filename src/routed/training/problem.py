@@ -45,7 +45,7 @@ class MakeBatch(Protocol):
 class TaskLoss(Protocol):
     """(what is minimised, what is reported) of a batch, under the config of a phase."""
 
-    def __call__(self, config: Any, outputs: Outputs, batch: Any) -> tuple[Scalar, Scalar]: ...
+    def __call__(self, config: Any, outputs: Outputs, batch: Any, /) -> tuple[Scalar, Scalar]: ...
 
 
 class Evaluate(Protocol):

@@ -202,7 +202,8 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
     for name, (routing, features) in sites.items():
         if routing.scores.ndim == 2:
             respond = partial(_responses, problem, params, name, features)
-            return of_layer(name, routing, features, respond)
+            values.append(of_layer(name, routing, features, respond)[None])
+            continue
         layers = jnp.arange(len(routing.scores))
 
         def one(routing, features, layer, name=name, all_features=features):

@@ -75,7 +75,7 @@ def _init(config: ConfigDict, task: Task, model: Model, inputs: Inputs):
         return params, state
     count, part = config.experts.count, ROUTERS[config.router.name]
     examples = worlds.examples(task, world, count, data)
-    module = part.make(config.router, count)
+    module = part.make(node_of(config).router, count)
     own = initial_parameters(part, module, params["router"], examples.tokens[:count], inputs.config.router)
     params = params | {"router": own}
     scores = model.scores(params, state, SITE, test.tokens[None], test)[0]
@@ -86,7 +86,7 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
     """All metrics of one moment. Test tokens pass in blocks, which keeps the experts' activations in cache."""
     data, world, noise_key = inputs.config.data, _world(inputs), inputs.keys["noise"]
     loss, test = TASK_LOSSES[config.loss], worlds.test_batch(task, world, data)
-    training, evaluation = gate_of(config)[0], _evaluation_rule(config)
+    training, evaluation = gate_of(inputs.config)[0], _evaluation_rule(inputs.config)
     noisy = "router" in config and "noise_at_eval" in config.router and config.router.noise_at_eval
 
     def forward(number, block: Batch):
@@ -138,7 +138,7 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
     )
 
 
-def _evaluation_rule(config: ConfigDict) -> Rule:
+def _evaluation_rule(config: Any) -> Rule:
     return rule_of(config.selection, evaluation=True) if "dispatch" in config else Rule()
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from routed.analysis import diagnosis
 from routed.analysis.plots.frame import KEYS, MARKERS, SHADES, Data, legend, line, logarithmic, mean
 from routed.contracts import Column
-from routed.engine.results import shown
+from routed.engine.rows import shown
 from routed.plan.arms import ARMS
 
 

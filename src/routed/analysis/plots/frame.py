@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from routed.analysis import statistics
 from routed.contracts import Column
-from routed.engine.results import at_base, last
+from routed.engine.rows import at_base, last
 from routed.plan.arms import ARMS, is_control
 
 #: swept key -> its words on an axis.

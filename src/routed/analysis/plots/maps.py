@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from routed.analysis import diagnosis, statistics
 from routed.analysis.claims import Rows
 from routed.analysis.plots.frame import KEYS, Data, legend, logarithmic, marker_of, mean
-from routed.engine.results import shown
+from routed.engine.rows import shown
 from routed.plan.arms import ARMS, REFERENCE, UNTRAINED
 
 
@@ -184,6 +184,6 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
     for arm in arms:
-        panels[0].errorbar([], [], color=ARMS[arm][1], marker=marker_of(arm), ls="", label=ARMS[arm].label)
+        panels[0].errorbar([], [], color=ARMS[arm].colour, marker=marker_of(arm), ls="", label=ARMS[arm].label)
     legend(figure, panels[0])
     return figure

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from routed.analysis import statistics
 from routed.analysis.plots.frame import KEYS, Data, legend, marker_of
-from routed.engine.results import shown
+from routed.engine.rows import shown
 from routed.plan.arms import ARMS, REFERENCE
 
 

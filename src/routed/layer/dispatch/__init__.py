@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from routed.contracts import ExpertFunction, Places
+from routed.contracts import ExpertFunction
 from routed.layer.dispatch.direct import combine, dense, gather
 from routed.layer.dispatch.parallel import DATA, EXPERT, parallel, parallel_select
 from routed.layer.dispatch.ragged import alone, ragged
@@ -21,10 +21,13 @@ from routed.settings.setting import Setting, accept
 
 
 class Run(Protocol):
-    """Outputs [T, O] of the experts that a routing names; leaves of `params` lead with the expert axis."""
+    """Outputs [T, O] of the experts that a routing names; leaves of `params` lead with the expert axis.
+
+    `places` (`routed.contracts.Places`) are those in the experts' queues; None for a dispatch that has no queues.
+    """
 
     def __call__(
-        self, expert: ExpertFunction, params: Any, x: Float[Array, "T ..."], routing: Any, places: Places | None = None
+        self, expert: ExpertFunction, params: Any, x: Float[Array, "T ..."], routing: Any, places: Any, /
     ) -> Float[Array, "T O"]: ...
 
 

@@ -1,0 +1,112 @@
+"""The rows of runs: one per evaluation, in a table whose order does not depend on when a run was computed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from routed.contracts import UserError
+from routed.plan.config import problem_of
+from routed.plan.runs import Run
+
+#: Columns before the metrics; the swept keys stand between `run` and `arm`.
+LEADING = ("run", "arm", "seed", "step", "status")
+
+
+def rows_of(run: Run, history: dict[str, np.ndarray], swept: list[str]) -> list[dict[str, Any]]:
+    """One row per place and evaluation. A run whose losses are not all finite is `diverged`; a tuning run is `tuning`.
+
+    Raises:
+      UserError: a frozen router moved, which would void the comparison.
+    """
+    losses = history[problem_of(run.config).loss]
+    finite = np.isfinite(losses).all() and np.isfinite(history["train/loss"][1:]).all()
+    frozen = "router" in run.config and "frozen" in run.config.router and run.config.router.frozen
+    # Only of finite runs: NaN weights equal nothing, themselves included, so they would seem to have moved.
+    if frozen and finite and history["router/moved"].max() > 0:
+        raise UserError(
+            f"run {run.key} ({run.arm}, seed {run.seed}): the frozen router moved; this is a bug, please report it"
+        )
+    status = "tuning" if run.tuning else "ok" if finite else "diverged"
+    rows = []
+    for place in _places(run, swept):
+        for index in range(len(losses)):
+            metrics = {name: float(values[index]) for name, values in sorted(history.items()) if values.ndim == 1}
+            step = index * run.config.eval_every
+            rows.append(
+                {"run": run.key, **place, "arm": run.arm, "seed": run.seed, "step": step, "status": status, **metrics}
+            )
+    return rows
+
+
+def _places(run: Run, swept: list[str]) -> list[dict[str, Any]]:
+    """The values of the swept keys at each point that a run has rows at, each once."""
+    places = [{key: plain(place[key]) for key in swept} for place in run.places]
+    return list({json.dumps(place, sort_keys=True): place for place in places}.values())
+
+
+def swept_columns(table: pd.DataFrame) -> list[str]:
+    """The columns of swept keys: those between `run` and `arm`."""
+    columns = list(table.columns)
+    return columns[1 : columns.index("arm")] if "arm" in columns else []
+
+
+def fill_places(table: pd.DataFrame, runs: Iterable[Run]) -> pd.DataFrame:
+    """The table with the rows of finished runs at every point that asks for them: a run that reads no swept key has many."""
+    swept = swept_columns(table)
+    if not len(table) or not swept:
+        return table
+    there = set(table[["run", *swept]].itertuples(index=False, name=None))
+    finished, further = set(table.run), []
+    for run in runs:
+        missing = [
+            place for place in _places(run, swept) if (run.key, *(place[key] for key in swept)) not in there
+        ] if run.key in finished else []  # fmt: skip
+        if missing:
+            rows = table[table.run == run.key].drop_duplicates("step")
+            further += [rows.assign(**place) for place in missing]
+    return _ordered(pd.concat([table, *further], ignore_index=True), swept) if further else table
+
+
+def merge(table: pd.DataFrame, rows: list[dict[str, Any]], swept: list[str]) -> pd.DataFrame:
+    """Old and new rows in an order that does not depend on when they were computed."""
+    table = pd.concat([table, pd.DataFrame(rows)], ignore_index=True) if len(table) else pd.DataFrame(rows)
+    return _ordered(table, swept)
+
+
+def _ordered(table: pd.DataFrame, swept: list[str]) -> pd.DataFrame:
+    leading = ["run", *swept, *LEADING[1:]]
+    table = table[leading + sorted(set(table.columns) - set(leading))]
+    table = table.drop_duplicates(["run", *swept, "step"])
+    return table.sort_values([*swept, "arm", "seed", "run", "step"], ignore_index=True)
+
+
+def last(table: pd.DataFrame) -> pd.DataFrame:
+    """The last evaluation of every run that is not a tuning run."""
+    if not len(table):
+        return table
+    table = table[table.status != "tuning"]
+    return table.loc[table.groupby(["run", *swept_columns(table)], dropna=False).step.idxmax()].reset_index(drop=True)
+
+
+def at_base(rows: pd.DataFrame, keys: Iterable[str], base: dict[str, Any]) -> pd.DataFrame:
+    """The rows at one point of the swept `keys`: each has its value in the flat config `base`, or else its largest."""
+    for key in keys:
+        if len(rows):
+            values = set(rows[key])
+            rows = rows[rows[key] == (base[key] if base[key] in values else max(values))]
+    return rows
+
+
+def shown(value: Any) -> str:
+    """A setting's value as a reader wants it."""
+    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+
+
+def plain(value: Any) -> Any:
+    """A setting as a value of a column, and as it is written on the command line: tuples as text."""
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else value
