@@ -137,7 +137,7 @@ def test_points_written_differently_share_their_sources(small):
         ({"selection.eval.name": "expert_choice"}, "by its neighbours; must be one of soft, top_k, raw, sigmoid"),
         (
             {"router.name": "hash_id"},
-            "needs token_id, which data.name='gmm' does not have; use one of linear, mlp, conv, cosine, hash",
+            "needs token_id, which data.name='gmm' does not have; use one of linear, mlp",
         ),
         ({"router.name": "conv", "router.window": 2}, "router.window=2: must divide the 3 positions"),
         ({"selection.name": "sigmoid"}, "the router gets no gradient, an accidental frozen router"),

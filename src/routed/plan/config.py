@@ -114,7 +114,7 @@ def _declared() -> dict[str, Setting]:
             add(choice.node, part.settings)
             if varying := [name for name, setting in part.settings.items() if setting.traced and choice.node in MADE]:
                 raise TypeError(
-                    f"{choice.node}.{varying[0]}: a module is made before traced values are known; no traced"
+                    f"{choice.node}.{varying[0]}: drop traced=True, as a module is made before the runs of a program part"
                 )
     for node, settings in SHARED.items():
         add(node, settings)
