@@ -11,6 +11,7 @@ from routed.plan.config import base
 from routed.routers import NOISES, ROUTERS, ScoreNoise, initial_parameters, temperature_for, temperature_of
 from routed.routers.features import Flat, Windows
 from routed.routers.fixed import HashIdRouter, HashRouter, OracleRouter, RandomRouter
+from routed.routers.fourier import Waves
 from routed.routers.product import CosineRouter, ProductRouter
 from routed.settings.tree import override
 
@@ -177,3 +178,12 @@ def test_temperature_reaches_any_entropy_between_zero_and_uniform(entropy, seed)
     scores = jax.random.normal(jax.random.key(seed), (30, 4))  # entropy 0 .. log 4 = 1.386
     probs = jax.nn.softmax(temperature_for(scores, jnp.float32(entropy)) * scores)
     assert float(-jax.scipy.special.xlogy(probs, probs).sum(-1).mean()) == pytest.approx(entropy, abs=2e-3)
+
+
+def test_waves_make_a_gaussian_kernel():
+    """E 2 cos(x r + b) cos(y r + b) = E cos((x - y) r) = exp(-frequency^2 |x - y|^2 / 2); 20,000 draws: an error near .007."""
+    x = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.5]])
+    waves = Waves(20_000, 2.0)
+    features = waves.apply(waves.init(jax.random.key(0), x), x)
+    expected = jnp.exp(-4 / 2 * ((x[:, None] - x[None]) ** 2).sum(-1))
+    np.testing.assert_allclose(features @ features.T, expected, atol=0.03)

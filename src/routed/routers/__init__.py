@@ -4,6 +4,7 @@ import flax.linen as nn
 
 from routed.routers.features import Convolutions, Flat, Hidden, Windows
 from routed.routers.fixed import HashIdRouter, HashRouter, OracleRouter, RandomRouter, balanced_table, check_table
+from routed.routers.fourier import ROUTER as FOURIER
 from routed.routers.noise import NOISES, Noise, ScoreNoise, jitter
 from routed.routers.product import CosineRouter, ProductRouter
 from routed.routers.router import Router, initial_parameters, kernel_from_examples, scale_kernel
@@ -48,6 +49,7 @@ ROUTERS: dict[str, Router] = {
         from_examples=kernel_from_examples,
         settings={"dim": Setting(16, "dimensions of the down-projection", at_least(1))},
     ),
+    "fourier": FOURIER,
     "hash": Router(lambda own, experts: HashRouter(experts), tokens=(), learns=False),
     "hash_id": Router(
         lambda own, experts: HashIdRouter(experts, own.vocabulary, own.choices),
