@@ -1,6 +1,6 @@
 """Tasks: what a generator draws once (a world), and the batches it makes of it; and sources of text, under `text`."""
 
-from routed.tasks import dictionary, gmm, images, patches, sequence, subspaces, two_gaussians
+from routed.tasks import dictionary, gmm, images, patches, sequence, stripes, subspaces, two_gaussians
 from routed.tasks.task import SHARED, Task, World
 
 #: name -> task.
@@ -11,6 +11,7 @@ TASKS: dict[str, Task] = {
     "dictionary": dictionary.TASK,
     "images": images.TASK,
     "patches": patches.TASK,
+    "stripes": stripes.TASK,
     "two_gaussians": two_gaussians.TASK,
 }
 
