@@ -17,9 +17,12 @@ import pytest
 from tests.test_command_line import command, write_experiment
 from tests.test_hosts import SHARED, Processes, same, table, wait_for
 
+pytestmark = pytest.mark.slow  # processes, or several programs to compile
+
 SERVER = """
 import sys
 from gcp_storage_emulator.server import create_server
+
 server = create_server("localhost", int(sys.argv[1]), in_memory=True, default_bucket="lab")
 server.run()
 """

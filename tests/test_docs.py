@@ -28,6 +28,8 @@ from routed.tasks import worlds
 from routed.training.problem import Inputs
 from routed.training.program import streams
 
+pytestmark = pytest.mark.slow  # processes, or several programs to compile
+
 ROOT = pathlib.Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "parts.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)+)", TEXT, re.MULTILINE))

@@ -72,6 +72,7 @@ def test_every_arm_is_declared_and_drawn():
 ENDS = [(f, g) for f in FILES for g in ("", "fig2b", "fig4", "spurious") if g in experiment.load(f).FIGURES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "figure"), ENDS)
 def test_two_steps_end_to_end(file, figure, tmp_path, tmp_path_factory):
     module, config = experiment.configure(spec(file, figure, "smoke"), [])

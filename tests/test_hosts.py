@@ -18,6 +18,8 @@ from routed.system import hosts, supervisor
 from tests.language_case import TINY
 from tests.test_command_line import command, refusal, write_experiment
 
+pytestmark = pytest.mark.slow  # processes, or several programs to compile
+
 #: 2 arms of 3 seeds: 6 runs, in one batch that 4 devices pad to 8.
 SHARED = ("--config.mesh.run=0", "--config.mesh.runs_per_batch=8", "--config.seeds=3")
 

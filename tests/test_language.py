@@ -20,6 +20,8 @@ from routed.settings.tree import override
 from routed.training import program
 from tests.language_case import TINY
 
+pytestmark = pytest.mark.slow  # processes, or several programs to compile
+
 #: Programs of this process: compiling takes nearly all of the time.
 PROGRAMS = {}
 

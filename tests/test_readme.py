@@ -15,6 +15,8 @@ from routed.plan.experiment import figure_of
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
 
+pytestmark = pytest.mark.slow  # processes, or several programs to compile
+
 ROOT = pathlib.Path(__file__).parent.parent
 
 

@@ -21,6 +21,8 @@ from routed.system import files
 from routed.system.progress import Progress
 from tests.test_command_line import command, refusal, write_experiment
 
+pytestmark = pytest.mark.slow  # processes, or several programs to compile
+
 #: Programs of this process: the tests are about what is run, and compiling takes nearly all of their time.
 PROGRAMS = {}
 

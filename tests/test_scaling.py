@@ -102,6 +102,7 @@ def test_the_formula_by_hand():
     assert formula(config, 1, 1) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [(8, 1), (2, 4)])  # the bench compiles all of MESHES, in half a minute each
 def test_the_compiled_step_sends_what_the_formula_says_and_nothing_else(mesh, tmp_path_factory, monkeypatch):
     ways = iter([lambda *_: None, compilation.compile_lowered])  # the start of a run need not be compiled
