@@ -86,6 +86,14 @@ def test_constants_and_other_metrics_as_sides():
     assert verdict(soft, table())["ours"] == pytest.approx(2.0)
 
 
+def test_points_of_the_same_runs_are_one_point_of_robustness():
+    """A key that neither arm reads: its two values have rows of the same runs."""
+    rows = pd.concat([table(samples=(64, 128)).assign(**{"data.radius": radius}) for radius in (0.3, 0.5)])
+    swept = ["data.samples", "data.radius"]
+    found = verdict(order(at={"data.samples": 64, "data.radius": 0.3}), rows, swept)
+    assert found["robustness"] == {"held": 2, "tried": 2} and found["n"] == 4
+
+
 def test_robustness_is_the_share_of_points_that_hold():
     good, bad = table(samples=(64,)), table({"learned": LOSSES["frozen"], "frozen": LOSSES["learned"]}, samples=(128,))
     found = verdict(order(), pd.concat([good, bad], ignore_index=True))

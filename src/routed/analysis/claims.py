@@ -141,6 +141,11 @@ class Rows:
         name = side.get("metric", metric)
         return (rows.set_index("seed")[name].dropna() if name in rows else pd.Series(dtype=float)), arm
 
+    def runs(self, at: dict[str, Any], arms: tuple[str | None, ...]) -> frozenset[str]:
+        """The runs of some arms at a point."""
+        rows = self.at(at)
+        return frozenset(rows[rows.arm.isin(arms)].run)
+
     @staticmethod
     def fairest(rows: pd.DataFrame) -> str | None:
         """The frozen control with the lowest mean log test loss at a point: chosen in the control's favour."""
@@ -228,14 +233,20 @@ def _differences(claim: Claim, at: dict[str, Any], rows: Rows) -> tuple[np.ndarr
 
 
 def _robustness(claim: Claim, rows: Rows) -> dict[str, int] | None:
-    """On how many of the sweep's points the order holds, where both sides ran and the sides do not fix the point."""
+    """On how many of the sweep's points the order holds, where both sides ran and the sides do not fix the point.
+
+    Points at which both sides are the same runs, as they read none of the keys that tell the points apart, count once.
+    """
     if any(key in rows.swept for side in (claim.lower, claim.higher) for key in side):
         return None
     points = [dict(zip(rows.swept, values, strict=True)) for values in _points(rows)]
     held = tried = 0
+    counted: set[frozenset[str]] = set()
     for point in points:
         differences, arms = _differences(claim, point, rows)
-        if len(differences) > 1:
+        compared = rows.runs(point, arms)
+        if len(differences) > 1 and compared not in counted:
+            counted.add(compared)
             tried += 1
             passed = not any(
                 rows.unconverged(s, point, a) for s, a in zip((claim.lower, claim.higher), arms, strict=True)
