@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 
 from routed.analysis import diagnosis
-from routed.analysis.claims import Claim, judge, to_json
+from routed.analysis.claims import Claim
+from routed.analysis.verdicts import judge, to_json
+from routed.contracts import UserError
 from routed.plan.config import base
 from routed.settings.tree import override
 
@@ -52,6 +54,11 @@ def test_order_supported_opposite_and_inconclusive():
     assert verdict(order("frozen", "learned"), table())["verdict"] == "opposite"
     noisy = table(LOSSES | {"learned": [0.1, 3.0, 0.2, 2.0]})
     assert verdict(order(), noisy)["verdict"] == "inconclusive"
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(UserError, match=r"claim x: unknown kind 'ordr' \(did you mean 'order'\?\)"):
+        verdict(order(kind="ordr"), table())
 
 
 def test_order_reports_the_geometric_mean_ratio():

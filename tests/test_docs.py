@@ -190,7 +190,7 @@ def test_controls_act_on_routers_of_ones_own(heading, tmp_path):
     np.testing.assert_allclose(params["kernel"], rows.T, rtol=1e-5)
     assert not np.allclose(informed, plain)
     probs = jax.nn.softmax(scores_of(config, {"router.entropy": jnp.float32(0.5)})[0])
-    assert float(-(probs * jnp.log(probs)).sum(1).mean()) == pytest.approx(0.5, abs=1e-3)  # the temperature is applied
+    assert float(-(probs * jnp.log(probs)).sum(1).mean()) == pytest.approx(0.5, abs=1e-3)  # the scores are sharpened
 
 
 def test_a_router_with_state_moves_in_training_and_stays_when_frozen(tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routed.plan.config import base
-from routed.routers import NOISES, ROUTERS, ScoreNoise, initial_parameters, temperature_for, temperature_of
+from routed.routers import NOISES, ROUTERS, ScoreNoise, initial_parameters, sharpness_for, sharpness_of
 from routed.routers.features import Flat, Windows
 from routed.routers.fixed import HashIdRouter, HashRouter, OracleRouter, RandomRouter
 from routed.routers.fourier import Waves
@@ -162,21 +162,21 @@ def test_initial_weights_are_scaled_or_examples(name):
 
 
 @pytest.mark.parametrize("name", [name for name, router in ROUTERS.items() if router.learns])
-def test_the_temperature_of_any_router_gives_the_entropy_asked_for(name):
-    """1.2 nats is softer than a fresh router of some, .3 sharper than one of any. A NaN entropy is a NaN temperature; 0 asks for none."""
+def test_the_sharpness_of_any_router_gives_the_entropy_asked_for(name):
+    """1.2 nats is softer than a fresh router of some, .3 sharper than one of any. A NaN entropy is a NaN sharpness; 0 asks for none."""
     router, x = ROUTERS[name].make(node(), 4), jax.random.normal(jax.random.key(1), (50, 4))
     scores = router.apply(router.init(jax.random.key(0), x), x)
     for entropy in (0.3, 1.2):
-        probs = jax.nn.softmax(scores * temperature_of(scores, jnp.float32(entropy)))
+        probs = jax.nn.softmax(scores * sharpness_of(scores, jnp.float32(entropy)))
         assert float(-jax.scipy.special.xlogy(probs, probs).sum(-1).mean()) == pytest.approx(entropy, abs=1e-3)
-    assert temperature_of(scores, jnp.float32(0)) == 1 and jnp.isnan(temperature_of(scores, jnp.float32(jnp.nan)))
+    assert sharpness_of(scores, jnp.float32(0)) == 1 and jnp.isnan(sharpness_of(scores, jnp.float32(jnp.nan)))
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.05, 1.3), st.integers(0, 1000))
-def test_temperature_reaches_any_entropy_between_zero_and_uniform(entropy, seed):
+def test_sharpness_reaches_any_entropy_between_zero_and_uniform(entropy, seed):
     scores = jax.random.normal(jax.random.key(seed), (30, 4))  # entropy 0 .. log 4 = 1.386
-    probs = jax.nn.softmax(temperature_for(scores, jnp.float32(entropy)) * scores)
+    probs = jax.nn.softmax(sharpness_for(scores, jnp.float32(entropy)) * scores)
     assert float(-jax.scipy.special.xlogy(probs, probs).sum(-1).mean()) == pytest.approx(entropy, abs=2e-3)
 
 

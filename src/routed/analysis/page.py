@@ -21,7 +21,7 @@ import pandas as pd
 from markupsafe import Markup
 from ml_collections import ConfigDict
 
-from routed.analysis import claims, diagnosis, plots, statistics
+from routed.analysis import diagnosis, plots, statistics, verdicts
 from routed.engine import results, rows
 from routed.plan import experiment
 from routed.plan.config import problem_of
@@ -44,7 +44,7 @@ def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, t
     buffer = io.StringIO()
     part["table"].to_csv(buffer, index=False)
     files.write(workdir / "summary.csv", buffer.getvalue())
-    files.write(workdir / "claims.json", claims.to_json(part["claims"]))
+    files.write(workdir / "claims.json", verdicts.to_json(part["claims"]))
     write_page(workdir / "report.html", [part])
     return as_text(part)
 
@@ -75,7 +75,7 @@ def make_part(
     return {
         "name": workdir.name,
         "question": document.splitlines()[0] if document else config.name,
-        "claims": claims.judge(experiment.figure_of(module, config).claims(config), table, config, swept),
+        "claims": verdicts.judge(experiment.figure_of(module, config).claims(config), table, config, swept),
         "gap": gap.to_dict("records"),
         "gap_at": ", ".join(f"{key} = {point[key].iloc[0]}" for key in swept) or "the only point",
         "threats": diagnosis.threats(table, config, swept),

@@ -21,7 +21,7 @@ from routed.settings.setting import Setting, When, accept, at_least, one_of
 from routed.settings.tree import from_flat
 
 
-class Gate(NamedTuple):
+class LossInputs(NamedTuple):
     """What an auxiliary loss sees of one layer at one training step.
 
     `features` are the tokens as the layer's experts got them; `responses` runs every expert on every token [T, E, O], at the
@@ -39,9 +39,9 @@ class Gate(NamedTuple):
 
 
 class Auxiliary(NamedTuple):
-    """A loss of a gate. Its coefficient is the setting `losses.NAME`; `settings` are further ones of the node `losses`."""
+    """A loss of a inputs. Its coefficient is the setting `losses.NAME`; `settings` are further ones of the node `losses`."""
 
-    value: Callable[[Gate], Scalar]
+    value: Callable[[LossInputs], Scalar]
     doc: str
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
@@ -82,9 +82,9 @@ def entropy(probs: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
     return _mean(-xlogy(probs, jnp.maximum(probs, 1e-30)).sum(1), mask)
 
 
-def _balance_of_gate(gate: Gate) -> Scalar:
-    shares = gate.routing.scores if gate.losses.balance_of == "scores" else gate.probs
-    return balance(shares, gate.load, gate.mask)
+def _balance(inputs: LossInputs) -> Scalar:
+    shares = inputs.routing.scores if inputs.losses.balance_of == "scores" else inputs.probs
+    return balance(shares, inputs.load, inputs.mask)
 
 
 _BALANCED = When(lambda config: config.losses.balance > 0, "losses.balance > 0")
@@ -92,7 +92,7 @@ _BALANCED = When(lambda config: config.losses.balance > 0, "losses.balance > 0")
 #: name -> auxiliary loss.
 AUXILIARY: dict[str, Auxiliary] = {
     "balance": Auxiliary(
-        _balance_of_gate,
+        _balance,
         "E sum_e load_e mean-probability_e: 1 at uniform",
         settings={
             "balance_of": Setting(
@@ -110,10 +110,12 @@ AUXILIARY: dict[str, Auxiliary] = {
         },
     ),
     "importance": Auxiliary(
-        lambda gate: importance(gate.probs, gate.mask), "squared variation of the experts' summed probabilities"
+        lambda inputs: importance(inputs.probs, inputs.mask), "squared variation of the experts' summed probabilities"
     ),
-    "z": Auxiliary(lambda gate: z(gate.routing.scores, gate.mask), "mean squared log-partition of the scores"),
-    "entropy": Auxiliary(lambda gate: entropy(gate.probs, gate.mask), "mean per-token entropy; positive sharpens"),
+    "z": Auxiliary(lambda inputs: z(inputs.routing.scores, inputs.mask), "mean squared log-partition of the scores"),
+    "entropy": Auxiliary(
+        lambda inputs: entropy(inputs.probs, inputs.mask), "mean per-token entropy; positive sharpens"
+    ),
 }
 
 
@@ -152,8 +154,8 @@ def auxiliary(
     mask = jnp.ones(len(routing.scores), bool) if mask is None else mask
     if losses is None:
         losses = from_flat({name: setting.default for name, setting in loss_settings().items()})
-    gate = Gate(routing, jax.nn.softmax(routing.scores), load, mask, losses, features, responses, step)
-    values = {name: AUXILIARY[name].value(gate) for name in coefficients}
+    inputs = LossInputs(routing, jax.nn.softmax(routing.scores), load, mask, losses, features, responses, step)
+    values = {name: AUXILIARY[name].value(inputs) for name in coefficients}
     total = sum((coefficients[name] * values[name] for name in coefficients), jnp.float32(0))
     return jnp.where(learned, total, 0.0), values
 

@@ -19,7 +19,7 @@ from routed.layer.selection import capacity, select
 from routed.metrics import load
 from routed.routers.noise import NOISES, ScoreNoise
 
-#: The collection of what a comparison does to a layer from outside: `temperature`, a factor on the scores of any router.
+#: The collection of what a comparison does to a layer from outside: `sharpness`, a factor on the scores of any router.
 CONTROL = "control"
 
 
@@ -36,7 +36,7 @@ class MoE(nn.Module):
     prefix of 16. The router scores the tokens, or what `routed_by` says of them; keyword context is passed on to it.
 
     A router may hold variables of its own collections, which move in calls in which these are mutable, and the collection
-    `control` may hold a `temperature` that multiplies the scores. Noise needs the random stream `noise` (none without it). With `balance_rate` the collection `balance` holds a bias per
+    `control` may hold a `sharpness` that multiplies the scores. Noise needs the random stream `noise` (none without it). With `balance_rate` the collection `balance` holds a bias per
     expert that only chooses; each call in which the collection is mutable moves it by that rate towards equal load
     (auxiliary-loss-free balancing, Wang et al. 2024).
 
@@ -97,8 +97,8 @@ class MoE(nn.Module):
         if noise.on_input is not None and self.has_rng("noise"):
             seen = noise.on_input(self.make_rng("noise"), x, self.noise_scale)
         scores = self.router(seen, **context)
-        if self.has_variable(CONTROL, "temperature"):
-            scores *= self.get_variable(CONTROL, "temperature")
+        if self.has_variable(CONTROL, "sharpness"):
+            scores *= self.get_variable(CONTROL, "sharpness")
         preference = scores
         if noise.draw is not None:
             preference = scores + ScoreNoise(

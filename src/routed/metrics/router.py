@@ -13,7 +13,7 @@ from routed.contracts import Batch, Column, Routing, SoftRouting
 from routed.metrics import agreement, entropies, load, weights
 
 
-class Gate(NamedTuple):
+class MetricInputs(NamedTuple):
     """What a metric sees of a router at one evaluation: the router on all test tokens, and the clusters they came from."""
 
     routing: Routing | SoftRouting
@@ -28,7 +28,7 @@ class Gate(NamedTuple):
 class Metric(NamedTuple):
     """A column of ours or of a user's file: its value at an evaluation on samples, and how it is shown."""
 
-    value: Callable[[Gate], Scalar]
+    value: Callable[[MetricInputs], Scalar]
     column: Column
 
 
@@ -83,12 +83,12 @@ def columns(
     signal: int | None,
     key: PRNGKeyArray,
     shuffles: int,
-    temperature: Scalar | float = 1.0,
+    sharpness: Scalar | float = 1.0,
 ) -> dict[str, Array]:
     """Entropies, load, agreement with the clusters, and what the weights look like.
 
     `params` are the router's, `score` is the router on tokens, `signal` the number of informative input dimensions (None: unknown). Norms are
-    those of the weights times the `temperature` that multiplies the scores. `choices`, `counts` and `probs` are arrays, for
+    those of the weights times the `sharpness` that multiplies the scores. `choices`, `counts` and `probs` are arrays, for
     columns that need several evaluations or scikit-learn. The key is consumed.
     """
     label, scores, experts = test.label, routing.scores, routing.scores.shape[-1]
@@ -114,13 +114,13 @@ def columns(
         seen[f"sparsity_by_{name}"] = entropies.split(members.T @ sums, soft_entropies["entropy_token"])["sparsity"]
     if signal is not None and (first := weights.first_layer(params)) is not None:
         seen["signal_share"] = weights.signal_share(first, signal)
-        seen["spurious_norm"] = temperature * jnp.linalg.norm(first[signal:])
-        seen["spurious_ratio"] = seen["spurious_norm"] / (temperature * jnp.linalg.norm(first[:signal]))
+        seen["spurious_norm"] = sharpness * jnp.linalg.norm(first[signal:])
+        seen["spurious_ratio"] = seen["spurious_norm"] / (sharpness * jnp.linalg.norm(first[:signal]))
     if "kernel" in params:
         seen["norm_ratio"] = weights.norm_ratio(params["kernel"])
-        seen["norm_mean"] = temperature * jnp.linalg.norm(params["kernel"], axis=0).mean()
-    gate = Gate(routing, probs, choices, label, labels, test, params)
-    further = {name: metric.value(gate) for name, metric in METRICS.items()}
+        seen["norm_mean"] = sharpness * jnp.linalg.norm(params["kernel"], axis=0).mean()
+    inputs = MetricInputs(routing, probs, choices, label, labels, test, params)
+    further = {name: metric.value(inputs) for name, metric in METRICS.items()}
     return (
         {f"router/{name}": value for name, value in seen.items()}
         | further

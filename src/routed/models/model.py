@@ -88,8 +88,6 @@ class ModelPart(NamedTuple):
     routed: bool = False
     needs: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
-    #: Experts that compute for a training token, and the share of the experts' parameters that serve it.
-    sparse_twin: bool = False
     columns: Mapping[str, Column] = {}
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()

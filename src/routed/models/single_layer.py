@@ -77,7 +77,7 @@ def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         held = {name: tree["router"] for name, tree in state.items() if "router" in tree}
         (x,) = features
         found = router.apply({"params": own, **held}, x, cluster=batch.label, step=step)
-        return (found * temperature(state))[None]
+        return (found * sharpness(state))[None]
 
     def responses(params, site, features):
         (x,) = features
@@ -87,9 +87,9 @@ def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     return Model(init, apply, scores, responses)
 
 
-def temperature(state) -> Float[Array, ""] | float:
+def sharpness(state) -> Float[Array, ""] | float:
     """The factor on the scores that a layer's state holds; 1 where it holds none."""
-    return state[CONTROL]["temperature"] if CONTROL in state else 1.0
+    return state[CONTROL]["sharpness"] if CONTROL in state else 1.0
 
 
 def per_sample(y: Float[Array, "T O"], batch: Batch) -> Float[Array, "B O"]:

@@ -37,7 +37,7 @@ ARMS: dict[str, Arm] = {
     "learned": Arm({}, "learned router", "#0072B2"),
     # The untrained router.
     "frozen": Arm({"router.frozen": True}, "frozen at initialisation", "#D55E00"),
-    # ... made as sharp as the learned one became: its temperature is set so that the mean per-token entropy is the
+    # ... made as sharp as the learned one became: its scores are multiplied so that the mean per-token entropy is the
     # learned arm's final one. Removes the confound that top-1 evaluation punishes a soft gate.
     "frozen_sharp": Arm(
         {"router.frozen": True},

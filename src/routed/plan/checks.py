@@ -48,8 +48,8 @@ def validate(config: ConfigDict) -> None:
     for phase in configs_of(config):
         read = canonical(phase)
         _check_parts(read, DATA[config.data.name], problem_of(config))
-        for taking in parts_of(phase):
-            taking.part.check(read)
+        for one in parts_of(phase):
+            one.part.check(read)
 
 
 def _check_run(config: ConfigDict) -> None:

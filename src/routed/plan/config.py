@@ -69,10 +69,10 @@ ALWAYS = {"plan": PLAN, "engine": ENGINE, "training program": program.SETTINGS, 
 MADE = ("router", "experts")
 
 
-class Taking(NamedTuple):
-    """A part that takes part in a run: its words, the node of its settings, and the part."""
+class ActivePart(NamedTuple):
+    """A part that a run uses: its label, the config node that holds its settings, and the part."""
 
-    words: str
+    label: str
     node: str
     part: Any
 
@@ -134,10 +134,10 @@ def problem_of(config: ConfigDict) -> ProblemPart:
     return PROBLEMS[DATA[config.data.name].problem]
 
 
-def parts_of(config: ConfigDict) -> list[Taking]:
+def parts_of(config: ConfigDict) -> list[ActivePart]:
     """The parts that take part in a run of a config, whatever its phases."""
     problem, name_of_problem = problem_of(config), DATA[config.data.name].problem
-    found = {name: Taking(name, "", part) for name, part in ALWAYS.items()}
+    found = {name: ActivePart(name, "", part) for name, part in ALWAYS.items()}
     always: list[Any] = [*ALWAYS.values(), problem]
     waiting = [key for part in always for key in part.uses]
     while waiting:
@@ -146,23 +146,23 @@ def parts_of(config: ConfigDict) -> list[Taking]:
             continue
         name, choice = value_of(config, key), CHOICES[key]
         part = (problem.models if key == "model" else choice.parts)[name]
-        found[key] = Taking(f"{key}={name}", choice.node, part)
+        found[key] = ActivePart(f"{key}={name}", choice.node, part)
         waiting += part.uses
     model = problem.models[config.model]
     if model.routed:
         for name, loss in AUXILIARY.items():
             own = {key: setting for key, setting in loss_settings().items() if key == name or key in loss.settings}
-            found[f"losses.{name}"] = Taking(
+            found[f"losses.{name}"] = ActivePart(
                 f"loss {name}", "losses", Component(own, loss.reads, loss.uses, loss.check)
             )
     # Last, as its check rests on what the others have checked.
-    return [*found.values(), Taking(f"problem {name_of_problem}", "", problem)]
+    return [*found.values(), ActivePart(f"problem {name_of_problem}", "", problem)]
 
 
-def keys_of(taking: Taking, known: Mapping[str, Setting]) -> list[str]:
+def keys_of(one: ActivePart, known: Mapping[str, Setting]) -> list[str]:
     """The whole keys that a part reads; of a part of an inner node, what only the outer one has is read there."""
-    own = [f"{taking.node}.{name}" if taking.node else name for name in taking.part.settings]
-    return [*own, *(_whole(taking.node, name, known) for name in taking.part.reads), *taking.part.uses]
+    own = [f"{one.node}.{name}" if one.node else name for name in one.part.settings]
+    return [*own, *(_whole(one.node, name, known) for name in one.part.reads), *one.part.uses]
 
 
 def _whole(node: str, name: str, known: Mapping[str, Setting]) -> str:
@@ -179,11 +179,11 @@ def read_keys(config: ConfigDict) -> tuple[dict[str, list[str]], set[str]]:
     """(key -> words of the parts that read it, in any phase; those of them whose condition `when` holds in some phase)."""
     known, found, active = declared(), dict[str, list[str]](), set[str]()
     for phase in configs_of(config):
-        for taking in parts_of(phase):
-            for key in keys_of(taking, known):
+        for one in parts_of(phase):
+            for key in keys_of(one, known):
                 readers = found.setdefault(key, [])
-                if taking.words not in readers:
-                    readers.append(taking.words)
+                if one.label not in readers:
+                    readers.append(one.label)
         active |= {key for key in found if (when := known[key].when) is None or when.holds(phase)}
     return found, active
 

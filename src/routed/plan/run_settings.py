@@ -58,7 +58,10 @@ ENGINE = Component(
         ),
         "mesh.data": Setting(1, "devices that share the rows of one run's batch", at_least(1), identity=False),
         "mesh.expert": Setting(
-            1, "... and its experts: with data x expert > 1, runs come one after the other", at_least(1), identity=False
+            1,
+            "devices that share the experts of one run; with mesh.data x mesh.expert > 1, runs come one after the other",
+            at_least(1),
+            identity=False,
         ),
         "mesh.batching": Setting(
             "auto",
@@ -77,7 +80,7 @@ ENGINE = Component(
         ),
         "checkpoint.keep": Setting(
             2,
-            "the last ones that are kept, beside the one with the lowest validation loss",
+            "checkpoints that are kept: the last ones, beside the one with the lowest validation loss",
             at_least(1),
             identity=False,
         ),
@@ -88,10 +91,16 @@ ENGINE = Component(
 ANALYSIS = Component(
     {
         "gate.train_loss": Setting(
-            0.1, "no verdict unless an arm's normalised training loss is below this, or", at_least(0), identity=False
+            0.1,
+            "an arm has converged when its normalised training loss is below this, or by gate.plateau",
+            at_least(0),
+            identity=False,
         ),
         "gate.plateau": Setting(
-            0.02, "... it moved by less than this share between the last two evaluations", at_least(0), identity=False
+            0.02,
+            "an arm has also converged when its training loss moved by less than this share between the last two evaluations",
+            at_least(0),
+            identity=False,
         ),
     }
 )

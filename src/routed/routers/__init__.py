@@ -8,7 +8,7 @@ from routed.routers.fourier import ROUTER as FOURIER
 from routed.routers.noise import NOISES, Noise, ScoreNoise, jitter
 from routed.routers.product import CosineRouter, ProductRouter
 from routed.routers.router import Router, initial_parameters, kernel_from_examples, scale_kernel
-from routed.routers.temperature import temperature_for, temperature_of
+from routed.routers.sharpness import sharpness_for, sharpness_of
 from routed.settings.setting import Setting, When, at_least
 
 #: name -> router.
@@ -104,5 +104,5 @@ SHARED: dict[str, Setting] = {
 __all__ = [
     "NOISES", "ROUTERS", "SHARED", "Convolutions", "CosineRouter", "Flat", "HashIdRouter", "HashRouter", "Hidden", "Noise",
     "OracleRouter", "ProductRouter", "RandomRouter", "Router", "ScoreNoise", "Windows", "initial_parameters", "jitter",
-    "temperature_for", "temperature_of",
+    "sharpness_for", "sharpness_of",
 ]  # fmt: skip

@@ -44,7 +44,7 @@ class Router(NamedTuple):
 
     `tokens` are the kinds of tokens that it can score (rows, patches, images, hidden; empty: any), `needs` the context without
     which it cannot. A router that does not learn contributes no auxiliary loss. Without `scale` or `from_examples` the
-    settings that ask for them are refused; sharpening needs neither, as the temperature is applied to the scores.
+    settings that ask for them are refused; sharpening needs neither, as it multiplies the scores.
     """
 
     make: Make

@@ -8,6 +8,7 @@ import hashlib
 import math
 import pathlib
 import zlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,17 +16,6 @@ from jaxtyping import Int32, UInt8
 
 from routed.contracts import UserError
 from routed.tasks.prepared import newest
-
-#: name -> what its files are, for who has to fetch them.
-FILES = {
-    "idx": "the four IDX files of MNIST or Fashion-MNIST (train-images-idx3-ubyte, train-labels-idx1-ubyte and the same of"
-    " t10k, gzipped or not)",
-    "cifar10": "the binary version of CIFAR-10 (cifar-10-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html, unpacked)",
-    "cifar100": "the binary version of CIFAR-100 (cifar-100-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html, unpacked)",
-}
-
-#: Image sets that are named as they are; the others are `tfds:NAME`.
-SETS = (*FILES, "patterns")
 
 #: Classes, and training and test images of each, of artificial images; and their shape.
 CLASSES, TRAIN, TEST, SHAPE = 10, 200, 50, (16, 16, 3)
@@ -48,6 +38,16 @@ class _Part(NamedTuple):
     labels: str
 
 
+class ImageSet(NamedTuple):
+    """Images in files of their own format: `read(folder)` -> (training part, test part, classes).
+
+    `files` says what they are, for who has to fetch them; empty where nothing is read.
+    """
+
+    read: Callable[[pathlib.Path], tuple[_Part, _Part, int]]
+    files: str = ""
+
+
 @functools.lru_cache(maxsize=2)
 def load(name: str, directory: str) -> Images:
     """The images of `name` (idx, cifar10, cifar100, tfds:NAME, patterns) in `directory`, read once in a process.
@@ -59,9 +59,7 @@ def load(name: str, directory: str) -> Images:
     if name.startswith("tfds:"):
         train, test, classes = _tfds(name.removeprefix("tfds:"), directory)
     else:
-        train, test, classes = {"idx": _idx, "cifar10": _cifar10, "cifar100": _cifar100, "patterns": _patterns}[name](
-            folder
-        )
+        train, test, classes = SETS[name].read(folder)
     for part in (train, test):
         _refuse_labels(part, classes, _again(name))
     if train.x.shape[1:] != test.x.shape[1:]:
@@ -82,7 +80,7 @@ def digest(images: Images) -> str:
 
 
 def _again(name: str) -> str:
-    return f"fetch again {FILES[name]}" if name in FILES else "prepare the data set again"
+    return f"fetch again {SETS[name].files}" if name in SETS else "prepare the data set again"
 
 
 def _refuse_labels(part: _Part, classes: int, mend: str) -> None:
@@ -103,7 +101,7 @@ def _find(folder: pathlib.Path, names: list[str], image_set: str) -> pathlib.Pat
         if (folder / name).is_file():
             return folder / name
     raise UserError(
-        f"data.directory={folder}: no file {names[0]} in it; put {FILES[image_set]} there, or name their folder"
+        f"data.directory={folder}: no file {names[0]} in it; put {SETS[image_set].files} there, or name their folder"
     )
 
 
@@ -224,3 +222,22 @@ def _patterns(folder: pathlib.Path) -> tuple[_Part, _Part, int]:
         return _Part(np.clip(x, 0, 255).astype(np.uint8), y, name)
 
     return part(TRAIN, "artificial training images"), part(TEST, "artificial test images"), CLASSES
+
+
+#: name -> image set; others are `tfds:NAME`. A user's file adds to it.
+SETS: dict[str, ImageSet] = {
+    "idx": ImageSet(
+        _idx,
+        "the four IDX files of MNIST or Fashion-MNIST (train-images-idx3-ubyte, train-labels-idx1-ubyte and the same of"
+        " t10k, gzipped or not)",
+    ),
+    "cifar10": ImageSet(
+        _cifar10,
+        "the binary version of CIFAR-10 (cifar-10-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html, unpacked)",
+    ),
+    "cifar100": ImageSet(
+        _cifar100,
+        "the binary version of CIFAR-100 (cifar-100-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html, unpacked)",
+    ),
+    "patterns": ImageSet(_patterns),
+}

@@ -93,8 +93,9 @@ class ProblemPart(NamedTuple):
     about: Callable[[ConfigDict], str]
     #: (tokens, model FLOPs) of a training step.
     cost: Callable[[ConfigDict], tuple[int, float]]
-    #: A decoder: no token may be routed by later ones. Watched: runs are few and long, so that event files are worth their while.
+    #: The model has a decoder, whose routing must not depend on later tokens.
     causal: bool = False
+    #: Event files for TensorBoard are written while a run trains, as its runs are few and long.
     watched: bool = False
     #: Devices may share one run.
     shareable: bool = False

@@ -172,7 +172,7 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
 
 def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step, params, state):
     """(what is minimised, (what is reported, the state after the step)): the task's loss and the auxiliary ones."""
-    rule, dispatch = gate_of(config)
+    rule, dispatch = rule_and_dispatch(config)
     outputs = problem.model.apply(params, state, batch, rule, dispatch, key, step)
     total, reported = problem.task_loss(config, outputs, batch)
     if outputs.sites and ROUTERS[config.router.name].learns and any(coefficients_of(config.losses).values()):
@@ -180,7 +180,7 @@ def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step,
     return total, (reported, outputs.state)
 
 
-def gate_of(config: Any) -> tuple[Rule, str]:
+def rule_and_dispatch(config: Any) -> tuple[Rule, str]:
     """The rule and the dispatch of training; of a model without a router, any."""
     return (rule_of(config.selection), config.dispatch) if "dispatch" in config else (Rule(), "dense")
 
@@ -263,5 +263,5 @@ def _new_history(seen: dict[str, Any], evaluations: int) -> dict[str, Any]:
 
 
 def _frozen(config: Any):
-    """Is the router frozen? A model without one is, in a manner of speaking."""
+    """Whether the router is frozen; True for a model without one."""
     return config.router.frozen if "router" in config and "frozen" in config.router else jnp.array(True)

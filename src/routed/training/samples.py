@@ -19,14 +19,14 @@ from routed.layer.selection import SELECTIONS
 from routed.metrics import agreement, entropies, router
 from routed.models import SAMPLE_MODELS
 from routed.models.model import Model
-from routed.models.single_layer import SITE, temperature
-from routed.routers import ROUTERS, initial_parameters, temperature_of
+from routed.models.single_layer import SITE, sharpness
+from routed.routers import ROUTERS, initial_parameters, sharpness_of
 from routed.settings.setting import Setting, at_least, refuse
 from routed.settings.tree import node_of
 from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task
 from routed.training.problem import Inputs, Problem, ProblemPart
-from routed.training.program import gate_of
+from routed.training.program import rule_and_dispatch
 from routed.training.task_losses import TASK_LOSSES, correct
 
 
@@ -79,14 +79,14 @@ def _init(config: ConfigDict, task: Task, model: Model, inputs: Inputs):
     own = initial_parameters(part, module, params["router"], examples.tokens[:count], inputs.config.router)
     params = params | {"router": own}
     scores = model.scores(params, state, SITE, test.tokens[None], test)[0]
-    return params, state | {CONTROL: {"temperature": temperature_of(scores, inputs.config.router.entropy)}}
+    return params, state | {CONTROL: {"sharpness": sharpness_of(scores, inputs.config.router.entropy)}}
 
 
 def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, params, state, step):
     """All metrics of one moment. Test tokens pass in blocks, which keeps the experts' activations in cache."""
     data, world, noise_key = inputs.config.data, _world(inputs), inputs.keys["noise"]
     loss, test = TASK_LOSSES[config.loss], worlds.test_batch(task, world, data)
-    training, evaluation = gate_of(inputs.config)[0], _evaluation_rule(inputs.config)
+    training, evaluation = rule_and_dispatch(inputs.config)[0], _evaluation_rule(inputs.config)
     noisy = "router" in config and "noise_at_eval" in config.router and config.router.noise_at_eval
 
     def forward(number, block: Batch):
@@ -134,7 +134,7 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
         signal=task.signal(data) if task.signal is not None else None,
         key=noise_key,
         shuffles=config.shuffles,
-        temperature=temperature(state),
+        sharpness=sharpness(state),
     )
 
 
@@ -144,7 +144,7 @@ def _evaluation_rule(config: Any) -> Rule:
 
 def experts_per_token(config: ConfigDict) -> float:
     """Experts that compute for one training token: the FLOPs of a selection, in units of one expert."""
-    rule, _ = gate_of(config)
+    rule, _ = rule_and_dispatch(config)
     if not SAMPLE_MODELS[config.model].routed:
         return 1.0
     return SELECTIONS[rule.name].experts_per_token(rule, config.batch_size, config.experts.count)

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from scipy.optimize import linear_sum_assignment
 
 from routed.analysis import diagnosis, statistics
-from routed.analysis.claims import Rows
 from routed.analysis.plots.frame import KEYS, Data, legend, logarithmic, marker_of, mean
+from routed.analysis.verdicts import Rows
 from routed.engine.rows import shown
 from routed.plan.arms import ARMS, REFERENCE, UNTRAINED
 

@@ -18,7 +18,7 @@ from routed.contracts import ExpertFunction
 def grouped(
     expert: ExpertFunction, params, rows: Float[Array, "A ..."], sizes: Int[Array, " E"]
 ) -> Float[Array, "A O"]:
-    """ExpertFunction e on its `sizes[e]` rows, rows sorted by expert; what comes after the last expert's is garbage.
+    """Expert e runs on its `sizes[e]` rows, rows sorted by expert; what comes after the last expert's is garbage.
 
     Raises:
       TypeError: a layer of the expert other than `nn.Dense` has parameters of its own.

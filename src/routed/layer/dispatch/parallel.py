@@ -1,4 +1,4 @@
-"""ExpertFunction parallelism: experts live on the devices of one mesh axis, and slots travel to them and back.
+"""Expert parallelism: experts live on the devices of one mesh axis, and slots travel to them and back.
 
 Tokens are sharded over all devices of the mesh (`data` x `expert`), whole groups each, so what is dropped depends on the
 groups of the config and never on the mesh. The exchange has fixed shapes (`all_to_all`), which CPU, GPU and TPU all have.

@@ -51,7 +51,7 @@ def alone(expert: ExpertFunction, params, x: Float[Array, "T ..."]) -> Float[Arr
 
 
 def blocks(expert: ExpertFunction, params, rows: Float[Array, "A ..."], sizes: Int[Array, " E"]) -> Float[Array, "A O"]:
-    """ExpertFunction e on its `sizes[e]` rows, in blocks; rows behind the last expert's come back as zeros or garbage.
+    """Expert e runs on its `sizes[e]` rows, in blocks; rows behind the last expert's come back as zeros or garbage.
 
     FLOPs are those of the rows, rounded up to a block per expert, and an expert's weights and their gradient pass through
     memory once in each direction. The derivative is our own, since that of a scan would keep a copy of the weights for
