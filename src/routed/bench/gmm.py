@@ -41,8 +41,8 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     print(f"float32 matrix rate {rate / 1e9:.0f} GFLOP/s, bandwidth {bandwidth / 1e9:.0f} GB/s")
     records = []
     for name, (changes, steps) in CASES.items():
-        config = canonical(override(base(), COMMON | changes))
-        floor = floor_ms(config, rate, bandwidth)
+        whole = override(base(), COMMON | changes)
+        config, floor = canonical(whole), floor_ms(whole, rate, bandwidth)
         for runs in RUNS:
             timed = Timed(config, runs, steps)
             ours, theirs = [], []
