@@ -76,18 +76,17 @@ def main(argv: list[str]) -> None:
 
     devices.split_host()  # before anything asks JAX for its devices
     module, config = experiment.configure(spec, _OVERRIDES)
+    if LIST.value == "figures":  # whatever is still to be set
+        print(listing.list_figures(module, spec.partition(":")[0], config))
+        return
     checks.validate(config)
     sweep = points.unique(
         points.cross(experiment.figure_of(module, config).sweep(config), points.from_flag(config, SWEEP.value))
     )
     checks.validate_sweep(sweep)
     runs = plan_runs(config, sweep, [text.partition("=")[0] for text in _OVERRIDES + SWEEP.value])
-    if LIST.value is not None:
-        print(
-            listing.list_settings(config, runs)
-            if LIST.value == "settings"
-            else listing.list_figures(module, spec.partition(":")[0], config)
-        )
+    if LIST.value == "settings":
+        print(listing.list_settings(config, runs))
         return
     if SHARD.value:
         runs = shards.part(runs, SHARD.value)

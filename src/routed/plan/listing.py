@@ -26,9 +26,9 @@ def list_figures(module: types.ModuleType, path: str, config: ConfigDict) -> str
         sweep = figure_of(module, shown).sweep(shown)
         arms = dict.fromkeys(arm for point in sweep for arm in point.get("arms", shown.arms))
         lines.append(f"  {name or '(headline)':{width}}  {figure.line}")
-        lines.append(
-            f"  {'':{width}}  {len(sweep)} points of {', '.join(sorted(_swept(sweep))) or 'no sweep'}; {', '.join(arms)}"
-        )
+        keys = ", ".join(sorted(_swept(sweep)))
+        points = f"{len(sweep)} point{'s' * (len(sweep) > 1)}" + (f" of {keys}" if keys else "")
+        lines.append(f"  {'':{width}}  {points}; {', '.join(arms)}")
     scales = getattr(module, "SCALES", SCALES)
     lines += ["", f"scales: {', '.join(scales)} (points and arms above: {config.scale})"]
     lines.append(f"run one: python -m routed.main --config={path}[:FIGURE[,SCALE]]; settings: --list=settings")
