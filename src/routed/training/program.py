@@ -52,7 +52,7 @@ SETTINGS = Component(
         "stop.rise": Setting(
             0.0, "a run stops when its training loss is above the lowest so far by more than this; 0: never", at_least(0)
         ),
-        "stop.floor": Setting(0.0, "... or is above the lowest so far, and at most this", at_least(0), when=_STOPS),
+        "stop.floor": Setting(0.0, "a run also stops when its training loss is above the lowest so far, and at most this", at_least(0), when=_STOPS),
         "stop.after": Setting(0, "steps before which a run goes on", at_least(0), when=_STOPS),
     },
     uses=("data.name", "optimizer.name", "optimizer.schedule"),
@@ -140,8 +140,16 @@ def advance(
 
 def training_step(program: Program, inputs: Inputs, traced, feed, now: dict[str, Any]) -> dict[str, Any]:
     """One step under the phase that applies."""
+    # What a phase changes stays as it says, also where the setting is traced.
     steps = [
-        partial(_phase_step, program, inputs, node_of(config, traced), feed, phase)
+        partial(
+            _phase_step,
+            program,
+            inputs,
+            node_of(config, {key: value for key, value in traced.items() if key not in phase.changes}),
+            feed,
+            phase,
+        )
         for phase, config in zip(program.phases, program.configs, strict=True)
     ]
     if len(steps) == 1:

@@ -1,0 +1,102 @@
+"""Phases of training: which groups move, by which losses and selection, on which share of the steps."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from routed.contracts import UserError
+from routed.plan.checks import validate
+from routed.plan.config import canonical, problem_of, traced
+from routed.settings.tree import override
+from routed.training import program
+from routed.training.phases import active_phase, phases_of
+
+TOP2 = {"selection.name": "top_k", "selection.k": 2, "dispatch": "dense"}
+
+
+def states(small, *stretches, **changes):
+    """The run at step 0 and after each of the stretches of steps."""
+    config = canonical(override(small, {"optimizer.name": "adam", "experts.name": "constant"} | changes))
+    one = program.make_program(config, problem_of(config).build(config, config.data.samples, None))
+    values = {key: jnp.asarray(value) for key, value in traced(config).items()}
+    world, run = jax.jit(partial(program.start, one))(0, values)
+    advance = jax.jit(partial(program.advance, one))
+    found = [run]
+    for steps in stretches:
+        found.append(advance(True, steps, False, 0, values, world, found[-1]))
+    return found
+
+
+def equal(a, b):
+    return jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), a, b))
+
+
+def test_a_router_may_train_alone_first(small):
+    start, early, late = states(small, 4, 4, phases=("until=4 train=router", ""))
+    assert equal(start["params"]["experts"], early["params"]["experts"])
+    assert not equal(start["params"]["router"], early["params"]["router"])
+    assert not equal(early["params"]["experts"], late["params"]["experts"])
+    # Adam's count of the experts' group waited with them: its first step is as large as any first step, the rate.
+    first = states(small, 4, 1, phases=("until=4 train=router", ""))[-1]["params"]["experts"]
+    moved = jax.tree.leaves(jax.tree.map(lambda a, b: jnp.abs(a - b).max(), first, early["params"]["experts"]))
+    assert max(map(float, moved)) == pytest.approx(small.experts.learning_rate, rel=1e-3)
+
+
+def test_a_frozen_router_stays_in_every_phase(small):
+    changes = {"router.frozen": True, "phases": ("until=4 train=router", "")}
+    start, early, late = states(small, 4, 4, **changes)
+    assert equal(start["params"], early["params"])  # there was nothing else to train
+    assert equal(start["params"]["router"], late["params"]["router"])
+    assert not equal(start["params"]["experts"], late["params"]["experts"])
+
+
+@pytest.mark.parametrize("word", ["losses.balance=5", "losses.entropy=5"])
+def test_a_loss_counts_in_its_phase_only(small, word):
+    plain = states(small, 3, **TOP2)[-1]["params"]
+    assert not equal(plain, states(small, 3, **TOP2, phases=(f"until=4 {word}", ""))[-1]["params"])
+    key, value = word.split("=")
+    always = states(small, 3, **TOP2, **{key: float(value)})[-1]["params"]
+    assert equal(always, states(small, 3, **TOP2, phases=(f"until=4 {word}", ""))[-1]["params"])
+    assert equal(plain, states(small, 3, **TOP2, phases=("until=3", word))[-1]["params"])
+
+
+def test_k_may_grow(small):
+    _, early, late = states(small, 4, 4, **TOP2, phases=("until=4 selection.k=1 selection.renormalise=false", ""))
+    alone = TOP2 | {"selection.k": 1, "selection.renormalise": False}
+    assert equal(early["params"], states(small, 4, **alone)[-1]["params"])
+    assert not equal(late["params"], states(small, 8, **alone)[-1]["params"])
+
+
+def test_a_share_of_the_steps_is_drawn_by_a_coin(small):
+    config = override(small, {"phases": ("share=0.25 train=router", "train=experts")})
+    phases, keys = phases_of(config), jax.random.split(jax.random.key(0), 2000)
+    drawn = np.asarray(jax.vmap(lambda key: active_phase(phases, jnp.int32(0), key))(keys))
+    assert set(drawn) == {0, 1} and (drawn == 0).mean() == pytest.approx(0.25, abs=0.04)  # four deviations
+
+
+def test_pieces_of_a_run_are_the_whole_across_phases(small):
+    phases = ("until=7 share=0.5 train=router losses.balance=1", "until=13 train=experts", "")
+    whole = states(small, 20, phases=phases)[-1]
+    pieces = states(small, 3, 5, 1, 9, 2, phases=phases)[-1]
+    for name in ("params", "opt", "state", "total", "taken"):
+        assert equal(whole[name], pieces[name]), name
+
+
+@pytest.mark.parametrize(
+    ("phases", "text"),
+    [
+        (("until=3",), "no phase covers all of the last steps"),
+        (("share=0.5",), "no phase covers all of the last steps"),
+        (("until=3 train=gate", ""), "unknown group 'gate'; known: router, experts, trunk"),
+        (("until=3 learning", ""), "'learning' is not until=STEP"),
+        (("until=3 router.bias=true", ""), "'router.bias=true' is not until=STEP"),
+        (("until=30", ""), "until must be in 1 to steps=20"),
+        (("until=3 selection.k=9", ""), "k=9"),
+    ],
+)
+def test_a_wrong_phase_is_named(small, phases, text):
+    with pytest.raises(UserError, match=text):
+        validate(override(small, TOP2 | {"phases": phases}))
