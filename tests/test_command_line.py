@@ -221,6 +221,15 @@ def test_dry_run_writes_nothing(tiny, capsys, monkeypatch):
     assert {p.name for p in tiny.parent.iterdir()} <= {"tiny.py", "__pycache__"}
 
 
+@pytest.mark.parametrize(("swept", "warned"), [("8,16", True), ("8,32", False)])
+def test_a_setting_that_every_point_replaces_is_named(tiny, capsys, monkeypatch, swept, warned):
+    said = []
+    monkeypatch.setattr(main.log, "warning", lambda form, *args: said.append(form % args))
+    monkeypatch.setattr("routed.engine.dry_run.describe", lambda runs, mesh: "")
+    command(f"--config={tiny}", "--dry_run", "--config.data.samples=32", f"--sweep=data.samples={swept}")
+    assert [text.startswith("--config.data.samples changes nothing") for text in said] == [True] * warned
+
+
 @pytest.mark.parametrize(
     ("first_line", "argument", "part"),
     [

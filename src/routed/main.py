@@ -72,6 +72,7 @@ def main(argv: list[str]) -> None:
     from routed.engine import devices, dry_run, execution, results
     from routed.plan import checks, experiment, listing, points, shards
     from routed.plan.runs import plan_runs
+    from routed.settings.tree import value_of
     from routed.system import hosts
 
     devices.split_host()  # before anything asks JAX for its devices
@@ -84,6 +85,9 @@ def main(argv: list[str]) -> None:
         points.cross(experiment.figure_of(module, config).sweep(config), points.from_flag(config, SWEEP.value))
     )
     checks.validate_sweep(sweep)
+    for key in dict.fromkeys(text.partition("=")[0] for text in _OVERRIDES):
+        if all(key in point and point[key] != value_of(config, key) for point in sweep):
+            log.warning("--config.%s changes nothing: every point of this figure has its own value", key)
     runs = plan_runs(config, sweep, [text.partition("=")[0] for text in _OVERRIDES + SWEEP.value])
     if LIST.value == "settings":
         print(listing.list_settings(config, runs))
