@@ -36,7 +36,7 @@ Rules where the paper is silent. None looks at learned against frozen. Measured 
               one with which the training losses of learned, frozen and frozen_top1 are *all* lowest after 6,000 steps: 3e-3, for all
               arms; falling to 0 at the end, so that no arm is judged by its last batch.
   steps       6,000: what fits 10 minutes a figure.
-  gate        every arm of a verdict has a training loss below .1, or one that moved by under 2 % in the last chunk.
+  gate        a verdict stands if curves that go on as they end, up to 4 times the steps, do not turn it.
   effect      smallest effect of interest: a factor 1.1 in loss.
   seeds       100 to 104. A first version with one vector an image and 1e-3 ran on seeds 0 to 4.
 

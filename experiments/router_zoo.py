@@ -17,7 +17,7 @@ Rules fixed beforehand, none of which looks at learned against frozen.
   noise       as published where it is: uniform on [0, 1] in the choice only (Chen et al. 2022), learned Gaussian (Shazeer et al.
               2017), jitter .01 (Fedus et al. 2022).
   order       methods are ranked by excess loss over the Bayes predictor.
-  gate        as in gmm_router: training loss below .1, or moved by under 2 % in the last chunk.
+  gate        as in gmm_router: a verdict stands if curves that go on as they end do not turn it.
 
 Expected: methods whose weights sum to 1 do best, since one constant cannot be scaled to two targets; a selection that
 trains few experts a token leaves more of them dead; balance helps where clusters are equally frequent, as here.

@@ -250,11 +250,17 @@ def choices(config: ConfigDict) -> dict[str, Point]:
     return {name: protocol | changes for name, changes in CHOICES.items()}
 
 
+def claim_options(config: ConfigDict) -> tuple[Claim, ...]:
+    """The fair order at the protocol, tried with every choice."""
+    protocol = choices(config)["the protocol"]
+    return (claim_fair(writer(config, protocol)._replace(over=tuple(protocol))),)
+
+
 OPTIONS = Figure(
     "the paper's capacity, its combine weights, a balance loss and the stopped gradient, one at a time",
     changes={"arms": ("learned", "frozen", "frozen_balanced")},
     sweep=lambda config: tuple(choices(config).values()),
-    claims=lambda config: (claim_fair(writer(config, choices(config)["the protocol"])),),
+    claims=claim_options,
     plots=lambda config: (
         {"kind": "methods", "name": "options", "methods": choices(config),
          "metrics": ("eval/loss", "router/dropped", "router/load_max")},

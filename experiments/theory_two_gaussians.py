@@ -74,7 +74,8 @@ def sweep_shapes(config: ConfigDict) -> tuple[Point, ...]:
 def claim_theorem4(config: ConfigDict) -> tuple[Claim, ...]:
     """The theorem's end and the margins of its proof, at the middle of the sweep; all points test robustness."""
     sweep = sweep_shapes(config)
-    order = Writer(comparability(config), at=sweep[len(sweep) // 2], prefix="dikkala.").order
+    middle = sweep[len(sweep) // 2]
+    order = Writer(comparability(config), at=middle, prefix="dikkala.", over=tuple(middle)).order
     cosine, norm, error = STATE
     return (
         order("theorem4.direction", "|cos(w, z)| > .99", "w / |w| = +-z", {"value": 0.99}, LEARNED, metric=cosine),

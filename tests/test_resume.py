@@ -541,7 +541,7 @@ def test_a_workdir_of_another_config_names_the_key(finished, refused, run, argum
 
 
 def test_judging_and_placing_may_change(finished, run, saves):
-    run(finished, "--config.gate.plateau=0.5", "--config.mesh.runs_per_batch=4", "--config.arms=learned")
+    run(finished, "--config.gate.horizon=2", "--config.mesh.runs_per_batch=4", "--config.arms=learned")
     assert saves == []
 
 

@@ -1,9 +1,9 @@
 """Claims and their verdicts: what an experiment file promises to test, and what the rows say about it.
 
 Kinds: `order` (one side is lower than the other), `number` (the paper's value lies in our prediction interval for one
-run; a value with standard deviation and number of runs, `Measured`, is compared by Welch's test), `null` (two sides are equivalent), `beside` (a number on a scale that the paper does not state: both are shown, nothing
-is judged). A side is a dict: `arm` (or "fairest"), swept keys, `metric` to replace the
-claim's, or `value` for a constant.
+run; a value with standard deviation and number of runs, `Measured`, is compared by Welch's test), `null` (two sides are
+equivalent), `beside` (a number on a scale that the paper does not state: both are shown, nothing is judged). A side is a
+dict: `arm` (or "fairest": each fair control in turn), swept keys, `metric` to replace the claim's, or `value` for a constant.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Measured(NamedTuple):
 class Claim(NamedTuple):
     """One testable sentence. `lower` is claimed to be below `higher` (number, beside: `lower` is the side, `paper` the value).
 
-    `at` fixes swept keys; an order claim is also tried at every other point, and its robustness is the share on which it
-    is supported. comparability: same | gaps_filled | scaled | stand_in. unit: a key of EFFECTS.
+    `at` fixes swept keys. An order claim is also tried at every value of the nuisance keys `over`; its robustness is the share
+    of those points on which it is supported. `uninformed` is what a number would be without what the paper reports (chance);
+    None stands for the untrained network's. comparability: same | gaps_filled | scaled | stand_in. unit: a key of EFFECTS.
     """
 
     kind: str
@@ -42,6 +43,8 @@ class Claim(NamedTuple):
     higher: dict[str, Any]
     at: dict[str, Any]
     unit: str = "ratio"
+    over: tuple[str, ...] = ()
+    uninformed: float | None = None
 
 
 LEARNED, FROZEN, FAIREST = {"arm": "learned"}, {"arm": "frozen"}, {"arm": "fairest"}
@@ -60,9 +63,10 @@ class Writer(NamedTuple):
     at: Mapping[str, Any] = {}
     unit: str = "ratio"
     prefix: str = ""
+    over: tuple[str, ...] = ()
 
     def order(self, id: str, statement: str, paper: Any, lower: dict, higher: dict, **changes: Any) -> Claim:
-        """`lower` is below `higher`."""
+        """`lower` is below `higher`; also tried over the values of `over`."""
         return self._claim("order", id, statement, paper, lower, higher, changes)
 
     def null(self, id: str, statement: str, paper: Any, lower: dict, higher: dict, **changes: Any) -> Claim:
@@ -78,8 +82,5 @@ class Writer(NamedTuple):
         return self._claim("beside", id, statement, paper, side, {}, changes)
 
     def _claim(self, kind, id, statement, paper, lower, higher, changes) -> Claim:
-        shared = {"metric": self.metric, "at": self.at, "unit": self.unit} | changes
-        return Claim(
-            kind, self.prefix + id, statement, paper, self.comparability, shared["metric"], lower, higher, shared["at"],
-            shared["unit"],
-        )  # fmt: skip
+        shared = {"metric": self.metric, "at": self.at, "unit": self.unit, "over": self.over} | changes
+        return Claim(kind, self.prefix + id, statement, paper, self.comparability, lower=lower, higher=higher, **shared)

@@ -7,93 +7,84 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from routed.analysis import statistics
-from routed.engine.rows import last
+from routed.analysis.sides import Rows, ends, paired
+from routed.engine.rows import shown
 from routed.layer.selection import SELECTIONS
-from routed.plan.arms import ARMS, REFERENCE, UNTRAINED
+from routed.plan.arms import REFERENCE, UNTRAINED, fair_arms
 from routed.plan.config import problem_of
 from routed.tasks.text.sources import SOURCES
 
-#: The path from frozen to learned, one confound a step; the logs of the ratios add up to the whole gap.
+#: The path from frozen to learned: the confound that each arm removes from the one before it. Logs of ratios add up to the gap.
 PATH = (
-    ("sharpness", "frozen", "frozen_sharp", "the gate made as sharp as the learned one, nothing else"),
-    ("initial partition", "frozen_sharp", "frozen_data", "rows from training examples instead of noise"),
-    ("learning to route", "frozen_data", "learned", "what training the router adds to that"),
+    ("sharpness", "frozen_sharp", "the gate made as sharp as the learned one, nothing else"),
+    ("initial partition", "frozen_data", "rows from training examples instead of noise"),
+    ("learning to route", REFERENCE, "what training the router adds to that"),
 )
 
 #: Shown beside the path: other comparisons on the same scale.
 BESIDE = (
-    ("whole gap, top-1", "frozen", "learned", "test/loss"),
-    ("whole gap, soft evaluation", "frozen", "learned", "test/loss_soft"),
-    ("training rule", "frozen", "frozen_top1", "test/loss"),
-    ("left to the oracle", "learned", "oracle", "test/loss"),
+    ("whole gap, top-1", UNTRAINED, REFERENCE, "test/loss"),
+    ("whole gap, soft evaluation", UNTRAINED, REFERENCE, "test/loss_soft"),
+    ("training rule", UNTRAINED, "frozen_top1", "test/loss"),
+    ("left to the oracle", REFERENCE, "oracle", "test/loss"),
 )
 
 
-def paired(rows: pd.DataFrame, worse: str, better: str, metric: str) -> np.ndarray:
-    """log(worse / better) by seed, of runs that did not diverge."""
-    if metric not in rows:
-        return np.array([])
-    good = rows[rows.status == "ok"].pivot_table(index="seed", columns="arm", values=metric)
-    if worse not in good or better not in good:
-        return np.array([])
-    both = good[[worse, better]].dropna()
-    return statistics.log_ratio(both[worse].to_numpy(), both[better].to_numpy())
-
-
 def gap(rows: pd.DataFrame) -> pd.DataFrame:
-    """The gap at one point: log ratios with intervals, and each step's share of the whole gap. Empty if arms are missing.
+    """The gap at one point: log ratios with intervals, and each step's share of the whole gap with its interval.
 
-    There are no shares, NaN, of a gap that may be none: its interval contains 0.
+    An arm without finite runs is left out of the path, and the next step says which confound it now holds too. All steps are
+    of the seeds that every arm on the path has. There are no shares, NaN, of a gap that may be none: its interval contains 0.
+    Empty without learned or frozen.
     """
-    whole = paired(rows, UNTRAINED, REFERENCE, "test/loss")
-    parts = [(name, paired(rows, worse, better, "test/loss"), why) for name, worse, better, why in PATH]
-    if not len(whole) or any(len(values) != len(whole) for _, values, _ in parts):
+    good = rows[rows.status == "ok"]
+    there = [step for step in PATH if step[1] in set(good.arm)]
+    if UNTRAINED not in set(good.arm) or not there or there[-1][1] != REFERENCE or "test/loss" not in good:
         return pd.DataFrame()
-    found, size = [], statistics.estimate(whole)
-    shared = whole.mean() if size.low > 0 or size.high < 0 else np.nan
-    for name, values, why in parts:
-        found.append(
-            {"part": name, **statistics.estimate(values)._asdict(), "share": values.mean() / shared, "note": why}
-        )
+    missing = [name for name, arm, _ in PATH if arm not in set(good.arm)]
+    arms = [UNTRAINED, *(arm for _, arm, _ in there)]
+    losses = good[good.arm.isin(arms)].pivot_table(index="seed", columns="arm", values="test/loss")[arms].dropna()
+    if not len(losses):
+        return pd.DataFrame()
+    logs = np.log(np.maximum(losses.to_numpy(), statistics.TINY))
+    steps, whole = logs[:, :-1] - logs[:, 1:], logs[:, 0] - logs[:, -1]
+    certain = len(whole) > 1 and statistics.p_value(whole) < 1 - statistics.LEVEL
+    parts = []
+    for index, (name, _, why) in enumerate(there):
+        share = statistics.share(steps[:, index], whole) if certain else statistics.estimate([])
+        if missing and name == PATH[-1][0]:
+            name, why = f"{name}, and {' and '.join(missing)}", f"{why}; no arm tells them apart here"
+        values = {"part": name, **statistics.estimate(steps[:, index])._asdict(), "note": why}
+        parts.append(values | {"share": share.mean, "share_low": share.low, "share_high": share.high})
     for name, worse, better, metric in BESIDE:
         if len(values := paired(rows, worse, better, metric)):
-            found.append(
-                {
-                    "part": name,
-                    **statistics.estimate(values)._asdict(),
-                    "share": np.nan,
-                    "note": f"log({worse} / {better}), {metric}",
-                }
-            )
-    return pd.DataFrame(found)
+            one = {"part": name, **statistics.estimate(values)._asdict(), "note": f"log({worse} / {better}), {metric}"}
+            parts.append(one | {"share": np.nan, "share_low": np.nan, "share_high": np.nan})
+    return pd.DataFrame(parts)
 
 
 def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[tuple[str, str]]:
-    """Questions a hostile reviewer asks, answered from the rows."""
-    rows = last(table)
-    good, lost = rows[rows.status == "ok"], rows[rows.status == "diverged"]
-    means = good.groupby("arm").mean(numeric_only=True)
+    """Questions a hostile reviewer asks, answered from the rows: of all points, or of the one at which the page decomposes the gap."""
+    rows = Rows(table, config, swept)
+    good, lost = rows.last[rows.last.status == "ok"], rows.last[rows.last.status == "diverged"]
+    point = rows.at({})
+    where = (
+        f" (at {', '.join(f'{key} = {shown(point[key].iloc[0])}' for key in swept)})" if swept and len(point) else ""
+    )
     answers = [
-        ("Converged?", _converged(means, config)),
-        ("Diverged runs", f"{len(lost)} of {len(rows)}" + (": " + ", ".join(sorted(set(lost.arm))) if len(lost) else "")),
-        ("Tuned per arm?", _tuned(table, rows, swept)),
+        ("Converged?", _converged(rows, point) + where),
+        ("Diverged runs", f"{len(lost)} of {len(rows.last)}" + (f": {_counted(lost)}" if len(lost) else "")),
+        ("Tuned per arm?", _tuned(table, rows.last, swept)),
     ]  # fmt: skip
-    if "router/entropy_token" in means:
-        entropies = means["router/entropy_token"].dropna()
-        text = ", ".join(
-            f"{a} {entropies[a]:.2g}"
-            for a in (REFERENCE, UNTRAINED, *(name for name, arm in ARMS.items() if arm.match is not None))
-            if a in entropies
-        )
-        answers.append(("Sharpness equal?", f"final per-token entropy in nats: {text}"))
+    if "router/entropy_token" in good:
+        controls = [REFERENCE, UNTRAINED, *fair_arms()]
+        entropies = _means(point, "router/entropy_token").reindex(controls).dropna()
+        text = ", ".join(f"{arm} {value:.2g}" for arm, value in entropies.items())
+        answers.append(("Sharpness equal?", f"final per-token entropy in nats: {text}{where}"))
         answers.append(("Drops", f"largest dropped share {good['router/dropped'].max():.2g}"))
-        dead = good.groupby("arm")["router/dead"].mean().dropna()
+        dead = ", ".join(f"{arm} {100 * value:.0f} %" for arm, value in _means(point, "router/dead").items())
         answers.append(
-            (
-                "Dead experts",
-                ", ".join(f"{a} {100 * v:.0f} %" for a, v in dead.items())
-                or "undefined: fewer than 100 test tokens an expert",
-            )
+            ("Dead experts", f"{dead}{where}" if dead else "undefined: fewer than 100 test tokens an expert")
         )
     answers += [
         ("Weight scale", _weight_scale(config)),
@@ -105,22 +96,39 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
     return answers
 
 
-def _converged(means: pd.DataFrame, config: ConfigDict) -> str:
-    if "eval/bigram" in means:
-        loss, bigram = means["eval/loss"], means["eval/bigram"]
-        weak = ", ".join(f"{arm} {loss[arm]:.3g}" for arm in means.index[loss >= bigram])
-        return (
-            f"no arm is: runs end after {config.steps} steps. Competent? "
-            + (f"not better than a bigram model ({bigram.mean():.3g} nats a token): {weak}" if weak else
-               f"every arm beats a bigram model ({bigram.mean():.3g} nats a token)")
-        )  # fmt: skip
-    if config.gate.train_loss >= 1:  # which even a constant predictor passes
-        return f"not asked: the file has no gate, runs end after {config.steps} steps or by a rule of their own"
-    loose = means.index[means["train/loss"] >= config.gate.train_loss]
-    if not len(loose):
-        return "every arm's mean training loss is below the gate"
-    named = ", ".join(f"{arm} {means['train/loss'][arm]:.2g}" for arm in loose)
-    return f"training loss above the gate: {named} (mean over points)"
+def _means(rows: pd.DataFrame, metric: str) -> pd.Series:
+    """The mean of a metric by arm, over finite runs."""
+    return rows[rows.status == "ok"].groupby("arm")[metric].mean().dropna()
+
+
+def _counted(rows: pd.DataFrame) -> str:
+    return ", ".join(f"{arm} {count}" for arm, count in rows.arm.value_counts(sort=False).items())
+
+
+def _converged(rows: Rows, point: pd.DataFrame) -> str:
+    """By how much each arm's loss would still change, if its curve went on as it ends; and whether text is predicted at all."""
+    config = rows.config
+    loss = problem_of(config).loss
+    if config.gate.horizon == 1:
+        return f"not asked: the number of steps, {config.steps}, belongs to the protocol"
+    changes, unknown = [], []
+    for arm in sorted(set(point.arm)):
+        history = rows.history({"arm": arm}, {}, loss, arm)
+        change = ends(history, config.gate.horizon, logs=True)
+        if not len(change) or not np.isfinite(change.to_numpy()).all():
+            unknown += [arm]
+            continue
+        mean = np.expm1((change.later - change.now).mean())
+        changes.append(f"{arm} {100 * mean:+.0f} %")
+    text = f"{loss} at {config.gate.horizon:g} times the steps, if curves go on as they end: {', '.join(changes) or 'unknown'}"
+    if unknown:
+        text += f"; unknown, as there is one evaluation in the second half of training: {', '.join(unknown)}"
+    if "eval/bigram" in point:
+        losses, bigram = _means(point, "eval/loss"), point["eval/bigram"].mean()
+        weak = ", ".join(f"{arm} {value:.3g}" for arm, value in losses.items() if value >= bigram)
+        text += f". Competent? A bigram model has {bigram:.3g} nats a token; "
+        text += f"not better: {weak}" if weak else "every arm is better"
+    return text
 
 
 def _trunk(config: ConfigDict, swept: list[str]) -> str:
@@ -136,7 +144,7 @@ def _tuned(table: pd.DataFrame, rows: pd.DataFrame, swept: list[str]) -> str:
         return "no: all arms use the file's rates"
     tried = table[table.status == "tuning"].groupby("arm").run.nunique()
     if tried.nunique() != 1:
-        return f"unequal: {tried.to_dict()}"
+        return "unequal numbers of candidates: " + ", ".join(f"{arm} {count}" for arm, count in tried.items())
     tuned = rows[rows.rates == "tuned"] if "rates" in rows else rows
     best = tuned.groupby("arm")["train/rate_scale"].max()
     chosen = ", ".join(f"{arm} {scale:g}" for arm, scale in best.items())

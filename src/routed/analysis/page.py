@@ -76,6 +76,7 @@ def make_part(
         "name": workdir.name,
         "question": document.splitlines()[0] if document else config.name,
         "claims": verdicts.judge(experiment.figure_of(module, config).claims(config), table, config, swept),
+        "horizon": config.gate.horizon,
         "gap": gap.to_dict("records"),
         "gap_at": ", ".join(f"{key} = {point[key].iloc[0]}" for key in swept) or "the only point",
         "threats": diagnosis.threats(table, config, swept),
@@ -99,8 +100,9 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
     overview = every_claim(parts) if len(parts) > 1 else []
     counts = collections.Counter(claim["verdict"] for claim in overview)
     page = environment.from_string(source).render(
-        title=title, question=question, parts=parts, overview=overview, counts=dict(counts.most_common())
-    )
+        title=title, question=question, parts=parts, overview=overview, counts=dict(counts.most_common()),
+        shown_share=shown_share,
+    )  # fmt: skip
     files.write(path, page)
 
 
@@ -121,10 +123,18 @@ def as_text(part: dict[str, Any]) -> str:
         lines.append(f"\nThe gap decomposed, at {part['gap_at']} (log ratios of loss, 95 % intervals):")
         lines += [
             f"  {g['part']:28} {g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]"
-            + (f"  {100 * g['share']:.0f} %" if g["share"] == g["share"] else "")
+            + (f"  {shown_share(g)} of the gap" if g["share"] == g["share"] else "")
             for g in part["gap"]
         ]
     return "\n".join(lines)
+
+
+def shown_share(part: dict[str, Any]) -> str:
+    """A part's share of the whole gap, with its interval where there are seeds enough for one."""
+    text = f"{100 * part['share']:.0f} %"
+    if part["share_low"] != part["share_low"]:
+        return text
+    return f"{text} [{100 * part['share_low']:.0f}, {100 * part['share_high']:.0f}]"
 
 
 def _wide(summary: pd.DataFrame, swept: list[str]) -> str:

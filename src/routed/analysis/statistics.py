@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from numpy.typing import ArrayLike
+from scipy import special, stats
 
 LEVEL = 0.95
 
@@ -24,13 +26,13 @@ class Estimate(NamedTuple):
     n: int
 
 
-def estimate(values) -> Estimate:
-    """Mean and 95 % t interval of independent values: mean -+ t s / sqrt(n)."""
+def estimate(values: ArrayLike, level: float = LEVEL) -> Estimate:
+    """Mean and t interval (95 %) of independent values: mean -+ t s / sqrt(n)."""
     values = np.asarray(values, float)
     n = len(values)
     if n < 2:
         return Estimate(float(values.mean()) if n else np.nan, np.nan, np.nan, n)
-    half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * stats.sem(values)
+    half = special.stdtrit(n - 1, (1 + level) / 2) * values.std(ddof=1) / math.sqrt(n)
     return Estimate(float(values.mean()), float(values.mean() - half), float(values.mean() + half), n)
 
 
@@ -54,9 +56,70 @@ def _equal(values: np.ndarray) -> bool:
     return bool(np.ptp(values) <= 1e-9 * np.abs(values).max())
 
 
-def adjusted(p_values: list[float]) -> np.ndarray:
-    """P values of a family, adjusted for its false discovery rate (Benjamini and Hochberg 1995)."""
-    return stats.false_discovery_control(p_values) if len(p_values) else np.array([])
+class Least(NamedTuple):
+    """The comparison with the smallest mean, the interval of the smallest true mean, and a two-sided p value against 0."""
+
+    name: str
+    estimate: Estimate
+    p: float
+
+
+def least(differences: Mapping[str, ArrayLike]) -> Least:
+    """The least of several mean differences: a claim against the best of m controls is one against each of them.
+
+    Its lower end is the least lower end (intersection-union test: one of them is the true one's, so no correction is due). Its
+    upper end is the least of upper ends at level 1 - .025 / m, as any of m chances would do (Bonferroni's bound of max-t). The
+    p value is twice the smaller of the two tests'. Of one control: `estimate` and `p_value`.
+    """
+    estimates = {name: estimate(values) for name, values in differences.items()}
+    chosen = min(estimates, key=lambda name: estimates[name].mean)
+    together = [estimate(values, 1 - (1 - LEVEL) / len(estimates)) for values in differences.values()]
+    low = float(np.min([one.low for one in estimates.values()]))  # NaN where one control has a single seed
+    high = min((one.high for one in together if one.high == one.high), default=np.nan)
+    above = max(_one_sided(values, "greater") for values in differences.values())
+    below = len(estimates) * min(_one_sided(values, "less") for values in differences.values())
+    interval = estimates[chosen]._replace(low=low, high=high)
+    return Least(chosen, interval, min(1.0, 2 * min(above, below)))
+
+
+def _one_sided(values: ArrayLike, alternative: str) -> float:
+    """P value of the one-sample t test that the mean is 0, against one side."""
+    values = np.asarray(values, float)
+    if len(values) < 2:
+        return 1.0
+    if _equal(values):
+        return float(not (values[0] > 0 if alternative == "greater" else values[0] < 0))
+    t = values.mean() / (values.std(ddof=1) / math.sqrt(len(values)))
+    return float(special.stdtr(len(values) - 1, -t if alternative == "greater" else t))
+
+
+def adjusted(p_values: Sequence[float]) -> np.ndarray:
+    """P values of a family, adjusted for the chance of any false rejection in it (Holm 1979).
+
+    Not for its false discovery rate: many sure claims would then leave room for doubtful ones.
+    """
+    values = np.asarray(p_values, float)
+    order = np.argsort(values, kind="stable")
+    steps = values[order] * (len(values) - np.arange(len(values)))
+    larger = np.empty_like(steps)
+    larger[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return larger
+
+
+def extrapolate(steps: np.ndarray, values: np.ndarray, horizon: float) -> np.ndarray:
+    """Values [evaluations, runs] at `horizon` times the last step; NaN where fewer than two evaluations lie in the tail.
+
+    The tail is the second half of training. A line through it against log steps goes on from the last value: exact for logs
+    of a power law, and too far, so on the safe side, for what settles.
+    """
+    tail = (steps >= steps[-1] / 2) & (steps > 0)
+    if horizon == 1:
+        return values[-1]
+    if tail.sum() < 2:
+        return np.full(values.shape[1], np.nan)
+    x = np.log(steps[tail]) - np.log(steps[tail]).mean()
+    slope = x @ values[tail] / (x @ x)
+    return values[-1] + slope * math.log(horizon)
 
 
 def prediction(values) -> Estimate:
@@ -97,6 +160,24 @@ def equivalence(differences, margin: float) -> float:
     above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
     below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
     return float(max(above, below))
+
+
+def share(part: np.ndarray, whole: np.ndarray, draws: int = 2000) -> Estimate:
+    """mean(part) / mean(whole) over seeds, with a 95 % bootstrap interval (percentiles) that draws seeds, not values."""
+    ratio = float(part.mean() / whole.mean())
+    if len(part) < 3:
+        return Estimate(ratio, np.nan, np.nan, len(part))
+    interval = stats.bootstrap(
+        (part, whole), lambda a, b, axis: a.mean(axis) / b.mean(axis), paired=True, vectorized=True, n_resamples=draws,
+        confidence_level=LEVEL, method="percentile", rng=np.random.default_rng(0),
+    ).confidence_interval  # fmt: skip
+    return Estimate(ratio, float(interval.low), float(interval.high), len(part))
+
+
+def beyond(differences: ArrayLike, margin: float) -> float:
+    """Two-sided p value that the mean difference lies outside of [-margin, margin], by the test of its nearer end."""
+    differences = np.asarray(differences, float)
+    return min(1.0, 2 * min(_one_sided(differences - margin, "greater"), _one_sided(differences + margin, "less")))
 
 
 def coupon_collector(draws: int, kinds: int) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,10 +13,10 @@ from ml_collections import ConfigDict
 
 from routed.analysis import statistics
 from routed.analysis.claims import Claim, Measured
+from routed.analysis.sides import ANY_FAIR, Rows, ends
 from routed.contracts import UserError
-from routed.engine.rows import at_base, last, shown
-from routed.plan.arms import fair_arms
-from routed.settings.tree import flatten, nearest
+from routed.engine.rows import shown
+from routed.settings.tree import nearest
 
 #: How two sides are compared, with the smallest effect of interest: losses that approach 0 by their log ratio (a factor
 #: 1.1), nats per token and shares by their difference (.01), shares of successful runs by theirs (.05).
@@ -26,143 +26,257 @@ ALPHA = 0.05
 
 
 def judge(claims: tuple[Claim, ...], table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[dict[str, Any]]:
-    """A verdict for every claim, from all rows of the workdir. P values are adjusted over the claims of the file."""
+    """A verdict for every claim, from all rows of the workdir.
+
+    P values are adjusted over the family: the orders and equivalences that one figure of an experiment claims. Numbers are no
+    part of it, as an adjusted test would find a paper's value reproduced more easily.
+    """
     rows = Rows(table, config, swept)
-    found = [_judge(claim, rows) for claim in claims]
-    family = [one for one in found if one["p"] is not None]
+    records = [judge_one(claim, rows) for claim in claims]
+    family = [one for one in records if one["p"] is not None]
     for one, p in zip(family, statistics.adjusted([one["p"] for one in family]), strict=True):
         one["p_adjusted"] = float(p)
-        shown = one["verdict"] == "supported" or (one["kind"] == "order" and one["verdict"] == "opposite")
-        if shown and p >= ALPHA:
+        if one["verdict"] in ("supported", "opposite") and p >= ALPHA:
             one["verdict"], one["reason"] = "inconclusive", f"p = {p:.2g} after adjusting for {len(family)} tests"
-    return found
+    return records
 
 
-class Rows:
-    """The last rows of each run, and how an arm's loss moved before them."""
+def judge_one(claim: Claim, rows: Rows) -> dict[str, Any]:
+    """The verdict on one claim by itself, with the numbers that it rests on.
 
-    def __init__(self, table: pd.DataFrame, config: ConfigDict, swept: list[str]):
-        self.last, self.config, self.swept = last(table), config, swept
-        self.table = table
-
-    def at(self, filters: dict[str, Any]) -> pd.DataFrame:
-        """Last rows at one point: swept keys without a filter are settled, so that no claim pools points."""
-        rows = self.last
-        for key, value in filters.items():
-            if key not in rows:
-                return rows.iloc[:0]
-            wanted = np.isclose(rows[key], value, rtol=1e-9) if isinstance(value, float) else rows[key] == value
-            rows = rows[wanted]
-        return at_base(rows, [key for key in self.swept if key not in filters], flatten(self.config))
-
-    def side(self, side: dict[str, Any], at: dict[str, Any], metric: str) -> tuple[pd.Series | float, str | None]:
-        """Values by seed (or the constant), and the arm they are of."""
-        if "value" in side:
-            return side["value"], None
-        filters = at | {k: v for k, v in side.items() if k not in ("arm", "metric")}
-        rows = self.at(filters)
-        arm = self.fairest(rows) if side["arm"] == "fairest" else side["arm"]
-        rows = rows[(rows.arm == arm) & (rows.status == "ok")]
-        name = side.get("metric", metric)
-        return (rows.set_index("seed")[name].dropna() if name in rows else pd.Series(dtype=float)), arm
-
-    def runs(self, at: dict[str, Any], arms: tuple[str | None, ...]) -> frozenset[str]:
-        """The runs of some arms at a point."""
-        rows = self.at(at)
-        return frozenset(rows[rows.arm.isin(arms)].run)
-
-    @staticmethod
-    def fairest(rows: pd.DataFrame) -> str | None:
-        """The frozen control with the lowest mean log test loss at a point: chosen in the control's favour."""
-        fair = rows[rows.arm.isin(fair_arms()) & (rows.status == "ok")]
-        if not len(fair):
-            return None
-        return str(
-            np.log(fair.set_index("arm")["test/loss"].clip(lower=statistics.TINY)).groupby(level=0).mean().idxmin()
-        )
-
-    def unconverged(self, side: dict[str, Any], at: dict[str, Any], arm: str | None) -> str | None:
-        """Why the arm fails the convergence gate, or None if it passes."""
-        if arm is None:
-            return None
-        filters = at | {k: v for k, v in side.items() if k not in ("arm", "metric")}
-        rows = self.at(filters)
-        rows = rows[(rows.arm == arm) & (rows.status == "ok")]
-        if not len(rows):
-            return None
-        if "eval/bigram" in rows:
-            ours, bigram = rows["eval/loss"].mean(), rows["eval/bigram"].mean()
-            if ours < bigram:
-                return None
-            return f"{arm}: {ours:.3g} nats a token, a bigram model has {bigram:.3g}"
-        if rows["train/loss"].mean() < self.config.gate.train_loss:
-            return None
-        history = self.table[self.table.run.isin(rows.run)].sort_values("step")
-        losses = history.groupby("step")["train/loss"].mean().to_numpy()
-        fell = 1 - losses[-1] / losses[-2]
-        if abs(fell) < self.config.gate.plateau:
-            return None
-        return f"{arm}: training loss {losses[-1]:.2g}, fell by {100 * fell:.0f} % in the last chunk"
-
-
-def _judge(claim: Claim, rows: Rows) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "id": claim.id, "kind": claim.kind, "comparability": claim.comparability, "statement": claim.statement,
-        "metric": claim.metric, "at": claim.at, "paper": claim.paper, "ours": None, "interval": None, "n": 0,
-        "verdict": "not run", "reason": "", "p": None, "p_adjusted": None, "robustness": None, "text": "",
-    }  # fmt: skip
+    Raises:
+      UserError: an unknown kind, or one that cannot be asked of several controls.
+    """
     if claim.kind not in KINDS:
         raise UserError(
             f"claim {claim.id}: unknown kind {claim.kind!r}{nearest(claim.kind, KINDS)}; known: {', '.join(KINDS)}"
         )
-    return found | KINDS[claim.kind](claim, rows)
+    if claim.kind != "order" and ANY_FAIR in (claim.lower.get("arm"), claim.higher.get("arm")):
+        raise UserError(f"claim {claim.id}: only an order can be claimed against the fairest control; name one arm")
+    record = {
+        "id": claim.id, "kind": claim.kind, "comparability": claim.comparability, "statement": claim.statement,
+        "metric": claim.metric, "at": claim.at, "paper": claim.paper, "ours": None, "interval": None, "later": None, "n": 0,
+        "verdict": "not run", "reason": "", "p": None, "p_adjusted": None, "robustness": None, "text": "",
+    } | KINDS[claim.kind](claim, rows)  # fmt: skip
+    if record["n"] and rows.config.scale == "smoke":
+        reason = "a smoke run shows that the figure runs, not what it finds"
+        record |= {"verdict": "not judged", "reason": reason, "p": None, "robustness": None}
+    return record
+
+
+class Compared(NamedTuple):
+    """Two sides paired by seed: one column of differences, higher - lower, for each pair of arms; text for a reader."""
+
+    now: dict[str, pd.Series]
+    later: dict[str, pd.Series]
+    sides: tuple[str, str]
+
+
+class Answer(NamedTuple):
+    """What a rule says of some differences: the words, and the p value and the interval behind them."""
+
+    verdict: str
+    p: float
+    estimate: statistics.Estimate
+
+
+def _comparison(claim: Claim, rows: Rows, rule: Callable[[Claim, Mapping[str, pd.Series]], Answer]) -> dict[str, Any]:
+    """What `rule` says of two sides, unless more steps could turn it."""
+    compared = _compare(claim, claim.at, rows)
+    if compared is None:
+        return {}
+    answer, size = rule(claim, compared.now), _shown_size(claim)
+    mean, low, high, n = answer.estimate
+    record: dict[str, Any] = {"ours": size(mean), "interval": [size(low), size(high)], "n": n}
+    record["text"] = f"{compared.sides[0]} against {compared.sides[1]}; {_effect_text(claim, answer.estimate)}"
+    if n < 2:
+        return record | {"verdict": "inconclusive", "reason": "one seed"}
+    record |= {"verdict": answer.verdict, "p": answer.p}
+    if weak := _incompetent(claim, rows):
+        return record | {"verdict": "inconclusive", "reason": weak}
+    return record | _outlook(claim, rows, answer, rule, compared)
+
+
+def _outlook(claim: Claim, rows: Rows, answer: Answer, rule: Callable, compared: Compared) -> dict[str, Any]:
+    """What the rule would say if the tails of training went on: a verdict that this could turn is none."""
+    horizon = rows.config.gate.horizon
+    if horizon == 1:
+        return {}
+    if not all(np.isfinite(values).all() for values in compared.later.values()):
+        return {"verdict": "inconclusive", "reason": UNKNOWN_TAIL}
+    later = rule(claim, compared.later)
+    size, text = _shown_size(claim), _effect_text(claim, later.estimate)
+    record: dict[str, Any] = {"later": [size(value) for value in later.estimate[:3]]}
+    if later.verdict == answer.verdict:
+        return record
+    ahead = f"at {horizon:g} times the steps, if the curves go on as they end: {text}"
+    if answer.verdict == "inconclusive":
+        return record | {"reason": f"could become {later.verdict}; {ahead}"}
+    return record | {"verdict": "inconclusive", "reason": f"{answer.verdict} now, but could turn; {ahead}"}
+
+
+#: Why nothing is said of a metric that was recorded once.
+UNKNOWN_TAIL = "one evaluation in the second half of training, so nobody knows whether it still moves: lower eval_every"
+
+
+def _compare(claim: Claim, at: Mapping[str, Any], rows: Rows) -> Compared | None:
+    """Both sides at a point, in logs for ratios; None where a side has no finite runs."""
+    lower, higher = (_ends(claim, side, at, rows) for side in (claim.lower, claim.higher))
+    now, later, sides = {}, {}, {}
+    for low_arm, low in lower.items():
+        for high_arm, high in higher.items():
+            difference = (high - low).dropna(subset="now")
+            if len(difference):
+                name = low_arm if claim.lower.get("arm") == ANY_FAIR else high_arm
+                now[name], later[name] = difference["now"], difference["later"]
+                sides[name] = (
+                    _side_text(claim, claim.lower, low_arm, low),
+                    _side_text(claim, claim.higher, high_arm, high),
+                )
+    return Compared(now, later, sides[statistics.least(now).name]) if now else None
+
+
+def _ends(claim: Claim, side: Mapping[str, Any], at: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
+    """By arm: the values of a side by seed, now and later, in logs for ratios. A constant has no name and no seeds."""
+    logs = claim.unit == "ratio"
+    if "value" in side:
+        return {"": math.log(max(side["value"], statistics.TINY)) if logs else float(side["value"])}
+    histories = {arm: rows.history(side, at, claim.metric, arm) for arm in rows.arms(side, at)}
+    return {arm: ends(history, rows.config.gate.horizon, logs) for arm, history in histories.items() if len(history)}
 
 
 def _order(claim: Claim, rows: Rows) -> dict[str, Any]:
-    return _comparison(claim, rows, _judge_order)
-
-
-def _judge_order(claim: Claim, rows: Rows, differences: np.ndarray, low: float, high: float) -> dict[str, Any]:
-    found = {
-        "p": statistics.p_value(differences),
-        "verdict": "supported" if low > 0 else "opposite" if high < 0 else "inconclusive",
-        "robustness": _robustness(claim, rows),
-    }
+    record = _comparison(claim, rows, _order_rule)
+    if not record:
+        return record
     effect = EFFECTS[claim.unit]
-    if found["verdict"] == "supported" and high < effect:
+    if record["verdict"] == "supported" and record["interval"][1] < _shown_size(claim)(effect):
         size = _shown_size(claim)(effect)
-        found["reason"] = f"smaller than the smallest effect of interest, a {claim.unit} of {size:.3g}"
-    return found
+        record["reason"] = f"smaller than the smallest effect of interest, a {claim.unit} of {size:.3g}"
+    return record | {"robustness": _robustness(claim, rows)}
+
+
+def _order_rule(claim: Claim, differences: Mapping[str, pd.Series]) -> Answer:
+    """Supported when the interval lies above 0, opposite when it lies below."""
+    del claim
+    _, interval, p = statistics.least(differences)
+    return Answer("supported" if interval.low > 0 else "opposite" if interval.high < 0 else "inconclusive", p, interval)
 
 
 def _null(claim: Claim, rows: Rows) -> dict[str, Any]:
-    return _comparison(claim, rows, _judge_null)
+    return _comparison(claim, rows, _null_rule)
 
 
-def _judge_null(claim: Claim, rows: Rows, differences: np.ndarray, low: float, high: float) -> dict[str, Any]:
-    del rows
-    effect = EFFECTS[claim.unit]
-    p, outside = statistics.equivalence(differences, effect), low > effect or high < -effect
-    return {"p": p, "verdict": "supported" if p < ALPHA else "opposite" if outside else "inconclusive"}
+def _null_rule(claim: Claim, differences: Mapping[str, pd.Series]) -> Answer:
+    """Supported when both one-sided tests put the difference within the smallest effect of interest."""
+    (values,) = differences.values()
+    effect, interval = EFFECTS[claim.unit], statistics.estimate(values)
+    if interval.low > effect or interval.high < -effect:
+        return Answer("opposite", statistics.beyond(values, effect), interval)
+    p = statistics.equivalence(values, effect)
+    return Answer("supported" if p < ALPHA else "inconclusive", p, interval)
 
 
-def _comparison(claim: Claim, rows: Rows, decide: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    """Two sides paired by seed: what `decide` says, where there are seeds enough and both sides have converged."""
-    differences, arms = _differences(claim, claim.at, rows)
-    if not len(differences):
+def _robustness(claim: Claim, rows: Rows) -> dict[str, int] | None:
+    """On how many values of its nuisance keys the order is supported; none where it names none, or a side fixes one.
+
+    Points at which both sides are the same runs, as they read none of the keys that tell the points apart, count once.
+    """
+    keys = [key for key in claim.over if key in rows.swept]
+    if not keys or any(key in side for side in (claim.lower, claim.higher) for key in keys):
+        return None
+    held = tried = 0
+    counted: set[frozenset[str]] = set()
+    for values in rows.last[keys].drop_duplicates().itertuples(index=False, name=None):
+        point = {**claim.at, **dict(zip(keys, values, strict=True))}
+        runs = frozenset(
+            run for side in (claim.lower, claim.higher) for arm in rows.arms(side, point) for run in rows.runs(side, point, arm).run
+        )  # fmt: skip
+        if runs in counted:
+            continue
+        record = _comparison(claim._replace(at=point), rows, _order_rule)
+        if record.get("n", 0) > 1:
+            counted.add(runs)
+            tried += 1
+            held += record["verdict"] == "supported"
+    return {"held": held, "tried": tried} if tried > 1 else None
+
+
+def _number(claim: Claim, rows: Rows) -> dict[str, Any]:
+    history = _only_history(claim, rows)
+    if not len(history):
         return {}
-    mean, low, high, n = statistics.estimate(differences)
-    size = _shown_size(claim)
-    found: dict[str, Any] = {"ours": size(mean), "interval": [size(low), size(high)], "n": n}
-    found["text"] = _ratio_text(claim, rows, mean, low, high, arms)
+    logs = claim.unit == "ratio" and bool((history.to_numpy() > 0).all())
+    values = ends(history, rows.config.gate.horizon, logs)
+    values = np.exp(values) if logs else values
+    paper = claim.paper if isinstance(claim.paper, Measured) else None
+    now, size = _number_rule(claim, values["now"]), paper.mean if paper else claim.paper
+    mean, low, high, n = now
+    record: dict[str, Any] = {"ours": mean, "interval": [low, high], "n": n, "paper": str(paper) if paper else size}
+    record["text"] = f"{mean:.4g} [{low:.4g}, {high:.4g}] " + (
+        "for our mean on the paper's" if paper else "for one run"
+    )
     if n < 2:
-        return found | {"verdict": "inconclusive", "reason": "one seed"}
-    found |= decide(claim, rows, differences, low, high)
-    sides = zip((claim.lower, claim.higher), arms, strict=True)
-    stuck = [why for side, arm in sides if (why := rows.unconverged(side, claim.at, arm))]
-    if stuck:
-        return found | {"verdict": "inconclusive", "reason": "not converged: " + "; ".join(stuck)}
-    return found
+        return record | {"verdict": "inconclusive", "reason": "one seed"}
+    inside = low <= size <= high
+    if claim.comparability in ("stand_in", "scaled"):
+        where = f"{'inside' if inside else 'outside'} of the interval"
+        setting = claim.comparability.replace("_", " ")
+        reason = f"the paper's value is {where}, but a {setting} setting can neither reproduce nor refute a number"
+        return record | {"verdict": "not comparable", "reason": reason}
+    if weak := _incompetent(claim, rows):
+        return record | {"verdict": "inconclusive", "reason": weak}
+    verdict = "reproduced" if inside else "not reproduced"
+    if rows.config.gate.horizon != 1:
+        if not np.isfinite(values["later"]).all():
+            return record | {"verdict": "inconclusive", "reason": UNKNOWN_TAIL}
+        later = _number_rule(claim, values["later"])
+        record["later"] = [*later[:3]]
+        if inside != (later.low <= size <= later.high):
+            ahead = f"{later.mean:.3g} [{later.low:.3g}, {later.high:.3g}]"
+            reason = f"{verdict} now, but could turn; at {rows.config.gate.horizon:g} times the steps, if the curve goes on as it ends: {ahead}"
+            return record | {"verdict": "inconclusive", "reason": reason}
+    uninformed = history.iloc[0].mean() if claim.uninformed is None else claim.uninformed
+    if inside and low <= uninformed <= high:
+        source = "what an untrained network has" if claim.uninformed is None else "what chance gives"
+        reason = f"underpowered: the interval also holds {uninformed:.3g}, {source}"
+        return record | {"verdict": "inconclusive", "reason": reason}
+    return record | {"verdict": verdict}
+
+
+def _number_rule(claim: Claim, values: pd.Series) -> statistics.Estimate:
+    """The interval in which the paper's value would agree: for one run, or, where the paper has a deviation, by Welch's test."""
+    if not isinstance(claim.paper, Measured):
+        return statistics.prediction(values)
+    difference, low, high, n = statistics.welch(values, *claim.paper)
+    theirs = claim.paper.mean
+    return statistics.Estimate(theirs + difference, theirs + low, theirs + high, n)
+
+
+def _beside(claim: Claim, rows: Rows) -> dict[str, Any]:
+    history = _only_history(claim, rows)
+    if not len(history):
+        return {}
+    mean, low, high, n = statistics.estimate(history.iloc[-1])
+    return {
+        "ours": mean, "interval": [low, high], "n": n, "verdict": "not comparable",
+        "reason": "the paper does not state its scale", "text": f"{mean:.3g} [{low:.3g}, {high:.3g}]",
+    }  # fmt: skip
+
+
+def _only_history(claim: Claim, rows: Rows) -> pd.DataFrame:
+    """The evaluations of the one arm that a number is about."""
+    return rows.history(claim.lower, claim.at, claim.metric, claim.lower["arm"])
+
+
+def _incompetent(claim: Claim, rows: Rows) -> str | None:
+    """Which arm of a claim predicts text no better than a bigram model, or None: it has not learned enough to compare."""
+    for side in (claim.lower, claim.higher):
+        for arm in rows.arms(side, claim.at) if side else ():
+            runs = rows.runs(side, claim.at, arm)
+            if "eval/bigram" in runs and (ours := runs["eval/loss"].mean()) >= (bigram := runs["eval/bigram"].mean()):
+                return f"not competent: {arm} has {ours:.3g} nats a token, a bigram model {bigram:.3g}"
+    return None
 
 
 def _shown_size(claim: Claim) -> Callable[[float], float]:
@@ -170,104 +284,21 @@ def _shown_size(claim: Claim) -> Callable[[float], float]:
     return math.exp if claim.unit == "ratio" else float
 
 
-def _differences(claim: Claim, at: dict[str, Any], rows: Rows) -> tuple[np.ndarray, tuple[str | None, str | None]]:
-    """log(higher / lower), or higher - lower, paired by seed, and the arms of (lower, higher)."""
-    lower, low_arm = rows.side(claim.lower, at, claim.metric)
-    higher, high_arm = rows.side(claim.higher, at, claim.metric)
-    if isinstance(lower, pd.Series) and isinstance(higher, pd.Series):
-        seeds = lower.index.intersection(higher.index)
-        lower, higher = lower[seeds], higher[seeds]
-    compared = (
-        statistics.log_ratio(higher, lower) if claim.unit == "ratio" else np.atleast_1d(np.asarray(higher - lower))
-    )
-    return compared, (low_arm, high_arm)
+def _effect_text(claim: Claim, interval: statistics.Estimate) -> str:
+    if claim.unit == "ratio":
+        return f"ratio {math.exp(interval.mean):.3g} [{math.exp(interval.low):.3g}, {math.exp(interval.high):.3g}]"
+    return f"difference {interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
 
 
-def _robustness(claim: Claim, rows: Rows) -> dict[str, int] | None:
-    """On how many of the sweep's points the order holds, where both sides ran and the sides do not fix the point.
-
-    Points at which both sides are the same runs, as they read none of the keys that tell the points apart, count once.
-    """
-    if any(key in rows.swept for side in (claim.lower, claim.higher) for key in side):
-        return None
-    points = [dict(zip(rows.swept, values, strict=True)) for values in _points(rows)]
-    held = tried = 0
-    counted: set[frozenset[str]] = set()
-    for point in points:
-        differences, arms = _differences(claim, point, rows)
-        compared = rows.runs(point, arms)
-        if len(differences) > 1 and compared not in counted:
-            counted.add(compared)
-            tried += 1
-            passed = not any(
-                rows.unconverged(s, point, a) for s, a in zip((claim.lower, claim.higher), arms, strict=True)
-            )
-            held += passed and statistics.estimate(differences).low > 0
-    return {"held": held, "tried": tried} if tried > 1 else None
+def _side_text(claim: Claim, side: Mapping[str, Any], arm: str, values: Any) -> str:
+    """The arm of a side, what it fixes, and its mean, for the table of verdicts."""
+    now = values if isinstance(values, float) else values["now"]
+    mean = float(np.mean(np.exp(now) if claim.unit == "ratio" else now))
+    words = [arm, *(f"{k}={shown(v)}" for k, v in side.items() if k not in ("arm", "metric", "value"))]
+    return " ".join([*filter(None, words), f"{mean:{'.3g' if claim.unit == 'ratio' else '.4f'}}"])
 
 
-def _points(rows: Rows) -> list[tuple]:
-    return list(rows.last[rows.swept].drop_duplicates().itertuples(index=False, name=None)) if rows.swept else [()]
-
-
-def _number(claim: Claim, rows: Rows) -> dict[str, Any]:
-    values, arm = rows.side(claim.lower, claim.at, claim.metric)
-    if not np.size(values):
-        return {}
-    paper = claim.paper if isinstance(claim.paper, Measured) else None
-    value = paper.mean if paper else claim.paper
-    if paper:  # the interval is that of our mean on the paper's side of the difference
-        difference, low, high, n = statistics.welch(values, *paper)
-        mean, low, high, of = value + difference, value + low, value + high, f"differs by {difference:+.3g}"
-        text = f"{mean:.4g} against {value:.4g} +- {paper.std:.2g} (n = {paper.n}); {of} [{low - value:+.3g}, {high - value:+.3g}]"
-    else:
-        mean, low, high, n = statistics.prediction(values)
-        text = f"{mean:.3g} [{low:.3g}, {high:.3g}] for one run"
-    found = {"ours": mean, "interval": [low, high], "n": n, "text": text, "paper": str(paper) if paper else value}
-    if n < 2:
-        return found | {"verdict": "inconclusive", "reason": "one seed"}
-    if stuck := rows.unconverged(claim.lower, claim.at, arm):
-        return found | {"verdict": "inconclusive", "reason": f"not converged: {stuck}"}
-    inside = low <= value <= high
-    wide = (high - low) / 2 > 0.5 * abs(value)
-    if inside and claim.comparability in ("stand_in", "scaled"):
-        return found | {
-            "verdict": "inconclusive",
-            "reason": f"agrees, but on a {claim.comparability.replace('_', ' ')} setting",
-        }
-    return found | {
-        "verdict": "reproduced" if inside else "not reproduced",
-        "reason": "underpowered: the interval is wider than half the value" if inside and wide else "",
-    }
-
-
-def _beside(claim: Claim, rows: Rows) -> dict[str, Any]:
-    values, _ = rows.side(claim.lower, claim.at, claim.metric)
-    if not np.size(values):
-        return {}
-    mean, low, high, n = statistics.estimate(np.asarray(values))
-    return {
-        "ours": mean, "interval": [low, high], "n": n, "verdict": "not comparable",
-        "reason": "the paper does not state its scale", "text": f"{mean:.3g} [{low:.3g}, {high:.3g}]",
-    }  # fmt: skip
-
-
-def _ratio_text(
-    claim: Claim, rows: Rows, mean: float, low: float, high: float, arms: tuple[str | None, str | None]
-) -> str:
-    """Both sides and their ratio, for the table of verdicts."""
-    parts = []
-    for side, arm in zip((claim.lower, claim.higher), arms, strict=True):
-        values, _ = rows.side(side, claim.at, claim.metric)
-        words = "" if arm is None else f"{arm} "
-        words += " ".join(f"{k}={shown(v)} " for k, v in side.items() if k not in ("arm", "metric", "value"))
-        parts.append(f"{words}{float(np.mean(values)):{'.3g' if claim.unit == 'ratio' else '.4f'}}")
-    if claim.unit != "ratio":
-        return f"{parts[0]} against {parts[1]}; difference {mean:+.4f} [{low:+.4f}, {high:+.4f}]"
-    return f"{parts[0]} against {parts[1]}; ratio {math.exp(mean):.3g} [{math.exp(low):.3g}, {math.exp(high):.3g}]"
-
-
-def to_json(found: list[dict[str, Any]]) -> str:
+def to_json(records: list[dict[str, Any]]) -> str:
     """claims.json; NaN becomes null."""
 
     def clean(value):
@@ -279,7 +310,7 @@ def to_json(found: list[dict[str, Any]]) -> str:
             value = value.item()
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(clean(found), indent=1) + "\n"
+    return json.dumps(clean(records), indent=1) + "\n"
 
 
 #: kind -> what judges a claim of it, as changes to its record. A user's file adds to it.

@@ -90,16 +90,11 @@ ENGINE = Component(
 
 ANALYSIS = Component(
     {
-        "gate.train_loss": Setting(
-            0.1,
-            "an arm has converged when its normalised training loss is below this, or by gate.plateau",
-            at_least(0),
-            identity=False,
-        ),
-        "gate.plateau": Setting(
-            0.02,
-            "an arm has also converged when its training loss moved by less than this share between the last two evaluations",
-            at_least(0),
+        "gate.horizon": Setting(
+            4.0,
+            "a verdict stands if the curves of its metric, extrapolated to so many times the steps, do not turn it; 1: the"
+            " number of steps belongs to the protocol, so nothing is asked",
+            at_least(1),
             identity=False,
         ),
     }

@@ -116,13 +116,16 @@ def gap(spec: dict[str, Any], data: Data) -> Figure | None:
     found = {x: part for x, group in rows.groupby(spec["x"]) if len(part := diagnosis.gap(group))}
     if not found:
         return None
-    parts = [part for part in next(iter(found.values())).part if "oracle" not in part]  # may be e^15: see the table
+    names = dict.fromkeys(part for table in found.values() for part in table.part)
+    parts = [part for part in names if "oracle" not in part]  # may be e^15: see the table
     colours = ["#E69F00", "#009E73", "#0072B2", "#000000", "#999999", "#CC79A7", "#56B4E9"]
     figure = Figure(figsize=(7.6, 4.2))
     panel = figure.subplots()
     width = 0.8 / len(parts)
     for i, part in enumerate(parts):
         for j, table in enumerate(found.values()):
+            if not (table.part == part).any():
+                continue  # its arm ran at other points only
             row = table[table.part == part].iloc[0]
             place = j - 0.4 + (i + 0.5) * width
             panel.bar(place, row["mean"], width * 0.9, color=colours[i], label=part if not j else None)

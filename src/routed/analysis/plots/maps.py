@@ -10,9 +10,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.optimize import linear_sum_assignment
 
-from routed.analysis import diagnosis, statistics
+from routed.analysis import statistics
 from routed.analysis.plots.frame import KEYS, Data, legend, logarithmic, marker_of, mean
-from routed.analysis.verdicts import Rows
+from routed.analysis.sides import ANY_FAIR, fair_gap, paired
 from routed.engine.rows import shown
 from routed.plan.arms import ARMS, REFERENCE, UNTRAINED
 
@@ -29,7 +29,7 @@ def phase(spec: dict[str, Any], data: Data) -> Figure | None:
     figure = Figure(figsize=(8.6, 3.9))
     panels = figure.subplots(1, 2, sharey=True)
     maps = []
-    for against in (UNTRAINED, "fairest"):
+    for against in (UNTRAINED, ANY_FAIR):
         cells = [[_cell(rows[(rows[spec["x"]] == x) & (rows[spec["y"]] == y)], against) for x in xs] for y in ys]
         maps.append(cells)
     bound = max(
@@ -75,11 +75,11 @@ def forest(spec: dict[str, Any], data: Data) -> Figure | None:
         rows = data.last[(data.last[data.swept] == point).all(axis=1)]
         changed = [f"{KEYS.get(key, key)} = {shown(point[key])}" for key in data.swept if point[key] != base[key]]
         names.append(", ".join(changed) or "the protocol")
-        for against, colour, marker, offset in ((UNTRAINED, "#D55E00", "o", 0.12), ("fairest", "#0072B2", "s", -0.12)):
+        for against, colour, marker, offset in ((UNTRAINED, "#D55E00", "o", 0.12), (ANY_FAIR, "#0072B2", "s", -0.12)):
             one, _ = _cell(rows, against)
             bars = [[one.mean - one.low], [one.high - one.mean]] if np.isfinite(one.low) else None
             label = (
-                {UNTRAINED: "against frozen", "fairest": "against the fairest frozen control"}[against]
+                {UNTRAINED: "against frozen", ANY_FAIR: "against the fairest frozen control"}[against]
                 if not place
                 else None
             )
@@ -138,8 +138,11 @@ def _diagonal(final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cell(rows: pd.DataFrame, against: str) -> tuple[statistics.Estimate, str | None]:
-    arm = Rows.fairest(rows) if against == "fairest" else against
-    return statistics.estimate(diagnosis.paired(rows, arm, REFERENCE, "test/loss") if arm else []), arm
+    """log(control / learned) at one point, and which control it is."""
+    if against != ANY_FAIR:
+        return statistics.estimate(paired(rows, against, REFERENCE, "test/loss")), against
+    found = fair_gap(rows)
+    return (found.estimate, found.name) if found else (statistics.estimate([]), None)
 
 
 def methods(spec: dict[str, Any], data: Data) -> Figure | None:

@@ -1,0 +1,95 @@
+"""The values that a claim compares: one arm at one point, paired by seed, now and if training went on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from routed.analysis import statistics
+from routed.engine.rows import at_base, last
+from routed.plan.arms import REFERENCE, fair_arms
+from routed.settings.tree import flatten
+
+#: The name that stands for all fair controls in a side of a claim.
+ANY_FAIR = "fairest"
+
+
+class Rows:
+    """The last rows of each run, and the evaluations before them."""
+
+    def __init__(self, table: pd.DataFrame, config: ConfigDict, swept: list[str]):
+        self.last, self.config, self.swept = last(table), config, swept
+        self._table = table
+        self._places: Mapping[str, np.ndarray] = table.groupby("run").indices if len(table) else {}
+
+    def at(self, filters: Mapping[str, Any]) -> pd.DataFrame:
+        """Last rows at one point: swept keys without a filter are settled, so that no claim pools points."""
+        rows = self.last
+        for key, value in filters.items():
+            if key not in rows:
+                return rows.iloc[:0]
+            wanted = np.isclose(rows[key], value, rtol=1e-9) if isinstance(value, float) else rows[key] == value
+            rows = rows[wanted]
+        return at_base(rows, [key for key in self.swept if key not in filters], flatten(self.config))
+
+    def arms(self, side: Mapping[str, Any], at: Mapping[str, Any]) -> list[str]:
+        """The arms of a side that have finite runs at a point: its own, or every fair control; none of a constant."""
+        if "value" in side:
+            return []
+        wanted = fair_arms() if side["arm"] == ANY_FAIR else [side["arm"]]
+        rows = self.at(_place(side, at))
+        there = set(rows[rows.status == "ok"].arm)
+        return [arm for arm in wanted if arm in there]
+
+    def runs(self, side: Mapping[str, Any], at: Mapping[str, Any], arm: str) -> pd.DataFrame:
+        """The last rows of an arm's finite runs at the point of a side."""
+        rows = self.at(_place(side, at))
+        return rows[(rows.arm == arm) & (rows.status == "ok")]
+
+    def history(self, side: Mapping[str, Any], at: Mapping[str, Any], metric: str, arm: str) -> pd.DataFrame:
+        """The metric of an arm's runs [evaluations, seeds] with steps and seeds as labels; empty where nobody recorded it."""
+        runs, name = self.runs(side, at, arm), side.get("metric", metric)
+        if not len(runs) or name not in self._table:
+            return pd.DataFrame()
+        rows = self._table.iloc[np.concatenate([self._places[run] for run in runs.run])]
+        rows = rows.drop_duplicates(["run", "step"])  # a run has rows at every point that asks for it
+        return rows.pivot(index="step", columns="seed", values=name).dropna(axis="columns", how="all").dropna()
+
+
+def _place(side: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
+    """The swept keys of a point, with those that the side fixes itself."""
+    return {**at, **{key: value for key, value in side.items() if key not in ("arm", "metric", "value")}}
+
+
+def ends(history: pd.DataFrame, horizon: float, logs: bool) -> pd.DataFrame:
+    """By seed: the value `now`, and `later` at `horizon` times the steps; in logarithms if asked.
+
+    Later is NaN where nothing is known of the tail.
+    """
+    if not len(history):
+        return pd.DataFrame({"now": [], "later": []}, dtype=float)
+    values = history.to_numpy(float)
+    values = np.log(np.maximum(values, statistics.TINY)) if logs else values
+    later = statistics.extrapolate(history.index.to_numpy(float), values, horizon)
+    return pd.DataFrame({"now": values[-1], "later": later}, index=history.columns)
+
+
+def paired(rows: pd.DataFrame, worse: str, better: str, metric: str) -> pd.Series:
+    """log(worse / better) by seed at one point, of the seeds in which neither arm diverged."""
+    if metric not in rows:
+        return pd.Series(dtype=float)
+    good = rows[rows.status == "ok"].pivot_table(index="seed", columns="arm", values=metric)
+    if worse not in good or better not in good:
+        return pd.Series(dtype=float)
+    both = good[[worse, better]].dropna()
+    return pd.Series(statistics.log_ratio(both[worse].to_numpy(), both[better].to_numpy()), both.index)
+
+
+def fair_gap(rows: pd.DataFrame, metric: str = "test/loss") -> statistics.Least | None:
+    """log(control / learned) at one point for the fairest control, with an interval that knows of the others; None without one."""
+    gaps = {arm: values for arm in fair_arms() if len(values := paired(rows, arm, REFERENCE, metric))}
+    return statistics.least(gaps) if gaps else None
