@@ -91,6 +91,6 @@ def run_baseline(command: str) -> tuple[float, float]:
     Raises:
       UserError: it failed, or printed no such line.
     """
-    found = baseline_lines(command, r"seed \d+: ([\d.]+) s, (\d+) steps", "`seed I: S s, N steps, ...`")
-    seconds, steps = (float(np.mean([float(value) for value in column])) for column in zip(*found, strict=True))
+    lines = baseline_lines(command, r"seed \d+: ([\d.]+) s, (\d+) steps", "`seed I: S s, N steps, ...`")
+    seconds, steps = (float(np.mean([float(value) for value in column])) for column in zip(*lines, strict=True))
     return seconds, steps

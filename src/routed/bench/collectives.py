@@ -75,7 +75,7 @@ def measured(text: str) -> dict[str, float]:
         return dict(sums)
 
     loops = [_called(line) for line in text.splitlines() if _turns(line) is None]
-    steps = [found for called in loops for found in map(within, called) if found]
+    steps = [sums for called in loops for sums in map(within, called) if sums]
     if len(steps) != 1:
         raise ValueError(f"{len(steps)} loops over steps with collectives, not one")
     return steps[0]
@@ -162,12 +162,12 @@ def formula(config: ConfigDict, data: int, expert: int) -> list[Collective]:
             shared += size * (2 + t.tied if names[-1] == "embedding" else 1)
     calls = 2 * blocks * (6 if t.remat else 4)
     slots = sum(slots_of(config, tokens) for tokens in tokens_of(config)) / (data * expert)
-    found = (
+    moved = (
         Collective("all-to-all", expert, calls / 2 * slots * t.dim * width, calls),
         Collective("all-reduce", data, own, 2 * blocks, stride=expert),
         Collective("all-reduce", data * expert, shared, 2 * blocks + 1),
     )
-    return [one for one in found if one.devices > 1]
+    return [one for one in moved if one.devices > 1]
 
 
 def slots_of(config: ConfigDict, tokens: int) -> int:
@@ -192,11 +192,11 @@ def collectives(config: ConfigDict, data: int, expert: int) -> list[dict[str, An
     """Records {mesh, collective, bytes, formula} of what a device sends in a step, over data x expert devices."""
     config = override(config, {"mesh.data": data, "mesh.expert": expert})
     program: Any = compile_group(config, 0, 1, make_mesh(config)).advance
-    found, expected = measured(program.as_text()), dict[str, float]()
+    sent, expected = measured(program.as_text()), dict[str, float]()
     for one in formula(config, data, expert):
         name = f"{one.kind} of {one.devices}"
         expected[name] = expected.get(name, 0.0) + SENT[one.kind](one.bytes, one.devices)
     return [
-        {"mesh": f"{data} x {expert}", "collective": name, "bytes": found.get(name), "formula": expected.get(name)}
-        for name in sorted(found | expected)
+        {"mesh": f"{data} x {expert}", "collective": name, "bytes": sent.get(name), "formula": expected.get(name)}
+        for name in sorted(sent | expected)
     ]

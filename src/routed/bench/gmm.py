@@ -109,7 +109,7 @@ def run_baseline(command: str) -> dict[str, float]:
       UserError: it failed, or printed no such lines.
     """
     form = "`constant ... MS` and `depth-3 ... MS`"
-    found = {kind: ms for kind, ms in baseline_lines(command, r"(constant|depth-3)\b.*?([\d.]+)\s*$", form)}
-    if set(found) != {"constant", "depth-3"}:
-        raise UserError(f"--baseline={command}: expected lines {form}, got only {', '.join(found)}")
-    return {"constant": float(found["constant"]), "mlp": float(found["depth-3"])}
+    times = {kind: ms for kind, ms in baseline_lines(command, r"(constant|depth-3)\b.*?([\d.]+)\s*$", form)}
+    if set(times) != {"constant", "depth-3"}:
+        raise UserError(f"--baseline={command}: expected lines {form}, got only {', '.join(times)}")
+    return {"constant": float(times["constant"]), "mlp": float(times["depth-3"])}

@@ -166,5 +166,5 @@ def run_baseline(command: str) -> list[tuple[str, float, int]]:
       UserError: it failed, or printed no such line.
     """
     form = "`NAME s per step: SECONDS parameters: COUNT`"
-    found = baseline_lines(command, r"(\S+) s per step: ([\d.]+) parameters: (\d+)\s*$", form)
-    return [(name, float(seconds), int(count)) for name, seconds, count in found]
+    lines = baseline_lines(command, r"(\S+) s per step: ([\d.]+) parameters: (\d+)\s*$", form)
+    return [(name, float(seconds), int(count)) for name, seconds, count in lines]

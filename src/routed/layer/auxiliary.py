@@ -121,11 +121,11 @@ AUXILIARY: dict[str, Auxiliary] = {
 
 def loss_settings() -> dict[str, Setting]:
     """The settings of the node `losses`: a coefficient for each loss of the table, and the losses' own."""
-    made: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for name, loss in AUXILIARY.items():
-        made[name] = Setting(0.0, f"coefficient of an auxiliary loss: {loss.doc}", at_least(0))
-        made |= loss.settings
-    return made
+        settings[name] = Setting(0.0, f"coefficient of an auxiliary loss: {loss.doc}", at_least(0))
+        settings |= loss.settings
+    return settings
 
 
 def coefficients_of(losses: Any) -> dict[str, float]:

@@ -92,11 +92,11 @@ class MoE(nn.Module):
         return dispatch.DISPATCHES[self._dispatch(len(x))].run(run, params, x, routing, places), routing
 
     def _route(self, x, mask, context) -> Routing | SoftRouting:
-        seen = x
+        routed_input = x
         noise = NOISES[self.noise]
         if noise.on_input is not None and self.has_rng("noise"):
-            seen = noise.on_input(self.make_rng("noise"), x, self.noise_scale)
-        scores = self.router(seen, **context)
+            routed_input = noise.on_input(self.make_rng("noise"), x, self.noise_scale)
+        scores = self.router(routed_input, **context)
         if self.has_variable(CONTROL, "sharpness"):
             scores *= self.get_variable(CONTROL, "sharpness")
         preference = scores

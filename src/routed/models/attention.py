@@ -61,12 +61,12 @@ class PositionBias(nn.Module):
     @nn.compact
     def __call__(self, length: int) -> Float[Array, "H L L"]:
         table = self.param("table", nn.initializers.normal(self.dim**-0.5), (self.buckets, self.heads))
-        found = relative_buckets(
+        bucket = relative_buckets(
             length, length, buckets=self.buckets, max_distance=self.max_distance, bidirectional=not self.causal
         )
 
         def local(table):
-            bias = table.astype(jnp.float32).T[:, found]
+            bias = table.astype(jnp.float32).T[:, bucket]
             return jnp.where(np.tri(length, dtype=bool)[None], bias, HIDDEN) if self.causal else bias
 
         if self.mesh is None:
@@ -129,10 +129,10 @@ def split(x: Float[Array, "B L D"], kernel: Float[Array, "D I"], heads: int) -> 
     size = kernel.shape[1] // heads
     if dim <= size:
         copies = jnp.broadcast_to(x.reshape(1, -1, dim), (heads, rows * length, dim))
-        made = jnp.einsum("HTD,HDK->HTK", copies, kernel.reshape(dim, heads, size).transpose(1, 0, 2))
+        projected = jnp.einsum("HTD,HDK->HTK", copies, kernel.reshape(dim, heads, size).transpose(1, 0, 2))
     else:
-        made = (x @ kernel).reshape(rows, length, heads, size).transpose(2, 0, 1, 3)
-    return made.reshape(-1, length, size)
+        projected = (x @ kernel).reshape(rows, length, heads, size).transpose(2, 0, 1, 3)
+    return projected.reshape(-1, length, size)
 
 
 def joined(mixed: Float[Array, "N Q K"], kernel: Float[Array, "I D"], heads: int) -> Float[Array, "B Q D"]:

@@ -69,7 +69,7 @@ def _on_tokens(net: nn.Module) -> Model:
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
         del rule, dispatch, key, step
-        made = alone(lambda own, tokens: net.apply({"params": own}, tokens), params["experts"], batch.tokens)
-        return Outputs(per_sample(made, batch), {}, state)
+        outputs = alone(lambda own, tokens: net.apply({"params": own}, tokens), params["experts"], batch.tokens)
+        return Outputs(per_sample(outputs, batch), {}, state)
 
     return Model(init, apply)

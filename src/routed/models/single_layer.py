@@ -54,30 +54,30 @@ def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     def init(key, batch):
         moe = layer(rule_of(node_of(config).selection), config.dispatch)
         own = {} if stem is None else {"features": stem.init(key, batch.tokens)["params"]}
-        tokens, seen = inputs(own, batch)
-        state = dict(nn.meta.unbox(moe.init(key, tokens, routed_by=seen, cluster=batch.label, step=0)))
+        tokens, routed_by = inputs(own, batch)
+        state = dict(nn.meta.unbox(moe.init(key, tokens, routed_by=routed_by, cluster=batch.label, step=0)))
         params = state.pop("params")
         own |= params.get("router", {}) | ({"noise": params["noise"]} if "noise" in params else {})
         return {"router": own, "experts": params["experts"]}, state
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
         own = dict(params["router"])
-        tokens, seen = inputs(own, batch)
+        tokens, routed_by = inputs(own, batch)
         if stem is not None:
             del own["features"]
         variables = {"params": {"noise": own.pop("noise", {}), "router": own, "experts": params["experts"]}, **state}
         moving = {"rngs": {"noise": key}, "mutable": list(state)} if key is not None else {"mutable": []}
         (y, routing), moved = layer(rule, dispatch).apply(
-            variables, tokens, routed_by=seen, cluster=batch.label, step=step, **moving
+            variables, tokens, routed_by=routed_by, cluster=batch.label, step=step, **moving
         )
         return Outputs(per_sample(y, batch), {SITE: Site(routing, tokens)}, moved or state)
 
     def scores(params, state, site, features, batch, step=0):
         own = {name: value for name, value in params["router"].items() if name != "noise"}
-        held = {name: tree["router"] for name, tree in state.items() if "router" in tree}
+        state_of_router = {name: tree["router"] for name, tree in state.items() if "router" in tree}
         (x,) = features
-        found = router.apply({"params": own, **held}, x, cluster=batch.label, step=step)
-        return (found * sharpness(state))[None]
+        raw_scores = router.apply({"params": own, **state_of_router}, x, cluster=batch.label, step=step)
+        return (raw_scores * sharpness(state))[None]
 
     def responses(params, site, features):
         (x,) = features

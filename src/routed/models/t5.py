@@ -99,13 +99,15 @@ def t5(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
     def scores(params, state, site: str, features: Float[Array, "S T D"], batch: TextBatch, step=0):
         ids = batch.inputs if site == "encoder" else shifted(batch.targets)
-        held = {name: _at(tree, (site, *path)) for name, tree in state.items()}
-        held = {name: tree["router"] for name, tree in held.items() if "router" in tree}
+        state_of_router = {name: _at(tree, (site, *path)) for name, tree in state.items()}
+        state_of_router = {name: tree["router"] for name, tree in state_of_router.items() if "router" in tree}
 
-        def of_layer(own, held, features):
-            return routers[site].apply({"params": own, **held}, features, token_id=ids.reshape(-1), step=step)
+        def of_layer(own, state_of_router, features):
+            return routers[site].apply(
+                {"params": own, **state_of_router}, features, token_id=ids.reshape(-1), step=step
+            )
 
-        return jax.vmap(of_layer)(params["router"][site].get("router", {}), held, features)
+        return jax.vmap(of_layer)(params["router"][site].get("router", {}), state_of_router, features)
 
     def responses(params, site: str, features: Float[Array, "S T D"]):
         expert = EXPERTS[config.experts.name].make(node_of(config).experts, config.transformer.dim)
@@ -175,8 +177,8 @@ class Stack(nn.Module):
             split_rngs={"params": True, "noise": True},
             metadata_params={nn.PARTITION_NAME: "layer"},
         )
-        x, seen = blocks(self.plan, name="blocks")(embedding[ids], bias, source, ids, step)
-        return _norm("norm")(x), seen
+        x, sites = blocks(self.plan, name="blocks")(embedding[ids], bias, source, ids, step)
+        return _norm("norm")(x), sites
 
 
 class Block(nn.Module):
@@ -188,8 +190,8 @@ class Block(nn.Module):
     def __call__(self, x, bias, source, ids, step):
         count = blocks_of(self.plan.config)[0]
         for i in range(count):
-            x, seen = Layer(self.plan, i == count - 1, name=f"layer_{i}")(x, bias, source, ids, step)
-        return x, seen
+            x, site = Layer(self.plan, i == count - 1, name=f"layer_{i}")(x, bias, source, ids, step)
+        return x, site
 
 
 class Layer(nn.Module):
@@ -219,8 +221,8 @@ class Layer(nn.Module):
         rows = _norm("feed_norm")(x).reshape(-1, x.shape[-1])
         if self.last and is_sparse(config):
             stack = STACKS[source is not None]
-            made, routing = _moe(self.plan, stack, len(rows))(rows, token_id=ids.reshape(-1), step=step)
-            return x + made.reshape(x.shape), Site(routing, rows)
+            outputs, routing = _moe(self.plan, stack, len(rows))(rows, token_id=ids.reshape(-1), step=step)
+            return x + outputs.reshape(x.shape), Site(routing, rows)
         return x + _ffn(config, self.last)(rows).reshape(x.shape), None
 
 

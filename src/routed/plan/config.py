@@ -97,11 +97,11 @@ _KNOWN: dict[tuple[tuple[str, int], ...], tuple[list[tuple[str, Any]], dict[str,
 
 
 def _declared() -> dict[str, Setting]:
-    found: dict[str, Setting] = {}
+    declarations: dict[str, Setting] = {}
 
     def add(node: str, settings: Mapping[str, Setting]) -> None:
         for name, setting in settings.items():
-            known = found.setdefault(key := f"{node}.{name}" if node else name, setting)
+            known = declarations.setdefault(key := f"{node}.{name}" if node else name, setting)
             if (known.default, known.traced, known.identity) != (setting.default, setting.traced, setting.identity):
                 raise TypeError(f"{key}: two parts declare it with different defaults; share one declaration")
 
@@ -121,7 +121,7 @@ def _declared() -> dict[str, Setting]:
     for problem in PROBLEMS.values():
         add("", problem.settings)
     add("losses", loss_settings())
-    return found
+    return declarations
 
 
 def base() -> ConfigDict:
@@ -137,26 +137,26 @@ def problem_of(config: ConfigDict) -> ProblemPart:
 def parts_of(config: ConfigDict) -> list[ActivePart]:
     """The parts that take part in a run of a config, whatever its phases."""
     problem, name_of_problem = problem_of(config), DATA[config.data.name].problem
-    found = {name: ActivePart(name, "", part) for name, part in ALWAYS.items()}
+    active = {name: ActivePart(name, "", part) for name, part in ALWAYS.items()}
     always: list[Any] = [*ALWAYS.values(), problem]
     waiting = [key for part in always for key in part.uses]
     while waiting:
         key = waiting.pop()
-        if key in found:
+        if key in active:
             continue
         name, choice = value_of(config, key), CHOICES[key]
         part = (problem.models if key == "model" else choice.parts)[name]
-        found[key] = ActivePart(f"{key}={name}", choice.node, part)
+        active[key] = ActivePart(f"{key}={name}", choice.node, part)
         waiting += part.uses
     model = problem.models[config.model]
     if model.routed:
         for name, loss in AUXILIARY.items():
             own = {key: setting for key, setting in loss_settings().items() if key == name or key in loss.settings}
-            found[f"losses.{name}"] = ActivePart(
+            active[f"losses.{name}"] = ActivePart(
                 f"loss {name}", "losses", Component(own, loss.reads, loss.uses, loss.check)
             )
     # Last, as its check rests on what the others have checked.
-    return [*found.values(), ActivePart(f"problem {name_of_problem}", "", problem)]
+    return [*active.values(), ActivePart(f"problem {name_of_problem}", "", problem)]
 
 
 def keys_of(one: ActivePart, known: Mapping[str, Setting]) -> list[str]:
@@ -177,15 +177,15 @@ def _whole(node: str, name: str, known: Mapping[str, Setting]) -> str:
 
 def read_keys(config: ConfigDict) -> tuple[dict[str, list[str]], set[str]]:
     """(key -> words of the parts that read it, in any phase; those of them whose condition `when` holds in some phase)."""
-    known, found, active = declared(), dict[str, list[str]](), set[str]()
+    known, readers_of, active = declared(), dict[str, list[str]](), set[str]()
     for phase in configs_of(config):
         for one in parts_of(phase):
             for key in keys_of(one, known):
-                readers = found.setdefault(key, [])
+                readers = readers_of.setdefault(key, [])
                 if one.label not in readers:
                     readers.append(one.label)
-        active |= {key for key in found if (when := known[key].when) is None or when.holds(phase)}
-    return found, active
+        active |= {key for key in readers_of if (when := known[key].when) is None or when.holds(phase)}
+    return readers_of, active
 
 
 def canonical(config: ConfigDict) -> ConfigDict:
@@ -194,8 +194,8 @@ def canonical(config: ConfigDict) -> ConfigDict:
     Two configs with the same canonical one run alike, and code that reads another key fails by that key's name.
     """
     known, flat = declared(), flatten(config)
-    found, active = read_keys(config)
-    return unflatten({key: flat[key] if key in active else known[key].default for key in flat if key in found})
+    readers_of, active = read_keys(config)
+    return unflatten({key: flat[key] if key in active else known[key].default for key in flat if key in readers_of})
 
 
 def traced(config: ConfigDict) -> dict[str, Any]:

@@ -18,10 +18,10 @@ def parse(text: str) -> tuple[int, int]:
     Raises:
       UserError: another form, or I not among 1 to N.
     """
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise UserError(f"--shard={text}: expected I/N with I from 1 to N, e.g. --shard=2/8")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def part(runs: list[Run], text: str) -> list[Run]:
@@ -56,10 +56,10 @@ def families(runs: list[Run]) -> list[list[Run]]:
     for run in runs:
         for needed in run.needs:
             parent[root(run.key)] = root(needed)
-    found: dict[str, list[Run]] = {}
+    members: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(root(run.key), []).append(run)
-    return list(found.values())
+        members.setdefault(root(run.key), []).append(run)
+    return list(members.values())
 
 
 def cost(config: ConfigDict) -> float:

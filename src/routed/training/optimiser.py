@@ -156,8 +156,8 @@ def normalised(by: Normalisation) -> optax.GradientTransformation:
         norms = [jnp.sqrt((leaf.reshape(len(leaf), -1) ** 2).sum(1)) for leaf in leaves]
         over = norms if by.joint is None else [by.joint(norms)] * len(norms)
         scales = [jnp.where(norm > 0, 1 / jnp.where(norm > 0, norm, 1.0), 0.0) for norm in over]
-        made = [leaf * scale.reshape(-1, *[1] * (leaf.ndim - 1)) for leaf, scale in zip(leaves, scales, strict=True)]
-        return tree.unflatten(made), state
+        scaled = [leaf * scale.reshape(-1, *[1] * (leaf.ndim - 1)) for leaf, scale in zip(leaves, scales, strict=True)]
+        return tree.unflatten(scaled), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), divided)
 

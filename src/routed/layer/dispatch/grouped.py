@@ -75,9 +75,9 @@ def _fold(operator, per_seed_groups: bool):
 
     def rule(axis_size, batched, *args):
         args = [a if b else jnp.broadcast_to(a, (axis_size, *a.shape)) for a, b in zip(args, batched, strict=True)]
-        made = operator(*[a.reshape(-1, *a.shape[2:]) for a in args])
+        outputs = operator(*[a.reshape(-1, *a.shape[2:]) for a in args])
         leading = args[2].shape[1] if per_seed_groups else args[0].shape[1]
-        return made.reshape(axis_size, leading, *made.shape[1:]), True
+        return outputs.reshape(axis_size, leading, *outputs.shape[1:]), True
 
     return rule
 

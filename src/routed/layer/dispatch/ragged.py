@@ -80,8 +80,8 @@ def _forward(expert: ExpertFunction, size: int, params, rows, starts, sizes):
 
         def block(i, outputs):  # what it writes past its expert's rows, the next expert overwrites
             at = start + i * size
-            made = jnp.broadcast_to(expert(weights, _cut(rows, at, size)), (size, *shape.shape[1:]))
-            return _paste(outputs, made, at)
+            block_outputs = jnp.broadcast_to(expert(weights, _cut(rows, at, size)), (size, *shape.shape[1:]))
+            return _paste(outputs, block_outputs, at)
 
         return jax.lax.fori_loop(0, -(-count // size), block, outputs), None
 
@@ -113,8 +113,8 @@ def _backward(expert: ExpertFunction, size: int, saved, cotangent) -> tuple[Any,
             at = start + i * size
 
             def run(weights, rows):
-                made = expert(weights, rows)
-                return jnp.broadcast_to(made, (size, *made.shape[1:]))
+                block_outputs = expert(weights, rows)
+                return jnp.broadcast_to(block_outputs, (size, *block_outputs.shape[1:]))
 
             _, pull = jax.vjp(run, weights, _cut(rows, at, size))
             mine = (jnp.arange(size) + i * size < count)[:, None]

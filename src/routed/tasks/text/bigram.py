@@ -34,9 +34,9 @@ def bigram_loss(corpus: Corpus, config: ConfigDict, seed: int = 0) -> float:
     pairs, times = np.unique(counted, return_counts=True)
     total, different = np.bincount(counted // size, minlength=size), np.bincount(pairs // size, minlength=size)
     place = np.searchsorted(pairs, before * size + token).clip(max=len(pairs) - 1)
-    seen = np.where(pairs[place] == before * size + token, times[place], 0)
+    counts = np.where(pairs[place] == before * size + token, times[place], 0)
     known = np.maximum(total + different, 1)[before]
-    mixed = (seen + different[before] * unigram[token]) / known
+    mixed = (counts + different[before] * unigram[token]) / known
     return float(-np.log(np.where(total[before] > 0, mixed, unigram[token])).mean())
 
 
