@@ -230,6 +230,7 @@ def test_a_setting_that_every_point_replaces_is_named(tiny, capsys, monkeypatch,
     assert [text.startswith("--config.data.samples changes nothing") for text in said] == [True] * warned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first_line", "argument", "part"),
     [
@@ -247,6 +248,7 @@ def test_the_process_ends_in_one_line(tiny, first_line, argument, part):
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 10  # of the CPU, not of a busy clock
 
 
+@pytest.mark.slow
 def test_an_interruption_outside_of_training_ends_in_one_line(tmp_path):
     code = "import os, signal; from routed import main; main.main = lambda argv: os.kill(os.getpid(), signal.SIGTERM); main.run()"
     found = process("-c", code, cwd=tmp_path)
@@ -254,6 +256,7 @@ def test_an_interruption_outside_of_training_ends_in_one_line(tmp_path):
     assert re.fullmatch(r"\d\d:\d\d:\d\d interrupted: the same command goes on .*\n", found.stderr), found.stderr
 
 
+@pytest.mark.slow
 def test_help_mentions_every_flag(tmp_path):
     found = process("-m", "routed.main", "--help", cwd=tmp_path)
     assert all(
@@ -262,6 +265,7 @@ def test_help_mentions_every_flag(tmp_path):
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.slow
 def test_a_second_start_compiles_nothing_and_help_loads_little(tiny, tmp_path):
     """The second start gets every program from the workdir of the first."""
     script = (

@@ -17,6 +17,8 @@ import time
 import pytest
 import yaml
 
+pytestmark = pytest.mark.slow  # processes, or several programs to compile
+
 ROOT = pathlib.Path(__file__).parent.parent
 LAUNCH = ROOT / "launch"
 SCRIPTS = ("local_processes.sh", "tpu_vm.sh", "slurm.sbatch")

@@ -26,6 +26,8 @@ from routed.plan.runs import plan_runs
 from routed.settings.tree import flatten, override
 from tests.conftest import SMALL
 
+pytestmark = pytest.mark.slow  # processes, or several programs to compile
+
 ROOT = pathlib.Path(__file__).parent.parent
 AXES = problem_of(base()).columns(base())
 SWEEP = ({"data.samples": 8}, {"data.samples": 32})

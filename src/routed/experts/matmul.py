@@ -36,9 +36,9 @@ matmul.defvjp(_save, _backward)
 
 def dense_layer(outputs: int, **options) -> nn.Dense:
     """nn.Dense through `matmul`; further axes of its input (patches) are rows too."""
+    return nn.Dense(outputs, dot_general=_of_dense, **options)
 
-    def dot_general(x, weights, dimensions, precision=None):
-        del dimensions, precision  # of a Dense: the last axis of x, the first of the weights
-        return matmul(x.reshape(-1, x.shape[-1]), weights).reshape(*x.shape[:-1], -1)
 
-    return nn.Dense(outputs, dot_general=dot_general, **options)
+def _of_dense(x, weights, dimensions, precision=None):
+    del dimensions, precision  # of a Dense: the last axis of x, the first of the weights
+    return matmul(x.reshape(-1, x.shape[-1]), weights).reshape(*x.shape[:-1], -1)

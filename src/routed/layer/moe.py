@@ -68,13 +68,7 @@ class MoE(nn.Module):
         routing = self._route(x if routed_by is None else routed_by, mask, context)
         expert = self.expert.clone(parent=None)  # unbound: its parameters are stacked and held here
 
-        def initialise(key):
-            def one(index):
-                return expert.init(jax.random.fold_in(key, index), x[:1])["params"]
-
-            return over_experts(jax.vmap(one)(jnp.arange(self.num_experts)))
-
-        params = self.param("experts", initialise)
+        params = self.param("experts", partial(_initialise, expert, self.num_experts, x[:1]))
         if self.dtype is not None:
             x, params = jax.tree.map(lambda a: a.astype(self.dtype), (x, params))
         places = Places(
@@ -82,9 +76,7 @@ class MoE(nn.Module):
             capacity=capacity(self.rule, self.rule.group_size or len(x), self.num_experts),
         )
 
-        def run(params, tokens) -> Any:
-            return expert.apply({"params": params}, tokens)
-
+        run = partial(_apply, expert)
         if self.mesh is not None and not isinstance(routing, SoftRouting):
             if self.dispatch != dispatch.AUTO and not dispatch.DISPATCHES[self.dispatch].exchanged:
                 raise TypeError(f"dispatch {self.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")
@@ -126,3 +118,13 @@ class MoE(nn.Module):
         )
         log.log_first_n(log.INFO, "dispatch auto is %s: %s", 1, name, reason)
         return name
+
+
+def _initialise(expert: nn.Module, experts: int, token: Float[Array, "1 ..."], key):
+    """Parameters of so many experts, each drawn with the key folded from its number."""
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(experts))
+    return over_experts(jax.vmap(lambda key: expert.init(key, token)["params"])(keys))
+
+
+def _apply(expert: nn.Module, params: Any, tokens: Any) -> Any:
+    return expert.apply({"params": params}, tokens)

@@ -59,10 +59,8 @@ class CosineRouter(nn.Module):
 def columns(key: PRNGKeyArray, dim: int, experts: int) -> Float[Array, "F E"]:
     """One lecun-normal column for each expert: N(0, 1/F)."""
 
-    def column(expert):
-        return jax.random.normal(jax.random.fold_in(key, expert), (dim,)) / jnp.sqrt(dim)
-
-    return jax.vmap(column, out_axes=1)(jnp.arange(experts))
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(experts))
+    return jax.vmap(lambda key: jax.random.normal(key, (dim,)) / jnp.sqrt(dim), out_axes=1)(keys)
 
 
 def unit(a: Float[Array, "N M"], axis: int) -> Float[Array, "N M"]:
