@@ -45,6 +45,18 @@ def test_weights(rule, weights):
     np.testing.assert_allclose(combine_weights(select(rule, log([[1, 2, 5]]))), [weights], rtol=1e-6)
 
 
+@pytest.mark.parametrize("score", [0.0, -45.0, -88.0, -1e4])
+def test_sigmoids_that_vanish_have_weights_and_gradients(score):
+    """For low scores sigmoid(s) = e^s, so weights are the softmax of the scores: e^.5 / (e^.5 + 1) = .6225 of two."""
+    rule = Rule("sigmoid", k=2, renormalise=True)
+    first = lambda scores: combine_weights(select(rule, scores))[0, 0]  # noqa: E731
+    value, gradient = jax.value_and_grad(first)(jnp.array([[score + 0.5, score]]))
+    # At 0: sigmoid(.5) = .6225 against .5, so .6225 / 1.1225 = .5546. The slope is w (1 - w) times 1 - sigmoid of each score.
+    expected, slopes = (0.5546, [0.3775, -0.5]) if score == 0 else (0.6225, [1, -1])
+    assert float(value) == pytest.approx(expected, abs=1e-3)
+    np.testing.assert_allclose(gradient, [expected * (1 - expected) * np.array(slopes)], atol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["top_k", "sigmoid"])
 def test_ties_go_to_the_lower_index(name):
     routing = select(Rule(name, k=2), jnp.zeros((3, 4)))
@@ -105,6 +117,19 @@ def test_priority_by_score():
     assert assigned(by_position) == {(0, 0), (1, 0)}
     assert assigned(by_score) == {(1, 0), (2, 0)}
     assert by_score.token.tolist() == [0, 1, 2] and by_score.rank.tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["top_k", "sinkhorn", "sigmoid"])
+@pytest.mark.parametrize("k", [1, 2])
+def test_priority_by_score_does_not_depend_on_renormalisation(name, k):
+    """Weights that sum to 1 say nothing of a token's claim to a place: with k = 1 all of them are 1."""
+    scores = log([[2, 1, 1], [9, 1, 1], [3, 1, 1], [3, 2, 1]])
+    rule = Rule(name, k=k, capacity_factor=1.0, priority="score")
+    raw, equal = (select(rule._replace(renormalise=renormalise), scores) for renormalise in (False, True))
+    assert raw.rank.tolist() == equal.rank.tolist()
+    # All choose expert 0: of softmax 1/2, 9/11, 3/5, 1/2; of sigmoid 2/3, 9/10, 3/4, 3/4. Sinkhorn shares them out.
+    if k == 1 and name != "sinkhorn":
+        assert raw.rank.tolist() == ([2, 0, 1, 3] if name == "top_k" else [3, 0, 1, 2])
 
 
 def test_expert_choice():

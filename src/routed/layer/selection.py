@@ -89,26 +89,26 @@ def top_k(rule: Rule, scores, preference, bias, mask) -> Routing:
     weight is exactly 1 and the router gets no gradient, which is Dikkala's rule of evaluation).
     """
     expert = _highest(preference + bias[None], rule.k)
-    if rule.renormalise:
-        weight = jax.nn.softmax(jnp.take_along_axis(scores, expert, axis=1))
-    else:
-        weight = jnp.take_along_axis(jax.nn.softmax(scores), expert, axis=1)
-    return _queued(rule, scores, expert, weight, mask)
+    probability = jnp.take_along_axis(jax.nn.softmax(scores), expert, axis=1)
+    weight = jax.nn.softmax(jnp.take_along_axis(scores, expert, axis=1)) if rule.renormalise else probability
+    return _queued(rule, scores, expert, weight, mask, probability)
 
 
 def raw(rule: Rule, scores, preference, bias, mask) -> Routing:
     """The k most preferred experts, weighted by their scores as they are (the released code of Chen et al. 2022)."""
     expert = _highest(preference + bias[None], rule.k)
-    return _queued(rule, scores, expert, jnp.take_along_axis(scores, expert, axis=1), mask)
+    weight = jnp.take_along_axis(scores, expert, axis=1)
+    return _queued(rule, scores, expert, weight, mask, weight)
 
 
 def sigmoid(rule: Rule, scores, preference, bias, mask) -> Routing:
     """The k highest of sigmoid(score) + bias, weighted by sigmoid(score); over its sum when `renormalise` (DeepSeek-V3)."""
     expert = _highest(jax.nn.sigmoid(preference) + bias[None], rule.k)
-    weight = jnp.take_along_axis(jax.nn.sigmoid(scores), expert, axis=1)
-    if rule.renormalise:
-        weight /= weight.sum(1, keepdims=True)
-    return _queued(rule, scores, expert, weight, mask)
+    affinity = jnp.take_along_axis(jax.nn.sigmoid(scores), expert, axis=1)
+    weight = affinity
+    if rule.renormalise:  # affinity over its sum, where the affinities of all chosen experts are 0 in float32 too
+        weight = jax.nn.softmax(jax.nn.log_sigmoid(jnp.take_along_axis(scores, expert, axis=1)))
+    return _queued(rule, scores, expert, weight, mask, affinity)
 
 
 #: Rounds of Sinkhorn's normalisation; rows come last, so a token's plan sums to 1.
@@ -202,19 +202,27 @@ def ranks(expert: Int[Array, " A"], experts: int) -> Int[Array, " A"]:
     return rank.reshape(-1)[: len(expert)]
 
 
-def _queued(rule: Rule, scores, expert: Int[Array, "T k"], weight: Float[Array, "T k"], mask) -> Routing:
+def _queued(
+    rule: Rule,
+    scores,
+    expert: Int[Array, "T k"],
+    weight: Float[Array, "T k"],
+    mask,
+    affinity: Float[Array, "T k"],
+) -> Routing:
     """The assignments of one group, with their places in the queues of the experts.
 
-    First choices of all tokens come before second ones (GShard); within a choice tokens come by position, or by their
-    highest weight (`priority` score: batch-prioritised routing, Riquelme et al. 2021). With `priority` causal all choices of
-    a token come before the next token's: in a decoder, any other queue tells a token of later ones.
+    First choices of all tokens come before second ones (GShard); within a choice tokens come by position, or by the highest
+    `affinity` to their experts (`priority` score: batch-prioritised routing, Riquelme et al. 2021), which is that before
+    weights are made to sum to 1. With `priority` causal all choices of a token come before the next token's: in a decoder,
+    any other queue tells a token of later ones.
     """
     tokens, experts = scores.shape
     queue = jnp.where(mask[:, None], expert, experts)  # padding behind everybody
     if rule.priority == "causal":
         rank = ranks(queue.reshape(-1), experts).reshape(tokens, rule.k)
     else:
-        order = jnp.argsort(-weight.max(1), stable=True) if rule.priority == "score" else jnp.arange(tokens)
+        order = jnp.argsort(-affinity.max(1), stable=True) if rule.priority == "score" else jnp.arange(tokens)
         rank = ranks(queue[order].T.reshape(-1), experts).reshape(rule.k, tokens)
         rank = jnp.zeros_like(rank).at[:, order].set(rank).T
     places = capacity(rule, tokens, experts)
