@@ -166,6 +166,7 @@ def test_who_has_a_specialist():
     assert covered(jnp.full((3, 3), 5.0)).tolist() == [False] * 3
     # Two experts share a cluster: both are its own.
     assert covered(jnp.array([[5.0, 5, 0], [0, 0, 10]])).tolist() == [True, True]
+    assert covered(jnp.array([[5.0, 0], [0, 0]])).tolist() == [True, False]  # nobody serves a cluster without tokens
 
 
 def test_first_layer_of_routers():
@@ -192,6 +193,16 @@ def test_impossible_data_are_refused_by_name(small, changes, words):
     validate(config)
     with pytest.raises(UserError, match=words):
         validate(override(config, changes))
+
+
+def test_a_mean_of_classes_is_not_taken_for_logits(small, monkeypatch):
+    """The loss of E[y|x] = (.9, .1) read as logits is -log softmax(.9, .1)_0 = .37 nats; it is -log .9 = .11."""
+    monkeypatch.setitem(TASKS, "gmm", TASKS["gmm"]._replace(targets={"constant": "class"}))
+    config = override(small, {"loss": "cross_entropy"})
+    with pytest.raises(UserError, match=r"predictions of a class are logits, and `bayes` of .*'gmm'.* leave bayes out"):
+        validate(config)
+    monkeypatch.setitem(TASKS, "gmm", TASKS["gmm"]._replace(bayes=None))
+    validate(config)
 
 
 def test_stripes_by_hand(small):

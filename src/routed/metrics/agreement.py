@@ -16,10 +16,12 @@ from routed.metrics.load import DEAD_SHARE
 def covered(counts: Float[Array, "C E"], share: float = 0.9) -> Bool[Array, " C"]:
     """Which clusters have specialists: `share` of their tokens go to experts `share` of whose tokens are theirs.
 
-    Counts are hard choices. False for all when routing is collapsed or random; one expert a cluster is enough.
+    Counts are hard choices. False for all when routing is collapsed or random, and for a cluster without tokens; one expert
+    a cluster is enough.
     """
     own = counts >= share * jnp.maximum(counts.sum(0, keepdims=True), 1e-9)
-    return (counts * own).sum(1) >= share * counts.sum(1)
+    tokens = counts.sum(1)
+    return (tokens > 0) & ((counts * own).sum(1) >= share * tokens)
 
 
 def churn(choices: Int[np.ndarray, "T k"], other: Int[np.ndarray, "T k"]) -> float:

@@ -78,6 +78,7 @@ class Task(NamedTuple):
     labels: Callable[[Any], int] = lambda data: data.clusters
     #: Leading input dimensions that carry information, for the columns that ask what a router's weights rest on.
     signal: Callable[[Any], int] | None = None
+    #: Of targets that are a vector or the input; where they are a sign or a class, predictions are logits, and it is refused.
     bayes: Predict | None = None
     #: E|y - E y|^2 in closed form (None: estimated on the test samples).
     variance: Callable[[World, Any], Scalar] | None = None

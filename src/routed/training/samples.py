@@ -214,6 +214,12 @@ def _check(config: ConfigDict) -> None:
             config.loss,
             f"does not fit data.target={data.target!r} of data.name={data.name!r}; use {' or '.join(map(repr, fitting))}",
         )
+    if loss.labelled and task.bayes is not None:
+        refuse(
+            "data.target",
+            data.target,
+            f"predictions of a {target} are logits, and `bayes` of data.name={data.name!r} is E[y|x]; leave bayes out of the task",
+        )
     if data.whole and (data.fresh or config.batch_size != data.samples):
         refuse(
             "data.whole",
