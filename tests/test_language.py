@@ -15,7 +15,6 @@ from routed.metrics import agreement
 from routed.plan.checks import validate
 from routed.plan.config import base, canonical, problem_of, traced
 from routed.plan.runs import plan_runs, static_key
-from routed.routers.fixed import balanced_table
 from routed.settings.tree import override
 from routed.training import program
 from tests.language_case import TINY
@@ -192,17 +191,6 @@ def test_information_by_hand():
     found = agreement.information(expert, rng.integers(0, 8, 400), rng.integers(0, 5, 400), 16)
     assert abs(found["mi_language"]) < 0.03 and abs(found["mi_language_given_token"]) < 0.05
     assert agreement._mutual(expert[:, 0], rng.integers(0, 8, 400), np.zeros(400, int)) > 0.3
-
-
-def test_a_balanced_table_shares_out_occurrences():
-    """Ids by count 5, 4, 3, 2 to two experts, one each: 5 | 4, then 3 joins 4, then 2 joins 5: loads 7 and 7."""
-    table = balanced_table(np.array([2, 5, 3, 4]), 2, 1)
-    assert table[:, 0].tolist() == [0, 0, 1, 1]
-    counts = np.arange(50)[::-1] ** 2
-    table = balanced_table(counts, 8, 2).astype(int)
-    assert (table[:, 0] != table[:, 1]).all()
-    load = np.bincount(table.reshape(-1), weights=np.repeat(counts, 2), minlength=8)
-    assert load.max() < 1.05 * load.mean()
 
 
 @pytest.mark.parametrize(

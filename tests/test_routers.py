@@ -1,5 +1,8 @@
 """Routers and their noise: scores, initial weights, and what reaches the experts."""
 
+import itertools
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 from routed.plan.config import base
 from routed.routers import NOISES, ROUTERS, ScoreNoise, initial_parameters, sharpness_for, sharpness_of
 from routed.routers.features import Flat, Windows
-from routed.routers.fixed import HashIdRouter, HashRouter, OracleRouter, RandomRouter
+from routed.routers.fixed import HashIdRouter, HashRouter, OracleRouter, RandomRouter, balanced_table
 from routed.routers.fourier import Waves
 from routed.routers.product import CosineRouter, ProductRouter
 from routed.settings.tree import override
@@ -116,6 +119,44 @@ def test_hash_of_token_ids_is_balanced_and_ignores_the_input():
     assert sorted(np.bincount(expert)) == [2, 2, 3, 3]
     again = router.apply(variables, jnp.ones((10, 2)), token_id=ids[::-1]).argmax(1)
     assert again.tolist() == expert[::-1].tolist()
+
+
+def test_the_experts_of_a_token_id_are_any_and_share_out_the_ids():
+    """64 ids, 8 experts, 3 each: each expert is the first, the second and the third of 8 ids; all 28 pairs can meet."""
+    router, ids = HashIdRouter(8, vocabulary=64, choices=3), jnp.arange(64)
+    table = np.asarray(router.init(jax.random.key(0), jnp.zeros((64, 2)), token_id=ids)["params"]["table"]).astype(int)
+    assert all(len(set(row)) == 3 for row in table)
+    for column in table.T:
+        assert np.bincount(column).tolist() == [8] * 8
+    met = {pair for row in table for pair in itertools.combinations(sorted(row), 2)}
+    assert len(met) > 24  # of neighbours only, as once: 16
+
+
+def test_a_balanced_table_shares_out_occurrences():
+    """Ids by count 5, 4, 3, 2 to two experts, one each: 5 | 4, then 3 joins 4, then 2 joins 5: loads 7 and 7."""
+    table = balanced_table(np.array([2, 5, 3, 4]), 2, 1)
+    assert table[:, 0].tolist() == [0, 0, 1, 1]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from([(4, 2), (16, 2), (16, 3), (32, 1)]), st.floats(0.3, 0.95), st.integers(0, 99))
+def test_a_balanced_table_is_balanced_and_no_two_experts_belong_together(size, power, seed):
+    """Zipf counts of 2,048 ids. No expert has over 1 % more than its share, unless a single id is more than that.
+
+    2,048 random pairs of 16 experts are all 120 that there are, but for some 120 (119 / 120)^2048 = 4e-6. A table that takes the
+    k experts with least load has 8 of them.
+    """
+    (experts, k), random = size, np.random.default_rng(seed)
+    counts = random.permutation(1e5 / np.arange(1, 2049) ** power).astype(int)
+    table = balanced_table(counts, experts, k, seed).astype(int)
+    assert all(len(set(row)) == k for row in table)
+    load = np.bincount(table.reshape(-1), weights=np.repeat(counts, k), minlength=experts)
+    assert load.max() <= max(1.01 * load.mean(), counts.max())
+    np.testing.assert_array_equal(table, balanced_table(counts, experts, k, seed))
+    if k > 1:
+        assert (table != balanced_table(counts, experts, k, seed + 1)).any()
+        met = {pair for row in table for pair in itertools.combinations(sorted(row), 2)}
+        assert len(met) > 0.9 * math.comb(experts, 2)
 
 
 def test_random_draws_anew_only_with_its_stream():

@@ -49,8 +49,8 @@ class HashRouter(nn.Module):
 class HashIdRouter(nn.Module):
     """Sends token id i to the `choices` experts that a fixed table of `vocabulary` names (Roller et al. 2021).
 
-    The table is drawn balanced over ids: every expert serves the same number of them, plus or minus one. Who knows how often
-    ids occur may put a table balanced over occurrences in its place.
+    The table is drawn balanced over ids: of the first, second, ... experts of all ids each is the same number of times, plus or
+    minus one, and any experts may be an id's. Who knows how often ids occur may put a table balanced over occurrences in its place.
     """
 
     num_experts: int
@@ -62,23 +62,34 @@ class HashIdRouter(nn.Module):
         del x, context
 
         def draw(key):  # float, as every parameter is: an optimiser takes no integers. Exact below 2^24 ids.
-            first = jax.random.permutation(key, jnp.arange(self.vocabulary))[:, None]
-            return ((first + jnp.arange(self.choices)[None]) % self.num_experts).astype(jnp.float32)
+            place = jax.random.permutation(key, jnp.arange(self.vocabulary))
+            rounds = -(-self.vocabulary // self.num_experts)  # in each, every expert has a turn as first, second, ...
+            draws = jax.random.uniform(jax.random.fold_in(key, 1), (rounds, self.num_experts - 1))
+            behind = jnp.pad(1 + draws.argsort(1)[:, : self.choices - 1], ((0, 0), (1, 0)))
+            return ((place[:, None] + behind[place // self.num_experts]) % self.num_experts).astype(jnp.float32)
 
         chosen = self.param("table", draw)[token_id].astype(jnp.int32)
         return CERTAIN * jax.nn.one_hot(chosen, self.num_experts).sum(1)
 
 
-def balanced_table(counts: np.ndarray, experts: int, k: int) -> np.ndarray:
-    """Experts of each token id [V, k], float32: from the most frequent id on, the k experts with least load so far.
+#: How far above its load an expert may seem to a token id, in occurrences of that id: enough that any experts meet.
+REACH = 4.0
 
-    The balanced hash of Roller et al. (2021), which shares out occurrences, not ids.
+
+def balanced_table(counts: np.ndarray, experts: int, k: int, seed: int = 0) -> np.ndarray:
+    """Experts of each token id [V, k], float32: from the most frequent id on, the one with least load so far, and others.
+
+    The balanced hash of Roller et al. (2021), which shares out occurrences, not ids. The k - 1 others have the least load plus a
+    random part of `REACH` occurrences of the id. Without it experts of equal load would stay together for good: they would be
+    E / k experts of k times the size.
     """
-    table, load = np.zeros((len(counts), k), np.float32), np.zeros(experts)
+    random, table, load = np.random.default_rng(seed), np.zeros((len(counts), k), np.float32), np.zeros(experts)
     for token in np.argsort(-counts, kind="stable"):
-        chosen = np.argsort(load, kind="stable")[:k]
-        table[token] = chosen
-        load[chosen] += counts[token] + 1e-3  # ids that never occur are dealt round
+        weight = counts[token] + 1e-3  # ids that never occur are dealt round
+        seeming = load + REACH * weight * random.random(experts)
+        seeming[load.argmin()] = load.min()
+        table[token] = chosen = np.argsort(seeming, kind="stable")[:k]
+        load[chosen] += weight
     return table
 
 
