@@ -291,7 +291,7 @@ def test_the_gap_adds_up():
 
 def test_a_missing_control_leaves_its_step_to_the_next():
     parts = diagnosis.gap(LAST[LAST.arm != "frozen_data"]).set_index("part")
-    assert [*parts.index[:2]] == ["sharpness", "learning to route, and initial partition"]
+    assert [*parts.index[:2]] == ["sharpness", "initial partition and learning to route"]
     assert parts["mean"].iloc[:2].sum() == pytest.approx(parts.loc["whole gap, top-1", "mean"])
 
 

@@ -189,8 +189,9 @@ def test_controls_act_on_routers_of_ones_own(heading, tmp_path):
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True) if heading == ROUTERS[0] else rows
     np.testing.assert_allclose(params["kernel"], rows.T, rtol=1e-5)
     assert not np.allclose(informed, plain)
-    probs = jax.nn.softmax(scores_of(config, {"router.entropy": jnp.float32(0.5)})[0])
-    assert float(-(probs * jnp.log(probs)).sum(1).mean()) == pytest.approx(0.5, abs=1e-3)  # the scores are sharpened
+    problem, inputs, params, state = started(config, {"router.entropy": jnp.float32(0.5)})
+    seen = problem.evaluate(inputs, params, state, jnp.int32(config.steps), ())
+    assert float(seen["router/entropy_token_train"]) == pytest.approx(0.5, abs=1e-3)  # the scores are sharpened
 
 
 def test_a_router_with_state_moves_in_training_and_stays_when_frozen(tmp_path):
@@ -400,7 +401,7 @@ def test_values_are_checked_and_what_lacks_an_ability_refuses_it(tmp_path):
         plan_runs(override(config, {"router.name": "linear"}), ({},), ["router.power"])
     _, config = load(heading, tmp_path, lambda text: text.replace("    from_examples=kernel_from_examples,\n", ""))
     with pytest.raises(UserError, match=r"frozen_data sets router.from_data, without effect.*Router.from_examples"):
-        plan_runs(config, ({},))
+        plan_runs(config, ({},), ["arms"])
 
 
 def test_a_part_that_is_taken_away_leaves_no_setting(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from routed.analysis import statistics
+from routed.analysis import controls, statistics
 from routed.analysis.sides import Rows, ends, paired
 from routed.engine.rows import shown
 from routed.layer.selection import SELECTIONS
@@ -33,16 +33,16 @@ BESIDE = (
 def gap(rows: pd.DataFrame) -> pd.DataFrame:
     """The gap at one point: log ratios with intervals, and each step's share of the whole gap with its interval.
 
-    An arm without finite runs is left out of the path, and the next step says which confound it now holds too. All steps are
-    of the seeds that every arm on the path has. There are no shares, NaN, of a gap that may be none: its interval contains 0.
-    Empty without learned or frozen.
+    An arm without finite runs, or that is no control, is left out of the path, and the next step says which confound it now
+    holds too. All steps are of the seeds that every arm on the path has. There are no shares, NaN, of a gap that may be none:
+    its interval contains 0. Empty without learned or frozen.
     """
-    good = rows[rows.status == "ok"]
-    there = [step for step in PATH if step[1] in set(good.arm)]
-    if UNTRAINED not in set(good.arm) or not there or there[-1][1] != REFERENCE or "test/loss" not in good:
+    good = rows[(rows.status == "ok") & ~rows.arm.isin([*controls.missed(rows, "test/loss")])]
+    present = {UNTRAINED, REFERENCE} & set(good.arm)
+    if len(present) < 2 or "test/loss" not in good:
         return pd.DataFrame()
-    missing = [name for name, arm, _ in PATH if arm not in set(good.arm)]
-    arms = [UNTRAINED, *(arm for _, arm, _ in there)]
+    path = _path(set(good.arm))
+    arms = [UNTRAINED, *(arm for _, arm, _ in path)]
     losses = good[good.arm.isin(arms)].pivot_table(index="seed", columns="arm", values="test/loss")[arms].dropna()
     if not len(losses):
         return pd.DataFrame()
@@ -50,10 +50,8 @@ def gap(rows: pd.DataFrame) -> pd.DataFrame:
     steps, whole = logs[:, :-1] - logs[:, 1:], logs[:, 0] - logs[:, -1]
     certain = len(whole) > 1 and statistics.p_value(whole) < 1 - statistics.LEVEL
     parts = []
-    for index, (name, _, why) in enumerate(there):
+    for index, (name, _, why) in enumerate(path):
         share = statistics.share(steps[:, index], whole) if certain else statistics.estimate([])
-        if missing and name == PATH[-1][0]:
-            name, why = f"{name}, and {' and '.join(missing)}", f"{why}; no arm tells them apart here"
         values = {"part": name, **statistics.estimate(steps[:, index])._asdict(), "note": why}
         parts.append(values | {"share": share.mean, "share_low": share.low, "share_high": share.high})
     for name, worse, better, metric in BESIDE:
@@ -61,6 +59,20 @@ def gap(rows: pd.DataFrame) -> pd.DataFrame:
             one = {"part": name, **statistics.estimate(values)._asdict(), "note": f"log({worse} / {better}), {metric}"}
             parts.append(one | {"share": np.nan, "share_low": np.nan, "share_high": np.nan})
     return pd.DataFrame(parts)
+
+
+def _path(arms: set[str]) -> list[tuple[str, str, str]]:
+    """The steps of PATH that these arms can tell apart: a confound without an arm goes into the next step's name."""
+    path, waiting = [], list[str]()
+    for name, arm, why in PATH:
+        if arm not in arms:
+            waiting.append(name)
+            continue
+        if waiting:
+            name, why = f"{' and '.join([*waiting, name])}", f"{why}; no arm tells them apart here"
+        path.append((name, arm, why))
+        waiting = []
+    return path
 
 
 def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[tuple[str, str]]:

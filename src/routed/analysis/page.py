@@ -21,7 +21,7 @@ import pandas as pd
 from markupsafe import Markup
 from ml_collections import ConfigDict
 
-from routed.analysis import diagnosis, plots, statistics, verdicts
+from routed.analysis import controls, diagnosis, plots, statistics, verdicts
 from routed.engine import results, rows
 from routed.plan import experiment
 from routed.plan.config import problem_of
@@ -79,7 +79,10 @@ def make_part(
         "horizon": config.gate.horizon,
         "gap": gap.to_dict("records"),
         "gap_at": ", ".join(f"{key} = {point[key].iloc[0]}" for key in swept) or "the only point",
-        "threats": diagnosis.threats(table, config, swept),
+        "threats": [
+            *diagnosis.threats(table, config, swept),
+            ("Controls", controls.named(last, swept, problem_of(config).loss, described.get("left_out", {}))),
+        ],
         "figures": figures,
         "table": summary,
         "summary": Markup(_wide(summary, swept)),

@@ -24,7 +24,7 @@ from routed.engine.rows import plain
 from routed.plan.checks import PLANNED
 from routed.plan.config import declared, problem_of
 from routed.plan.points import Point
-from routed.plan.runs import keys_read
+from routed.plan.runs import keys_read, left_out
 from routed.settings.tree import flatten, override
 from routed.system import files, hosts
 
@@ -85,7 +85,8 @@ def open_workdir(
             f"workdir {path} holds results on other data ({stored['data']}; now {data}): choose another --workdir, or restore"
             f" data.directory={config.data.directory!r}"
         )
-    about = _description(experiment, flat, swept, data) | ({"shard": shard} if shard else {})
+    lacking = (stored or {}).get("left_out", {}) | left_out(config, sweep)
+    about = _description(experiment, flat, swept, data) | {"left_out": lacking} | ({"shard": shard} if shard else {})
     if hosts.is_first():
         files.write(path / "config.json", json.dumps(about, indent=1, default=list) + "\n")
     return table

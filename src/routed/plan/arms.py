@@ -38,12 +38,12 @@ ARMS: dict[str, Arm] = {
     # The untrained router.
     "frozen": Arm({"router.frozen": True}, "frozen at initialisation", "#D55E00"),
     # ... made as sharp as the learned one became: its scores are multiplied so that the mean per-token entropy is the
-    # learned arm's final one. Removes the confound that top-1 evaluation punishes a soft gate.
+    # learned arm's final one on training samples. Removes the confound that top-1 evaluation punishes a soft gate.
     "frozen_sharp": Arm(
         {"router.frozen": True},
         "frozen, as sharp as learned",
         "#E69F00",
-        match=Match("router.entropy", "learned", "router/entropy_token"),
+        match=Match("router.entropy", "learned", "router/entropy_token_train"),
         fair=True,
     ),
     # ... trained as it is evaluated.

@@ -50,20 +50,29 @@ class _Side(NamedTuple):
 def plan_runs(config: ConfigDict, sweep: tuple[Point, ...], changed: Iterable[str] = ()) -> list[Run]:
     """All runs that the sweep asks for, each once, tuning runs included; the arms that a matched arm needs come with it.
 
-    `changed` are further keys that somebody set, which some run must read, as it must those that are swept.
+    `changed` are further keys that somebody set, which some run must read, as it must those that are swept. Arms of a figure that
+    cannot be made are left out (`left_out`); of arms that somebody named, and of all arms of a point, that is refused.
 
     Raises:
-      UserError: an unknown arm, an impossible value, a key that nothing reads.
+      UserError: an unknown arm, an impossible value, a key that nothing reads, an arm without effect.
     """
     runs: dict[str, Run] = {}
     wholes: list[ConfigDict] = []
+    lacking: dict[str, list[str]] = {}
+    changed = tuple(changed)
     for point in sweep or ({},):
         settled = override(config, point)
-        arms = _arms_of(settled)
+        sides = [_side(settled, arm) for arm in _arms_of(settled)]
+        idle = _idle({side.arm: side.whole for side in sides})
+        if idle and ("arms" in changed or len(idle) == len(sides)):
+            arm, why = next(iter(idle.items()))
+            refuse("arms", settled.arms, f"the arm {arm} {why}; drop the arm")
         place = flatten(settled)
         named = {key: value for key, value in point.items() if key not in PLANNED}
-        for arm in arms:
-            side = _side(settled, arm)
+        for side in sides:
+            if side.arm in idle:
+                lacking.setdefault(side.arm, []).append(idle[side.arm])
+                continue
             wholes.append(side.whole)
             for run in _runs(settled, named, place, side):
                 known = runs.get(run.key, run)
@@ -73,7 +82,32 @@ def plan_runs(config: ConfigDict, sweep: tuple[Point, ...], changed: Iterable[st
     swept = _varying(config, sweep)
     refuse_unread((*changed, *sorted(swept)), wholes)
     _warn_of_arms(swept, {run.arm for run in runs.values()})
+    for arm, why in _in_words(lacking, sweep).items():
+        log.warning("the arm %s is left out: it %s", arm, why)
     return list(runs.values())
+
+
+def left_out(config: ConfigDict, sweep: tuple[Point, ...]) -> dict[str, str]:
+    """arm -> why a plan has no runs of it, and at how many of the points; such a control would equal what it is compared with.
+
+    A router that has no rows to fill with examples has no arm `frozen_data`, say: the figure runs without it.
+    """
+    found: dict[str, list[str]] = {}
+    for point in sweep or ({},):
+        settled = override(config, point)
+        wholes = {arm: override(settled, dict(ARMS[arm].changes)) for arm in _arms_of(settled)}
+        for arm, why in _idle(wholes).items():
+            found.setdefault(arm, []).append(why)
+    return _in_words(found, sweep)
+
+
+def _in_words(lacking: dict[str, list[str]], sweep: tuple[Point, ...]) -> dict[str, str]:
+    """arm -> its first reason, and at how many points it has one, unless at all."""
+    count = max(len(sweep), 1)
+    return {
+        arm: why[0] + (f" (at {len(why)} of {count} points)" if len(why) < count else "")
+        for arm, why in lacking.items()
+    }
 
 
 def _varying(config: ConfigDict, sweep: tuple[Point, ...]) -> set[str]:
@@ -112,22 +146,29 @@ def _side(settled: ConfigDict, arm: str, changes: Mapping[str, Any] | None = Non
     """An arm at a point.
 
     Raises:
-      UserError: its config is impossible, or a part of it has no effect there.
+      UserError: its config is impossible.
     """
     whole = override(settled, dict(ARMS[arm].changes) | dict(changes or {}))
     if changes is None:
         validate(whole)
+    return _Side(arm, whole, canonical(whole))
+
+
+def _idle(wholes: Mapping[str, ConfigDict]) -> dict[str, str]:
+    """arm -> why it has no effect at a point, from the configs of its arms there.
+
+    Nothing reads a key that the arm sets, or it needs an arm of which that is true.
+    """
+    found: dict[str, str] = {}
+    for arm, whole in wholes.items():
         match = ARMS[arm].match
         wanted = {*ARMS[arm].changes, *([match.setting] if match is not None else [])}
-        _, active = read_keys(whole)
-        for key in sorted(wanted - active):
-            why = (
-                f"it is read where {when.words}"
-                if (when := declared()[key].when) is not None
-                else "nothing reads it here"
-            )
-            refuse("arms", settled.arms, f"the arm {arm} sets {key}, without effect: {why}; drop the arm")
-    return _Side(arm, whole, canonical(whole))
+        for key in sorted(wanted - read_keys(whole)[1]):
+            when = declared()[key].when
+            why = f"it is read where {when.words}" if when is not None else "nothing reads it here"
+            found.setdefault(arm, f"sets {key}, without effect: {why}")
+    needing = {arm: source for arm in wholes if (source := source_of(arm)) in found}
+    return found | {arm: f"needs {source}, which {found[source]}" for arm, source in needing.items()}
 
 
 def _runs(settled: ConfigDict, point: Point, place: Mapping[str, Any], side: _Side) -> list[Run]:

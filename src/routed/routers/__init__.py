@@ -93,7 +93,8 @@ SHARED: dict[str, Setting] = {
     ),
     "entropy": Setting(
         0.0,
-        "nats; > 0: the scores are multiplied by the factor at which the mean per-token entropy is this at step 0",
+        "nats; > 0: the scores of a fresh router are multiplied by the factor at which their mean per-token entropy is this, on"
+        " training samples and (of scores that depend on the step) at the last step",
         at_least(0),
         traced=True,
     ),

@@ -66,19 +66,23 @@ def _world(inputs: Inputs):
     return inputs.world._replace(shared=inputs.shared)
 
 
+#: Training samples on which the entropy of gates is measured, and by which they are made as sharp as asked.
+GAUGED = 1024
+
+
 def _init(config: ConfigDict, task: Task, model: Model, inputs: Inputs):
     """Fresh parameters, then what a comparison does to a router: scale it, fill it with examples, make it as sharp as asked."""
     data, world = inputs.config.data, _world(inputs)
-    test = worlds.test_batch(task, world, data)
-    params, state = model.init(inputs.keys["init"], test)
+    params, state = model.init(inputs.keys["init"], worlds.test_batch(task, world, data))
     if model.scores is None:
         return params, state
     count, part = config.experts.count, ROUTERS[config.router.name]
     examples = worlds.examples(task, world, count, data)
     module = part.make(node_of(config).router, count)
     own = initial_parameters(part, module, params["router"], examples.tokens[:count], inputs.config.router)
-    params = params | {"router": own}
-    scores = model.scores(params, state, SITE, test.tokens[None], test)[0]
+    params, gauge = params | {"router": own}, worlds.examples(task, world, GAUGED, data)
+    # At the last step, where arms are compared: scores may depend on the step.
+    scores = model.scores(params, state, SITE, gauge.tokens[None], gauge, config.steps)[0]
     return params, state | {CONTROL: {"sharpness": sharpness_of(scores, inputs.config.router.entropy)}}
 
 
@@ -123,7 +127,11 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
     label = worlds.examples(task, world, count, data).label[:count]
     hit = jnp.zeros(labels).at[label].set(1.0)
     seen["router/rows_hit"] = hit.min()  # would rows from examples (router.from_data) come from every cluster?
-    scores = model.scores
+    scores, gauge = model.scores, worlds.examples(task, world, GAUGED, data)
+    probs = jax.nn.softmax(scores(params, state, SITE, gauge.tokens[None], gauge, step)[0])
+    asked = inputs.config.router.entropy
+    seen["router/entropy_token_train"] = entropies.entropy(probs).mean()
+    seen["router/entropy_asked"] = jnp.where(asked > 0, asked, jnp.nan)
     return seen | router.columns(
         routing,
         params["router"],
@@ -256,6 +264,8 @@ COLUMNS = {
     "test/excess": Column("excess over Bayes (1 = trivial)", log=True),
     "train/loss": Column("training loss, as trained (1 = trivial)", log=True),
     "train/dispatch_entropy": Column("dispatch entropy H(cluster | expert),\ntraining samples (nats)"),
+    "router/entropy_token_train": Column("entropy of a token's gate,\ntraining samples (nats)"),
+    "router/entropy_asked": Column("entropy that a gate was asked for,\ntraining samples (nats)"),
     "train/steps": Column("steps until the run stopped"),
     "train/experts": Column("experts computed per training token", log=True),
 }
