@@ -117,6 +117,7 @@ def tiny(tmp_path, monkeypatch):
         (["--sweep=data.samples=8,x"], ["data.samples=x", "expected int"]),
         (["--sweep=experts.count=4,0"], ["experts.count=0", "at least 1"]),
         (["--sweep=seed=0,1"], ["sweep key seed", "--config.seed"]),
+        (["--sweep=steps=10,20", "--config.steps=30"], ["--config.steps and --sweep=steps", "drop one"]),
         (["--workdri=x"], ["'workdri'", "workdir"]),
         (["--dry_run=maybe"], ["dry_run", "maybe"]),
         (["steps=3"], ["'steps=3'", "--config.KEY=VALUE"]),
@@ -221,13 +222,23 @@ def test_dry_run_writes_nothing(tiny, capsys, monkeypatch):
     assert {p.name for p in tiny.parent.iterdir()} <= {"tiny.py", "__pycache__"}
 
 
-@pytest.mark.parametrize(("swept", "warned"), [("8,16", True), ("8,32", False)])
-def test_a_setting_that_every_point_replaces_is_named(tiny, capsys, monkeypatch, swept, warned):
-    said = []
-    monkeypatch.setattr(main.log, "warning", lambda form, *args: said.append(form % args))
-    monkeypatch.setattr("routed.engine.dry_run.describe", lambda runs, mesh: "")
-    command(f"--config={tiny}", "--dry_run", "--config.data.samples=32", f"--sweep=data.samples={swept}")
-    assert [text.startswith("--config.data.samples changes nothing") for text in said] == [True] * warned
+def test_a_command_wins_over_the_sweep_of_a_figure(tiny, capsys, monkeypatch):
+    """A claim at a point that is no longer there was not run."""
+    tiny.write_text(tiny.read_text().replace("FROZEN),)", 'FROZEN, at={"data.samples": 16}),)').replace(
+        '"Learned against frozen",',
+        '"Learned against frozen", sweep=lambda config: ({"data.samples": 8}, {"data.samples": 16, "arms": ("learned", "oracle")}),',
+    ))  # fmt: skip
+    monkeypatch.setattr(
+        "routed.engine.dry_run.describe", lambda runs, mesh: sorted({(r.arm, r.config.data.samples) for r in runs})
+    )
+    command(f"--config={tiny}", "--dry_run")
+    assert capsys.readouterr().out == "[('frozen', 8), ('learned', 8), ('learned', 16), ('oracle', 16)]\n"
+    command(f"--config={tiny}", "--dry_run", "--config.data.samples=32", "--config.arms=learned,frozen")
+    assert capsys.readouterr().out == "[('frozen', 32), ('learned', 32)]\n"
+    command(f"--config={tiny}", "--config.data.samples=32", "--config.steps=10", "--config.seeds=1")
+    assert "NOT RUN" in capsys.readouterr().out
+    (claim,) = json.loads(next((tiny.parent / "runs").glob("*/claims.json")).read_text())
+    assert claim["verdict"] == "not run" and claim["ours"] is None
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from routed.engine import dry_run
 from routed.engine.devices import make_mesh
 from routed.plan import experiment
 from routed.plan.config import base
-from routed.plan.points import unique
+from routed.plan.points import of_command, unique
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
 
@@ -24,8 +24,42 @@ def test_dry_run_lists_points_groups_and_costs(small):
     assert "estimated time" in text
 
 
-def test_points_are_unique():
-    assert unique(({"steps": 1}, {"steps": 2}, {"steps": 1})) == ({"steps": 1}, {"steps": 2})
+def test_points_are_unique(small):
+    assert unique(small, ({"seed": 1}, {"seed": 2}, {"seed": 1})) == ({"seed": 1}, {"seed": 2})
+    assert unique(small, ({}, {"steps": 20}, {"steps": 40})) == ({}, {"steps": 40})  # the config's own steps
+
+
+OWN = ({"data.samples": 8}, {"data.samples": 16, "arms": ("learned",), "seeds": 1}, {"data.samples": 16, "steps": 40})
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "points"),
+    [
+        ({}, [], OWN),
+        ({"data.samples": 32}, [], ({"data.samples": 32}, {"data.samples": 32} | OWN[1] | {"data.samples": 32}, OWN[2] | {"data.samples": 32})),
+        ({"steps": 10, "eval_every": 10}, [], (OWN[0], OWN[1], OWN[2] | {"steps": 10})),
+        ({"arms": ("frozen",), "seeds": 3}, [], (OWN[0], OWN[1] | {"arms": ("frozen",), "seeds": 3}, OWN[2])),
+        ({"data.samples": 32, "arms": ("frozen",), "seeds": 3, "steps": 10, "eval_every": 10}, [], ({"data.samples": 32},)),
+        ({"steps": 40}, ["data.samples=8,64"], ({"data.samples": 8}, {"data.samples": 64}, *({"data.samples": n, "arms": ("learned",), "seeds": 1} for n in (8, 64)))),
+    ],
+    ids=["nothing", "an axis", "a key of some points", "arms and seeds", "all", "both"],
+)  # fmt: skip
+def test_a_command_wins_over_the_points_of_a_figure(small, changes, flags, points):
+    """At every point; points that become equal are one."""
+    found = of_command(override(small, changes), OWN, list(changes), flags)
+    assert sorted(map(str, found)) == sorted(map(str, points))
+
+
+def test_a_command_says_that_it_wins_and_what_is_ambiguous_is_refused(small, caplog):
+    with caplog.at_level("INFO", logger="absl"):
+        of_command(override(small, {"data.samples": 8}), OWN, ["data.samples", "data.dim"], [])
+    assert [r.getMessage() for r in caplog.records] == [
+        "--config.data.samples holds at every point, in place of the figure's own values"
+    ]
+    with pytest.raises(UserError, match=r"--config.steps and --sweep=steps: one value or several"):
+        of_command(small, OWN, ["steps"], ["steps=10,20"])
+    with pytest.raises(UserError, match=r"--sweep=steps: given twice"):
+        of_command(small, OWN, [], ["steps=10", "data.dim=3", "steps=20"])
 
 
 def test_floor_is_the_larger_of_work_and_traffic():

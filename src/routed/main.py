@@ -1,7 +1,7 @@
 """Runs an experiment file: `python -m routed.main --config=experiments/gmm_router.py[:FIGURE[,SCALE]]`.
 
 The same command again continues an interrupted run, adds what is missing, or prints a complete one's result. Any setting
-is changed by --config.KEY=VALUE; any setting is swept by --sweep=KEY=v1,v2,... on top of the experiment's own sweep.
+is changed by --config.KEY=VALUE, at every point; any setting is swept by --sweep=KEY=v1,v2,... on top of the figure's own sweep.
 Many machines share a sweep with --shard=I/N, or one run with --coordinator (launch/README.md).
 """
 
@@ -72,7 +72,6 @@ def main(argv: list[str]) -> None:
     from routed.engine import devices, dry_run, execution, results
     from routed.plan import checks, experiment, listing, points, shards
     from routed.plan.runs import plan_runs
-    from routed.settings.tree import value_of
     from routed.system import hosts
 
     devices.split_host()  # before anything asks JAX for its devices
@@ -81,14 +80,10 @@ def main(argv: list[str]) -> None:
         print(listing.list_figures(module, spec.partition(":")[0], config))
         return
     checks.validate(config)
-    sweep = points.unique(
-        points.cross(experiment.figure_of(module, config).sweep(config), points.from_flag(config, SWEEP.value))
-    )
+    given = [text.partition("=")[0] for text in _OVERRIDES]
+    sweep = points.of_command(config, experiment.figure_of(module, config).sweep(config), given, SWEEP.value)
     checks.validate_sweep(sweep)
-    for key in dict.fromkeys(text.partition("=")[0] for text in _OVERRIDES):
-        if all(key in point and point[key] != value_of(config, key) for point in sweep):
-            log.warning("--config.%s changes nothing: every point of this figure has its own value", key)
-    runs = plan_runs(config, sweep, [text.partition("=")[0] for text in _OVERRIDES + SWEEP.value])
+    runs = plan_runs(config, sweep, [*given, *(text.partition("=")[0] for text in SWEEP.value)])
     if LIST.value == "settings":
         print(listing.list_settings(config, runs))
         return

@@ -6,10 +6,11 @@ import itertools
 import json
 from typing import Any
 
+from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
-from routed.settings.tree import parse
+from routed.settings.tree import flatten, parse, value_of
 
 Point = dict[str, Any]
 
@@ -30,9 +31,37 @@ def cross(first: tuple[Point, ...], second: tuple[Point, ...]) -> tuple[Point, .
     return tuple(a | b for a in first for b in second)
 
 
-def unique(sweep: tuple[Point, ...]) -> tuple[Point, ...]:
-    """Each point once, in order."""
-    return tuple({json.dumps(point, sort_keys=True): point for point in sweep}.values())
+def unique(config: ConfigDict, sweep: tuple[Point, ...]) -> tuple[Point, ...]:
+    """Each point once, in order; a point that spells out a value of the config is the same as one that does not."""
+    flat, found = flatten(config), dict[str, Point]()
+    for point in sweep:
+        changes = {key: value for key, value in point.items() if key not in flat or value != flat[key]}
+        found.setdefault(json.dumps(changes, sort_keys=True), point)
+    return tuple(found.values())
+
+
+def of_command(config: ConfigDict, own: tuple[Point, ...], given: list[str], flags: list[str]) -> tuple[Point, ...]:
+    """The points of a command: a figure's `own`, times those of its --sweep `flags`.
+
+    The command wins: the keys `given` as --config.KEY have their value, which `config` holds, at every point, `arms` and `seeds`
+    included; so has a key that is swept.
+
+    Raises:
+      UserError: a key that is both given and swept, or swept twice; what `from_flag` refuses.
+    """
+    swept = [flag.partition("=")[0] for flag in flags]
+    for key in swept:
+        if key in given:
+            raise UserError(f"--config.{key} and --sweep={key}: one value or several? drop one of the two")
+        if swept.count(key) > 1:
+            raise UserError(f"--sweep={key}: given twice; give all its values to one: --sweep={key}=v1,v2,...")
+    for key in dict.fromkeys(given):
+        if any(point.get(key, value_of(config, key)) != value_of(config, key) for point in own):
+            log.info("--config.%s holds at every point, in place of the figure's own values", key)
+    settled = tuple(
+        {key: value_of(config, key) if key in given else value for key, value in point.items()} for point in own
+    )
+    return unique(config, cross(settled, from_flag(config, flags)))
 
 
 def from_flag(config: ConfigDict, flags: list[str]) -> tuple[Point, ...]:
