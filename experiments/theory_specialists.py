@@ -122,7 +122,7 @@ def claim_success(config: ConfigDict, at: Point) -> Iterator[Claim]:
 
 def draw_success(config: ConfigDict) -> tuple[dict, ...]:
     """Success against experts per cluster, with its prediction."""
-    predicted = {(at["data.clusters"], at["experts.count"]): prediction(at) for at in sweep_success(config)}
+    predicted = lambda clusters, experts: prediction({"data.clusters": clusters, "experts.count": experts})  # noqa: E731
     success = {"kind": "success", "metric": "router/all_covered", "x": "experts.count", "predicted": predicted}
     return (
         success | {"name": "success", "arm": "learned"},

@@ -33,11 +33,12 @@ def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
         results.load(folder)  # refuses a damaged one
         told[folder] = stored = json.loads(results.described(folder))
         shared = {k: v for k, v in stored["config"].items() if k not in APART and not k.startswith("mesh.")}
-        told[folder]["same"] = shared | {"commit": stored["commit"], "swept keys": stored["swept"]}
-        alike: Any = told[folder]["same"]
+        alike = {"commit": stored["commit"], "code": stored.get("code"), "swept keys": stored["swept"]}
+        told[folder]["same"] = shared | alike
+        place: Any = told[folder]["same"]
         if "shard" in stored:  # with whatever claims to be of the same sweep, so that a stranger is seen
-            alike = [stored["config"][key] for key in ("name", "figure", "scale")] + [stored["shard"].partition("/")[2]]
-        groups.setdefault(json.dumps(alike, sort_keys=True), []).append(folder)
+            place = [stored["config"][key] for key in ("name", "figure", "scale")] + [stored["shard"].partition("/")[2]]
+        groups.setdefault(json.dumps(place, sort_keys=True), []).append(folder)
     for group in groups.values():
         first, *others = (told[folder] for folder in group)
         for folder, other in zip(group[1:], others, strict=True):

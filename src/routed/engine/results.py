@@ -22,14 +22,15 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.engine.rows import plain
 from routed.plan.checks import PLANNED
+from routed.plan.code import VERSION, Code, change
 from routed.plan.config import declared, problem_of
 from routed.plan.points import Point
-from routed.plan.runs import keys_read, left_out
+from routed.plan.runs import left_out, read_by
 from routed.settings.tree import flatten, override
 from routed.system import files, hosts
 
 #: The version of what a workdir holds; another one is refused.
-FORMAT = 2
+FORMAT = 3
 #: Where results.parquet keeps the digest of its content: Parquet's own checksums do not cover names and types.
 DIGEST = b"routed.digest"
 
@@ -42,20 +43,16 @@ def open_workdir(
     """Prepares the workdir for this command, which runs part `shard` of the sweep, and returns the rows that are there.
 
     Raises:
-      UserError: the workdir has finished rows of another config (the key is named), or cannot be written.
+      UserError: the workdir has finished rows of another config or other code (which is named), or cannot be written.
     """
     swept = sorted({key for point in sweep for key in point if key not in PLANNED})
     flat, known = flatten(config), declared()
     table = read_table(path)
     stored = _stored_config(path) if len(table) else None
+    active, code = read_by(config, sweep, set(table.arm) if len(table) else ())
     if stored is not None:
-        if stored.get("format") != FORMAT:
-            raise UserError(
-                f"workdir {path} was written by an older version of routed, whose runs are told apart in another way: choose"
-                " another --workdir"
-            )
+        _refuse_other_code(path, stored, code)
         swept = sorted(set(swept) | set(stored["swept"]))
-        active = keys_read(config, sweep, set(table.arm))
         for key, value in flat.items():
             # A key that this version does not know is of a part that is gone; one that the rows do not have is a new part's.
             old = stored["config"].get(key, value)
@@ -85,11 +82,31 @@ def open_workdir(
             f"workdir {path} holds results on other data ({stored['data']}; now {data}): choose another --workdir, or restore"
             f" data.directory={config.data.directory!r}"
         )
-    lacking = (stored or {}).get("left_out", {}) | left_out(config, sweep)
-    about = _description(experiment, flat, swept, data) | {"left_out": lacking} | ({"shard": shard} if shard else {})
+    before = stored or {"left_out": {}, "code": {}}
+    about = _description(experiment, flat, swept, data) | ({"shard": shard} if shard else {})
+    about |= {"left_out": before["left_out"] | left_out(config, sweep), "code": before["code"] | code}
     if hosts.is_first():
         files.write(path / "config.json", json.dumps(about, indent=1, default=list) + "\n")
     return table
+
+
+def _refuse_other_code(path: pathlib.Path, stored: dict[str, Any], code: Code) -> None:
+    """Refuses a workdir whose rows were made by another version of this package, or by other code of a part that is used again."""
+    if stored.get("format") != FORMAT:
+        raise UserError(
+            f"workdir {path} was written by another version of routed, whose runs are told apart in another way: choose another"
+            " --workdir"
+        )
+    if (version := stored["versions"]["routed"]) != VERSION:
+        raise UserError(
+            f"workdir {path} holds results of routed {version}, this is {VERSION}: choose another --workdir, or install"
+            f" routed=={version}"
+        )
+    both = [(label, stored["code"][label], files) for label, files in code.items() if label in stored["code"]]
+    for what in filter(None, (change(*one) for one in both)):
+        raise UserError(
+            f"workdir {path} holds results of other code of {what}: choose another --workdir, or undo the edit"
+        )
 
 
 def described(path: pathlib.Path) -> str:

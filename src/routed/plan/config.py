@@ -65,6 +65,14 @@ SHARED: dict[str, Mapping[str, Setting]] = {
 ALWAYS = {"plan": PLAN, "engine": ENGINE, "training program": program.SETTINGS, "analysis": ANALYSIS}
 
 
+#: The parts that come with the package, which its version stands for; tables may get others, and others in their place.
+PACKAGED: tuple[Any, ...] = (
+    *ALWAYS.values(),
+    *PROBLEMS.values(),
+    *AUXILIARY.values(),
+    *(part for choice in CHOICES.values() for part in choice.parts.values()),
+)
+
 #: Nodes whose parts are made into modules, once for all runs of a program: no setting of their own is traced.
 MADE = ("router", "experts")
 

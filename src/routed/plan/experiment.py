@@ -18,6 +18,9 @@ from routed.settings.tree import nearest, override, parse
 #: What an experiment file has to have.
 NAMES = ("FIGURES", "get_config")
 
+#: The experiment files that were loaded, among them those that another one loads: their code may be that of a part.
+LOADED: dict[pathlib.Path, types.ModuleType] = {}
+
 
 class Figure(NamedTuple):
     """One figure of an experiment: a line that says what it shows, what it changes, and what is made of its runs.
@@ -64,7 +67,7 @@ def load(path: str) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
         raise UserError(f"--config={path}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
+    module = LOADED[file.resolve()] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except UserError:

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.plan.arms import ARMS, source_of
 from routed.plan.checks import PLANNED, refuse_unread, validate
+from routed.plan.code import VERSION, Code, code_of, code_of_metrics
 from routed.plan.config import canonical, declared, read_keys
 from routed.plan.points import Point
 from routed.plan.run_settings import TUNING_OFFSET
@@ -118,14 +119,16 @@ def _varying(config: ConfigDict, sweep: tuple[Point, ...]) -> set[str]:
     }
 
 
-def keys_read(config: ConfigDict, sweep: tuple[Point, ...], arms: Iterable[str] = ()) -> set[str]:
-    """The keys that some arm of a plan reads, or one of further `arms`."""
-    found = set[str]()
+def read_by(config: ConfigDict, sweep: tuple[Point, ...], arms: Iterable[str] = ()) -> tuple[set[str], Code]:
+    """The keys that some arm of a plan reads, or one of further `arms`; and the code of users' files that it runs."""
+    keys, code = set[str](), code_of_metrics()
     for point in sweep or ({},):
         settled = override(config, point)
         for arm in {*settled.arms, *arms} & ARMS.keys():
-            found |= read_keys(override(settled, dict(ARMS[arm].changes)))[1]
-    return found
+            whole = override(settled, dict(ARMS[arm].changes))
+            keys |= read_keys(whole)[1]
+            code |= code_of(whole)
+    return keys, code
 
 
 def _arms_of(settled: ConfigDict) -> list[str]:
@@ -198,10 +201,10 @@ def _seeds(
     own = decisive(side.read)
     other = decisive(_side(settled, source, changes).read) if source else ""
     for seed in seeds:
-        needed = identity(other, source, seed, tuning) if source else None
-        before = needs if needed is None else (*needs, needed)
+        needed = identity(other, source, seed, tuning) if source else ""
+        before = (*needs, needed) if needed else needs
         transplant = needed if ARMS[side.arm].transplants else None
-        key = identity(own, side.arm, seed, tuning)
+        key = identity(own, side.arm, seed, tuning, needed)
         runs.append(Run(key, (point,), side.arm, seed, tuning, side.read, before, (place,), transplant))
     return runs
 
@@ -214,17 +217,19 @@ def _warn_of_arms(swept: set[str], arms: set[str]) -> None:
 
 
 def decisive(config: ConfigDict) -> str:
-    """All settings that a run's numbers depend on, as JSON; `config` is what a run reads."""
+    """All that a run's numbers depend on but arm and seed, as JSON: settings, users' code, version; `config` is what a run reads."""
     known = declared()
     flat = {key: value for key, value in flatten(config).items() if known[key].identity}
     if config.held:
         flat["seed"] = config.seed
-    return json.dumps(flat, sort_keys=True, default=list)
+    code = {label: sorted(files.values()) for label, files in code_of(config).items()}
+    return json.dumps([flat, code, VERSION], sort_keys=True, default=list)
 
 
-def identity(settings: str, arm: str, seed: int, tuning: bool) -> str:
-    """A hash of the decisive settings of a run, of its arm and of its seed."""
-    return hashlib.sha256(f"[{settings}, {json.dumps([arm, seed, tuning])[1:]}".encode()).hexdigest()[:16]
+def identity(settings: str, arm: str, seed: int, tuning: bool, source: str = "") -> str:
+    """A hash of what decides a run: `decisive`, its arm and seed, and the run that it takes something from, and what."""
+    taken = [source, ARMS[arm].match, ARMS[arm].transplants] if source else []
+    return hashlib.sha256(f"[{settings}, {json.dumps([arm, seed, tuning, *taken])}]".encode()).hexdigest()[:16]
 
 
 def static_key(config: ConfigDict) -> str:

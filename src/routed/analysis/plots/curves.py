@@ -55,7 +55,7 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
 def success(spec: dict[str, Any], data: Data) -> Figure | None:
     """The share of runs that succeed against experts per cluster: a panel a separation, a line a number of clusters.
 
-    `metric` is 1 in a run that succeeded; `predicted` maps (clusters, experts) to a probability, drawn dotted.
+    `metric` is 1 in a run that succeeded; `predicted(clusters, experts)` is its probability, drawn dotted.
     """
     rows = data.last[(data.last.arm == spec["arm"]) & (data.last.status == "ok")]
     if spec["metric"] not in rows or not len(rows) or {"data.clusters", "data.separation"} - set(data.swept):
@@ -73,7 +73,7 @@ def success(spec: dict[str, Any], data: Data) -> Figure | None:
             )
             style = {"marker": MARKERS[i], "ms": 4, "capsize": 2, "lw": 1.2, "color": SHADES[i % len(SHADES)]}
             panel.errorbar(x, [e.mean for _, e in found], np.transpose(ends), label=f"{clusters} clusters", **style)
-            predicted = [spec["predicted"][clusters, experts] for experts, _ in found]
+            predicted = [spec["predicted"](clusters, experts) for experts, _ in found]
             panel.plot(x, predicted, color=style["color"], ls=":", lw=1.2)
         panel.set_title(f"separation {shown(separation)}", fontsize=9)
         panel.set_xlabel("experts per cluster")
