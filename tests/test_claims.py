@@ -93,6 +93,16 @@ def test_a_claim_against_the_fairest_is_one_against_every_control():
         verdict(order(higher="fairest")._replace(kind="null"), table())
 
 
+def test_a_control_that_did_not_control_has_no_verdict():
+    """Sharpening changed nothing: equal to frozen to the last bit. It is no effect, and no fair control either."""
+    losses = LOSSES | {"frozen_sharp": LOSSES["frozen"]}
+    found = verdict(order("frozen_sharp", "frozen"), table(losses))
+    assert found["verdict"] == "inconclusive" and found["p"] is None
+    assert found["reason"].startswith("frozen_sharp is no control: test/loss equals that of frozen")
+    alone = {arm: losses[arm] for arm in ("learned", "frozen", "frozen_sharp")}
+    assert verdict(order(higher="fairest"), table(alone))["verdict"] == "not run"
+
+
 def test_a_verdict_stands_while_going_on_would_not_turn_it():
     falling = verdict(order(), table(halfway=2.0))  # both sides fall alike
     assert falling["verdict"] == "supported" and falling["later"][0] == pytest.approx(falling["ours"])

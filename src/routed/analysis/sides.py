@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from routed.analysis import statistics
+from routed.analysis import controls, statistics
 from routed.engine.rows import at_base, last
 from routed.plan.arms import REFERENCE, fair_arms
+from routed.plan.config import problem_of
 from routed.settings.tree import flatten
 
 #: The name that stands for all fair controls in a side of a claim.
@@ -37,13 +38,23 @@ class Rows:
         return at_base(rows, [key for key in self.swept if key not in filters], flatten(self.config))
 
     def arms(self, side: Mapping[str, Any], at: Mapping[str, Any]) -> list[str]:
-        """The arms of a side that have finite runs at a point: its own, or every fair control; none of a constant."""
+        """The arms of a side that have finite runs at a point: its own, or every fair control that did control.
+
+        None of a constant.
+        """
         if "value" in side:
             return []
-        wanted = fair_arms() if side["arm"] == ANY_FAIR else [side["arm"]]
         rows = self.at(_place(side, at))
-        there = set(rows[rows.status == "ok"].arm)
-        return [arm for arm in wanted if arm in there]
+        present = set(rows[rows.status == "ok"].arm)
+        return [arm for arm in (_fair(rows) if side["arm"] == ANY_FAIR else [side["arm"]]) if arm in present]
+
+    def missed(self, side: Mapping[str, Any], at: Mapping[str, Any]) -> str | None:
+        """Why the arm of a side is no control at a point, or None."""
+        rows = self.at(_place(side, at)) if "arm" in side else pd.DataFrame()
+        if not len(rows):
+            return None
+        why = controls.missed(rows, problem_of(self.config).loss).get(side["arm"])
+        return f"{side['arm']} is no control: {why}" if why else None
 
     def runs(self, side: Mapping[str, Any], at: Mapping[str, Any], arm: str) -> pd.DataFrame:
         """The last rows of an arm's finite runs at the point of a side."""
@@ -58,6 +69,12 @@ class Rows:
         rows = self._table.iloc[np.concatenate([self._places[run] for run in runs.run])]
         rows = rows.drop_duplicates(["run", "step"])  # a run has rows at every point that asks for it
         return rows.pivot(index="step", columns="seed", values=name).dropna(axis="columns", how="all").dropna()
+
+
+def _fair(rows: pd.DataFrame) -> list[str]:
+    """The fair controls that did what they say at a point."""
+    missed = controls.missed(rows, "test/loss")
+    return [arm for arm in fair_arms() if arm not in missed]
 
 
 def _place(side: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,5 +108,5 @@ def paired(rows: pd.DataFrame, worse: str, better: str, metric: str) -> pd.Serie
 
 def fair_gap(rows: pd.DataFrame, metric: str = "test/loss") -> statistics.Least | None:
     """log(control / learned) at one point for the fairest control, with an interval that knows of the others; None without one."""
-    gaps = {arm: values for arm in fair_arms() if len(values := paired(rows, arm, REFERENCE, metric))}
+    gaps = {arm: values for arm in _fair(rows) if len(values := paired(rows, arm, REFERENCE, metric))}
     return statistics.least(gaps) if gaps else None

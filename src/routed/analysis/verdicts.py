@@ -92,6 +92,9 @@ def _comparison(claim: Claim, rows: Rows, rule: Callable[[Claim, Mapping[str, pd
     if n < 2:
         return record | {"verdict": "inconclusive", "reason": "one seed"}
     record |= {"verdict": answer.verdict, "p": answer.p}
+    for side in (claim.lower, claim.higher):
+        if why := rows.missed(side, claim.at):
+            return record | {"verdict": "inconclusive", "reason": why, "p": None}
     if weak := _incompetent(claim, rows):
         return record | {"verdict": "inconclusive", "reason": weak}
     return record | _outlook(claim, rows, answer, rule, compared)
