@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import pathlib
 import shutil
 
@@ -14,7 +15,8 @@ from routed.contracts import UserError
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.tasks import text
-from routed.tasks.text import artificial, cache, sources, spans, stream, tokenizers
+from routed.tasks.text import artificial, cache, jsonl, sources, spans, stream, tokenizers
+from routed.tasks.text import documents as text_documents
 
 SENTENCE = "in the beginning was the word and the word was with the reader. "
 
@@ -67,6 +69,31 @@ def warnings(monkeypatch):
     return told
 
 
+# --- what happens to files ---
+
+FLIP = [0, -1, 200]  # of the header, of the last token, of one between
+
+
+def flipped(path):
+    content = bytearray(path.read_bytes())
+    for place in FLIP:
+        content[place % len(content)] ^= 0x80
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def emptied(path):
+    path.write_bytes(b"")
+
+
+def foldered(path):
+    path.unlink()
+    (path / "inner").mkdir(parents=True)
+
+
 # --- mC4's shards ---
 
 
@@ -86,6 +113,7 @@ def test_documents_follow_each_other_and_are_cut_into_rows(tmp_path, mc4):
     [
         ({"data.directory": ""}, r"data\.directory='': no such folder"),
         ({"data.directory": "/nowhere"}, r"data\.directory='/nowhere': no such folder"),
+        ({"data.directory": "~nobody-here"}, r"data\.directory='~nobody-here': cannot be read \(.*name the one"),
         ({"data.languages": ("eng",)}, r"data\.languages: no 'eng' \(did you mean 'en'\?\); there are: bg-Latn, en"),
         ({"data.name": "mc4_json"}, r"data\.name='mc4_json': .*did you mean 'mc4_jsonl'"),
         ({"data.tokens": "/nowhere/sp.model"}, r"data\.tokens=/nowhere/sp\.model: .*train or bytes"),
@@ -180,6 +208,92 @@ def test_other_damage_is_counted_as_well(tmp_path, mc4, warnings, content, messa
     assert message in warnings[0]
 
 
+SHARD = "c4-en.tfrecord-00001-of-00002.json.gz"
+
+
+def looped(path):
+    path.unlink()
+    path.symlink_to(path)
+
+
+def dangling(path):
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def piped(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("tokens", ["bytes", "train"])
+@pytest.mark.parametrize("change", [foldered, looped, dangling, piped])
+def test_what_is_no_file_is_named(tmp_path, mc4, change, tokens):
+    change(mc4 / SHARD)
+    with pytest.raises(
+        UserError, match=rf"cannot read {mc4 / SHARD} \(.+\): make it readable, or leave its language out"
+    ):
+        load_mc4(tmp_path, mc4, **{"data.tokens": tokens})
+
+
+def test_an_unreadable_shard_or_folder_is_named(tmp_path, mc4, monkeypatch):
+    def denied(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(text_documents, "open", denied, raising=False)  # a test may run as root, who may read anything
+        with pytest.raises(UserError, match=r"cannot read .*c4-bg-Latn\.tfrecord.* \(Permission denied\)"):
+            load_mc4(tmp_path, mc4)
+    monkeypatch.setattr(pathlib.Path, "iterdir", denied)
+    with pytest.raises(UserError, match=r"data\.directory='.*': cannot be read \(Permission denied\); name the one"):
+        load_mc4(tmp_path, mc4)
+
+
+@pytest.mark.parametrize("line", [b"[" * 200_000, b'{"text": ' * 100_000, b"9" * 10_000], ids=["list", "dict", "int"])
+def test_a_line_that_json_gives_up_on_is_counted(tmp_path, mc4, warnings, line):
+    (mc4 / SHARD).write_bytes(gzip.compress(line + b'\n{"text": "fine"}\n'))
+    assert text_of(load_mc4(tmp_path, mc4), "en").startswith(SENTENCE)
+    assert "has 1 lines that are not JSON with a text, beside 1 that are" in warnings[0]
+
+
+def test_a_line_without_end_does_not_fill_the_memory(tmp_path, mc4, warnings, monkeypatch):
+    monkeypatch.setattr(jsonl, "LONGEST", 1000)
+    (mc4 / SHARD).write_bytes(gzip.compress(b"x" * 2500 + b'\n{"text": "fine"}\n'))
+    load_mc4(tmp_path, mc4)
+    assert "has 3 lines that are not JSON" in warnings[0]  # 1000 + 1000 + 501
+
+
+def test_a_tokenizer_is_trained_on_lines_of_any_length(tmp_path):
+    words = "".join(f"{word} " for word in SENTENCE.split() * 40_000)  # 2 MB without a line's end
+    for stem in ("en", "en-validation"):
+        shard(tmp_path / "mc4", stem, [words])
+    loaded = load_mc4(tmp_path, tmp_path / "mc4", **{"data.tokens": "train"})
+    assert text_of(loaded, "en").startswith(SENTENCE)
+
+
+def test_text_that_no_tokenizer_can_be_trained_on_is_refused(tmp_path):
+    for stem in ("en", "en-validation"):
+        shard(tmp_path / "mc4", stem, ["\u200b" * 1000])  # which the library takes for nothing
+    with pytest.raises(
+        UserError, match=r"data\.tokens=train: no tokenizer of \d+ pieces .*: set data\.tokens to bytes"
+    ):
+        load_mc4(tmp_path, tmp_path / "mc4", **{"data.tokens": "train"})
+
+
+@pytest.mark.parametrize("tokens", ["bytes", "train"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not gzip", gzip.compress(b"x\n"), gzip.compress(b'{"url": "u"}\n')],
+    ids=["empty", "no gzip", "no JSON", "no text"],
+)
+def test_too_little_text_says_that_its_files_are_damaged(tmp_path, content, tokens):
+    path = shard(tmp_path / "mc4", "de", [])
+    shard(tmp_path / "mc4", "de-validation", [SENTENCE])
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"text (of|in any of) de.*: 1 damaged files: c4-de\.tfrecord-00000"):
+        load_mc4(tmp_path, tmp_path / "mc4", **{"data.tokens": tokens})
+
+
 def test_damage_is_refused_before_a_tokenizer_is_trained(tmp_path, mc4, monkeypatch):
     truncate(mc4 / "c4-bg-Latn.tfrecord-00000-of-00001.json.gz")
     monkeypatch.setattr(tokenizers, "_train", lambda *_: pytest.fail("trained"))
@@ -197,6 +311,31 @@ def test_changed_text_is_tokenised_again(tmp_path, mc4):
     second = load_mc4(tmp_path, mc4)
     assert second.digest != first.digest
     assert "IN THE" in text_of(second, "en") and "IN THE" not in text_of(first, "en")
+
+
+@pytest.mark.parametrize("damage", [flipped, cut, emptied, foldered])
+@pytest.mark.parametrize("suffix", [".npy", ".model", ".json"])
+def test_a_damaged_cache_entry_is_named_and_made_again(tmp_path, warnings, suffix, damage):
+    changes = {"data.name": "artificial", "data.tokens": "train", "data.vocabulary": 200, "data.languages": ("qaa",)}
+    data = config_of(tmp_path, **changes).data
+    first = text.load(data)
+    expected = [np.array(rows) for rows in (*first.train, *first.validation)]
+    entries = sorted((tmp_path / "cache").iterdir())
+    assert [path.suffix for path in entries].count(".json") == 3  # a tokenizer and two splits
+    wanted = {path: path.read_bytes() for path in entries}
+    broken = [path for path in entries if path.suffix == suffix]
+    for path in broken:
+        damage(path)
+    again = text.load(data)
+    assert again.digest == first.digest
+    for rows, before in zip((*again.train, *again.validation), expected, strict=True):
+        np.testing.assert_array_equal(rows, before)
+    assert len(warnings) == len(broken)
+    for path in broken:
+        assert any(path.stem in line and "is damaged" in line and "made again" in line for line in warnings)
+    assert {path: path.read_bytes() for path in sorted((tmp_path / "cache").iterdir())} == wanted
+    text.load(data)
+    assert len(warnings) == len(broken)
 
 
 # --- TFDS ---
@@ -464,9 +603,10 @@ def test_two_processes_may_store_the_same_file(tmp_path, monkeypatch):
             file.write(b"fi")
             with monkeypatch.context() as other:
                 other.setattr(cache.os, "getpid", lambda: 2)
-                cache.store(path, b"second")
+                cache.store(path, b"second", {"by": 2})
             file.write(b"rst")
 
     monkeypatch.setattr(cache.os, "getpid", lambda: 1)
-    cache.store(path, slow)
-    assert path.read_bytes() == b"first" and list(tmp_path.iterdir()) == [path]
+    cache.store(path, slow, {"by": 1})
+    assert path.read_bytes() == b"first" and cache.note_of(path) == {"by": 1}
+    assert sorted(tmp_path.iterdir()) == [path, path.with_suffix(".json")]

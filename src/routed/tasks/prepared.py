@@ -23,7 +23,12 @@ def newest(directory: str, name: str) -> tuple[Any, pathlib.Path]:
             f"data.directory={directory!r}: no {name}/VERSION/dataset_info.json in it; name the data_dir of a TFDS that"
             f" prepared {name}"
         )
-    builder, wanted = tfds.builder_from_directory(folders[-1]), tfds.core.FileFormat.ARRAY_RECORD
+    try:
+        builder, wanted = tfds.builder_from_directory(folders[-1]), tfds.core.FileFormat.ARRAY_RECORD
+    except Exception as error:  # of a damaged JSON file: of TFDS, of protobuf, of the disk
+        raise UserError(
+            f"data.directory={directory}: {folders[-1]} cannot be read ({type(error).__name__}); prepare {name} again"
+        ) from error
     if wanted not in builder.info.available_file_formats():
         raise UserError(
             f"data.directory={directory}: {folders[-1]} is prepared as {builder.info.file_format.value}; convert it where"

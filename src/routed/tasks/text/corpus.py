@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,7 @@ from tqdm import tqdm
 from routed.contracts import UserError
 from routed.settings.tree import nearest
 from routed.tasks.text import cache, spans, tokenizers
-from routed.tasks.text.documents import SPLITS, Damage, damage_rule
+from routed.tasks.text.documents import SPLITS, Damage, because, damage_rule
 from routed.tasks.text.sources import SOURCES
 
 #: Characters that are tokenised at a time.
@@ -54,25 +53,24 @@ def load(data: ConfigDict) -> Corpus:
     tokenizer = tokenizers.tokenizer(data, source, sentinels=target - noise - 1)
     folder = cache.folder(data)
     keys: list[str] = []
-    damaged: list[str] = []
+    damaged: list[str] = []  # of all languages
     rows: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     for language, split in itertools.product(source.languages, SPLITS):
         key = cache.key(language, split, source.fingerprint(language, split), tokenizer.digest)
-        documents = functools.partial(source.documents, language, split)
+        documents, here = functools.partial(source.documents, language, split), len(damaged)
         flat = _tokens(
             folder / f"{key}.npy", documents, tokenizer, damage_rule(data, damaged), name=f"{language} {split}"
         )
         count = len(flat) // length
         if not count:
             raise UserError(
-                f"data.languages: the {split} text of {language} has {len(flat)} tokens, less than a row of {length}; "
-                "give it more text or leave it out"
+                f"data.languages: the {split} text of {language} has {len(flat)} tokens, less than a row of {length}"
+                f"{because(damaged[here:])}; give it more text or leave it out"
             )
         rows[split].append(flat[: count * length].reshape(count, length))
         keys.append(key)
     if damaged:
-        more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
-        log.warning("data.damaged=skip: %d damaged files are used in part: %s%s", len(damaged), damaged[0], more)
+        log.warning("data.damaged=skip: damaged files are used in part%s", because(damaged))
     return Corpus(
         source.languages,
         tuple(rows["train"]),
@@ -91,9 +89,8 @@ def _tokens(
     name: str,
 ) -> Integer[np.ndarray, " N"]:
     """The flat array of a text, mapped into memory. What was damaged is reported from the cache, too."""
-    note = path.with_suffix(".json")
-    if path.exists() and note.exists():
-        for line in json.loads(note.read_text())["damaged"]:
+    if (note := cache.note_of(path)) is not None:
+        for line in note["damaged"]:
             report(line)
         return np.load(path, mmap_mode="r")
 
@@ -119,8 +116,7 @@ def _tokens(
             file.seek(0)
             _header(file, tokenizer, total)
 
-    cache.store(path, write)
-    cache.store(note, json.dumps({"text": name, "damaged": found}).encode())
+    cache.store(path, write, {"text": name, "damaged": found})
     flat = np.load(path, mmap_mode="r")
     log.info("tokenised %s: %d tokens in %.1f s", name, len(flat), time.monotonic() - start)
     return flat

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pathlib
+import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -51,7 +53,8 @@ def choose(data: ConfigDict, available: Collection[str]) -> tuple[str, ...]:
 
 def shares(sizes: Sequence[int], temperature: float) -> Float[np.ndarray, " N"]:
     """Probability of each language: size^(1/temperature), normalised; temperature 1 is natural, infinity uniform."""
-    power = np.array(sizes, float) ** (1 / temperature)
+    logs = np.log(np.maximum(sizes, 1))
+    power = np.exp((logs - logs.max()) / temperature)  # relative to the largest, as 10^6 to the power 1000 is infinite
     return power / power.sum()
 
 
@@ -59,13 +62,39 @@ def fingerprint(paths: Iterable[pathlib.Path]) -> str:
     """A hash of names, sizes and both ends of the files: cheap, and the same wherever they lie."""
     total = hashlib.sha256()
     for path in paths:
-        size = path.stat().st_size
-        total.update(f"{path.name} {size} ".encode())
-        with open(path, "rb") as file:
+        with open_file(path) as file:
+            size = size_of(file)
+            total.update(f"{path.name} {size} ".encode(errors="surrogateescape"))
             total.update(file.read(EDGE))
             file.seek(max(size - EDGE, 0))
             total.update(file.read(EDGE))
     return total.hexdigest()
+
+
+def open_file(path: pathlib.Path) -> BinaryIO:
+    """A file of text, open.
+
+    Raises:
+      UserError: it cannot be read, or is a folder, a pipe, a link that leads nowhere.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(0, "not a file")
+        return open(path, "rb")
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: pathlib.Path, error: OSError) -> UserError:
+    """What to say of a file of text, or a folder of them, that cannot be read."""
+    return UserError(
+        f"cannot read {path} ({error.strerror}): make it readable, or leave its language out of data.languages"
+    )
+
+
+def size_of(file: BinaryIO) -> int:
+    """Bytes of an open file."""
+    return os.fstat(file.fileno()).st_size
 
 
 def damage_rule(data: ConfigDict, found: list[str]) -> Damage:
@@ -77,3 +106,9 @@ def damage_rule(data: ConfigDict, found: list[str]) -> Damage:
         found.append(line)
 
     return report
+
+
+def because(damaged: Sequence[str]) -> str:
+    """How many files are damaged, and the first of them, as the end of a sentence; nothing where none is."""
+    more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
+    return f": {len(damaged)} damaged files: {damaged[0]}{more}" if damaged else ""

@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
-from routed.tasks.text.documents import Damage, Source, choose, fingerprint
+from routed.tasks.text.documents import Damage, Source, choose, fingerprint, open_file, size_of, unreadable
+
+#: Bytes of a line that are read at once; what is longer is no document, and would fill the memory.
+LONGEST = 1 << 26
 
 NAME = "c4-{stem}.tfrecord-{index:05d}-of-{count:05d}.json.gz"
 
@@ -26,12 +29,12 @@ def mc4_jsonl(data: ConfigDict) -> Source:
     Raises:
       UserError: not such a directory, a language that is not in it, or a shard that is missing.
     """
+    there = _listed(data.directory)
     directory = pathlib.Path(data.directory).expanduser()
-    if not data.directory or not directory.is_dir():
-        raise UserError(f"data.directory={data.directory!r}: no such folder; name the one that holds mC4's shards")
     found = defaultdict(set)  # en or en-validation -> {(index, count)}
-    for path in directory.iterdir():
-        if match := PATTERN.fullmatch(path.name):
+    for path in there:
+        # Printable: a name that is not UTF-8 tells no language.
+        if (match := PATTERN.fullmatch(path.name)) and path.name.isprintable():
             found[match[1]].add((int(match[2]), int(match[3])))
     if not found:
         example = NAME.format(stem="LANG", index=0, count=1)
@@ -50,8 +53,19 @@ def mc4_jsonl(data: ConfigDict) -> Source:
         languages,
         documents,
         lambda language, split: fingerprint(shards[language, split]),
-        lambda language: sum(path.stat().st_size for path in shards[language, "train"]),
+        lambda language: sum(_size(path) for path in shards[language, "train"]),
     )
+
+
+def _listed(name: str) -> list[pathlib.Path]:
+    try:
+        directory = pathlib.Path(name).expanduser()
+        if name and directory.is_dir():
+            return list(directory.iterdir())
+        problem = "no such folder"
+    except (OSError, RuntimeError) as error:  # the latter where ~ is of nobody
+        problem = f"cannot be read ({getattr(error, 'strerror', error)})"
+    raise UserError(f"data.directory={name!r}: {problem}; name the one that holds mC4's shards")
 
 
 def _complete(directory: pathlib.Path, stem: str, found: set[tuple[int, int]]) -> list[pathlib.Path]:
@@ -73,25 +87,31 @@ def _complete(directory: pathlib.Path, stem: str, found: set[tuple[int, int]]) -
     return [directory / NAME.format(stem=stem, index=index, count=count) for index in range(count)]
 
 
+def _size(path: pathlib.Path) -> int:
+    with open_file(path) as file:
+        return size_of(file)
+
+
 def _read(path: pathlib.Path, damage: Damage) -> Iterator[str]:
     """Texts up to where the file is damaged."""
     kept = bad = 0
-    end = "" if path.stat().st_size else "empty file"  # which gzip takes for an empty text
-    try:
-        with gzip.open(path) as file:
-            for line in file:
-                try:
-                    text = json.loads(line)["text"]
-                    text.encode()  # half a surrogate pair is valid JSON and no text
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    bad += 1
-                    continue
-                kept += 1
-                yield text
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        end = str(error)
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): make it readable") from error
+    with open_file(path) as raw:
+        end = "" if size_of(raw) else "empty file"  # which gzip takes for an empty text
+        try:
+            with gzip.open(raw) as file:
+                while line := file.readline(LONGEST):
+                    try:
+                        text = json.loads(line)["text"]
+                        text.encode()  # half a surrogate pair is valid JSON and no text
+                    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                        bad += 1
+                        continue
+                    kept += 1
+                    yield text
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            end = str(error)
+        except OSError as error:
+            raise unreadable(path, error) from error
     if end:
         damage(f"{path.name} is damaged after {kept} documents ({end})")
     if bad:

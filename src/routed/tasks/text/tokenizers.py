@@ -20,14 +20,17 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.tasks.text import cache
-from routed.tasks.text.documents import Source, damage_rule, shares
+from routed.tasks.text.documents import Source, because, damage_rule, shares
 from routed.tasks.text.spans import END, PAD, UNKNOWN
 
 #: Characters of training text that a tokenizer is trained on.
 SAMPLE = 4_000_000
 
+#: Characters of a line of it, of at most 4 bytes each; the library leaves out what is longer, and fails where nothing is left.
+LINE = 1 << 14
+
 #: Changes when training changes, so that old models are not taken from the cache.
-RECIPE = "unigram 1"
+RECIPE = "unigram 2"
 
 #: Share of the characters of a text that the library wants to have pieces, at least.
 COVERAGE = 0.98
@@ -113,10 +116,18 @@ def _trained(data: ConfigDict, source: Source, pieces: int) -> Tokenizer:
     """A unigram model, from the cache where it has been trained on the same text with the same settings."""
     prints = [source.fingerprint(language, "train") for language in source.languages]
     path = cache.folder(data) / f"{cache.key(RECIPE, str(pieces), str(data.temperature), *prints)}.model"
-    if not path.exists():
+    if cache.note_of(path) is None:
         start = time.monotonic()
         log.info("training a tokenizer of %d pieces on %d languages", pieces, len(source.languages))
-        cache.store(path, _train(_sample(data, source), pieces, data))
+        lines = _sample(data, source)
+        try:
+            model = _train(lines, pieces, data)
+        except RuntimeError as error:  # the library's, whatever it does not like
+            raise UserError(
+                f"data.tokens=train: no tokenizer of {pieces} pieces can be trained on this text"
+                f" ({' '.join(str(error).split())}): set data.tokens to bytes or a model file"
+            ) from error
+        cache.store(path, model, {"text": " ".join(source.languages)})
         log.info("trained it in %.1f s: %s", time.monotonic() - start, path)
     return _from_model(path.read_bytes(), path)
 
@@ -148,7 +159,7 @@ def _train(lines: list[str], pieces: int, data: ConfigDict) -> bytes:
         bos_id=-1,
         byte_fallback=spelt,
         character_coverage=max(COVERAGE, float(covered[half - 1])) if spelt else 1.0,
-        max_sentence_length=1 << 16,
+        max_sentence_length=4 * LINE,
         num_threads=4,  # sums depend on it, so it may not depend on the machine
         minloglevel=2,
     )
@@ -159,10 +170,13 @@ def _sample(data: ConfigDict, source: Source) -> list[str]:
     """Lines of documents spread over the whole text; languages in proportion to their `shares`."""
     weights = shares([source.size(language) for language in source.languages], data.temperature)
     lines: list[str] = []
+    damaged: list[str] = []
     for language, weight in zip(source.languages, weights, strict=True):
-        lines += _thinned(source.documents(language, "train", damage_rule(data, [])), int(SAMPLE * weight))
+        lines += _thinned(source.documents(language, "train", damage_rule(data, damaged)), int(SAMPLE * weight))
     if not lines:
-        raise UserError(f"data.languages: no training text in any of {', '.join(source.languages)}; give them some")
+        raise UserError(
+            f"data.languages: no training text in any of {', '.join(source.languages)}{because(damaged)}; give them some"
+        )
     return lines
 
 
@@ -179,7 +193,8 @@ def _thinned(documents: Iterable[str], budget: int) -> list[str]:
             size = sum(map(len, kept))
     count = max(1, round(len(kept) * min(1, budget / max(size, 1))))
     chosen = [kept[i] for i in np.linspace(0, len(kept) - 1, count).astype(int)] if kept else []
-    return [line for text in chosen for line in text.splitlines() if line.strip()]
+    lines = (line for text in chosen for line in text.splitlines() if line.strip())
+    return [line[start : start + LINE] for line in lines for start in range(0, len(line), LINE)]
 
 
 @functools.lru_cache(maxsize=4)
