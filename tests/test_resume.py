@@ -15,6 +15,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import routed
+from routed.analysis import workdirs
+from routed.contracts import UserError
 from routed.engine import batches, checkpoint, compilation, execution, results
 from routed.plan.runs import static_key
 from routed.system import files
@@ -452,17 +455,44 @@ def test_no_flipped_bit_of_the_table_gets_through(finished):
     assert outcomes == {len(good), len(before)}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"config": {}, "swept": ["seed"]}', b"\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "{}", '{"config": {}, "swept": ["seed"]}', b"\xff", '{"config": [], "swept": []}',
+        '{"config": {}, "swept": {}}', '{"config": {}, "swept": [[]]}', '{"config": {}, "swept": [], "shard": 1}', "[" * 100_000,
+    ],
+    ids=lambda text: text[:40],
+)  # fmt: skip
 def test_a_damaged_config_is_refused_only_when_rows_depend_on_it(finished, refused, run, tmp_path, text):
     content = text if isinstance(text, bytes) else text.encode()
     (finished / "config.json").write_bytes(content)
     assert "config.json is damaged" in refused(finished)
+    assert "config.json is damaged" in refused(finished, "--shard=1/2")
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
+        routed.load(finished)
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
+        workdirs.merged([finished])
     (finished / "config.json").unlink()
     assert "no config.json" in refused(finished)
     work = tmp_path / "work"
     work.mkdir()
     (work / "config.json").write_bytes(content)
     run(work)
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(finished, refused, tmp_path):
+    (finished / "config.json").unlink()
+    (finished / "config.json" / "inner").mkdir(parents=True)
+    assert "config.json is damaged" in refused(finished)
+    assert "config.json is damaged" in refused(finished, "--shard=1/2")
+    (tmp_path / "work" / "config.json" / "inner").mkdir(parents=True)
+    assert "config.json (is a directory)" in refused(tmp_path / "work")
+
+
+def test_a_damaged_table_of_the_report_is_named(finished):
+    (finished / "claims.json").write_text("[")
+    with pytest.raises(UserError, match=r"claims\.json is damaged .*routed\.report"):
+        routed.load(finished)
 
 
 def test_damaged_heatmaps_cost_only_themselves(finished, run, saves):

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.engine import results
-from routed.plan import experiment
+from routed.plan import experiment, shards
 
 #: Settings that may differ between workdirs that are joined: disjoint seeds or arms of one config.
 APART = ("seed", "seeds", "arms")
@@ -30,10 +30,9 @@ def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
     for folder in folders:
         if not (folder / "config.json").exists():
             raise UserError(f"{folder} is no workdir of routed: it has no config.json")
-        results.load(folder)  # refuses a damaged one
-        told[folder] = stored = json.loads(results.described(folder))
+        told[folder] = stored = results.stored_config(folder)
         shared = {k: v for k, v in stored["config"].items() if k not in APART and not k.startswith("mesh.")}
-        alike = {"commit": stored["commit"], "code": stored.get("code"), "swept keys": stored["swept"]}
+        alike = {"commit": stored.get("commit"), "code": stored.get("code"), "swept keys": stored["swept"]}
         told[folder]["same"] = shared | alike
         place: Any = told[folder]["same"]
         if "shard" in stored:  # with whatever claims to be of the same sweep, so that a stranger is seen
@@ -50,7 +49,7 @@ def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
                     )
         if "shard" in first:
             there = {one["shard"] for one in (first, *others)}
-            parts = int(first["shard"].partition("/")[2])
+            _, parts = shards.parse(first["shard"])
             wanted = [f"{i + 1}/{parts}" for i in range(parts)]
             if missing := [part for part in wanted if part not in there]:
                 log.warning("%s: of the sweep's parts %s is missing", group[0], ", ".join(missing))
@@ -75,8 +74,8 @@ def joined_table(group: list[pathlib.Path]) -> pd.DataFrame:
 
 def _experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:
     """The experiment file that a workdir was run from, and the config it was run with."""
-    described = json.loads((folder / "config.json").read_text())
-    if "experiment" not in described:
+    described = results.stored_config(folder)
+    if not isinstance(described.get("experiment"), str):
         raise UserError(f"{folder} does not say which experiment it is of (an older version wrote it): run it again")
     try:
         module, config = experiment.configure(described["experiment"], [])

@@ -34,6 +34,9 @@ FORMAT = 3
 #: Where results.parquet keeps the digest of its content: Parquet's own checksums do not cover names and types.
 DIGEST = b"routed.digest"
 
+#: What config.json says at least, in any version.
+STORED = {"config": dict, "swept": list}
+
 PACKAGES = ("routed", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "scikit-learn", "pandas")
 
 
@@ -48,7 +51,7 @@ def open_workdir(
     swept = sorted({key for point in sweep for key in point if key not in PLANNED})
     flat, known = flatten(config), declared()
     table = read_table(path)
-    stored = _stored_config(path) if len(table) else None
+    stored = stored_config(path) if len(table) else None
     active, code = read_by(config, sweep, set(table.arm) if len(table) else ())
     if stored is not None:
         _refuse_other_code(path, stored, code)
@@ -71,7 +74,7 @@ def open_workdir(
         for key in swept:
             if key not in table:
                 table.insert(1, key, plain(flat[key]))
-    part = json.loads(described(path) or "{}").get("shard", "") if shard else ""
+    part = stored_config(path).get("shard", "") if shard and described(path) else ""
     if part and part != shard:
         raise UserError(
             f"workdir {path} is that of part {part}, this is part {shard}: give each part a --workdir of its own"
@@ -112,12 +115,13 @@ def _refuse_other_code(path: pathlib.Path, stored: dict[str, Any], code: Code) -
 def described(path: pathlib.Path) -> str:
     """The text of config.json; nothing where there is none."""
     file = path / "config.json"
-    return file.read_text() if file.exists() else ""
+    with files.explained(file):
+        return file.read_text("utf-8", errors="replace") if file.exists() else ""
 
 
 def swept_keys(path: pathlib.Path) -> list[str]:
     """Dotted keys that vary between the rows of a workdir."""
-    return _stored_config(path)["swept"]
+    return stored_config(path)["swept"]
 
 
 def write_table(path: pathlib.Path, table: pd.DataFrame) -> None:
@@ -196,31 +200,40 @@ def load(workdir: str | pathlib.Path) -> dict[str, Any]:
     """The tables of a workdir for a notebook: config, results, summary, claims, heatmaps.
 
     Raises:
-      UserError: the folder holds no run.
+      UserError: the folder holds no run, or a damaged table that the report makes again.
     """
     path = files.folder(workdir)
     if not (path / "config.json").exists():
         raise UserError(f"{path} is no workdir of routed: it has no config.json")
     summary, claims = path / "summary.csv", path / "claims.json"
-    return {
-        "config": _stored_config(path)["config"],
-        "results": read_table(path),
-        "summary": pd.read_csv(io.BytesIO(summary.read_bytes())) if summary.exists() else pd.DataFrame(),
-        "claims": json.loads(claims.read_text()) if claims.exists() else [],
-        "heatmaps": read_heatmaps(path),
-    }
-
-
-def _stored_config(path: pathlib.Path) -> dict[str, Any]:
+    found = {"config": stored_config(path)["config"], "results": read_table(path), "heatmaps": read_heatmaps(path)}
     try:
-        stored = json.loads((path / "config.json").read_text())
-        if {*stored["swept"]} <= {*stored["config"]}:
+        found["summary"] = pd.read_csv(io.BytesIO(summary.read_bytes())) if summary.exists() else pd.DataFrame()
+        found["claims"] = json.loads(claims.read_text("utf-8")) if claims.exists() else []
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{summary} or {claims} is damaged ({type(error).__name__}): the command of this workdir, or python -m"
+            " routed.report, makes them again"
+        ) from error
+    return found
+
+
+def stored_config(path: pathlib.Path) -> dict[str, Any]:
+    """What config.json says.
+
+    Raises:
+      UserError: it is missing, or says nothing of the kind.
+    """
+    try:
+        stored = json.loads((path / "config.json").read_text("utf-8"))
+        whole = all(isinstance(stored[name], kind) for name, kind in STORED.items())
+        if whole and {*stored["swept"]} <= {*stored["config"]} and isinstance(stored.get("shard", ""), str):
             return stored
     except FileNotFoundError:
         raise UserError(
             f"workdir {path} has results but no config.json, so nobody knows of which settings: choose another --workdir"
         ) from None
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         pass
     raise UserError(
         f"{path / 'config.json'} is damaged, so nobody knows of which settings the results are: choose another --workdir"
@@ -256,7 +269,7 @@ def _commit() -> str:
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
             cwd=here,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=10,
         )
     except (OSError, subprocess.SubprocessError):
@@ -266,6 +279,4 @@ def _commit() -> str:
 
 def config_of(path: pathlib.Path, base: ConfigDict) -> ConfigDict:
     """The config that a workdir was run with."""
-    return override(
-        base, {k: tuple(v) if isinstance(v, list) else v for k, v in _stored_config(path)["config"].items()}
-    )
+    return override(base, {k: tuple(v) if isinstance(v, list) else v for k, v in stored_config(path)["config"].items()})
