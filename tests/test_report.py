@@ -1,10 +1,12 @@
 """The whole path on a tiny experiment: files, figures, page, and merging of workdirs."""
 
+import html.parser
 import json
 import pathlib
 import re
 import shutil
 import types
+import xml.etree.ElementTree
 
 import numpy as np
 import pandas as pd
@@ -21,6 +23,7 @@ from routed.engine.devices import make_mesh
 from routed.engine.execution import execute
 from routed.engine.rows import last
 from routed.plan import Figure
+from routed.plan.arms import ARMS
 from routed.plan.config import base, problem_of
 from routed.plan.runs import plan_runs
 from routed.settings.tree import flatten, override
@@ -30,6 +33,11 @@ pytestmark = pytest.mark.slow  # processes, or several programs to compile
 
 ROOT = pathlib.Path(__file__).parent.parent
 AXES = problem_of(base()).columns(base())
+#: What matplotlib draws with.
+SVG_TAGS = {
+    "RDF", "Work", "agent", "cc", "clipPath", "creator", "date", "defs", "format", "g", "image", "metadata", "path", "rect",
+    "style", "svg", "title", "type", "use", "Agent",
+}  # fmt: skip
 SWEEP = ({"data.samples": 8}, {"data.samples": 32})
 
 
@@ -147,6 +155,109 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "_experiment_of", lambda folder: (experiment(), config))
     with pytest.raises(UserError, match="none of these folders has finished runs"):
         report.main(["report", str(runs / "begun")])
+
+
+def diverged(table):
+    """The rows of runs whose numbers were none from the start."""
+    metrics = [name for name in table if "/" in name and name != "router/moved"]
+    return table.assign(status="diverged", **dict.fromkeys(metrics, np.nan))
+
+
+@pytest.mark.parametrize("arms", [("learned",), ("learned", "frozen", "frozen_sharp", "frozen_data")])
+def test_runs_that_diverged_at_once_do_not_break_the_page(finished, tmp_path, arms):
+    config, path, table, _ = finished
+    work = shutil.copytree(path, tmp_path / "work")
+    shutil.rmtree(work / "figures")
+    lost = table.arm.isin(arms)
+    table = pd.concat([diverged(table[lost]), table[~lost]], ignore_index=True)
+    maps = results.read_heatmaps(work)
+    gone = set(table[table.arm.isin(arms)].run)
+    results.write_heatmaps(work, {run: np.full_like(one, np.nan) for run, one in maps.items() if run in gone})
+    text = page.write(work, experiment(), config, table)
+    assert "x.order" in text
+    assert "x.order" in (work / "report.html").read_text("utf-8")
+    assert (work / "figures" / "routing.svg").exists() == (len(arms) == 1)  # of the arms that have maps
+
+
+def test_every_figure_can_do_without_a_finished_run(finished):
+    config, _, table, _ = finished
+    rows = diverged(table).assign(**{"data.separation": 1.0, "data.clusters": 4})
+    swept = ["data.samples", "data.separation", "data.clusters"]
+    nothing = {run: np.full((3, 4, 4), np.nan) for run in rows.run}
+    data = frame.Data(rows, swept, flatten(config), nothing, AXES)
+    specs = {
+        "phase": {"x": "data.samples", "y": "data.separation"},
+        "methods": {"methods": {"one": {"data.samples": 8}}, "metrics": ("test/loss",)},
+        "success": {"arm": "learned", "metric": "test/loss", "x": "data.samples", "predicted": {}},
+        "paired": {"metric": "test/loss"},
+        "languages": {"arm": "frozen"},
+        "routing": {"arms": ("learned", "frozen")},
+    } | {kind: {"lines": {"one": {"data.samples": 8}}} for kind in ("series", "dispatch", "products", "embedding")}
+    for kind in plots.PLOTS:
+        spec = {"kind": kind, "name": kind, "x": "data.samples", "metrics": ("test/loss", "train/loss")}
+        if (figure := plots.draw(spec | specs.get(kind, {}), data)) is not None:
+            assert plots.svg(figure).startswith("<?xml")
+
+
+HOSTILE = """"><script>$x^{ü$'%20&amp;{{7*7}}-->]]>"""
+
+
+class Tags(html.parser.HTMLParser):
+    """Tags, their attributes' names, and ids of a page."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.ids = set(), []
+
+    def handle_starttag(self, tag, attributes):
+        self.seen |= {tag, *(f"{tag} {name}" for name, _ in attributes)}
+        self.ids += [value for name, value in attributes if name == "id"]
+
+
+def tags_of(path):
+    found = Tags()
+    found.feed(path.read_text("utf-8"))
+    assert len(found.ids) == len(set(found.ids))
+    return found
+
+
+def test_names_are_text_wherever_they_come_from(finished, tmp_path, monkeypatch):
+    """A workdir, an arm and its label, a language, a swept value, a claim, a document, what config.json says."""
+    config, path, table, _ = finished
+    allowed = tags_of(path / "report.html").seen | {"a", "a href", "h1 id", "br", "em"}
+    work = shutil.copytree(path, tmp_path / HOSTILE.replace("/", ""))
+    arm = f"frozen {HOSTILE}"
+    monkeypatch.setitem(ARMS, arm, ARMS["frozen_data"]._replace(label=HOSTILE))
+    table = table.assign(
+        **{
+            "data.target": HOSTILE,
+            "arm": table.arm.replace("frozen_data", arm),
+            f"eval/loss/{HOSTILE}": table["test/loss"],
+        }
+    )
+    described = json.loads((work / "config.json").read_text("utf-8"))
+    described |= {"swept": ["data.samples", "data.target"], "commit": HOSTILE, "data": HOSTILE}
+    (work / "config.json").write_text(json.dumps(described), "utf-8")
+    module = experiment()
+    module.__doc__ = f"{HOSTILE}\n\n{HOSTILE}"
+    claim = Writer("scaled", "test/loss").order(
+        f"x.{HOSTILE}", HOSTILE, HOSTILE, LEARNED, {"arm": arm}, at={"data.samples": 32}
+    )
+    drawn = (
+        {"kind": "methods", "name": "methods", "methods": {HOSTILE: {"data.samples": 8, "data.target": HOSTILE}},
+         "metrics": ("test/loss",)},
+        {"kind": "languages", "name": "languages", "arm": arm},
+        {"kind": "curves", "name": "curves", "x": "data.target", "metrics": ("test/loss",)},
+    )  # fmt: skip
+    module.FIGURES = {"": Figure("whole", claims=lambda config: (claim,), plots=lambda config: drawn)}
+    page.write(work, module, config, table)
+    assert tags_of(work / "report.html").seen <= allowed
+    assert (work / "report.html").read_text("utf-8").count("&lt;script&gt;") >= 8
+    for figure in (work / "figures").glob("*.svg"):
+        assert {one.tag.rsplit("}")[-1] for one in xml.etree.ElementTree.parse(figure).iter()} <= SVG_TAGS
+    parts = [page.make_part([folder], module, config, table) | {"figures": []} for folder in (work, path)]
+    page.write_page(tmp_path / "all.html", parts)
+    assert tags_of(tmp_path / "all.html").seen <= allowed
 
 
 def test_panels_that_share_an_axis_show_all_of_it(finished):

@@ -9,6 +9,7 @@ it. Parts of one sweep (main's --shard), or other disjoint runs of one config an
 from __future__ import annotations
 
 import collections
+import hashlib
 import importlib.resources
 import io
 import json
@@ -64,13 +65,13 @@ def make_part(
     for spec in experiment.figure_of(module, config).plots(config):
         figure = plots.draw(spec, data)
         if figure is not None:
-            inline = Markup(_unique_ids(plots.svg(figure), f"{workdir.name}-{spec['name']}"))
+            inline = Markup(_unique_ids(plots.svg(figure), f"{workdir.name}/{spec['name']}"))
             figures.append(
                 {"name": spec["name"], "drawn": figure, "svg": inline, "caption": plots.PLOTS[spec["kind"]].caption}
             )
     point = data.at_point(last, {})
     gap = diagnosis.gap(point)
-    described = json.loads((workdir / "config.json").read_text())
+    described = results.stored_config(workdir)
     document = (module.__doc__ or "").strip()
     return {
         "name": workdir.name,
@@ -94,7 +95,7 @@ def make_part(
 
 def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
     """One HTML file that opens offline."""
-    source = importlib.resources.files("routed.analysis").joinpath("report.html").read_text()
+    source = importlib.resources.files("routed.analysis").joinpath("report.html").read_text("utf-8")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -155,9 +156,9 @@ def _wide(summary: pd.DataFrame, swept: list[str]) -> str:
     )
 
 
-def _unique_ids(svg: str, prefix: str) -> str:
-    """Inline SVGs share the page's name space: their ids and references get a prefix; XML headers go."""
-    svg = svg[svg.index("<svg") :]
+def _unique_ids(svg: str, name: str) -> str:
+    """Inline SVGs share the page's name space: their ids and references get a prefix, a hash of a name; XML headers go."""
+    svg, prefix = svg[svg.index("<svg") :], f"f{hashlib.sha256(name.encode()).hexdigest()[:12]}"
     for mark in ('id="', 'href="#', "url(#"):
         svg = svg.replace(mark, f"{mark}{prefix}-")
     return svg

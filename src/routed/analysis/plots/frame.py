@@ -39,6 +39,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 
 STYLE: Any = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "routed",
+    "text.parse_math": False,  # names are text, also one with two dollars
     "figure.constrained_layout.use": True, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.25, "figure.dpi": 110,
 }  # fmt: skip
 
@@ -122,11 +123,11 @@ def logarithmic(panel, axis: str = "y") -> None:
     if low < FLOOR < high:
         panel.set(**{f"{axis}lim": (FLOOR, high)})
         low = FLOOR
+    marks = panel.yaxis if axis == "y" else panel.xaxis
     if high / low < 100:
-        marks = panel.yaxis if axis == "y" else panel.xaxis
         marks.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high / low > 4 else (1, 1.5, 2, 3, 4, 5, 7)))
-        marks.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-        marks.set_minor_formatter(ticker.NullFormatter())
+    marks.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    marks.set_minor_formatter(ticker.NullFormatter())
 
 
 def legend(figure: Figure, panel) -> None:

@@ -102,7 +102,10 @@ def routing(spec: dict[str, Any], data: Data) -> Figure | None:
     """
     rows = data.at_point(data.last, spec | {"x": None})
     shown = [
-        (arm, data.heatmaps[run]) for arm in spec["arms"] for run in rows[rows.arm == arm].run if run in data.heatmaps
+        (arm, data.heatmaps[run])
+        for arm in spec["arms"]
+        for run in rows[rows.arm == arm].run
+        if run in data.heatmaps and np.isfinite(data.heatmaps[run]).all()  # not of a run that diverged at once
     ]
     if not shown:
         return None
