@@ -12,11 +12,15 @@ import logging
 import os
 import pathlib
 import shlex
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+
+from routed.system import signals
+
+if __name__ == "__main__":
+    signals.end_on_signals()  # before the other imports, which take a moment
 
 from absl import app, flags
 from absl import logging as log
@@ -77,7 +81,7 @@ def main(argv: list[str]) -> None:
     devices.split_host()  # before anything asks JAX for its devices
     module, config = experiment.configure(spec, _OVERRIDES)
     if LIST.value == "figures":  # whatever is still to be set
-        print(listing.list_figures(module, spec.partition(":")[0], config))
+        files.tell(listing.list_figures(module, spec.partition(":")[0], config))
         return
     checks.validate(config)
     given = [text.partition("=")[0] for text in _OVERRIDES]
@@ -85,7 +89,7 @@ def main(argv: list[str]) -> None:
     checks.validate_sweep(sweep)
     runs = plan_runs(config, sweep, [*given, *(text.partition("=")[0] for text in SWEEP.value)])
     if LIST.value == "settings":
-        print(listing.list_settings(config, runs))
+        files.tell(listing.list_settings(config, runs))
         return
     if SHARD.value:
         runs = shards.part(runs, SHARD.value)
@@ -97,7 +101,7 @@ def main(argv: list[str]) -> None:
     mesh = devices.make_mesh(config)
     if DRY_RUN.value:
         described = dry_run.describe(runs, mesh)
-        hosts.once(lambda: print(described))
+        hosts.once(lambda: files.tell(described))
         return
     changes = _OVERRIDES + SWEEP.value + ([f"shard{SHARD.value.replace('/', 'of')}"] if SHARD.value else [])
     workdir = files.folder(WORKDIR.value or default_workdir(config, changes))
@@ -121,8 +125,10 @@ def main(argv: list[str]) -> None:
                 time.monotonic() - start,
             )
             return
+        told: list[str] = []
         with files.explained(workdir / "report.html"):
-            hosts.once(lambda: print(page.write(workdir, module, config, table)))
+            hosts.once(lambda: told.append(page.write(workdir, module, config, table)))
+        hosts.once(lambda: files.tell(*told))
         log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
 
 
@@ -142,7 +148,7 @@ def _log_in(workdir: pathlib.Path) -> Iterator[None]:
         if files.remote(workdir):
             with tempfile.NamedTemporaryFile(suffix=".log", delete=False) as file:
                 here = pathlib.Path(file.name)
-        handler = logging.FileHandler(here)
+        handler = logging.FileHandler(here, encoding="utf-8", errors="backslashreplace")
     handler.handleError = lambda record: None  # type: ignore[method-assign]
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.get_absl_logger().addHandler(handler)
@@ -189,7 +195,8 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 def run() -> None:
     """Entry point: what the user caused ends in one line and exit code 2, an interruption outside of training in 130."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # while runs train, execute takes both signals
+    signals.end_on_signals()
+    files.accept_any_text()
     log.use_absl_handler()
     log.set_verbosity(log.INFO)
     log.get_absl_handler().setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
@@ -199,9 +206,6 @@ def run() -> None:
         flags.FLAGS.mark_as_parsed()  # else absl adds a line of its own when the flags are what is wrong
         log.error("error: %s", " ".join(str(error).split()))
         sys.exit(2)
-    except KeyboardInterrupt:
-        log.error("interrupted: the same command goes on from what is saved")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

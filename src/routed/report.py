@@ -10,6 +10,11 @@ from __future__ import annotations
 
 import sys
 
+from routed.system import signals
+
+if __name__ == "__main__":
+    signals.end_on_signals()  # before the other imports, which take seconds
+
 from absl import app, flags
 from absl import logging as log
 
@@ -38,7 +43,7 @@ def main(argv: list[str]) -> None:
             log.warning("%s has no finished runs yet: left out", group[0])
             continue
         parts.append(make_part(group, module, config, table))
-        print(f"{parts[-1]['name']}\n{as_text(parts[-1])}\n")
+        files.tell(f"{parts[-1]['name']}\n{as_text(parts[-1])}\n")
     if not parts:
         raise UserError("none of these folders has finished runs")
     out = (
@@ -47,11 +52,13 @@ def main(argv: list[str]) -> None:
         else (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
     )
     write_page(out, parts)
-    print(f"wrote {out}")
+    files.tell(f"wrote {out}")
 
 
 def run() -> None:
     """Entry point."""
+    signals.end_on_signals()
+    files.accept_any_text()
     try:
         app.run(main)
     except UserError as error:

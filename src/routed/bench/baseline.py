@@ -15,7 +15,7 @@ def lines(command: str, pattern: str, form: str) -> list[tuple[str, ...]]:
     Raises:
       UserError: it failed, or printed no such line.
     """
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True)
+    done = subprocess.run(shlex.split(command), capture_output=True, encoding="utf-8")
     found = re.findall(f"(?m)^{pattern}", done.stdout)
     if done.returncode or not found:
         raise UserError(f"--baseline={command}: exit code {done.returncode}, expected lines {form}")

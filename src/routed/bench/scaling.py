@@ -199,7 +199,7 @@ def sweep(rounds: int) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for devices in (1, 2, 4, 8):
         code = f"from routed.bench import scaling; print(scaling.runs_per_hour({devices}, {rounds}))"
-        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, encoding="utf-8", check=True)
         rate = float(done.stdout.split()[-1])
         share = rate / devices / (records[0]["runs_per_hour"] if records else rate)
         cores = len(os.sched_getaffinity(0))

@@ -73,7 +73,7 @@ def _write(target: pathlib.Path, state: Any, meta: dict) -> None:
         files.remove(beside)
 
     def finish() -> None:
-        (beside / "meta.json").write_text(json.dumps(meta | {"digest": _seal(meta, beside)}))
+        (beside / "meta.json").write_text(json.dumps(meta | {"digest": _seal(meta, beside)}), "utf-8")
         if beside != target:
             files.remove(target)
             os.replace(beside, target)
@@ -112,7 +112,7 @@ def agreed(root: pathlib.Path) -> tuple[pathlib.Path, dict] | None:
 def _meta(path: pathlib.Path) -> dict | None:
     """The meta data of what was saved at `path`, None if it is damaged or missing."""
     try:
-        meta = json.loads((path / "meta.json").read_text())
+        meta = json.loads((path / "meta.json").read_text("utf-8"))
         return meta if meta.pop("digest") == _seal(meta, path) else None
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None

@@ -18,7 +18,13 @@ from routed.models import expert_axis
 
 
 def split_host() -> None:
-    """On a CPU, makes a device of every core, unless the user already chose a number. Before JAX's first use only."""
+    """On a CPU, makes a device of every core, unless the user already chose a number. Before JAX's first use only.
+
+    Raises:
+      UserError: JAX is told to compute in 64 bits, which would change every number and which the program is not made for.
+    """
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise UserError("JAX_ENABLE_X64 is set, and runs are in 32 bits: unset it")
     logging.getLogger("jax").setLevel(logging.WARNING)  # it reports each accelerator that is not there
     chosen = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     if chosen < 1 and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):

@@ -6,15 +6,17 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
 import logging
 import os
 import pathlib
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 
 from routed.contracts import UserError
 
-#: Errors of the disk that another folder mends, in the order in which they are looked for.
+#: Errors of the disk that another folder mends, as they are looked for in the text of an error that a library made of one.
 ELSEWHERE = (
     errno.EROFS,
     errno.EACCES,
@@ -27,8 +29,38 @@ ELSEWHERE = (
 )
 
 
+def accept_any_text() -> None:
+    """Standard output and error take what their encoding lacks as \\u escapes: a report has signs that a C locale has not."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def tell(text: str) -> None:
+    """Prints to the standard output.
+
+    Raises:
+      UserError: it takes nothing more, as it is a pipe that was closed or a file on a full disk.
+    """
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails again as it ends
+        raise UserError(
+            f"the standard output takes nothing more ({error.strerror}): send it elsewhere; what belongs in files is written"
+        ) from error
+
+
 def folder(name: str | os.PathLike) -> pathlib.Path:
-    """The folder of this name, on the disk or, as gs://BUCKET/..., in a bucket."""
+    """The folder of this name, on the disk or, as gs://BUCKET/..., in a bucket.
+
+    Raises:
+      UserError: the locale cannot read its name, which JAX's libraries then do not take.
+    """
+    if any("\udc80" <= sign <= "\udcff" for sign in str(name)):  # how Python keeps bytes that are no text
+        raise UserError(
+            f"folder {name!r}: its name is not UTF-8 in this locale: set PYTHONUTF8=1, or choose another name"
+        )
     if "://" not in str(name):
         return pathlib.Path(name)
     from etils import epath  # here, as few need it
@@ -107,12 +139,12 @@ def explained(path: pathlib.Path) -> Iterator[None]:
                 " login), or choose another --workdir"
             ) from error
         text = " ".join(str(e) for e in _causes(error))
-        codes = {e.errno for e in _causes(error) if isinstance(e, OSError)}
+        codes = {e.errno for e in _causes(error) if isinstance(e, OSError) and e.errno}
         if codes & {errno.ENOSPC, errno.EDQUOT} or "No space left" in text or "RESOURCE_EXHAUSTED" in text:
             raise UserError(
                 f"disk full while writing {path}: free some space and run the same command; finished runs are kept"
             ) from error
-        for code in ELSEWHERE:
+        for code in (*codes, *ELSEWHERE):
             if code in codes or os.strerror(code) in text:
                 raise UserError(f"cannot use {path} ({os.strerror(code).lower()}): choose another --workdir") from error
         raise

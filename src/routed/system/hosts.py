@@ -119,10 +119,10 @@ def broadcast_from_first(text: str) -> str:
     """The text of process 0, on every process."""
     if jax.process_count() == 1:
         return text
-    raw = np.frombuffer(text.encode(), np.uint8)
+    raw = np.frombuffer(text.encode(errors="surrogateescape"), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.array(raw.size)))
     own = raw if is_first() else np.zeros(size, np.uint8)
-    return bytes(multihost_utils.broadcast_one_to_all(own)).decode() if size else ""
+    return bytes(multihost_utils.broadcast_one_to_all(own)).decode(errors="surrogateescape") if size else ""
 
 
 def require_equal(what: str, value: Any, remedy: str) -> None:

@@ -41,7 +41,7 @@ PARENT_DEATH = 1
 def supervise(command: list[str], coordinator: str) -> int:
     """Runs `command` as a child and returns its exit code; when a peer was lost says so, and returns 1."""
     child = subprocess.Popen(
-        command, env=os.environ | {MARK: "1"}, stderr=subprocess.PIPE, text=True, errors="replace",
+        command, env=os.environ | {MARK: "1"}, stderr=subprocess.PIPE, encoding="utf-8", errors="replace",
         start_new_session=True,  # a terminal's signals reach this process only, which passes each down once
         preexec_fn=lambda: ctypes.CDLL(None).prctl(PARENT_DEATH, signal.SIGTERM),
     )  # fmt: skip
