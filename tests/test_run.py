@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
-from routed.engine import results, rows
+from routed.engine import limits, results, rows
+from routed.engine.compilation import compile_group
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute, make_groups
 from routed.plan.config import base
@@ -152,6 +153,18 @@ def test_batches_of_a_group_are_equal(small, seeds, devices, size):
 def test_more_samples_than_memory_are_refused(small):
     with pytest.raises(UserError, match=r"data\.samples=2000000000: .* lower data\.samples"):
         make_groups(plan_runs(override(small, {"data.samples": 2_000_000_000}), ({},)), make_mesh(small))
+
+
+def test_a_step_that_needs_more_than_the_memory_is_refused_before_it_runs(small, monkeypatch):
+    """What it computes, beside what it is given: 16,384 x 4 experts x 5 units x 4 bytes are 1.3 MB, a batch of it .3 MB."""
+    config = override(small, {"arms": ("learned",), "seeds": 1, "mesh.run": 1, "batch_size": 2**14})
+    mesh = make_mesh(config)
+    (group,) = make_groups(plan_runs(config, ({},)), mesh)
+    monkeypatch.setattr(limits, "memory", lambda: 2_000_000)
+    with pytest.raises(
+        UserError, match=r"batch_size=16384: a step takes 0.\d+ GiB and 1 devices .*; lower batch_size$"
+    ):
+        compile_group(group.config, group.pool, group.size, mesh)
 
 
 def test_more_devices_than_there_are(small):

@@ -19,8 +19,9 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.engine import checkpoint
-from routed.engine.compilation import Compiled, stack_traced, steps_fed
+from routed.engine.compilation import Compiled, stack_traced
 from routed.engine.events import Events
+from routed.engine.limits import steps_fed
 from routed.plan.config import problem_of
 from routed.plan.runs import Run
 from routed.system import files, hosts

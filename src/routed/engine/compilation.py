@@ -19,14 +19,10 @@ from jax.stages import Lowered
 from ml_collections import ConfigDict
 
 from routed.engine.devices import LocalSlice, local_slice, place, place_feed, state_sharding
+from routed.engine.limits import refuse_program, steps_fed
 from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.plan.config import problem_of, traced
 from routed.training import program
-
-
-def steps_fed(config: ConfigDict) -> int:
-    """Steps that are fed at once, and after which a batch is saved."""
-    return config.checkpoint.every or config.eval_every
 
 
 class Compiled(NamedTuple):
@@ -52,7 +48,11 @@ class Compiled(NamedTuple):
 
 
 def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compiled:
-    """Compiles the group's program for `runs` runs at a time; `runs` is a multiple of the mesh's axis `run`."""
+    """Compiles the group's program for `runs` runs at a time; `runs` is a multiple of the mesh's axis `run`.
+
+    Raises:
+      UserError: what it computes does not fit into memory.
+    """
     problem, spread = problem_of(config), mesh.size > mesh.shape["run"]
     one = program.make_program(config, problem.build(config, pool, mesh if spread else None))
     over_runs = _one_spread_run if spread else _over_devices(config, mesh)
@@ -77,6 +77,7 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
         flags, steps, flags, seeds, values, worlds, states, _shaped(feed, batch), shared
     )
     advance = compile_lowered(lowered, problem.fuse)
+    refuse_program(config, (start, advance), mesh)
     local = local_slice(batch, (runs, every, config.batch_size))
     return Compiled(
         runs=runs,
@@ -147,15 +148,6 @@ def compile_lowered(lowered: Lowered, fuse: str = "LIBRARY_FUSION_TYPE_REDUCE") 
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # a release that does not know the option
             return lowered.compile(compiler_options={"xla_cpu_experimental_ynn_fusion_type": fuse})
     return lowered.compile()
-
-
-def bytes_of_run(config: ConfigDict, pool: int) -> int:
-    """Bytes of one run's world and state, from their shapes."""
-    problem = problem_of(config)
-    one = program.make_program(config, problem.build(config, pool, None))
-    shared = problem.shared_arrays(config)
-    shapes = jax.eval_shape(partial(program.start, one), np.uint32(0), traced(config), shared)
-    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
 
 
 def stack_traced(runs: list[dict[str, bool | int | float]]) -> dict[str, np.ndarray]:

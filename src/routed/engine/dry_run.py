@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from routed.engine.compilation import Compiled, compile_group, stack_traced, steps_fed
+from routed.engine.compilation import Compiled, compile_group, stack_traced
 from routed.engine.execution import Group, make_groups
+from routed.engine.limits import steps_fed
 from routed.plan.config import problem_of, traced
 from routed.plan.runs import Run
 

@@ -9,16 +9,14 @@ import signal
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pandas as pd
 from absl import logging as log
 from jax.sharding import Mesh
 
-from routed.contracts import UserError
-from routed.engine import checkpoint, results
+from routed.engine import checkpoint, limits, results
 from routed.engine.batches import advance, interruption
-from routed.engine.compilation import Compiled, bytes_of_run, compile_group
+from routed.engine.compilation import Compiled, compile_group
 from routed.engine.rows import fill_places, merge, rows_of
 from routed.plan.arms import ARMS
 from routed.plan.config import problem_of, traced
@@ -29,9 +27,6 @@ from routed.system.progress import Progress
 
 #: Further arrays of the base seed that figures of classes are drawn from, and how they are kept.
 PICTURED = (("counts", np.int32), ("products", np.float32), ("choices", np.int16), ("right", np.bool_))
-
-#: Share of the memory that worlds and states may take; the rest is for what a step computes.
-USABLE = 1 / 3
 
 
 class Group(NamedTuple):
@@ -54,24 +49,15 @@ def make_groups(runs: list[Run], mesh: Mesh) -> list[Group]:
     Raises:
       UserError: not even one run a device fits into memory.
     """
-    made, memory = [], hosts.min_over_processes(_memory())
-    # Devices of a host that hold runs of their own.
-    here = mesh.shape["run"] // min(jax.process_count(), mesh.shape["run"])
+    made, memory, here = [], limits.memory(), limits.devices_here(mesh)
     for members in groups(runs):
         config = members[0].config
         problem = problem_of(config)
-        pool = max(run.config.data.samples if "samples" in run.config.data else 0 for run in members)
+        largest = max((run.config for run in members), key=limits.pool_of)
+        pool = limits.pool_of(largest)
         devices = mesh.shape["run"]
-        _refuse_if_too_large("data.samples", pool, problem.data_bytes(config, pool), here, memory)
-        each = bytes_of_run(config, pool)
-        _refuse_if_too_large(
-            "experts.count",
-            config.experts.count if "experts" in config and "count" in config.experts else 1,
-            each,
-            here,
-            memory,
-        )
-        fits = int(memory * USABLE // each) * (devices // here)
+        each = limits.refuse_if_too_large(largest, here, memory)
+        fits = int(memory * limits.USABLE // each) * (devices // here)
         most = 1 if mesh.size > devices else max(min(config.mesh.runs_per_batch, fits), 1)
         # Batches of equal size: what pads the last one are places on the last devices, which would have nothing to do.
         equal = math.ceil(len(members) / math.ceil(len(members) / most))
@@ -83,14 +69,6 @@ def make_groups(runs: list[Run], mesh: Mesh) -> list[Group]:
             )
         )
     return made
-
-
-def _refuse_if_too_large(key: str, value: int, bytes_each: int, devices: int, memory: int) -> None:
-    if bytes_each * devices > memory * USABLE:
-        raise UserError(
-            f"config key {key}={value}: a run takes {bytes_each / 2**30:.1f} GiB and {devices} devices hold one each,"
-            f" of {memory / 2**30:.1f} GiB of memory; lower {key} or set mesh.run=1"
-        )
 
 
 def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: Mesh) -> pd.DataFrame:
@@ -218,13 +196,8 @@ class _interruptions:
             signal.signal(number, handler)
 
     def _catch(self, number, frame):
-        if self.caught and number == signal.SIGINT:
-            raise KeyboardInterrupt
+        if self.caught and number == signal.SIGINT and callable(before := self.before[number]):
+            before(number, frame)
         self.caught = True
         # Not the log: a handler may interrupt the log's own writing, which must not be entered twice.
         os.write(2, f"{signal.Signals(number).name}: saving after the steps under way\n".encode())
-
-
-def _memory() -> int:
-    """Bytes of memory of this machine: all of it, not what is free now, so that a plan is the same on every start."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -6,7 +6,7 @@ from routed.experts.constant import Constant
 from routed.experts.expert import Expert
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Linear, Mlp
-from routed.settings.setting import Setting, at_least, one_of
+from routed.settings.setting import LAYERS, Setting, at_least, one_of
 
 #: name -> ONE expert. Experts of images compute on what stands beside an image and on the router's features of it: rows.
 EXPERTS: dict[str, Expert] = {
@@ -46,7 +46,7 @@ EXPERTS: dict[str, Expert] = {
 #: Settings of the node `experts` that several experts, or the models around them, read.
 SHARED: dict[str, Setting] = {
     "count": Setting(64, "experts", at_least(1)),
-    "depth": Setting(3, "weight layers of an mlp", at_least(1)),
+    "depth": Setting(3, "weight layers of an mlp", LAYERS),
     "width": Setting(96, "hidden units; of a cnn: filters for each output", at_least(1)),
     "activation": Setting("relu", "between the layers", one_of(ACTIVATIONS)),
     "learning_rate": Setting(0.01, "of the experts' parameters", at_least(0), traced=True),

@@ -67,7 +67,13 @@ def capacity(rule: Rule, tokens: int, experts: int) -> int:
 
 def group_of(size: int, tokens: int) -> int:
     """The largest group of at most `size` tokens that divides `tokens`; 0: all of them are one group."""
-    return max(n for n in range(1, min(size, tokens) + 1) if tokens % n == 0) if size else tokens
+    return max(n for n in divisors(tokens) if n <= size) if size else tokens
+
+
+def divisors(number: int) -> set[int]:
+    """All that divide a positive number."""
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return {*low, *(number // n for n in low)}
 
 
 def groupless(rule: Rule) -> bool:

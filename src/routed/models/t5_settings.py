@@ -8,10 +8,10 @@ from routed.contracts import UserError
 from routed.layer.rule import rule_of
 from routed.layer.selection import groupless
 from routed.models.t5_sizes import FFNS, blocks_of, is_sparse, shared_group, tokens_of, whole_groups
-from routed.settings.setting import POSITIVE, Allowed, Setting, at_least, one_of, refuse
+from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, at_least, one_of, refuse
 
 TRANSFORMER: dict[str, Setting] = {
-    "layers": Setting(2, "of the encoder, and as many of the decoder", at_least(1)),
+    "layers": Setting(2, "of the encoder, and as many of the decoder", LAYERS),
     "sparse_layers": Setting(1, "of them in each stack, spaced equally", at_least(0)),
     "dim": Setting(32, "width of the trunk", at_least(1)),
     "heads": Setting(4, "of attention", at_least(1)),
@@ -37,6 +37,8 @@ def check_t5(config: ConfigDict) -> None:
       UserError: names the key, and a value that works.
     """
     blocks_of(config)
+    if (tokens := max(tokens_of(config))) >= 2**31:
+        refuse("batch_size", config.batch_size, f"makes {tokens:,} tokens a step; keep them below 2^31")
     if "selection" in config and "name" in config.selection and not config.transformer.sparse_layers:
         refuse("model", config.model, "there is no sparse layer; set transformer.sparse_layers")
     devices = config.mesh.data * config.mesh.expert

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.experts import EXPERTS
-from routed.layer.selection import group_of
+from routed.layer.selection import divisors, group_of
 from routed.settings.tree import node_of
 from routed.tasks.text import spans
 
@@ -101,7 +101,8 @@ def tokens_of(config: ConfigDict) -> tuple[int, int]:
 def shared_group(config: ConfigDict, devices: int) -> int:
     """The largest group size, at most selection.group_size, of which every device has whole groups in both stacks; 0 if none."""
     most = min(config.selection.group_size or tokens_of(config)[0], *(n // devices for n in tokens_of(config)))
-    return next((size for size in range(most, 0, -1) if whole_groups(config, size, devices)), 0)
+    sizes = sorted({most, *(size for n in tokens_of(config) for size in divisors(n) if size <= most)}, reverse=True)
+    return next((size for size in sizes if size and whole_groups(config, size, devices)), 0)
 
 
 def whole_groups(config: ConfigDict, size: int, devices: int) -> bool:

@@ -28,6 +28,10 @@ from routed.training.phases import configs_of
 PLANNED = ("arms", "seeds")
 
 
+#: The most evaluations of a run.
+EVALUATIONS = 10_000
+
+
 def validate(config: ConfigDict) -> None:
     """Refuses impossible values, and what an experiment file added to the declared settings.
 
@@ -44,6 +48,13 @@ def validate(config: ConfigDict) -> None:
             )
         if not known[key].allowed.holds(value):
             refuse(key, value, known[key].allowed.words())
+        for one in value if isinstance(value, tuple) else (value,):
+            if type(one) in (int, float) and not _in_32_bits(one):
+                refuse(
+                    key,
+                    value,
+                    "programs count and compute in 32 bits: use numbers below 2^31, or of size 1e-37 to 1e38",
+                )
     _check_run(config)
     for phase in configs_of(config):
         read = canonical(phase)
@@ -52,12 +63,24 @@ def validate(config: ConfigDict) -> None:
             one.part.check(read)
 
 
+def _in_32_bits(number: int | float) -> bool:
+    """Is it the same in a program, whose integers are int32 and whose other numbers float32: neither infinite nor 0?"""
+    return abs(number) < 2**31 if isinstance(number, int) else number == 0 or 1e-37 <= abs(number) <= 1e38
+
+
 def _check_run(config: ConfigDict) -> None:
     """Numbers that have to fit each other, whatever the parts."""
     if config.seed + config.seeds > TUNING_OFFSET:
         refuse("seeds", config.seeds, f"seed + seeds must be at most {TUNING_OFFSET}, where the tuning seeds start")
     if config.steps % config.eval_every:
         refuse("eval_every", config.eval_every, f"must divide steps={config.steps}")
+    if config.steps // config.eval_every > EVALUATIONS:
+        refuse(
+            "eval_every",
+            config.eval_every,
+            f"makes {config.steps // config.eval_every:,} evaluations, each a row of the tables, and at most"
+            f" {EVALUATIONS:,} are kept; set it to {config.steps // EVALUATIONS} or more",
+        )
     if config.checkpoint.every and config.eval_every % config.checkpoint.every:
         refuse("checkpoint.every", config.checkpoint.every, f"must divide eval_every={config.eval_every}")
     problem = problem_of(config)

@@ -61,7 +61,11 @@ def load(path: str) -> types.ModuleType:
       UserError: no such file, not an experiment, or it does not import.
     """
     file = pathlib.Path(path)
-    if not file.is_file():
+    try:
+        there = file.is_file()
+    except OSError:  # a name that no disk takes
+        there = False
+    if not there:
         known = [str(p) for p in sorted(file.parent.glob("*.py"))] if file.parent.is_dir() else []
         raise UserError(f"--config={path}: no such file{nearest(path, known)}")
     spec = importlib.util.spec_from_file_location(file.stem, file)

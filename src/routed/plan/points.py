@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import math
 from typing import Any
 
 from absl import logging as log
@@ -13,6 +15,9 @@ from routed.contracts import UserError
 from routed.settings.tree import flatten, parse, value_of
 
 Point = dict[str, Any]
+
+#: The most points that a plan may have: each is checked on its own, which takes milliseconds.
+POINTS = 100_000
 
 
 def product(**axes) -> tuple[Point, ...]:
@@ -70,10 +75,14 @@ def from_flag(config: ConfigDict, flags: list[str]) -> tuple[Point, ...]:
     Raises:
       UserError: a text without `=`, an unknown key, a value of the wrong type.
     """
-    sweep: tuple[Point, ...] = ({},)
+    axes: dict[str, tuple[Point, ...]] = {}
     for flag in flags:
         key, equals, values = flag.partition("=")
         if not equals or not values:
             raise UserError(f"--sweep={flag}: expected KEY=v1,v2,...")
-        sweep = cross(sweep, tuple({key: parse(config, key, value)} for value in values.split(",")))
-    return sweep
+        axes[flag] = tuple({key: parse(config, key, value)} for value in values.split(","))
+    if (count := math.prod(map(len, axes.values()))) > POINTS:
+        raise UserError(
+            f"--sweep={max(axes, key=lambda flag: len(axes[flag]))}: makes {count:,} points, at most {POINTS:,}"
+        )
+    return functools.reduce(cross, axes.values(), ({},))

@@ -6,10 +6,13 @@ after the plan: a config must be whole before a plan can be made of it.
 
 from __future__ import annotations
 
-from routed.settings.setting import Allowed, Component, Setting, When, at_least, one_of
+from routed.settings.setting import Allowed, Component, Setting, When, at_least, one_of, within
 
 #: Tuning seeds start this far behind the evaluation seeds, so the two never meet.
 TUNING_OFFSET = 1_000_000
+
+#: The most devices that may share anything: more than any machine has.
+DEVICES = 2**16
 
 _TUNED = When(lambda config: config.rates == "tuned", "rates=tuned")
 
@@ -27,7 +30,7 @@ PLAN = Component(
         "seeds": Setting(
             3,
             "runs of each point and arm",
-            Allowed(lambda v: 1 <= v <= 10_000, lambda: "must be in [1, 10000]"),  # more would take minutes to plan
+            within(1, 10_000),  # more would take minutes to plan
             identity=False,
         ),
         "arms": Setting(
@@ -44,23 +47,25 @@ PLAN = Component(
         "tune.multipliers": Setting(
             (0.3, 1.0, 3.0),
             "candidates for optimizer.rate_scale; the lowest final test loss wins",
-            Allowed(lambda v: len(v) >= 1 and all(m > 0 for m in v), lambda: "must be positive numbers"),
+            Allowed(
+                lambda v: 1 <= len(v) <= 100 and all(m > 0 for m in v), lambda: "must be at most 100 positive numbers"
+            ),
             when=_TUNED,
         ),
-        "tune.seeds": Setting(1, "tuning seeds, never evaluated: seed + 1,000,000 + i", at_least(1), when=_TUNED),
+        "tune.seeds": Setting(1, "tuning seeds, never evaluated: seed + 1,000,000 + i", within(1, 10_000), when=_TUNED),
     }
 )
 
 ENGINE = Component(
     {
         "mesh.run": Setting(
-            0, "devices that share the runs; 0: all (on a CPU, one per core)", at_least(0), identity=False
+            0, "devices that share the runs; 0: all (on a CPU, one per core)", within(0, DEVICES), identity=False
         ),
-        "mesh.data": Setting(1, "devices that share the rows of one run's batch", at_least(1), identity=False),
+        "mesh.data": Setting(1, "devices that share the rows of one run's batch", within(1, DEVICES), identity=False),
         "mesh.expert": Setting(
             1,
             "devices that share the experts of one run; with mesh.data x mesh.expert > 1, runs come one after the other",
-            at_least(1),
+            within(1, DEVICES),
             identity=False,
         ),
         "mesh.batching": Setting(

@@ -20,6 +20,9 @@ from routed.plan.run_settings import TUNING_OFFSET
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten, nearest, override
 
+#: The most runs of a plan; as many take a minute to plan.
+RUNS = 500_000
+
 
 class Run(NamedTuple):
     """One arm with one seed, at every point at which it is the same run.
@@ -80,6 +83,11 @@ def plan_runs(config: ConfigDict, sweep: tuple[Point, ...], changed: Iterable[st
                 if named not in known.points:
                     known = known._replace(points=(*known.points, named), places=(*known.places, place))
                 runs[run.key] = known
+            if len(runs) > RUNS:
+                raise UserError(
+                    f"{len(sweep)} points, {len(arms)} arms and seeds={settled.seeds} make more than {RUNS:,} runs, which no"
+                    " plan may have: sweep fewer values or lower seeds"
+                )
     swept = _varying(config, sweep)
     refuse_unread((*changed, *sorted(swept)), wholes)
     _warn_of_arms(swept, {run.arm for run in runs.values()})

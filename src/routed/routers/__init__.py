@@ -9,7 +9,7 @@ from routed.routers.noise import NOISES, Noise, ScoreNoise, jitter
 from routed.routers.product import CosineRouter, ProductRouter
 from routed.routers.router import Router, initial_parameters, kernel_from_examples, scale_kernel
 from routed.routers.sharpness import sharpness_for, sharpness_of
-from routed.settings.setting import Setting, When, at_least
+from routed.settings.setting import LAYERS, Setting, When, at_least
 
 #: name -> router.
 ROUTERS: dict[str, Router] = {
@@ -74,7 +74,7 @@ def _has(ability: str):
 
 #: Settings of the node `router` that several routers, or the programs around them, read.
 SHARED: dict[str, Setting] = {
-    "depth": Setting(2, "layers of an mlp, scores included; convolutions of a cnn", at_least(1)),
+    "depth": Setting(2, "layers of an mlp, scores included; convolutions of a cnn", LAYERS),
     "width": Setting(64, "hidden units of an mlp; filters of a cnn's first convolution", at_least(1)),
     "bias": Setting(False, "a score of each expert for every token, 0 at the start"),
     "frozen": Setting(False, "parameters and state stay bit for bit what they were at step 0", traced=True),

@@ -108,6 +108,13 @@ def between(low: float, high: float) -> Allowed:
     return Allowed(lambda v: low < v < high, lambda: f"must be in ({low}, {high})")
 
 
+def within(low: int, high: int) -> Allowed:
+    """Integers between two bounds, which are meant too."""
+    return Allowed(lambda v: low <= v <= high, lambda: f"must be in [{low}, {high}]")
+
+
 FRACTION = Allowed(lambda v: 0 <= v < 1, lambda: "must be in [0, 1)")
 POSITIVE = Allowed(lambda v: 0 < v < math.inf, lambda: "must be positive")
 COUNT = Allowed(lambda v: 1 <= v < 2**31, lambda: "must be in [1, 2^31)")
+#: Of a stack whose layers are compiled one by one, each of which takes its time.
+LAYERS = within(1, 256)

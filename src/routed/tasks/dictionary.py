@@ -36,6 +36,10 @@ class Draws(NamedTuple):
     noise: Float[Array, "T R D"]
 
 
+#: The most atoms in the list of all combinations.
+LISTED = 10_000_000
+
+
 def judged(data) -> int:
     """Combinations that test samples come from: the first of the random order."""
     return min(JUDGED, math.comb(data.clusters, data.rank))
@@ -97,8 +101,18 @@ def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
 
 
 def _check(config: ConfigDict) -> None:
-    if config.data.rank > config.data.clusters:
-        refuse("data.rank", config.data.rank, f"a sample has at most data.clusters={config.data.clusters} atoms")
+    clusters, rank = config.data.clusters, config.data.rank
+    if rank > clusters:
+        refuse("data.rank", rank, f"a sample has at most data.clusters={clusters} atoms")
+    # By its logarithm, as the number itself may have a billion digits.
+    logs = math.lgamma(clusters + 1) - math.lgamma(rank + 1) - math.lgamma(clusters - rank + 1)
+    if logs + math.log(rank) > math.log(LISTED):
+        refuse(
+            "data.rank",
+            rank,
+            f"all combinations of data.clusters={clusters} atoms are listed, and there are e^{logs:.0f}; lower either, to at"
+            f" most {LISTED:,} atoms in the list",
+        )
 
 
 TASK = Task(

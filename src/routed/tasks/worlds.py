@@ -59,12 +59,6 @@ def variance(task: Task, world: World, data) -> Scalar:
     return ((y - y.mean(0, keepdims=True)) ** 2).sum(-1).mean()
 
 
-def bytes_of(task: Task, data, pool: int) -> int:
-    """Bytes that the samples of one run take, from their shapes."""
-    shapes = jax.eval_shape(lambda key: draw_world(task, key, data, pool), jax.random.key(0))
-    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
-
-
 def clusters_of(key: PRNGKeyArray | None, shape: tuple[int, ...], clusters: int) -> Int[Array, "B ..."]:
     """Clusters at random, or (without a key) in turn, so that each comes equally often."""
     if key is None:

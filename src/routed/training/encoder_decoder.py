@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Column, SoftRouting, TextBatch
 from routed.layer.rule import Rule, rule_of
-from routed.layer.selection import select
+from routed.layer.selection import group_of, select
 from routed.metrics import entropies, load
 from routed.metrics.router import COLUMNS as ROUTER_COLUMNS
 from routed.models import ENCODER_DECODERS, flops_per_row
@@ -88,7 +88,7 @@ def _evaluate(config: ConfigDict, model: Model, inputs: Inputs, params, state, s
             "stale": stale.astype(jnp.int16),
         }
 
-    size = max(b for b in range(1, config.batch_size + 1) if len(rows.inputs) % b == 0)
+    size = group_of(config.batch_size, len(rows.inputs))
     blocks = jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), rows)
     sums, stacks = jax.lax.map(forward, blocks)
     by_language = sums.sum(0) / jnp.maximum(jnp.bincount(rows.language, length=languages), 1)[:, None]
@@ -176,7 +176,6 @@ ENCODER_DECODER = ProblemPart(
     feed=text_feed.feed,
     feed_shape=text_feed.feed_shape,
     offline=offline,
-    data_bytes=lambda config, pool: 0,  # on the host, shared by all runs
     digest=lambda config: f"{config.data.name} {text_feed.corpus(config).digest}",
     about=_about,
     cost=lambda config: (

@@ -87,8 +87,7 @@ class ProblemPart(NamedTuple):
     feed_shape: Callable[[ConfigDict, int], Any]
     #: Further columns of a finished run's history: those that need several evaluations at once, or the host.
     offline: Callable[[ConfigDict, dict[str, np.ndarray]], dict[str, np.ndarray]]
-    #: Bytes of one run's data; what config.json keeps of the data; what the report says of them.
-    data_bytes: Callable[[ConfigDict, int], int]
+    #: What config.json keeps of the data; what the report says of them.
     digest: Callable[[ConfigDict], str]
     about: Callable[[ConfigDict], str]
     #: (tokens, model FLOPs) of a training step.

@@ -29,6 +29,8 @@ from routed.training.problem import Inputs, Problem
 STREAMS = ("world", "init", "order", "noise")
 #: What a training step changes, of a run's state; `taken` counts the steps, and falls behind `step` in a run that stopped early.
 MOVING = ("params", "state", "opt", "taken", "total", "loss", "lowest", "stopped")
+#: The most phases of a run.
+PHASES = 32
 #: Folded into the key of a step for the coin that chooses among phases.
 COIN = 2**31 - 1
 
@@ -48,6 +50,7 @@ SETTINGS = Component(
         "phases": Setting(
             (),
             'phases of training, in order, as "until=STEP share=FRACTION train=GROUP+GROUP KEY=VALUE"; empty: one, of everything',
+            Allowed(lambda v: len(v) <= PHASES, lambda: f"must be at most {PHASES}, as each is compiled"),
         ),
         "stop.rise": Setting(
             0.0, "a run stops when its training loss is above the lowest so far by more than this; 0: never", at_least(0)

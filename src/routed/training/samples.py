@@ -291,7 +291,6 @@ SAMPLES = ProblemPart(
     feed=lambda config, seed, rows=slice(None): lambda first, steps: (),
     feed_shape=lambda config, steps: (),
     offline=offline,
-    data_bytes=lambda config, pool: worlds.bytes_of(TASKS[config.data.name], config.data, pool),
     digest=lambda config: TASKS[config.data.name].digest(config.data),
     about=lambda config: TASKS[config.data.name].about(config.data),
     cost=cost,

@@ -51,8 +51,11 @@ def _bigram(key: str) -> float:
 
 def _counts(config: ConfigDict) -> np.ndarray:
     """How often routers meet each token id, in some batches of a seed of its own."""
-    inputs = feed(config, COUNTING)(0, COUNTED).inputs
-    return np.bincount(np.asarray(inputs).reshape(-1), minlength=config.data.vocabulary)
+    one = feed(config, COUNTING)
+    return sum(
+        np.bincount(np.asarray(one(step, 1).inputs).reshape(-1), minlength=config.data.vocabulary)
+        for step in range(COUNTED)
+    )  # type: ignore[return-value]
 
 
 def feed(config: ConfigDict, seed: int, rows: slice = slice(None)) -> Callable[[int, int], TextBatch]:

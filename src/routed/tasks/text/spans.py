@@ -5,7 +5,7 @@ Every row of a batch loses the same number of tokens in the same number of spans
 
 from __future__ import annotations
 
-import itertools
+import bisect
 
 import numpy as np
 from jaxtyping import Bool, Int, Integer
@@ -34,19 +34,20 @@ def lengths(data: ConfigDict) -> tuple[int, int]:
     Raises:
       UserError: no row becomes exactly that long.
     """
-    reached = row = target = 0
-    for length in itertools.count(2):
-        noise, spans = counts(length, data.noise_density, data.mean_span)
-        inputs = length - noise + spans + 1  # never falls as the row grows
-        if inputs > data.input_length:
-            break
-        reached, row, target = inputs, length, noise + spans + 1
-    if reached != data.input_length:
+
+    def corrupted(row: int) -> tuple[int, int]:
+        noise, spans = counts(row, data.noise_density, data.mean_span)
+        return row - noise + spans + 1, noise + spans + 1
+
+    # Of the first row whose input is too long: inputs never get shorter as rows grow.
+    row = 2 + bisect.bisect_right(range(2, 1 << 50), data.input_length, key=lambda row: corrupted(row)[0])
+    inputs, target = corrupted(row - 1) if row > 2 else (0, 0)
+    if inputs != data.input_length:
         raise UserError(
             f"data.input_length={data.input_length}: no row becomes exactly that long with data.noise_density="
-            f"{data.noise_density} and data.mean_span={data.mean_span}; set it to {inputs}"
+            f"{data.noise_density} and data.mean_span={data.mean_span}; set it to {corrupted(row)[0]}"
         )
-    return row, target
+    return row - 1, target
 
 
 def noise_mask(

@@ -96,8 +96,8 @@ def validation(corpus: Corpus, config: ConfigDict) -> TextBatch:
 
     A language with fewer rows gives all of them.
     """
-    wanted = np.arange(config.data.eval_rows) % len(corpus.languages)
-    counts = np.maximum(1, np.bincount(wanted, minlength=len(corpus.languages)))
+    each, more = divmod(config.data.eval_rows, len(corpus.languages))
+    counts = np.maximum(1, each + (np.arange(len(corpus.languages)) < more))
     counts = np.minimum(counts, [len(rows) for rows in corpus.validation])
     rows = [rows[np.arange(n) * len(rows) // n] for rows, n in zip(corpus.validation, counts, strict=True)]
     language = np.repeat(np.arange(len(counts)), counts)
