@@ -85,7 +85,7 @@ def plan_runs(config: ConfigDict, sweep: tuple[Point, ...], changed: Iterable[st
                 runs[run.key] = known
             if len(runs) > RUNS:
                 raise UserError(
-                    f"{len(sweep)} points, {len(arms)} arms and seeds={settled.seeds} make more than {RUNS:,} runs, which no"
+                    f"{len(sweep)} points, {len(sides)} arms and seeds={settled.seeds} make more than {RUNS:,} runs, which no"
                     " plan may have: sweep fewer values or lower seeds"
                 )
     swept = _varying(config, sweep)
