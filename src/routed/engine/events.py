@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 
 import numpy as np
-from tensorboardX import SummaryWriter
 
 from routed.plan.runs import Run
 from routed.system import files
@@ -19,6 +18,8 @@ class Events:
 
     def write(self, history, row: int, step: int, active: np.ndarray) -> None:
         """Row `row` of a history of scalars [R, evaluations], as of `step`, of the runs that are `active`."""
+        from tensorboardX import SummaryWriter  # here, as few runs are watched, and it takes half a second to load
+
         scalars = {name: values[:, row] for name, values in history.items()}
         for i, folder in enumerate(self.folders):
             if not active[i]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-import grain
 import numpy as np
 from jaxtyping import Int
 from ml_collections import ConfigDict
@@ -34,15 +33,17 @@ AHEAD = 4
 
 def batches(
     corpus: Corpus, config: ConfigDict, seed: int, *, start: int = 0, process: int = 0, processes: int = 1
-) -> grain.DatasetIterator[TextBatch]:
+) -> Iterator[TextBatch]:
     """This process's rows of the global batch of step `start`, `start` + 1, ...: the `process`-th of `processes` blocks.
 
-    `get_state()` and `set_state()` hold the step only. Every epoch of a language has every row once, in an order of its
+    A grain.DatasetIterator, whose `get_state()` and `set_state()` hold the step only. Every epoch of a language has every row once, in an order of its
     own; the noise is new each time.
 
     Raises:
       UserError: the batch cannot be divided by the processes.
     """
+    import grain  # here, as it brings array_record, and half a second that only text is worth
+
     if config.batch_size % processes:
         raise UserError(
             f"batch_size={config.batch_size}: {processes} processes cannot share it; set it to a multiple of {processes}"
@@ -73,6 +74,8 @@ def batch_function(corpus: Corpus, config: ConfigDict, seed: int, part: slice) -
         rng = np.random.default_rng([seed, ROWS, language, epoch])
         if sizes[language] < FEW:
             return rng.permutation(sizes[language]).tolist().__getitem__
+        import grain  # here, as above
+
         last, key = sizes[language] - 1, int(rng.integers(2**32))
         return functools.partial(grain.experimental.index_shuffle, max_index=last, seed=key, rounds=4)
 

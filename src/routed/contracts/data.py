@@ -8,7 +8,6 @@ They are named tuples, so that JAX may fill them with anything (stacked runs, sh
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -92,20 +91,3 @@ class Column(NamedTuple):
 
 #: Groups of parameters, each with a learning rate of its own: a model's `params` has those it needs. `fixed` are never trained.
 GROUPS = ("router", "experts", "trunk", "fixed")
-
-
-class UserError(Exception):
-    """Something the user can mend: shown as one line, without a traceback, with exit code 2.
-
-    What is longer than anybody reads is cut: a word (a value, a path) of more than 240 characters, a line of more than 1,500.
-    """
-
-    def __init__(self, text: str):
-        super().__init__(_cut(re.sub(r"\S{241,}", lambda word: _cut(word[0], 240), text), 1500))
-
-
-def _cut(text: str, most: int) -> str:
-    """Both ends of a text that is longer than `most` characters."""
-    if len(text) <= most:
-        return text
-    return f"{text[: most // 2]}...{text[-most // 4 :]} ({len(text):,} characters)"
