@@ -179,18 +179,37 @@ def test_information_by_hand():
     rng = np.random.default_rng(0)
     token = rng.integers(0, 4, 4000)
     language_of = token // 2
-    found = agreement.information(language_of[:, None], language_of, token, 4)
+    alone = np.arange(4000)  # a row of its own for each token
+    found = agreement.information(language_of[:, None], language_of, alone, token, 4)
     assert found["mi_language"] == pytest.approx(np.log(2), abs=0.01)
     assert found["mi_language_given_token"] == pytest.approx(0.0, abs=1e-9)
     # A token that both languages have, and a router that tells them apart all the same: ln 2 beyond the token.
     both = rng.integers(0, 2, 4000)
-    found = agreement.information(both[:, None], both, np.zeros(4000, int), 4)
+    found = agreement.information(both[:, None], both, alone, np.zeros(4000, int), 4)
     assert found["mi_language_given_token"] == pytest.approx(np.log(2), abs=0.01)
     # Independent of the language: 0 although the plug-in estimate over 64 experts is not.
     expert = rng.integers(0, 64, (400, 2))
-    found = agreement.information(expert, rng.integers(0, 8, 400), rng.integers(0, 5, 400), 16)
+    found = agreement.information(expert, rng.integers(0, 8, 400), alone[:400], rng.integers(0, 5, 400), 16)
     assert abs(found["mi_language"]) < 0.03 and abs(found["mi_language_given_token"]) < 0.05
     assert agreement._mutual(expert[:, 0], rng.integers(0, 8, 400), np.zeros(400, int)) > 0.3
+
+
+@pytest.mark.parametrize("ids", (1, 40))
+def test_rows_that_are_alike_tell_nothing_of_labels_that_are_drawn_for_them(ids):
+    """Rows with tastes of their own and labels drawn for rows: a null of permuted tokens found .05 nats here."""
+    found = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        row = np.repeat(np.arange(120), 64)
+        taste = 2 * rng.normal(size=(120, 8))
+        expert = (taste[row] + rng.gumbel(size=(len(row), 8))).argsort(1)[:, -2:]
+        label, token = rng.integers(0, 10, 120)[row], rng.integers(0, ids, len(row))
+        found.append([*agreement.information(expert, label, row, token, 8).values()])
+    assert np.abs(np.mean(found, 0)).max() < 0.01  # a standard error of .004 or so
+    # And the information that is there is found: an expert of its own for every label.
+    told = agreement.information(label[:, None], label, row, token, 8)
+    assert told["mi_language"] == pytest.approx(agreement._mutual(label, label, 0 * label), rel=0.2)
+    assert told["mi_language_given_token"] > 1
 
 
 @pytest.mark.parametrize(

@@ -55,33 +55,34 @@ def agreement(counts: np.ndarray) -> dict[str, float]:
 def information(
     choices: Int[np.ndarray, "T k"],
     label: Int[np.ndarray, " T"],
+    row: Int[np.ndarray, " T"],
     token: Int[np.ndarray, " T"],
     draws: int,
     seed: int = 0,
 ) -> dict[str, float]:
     """I(expert; label) and I(expert; label | token id) in nats: what experts know of a token's language, and beyond its id.
 
-    Plug-in estimates minus their mean over `draws` permutations of the labels, within each token id for the second, so that
-    independent labels give 0 in expectation. A router by token id has I(expert; label | token id) = 0.
+    A label belongs to a row of text, whose tokens have more in common than their label. Plug-in estimates minus their mean over
+    `draws` permutations of the labels among rows (for the second among the rows that have a token id, for each id by itself), so that
+    labels that experts know nothing of give 0 in expectation, however alike the tokens of a row are routed; permuting tokens instead
+    counts that likeness as information. Labels that experts know almost entirely get less than they have. A router by token id has I(expert; label | token id) = 0.
     """
     rng = np.random.default_rng(seed)
     k = choices.shape[1]
-    within = np.argsort(token, kind="stable")  # tokens of an id side by side
-
-    def shuffled():
-        mixed = np.empty_like(label)
-        mixed[within] = label[within[np.lexsort((rng.random(len(token)), token[within]))]]
-        return mixed
 
     def told(label, given):
         return _mutual(choices.reshape(-1), np.repeat(label, k), np.repeat(given, k))
 
-    everywhere = np.zeros_like(token)
-    free_null = np.mean([told(rng.permutation(label), everywhere) for _ in range(draws)])
-    tied_null = np.mean([told(shuffled(), token) for _ in range(draws)])
+    def beyond_chance(given):
+        """I(expert; label | given), less what labels of permuted rows tell."""
+        _, first, block = np.unique(given * (int(row.max()) + 1) + row, return_index=True, return_inverse=True)
+        owner, within = label[first], given[first]  # of the tokens of a row with one id; sorted by id
+        mixed = [owner[np.lexsort((rng.random(len(owner)), within))][block] for _ in range(draws)]
+        return told(label, given) - float(np.mean([told(one, given) for one in mixed]))
+
     return {
-        "mi_language": told(label, everywhere) - float(free_null),
-        "mi_language_given_token": told(label, token) - float(tied_null),
+        "mi_language": beyond_chance(np.zeros(len(token), np.int64)),
+        "mi_language_given_token": beyond_chance(token.astype(np.int64)),
     }
 
 

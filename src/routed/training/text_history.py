@@ -38,7 +38,8 @@ def _of_layers(config: ConfigDict, history) -> Iterator[tuple[str, int, str, np.
     for stack, ids in (("encoder", rows.inputs), ("decoder", shifted)):
         if f"{stack}/choices" not in history:
             continue
-        language, token = np.repeat(rows.language, ids.shape[1]), np.asarray(ids).reshape(-1)
+        row, token = np.repeat(np.arange(len(ids)), ids.shape[1]), np.asarray(ids).reshape(-1)
+        language = np.asarray(rows.language)[row]
         choices, stale = history[f"{stack}/choices"], history[f"{stack}/stale"]
         for s in range(choices.shape[1]):
             layer = (s + 1) * every - 1
@@ -55,6 +56,6 @@ def _of_layers(config: ConfigDict, history) -> Iterator[tuple[str, int, str, np.
             for name, values in churn.items():
                 yield stack, layer, name, np.array([np.nan, *values])
             yield stack, layer, "churn_to_final", np.array([agreement.churn(one, now[-1]) for one in now])
-            told = [agreement.information(one, language, token, DRAWS) for one in now]
+            told = [agreement.information(one, language, row, token, DRAWS) for one in now]
             for name in told[0]:
                 yield stack, layer, name, np.array([one[name] for one in told])
