@@ -270,7 +270,7 @@ def test_a_command_wins_over_the_sweep_of_a_figure(tiny, capsys, monkeypatch):
         '"Learned against frozen", sweep=lambda config: ({"data.samples": 8}, {"data.samples": 16, "arms": ("learned", "oracle")}),',
     ))  # fmt: skip
     monkeypatch.setattr(
-        "routed.engine.dry_run.describe", lambda runs, mesh: sorted({(r.arm, r.config.data.samples) for r in runs})
+        "routed.engine.dry_run.describe", lambda runs, mesh: str(sorted({(r.arm, r.config.data.samples) for r in runs}))
     )
     command(f"--config={tiny}", "--dry_run")
     assert capsys.readouterr().out == "[('frozen', 8), ('learned', 8), ('learned', 16), ('oracle', 16)]\n"
