@@ -8,8 +8,9 @@ import pytest
 from routed.layer.auxiliary import AUXILIARY
 from routed.metrics.router import METRICS
 from routed.plan import code, experiment
+from routed.plan.arms import ARMS
 from routed.plan.config import base
-from routed.plan.runs import plan_runs
+from routed.plan.runs import plan_runs, read_by
 from routed.routers import ROUTERS
 from routed.settings.tree import override
 from tests.test_command_line import EXPERIMENT, command, refusal
@@ -190,6 +191,23 @@ def test_packaged_parts_and_losses_that_do_not_count_have_no_code(files):
     assert set(code.code_of(override(base(), {"losses.mine": 0.1}))) == {"loss mine"}
 
 
+def test_what_an_arm_is_counts_and_how_it_looks_does_not(files, monkeypatch):
+    """Rows of an arm that was something else would stand beside new ones of the same name."""
+    config = override(base(), {"arms": ("frozen_sharp",)})
+    before, key = read_by(config, ())[1]["arm frozen_sharp"], plan_runs(config, ())[-1].key
+    arm = ARMS["frozen_sharp"]
+    monkeypatch.setitem(ARMS, "frozen_sharp", arm._replace(label="another", colour="#000000", fair=False))
+    assert read_by(config, ())[1]["arm frozen_sharp"] == before and plan_runs(config, ())[-1].key == key
+    for other in (
+        arm._replace(match=arm.match._replace(metric="router/entropy_token")),
+        arm._replace(changes={"router.frozen": True, "router.init_scale": 2.0}),
+    ):
+        monkeypatch.setitem(ARMS, "frozen_sharp", other)
+        after = read_by(config, ())[1]["arm frozen_sharp"]
+        assert code.change("arm frozen_sharp", before, after) == "arm frozen_sharp (ARMS)"
+        assert {run.key for run in plan_runs(config, ()) if run.arm == "frozen_sharp"}.isdisjoint({key})
+
+
 def test_digests_know_no_names_of_files():
     assert code.change("a", {"x.py": "1", "y.py": "2"}, {"z.py": "1", "y.py": "2"}) == ""
     assert code.change("a", {"x.py": "1", "y.py": "2"}, {"x.py": "1", "y.py": "3"}) == "a (y.py)"
@@ -208,11 +226,8 @@ def test_a_workdir_of_other_code_is_refused_by_name(files, monkeypatch, capsys):
     command(*small)
     whole = capsys.readouterr().out
     stored = json.loads((files / "work" / "config.json").read_text())["code"]
-    assert set(stored) == {"router.name=mine"} and set(stored["router.name=mine"]) == {
-        "my.py",
-        "beside.py",
-        "further.py",
-    }
+    assert set(stored) == {"router.name=mine", "arm learned", "arm frozen"}
+    assert set(stored["router.name=mine"]) == {"my.py", "beside.py", "further.py"}
     for old, new, name, words in (
         (
             "DECAY = 0.5",

@@ -150,6 +150,12 @@ def test_a_control_that_missed_its_entropy_is_named_and_no_effect():
     )
 
 
+def test_a_learned_gate_may_leave_the_entropy_it_began_with():
+    table = rows(**PATH)
+    table.loc[table.arm == "learned", "router/entropy_asked"] = 3.0
+    assert not controls.missed(table, "test/loss")
+
+
 def test_a_control_that_changed_nothing_is_named_and_no_effect():
     table = rows(**PATH | {"frozen_data": PATH["frozen"]})
     assert controls.missed(table, "test/loss") == {

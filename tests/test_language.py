@@ -3,6 +3,7 @@
 import functools
 import struct
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from routed.metrics import agreement
 from routed.plan.checks import validate
 from routed.plan.config import base, canonical, problem_of, traced
 from routed.plan.runs import plan_runs, static_key
+from routed.routers import ROUTERS, Router
 from routed.settings.tree import override
 from routed.training import program
 from tests.language_case import TINY
@@ -159,6 +161,29 @@ def test_a_run_that_diverges_stops_and_names_its_last_good_checkpoint(tiny, alon
     (folder,) = (tmp_path / "diverged").iterdir()
     assert str(folder) in caplog.text and "seed1" in folder.name
     assert checkpoint._meta(folder)["step"] == 2
+
+
+class Centroids(nn.Module):
+    """A router whose state, not its parameters, decides, and moves in training."""
+
+    experts: int
+
+    @nn.compact
+    def __call__(self, x, **context):
+        start = self.param("start", nn.initializers.lecun_normal(), (x.shape[1], self.experts))
+        mean = self.variable("averages", "mean", lambda: jax.lax.stop_gradient(start))
+        if self.is_mutable_collection("averages") and not self.is_initializing():
+            mean.value += 0.1 * x.mean(0)[:, None]
+        return x @ mean.value
+
+
+def test_a_frozen_router_of_a_transformer_keeps_its_state(tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(ROUTERS, "centroids", Router(lambda own, experts: Centroids(experts)))
+    table = run(override(tiny, {"router.name": "centroids", "arms": ("learned", "frozen")}), tmp_path)
+    moved = table.pivot_table(index="step", columns="arm", values="router/moved")
+    assert moved["frozen"].tolist() == [0, 0, 0] and moved["learned"].tolist() == [0, 1, 1]
+    churn = table[table.step == 4].set_index("arm")["router/churn_router"]
+    assert churn["frozen"] == 0 < churn["learned"]
 
 
 def test_event_files_hold_the_rows(alone):

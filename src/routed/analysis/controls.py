@@ -20,7 +20,7 @@ def missed(rows: pd.DataFrame, loss: str) -> dict[str, str]:
     """
     good, found = rows[rows.status == "ok"], dict[str, str]()
     for arm, mine in good.groupby("arm"):
-        if why := _misses_entropy(mine):
+        if arm in ARMS and ARMS[str(arm)].changes.get("router.frozen") and (why := _misses_entropy(mine)):
             found[str(arm)] = why
     if loss not in good:
         return found

@@ -15,6 +15,7 @@ import hashlib
 import importlib.metadata
 import importlib.resources
 import importlib.util
+import json
 import pathlib
 import re
 import sys
@@ -27,6 +28,7 @@ from ml_collections import ConfigDict
 
 from routed.layer.auxiliary import AUXILIARY
 from routed.metrics.router import METRICS
+from routed.plan.arms import ARMS
 from routed.plan.config import PACKAGED, parts_of
 from routed.plan.experiment import LOADED
 from routed.training.phases import configs_of
@@ -63,6 +65,13 @@ def code_of_metrics() -> Code:
     return _digests({f"metric {name}": metric for name, metric in METRICS.items()})
 
 
+def definition_of(arm: str) -> Code:
+    """What an arm changes, and what it takes from another."""
+    one = ARMS[arm]
+    text = json.dumps([dict(one.changes), one.match, one.transplants], sort_keys=True, default=list)
+    return {f"arm {arm}": {"ARMS": hashlib.sha256(text.encode()).hexdigest()[:16]}}
+
+
 def change(label: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """A part with the files in which its code is not what it was; empty if it is the same, in files of whatever names."""
     if sorted(before.values()) == sorted(now.values()):
@@ -95,7 +104,7 @@ def reached(name: str, part: Any) -> dict[pathlib.Path, set[str]]:
     name: TABLE["another"] = ... counts only if something that the part names reads that table.
     """
     found: dict[pathlib.Path, set[str]] = {}
-    acts = [(file, one) for file in LOADED for one in _tree(file).body if _acts(one)]
+    acts = [(file, one) for file, source in LOADED.items() for one in _parsed(source.text).body if _acts(one)]
     waiting = [(file, one) for file, one in acts if name in (_keys(one) or {name})]
     modules = [sys.modules.get(getattr(value, "__module__", "")) for value in part]
     while waiting:
@@ -103,18 +112,20 @@ def reached(name: str, part: Any) -> dict[pathlib.Path, set[str]]:
         if (text := _text(statement)) in found.setdefault(file, set()):
             continue
         found[file].add(text)
-        modules += _imported(statement, LOADED[file])
+        module, whole = LOADED[file].module, _parsed(LOADED[file].text)
+        modules += _imported(statement, module)
         for used in _names(compile(ast.Module([statement], []), str(file), "exec", dont_inherit=True)):
-            if isinstance(value := vars(LOADED[file]).get(used), types.ModuleType):  # however it was loaded
+            if isinstance(value := vars(module).get(used), types.ModuleType):  # however it was loaded
                 modules.append(value)
-            waiting += [(file, one) for one in _binding(used, _tree(file))]
+            waiting += [(file, one) for one in _binding(used, whole)]
     while modules:
-        file = pathlib.Path(getattr(module := modules.pop(), "__file__", None) or "").resolve()
-        if not file.is_file() or any(file.is_relative_to(folder) for folder in _INSTALLED):
+        file = pathlib.Path(getattr(further := modules.pop(), "__file__", None) or "").resolve()
+        if further is None or not file.is_file() or any(file.is_relative_to(folder) for folder in _INSTALLED):
             continue
-        if module is not None and (text := _text(_tree(file))) not in found.setdefault(file, set()):
+        whole = _parsed(file.read_text(encoding="utf-8"))
+        if (text := _text(whole)) not in found.setdefault(file, set()):
             found[file].add(text)
-            modules += _imported(_tree(file), module)
+            modules += _imported(whole, further)
     return found
 
 
@@ -196,10 +207,6 @@ def _text(node: ast.AST) -> str:
         ):
             one.body = one.body[1:] or [ast.Pass()]
     return ast.unparse(bare)
-
-
-def _tree(file: pathlib.Path) -> ast.Module:
-    return _parsed(file.read_text(encoding="utf-8"))
 
 
 @functools.lru_cache(maxsize=32)

@@ -18,8 +18,16 @@ from routed.settings.tree import nearest, override, parse
 #: What an experiment file has to have.
 NAMES = ("FIGURES", "get_config")
 
+
+class Source(NamedTuple):
+    """A loaded file: the module, and its text at that time."""
+
+    module: types.ModuleType
+    text: str
+
+
 #: The experiment files that were loaded, among them those that another one loads: their code may be that of a part.
-LOADED: dict[pathlib.Path, types.ModuleType] = {}
+LOADED: dict[pathlib.Path, Source] = {}
 
 
 class Figure(NamedTuple):
@@ -71,9 +79,10 @@ def load(path: str) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
         raise UserError(f"--config={path}: not a Python file")
-    module = LOADED[file.resolve()] = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
+        LOADED[file.resolve()] = Source(module, file.read_text(encoding="utf-8"))
     except UserError:
         raise
     except Exception as error:

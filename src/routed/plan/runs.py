@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.plan.arms import ARMS, source_of
 from routed.plan.checks import PLANNED, refuse_unread, validate
-from routed.plan.code import VERSION, Code, code_of, code_of_metrics
+from routed.plan.code import VERSION, Code, code_of, code_of_metrics, definition_of
 from routed.plan.config import canonical, declared, read_keys
 from routed.plan.points import Point
 from routed.plan.run_settings import TUNING_OFFSET
@@ -128,14 +128,14 @@ def _varying(config: ConfigDict, sweep: tuple[Point, ...]) -> set[str]:
 
 
 def read_by(config: ConfigDict, sweep: tuple[Point, ...], arms: Iterable[str] = ()) -> tuple[set[str], Code]:
-    """The keys that some arm of a plan reads, or one of further `arms`; and the code of users' files that it runs."""
+    """The keys that some arm of a plan reads, or one of further `arms`; and what else decides its runs: users' code, the arms."""
     keys, code = set[str](), code_of_metrics()
     for point in sweep or ({},):
         settled = override(config, point)
         for arm in {*settled.arms, *arms} & ARMS.keys():
             whole = override(settled, dict(ARMS[arm].changes))
             keys |= read_keys(whole)[1]
-            code |= code_of(whole)
+            code |= code_of(whole) | definition_of(arm)
     return keys, code
 
 
