@@ -1,6 +1,7 @@
 """The command line: what the user can get wrong ends in one line that names it and says what to do."""
 
 import errno
+import inspect
 import json
 import os
 import re
@@ -15,9 +16,11 @@ from absl import flags
 from routed import main
 from routed.contracts import UserError
 from routed.engine import devices, limits
-from routed.plan import runs
+from routed.plan import experiment, runs
 from routed.settings.tree import override
 from routed.system import files
+from routed.system.commands import COMMANDS
+from routed.system.experiments import packaged
 
 #: 3 chunks of 10 steps; two arms of two seeds make 4 runs. Constant experts compile fastest.
 EXPERIMENT = '''"""Is it {name}?"""
@@ -159,7 +162,8 @@ def tiny(tmp_path, monkeypatch):
         (["--sweep=steps=10,20", "--config.steps=30"], ["--config.steps and --sweep=steps", "drop one"]),
         (["--workdri=x"], ["'workdri'", "workdir"]),
         (["--dry_run=maybe"], ["dry_run", "maybe"]),
-        (["steps=3"], ["'steps=3'", "--config.KEY=VALUE"]),
+        (["steps=3"], ["'steps=3'", "--config=NAME", "--config.KEY=VALUE"]),
+        (["--list=arms"], ["--list=arms", "figures|settings"]),
     ],
     ids=lambda value: " ".join(value)[:60] if value[0].startswith(("-", "s")) else "",
 )
@@ -176,7 +180,10 @@ def test_a_mistake_is_named_with_its_fix(tiny, monkeypatch, arguments, parts):
     [
         ("x" * 5000, ["no such file", " characters)"]),
         ("", ["--config is missing"]),
-        ("tine.py", ["tine.py: no such file", "did you mean 'tiny.py'"]),
+        ("tine.py", ["--config=tine.py: no such file", "did you mean 'tiny.py'"]),
+        ("gmm_ruter", ["--config=gmm_ruter: no such file, nor", "t5_mc4", "did you mean 'gmm_router'"]),
+        ("there/t5_mc4.py:smoke", ["there/t5_mc4.py: no such file (did you mean 't5_mc4'?)"]),
+        ("loads.py", ["--config=loads.py: there.py: no such file"]),
         ("nowhere/tiny.py", ["nowhere/tiny.py: no such file"]),
         (".", ["no such file"]),
         ("tiny.py:othr", ["'othr'", "did you mean 'other'"]),
@@ -190,7 +197,8 @@ def test_a_mistake_is_named_with_its_fix(tiny, monkeypatch, arguments, parts):
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
 def test_a_wrong_experiment_is_named_with_its_fix(tiny, spec, parts):
-    for name, text in {"notes.txt": "hello", "empty.py": "", "broken.py": "def"}.items():
+    loads = "from routed.plan import experiment; experiment.load('there.py')"
+    for name, text in {"notes.txt": "hello", "empty.py": "", "broken.py": "def", "loads.py": loads}.items():
         tiny.with_name(name).write_text(text)
     text = refusal(f"--config={spec}")
     assert all(part in text for part in parts), text
@@ -215,11 +223,9 @@ def test_an_experiment_file_cannot_bend_the_config(tiny, line, parts):
 
 
 def test_a_workdir_that_cannot_be_one(tiny):
-    """A file in the way, a file above it, and a default name longer than any file system takes."""
+    """A file in the way, a file above it."""
     assert "file exists" in refusal(f"--config={tiny}", f"--workdir={tiny}")
     assert "not a directory" in refusal(f"--config={tiny}", f"--workdir={tiny}/w")
-    many = [f"--config.router.learning_rate=0.{i:03d}" for i in range(20)]
-    assert "choose another --workdir" in refusal(f"--config={tiny}", *many)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +260,41 @@ def test_default_workdir_names_what_was_changed(small):
     config = override(small, {"name": "n", "figure": "f", "scale": "smoke"})
     changes = ["seeds=1", "data.directory=/far/away", "model=a/b"]
     assert main.default_workdir(config, changes) == "runs/n-f-smoke-seeds=1-model=a_b"
+
+
+def test_experiments_are_found_by_name_from_anywhere(tmp_path, monkeypatch):
+    """A path as before, then `routed`'s own; one that loads another finds it beside itself."""
+    (tmp_path / "a").mkdir()
+    write_experiment(tmp_path / "a")
+    loads = "from routed.plan import experiment\n\nFIGURES = (tiny := experiment.load('tiny.py')).FIGURES\nget_config = tiny.get_config\n"
+    (tmp_path / "a" / "more.py").write_text(loads)
+    monkeypatch.chdir(tmp_path)
+    assert experiment.configure("a/more.py:other,smoke", ["seeds=9"])[1].seeds == 9
+    assert experiment.lasting("a/more.py:other") == f"{tmp_path}/a/more.py:other"
+    own = packaged()
+    assert experiment.find("gmm_router") == own["gmm_router"] and len(own) == len({*own.values()}) >= 11
+    assert (
+        experiment.lasting(f"{own['t5_mc4']}:fig5,smoke")
+        == experiment.lasting("t5_mc4:fig5,smoke")
+        == "t5_mc4:fig5,smoke"
+    )
+    write_experiment(tmp_path, "gmm_router")
+    assert experiment.find("gmm_router.py").absolute() == tmp_path / "gmm_router.py"
+    assert experiment.split("/a:b/c.py") == ("/a:b/c.py", "") and experiment.split("/a:b/c.py:d,e") == (
+        "/a:b/c.py",
+        "d,e",
+    )
+
+
+def test_lists_want_nothing_set(capsys, tmp_path, monkeypatch):
+    """All experiments; the settings of one whose data are somewhere."""
+    monkeypatch.chdir(tmp_path)
+    command("--list")
+    found = capsys.readouterr().out
+    assert all(re.search(rf"^  {name} +\S", found, re.MULTILINE) for name in packaged())
+    command("--config=t5_mc4", "--list=settings")
+    assert "\ndata.directory = " in capsys.readouterr().out
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_dry_run_writes_nothing(tiny, capsys, monkeypatch):
@@ -376,24 +417,45 @@ def test_64_bits_are_refused(monkeypatch):
 
 
 @pytest.mark.slow
-def test_help_mentions_every_flag(tmp_path):
-    found = process("-m", "routed.main", "--help", cwd=tmp_path)
-    assert all(
-        f"--{flag}" in found.stdout for flag in ("config", "sweep", "workdir", "[no]dry_run", "config.KEY=VALUE")
-    )
-    assert "Traceback" not in found.stderr
+@pytest.mark.parametrize("module", ["routed.main", "routed.report"])
+def test_help_ends_well_shows_our_flags_only_and_loads_little(tmp_path, module):
+    code = f"import sys, {module} as m\ntry: m.run()\nfinally: print({{'jax', 'numpy', 'pandas'}} & {{*sys.modules}})"
+    found = process("-c", code, "--help", cwd=tmp_path, env=os.environ | {"COLUMNS": "80"})
+    assert (found.returncode, found.stderr) == (0, "")
+    *text, loaded = found.stdout.splitlines()
+    flags_of = {
+        "routed.main": {*re.findall(r'DEFINE_\w+\(\s*"(\w+)"', inspect.getsource(main))},
+        "routed.report": {"out"},
+    }
+    assert {line.split()[0][2:] for line in text if line.startswith("  --")} == flags_of[module]
+    assert loaded == "set()" and max(map(len, text)) <= 80
 
 
 @pytest.mark.slow
-def test_a_second_start_compiles_nothing_and_help_loads_little(tiny, tmp_path):
-    """The second start gets every program from the workdir of the first."""
+def test_the_command_has_commands(tmp_path):
+    """Alone it says what there is; a flag means `run`; a word that is none is named."""
+    script = "from routed.system.commands import run; run()"
+    found = [process("-c", script, *words, cwd=tmp_path) for words in ([], ["-h"], ["rnu"], ["--workdri=x"], ["list"])]
+    assert [one.returncode for one in found] == [0, 0, 2, 2, 0]
+    assert found[0].stdout == found[1].stdout and all(f"  routed {word} " in found[0].stdout for word in COMMANDS)
+    assert found[2].stderr == "error: unknown command 'rnu'; known: run, list, report, bench; see routed --help\n"
+    assert "'workdri'" in found[3].stderr and "gmm_router  " in found[4].stdout
+    closed = subprocess.run(f"{sys.executable} -c '{script}' | true", shell=True, capture_output=True, cwd=tmp_path)
+    assert closed.stderr == b""
+
+
+@pytest.mark.slow
+def test_a_second_start_compiles_nothing_and_loads_nothing_of_text(tiny, tmp_path):
+    """The second start gets every program from the workdir of the first; neither loads what only other data need."""
     script = (
         "import json, sys, jax.monitoring as m\n"
         "seen = []\n"
         "m.register_event_listener(lambda name, **_: seen.append(name))\n"
         "from routed import main\n"
+        "other = {'tensorflow_datasets', 'array_record', 'grain', 'tensorboardX'}\n"
         "try: main.run()\n"
-        "finally: print(json.dumps({n: seen.count(f'/jax/compilation_cache/cache_{n}') for n in ('misses', 'hits')}), file=sys.stderr)\n"
+        "finally: print(json.dumps({n: seen.count(f'/jax/compilation_cache/cache_{n}') for n in ('misses', 'hits')}\n"
+        "    | {'other': [*other & {*sys.modules}]}), file=sys.stderr)\n"
     )
     own = {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"}
     line = ["-c", script, f"--config={tiny}", "--config.arms=learned", f"--workdir={tmp_path / 'w'}"]
@@ -404,6 +466,5 @@ def test_a_second_start_compiles_nothing_and_help_loads_little(tiny, tmp_path):
         counts.append(json.loads(done.stderr.splitlines()[-1]))
         (tmp_path / "w" / "results.parquet").unlink()
     first, second = counts
-    assert first["misses"] >= 2 and second["misses"] == 0 and second["hits"] >= first["misses"] - 2
-    slow = "import sys, routed.main; sys.exit(len({'flax', 'pandas', 'scipy', 'orbax', 'matplotlib'} & {*sys.modules}))"
-    assert process("-c", slow).returncode == 0
+    assert first["other"] == second["other"] == []
+    assert first["misses"] > 2 and second["misses"] == 0 and second["hits"] >= first["misses"] - 2

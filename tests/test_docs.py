@@ -48,10 +48,10 @@ TINY = {
 
 
 @pytest.fixture(autouse=True)
-def untouched(monkeypatch):
-    """Other tests see the parts that they always saw, in their order; experiments are found from the root."""
+def untouched(monkeypatch, tmp_path):
+    """Other tests see the parts that they always saw, in their order; experiments are found from any folder."""
     before = [dict(table) for table in TABLES]
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     yield
     for table, known in zip(TABLES, before, strict=True):
         table.clear()

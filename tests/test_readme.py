@@ -39,7 +39,7 @@ def block(heading):
 def test_add_your_own(heading, figure, swept, tmp_path, monkeypatch):
     text = block(heading)
     assert len([line for line in text.splitlines() if line.strip()]) <= 30
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     for known in (routers.ROUTERS, tasks.TASKS):  # other tests see what they always saw
         for name in ("distance", "shells"):
             monkeypatch.setitem(known, name, None)

@@ -28,6 +28,7 @@ from routed.plan.config import base, problem_of
 from routed.plan.runs import plan_runs
 from routed.settings.tree import flatten, override
 from tests.conftest import SMALL
+from tests.test_command_line import write_experiment
 
 pytestmark = pytest.mark.slow  # processes, or several programs to compile
 
@@ -135,7 +136,7 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
         described["config"] |= changes
         (runs / name / "config.json").write_text(json.dumps(described))
     (runs / "report.html").write_text("the last one")
-    monkeypatch.setattr(report, "_experiment_of", lambda folder: (experiment(), config))
+    monkeypatch.setattr(workdirs, "_experiment_of", lambda folder: (experiment(), config))
     monkeypatch.setattr(report, "OUT", types.SimpleNamespace(value=None))
     report.main(["report", *map(str, sorted(runs.iterdir()))])
     text = (runs / "report.html").read_text()
@@ -149,10 +150,10 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
         workdirs._experiment_of(tmp_path / "old")
     (tmp_path / "old" / "config.json").write_text('{"experiment": "there/x.py:fig", "config": {}, "swept": []}')
     with pytest.raises(
-        UserError, match=r"old: --config=there/x\.py: no such file.*; run the report in the folder in which"
+        UserError, match=r"old: --config=there/x\.py: no such file.*; if x\.py is elsewhere now, run the"
     ):
         workdirs._experiment_of(tmp_path / "old")
-    monkeypatch.setattr(report, "_experiment_of", lambda folder: (experiment(), config))
+    monkeypatch.setattr(workdirs, "_experiment_of", lambda folder: (experiment(), config))
     with pytest.raises(UserError, match="none of these folders has finished runs"):
         report.main(["report", str(runs / "begun")])
 
@@ -258,6 +259,25 @@ def test_names_are_text_wherever_they_come_from(finished, tmp_path, monkeypatch)
     parts = [page.make_part([folder], module, config, table) | {"figures": []} for folder in (work, path)]
     page.write_page(tmp_path / "all.html", parts)
     assert tags_of(tmp_path / "all.html").seen <= allowed
+
+
+def test_the_report_finds_an_experiment_from_any_folder(tmp_path, monkeypatch):
+    """`routed`'s own by name, a user's by its whole path or, where the run came from elsewhere, in the current folder."""
+    work, there = tmp_path / "work", tmp_path / "there"
+    work.mkdir()
+    there.mkdir()
+    write_experiment(there)
+    monkeypatch.chdir(work)
+    for spec, question in (
+        ("gmm_router:fig3", "Does"),
+        (f"{there}/tiny.py:other", "Is it"),
+        ("/gone/tiny.py", "Is it"),
+    ):
+        monkeypatch.chdir(there if "gone" in spec else work)
+        (work / "config.json").write_text(json.dumps({"experiment": spec, "config": {"steps": 60}, "swept": []}))
+        module, config = workdirs._experiment_of(work)
+        assert module.__doc__.startswith(question) and config.steps == 60
+        assert config.figure == (spec.rpartition(":")[2] if ":" in spec else "")
 
 
 def test_panels_that_share_an_axis_show_all_of_it(finished):

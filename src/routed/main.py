@@ -1,7 +1,8 @@
-"""Runs an experiment file: `python -m routed.main --config=experiments/gmm_router.py[:FIGURE[,SCALE]]`.
+"""Runs an experiment: `routed run` or `python -m routed.main`, with --config=NAME[:FIGURE[,SCALE]].
 
-The same command again continues an interrupted run, adds what is missing, or prints a complete one's result. Any setting
-is changed by --config.KEY=VALUE, at every point; any setting is swept by --sweep=KEY=v1,v2,... on top of the figure's own sweep.
+NAME is one of `routed`'s own experiments (--list prints them), or the path of a Python file. The same command again continues
+an interrupted run, adds what is missing, or prints a complete one's result. Any setting is changed by --config.KEY=VALUE, at every
+point; any setting is swept by --sweep=KEY=v1,v2,... on top of the figure's own sweep.
 Many machines share a sweep with --shard=I/N, or one run with --coordinator (launch/README.md).
 """
 
@@ -22,16 +23,17 @@ from routed.system import signals
 if __name__ == "__main__":
     signals.end_on_signals()  # before the other imports, which take a moment
 
-from absl import app, flags
+from absl import flags
 from absl import logging as log
 
 from routed.contracts import UserError
-from routed.system import files, supervisor
+from routed.system import commands, experiments, files, supervisor
 
 CONFIG = flags.DEFINE_string(
     "config",
     None,
-    "Experiment file with figure and scale: FILE[:FIGURE[,SCALE]]. Change a setting with --config.KEY=VALUE.",
+    "The experiment with figure and scale: NAME[:FIGURE[,SCALE]] or FILE.py[:FIGURE[,SCALE]]. Change a setting with"
+    " --config.KEY=VALUE.",
 )
 SWEEP = flags.DEFINE_multi_string("sweep", [], "KEY=v1,v2,...: sweep any setting; may be repeated (product).")
 WORKDIR = flags.DEFINE_string(
@@ -40,15 +42,17 @@ WORKDIR = flags.DEFINE_string(
 DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Print points, compiled groups, parameters, memory and estimated time, and stop."
 )
-LIST = flags.DEFINE_string(
+LIST = flags.DEFINE_enum(
     "list",
     None,
-    "Print the file's figures with their scales, arms and points, or (settings) every setting they read; stop.",
+    ("figures", "settings"),
+    "Print the experiments, or with --config the figures of one with their scales, arms and points; with =settings every"
+    " setting that they read. Stop then.",
 )
 SHARD = flags.DEFINE_string(
     "shard",
     "",
-    "I/N: only part I (from 1) of N of the sweep, balanced by cost; routed.report DIR... joins the parts.",
+    "I/N: only part I (from 1) of N of the sweep, balanced by cost; `routed report DIR...` joins the parts.",
 )
 COORDINATOR = flags.DEFINE_string(
     "coordinator",
@@ -57,7 +61,7 @@ COORDINATOR = flags.DEFINE_string(
 )
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", 0, "Processes that share this run; with --coordinator=HOST:PORT.")
 PROCESS_ID = flags.DEFINE_integer("process_id", -1, "Which of them this is, from 0; with --coordinator=HOST:PORT.")
-JOIN_SECONDS = flags.DEFINE_integer("join_seconds", 300, "How long processes wait for each other at the start.")
+JOIN_SECONDS = flags.DEFINE_integer("join_seconds", 300, "How long processes wait for each other at the start; 300.")
 
 _OVERRIDES: list[str] = []
 
@@ -65,9 +69,14 @@ _OVERRIDES: list[str] = []
 def main(argv: list[str]) -> None:
     """The path of a number, from the experiment file to the report."""
     if len(argv) > 1:
-        raise UserError(f"unexpected argument {argv[1]!r}: settings are changed with --config.KEY=VALUE")
+        raise UserError(
+            f"unexpected argument {argv[1]!r}: an experiment is named with --config=NAME, and settings are changed with"
+            " --config.KEY=VALUE"
+        )
     if not (spec := CONFIG.value):
-        raise UserError("--config is missing: name an experiment, e.g. --config=experiments/gmm_router.py")
+        if LIST.value == "figures":
+            return files.tell(experiments.list_experiments())
+        raise UserError("--config is missing: name an experiment, e.g. --config=gmm_router; --list prints them all")
     if COORDINATOR.value and not os.environ.get(supervisor.MARK):
         command = [sys.executable, "-m", "routed.main", *sys.argv[1:]]
         sys.exit(supervisor.supervise(command, COORDINATOR.value))
@@ -76,21 +85,22 @@ def main(argv: list[str]) -> None:
     from routed.engine import devices, dry_run, execution, results
     from routed.plan import checks, experiment, listing, points, shards
     from routed.plan.runs import plan_runs
+    from routed.settings.tree import override
     from routed.system import hosts
 
     devices.split_host()  # before anything asks JAX for its devices
     module, config = experiment.configure(spec, _OVERRIDES)
     if LIST.value == "figures":  # whatever is still to be set
-        files.tell(listing.list_figures(module, spec.partition(":")[0], config))
-        return
+        return files.tell(listing.list_figures(module, experiment.split(spec)[0], config))
+    if LIST.value == "settings" and not config.data.directory:
+        config = override(config, {"data.directory": "DIR"})  # which need not be there to be listed
     checks.validate(config)
     given = [text.partition("=")[0] for text in _OVERRIDES]
     sweep = points.of_command(config, experiment.figure_of(module, config).sweep(config), given, SWEEP.value)
     checks.validate_sweep(sweep)
     runs = plan_runs(config, sweep, [*given, *(text.partition("=")[0] for text in SWEEP.value)])
     if LIST.value == "settings":
-        files.tell(listing.list_settings(config, runs))
-        return
+        return files.tell(listing.list_settings(config, runs))
     if SHARD.value:
         runs = shards.part(runs, SHARD.value)
     if COORDINATOR.value:
@@ -105,13 +115,14 @@ def main(argv: list[str]) -> None:
         return
     changes = _OVERRIDES + SWEEP.value + ([f"shard{SHARD.value.replace('/', 'of')}"] if SHARD.value else [])
     workdir = files.folder(WORKDIR.value or default_workdir(config, changes))
+    source = experiment.lasting(spec)
     with contextlib.ExitStack() as held:
         hosts.once(lambda: held.enter_context(files.locked(workdir)))
         hosts.once(lambda: held.enter_context(_log_in(workdir)))
         devices.keep_programs(workdir)
         log.info("%s: %d points, %d runs, workdir %s", shlex.join(sys.argv[1:]), len(sweep), len(runs), workdir)
         start = time.monotonic()
-        table = hosts.first_process_first(lambda: results.open_workdir(workdir, spec, config, sweep, SHARD.value))
+        table = hosts.first_process_first(lambda: results.open_workdir(workdir, source, config, sweep, SHARD.value))
         hosts.require_equal(
             "workdir",
             results.described(workdir),
@@ -187,25 +198,12 @@ def parse_flags(argv: list[str]) -> list[str]:
             setting, position = f"{setting}={argv[position]}", position + 1
         _OVERRIDES.append(setting)
     rest = ["--list=figures" if text in ("--list", "-list") else text for text in rest]
-    try:
-        return flags.FLAGS(rest, known_only=False)
-    except flags.Error as error:
-        raise UserError(f"{str(error).splitlines()[0]}; see --help") from None
+    return commands.parse_flags(rest, sys.modules[__name__])
 
 
 def run() -> None:
-    """Entry point: what the user caused ends in one line and exit code 2, an interruption outside of training in 130."""
-    signals.end_on_signals()
-    files.accept_any_text()
-    log.use_absl_handler()
-    log.set_verbosity(log.INFO)
-    log.get_absl_handler().setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    try:
-        app.run(main, flags_parser=parse_flags)
-    except UserError as error:
-        flags.FLAGS.mark_as_parsed()  # else absl adds a line of its own when the flags are what is wrong
-        log.error("error: %s", " ".join(str(error).split()))
-        sys.exit(2)
+    """Entry point."""
+    commands.start(main, parse_flags)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """From rows to statistics, verdicts, figures and one self-contained page.
 
-    python -m routed.report DIR... [--out=FILE]
+    routed report DIR... [--out=FILE]        (or python -m routed.report)
 
 makes the page of one workdir again, or an overview of several (runs/*): every claim of theirs in one table, and their pages below
 it. Parts of one sweep (main's --shard), or other disjoint runs of one config and commit, are joined.
@@ -8,6 +8,7 @@ it. Parts of one sweep (main's --shard), or other disjoint runs of one config an
 
 from __future__ import annotations
 
+import functools
 import sys
 
 from routed.system import signals
@@ -15,13 +16,11 @@ from routed.system import signals
 if __name__ == "__main__":
     signals.end_on_signals()  # before the other imports, which take seconds
 
-from absl import app, flags
+from absl import flags
 from absl import logging as log
 
-from routed.analysis.page import as_text, make_part, write_page
-from routed.analysis.workdirs import _experiment_of, joined_table, merged
 from routed.contracts import UserError
-from routed.system import files
+from routed.system import commands, files
 
 OUT = flags.DEFINE_string(
     "out", None, "The page to write; default report.html in the folder, or in the first one's parent."
@@ -30,11 +29,15 @@ OUT = flags.DEFINE_string(
 
 def main(argv: list[str]) -> None:
     """The page of one workdir or of several."""
+    # Here, since --help needs none of it, and pandas and the rest take seconds.
+    from routed.analysis.page import as_text, make_part, write_page
+    from routed.analysis.workdirs import _experiment_of, joined_table, merged
+
     folders = [
         path for name in argv[1:] if not (path := files.folder(name)).is_file()
     ]  # runs/* holds the page of before
     if not folders:
-        raise UserError("usage: python -m routed.report DIR... [--out=FILE]")
+        raise UserError("no folder with results is named; usage: routed report DIR... [--out=FILE]")
     parts = []
     for group in merged(folders):
         module, config = _experiment_of(group[0])
@@ -57,13 +60,7 @@ def main(argv: list[str]) -> None:
 
 def run() -> None:
     """Entry point."""
-    signals.end_on_signals()
-    files.accept_any_text()
-    try:
-        app.run(main)
-    except UserError as error:
-        log.error("error: %s", error)
-        sys.exit(2)
+    commands.start(main, functools.partial(commands.parse_flags, module=sys.modules[__name__]))
 
 
 if __name__ == "__main__":

@@ -77,8 +77,12 @@ def _experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:
     described = results.stored_config(folder)
     if not isinstance(described.get("experiment"), str):
         raise UserError(f"{folder} does not say which experiment it is of (an older version wrote it): run it again")
+    path, arg = experiment.split(described["experiment"])
+    name = pathlib.Path(path).name
+    if not pathlib.Path(path).exists() and pathlib.Path(name).is_file():
+        path = name  # the run was made elsewhere
     try:
-        module, config = experiment.configure(described["experiment"], [])
+        module, config = experiment.configure(f"{path}:{arg}", [])
     except UserError as error:
-        raise UserError(f"{folder}: {error}; run the report in the folder in which that experiment was run") from None
+        raise UserError(f"{folder}: {error}; if {name} is elsewhere now, run the report in its folder") from None
     return module, results.config_of(folder, config)

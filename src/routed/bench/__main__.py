@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import sys
 
-from absl import app, flags
-from absl import logging as log
+from absl import flags
 
 from routed.bench import cluster, dispatch, gmm, scaling, t5
 from routed.contracts import UserError
-from routed.system import files
+from routed.system import commands, files
 
 JSON = flags.DEFINE_string("json", None, "Where the measurements are written, as a list of records.")
 BASELINE = flags.DEFINE_string(
@@ -40,11 +40,7 @@ def main(argv: list[str]) -> None:
 
 def run() -> None:
     """Entry point."""
-    try:
-        app.run(main)
-    except UserError as error:
-        log.error("error: %s", error)
-        sys.exit(2)
+    commands.start(main, functools.partial(commands.parse_flags, module=sys.modules[__name__]))
 
 
 if __name__ == "__main__":

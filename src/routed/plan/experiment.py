@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import pathlib
 import types
@@ -14,6 +15,7 @@ from routed.contracts import UserError
 from routed.plan.config import base
 from routed.plan.points import Point
 from routed.settings.tree import nearest, override, parse
+from routed.system.experiments import packaged
 
 #: What an experiment file has to have.
 NAMES = ("FIGURES", "get_config")
@@ -62,45 +64,83 @@ def make_config(
     return override(config, scales[scale](config))
 
 
-def load(path: str) -> types.ModuleType:
-    """The experiment file at `path`.
+#: The folders of the files that are being imported, the innermost last.
+_IMPORTING: list[pathlib.Path] = []
+
+
+def find(name: str) -> pathlib.Path:
+    """The file of an experiment, by its path or, if there is no such file, by the name of one of `routed`'s own.
+
+    A file that is being imported finds those beside it before those of the current folder.
+
+    Raises:
+      UserError: neither.
+    """
+    own, file = packaged(), pathlib.Path(name)
+    for path in (*(folder / file for folder in _IMPORTING[-1:]), file, *([own[name]] if name in own else [])):
+        with contextlib.suppress(OSError):  # a name that no disk takes
+            if path.is_file():
+                return path
+    beside = [str(path) for path in sorted(file.parent.glob("*.py"))] if file.parent.is_dir() else []
+    hint = f" (did you mean {file.stem!r}?)" if file.stem in own else nearest(name, [*own, *beside])
+    known = f", nor an experiment of routed's: {', '.join(own)}" if name == file.stem else ""
+    raise UserError(f"{name}: no such file{known}{hint}")
+
+
+def load(name: str) -> types.ModuleType:
+    """The experiment file of this path, or `routed`'s own experiment of this name.
 
     Raises:
       UserError: no such file, not an experiment, or it does not import.
     """
-    file = pathlib.Path(path)
-    try:
-        there = file.is_file()
-    except OSError:  # a name that no disk takes
-        there = False
-    if not there:
-        known = [str(p) for p in sorted(file.parent.glob("*.py"))] if file.parent.is_dir() else []
-        raise UserError(f"--config={path}: no such file{nearest(path, known)}")
+    file = find(name)
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
-        raise UserError(f"--config={path}: not a Python file")
+        raise UserError(f"{name}: not a Python file")
     module = importlib.util.module_from_spec(spec)
+    _IMPORTING.append(file.parent)
     try:
         spec.loader.exec_module(module)
         LOADED[file.resolve()] = Source(module, file.read_text(encoding="utf-8"))
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
     except Exception as error:
-        raise UserError(f"--config={path}: the file does not import: {type(error).__name__}: {error}") from error
+        raise UserError(f"{name}: the file does not import: {type(error).__name__}: {error}") from error
+    finally:
+        _IMPORTING.pop()
     missing = [name for name in NAMES if not hasattr(module, name)]
     if missing:
-        raise UserError(f"--config={path}: not an experiment, it lacks {', '.join(missing)}")
+        raise UserError(f"{name}: not an experiment, it lacks {', '.join(missing)}")
     return module
 
 
+def split(spec: str) -> tuple[str, str]:
+    """The two sides of `NAME[:FIGURE[,SCALE]]`; the path of a file may have colons of its own."""
+    if spec.endswith(".py"):
+        return spec, ""
+    name, colon, arg = spec.rpartition(":")
+    return (name, arg) if colon else (arg, "")
+
+
+def lasting(spec: str) -> str:
+    """`NAME[:FIGURE[,SCALE]]` as it can be found again from any folder: `routed`'s own by name, others by their whole path."""
+    name, arg = split(spec)
+    file = find(name).resolve()
+    own = {path.resolve(): name for name, path in packaged().items()}
+    return ":".join(part for part in (own.get(file, str(file)), arg) if part)
+
+
 def configure(spec: str, overrides: list[str]) -> tuple[types.ModuleType, ConfigDict]:
-    """The module and the config, with `KEY=VALUE` overrides applied, of `FILE[:FIGURE[,SCALE]]`.
+    """The module and the config, with `KEY=VALUE` overrides applied, of `NAME[:FIGURE[,SCALE]]`.
 
     Raises:
       UserError: anything wrong with the file, the figure or an override.
     """
-    path, _, arg = spec.partition(":")
-    module = load(path)
+    path, arg = split(spec)
+    try:
+        module = load(path)
+    except UserError as error:
+        raise UserError(f"--config={error}") from error
     try:
         config = module.get_config(arg or None)
     except (AttributeError, KeyError, TypeError) as error:  # what ConfigDict raises for a wrong key or type

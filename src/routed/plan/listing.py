@@ -12,9 +12,6 @@ from routed.plan.runs import Run
 from routed.settings.setting import ANY
 from routed.settings.tree import flatten, override
 
-#: What may be listed.
-LISTS = ("figures", "settings")
-
 
 def list_figures(module: types.ModuleType, path: str, config: ConfigDict) -> str:
     """The figures of a file with a line each, its scales, and the arms and points of each figure at the config's scale."""
@@ -31,7 +28,7 @@ def list_figures(module: types.ModuleType, path: str, config: ConfigDict) -> str
         lines.append(f"  {'':{width}}  {points}; {', '.join(arms)}")
     scales = getattr(module, "SCALES", SCALES)
     lines += ["", f"scales: {', '.join(scales)} (points and arms above: {config.scale})"]
-    lines.append(f"run one: python -m routed.main --config={path}[:FIGURE[,SCALE]]; settings: --list=settings")
+    lines.append(f"run one: routed run --config={path}[:FIGURE[,SCALE]]; settings: --list=settings")
     return "\n".join(lines)
 
 

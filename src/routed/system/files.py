@@ -37,15 +37,17 @@ def accept_any_text() -> None:
 
 
 def tell(text: str) -> None:
-    """Prints to the standard output.
+    """Prints to the standard output; a reader who has seen enough, as `head`, may close it.
 
     Raises:
-      UserError: it takes nothing more, as it is a pipe that was closed or a file on a full disk.
+      UserError: it takes nothing more, as a file on a full disk.
     """
     try:
         print(text, flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails again as it ends
+        if isinstance(error, BrokenPipeError):
+            return
         raise UserError(
             f"the standard output takes nothing more ({error.strerror}): send it elsewhere; what belongs in files is written"
         ) from error

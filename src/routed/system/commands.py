@@ -1,0 +1,117 @@
+"""The command `routed`: what it can do, and how each of its commands reads and shows its flags."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import shutil
+import sys
+import textwrap
+import types
+from collections.abc import Callable
+from typing import NamedTuple
+
+from absl import app, flags
+from absl import logging as log
+
+from routed.contracts import UserError
+from routed.system import files, signals
+
+HELP = {"--help", "-help", "-h"}
+
+
+class Command(NamedTuple):
+    """A word behind `routed`: the module whose `run` it is, what may follow it, and what it does."""
+
+    module: str
+    usage: str
+    line: str
+
+
+#: What `routed` can do; a first word that is a flag means `run`.
+COMMANDS = {
+    "run": Command("routed.main", "--config=NAME[:FIGURE[,SCALE]]", "runs an experiment and writes its report"),
+    "list": Command("routed.main", "[NAME]", "prints the experiments, or the figures, scales and arms of one"),
+    "report": Command(
+        "routed.report", "DIR... [--out=FILE]", "writes a run's report again, or one report of several runs"
+    ),
+    "bench": Command("routed.bench.__main__", "NAME [--json=FILE]", "measures how fast this machine is"),
+}
+
+
+def run() -> None:
+    """The console command: hands over to the module that a word stands for."""
+    word, *rest = sys.argv[1:] or ["--help"]
+    if word in HELP:
+        return files.tell(overview())
+    if word.startswith("-"):
+        word, rest = "run", sys.argv[1:]
+    if word not in COMMANDS:
+        print(f"error: unknown command {word!r}; known: {', '.join(COMMANDS)}; see routed --help", file=sys.stderr)
+        sys.exit(2)
+    if word == "list":
+        rest = ["--list", *(text if text.startswith("-") else f"--config={text}" for text in rest)]
+    sys.argv = [f"routed {word}", *rest]
+    importlib.import_module(COMMANDS[word].module).run()
+
+
+def overview() -> str:
+    """What `routed` is, its commands, and one to begin with."""
+    width = max(len(f"{word} {command.usage}") for word, command in COMMANDS.items())
+    lines = [f"  routed {f'{word} {command.usage}':{width}}  {command.line}" for word, command in COMMANDS.items()]
+    document = inspect.getdoc(importlib.import_module("routed"))
+    more = "Each of them has --help. A first, small run: routed run --config=gmm_router:smoke"
+    return "\n".join((document or "", "", *lines, "", more))
+
+
+def start(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[str]]) -> None:
+    """Runs `main` on what `parse` leaves of the arguments.
+
+    What the user caused ends in one line and exit code 2, an interruption outside of training in 130 (`signals`).
+    """
+    signals.end_on_signals()
+    files.accept_any_text()
+    log.use_absl_handler()
+    log.set_verbosity(log.INFO)
+    log.get_absl_handler().setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    try:
+        app.run(main, flags_parser=parse)
+    except UserError as error:
+        flags.FLAGS.mark_as_parsed()  # else absl adds a line of its own when the flags are what is wrong
+        log.error("error: %s", " ".join(str(error).split()))
+        sys.exit(2)
+
+
+def parse_flags(argv: list[str], module: types.ModuleType) -> list[str]:
+    """Sets the flags that `module` defines and returns the other arguments; --help prints its docstring and flags, and ends with 0.
+
+    Raises:
+      UserError: an unknown flag, or a value of the wrong type.
+    """
+    if HELP & {*argv}:
+        files.tell(help_of(module))
+        sys.exit(0)
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        raise UserError(f"{str(error).splitlines()[0]}; see --help") from None
+
+
+def help_of(module: types.ModuleType) -> str:
+    """A module's docstring, then each flag that it defines with what it means, as wide as the terminal."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    paragraphs = (inspect.getdoc(module) or "").split("\n\n")
+    lines = [text if text.startswith(" ") else textwrap.fill(text, width) for text in paragraphs]
+    found = flags.FLAGS.get_flags_for_module(module)
+    indent = max(len(flag.name) for flag in found) + 6
+    shown = [
+        textwrap.fill(
+            flag.help.partition(";\n")[0],  # behind it absl explains flags that may be repeated
+            width,
+            initial_indent=f"  --{flag.name}".ljust(indent),
+            subsequent_indent=" " * indent,
+        )
+        for flag in found
+    ]
+    return "\n\n".join([*lines, "\n".join(shown)])
