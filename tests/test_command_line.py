@@ -2,6 +2,7 @@
 
 import errno
 import inspect
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,9 @@ from routed import main
 from routed.contracts import UserError
 from routed.engine import devices, limits
 from routed.plan import experiment, runs
-from routed.settings.tree import override
+from routed.plan.arms import ARMS
+from routed.plan.workdir import default_workdir
+from routed.settings.tree import override, parse
 from routed.system import files
 from routed.system.commands import COMMANDS
 from routed.system.experiments import packaged
@@ -256,10 +259,49 @@ def test_errors_of_the_disk_say_what_to_do(tmp_path, monkeypatch, code, part):
         raise KeyError("no error of the disk")
 
 
+def named(experiment, config, overrides=(), sweeps=(), shard=""):
+    """The default workdir of a command."""
+    for text in overrides:
+        key, _, value = text.partition("=")
+        config = override(config, {key: parse(config, key, value)})
+    return default_workdir(experiment, config, [*overrides], [*sweeps], shard)
+
+
 def test_default_workdir_names_what_was_changed(small):
     config = override(small, {"name": "n", "figure": "f", "scale": "smoke"})
-    changes = ["seeds=1", "data.directory=/far/away", "model=a/b"]
-    assert main.default_workdir(config, changes) == "runs/n-f-smoke-seeds=1-model=a_b"
+    assert named("gmm_router", small) == "runs/gmm_router"
+    assert named("gmm_router:f", config, ["seeds=1", "data.directory=/far/away"]) == "runs/gmm_router-f-smoke-seeds=1"
+    asked = ["router.frozen=true", "arms=('learned', \"frozen\")", "data.separation=-.50"]
+    wanted = "runs/gmm_router-arms=learned+frozen-data.separation=-0.5-router.frozen=true"
+    assert named("gmm_router", small, asked) == named("gmm_router", small, asked[::-1]) == wanted
+    swept = ["experts.count=4,8", "steps=100"]
+    assert named("gmm_router", small, [], swept, "2/8") == "runs/gmm_router-experts.count=4,8-steps=100,-shard2of8"
+
+
+def test_awkward_workdirs_are_cleaned_and_end_with_a_hash(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    phases = ["phases=until=500 train=router,train=router+experts"]
+    found = named("gmm_router", small, phases)
+    assert re.fullmatch(r"runs/gmm_router-phases=until=500_train=router\+train=router\+experts~[0-9a-f]{8}", found)
+    assert len(named("gmm_router", small, [f"arms={','.join(ARMS)}"])) < 100
+    # A user's file beside the command and below it; one like `routed`'s own, one elsewhere, one with an awkward name.
+    assert named(f"{tmp_path}/mine.py", small) == "runs/mine"
+    assert named(f"{tmp_path}/more/mine.py:f", small) == "runs/more.mine"
+    for file in (f"{tmp_path}/gmm_router.py", "/elsewhere/mine.py", f"{tmp_path}/my mine.py"):
+        assert re.fullmatch(r"runs/\w+~[0-9a-f]{8}-shard1of2", named(file, small, shard="1/2"))
+
+
+def test_two_commands_never_share_a_workdir(small):
+    """Every word of at most two letters as figure and value, as both values of a tuple, and as two points of a sweep."""
+    words = ["", *map("".join, itertools.chain("a1-+", itertools.product("a1-+", repeat=2)))]
+    found = [named("gmm_router", small, ["steps=7"]), named("gmm_router", small, [], ["steps=7"])]
+    for first, second in itertools.product(words, words):
+        config = override(small, {"figure": first, "name": second, "held": (first, second)})
+        found.append(default_workdir("gmm_router", config, ["name"], [], ""))
+        found.append(default_workdir("gmm_router", override(config, {"figure": ""}), ["held"], [], ""))
+        found.append(default_workdir("gmm_router", small, [], [f"name={first},{second}"], ""))
+    assert len({*found}) == len(found) == 2 + 3 * 21**2
+    assert all(re.fullmatch(r"runs/[\w.,=+~-]+", name, re.ASCII) for name in found)
 
 
 def test_experiments_are_found_by_name_from_anywhere(tmp_path, monkeypatch):

@@ -28,11 +28,11 @@ def runs(small):
     return plan_runs(override(small, {"arms": ("learned", "frozen_sharp", "dense_active")}), SWEEP)
 
 
-def test_a_run_costs_six_flops_a_parameter_that_serves_a_token(small):
-    # Soft: all 4 experts serve. Router 3 x 4; experts 4 x 62 (test_plans). 20 steps x 8 tokens x 6 x 260.
-    assert shards.cost(small) == 20 * 8 * 6 * (12 + 4 * 62)
+def test_a_run_costs_six_flops_a_parameter_that_serves_a_token_and_its_updates(small):
+    # Soft: all 4 experts serve. Router 3 x 4; experts 4 x 62 (test_plans). 20 steps x (8 tokens x 6 + an update's 80) x 260.
+    assert shards.cost(small) == 20 * (8 * 6 + 80) * (12 + 4 * 62)
     one = override(small, {"selection.name": "top_k", "selection.k": 1})
-    assert shards.cost(one) == 20 * 8 * 6 * (12 + 62)
+    assert shards.cost(one) == 20 * (8 * 6 * (12 + 62) + 80 * (12 + 4 * 62))
     assert shards.cost(override(one, {"steps": 40})) == 2 * shards.cost(one)
 
 
@@ -162,7 +162,7 @@ def test_two_parts_in_one_workdir_are_refused(parts):
     assert "is that of part 1/2, this is part 2/2: give each part a --workdir of its own" in text
 
 
-def test_parts_have_workdirs_of_their_own(parts, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    command(f"--config={parts / 'tiny.py'}", "--shard=2/2", "--config.seeds=1")
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["tiny-seeds=1-shard2of2"]
+def test_parts_have_workdirs_of_their_own(parts, monkeypatch):
+    monkeypatch.chdir(parts)
+    command("--config=tiny.py", "--shard=2/2", "--config.seeds=1")
+    assert [path.name for path in (parts / "runs").iterdir()] == ["tiny-seeds=1-shard2of2"]

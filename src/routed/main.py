@@ -85,6 +85,7 @@ def main(argv: list[str]) -> None:
     from routed.engine import devices, dry_run, execution, results
     from routed.plan import checks, experiment, listing, points, shards
     from routed.plan.runs import plan_runs
+    from routed.plan.workdir import default_workdir
     from routed.settings.tree import override
     from routed.system import hosts
 
@@ -113,9 +114,8 @@ def main(argv: list[str]) -> None:
         described = dry_run.describe(runs, mesh)
         hosts.once(lambda: files.tell(described))
         return
-    changes = _OVERRIDES + SWEEP.value + ([f"shard{SHARD.value.replace('/', 'of')}"] if SHARD.value else [])
-    workdir = files.folder(WORKDIR.value or default_workdir(config, changes))
     source = experiment.lasting(spec)
+    workdir = files.folder(WORKDIR.value or default_workdir(source, config, _OVERRIDES, SWEEP.value, SHARD.value))
     with contextlib.ExitStack() as held:
         hosts.once(lambda: held.enter_context(files.locked(workdir)))
         hosts.once(lambda: held.enter_context(_log_in(workdir)))
@@ -141,13 +141,6 @@ def main(argv: list[str]) -> None:
             hosts.once(lambda: told.append(page.write(workdir, module, config, table)))
         hosts.once(lambda: files.tell(*told))
         log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
-
-
-def default_workdir(config, overrides: list[str]) -> str:
-    """runs/NAME[-FIGURE][-SCALE][-KEY=VALUE...], without the folders that data come from."""
-    changes = [text for text in overrides if text.partition("=")[0] not in ("data.directory", "data.cache")]
-    parts = [config.name, config.figure, config.scale if config.scale != "default" else "", *changes]
-    return "runs/" + "-".join(part.replace("/", "_") for part in parts if part)
 
 
 @contextlib.contextmanager

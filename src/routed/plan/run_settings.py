@@ -18,7 +18,7 @@ _TUNED = When(lambda config: config.rates == "tuned", "rates=tuned")
 
 PLAN = Component(
     {
-        "name": Setting("", "of the experiment; names the default workdir", identity=False),
+        "name": Setting("", "of the experiment", identity=False),
         "figure": Setting("", "of the experiment; empty for its headline", identity=False),
         "scale": Setting("default", "smoke, default, paper, or what the file declares", identity=False),
         "seed": Setting(
