@@ -21,6 +21,7 @@ from routed.contracts import UserError
 from routed.engine import batches, checkpoint, compilation, execution, results
 from routed.plan.runs import static_key
 from routed.system import files
+from routed.system.forecast import Course
 from routed.system.progress import Progress
 from tests.test_command_line import command, refusal, write_experiment
 
@@ -203,8 +204,8 @@ def test_a_signal_is_answered_between_two_checkpoints(finished, run, refused, sa
     monkeypatch.setattr(batches, "PATIENCE", 0.0)
     count = Progress.advance
 
-    def signalled(self, run_steps, group, step, loss, **resumed):
-        count(self, run_steps, group, step, loss, **resumed)
+    def signalled(self, steps, evaluations, step, loss):
+        count(self, steps, evaluations, step, loss)
         if step == at:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -221,18 +222,28 @@ def test_a_signal_is_answered_between_two_checkpoints(finished, run, refused, sa
     same(table(work), table(finished))
 
 
+def test_progress_knows_all_batches_and_what_was_done_before(run, refused, saves, tmp_path, monkeypatch):
+    """6 runs, 2 at a time, of 3 chunks each; the signal comes after the second chunk."""
+    followed = []
+    monkeypatch.setattr(execution, "Progress", lambda *args: followed.append(Progress(*args)) or followed[-1])
+    saves.then = lambda count: os.kill(os.getpid(), signal.SIGTERM) if count == 2 else None
+    refused(tmp_path, "--config.seeds=3")
+    run(tmp_path, "--config.seeds=3")
+    assert [(one.number, one.batches) for one in followed] == [(1, 3), (3, 3)]
+    (course,) = followed[1].courses
+    assert (course.steps_done, course.evaluations_done) == (course.steps, course.evaluations) == (6 * 30, 6 * 4)
+
+
 def test_a_stretch_is_what_fits_by_the_speed_of_the_last_one():
-    progress = Progress(100)
-    assert progress.within(10, "group", 50) == 1  # nobody knows
-    progress.paced("group", 4, 2.0)
-    progress.paced("group", 0, 7.0)  # an evaluation says nothing
+    progress = Progress([Course("group", 100, 11, 1.0), Course("another", 100, 11, 1.0)], batches=2)
+    progress.begin(0)
+    assert progress.within(10, 50) == 1  # nobody knows
+    progress.paced(4, 2.0)
+    progress.paced(0, 7.0)  # an evaluation says nothing
     # .5 s a step: 20 fit into 10 s, at most 8, at least 1.
-    assert [progress.within(10, "group", 50), progress.within(10, "group", 8), progress.within(0.1, "group", 8)] == [
-        20,
-        8,
-        1,
-    ]
-    assert progress.within(10, "another", 50) == 1
+    assert [progress.within(10, 50), progress.within(10, 8), progress.within(0.1, 8)] == [20, 8, 1]
+    progress.begin(1)
+    assert progress.within(10, 50) == 1
     assert list(batches._stretches(None, 10, 20, iter([1, 20, 4, 6]).__next__)) == [
         (0, 0),
         (0, 1),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import functools
 import io
-import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
@@ -65,7 +64,7 @@ def advance(
     active = np.array([True] * count + [False] * padding)
     if first is not None:
         active[:count] = hosts.fetch(states["step"])[:count] == first  # the others had diverged
-        progress.advance(first * count, name, first, math.nan, resumed=True)
+        progress.resume(first * count, (first // config.eval_every + 1) * count)
         log.info("resuming %s from step %d", name, first)
     events = Events(workdir, batch) if problem.watched and hosts.is_first() else None
 
@@ -78,7 +77,7 @@ def advance(
         )  # fmt: skip
 
     for step, end in _stretches(
-        first, every, config.steps, lambda: hosts.min_over_processes(progress.within(PATIENCE, name, every))
+        first, every, config.steps, lambda: hosts.min_over_processes(progress.within(PATIENCE, every))
     ):
         evaluated, since = end % config.eval_every == 0, time.perf_counter()
         states = compiled.advance(
@@ -94,13 +93,13 @@ def advance(
         if evaluated and problem.watched:
             watched = {n: values for n, values in states["history"].items() if values.ndim == 2}  # scalars
         watched, summed = hosts.fetch((watched, states["total"]))
-        progress.paced(name, end - step, time.perf_counter() - since)
+        progress.paced(end - step, time.perf_counter() - since)
         if evaluated and events is not None:
             events.write(watched, row, end, active)
         history, summed = {n: watched[n][:count, : row + 1] for n in ("train/loss", problem.loss)}, summed[:count]
         losses = history["train/loss"][:, row] if evaluated else summed / (end % config.eval_every)
         _drop_diverged(active[:count], losses if end else history[problem.loss][:, 0], batch, end, workdir)
-        progress.advance((end - step) * count, name, end, float(np.median(losses)))
+        progress.advance((end - step) * count, evaluated * count, end, float(np.median(losses)))
         if due := end > 0 and end % every == 0:
             save(end, history)
         if interrupted():

@@ -23,6 +23,7 @@ from routed.plan.config import problem_of, traced
 from routed.plan.runs import Run, groups
 from routed.settings.tree import override
 from routed.system import hosts
+from routed.system.forecast import Course
 from routed.system.progress import Progress
 
 #: Further arrays of the base seed that figures of classes are drawn from, and how they are kept.
@@ -84,12 +85,13 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
         hosts.once(lambda: checkpoint.clear(workdir / "checkpoints"))
         return table
     made, wanted = make_groups(runs, mesh), {run.key: run for run in runs}
+    saved = checkpoint.agreed(workdir / "checkpoints")
     swept = results.swept_keys(workdir)
     problem = problem_of(runs[0].config)
     cost = problem.cost(runs[0].config) if problem.watched else (0, None)
-    progress = Progress(sum(r.config.steps for r in pending), *cost)
+    courses, places = [_course(group, done) for group in made], {id(group): i for i, group in enumerate(made)}
+    progress = Progress(courses, count_batches(pending, made, done, saved, wanted), *cost)
     compiled: dict[int, Compiled] = {}
-    saved = checkpoint.agreed(workdir / "checkpoints")
     with _interruptions() as interrupted:
         try:
             while pending:
@@ -97,9 +99,11 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
                     raise interruption(workdir)
                 ready = {r.key for r in pending if done.issuperset(r.needs)}
                 batch, group = _resumed(saved, ready, wanted, made) or _next_batch(ready, made)
+                progress.begin(places[id(group)])
                 if id(group) not in compiled:
                     compiled.clear()  # groups come one after the other: one program in memory is enough
                     compiled[id(group)] = _compile(group, mesh)
+                    progress.compiled(compiled[id(group)].seconds)
                 traced_of_runs = [traced_of(run, table, [wanted[key] for key in run.needs]) for run in batch]
                 history = advance(
                     compiled[id(group)], group.name, batch, traced_of_runs, workdir, saved, progress,
@@ -127,6 +131,26 @@ def _keep(workdir: pathlib.Path, table: pd.DataFrame, maps: dict[str, np.ndarray
     results.write_heatmaps(workdir, maps)
     results.write_table(workdir, table)
     checkpoint.clear(workdir / "checkpoints")
+
+
+def _course(group: Group, done: set[str]) -> Course:
+    """What the group's runs have to do that are not done."""
+    config, count = group.config, sum(run.key not in done for run in group.runs)
+    cost = problem_of(config).cost(config)[1]
+    return Course(
+        group.name, count * config.steps, count * (config.steps // config.eval_every + 1), count * config.steps * cost
+    )
+
+
+def count_batches(pending: list[Run], made: list[Group], done: set[str], saved, wanted: dict[str, Run]) -> int:
+    """How many batches it takes to do all that is pending."""
+    done, count = {*done}, 0
+    while pending:
+        ready = {run.key for run in pending if done.issuperset(run.needs)}
+        batch, _ = _resumed(None if count else saved, ready, wanted, made) or _next_batch(ready, made)
+        done |= {run.key for run in batch}
+        pending, count = [run for run in pending if run.key not in done], count + 1
+    return count
 
 
 def _next_batch(ready: set[str], made: list[Group]) -> tuple[list[Run], Group]:
@@ -200,4 +224,5 @@ class _interruptions:
             before(number, frame)
         self.caught = True
         # Not the log: a handler may interrupt the log's own writing, which must not be entered twice.
-        os.write(2, f"{signal.Signals(number).name}: saving after the steps under way\n".encode())
+        below = "\n" if os.isatty(2) else ""  # the bar
+        os.write(2, f"{below}{signal.Signals(number).name}: saving after the steps under way\n".encode())

@@ -1,67 +1,124 @@
-"""What a long run says of itself: a live bar in a terminal, a line now and then elsewhere."""
+"""What a long run says of itself: a bar below the log in a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
+from collections.abc import Iterable
 
 from absl import logging as log
 from tqdm import tqdm
 
 from routed.system import machine
+from routed.system.forecast import Course, Stretch, seconds_left, share_done
+
+#: Stretches of a course that its pace is judged by: the last ones.
+REMEMBERED = 100
 
 
 class Progress:
-    """Counts run-steps over the whole command; shows group, step, loss, speed and the time left.
+    """Follows the batches of a command: shows which one it is at, its step, loss and speed, and the time left for all of them.
 
     A step has `tokens` tokens; with its model FLOPs the share of the devices' peak is shown too (MFU: model FLOPs
     utilisation, Chowdhery et al. 2022).
     """
 
-    def __init__(self, total: int, tokens: int = 0, flops: float | None = None, every_seconds: float = 10.0):
-        self.total, self.done, self.here, self.start = total, 0, 0, time.monotonic()
-        self.tokens, self.flops = tokens, flops
-        self.every, self.told = every_seconds, self.start
-        self.pace: dict[str, float] = {}
-        self.bar = tqdm(total=total, unit="step", unit_scale=True, dynamic_ncols=True) if sys.stderr.isatty() else None
+    def __init__(
+        self,
+        courses: Iterable[Course],
+        batches: int,
+        tokens: int = 0,
+        flops: float | None = None,
+        every_seconds: float = 10.0,
+    ):
+        self.courses, self.batches, self.tokens, self.flops = [*courses], batches, tokens, flops
+        self.number, self.at = 0, 0  # of the batch, from 1, and of its course
+        self.pace: dict[int, float] = {}
+        self.every, self.told, self.seen = every_seconds, time.monotonic(), time.monotonic()
+        self.handler = log.get_absl_handler().python_handler
+        self.stream, self.bar = self.handler.stream, None
+        if sys.stderr.isatty():
+            form = "{percentage:3.0f} %|{bar:12}| {desc}"  # the speed comes last, where a narrow terminal cuts
+            self.bar = tqdm(total=1.0, bar_format=form, dynamic_ncols=True, leave=False)
+            self.handler.stream = _AboveTheBar()
 
-    def advance(self, run_steps: int, group: str, step: int, loss: float, *, resumed: bool = False) -> None:
-        """`run_steps` more steps of single runs are done, here or, if `resumed`, before this process."""
-        self.done += run_steps
-        self.here += 0 if resumed else run_steps
-        text = f"{group}: step {step}" + ("" if math.isnan(loss) else f", train loss {loss:.4f}")
+    def begin(self, course: int) -> None:
+        """The next batch begins; it is of this course, whose program may have to be compiled."""
+        self.number, self.at = self.number + 1, course
+        if self.courses[course].compiling is None:
+            self._tell(f"compiling {self.courses[course].name}")
+
+    def compiled(self, seconds: float) -> None:
+        """The program of the batch is compiled."""
+        self.courses[self.at] = self.courses[self.at]._replace(compiling=seconds)
+        self.seen += seconds
+
+    def resume(self, steps: int, evaluations: int) -> None:
+        """So many steps and evaluations of the batch's runs were done before this process."""
+        course = self.courses[self.at]
+        self.courses[self.at] = course._replace(
+            steps_done=course.steps_done + steps, evaluations_done=course.evaluations_done + evaluations
+        )
+
+    def advance(self, steps: int, evaluations: int, step: int, loss: float) -> None:
+        """So many more steps and evaluations of the batch's runs are done; it is at `step`."""
         now = time.monotonic()
-        rate = self.here / max(now - self.start, 1e-9)
-        if self.bar is not None:
-            self.bar.set_description(text, refresh=False)
-            self.bar.set_postfix_str(self._speed(rate), refresh=False)
-            self.bar.update(run_steps)
-            return
-        if self.here and (now - self.told >= self.every or self.done >= self.total):
-            left, share = (self.total - self.done) / rate, 100 * self.done / self.total
-            log.info("%s, %.4g steps/s%s, %d %% done, %s left", text, rate, self._speed(rate), share, _clock(left))
+        stretch, self.seen = Stretch(steps, evaluations, now - self.seen), now
+        self.resume(steps, evaluations)
+        course = self.courses[self.at]
+        self.courses[self.at] = course._replace(stretches=(*course.stretches, stretch)[-REMEMBERED:])
+        finished = all(one.steps_done >= one.steps for one in self.courses)
+        if self.bar is not None or now - self.told >= self.every or finished:
+            text = f"{course.name}: step {step}" + ("" if math.isnan(loss) else f", train loss {loss:.4f}")
+            self._tell(text + self._speed())
             self.told = now
 
-    def paced(self, group: str, steps: int, seconds: float) -> None:
-        """A batch of `group` took `steps` steps in so many seconds."""
+    def paced(self, steps: int, seconds: float) -> None:
+        """The batch took `steps` steps in so many seconds."""
         if steps:
-            self.pace[group] = seconds / steps
+            self.pace[self.at] = seconds / steps
 
-    def within(self, seconds: float, group: str, most: int) -> int:
-        """Steps, from 1 to `most`, that a batch of `group` takes in so many seconds; 1 while nobody knows."""
-        wanted = seconds / self.pace[group] if group in self.pace else 1
+    def within(self, seconds: float, most: int) -> int:
+        """Steps, from 1 to `most`, that the batch takes in so many seconds; 1 while nobody knows."""
+        wanted = seconds / self.pace[self.at] if self.at in self.pace else 1
         return int(min(max(wanted, 1), most))
-
-    def _speed(self, rate: float) -> str:
-        if self.flops is None:
-            return ""
-        return f", {rate * self.tokens:.3g} tokens/s, MFU {100 * rate * self.flops / machine.peak():.2g} %"
 
     def close(self) -> None:
         """Leaves the terminal tidy."""
+        self.handler.stream = self.stream
         if self.bar is not None:
             self.bar.close()
+
+    def _tell(self, text: str) -> None:
+        left, done = seconds_left(self.courses), share_done(self.courses)
+        time_left = "" if left is None else f", about {_clock(left)} left"
+        text = f"batch {self.number} of {self.batches}{time_left}; {text}"
+        if self.bar is None:
+            log.info("%d %% done, %s", 100 * done, text)
+        else:
+            self.bar.n = done
+            self.bar.set_description_str(text)
+
+    def _speed(self) -> str:
+        seen = self.courses[self.at].stretches
+        rate = sum(one.steps for one in seen) / max(sum(one.seconds for one in seen), 1e-9)
+        if not rate:
+            return ""
+        if self.flops is None:
+            return f", {rate:.3g} steps/s"
+        share = 100 * rate * self.flops / machine.peak()
+        return f", {rate:.3g} steps/s, {rate * self.tokens:.3g} tokens/s, MFU {share:.2g} %"
+
+
+class _AboveTheBar:
+    """A stream for the log, whose lines appear above the bar."""
+
+    def write(self, text: str) -> None:
+        tqdm.write(text, file=sys.stderr, end="")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def _clock(seconds: float) -> str:
