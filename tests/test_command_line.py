@@ -393,7 +393,7 @@ class Meet:
             os.kill(os.getpid(), signal.{signal})
 
 sys.meta_path.insert(0, Meet())
-sys.argv = ["main"]
+sys.argv = ["main", {argument!r}]
 if {module!r}:
     runpy.run_module("routed.{command}", run_name="__main__", alter_sys=False)
 else:
@@ -417,7 +417,9 @@ else:
     ],
 )
 def test_an_interruption_outside_of_training_ends_in_one_line(tiny, command, number, module):
-    found = process("-c", KILLED.format(module=module, signal=number, command=command), cwd=tiny.parent)
+    argument = {"main": "--config=tiny.py", "report": "."}[command]
+    script = KILLED.format(module=module, signal=number, command=command, argument=argument)
+    found = process("-c", script, cwd=tiny.parent)
     assert found.returncode == 130
     assert re.fullmatch(r"\d\d:\d\d:\d\d interrupted: the same command goes on .*\n", found.stderr), found.stderr
 
