@@ -35,6 +35,14 @@ def build_model(config):
     return problem_of(config).models[config.model].build(config, None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def all_devices():
+    """Runs of tests are brief, so a command would compile them for one device."""
+    from routed.engine import compilation
+
+    compilation.BRIEF = 0.0
+
+
 @pytest.fixture
 def small():
     """The base config, small."""

@@ -18,7 +18,7 @@ import pytest
 import routed
 from routed.analysis import workdirs
 from routed.contracts import UserError
-from routed.engine import batches, checkpoint, compilation, execution, results
+from routed.engine import batches, checkpoint, compilation, execution, results, tables
 from routed.plan.runs import static_key
 from routed.system import files
 from routed.system.forecast import Course
@@ -106,8 +106,8 @@ def logged(workdir):
 
 
 def last_batch_undone(workdir):
-    """The workdir as it was when the first batch was written."""
-    (workdir / ".results.before.parquet").replace(workdir / "results.parquet")
+    """The workdir as it was when the first batch was finished: the two runs of one arm."""
+    tables.merge(workdir, results.read_table(workdir).query("arm == 'learned'"))
     return workdir
 
 
@@ -135,9 +135,9 @@ def test_killed_between_any_two_steps_of_saving(finished, run, saves, tmp_path, 
         run(work)
     same(table(work), table(finished))
     assert saves == [10, 20, 30] * 2
-    # Renames: config, 6 chunks, and for each batch timing, results and (with the base seed) heatmaps; the table before;
-    # summary, claims, page. Removals: each batch's third oldest checkpoint and its folder.
-    assert len(copies) >= 21
+    # Renames: config, 6 chunks, and for each batch timing and its parts, rows and (with the base seed) maps; then, merged, maps,
+    # rows and their copy; summary, claims, page. Removals: each batch's third oldest checkpoint and its folder; the parts.
+    assert len(copies) >= 24
     for copy in copies:
         done = len(results.read_table(copy)) // 4 // 2  # batches in the table: 4 evaluations, 2 runs
         newest = max(copy.glob("checkpoints/0*"), default=None)
@@ -150,8 +150,9 @@ def test_killed_between_any_two_steps_of_saving(finished, run, saves, tmp_path, 
         run(copy)
         same(table(copy), table(finished))
         assert len(saves) == 6 - saved, (copy, saved, saves)
-        assert (copy / "summary.csv").read_text() == (finished / "summary.csv").read_text()
-        assert not (copy / "checkpoints").exists()
+        for name in ("summary.csv", "results.parquet", "routing.npz"):
+            assert (copy / name).read_bytes() == (finished / name).read_bytes(), (copy, name)
+        assert not (copy / "checkpoints").exists() and not (copy / "results").exists()
 
 
 def test_killed_for_real_refused_meanwhile_and_terminated(folder, run, refused, tmp_path):
@@ -176,7 +177,7 @@ def test_killed_for_real_refused_meanwhile_and_terminated(folder, run, refused, 
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL
     step = checkpoint.latest(work / "checkpoints")[1]["step"]
-    stopped = start_until("results.parquet")
+    stopped = start_until("results/*.arrow")
     stopped.terminate()
     text = stopped.communicate()[1]
     assert stopped.returncode == 2 and "Traceback" not in text
@@ -256,11 +257,11 @@ def test_a_stretch_is_what_fits_by_the_speed_of_the_last_one():
 
 def test_a_signal_between_groups_stops_before_the_next_compiles(finished, run, refused, compiled, monkeypatch):
     compiled.clear()
-    write = results.write_table
-    monkeypatch.setattr(results, "write_table", lambda *args: [write(*args), os.kill(os.getpid(), signal.SIGTERM)])
+    add = tables.add_part
+    monkeypatch.setattr(tables, "add_part", lambda *args: [add(*args), os.kill(os.getpid(), signal.SIGTERM)])
     last_batch_undone(finished)
     assert "interrupted and saved" in refused(finished, "--sweep=experts.count=4,8")
-    assert len(compiled) == 1 and len(table(finished)) == 16  # all 4 runs of 4 experts
+    assert len(compiled) == 1 and len(results.read_table(finished)) == 16  # all 4 runs of 4 experts
 
 
 def test_a_second_signal_stops_at_once(run, saves, tmp_path):
@@ -431,10 +432,10 @@ def test_a_checkpoint_without_a_form_does_not_fit(tmp_path, monkeypatch):
     assert checkpoint.load(path, meta, state, 2) is None
 
 
-def test_damaged_results_go_back_to_the_table_before(finished, run, saves):
-    """First results.parquet (one batch is lost), then both tables (all is run again)."""
-    good = table(finished)
-    for damaged, count in ((["results.parquet"], 3), (["results.parquet", ".results.before.parquet"], 6)):
+def test_damaged_results_are_read_from_their_copy(finished, run, saves):
+    """First results.parquet (nothing is lost), then both files (all is run again)."""
+    good, content = table(finished), (finished / "results.parquet").read_bytes()
+    for damaged, count in ((["results.parquet"], 0), (["results.parquet", ".results.copy.parquet"], 6)):
         for name in damaged:
             halved(finished / name)
         saves.clear()
@@ -442,28 +443,43 @@ def test_damaged_results_go_back_to_the_table_before(finished, run, saves):
         assert len(saves) == count
         same(table(finished), good)
         assert f"{damaged[-1]} is damaged" in logged(finished)
+        assert {(finished / name).read_bytes() for name in (tables.TABLE, tables.COPY)} == {content}
 
 
-def test_a_damaged_table_never_becomes_the_table_before(finished):
-    first = pd.read_parquet(finished / ".results.before.parquet")
-    halved(finished / "results.parquet")
-    results.write_table(finished, first)
-    same(pd.read_parquet(finished / ".results.before.parquet"), first)
+def test_a_damaged_part_costs_its_own_runs(finished, run, refused, saves, tmp_path):
+    """Killed after the first of two batches and after the second, of which one is damaged then."""
+    work = tmp_path / "work"
+    for count in (4, 7):
+        saves.then = lambda made, count=count: os.kill(os.getpid(), signal.SIGTERM) if made == count else None
+        refused(work, "--config.seeds=4")
+    parts = sorted(work.glob("results/*.arrow"))
+    assert len(parts) == 1 and len(table(work)) == 8  # the first was merged by the second command
+    halved(parts[0])
+    saves.then = lambda made: None
+    saves.clear()
+    run(work, "--config.seeds=4")
+    assert f"{parts[0]} is damaged: what it held is run again, and nothing else" in logged(work)
+    assert saves == [10, 20, 30] * 3  # 4 batches in all, one of them merged
+    run(tmp_path / "alone", "--config.seeds=4")
+    same(table(work), table(tmp_path / "alone"))
 
 
 def test_no_flipped_bit_of_the_table_gets_through(finished):
     """Parquet's page checksums do not cover names and types: 3 % of the bits would rename a column and pass."""
     target = finished / "results.parquet"
-    content, good, before = target.read_bytes(), table(finished), pd.read_parquet(finished / ".results.before.parquet")
+    content, good = target.read_bytes(), table(finished)
     names = [i for name in (b"test/loss", b"seed", b"pandas") for i in (content.index(name), content.rindex(name))]
     outcomes = set()
     for position in (*names, *range(4, len(content), 211)):
         flipped(target, position)
-        got = results.read_table(finished)
-        outcomes.add(len(got))
-        same(got, good if len(got) == len(good) else before)
+        got, problem = tables._read(target)
+        outcomes.add(got is None)
+        if got is None:
+            assert problem and "\n" not in problem
+        else:
+            same(got, good)
         target.write_bytes(content)
-    assert outcomes == {len(good), len(before)}
+    assert outcomes == {True, False}  # some bits hold nothing
 
 
 @pytest.mark.parametrize(

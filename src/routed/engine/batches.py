@@ -109,7 +109,7 @@ def advance(
     history, reached = jax.tree.map(np.array, hosts.fetch((states["history"], states["step"])))
     seconds = time.perf_counter() - begun
     if hosts.is_first():
-        _write_timing(workdir, name, count, compiled.seconds, seconds, (config.steps - (first or 0)) * count)
+        write_timing(workdir, name, count, compiled.seconds, seconds, (config.steps - (first or 0)) * count)
     if config.checkpoint.final:
         for i, run in enumerate(batch):
             kept = states["params"] | {"state": states["state"]}
@@ -216,7 +216,7 @@ def _drop_diverged(active: np.ndarray, losses: np.ndarray, batch: list[Run], ste
         )
 
 
-def _write_timing(workdir: pathlib.Path, name: str, count: int, compile_s: float, run_s: float, run_steps: int) -> None:
+def write_timing(workdir: pathlib.Path, name: str, count: int, compile_s: float, run_s: float, run_steps: int) -> None:
     """Adds a line to timing.csv, the only table with a clock in it."""
     path = workdir / "timing.csv"
     header = b"group,runs,compile_s,run_s,run_steps,ms_per_run_step\n"

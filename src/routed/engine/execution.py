@@ -6,18 +6,18 @@ import math
 import os
 import pathlib
 import signal
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from absl import logging as log
 from jax.sharding import Mesh
 
-from routed.engine import checkpoint, limits, results
+from routed.engine import checkpoint, limits, results, tables
 from routed.engine.batches import advance, interruption
 from routed.engine.compilation import Compiled, compile_group
-from routed.engine.rows import fill_places, merge, rows_of
+from routed.engine.rows import fill_places, rows_of
+from routed.engine.schedule import Group, Schedule
 from routed.plan.arms import ARMS
 from routed.plan.config import problem_of, traced
 from routed.plan.runs import Run, groups
@@ -28,20 +28,6 @@ from routed.system.progress import Progress
 
 #: Further arrays of the base seed that figures of classes are drawn from, and how they are kept.
 PICTURED = (("counts", np.int32), ("products", np.float32), ("choices", np.int16), ("right", np.bool_))
-
-
-class Group(NamedTuple):
-    """Runs that one compiled program serves."""
-
-    name: str
-    runs: list[Run]
-    pool: int  # training samples in a world
-    size: int  # runs that advance together
-
-    @property
-    def config(self):
-        """Any run's config: they differ in traced settings only."""
-        return self.runs[0].config
 
 
 def make_groups(runs: list[Run], mesh: Mesh) -> list[Group]:
@@ -73,64 +59,73 @@ def make_groups(runs: list[Run], mesh: Mesh) -> list[Group]:
 
 
 def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: Mesh) -> pd.DataFrame:
-    """Runs what is missing from `table` and returns the full table. Stops on SIGINT or SIGTERM, within seconds.
+    """Runs what is missing from `table`, the workdir's rows, and returns the full table. Stops on SIGINT or SIGTERM, within seconds.
 
     Raises:
       UserError: the disk failed, or the user interrupted; everything finished is saved.
     """
-    table = fill_places(table, runs)
     done = set(table.run) if len(table) else set()
-    pending = [r for r in runs if r.key not in done]
-    if not pending:
+    pending = [run for run in runs if run.key not in done]
+    ends = _ends(table, {key for run in pending for key in run.needs})
+    del table  # it is on the disk, and may be large
+    if pending:
+        _run(runs, pending, done, ends, workdir, mesh)
+    else:
         hosts.once(lambda: checkpoint.clear(workdir / "checkpoints"))
-        return table
-    made, wanted = make_groups(runs, mesh), {run.key: run for run in runs}
-    saved = checkpoint.agreed(workdir / "checkpoints")
+    return hosts.first_process_first(lambda: finish(workdir, runs))
+
+
+def _run(
+    runs: list[Run],
+    pending: list[Run],
+    done: set[str],
+    ends: dict[str, dict[str, Any]],
+    workdir: pathlib.Path,
+    mesh: Mesh,
+) -> None:
+    """Runs what is `pending`, batch by batch. `ends` are the last rows of finished runs that others need."""
+    every_group, wanted = make_groups(runs, mesh), {run.key: run for run in runs}
+    schedule, saved = Schedule(every_group, done), checkpoint.agreed(workdir / "checkpoints")
+    needed = {key for run in pending for key in run.needs}
     swept = results.swept_keys(workdir)
     problem = problem_of(runs[0].config)
     cost = problem.cost(runs[0].config) if problem.watched else (0, None)
-    courses, places = [_course(group, done) for group in made], {id(group): i for i, group in enumerate(made)}
-    progress = Progress(courses, count_batches(pending, made, done, saved, wanted), *cost)
+    courses, places = (
+        [_course(group, done) for group in every_group],
+        {id(group): i for i, group in enumerate(every_group)},
+    )
+    progress = Progress(courses, count_batches(Schedule(every_group, done), saved), *cost)
     compiled: dict[int, Compiled] = {}
     with _interruptions() as interrupted:
         try:
-            while pending:
+            while schedule:
                 if hosts.any_process(interrupted()):
                     raise interruption(workdir)
-                ready = {r.key for r in pending if done.issuperset(r.needs)}
-                batch, group = _resumed(saved, ready, wanted, made) or _next_batch(ready, made)
+                group, batch = (saved and schedule.take_again(saved[1]["runs"])) or schedule.take()
                 progress.begin(places[id(group)])
                 if id(group) not in compiled:
                     compiled.clear()  # groups come one after the other: one program in memory is enough
                     compiled[id(group)] = _compile(group, mesh)
                     progress.compiled(compiled[id(group)].seconds)
-                traced_of_runs = [traced_of(run, table, [wanted[key] for key in run.needs]) for run in batch]
+                traced_of_runs = [traced_of(run, ends, [wanted[key] for key in run.needs]) for run in batch]
                 history = advance(
                     compiled[id(group)], group.name, batch, traced_of_runs, workdir, saved, progress,
                     lambda: hosts.any_process(interrupted()),
                 )  # fmt: skip
                 saved = None
-                rows, maps = [], {}
-                for run, one in zip(batch, history, strict=True):
-                    rows += rows_of(run, one, swept)
-                    if run.seed == run.config.seed and "probs" in one:
-                        maps[run.key] = one["probs"].astype(np.float16)
-                        if "right" in one:
-                            maps |= {f"{run.key}/{n}": one[n].astype(dtype) for n, dtype in PICTURED if n in one}
-                table = merge(table, rows, swept)
-                hosts.once(partial(_keep, workdir, table, maps))
-                done |= {run.key for run in batch}
-                pending = [r for r in pending if r.key not in done]
+                last = keep(workdir, batch, history, swept)
+                ends |= {key: row for key, row in last.items() if key in needed}
+                schedule.finish(batch)
         finally:
             progress.close()
-    return table
 
 
-def _keep(workdir: pathlib.Path, table: pd.DataFrame, maps: dict[str, np.ndarray]) -> None:
-    """Finished runs are in the tables before their checkpoint goes."""
-    results.write_heatmaps(workdir, maps)
-    results.write_table(workdir, table)
-    checkpoint.clear(workdir / "checkpoints")
+def _ends(table: pd.DataFrame, keys: set[str]) -> dict[str, dict[str, Any]]:
+    """The last rows of some of these runs, by key."""
+    if not len(table) or not keys:
+        return {}
+    rows = table[table.run.isin(keys)].sort_values("step").drop_duplicates("run", keep="last")
+    return rows.set_index("run").to_dict("index")  # type: ignore[return-value]
 
 
 def _course(group: Group, done: set[str]) -> Course:
@@ -142,64 +137,75 @@ def _course(group: Group, done: set[str]) -> Course:
     )
 
 
-def count_batches(pending: list[Run], made: list[Group], done: set[str], saved, wanted: dict[str, Run]) -> int:
-    """How many batches it takes to do all that is pending."""
-    done, count = {*done}, 0
-    while pending:
-        ready = {run.key for run in pending if done.issuperset(run.needs)}
-        batch, _ = _resumed(None if count else saved, ready, wanted, made) or _next_batch(ready, made)
-        done |= {run.key for run in batch}
-        pending, count = [run for run in pending if run.key not in done], count + 1
+def count_batches(schedule: Schedule, saved: tuple[pathlib.Path, dict] | None) -> int:
+    """How many batches it takes to do all that is pending, the saved one first; the schedule is used up."""
+    count = 0
+    while schedule:
+        _, batch = (saved and schedule.take_again(saved[1]["runs"])) or schedule.take()
+        schedule.finish(batch)
+        saved, count = None, count + 1
     return count
 
 
-def _next_batch(ready: set[str], made: list[Group]) -> tuple[list[Run], Group]:
-    """The first runs that are ready, of the first group that has any."""
-    for group in made:
-        members = [run for run in group.runs if run.key in ready]
-        if members:
-            return members[: group.size], group
-    raise AssertionError("runs wait for each other in a circle")
+def keep(
+    workdir: pathlib.Path, batch: list[Run], histories: list[dict[str, np.ndarray]], swept: list[str]
+) -> dict[str, dict[str, Any]]:
+    """Writes the rows and maps of finished runs, before their checkpoint goes; the last row of each by key."""
+    rows, maps, ends = [], {}, {}
+    for run, history in zip(batch, histories, strict=True):
+        rows += rows_of(run, history, swept)
+        ends[run.key] = rows[-1]
+        if run.seed == run.config.seed and "probs" in history:
+            maps[run.key] = history["probs"].astype(np.float16)
+            if "right" in history:
+                maps |= {f"{run.key}/{n}": history[n].astype(dtype) for n, dtype in PICTURED if n in history}
+
+    def write() -> None:
+        tables.add_part(workdir, rows, maps)
+        checkpoint.clear(workdir / "checkpoints")
+
+    hosts.once(write)
+    return ends
 
 
-def _resumed(saved, ready: set[str], wanted: dict[str, Run], made: list[Group]) -> tuple[list[Run], Group] | None:
-    """The batch of the checkpoint, if this command still wants all of it."""
-    if saved is None or not all(key in ready for key in saved[1]["runs"]):
-        return None
-    batch = [wanted[key] for key in saved[1]["runs"]]
-    group = next(g for g in made if batch[0] in g.runs)
-    return (batch, group) if len(batch) <= group.size else None
+def finish(workdir: pathlib.Path, runs: list[Run]) -> pd.DataFrame:
+    """All rows, merged, with those that finished runs have at further points."""
+    table, settled = tables.gather(workdir)
+    filled = fill_places(table, runs)
+    if hosts.is_first() and len(filled) and (filled is not table or not settled):
+        tables.merge(workdir, filled)
+    return filled
 
 
 def _compile(group: Group, mesh: Mesh) -> Compiled:
+    log.info("compiling %s, for %d runs in batches of %d", group.name, len(group.runs), group.size)
     made = compile_group(group.config, group.pool, group.size, mesh)
     log.info(
-        "compiled %s in %.1f s: %d runs in batches of %d over %d devices (%s), %.0f MB a batch",
-        group.name, made.seconds, len(group.runs), group.size, mesh.size, made.batching, made.bytes / 1e6,
+        "compiled %s in %.1f s%s: over %d devices (%s), %.0f MB a batch",
+        group.name, made.seconds, ", with little effort, as its runs are brief" if made.brief else "", made.devices,
+        made.batching, made.bytes / 1e6,
     )  # fmt: skip
     return made
 
 
-def traced_of(run: Run, table: pd.DataFrame, needed: list[Run]) -> dict[str, Any]:
+def traced_of(run: Run, ends: dict[str, dict[str, Any]], needed: list[Run]) -> dict[str, Any]:
     """The run's traced settings, with what depends on finished runs filled in: its tuned rate, its matched setting."""
     config = run.config
     tuning = [r for r in needed if r.tuning and r.arm == run.arm]
     if tuning and not run.tuning:
-        config = override(config, {"optimizer.rate_scale": best_scale(tuning, table)})
+        config = override(config, {"optimizer.rate_scale": best_scale(tuning, ends)})
     values = traced(config)
     if (match := ARMS[run.arm].match) is not None:
         source = next(r for r in needed if r.arm == match.source and r.tuning == run.tuning)
-        rows = table[table.run == source.key]
-        values[match.setting] = float(rows.loc[rows.step.idxmax(), match.metric])
+        values[match.setting] = float(ends[source.key][match.metric])
     return values
 
 
-def best_scale(tuning: list[Run], table: pd.DataFrame) -> float:
+def best_scale(tuning: list[Run], ends: dict[str, dict[str, Any]]) -> float:
     """The candidate with the lowest mean final test loss over the tuning seeds; one that diverged never wins."""
     losses: dict[float, list[float]] = {}
     for run in tuning:
-        rows = table[table.run == run.key]
-        loss = float(rows.loc[rows.step.idxmax(), problem_of(run.config).loss])
+        loss = float(ends[run.key][problem_of(run.config).loss])
         losses.setdefault(run.config.optimizer.rate_scale, []).append(loss if np.isfinite(loss) else math.inf)
     return min(losses, key=lambda scale: np.mean(losses[scale]))
 

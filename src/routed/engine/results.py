@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import io
 import json
@@ -12,15 +11,13 @@ import subprocess
 from typing import Any
 
 import jax
-import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
-from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
-from routed.engine.rows import plain
+from routed.engine import tables
+from routed.engine.rows import ordered, plain
+from routed.engine.tables import read_heatmaps, read_table
 from routed.plan.checks import PLANNED
 from routed.plan.code import VERSION, Code, change
 from routed.plan.config import declared, problem_of
@@ -31,8 +28,6 @@ from routed.system import files, hosts
 
 #: The version of what a workdir holds; another one is refused.
 FORMAT = 3
-#: Where results.parquet keeps the digest of its content: Parquet's own checksums do not cover names and types.
-DIGEST = b"routed.digest"
 
 #: What config.json says at least, in any version.
 STORED = {"config": dict, "swept": list}
@@ -50,7 +45,7 @@ def open_workdir(
     """
     swept = sorted({key for point in sweep for key in point if key not in PLANNED})
     flat, known = flatten(config), declared()
-    table = read_table(path)
+    table, settled = tables.gather(path)
     stored = stored_config(path) if len(table) else None
     active, code = read_by(config, sweep, set(table.arm) if len(table) else ())
     if stored is not None:
@@ -71,9 +66,10 @@ def open_workdir(
             )
         # A key swept only now was constant in the rows that are there: its value of then stays in config.json.
         flat |= {key: stored["config"][key] for key in swept if key in stored["config"]}
-        for key in swept:
-            if key not in table:
-                table.insert(1, key, plain(flat[key]))
+        new = [key for key in swept if key not in table]
+        for key in new:
+            table.insert(1, key, plain(flat[key]))
+        table, settled = (ordered(table), False) if new else (table, settled)
     part = stored_config(path).get("shard", "") if shard and described(path) else ""
     if part and part != shard:
         raise UserError(
@@ -90,6 +86,8 @@ def open_workdir(
     about |= {"left_out": before["left_out"] | left_out(config, sweep), "code": before["code"] | code}
     if hosts.is_first():
         files.write(path / "config.json", json.dumps(about, indent=1, default=list) + "\n")
+        if len(table) and not settled:  # when the values of its new columns are on the disk
+            tables.merge(path, table)
     return table
 
 
@@ -122,78 +120,6 @@ def described(path: pathlib.Path) -> str:
 def swept_keys(path: pathlib.Path) -> list[str]:
     """Dotted keys that vary between the rows of a workdir."""
     return stored_config(path)["swept"]
-
-
-def write_table(path: pathlib.Path, table: pd.DataFrame) -> None:
-    """Writes results.parquet, with the table before it kept beside it, if that was whole."""
-    target = path / "results.parquet"
-    made, buffer = pa.Table.from_pandas(table, preserve_index=False), io.BytesIO()
-    made = made.replace_schema_metadata((made.schema.metadata or {}) | {DIGEST: _digest(table)})
-    pq.write_table(made, buffer, write_page_checksum=True)
-    if _read(target)[0] is not None:
-        files.write(path / ".results.before.parquet", target.read_bytes())
-    files.write(target, buffer.getvalue())
-
-
-def read_table(path: pathlib.Path) -> pd.DataFrame:
-    """The rows of a workdir; of the table before it when results.parquet is damaged, and none when both are."""
-    for name in ("results.parquet", ".results.before.parquet"):
-        table, problem = _read(path / name)
-        if table is not None:
-            return table
-        if problem:
-            log.warning(
-                "%s is damaged (%s): going back to the table before it; what is missing is run again",
-                path / name,
-                problem,
-            )
-    return pd.DataFrame()
-
-
-def _read(file: pathlib.Path) -> tuple[pd.DataFrame | None, str]:
-    """The table of a file; or None and what is wrong with it, nothing if there is no file."""
-    with files.explained(file):
-        if not file.exists():
-            return None, ""
-        content = io.BytesIO(file.read_bytes())
-    try:
-        read = pq.read_table(content, page_checksum_verification=True)
-        table, digest = read.to_pandas(), (read.schema.metadata or {}).get(DIGEST)
-        if digest is not None and digest != _digest(table):
-            return None, "its digest is another"
-    except Exception as error:  # a flipped bit in the footer makes pyarrow and pandas raise almost anything
-        return None, f"{type(error).__name__}: {error}".splitlines()[0]
-    return table, ""
-
-
-def _digest(table: pd.DataFrame) -> bytes:
-    """A hash of names, types and values."""
-    total = hashlib.sha256(repr([*zip(table.columns, map(str, table.dtypes), strict=True)]).encode())
-    total.update(pd.util.hash_pandas_object(table, index=False).to_numpy().tobytes())
-    return total.hexdigest().encode()
-
-
-def write_heatmaps(path: pathlib.Path, new: dict[str, np.ndarray]) -> None:
-    """Adds cluster x expert routing probabilities [evaluations, C, E] by run key to routing.npz."""
-    if not new:
-        return
-    buffer = io.BytesIO()
-    arrays: dict[str, Any] = read_heatmaps(path) | new
-    np.savez_compressed(buffer, **arrays)
-    files.write(path / "routing.npz", buffer.getvalue())
-
-
-def read_heatmaps(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of routing.npz; none when it is missing or damaged."""
-    try:
-        content = io.BytesIO((path / "routing.npz").read_bytes())  # np.load leaves a damaged file open
-        with np.load(content, allow_pickle=False) as stored:
-            return dict(stored)
-    except FileNotFoundError:
-        return {}
-    except Exception as error:  # zipfile, zlib and numpy each raise their own
-        log.warning("%s is damaged (%s): its heatmaps are lost, the tables are not", path / "routing.npz", error)
-        return {}
 
 
 def load(workdir: str | pathlib.Path) -> dict[str, Any]:

@@ -32,10 +32,11 @@ def rows_of(run: Run, history: dict[str, np.ndarray], swept: list[str]) -> list[
             f"run {run.key} ({run.arm}, seed {run.seed}): the frozen router moved; this is a bug, please report it"
         )
     status = "tuning" if run.tuning else "ok" if finite else "diverged"
+    columns = {name: values.astype(float).tolist() for name, values in sorted(history.items()) if values.ndim == 1}
     rows = []
     for place in _places(run, swept):
         for index in range(len(losses)):
-            metrics = {name: float(values[index]) for name, values in sorted(history.items()) if values.ndim == 1}
+            metrics = {name: values[index] for name, values in columns.items()}
             step = index * run.config.eval_every
             rows.append(
                 {"run": run.key, **place, "arm": run.arm, "seed": run.seed, "step": step, "status": status, **metrics}
@@ -60,29 +61,25 @@ def fill_places(table: pd.DataFrame, runs: Iterable[Run]) -> pd.DataFrame:
     swept = swept_columns(table)
     if not len(table) or not swept:
         return table
-    there = set(table[["run", *swept]].itertuples(index=False, name=None))
-    finished, further = set(table.run), []
+    there = set(table[["run", *swept]].drop_duplicates().itertuples(index=False, name=None))
+    finished, missing = set(table.run), []
     for run in runs:
-        missing = [
-            place for place in _places(run, swept) if (run.key, *(place[key] for key in swept)) not in there
-        ] if run.key in finished else []  # fmt: skip
-        if missing:
-            rows = table[table.run == run.key].drop_duplicates("step")
-            further += [rows.assign(**place) for place in missing]
-    return _ordered(pd.concat([table, *further], ignore_index=True), swept) if further else table
+        if run.key in finished:
+            places = [(run.key, *place.values()) for place in _places(run, swept)]
+            missing += [place for place in places if place not in there]
+    if not missing:
+        return table
+    wanted = pd.DataFrame(missing, columns=["run", *swept])
+    known = table[table.run.isin(wanted.run)].drop_duplicates(["run", "step"]).drop(columns=swept)
+    return ordered(pd.concat([table, wanted.merge(known, on="run")], ignore_index=True))
 
 
-def merge(table: pd.DataFrame, rows: list[dict[str, Any]], swept: list[str]) -> pd.DataFrame:
-    """Old and new rows in an order that does not depend on when they were computed."""
-    table = pd.concat([table, pd.DataFrame(rows)], ignore_index=True) if len(table) else pd.DataFrame(rows)
-    return _ordered(table, swept)
-
-
-def _ordered(table: pd.DataFrame, swept: list[str]) -> pd.DataFrame:
-    leading = ["run", *swept, *LEADING[1:]]
-    table = table[leading + sorted(set(table.columns) - set(leading))]
-    table = table.drop_duplicates(["run", *swept, "step"])
-    return table.sort_values([*swept, "arm", "seed", "run", "step"], ignore_index=True)
+def ordered(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows, each once, in an order that does not depend on when they were computed; so are the columns."""
+    swept = sorted(swept_columns(table))
+    leading, order = ["run", *swept, *LEADING[1:]], [*swept, "arm", "seed", "run", "step"]
+    rows = table[order].drop_duplicates(["run", *swept, "step"]).sort_values(order).index  # copies no metric
+    return table.loc[rows, leading + sorted(set(table.columns) - set(leading))].reset_index(drop=True)
 
 
 def last(table: pd.DataFrame) -> pd.DataFrame:

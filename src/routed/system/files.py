@@ -12,6 +12,7 @@ import os
 import pathlib
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 
 from routed.contracts import UserError
@@ -94,14 +95,17 @@ def copy(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def write(path: pathlib.Path, content: str | bytes | Callable[[pathlib.Path], None]) -> None:
-    """Writes beside `path`, flushes to disk, then renames. `content` may be a function that writes to a path (on a disk).
+    """Writes beside `path`, flushes to disk, then renames. `content` may be a function that writes to a path.
 
     Raises:
       UserError: the disk is full or read-only; no such bucket, or no right to it.
     """
     if remote(path):
-        assert not callable(content)
         with explained(path):
+            if callable(content):
+                with tempfile.TemporaryDirectory() as here:
+                    content(pathlib.Path(here, path.name))
+                    content = pathlib.Path(here, path.name).read_bytes()
             path.write_bytes(content.encode() if isinstance(content, str) else content)
         return
     beside = path.with_name(f".{path.name}.writing")

@@ -1,0 +1,167 @@
+"""The rows and maps of finished runs on disk: a part for each batch, merged into results.parquet and routing.npz.
+
+A batch costs the same whatever is there already: its rows, and its maps, are a file each under results/, named by the digest of
+its content. Parts are merged when a command opens the workdir and when it is done. Every file appears whole or not at all, and
+no order of runs, kills and merges changes a bit of the merged ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pathlib
+import zipfile
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from absl import logging as log
+
+from routed.engine.rows import ordered
+from routed.system import files
+
+#: All rows, and the same once more, so that damage to one of the two costs nothing; all maps; and the folder of the parts.
+TABLE, COPY, MAPS, PARTS = "results.parquet", ".results.copy.parquet", "routing.npz", "results"
+#: Where a table keeps the digest of its content: Parquet's own checksums do not cover names and types.
+DIGEST = b"routed.digest"
+
+
+def add_part(workdir: pathlib.Path, rows: list[dict[str, Any]], maps: Mapping[str, np.ndarray]) -> None:
+    """Keeps the rows of finished runs, and cluster x expert routing probabilities [evaluations, C, E] by run key.
+
+    Raises:
+      UserError: the disk is full or read-only.
+    """
+    with files.explained(workdir / PARTS):
+        (workdir / PARTS).mkdir(exist_ok=True)
+    if maps:
+        packed = io.BytesIO()
+        np.savez(packed, allow_pickle=False, **maps)
+        _write_part(workdir, "npz", packed.getvalue())
+    names = dict.fromkeys(name for row in rows for name in row)
+    made, content = pa.table({name: [row.get(name) for row in rows] for name in names}), io.BytesIO()
+    with pa.ipc.new_file(content, made.schema) as writer:
+        writer.write_table(made)
+    _write_part(workdir, "arrow", content.getvalue())  # last, as it is what makes the runs finished
+
+
+def _write_part(workdir: pathlib.Path, kind: str, content: bytes) -> None:
+    files.write(workdir / PARTS / f"{_name(content)}.{kind}", content)
+
+
+def _name(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _parts(workdir: pathlib.Path, kind: str) -> Iterator[bytes]:
+    """The contents of the parts that are whole; damaged ones are named in the log."""
+    folder = workdir / PARTS
+    for path in sorted(folder.glob(f"*.{kind}")) if folder.is_dir() else ():
+        with files.explained(path):
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:  # merged by another process since it was listed
+                continue
+        if _name(content) == path.stem:
+            yield content
+        else:
+            log.warning("%s is damaged: what it held is run again, and nothing else", path)
+
+
+def read_table(workdir: pathlib.Path) -> pd.DataFrame:
+    """All rows of a workdir, merged or not, in an order that does not depend on when they were computed; perhaps none."""
+    return gather(workdir)[0]
+
+
+def gather(workdir: pathlib.Path) -> tuple[pd.DataFrame, bool]:
+    """All rows of a workdir, and whether results.parquet holds just these; what is damaged is named in the log."""
+    # Parts first: whoever merges them writes the table before they go.
+    parts = [pa.ipc.open_file(content).read_all() for content in _parts(workdir, "arrow")]
+    table, settled = _read_merged(workdir)
+    if not parts:
+        return table, settled
+    new = pa.concat_tables(parts, promote_options="permissive").to_pandas()
+    del parts  # as large as the rows
+    return ordered(pd.concat([table, new], ignore_index=True) if len(table) else new), False
+
+
+def _read_merged(workdir: pathlib.Path) -> tuple[pd.DataFrame, bool]:
+    """The rows that were merged, and whether they are those of the table, not of its copy."""
+    for name in (TABLE, COPY):
+        table, problem = _read(workdir / name)
+        if table is not None:
+            return table, name == TABLE
+        if not problem:  # somebody removed it, and with it what it held
+            break
+        log.warning("%s is damaged (%s): what no other file holds is run again", workdir / name, problem)
+    return pd.DataFrame(), False
+
+
+def _read(file: pathlib.Path) -> tuple[pd.DataFrame | None, str]:
+    """The table of a file; or None and what is wrong with it, nothing if there is no file."""
+    with files.explained(file):
+        if not file.exists():
+            return None, ""
+        opened = file.open("rb")
+    try:
+        with opened:
+            read = pq.read_table(opened, page_checksum_verification=True)
+        digest = (read.schema.metadata or {}).get(DIGEST)
+        table = read.to_pandas(split_blocks=True, self_destruct=True)  # each column is in memory once
+        if digest is not None and digest != _digest(table):
+            return None, "its digest is another"
+    except Exception as error:  # a flipped bit in the footer makes pyarrow and pandas raise almost anything
+        return None, f"{type(error).__name__}: {error}".splitlines()[0]
+    return table, ""
+
+
+def _digest(table: pd.DataFrame) -> bytes:
+    """A hash of names, types and values."""
+    total = hashlib.sha256(repr([*zip(table.columns, map(str, table.dtypes), strict=True)]).encode())
+    total.update(pd.util.hash_pandas_object(table, index=False).to_numpy().tobytes())
+    return total.hexdigest().encode()
+
+
+def merge(workdir: pathlib.Path, table: pd.DataFrame) -> None:
+    """Writes `table` and all maps in the place of what was merged before and of the parts.
+
+    Raises:
+      UserError: the disk is full or read-only.
+    """
+    maps = read_heatmaps(workdir)
+    if maps:
+        files.write(workdir / MAPS, lambda path: _pack(path, maps))
+    made = pa.Table.from_pandas(table, preserve_index=False)
+    made = made.replace_schema_metadata((made.schema.metadata or {}) | {DIGEST: _digest(table)})
+    for name in (COPY, TABLE):
+        files.write(workdir / name, lambda path: pq.write_table(made, path, write_page_checksum=True))
+    files.remove(workdir / PARTS)
+
+
+def _pack(path: pathlib.Path, maps: Mapping[str, np.ndarray]) -> None:
+    """Writes an npz file with one array after the other in memory."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+        for key in sorted(maps):
+            with packed.open(f"{key}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, maps[key], allow_pickle=False)
+
+
+def read_heatmaps(*workdirs: pathlib.Path) -> Mapping[str, np.ndarray]:
+    """The arrays of workdirs, merged or not, each unpacked when it is asked for; without those of a damaged file."""
+    found: list[Any] = []
+    for workdir in workdirs:
+        found += [np.load(io.BytesIO(content), allow_pickle=False) for content in _parts(workdir, "npz")]
+        try:
+            merged = np.load(io.BytesIO((workdir / MAPS).read_bytes()), allow_pickle=False)
+            if damaged := merged.zip.testzip():
+                raise ValueError(f"{damaged} has another checksum")
+            found.append(merged)
+        except FileNotFoundError:
+            pass
+        except Exception as error:  # zipfile, zlib and numpy each raise their own
+            log.warning("%s is damaged (%s): its heatmaps are lost, the tables are not", workdir / MAPS, error)
+    return ChainMap(*found)
