@@ -24,6 +24,12 @@ from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.plan.config import problem_of, traced
 from routed.training import program
 
+#: A run of fewer FLOPs is brief (half a second of a core), where a step counts as at least so many.
+BRIEF, STEP = 5e10, 1e7
+#: Compiles in a quarter of the time what then takes three times as long for a step, and seven times to start. Not among them
+#: `xla_cpu_parallel_codegen_split_count=1`: a program from the cache then rounds otherwise than one just compiled.
+LITTLE_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+
 
 class Compiled(NamedTuple):
     """The program of a group, compiled for batches of `runs` runs.
@@ -43,6 +49,8 @@ class Compiled(NamedTuple):
     place_shared: Callable[[Any], Any]
     remember: Callable[[Any, Any], Any]
     batching: str
+    devices: int
+    brief: bool
     seconds: float
     bytes: int
 
@@ -54,9 +62,11 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
       UserError: what it computes does not fit into memory.
     """
     problem, spread = problem_of(config), mesh.size > mesh.shape["run"]
+    brief = mesh.devices.flat[0].platform == "cpu" and is_brief(config)
     one = program.make_program(config, problem.build(config, pool, mesh if spread else None))
     over_runs = _one_spread_run if spread else _over_devices(config, mesh)
-    start_run, advance_run = partial(program.start, one), partial(program.advance, one)
+    # The same function twice is traced once.
+    start_runs, advance_runs = over_runs(partial(program.start, one)), over_runs(partial(program.advance, one))
 
     begun = time.perf_counter()
     every = steps_fed(config)
@@ -67,16 +77,16 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
     values = _shaped(stack_traced([traced(config)] * runs), rows)
     flags, steps = _shaped(np.ones(runs, bool), rows), _shaped(np.zeros(runs, np.int32), rows)
     feed = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape), a.dtype), problem.feed_shape(config, every))
-    worlds, states = jax.eval_shape(over_runs(start_run), seeds, values, shared)
+    worlds, states = jax.eval_shape(start_runs, seeds, values, shared)
     held = jax.tree_util.tree_map_with_path(lambda path, a: state_sharding(path, mesh), states) if spread else rows
-    lowered = jax.jit(over_runs(start_run), out_shardings=(rows, held)).lower(seeds, values, shared)
-    start = compile_lowered(lowered, problem.fuse)
+    lowered = jax.jit(start_runs, out_shardings=(rows, held)).lower(seeds, values, shared)
+    start = compile_lowered(lowered, problem.fuse, brief)
     worlds = _shaped(worlds, rows)
     states = jax.tree.map(_shaped, states, held) if spread else _shaped(states, rows)
-    lowered = jax.jit(over_runs(advance_run), donate_argnums=6, out_shardings=held).lower(
+    lowered = jax.jit(advance_runs, donate_argnums=6, out_shardings=held).lower(
         flags, steps, flags, seeds, values, worlds, states, _shaped(feed, batch), shared
     )
-    advance = compile_lowered(lowered, problem.fuse)
+    advance = compile_lowered(lowered, problem.fuse, brief)
     refuse_program(config, (start, advance), mesh)
     local = local_slice(batch, (runs, every, config.batch_size))
     return Compiled(
@@ -89,6 +99,8 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
         place_shared=partial(place, whole),
         remember=jax.vmap(one.problem.remember),
         batching="spread over devices" if spread else batching_of(config, mesh),
+        devices=mesh.size,
+        brief=brief,
         seconds=time.perf_counter() - begun,
         bytes=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((worlds, states))),
     )
@@ -138,16 +150,29 @@ def _one_spread_run(function):
     return mapped
 
 
-def compile_lowered(lowered: Lowered, fuse: str = "LIBRARY_FUSION_TYPE_REDUCE") -> Any:
-    """Compiles; for a CPU with YNNPACK for what `fuse` names only (BUILD_NOTES.md, section 4).
+def is_brief(config: ConfigDict) -> bool:
+    """Is a run's training over before its program could be compiled well?"""
+    return config.steps * max(problem_of(config).cost(config)[1], STEP) < BRIEF
 
-    It slows batched products down. Reductions: twice the speed for the softmax of a router, a third of the processor time lost
-    for that of attention.
+
+def compile_lowered(lowered: Lowered, fuse: str = "LIBRARY_FUSION_TYPE_REDUCE", brief: bool = False) -> Any:
+    """Compiles; for a CPU with YNNPACK for what `fuse` names only, and with little effort if `brief` (BUILD_NOTES.md, section 4).
+
+    YNNPACK slows batched products down. Reductions: twice the speed for the softmax of a router, a third of the processor time
+    lost for that of attention.
     """
     if jax.default_backend() == "cpu":
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # a release that does not know the option
-            return lowered.compile(compiler_options={"xla_cpu_experimental_ynn_fusion_type": fuse})
+        options = {"xla_cpu_experimental_ynn_fusion_type": fuse} | (LITTLE_EFFORT if brief else {})
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # a release that does not know an option
+            return lowered.compile(compiler_options=options)
     return lowered.compile()
+
+
+def shapes_of_run(config: ConfigDict, pool: int) -> tuple[Any, dict[str, Any]]:
+    """The shapes of one run's world and state."""
+    problem = problem_of(config)
+    one = program.make_program(config, problem.build(config, pool, None))
+    return jax.eval_shape(partial(program.start, one), np.uint32(0), traced(config), problem.shared_arrays(config))
 
 
 def stack_traced(runs: list[dict[str, bool | int | float]]) -> dict[str, np.ndarray]:

@@ -1,26 +1,42 @@
-"""What a command would do: points, compiled groups, parameters, memory and time, estimated from a few timed steps."""
+"""What a command would do: points, groups, parameters, memory and time, estimated from a few timed steps of some programs."""
 
 from __future__ import annotations
 
 import math
 import time
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from absl import logging as log
 from jax.sharding import Mesh
 
-from routed.engine.compilation import Compiled, compile_group, stack_traced
-from routed.engine.execution import Group, make_groups
+from routed.engine.compilation import Compiled, batching_of, compile_group, shapes_of_run, stack_traced
+from routed.engine.execution import make_groups
 from routed.engine.limits import steps_fed
+from routed.engine.schedule import Group
 from routed.plan.config import problem_of, traced
 from routed.plan.runs import Run
+from routed.settings.tree import flatten
 
 #: Training steps that are timed for the estimate: this many, then more until they take this long.
 STEPS, SECONDS = 4, 1.0
+#: Seconds of compiling after which what is left is scaled.
+COMPILING = 10.0
+
+
+class Timed(NamedTuple):
+    """What was measured of a group: seconds to compile its program, of a step of `runs` runs and of their evaluation."""
+
+    group: Group
+    runs: int
+    compiling: float
+    step: float
+    evaluation: float
 
 
 def describe(runs: list[Run], mesh: Mesh) -> str:
-    """The plan as text. Compiles every group and times a few of its steps; writes nothing."""
+    """The plan as text. Compiles the largest groups and times a few of their steps, scales the others; writes nothing."""
     arms: dict[str, dict[str, None]] = {}
     for run in runs:
         for point in run.points:
@@ -28,21 +44,61 @@ def describe(runs: list[Run], mesh: Mesh) -> str:
     lines = [f"point {point}: {', '.join(names)}" for point, names in arms.items()]
     tuning = sum(run.tuning for run in runs)
     lines.append(f"{len(runs)} runs, {tuning} of them tuning, on {mesh.size} devices ({mesh.devices.flat[0].platform})")
-    total = 0.0
-    for group in make_groups(runs, mesh):
-        compiled = compile_group(group.config, group.pool, group.size, mesh)
-        seconds, parameters = _estimate(group, compiled)
-        total += seconds + compiled.seconds
+    groups, total = make_groups(runs, mesh), 0.0
+    timed = _time_largest(groups, mesh)
+    for group in groups:
+        worlds, states = shapes_of_run(group.config, group.pool)
+        parameters = sum(a.size for a in jax.tree.leaves(states["params"]))
+        each = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((worlds, states)))
+        like = max(timed, key=lambda one: (one.group is group, _alike(one.group, group)))
+        seconds = _seconds(group, like)
+        total += seconds + like.compiling
+        how = (
+            f"compiled in {like.compiling:.1f} s"
+            if like.group is group
+            else f"not compiled, scaled from {like.group.name} by FLOPs"
+        )
         lines.append(
             f"group {group.name}: {len(group.runs)} runs in batches of {group.size}, {parameters:,} parameters a run,"
-            f" {compiled.bytes / 1e6:.0f} MB a batch, compiled in {compiled.seconds:.1f} s, about {seconds:.0f} s"
+            f" {group.size * each / 1e6:.0f} MB a batch, {how}, about {seconds:.0f} s"
         )
     lines.append(f"estimated time: {total / 60:.1f} minutes")
     return "\n".join(lines)
 
 
-def _estimate(group: Group, compiled: Compiled) -> tuple[float, int]:
-    """Seconds for all runs of the group, and parameters of one run."""
+def _time_largest(groups: list[Group], mesh: Mesh) -> list[Timed]:
+    """Measurements of the groups with the most work, as many as are compiled in COMPILING seconds, and of one at least."""
+    timed: list[Timed] = []
+    for group in sorted(groups, key=lambda group: -len(group.runs) * group.config.steps * _flops(group)):
+        if sum(one.compiling for one in timed) >= COMPILING:
+            break
+        log.info("compiling %d of %d programs, to time it: %s", len(timed) + 1, len(groups), group.name)
+        # Runs that are mapped take their turns, so one on each device tells what a batch takes.
+        size = mesh.shape["run"] if batching_of(group.config, mesh) == "map" else group.size
+        timed.append(_time(group, compile_group(group.config, group.pool, size, mesh)))
+    if others := len(groups) - len(timed):
+        log.info("the other %d programs are scaled by FLOPs", others)
+    return timed
+
+
+def _flops(group: Group) -> float:
+    return problem_of(group.config).cost(group.config)[1]
+
+
+def _alike(one: Group, other: Group) -> int:
+    """In how many settings two groups agree."""
+    return len(flatten(one.config).items() & flatten(other.config).items())
+
+
+def _seconds(group: Group, like: Timed) -> float:
+    """Of all runs of a group, from what was measured of one like it: batches x (steps, evaluations), by FLOPs of a batch."""
+    config = group.config
+    scale = _flops(group) * group.size / (_flops(like.group) * like.runs)
+    batch = config.steps * like.step + (config.steps // config.eval_every + 1) * like.evaluation
+    return math.ceil(len(group.runs) / group.size) * scale * batch
+
+
+def _time(group: Group, compiled: Compiled) -> Timed:
     config, count, problem = group.config, compiled.runs, problem_of(group.config)
     seeds = compiled.place(np.zeros(count, np.uint32))
     values = compiled.place(stack_traced([traced(run.config) for run in (group.runs * count)[:count]]))
@@ -66,6 +122,4 @@ def _estimate(group: Group, compiled: Compiled) -> tuple[float, int]:
     evaluation, steps = timed(0, True), min(STEPS, largest)
     while (taken := timed(steps, False)) < SECONDS and steps < largest:
         steps = min(4 * steps, largest)
-    batch = (config.steps // config.eval_every + 1) * evaluation + config.steps * taken / steps
-    parameters = sum(a.size for a in jax.tree.leaves(states["params"])) // count
-    return math.ceil(len(group.runs) / count) * batch, parameters
+    return Timed(group, count, compiled.seconds, taken / steps, evaluation)
