@@ -305,7 +305,7 @@ def spurious_claims(config: ConfigDict) -> tuple[Claim, ...]:
     off, on = size | {"optimizer.weight_decay": 0.0}, size | {"optimizer.weight_decay": 1e-2}
     write = Writer(comparability(config), "router/signal_share", at=off, prefix="dikkala.spurious.")
     ours = write._replace(prefix="routed.spurious.")
-    share = "share of the router's squared norm on the 24 informative dimensions"
+    share = f"share of the router's squared norm on the {config.data.dim} informative dimensions"
     same = "weight decay does not change the loss by a factor 1.1"
     return (
         write.number("loss", "test loss without weight decay", 0.01, metric="test/loss"),

@@ -216,7 +216,7 @@ def sensitivity_claims(config: ConfigDict) -> tuple[Claim, ...]:
     """The paper's order at the protocol, and the share of changes under which it stands."""
     protocol = sensitivity_sweep(config)[0]
     write = Writer(comparability(config), "test/loss_soft", at=protocol, over=tuple(protocol))
-    statement = "learned beats dense at length 4"
+    statement = f"learned beats dense at length {config.data.positions}"
     return (write.order("routed.sequence.protocol", statement, ".0016 against .0044", LEARNED, DENSE),)
 
 

@@ -18,7 +18,7 @@ from routed.analysis import page, plots, workdirs
 from routed.analysis.claims import FROZEN, LEARNED, Writer
 from routed.analysis.plots import frame
 from routed.contracts import UserError
-from routed.engine import results
+from routed.engine import results, tables
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute
 from routed.engine.rows import last
@@ -171,9 +171,10 @@ def test_runs_that_diverged_at_once_do_not_break_the_page(finished, tmp_path, ar
     shutil.rmtree(work / "figures")
     lost = table.arm.isin(arms)
     table = pd.concat([diverged(table[lost]), table[~lost]], ignore_index=True)
-    maps = results.read_heatmaps(work)
+    maps = dict(results.read_heatmaps(work))
     gone = set(table[table.arm.isin(arms)].run)
-    results.write_heatmaps(work, {run: np.full_like(one, np.nan) for run, one in maps.items() if run in gone})
+    nothing = {run: np.full_like(one, np.nan) for run, one in maps.items() if run in gone}
+    tables._pack(work / tables.MAPS, maps | nothing)
     text = page.write(work, experiment(), config, table)
     assert "x.order" in text
     assert "x.order" in (work / "report.html").read_text("utf-8")
@@ -193,6 +194,11 @@ def test_every_figure_can_do_without_a_finished_run(finished):
         "paired": {"metric": "test/loss"},
         "languages": {"arm": "frozen"},
         "routing": {"arms": ("learned", "frozen")},
+        "multiples": {
+            "of": {"kind": "curves", "x": "data.samples", "metrics": ("test/loss",)},
+            "over": "data.clusters",
+            "values": [4],
+        },
     } | {kind: {"lines": {"one": {"data.samples": 8}}} for kind in ("series", "dispatch", "products", "embedding")}
     for kind in plots.PLOTS:
         spec = {"kind": kind, "name": kind, "x": "data.samples", "metrics": ("test/loss", "train/loss")}

@@ -3,6 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from routed.analysis import statistics
@@ -124,3 +126,42 @@ def test_summary_counts_the_diverged_and_averages_the_rest():
     )
     row = statistics.summarise(last, ["k"]).iloc[0]
     assert (row["mean"], row.n, row.diverged) == (2.0, 2, 1)
+
+
+def test_intervals_of_bounded_quantities_by_hand():
+    # Mean .5, half-width .25: g'(.5) = 1 / .25 = 4, so logits -+1, and 1 / (1 + e) = .26894.
+    assert statistics.within(0.5, 0.25, 0, 1) == (pytest.approx(0.26894, abs=1e-5), pytest.approx(0.73106, abs=1e-5))
+    # Mean 2 above 0, half-width 2: log 2 -+ 1; the mirror below 1.
+    assert statistics.within(2.0, 2.0, 0) == (pytest.approx(2 / np.e), pytest.approx(2 * np.e))
+    assert statistics.within(-1.0, 2.0, None, 1) == (pytest.approx(1 - 2 * np.e), pytest.approx(1 - 2 / np.e))
+    assert statistics.within(2.0, 1.0) == (1.0, 3.0)
+    # A mean at a bound, or beyond it, as an estimate of 0 may be: cut.
+    low, high = statistics.within(np.array([0.0, 1.0, -0.01]), np.array([0.0, 0.2, 0.02]), 0, 1)
+    assert low == pytest.approx([0, 0.8, 0]) and high == pytest.approx([0, 1, 0.01])
+    assert statistics.estimate([0.0, 0.0, 0.06], bounds=(0, 1)).low > 0 and np.isnan(
+        statistics.estimate([0.5], bounds=(0, 1)).low
+    )
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=2, max_size=12),
+    st.sampled_from([(0.0, 1.0), (0.0, None), (None, 1.0), (-3.0, 4.0)]),
+)
+def test_no_interval_leaves_its_bounds(values, bounds):
+    one = statistics.estimate(values, bounds=bounds)
+    low, high = (np.inf * sign if end is None else end for end, sign in zip(bounds, (-1, 1), strict=True))
+    assert low <= one.low <= one.mean + 1e-12 and one.mean - 1e-12 <= one.high <= high
+
+
+@pytest.mark.parametrize("n", (3, 5, 10))
+def test_intervals_of_bounded_quantities_cover(n):
+    """Share of 4,000 intervals that hold the mean of skewed shares and losses; t intervals hold 90, 89 and 91 % of the first."""
+    rng = np.random.default_rng(n)
+    for values, mean, bounds in (
+        (rng.beta(1, 20, (4000, n)), 1 / 21, (0, 1)),  # a share of dead experts, near 0
+        (rng.beta(50, 2, (4000, n)), 50 / 52, (0, 1)),  # an accuracy
+        (rng.gamma(2, 1, (4000, n)), 2, (0, None)),  # a loss
+    ):
+        half = stats.t.ppf(0.975, n - 1) * values.std(1, ddof=1) / np.sqrt(n)
+        low, high = statistics.within(values.mean(1), half, *bounds)
+        assert 0.93 < ((low <= mean) & (mean <= high)).mean() < 0.965

@@ -35,13 +35,15 @@ def gap(rows: pd.DataFrame) -> pd.DataFrame:
 
     An arm without finite runs, or that is no control, is left out of the path, and the next step says which confound it now
     holds too. All steps are of the seeds that every arm on the path has. There are no shares, NaN, of a gap that may be none:
-    its interval contains 0. Empty without learned or frozen.
+    its interval contains 0. Empty without learned, frozen or any control.
     """
     good = rows[(rows.status == "ok") & ~rows.arm.isin([*controls.missed(rows, "test/loss")])]
     present = {UNTRAINED, REFERENCE} & set(good.arm)
     if len(present) < 2 or "test/loss" not in good:
         return pd.DataFrame()
     path = _path(set(good.arm))
+    if len(path) < 2:  # no control: nothing is told apart
+        return pd.DataFrame()
     arms = [UNTRAINED, *(arm for _, arm, _ in path)]
     losses = good[good.arm.isin(arms)].pivot_table(index="seed", columns="arm", values="test/loss")[arms].dropna()
     if not len(losses):
@@ -53,10 +55,12 @@ def gap(rows: pd.DataFrame) -> pd.DataFrame:
     for index, (name, _, why) in enumerate(path):
         share = statistics.share(steps[:, index], whole) if certain else statistics.estimate([])
         values = {"part": name, **statistics.estimate(steps[:, index])._asdict(), "note": why}
+        values["arms"] = f"{arms[index]} / {arms[index + 1]}"
         parts.append(values | {"share": share.mean, "share_low": share.low, "share_high": share.high})
     for name, worse, better, metric in BESIDE:
         if len(values := paired(rows, worse, better, metric)):
             one = {"part": name, **statistics.estimate(values)._asdict(), "note": f"log({worse} / {better}), {metric}"}
+            one["arms"] = f"{worse} / {better}"
             parts.append(one | {"share": np.nan, "share_low": np.nan, "share_high": np.nan})
     return pd.DataFrame(parts)
 

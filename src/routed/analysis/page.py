@@ -22,12 +22,16 @@ import pandas as pd
 from markupsafe import Markup
 from ml_collections import ConfigDict
 
-from routed.analysis import controls, diagnosis, plots, statistics, verdicts
+from routed.analysis import controls, diagnosis, plots, points, statistics, verdicts
+from routed.analysis.plots.further import draw_all
 from routed.engine import results, rows
 from routed.plan import experiment
 from routed.plan.config import problem_of
 from routed.settings.tree import flatten
 from routed.system import files
+
+#: Points and arms in the page's table, which a browser has to lay out.
+SHOWN = 500
 
 
 def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame) -> str:
@@ -40,7 +44,7 @@ def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, t
     with files.explained(workdir / "figures"):
         (workdir / "figures").mkdir(exist_ok=True)
     for figure in part["figures"]:
-        files.write(workdir / "figures" / f"{figure['name']}.svg", plots.svg(figure["drawn"]))
+        files.write(workdir / "figures" / f"{figure['name']}.svg", figure["file"])
         files.write(workdir / "figures" / f"{figure['name']}.png", plots.png(figure["drawn"]))
     buffer = io.StringIO()
     part["table"].to_csv(buffer, index=False)
@@ -56,19 +60,21 @@ def make_part(
     """Everything that the page says of one workdir, or of several whose rows are joined in `table`; writes nothing."""
     workdir, swept = joined[0], results.swept_keys(joined[0])
     last = rows.last(table)
-    heatmaps: dict[str, Any] = {}
-    for folder in joined:
-        heatmaps |= results.read_heatmaps(folder)
-    summary = statistics.summarise(last, swept)
-    data = plots.Data(table, swept, flatten(config), heatmaps, problem_of(config).columns(config))
-    figures = []
-    for spec in experiment.figure_of(module, config).plots(config):
-        figure = plots.draw(spec, data)
-        if figure is not None:
-            inline = Markup(_unique_ids(plots.svg(figure), f"{workdir.name}/{spec['name']}"))
-            figures.append(
-                {"name": spec["name"], "drawn": figure, "svg": inline, "caption": plots.PLOTS[spec["kind"]].caption}
-            )
+    heatmaps = results.read_heatmaps(*joined)
+    problem, asked = problem_of(config), experiment.figure_of(module, config)
+    columns = problem.columns(config)
+    summary = statistics.summarise(last, swept, columns)
+    own = {key for point in asked.sweep(config) for key in point}
+    data = plots.Data(table, swept, flatten(config), heatmaps, columns, problem.loss, own)
+    drawn, undrawn = draw_all(asked.plots(config), data)
+    figures = [
+        {"number": figure.number, "name": figure.name, "drawn": figure.figure, "caption": figure.caption,
+         "file": text, "svg": Markup(_unique_ids(text, f"{workdir.name}/{figure.name}"))}
+        for figure in drawn
+        for text in [plots.svg(figure.figure)]
+    ]  # fmt: skip
+    claims = asked.claims(config)
+    judged = verdicts.judge(claims, table, config, swept)
     point = data.at_point(last, {})
     gap = diagnosis.gap(point)
     described = results.stored_config(workdir)
@@ -76,7 +82,7 @@ def make_part(
     return {
         "name": workdir.name,
         "question": document.splitlines()[0] if document else config.name,
-        "claims": verdicts.judge(experiment.figure_of(module, config).claims(config), table, config, swept),
+        "claims": points.add(judged, claims, table, config, swept, own),
         "horizon": config.gate.horizon,
         "gap": gap.to_dict("records"),
         "gap_at": ", ".join(f"{key} = {point[key].iloc[0]}" for key in swept) or "the only point",
@@ -85,8 +91,12 @@ def make_part(
             ("Controls", controls.named(last, swept, problem_of(config).loss, described.get("left_out", {}))),
         ],
         "figures": figures,
+        "undrawn": undrawn,
+        "arms": Markup(points.by_arm(summary, data).to_html(index=False, border=0)),
+        "loss": problem.loss,
         "table": summary,
         "summary": Markup(_wide(summary, swept)),
+        "summary_of": _places(summary, swept),
         "config": "\n".join(f"{key} = {value!r}" for key, value in flatten(config).items()),
         "versions": json.dumps({k: v for k, v in described.items() if k != "config"}, indent=1),
         "document": document,
@@ -141,10 +151,18 @@ def shown_share(part: dict[str, Any]) -> str:
     return f"{text} [{100 * part['share_low']:.0f}, {100 * part['share_high']:.0f}]"
 
 
+def _places(summary: pd.DataFrame, swept: list[str]) -> str:
+    """What the page's table shows: every point and arm, or of many the first."""
+    count = len(summary[[*swept, "arm"]].drop_duplicates()) if len(summary) else 0
+    if count <= SHOWN:
+        return "every point and arm"
+    return f"the first {SHOWN} of {count:,} points and arms (summary.csv in the workdir has all)"
+
+
 def _wide(summary: pd.DataFrame, swept: list[str]) -> str:
     if not len(summary):
         return ""
-    shown = summary.copy()
+    shown = summary.merge(summary[[*swept, "arm"]].drop_duplicates().head(SHOWN))
     shown["value"] = [
         f"{m:.4g} [{low:.3g}, {high:.3g}] n={n}"
         for m, low, high, n in zip(shown["mean"], shown.low, shown.high, shown.n, strict=True)

@@ -11,6 +11,8 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
+from routed.contracts import Bounds, Column
+
 LEVEL = 0.95
 
 #: Losses and ratios below this are treated as this in logarithms.
@@ -18,7 +20,7 @@ TINY = 1e-12
 
 
 class Estimate(NamedTuple):
-    """A mean with its 95 % t interval over n seeds; NaN ends when n < 2."""
+    """A mean with its 95 % interval over n seeds; NaN ends when n < 2."""
 
     mean: float
     low: float
@@ -26,14 +28,45 @@ class Estimate(NamedTuple):
     n: int
 
 
-def estimate(values: ArrayLike, level: float = LEVEL) -> Estimate:
-    """Mean and t interval (95 %) of independent values: mean -+ t s / sqrt(n)."""
+def estimate(values: ArrayLike, level: float = LEVEL, bounds: Bounds = (None, None)) -> Estimate:
+    """Mean and t interval (95 %) of independent values: mean -+ t s / sqrt(n), `within` the bounds of what they measure."""
     values = np.asarray(values, float)
     n = len(values)
     if n < 2:
         return Estimate(float(values.mean()) if n else np.nan, np.nan, np.nan, n)
-    half = special.stdtrit(n - 1, (1 + level) / 2) * values.std(ddof=1) / math.sqrt(n)
-    return Estimate(float(values.mean()), float(values.mean() - half), float(values.mean() + half), n)
+    half = half_width(values.std(ddof=1), n, level)
+    low, high = within(values.mean(), half, *bounds)
+    return Estimate(float(values.mean()), float(low), float(high), n)
+
+
+def within(mean, half, low: float | None = None, high: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The ends of mean -+ half for quantities that cannot leave [low, high]: the interval of the mean's logit or logarithm.
+
+    Numbers, or arrays of one shape. The mean m is put on a scale without bounds, g(m) = log((m - low) / (high - m)), log(m - low) or
+    -log(high - m), on which its half-width is half g'(m) (delta method), and the ends are brought back. A mean at or beyond a bound,
+    which g cannot take (an average of zeros, a chance-corrected score), keeps mean -+ half, cut at the bounds.
+    """
+    mean, half = np.asarray(mean, float), np.asarray(half, float)
+    above, below = (np.inf if end is None else sign * (mean - end) for end, sign in ((low, 1), (high, -1)))
+    inside = (above > 0) & (below > 0)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        if low is not None and high is not None:
+            scale = np.log(above / below)
+            step = half * (high - low) / (above * below)
+            ends = [low + (high - low) / (1 + np.exp(-(scale + sign * step))) for sign in (-1, 1)]
+        elif low is not None:
+            ends = [low + above * np.exp(sign * half / above) for sign in (-1, 1)]
+        elif high is not None:
+            ends = [high - below * np.exp(-sign * half / below) for sign in (-1, 1)]
+        else:
+            return np.asarray(mean - half), np.asarray(mean + half)
+    cut = np.clip(mean - half, low, high), np.clip(mean + half, low, high)
+    return np.where(inside, ends[0], cut[0]), np.where(inside, ends[1], cut[1])
+
+
+def half_width(std, n, level: float = LEVEL):
+    """Half of the t interval (95 %) of a mean of n values, t s / sqrt(n), elementwise; NaN for fewer than two."""
+    return special.stdtrit(n - 1, (1 + level) / 2) * std / np.sqrt(n)
 
 
 def log_ratio(higher, lower) -> np.ndarray:
@@ -189,17 +222,28 @@ def coupon_collector(draws: int, kinds: int) -> float:
     return ways / kinds**draws
 
 
-def summarise(last: pd.DataFrame, swept: list[str]) -> pd.DataFrame:
-    """One row per point, arm and metric: mean, std, 95 % interval, n; diverged runs are counted, not averaged."""
-    rows = []
-    metrics = [c for c in last.columns if "/" in c]
-    for keys, group in last.groupby([*swept, "arm"], dropna=False, sort=True):
-        good = group[group.status == "ok"]
-        for metric in metrics:
-            values = good[metric].dropna()
-            if len(values):
-                mean, low, high, n = estimate(values)
-                spread = float(values.std(ddof=1)) if n > 1 else np.nan
-                found = dict(zip([*swept, "arm"], keys, strict=True)) | {"metric": metric, "mean": mean, "std": spread}
-                rows.append(found | {"low": low, "high": high, "n": n, "diverged": len(group) - len(good)})
-    return pd.DataFrame(rows)
+def summarise(last: pd.DataFrame, swept: list[str], columns: Mapping[str, Column] = {}) -> pd.DataFrame:
+    """One row per point, arm and metric: mean, std, 95 % interval, n; diverged runs are counted, not averaged.
+
+    Intervals stay within the bounds of `columns`.
+    """
+    places, metrics = [*swept, "arm"], [c for c in last.columns if "/" in c]
+    good = last.status == "ok"
+    # Values of the diverged are masked and not left out, so that every group has the rows of both.
+    groups = last[metrics].where(good).groupby([last[key] for key in places], dropna=False, sort=True)
+    mean, std, n = groups.mean(), groups.std(), groups.count()
+    lost = (~good).groupby([last[key] for key in places], dropna=False, sort=True).sum()
+    ends = [within(mean[name], half_width(std[name], n[name]), *bounds_of(name, columns)) for name in metrics]
+    low, high = (np.stack(side, 1) if metrics else np.empty((len(mean), 0)) for side in zip(*ends, strict=True))
+    table = mean.index.to_frame(index=False).loc[np.repeat(np.arange(len(mean)), len(metrics))].reset_index(drop=True)
+    table["metric"] = np.tile(metrics, len(mean))
+    for name, values in {"mean": mean, "std": std, "low": low, "high": high, "n": n}.items():
+        table[name] = np.asarray(values).ravel()
+    table["diverged"] = np.repeat(lost.to_numpy(), len(metrics))
+    return table[table.n > 0].reset_index(drop=True)
+
+
+def bounds_of(metric: str, columns: Mapping[str, Column]) -> Bounds:
+    """What a metric cannot leave: its column's bounds, or those of the column that it is a part of (eval/loss/en: of eval/loss)."""
+    column = columns.get(metric) or columns.get(metric.rpartition("/")[0])
+    return column.bounds if column else (None, None)

@@ -8,7 +8,7 @@ They are named tuples, so that JAX may fill them with anything (stacked runs, sh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
@@ -82,11 +82,26 @@ class Places(NamedTuple):
 ExpertFunction = Callable[[Any, Float[Array, "T ..."]], Float[Array, "#T O"]]
 
 
+#: The least and the largest value that a column can have; None: there is none.
+Bounds = tuple[float | None, float | None]
+
+SHARE: Bounds = (0.0, 1.0)
+AT_LEAST_0: Bounds = (0.0, None)
+AT_LEAST_1: Bounds = (1.0, None)
+AT_MOST_1: Bounds = (None, 1.0)
+
+
 class Column(NamedTuple):
-    """How a metric column is shown: its axis label, and whether the axis is logarithmic."""
+    """How a metric column is shown: its axis label, whether the axis is logarithmic, what it cannot leave, and which end is better.
+
+    `references` are values to compare with, by their words: a number, or the key of the setting that is the number.
+    """
 
     label: str
     log: bool = False
+    bounds: Bounds = (None, None)
+    higher_is_better: bool = False
+    references: Mapping[str, float | str] = {}
 
 
 #: Groups of parameters, each with a learning rate of its own: a model's `params` has those it needs. `fixed` are never trained.

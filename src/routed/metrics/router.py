@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Scalar
 
-from routed.contracts import Batch, Column, Routing, SoftRouting
+from routed.contracts import AT_LEAST_0, AT_LEAST_1, AT_MOST_1, SHARE, Batch, Column, Routing, SoftRouting
 from routed.metrics import agreement, entropies, load, weights
 
 
@@ -35,25 +35,53 @@ class Metric(NamedTuple):
 #: Columns that are not computed below: name -> metric. A user's file adds to it.
 METRICS: dict[str, Metric] = {}
 
-#: How the columns below are shown.
+#: What an effective number of experts lies between.
+ONE_TO_ALL: dict[str, float | str] = {"one expert": 1.0, "all experts": "experts.count"}
+
+#: How the columns below are shown, and those made of several evaluations (`training`).
 COLUMNS: dict[str, Column] = {
-    "router/sparsity": Column("sparsity: effective experts per cluster", log=True),
-    "router/sparsity_shuffled": Column("the same, shuffled router", log=True),
-    "router/experts_used": Column("experts used over all samples", log=True),
-    "router/signal_share": Column("share of squared norm on\nthe informative dimensions"),
-    "router/norm_ratio": Column("norm ratio E|w|² / (E|w|)²"),
-    "router/norm_mean": Column("mean norm of a router row"),
-    "router/homogeneity": Column("homogeneity of experts (1 = one cluster each)"),
-    "router/dead": Column("share of dead experts"),
-    "router/churn": Column("churn in the last evaluation interval"),
-    "router/load_max": Column("largest load (1 = balanced)"),
-    "router/dropped": Column("share of assignments dropped"),
-    "router/entropy_token": Column("entropy of a token's gate (nats)"),
-    "router/all_covered": Column("share of runs in which\nevery cluster has specialists"),
-    "router/covered": Column("share of clusters with specialists"),
-    "router/spurious_ratio": Column("norm on the spurious dimensions\nover norm on the others", log=True),
-    "router/spurious_norm": Column("norm on the spurious dimensions", log=True),
-    "router/dispatch_entropy": Column("dispatch entropy H(cluster | expert),\ntest samples (nats)"),
+    "router/sparsity": Column(
+        "sparsity: effective experts per cluster", log=True, bounds=AT_LEAST_1, references=ONE_TO_ALL
+    ),
+    "router/sparsity_exp_mean": Column("exp of the mean entropy of a cluster's experts", log=True, bounds=AT_LEAST_1),
+    "router/sparsity_shuffled": Column(
+        "sparsity of the shuffled router", log=True, bounds=AT_LEAST_1, references=ONE_TO_ALL
+    ),
+    "router/sparsity_shuffled_std": Column("deviation over shuffles of the router", bounds=AT_LEAST_0),
+    "router/hard_sparsity": Column("effective experts per cluster, hard choices", log=True, bounds=AT_LEAST_1),
+    "router/hard_sparsity_exp_mean": Column("exp of the mean entropy, hard choices", log=True, bounds=AT_LEAST_1),
+    "router/experts_used": Column("experts used over all samples", log=True, bounds=AT_LEAST_1),
+    "router/signal_share": Column(
+        "share of squared norm on\nthe informative dimensions", bounds=SHARE, higher_is_better=True
+    ),
+    "router/norm_ratio": Column("norm ratio E|w|² / (E|w|)²", bounds=AT_LEAST_1),
+    "router/norm_mean": Column("mean norm of a router row", bounds=AT_LEAST_0),
+    "router/ami": Column(
+        "adjusted mutual information\nof experts and clusters", bounds=AT_MOST_1, higher_is_better=True
+    ),
+    "router/homogeneity": Column("homogeneity of experts (1 = one cluster each)", bounds=SHARE, higher_is_better=True),
+    "router/dead": Column("share of dead experts", bounds=SHARE),
+    "router/churn": Column("churn in the last evaluation interval", bounds=SHARE),
+    "router/churn_to_final": Column("churn from here to the end", bounds=SHARE),
+    "router/load_max": Column("largest load (1 = balanced)", bounds=AT_LEAST_1),
+    "router/dropped": Column("share of assignments dropped", bounds=SHARE),
+    "router/entropy_token": Column("entropy of a token's gate (nats)", bounds=AT_LEAST_0),
+    "router/entropy_cluster": Column("entropy of a cluster's experts (nats)", bounds=AT_LEAST_0),
+    "router/entropy_load": Column("entropy of the load (nats)", bounds=AT_LEAST_0),
+    "router/hard_entropy_token": Column("entropy of a token's hard choices (nats)", bounds=AT_LEAST_0),
+    "router/hard_entropy_cluster": Column("entropy of a cluster's hard choices (nats)", bounds=AT_LEAST_0),
+    "router/hard_entropy_load": Column("entropy of the load of hard choices (nats)", bounds=AT_LEAST_0),
+    "router/all_covered": Column(
+        "share of runs in which\nevery cluster has specialists", bounds=SHARE, higher_is_better=True
+    ),
+    "router/covered": Column("share of clusters with specialists", bounds=SHARE, higher_is_better=True),
+    "router/rows_hit": Column("share of runs in which rows from examples\nwould come from every cluster", bounds=SHARE),
+    "router/moved": Column("share of runs whose router moved", bounds=SHARE),
+    "router/spurious_ratio": Column(
+        "norm on the spurious dimensions\nover norm on the others", log=True, bounds=AT_LEAST_0
+    ),
+    "router/spurious_norm": Column("norm on the spurious dimensions", log=True, bounds=AT_LEAST_0),
+    "router/dispatch_entropy": Column("dispatch entropy H(cluster | expert),\ntest samples (nats)", bounds=AT_LEAST_0),
 }
 
 #: Test tokens whose choices are kept at every evaluation, for churn.

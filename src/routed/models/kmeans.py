@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Scalar
 from ml_collections import ConfigDict
 
-from routed.contracts import Column
+from routed.contracts import AT_LEAST_0, Column
 from routed.layer.rule import Rule
 from routed.models.model import Model, Outputs
 
@@ -77,6 +77,6 @@ def _apart(a: Float[Array, "E D"], b: Float[Array, "E D"]) -> Scalar:
 
 #: How its columns are shown.
 COLUMNS = {
-    "theory/gradient_step": Column("distance from a descent step on the inertia", log=True),
-    "theory/lloyd_step": Column("distance from an iteration of k-means", log=True),
+    "theory/gradient_step": Column("distance from a descent step on the inertia", log=True, bounds=AT_LEAST_0),
+    "theory/lloyd_step": Column("distance from an iteration of k-means", log=True, bounds=AT_LEAST_0),
 }

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
 
-from routed.contracts import Batch, Column
+from routed.contracts import AT_LEAST_0, SHARE, Batch, Column
 from routed.models.model import Model, Outputs
 from routed.tasks import TASKS, two_gaussians
 
@@ -117,9 +117,9 @@ def lemma_2(key: PRNGKeyArray) -> dict[str, Scalar]:
 
 #: How its columns are shown.
 COLUMNS = {
-    "theory/cosine": Column("|cos(w, z)|"),
-    "theory/norm": Column("|w|"),
-    "theory/target_error": Column("|u ∓ v| / |v|", log=True),
+    "theory/cosine": Column("|cos(w, z)|", bounds=SHARE, higher_is_better=True),
+    "theory/norm": Column("|w|", bounds=AT_LEAST_0),
+    "theory/target_error": Column("|u ∓ v| / |v|", log=True, bounds=AT_LEAST_0),
     "theory/claim1": Column("margin of Claim 1"),
     "theory/claim2": Column("margin of Claim 2"),
     "theory/claim3": Column("margin of Claim 3"),

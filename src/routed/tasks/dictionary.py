@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from ml_collections import ConfigDict
 
-from routed.contracts import Batch, Column
+from routed.contracts import AT_LEAST_1, Batch, Column
 from routed.settings.setting import refuse
 from routed.tasks.task import Task, World
 from routed.tasks.worlds import clusters_of, posterior, separated
@@ -126,7 +126,7 @@ TASK = Task(
     signal=lambda data: data.dim,
     labels=judged,
     groupings=groupings,
-    columns={"router/sparsity_by_atom": Column("the same, one atom fixed", log=True)},
+    columns={"router/sparsity_by_atom": Column("effective experts per atom", log=True, bounds=AT_LEAST_1)},
     reads=("clusters", "dim", "rank", "separation"),
     check=_check,
 )

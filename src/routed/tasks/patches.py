@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
 
-from routed.contracts import Batch, Column, UserError
+from routed.contracts import AT_LEAST_0, AT_LEAST_1, SHARE, Batch, Column, UserError
 from routed.settings.setting import POSITIVE, Setting, at_least, refuse
 from routed.tasks.task import Task, World
 from routed.tasks.worlds import clusters_of
@@ -163,15 +163,17 @@ TASK = Task(
     outputs=lambda data: 1 if data.target == "sign" else 2,
     watch=watch,
     columns={
-        "router/group_hit": Column("share of experts that serve the cluster\ntheir initial filters favour"),
-        "signals/expert_feature": Column("largest product of an expert\nwith a feature"),
-        "signals/expert_second": Column("second largest product of an expert\nwith a feature"),
-        "signals/expert_centre": Column("largest product of an expert\nwith a centre"),
-        "signals/router_feature": Column("largest product of a router row\nwith a feature"),
-        "signals/router_centre": Column("largest product of a router row\nwith a centre"),
-        "theory/lemma51": Column("change of routing over its bound\n(Lemma 5.1)"),
-        "theory/lemma_c4": Column("1 + chance of a hopeless expert\n(Lemma C.4)"),
-        "theory/row_sum": Column("|sum of router rows| over\nthe norm of all (Lemma E.1)"),
+        "router/group_hit": Column(
+            "share of experts that serve the cluster\ntheir initial filters favour", bounds=SHARE, higher_is_better=True
+        ),
+        "signals/expert_feature": Column("largest product of an expert\nwith a feature", bounds=AT_LEAST_0),
+        "signals/expert_second": Column("second largest product of an expert\nwith a feature", bounds=AT_LEAST_0),
+        "signals/expert_centre": Column("largest product of an expert\nwith a centre", bounds=AT_LEAST_0),
+        "signals/router_feature": Column("largest product of a router row\nwith a feature", bounds=AT_LEAST_0),
+        "signals/router_centre": Column("largest product of a router row\nwith a centre", bounds=AT_LEAST_0),
+        "theory/lemma51": Column("change of routing over its bound\n(Lemma 5.1)", bounds=AT_LEAST_0),
+        "theory/lemma_c4": Column("1 + chance of a hopeless expert\n(Lemma C.4)", bounds=AT_LEAST_1),
+        "theory/row_sum": Column("|sum of router rows| over\nthe norm of all (Lemma E.1)", bounds=AT_LEAST_0),
     },
     reads=("clusters", "dim"),
     settings={

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from routed.contracts import Column, SoftRouting, TextBatch
+from routed.contracts import AT_LEAST_0, SHARE, Column, SoftRouting, TextBatch
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import group_of, select
 from routed.metrics import entropies, load
@@ -150,14 +150,16 @@ def _at(logits: Float[Array, "B M V"], targets: Int[Array, "B M"]) -> Float[Arra
 
 #: How the problem's columns are shown.
 COLUMNS = {
-    "train/loss": Column("training loss (nats per token)"),
-    "eval/loss": Column("validation loss (nats per token)"),
-    "eval/accuracy": Column("validation token accuracy"),
-    "router/mi_language": Column("I(expert; language) (nats)"),
-    "router/mi_language_given_token": Column("I(expert; language | token id) (nats)"),
-    "router/churn_router": Column("churn by the router in the last interval"),
-    "router/churn_features": Column("churn by its features in the last interval"),
-    "train/steps": Column("steps until the run stopped"),
+    "train/loss": Column("training loss (nats per token)", bounds=AT_LEAST_0),
+    "eval/loss": Column("validation loss (nats per token)", bounds=AT_LEAST_0),
+    "eval/bigram": Column("loss of a bigram model (nats per token)", bounds=AT_LEAST_0),
+    "eval/accuracy": Column("validation token accuracy", bounds=SHARE, higher_is_better=True),
+    "router/mi_language": Column("I(expert; language) (nats)", bounds=AT_LEAST_0),
+    "router/mi_language_given_token": Column("I(expert; language | token id) (nats)", bounds=AT_LEAST_0),
+    "router/churn_router": Column("churn by the router in the last interval", bounds=SHARE),
+    "router/churn_features": Column("churn by its features in the last interval", bounds=SHARE),
+    "train/steps": Column("steps until the run stopped", bounds=AT_LEAST_0),
+    "train/rate_scale": Column("multiplier of all rates", log=True, bounds=AT_LEAST_0),
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from routed.contracts import Batch, Column, UserError
+from routed.contracts import AT_LEAST_0, SHARE, Batch, Column, UserError
 from routed.layer.moe import CONTROL
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import SELECTIONS
@@ -263,20 +263,24 @@ def _check(config: ConfigDict) -> None:
 
 #: How the problem's columns are shown; losses of classes have no trivial scale.
 COLUMNS = {
-    "test/loss": Column("top-1 test loss (1 = trivial)", log=True),
-    "test/accuracy": Column("test accuracy"),
-    "test/loss_soft": Column("soft test loss (1 = trivial)", log=True),
+    "test/loss": Column("top-1 test loss (1 = trivial)", log=True, bounds=AT_LEAST_0),
+    "test/accuracy": Column("test accuracy", bounds=SHARE, higher_is_better=True),
+    "test/loss_soft": Column("soft test loss (1 = trivial)", log=True, bounds=AT_LEAST_0),
     "test/excess": Column("excess over Bayes (1 = trivial)", log=True),
-    "train/loss": Column("training loss, as trained (1 = trivial)", log=True),
-    "train/dispatch_entropy": Column("dispatch entropy H(cluster | expert),\ntraining samples (nats)"),
-    "router/entropy_token_train": Column("entropy of a token's gate,\ntraining samples (nats)"),
-    "router/entropy_asked": Column("entropy that a gate was asked for,\ntraining samples (nats)"),
-    "train/steps": Column("steps until the run stopped"),
-    "train/experts": Column("experts computed per training token", log=True),
+    "test/bayes": Column("loss of the Bayes predictor (1 = trivial)", log=True, bounds=AT_LEAST_0),
+    "train/loss": Column("training loss, as trained (1 = trivial)", log=True, bounds=AT_LEAST_0),
+    "train/dispatch_entropy": Column(
+        "dispatch entropy H(cluster | expert),\ntraining samples (nats)", bounds=AT_LEAST_0
+    ),
+    "router/entropy_token_train": Column("entropy of a token's gate,\ntraining samples (nats)", bounds=AT_LEAST_0),
+    "router/entropy_asked": Column("entropy that a gate was asked for,\ntraining samples (nats)", bounds=AT_LEAST_0),
+    "train/steps": Column("steps until the run stopped", bounds=AT_LEAST_0),
+    "train/experts": Column("experts computed per training token", log=True, bounds=AT_LEAST_0),
+    "train/rate_scale": Column("multiplier of all rates", log=True, bounds=AT_LEAST_0),
 }
 LABELLED = {
-    "train/loss": Column("training loss (nats per sample)", log=True),
-    "test/loss": Column("test loss (nats per sample)", log=True),
+    "train/loss": Column("training loss (nats per sample)", log=True, bounds=AT_LEAST_0),
+    "test/loss": Column("test loss (nats per sample)", log=True, bounds=AT_LEAST_0),
 }
 
 

@@ -11,51 +11,73 @@ from matplotlib.figure import Figure
 
 from routed.analysis.plots.clusters import dispatch, embedding, products, series
 from routed.analysis.plots.curves import curves, gap, success, training
-from routed.analysis.plots.frame import STYLE, Data
+from routed.analysis.plots.frame import STYLE, Data, drawn
 from routed.analysis.plots.maps import forest, methods, phase, routing
 from routed.analysis.plots.paired import languages, paired
+from routed.analysis.plots.swept import against, multiples
+
+
+def named_axes(spec: dict[str, Any], data: Data) -> list[str]:
+    """The keys of a figure's axes, lines and panels, and those that tell the points apart that it names."""
+    points = [*spec.get("methods", {}).values(), *spec.get("lines", {}).values()]
+    return [*drawn(spec), *dict.fromkeys(key for point in points for key in point if key in data.own)]
 
 
 class Plot(NamedTuple):
-    """A kind of figure: `draw(spec, data)` gives it, or None when its rows are missing; and the caption below it."""
+    """A kind of figure: `draw(spec, data)` gives it, or None when its rows are missing; and the caption below it.
+
+    `axes(spec, data)` are the swept keys of which it shows every value; of the others it shows one, and its caption says so.
+    """
 
     draw: Callable[[dict[str, Any], Data], Figure | None]
     caption: str
+    axes: Callable[[dict[str, Any], Data], list[str]] = named_axes
 
 
 #: kind -> plot. A user's file adds to it.
 PLOTS: dict[str, Plot] = {
+    "against": Plot(
+        against,
+        "A swept key: the loss of every arm, what frozen controls lose against the learned router (paired by seed; above 0 the learned router is better; the name is the fairest control there), and dead experts; means with 95 % intervals.",
+    ),
+    "multiples": Plot(
+        multiples,
+        "",
+        lambda spec, data: [*drawn(spec), *drawn(spec["of"])],
+    ),
     "curves": Plot(
         curves,
-        "Means over seeds with 95 % t intervals (geometric means on log axes, which end at 0.001).",
+        "Means over seeds with 95 % intervals (geometric means on log axes).",
     ),
     "training": Plot(
         training,
-        "Means over seeds with 95 % t intervals, at the largest point of the sweep.",
+        "Means over seeds with 95 % intervals during training (geometric means on log axes).",
     ),
     "gap": Plot(
         gap,
-        "Log ratios of top-1 loss, paired by seed, with 95 % t intervals; the first three parts add up to the whole gap.",
+        "Log ratios of loss, paired by seed, with 95 % t intervals. Left: each step takes one confound away, starts where the one before ends, and the last ends at the whole gap. Right: the whole gap, and comparisons that are no part of it.",
     ),
     "success": Plot(
         success,
-        "Share of runs with 95 % t intervals; dotted: the probability predicted by the theorem.",
+        "Share of runs with 95 % intervals; dotted: the probability predicted by the theorem.",
+        lambda spec, data: [spec["x"], "data.clusters", "data.separation"],
     ),
     "phase": Plot(
         phase,
-        "Mean paired log ratio of top-1 loss; a star marks cells whose 95 % interval excludes 0; black: the zero contour; the name in a cell is the fairest frozen control there.",
+        "Mean paired advantage of the learned router; a star marks cells whose 95 % interval excludes 0; black: the zero contour; the name in a cell is the fairest frozen control there.",
     ),
     "forest": Plot(
         forest,
         "Mean paired log ratio of top-1 loss with 95 % t intervals; each line changes one choice of the protocol.",
+        lambda spec, data: sorted(data.own),
     ),
     "methods": Plot(
         methods,
-        "Means over seeds with 95 % t intervals (geometric means on log axes), best first by the first panel.",
+        "Means over seeds with 95 % intervals (geometric means on log axes), best first by the first panel.",
     ),
     "routing": Plot(
         routing,
-        "Mean routing probability by cluster and expert for the base seed, ordered by the best match at the end: a specialised router is a diagonal.",
+        "Mean routing probability by cluster and expert for the base seed, ordered by the best match at the end: a specialised router is a diagonal. A frozen router is shown once.",
     ),
     "paired": Plot(
         paired,
@@ -67,7 +89,7 @@ PLOTS: dict[str, Plot] = {
     ),
     "series": Plot(
         series,
-        "Means over seeds with 95 % t intervals (bands).",
+        "Means over seeds with 95 % intervals (bands).",
     ),
     "dispatch": Plot(
         dispatch,

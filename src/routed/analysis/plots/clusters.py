@@ -25,7 +25,7 @@ NEIGHBOURS, GRID = 15, 120
 
 
 def series(spec: dict[str, Any], data: Data) -> Figure | None:
-    """Metrics against optimiser steps, a panel each, a line a point; bands are 95 % t intervals over seeds."""
+    """Metrics against optimiser steps, a panel each, a line a point; bands are 95 % intervals over seeds."""
     found = {name: data.at(point, data.table) for name, point in spec["lines"].items()}
     arm = spec.get("arm", REFERENCE)
     found = {name: rows[(rows.status == "ok") & (rows.arm == arm)] for name, rows in found.items() if len(rows)}
@@ -38,9 +38,9 @@ def series(spec: dict[str, Any], data: Data) -> Figure | None:
     for panel in list(panels)[len(metrics) :]:
         panel.set_visible(False)
     for panel, metric in zip(figure.axes, metrics, strict=False):
-        label, log = data.axes[metric]
+        column = data.axes[metric]
         for i, (name, rows) in enumerate(found.items()):
-            estimates = [(step, mean(group[metric], log)) for step, group in rows.groupby("step")]
+            estimates = [(step, mean(group[metric], column)) for step, group in rows.groupby("step")]
             estimates = [(step, one) for step, one in estimates if np.isfinite(one.mean)]
             if not estimates:
                 continue
@@ -50,9 +50,9 @@ def series(spec: dict[str, Any], data: Data) -> Figure | None:
             panel.fill_between(
                 steps, [e.low for _, e in estimates], [e.high for _, e in estimates], color=colour, alpha=0.2, lw=0
             )
-        if log:
+        if column.log:
             logarithmic(panel)
-        panel.set_ylabel(label)
+        panel.set_ylabel(column.label)
         panel.set_xlabel("optimiser steps")
     legend(figure, figure.axes[0])
     return figure

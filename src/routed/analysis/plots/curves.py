@@ -2,54 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from routed.analysis import diagnosis
-from routed.analysis.plots.frame import KEYS, MARKERS, SHADES, Data, legend, line, logarithmic, mean
-from routed.contracts import Column
+from routed.analysis import diagnosis, statistics
+from routed.analysis.plots.frame import (
+    KEYS,
+    MARKERS,
+    SHADES,
+    Data,
+    are_numbers,
+    bars,
+    finish,
+    lay_out,
+    legend,
+    line,
+    mean,
+)
 from routed.engine.rows import shown
 from routed.plan.arms import ARMS
 
 
 def curves(spec: dict[str, Any], data: Data) -> Figure | None:
-    """Metrics against a swept key, a line an arm: geometric (log axis) or arithmetic means with 95 % t intervals."""
+    """Metrics against a swept key, a panel each, a line an arm: geometric (log axis) or arithmetic means with 95 % intervals."""
     if spec["x"] not in data.swept:
         return None
     rows = data.at_point(data.last, spec)
-    xs = sorted(rows[spec["x"]].unique())
-    figure = _panels(
-        spec, data.axes, rows.assign(place=rows[spec["x"]].map(xs.index)), "place", spread=0.06 if len(xs) < 8 else 0
-    )
-    for panel in figure.axes if figure else ():
-        panel.set_xticks(range(len(xs)), [shown(x) for x in xs])
-        panel.set_xlabel(KEYS.get(spec["x"], spec["x"]))
-    return figure
+    metrics = _metrics(spec, rows)
+    if not metrics:
+        return None
+    figure, panels = _side_by_side(metrics, data, alike=True)
+    for panel, metric in zip(panels, metrics, strict=True):
+        curve(panel, spec | {"metrics": (metric,)}, data)
+    return _finished(figure, panels, metrics, data)
+
+
+def curve(panel, spec: dict[str, Any], data: Data) -> bool:
+    """One metric against a swept key, with what it is compared with (`Column.references`); False when its rows are missing."""
+    (metric,), rows = spec["metrics"], data.at_point(data.last, spec)
+    if not _metrics(spec, rows):
+        return False
+    places = lay_out(panel, spec["x"], sorted(rows[spec["x"]].unique()))
+    for words, reference in data.axes[metric].references.items():
+        heights = [_height(reference, rows[rows[spec["x"]] == value], data) for value in places]
+        panel.plot(list(places.values()), heights, color="black", lw=0.8, ls=":")
+        place = {"textcoords": "offset points", "ha": "right", "va": "bottom", "fontsize": 7}
+        panel.annotate(words, (max(places.values()), heights[-1]), (0, 1), **place)
+    for arm in _arms(spec, rows):
+        groups = rows[rows.arm == arm].groupby(spec["x"])
+        points = [(places[value], mean(group[metric], data.axes[metric])) for value, group in groups]
+        line(panel, arm, points, joined=are_numbers(places))
+    panel.set_ylabel(data.axes[metric].label)
+    return True
 
 
 def training(spec: dict[str, Any], data: Data) -> Figure | None:
     """Metrics against optimiser steps at the figure's point, a line an arm: is everything converged?"""
     rows = data.at_point(data.table, spec)
-    figure = _panels(spec, data.axes, rows, "step", spread=0)
-    for panel in figure.axes if figure else ():
+    metrics = _metrics(spec, rows)
+    if not metrics:
+        return None
+    figure, panels = _side_by_side(metrics, data, alike=False)
+    for panel, metric in zip(panels, metrics, strict=True):
+        for arm in _arms(spec, rows):
+            groups = rows[rows.arm == arm].groupby("step")
+            line(panel, arm, [(step, mean(group[metric], data.axes[metric])) for step, group in groups])
         panel.set_xlabel("optimiser steps")
         panel.locator_params(axis="x", nbins=5)  # numbers of five digits beside each other
-        if "eval/bigram" in rows and panel.get_ylabel() == data.axes["eval/loss"].label:
-            panel.axhline(rows["eval/bigram"].mean(), color="black", lw=0.8, ls=":")
-            panel.text(
-                1,
-                rows["eval/bigram"].mean(),
-                "bigram model ",
-                transform=panel.get_yaxis_transform(),
-                ha="right",
-                va="bottom",
-                fontsize=7.5,
-            )
-    return figure
+        panel.set_ylabel(data.axes[metric].label)
+        if "eval/bigram" in rows and metric == data.loss:
+            height = rows["eval/bigram"].mean()
+            panel.axhline(height, color="black", lw=0.8, ls=":")
+            place = {"transform": panel.get_yaxis_transform(), "ha": "right", "va": "bottom", "fontsize": 7.5}
+            panel.text(1, height, "bigram model ", **place)
+    return _finished(figure, panels, metrics, data)
 
 
 def success(spec: dict[str, Any], data: Data) -> Figure | None:
@@ -57,91 +85,129 @@ def success(spec: dict[str, Any], data: Data) -> Figure | None:
 
     `metric` is 1 in a run that succeeded; `predicted(clusters, experts)` is its probability, drawn dotted.
     """
-    rows = data.last[(data.last.arm == spec["arm"]) & (data.last.status == "ok")]
-    if spec["metric"] not in rows or not len(rows) or {"data.clusters", "data.separation"} - set(data.swept):
+    if spec["metric"] not in data.last or {"data.clusters", "data.separation"} - set(data.swept):
         return None
-    separations = sorted(rows["data.separation"].unique())
+    rows = data.at_point(data.last, spec | {"y": "data.clusters", "by": "data.separation"})
+    rows = rows[(rows.arm == spec["arm"]) & (rows.status == "ok")]
+    if not len(rows):
+        return None
+    separations, column = sorted(rows["data.separation"].unique()), data.axes[spec["metric"]]
     figure = Figure(figsize=(2.9 * len(separations) + 0.4, 3.6))
     panels = figure.subplots(1, len(separations), squeeze=False, sharey=True)[0]
     for panel, separation in zip(panels, separations, strict=True):
         here = rows[rows["data.separation"] == separation]
         for i, (clusters, group) in enumerate(here.groupby("data.clusters")):
-            found = [(experts, mean(one[spec["metric"]], log=False)) for experts, one in group.groupby(spec["x"])]
-            x, ends = (
-                [experts / clusters for experts, _ in found],
-                [[e.mean - e.low, e.high - e.mean] for _, e in found],
-            )
+            found = {experts: mean(one[spec["metric"]], column) for experts, one in group.groupby(spec["x"])}
+            x, heights = [experts / clusters for experts in found], [one.mean for one in found.values()]
             style = {"marker": MARKERS[i], "ms": 4, "capsize": 2, "lw": 1.2, "color": SHADES[i % len(SHADES)]}
-            panel.errorbar(x, [e.mean for _, e in found], np.transpose(ends), label=f"{clusters} clusters", **style)
-            predicted = [spec["predicted"](clusters, experts) for experts, _ in found]
+            panel.errorbar(x, heights, bars(list(found.values())), label=f"{clusters} clusters", **style)
+            predicted = [spec["predicted"](clusters, experts) for experts in found]
             panel.plot(x, predicted, color=style["color"], ls=":", lw=1.2)
         panel.set_title(f"separation {shown(separation)}", fontsize=9)
         panel.set_xlabel("experts per cluster")
         panel.set_ylim(-0.05, 1.05)
-    panels[0].set_ylabel(data.axes[spec["metric"]][0])
+    panels[0].set_ylabel(column.label)
     legend(figure, panels[0])
     return figure
 
 
-def _panels(
-    spec: dict[str, Any], axes: Mapping[str, Column], rows: pd.DataFrame, x: str, spread: float
-) -> Figure | None:
-    """A panel a metric that any arm has, a line an arm; `spread` sets the arms apart so that their intervals do not hide each other."""
-    arms = [arm for arm in ARMS if arm in set(rows.arm) and arm in spec.get("arms", ARMS)]
-    metrics = [m for m in spec["metrics"] if m in rows and rows[rows.arm.isin(arms)][m].notna().any()]
-    if not metrics:
-        return None
-    figure = Figure(figsize=(3.7 * len(metrics) + 0.2, 3.9))
-    same = all(axes[m][1] for m in metrics) and x != "step"
-    panels = figure.subplots(1, len(metrics), squeeze=False, sharey=same)[0]
-    for panel, metric in zip(panels, metrics, strict=True):
-        label, log = axes[metric]
-        for i, arm in enumerate(arms):
-            points = [(at, mean(group[metric], log)) for at, group in rows[rows.arm == arm].groupby(x)]
-            line(panel, arm, [p for p in points if np.isfinite(p[1].mean)], shift=spread * (i - (len(arms) - 1) / 2))
-        panel.set_ylabel(label)
-        panel.yaxis.set_tick_params(labelleft=True)
-    for panel, metric in zip(panels, metrics, strict=True):  # when all are drawn, as panels may share their limits
-        if axes[metric][1]:
-            logarithmic(panel)
-    legend(figure, panels[0])
-    return figure
+#: The colour of each step of `diagnosis.PATH`, by the arm that it ends at; and how the comparisons beside it look.
+COLOURS = {"frozen_sharp": "#E69F00", "frozen_data": "#009E73", "learned": "#0072B2"}
+LOOKS = (("o", "black", "black"), ("o", "white", "black"), ("s", "#999999", "#999999"))
+
+#: Names of the comparisons that stand beside the path in a gap figure; that with the oracle may be e^15: see the table.
+BESIDE = [name for name, *_ in diagnosis.BESIDE if "oracle" not in name]
 
 
 def gap(spec: dict[str, Any], data: Data) -> Figure | None:
-    """The gap between frozen and learned, decomposed, at every value of `x`: log ratios with 95 % intervals."""
+    """The gap between frozen and learned at every value of `x`: step by step, and beside it other comparisons on the same scale."""
     if spec["x"] not in data.swept:
         return None
-    rows = data.at_point(data.last, spec)
-    found = {x: part for x, group in rows.groupby(spec["x"]) if len(part := diagnosis.gap(group))}
-    if not found:
+    tables = _gaps(spec, data)
+    figure = Figure(figsize=(8.4, 4.2))
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    if not steps(left, spec, data):
         return None
-    names = dict.fromkeys(part for table in found.values() for part in table.part)
-    parts = [part for part in names if "oracle" not in part]  # may be e^15: see the table
-    colours = ["#E69F00", "#009E73", "#0072B2", "#000000", "#999999", "#CC79A7", "#56B4E9"]
-    figure = Figure(figsize=(7.6, 4.2))
-    panel = figure.subplots()
-    width = 0.8 / len(parts)
-    for i, part in enumerate(parts):
-        for j, table in enumerate(found.values()):
-            if not (table.part == part).any():
-                continue  # its arm ran at other points only
-            row = table[table.part == part].iloc[0]
-            place = j - 0.4 + (i + 0.5) * width
-            panel.bar(place, row["mean"], width * 0.9, color=colours[i], label=part if not j else None)
-            if np.isfinite(row.low):
-                panel.errorbar(
-                    place,
-                    row["mean"],
-                    [[row["mean"] - row.low], [row.high - row["mean"]]],
-                    color="#444444",
-                    capsize=2,
-                    lw=1,
-                )
+    for i, name in enumerate(BESIDE):
+        rows = {place: table[table.part == name] for place, table in enumerate(tables.values()) if len(table)}
+        rows = {place: row.iloc[0] for place, row in rows.items() if len(row)}
+        if rows:
+            marker, face, edge = LOOKS[i % len(LOOKS)]
+            estimates = [statistics.Estimate(row["mean"], row.low, row.high, row.n) for row in rows.values()]
+            places = [place + 0.18 * (i - 1) for place in rows]
+            arms = next(iter(rows.values())).arms
+            words = f"{name}: {arms}" if name.startswith("whole") else f"not a part: {name}, {arms}"
+            style = {"marker": marker, "mfc": face, "mec": edge, "ecolor": edge, "ms": 5, "capsize": 2, "ls": ""}
+            right.errorbar(places, [one.mean for one in estimates], bars(estimates), label=words, **style)
+    right.axhline(0, color="black", lw=0.8)
+    left.set_title("steps that add up to the whole gap, one confound at a time", fontsize=8.5)
+    right.set_title("the whole, and other comparisons", fontsize=8.5)
+    _name_groups(right, spec["x"], list(tables))
+    left.set_ylabel("log(first loss / second loss)\nabove 0: the second is lower")
+    legend(figure, left, right)
+    return figure
+
+
+def steps(panel, spec: dict[str, Any], data: Data) -> bool:
+    """The steps of `diagnosis.gap` at every value of `x`: each starts where the one before ends. False when arms are missing."""
+    tables, labels = _gaps(spec, data), set[str]()
+    for place, table in enumerate(tables.values()):
+        start = 0.0
+        path = table[~table.part.isin([name for name, *_ in diagnosis.BESIDE])] if len(table) else table
+        for i, (_, part) in enumerate(path.iterrows()):
+            at, words = place + 0.26 * (i - (len(path) - 1) / 2), f"{part.part}: {part.arms}"
+            colour = COLOURS[part.arms.split(" / ")[1]]
+            panel.bar(at, part["mean"], 0.24, bottom=start, color=colour, label=None if words in labels else words)
+            start += part["mean"]
+            interval = bars([statistics.Estimate(part["mean"], part.low, part.high, part.n)])
+            panel.errorbar(at, start, interval, color="#444444", capsize=2, lw=1)
+            labels.add(words)
     panel.axhline(0, color="black", lw=0.8)
-    panel.set_xticks(range(len(found)), [shown(x) for x in found])
-    panel.set_xlabel(KEYS.get(spec["x"], spec["x"]))
-    panel.set_ylabel("log ratio of losses (nats; above 0: second is better)")
+    panel.set_ylabel("log(frozen / learned), step by step")
+    _name_groups(panel, spec["x"], list(tables))
+    return bool(labels)
+
+
+def _gaps(spec: dict[str, Any], data: Data) -> dict[Any, pd.DataFrame]:
+    """The gap decomposed at every value of `x`; empty where arms are missing."""
+    return {value: diagnosis.gap(rows) for value, rows in data.at_point(data.last, spec).groupby(spec["x"])}
+
+
+def _name_groups(panel, key: str, values: list[Any]) -> None:
+    panel.set_xticks(range(len(values)), [shown(value) for value in values])
+    panel.set_xlabel(KEYS.get(key, key))
     panel.grid(axis="x", visible=False)
-    legend(figure, panel)
+
+
+def _arms(spec: dict[str, Any], rows: pd.DataFrame) -> list[str]:
+    """The arms that a figure asks for and that have rows, in the order of the table."""
+    return [arm for arm in ARMS if arm in set(rows.arm) and arm in spec.get("arms", ARMS)]
+
+
+def _metrics(spec: dict[str, Any], rows: pd.DataFrame) -> list[str]:
+    """The metrics that a figure asks for and that some arm of it has."""
+    rows = rows[rows.arm.isin(_arms(spec, rows))]
+    return [name for name in spec["metrics"] if name in rows and rows[name].notna().any()]
+
+
+def _height(reference: float | str, rows: pd.DataFrame, data: Data) -> float:
+    """A reference at some rows: the number, or the value of that setting there."""
+    if not isinstance(reference, str):
+        return reference
+    return float(rows[reference].iloc[0] if reference in data.swept else data.base[reference])
+
+
+def _side_by_side(metrics: list[str], data: Data, alike: bool) -> tuple[Figure, Any]:
+    """A figure with a panel for each metric, which share their axis if they are `alike` and all logarithmic."""
+    figure = Figure(figsize=(3.7 * len(metrics) + 0.2, 3.9))
+    same = alike and all(data.axes[metric].log for metric in metrics)
+    return figure, figure.subplots(1, len(metrics), squeeze=False, sharey=same)[0]
+
+
+def _finished(figure: Figure, panels: Any, metrics: list[str], data: Data) -> Figure:
+    """The figure with its axes, which panels may share, and its legend."""
+    for panel, metric in zip(panels, metrics, strict=True):
+        panel.yaxis.set_tick_params(labelleft=True)
+        finish(panel, data.axes[metric])
+    legend(figure, *panels)
     return figure

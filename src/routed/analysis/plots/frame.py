@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib import ticker
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
 from routed.contracts import Column
-from routed.engine.rows import at_base, last
+from routed.engine.rows import at_base, last, shown
 from routed.plan.arms import ARMS, is_control
 
 #: swept key -> its words on an axis.
@@ -45,33 +47,71 @@ STYLE: Any = {
 
 
 class Data:
-    """The rows of a workdir as figures need them; `base` is the flat config that points depart from, `axes` how columns are shown."""
+    """The rows of a workdir as figures need them; `base` is the flat config that points depart from, `axes` how columns are shown.
+
+    `loss` is the column that arms are compared by; `own` are the keys that the experiment file sweeps, the others are the user's.
+    """
 
     def __init__(
         self,
         table: pd.DataFrame,
         swept: list[str],
         base: dict[str, Any],
-        heatmaps: dict[str, np.ndarray],
+        heatmaps: Mapping[str, np.ndarray],
         axes: Mapping[str, Column],
+        loss: str = "test/loss",
+        own: Iterable[str] | None = None,
     ):
-        self.table = table[table.status != "tuning"]
-        self.swept, self.base, self.heatmaps, self.last = swept, base, heatmaps, last(table)
-        self.axes = axes
+        tuning = table.status == "tuning"
+        self.table = table[~tuning] if tuning.any() else table  # which may be large
+        self.swept, self.heatmaps, self.last, self.axes, self.loss = swept, heatmaps, last(table), axes, loss
+        self.own = set(swept if own is None else own)
+        self.base = dict(base)
+        # Points of the file do not name the user's keys, so these need a value that has rows.
+        for key in set(swept) - self.own if len(self.last) else ():
+            self.base[key] = at_base(self.last, [key], base)[key].iloc[0]
 
-    def at_point(self, rows: pd.DataFrame, spec: dict[str, Any]) -> pd.DataFrame:
-        """The rows at one point: a swept key that `spec` does not draw has its value in `at`, its base value, or else its largest.
+    @property
+    def varying(self) -> list[str]:
+        """The swept keys that have several values."""
+        return [key for key in self.swept if self.last[key].nunique() > 1]
 
-        A key that goes with what is drawn, with one value at each place, is left alone.
+    def values(self, key: str) -> list[Any]:
+        """The values of a swept key, in order."""
+        return sorted(self.last[key].unique())
+
+    def only(self, key: str, value: Any) -> Data:
+        """The rows at one value of a swept key, as if it were not swept."""
+        one = copy.copy(self)
+        one.table, one.last = (rows[rows[key] == value] for rows in (self.table, self.last))
+        one.swept, one.base = [other for other in self.swept if other != key], self.base | {key: value}
+        return one
+
+    def goes_with(self, key: str, drawn: Iterable[str]) -> bool:
+        """Does the key have one value wherever the `drawn` ones have theirs? Then what shows these shows it too."""
+        places = [other for other in drawn if other in self.swept]
+        return bool(places) and bool(len(self.last)) and int(self.last.groupby(places)[key].nunique().max()) == 1
+
+    def settled(self, drawn: Iterable[str], at: Mapping[str, Any]) -> dict[str, Any]:
+        """The one value that a figure shows of each swept key that it does not draw: that in `at`, of the base, or the largest.
+
+        A key that goes with what is drawn is left alone.
         """
-        for key, value in spec.get("at", {}).items():
+        rows, drawn = self.last, [key for key in drawn if key in self.swept]
+        for key, value in at.items():
             rows = rows[rows[key] == value]
-        drawn = [spec[axis] for axis in ("x", "y") if spec.get(axis) in self.swept]
-        others = [key for key in self.swept if key not in drawn]
+        others = [key for key in self.swept if key not in (*drawn, *at)]
         if drawn and len(rows):
             values = rows.groupby(drawn)[others].nunique()
             others = [key for key in others if (values[key] > 1).any()]
-        return at_base(rows, others, self.base)
+        rows = at_base(rows, others, self.base)
+        return dict(at) | ({key: rows[key].iloc[0] for key in others} if len(rows) else {})
+
+    def at_point(self, rows: pd.DataFrame, spec: dict[str, Any]) -> pd.DataFrame:
+        """The rows at the one point that a figure shows (`settled`), with all values of the keys that it draws."""
+        for key, value in self.settled(drawn(spec), spec.get("at", {})).items():
+            rows = rows[rows[key] == value]
+        return rows
 
     def at(self, point: dict[str, Any], rows: pd.DataFrame | None = None) -> pd.DataFrame:
         """The last rows (or those of `rows`) at exactly this point: a swept key that it does not name has its base value."""
@@ -81,12 +121,25 @@ class Data:
         return rows
 
 
-def mean(values: pd.Series, log: bool) -> statistics.Estimate:
+def drawn(spec: Mapping[str, Any]) -> list[str]:
+    """The swept keys that a figure has an axis, or a line or panel a value, for."""
+    return [spec[axis] for axis in ("x", "y", "by", "over") if spec.get(axis)]
+
+
+def mean(values: pd.Series, column: Column) -> statistics.Estimate:
+    """The mean of a column with its 95 % interval within the column's bounds; on log axes the geometric mean."""
     values = values.dropna()
-    if not log:
-        return statistics.estimate(values)
-    one = statistics.estimate(np.log(values.clip(lower=statistics.TINY)))
-    return statistics.Estimate(float(np.exp(one.mean)), float(np.exp(one.low)), float(np.exp(one.high)), one.n)
+    if not column.log:
+        return statistics.estimate(values, bounds=column.bounds)
+    low, high = (np.log(end) if end else None for end in column.bounds)
+    logs = statistics.estimate(np.log(values.clip(lower=statistics.TINY)), bounds=(low, high))
+    return statistics.Estimate(float(np.exp(logs.mean)), float(np.exp(logs.low)), float(np.exp(logs.high)), logs.n)
+
+
+def bars(found: Sequence[statistics.Estimate]) -> np.ndarray:
+    """Lengths of error bars, [2, n], none where there is no interval; a mean beyond a bound, which is cut, has none on that side."""
+    lengths = [[one.mean - one.low for one in found], [one.high - one.mean for one in found]]
+    return np.nan_to_num(np.maximum(lengths, 0))
 
 
 def marker_of(arm: str) -> str:
@@ -94,35 +147,83 @@ def marker_of(arm: str) -> str:
     return MARKERS[list(ARMS).index(arm) % len(MARKERS)]
 
 
-def line(panel, arm: str, points: Sequence[tuple[float | int, statistics.Estimate]], shift: float = 0.0) -> None:
-    if not points:
+def line(panel, arm: str, points: Sequence[tuple[float, statistics.Estimate]], joined: bool = True) -> None:
+    """Means and intervals of an arm at places of the x axis, in the arm's colour and marker; dashed if it is a control."""
+    points = [(place, one) for place, one in points if np.isfinite(one.mean)]
+    if points:
+        panel.errorbar(
+            [place for place, _ in points], [one.mean for _, one in points], bars([one for _, one in points]),
+            color=ARMS[arm].colour, marker=marker_of(arm), ms=4, capsize=2, lw=1.2, elinewidth=0.8, label=ARMS[arm].label,
+            ls="" if not joined else "--" if is_control(arm) else "-",
+        )  # fmt: skip
+
+
+def are_numbers(values: Iterable[Any]) -> bool:
+    """Are the values of a swept key numbers, so that a line between them means something?"""
+    return all(isinstance(value, (int, float, np.number)) and not isinstance(value, bool) for value in values)
+
+
+def lay_out(panel, key: str, values: Sequence[Any]) -> dict[Any, float]:
+    """Where the values of a swept key stand on an x axis, which is labelled with them and is logarithmic where they span decades.
+
+    Words stand side by side, and so do numbers too uneven to be told apart otherwise (0, .001, .01).
+    """
+    numbers = are_numbers(values)
+    steps = np.diff(values) if numbers else np.array([])
+    places: dict[Any, float] = {value: float(value) for value in values} if numbers else {}
+    if numbers and min(values) > 0 and max(values) / min(values) >= 10:
+        panel.set_xscale("log")
+        panel.xaxis.set_minor_locator(ticker.NullLocator())
+    elif not numbers or (len(steps) and steps.min() < min(steps.sum() / 8, steps.mean() / 2)):
+        places = {value: float(place) for place, value in enumerate(values)}
+        panel.set_xlim(-0.5, len(values) - 0.5)
+    kept = values[:: -(-len(values) // 12)]
+    crowded = sum(len(shown(value)) + 2 for value in kept) > 34
+    turned = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
+    panel.set_xticks([places[value] for value in kept], [shown(value) for value in kept], **turned)
+    panel.set_xlabel(KEYS.get(key, key))
+    return places
+
+
+def finish(panel, column: Column) -> None:
+    """The y axis of a metric, when all is drawn: logarithmic if its column is, and no further than its means and bounds need.
+
+    Intervals of two seeds may be a hundred times as long as what they are about: where they leave the axis, it says so.
+    """
+    if column.log:
+        logarithmic(panel)
+    scale, back = (np.log10, lambda value: 10**value) if column.log else (np.asarray, lambda value: value)
+    sharing = panel.get_shared_y_axes().get_siblings(panel)
+    lines = [one for other in sharing for one in other.containers if isinstance(one, ErrorbarContainer)]
+    means = [one.lines[0].get_ydata() for one in lines]
+    ends = scale(panel.get_ylim())
+    if not means or not np.isfinite(ends).all():
         return
-    label, colour = ARMS[arm].label, ARMS[arm].colour
-    x = np.array([p[0] for p in points]) + shift
-    y = np.array([p[1].mean for p in points])
-    low, high = (np.array([p[1][i] for p in points]) for i in (1, 2))
-    bars = np.nan_to_num(np.stack([y - low, high - y]))
-    panel.errorbar(
-        x,
-        y,
-        bars,
-        color=colour,
-        marker=marker_of(arm),
-        ms=4,
-        capsize=2,
-        lw=1.2,
-        label=label,
-        ls="--" if is_control(arm) else "-",
-    )
+    found = np.concatenate(means).astype(float)
+    found = scale(np.maximum(found, back(ends[0])) if column.log else found)
+    room = max(np.ptp(found), 0.3 if column.log else 0.5 * np.abs(found).max())
+    low, high = max(ends[0], found.min() - room), min(ends[1], found.max() + room)
+    if low > ends[0] or high < ends[1]:
+        panel.text(
+            0.02, 0.99, "intervals are cut where the axis ends", transform=panel.transAxes, fontsize=6.5, va="top"
+        )
+    if not column.log:  # nothing lies beyond a bound, but the markers at it need room
+        margin = 0.03 * (high - low)
+        low = max(low, -np.inf if column.bounds[0] is None else column.bounds[0] - margin)
+        high = min(high, np.inf if column.bounds[1] is None else column.bounds[1] + margin)
+    if low < high:
+        panel.set_ylim(back(low), back(high))
 
 
 def logarithmic(panel, axis: str = "y") -> None:
-    """A log axis (x or y) with readable numbers: powers of ten over decades, plain numbers over less."""
+    """A log axis (x or y) with readable numbers: powers of ten over decades, plain numbers over less. What lies below `FLOOR` is named."""
     panel.set(**{f"{axis}scale": "log"})
     low, high = panel.get_ylim() if axis == "y" else panel.get_xlim()
-    if low < FLOOR < high:
+    if low <= FLOOR < high:  # equal where another panel has set the limits that they share
         panel.set(**{f"{axis}lim": (FLOOR, high)})
         low = FLOOR
+        if hidden := _below(panel, axis):
+            panel.text(0.02, 0.01, f"below {FLOOR:g}: {hidden}", transform=panel.transAxes, fontsize=6.5, va="bottom")
     marks = panel.yaxis if axis == "y" else panel.xaxis
     if high / low < 100:
         marks.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high / low > 4 else (1, 1.5, 2, 3, 4, 5, 7)))
@@ -130,6 +231,21 @@ def logarithmic(panel, axis: str = "y") -> None:
     marks.set_minor_formatter(ticker.NullFormatter())
 
 
-def legend(figure: Figure, panel) -> None:
-    handles, labels = panel.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4 if len(handles) == 4 else 3, fontsize=8)
+def _below(panel, axis: str) -> str:
+    """The names of what has means below `FLOOR`."""
+    lines = {str(one.get_label()): one.lines[0] for one in panel.containers if isinstance(one, ErrorbarContainer)}
+    lines |= {str(one.get_label()): one for one in panel.lines}
+    values = {name: one.get_ydata() if axis == "y" else one.get_xdata() for name, one in lines.items()}
+    return ", ".join(
+        name for name, one in values.items() if not name.startswith("_") and (np.asarray(one) < FLOOR).any()
+    )
+
+
+def legend(figure: Figure, *panels) -> None:
+    """One legend below the figure, for all of `panels`, with as many columns as fit."""
+    found = {
+        label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    entry = 0.075 * max(map(len, found), default=0) + 0.6  # inches
+    columns = max(1, min(4 if len(found) == 4 else 3, int(figure.get_figwidth() / entry)))
+    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, fontsize=8)

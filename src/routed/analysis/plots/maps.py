@@ -7,59 +7,60 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from scipy.optimize import linear_sum_assignment
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import KEYS, Data, legend, logarithmic, marker_of, mean
-from routed.analysis.sides import ANY_FAIR, fair_gap, paired
+from routed.analysis.plots.frame import KEYS, Data, bars, legend, logarithmic, marker_of, mean
+from routed.analysis.plots.paired import advantage, advantage_words, rivals
+from routed.analysis.sides import ANY_FAIR
 from routed.engine.rows import shown
-from routed.plan.arms import ARMS, REFERENCE, UNTRAINED
+from routed.plan.arms import ARMS, UNTRAINED
+from routed.routers import ROUTERS
 
 
 def phase(spec: dict[str, Any], data: Data) -> Figure | None:
-    """Two maps over (x, y): paired log(frozen / learned) and log(fairest frozen / learned), with the zero contour.
+    """A map over (x, y) of what each control loses against the learned router, with the zero contour.
 
-    Blue: learned is better. A star marks cells whose 95 % interval excludes 0.
+    The controls are the untrained router and the fairest frozen one. Blue: learned is better. A star marks cells whose 95 %
+    interval excludes 0.
     """
     if spec["x"] not in data.swept or spec["y"] not in data.swept:
         return None
     rows = data.at_point(data.last, spec)
     xs, ys = sorted(rows[spec["x"]].unique()), sorted(rows[spec["y"]].unique())
-    figure = Figure(figsize=(8.6, 3.9))
-    panels = figure.subplots(1, 2, sharey=True)
-    maps = []
-    for against in (UNTRAINED, ANY_FAIR):
-        cells = [[_cell(rows[(rows[spec["x"]] == x) & (rows[spec["y"]] == y)], against) for x in xs] for y in ys]
-        maps.append(cells)
-    bound = max(
-        (abs(c[0].mean) for cells in maps for line in cells for c in line if np.isfinite(c[0].mean)), default=1.0
-    )
-    for panel, cells, title in zip(panels, maps, ("against frozen", "against the fairest frozen control"), strict=True):
-        means = np.array([[c[0].mean for c in line] for line in cells])
+    compared = list(dict.fromkeys((*([UNTRAINED] if UNTRAINED in set(rows.arm) else []), *rivals(data))))
+    maps = {}
+    for against in compared:
+        cells = [[rows[(rows[spec["x"]] == x) & (rows[spec["y"]] == y)] for x in xs] for y in ys]
+        maps[against] = [[advantage(cell, against, data) for cell in one] for one in cells]
+    sizes = [abs(c[0].mean) for cells in maps.values() for one in cells for c in one if np.isfinite(c[0].mean)]
+    if not sizes:
+        return None
+    bound = max(sizes) or 1.0
+    width = max(3.4, 0.62 * len(xs) + 0.6)
+    figure = Figure(figsize=(width * len(maps) + 1.6, max(3.9, 0.42 * len(ys) + 0.9)))
+    panels = figure.subplots(1, len(maps), sharey=True, squeeze=False)[0]
+    for panel, (against, cells) in zip(panels, maps.items(), strict=True):
+        means = np.array([[c[0].mean for c in one] for one in cells])
         image = panel.imshow(means, origin="lower", aspect="auto", cmap="RdBu", vmin=-bound, vmax=bound)
         if min(means.shape) > 1 and np.nanmin(means) < 0 < np.nanmax(means):
             panel.contour(means, levels=[0], colors="black", linewidths=1.5)
         for (i, j), value in np.ndenumerate(means):
             one, arm = cells[i][j]
             star = "*" if one.low > 0 or one.high < 0 else ""
-            name = f"\n{arm.removeprefix('frozen_')}" if arm and arm != UNTRAINED else ""
-            panel.text(
-                j,
-                i,
-                f"{value:+.2f}{star}{name}",
-                ha="center",
-                va="center",
-                fontsize=7.5,
-                color="white" if abs(value) > 0.6 * bound else "black",
-            )
+            name = f"\n{arm.removeprefix('frozen_')}" if arm and arm != against else ""
+            words = f"{value:+.2f}{star}{name}" if np.isfinite(value) else "no rows"
+            style = {"ha": "center", "va": "center", "fontsize": 7.5}
+            panel.text(j, i, words, color="white" if abs(value) > 0.6 * bound else "black", **style)
         panel.set_xticks(range(len(xs)), [shown(x) for x in xs])
         panel.set_yticks(range(len(ys)), [shown(y) for y in ys])
         panel.set_xlabel(KEYS.get(spec["x"], spec["x"]))
-        panel.set_title(title, fontsize=9)
+        panel.set_title(f"against {'the fairest frozen control' if against == ANY_FAIR else against}", fontsize=9)
         panel.grid(visible=False)
     panels[0].set_ylabel(KEYS.get(spec["y"], spec["y"]))
-    figure.colorbar(image, ax=list(panels), label="log(frozen / learned) top-1 loss\n(blue: learned is better)")
+    figure.colorbar(image, ax=list(panels), label=f"{advantage_words('frozen', data)}\n(blue: learned is better)")
     return figure
 
 
@@ -76,15 +77,14 @@ def forest(spec: dict[str, Any], data: Data) -> Figure | None:
         changed = [f"{KEYS.get(key, key)} = {shown(point[key])}" for key in data.swept if point[key] != base[key]]
         names.append(", ".join(changed) or "the protocol")
         for against, colour, marker, offset in ((UNTRAINED, "#D55E00", "o", 0.12), (ANY_FAIR, "#0072B2", "s", -0.12)):
-            one, _ = _cell(rows, against)
-            bars = [[one.mean - one.low], [one.high - one.mean]] if np.isfinite(one.low) else None
+            one, _ = advantage(rows, against, data)
             label = (
                 {UNTRAINED: "against frozen", ANY_FAIR: "against the fairest frozen control"}[against]
                 if not place
                 else None
             )
             panel.errorbar(
-                one.mean, place + offset, xerr=bars, color=colour, marker=marker, capsize=2, ls="", label=label
+                one.mean, place + offset, xerr=bars([one]), color=colour, marker=marker, capsize=2, ls="", label=label
             )
     panel.axvline(0, color="black", lw=0.8)
     panel.set_yticks(range(len(names)), names)
@@ -98,36 +98,41 @@ def routing(spec: dict[str, Any], data: Data) -> Figure | None:
     """Mean routing probability of each expert for each cluster, at several moments of training, for the base seed.
 
     Clusters and experts are put into the order of the best one-to-one match at the end, so a specialised router is a
-    diagonal.
+    diagonal. A router that never changes is shown once.
     """
     rows = data.at_point(data.last, spec | {"x": None})
-    shown = [
-        (arm, data.heatmaps[run])
+    found = [
+        (arm, run, data.heatmaps[run])
         for arm in spec["arms"]
         for run in rows[rows.arm == arm].run
         if run in data.heatmaps and np.isfinite(data.heatmaps[run]).all()  # not of a run that diverged at once
     ]
-    if not shown:
+    if not found:
         return None
-    count = len(shown[0][1])
+    count = len(found[0][2])
     moments = sorted({0, 1, count // 2, count - 1} & set(range(count)))
-    every = int(data.table.step.max() // (count - 1)) if count > 1 else 0
-    figure = Figure(figsize=(2.05 * len(moments) + 0.9, 2.2 * len(shown) + 0.4))
-    panels = figure.subplots(len(shown), len(moments), squeeze=False, sharex=True, sharey=True)
-    for line, (arm, maps) in zip(panels, shown, strict=True):
-        maps = maps.astype(float)
-        order = _diagonal(maps[-1])
+    figure = Figure(figsize=(2.05 * len(moments) + 0.9, 2.35 * len(found) + 0.4))
+    panels = figure.subplots(len(found), len(moments), squeeze=False, sharex=True, sharey=True)
+    for place, (line, (arm, run, maps)) in enumerate(zip(panels, found, strict=True)):
+        history = data.table[data.table.run == run].drop_duplicates("step").sort_values("step")
+        still = bool((maps == maps[-1]).all())
+        order = _diagonal(maps[-1].astype(float))
+        fair = 1 / maps.shape[2]
         for panel, moment in zip(line, moments, strict=True):
-            image = panel.imshow(
-                maps[moment][np.ix_(*order)], vmin=0, vmax=1, cmap="cividis", aspect="auto", interpolation="nearest"
-            )
-            if panel in panels[0]:
-                panel.set_title(f"step {moment * every}", fontsize=8)
+            if still and moment:
+                panel.set_visible(False)
+                continue
+            seen = np.maximum(maps[moment].astype(float)[np.ix_(*order)], 0.1 * fair)
+            scale = LogNorm(vmin=0.1 * fair, vmax=1)  # a fresh router is near 1 / E everywhere: black on a linear scale
+            image = panel.imshow(seen, norm=scale, cmap="cividis", aspect="auto", interpolation="nearest")
+            step = "every step" if still else f"step {history.step.iloc[moment]}"
+            dead = history["router/dead"].iloc[moment] if "router/dead" in history else np.nan
+            panel.set_title(step + (f"\n{100 * dead:.0f} % of experts dead" if np.isfinite(dead) else ""), fontsize=8)
             panel.grid(visible=False)
+            panel.set_xlabel("expert" if place == len(found) - 1 else "")
         line[0].set_ylabel("\n".join(textwrap.wrap(ARMS[arm].label, 20)) + "\ncluster")
-    for panel in panels[-1]:
-        panel.set_xlabel("expert")
-    figure.colorbar(image, ax=panels, label="mean routing probability")
+    bar = figure.colorbar(image, ax=panels, label="mean routing probability", extend="min")
+    bar.set_ticks([fair, 1], labels=["1 / E", "1"])
     return figure
 
 
@@ -140,18 +145,14 @@ def _diagonal(final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rest(final.shape[0], rows), rest(final.shape[1], columns)
 
 
-def _cell(rows: pd.DataFrame, against: str) -> tuple[statistics.Estimate, str | None]:
-    """log(control / learned) at one point, and which control it is."""
-    if against != ANY_FAIR:
-        return statistics.estimate(paired(rows, against, REFERENCE, "test/loss")), against
-    found = fair_gap(rows)
-    return (found.estimate, found.name) if found else (statistics.estimate([]), None)
+#: Methods that have nothing to learn, whatever their arm is called: their marker and words.
+FIXED = {"color": "black", "marker": "D", "label": "nothing to learn: fixed rule"}
 
 
 def methods(spec: dict[str, Any], data: Data) -> Figure | None:
     """One line a method, best first by the first metric of its learned (else its frozen) arm; a panel a metric.
 
-    `methods` maps names to points. Means over seeds with 95 % t intervals, geometric on log axes.
+    `methods` maps names to points. Means over seeds with 95 % intervals, geometric on log axes.
     """
     found = {}
     for name, point in spec["methods"].items():
@@ -160,36 +161,47 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
             found[name] = rows[rows.status == "ok"]
     if not found:
         return None
-    metrics, arms = spec["metrics"], [a for a in ARMS if any((rows.arm == a).any() for rows in found.values())]
+    arms = [a for a in ARMS if any((rows.arm == a).any() for rows in found.values())]
+    metrics = [metric for metric in spec["metrics"] if any(metric in rows for rows in found.values())]
+    first = data.axes[metrics[0]]
 
     def estimate(rows: pd.DataFrame, arm: str, metric: str) -> statistics.Estimate:
-        return mean(rows.loc[rows.arm == arm, metric], data.axes[metric][1])
+        values = rows.loc[rows.arm == arm, metric] if metric in rows else pd.Series(dtype=float)
+        return mean(values, data.axes[metric])
 
     def rank(name: str) -> float:
-        values = [estimate(found[name], arm, metrics[0]).mean for arm in arms]
-        return next((v for v in values if np.isfinite(v)), np.inf)
+        values = (estimate(found[name], arm, metrics[0]).mean for arm in arms)
+        best = next((value for value in values if np.isfinite(value)), np.nan)
+        return np.inf if np.isnan(best) else -best if first.higher_is_better else best
+
+    def look(name: str, arm: str) -> dict[str, Any]:
+        router = spec["methods"][name].get("router.name", data.base.get("router.name"))
+        if arm == UNTRAINED and router in ROUTERS and not ROUTERS[router].learns:
+            return FIXED
+        return {"color": ARMS[arm].colour, "marker": marker_of(arm), "label": ARMS[arm].label}
 
     names = sorted(found, key=rank)
     room = 0.085 * max(map(len, names)) + 0.5  # inches, for the names
     figure = Figure(figsize=(2.1 * len(metrics) + room, 0.32 * len(names) + 1.3))
     panels = np.atleast_1d(figure.subplots(1, len(metrics), sharey=True))
+    looks = {}
     for panel, metric in zip(panels, metrics, strict=True):
-        label, log = data.axes[metric]
-        for i, arm in enumerate(arms):
-            for place, name in enumerate(names):
+        for place, name in enumerate(names):
+            there = [arm for arm in arms if (found[name].arm == arm).any()]
+            for i, arm in enumerate(there):
                 one = estimate(found[name], arm, metric)
                 if np.isfinite(one.mean):
-                    bars = [[one.mean - one.low], [one.high - one.mean]] if np.isfinite(one.low) else None
+                    style = looks[arm, look(name, arm)["label"]] = look(name, arm)
+                    height = place + 0.2 * (i - (len(there) - 1) / 2)
                     panel.errorbar(
-                        one.mean, place + 0.2 * (i - (len(arms) - 1) / 2), xerr=bars, color=ARMS[arm].colour,
-                        marker=marker_of(arm), ms=4, capsize=2, ls="",
-                    )  # fmt: skip
-        if log:
+                        one.mean, height, xerr=bars([one]), **style | {"label": None}, ms=4, capsize=2, ls=""
+                    )
+        if data.axes[metric].log:
             logarithmic(panel, "x")
-        panel.set_xlabel("\n".join(textwrap.wrap(label, 24)))
+        panel.set_xlabel("\n".join(textwrap.wrap(data.axes[metric].label, 24)))
     panels[0].set_yticks(range(len(names)), names)
-    panels[0].invert_yaxis()
-    for arm in arms:
-        panels[0].errorbar([], [], color=ARMS[arm].colour, marker=marker_of(arm), ls="", label=ARMS[arm].label)
+    panels[0].set_ylim(len(names) - 0.5, -0.5)
+    for _, style in sorted(looks.items(), key=lambda item: arms.index(item[0][0])):
+        panels[0].errorbar([], [], **style, ls="")
     legend(figure, panels[0])
     return figure

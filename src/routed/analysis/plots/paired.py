@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from routed.analysis import statistics
-from routed.analysis.plots.frame import KEYS, Data, legend, marker_of
-from routed.engine.rows import shown
-from routed.plan.arms import ARMS, REFERENCE
+from routed.analysis import sides, statistics
+from routed.analysis.plots.frame import SHADES, Data, are_numbers, bars, lay_out, legend, marker_of
+from routed.analysis.sides import ANY_FAIR, fair_gap
+from routed.plan.arms import ARMS, REFERENCE, is_control
 
 
 def difference(rows: pd.DataFrame, arm: str, metric: str) -> statistics.Estimate:
@@ -25,52 +25,88 @@ def difference(rows: pd.DataFrame, arm: str, metric: str) -> statistics.Estimate
     return statistics.estimate((table[arm] - table[REFERENCE]).dropna())
 
 
+def rivals(data: Data) -> list[str]:
+    """What the learned router is compared with: all fair controls, or each frozen router where none is called fair."""
+    arms = [arm for arm in ARMS if arm in set(data.last.arm)]
+    if REFERENCE not in arms:
+        return []
+    return [ANY_FAIR] if any(ARMS[arm].fair for arm in arms) else [arm for arm in arms if is_control(arm)]
+
+
+def advantage(rows: pd.DataFrame, control: str, data: Data) -> tuple[statistics.Estimate, str | None]:
+    """What a control loses against the learned router at one point, paired by seed, and which control it is.
+
+    log(control / learned) of a loss with a log axis, which may approach 0; control - learned of another (nats per token).
+    """
+    if control == ANY_FAIR:
+        least = fair_gap(rows, data.loss)
+        return (least.estimate, least.name) if least else (statistics.estimate([]), None)
+    if not data.axes[data.loss].log:
+        return difference(rows, control, data.loss), control
+    return statistics.estimate(sides.paired(rows, control, REFERENCE, data.loss)), control
+
+
+def advantage_words(control: str, data: Data) -> str:
+    """The axis label of `advantage`; above 0 the learned router is better."""
+    name = "fairest frozen control" if control == ANY_FAIR else control
+    return f"log({name} / learned)" if data.axes[data.loss].log else f"{name} - learned (nats)"
+
+
 def paired(spec: dict[str, Any], data: Data) -> Figure | None:
     """What the other arms lose against the learned router: a line an arm and value of `by`, against the swept key `x`.
 
     Without `x`, one place for each arm.
     """
-    arms = [arm for arm in ARMS if arm in set(data.last.arm) - {REFERENCE} and arm in spec.get("arms", ARMS)]
     x, by = spec.get("x"), spec.get("by")
+    arms = _arms(spec, data)
     if not arms or (x and x not in data.swept) or (by and by not in data.swept):
         return None
-    rows = data.at_point(data.last, spec | {"y": by})
     figure = Figure(figsize=(5.4, 3.9) if x else (6.2, 0.5 * len(arms) + 1.4))
     panel = figure.subplots()
-    label = data.axes[spec["metric"]][0]
-    if not x:
-        for place, arm in enumerate(arms):
-            one = difference(rows, arm, spec["metric"])
-            panel.errorbar(
-                one.mean, place, xerr=_bars([one]), marker=marker_of(arm), color=ARMS[arm].colour, capsize=3, ls=""
-            )
-        panel.axvline(0, color="black", lw=0.8)
-        panel.set_yticks(range(len(arms)), [ARMS[arm].label for arm in arms])
-        panel.set_ylim(len(arms) - 0.5, -0.5)
-        panel.set_xlabel(f"{label}:\narm minus learned router, paired")
+    if x:
+        paired_lines(panel, spec, data)
+        legend(figure, panel)
         return figure
-    xs = sorted(rows[x].unique())
-    values = sorted(rows[by].unique()) if by else [None]
-    spread = 0.05 if len(arms) * len(values) > 1 else 0
-    lines = [(arm, value) for arm in arms for value in values]
-    for i, (arm, value) in enumerate(lines):
-        mine = rows if by is None else rows[rows[by] == value]
-        found = [(place, difference(mine[mine[x] == at], arm, spec["metric"])) for place, at in enumerate(xs)]
-        found = [(place, one) for place, one in found if np.isfinite(one.mean)]
-        if not found:
-            continue
-        places = np.array([place for place, _ in found]) + spread * (i - (len(lines) - 1) / 2)
-        name = ARMS[arm].label + ("" if by is None else f", {spec['words'][value]}")
+    rows = data.at_point(data.last, spec)
+    for place, arm in enumerate(arms):
+        one = difference(rows, arm, spec["metric"])
         panel.errorbar(
-            places, [one.mean for _, one in found], _bars([one for _, one in found]), label=name, marker=marker_of(arm),
-            color=ARMS[arm].colour if by is None else ("#D55E00", "#0072B2")[values.index(value)], capsize=3, lw=1.2, ms=4,
-        )  # fmt: skip
-    panel.axhline(0, color="black", lw=0.8)
-    panel.set_xticks(range(len(xs)), [shown(at) for at in xs])
-    panel.set_xlabel(KEYS.get(x, x))
-    panel.set_ylabel(f"{label}:\narm minus learned router, paired")
-    legend(figure, panel)
+            one.mean, place, xerr=bars([one]), marker=marker_of(arm), color=ARMS[arm].colour, capsize=3, ls=""
+        )
+    panel.axvline(0, color="black", lw=0.8)
+    panel.set_yticks(range(len(arms)), [ARMS[arm].label for arm in arms])
+    panel.set_ylim(len(arms) - 0.5, -0.5)
+    panel.set_xlabel(f"{data.axes[spec['metric']].label}:\narm minus learned router, paired")
     return figure
+
+
+def paired_lines(panel, spec: dict[str, Any], data: Data) -> bool:
+    """The lines of `paired` against the swept key `x`; False when there are none."""
+    rows, by, metric = data.at_point(data.last, spec), spec.get("by"), spec["metric"]
+    values, some = (sorted(rows[by].unique()) if by else [None]), False
+    places = lay_out(panel, spec["x"], sorted(rows[spec["x"]].unique()))
+    for arm in _arms(spec, data):
+        for value in values:
+            mine = rows if by is None else rows[rows[by] == value]
+            found = {place: difference(mine[mine[spec["x"]] == at], arm, metric) for at, place in places.items()}
+            found = {place: one for place, one in found.items() if np.isfinite(one.mean)}
+            if not found:
+                continue
+            name = ARMS[arm].label + ("" if by is None else f", {spec['words'][value]}")
+            colour = ARMS[arm].colour if by is None else SHADES[values.index(value) % len(SHADES)]
+            style = {"marker": marker_of(arm), "color": colour, "capsize": 3, "lw": 1.2, "ms": 4}
+            style["ls"] = "-" if are_numbers(places) else ""
+            heights = [one.mean for one in found.values()]
+            panel.errorbar(list(found), heights, bars(list(found.values())), label=name, **style)
+            some = True
+    panel.axhline(0, color="black", lw=0.8)
+    panel.set_ylabel(f"{data.axes[metric].label}:\narm minus learned router, paired")
+    return some
+
+
+def _arms(spec: dict[str, Any], data: Data) -> list[str]:
+    """The arms that are compared with the learned one."""
+    return [arm for arm in ARMS if arm in set(data.last.arm) - {REFERENCE} and arm in spec.get("arms", ARMS)]
 
 
 def languages(spec: dict[str, Any], data: Data) -> Figure | None:
@@ -85,7 +121,7 @@ def languages(spec: dict[str, Any], data: Data) -> Figure | None:
     panel = figure.subplots()
     colour = ARMS[spec["arm"]].colour
     panel.errorbar(
-        range(len(found)), [one.mean for one in found.values()], _bars(list(found.values())), marker="o", ls="",
+        range(len(found)), [one.mean for one in found.values()], bars(list(found.values())), marker="o", ls="",
         capsize=3, color=colour,
     )  # fmt: skip
     panel.axhline(0, color="black", lw=0.8)
@@ -93,7 +129,3 @@ def languages(spec: dict[str, Any], data: Data) -> Figure | None:
     panel.set_xlabel("language")
     panel.set_ylabel(f"nats per token: {ARMS[spec['arm']].label}\nminus learned router, paired")
     return figure
-
-
-def _bars(found: list[statistics.Estimate]) -> np.ndarray:
-    return np.nan_to_num([[one.mean - one.low for one in found], [one.high - one.mean for one in found]])

@@ -1,0 +1,93 @@
+"""What is seen at each point of a sweep: every claim as a line, every arm in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from routed.analysis import verdicts
+from routed.analysis.claims import Claim
+from routed.analysis.plots.frame import Data
+from routed.analysis.plots.paired import advantage, advantage_words, rivals
+from routed.engine.rows import shown
+from routed.plan.arms import ARMS
+
+#: What a line keeps of the verdict at its point.
+KEPT = ("ours", "interval", "n", "verdict", "text", "reason")
+
+
+def add(
+    judged: Sequence[dict[str, Any]],
+    claims: Sequence[Claim],
+    table: pd.DataFrame,
+    config: ConfigDict,
+    swept: list[str],
+    own: Collection[str],
+) -> list[dict[str, Any]]:
+    """The verdicts with `points`: each claim judged again at every value of the swept keys at which it is tried.
+
+    A line is {point, ours, interval, n, verdict, text, reason}; there is none where nothing ran, and no list of a single line. The
+    claims that are tried at one point are one family, whose p values are adjusted together.
+    """
+    lines: list[list[dict[str, Any]]] = [[] for _ in claims]
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for index, claim in enumerate(claims):
+        groups.setdefault(tried(claim, swept, own), []).append(index)
+    for keys, members in groups.items():
+        for values, rows in table.groupby(list(keys), dropna=False) if keys else ():
+            point = dict(zip(keys, map(_python, values), strict=True))
+            moved = tuple(claims[index]._replace(at={**claims[index].at, **point}, over=()) for index in members)
+            for index, record in zip(members, verdicts.judge(moved, rows, config, swept), strict=True):
+                if record["n"]:
+                    lines[index].append({"point": point} | {name: record[name] for name in KEPT})
+    return [
+        record | {"points": of_claim if len(of_claim) > 1 else []}
+        for record, of_claim in zip(judged, lines, strict=True)
+    ]
+
+
+def tried(claim: Claim, swept: Sequence[str], own: Collection[str]) -> tuple[str, ...]:
+    """The swept keys at whose values a claim makes sense: its nuisance keys, and those that the user sweeps on top of the file's `own`.
+
+    None that one of its sides fixes.
+    """
+    fixed = {*claim.lower, *claim.higher}
+    return tuple(key for key in swept if (key in claim.over or key not in own) and key not in fixed)
+
+
+def by_arm(summary: pd.DataFrame, data: Data) -> pd.DataFrame:
+    """The loss of every arm at every point, mean and 95 % interval, and what the frozen controls lose against the learned router.
+
+    n stands where it is not that of most.
+    """
+    keys, losses = data.varying, summary[summary.metric == data.loss]
+    usual = float(losses.n.mode().iloc[0]) if len(losses) else 0.0
+    groups = losses.groupby(keys, dropna=False) if keys else [((), losses)]
+    means = {values: rows.set_index("arm") for values, rows in groups}
+    lines = []
+    for values, rows in data.last.groupby(keys, dropna=False) if keys else [((), data.last)]:
+        line = {key: shown(_python(value)) for key, value in zip(keys, values, strict=True)}
+        here = means.get(values, losses.iloc[:0])
+        for arm in (arm for arm in ARMS if arm in set(data.last.arm)):
+            if arm in here.index:
+                line[arm] = _words(*here.loc[arm, ["mean", "low", "high", "n"]], usual=usual)
+            else:
+                line[arm] = "diverged" if arm in set(rows.arm) else ""
+        for control in rivals(data)[:1]:
+            estimate, _ = advantage(rows, control, data)
+            line[advantage_words(control, data)] = _words(*estimate, usual=usual) if np.isfinite(estimate.mean) else ""
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _words(mean: float, low: float, high: float, n: float, *, usual: float) -> str:
+    ends = f" [{low:.3g}, {high:.3g}]" if np.isfinite(low) else ""
+    return f"{mean:.3g}{ends}" + (f" n={n:.0f}" if n != usual else "")
+
+
+def _python(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,223 @@
+"""Figures and lines of swept keys, on tables whose answer is known: nothing is left out in silence, and nothing is drawn askew."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from routed.analysis import page, plots, points, statistics
+from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Writer
+from routed.analysis.plots import frame, further
+from routed.plan.arms import ARMS, Arm
+from routed.plan.config import base, problem_of
+from routed.settings.tree import flatten, override
+
+AXES = problem_of(base()).columns(base())
+LOSS = {"kind": "curves", "name": "loss", "x": "data.samples", "metrics": ("test/loss", "router/sparsity")}
+TRAINING = {"kind": "training", "name": "training", "metrics": ("test/loss",)}
+LEVELS = {"learned": 0.1, "frozen": 1.0, "frozen_sharp": 0.4, "frozen_data": 0.2, "oracle": 1e-6}
+
+
+def table(axes, levels=LEVELS, **columns):
+    """Two evaluations of four seeds of every arm at each point: losses near `levels`, those of learned times the experts / 8."""
+    rows = []
+    for values in itertools.product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        for (arm, level), seed, step in itertools.product(levels.items(), range(4), (0, 10)):
+            loss = level * (1 + 0.02 * seed) * (point.get("experts.count", 8) / 8 if arm == "learned" else 1)
+            rows.append(
+                {"run": f"{arm}{seed}{values}", **point, "arm": arm, "seed": seed, "step": step, "status": "ok", "test/loss": loss,
+                 "train/loss": 0.01, "router/sparsity": 2.0 + seed, "router/dead": 0.01 * seed, "router/moved": 0.0} | columns
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def data(rows, swept, own=("data.samples",)):
+    return frame.Data(rows, list(swept), flatten(base()), {}, AXES, own=own)
+
+
+SWEPT = {"data.samples": (512, 8192), "experts.count": (4, 8, 16)}
+
+
+def drawn(axes=SWEPT, specs=(LOSS, TRAINING), **columns):
+    found, _ = further.draw_all(specs, data(table(axes, **columns), axes))
+    return {one.name: one for one in found}
+
+
+def test_a_swept_key_that_no_figure_shows_gets_its_figures():
+    """Three counts were run and one was drawn."""
+    found = drawn()
+    assert list(found) == ["by-experts.count", "loss-by-experts.count", "loss", "training"]
+    loss, gap, dead = found["by-experts.count"].figure.axes
+    assert [text.get_text() for text in loss.get_xticklabels()] == ["4", "8", "16"]
+    assert dead.get_ylabel() == "share of dead experts"
+    # Against the fairest control, whose loss is .2: log(.2 / .05), log(.2 / .1), log(.2 / .2), of equal pairs.
+    (line,) = [one for one in gap.containers if one.get_label() == "log(fairest frozen control / learned)"]
+    assert line.lines[0].get_ydata() == pytest.approx(np.log([4, 2, 1]))
+    panels = found["loss-by-experts.count"].figure.axes
+    assert [panel.get_title() for panel in panels[:3]] == ["experts = 4", "experts = 8", "experts = 16"]
+    assert len(panels) == 6 and len({panel.get_ylim() for panel in panels[:3]}) == 1
+    assert "by-experts.count" not in drawn(specs=(LOSS | {"x": "experts.count"}, TRAINING))
+
+
+def test_captions_say_which_value_is_shown_and_where_the_others_are():
+    found = drawn()
+    assert found["by-experts.count"].caption.endswith("At data.samples = 8192; the others: figures 2 and 3.")
+    assert "Figure 3 at each value of experts.count" in found["loss-by-experts.count"].caption
+    assert found["loss"].caption.endswith("At experts.count = 16; the others: figures 1 and 2.")  # the base has 64
+    assert found["training"].caption.endswith("At data.samples = 8192, experts.count = 16; the others: figures 1 to 3.")
+    alone = drawn({"data.samples": (512, 8192)})
+    assert "the others" not in alone["loss"].caption and list(alone) == ["loss", "training"]
+    many = drawn({"data.samples": (512, 8192), "experts.count": tuple(range(2, 12))})["loss-by-experts.count"]
+    assert len(many.figure.axes) == 2 * 6 and "Left out, and in the table: experts.count = 3, 5, 8, 10." in many.caption
+
+
+def test_two_keys_that_were_swept_together_get_a_map():
+    found = drawn(SWEPT | {"data.fresh": (False, True)})
+    fair = found["map-experts.count-data.fresh"].figure.axes[1]
+    assert fair.get_title() == "against the fairest frozen control"
+    # By experts, then fresh or not: log 4, log 2, log 1; the fairest is the one with rows from data.
+    cells = [text.get_text() for text in fair.texts]
+    assert cells == [f"{np.log(n):+.2f}{'*' if n > 1 else ''}\ndata" for n in (4, 2, 1)] * 2
+    words = found["by-data.fresh"].figure.axes[0]
+    assert [text.get_text() for text in words.get_xticklabels()] == ["False", "True"]
+
+
+def test_keys_of_the_file_that_points_name_are_shown_by_them():
+    methods = {"few": {"experts.count": 4}, "some": {"experts.count": 8}}
+    spec = {"kind": "methods", "name": "methods", "methods": methods, "metrics": ("test/loss",)}
+    two = {"experts.count": (4, 8)}
+    assert not further.further([spec], data(table(two), two, own=two))
+    three = {"experts.count": (4, 8, 16)}  # the user added one
+    assert [one["name"] for one in further.further([spec], data(table(three), three, own=()))] == ["by-experts.count"]
+    _, missing = further.draw_all([spec], data(table({"experts.count": (2,)}), two, own=two))
+    assert missing == ["methods"]
+
+
+def test_every_arm_stands_exactly_at_its_point():
+    """An offset between arms made 512 read as 430."""
+    panel = drawn({"data.samples": (512, 2048, 8192)})["loss"].figure.axes[0]
+    assert panel.get_xscale() == "log" and len(panel.containers) == len(LEVELS)
+    assert {tuple(one.lines[0].get_xdata()) for one in panel.containers} == {(512, 2048, 8192)}
+
+
+@pytest.mark.parametrize(
+    ("values", "scale", "places"),
+    (
+        ((8, 16, 32, 64, 128), "log", [8, 16, 32, 64, 128]),
+        ((0.5, 1.0, 2.0), "linear", [0.5, 1, 2]),
+        ((0.0, 0.001, 0.01), "linear", [0, 1, 2]),  # side by side, as words
+        ((False, True), "linear", [0, 1]),
+        (("linear", "mlp"), "linear", [0, 1]),
+    ),
+)
+def test_axes_of_swept_keys(values, scale, places):
+    panel = plots.Figure().subplots()
+    assert list(frame.lay_out(panel, "k", values).values()) == places and panel.get_xscale() == scale
+
+
+def test_what_a_log_axis_cuts_off_is_named():
+    """The caption said that axes end at .001, which most did not."""
+    found = drawn({"data.samples": (512, 8192)})
+    assert [text.get_text() for text in found["loss"].figure.axes[0].texts] == ["below 0.001: oracle (true cluster)"]
+    assert not any("0.001" in plot.caption for plot in plots.PLOTS.values())
+
+
+def test_methods_are_sorted_best_first_whichever_end_is_better():
+    axes = {"experts.count": (4, 8, 16)}
+    rows = table(axes, {"learned": 0.1})
+    rows["router/homogeneity"] = rows["experts.count"] / 16  # more is better; of the loss, less
+    methods = {str(n): {"experts.count": n} for n in axes["experts.count"]}
+    for metric, best in (("router/homogeneity", ["16", "8", "4"]), ("test/loss", ["4", "8", "16"])):
+        spec = {"kind": "methods", "name": "m", "methods": methods, "metrics": (metric,)}
+        panel = plots.draw(spec, data(rows, axes, own=axes)).axes[0]
+        assert [text.get_text() for text in panel.get_yticklabels()] == best
+
+
+def test_a_method_without_anything_to_learn_is_not_called_untrained():
+    axes = {"router.name": ("linear", "oracle")}
+    methods = {name: {"router.name": name} for name in axes["router.name"]}
+    spec = {"kind": "methods", "name": "m", "methods": methods, "metrics": ("test/loss",)}
+    figure = plots.draw(spec, data(table(axes), axes, own=axes))
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "nothing to learn: fixed rule" in words and "frozen at initialisation" in words
+
+
+def test_intervals_stay_within_the_bounds_of_their_column():
+    rows = table({"data.samples": (512, 8192)}, {"learned": 0.1})
+    rows["router/dead"] = np.where(rows.seed == 3, 0.5, 0.0)  # mean .125, t interval [-.27, .52]
+    figure = plots.draw(LOSS | {"metrics": ("router/dead",)}, data(rows, ("data.samples",)))
+    (bars,) = figure.axes[0].containers[0].lines[2]
+    ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+    assert 0 < ends.min() < 0.125 < ends.max() < 1
+    summary = statistics.summarise(rows[rows.step == 10], ["data.samples"], AXES).set_index("metric")
+    np.testing.assert_allclose(summary.loc["router/dead", ["low", "high"]].to_numpy(float), ends)
+
+
+def test_a_router_that_stands_still_is_drawn_once():
+    rows = table({"data.samples": (512,)}, {"learned": 0.1, "frozen": 1.0})
+    rng = np.random.default_rng(0)
+    maps = {"learned0(512,)": rng.dirichlet(np.ones(4), (2, 4)), "frozen0(512,)": np.full((2, 4, 4), 0.25)}
+    drawing = frame.Data(rows, ["data.samples"], flatten(base()), maps, AXES)
+    panels = plots.draw({"kind": "routing", "name": "r", "arms": ("learned", "frozen")}, drawing).axes[:4]
+    assert [panel.get_visible() for panel in panels] == [True, True, True, False]
+    assert [panel.get_title() for panel in panels[:3]] == [
+        "step 0\n0 % of experts dead", "step 10\n0 % of experts dead", "every step\n0 % of experts dead",
+    ]  # fmt: skip
+
+
+def test_an_arm_of_a_users_file_is_in_figures_and_tables(monkeypatch):
+    monkeypatch.setitem(ARMS, "mine", Arm({}, "my own router", "#123456"))
+    levels = LEVELS | {"mine": 0.05}
+    rows = table({"data.samples": (512, 8192)}, levels)
+    drawing = data(rows, ("data.samples",))
+    for spec in (LOSS, TRAINING):
+        words = [text.get_text() for text in plots.draw(spec, drawing).legends[0].get_texts()]
+        assert "my own router" in words
+    summary = statistics.summarise(drawing.last, ["data.samples"], AXES)
+    # Mean .05 x 1.03; the deviation of 0, .02, .04, .06 is .0258: t(3) s / 2 = .0411 x .05.
+    assert list(points.by_arm(summary, drawing)["mine"]) == ["0.0515 [0.0495, 0.0536]"] * 2
+
+
+WRITE = Writer("gaps_filled", at={"data.samples": 8192}, over=("data.samples",))
+CLAIMS = (
+    WRITE.order("fair", "learned beats the fairest", "", LEARNED, FAIREST),
+    WRITE.order("fixed", "more experts do better", "", LEARNED | {"experts.count": 16}, LEARNED | {"experts.count": 4}),
+)
+
+
+def judged(claims=CLAIMS, axes=SWEPT, own=("data.samples",)):
+    rows, config = table(axes), override(base(), {"gate.horizon": 1.0})
+    first = page.verdicts.judge(claims, rows, config, list(axes))
+    return {record["id"]: record for record in points.add(first, claims, rows, config, list(axes), own)}
+
+
+def test_every_claim_has_a_line_for_each_point():
+    record = judged()["fair"]
+    assert record["interval"][0] == pytest.approx(1) and "experts.count" not in record["at"]  # at 16 experts: .2 / .2
+    lines = {tuple(line["point"].values()): line for line in record["points"]}
+    assert [*lines] == [(n, e) for n in (512, 8192) for e in (4, 8, 16)]
+    assert [lines[8192, e]["ours"] for e in (4, 8, 16)] == pytest.approx([4, 2, 1])
+    assert [lines[8192, e]["verdict"] for e in (4, 8, 16)] == ["supported", "supported", "inconclusive"]
+    assert {line["n"] for line in lines.values()} == {4}
+
+
+def test_a_claim_is_tried_at_nuisance_keys_and_the_users_but_not_at_what_its_sides_fix():
+    assert [line["point"] for line in judged()["fixed"]["points"]] == [{"data.samples": 512}, {"data.samples": 8192}]
+    claim, both = CLAIMS[0], ("data.samples", "experts.count")
+    assert points.tried(claim, both, own=both) == ("data.samples",)
+    assert points.tried(claim._replace(over=()), both, own=("data.samples",)) == ("experts.count",)
+    assert judged(CLAIMS[:1], {"data.samples": (8192,)})["fair"]["points"] == []  # one point needs no line
+
+
+def test_lines_and_figures_are_on_the_page(tmp_path):
+    write = WRITE.order("plain", "learned beats frozen", "", LEARNED, FROZEN)
+    part = {
+        "name": "n", "question": "q", "gap": [], "gap_at": "", "threats": [], "figures": [], "undrawn": ["lost"], "arms": "",
+        "loss": "test/loss", "horizon": 4.0, "summary": "", "summary_of": "every point", "config": "", "versions": "", "document": "", "claims": [*judged((write,)).values()],
+    }  # fmt: skip
+    page.write_page(tmp_path / "report.html", [part])
+    text = (tmp_path / "report.html").read_text()
+    assert "at each of 6 points: 6 supported" in text and "data.samples = 512, experts.count = 16" in text
+    assert "Not drawn, as nothing of theirs has run: lost." in text
