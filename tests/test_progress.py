@@ -105,14 +105,16 @@ class Terminal(io.StringIO):
         return [line.split("\r")[-1] for line in self.getvalue().split("\n")]
 
 
-def test_log_lines_appear_above_the_bar(monkeypatch):
+def test_log_lines_appear_above_the_bar(clock, monkeypatch):
     terminal, handler = Terminal(), log.get_absl_handler().python_handler
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(handler, "stream", terminal)
     followed = Progress([Course("learned E=4", 100, 5, 1.0)], 3)
     followed.begin(0)
+    clock.now += 1
     followed.advance(10, 1, 10, 0.25)
     handler.stream.write("a line of the log\n")
+    clock.now += 1
     followed.advance(10, 0, 20, 0.125)
     assert re.search(r" 20 %\|.*\| batch 1 of 3, .*; learned E=4: step 20, train loss 0.1250", terminal.getvalue())
     followed.close()
@@ -124,7 +126,7 @@ def test_log_lines_appear_above_the_bar(monkeypatch):
 def test_lines_elsewhere_say_which_batch_it_is(clock, monkeypatch):
     said = []
     monkeypatch.setattr(progress.log, "info", lambda form, *args: said.append(form % args))
-    followed = Progress([Course("a", 40, 4, 3.0), Course("b", 20, 4, 1.0)], 2, every_seconds=10.0)
+    followed = Progress([Course("a", 40, 4, 3.0), Course("b", 20, 4, 1.0)], 2)
     for course, each in ((0, 20), (1, 10)):
         followed.begin(course)
         clock.now += 5

@@ -16,6 +16,9 @@ from routed.system.forecast import Course, Stretch, seconds_left, share_done
 #: Stretches of a course that its pace is judged by: the last ones.
 REMEMBERED = 100
 
+#: Seconds between two lines, and between two pictures of the bar.
+LINES, PICTURES = 10.0, 0.2
+
 
 class Progress:
     """Follows the batches of a command: shows which one it is at, its step, loss and speed, and the time left for all of them.
@@ -24,24 +27,17 @@ class Progress:
     utilisation, Chowdhery et al. 2022).
     """
 
-    def __init__(
-        self,
-        courses: Iterable[Course],
-        batches: int,
-        tokens: int = 0,
-        flops: float | None = None,
-        every_seconds: float = 10.0,
-    ):
+    def __init__(self, courses: Iterable[Course], batches: int, tokens: int = 0, flops: float | None = None):
         self.courses, self.batches, self.tokens, self.flops = [*courses], batches, tokens, flops
         self.number, self.at = 0, 0  # of the batch, from 1, and of its course
         self.pace: dict[int, float] = {}
-        self.every, self.told, self.seen = every_seconds, time.monotonic(), time.monotonic()
+        self.every, self.told, self.seen = LINES, time.monotonic(), time.monotonic()
         self.handler = log.get_absl_handler().python_handler
         self.stream, self.bar = self.handler.stream, None
         if sys.stderr.isatty():
             form = "{percentage:3.0f} %|{bar:12}| {desc}"  # the speed comes last, where a narrow terminal cuts
             self.bar = tqdm(total=1.0, bar_format=form, dynamic_ncols=True, leave=False)
-            self.handler.stream = _AboveTheBar()
+            self.every, self.handler.stream = PICTURES, _AboveTheBar()
 
     def begin(self, course: int) -> None:
         """The next batch begins; it is of this course, whose program may have to be compiled."""
@@ -69,7 +65,7 @@ class Progress:
         course = self.courses[self.at]
         self.courses[self.at] = course._replace(stretches=(*course.stretches, stretch)[-REMEMBERED:])
         finished = all(one.steps_done >= one.steps for one in self.courses)
-        if self.bar is not None or now - self.told >= self.every or finished:
+        if now - self.told >= self.every or finished:
             text = f"{course.name}: step {step}" + ("" if math.isnan(loss) else f", train loss {loss:.4f}")
             self._tell(text + self._speed())
             self.told = now
