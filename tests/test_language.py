@@ -182,8 +182,6 @@ def test_a_frozen_router_of_a_transformer_keeps_its_state(tiny, tmp_path, monkey
     table = run(override(tiny, {"router.name": "centroids", "arms": ("learned", "frozen")}), tmp_path)
     moved = table.pivot_table(index="step", columns="arm", values="router/moved")
     assert moved["frozen"].tolist() == [0, 0, 0] and moved["learned"].tolist() == [0, 1, 1]
-    churn = table[table.step == 4].set_index("arm")["router/churn_router"]
-    assert churn["frozen"] == 0 < churn["learned"]
 
 
 def test_event_files_hold_the_rows(alone):

@@ -98,7 +98,7 @@ def _refuse_other_code(path: pathlib.Path, stored: dict[str, Any], code: Code) -
             f"workdir {path} was written by another version of routed, whose runs are told apart in another way: choose another"
             " --workdir"
         )
-    if (version := stored["versions"]["routed"]) != VERSION:
+    if (version := stored["versions"].get("routed")) != VERSION:
         raise UserError(
             f"workdir {path} holds results of routed {version}, this is {VERSION}: choose another --workdir, or install"
             f" routed=={version}"
@@ -153,13 +153,16 @@ def stored_config(path: pathlib.Path) -> dict[str, Any]:
     try:
         stored = json.loads((path / "config.json").read_text("utf-8"))
         whole = all(isinstance(stored[name], kind) for name, kind in STORED.items())
+        made_by = [stored[name] for name in ("versions", "code", "left_out")] if stored.get("format") == FORMAT else []
+        nodes = [*made_by, *(made_by[1].values() if made_by else ())]
+        whole = whole and all(isinstance(node, dict) for node in nodes)
         if whole and {*stored["swept"]} <= {*stored["config"]} and isinstance(stored.get("shard", ""), str):
             return stored
     except FileNotFoundError:
         raise UserError(
             f"workdir {path} has results but no config.json, so nobody knows of which settings: choose another --workdir"
         ) from None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     raise UserError(
         f"{path / 'config.json'} is damaged, so nobody knows of which settings the results are: choose another --workdir"
