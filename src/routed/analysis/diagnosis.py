@@ -93,10 +93,12 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
         ("Tuned per arm?", _tuned(table, rows.last, swept)),
     ]  # fmt: skip
     if "router/entropy_token" in good:
-        controls = [REFERENCE, UNTRAINED, *fair_arms()]
-        entropies = _means(point, "router/entropy_token").reindex(controls).dropna()
+        gauged = "router/entropy_token_train" if "router/entropy_token_train" in good else "router/entropy_token"
+        controls_of = [REFERENCE, UNTRAINED, *fair_arms()]
+        entropies = _means(point, gauged).reindex(controls_of).dropna()
         text = ", ".join(f"{arm} {value:.2g}" for arm, value in entropies.items())
-        answers.append(("Sharpness equal?", f"final per-token entropy in nats: {text}{where}"))
+        inputs = "training inputs" if gauged.endswith("_train") else "test inputs"
+        answers.append(("Sharpness equal?", f"final per-token entropy on {inputs}, nats: {text}{where}"))
         answers.append(("Drops", f"largest dropped share {good['router/dropped'].max():.2g}"))
         dead = ", ".join(f"{arm} {100 * value:.0f} %" for arm, value in _means(point, "router/dead").items())
         answers.append(
