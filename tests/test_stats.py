@@ -143,6 +143,13 @@ def test_intervals_of_bounded_quantities_by_hand():
     )
 
 
+def test_a_share_of_runs_has_an_interval_even_where_all_are_alike():
+    # Wilson, z = 1.96: of 2 of 2, low = n / (n + z^2) = 2 / 5.8415; of 1 of 2, .5 -+ sqrt(z^2 (2 + z^2)) / (2 (2 + z^2)).
+    assert statistics.proportion([1, 1])[:3] == pytest.approx((1, 0.34238, 1), abs=1e-5)
+    assert statistics.proportion([0, 1])[:3] == pytest.approx((0.5, 0.09453, 0.90547), abs=1e-5)
+    assert np.isnan(statistics.proportion([]).mean)
+
+
 @given(
     st.lists(st.floats(0, 1), min_size=2, max_size=12),
     st.sampled_from([(0.0, 1.0), (0.0, None), (None, 1.0), (-3.0, 4.0)]),

@@ -69,6 +69,15 @@ def half_width(std, n, level: float = LEVEL):
     return special.stdtrit(n - 1, (1 + level) / 2) * std / np.sqrt(n)
 
 
+def proportion(outcomes: ArrayLike) -> Estimate:
+    """The share of runs whose outcome is 1, others being 0, with its 95 % interval (Wilson 1927): not of no width where all are alike."""
+    outcomes = np.asarray(outcomes, float)
+    if not len(outcomes):
+        return estimate([])
+    interval = stats.binomtest(int(outcomes.sum()), len(outcomes)).proportion_ci(LEVEL, method="wilson")
+    return Estimate(float(outcomes.mean()), float(interval.low), float(interval.high), len(outcomes))
+
+
 def log_ratio(higher, lower) -> np.ndarray:
     """log(higher / lower), elementwise and paired; either may be a constant."""
     return np.atleast_1d(np.log(np.maximum(higher, TINY)) - np.log(np.maximum(lower, TINY))).astype(float)

@@ -59,7 +59,7 @@ PLOTS: dict[str, Plot] = {
     ),
     "success": Plot(
         success,
-        "Share of runs with 95 % intervals; dotted: the probability predicted by the theorem.",
+        "Share of runs with 95 % intervals (Wilson's); dotted: the probability predicted by the theorem.",
         lambda spec, data: [spec["x"], "data.clusters", "data.separation"],
     ),
     "phase": Plot(

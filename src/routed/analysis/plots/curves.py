@@ -74,7 +74,7 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
         panel.set_ylabel(data.axes[metric].label)
         if "eval/bigram" in rows and metric == data.loss:
             height = rows["eval/bigram"].mean()
-            panel.axhline(height, color="black", lw=0.8, ls=":")
+            panel.axhline(height, color="black", lw=0.8, ls=":", label=REFERENCE_LINE)
             place = {"transform": panel.get_yaxis_transform(), "ha": "right", "va": "bottom", "fontsize": 7.5}
             panel.text(1, height, "bigram model ", **place)
     return _finished(figure, panels, metrics, data)
@@ -91,22 +91,22 @@ def success(spec: dict[str, Any], data: Data) -> Figure | None:
     rows = rows[(rows.arm == spec["arm"]) & (rows.status == "ok")]
     if not len(rows):
         return None
-    separations, column = sorted(rows["data.separation"].unique()), data.axes[spec["metric"]]
+    separations = sorted(rows["data.separation"].unique())
     figure = Figure(figsize=(2.9 * len(separations) + 0.4, 3.6))
     panels = figure.subplots(1, len(separations), squeeze=False, sharey=True)[0]
     for panel, separation in zip(panels, separations, strict=True):
         here = rows[rows["data.separation"] == separation]
         for i, (clusters, group) in enumerate(here.groupby("data.clusters")):
-            found = {experts: mean(one[spec["metric"]], column) for experts, one in group.groupby(spec["x"])}
-            x, heights = [experts / clusters for experts in found], [one.mean for one in found.values()]
+            shares = {n: statistics.proportion(runs[spec["metric"]].dropna()) for n, runs in group.groupby(spec["x"])}
+            x, heights = [experts / clusters for experts in shares], [share.mean for share in shares.values()]
             style = {"marker": MARKERS[i], "ms": 4, "capsize": 2, "lw": 1.2, "color": SHADES[i % len(SHADES)]}
-            panel.errorbar(x, heights, bars(list(found.values())), label=f"{clusters} clusters", **style)
-            predicted = [spec["predicted"](clusters, experts) for experts in found]
+            panel.errorbar(x, heights, bars(list(shares.values())), label=f"{clusters} clusters", **style)
+            predicted = [spec["predicted"](clusters, experts) for experts in shares]
             panel.plot(x, predicted, color=style["color"], ls=":", lw=1.2)
         panel.set_title(f"separation {shown(separation)}", fontsize=9)
         panel.set_xlabel("experts per cluster")
         panel.set_ylim(-0.05, 1.05)
-    panels[0].set_ylabel(column.label)
+    panels[0].set_ylabel(data.axes[spec["metric"]].label)
     legend(figure, panels[0])
     return figure
 
