@@ -49,13 +49,13 @@ def test_a_swept_key_that_no_figure_shows_gets_its_figures():
     """Three counts were run and one was drawn."""
     found = drawn()
     assert list(found) == ["by-experts.count", "loss-by-experts.count", "loss", "training"]
-    loss, gap, dead = found["by-experts.count"].figure.axes
+    loss, gap, dead = found["by-experts.count"].drawn.axes
     assert [text.get_text() for text in loss.get_xticklabels()] == ["4", "8", "16"]
     assert dead.get_ylabel() == "share of dead experts"
     # Against the fairest control, whose loss is .2: log(.2 / .05), log(.2 / .1), log(.2 / .2), of equal pairs.
     (line,) = [one for one in gap.containers if one.get_label() == "log(fairest frozen control / learned)"]
     assert line.lines[0].get_ydata() == pytest.approx(np.log([4, 2, 1]))
-    panels = found["loss-by-experts.count"].figure.axes
+    panels = found["loss-by-experts.count"].drawn.axes
     assert [panel.get_title() for panel in panels[:3]] == ["experts = 4", "experts = 8", "experts = 16"]
     assert len(panels) == 6 and len({panel.get_ylim() for panel in panels[:3]}) == 1
     assert "by-experts.count" not in drawn(specs=(LOSS | {"x": "experts.count"}, TRAINING))
@@ -70,17 +70,17 @@ def test_captions_say_which_value_is_shown_and_where_the_others_are():
     alone = drawn({"data.samples": (512, 8192)})
     assert "the others" not in alone["loss"].caption and list(alone) == ["loss", "training"]
     many = drawn({"data.samples": (512, 8192), "experts.count": tuple(range(2, 12))})["loss-by-experts.count"]
-    assert len(many.figure.axes) == 2 * 6 and "Left out, and in the table: experts.count = 3, 5, 8, 10." in many.caption
+    assert len(many.drawn.axes) == 2 * 6 and "Left out, and in the table: experts.count = 3, 5, 8, 10." in many.caption
 
 
 def test_two_keys_that_were_swept_together_get_a_map():
     found = drawn(SWEPT | {"data.fresh": (False, True)})
-    fair = found["map-experts.count-data.fresh"].figure.axes[1]
+    fair = found["map-experts.count-data.fresh"].drawn.axes[1]
     assert fair.get_title() == "against the fairest frozen control"
     # By experts, then fresh or not: log 4, log 2, log 1; the fairest is the one with rows from data.
     cells = [text.get_text() for text in fair.texts]
     assert cells == [f"{np.log(n):+.2f}{'*' if n > 1 else ''}\ndata" for n in (4, 2, 1)] * 2
-    words = found["by-data.fresh"].figure.axes[0]
+    words = found["by-data.fresh"].drawn.axes[0]
     assert [text.get_text() for text in words.get_xticklabels()] == ["False", "True"]
 
 
@@ -97,7 +97,7 @@ def test_keys_of_the_file_that_points_name_are_shown_by_them():
 
 def test_every_arm_stands_exactly_at_its_point():
     """An offset between arms made 512 read as 430."""
-    panel = drawn({"data.samples": (512, 2048, 8192)})["loss"].figure.axes[0]
+    panel = drawn({"data.samples": (512, 2048, 8192)})["loss"].drawn.axes[0]
     assert panel.get_xscale() == "log" and len(panel.containers) == len(LEVELS)
     assert {tuple(one.lines[0].get_xdata()) for one in panel.containers} == {(512, 2048, 8192)}
 
@@ -120,7 +120,7 @@ def test_axes_of_swept_keys(values, scale, places):
 def test_what_a_log_axis_cuts_off_is_named():
     """The caption said that axes end at .001, which most did not."""
     found = drawn({"data.samples": (512, 8192)})
-    assert [text.get_text() for text in found["loss"].figure.axes[0].texts] == ["below 0.001: oracle (true cluster)"]
+    assert [text.get_text() for text in found["loss"].drawn.axes[0].texts] == ["below 0.001: oracle (true cluster)"]
     assert not any("0.001" in plot.caption for plot in plots.PLOTS.values())
 
 
@@ -153,6 +153,18 @@ def test_intervals_stay_within_the_bounds_of_their_column():
     assert 0 < ends.min() < 0.125 < ends.max() < 1
     summary = statistics.summarise(rows[rows.step == 10], ["data.samples"], AXES).set_index("metric")
     np.testing.assert_allclose(summary.loc["router/dead", ["low", "high"]].to_numpy(float), ends)
+
+
+def test_an_axis_goes_no_further_than_means_references_and_bounds_need():
+    rows = table({"data.samples": (512, 8192)}, {"learned": 0.1})
+    rows["router/dead"] = 0.0
+    rows["router/entropy_token"] = np.where(rows.seed == 3, 1.0, 0.0)  # mean .25, t interval up to 1.05, in logs to 6
+    spec = LOSS | {"metrics": ("router/dead", "router/entropy_token", "router/sparsity")}
+    dead, entropy, sparsity = plots.draw(spec, data(rows, ("data.samples",))).axes
+    assert -0.01 < dead.get_ylim()[0] < 0 and not dead.texts
+    assert entropy.get_ylim()[1] == pytest.approx(0.375)  # half of the mean beyond it
+    assert [text.get_text() for text in entropy.texts] == ["intervals are cut where the axis ends"]
+    assert sparsity.get_ylim()[0] < 1 and sparsity.get_ylim()[1] > 64  # one expert and all
 
 
 def test_a_router_that_stands_still_is_drawn_once():

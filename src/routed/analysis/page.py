@@ -67,12 +67,9 @@ def make_part(
     own = {key for point in asked.sweep(config) for key in point}
     data = plots.Data(table, swept, flatten(config), heatmaps, columns, problem.loss, own)
     drawn, undrawn = draw_all(asked.plots(config), data)
-    figures = [
-        {"number": figure.number, "name": figure.name, "drawn": figure.figure, "caption": figure.caption,
-         "file": text, "svg": Markup(_unique_ids(text, f"{workdir.name}/{figure.name}"))}
-        for figure in drawn
-        for text in [plots.svg(figure.figure)]
-    ]  # fmt: skip
+    figures = [figure._asdict() | {"file": plots.svg(figure.drawn)} for figure in drawn]
+    for figure in figures:
+        figure["svg"] = Markup(_unique_ids(figure["file"], f"{workdir.name}/{figure['name']}"))
     claims = asked.claims(config)
     judged = verdicts.judge(claims, table, config, swept)
     point = data.at_point(last, {})

@@ -11,6 +11,7 @@ from routed.analysis import diagnosis, statistics
 from routed.analysis.plots.frame import (
     KEYS,
     MARKERS,
+    REFERENCE_LINE,
     SHADES,
     Data,
     are_numbers,
@@ -47,7 +48,7 @@ def curve(panel, spec: dict[str, Any], data: Data) -> bool:
     places = lay_out(panel, spec["x"], sorted(rows[spec["x"]].unique()))
     for words, reference in data.axes[metric].references.items():
         heights = [_height(reference, rows[rows[spec["x"]] == value], data) for value in places]
-        panel.plot(list(places.values()), heights, color="black", lw=0.8, ls=":")
+        panel.plot(list(places.values()), heights, color="black", lw=0.8, ls=":", label=REFERENCE_LINE)
         place = {"textcoords": "offset points", "ha": "right", "va": "bottom", "fontsize": 7}
         panel.annotate(words, (max(places.values()), heights[-1]), (0, 1), **place)
     for arm in _arms(spec, rows):

@@ -34,6 +34,9 @@ KEYS = {
 #: Log axes end here: an oracle with constant experts reaches 1e-8 and would flatten everything else.
 FLOOR = 1e-3
 
+#: The label of lines that arms are compared with; no legend shows it.
+REFERENCE_LINE = "_reference"
+
 #: Lines that are no arms.
 SHADES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 
@@ -192,27 +195,26 @@ def finish(panel, column: Column) -> None:
     """
     if column.log:
         logarithmic(panel)
-    scale, back = (np.log10, lambda value: 10**value) if column.log else (np.asarray, lambda value: value)
+    low, high = np.log10(panel.get_ylim()) if column.log else panel.get_ylim()
     sharing = panel.get_shared_y_axes().get_siblings(panel)
-    lines = [one for other in sharing for one in other.containers if isinstance(one, ErrorbarContainer)]
-    means = [one.lines[0].get_ydata() for one in lines]
-    ends = scale(panel.get_ylim())
-    if not means or not np.isfinite(ends).all():
+    lines = [bar.lines[0] for other in sharing for bar in other.containers if isinstance(bar, ErrorbarContainer)]
+    lines += [line for other in sharing for line in other.lines if line.get_label() == REFERENCE_LINE]
+    if not lines or not np.isfinite([low, high]).all():
         return
-    found = np.concatenate(means).astype(float)
-    found = scale(np.maximum(found, back(ends[0])) if column.log else found)
-    room = max(np.ptp(found), 0.3 if column.log else 0.5 * np.abs(found).max())
-    low, high = max(ends[0], found.min() - room), min(ends[1], found.max() + room)
-    if low > ends[0] or high < ends[1]:
+    means = np.concatenate([line.get_ydata() for line in lines]).astype(float)
+    means = np.log10(np.maximum(means, 10**low)) if column.log else means
+    if not column.log:  # nothing lies beyond a bound, but the markers at it need room
+        least, most = (np.nan if end is None else end for end in column.bounds)
+        margin = 0.03 * (np.fmin(high, most) - np.fmax(low, least))
+        low, high = np.fmax(low, least - margin), np.fmin(high, most + margin)
+    room = max(np.ptp(means), 0.3 if column.log else 0.5 * np.abs(means).max()) or np.inf
+    if low < means.min() - room or high > means.max() + room:
+        low, high = max(low, means.min() - room), min(high, means.max() + room)
         panel.text(
             0.02, 0.99, "intervals are cut where the axis ends", transform=panel.transAxes, fontsize=6.5, va="top"
         )
-    if not column.log:  # nothing lies beyond a bound, but the markers at it need room
-        margin = 0.03 * (high - low)
-        low = max(low, -np.inf if column.bounds[0] is None else column.bounds[0] - margin)
-        high = min(high, np.inf if column.bounds[1] is None else column.bounds[1] + margin)
     if low < high:
-        panel.set_ylim(back(low), back(high))
+        panel.set_ylim(*(10 ** np.array([low, high]) if column.log else (low, high)))
 
 
 def logarithmic(panel, axis: str = "y") -> None:

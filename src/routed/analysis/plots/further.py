@@ -26,7 +26,7 @@ class Drawn(NamedTuple):
 
     number: int
     name: str
-    figure: Figure
+    drawn: Figure
     caption: str
 
 
