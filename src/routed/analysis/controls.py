@@ -18,31 +18,34 @@ def missed(rows: pd.DataFrame, loss: str) -> dict[str, str]:
 
     Such an arm is no control: its difference from another arm is not the effect that it stands for.
     """
-    good, found = rows[rows.status == "ok"], dict[str, str]()
-    for arm, mine in good.groupby("arm"):
-        if arm in ARMS and ARMS[str(arm)].changes.get("router.frozen") and (why := _misses_entropy(mine)):
-            found[str(arm)] = why
+    good = rows[rows.status == "ok"]
+    reasons = _misses_of_entropy(good) if "router/entropy_asked" in good else {}
     if loss not in good:
-        return found
-    untrained = good[good.arm == UNTRAINED].set_index("seed")[loss]
-    for arm, mine in good.groupby("arm"):
-        if arm == REFERENCE or (arm in ARMS and is_control(str(arm)) and arm != UNTRAINED):
-            both = mine.set_index("seed")[[loss]].join(untrained.rename("untrained"), how="inner")
-            if len(both) and (both[loss] == both.untrained).all():
-                found.setdefault(str(arm), f"{loss} equals that of {UNTRAINED} to the last bit, so it changed nothing")
-    return found
+        return reasons
+    # In plain Python, as a page asks this of thousands of points.
+    losses: dict[str, dict[int, float]] = {}
+    for arm, seed, value in zip(good.arm, good.seed, good[loss], strict=True):
+        losses.setdefault(arm, {})[seed] = value
+    untrained = losses.pop(UNTRAINED, {})
+    for arm, values in losses.items():
+        if arm == REFERENCE or (arm in ARMS and is_control(arm)):
+            pairs = [(value, untrained[seed]) for seed, value in values.items() if seed in untrained]
+            if pairs and all(value == other for value, other in pairs):
+                reasons.setdefault(arm, f"{loss} equals that of {UNTRAINED} to the last bit, so it changed nothing")
+    return reasons
 
 
-def _misses_entropy(rows: pd.DataFrame) -> str:
-    """How far the worst run of an arm is from the entropy it was asked for, empty within the tolerance or if none was."""
-    if "router/entropy_asked" not in rows:
-        return ""
-    misses = (rows["router/entropy_token_train"] - rows["router/entropy_asked"]).abs().dropna()
-    if not len(misses) or misses.max() <= ENTROPY_TOLERANCE:
-        return ""
-    worst = rows.loc[misses.idxmax()]
-    asked, reached = worst["router/entropy_asked"], worst["router/entropy_token_train"]
-    return f"its gate was asked for {asked:.3g} nats of entropy and has {reached:.3g} (seed {worst.seed})"
+def _misses_of_entropy(rows: pd.DataFrame) -> dict[str, str]:
+    """frozen arm -> how far its worst run is from the entropy it was asked for; none within the tolerance."""
+    asked, reached = rows["router/entropy_asked"], rows["router/entropy_token_train"]
+    misses = (reached - asked).abs()
+    misses = misses[misses > ENTROPY_TOLERANCE].sort_values(ascending=False, kind="stable")
+    worst = rows.arm[misses.index].drop_duplicates()
+    return {
+        arm: f"its gate was asked for {asked[run]:.3g} nats of entropy and has {reached[run]:.3g} (seed {rows.seed[run]})"
+        for run, arm in worst.sort_values().items()
+        if arm in ARMS and ARMS[arm].changes.get("router.frozen")
+    }
 
 
 def named(last: pd.DataFrame, swept: list[str], loss: str, left_out: Mapping[str, str]) -> str:
