@@ -84,6 +84,14 @@ def test_two_keys_that_were_swept_together_get_a_map():
     assert [text.get_text() for text in words.get_xticklabels()] == ["False", "True"]
 
 
+def test_a_map_of_many_cells_stays_small_and_says_where_the_numbers_are():
+    axes = {"data.samples": tuple(range(64, 94)), "experts.count": (4, 8)}
+    spec = {"kind": "phase", "name": "map", "x": "data.samples", "y": "experts.count"}
+    figure = plots.draw(spec, data(table(axes, {"learned": 0.1, "frozen": 1.0}), axes))
+    assert figure.get_figwidth() < 12 and not figure.axes[0].texts
+    assert figure.axes[0].get_title() == "against frozen (numbers: see the table)"
+
+
 def test_keys_of_the_file_that_points_name_are_shown_by_them():
     methods = {"few": {"experts.count": 4}, "some": {"experts.count": 8}}
     spec = {"kind": "methods", "name": "methods", "methods": methods, "metrics": ("test/loss",)}
@@ -213,6 +221,13 @@ def test_every_claim_has_a_line_for_each_point():
     assert [lines[8192, e]["ours"] for e in (4, 8, 16)] == pytest.approx([4, 2, 1])
     assert [lines[8192, e]["verdict"] for e in (4, 8, 16)] == ["supported", "supported", "inconclusive"]
     assert {line["n"] for line in lines.values()} == {4}
+
+
+def test_of_very_many_points_some_get_a_line(monkeypatch):
+    monkeypatch.setattr(points, "MOST", 3)
+    record = judged(CLAIMS[:1])["fair"]
+    assert [tuple(line["point"].values()) for line in record["points"]] == [(512, 4), (512, 16), (8192, 16)]
+    assert record["points_there"] == 6
 
 
 def test_a_claim_is_tried_at_nuisance_keys_and_the_users_but_not_at_what_its_sides_fix():

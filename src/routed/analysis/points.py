@@ -16,6 +16,9 @@ from routed.analysis.plots.paired import advantage, advantage_words, rivals
 from routed.engine.rows import shown
 from routed.plan.arms import ARMS
 
+#: Lines of a claim, at most: nobody reads more, and judging them takes a minute for 1,000.
+MOST = 200
+
 #: What a line keeps of the verdict at its point.
 KEPT = ("ours", "interval", "n", "verdict", "text", "reason")
 
@@ -31,22 +34,30 @@ def add(
     """The verdicts with `points`: each claim judged again at every value of the swept keys at which it is tried.
 
     A line is {point, ours, interval, n, verdict, text, reason}; there is none where nothing ran, and no list of a single line. The
-    claims that are tried at one point are one family, whose p values are adjusted together.
+    claims that are tried at one point are one family, whose p values are adjusted together. Of more than `MOST` points, as many
+    spread evenly over them; `points_there` counts all.
     """
+    there = [0 for _ in claims]
     lines: list[list[dict[str, Any]]] = [[] for _ in claims]
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, claim in enumerate(claims):
         groups.setdefault(tried(claim, swept, own), []).append(index)
     for keys, members in groups.items():
-        for values, rows in table.groupby(list(keys), dropna=False) if keys else ():
+        places = table.groupby(list(keys), dropna=False) if keys else ()
+        chosen = {*np.linspace(0, len(places) - 1, min(MOST, len(places))).round().astype(int)}
+        for index in members:
+            there[index] = len(places)
+        for place, (values, rows) in enumerate(places):
+            if place not in chosen:
+                continue
             point = dict(zip(keys, map(_python, values), strict=True))
             moved = tuple(claims[index]._replace(at={**claims[index].at, **point}, over=()) for index in members)
             for index, record in zip(members, verdicts.judge(moved, rows, config, swept), strict=True):
                 if record["n"]:
                     lines[index].append({"point": point} | {name: record[name] for name in KEPT})
     return [
-        record | {"points": of_claim if len(of_claim) > 1 else []}
-        for record, of_claim in zip(judged, lines, strict=True)
+        record | {"points": of_claim if len(of_claim) > 1 else [], "points_there": count}
+        for record, of_claim, count in zip(judged, lines, there, strict=True)
     ]
 
 
@@ -66,25 +77,27 @@ def by_arm(summary: pd.DataFrame, data: Data) -> pd.DataFrame:
     """
     keys, losses = data.varying, summary[summary.metric == data.loss]
     usual = float(losses.n.mode().iloc[0]) if len(losses) else 0.0
-    groups = losses.groupby(keys, dropna=False) if keys else [((), losses)]
-    means = {values: rows.set_index("arm") for values, rows in groups}
+    texts = {
+        (*place, arm): _words(mean, low, high, n, usual)
+        for *place, arm, mean, low, high, n in losses[[*keys, "arm", "mean", "low", "high", "n"]].itertuples(
+            index=False
+        )
+    }
+    present = set(data.last.arm)
+    arms, controls = [arm for arm in ARMS if arm in present], rivals(data)[:1]
     lines = []
-    for values, rows in data.last.groupby(keys, dropna=False) if keys else [((), data.last)]:
-        line = {key: shown(_python(value)) for key, value in zip(keys, values, strict=True)}
-        here = means.get(values, losses.iloc[:0])
-        for arm in (arm for arm in ARMS if arm in set(data.last.arm)):
-            if arm in here.index:
-                line[arm] = _words(*here.loc[arm, ["mean", "low", "high", "n"]], usual=usual)
-            else:
-                line[arm] = "diverged" if arm in set(rows.arm) else ""
-        for control in rivals(data)[:1]:
+    for place, rows in data.last.groupby(keys, dropna=False) if keys else [((), data.last)]:
+        line = {key: shown(_python(value)) for key, value in zip(keys, place, strict=True)}
+        ran = set(rows.arm)
+        line |= {arm: texts.get((*place, arm), "diverged" if arm in ran else "") for arm in arms}
+        for control in controls:
             estimate, _ = advantage(rows, control, data)
-            line[advantage_words(control, data)] = _words(*estimate, usual=usual) if np.isfinite(estimate.mean) else ""
+            line[advantage_words(control, data)] = _words(*estimate, usual) if np.isfinite(estimate.mean) else ""
         lines.append(line)
     return pd.DataFrame(lines)
 
 
-def _words(mean: float, low: float, high: float, n: float, *, usual: float) -> str:
+def _words(mean: float, low: float, high: float, n: float, usual: float) -> str:
     ends = f" [{low:.3g}, {high:.3g}]" if np.isfinite(low) else ""
     return f"{mean:.3g}{ends}" + (f" n={n:.0f}" if n != usual else "")
 

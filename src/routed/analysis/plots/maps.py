@@ -31,36 +31,43 @@ def phase(spec: dict[str, Any], data: Data) -> Figure | None:
     rows = data.at_point(data.last, spec)
     xs, ys = sorted(rows[spec["x"]].unique()), sorted(rows[spec["y"]].unique())
     compared = list(dict.fromkeys((*([UNTRAINED] if UNTRAINED in set(rows.arm) else []), *rivals(data))))
-    maps = {}
-    for against in compared:
-        cells = [[rows[(rows[spec["x"]] == x) & (rows[spec["y"]] == y)] for x in xs] for y in ys]
-        maps[against] = [[advantage(cell, against, data) for cell in one] for one in cells]
-    sizes = [abs(c[0].mean) for cells in maps.values() for one in cells for c in one if np.isfinite(c[0].mean)]
-    if not sizes:
+    groups = dict(iter(rows.groupby([spec["y"], spec["x"]])))
+    maps = {
+        against: [[advantage(groups.get((y, x), rows.iloc[:0]), against, data) for x in xs] for y in ys]
+        for against in compared
+    }
+    means_of = {
+        against: np.array([[cell[0].mean for cell in line] for line in cells]) for against, cells in maps.items()
+    }
+    sizes = np.abs(np.concatenate([means.ravel() for means in means_of.values()] or [np.array([np.nan])]))
+    if not np.isfinite(sizes).any():
         return None
-    bound = max(sizes) or 1.0
-    width = max(3.4, 0.62 * len(xs) + 0.6)
-    figure = Figure(figsize=(width * len(maps) + 1.6, max(3.9, 0.42 * len(ys) + 0.9)))
+    bound = np.nanmax(sizes) or 1.0
+    width, height = min(max(3.4, 0.62 * len(xs) + 0.6), 9.0), min(max(3.9, 0.42 * len(ys) + 0.9), 9.0)
+    readable = width / len(xs) > 0.5 and height / len(ys) > 0.35  # inches for the number in a cell
+    figure = Figure(figsize=(width * len(maps) + 1.6, height))
     panels = figure.subplots(1, len(maps), sharey=True, squeeze=False)[0]
     for panel, (against, cells) in zip(panels, maps.items(), strict=True):
-        means = np.array([[c[0].mean for c in one] for one in cells])
+        means = means_of[against]
         image = panel.imshow(means, origin="lower", aspect="auto", cmap="RdBu", vmin=-bound, vmax=bound)
-        if min(means.shape) > 1 and np.nanmin(means) < 0 < np.nanmax(means):
+        if min(means.shape) > 1 and (means < 0).any() and (means > 0).any():
             panel.contour(means, levels=[0], colors="black", linewidths=1.5)
-        for (i, j), value in np.ndenumerate(means):
-            one, arm = cells[i][j]
-            star = "*" if one.low > 0 or one.high < 0 else ""
+        for (i, j), value in np.ndenumerate(means) if readable else ():
+            estimate, arm = cells[i][j]
+            star = "*" if estimate.low > 0 or estimate.high < 0 else ""
             name = f"\n{arm.removeprefix('frozen_')}" if arm and arm != against else ""
             words = f"{value:+.2f}{star}{name}" if np.isfinite(value) else "no rows"
             style = {"ha": "center", "va": "center", "fontsize": 7.5}
             panel.text(j, i, words, color="white" if abs(value) > 0.6 * bound else "black", **style)
-        panel.set_xticks(range(len(xs)), [shown(x) for x in xs])
-        panel.set_yticks(range(len(ys)), [shown(y) for y in ys])
+        for places, values in ((panel.set_xticks, xs), (panel.set_yticks, ys)):
+            every = -(-len(values) // 15)
+            places(range(0, len(values), every), [shown(value) for value in values[::every]])
         panel.set_xlabel(KEYS.get(spec["x"], spec["x"]))
-        panel.set_title(f"against {'the fairest frozen control' if against == ANY_FAIR else against}", fontsize=9)
+        title = f"against {'the fairest frozen control' if against == ANY_FAIR else against}"
+        panel.set_title(title + ("" if readable else " (numbers: see the table)"), fontsize=9)
         panel.grid(visible=False)
     panels[0].set_ylabel(KEYS.get(spec["y"], spec["y"]))
-    figure.colorbar(image, ax=list(panels), label=f"{advantage_words('frozen', data)}\n(blue: learned is better)")
+    figure.colorbar(image, ax=list(panels), label=f"{advantage_words('control', data)}\n(blue: learned is better)")
     return figure
 
 
