@@ -16,7 +16,7 @@ from routed.analysis.plots.paired import advantage, advantage_words, rivals
 from routed.engine.rows import shown
 from routed.plan.arms import ARMS
 
-#: Lines of a claim, at most: nobody reads more, and judging them takes a minute for 1,000.
+#: Lines of a claim, at most: nobody reads more, and each has to be judged.
 MOST = 200
 
 #: What a line keeps of the verdict at its point.
