@@ -190,7 +190,7 @@ def test_groups_that_chips_can_share():
         validate(override(spread, {"batch_size": 1}))
     assert shared_by(config, 256).batch_size == 256
     # 16,384 rows: groups of 4,096 would be 456 in the decoder, which 256 chips cannot share; the next divisor, 3,648, gives 512.
-    assert shared_by(override(config, {"batch_size": 16384}), 256).selection.group_size == 4095
+    assert shared_by(override(config, {"batch_size": 16384}), 256).selection.group_size == 3648  # of which 14,592 is 4
 
 
 def test_records_and_table(paper):

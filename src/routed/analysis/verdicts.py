@@ -216,9 +216,8 @@ def _number(claim: Claim, rows: Rows) -> dict[str, Any]:
     now, size = _number_rule(claim, values["now"]), paper.mean if paper else claim.paper
     mean, low, high, n = now
     record: dict[str, Any] = {"ours": mean, "interval": [low, high], "n": n, "paper": str(paper) if paper else size}
-    record["text"] = f"{mean:.4g} [{low:.4g}, {high:.4g}] " + (
-        "for our mean on the paper's" if paper else "for one run"
-    )
+    of = f"for our mean, against {paper}" if paper else "for one run"
+    record["text"] = f"{mean:.4g} [{low:.4g}, {high:.4g}] {of}"
     if n < 2:
         return record | {"verdict": "inconclusive", "reason": "one seed"}
     inside = low <= size <= high

@@ -83,7 +83,7 @@ def refuse_program(config: ConfigDict, compiled: tuple[Any, ...], mesh: Mesh) ->
       UserError: it names the setting that takes most.
     """
     needed, devices = 0, devices_here(mesh)
-    there = (mesh.devices.flat[0].memory_stats() or {}).get(
+    there = (mesh.local_devices[0].memory_stats() or {}).get(
         "bytes_limit", memory() // devices
     )  # of an accelerator, its own
     for one in compiled:
