@@ -114,7 +114,7 @@ def described(path: pathlib.Path) -> str:
     """The text of config.json; nothing where there is none."""
     file = path / "config.json"
     with files.explained(file):
-        return file.read_text("utf-8", errors="replace") if file.exists() else ""
+        return file.read_bytes().decode("utf-8", "replace") if file.exists() else ""
 
 
 def swept_keys(path: pathlib.Path) -> list[str]:
