@@ -226,8 +226,10 @@ class _interruptions:
             signal.signal(number, handler)
 
     def _catch(self, number, frame):
-        if self.caught and number == signal.SIGINT and callable(before := self.before[number]):
-            before(number, frame)
+        if self.caught and number == signal.SIGINT:
+            if callable(before := self.before[number]):
+                before(number, frame)
+            raise KeyboardInterrupt  # a process in the background begins with SIGINT ignored
         self.caught = True
         # Not the log: a handler may interrupt the log's own writing, which must not be entered twice.
         below = "\n" if os.isatty(2) else ""  # the bar
