@@ -13,7 +13,7 @@ how much of the gap each explains.
 Figures. (none): depth-3 experts, loss against samples, all arms.
 fig2a/b/c: constant experts; loss against samples, loss against experts on fresh samples, sparsity. fig3, fig4: depth-3
 experts; constant and linear target. spurious: 216 more dimensions that say nothing. norms: uniformity of the router's
-norms. phase: separation x samples. sensitivity: one choice of ours changed at a time. Scales: smoke (seconds), default
+norms. phase: separation x samples. sensitivity: one choice of ours changed at a time. Scales: smoke (a minute), default
 (2 CPU cores), paper (hours to days; more seeds, steps and sizes, since the paper states none of them).
 
 From the paper: 64 clusters, 64 experts, 24 dimensions, 10 outputs, depth-3 experts of width 96, linear router, soft in

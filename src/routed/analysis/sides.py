@@ -24,18 +24,25 @@ class Rows:
 
     def __init__(self, table: pd.DataFrame, config: ConfigDict, swept: list[str]):
         self.last, self.config, self.swept = last(table), config, swept
-        self._table = table
+        self._table, self._base = table, flatten(config)
+        self._points: dict[tuple, pd.DataFrame] = {}
         self._places: Mapping[str, np.ndarray] = table.groupby("run").indices if len(table) else {}
 
     def at(self, filters: Mapping[str, Any]) -> pd.DataFrame:
         """Last rows at one point: swept keys without a filter are settled, so that no claim pools points."""
+        point = tuple(sorted(filters.items()))
+        if point not in self._points:  # the claims of a figure ask for few points, and many times for each
+            self._points[point] = self._find(filters)
+        return self._points[point]
+
+    def _find(self, filters: Mapping[str, Any]) -> pd.DataFrame:
         rows = self.last
         for key, value in filters.items():
             if key not in rows:
                 return rows.iloc[:0]
-            wanted = np.isclose(rows[key], value, rtol=1e-9) if isinstance(value, float) else rows[key] == value
-            rows = rows[wanted]
-        return at_base(rows, [key for key in self.swept if key not in filters], flatten(self.config))
+            same = np.isclose(rows[key], value, rtol=1e-9) if isinstance(value, float) else rows[key] == value
+            rows = rows[same]
+        return at_base(rows, [key for key in self.swept if key not in filters], self._base)
 
     def arms(self, side: Mapping[str, Any], at: Mapping[str, Any]) -> list[str]:
         """The arms of a side that have finite runs at a point: its own, or every fair control that did control.

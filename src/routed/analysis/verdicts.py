@@ -82,7 +82,7 @@ class Answer(NamedTuple):
 
 def _comparison(claim: Claim, rows: Rows, rule: Callable[[Claim, Mapping[str, pd.Series]], Answer]) -> dict[str, Any]:
     """What `rule` says of two sides, unless more steps could turn it."""
-    compared = _compare(claim, claim.at, rows)
+    compared = _compare(claim, rows)
     if compared is None:
         return {}
     answer, size = rule(claim, compared.now), _shown_size(claim)
@@ -122,9 +122,9 @@ def _outlook(claim: Claim, rows: Rows, answer: Answer, rule: Callable, compared:
 UNKNOWN_TAIL = "one evaluation in the second half of training, so nobody knows whether it still moves: lower eval_every"
 
 
-def _compare(claim: Claim, at: Mapping[str, Any], rows: Rows) -> Compared | None:
-    """Both sides at a point, in logs for ratios; None where a side has no finite runs."""
-    lower, higher = (_ends(claim, side, at, rows) for side in (claim.lower, claim.higher))
+def _compare(claim: Claim, rows: Rows) -> Compared | None:
+    """Both sides at the claim's point, in logs for ratios; None where a side has no finite runs."""
+    lower, higher = (_ends(claim, side, rows) for side in (claim.lower, claim.higher))
     now, later, sides = {}, {}, {}
     for low_arm, low in lower.items():
         for high_arm, high in higher.items():
@@ -139,12 +139,12 @@ def _compare(claim: Claim, at: Mapping[str, Any], rows: Rows) -> Compared | None
     return Compared(now, later, sides[statistics.least(now).name]) if now else None
 
 
-def _ends(claim: Claim, side: Mapping[str, Any], at: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
+def _ends(claim: Claim, side: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
     """By arm: the values of a side by seed, now and later, in logs for ratios. A constant has no name and no seeds."""
     logs = claim.unit == "ratio"
     if "value" in side:
         return {"": math.log(max(side["value"], statistics.TINY)) if logs else float(side["value"])}
-    histories = {arm: rows.history(side, at, claim.metric, arm) for arm in rows.arms(side, at)}
+    histories = {arm: rows.history(side, claim.at, claim.metric, arm) for arm in rows.arms(side, claim.at)}
     return {arm: ends(history, rows.config.gate.horizon, logs) for arm, history in histories.items() if len(history)}
 
 
