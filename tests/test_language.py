@@ -3,7 +3,6 @@
 import functools
 import struct
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from routed.routers import ROUTERS, Router
 from routed.settings.tree import override
 from routed.training import program
 from tests.language_case import TINY
+from tests.test_controls import Centroids
 
 pytestmark = pytest.mark.slow  # processes, or several programs to compile
 
@@ -161,20 +161,6 @@ def test_a_run_that_diverges_stops_and_names_its_last_good_checkpoint(tiny, alon
     (folder,) = (tmp_path / "diverged").iterdir()
     assert str(folder) in caplog.text and "seed1" in folder.name
     assert checkpoint._meta(folder)["step"] == 2
-
-
-class Centroids(nn.Module):
-    """A router whose state, not its parameters, decides, and moves in training."""
-
-    experts: int
-
-    @nn.compact
-    def __call__(self, x, **context):
-        start = self.param("start", nn.initializers.lecun_normal(), (x.shape[1], self.experts))
-        mean = self.variable("averages", "mean", lambda: jax.lax.stop_gradient(start))
-        if self.is_mutable_collection("averages") and not self.is_initializing():
-            mean.value += 0.1 * x.mean(0)[:, None]
-        return x @ mean.value
 
 
 def test_a_frozen_router_of_a_transformer_keeps_its_state(tiny, tmp_path, monkeypatch):
