@@ -69,3 +69,8 @@ def test_files_are_short_and_say_what_they_are_for():
         text = path.read_text()
         assert len(text.splitlines()) <= 350, path
         assert ast.get_docstring(ast.parse(text)), path
+
+
+def test_only_one_module_asks_for_the_platform_of_the_host():
+    asking = [path.name for path in ROOT.rglob("*.py") if "default_backend" in path.read_text(encoding="utf-8")]
+    assert asking == ["platform.py"]

@@ -1,5 +1,9 @@
 """Every dispatch against the dense oracle, values and gradients; then each one's own promises."""
 
+from functools import partial
+from itertools import pairwise
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routed.contracts import Places
+from routed.bench.dispatch import refuse_dense
+from routed.contracts import Places, UserError
 from routed.experts import EXPERTS
 from routed.experts.activations import ACTIVATIONS
 from routed.experts.cnn import Cnn
@@ -16,8 +21,8 @@ from routed.experts.ffn import Ffn
 from routed.experts.matmul import FEW, matmul
 from routed.experts.mlp import Linear, Mlp, mlp_parameters, width_for
 from routed.layer import dispatch
-from routed.layer.dispatch import direct, ragged, slots
-from routed.layer.dispatch.grouped import grouped, is_dense, product
+from routed.layer.dispatch import direct, kernels, ragged, slots
+from routed.layer.dispatch.grouped import grouped, product
 from routed.layer.dispatch.ragged import _sorted_run
 from routed.layer.rule import Rule
 from routed.layer.selection import SELECTIONS, capacity, select
@@ -196,11 +201,53 @@ def test_auto(arguments, name):
     assert chosen == name and reason
 
 
-def test_a_dense_fallback_is_told_from_a_grouped_kernel():
-    """The CPU's own lowering of ragged_dot is the dense one."""
-    text = jax.jit(product).lower(jnp.ones((8, 4)), jnp.ones((2, 4, 4)), jnp.array([3, 5])).compile().as_text()
-    assert is_dense(text, "cpu") and is_dense(text, "gpu")
-    assert not is_dense('custom_call_target="__gpu$xla.gpu.triton"', "gpu")
+def test_a_dense_program_is_refused_by_name():
+    """16 rows in two of four experts: 2 x 16 x 8 x 8 FLOPs a product, of which the CPU's ragged_dot makes four times as many."""
+    case = {"tokens": 16, "k": 1, "dim": 8, "hidden": 8, "experts": 4}
+    rows, weights, sizes = jnp.ones((16, 8)), jnp.ones((4, 8, 8)), jnp.array([5, 11, 0, 0])
+
+    def step(rows, weights):  # two layers of an expert, forward and back
+        return jax.grad(lambda w: product(product(rows, w, sizes), w, sizes).sum())(weights)
+
+    with pytest.raises(UserError, match=r"dispatch 'ragged' is dense on this platform \(cpu\): .* times the FLOPs"):
+        refuse_dense("ragged", jax.jit(step).lower(rows, weights).compile(), case)
+    by_expert = jax.jit(lambda rows, weights: (rows @ weights[0]) @ weights[1]).lower(rows, weights).compile()
+    refuse_dense("ragged", by_expert, case)
+
+
+@pytest.mark.parametrize("sizes", [(3, 5, 2), (0, 10, 0), (10, 0, 0), (1, 0, 9)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_kernels_of_a_tpu_are_the_products_of_each_expert(sizes, dtype):
+    """Interpreted; rows, K and N are no multiples of their blocks."""
+    key = jax.random.split(jax.random.key(0), 4)
+    rows, other = jax.random.normal(key[0], (10, 24), dtype), jax.random.normal(key[1], (10, 40), dtype)
+    weights, back = jax.random.normal(key[2], (3, 24, 40), dtype), jax.random.normal(key[3], (3, 40, 24), dtype)
+    megablox = kernels._megablox()
+    gmm, tgmm = partial(megablox.gmm, interpret=True), partial(megablox.tgmm, interpret=True)
+    groups, close = (
+        jnp.array(sizes, jnp.int32),
+        {"rtol": 2e-2, "atol": 2e-2} if dtype == jnp.bfloat16 else {"rtol": 1e-5, "atol": 1e-5},
+    )
+    expected = jax.lax.ragged_dot(rows, weights, groups)
+    made = kernels._product(gmm, rows, weights, groups, False)
+    assert made.dtype == dtype
+    np.testing.assert_allclose(made.astype(float), expected.astype(float), **close)
+    np.testing.assert_allclose(
+        kernels._product(gmm, rows, back, groups, True).astype(float),
+        jax.lax.ragged_dot(rows, back.swapaxes(1, 2), groups).astype(float),
+        **close,
+    )
+    ends = np.cumsum((0, *sizes))
+    outers = [rows[a:b].astype(jnp.float32).T @ other[a:b].astype(jnp.float32) for a, b in pairwise(ends)]
+    np.testing.assert_allclose(kernels._outer(tgmm, rows, other, groups).astype(float), np.stack(outers), **close)
+
+
+def test_blocks_of_a_kernel_fit_on_the_chip():
+    """512 rows an expert: blocks of a quarter. Twice (128 x 2048 + 2048 x N + 128 x N) x 2 bytes and 128 x N x 4 are 19.5 MiB at N =
+    2,048, 10 MiB at 1,024."""
+    assert kernels.tiles(32768, 64, 2048, 4096, 2) == (128, 2048, 1024)
+    assert kernels.tiles(10, 3, 24, 40, 4) == (128, 24, 40)
+    assert kernels.tiles(65536, 8, 24, 64, 4)[0] == 512
 
 
 def test_cnn_by_hand():
@@ -240,3 +287,18 @@ def test_the_derivative_of_a_product_is_that_of_a_product(rows):
 
     for ours, plain in zip(gradients(matmul), gradients(jnp.matmul), strict=True):
         np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_the_platform_of_the_mesh_decides_and_not_that_of_the_host():
+    """Traced for a TPU, experts run in grouped products; on a host without one, in blocks, one after the other."""
+    tokens, params = jnp.ones((8, 3)), {"kernel": jnp.ones((2, 3, 4))}
+    routing = select(Rule("top_k", k=1), jnp.ones((8, 2)), preference=jnp.ones((8, 2)))
+    expert = lambda params, x: nn.Dense(4, use_bias=False).apply({"params": params}, x)  # noqa: E731
+
+    def traced() -> str:
+        return str(jax.make_jaxpr(lambda x: ragged(expert, params, x, routing))(tokens))
+
+    tpu = jax.sharding.AbstractDevice("TPU v5 lite", 1, "tpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("run",), abstract_device=tpu)):
+        assert "while[" not in traced()
+    assert "while[" in traced()

@@ -45,8 +45,8 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     active = place(np.arange(runs) < SEEDS)
 
     def advance(states, worlds, steps: int, evaluated: bool):
-        counts, flags = place(np.full(runs, steps, np.int32)), place(np.full(runs, evaluated))
-        return jax.block_until_ready(compiled.advance(active, counts, flags, seeds, values, worlds, states, (), ()))
+        count, flag = compiled.place_shared((np.int32(steps), np.bool_(evaluated)))
+        return jax.block_until_ready(compiled.advance(active, count, flag, seeds, values, worlds, states, (), ()))
 
     for _ in range(rounds):
         worlds, states = jax.block_until_ready(compiled.start(seeds, values, ()))

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from routed.contracts import Places, UserError
 from routed.engine.compilation import compile_lowered
 from routed.experts.ffn import Ffn
-from routed.layer.dispatch.grouped import is_dense, prepare
 from routed.layer.dispatch.ragged import ragged
 from routed.layer.dispatch.slots import slots
 from routed.layer.rule import Rule
 from routed.layer.selection import capacity, select
 from routed.metrics.load import dropped
 from routed.system.machine import memory_bandwidth
+from routed.system.platform import platform
 
 SMALL = {"tokens": 4096, "dim": 128, "hidden": 256, "experts": 32, "k": 1, "capacity_factor": 1.25, "load": "random"}
 LARGE = SMALL | {"tokens": 65536, "dim": 2048, "hidden": 8192, "experts": 64, "k": 2}
@@ -57,8 +57,7 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     """
     if baseline:
         raise UserError("--baseline: bench dispatch has its peers built in (one_hot, dense_ffn)")
-    prepare()
-    cpu = jax.default_backend() == "cpu"
+    cpu = platform() == "cpu"
     records = [{"dispatch": "copy", "bandwidth_gb_s": memory_bandwidth() / 1e9}] if cpu else []
     for name, (changes, dispatches) in (CPU_CASES if cpu else LARGE_CASES).items():
         case = (SMALL if cpu else LARGE) | changes
@@ -119,6 +118,24 @@ def one_hot(expert, params, x, routing, places):
     return jnp.einsum("TEC,ECO->TO", by_token(slot * weight[:, None, None]), jax.vmap(expert)(params, filled))
 
 
+def refuse_dense(dispatch: str, step: Any, case: dict[str, Any]) -> None:
+    """Refuses a compiled step that multiplies rows with experts that are not theirs.
+
+    Forward and gradients are three times two products of the k experts of each token with its dim x hidden weights; in a loop XLA
+    counts a turn only, so that what is counted is at most that.
+
+    Raises:
+      UserError: it computes more than twice these FLOPs.
+    """
+    asked = 3 * 2 * 2 * case["tokens"] * case["k"] * case["dim"] * case["hidden"]
+    share = step.cost_analysis()["flops"] / asked
+    if dispatch == "ragged" and share > 2:
+        raise UserError(
+            f"dispatch {dispatch!r} is dense on this platform ({platform()}): its step computes {share:.3g} times the FLOPs of its"
+            " assignments; use 'slots'"
+        )
+
+
 class _Program:
     """A case compiled for one dispatch, and what was measured of it."""
 
@@ -132,12 +149,7 @@ class _Program:
         # The old gradients are donated and not read: the new ones take their place.
         step = jax.jit(self.steps, donate_argnums=0, keep_unused=True)
         self.step = compile_lowered(step.lower(self.old, jnp.int32(1), *self.arguments))
-        if (
-            dispatch == "ragged"
-            and jax.default_backend() != "cpu"
-            and is_dense(str(self.step.as_text()), jax.default_backend())
-        ):
-            print("warning: ragged_dot was compiled to its dense fallback on this machine")
+        refuse_dense(dispatch, self.step, case)
         self.share = float(self.forward(*self.arguments)[1])
         self.count = 1
         self.count = int(max(1, min(8, 0.2 / self._time("step"))))

@@ -73,7 +73,7 @@ class Timed:
         self.seeds = place(np.arange(runs, dtype=np.uint32))
         self.traced = place(stack_traced([traced(config)] * runs))
         self.active = place(np.ones(runs, bool))
-        self.evaluated, self.counts = place(np.zeros(runs, bool)), place(np.full(runs, steps, np.int32))
+        self.evaluated, self.count = self.compiled.place_shared((np.bool_(0), np.int32(steps)))
         self.runs, self.steps = runs, steps
         self.worlds, self.states = self.compiled.start(self.seeds, self.traced, ())
         self()  # the first call touches the memory
@@ -81,7 +81,7 @@ class Timed:
     def __call__(self) -> float:
         begun = time.perf_counter()
         self.states = self.compiled.advance(
-            self.active, self.counts, self.evaluated, self.seeds, self.traced, self.worlds, self.states, (), ()
+            self.active, self.count, self.evaluated, self.seeds, self.traced, self.worlds, self.states, (), ()
         )
         jax.block_until_ready(self.states)
         return (time.perf_counter() - begun) / self.steps / self.runs * 1e3

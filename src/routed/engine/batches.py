@@ -82,8 +82,8 @@ def advance(
         evaluated, since = end % config.eval_every == 0, time.perf_counter()
         states = compiled.advance(
             compiled.place(active),
-            compiled.place(np.full(compiled.runs, end - step, np.int32)),
-            compiled.place(np.full(compiled.runs, evaluated)),
+            compiled.place_shared(np.int32(end - step)),
+            compiled.place_shared(np.bool_(evaluated)),
             placed, stacked, worlds, states, feed(step // every), shared,
         )  # fmt: skip
         if end and step - step % every + every < config.steps:

@@ -22,6 +22,7 @@ from routed.engine.devices import LocalSlice, local_slice, place, place_feed, st
 from routed.engine.limits import refuse_program, steps_fed
 from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.plan.config import problem_of, traced
+from routed.system.platform import platform, platform_of, tracing_for
 from routed.training import program
 
 #: A run of fewer FLOPs is brief (half a second of a core), where a step counts as at least so many.
@@ -35,9 +36,9 @@ class Compiled(NamedTuple):
     """The program of a group, compiled for batches of `runs` runs.
 
     start(seeds, traced, shared) -> (worlds, states); advance(active, steps, evaluated, seeds, traced, worlds, states, feed,
-    shared) -> states, where every argument but `shared` has a leading axis [runs]. `place` and `place_shared` put arguments on
-    the devices; with several processes each puts its own part there. Each process builds only its
-    slice of the feed. `remember(params, state)` is what an evaluation keeps for the next one.
+    shared) -> states, where every argument has a leading axis [runs], but `steps`, `evaluated` and `shared`, which are the same
+    for all runs. `place` and `place_shared` put arguments on the devices; with several processes each puts its own part there. Each
+    process builds only its slice of the feed. `remember(params, state)` is what an evaluation keeps for the next one.
     """
 
     runs: int
@@ -55,54 +56,80 @@ class Compiled(NamedTuple):
     bytes: int
 
 
-def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compiled:
-    """Compiles the group's program for `runs` runs at a time; `runs` is a multiple of the mesh's axis `run`.
+class Lowerings(NamedTuple):
+    """The program of a group for batches of so many runs, traced for a mesh: not compiled yet, and nothing is on a device."""
 
-    Raises:
-      UserError: what it computes does not fit into memory.
+    start: Lowered
+    advance: Lowered
+    worlds: Any  # shapes
+    states: Any
+    batch: NamedSharding  # of the feed, [runs, steps, rows, ...]
+    remember: Callable[[Any, Any], Any]
+
+
+def lower_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Lowerings:
+    """Traces the group's program for `runs` runs at a time, a multiple of the mesh's axis `run`.
+
+    The devices of the mesh may be those of a machine that is not here.
     """
     problem, spread = problem_of(config), mesh.size > mesh.shape["run"]
-    brief = mesh.devices.flat[0].platform == "cpu" and is_brief(config)
     one = program.make_program(config, problem.build(config, pool, mesh if spread else None))
     over_runs = _one_spread_run if spread else _over_devices(config, mesh)
     # The same function twice is traced once.
-    start_runs, advance_runs = over_runs(partial(program.start, one)), over_runs(partial(program.advance, one))
+    start_runs = over_runs(partial(program.start, one), (2,))
+    advance_runs = over_runs(partial(program.advance, one), (1, 2, 8))
 
-    begun = time.perf_counter()
     every = steps_fed(config)
     rows, whole = NamedSharding(mesh, PartitionSpec("run")), NamedSharding(mesh, PartitionSpec())
     batch = NamedSharding(mesh, PartitionSpec("run", None, (DATA, EXPERT))) if spread else rows
     shared = _shaped(jax.tree.map(np.asarray, problem.shared_arrays(config)), whole)
     seeds = _shaped(np.zeros(runs, np.uint32), rows)
     values = _shaped(stack_traced([traced(config)] * runs), rows)
-    flags, steps = _shaped(np.ones(runs, bool), rows), _shaped(np.zeros(runs, np.int32), rows)
-    feed = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape), a.dtype), problem.feed_shape(config, every))
-    worlds, states = jax.eval_shape(start_runs, seeds, values, shared)
-    held = jax.tree_util.tree_map_with_path(lambda path, a: state_sharding(path, mesh), states) if spread else rows
-    lowered = jax.jit(start_runs, out_shardings=(rows, held)).lower(seeds, values, shared)
-    start = compile_lowered(lowered, problem.fuse, brief)
-    worlds = _shaped(worlds, rows)
-    states = jax.tree.map(_shaped, states, held) if spread else _shaped(states, rows)
-    lowered = jax.jit(advance_runs, donate_argnums=6, out_shardings=held).lower(
-        flags, steps, flags, seeds, values, worlds, states, _shaped(feed, batch), shared
+    active, steps, evaluated = (
+        _shaped(np.ones(runs, bool), rows),
+        _shaped(np.int32(0), whole),
+        _shaped(np.bool_(0), whole),
     )
-    advance = compile_lowered(lowered, problem.fuse, brief)
+    feed = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape), a.dtype), problem.feed_shape(config, every))
+    with tracing_for(mesh):
+        worlds, states = jax.eval_shape(start_runs, seeds, values, shared)
+        held = jax.tree_util.tree_map_with_path(lambda path, a: state_sharding(path, mesh), states) if spread else rows
+        start = jax.jit(start_runs, out_shardings=(rows, held)).lower(seeds, values, shared)
+        worlds = _shaped(worlds, rows)
+        states = jax.tree.map(_shaped, states, held) if spread else _shaped(states, rows)
+        advance = jax.jit(advance_runs, donate_argnums=6, out_shardings=held).lower(
+            active, steps, evaluated, seeds, values, worlds, states, _shaped(feed, batch), shared
+        )
+    return Lowerings(start, advance, worlds, states, batch, jax.vmap(one.problem.remember))
+
+
+def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compiled:
+    """Compiles the group's program for `runs` runs at a time; `runs` is a multiple of the mesh's axis `run`.
+
+    Raises:
+      UserError: what it computes does not fit into memory.
+    """
+    begun = time.perf_counter()
+    lowered, fuse, brief = lower_group(config, pool, runs, mesh), problem_of(config).fuse, is_brief(config)
+    brief = brief and platform_of(mesh) == "cpu"
+    with tracing_for(mesh):
+        start, advance = (compile_lowered(one, fuse, brief) for one in (lowered.start, lowered.advance))
     refuse_program(config, (start, advance), mesh)
-    local = local_slice(batch, (runs, every, config.batch_size))
+    local = local_slice(lowered.batch, (runs, steps_fed(config), config.batch_size))
     return Compiled(
         runs=runs,
         start=start,
         advance=advance,
-        place=partial(place, rows),
+        place=partial(place, NamedSharding(mesh, PartitionSpec("run"))),
         local=local,
-        place_feed=partial(place_feed, batch, local, (runs, config.batch_size)),
-        place_shared=partial(place, whole),
-        remember=jax.vmap(one.problem.remember),
-        batching="spread over devices" if spread else batching_of(config, mesh),
+        place_feed=partial(place_feed, lowered.batch, local, (runs, config.batch_size)),
+        place_shared=partial(place, NamedSharding(mesh, PartitionSpec())),
+        remember=lowered.remember,
+        batching=batching_of(config, mesh),
         devices=mesh.size,
         brief=brief,
         seconds=time.perf_counter() - begun,
-        bytes=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((worlds, states))),
+        bytes=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((lowered.worlds, lowered.states))),
     )
 
 
@@ -111,25 +138,29 @@ def _shaped(tree, sharding):
 
 
 def batching_of(config: ConfigDict, mesh: Mesh) -> str:
-    """How the runs of one device are batched: `map`, one after the other, or `vmap`, all at once."""
+    """How runs are batched: on each device by `map`, one after the other, or `vmap`, all at once; or one spread over all devices."""
+    if mesh.size > mesh.shape["run"]:
+        return "spread over devices"
     if config.mesh.batching != "auto":
         return config.mesh.batching
-    return "map" if mesh.devices.flat[0].platform == "cpu" else "vmap"
+    return "map" if platform_of(mesh) == "cpu" else "vmap"
 
 
 def _over_devices(config: ConfigDict, mesh: Mesh):
-    """Runs shared out over the axis `run`; the last argument is the same for all."""
+    """Runs shared out over the axis `run`; the arguments at the places `common` are the same for all."""
     one_by_one = batching_of(config, mesh) == "map"
 
-    def over_runs(function):
+    def over_runs(function, common: tuple[int, ...]):
         def local(*args):
-            *batched, shared = args
-            if one_by_one:
-                return jax.lax.map(lambda item: function(*item, shared), tuple(batched))
-            return jax.vmap(lambda *item: function(*item, shared))(*batched)
+            def one(own):
+                rest = iter(own)
+                return function(*(a if i in common else next(rest) for i, a in enumerate(args)))
+
+            own = tuple(a for i, a in enumerate(args) if i not in common)
+            return jax.lax.map(one, own) if one_by_one else jax.vmap(one)(own)
 
         def mapped(*args):
-            specs = (PartitionSpec("run"),) * (len(args) - 1) + (PartitionSpec(),)
+            specs = tuple(PartitionSpec() if i in common else PartitionSpec("run") for i in range(len(args)))
             return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("run"), check_vma=False)(
                 *args
             )
@@ -139,13 +170,12 @@ def _over_devices(config: ConfigDict, mesh: Mesh):
     return over_runs
 
 
-def _one_spread_run(function):
+def _one_spread_run(function, common: tuple[int, ...]):
     """A batch of one run, which the layer itself shares out over the axes `data` and `expert`."""
 
     def mapped(*args):
-        *batched, shared = args
-        made = function(*jax.tree.map(lambda a: a[0], batched), shared)
-        return jax.tree.map(lambda a: a[None], made)
+        own = [a if i in common else jax.tree.map(lambda leaf: leaf[0], a) for i, a in enumerate(args)]
+        return jax.tree.map(lambda leaf: leaf[None], function(*own))
 
     return mapped
 
@@ -161,7 +191,7 @@ def compile_lowered(lowered: Lowered, fuse: str = "LIBRARY_FUSION_TYPE_REDUCE", 
     YNNPACK slows batched products down. Reductions: twice the speed for the softmax of a router, a third of the processor time
     lost for that of attention.
     """
-    if jax.default_backend() == "cpu":
+    if platform() == "cpu":
         options = {"xla_cpu_experimental_ynn_fusion_type": fuse} | (LITTLE_EFFORT if brief else {})
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # a release that does not know an option
             return lowered.compile(compiler_options=options)

@@ -111,10 +111,10 @@ def _time(group: Group, compiled: Compiled) -> Timed:
 
     def timed(steps: int, evaluated: bool) -> float:
         nonlocal states
-        counts, flags = compiled.place(np.full(count, steps, np.int32)), compiled.place(active & evaluated)
+        steps_now, flag = compiled.place_shared((np.int32(steps), np.bool_(evaluated)))
         begun = time.perf_counter()
         states = jax.block_until_ready(
-            compiled.advance(compiled.place(active), counts, flags, seeds, values, worlds, states, feed, shared)
+            compiled.advance(compiled.place(active), steps_now, flag, seeds, values, worlds, states, feed, shared)
         )
         return time.perf_counter() - begun
 

@@ -6,6 +6,8 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, Float
 
+from routed.system.platform import platform
+
 #: Fewer rows than this make a product with transposed weights slow on a CPU.
 FEW = 96
 
@@ -26,7 +28,7 @@ def _save(x, weights):
 
 def _backward(saved, cotangent):
     x, weights = saved
-    if jax.default_backend() == "cpu" and len(x) < FEW:
+    if platform() == "cpu" and len(x) < FEW:
         return jax.lax.optimization_barrier(weights @ cotangent.T).T, x.T @ cotangent
     return cotangent @ weights.T, x.T @ cotangent
 

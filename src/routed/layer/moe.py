@@ -18,6 +18,7 @@ from routed.layer.rule import Rule
 from routed.layer.selection import capacity, select
 from routed.metrics import load
 from routed.routers.noise import NOISES, ScoreNoise
+from routed.system.platform import platform
 
 #: The collection of what a comparison does to a layer from outside: `sharpness`, a factor on the scores of any router.
 CONTROL = "control"
@@ -114,7 +115,7 @@ class MoE(nn.Module):
                 raise TypeError(reason)
             return self.dispatch
         name, reason = dispatch.choose(
-            self.rule.name, tokens, self.rule.k, self.num_experts, not self.rule.capacity_factor, jax.default_backend()
+            self.rule.name, tokens, self.rule.k, self.num_experts, not self.rule.capacity_factor, platform()
         )
         log.log_first_n(log.INFO, "dispatch auto is %s: %s", 1, name, reason)
         return name

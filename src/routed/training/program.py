@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from routed.training.problem import Inputs, Problem
 STREAMS = ("world", "init", "order", "noise")
 #: What a training step changes, of a run's state; `taken` counts the steps, and falls behind `step` in a run that stopped early.
 MOVING = ("params", "state", "opt", "taken", "total", "loss", "lowest", "stopped")
+#: What of a run's state an evaluation sees.
+SEEN = ("params", "state", "router0", "memory", "taken")
 #: The most phases of a run.
 PHASES = 32
 #: Folded into the key of a step for the coin that chooses among phases.
@@ -72,12 +75,15 @@ class Program(NamedTuple):
     problem: Problem
     phases: tuple[Phase, ...]
     configs: tuple[ConfigDict, ...]
+    #: `evaluate` as a program inside of the program: traced once, for the shapes of the history and for its rows.
+    evaluate: Callable[..., dict[str, Array]]
 
 
 def make_program(config: ConfigDict, problem: Problem) -> Program:
     """The program that trains a problem under a config."""
     phases = phases_of(config)
-    return Program(config, problem, phases, tuple(override(config, phase.changes) for phase in phases))
+    configs = tuple(override(config, phase.changes) for phase in phases)
+    return Program(config, problem, phases, configs, jax.jit(partial(evaluate, config, problem), inline=True))
 
 
 def streams(seed, config: ConfigDict) -> dict[str, PRNGKeyArray]:
@@ -107,7 +113,7 @@ def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) ->
         "lowest": jnp.float32(jnp.inf),
         "stopped": jnp.array(False),
     }
-    seen = jax.eval_shape(lambda: evaluate(program, inputs, run))
+    seen = jax.eval_shape(program.evaluate, seed, traced, world, shared, {name: run[name] for name in SEEN})
     return world, run | _new_history(seen, program.config.steps // program.config.eval_every + 1)
 
 
@@ -129,14 +135,18 @@ def advance(
     the batches of the `checkpoint.every` steps among which these are, where the host makes them.
     """
     inputs = Inputs(streams(seed, program.config), node_of(program.config, traced), world, shared)
+    seen = partial(program.evaluate, seed, traced, world, shared)
 
     def move(run):
         end = run["step"] + steps
         moving = {name: run[name] for name in MOVING}
         step = partial(training_step, program, inputs, traced, feed)
-        moved = jax.lax.while_loop(lambda now: (now["taken"] < end) & ~now["stopped"], step, moving)
+        if program.config.stop.rise:
+            moved = jax.lax.while_loop(lambda now: (now["taken"] < end) & ~now["stopped"], step, moving)
+        else:  # as many steps for each run of a batch: a condition of each would select all that moves, in each step
+            moved = jax.lax.fori_loop(0, steps, lambda _, now: step(now), moving)
         new = run | moved | {"step": end}
-        return jax.lax.cond(evaluated, partial(record, program, inputs), lambda new: new, new)
+        return jax.lax.cond(evaluated, partial(record, program, inputs, seen), lambda new: new, new)
 
     return jax.lax.cond(active, move, lambda run: run, run)
 
@@ -236,16 +246,18 @@ def stops(stop: Any, value, lowest, taken):
     return (taken >= stop.after) & (value > lowest) & ((value > lowest + stop.rise) | (value <= stop.floor))
 
 
-def record(program: Program, inputs: Inputs, run: dict[str, Any]) -> dict[str, Any]:
+def record(
+    program: Program, inputs: Inputs, see: Callable[..., dict[str, Array]], run: dict[str, Any]
+) -> dict[str, Any]:
     """The run with the row of this moment; a run that stopped early repeats its last loss for the steps that it did not take.
 
-    The training loss is the mean since the last evaluation, NaN at step 0.
+    The training loss is the mean since the last evaluation, NaN at step 0; all else is what `see` says of the run.
     """
     every = program.config.eval_every
     missed = jnp.minimum(run["step"] - run["taken"], every)
     total = run["total"] + missed * run["loss"]
     steps = jnp.where(run["step"] > 0, every, 0)
-    seen = evaluate(program, inputs, run)
+    seen = see({name: run[name] for name in SEEN})
     seen |= {"train/loss": total / steps / program.problem.unit(inputs)}
     row = run["step"] // every
     history = {name: old.at[row].set(seen[name]) for name, old in run["history"].items()}
@@ -253,15 +265,18 @@ def record(program: Program, inputs: Inputs, run: dict[str, Any]) -> dict[str, A
     return run | {"history": history, "total": jnp.float32(0), "memory": memory}
 
 
-def evaluate(program: Program, inputs: Inputs, run: dict[str, Any]) -> dict[str, Array]:
-    """All metrics of one moment: the problem's, and those of any run."""
+def evaluate(
+    config: ConfigDict, problem: Problem, seed, traced: dict[str, Array], world: Any, shared: Any, run: dict[str, Any]
+) -> dict[str, Array]:
+    """All metrics of one moment, of what a run holds under the names SEEN: the problem's, and those of any run."""
+    inputs = Inputs(streams(seed, config), node_of(config, traced), world, shared)
     params, state = run["params"], run["state"]
-    seen = program.problem.evaluate(inputs, params, state, run["taken"], run["memory"])
+    seen = problem.evaluate(inputs, params, state, run["taken"], run["memory"])
     seen |= {
         "train/rate_scale": inputs.config.optimizer.rate_scale,
         "router/moved": has_moved(router_of(params, state), run["router0"]),
     }
-    if program.config.stop.rise:
+    if config.stop.rise:
         seen["train/steps"] = run["taken"].astype(jnp.float32)
     return seen
 

@@ -72,7 +72,7 @@ def choose(selection: str, tokens: int, k: int, experts: int, dropless: bool, pl
         return "gather", f"{tokens * k} assignments are no more than {experts} experts"
     if not dropless or chosen.bounded:
         return "slots", "the capacity bounds its slots"
-    return "ragged", "dropless: " + ("blocks of sorted rows on CPU" if platform == "cpu" else "grouped products")
+    return "ragged", "dropless: " + ("grouped products" if platform == "tpu" else "blocks of sorted rows")
 
 
 __all__ = [

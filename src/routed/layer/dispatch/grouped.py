@@ -1,8 +1,7 @@
-"""All experts at once through grouped matrix products, `jax.lax.ragged_dot`, for TPUs and GPUs.
+"""All experts at once through grouped matrix products, for TPUs.
 
 An expert is ONE expert, written with `nn.Dense`; here every Dense of it multiplies all rows by the weights of each row's
-expert. On NVIDIA the fast lowering is off by default and the fallback multiplies every row with every expert without a
-word, so `prepare` turns it on and `is_dense` tells what a compiled program does.
+expert.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from routed.contracts import ExpertFunction
+from routed.layer.dispatch import kernels
 
 
 def grouped(
@@ -51,23 +51,24 @@ def grouped(
 def product(rows: Float[Array, "A K"], weights: Float[Array, "E K N"], sizes: Int[Array, " E"]) -> Float[Array, "A N"]:
     """Rows of expert e times weights[e]; `sizes` sum to the number of rows, or several seeds would run into each other.
 
-    Has rules of its own for derivatives and for batching, since `ragged_dot` under vmap takes no operand that is shared.
+    Has rules of its own for derivatives and for batching, which the kernels lack.
     """
     return _product(rows, weights, sizes)
 
 
 @jax.custom_batching.custom_vmap
 def _product(rows, weights, sizes):
-    return jax.lax.ragged_dot(rows, weights, sizes)
+    return kernels.product(rows, weights, sizes, transposed=False)
+
+
+@jax.custom_batching.custom_vmap
+def _product_transposed(rows, weights, sizes):
+    return kernels.product(rows, weights, sizes, transposed=True)
 
 
 @jax.custom_batching.custom_vmap
 def _outer(rows, other, sizes):
-    """[E, K, N]: rows^T other over the rows of each expert."""
-    contract = jax.lax.RaggedDotDimensionNumbers(
-        dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
-    )
-    return jax.lax.ragged_dot_general(rows, other, sizes, contract)
+    return kernels.outer(rows, other, sizes)
 
 
 def _fold(operator, per_seed_groups: bool):
@@ -84,6 +85,8 @@ def _fold(operator, per_seed_groups: bool):
 
 _product.def_vmap(_fold(_product, per_seed_groups=False))
 
+_product_transposed.def_vmap(_fold(_product_transposed, per_seed_groups=False))
+
 _outer.def_vmap(_fold(_outer, per_seed_groups=True))
 
 
@@ -93,19 +96,7 @@ def _save(rows, weights, sizes):
 
 def _backward(saved, cotangent):
     rows, weights, sizes = saved
-    return _product(cotangent, weights.swapaxes(1, 2), sizes), _outer(rows, cotangent, sizes), None
+    return _product_transposed(cotangent, weights, sizes), _outer(rows, cotangent, sizes), None
 
 
 product.defvjp(_save, _backward)
-
-
-def prepare() -> None:
-    """Asks for the fast lowering on NVIDIA GPUs (compute capability 8 and above); nothing elsewhere."""
-    if jax.default_backend() == "gpu":
-        jax.config.update("jax_ragged_dot_use_gpu_pallas_triton_lowering", True)
-
-
-def is_dense(compiled_text: str, platform: str) -> bool:
-    """Whether a compiled program multiplies every row with every expert: no grouped kernel is in its text."""
-    kernels = {"gpu": ("triton", "ragged"), "tpu": ("ragged", "custom-call")}.get(platform, ())
-    return not any(name in compiled_text.lower() for name in kernels)

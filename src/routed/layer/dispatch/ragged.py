@@ -1,8 +1,7 @@
 """Dropless dispatch at any load: assignments sorted by expert, each expert running over its own stretch of rows.
 
-Two ways to run the experts. `blocks` goes over the experts one after the other, in blocks of rows: for CPUs, where
-`jax.lax.ragged_dot` multiplies every row with every expert. `grouped` runs all of them at once through ragged_dot: for TPUs and
-GPUs (see `routed.dispatch.grouped`).
+Two ways to run the experts. `blocks` goes over the experts one after the other, in blocks of rows: for CPUs and GPUs, where
+`jax.lax.ragged_dot` multiplies every row with every expert. `grouped` runs all of them at once through the kernels of TPUs.
 """
 
 from __future__ import annotations
@@ -19,6 +18,10 @@ from routed.contracts import ExpertFunction, Places, Routing
 from routed.layer.dispatch.direct import combine
 from routed.layer.dispatch.grouped import grouped
 from routed.layer.selection import ranks
+from routed.system.platform import platform
+
+#: Largest block of rows. On a GPU a block must keep all its cores busy.
+BLOCK = {"cpu": 128, "gpu": 1024, "tpu": 512}
 
 
 def ragged(
@@ -29,7 +32,7 @@ def ragged(
     Dropped assignments are sorted behind all others and belong to no expert.
     """
     del places
-    return _sorted_run(expert, params, x, routing, blocks if jax.default_backend() == "cpu" else grouped)
+    return _sorted_run(expert, params, x, routing, grouped if platform() == "tpu" else blocks)
 
 
 def _sorted_run(expert: ExpertFunction, params, x, routing: Routing, run: Callable) -> Float[Array, "T O"]:
@@ -45,7 +48,7 @@ def _sorted_run(expert: ExpertFunction, params, x, routing: Routing, run: Callab
 
 def alone(expert: ExpertFunction, params, x: Float[Array, "T ..."]) -> Float[Array, "T O"]:
     """One expert on every token; on a CPU in blocks, so that activations stay in cache."""
-    if jax.default_backend() != "cpu":
+    if platform() != "cpu":
         return expert(params, x)
     return blocks(expert, jax.tree.map(lambda leaf: leaf[None], params), x, jnp.array([len(x)]))
 
@@ -58,7 +61,7 @@ def blocks(expert: ExpertFunction, params, rows: Float[Array, "A ..."], sizes: I
     each block: it runs the block again instead of saving activations.
     """
     experts = len(sizes)
-    size = max(8, min(128, 1 << max(0, len(rows) // experts - 1).bit_length()))
+    size = max(8, min(BLOCK[platform()], 1 << max(0, len(rows) // experts - 1).bit_length()))
     padded = jnp.pad(rows, [(0, size), *[(0, 0)] * (rows.ndim - 1)])  # the last block may read past the end
     return _blocks(expert, size, params, padded, jnp.cumsum(sizes) - sizes, sizes)[: len(rows)]
 
