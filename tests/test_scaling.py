@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from routed.bench import scaling
-from routed.bench.collectives import SENT, SMALL, Collective, collectives, formula, measured, slots_of
-from routed.bench.scaling import CHIPS, nodes, predict, shared_by, step_time, sweep, table, torus
+from routed.bench.collectives import SMALL, collectives, formula, slots_of
+from routed.bench.scaling import NAMES, predict, shared_by, step_time, sweep, table
 from routed.contracts import UserError
-from routed.engine import compilation
+from routed.engine import compilation, hlo
 from routed.layer.dispatch.parallel import check
 from routed.layer.selection import group_of
 from routed.models.t5_sizes import tokens_of
@@ -18,6 +18,8 @@ from routed.plan import experiment
 from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.settings.tree import override
+from routed.system.chips import CHIPS
+from routed.system.interconnect import SENT, Collective, nodes, torus
 from tests.parallel_case import make_mesh
 
 #: A step that runs a layer three times; an evaluation behind it, which does not count.
@@ -58,7 +60,7 @@ ENTRY %main (p: f32[]) -> f32[] {
 
 def test_a_program_by_hand():
     """Three times half of 48 bytes; 44 bytes to 4 as a ring, 2 3/4; 3/4 of 16 x 2; 2 x 3 bools; 6 x 2."""
-    assert measured(PROGRAM) == {
+    assert {f"{one.kind} of {one.devices}": one.sent for one in hlo.sent(PROGRAM)} == {
         "all-to-all of 2": 72.0,
         "all-reduce of 4": 66.0,
         "all-gather of 4": 24.0,
@@ -79,7 +81,7 @@ def test_a_program_by_hand():
 )
 def test_what_is_not_understood_is_refused(old, new, complaint):
     with pytest.raises(ValueError, match=complaint):
-        measured(PROGRAM.replace(old, new))
+        hlo.sent(PROGRAM.replace(old, new))
 
 
 def test_the_formula_by_hand():
@@ -121,7 +123,7 @@ def paper():
     return shared_by(experiment.configure(scaling.EXPERIMENT, [])[1], 128)
 
 
-@pytest.mark.parametrize("name", CHIPS)
+@pytest.mark.parametrize("name", NAMES)
 def test_limits_of_the_prediction(paper, name):
     """One chip exchanges nothing; computing is shared out evenly; each chip updates all it holds."""
     steps = {chips: step_time(paper, CHIPS[name], chips, 1) for chips in (1, 2, 16, 128)}

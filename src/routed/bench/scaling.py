@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,67 +19,20 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from routed.bench import gmm
-from routed.bench.collectives import MESHES, SENT, SMALL, Collective, collectives, formula, parameters, slots_of
+from routed.bench.collectives import MESHES, SMALL, collectives, formula, parameters, slots_of
 from routed.contracts import UserError
 from routed.models import expert_axis
 from routed.models.t5_sizes import blocks_of, flops_per_row, shared_group, tokens_of
 from routed.plan import experiment
 from routed.plan.config import base, canonical
 from routed.settings.tree import override
+from routed.system.chips import CHIPS, Chip
 
 EXPERIMENT = "experiments/t5_mc4.py:fig5,paper"
 
 
-class Chip(NamedTuple):
-    """A chip and what joins it to others: seconds(collective) of the whole of it.
-
-    Peak FLOP/s (dense) by type, bytes of memory, its bytes/s, list price of an hour in dollars.
-    """
-
-    peak: dict[str, float]
-    memory: float
-    bandwidth: float
-    price: float
-    seconds: Any
-
-
-def torus(one: Collective, *, axes: int, closes: int, link: float = 50e9, hop: float = 1e-6) -> float:
-    """Seconds of a collective on a slice of TPUs: `link` bytes/s one way, `hop` seconds; rings close in slices of `closes` chips.
-
-    Rings use all axes at once. Of an all-to-all a quarter of all bytes crosses the middle of the longest side in each direction.
-    """
-    power = one.devices.bit_length() - 1
-    sides = [2 ** (power // axes + (i < power % axes)) for i in range(axes)]  # as equal as a power of two can be
-    ways = 1 + (one.devices >= closes)
-    time = SENT[one.kind](one.bytes, one.devices) / (link * ways * sum(side > 1 for side in sides))
-    if one.kind == "all-to-all":
-        time = max(time, one.bytes / 4 * max(sides) / (link * ways))
-    return time + one.calls * hop * sum(sides)
-
-
-def nodes(
-    one: Collective, *, size: int = 8, inside: float = 450e9, between: float = 50e9, call: float = 20e-6
-) -> float:
-    """Seconds on nodes of `size` GPUs behind a switch, joined by a network: bytes/s of a GPU one way, `call` seconds (a guess).
-
-    A sum is made in each node first, then by each GPU of a share of it over the network.
-    """
-    near = min(one.devices, max(1, size // one.stride))
-    far = one.bytes / near if one.kind == "all-reduce" else one.bytes
-    within = SENT[one.kind](one.bytes, near) * (1 if one.kind == "all-reduce" else near / one.devices)
-    return within / inside + SENT[one.kind](far, one.devices // near) / between + one.calls * call
-
-
-# TPUs: cloud.google.com/tpu/docs, v4 (275 TFLOP/s, 32 GiB, 1,200 GB/s, a torus from 4 x 4 x 4 on; 6 links of 50 GB/s: Jouppi et al. 2023)
-# and v5e (197 TFLOP/s, 16 GB, 819 GB/s, 400 GB/s both ways over 4 links, a torus at 16 x 16); a float32 product is one of bfloat16 there
-# by JAX's default. H100 SXM: NVIDIA's data sheet (989 TFLOP/s, TF32 495, 80 GB, 3.35 TB/s, NVLink 900 GB/s both ways) and DGX H100 (a 400
-# Gb/s port a GPU). Dollars, on demand, about: cloud.google.com/tpu/pricing (us); AWS p5.48xlarge / 8 since June 2025. A hop: How to Scale
-# Your Model, part 3.
-CHIPS = {
-    "v4": Chip({"bfloat16": 275e12, "float32": 275e12}, 34e9, 1200e9, 3.22, partial(torus, axes=3, closes=64)),
-    "v5e": Chip({"bfloat16": 197e12, "float32": 197e12}, 16e9, 819e9, 1.20, partial(torus, axes=2, closes=256)),
-    "H100": Chip({"bfloat16": 989e12, "float32": 495e12}, 80e9, 3350e9, 6.88, nodes),
-}
+#: Chips that are predicted.
+NAMES = ("v4", "v5e", "h100")
 COUNTS, EXPERTS, STEPS = (8, 32, 64, 128, 256), (64, 512), 500_000
 #: Share of the peak that products reach: heads of 64 and a trunk of 32 fill a half and a quarter of a 128 x 128 unit.
 MFU = 0.25
@@ -214,7 +166,7 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)  # before anything asks JAX for its devices
     _, config = experiment.configure(EXPERIMENT, [])
-    pods = [predict(config, *key) for key in itertools.product(CHIPS, COUNTS, EXPERTS)]
+    pods = [predict(config, *key) for key in itertools.product(NAMES, COUNTS, EXPERTS)]
     batches = [predict(config, "v5e", 256, experts, rows) for rows in (1, 4, 16, 64) for experts in EXPERTS]
     print(f"{table(pods)}\n\n{table(batches)}", flush=True)
     moved = [record for mesh in MESHES for record in collectives(override(base(), SMALL), *mesh)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -39,13 +40,13 @@ def keep_programs(workdir: pathlib.Path) -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
-def make_mesh(config: ConfigDict) -> Mesh:
-    """The mesh of `mesh.run` devices (0: all), or of `mesh.data` x `mesh.expert` ones that share each run.
+def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] = ()) -> Mesh:
+    """The mesh of `mesh.run` devices (0: all), or of `mesh.data` x `mesh.expert` ones that share each run; of those here by default.
 
     Raises:
       UserError: more devices asked for than there are.
     """
-    devices = jax.devices()
+    where, devices = ("the topology" if devices else "this machine"), list(devices or jax.devices())
     shared = config.mesh.data * config.mesh.expert
     if jax.process_count() > 1 and (shared if shared > 1 else config.mesh.run or len(devices)) != len(devices):
         raise UserError(
@@ -55,7 +56,7 @@ def make_mesh(config: ConfigDict) -> Mesh:
     if shared > 1:
         if shared > len(devices):
             raise UserError(
-                f"config keys mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: this machine has"
+                f"config keys mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: {where} has"
                 f" {len(devices)} devices; their product must be at most that"
             )
         shape = (1, config.mesh.data, config.mesh.expert)
@@ -63,7 +64,7 @@ def make_mesh(config: ConfigDict) -> Mesh:
     wanted = config.mesh.run or len(devices)
     if wanted > len(devices):
         raise UserError(
-            f"config key mesh.run={wanted}: this machine has {len(devices)} devices; use at most that, or 0 for all"
+            f"config key mesh.run={wanted}: {where} has {len(devices)} devices; use at most that, or 0 for all"
         )
     return jax.make_mesh((wanted,), ("run",), axis_types=(AxisType.Auto,), devices=devices[:wanted])
 

@@ -30,13 +30,15 @@ from routed.system.progress import Progress
 PICTURED = (("counts", np.int32), ("products", np.float32), ("choices", np.int16), ("right", np.bool_))
 
 
-def make_groups(runs: list[Run], mesh: Mesh) -> list[Group]:
+def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0) -> list[Group]:
     """Groups with the size of their batches: as many runs as the config says, fewer if memory is short.
+
+    `memory` is what the devices of a host have together; 0: those here.
 
     Raises:
       UserError: not even one run a device fits into memory.
     """
-    made, memory, here = [], limits.memory(), limits.devices_here(mesh)
+    made, memory, here = [], memory or limits.memory(mesh), limits.devices_here(mesh)
     for members in groups(runs):
         config = members[0].config
         problem = problem_of(config)

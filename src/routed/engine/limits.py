@@ -52,9 +52,11 @@ def bytes_of_run(config: ConfigDict) -> int:
     return _bytes(jax.eval_shape(made, np.uint32(0), traced(config), problem.shared_arrays(config), feed))
 
 
-def memory() -> int:
-    """Bytes of memory of the smallest host: all of it, not what is free now, so that a plan is the same on every start."""
-    return hosts.min_over_processes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+def memory(mesh: Mesh) -> int:
+    """Bytes of memory of the smallest host, or of its accelerators: all of it, not what is free now, so that a plan is the same on
+    every start."""
+    accelerator = (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit", 0) * devices_here(mesh)
+    return hosts.min_over_processes(accelerator or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def devices_here(mesh: Mesh) -> int:
@@ -83,9 +85,7 @@ def refuse_program(config: ConfigDict, compiled: tuple[Any, ...], mesh: Mesh) ->
       UserError: it names the setting that takes most.
     """
     needed, devices = 0, devices_here(mesh)
-    there = (mesh.local_devices[0].memory_stats() or {}).get(
-        "bytes_limit", memory() // devices
-    )  # of an accelerator, its own
+    there = memory(mesh) // devices
     for one in compiled:
         found = one.memory_analysis()
         held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes

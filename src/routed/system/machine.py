@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from routed.system.chips import chip_of
+
 
 def matrix_rate() -> float:
     """FLOP/s of a large float32 product on all cores: the best of five."""
@@ -29,16 +31,8 @@ def _time(function) -> float:
     return time.perf_counter() - begun
 
 
-#: FLOP/s of one device in bfloat16, dense, as its maker states them; by a part of the name JAX gives the device.
-PEAKS = {
-    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5p": 459e12, "TPU v5": 459e12, "TPU v6": 918e12,
-    "H200": 989e12, "H100": 989e12, "A100": 312e12,
-}  # fmt: skip
-
-
 @functools.cache
 def peak() -> float:
     """FLOP/s of all devices: their maker's number, or on a CPU the rate of a large product, measured once."""
-    kind = jax.devices()[0].device_kind
-    known = [rate for name, rate in PEAKS.items() if name in kind]
-    return known[0] * jax.device_count() if known else matrix_rate()
+    chip = chip_of(jax.devices()[0].device_kind)
+    return chip.peak["bfloat16"] * jax.device_count() if chip else matrix_rate()

@@ -179,7 +179,8 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
     loss = partial(training_loss, program.problem, config, batch, key, now["taken"])
     grads, (value, state) = jax.grad(loss, has_aux=True)(now["params"], now["state"])
     transform = optimiser(inputs.config, now["params"])
-    params, opt = update(transform, now["params"], grads, now["opt"], frozen, phase.groups)
+    with jax.named_scope("optimiser"):
+        params, opt = update(transform, now["params"], grads, now["opt"], frozen, phase.groups)
     still = frozen if phase.groups is None or "router" in phase.groups else jnp.array(True)
     new = now | {"params": params, "state": keep_router(still, now["state"], state), "opt": opt}
     new |= {"total": now["total"] + value, "loss": value, "taken": now["taken"] + 1}
@@ -257,7 +258,8 @@ def record(
     missed = jnp.minimum(run["step"] - run["taken"], every)
     total = run["total"] + missed * run["loss"]
     steps = jnp.where(run["step"] > 0, every, 0)
-    seen = see({name: run[name] for name in SEEN})
+    with jax.named_scope("evaluation"):
+        seen = see({name: run[name] for name in SEEN})
     seen |= {"train/loss": total / steps / program.problem.unit(inputs)}
     row = run["step"] // every
     history = {name: old.at[row].set(seen[name]) for name, old in run["history"].items()}
