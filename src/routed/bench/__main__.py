@@ -1,4 +1,4 @@
-"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch, t5, cluster, scaling or tables."""
+"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch, t5, cluster, scaling, tables or pods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 from absl import flags
 
-from routed.bench import cluster, dispatch, gmm, scaling, t5, tables
+from routed.bench import cluster, dispatch, gmm, pods, scaling, t5, tables
 from routed.contracts import UserError
 from routed.system import commands, files
 
@@ -24,7 +24,7 @@ ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; median
 
 BENCHES = {
     "gmm": gmm.bench, "dispatch": dispatch.bench, "t5": t5.bench, "cluster": cluster.bench, "scaling": scaling.bench,
-    "tables": tables.bench,
+    "tables": tables.bench, "pods": pods.bench,
 }  # fmt: skip
 
 

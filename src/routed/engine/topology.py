@@ -75,6 +75,10 @@ class Spent(NamedTuple):
     hours: float
 
 
+class Shortage(Exception):
+    """Why a program does not fit on a chip."""
+
+
 def topology_of(text: str) -> Topology:
     """The chips that CHIP:SHAPE names, such as v5e:8x8.
 
@@ -120,19 +124,15 @@ def describe(runs: list[Run], mesh: Mesh, topology: Topology) -> str:
     ]
     for count, group in enumerate(groups):
         log.info("compiling %d of %d programs for %s: %s", count + 1, len(groups), topology.name, group.name)
-        lowered = lower_group(group.config, group.pool, group.size, mesh)
         lines.append(
             f"group {group.name}: {len(group.runs)} runs in batches of {group.size} ({batching_of(group.config, mesh)})"
         )
         try:
-            estimate = estimate_of(lowered, group, mesh, topology)
-        except jax.errors.JaxRuntimeError as error:
-            if not (shortage := re.search(r"Used (\S+) of (\S+) hbm", str(error))):
-                raise
+            estimate, spent = measure(group, mesh, topology)
+        except Shortage as shortage:
             unfit += 1
-            lines.append(f"  does not fit: needs {shortage[1]} of a chip's {shortage[2]}; {_mend(group, mesh)}")
+            lines.append(f"  does not fit: {shortage}; {_mend(group, mesh)}")
             continue
-        spent = seconds_of(estimate, group, mesh, least_bytes(lowered.states), topology)
         hours += spent.hours
         lines += _lines(estimate, spent, topology)
     lines.append(
@@ -140,6 +140,22 @@ def describe(runs: list[Run], mesh: Mesh, topology: Topology) -> str:
         f" hour, {PRICED})" + (f", without {unfit} of {len(groups)} groups, which do not fit" if unfit else "")
     )
     return "\n".join(lines)
+
+
+def measure(group: Group, mesh: Mesh, topology: Topology) -> tuple[Estimate, Spent]:
+    """What the program of a group takes on the chips of a topology.
+
+    Raises:
+      Shortage: they have not enough memory.
+    """
+    lowered = lower_group(group.config, group.pool, group.size, mesh)
+    try:
+        estimate = estimate_of(lowered, group, mesh, topology)
+    except jax.errors.JaxRuntimeError as error:
+        if not (shortage := re.search(r"Used (\S+) of (\S+) hbm", str(error))):
+            raise
+        raise Shortage(f"needs {shortage[1]} of a chip's {shortage[2]}") from error
+    return estimate, seconds_of(estimate, group, mesh, least_bytes(lowered.states), topology)
 
 
 def estimate_of(lowered: Lowerings, group: Group, mesh: Mesh, topology: Topology) -> Estimate:
@@ -151,15 +167,15 @@ def estimate_of(lowered: Lowerings, group: Group, mesh: Mesh, topology: Topology
     memory, module = compiled.memory_analysis(), hlo.Module(compiled.as_text())
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
-    def measure(line: str) -> dict[tuple[str, ...], float]:
+    def count(line: str) -> dict[tuple[str, ...], float]:
         return hlo.cycles(line) | _kernel(line, topology) | hlo.sends(line)
 
     def sum_of(sums: dict[tuple[str, ...], float], name: str) -> float:
         return sum(value for key, value in sums.items() if key[0] == name)
 
     # The loop over steps is the largest that does not know its turns; all else is done once a batch, with its evaluation.
-    step = max(module.loops(measure, strict=False), key=lambda one: sum_of(one, "cycles"), default={})
-    whole = module.within(module.entry, measure, strict=False)
+    step = max(module.loops(count, strict=False), key=lambda one: sum_of(one, "cycles"), default={})
+    whole = module.within(module.entry, count, strict=False)
     turns = group.size // mesh.shape["run"] if batching_of(group.config, mesh) == "map" else 1
     cycles = {key[1]: turns * value for key, value in step.items() if key[0] == "cycles"}
     return Estimate(

@@ -20,7 +20,7 @@ from routed.metrics import entropies, load
 from routed.metrics.router import COLUMNS as ROUTER_COLUMNS
 from routed.models import ENCODER_DECODERS, flops_per_row
 from routed.models.model import Model, Site
-from routed.settings.setting import Setting, at_least
+from routed.settings.setting import Setting, at_least, refuse
 from routed.tasks import text
 from routed.training import text_feed
 from routed.training.problem import Inputs, Problem, ProblemPart
@@ -62,7 +62,11 @@ def build(config: ConfigDict, pool: int, mesh: Mesh | None = None) -> Problem:
 
 
 def _evaluate(config: ConfigDict, model: Model, inputs: Inputs, params, state, step, memory) -> dict[str, Array]:
-    """All metrics of one moment; validation rows pass in blocks of at most a batch."""
+    """All metrics of one moment; validation rows pass in blocks of at most a batch.
+
+    Raises:
+      UserError: devices that share a run cannot share these blocks.
+    """
     rows, languages = inputs.shared["validation"], len(text_feed.corpus(config).languages)
     rule, dispatch = _evaluation_gate(config)
 
@@ -89,6 +93,13 @@ def _evaluate(config: ConfigDict, model: Model, inputs: Inputs, params, state, s
         }
 
     size = group_of(config.batch_size, len(rows.inputs))
+    if size % (devices := config.mesh.data * config.mesh.expert):
+        found, fits = len(rows.inputs), max(1, len(rows.inputs) // devices) * devices
+        refuse(
+            "data.eval_rows",
+            config.data.eval_rows,
+            f"the validation text gives {found} rows, of which {devices} devices cannot share blocks of {size}; use {fits}",
+        )
     blocks = jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), rows)
     sums, stacks = jax.lax.map(forward, blocks)
     by_language = sums.sum(0) / jnp.maximum(jnp.bincount(rows.language, length=languages), 1)[:, None]

@@ -1,0 +1,115 @@
+"""What the experiments would take on TPUs that nobody has here: the largest program of each, compiled for slices of chips.
+
+Needs libtpu beside this JAX: `pip install 'libtpu==0.0.42.*'` for 0.10.2. Half an hour on a core for all cases.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from routed.contracts import UserError
+from routed.engine.compilation import batching_of
+from routed.engine.devices import make_mesh
+from routed.engine.execution import make_groups
+from routed.engine.topology import Shortage, Topology, measure, topology_of
+from routed.plan import experiment
+from routed.plan.checks import validate
+from routed.plan.config import problem_of
+from routed.plan.runs import plan_runs
+from routed.settings.tree import override
+
+SLICES = ("v5e:2x4", "v5e:8x8")
+SCALES = ("default", "paper")
+#: Files whose headline is measured, at each scale and on each slice.
+FILES = (
+    "gmm_router", "dictionary_router", "subspaces_router", "sequence_router", "image_clusters_router", "cluster_cnn", "router_zoo",
+    "theory_specialists", "theory_spurious", "theory_two_gaussians",
+)  # fmt: skip
+#: Images that need no files, in the number and shape of CIFAR-10; text that needs none.
+IMAGES = {"data.images": "patterns"}
+TEXT = {"data.name": "artificial", "data.tokens": "bytes", "data.languages": ("qaa", "qba"), "arms": ("learned",)}
+SHARED = TEXT | {"mesh.data": 8, "mesh.expert": 8, "data.eval_rows": 64, "selection.group_size": 114}
+#: T5's own width, where the paper's is 32.
+WIDE = {"transformer.dim": 768, "transformer.width": 2048, "experts.width": 2048}
+
+#: (experiment, what changes, slices)
+CASES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
+    *((f"{name}:{scale}", IMAGES if "image" in name else {}, SLICES) for name in FILES for scale in SCALES),
+    ("gmm_router:default", {}, ("v4:2x2x2", "v5p:2x2x2", "v6e:2x4")),
+    ("gmm_router:fig2a", {}, ("v5e:2x4",)),
+    ("t5_mc4:fig5", TEXT, ("v5e:2x4",)),
+    ("t5_mc4:fig5,gpu", TEXT, ("v5e:2x4",)),
+    ("t5_mc4:fig5,paper", SHARED, ("v5e:8x8", "v5p:4x4x4")),
+    ("t5_mc4:fig5,paper", SHARED | WIDE, ("v5e:8x8", "v5p:4x4x4")),
+)
+
+
+def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
+    """A record for each case and slice, also as a table.
+
+    Raises:
+      UserError: a baseline was asked for; libtpu is missing, or not the release that this JAX wants.
+    """
+    del rounds  # a compiler does not vary
+    if baseline:
+        raise UserError("--baseline: bench pods compiles, and compares with nothing")
+    records, slices = [], dict[str, Topology]()
+    for spec, changes, names in CASES:
+        for name in names:
+            topology = slices.setdefault(name, topology_of(name))
+            records.append({"experiment": spec + (" wide" if WIDE.items() <= changes.items() else ""), "slice": name})
+            records[-1] |= record(spec, changes, topology)
+            print(row(records[-1]), flush=True)
+    head = f"| {' | '.join(HEADS)} |"
+    print("\n".join(["", head, "|---" * len(HEADS) + "|", *map(row, records)]), flush=True)
+    return records
+
+
+def record(spec: str, changes: dict[str, Any], topology: Topology) -> dict[str, Any]:
+    """The largest program of an experiment on a slice: its arms, what a device holds, a step, and the runs of the group."""
+    module, config = experiment.configure(spec, [])
+    config = override(config, changes)
+    validate(config)
+    sweep = experiment.figure_of(module, config).sweep(config)
+    mesh = make_mesh(config, topology.devices)
+    groups = make_groups(plan_runs(config, sweep, []), mesh, int(topology.chip.memory * topology.share * mesh.size))
+    work = lambda group: len(group.runs) * group.config.steps * problem_of(group.config).cost(group.config)[1]  # noqa: E731
+    group = max(groups, key=work)
+    about = {"program": group.name, "runs": len(group.runs), "batch": f"{group.size} {batching_of(group.config, mesh)}"}
+    try:
+        estimate, spent = measure(group, mesh, topology)
+    except Shortage as shortage:
+        return about | {"fits": str(shortage)}
+    shares = sorted(((n / sum(estimate.cycles.values()), name) for name, n in estimate.cycles.items()), reverse=True)
+    return about | {
+        "fits": True, "compile_seconds": estimate.seconds, "held_mb": estimate.held / 1e6, "temporary_mb": estimate.temporary / 1e6,
+        "step_us": 1e6 * spent.step, "cycles": {name: round(share, 3) for share, name in shares},
+        "collectives_us": 1e6 * spent.collectives, "roofline_us": 1e6 * spent.roofline, "bound": spent.bound,
+        "tokens_per_second": spent.tokens, "mfu": spent.mfu, "hours": spent.hours,
+        "dollars": spent.hours * topology.chips * topology.chip.price,
+    }  # fmt: skip
+
+
+#: column -> what a row of the table says there.
+HEADS: dict[str, Any] = {
+    "experiment": lambda one: one["experiment"],
+    "slice": lambda one: one["slice"],
+    "program": lambda one: one["program"].partition("/")[0],
+    "runs, a batch": lambda one: f"{one['runs']}, {one['batch']}",
+    "MB a device": lambda one: f"{one['held_mb']:,.0f} + {one['temporary_mb']:,.0f}",
+    "us a step": lambda one: f"{one['step_us']:,.0f}",
+    "of it": lambda one: ", ".join(f"{name} {share:.0%}" for name, share in list(one["cycles"].items())[:2]),
+    "collectives": lambda one: f"{one['collectives_us']:,.0f}",
+    "roofline": lambda one: f"{one['roofline_us']:,.1f} ({one['bound']})",
+    "M tokens/s": lambda one: f"{one['tokens_per_second'] / 1e6:,.2f}",
+    "of the peak": lambda one: f"{one['mfu']:.2%}",
+    "hours": lambda one: f"{one['hours']:.2g}",
+    "$": lambda one: f"{one['dollars']:,.2f}",
+}
+
+
+def row(one: dict[str, Any]) -> str:
+    """A row of the table."""
+    if one["fits"] is not True:
+        return f"| {one['experiment']} | {one['slice']} | {one['program']} | does not fit: {one['fits']} |"
+    return f"| {' | '.join(text(one) for text in HEADS.values())} |"
