@@ -420,6 +420,7 @@ def test_presets_run(presets, name):
     assert rows["router/load_max"][0] == 4 if name == "paper" else rows["router/load_max"][0] < 2
 
 
+@pytest.mark.slow
 def test_figures(presets, monkeypatch):
     monkeypatch.setattr(plots.clusters, "TSNE", lambda **how: TSNE(**how, max_iter=250))  # as few as it takes
     config, rows, arrays = presets["released"]
