@@ -1,5 +1,6 @@
 """Eight virtual CPU devices for every test, and no silent broadcasting between ranks."""
 
+import gc
 import os
 import pathlib
 
@@ -13,6 +14,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
 import jax
 import pytest
+
+# Tracing makes many objects that live on. Looking through them for cycles as often as Python does takes a twentieth of the time.
+gc.set_threshold(200_000, 20, 100)
 
 # A plugin has imported jax before.
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
@@ -41,6 +45,41 @@ def all_devices():
     from routed.engine import compilation
 
     compilation.BRIEF = 0.0
+
+
+#: Programs of this process, and the bytes of runs: asking for them again takes nearly all of the time of a small command.
+PROGRAMS, SIZES = {}, {}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Programs are compiled once a process; the groups that were asked for, one entry each time.
+
+    For modules whose tests look at what is run. Not for tests that change a part, or look at compiling: a program is known by its
+    config here.
+    """
+    from routed.engine import compilation, execution, limits
+    from routed.plan.runs import static_key
+
+    asked, measure = [], limits.bytes_of_run
+
+    def compile_once(config, pool, runs, mesh):
+        key = (static_key(config), limits.steps_fed(config), pool, runs, tuple(mesh.shape.items()))
+        asked.append(key)
+        if key not in PROGRAMS:
+            PROGRAMS[key] = compilation.compile_group(config, pool, runs, mesh)
+        return PROGRAMS[key]
+
+    def measure_once(config):
+        key = (static_key(config), limits.steps_fed(config), limits.pool_of(config))
+        if key not in SIZES:
+            SIZES[key] = measure(config)
+        return SIZES[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execution, "compile_group", compile_once)
+        patch.setattr(limits, "bytes_of_run", measure_once)
+        yield asked
 
 
 @pytest.fixture

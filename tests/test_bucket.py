@@ -17,7 +17,8 @@ import pytest
 from tests.test_command_line import command, write_experiment
 from tests.test_hosts import SHARED, Processes, same, table, wait_for
 
-pytestmark = pytest.mark.slow  # processes, or several programs to compile
+# Processes, or several programs to compile; the tests are about what is run.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled")]
 
 SERVER = """
 import sys

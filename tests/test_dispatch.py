@@ -1,5 +1,6 @@
 """Every dispatch against the dense oracle, values and gradients; then each one's own promises."""
 
+import functools
 from functools import partial
 from itertools import pairwise
 
@@ -39,10 +40,8 @@ SPARSE = {"gather": direct.gather, "slots": slots, "ragged": ragged, "grouped": 
 def stacked(expert, count, x, key=0):
     """`count` experts: their function and parameters."""
     keys = jax.random.split(jax.random.key(key), count)
-    return (
-        lambda p, tokens: expert.apply({"params": p}, tokens),
-        jax.vmap(lambda k: expert.init(k, x[:1]).get("params", {}))(keys),
-    )
+    init = jax.jit(jax.vmap(lambda k: expert.init(k, x[:1]).get("params", {})))
+    return lambda p, tokens: expert.apply({"params": p}, tokens), init(keys)
 
 
 def value_and_grads(run, rule, function, params, x, scores, mask=None):
@@ -82,34 +81,46 @@ CASES = {  # rule, tokens, experts
 }
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", SPARSE)
-@pytest.mark.parametrize("case", CASES)
-def test_every_dispatch_is_dense(name, case, dtype):
+@functools.lru_cache  # what tests of several dispatches compare with, here and below
+def dense_of_case(case, dtype):
+    """Rule, experts and inputs of a case, and what is expected of it."""
     rule, tokens, experts = CASES[case]
     x = jax.random.normal(jax.random.key(0), (tokens, 6))
     scores = jax.random.normal(jax.random.key(1), (tokens, experts))
     function, params = stacked(Mlp(3, 2, 5), experts, x)
     x, params = jax.tree.map(lambda a: a.astype(dtype), (x, params))
-    expected = value_and_grads(direct.dense, rule, function, params, x, scores)
-    found = value_and_grads(SPARSE[name], rule, function, params, x, scores)
+    given = rule, function, params, x, scores
+    return given, value_and_grads(direct.dense, *given)
+
+
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
+def test_every_dispatch_is_dense(name, case, dtype):
+    given, expected = dense_of_case(case, dtype)
+    found = value_and_grads(SPARSE[name], *given)
     assert found[0].dtype == expected[0].dtype == dtype
     same(found, expected, 1e-4 if dtype == jnp.float32 else 0.15)
+
+
+@functools.lru_cache
+def dense_of_load(case, rule):
+    """Experts and inputs of an extreme load, and what is expected of them."""
+    x = jax.random.normal(jax.random.key(0), (40, 4))
+    scores = jnp.zeros((40, 5)) if case == "ties" else jnp.tile(jnp.array([[0.0, 0, 9, 0, 1]]), (40, 1))
+    mask = {"padding": jnp.arange(40) % 3 > 0, "all padding": jnp.zeros(40, bool)}.get(case)
+    given = rule, *stacked(Ffn(3, 5, gated=True), 5, x), x, scores, mask
+    return given, value_and_grads(direct.dense, *given)
 
 
 @pytest.mark.parametrize("name", SPARSE)
 @pytest.mark.parametrize("case", ["ties", "all on one", "padding", "all padding"])
 def test_extreme_loads(name, case):
-    x = jax.random.normal(jax.random.key(0), (40, 4))
-    scores = jnp.zeros((40, 5)) if case == "ties" else jnp.tile(jnp.array([[0.0, 0, 9, 0, 1]]), (40, 1))
-    mask = {"padding": jnp.arange(40) % 3 > 0, "all padding": jnp.zeros(40, bool)}.get(case)
-    function, params = stacked(Ffn(3, 5, gated=True), 5, x)
     for rule in (Rule(), Rule(k=2, capacity_factor=1.25)):
-        found, expected = (
-            value_and_grads(run, rule, function, params, x, scores, mask) for run in (SPARSE[name], direct.dense)
-        )
+        given, expected = dense_of_load(case, rule)
+        found = value_and_grads(SPARSE[name], *given)
         same(found, expected, 1e-4)
-        if mask is not None:
+        if (mask := given[-1]) is not None:
             assert not found[0][~mask].any()
 
 
@@ -119,19 +130,23 @@ KINDS = {
 }  # fmt: skip
 
 
+@functools.lru_cache
+def dense_of_kind(kind):
+    """Experts of a kind with inputs, and what is expected of them."""
+    x = jax.random.normal(jax.random.key(0), (11, 3, 4) if kind == "cnn" else (11, 4))
+    scores = jax.random.normal(jax.random.key(1), (11, 3))
+    given = Rule(k=2), *stacked(KINDS[kind], 3, x), x, scores
+    return given, value_and_grads(direct.dense, *given)
+
+
 @pytest.mark.parametrize("name", ["slots", "ragged", "grouped", "gather"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_expert_through_every_dispatch(name, kind):
     assert set(KINDS) == set(EXPERTS)
     if (name, kind) == ("grouped", "constant"):
         return  # refused by name, below
-    x = jax.random.normal(jax.random.key(0), (11, 3, 4) if kind == "cnn" else (11, 4))
-    scores = jax.random.normal(jax.random.key(1), (11, 3))
-    function, params = stacked(KINDS[kind], 3, x)
-    found, expected = (
-        value_and_grads(run, Rule(k=2), function, params, x, scores) for run in (SPARSE[name], direct.dense)
-    )
-    same(found, expected, 2e-4)
+    given, expected = dense_of_kind(kind)
+    same(value_and_grads(SPARSE[name], *given), expected, 2e-4)
 
 
 @pytest.mark.parametrize("name", ["slots", "ragged", "grouped"])
@@ -146,6 +161,7 @@ def test_a_batch_of_seeds_equals_a_loop(name, shared):
     axes = {key: None if key == shared else 0 for key in arguments}
     arguments |= {shared: jax.tree.map(lambda a: a[0], arguments[shared])} if shared != "nothing" else {}
 
+    @jax.jit
     def one(a):
         rule = Rule(k=2, capacity_factor=0.8)  # dropped assignments belong to no expert, and to no other seed
         return value_and_grads(SPARSE[name], rule, function, a["weights"], a["tokens"], a["scores"])

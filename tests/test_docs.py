@@ -43,7 +43,7 @@ TABLES = (
 ARMS = ("learned", "frozen", "frozen_sharp", "frozen_data")
 TINY = {
     "seeds": 1, "steps": 2, "eval_every": 1, "batch_size": 8, "data.clusters": 4, "data.dim": 3, "data.test_samples": 80,
-    "data.samples": 32, "experts.count": 4, "experts.width": 5, "shuffles": 0, "mesh.run": 1, "arms": ARMS,
+    "data.samples": 32, "experts.count": 4, "experts.width": 5, "experts.depth": 1, "shuffles": 0, "mesh.run": 1, "arms": ARMS,
 }  # fmt: skip
 
 
@@ -115,15 +115,16 @@ def started(config, traced=None):
     problem = problem_of(config).build(config, config.data.samples, None)
     values = {key: jnp.asarray(value) for key, value in (every_traced(config) | (traced or {})).items()}
     keys, run = streams(0, config), node_of(config, values)
-    inputs = Inputs(keys, run, problem.draw_world(keys, run), ())
-    return problem, inputs, *problem.init(inputs)
+    inputs = Inputs(keys, run, jax.jit(lambda: problem.draw_world(keys, run))(), ())
+    return problem, inputs, *jax.jit(lambda: problem.init(inputs))()
 
 
 def scores_of(config, traced=None, step=0):
     """(scores on the test tokens, parameters of the router) at step 0."""
     problem, inputs, params, state = started(config, traced)
     test = worlds.test_batch(tasks.TASKS[config.data.name], inputs.world, inputs.config.data)
-    return problem.model.scores(params, state, SITE, test.tokens[None], test, step)[0], params["router"]
+    scores = jax.jit(lambda: problem.model.scores(params, state, SITE, test.tokens[None], test, step)[0])()
+    return scores, params["router"]
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
@@ -190,7 +191,7 @@ def test_controls_act_on_routers_of_ones_own(heading, tmp_path):
     np.testing.assert_allclose(params["kernel"], rows.T, rtol=1e-5)
     assert not np.allclose(informed, plain)
     problem, inputs, params, state = started(config, {"router.entropy": jnp.float32(0.5)})
-    seen = problem.evaluate(inputs, params, state, jnp.int32(config.steps), ())
+    seen = jax.jit(lambda: problem.evaluate(inputs, params, state, jnp.int32(config.steps), ()))()
     assert float(seen["router/entropy_token_train"]) == pytest.approx(0.5, abs=1e-3)  # the scores are sharpened
 
 
@@ -208,8 +209,10 @@ def test_prototypes_follow_the_means_of_their_tokens(tmp_path):
     problem, inputs, params, state = started(config)
     batch = problem.batch(inputs, (), jnp.int32(0))
     rule = rule_of(inputs.config.selection)
-    after = problem.model.apply(params, state, batch, rule, "dense", jax.random.key(0), 0).state
-    still = problem.model.apply(params, state, batch, rule, "dense", None, 0).state
+    after, still = (
+        jax.jit(lambda key=key: problem.model.apply(params, state, batch, rule, "dense", key, 0).state)()
+        for key in (jax.random.key(0), None)
+    )
     x, start = np.asarray(batch.x), np.asarray(params["router"]["kernel"])
     nearest = ((x[:, :, None] - start[None]) ** 2).sum(1).argmin(1)
     expected = np.zeros_like(start)

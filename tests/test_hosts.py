@@ -18,16 +18,17 @@ from routed.system import hosts, supervisor
 from tests.language_case import TINY
 from tests.test_command_line import command, refusal, write_experiment
 
-pytestmark = pytest.mark.slow  # processes, or several programs to compile
+# Processes, or several programs to compile; the tests are about what is run.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled")]
 
-#: 2 arms of 3 seeds: 6 runs, in one batch that 4 devices pad to 8.
-SHARED = ("--config.mesh.run=0", "--config.mesh.runs_per_batch=8", "--config.seeds=3")
+#: 2 arms of 2 seeds: 4 runs, in one batch that 3 devices pad to 6.
+SHARED = ("--config.mesh.run=0", "--config.mesh.runs_per_batch=8", "--config.seeds=2")
 
 
 class Processes(list):
     """`routed.main` N times on this machine, as if each were a host; what each said on stderr is read to its end."""
 
-    def __init__(self, count, *arguments, devices=(1, 1, 1, 1), own=lambda i: ()):
+    def __init__(self, count, *arguments, devices=(1, 1, 1), own=lambda i: ()):
         with socket.socket() as free:
             free.bind(("localhost", 0))
             self.port = free.getsockname()[1]
@@ -83,7 +84,7 @@ def alone(experiment, tmp_path_factory):
 
 
 def test_processes_leave_the_rows_of_one(experiment, alone, tmp_path):
-    for code, said in Processes(4, f"--config={experiment}", f"--workdir={tmp_path}", *SHARED).ended():
+    for code, said in Processes(3, f"--config={experiment}", f"--workdir={tmp_path}", *SHARED).ended():
         assert code == 0, said
     same(table(tmp_path), alone)
     left = {"claims.json", "config.json", "report.html", "results.parquet", "routing.npz", "summary.csv", "timing.csv"}

@@ -5,6 +5,7 @@ import io
 import json
 import pathlib
 import shutil
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -390,31 +391,35 @@ def test_variance_is_that_of_the_target(config):
 def test_convolutions_are_those_of_flax_and_blocks_change_nothing():
     x = jax.random.normal(jax.random.key(0), (150, 7, 6, 3))
     features = Convolutions(2, 4)
-    params = features.init(jax.random.key(1), x)["params"]
+    params, apply = jax.jit(features.init)(jax.random.key(1), x)["params"], jax.jit(features.apply)
     expected = x
     for layer in range(2):
         kernel = params[f"kernel_{layer}"]
         conv = nn.Conv(kernel.shape[1], (3, 3), (2, 2), padding=[(0, 2 if n % 2 else 1) for n in expected.shape[1:3]])
         weights = kernel.reshape(3, 3, expected.shape[-1], -1)
         expected = nn.relu(conv.apply({"params": {"kernel": weights, "bias": params[f"bias_{layer}"]}}, expected))
-    ours = features.apply({"params": params}, x)
+    ours = apply({"params": params}, x)
     assert ours.shape == (150, 8)
     np.testing.assert_allclose(ours, expected.mean((1, 2)), atol=1e-5)
-    np.testing.assert_allclose(ours[:40], features.apply({"params": params}, x[:40]), atol=1e-6)
+    np.testing.assert_allclose(ours[:40], apply({"params": params}, x[:40]), atol=1e-6)
 
 
 def test_experts_see_the_vector_and_the_features_the_router_the_image_only(config):
     world, model = world_of(config), build_model(config)
     batch = worlds.test_batch(images.TASK, world, config.data)
-    params, state = model.init(jax.random.key(0), batch)
+    params, state = jax.jit(model.init)(jax.random.key(0), batch)
     assert weights.first_layer(params["router"]) is None
     assert (
         params["experts"]["Dense_0"]["kernel"].shape[1] == 3 + 6
     )  # the vector, and twice the filters of the first layer
 
-    def outputs(params, batch):
+    @jax.jit
+    def found(params, batch):
         y, sites, _ = model.apply(params, state, batch, rule_of(config.selection), "dense", None)
-        return np.asarray(y), np.asarray(sites["layer"].routing.scores)
+        return y, sites["layer"].routing.scores
+
+    def outputs(params, batch):
+        return jax.tree.map(np.asarray, found(params, batch))
 
     y, scores = outputs(params, batch)
     moved_y, moved_scores = outputs(params, batch._replace(side=batch.side + 1))
@@ -433,8 +438,8 @@ def test_a_frozen_router_keeps_its_convolutions_bit_for_bit(config, frozen):
     config = override(config, {"router.frozen": frozen, "optimizer.weight_decay": 0.1, "steps": 4, "eval_every": 4})
     one, shared = program.make_program(config, samples.build(config, 8)), images.shared_arrays(config.data)
     shared, traced = jax.tree.map(jnp.asarray, shared), traced_of(config)
-    world, before = program.start(one, 0, traced, shared)
-    after = program.advance(one, True, 4, True, 0, traced, world, before, (), shared)
+    world, before = jax.jit(partial(program.start, one))(0, traced, shared)
+    after = jax.jit(partial(program.advance, one))(True, 4, True, 0, traced, world, before, (), shared)
     same = jax.tree.map(lambda a, b: bool((a == b).all()), before["params"], after["params"])
     features = jax.tree.leaves(same["router"]["features"])
     assert len(features) == 4 and all(features) is frozen and same["router"]["kernel"] is frozen
@@ -446,7 +451,7 @@ def test_arms_without_features_see_the_vector_only(config):
     for name in ("oracle", "hash"):
         model = build_model(override(config, {"router.name": name}))
         batch = worlds.test_batch(images.TASK, world_of(config), config.data)
-        params, _ = model.init(jax.random.key(0), batch)
+        params, _ = jax.eval_shape(model.init, jax.random.key(0), batch)
         assert params["experts"]["Dense_0"]["kernel"].shape[1] == 3
 
 

@@ -9,33 +9,20 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from routed.contracts import UserError
-from routed.engine import batches, checkpoint, compilation, execution, results
+from routed.engine import batches, checkpoint, execution, results
 from routed.engine.devices import make_mesh
 from routed.metrics import agreement
 from routed.plan.checks import validate
 from routed.plan.config import base, canonical, problem_of, traced
-from routed.plan.runs import plan_runs, static_key
+from routed.plan.runs import plan_runs
 from routed.routers import ROUTERS, Router
 from routed.settings.tree import override
 from routed.training import program
 from tests.language_case import TINY
 from tests.test_controls import Centroids
 
-pytestmark = pytest.mark.slow  # processes, or several programs to compile
-
-#: Programs of this process: compiling takes nearly all of the time.
-PROGRAMS = {}
-
-
-@pytest.fixture(autouse=True)
-def compiled_once(monkeypatch):
-    def remembered(config, pool, runs, mesh):
-        key = (static_key(config), pool, runs, tuple(mesh.shape.items()))
-        if key not in PROGRAMS:
-            PROGRAMS[key] = compilation.compile_group(config, pool, runs, mesh)
-        return PROGRAMS[key]
-
-    monkeypatch.setattr(execution, "compile_group", remembered)
+# Several programs to compile; the tests are about what is run.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled")]
 
 
 @pytest.fixture

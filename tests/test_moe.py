@@ -29,21 +29,22 @@ def layer(experts=4, expert=None, rule=None, **changes):
 
 def test_one_expert_is_the_expert():
     moe = layer(experts=1, rule=Rule("soft"))
-    params = nn.meta.unbox(moe.init(jax.random.key(1), X))["params"]
+    params = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(1), X))["params"]
     alone = Mlp(4, 2, 5).apply({"params": jax.tree.map(lambda a: a[0], params["experts"])}, X)
     np.testing.assert_allclose(moe.apply({"params": params}, X)[0], alone, atol=1e-6)
 
 
 def test_equal_experts_make_routing_irrelevant():
     moe = layer(rule=Rule(k=2, renormalise=True))
-    params = nn.meta.unbox(moe.init(jax.random.key(1), X))["params"]
+    params = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(1), X))["params"]
     same = params | {"experts": jax.tree.map(lambda a: jnp.broadcast_to(a[:1], a.shape), params["experts"])}
     other = same | {"router": jax.tree.map(lambda a: -3 * a, same["router"])}
-    np.testing.assert_allclose(*(moe.apply({"params": p}, X)[0] for p in (same, other)), atol=1e-5)
+    apply = jax.jit(moe.apply)
+    np.testing.assert_allclose(*(apply({"params": p}, X)[0] for p in (same, other)), atol=1e-5)
 
 
 def test_eight_experts_are_a_prefix_of_sixteen_and_all_differ():
-    few, many = (nn.meta.unbox(layer(experts=n).init(jax.random.key(3), X))["params"] for n in (8, 16))
+    few, many = (nn.meta.unbox(jax.jit(layer(experts=n).init)(jax.random.key(3), X))["params"] for n in (8, 16))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:8]), few["experts"], many["experts"])
     np.testing.assert_array_equal(few["router"]["kernel"], many["router"]["kernel"][:, :8])
     kernel = many["experts"]["Dense_0"]["kernel"]
@@ -58,7 +59,7 @@ def test_expert_is_a_logical_axis_of_every_parameter_of_the_experts():
 
 def test_the_layer_is_its_parts():
     moe = layer()
-    variables = nn.meta.unbox(moe.init(jax.random.key(1), X))
+    variables = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(1), X))
     y, routing = moe.apply(variables, X)
     assert isinstance(routing, Routing) and routing.token.shape == (24,)
     weight, experts = combine_weights(routing), variables["params"]["experts"]
@@ -88,7 +89,7 @@ def test_scanned_over_layers_with_and_without_remat(remat):
         split_rngs={"params": True},
         metadata_params={nn.PARTITION_NAME: "layer"},
     )()
-    variables = stack.init(jax.random.key(0), X, None)
+    variables = jax.jit(stack.init)(jax.random.key(0), X, None)
     specs = jax.tree.leaves(nn.get_partition_spec(variables["params"])["MoE_0"]["experts"])
     assert set(specs) == {PartitionSpec("layer", "expert", None, None)}
     variables = nn.meta.unbox(variables)
@@ -98,12 +99,10 @@ def test_scanned_over_layers_with_and_without_remat(remat):
         (y, loads), state = stack.apply(variables | {"params": params}, x, None, mutable=["balance"])
         return (y**2).sum(), (loads, state)
 
-    value, (loads, state) = jax.jit(loss)(variables["params"], X)
-    grads = jax.jit(jax.grad(loss, has_aux=True))(variables["params"], X)[0]
-    x = X
+    (value, (loads, state)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"], X)
+    x, apply = X, jax.jit(lambda one, x: Block().apply(one, x, None))
     for i in range(3):  # by hand
-        one = jax.tree.map(lambda a, i=i: a[i], variables)
-        x, load = Block().apply(one, x, None)
+        x, load = apply(jax.tree.map(lambda a, i=i: a[i], variables), x)
         np.testing.assert_allclose(load, loads[i], atol=1e-6)
     np.testing.assert_allclose(value, (x**2).sum(), rtol=1e-4)
     assert all(bool(jnp.isfinite(g).all()) and bool(g.any()) for g in jax.tree.leaves(grads))
@@ -122,7 +121,8 @@ def test_a_batch_of_seeds_equals_a_loop_and_compiles_once(name):
         return jax.vmap(lambda key: moe.apply(nn.meta.unbox(moe.init(key, x)), x)[0])(keys)
 
     together = run(keys, X)
-    alone = jnp.stack([moe.apply(nn.meta.unbox(moe.init(key, X)), X)[0] for key in keys])
+    one = jax.jit(lambda key: moe.apply(nn.meta.unbox(moe.init(key, X)), X)[0])
+    alone = jnp.stack([one(key) for key in keys])
     np.testing.assert_allclose(together, alone, atol=1e-5)
     run(keys, X + 1)
     assert len(traces) == 1
@@ -130,12 +130,12 @@ def test_a_batch_of_seeds_equals_a_loop_and_compiles_once(name):
 
 def test_bfloat16_experts_and_float32_routing():
     full, half = layer(rule=Rule(k=2)), layer(rule=Rule(k=2), dtype=jnp.bfloat16)
-    variables = nn.meta.unbox(full.init(jax.random.key(1), X))
-    (y, routing), (z, rounded) = full.apply(variables, X), half.apply(variables, X)
+    variables = nn.meta.unbox(jax.jit(full.init)(jax.random.key(1), X))
+    (y, routing), (z, rounded) = jax.jit(full.apply)(variables, X), jax.jit(half.apply)(variables, X)
     assert z.dtype == jnp.bfloat16 and y.dtype == jnp.float32
     jax.tree.map(np.testing.assert_array_equal, routing, rounded)  # routing is not rounded
     np.testing.assert_allclose(z.astype(jnp.float32), y, atol=0.05)
-    grads = jax.grad(lambda v: (half.apply(v, X)[0].astype(jnp.float32) ** 2).sum())(variables)
+    grads = jax.jit(jax.grad(lambda v: (half.apply(v, X)[0].astype(jnp.float32) ** 2).sum()))(variables)
     assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
 
 
@@ -149,7 +149,7 @@ class Spy(nn.Module):
 
 def test_jitter_changes_the_choice_and_never_reaches_the_experts():
     moe = layer(expert=Spy(), rule=Rule(k=1, renormalise=True), noise="jitter", noise_scale=0.9)
-    variables = nn.meta.unbox(moe.init(jax.random.key(1), X))
+    variables = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(1), X))
     y, routing = moe.apply(variables, X, rngs={"noise": jax.random.key(2)})
     np.testing.assert_array_equal(y, X)
     assert bool((routing.scores != moe.apply(variables, X)[1].scores).any())
@@ -158,7 +158,7 @@ def test_jitter_changes_the_choice_and_never_reaches_the_experts():
 @pytest.mark.parametrize("reaches", [False, True])
 def test_noise_reaches_the_weights_only_when_asked(reaches):
     moe = layer(rule=Rule(), noise="uniform", noise_scale=5.0, noise_in_weights=reaches)
-    variables = nn.meta.unbox(moe.init(jax.random.key(1), X))
+    variables = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(1), X))
     clean, noisy = moe.apply(variables, X)[1], moe.apply(variables, X, rngs={"noise": jax.random.key(2)})[1]
     assert bool((clean.expert != noisy.expert).any())
     assert bool((clean.scores == noisy.scores).all()) is not reaches
@@ -167,7 +167,7 @@ def test_noise_reaches_the_weights_only_when_asked(reaches):
 def test_the_balancing_bias_balances_a_router_that_learns_nothing():
     moe = layer(rule=Rule(), balance_rate=0.02)
     x = jax.random.normal(jax.random.key(1), (256, 4)) + 1.0
-    state = nn.meta.unbox(moe.init(jax.random.key(0), x))
+    state = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(0), x))
     assert not jax.tree.leaves(state["balance"])[0].any()  # initialising is no step
     first = float(4 * load.load_of(moe.apply(state, x)[1]).max())
     step = jax.jit(lambda state: moe.apply(state, x, mutable=["balance"]))
@@ -186,13 +186,13 @@ def test_rebalanced_by_hand():
 
 def test_loads_and_drops():
     moe, mask = layer(rule=Rule(capacity_factor=1.0)), jnp.arange(12) < 9
-    routing = moe.apply(nn.meta.unbox(moe.init(jax.random.key(1), X)), X + 1, mask=mask)[1]
+    routing = moe.apply(nn.meta.unbox(jax.jit(moe.init)(jax.random.key(1), X)), X + 1, mask=mask)[1]
     chosen = np.bincount(np.asarray(routing.expert)[:9], minlength=4)
     np.testing.assert_allclose(load.load_of(routing, mask)[0], chosen / 9, rtol=1e-6)
     dropped = np.maximum(chosen - 3, 0).sum()  # ceil(12 / 4) = 3 places
     assert dropped > 0 and float(load.dropped(routing, mask)) == pytest.approx(dropped / 9)
     soft = layer(rule=Rule("soft"))
-    routing = soft.apply(nn.meta.unbox(soft.init(jax.random.key(1), X)), X)[1]
+    routing = soft.apply(nn.meta.unbox(jax.jit(soft.init)(jax.random.key(1), X)), X)[1]
     np.testing.assert_allclose(load.load_of(routing)[0], jax.nn.softmax(routing.scores).mean(0), rtol=1e-5)
     assert float(load.dropped(routing)) == 0
 
@@ -205,7 +205,7 @@ def test_a_dispatch_that_cannot_is_refused():
 def test_auto_says_what_it_chose(caplog):
     moe = layer(dispatch="auto")
     with caplog.at_level("INFO", logger="absl"):
-        variables = nn.meta.unbox(moe.init(jax.random.key(0), X))
+        variables = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(0), X))
     same = layer(dispatch="dense").apply(variables, X)[0]
     np.testing.assert_allclose(moe.apply(variables, X)[0], same, atol=1e-5)
     assert "dispatch auto is ragged: dropless" in caplog.text
@@ -220,7 +220,7 @@ def test_soft_moe_by_hand():
             return self.param("two", nn.initializers.constant(2.0), ()) * x
 
     moe, x = SoftMoE(Double(), num_experts=2, slots=1), jnp.array([[1.0, 0.0], [0.0, 5.0]])
-    params = nn.meta.unbox(moe.init(jax.random.key(0), x))["params"] | {
+    params = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(0), x))["params"] | {
         "router": jnp.eye(2),
         "scale": jnp.array([np.log(3.0)])[0],
     }
@@ -238,7 +238,7 @@ def test_soft_moe_by_hand():
 
 def test_soft_moe_groups_and_padding():
     moe = SoftMoE(Mlp(4, 2, 5), num_experts=3, slots=2, group_size=6)
-    variables = nn.meta.unbox(moe.init(jax.random.key(0), X))
+    variables = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(0), X))
     y, _ = moe.apply(variables, X)
     alone = [moe.apply(variables, part)[0] for part in (X[:6], X[6:])]
     np.testing.assert_allclose(y, jnp.concatenate(alone), atol=1e-5)

@@ -222,6 +222,7 @@ def test_when_a_run_stops():
         assert bool(stops(node, value, lowest, taken)) is stop, (value, lowest, taken)
 
 
+@pytest.mark.slow
 def test_full_batches_and_an_early_stop_are_gradient_descent(small, tmp_path, monkeypatch):
     """Against NumPy: a model of linear filters is <s, u>, with s the sum of the patches and u that of the filters."""
     config = override(small, WHOLE | {"stop.rise": 0.02, "stop.after": 4})
@@ -407,6 +408,7 @@ def presets(tmp_path_factory):
     return ran
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULE.PRESETS)
 def test_presets_run(presets, name):
     config, rows, _ = presets[name]
@@ -418,6 +420,7 @@ def test_presets_run(presets, name):
     assert rows["router/load_max"][0] == 4 if name == "paper" else rows["router/load_max"][0] < 2
 
 
+@pytest.mark.slow
 def test_figures(presets, monkeypatch):
     monkeypatch.setattr(plots.clusters, "TSNE", lambda **how: TSNE(**how, max_iter=250))  # as few as it takes
     config, rows, arrays = presets["released"]

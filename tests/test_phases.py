@@ -1,6 +1,6 @@
 """Phases of training: which groups move, by which losses and selection, on which share of the steps."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -9,21 +9,28 @@ import pytest
 
 from routed.contracts import UserError
 from routed.plan.checks import validate
-from routed.plan.config import canonical, problem_of, traced
-from routed.settings.tree import override
+from routed.plan.config import base, canonical, problem_of, traced
+from routed.settings.tree import flatten, override
 from routed.training import program
 from routed.training.phases import active_phase, phases_of
 
 TOP2 = {"selection.name": "top_k", "selection.k": 2, "dispatch": "dense"}
 
 
+@cache
+def compiled(items):
+    """What starts and advances the runs of a config: several tests look at one."""
+    config = canonical(override(base(), dict(items)))
+    one = program.make_program(config, problem_of(config).build(config, config.data.samples, None))
+    return traced(config), jax.jit(partial(program.start, one)), jax.jit(partial(program.advance, one))
+
+
 def states(small, *stretches, **changes):
     """The run at step 0 and after each of the stretches of steps."""
-    config = canonical(override(small, {"optimizer.name": "adam", "experts.name": "constant"} | changes))
-    one = program.make_program(config, problem_of(config).build(config, config.data.samples, None))
-    values = {key: jnp.asarray(value) for key, value in traced(config).items()}
-    world, run = jax.jit(partial(program.start, one))(0, values)
-    advance = jax.jit(partial(program.advance, one))
+    config = override(small, {"optimizer.name": "adam", "experts.name": "constant"} | changes)
+    values, start, advance = compiled(tuple(flatten(config).items()))
+    values = {key: jnp.asarray(value) for key, value in values.items()}
+    world, run = start(0, values)
     found = [run]
     for steps in stretches:
         found.append(advance(True, steps, False, 0, values, world, found[-1]))
@@ -34,6 +41,7 @@ def equal(a, b):
     return jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), a, b))
 
 
+@pytest.mark.slow
 def test_a_router_may_train_alone_first(small):
     start, early, late = states(small, 4, 4, phases=("until=4 train=router", ""))
     assert equal(start["params"]["experts"], early["params"]["experts"])
@@ -53,21 +61,22 @@ def test_a_frozen_router_stays_in_every_phase(small):
     assert not equal(start["params"]["experts"], late["params"]["experts"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["losses.balance=5", "losses.entropy=5"])
 def test_a_loss_counts_in_its_phase_only(small, word):
     plain = states(small, 3, **TOP2)[-1]["params"]
-    assert not equal(plain, states(small, 3, **TOP2, phases=(f"until=4 {word}", ""))[-1]["params"])
+    counted = states(small, 3, **TOP2, phases=(f"until=4 {word}", ""))[-1]["params"]
     key, value = word.split("=")
     always = states(small, 3, **TOP2, **{key: float(value)})[-1]["params"]
-    assert equal(always, states(small, 3, **TOP2, phases=(f"until=4 {word}", ""))[-1]["params"])
+    assert not equal(plain, counted) and equal(always, counted)
     assert equal(plain, states(small, 3, **TOP2, phases=("until=3", word))[-1]["params"])
 
 
+@pytest.mark.slow
 def test_k_may_grow(small):
     _, early, late = states(small, 4, 4, **TOP2, phases=("until=4 selection.k=1 selection.renormalise=false", ""))
-    alone = TOP2 | {"selection.k": 1, "selection.renormalise": False}
-    assert equal(early["params"], states(small, 4, **alone)[-1]["params"])
-    assert not equal(late["params"], states(small, 8, **alone)[-1]["params"])
+    _, same, other = states(small, 4, 4, **TOP2 | {"selection.k": 1, "selection.renormalise": False})
+    assert equal(early["params"], same["params"]) and not equal(late["params"], other["params"])
 
 
 def test_a_share_of_the_steps_is_drawn_by_a_coin(small):

@@ -47,7 +47,13 @@ def test_add_your_own(heading, figure, swept, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(text)
     spec = f"{tmp_path / 'mine.py'}:{figure},smoke" if figure else f"{tmp_path / 'mine.py'}:smoke"
     module, config = experiment.configure(spec, [])
-    config = override(config, {"steps": 2, "eval_every": 1, "data.test_samples": 80})
+    few = {
+        "steps": 2,
+        "eval_every": 1,
+        "data.test_samples": 80,
+        "experts.depth": 1,
+    }  # of one layer they compile fastest
+    config = override(config, few)
     last = figure_of(module, config).sweep(config)[-1] | {"arms": ("learned", "frozen_data")}
     sweep = (last, last | swept) if swept else (last,)
     runs = plan_runs(config, sweep)

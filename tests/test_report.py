@@ -30,7 +30,8 @@ from routed.settings.tree import flatten, override
 from tests.conftest import SMALL
 from tests.test_command_line import write_experiment
 
-pytestmark = pytest.mark.slow  # processes, or several programs to compile
+# Several programs to compile; the tests are about what is run.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled")]
 
 ROOT = pathlib.Path(__file__).parent.parent
 AXES = problem_of(base()).columns(base())

@@ -18,33 +18,14 @@ import pytest
 import routed
 from routed.analysis import workdirs
 from routed.contracts import UserError
-from routed.engine import batches, checkpoint, compilation, execution, results, tables
-from routed.plan.runs import static_key
+from routed.engine import batches, checkpoint, execution, results, tables
 from routed.system import files
 from routed.system.forecast import Course
 from routed.system.progress import Progress
 from tests.test_command_line import command, refusal, write_experiment
 
-pytestmark = pytest.mark.slow  # processes, or several programs to compile
-
-#: Programs of this process: the tests are about what is run, and compiling takes nearly all of their time.
-PROGRAMS = {}
-
-
-@pytest.fixture(autouse=True)
-def compiled(monkeypatch):
-    """The groups that a test asked to compile, one entry each time."""
-    asked = []
-
-    def remembered(config, pool, runs, mesh):
-        key = (static_key(config), pool, runs, mesh.size)
-        asked.append(key)
-        if key not in PROGRAMS:
-            PROGRAMS[key] = compilation.compile_group(config, pool, runs, mesh)
-        return PROGRAMS[key]
-
-    monkeypatch.setattr(execution, "compile_group", remembered)
-    return asked
+# Processes, or several programs to compile; the tests are about what is run.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled")]
 
 
 @pytest.fixture
@@ -492,8 +473,8 @@ def test_no_flipped_bit_of_the_table_gets_through(finished):
     ],
     ids=lambda text: text[:40],
 )  # fmt: skip
-def test_a_damaged_config_is_refused_only_when_rows_depend_on_it(finished, refused, run, tmp_path, text):
-    content = text if isinstance(text, bytes) else text.encode()
+def test_a_damaged_config_is_refused_only_when_rows_depend_on_it(finished, refused, run, tmp_path, monkeypatch, text):
+    content, good = text if isinstance(text, bytes) else text.encode(), (finished / "config.json").read_bytes()
     (finished / "config.json").write_bytes(content)
     assert "config.json is damaged" in refused(finished)
     assert "config.json is damaged" in refused(finished, "--shard=1/2")
@@ -506,7 +487,10 @@ def test_a_damaged_config_is_refused_only_when_rows_depend_on_it(finished, refus
     work = tmp_path / "work"
     work.mkdir()
     (work / "config.json").write_bytes(content)
-    run(work)
+    monkeypatch.setattr(execution, "execute", lambda *args: 1 / 0)  # what comes then reads no config.json
+    with pytest.raises(ZeroDivisionError):
+        run(work)
+    assert (work / "config.json").read_bytes() == good
 
 
 def test_a_folder_in_the_place_of_a_file_is_named(finished, refused, tmp_path):

@@ -19,7 +19,7 @@ from routed.routers.product import CosineRouter, ProductRouter
 from routed.settings.tree import override
 
 CONTEXT = {"cluster": jnp.arange(6) % 4, "token_id": jnp.array([0, 5, 5, 2, 7, 0])}
-X = jax.random.normal(jax.random.key(0), (6, 4))
+X = jnp.round(8 * jax.random.normal(jax.random.key(0), (6, 4))) / 8  # sums are exact, in whatever order
 
 
 def node(**changes):
@@ -32,23 +32,24 @@ def test_every_router(name):
     """Shape, finite float32 scores of bf16 tokens, permuting tokens permutes scores, seeds under vmap equal a loop."""
     router = ROUTERS[name].make(node(), 4)
     keys = jax.random.split(jax.random.key(1), 2)
-    one = lambda key: router.apply(router.init(key, X, **CONTEXT), X, **CONTEXT)  # noqa: E731
+    init, apply = jax.jit(router.init), jax.jit(router.apply)
+    one = lambda key: apply(init(key, X, **CONTEXT), X, **CONTEXT)  # noqa: E731
     scores = one(keys[0])
     assert scores.shape == (6, 4) and bool(jnp.isfinite(scores).all())
-    np.testing.assert_allclose(jax.vmap(one)(keys), jnp.stack([one(k) for k in keys]), atol=1e-5)
-    variables = router.init(keys[0], X, **CONTEXT)
-    assert router.apply(variables, X.astype(jnp.bfloat16), **CONTEXT).dtype == jnp.float32
+    np.testing.assert_allclose(jax.jit(jax.vmap(one))(keys), jnp.stack([one(k) for k in keys]), atol=1e-5)
+    variables = init(keys[0], X, **CONTEXT)
+    assert jax.eval_shape(router.apply, variables, X.astype(jnp.bfloat16), **CONTEXT).dtype == jnp.float32
     order = jnp.array([3, 1, 0, 5, 4, 2])
-    moved = router.apply(variables, X[order], **{k: v[order] for k, v in CONTEXT.items()})
+    moved = apply(variables, X[order], **{k: v[order] for k, v in CONTEXT.items()})
     np.testing.assert_allclose(moved, scores[order], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_only_routers_with_weights_have_a_gradient(name):
     router = ROUTERS[name].make(node(), 4)
-    params = router.init(jax.random.key(1), X, **CONTEXT).get("params", {})
+    params = jax.jit(router.init)(jax.random.key(1), X, **CONTEXT).get("params", {})
     loss = lambda p: (jax.nn.softmax(router.apply({"params": p}, X, **CONTEXT))[:, 0] ** 2).sum()  # noqa: E731
-    moves = any(bool(g.any()) for g in jax.tree.leaves(jax.grad(loss)(params)))
+    moves = any(bool(g.any()) for g in jax.tree.leaves(jax.jit(jax.grad(loss))(params)))
     assert moves is ROUTERS[name].learns
 
 
@@ -206,7 +207,7 @@ def test_initial_weights_are_scaled_or_examples(name):
 def test_the_sharpness_of_any_router_gives_the_entropy_asked_for(name):
     """1.2 nats is softer than a fresh router of some, .3 sharper than one of any. A NaN entropy is a NaN sharpness; 0 asks for none."""
     router, x = ROUTERS[name].make(node(), 4), jax.random.normal(jax.random.key(1), (50, 4))
-    scores = router.apply(router.init(jax.random.key(0), x), x)
+    scores = jax.jit(lambda: router.apply(router.init(jax.random.key(0), x), x))()
     for entropy in (0.3, 1.2):
         probs = jax.nn.softmax(scores * sharpness_of(scores, jnp.float32(entropy)))
         assert float(-jax.scipy.special.xlogy(probs, probs).sum(-1).mean()) == pytest.approx(entropy, abs=1e-3)

@@ -15,6 +15,8 @@ from routed.settings.tree import override
 from routed.training.program import STREAMS, streams
 from tests.conftest import SMALL
 
+pytestmark = pytest.mark.usefixtures("compiled")  # several tests train the same programs
+
 
 def train(config, sweep, path):
     """The full table of a sweep."""
@@ -40,6 +42,7 @@ def swept(tmp_path_factory):
     return config, train(config, sweep, tmp_path_factory.mktemp("swept"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{"mesh.run": 1}, {"mesh.run": 2, "mesh.runs_per_batch": 4}, {"mesh.run": 1, "mesh.batching": "vmap"}]
 )
@@ -98,6 +101,7 @@ def test_a_diverging_point_does_not_touch_its_neighbours(small, tmp_path):
     np.testing.assert_array_equal(rest[columns].select_dtypes("number"), one[columns].select_dtypes("number"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["frozen_top1", "frozen_data", "oracle", "hash", "dense_active", "dense_total"])
 def test_every_other_arm_trains(small, arm, tmp_path):
     table = train(override(small, {"arms": (arm,), "seeds": 1}), ({},), tmp_path)
@@ -116,6 +120,7 @@ def test_constant_experts_and_an_easy_mixture_are_solved(small, tmp_path):
     assert table["test/loss"].iloc[-1] < 1e-4 and table["router/homogeneity"].iloc[-1] == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_tuned_runs_use_the_best_candidate(small, tmp_path):
     config = override(small, {"rates": "tuned", "arms": ("learned",), "seeds": 1, "tune.multipliers": (1e-6, 1.0)})
     table = train(config, ({},), tmp_path)

@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from routed.layer import selection
 from routed.layer.rule import Rule, rule_of
-from routed.layer.selection import SELECTIONS, capacity, combine_weights, ranks, select
+from routed.layer.selection import SELECTIONS, capacity, ranks
 from routed.plan.config import base
+
+# Compiled as wholes: operation by operation takes longer.
+select, combine_weights = jax.jit(selection.select, static_argnums=0), jax.jit(selection.combine_weights)
 
 LN2 = float(np.log(2))
 

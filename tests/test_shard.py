@@ -17,7 +17,8 @@ from routed.plan.runs import groups, plan_runs
 from routed.settings.tree import override
 from tests.test_command_line import command, refusal, write_experiment
 
-pytestmark = pytest.mark.slow  # processes, or several programs to compile
+# Several programs to compile; the tests are about what is run.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled")]
 
 SWEEP = tuple({"data.samples": n, "experts.count": e} for n in (8, 16) for e in (2, 4, 8))
 

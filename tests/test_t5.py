@@ -63,6 +63,12 @@ def ready(**changes):
     return config, model, batch, *jax.jit(model.init)(jax.random.key(0), batch)
 
 
+def with_weights_of(case, **changes):
+    """A case of another config with the batch, parameters and state of this one."""
+    config = settings(**changes)
+    return config, t5(config), *case[2:]
+
+
 @functools.lru_cache
 def forward_of(**changes):
     config, model, _, _, state = ready(**changes)
@@ -201,15 +207,20 @@ def test_scanned_is_unrolled():
     np.testing.assert_allclose(jax.jit(forward)(), logits_of(**two), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_remat_has_the_same_gradients():
     two = {"transformer.layers": 2, "transformer.sparse_layers": 0}  # sparse layers: tests/test_moe.py
-    plain, remat = ready(**two), ready(**two, **{"transformer.remat": True})
+    plain = ready(**two)
+    remat = with_weights_of(plain, **two, **{"transformer.remat": True})
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads_of(plain), grads_of(remat))
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_routers_and_gradients_in_float32():
-    case = ready(**{"transformer.dtype": "bfloat16"})
+    case = with_weights_of(ready(), **{"transformer.dtype": "bfloat16"})
     config, model, batch, params, state = case
+    own = jax.eval_shape(model.init, jax.random.key(0), batch)[0]
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), own) == jax.tree.map(lambda a: (a.shape, a.dtype), params)
     forward = jax.jit(lambda p: model.apply(p, state, batch, rule_of(config.selection), "ragged"))
     logits, seen, _ = forward(params)
     assert logits.dtype == jnp.float32
@@ -234,10 +245,11 @@ def test_a_router_that_is_frozen_changes_no_other_gradient():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), loss(rest), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [False, True])
 def test_stop_gradient_keeps_what_routers_learn_from_the_layers_below(stop):
     noise = {"router.noise": "learned", "router.noise_in_weights": True}
-    case = ready(**noise, **{"router.stop_gradient": stop})
+    case = with_weights_of(ready(**noise), **noise, **{"router.stop_gradient": stop})
 
     def of_routers(params):
         seen = loss_of(case, params, jax.random.key(1))[1][0]
@@ -250,6 +262,7 @@ def test_stop_gradient_keeps_what_routers_learn_from_the_layers_below(stop):
     assert not stop or not any(leaf.any() for leaf in jax.tree.leaves((grads["experts"], grads["trunk"])))
 
 
+@pytest.mark.slow
 def test_dispatches_agree_and_capacity_drops():
     case = ready()
     config, model, batch, params, state = case
@@ -322,6 +335,7 @@ def test_flops_by_hand():
     assert flops_per_row(config) == 6 * (encoder + decoder)
 
 
+@pytest.mark.slow
 def test_a_mesh_gives_the_numbers_of_one_device():
     changes = {"selection.group_size": 8, "selection.capacity_factor": 0.75}
     config, batch = settings(**changes), rows(8, 8, 8)

@@ -36,8 +36,13 @@ def settled(small, name, target):
 def made(small, name, target):
     """Task, its config node, a world and its test samples."""
     task, data = TASKS[name], settled(small, name, target).data
-    world = worlds.draw_world(task, jax.random.key(0), data, 16)
-    return task, data, world, worlds.test_batch(task, world, data)
+    world = drawn(task, data, 16)
+    return task, data, world, jax.jit(lambda world: worlds.test_batch(task, world, data))(world)
+
+
+def drawn(task, data, pool):
+    """A world, compiled as a whole: operation by operation takes longer."""
+    return jax.jit(lambda key: worlds.draw_world(task, key, data, pool))(jax.random.key(0))
 
 
 def densities(x, means, covariances):
@@ -52,7 +57,7 @@ def densities(x, means, covariances):
 @pytest.mark.parametrize(("name", "target"), CASES)
 def test_a_larger_pool_keeps_the_samples_of_a_smaller_one(small, name, target):
     task, data, few, _ = made(small, name, target)
-    many = worlds.draw_world(task, jax.random.key(0), data, 64)
+    many = drawn(task, data, 64)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b[:16]).all(), few.train.cluster, many.train.cluster))
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), (few.fixed, few.test), (many.fixed, many.test)))
 
@@ -150,10 +155,12 @@ def test_sparsity_with_one_atom_fixed(small):
     """4 atoms, 6 pairs, routing by pair: 3 pairs hold an atom, so 3 experts serve it, and 6 serve all."""
     task, data, world, batch = made(small, "dictionary", "cross")
     scores = 100.0 * jax.nn.one_hot(batch.cluster, 6)
-    seen = columns(
-        SoftRouting(scores, jax.nn.softmax(scores)), {}, batch, score=lambda x: scores, labels=6,
-        groupings=task.groupings(world, data), signal=3, key=jax.random.key(0), shuffles=2,
-    )  # fmt: skip
+    seen = jax.jit(
+        lambda batch: columns(
+            SoftRouting(scores, jax.nn.softmax(scores)), {}, batch, score=lambda x: scores, labels=6,
+            groupings=task.groupings(world, data), signal=3, key=jax.random.key(0), shuffles=2,
+        )
+    )(batch)  # fmt: skip
     values = [float(seen[f"router/{n}"]) for n in ("sparsity", "sparsity_by_atom", "experts_used", "covered")]
     np.testing.assert_allclose(values, [1, 3, 6, 1], rtol=1e-4)
 

@@ -147,6 +147,7 @@ def test_claims_in_float32_have_the_sign_of_float64(alpha):
         assert two_experts.claim_3(alpha, jnp.array(x1, jnp.float32), jnp.array(weights, jnp.float32)) > 1e-3
 
 
+@pytest.mark.slow
 def test_two_experts_find_the_direction(small, tmp_path):
     """Theorem 4 in small: |w| grows along +-z, u goes to the target of that side, the margins stay above 0."""
     few = {"data.fresh": True, "batch_size": 64, "steps": 1000, "eval_every": 500, "router.learning_rate": 0.5}
@@ -186,7 +187,7 @@ def test_a_bias_starts_at_nothing_and_adds_to_every_score(name):
 
 
 def test_a_bias_trains_and_freezes(small, tmp_path):
-    config = override(small, {"router.bias": True, "data.spurious_dims": 2, "seeds": 1})
+    config = override(small, {"router.bias": True, "data.spurious_dims": 2, "seeds": 1, "experts.name": "constant"})
     table = train(config, ({},), tmp_path)
     assert (last(table, "learned", "router/moved") == 1).all() and (last(table, "frozen", "router/moved") == 0).all()
     share, ratio = (last(table, "learned", f"router/{name}") for name in ("signal_share", "spurious_ratio"))
