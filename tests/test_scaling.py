@@ -1,4 +1,4 @@
-"""What a training step sends, in the compiled program and by the formula; and what is predicted from it."""
+"""What a training step sends, in the compiled program and by the formula, and how long that takes on links."""
 
 import subprocess
 import sys
@@ -6,19 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from routed.bench import scaling
 from routed.bench.collectives import SMALL, collectives, formula, slots_of
-from routed.bench.scaling import NAMES, predict, shared_by, step_time, sweep, table
+from routed.bench.scaling import sweep
 from routed.contracts import UserError
 from routed.engine import compilation, hlo
 from routed.layer.dispatch.parallel import check
 from routed.layer.selection import group_of
-from routed.models.t5_sizes import tokens_of
+from routed.models.t5_sizes import shared_group, tokens_of
 from routed.plan import experiment
 from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.settings.tree import override
-from routed.system.chips import CHIPS
 from routed.system.interconnect import SENT, Collective, nodes, torus
 from tests.parallel_case import make_mesh
 
@@ -117,43 +115,6 @@ def test_the_compiled_step_sends_what_the_formula_says_and_nothing_else(mesh, tm
         assert record["bytes"] == record["formula"], record
 
 
-@pytest.fixture(scope="module")
-def paper():
-    """The paper's size; small enough groups for 128 chips."""
-    return shared_by(experiment.configure(scaling.EXPERIMENT, [])[1], 128)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_limits_of_the_prediction(paper, name):
-    """One chip exchanges nothing; computing is shared out evenly; each chip updates all it holds."""
-    steps = {chips: step_time(paper, CHIPS[name], chips, 1) for chips in (1, 2, 16, 128)}
-    assert steps[1].exchange == steps[1].sums == 0 and steps[1].seconds == steps[1].compute + steps[1].update
-    for chips, step in steps.items():
-        assert step.compute * chips == pytest.approx(steps[1].compute)
-        assert step.update == steps[1].update and step.exchange == 0
-    sent = [sum(SENT[one.kind](one.bytes, one.devices) for one in formula(paper, chips, 1)) for chips in steps]
-    assert 0 == sent[0] < sent[1] < sent[2] < sent[3] < 2 * sent[1]  # 2 (g - 1) / g: from once to twice the gradients
-    assert steps[1].seconds > steps[2].seconds > steps[16].seconds
-    apart = step_time(paper, CHIPS[name], 16, 8)
-    assert apart.exchange > 0 and apart.compute == pytest.approx(steps[128].compute)
-    assert apart.update < steps[1].update and apart.memory < steps[128].memory
-
-
-def test_computing_by_hand(paper):
-    """On 128 chips a row of 512 + 114 tokens each, 12 layers of 12 heads, with v5e's 819 GB/s.
-
-    Scores 12 x 12 x (512^2 + 114^2 + 512 x 114) x 64 bytes; logits 114 x 32,128 x 32 bytes; slots in groups of 114: 64 experts x 4
-    places (1.25 x 114 / 64 = 2.2, at least 4) x (65,536 / 64 + 14,592 / 114) groups / 128 chips x 3 layers x 256 units x 16 x 2 bytes.
-    """
-    groups = 65536 / group_of(114, 65536) + 14592 / 114
-    traffic = 144 * (512**2 + 114**2 + 512 * 114) * 64 + 114 * 32128 * 32 + 64 * 4 * groups / 128 * 3 * 256 * 32
-    assert step_time(paper, CHIPS["v5e"], 128, 1).compute == pytest.approx(traffic / 819e9)
-    slow = CHIPS["v5e"]._replace(
-        peak={"bfloat16": 1e12}
-    )  # then the 45.6 GFLOP of a row decide, and some for slots nobody uses
-    assert step_time(paper, slow, 128, 1).compute == pytest.approx(45.6e9 / 0.25e12, rel=0.02)
-
-
 def test_networks_by_hand():
     """8 chips of two axes are 4 x 2: two links at 50 GB/s; 6 hops a call. Of an all-to-all a quarter crosses the 2 links in the middle.
 
@@ -173,9 +134,8 @@ def test_networks_by_hand():
 
 def test_groups_that_chips_can_share():
     """`paper`: 65,536 and 14,592 = 2^8 3 19 tokens. 64 chips have 1,024 and 228 each, 8 chips 8,192 and 1,824."""
-    config = experiment.configure(scaling.EXPERIMENT, [])[1]
-    sizes = {chips: shared_by(config, chips).selection.group_size for chips in (1, 8, 64, 128)}
-    assert sizes == {1: 4096, 8: 1824, 64: 228, 128: 114}
+    config = experiment.configure("experiments/t5_mc4.py:fig5,paper", [])[1]
+    assert {chips: shared_group(config, chips) for chips in (1, 8, 64, 128)} == {1: 4096, 8: 1824, 64: 228, 128: 114}
     mesh = make_mesh(2, 4)
     for tokens in tokens_of(config):
         check(mesh, 64, tokens, group_of(1824, tokens))
@@ -190,21 +150,8 @@ def test_groups_that_chips_can_share():
     validate(override(spread, {"selection.group_size": 0, "selection.capacity_factor": 0.0}))  # each device its own
     with pytest.raises(UserError, match="batch_size=1: 8 devices cannot share it; use a multiple of 8"):
         validate(override(spread, {"batch_size": 1}))
-    assert shared_by(config, 256).batch_size == 256
     # 16,384 rows: groups of 4,096 would be 456 in the decoder, which 256 chips cannot share; the next divisor, 3,648, gives 512.
-    assert shared_by(override(config, {"batch_size": 16384}), 256).selection.group_size == 3648  # of which 14,592 is 4
-
-
-def test_records_and_table(paper):
-    few, many = (predict(paper, "v5e", 8, experts) for experts in (64, 512))
-    assert few["$"] == pytest.approx(few["hours"] * 8 * 1.2) and few["hours"] == pytest.approx(few["ms"] / 7.2)
-    assert many["ms"] > few["ms"] and many["slots a token"] > few["slots a token"]
-    assert predict(paper, "v5e", 8, 64, rows=32)["batch"] == 256
-    with pytest.raises(UserError, match="batch_size=8192: too large for the memory of 8 v5e"):
-        predict(paper, "v5e", 8, 64, rows=1024)
-    head, _, row = (line.split(" | ") for line in table([few, many]).splitlines())
-    assert head[:4] == ["| chip", "chips", "batch", "mesh"] and row[:4] == ["| v5e", "8", "128", "2 x 4"]
-    assert row[head.index("slots a token")] == f"{few['slots a token']:.2g} / {many['slots a token']:.2g}"
+    assert shared_group(override(config, {"batch_size": 16384}), 256) == 3648  # of which 14,592 is 4
 
 
 def test_shares_of_linear(monkeypatch):

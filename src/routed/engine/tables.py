@@ -84,8 +84,10 @@ def gather(workdir: pathlib.Path) -> tuple[pd.DataFrame, bool]:
     table, settled = _read_merged(workdir)
     if not parts:
         return table, settled
-    new = pa.concat_tables(parts, promote_options="permissive").to_pandas()
-    del parts  # as large as the rows
+    whole = pa.concat_tables(parts, promote_options="permissive")
+    del parts  # the only other holder of the rows: each column's memory is given back as soon as it is converted
+    new = whole.to_pandas(self_destruct=True, split_blocks=True)
+    del whole
     return ordered(pd.concat([table, new], ignore_index=True) if len(table) else new), False
 
 
