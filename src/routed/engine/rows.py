@@ -76,10 +76,16 @@ def fill_places(table: pd.DataFrame, runs: Iterable[Run]) -> pd.DataFrame:
 
 def ordered(table: pd.DataFrame) -> pd.DataFrame:
     """The rows, each once, in an order that does not depend on when they were computed; so are the columns."""
-    swept = sorted(swept_columns(table))
-    leading, order = ["run", *swept, *LEADING[1:]], [*swept, "arm", "seed", "run", "step"]
-    rows = table[order].drop_duplicates(["run", *swept, "step"]).sort_values(order).index  # copies no metric
-    return table.loc[rows, leading + sorted(set(table.columns) - set(leading))].reset_index(drop=True)
+    rows, columns = order_of(table, table.columns)
+    return table.loc[rows, columns].reset_index(drop=True)
+
+
+def order_of(leading: pd.DataFrame, columns: Iterable[str]) -> tuple[pd.Index, list[str]]:
+    """That order of the rows, from the columns up to `step`, and of the columns."""
+    swept = sorted(swept_columns(leading))
+    first, order = ["run", *swept, *LEADING[1:]], [*swept, "arm", "seed", "run", "step"]
+    rows = leading[order].drop_duplicates(["run", *swept, "step"]).sort_values(order).index  # copies no metric
+    return rows, first + sorted(set(columns) - set(first))
 
 
 def last(table: pd.DataFrame) -> pd.DataFrame:

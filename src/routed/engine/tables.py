@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import pathlib
 import zipfile
 from collections import ChainMap
@@ -21,11 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from absl import logging as log
 
-from routed.engine.rows import ordered
+from routed.engine.rows import order_of, ordered
 from routed.system import files
 
 #: All rows, and the same once more, so that damage to one of the two costs nothing; all maps; and the folder of the parts.
 TABLE, COPY, MAPS, PARTS = "results.parquet", ".results.copy.parquet", "routing.npz", "results"
+#: Parts that are opened at once.
+AT_ONCE = 256
 #: Where a table keeps the digest of its content: Parquet's own checksums do not cover names and types.
 DIGEST = b"routed.digest"
 
@@ -80,15 +83,34 @@ def read_table(workdir: pathlib.Path) -> pd.DataFrame:
 def gather(workdir: pathlib.Path) -> tuple[pd.DataFrame, bool]:
     """All rows of a workdir, and whether results.parquet holds just these; what is damaged is named in the log."""
     # Parts first: whoever merges them writes the table before they go.
-    parts = [pa.ipc.open_file(content).read_all() for content in _parts(workdir, "arrow")]
+    parts = _whole(workdir)
     table, settled = _read_merged(workdir)
     if not parts:
         return table, settled
-    whole = pa.concat_tables(parts, promote_options="permissive")
-    del parts  # the only other holder of the rows: each column's memory is given back as soon as it is converted
-    new = whole.to_pandas(self_destruct=True, split_blocks=True)
-    del whole
-    return ordered(pd.concat([table, new], ignore_index=True) if len(table) else new), False
+    if not len(table):
+        return _in_order(parts), False
+    return ordered(pd.concat([table, parts.pop().to_pandas()], ignore_index=True)), False
+
+
+def _whole(workdir: pathlib.Path) -> list[pa.Table]:
+    """The parts as one table, if there are any. Some at a time, since a part holds on to its whole file."""
+    opened = (pa.ipc.open_file(content).read_all() for content in _parts(workdir, "arrow"))
+    some = []
+    while few := list(itertools.islice(opened, AT_ONCE)):
+        some.append(pa.concat_tables(few, promote_options="permissive").combine_chunks())
+    return [pa.concat_tables(some, promote_options="permissive")] if some else []
+
+
+def _in_order(parts: list[pa.Table]) -> pd.DataFrame:
+    """`ordered` of a table that is taken out of its list: column by column, so that rows are held once and not twice."""
+    table = parts.pop()
+    names = table.column_names
+    rows, order = order_of(table.select(names[: names.index("step") + 1]).to_pandas(), names)
+    taken, columns = pa.array(rows), dict[str, Any]()
+    for name in order:
+        columns[name] = table.column(name).take(taken).to_pandas()
+        table = table.drop_columns([name])
+    return pd.DataFrame(columns, copy=False)
 
 
 def _read_merged(workdir: pathlib.Path) -> tuple[pd.DataFrame, bool]:
