@@ -60,13 +60,22 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] = ()) -> Mesh:
                 f" {len(devices)} devices; their product must be at most that"
             )
         shape = (1, config.mesh.data, config.mesh.expert)
-        return jax.make_mesh(shape, ("run", DATA, EXPERT), axis_types=(AxisType.Auto,) * 3, devices=devices[:shared])
+        return _mesh(shape, ("run", DATA, EXPERT), devices[:shared])
     wanted = config.mesh.run or len(devices)
     if wanted > len(devices):
         raise UserError(
             f"config key mesh.run={wanted}: {where} has {len(devices)} devices; use at most that, or 0 for all"
         )
-    return jax.make_mesh((wanted,), ("run",), axis_types=(AxisType.Auto,), devices=devices[:wanted])
+    return _mesh((wanted,), ("run",), devices[:wanted])
+
+
+def _mesh(shape: tuple[int, ...], names: tuple[str, ...], devices: list[jax.Device]) -> Mesh:
+    """Neighbours in the mesh are neighbours in the machine, where JAX knows how."""
+    types = (AxisType.Auto,) * len(shape)
+    try:
+        return jax.make_mesh(shape, names, axis_types=types, devices=devices)
+    except AssertionError:  # a described v4, whose chips are two devices each
+        return Mesh(np.array(devices).reshape(shape), names, axis_types=types)
 
 
 def place(sharding: NamedSharding, tree: Any) -> Any:
