@@ -59,6 +59,14 @@ def test_cycles_by_hand():
     assert module.within(module.entry, hlo.cycles, strict=False) == step | {("cycles", "evaluation"): 1000.0}
 
 
+def test_what_has_no_estimate_is_counted():
+    """XLA writes the largest number of 64 bits."""
+    line = (
+        '%a = f32[] fusion(%b), calls=%c, backend_config={"window_config":{"estimated_cycles":"9223372036854775807"}}'
+    )
+    assert hlo.cycles(line) == {("unestimated",): 1.0}
+
+
 def test_purposes_of_what_the_programs_say():
     """The names of instructions in a program traced here, as the scopes of the code make them."""
     assert hlo.purpose("jit(mapped)/while/body/encoder/blocks/layer_0/self/dot_general") == "attention"
@@ -92,7 +100,7 @@ def test_seconds_by_hand(small, monkeypatch):
     there = Topology("v5e:2x4", chip, 8, jax.devices())
     monkeypatch.setattr(topology, "problem_of", lambda config: SimpleNamespace(cost=lambda config: (5, 1.97e9)))
     group = Group("a group", [SimpleNamespace(config=small)] * 10, 0, 8)
-    estimate = Estimate(1.0, 0.0, 0.0, {"products": 1e6, "other": 0.5e6}, 1e-3, 3e6, [])
+    estimate = Estimate(1.0, 0.0, 0.0, {"products": 1e6, "other": 0.5e6}, 1e-3, 3e6, 0, [])
     spent = seconds_of(estimate, group, mesh, 8190.0, there)
     assert spent.step == pytest.approx(2e-3) and spent.hours * 3600 == pytest.approx(0.092)
     assert spent.roofline == pytest.approx(1e-5) and spent.bound == "FLOPs" and spent.mfu == pytest.approx(0.005)

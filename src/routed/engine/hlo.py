@@ -46,9 +46,10 @@ class Module:
             return int(known[1])
         # A TPU's program says it in the condition alone: a counter that starts at 0, below a constant.
         condition = self.computations[re.findall(r"condition=%([^\s,}]+)", line)[0]]
-        bounds = [int(one[1]) for at in condition if (one := re.search(r"= s32\[\]\S* constant\((\d+)\)", at))]
-        below = any("ROOT" in at and "direction=LT" in at for at in condition)
-        return bounds[0] if below and len(bounds) == 1 else None
+        end = "\n".join(condition)
+        below = re.search(r"ROOT [^\n]* compare\(%\S+, %([^\s,)]+)\), direction=LT", end)
+        bound = re.search(rf"%{re.escape(below[1])} = s32\[\]\S* constant\((\d+)\)", end) if below else None
+        return int(bound[1]) if bound else None
 
     def within(self, name: str, measure: Callable[[str], Sums], strict: bool = True) -> dict[tuple[str, ...], float]:
         """The sums of what `measure` says of the instructions of a computation and of what they call.
@@ -153,10 +154,12 @@ def _devices(line: str) -> int:
 
 
 def cycles(line: str) -> dict[tuple[str, ...], float]:
-    """Cycles that XLA estimates for an instruction, by its purpose; TPUs only."""
+    """Cycles that XLA estimates for an instruction, by its purpose; TPUs only. Where it has no estimate it says 2^63 - 1."""
     estimated = re.search(r'"estimated_cycles":"(\d+)"', line)
     if not estimated:
         return {}
+    if int(estimated[1]) >= 2**62:
+        return {("unestimated",): 1.0}
     named = re.search(r'op_name="([^"]*)"', line)
     return {("cycles", purpose(named[1] if named else "")): float(estimated[1])}
 

@@ -28,8 +28,13 @@ from routed.system.platform import tracing_for
 #: Share of the peak at which kernels are taken to run, of which XLA estimates no cycles: what it estimates of a dense FFN of 2,048 x
 #: 4,096 on a v5e.
 KERNEL_RATE = 0.5
-#: What libtpu asks of a machine that is no TPU.
-ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
+#: What libtpu asks of a machine that is no TPU, and several processes at once.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 
 
 class Topology(NamedTuple):
@@ -50,7 +55,7 @@ class Estimate(NamedTuple):
     """What the compiled program of a group tells, for one device and a batch of runs.
 
     Seconds of compiling; bytes of arguments and results, and of intermediate arrays; cycles of a training step by purpose; seconds of
-    its kernels, of which cycles are not known; cycles of an evaluation; collectives of a step.
+    its kernels, of which cycles are not known; cycles of an evaluation; other instructions without an estimate; collectives of a step.
     """
 
     seconds: float
@@ -59,6 +64,7 @@ class Estimate(NamedTuple):
     cycles: dict[str, float]
     kernels: float
     evaluation: float
+    unestimated: int
     collectives: list[Collective]
 
 
@@ -99,7 +105,7 @@ def topology_of(text: str) -> Topology:
     try:
         devices = topologies.get_topology_desc(topology_name=text, platform="tpu").devices
     except jax.errors.JaxRuntimeError as error:
-        raise UserError(f"--topology={text}: no such slice: {str(error).splitlines()[0]}") from error
+        raise UserError(f"--topology={text}: it cannot be described: {str(error).splitlines()[0]}") from error
     return Topology(text, CHIPS[name], math.prod(map(int, shape.split("x"))), list(devices))
 
 
@@ -185,6 +191,7 @@ def estimate_of(lowered: Lowerings, group: Group, mesh: Mesh, topology: Topology
         cycles=cycles,
         kernels=turns * sum_of(step, "kernels"),
         evaluation=sum_of(whole, "cycles") - sum(cycles.values()),
+        unestimated=int(sum_of(whole, "unestimated")),
         collectives=hlo.collectives(step),
     )
 
@@ -245,7 +252,8 @@ def _lines(estimate: Estimate, spent: Spent, topology: Topology) -> list[str]:
         f"  compiled in {estimate.seconds:.0f} s; fits: a device holds {estimate.held / 1e6:,.0f} + {estimate.temporary / 1e6:,.0f} MB"
         f" (arguments + temporary), {needed / there:.1%} of its {there / 1e9:.3g} GB",
         f"  a step of a batch: {total:,.0f} cycles ({', '.join(f'{name} {share:.0%}' for share, name in shares if share >= 0.005)})"
-        f"{f' and kernels of {1e6 * estimate.kernels:,.0f} us' if estimate.kernels else ''}; an evaluation {estimate.evaluation:,.0f}",
+        f"{f' and kernels of {1e6 * estimate.kernels:,.0f} us' if estimate.kernels else ''}; an evaluation {estimate.evaluation:,.0f}"
+        f"{f'; XLA estimates nothing of {estimate.unestimated} instructions' if estimate.unestimated else ''}",
         f"  collectives of a step: {moved or 'none'}",
         f"  {1e6 * spent.step:,.1f} us a step at {chip.clock / 1e9:g} GHz"
         f"{f', of it {1e6 * spent.collectives:,.1f} in collectives' if estimate.collectives else ''}; roofline"

@@ -40,4 +40,5 @@ class Cnn(nn.Module):
             responses = patches * filters(x.mean(1))
         else:
             responses = ACTIVATIONS[self.activation](filters(x)).sum(1)
-        return responses.reshape(len(x), self.outputs, self.width).sum(-1)
+        # Not reshaped to [T, O, W]: a TPU would lay out the gradient of the sum with O, which is 2, in place of 128 lanes.
+        return jnp.stack([part.sum(-1) for part in jnp.split(responses, self.outputs, -1)], -1)
