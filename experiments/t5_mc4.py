@@ -80,6 +80,7 @@ SCALES = {
         "data.input_length": 64, "data.eval_rows": 32, "batch_size": 8, "transformer.layers": 1,
         "transformer.dim": 16, "transformer.head_dim": 8, "transformer.width": 32,
         "experts.count": 4, "experts.width": 32, "steps": 20, "eval_every": 10, "checkpoint.every": 10, "seeds": 2,
+        "mesh.runs_per_batch": 4,
     } | arms_of_fig5(config, ("learned", "frozen", "frozen_balanced")),
     "default": lambda config: {},
     "paper": lambda config: {
