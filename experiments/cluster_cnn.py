@@ -13,6 +13,8 @@ could represent the labels, stays at 93 % with experts that serve all clusters.
     python -m routed.main --config=experiments/cluster_cnn.py:picture       # Figure 1
     python -m routed.main --config=experiments/cluster_cnn.py:factors       # what makes linear experts fail?
 
+Scales: smoke (half a minute; of the tables only setting 3, without models of 512 filters), default, paper.
+
 Two protocols (PRESETS below; every option is a config key). The paper prints one, its released code runs another, and its tables are
 the code's: inputs times 10, two logits, softmax applied twice (so the loss is at least .3133), the noisy score itself as the gate,
 biases, an early stop, noise also on test samples, one data set for all seeds.
@@ -69,6 +71,8 @@ SETTINGS: dict[str, Point] = {
     "verify": {"data.alpha_low": 1.0, "data.gamma_low": 1.0, "data.gamma_high": 2.0, "data.patch_noise": 1.0},
 }
 TABLE3 = ("1", "2", "3", "4")
+#: Filters of the single models.
+FILTERS = (128, 512)
 CUBIC, LINEAR = {"experts.activation": "cubic"}, {"experts.activation": "linear"}
 
 PROTOCOL = PRESETS["released"] | {
@@ -83,7 +87,7 @@ PROTOCOL = PRESETS["released"] | {
 
 SCALES = {
     "smoke": lambda config: {
-        "data.samples": 800, "data.test_samples": 800, "batch_size": 800, "steps": 20, "eval_every": 10, "seeds": 2
+        "data.samples": 400, "data.test_samples": 400, "batch_size": 400, "steps": 10, "eval_every": 5, "seeds": 2
     },
     "default": lambda config: {},
     "paper": lambda config: {} if config.figure == "picture" else {"seeds": 10},  # a map needs no ten runs
@@ -102,6 +106,16 @@ def writers(config: ConfigDict) -> tuple[Writer, Writer]:
 def over_runs(mean: float, std: float) -> Measured:
     """A mean over the paper's ten runs; its standard deviation divides by ten, as their code does, and Welch's test wants nine."""
     return Measured(mean, std * math.sqrt(10 / 9), 10)
+
+
+def table3(config: ConfigDict) -> tuple[str, ...]:
+    """The settings that a scale has; for a smoke run one that Theorem 4.1 is about."""
+    return ("3",) if config.scale == "smoke" else TABLE3
+
+
+def filters_of(config: ConfigDict) -> tuple[int, ...]:
+    """The sizes of single models that a scale has."""
+    return FILTERS[:1] if config.scale == "smoke" else FILTERS
 
 
 def mixtures(settings: Iterable[str]) -> dict[str, Point]:
@@ -149,14 +163,15 @@ BALANCED, UNBALANCED = {"losses.balance": 1e-4}, {"losses.balance": 0.0}
 
 def rows(config: ConfigDict) -> dict[str, Point]:
     """The rows of the tables, by name."""
-    balanced = {f"linear, balanced, setting {s}": SETTINGS[s] | LINEAR | BALANCED for s in TABLE3}
+    settings = table3(config)
+    balanced = {f"linear, balanced, setting {s}": SETTINGS[s] | LINEAR | BALANCED for s in settings}
     singles = {
         f"single {activation}, {filters} filters, setting {s}": single(config, s, activation, filters)
-        for s in TABLE3
+        for s in settings
         for activation in ("linear", "cubic")
-        for filters in (128, 512)
+        for filters in filters_of(config)
     }
-    return mixtures(TABLE3) | balanced | singles
+    return mixtures(settings) | balanced | singles
 
 
 def claim_mixtures(config: ConfigDict, s: str, at: Point, entropy: str) -> Iterator[Claim]:
@@ -179,7 +194,7 @@ def claim_singles(config: ConfigDict, s: str) -> Iterator[Claim]:
     """Single models of setting `s`: their numbers, Theorem 4.1, and the mixture beside them."""
     numbers, orders = writers(config)
     for activation in ("linear", "cubic"):
-        for filters, accuracy in zip((128, 512), SINGLE[s, activation], strict=True):
+        for filters, accuracy in zip(filters_of(config), SINGLE[s, activation], strict=False):
             at = SETTINGS[s] | {"experts.activation": activation, "experts.width": filters // 2}
             words, id = f"setting {s}, single {activation} model of {filters} filters", f"{activation}-{filters}"
             number = numbers._replace(at=at).number
@@ -207,18 +222,19 @@ def claim_balance(config: ConfigDict, s: str) -> Iterator[Claim]:
 def claim_tables(config: ConfigDict) -> Iterator[Claim]:
     """Every number of the tables, and the orders that the paper draws from them."""
     at = {"experts.width": config.experts.width} | UNBALANCED
-    for s in TABLE3:
+    for s in table3(config):
         yield from claim_mixtures(config, s, at, ENTROPY)
         yield from claim_singles(config, s)
         yield from claim_balance(config, s)
 
 
-def draw_tables(methods: dict[str, Point], entropy: str) -> tuple[dict, ...]:
-    """The rows beside each other, where setting 1's samples go, and how the mixtures train."""
+def draw_tables(config: ConfigDict, methods: dict[str, Point], entropy: str) -> tuple[dict, ...]:
+    """The rows beside each other, where the first setting's samples go, and how the mixtures train."""
+    settings = table3(config)
     return (
         {"kind": "methods", "name": "table3", "methods": methods, "metrics": (ACCURACY, entropy)},
-        {"kind": "dispatch", "name": "dispatch", "lines": mixtures(("1",))},
-        {"kind": "series", "name": "training", "lines": mixtures(TABLE3), "metrics": CURVES},
+        {"kind": "dispatch", "name": "dispatch", "lines": mixtures(settings[:1])},
+        {"kind": "series", "name": "training", "lines": mixtures(settings), "metrics": CURVES},
     )
 
 
@@ -226,7 +242,7 @@ HEADLINE = Figure(
     "Tables 1, 3, 4 to 6 and 9: mixtures and single models in four settings, protocol of the released code",
     sweep=lambda config: tuple(rows(config).values()),
     claims=lambda config: tuple(claim_tables(config)),
-    plots=lambda config: draw_tables(rows(config), ENTROPY),
+    plots=lambda config: draw_tables(config, rows(config), ENTROPY),
 )
 
 
@@ -239,13 +255,13 @@ STEPS = 6400
 PRINTED = Figure(
     "Table 3's mixtures, the protocol as the paper prints it",
     changes=PRESETS["paper"] | {"steps": STEPS, "eval_every": STEPS // 20, "seeds": 5},
-    sweep=lambda config: tuple(mixtures(TABLE3).values()),
+    sweep=lambda config: tuple(mixtures(table3(config)).values()),
     claims=lambda config: tuple(
         claim._replace(id=f"{claim.id}.printed")
-        for s in TABLE3
+        for s in table3(config)
         for claim in claim_mixtures(config, s, {}, "router/dispatch_entropy")
     ),
-    plots=lambda config: draw_tables(mixtures(TABLE3), "router/dispatch_entropy"),
+    plots=lambda config: draw_tables(config, mixtures(table3(config)), "router/dispatch_entropy"),
 )
 
 

@@ -4,7 +4,7 @@ Question. Papers compare routers at one learning rate, often their own. Here eve
 the same mixture, the same constant experts, the same initial experts and the same tuning budget, learned and frozen.
 
     python -m routed.main --config=experiments/router_zoo.py
-    python -m routed.main --config=experiments/router_zoo.py:smoke
+    python -m routed.main --config=experiments/router_zoo.py:smoke     # five methods of different families
 
 Task: 64 clusters, 64 experts that are a learned vector each, 24 dimensions, separation 1, 16,384 training samples (Dikkala et
 al. 2023, 3.1, Fig. 2a). Constant experts make the partition decide: an expert that serves two clusters must be wrong.
@@ -59,6 +59,8 @@ METHODS: dict[str, Point] = {
     "random": _TOP1 | {"router.name": "random"},
     "oracle": _TOP1 | {"router.name": "oracle"},
 }
+#: Those of a smoke run, which spends three seconds of compiling on each.
+FEW = ("linear, soft", "linear, noisy top-2", "linear, expert choice", "cosine, top-2", "hash")
 #: Methods without anything to learn.
 FIXED = ("hash", "random", "oracle")
 
@@ -89,23 +91,26 @@ def point(method: Point) -> Point:
     }
 
 
-POINTS = {name: point(method) for name, method in METHODS.items()}
+def points(config: ConfigDict) -> dict[str, Point]:
+    """The points of a scale's methods, by name."""
+    names = FEW if config.scale == "smoke" else METHODS
+    return {name: point(METHODS[name]) for name in names}
 
 
 def sweep(config: ConfigDict) -> tuple[Point, ...]:
     """A point a method; what cannot learn runs frozen only."""
-    return tuple(one | ({"arms": ("frozen",)} if name in FIXED else {}) for name, one in POINTS.items())
+    return tuple(one | ({"arms": ("frozen",)} if name in FIXED else {}) for name, one in points(config).items())
 
 
 def claims(config: ConfigDict) -> tuple[Claim, ...]:
     """For each method that can learn: learning beats not learning."""
     write = Writer(comparability(config), prefix="routed.zoo.")
     # A claim's point also names what other methods change, so that it is this method's alone.
-    plain = {key: value_of(config, key) for one in POINTS.values() for key in one}
+    plain = {key: value_of(config, key) for one in points(config).values() for key in one}
     return tuple(
         write.order(name.replace(",", "").replace(" ", "-").lower(), f"{name}: learned beats frozen", "not asked",
                     LEARNED, FROZEN, at=plain | one)
-        for name, one in POINTS.items()
+        for name, one in points(config).items()
         if name not in FIXED
     )  # fmt: skip
 
@@ -118,7 +123,7 @@ FIGURES = {
         "every router and selection, learned and frozen, at tuned rates",
         sweep=sweep,
         claims=claims,
-        plots=lambda config: ({"kind": "methods", "name": "methods", "methods": POINTS, "metrics": METRICS},),
+        plots=lambda config: ({"kind": "methods", "name": "methods", "methods": points(config), "metrics": METRICS},),
     )
 }
 

@@ -35,7 +35,7 @@ PATIENCE = 120
 
 #: What the commands of processes run.
 GAUSSIAN = ["--config=experiments/gmm_router.py:smoke", "--config.steps=200", "--config.eval_every=20"]
-T5 = ["--config=experiments/t5_mc4.py:smoke", "--config.seeds=1"]
+T5 = ["--config=experiments/t5_mc4.py:smoke", "--config.seeds=1", "--config.steps=40", "--config.eval_every=20"]
 
 #: Bytes of memory that settings may ask for: the soak leaves the rest of the machine alone.
 MEMORY = 2 << 30

@@ -81,6 +81,6 @@ def test_baseline_lines_are_read():
 
 def test_the_floor_of_a_step_by_hand():
     """800 samples of 4 x 50, 16 filters, 8 experts: 4 800 (200 16 + 50 8) = 11.52 MFLOP, and 800 200 8 bytes = 1.28 MB."""
-    _, config = experiment.configure("experiments/cluster_cnn.py:smoke", [])
+    _, config = experiment.configure("experiments/cluster_cnn.py:smoke", ["data.samples=800", "batch_size=800"])
     assert cluster.floor(config, 1e9, 1e12) == pytest.approx(0.01152)
     assert cluster.floor(config, 1e15, 1e9) == pytest.approx(0.00128)

@@ -3,6 +3,9 @@
     python tests/golden/histories.py write OUT [FILE...]     # runs the figures of all experiment files, or of those named
     python tests/golden/histories.py compare OLD NEW         # every difference, figure by figure
 
+histories.npz is of the smoke figures before "Let smoke runs take half a minute": to compare with it, name the experiment files of
+the commit before that.
+
 Scalars are kept as they are, arrays as a digest and their mean. Runs are told apart by figure, point, arm, seed and whether they tune.
 """
 

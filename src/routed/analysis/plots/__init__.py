@@ -126,6 +126,7 @@ def _rendered(figure: Figure, **options: Any) -> bytes:
     buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, **options)
+    figure.set_layout_engine("none")  # laid out now: the next format would find the same places, in as much time again
     return buffer.getvalue()
 
 
