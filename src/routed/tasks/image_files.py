@@ -30,7 +30,7 @@ class Images(NamedTuple):
     test_y: Int32[np.ndarray, " M"]
 
 
-class _Part(NamedTuple):
+class Split(NamedTuple):
     """One split as it was read; errors name `labels`, where the labels come from."""
 
     x: np.ndarray
@@ -44,7 +44,7 @@ class ImageSet(NamedTuple):
     `files` says what they are, for who has to fetch them; empty where nothing is read.
     """
 
-    read: Callable[[pathlib.Path], tuple[_Part, _Part, int]]
+    read: Callable[[pathlib.Path], tuple[Split, Split, int]]
     files: str = ""
 
 
@@ -83,7 +83,7 @@ def _again(name: str) -> str:
     return f"fetch again {SETS[name].files}" if name in SETS else "prepare the data set again"
 
 
-def _refuse_labels(part: _Part, classes: int, mend: str) -> None:
+def _refuse_labels(part: Split, classes: int, mend: str) -> None:
     """Refuses classes that are not 0 to `classes` - 1, each with an image."""
     present = set(np.unique(part.y).tolist())
     if wrong := present - set(range(classes)):
@@ -118,16 +118,16 @@ def _content(path: pathlib.Path, name: str) -> bytes:
         ) from error
 
 
-def _idx(folder: pathlib.Path) -> tuple[_Part, _Part, int]:
+def _idx(folder: pathlib.Path) -> tuple[Split, Split, int]:
     train, test = _idx_part(folder, "train"), _idx_part(folder, "t10k")
     return train, test, int(train.y.max(initial=0)) + 1
 
 
-def _idx_part(folder: pathlib.Path, split: str) -> _Part:
+def _idx_part(folder: pathlib.Path, split: str) -> Split:
     (x, images), (y, labels) = (_idx_array(folder, split, *what) for what in (("images", 3), ("labels", 1)))
     if len(x) != len(y):
         raise UserError(f"{labels}: {len(y)} labels, expected {len(x)} as {images} has images; {_again('idx')}")
-    return _Part(x[..., None], y, str(labels))
+    return Split(x[..., None], y, str(labels))
 
 
 def _idx_array(folder: pathlib.Path, split: str, what: str, axes: int) -> tuple[np.ndarray, pathlib.Path]:
@@ -148,16 +148,16 @@ def _idx_array(folder: pathlib.Path, split: str, what: str, axes: int) -> tuple[
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape), path
 
 
-def _cifar10(folder: pathlib.Path) -> tuple[_Part, _Part, int]:
+def _cifar10(folder: pathlib.Path) -> tuple[Split, Split, int]:
     train = [f"data_batch_{i}.bin" for i in range(1, 6)]
     return *(_records(folder, names, "cifar10", 1) for names in (train, ["test_batch.bin"])), 10  # type: ignore[return-value]
 
 
-def _cifar100(folder: pathlib.Path) -> tuple[_Part, _Part, int]:
+def _cifar100(folder: pathlib.Path) -> tuple[Split, Split, int]:
     return *(_records(folder, [name], "cifar100", 2) for name in ("train.bin", "test.bin")), 100  # type: ignore[return-value]
 
 
-def _records(folder: pathlib.Path, names: list[str], image_set: str, labels: int) -> _Part:
+def _records(folder: pathlib.Path, names: list[str], image_set: str, labels: int) -> Split:
     """Records of `labels` bytes, of which the last is the class, and an image: red, then green, then blue rows."""
     nested = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}[image_set]
     size, pieces = labels + 3072, []
@@ -171,10 +171,10 @@ def _records(folder: pathlib.Path, names: list[str], image_set: str, labels: int
         pieces.append(np.frombuffer(data, np.uint8).reshape(-1, size))
     rows = np.concatenate(pieces)
     x = np.ascontiguousarray(rows[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-    return _Part(x, rows[:, labels - 1], str(path) if len(names) == 1 else f"{path.parent}/{names[0]} to {names[-1]}")
+    return Split(x, rows[:, labels - 1], str(path) if len(names) == 1 else f"{path.parent}/{names[0]} to {names[-1]}")
 
 
-def _tfds(name: str, directory: str) -> tuple[_Part, _Part, int]:
+def _tfds(name: str, directory: str) -> tuple[Split, Split, int]:
     """The newest version that TFDS prepared below its data_dir, read without TensorFlow."""
     import tensorflow_datasets as tfds  # here, as it costs half a second
 
@@ -187,7 +187,7 @@ def _tfds(name: str, directory: str) -> tuple[_Part, _Part, int]:
     return *(_tfds_part(builder, path, split) for split in ("train", "test")), features["label"].num_classes  # type: ignore[return-value]
 
 
-def _tfds_part(builder: Any, path: pathlib.Path, split: str) -> _Part:
+def _tfds_part(builder: Any, path: pathlib.Path, split: str) -> Split:
     splits = builder.info.splits
     if split not in splits:
         raise UserError(
@@ -203,10 +203,10 @@ def _tfds_part(builder: Any, path: pathlib.Path, split: str) -> _Part:
         x, y = (np.stack([record[field] for record in records]) for field in ("image", "label"))
     except (RuntimeError, ValueError, OSError) as error:  # a wrong checksum, sizes that differ, a damaged image
         raise UserError(f"{path}: split {split} cannot be read ({error}); {_again('tfds')}") from error
-    return _Part(x, y, f"{path}, split {split}")
+    return Split(x, y, f"{path}, split {split}")
 
 
-def _patterns(folder: pathlib.Path) -> tuple[_Part, _Part, int]:
+def _patterns(folder: pathlib.Path) -> tuple[Split, Split, int]:
     """A smooth random pattern a class, the same everywhere; an image is one, shifted around by up to 2 pixels, with noise."""
     del folder
     rng = np.random.default_rng(0)
@@ -215,11 +215,11 @@ def _patterns(folder: pathlib.Path) -> tuple[_Part, _Part, int]:
     patterns = np.fft.ifft2(spectrum * (low[:, None] & low)[None, :, :, None], axes=(1, 2)).real
     patterns /= patterns.std((1, 2, 3), keepdims=True)
 
-    def part(each: int, name: str) -> _Part:
+    def part(each: int, name: str) -> Split:
         y = np.arange(each * CLASSES) % CLASSES
         x = np.stack([np.roll(patterns[c], rng.integers(-2, 3, 2), (0, 1)) for c in y])
         x = 128 + 40 * x + 20 * rng.normal(size=x.shape)
-        return _Part(np.clip(x, 0, 255).astype(np.uint8), y, name)
+        return Split(np.clip(x, 0, 255).astype(np.uint8), y, name)
 
     return part(TRAIN, "artificial training images"), part(TEST, "artificial test images"), CLASSES
 
