@@ -462,7 +462,7 @@ def settings(rng: random.Random, folder: pathlib.Path) -> int:
     file, base = rng.choice(FILES), ["seeds=1", "mesh.run=1"]
     module = experiment.load(str(ROOT / "experiments" / file))
     spec = f"{ROOT / 'experiments' / file}:{rng.choice([*module.FIGURES])},smoke"
-    limits.memory = lambda: MEMORY
+    limits.memory = lambda mesh: MEMORY
     base += [f"data.cache={folder / 'text'}"] if file.startswith("t5") else []
 
     def planned(changes: list[str]) -> tuple:

@@ -171,7 +171,7 @@ def tiny(tmp_path, monkeypatch):
     ids=lambda value: " ".join(value)[:60] if value[0].startswith(("-", "s")) else "",
 )
 def test_a_mistake_is_named_with_its_fix(tiny, monkeypatch, arguments, parts):
-    monkeypatch.setattr(limits, "memory", lambda: 2**30)  # 60 million samples of 20 bytes take more than a third of it
+    monkeypatch.setattr(limits, "memory", lambda mesh: 2**30)  # 60 million samples of 20 bytes take more than a third of it
     monkeypatch.setattr(runs, "RUNS", 1000)
     text = refusal(f"--config={tiny}", *arguments)
     assert all(part in text for part in parts), text

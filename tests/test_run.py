@@ -165,7 +165,7 @@ def test_a_step_that_needs_more_than_the_memory_is_refused_before_it_runs(small,
     config = override(small, {"arms": ("learned",), "seeds": 1, "mesh.run": 1, "batch_size": 2**14})
     mesh = make_mesh(config)
     (group,) = make_groups(plan_runs(config, ({},)), mesh)
-    monkeypatch.setattr(limits, "memory", lambda: 2_000_000)
+    monkeypatch.setattr(limits, "memory", lambda mesh: 2_000_000)
     with pytest.raises(
         UserError, match=r"batch_size=16384: a step takes 0.\d+ GiB and 1 devices .*; lower batch_size$"
     ):
