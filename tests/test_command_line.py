@@ -106,6 +106,8 @@ def tiny(tmp_path, monkeypatch):
         (["--config.selection.eval.k=5"], ["selection.eval.k=5", "experts.count=4", "lower selection.eval.k"]),
         (["--config.steps=3000000000", "--config.eval_every=3000000000"], ["eval_every=3000000000", "2^31"]),
         (["--config.eval_every=7"], ["eval_every=7", "divide steps=30"]),
+        (["--topology=v5e:2x4"], ["--topology=v5e:2x4", "add --dry_run"]),
+        (["--topology=v5e", "--dry_run"], ["--topology=v5e", "a shape, such as v5e:2x4"]),
         (["--config.data.test_samples=66"], ["data.test_samples=66", "multiple of data.clusters=4"]),
         (["--config.data.target=linear"], ["data.target_dim=2", "set data.target_dim=1"]),
         (["--config.router.entropy=2"], ["router.entropy=2.0", "ln(experts.count)=1.386"]),
@@ -171,7 +173,9 @@ def tiny(tmp_path, monkeypatch):
     ids=lambda value: " ".join(value)[:60] if value[0].startswith(("-", "s")) else "",
 )
 def test_a_mistake_is_named_with_its_fix(tiny, monkeypatch, arguments, parts):
-    monkeypatch.setattr(limits, "memory", lambda mesh: 2**30)  # 60 million samples of 20 bytes take more than a third of it
+    monkeypatch.setattr(
+        limits, "memory", lambda mesh: 2**30
+    )  # 60 million samples of 20 bytes take more than a third of it
     monkeypatch.setattr(runs, "RUNS", 1000)
     text = refusal(f"--config={tiny}", *arguments)
     assert all(part in text for part in parts), text

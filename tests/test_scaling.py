@@ -9,7 +9,7 @@ import pytest
 from routed.bench.collectives import SMALL, collectives, formula, slots_of
 from routed.bench.scaling import sweep
 from routed.contracts import UserError
-from routed.engine import compilation, hlo
+from routed.engine import compilation, devices, hlo
 from routed.layer.dispatch.parallel import check
 from routed.layer.selection import group_of
 from routed.models.t5_sizes import shared_group, tokens_of
@@ -113,6 +113,15 @@ def test_the_compiled_step_sends_what_the_formula_says_and_nothing_else(mesh, tm
     assert len(records) == {(8, 1): 1, (1, 8): 2}.get(mesh, 3)
     for record in records:
         assert record["bytes"] == record["formula"], record
+
+
+def test_validation_rows_that_devices_cannot_share_are_refused(tmp_path_factory):
+    """12 rows are one block, which 8 devices cannot share."""
+    cache = tmp_path_factory.getbasetemp() / "text"
+    changes = SMALL | {"data.cache": str(cache), "data.eval_rows": 12, "mesh.data": 8}
+    config = override(base(), changes)
+    with pytest.raises(UserError, match=r"data.eval_rows=12: .* 12 rows, of which 8 devices cannot .* of 12; use 8$"):
+        compilation.lower_group(config, 0, 1, devices.make_mesh(config))
 
 
 def test_networks_by_hand():
