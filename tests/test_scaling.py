@@ -120,7 +120,7 @@ def test_validation_rows_that_devices_cannot_share_are_refused(tmp_path_factory)
     cache = tmp_path_factory.getbasetemp() / "text"
     changes = SMALL | {"data.cache": str(cache), "data.eval_rows": 12, "mesh.data": 8}
     config = override(base(), changes)
-    with pytest.raises(UserError, match=r"data.eval_rows=12: .* 12 rows, of which 8 devices cannot .* of 12; use 8$"):
+    with pytest.raises(UserError, match=r"data.eval_rows=12: .* 12 rows, of which 8 devices cannot .* of 12; use 8"):
         compilation.lower_group(config, 0, 1, devices.make_mesh(config))
 
 

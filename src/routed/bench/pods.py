@@ -103,7 +103,7 @@ HEADS: dict[str, Any] = {
     "roofline": lambda one: f"{one['roofline_us']:,.1f} ({one['bound']})",
     "M tokens/s": lambda one: f"{one['tokens_per_second'] / 1e6:,.2f}",
     "of the peak": lambda one: f"{one['mfu']:.2%}",
-    "hours": lambda one: f"{one['hours']:.2g}",
+    "all its runs": lambda one: f"{one['hours']:.2g} h" if one["hours"] > 0.1 else f"{3600 * one['hours']:.2g} s",
     "$": lambda one: f"{one['dollars']:,.2f}",
 }
 
