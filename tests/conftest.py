@@ -40,8 +40,8 @@ def build_model(config):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def all_devices():
-    """Runs of tests are brief, so a command would compile them for one device."""
+def full_effort():
+    """Runs of tests are brief, and a command would compile them with little effort: the flags above decide here."""
     from routed.engine import compilation
 
     compilation.BRIEF = 0.0
