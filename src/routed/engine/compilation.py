@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Lowered
@@ -77,7 +78,8 @@ def lower_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Lowerin
     over_runs = _one_spread_run if spread else _over_devices(config, mesh)
     # The same function twice is traced once.
     start_runs = over_runs(partial(program.start, one), (2,))
-    advance_runs = over_runs(partial(program.advance, one), (1, 2, 8))
+    move = _all_active if batching_of(config, mesh) == "vmap" else program.advance
+    advance_runs = over_runs(partial(move, one), (1, 2, 8))
 
     every = steps_fed(config)
     rows, whole = NamedSharding(mesh, PartitionSpec("run")), NamedSharding(mesh, PartitionSpec())
@@ -144,6 +146,12 @@ def batching_of(config: ConfigDict, mesh: Mesh) -> str:
     if config.mesh.batching != "auto":
         return config.mesh.batching
     return "map" if platform_of(mesh) == "cpu" else "vmap"
+
+
+def _all_active(one: program.Program, active, steps, evaluated, seed, values, world, run, feed, shared):
+    """`advance` for runs that are batched: a condition of each would give each its own copy of what all share, such as images."""
+    new = program.advance(one, True, steps, evaluated, seed, values, world, run, feed, shared)
+    return jax.tree.map(partial(jnp.where, active), new, run)
 
 
 def _over_devices(config: ConfigDict, mesh: Mesh):
