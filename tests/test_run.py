@@ -1,8 +1,14 @@
 """A run as a pure function: alone or in a batch, on one device or eight, frozen, sharpened, diverging."""
 
+import math
+import os
+from types import SimpleNamespace
+from unittest.mock import Mock
+
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from routed.contracts import UserError
 from routed.engine import limits, results, rows
@@ -167,9 +173,27 @@ def test_a_step_that_needs_more_than_the_memory_is_refused_before_it_runs(small,
     (group,) = make_groups(plan_runs(config, ({},)), mesh)
     monkeypatch.setattr(limits, "memory", lambda mesh: 2_000_000)
     with pytest.raises(
-        UserError, match=r"batch_size=16384: a step takes 0.\d+ GiB and 1 devices .*; lower batch_size$"
+        UserError,
+        match=r"batch_size=16384: a step takes 0.\d+ GiB on each device, of 0.\d+ GiB of memory; lower batch_size$",
     ):
         compile_group(group.config, group.pool, group.size, mesh)
+
+
+@pytest.mark.parametrize(
+    ("shape", "together"), [({"run": 4, "data": 1, "expert": 1}, 4), ({"run": 1, "data": 2, "expert": 4}, 8)]
+)
+def test_a_run_that_is_spread_has_the_memory_of_all_its_devices(shape, together):
+    """Four runs on four chips of 100 bytes share 400; a run over 2 x 4 chips has 800. A step may take a chip's 100 in both."""
+    chip = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 100})
+    mesh = Mock(spec=Mesh, shape=shape, size=math.prod(shape.values()), local_devices=[chip] * together)
+    assert limits.memory(mesh) == 100 * together and limits.memory(mesh) // limits.devices_sharing(mesh) == 100
+
+
+def test_devices_of_a_processor_share_its_memory():
+    """Eight devices of a host, over which one run is spread, have the host's memory together, not each."""
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    mesh = Mesh(np.array(jax.devices()).reshape(1, 8), ("run", "data"))
+    assert limits.memory(mesh) == host // 8 * 8
 
 
 def test_more_devices_than_there_are(small):

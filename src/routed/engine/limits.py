@@ -53,10 +53,18 @@ def bytes_of_run(config: ConfigDict) -> int:
 
 
 def memory(mesh: Mesh) -> int:
-    """Bytes of memory of the smallest host, or of its accelerators: all of it, not what is free now, so that a plan is the same on
-    every start."""
-    accelerator = (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit", 0) * devices_here(mesh)
-    return hosts.min_over_processes(accelerator or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    """Bytes of memory for the runs of a host, the smallest, or for the run that is spread over all devices.
+
+    All of it, not what is free now, so that a plan is the same on every start.
+    """
+    accelerator = (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit", 0)
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return hosts.min_over_processes(accelerator or host // len(mesh.local_devices)) * devices_sharing(mesh)
+
+
+def devices_sharing(mesh: Mesh) -> int:
+    """Devices that `memory` is the memory of: those of a host, or of a run that is spread all."""
+    return mesh.size if mesh.size > mesh.shape["run"] else devices_here(mesh)
 
 
 def devices_here(mesh: Mesh) -> int:
@@ -74,7 +82,10 @@ def refuse_if_too_large(config: ConfigDict, devices: int, memory: int) -> int:
     for measure in (bytes_fed, bytes_of_run):  # in this order: the latter makes what all runs share
         size = measure(config)
         if size * devices > memory * USABLE:
-            refuse_largest(config, measure, f"a run takes {_gigabytes(size)}", devices, memory)
+            what = (
+                f"a run takes {_gigabytes(size)} and {devices} devices hold one each, of {_gigabytes(memory)} of memory"
+            )
+            refuse_largest(config, measure, what, " or set mesh.run=1" if devices > 1 else "")
     return size
 
 
@@ -84,14 +95,14 @@ def refuse_program(config: ConfigDict, compiled: tuple[Any, ...], mesh: Mesh) ->
     Raises:
       UserError: it names the setting that takes most.
     """
-    needed, devices = 0, devices_here(mesh)
-    there = memory(mesh) // devices
+    needed, there = 0, memory(mesh) // devices_sharing(mesh)
     for one in compiled:
         found = one.memory_analysis()
         held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
         needed = max(needed, held + found.temp_size_in_bytes)
     if needed > there:
-        refuse_largest(config, bytes_computed, f"a step takes {_gigabytes(needed)}", devices, there * devices)
+        what = f"a step takes {_gigabytes(needed)} on each device, of {_gigabytes(there)} of memory"
+        refuse_largest(config, bytes_computed, what, " or set mesh.run=1" if devices_here(mesh) > 1 else "")
 
 
 def bytes_computed(config: ConfigDict) -> int:
@@ -117,10 +128,8 @@ def _written(jaxpr: Any) -> int:
     return total
 
 
-def refuse_largest(
-    config: ConfigDict, measure: Callable[[ConfigDict], int], what: str, devices: int, memory: int
-) -> None:
-    """Refuses a config, for the setting whose default would save most of what is measured.
+def refuse_largest(config: ConfigDict, measure: Callable[[ConfigDict], int], what: str, other_mend: str = "") -> None:
+    """Refuses a config, for the setting whose default would save most of what is measured; `what` is too large in it.
 
     Raises:
       UserError: always.
@@ -131,12 +140,7 @@ def refuse_largest(
             with contextlib.suppress(Exception):  # beside the other values a default may be impossible
                 sizes[key] = measure(override(config, {key: known[key].default}))
     key = min(sizes, key=lambda name: sizes[name], default="experts.count")
-    mend = f"lower {key}" + (" or set mesh.run=1" if devices > 1 else "")
-    refuse(
-        key,
-        value_of(config, key),
-        f"{what} and {devices} devices hold one each, of {_gigabytes(memory)} of memory; {mend}",
-    )
+    refuse(key, value_of(config, key), f"{what}; lower {key}{other_mend}")
 
 
 def _bytes(shapes: Any) -> int:
