@@ -45,8 +45,8 @@ DRY_RUN = flags.DEFINE_bool(
 TOPOLOGY = flags.DEFINE_string(
     "topology",
     "",
-    "CHIP:SHAPE, such as v5e:8x8: with --dry_run, compile every program for these chips, which need not be here, and print its"
-    " memory, cycles, collectives, time and price. Needs libtpu (launch/README.md).",
+    "CHIP:SHAPE, such as v5e:8x8 or h100:8: with --dry_run, compile every program for these chips, which need not be here, and"
+    " print its memory, FLOPs, cycles, collectives, time and price. Needs their compiler (launch/README.md).",
 )
 LIST = flags.DEFINE_enum(
     "list",
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> None:
         sys.exit(supervisor.supervise(command, COORDINATOR.value))
     # Here, since --help and the parent of a process need none of it, and JAX and the rest take seconds.
     from routed.analysis import page
-    from routed.engine import devices, dry_run, execution, results, topology
+    from routed.engine import devices, dry_run, execution, results, targets, topology
     from routed.plan import checks, experiment, listing, points, shards
     from routed.plan.runs import plan_runs
     from routed.plan.workdir import default_workdir
@@ -118,7 +118,7 @@ def main(argv: list[str]) -> None:
     if TOPOLOGY.value:
         if not DRY_RUN.value:
             raise UserError(f"--topology={TOPOLOGY.value}: programs are compiled for it and not run: add --dry_run")
-        there = topology.topology_of(TOPOLOGY.value)
+        there = targets.topology_of(TOPOLOGY.value)
         return files.tell(topology.describe(runs, devices.make_mesh(config, there.devices), there))
     mesh = devices.make_mesh(config)
     if DRY_RUN.value:

@@ -10,11 +10,12 @@ from typing import Any
 from routed.contracts import UserError
 from routed.engine.compilation import batching_of
 from routed.engine.devices import make_mesh
+from routed.engine.estimate import Shortage, measure
 from routed.engine.execution import make_groups
-from routed.engine.topology import Shortage, Topology, measure, topology_of
+from routed.engine.schedule import work_of
+from routed.engine.targets import Topology, topology_of
 from routed.plan import experiment
 from routed.plan.checks import validate
-from routed.plan.config import problem_of
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
 
@@ -53,12 +54,12 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     del rounds  # a compiler does not vary
     if baseline:
         raise UserError("--baseline: bench pods compiles, and compares with nothing")
-    records, slices = [], dict[str, Topology]()
+    records = []
+    slices = {name: topology_of(name) for _, _, names in CASES for name in names}
     for spec, changes, names in CASES:
         for name in names:
-            topology = slices.setdefault(name, topology_of(name))
             records.append({"experiment": spec + (" wide" if WIDE.items() <= changes.items() else ""), "slice": name})
-            records[-1] |= record(spec, changes, topology)
+            records[-1] |= record(spec, changes, slices[name])
             print(row(records[-1]), flush=True)
     head = f"| {' | '.join(HEADS)} |"
     print("\n".join(["", head, "|---" * len(HEADS) + "|", *map(row, records)]), flush=True)
@@ -72,19 +73,16 @@ def record(spec: str, changes: dict[str, Any], topology: Topology) -> dict[str, 
     validate(config)
     sweep = experiment.figure_of(module, config).sweep(config)
     mesh = make_mesh(config, topology.devices)
-    groups = make_groups(plan_runs(config, sweep, []), mesh, int(topology.chip.memory * topology.share * mesh.size))
-    work = lambda group: len(group.runs) * group.config.steps * problem_of(group.config).cost(group.config)[1]  # noqa: E731
-    group = max(groups, key=work)
+    group = max(make_groups(plan_runs(config, sweep, []), mesh, topology.memory(mesh)), key=work_of)
     about = {"program": group.name, "runs": len(group.runs), "batch": f"{group.size} {batching_of(group.config, mesh)}"}
     try:
         estimate, spent = measure(group, mesh, topology)
     except Shortage as shortage:
         return about | {"fits": str(shortage)}
-    shares = sorted(((n / sum(estimate.cycles.values()), name) for name, n in estimate.cycles.items()), reverse=True)
     return about | {
         "fits": True, "compile_seconds": estimate.seconds, "held_mb": estimate.held / 1e6, "temporary_mb": estimate.temporary / 1e6,
-        "step_us": 1e6 * spent.step, "cycles": {name: round(share, 3) for share, name in shares},
-        "collectives_us": 1e6 * spent.collectives, "roofline_us": 1e6 * spent.roofline, "bound": spent.bound,
+        "step_us": 1e6 * spent.step, "cycles": {name: round(share, 3) for name, share in estimate.shares.items()},
+        "flops": estimate.flops, "model_flops": spent.flops, "moved_mb": spent.moved / 1e6, "collectives_us": 1e6 * spent.collectives, "roofline_us": 1e6 * spent.roofline, "bound": spent.bound,
         "tokens_per_second": spent.tokens, "mfu": spent.mfu, "hours": spent.hours,
         "dollars": spent.hours * topology.chips * topology.chip.price,
     }  # fmt: skip

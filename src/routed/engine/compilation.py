@@ -190,7 +190,7 @@ def _one_spread_run(function, common: tuple[int, ...]):
 
 def is_brief(config: ConfigDict) -> bool:
     """Is a run's training over before its program could be compiled well?"""
-    return config.steps * max(problem_of(config).cost(config)[1], STEP) < BRIEF
+    return config.steps * max(problem_of(config).cost(config).work, STEP) < BRIEF
 
 
 def compile_lowered(lowered: Lowered, fuse: str = "LIBRARY_FUSION_TYPE_REDUCE", brief: bool = False) -> Any:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from routed.engine.compilation import Compiled, batching_of, compile_group, shapes_of_run, stack_traced
 from routed.engine.execution import make_groups
 from routed.engine.limits import steps_fed
-from routed.engine.schedule import Group
+from routed.engine.schedule import Group, work_of
 from routed.plan.config import problem_of, traced
 from routed.plan.runs import Run
 from routed.settings.tree import flatten
@@ -69,7 +69,7 @@ def describe(runs: list[Run], mesh: Mesh) -> str:
 def _time_largest(groups: list[Group], mesh: Mesh) -> list[Timed]:
     """Measurements of the groups with the most work, as many as are compiled in COMPILING seconds, and of one at least."""
     timed: list[Timed] = []
-    for group in sorted(groups, key=lambda group: -len(group.runs) * group.config.steps * _flops(group)):
+    for group in sorted(groups, key=work_of, reverse=True):
         if sum(one.compiling for one in timed) >= COMPILING:
             break
         log.info("compiling %d of %d programs, to time it: %s", len(timed) + 1, len(groups), group.name)
@@ -81,10 +81,6 @@ def _time_largest(groups: list[Group], mesh: Mesh) -> list[Timed]:
     return timed
 
 
-def _flops(group: Group) -> float:
-    return problem_of(group.config).cost(group.config)[1]
-
-
 def _alike(one: Group, other: Group) -> int:
     """In how many settings two groups agree."""
     return len(flatten(one.config).items() & flatten(other.config).items())
@@ -93,7 +89,8 @@ def _alike(one: Group, other: Group) -> int:
 def _seconds(group: Group, like: Timed) -> float:
     """Of all runs of a group, from what was measured of one like it: batches x (steps, evaluations), by FLOPs of a batch."""
     config = group.config
-    scale = _flops(group) * group.size / (_flops(like.group) * like.runs)
+    mine, its = (problem_of(one.config).cost(one.config).work for one in (group, like.group))
+    scale = mine * group.size / (its * like.runs)
     batch = config.steps * like.step + (config.steps // config.eval_every + 1) * like.evaluation
     return math.ceil(len(group.runs) / group.size) * scale * batch
 

@@ -91,12 +91,16 @@ def _run(
     needed = {key for run in pending for key in run.needs}
     swept = results.swept_keys(workdir)
     problem = problem_of(runs[0].config)
-    cost = problem.cost(runs[0].config) if problem.watched else (0, None)
+    cost = problem.cost(runs[0].config)
     courses, places = (
         [_course(group, done) for group in every_group],
         {id(group): i for i, group in enumerate(every_group)},
     )
-    progress = Progress(courses, count_batches(Schedule(every_group, done), saved), *cost)
+    progress = Progress(
+        courses,
+        count_batches(Schedule(every_group, done), saved),
+        *((cost.tokens, cost.flops) if problem.watched else (0, None)),
+    )
     compiled: dict[int, Compiled] = {}
     with _interruptions() as interrupted:
         try:
@@ -133,7 +137,7 @@ def _ends(table: pd.DataFrame, keys: set[str]) -> dict[str, dict[str, Any]]:
 def _course(group: Group, done: set[str]) -> Course:
     """What the group's runs have to do that are not done."""
     config, count = group.config, sum(run.key not in done for run in group.runs)
-    cost = problem_of(config).cost(config)[1]
+    cost = problem_of(config).cost(config).work
     return Course(
         group.name, count * config.steps, count * (config.steps // config.eval_every + 1), count * config.steps * cost
     )

@@ -54,6 +54,8 @@ class Module:
     def within(self, name: str, measure: Callable[[str], Sums], strict: bool = True) -> dict[tuple[str, ...], float]:
         """The sums of what `measure` says of the instructions of a computation and of what they call.
 
+        Loops that do not know their turns are counted as `endless`, and what they have once.
+
         Raises:
           ValueError: `strict`, and a loop that does not know its turns has some of it.
         """
@@ -63,9 +65,12 @@ class Module:
             sums: dict[tuple[str, ...], float] = defaultdict(float)
             for line in self.computations[name][1:]:
                 turns = self.turns(line)
-                for inner in (measure(line), *map(of, called(line))):
-                    if inner and turns is None and strict:
+                parts = [inner for inner in (measure(line), *map(of, called(line))) if inner]
+                if parts and turns is None:
+                    if strict:
                         raise ValueError(f"a loop in a step that does not know its turns: {line.strip()}")
+                    sums[("endless",)] += 1
+                for inner in parts:
                     for key, value in inner.items():
                         sums[key] += value * (1 if turns is None else turns)
             return dict(sums)

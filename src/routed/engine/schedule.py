@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from graphlib import TopologicalSorter
 from typing import NamedTuple
 
+from routed.plan.config import problem_of
 from routed.plan.runs import Run
 
 
@@ -22,6 +23,11 @@ class Group(NamedTuple):
     def config(self):
         """Any run's config: they differ in traced settings only."""
         return self.runs[0].config
+
+
+def work_of(group: Group) -> float:
+    """As good a measure of the time of all its runs as FLOPs."""
+    return len(group.runs) * group.config.steps * problem_of(group.config).cost(group.config).work
 
 
 class Schedule:

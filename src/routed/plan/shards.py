@@ -64,4 +64,4 @@ def families(runs: list[Run]) -> list[list[Run]]:
 
 def cost(config: ConfigDict) -> float:
     """FLOPs of a run's training, or as good a measure."""
-    return config.steps * problem_of(config).cost(config)[1]
+    return config.steps * problem_of(config).cost(config).work

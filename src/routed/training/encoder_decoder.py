@@ -23,7 +23,7 @@ from routed.models.model import Model, Site
 from routed.settings.setting import Setting, at_least, refuse
 from routed.tasks import text
 from routed.training import text_feed
-from routed.training.problem import Inputs, Problem, ProblemPart
+from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.text_history import offline
 
 
@@ -191,7 +191,7 @@ ENCODER_DECODER = ProblemPart(
     offline=offline,
     digest=lambda config: f"{config.data.name} {text_feed.corpus(config).digest}",
     about=_about,
-    cost=lambda config: (
+    cost=lambda config: Cost(
         config.batch_size * (config.data.input_length + text.lengths(config.data)[1]),
         config.batch_size * flops_per_row(config),
     ),

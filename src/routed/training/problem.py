@@ -70,6 +70,19 @@ class Problem(NamedTuple):
     remember: Callable[[dict[str, Any], dict[str, Any]], Any] = lambda params, state: ()
 
 
+class Cost(NamedTuple):
+    """A training step of a run: its tokens, the FLOPs of its model, and what else takes time, in FLOPs that take as long."""
+
+    tokens: int
+    flops: float
+    other: float = 0.0
+
+    @property
+    def work(self) -> float:
+        """As good a measure of time as FLOPs."""
+        return self.flops + self.other
+
+
 class ProblemPart(NamedTuple):
     """A shape of problem as a part, and what the engine asks of it.
 
@@ -90,8 +103,7 @@ class ProblemPart(NamedTuple):
     #: What config.json keeps of the data; what the report says of them.
     digest: Callable[[ConfigDict], str]
     about: Callable[[ConfigDict], str]
-    #: (tokens, model FLOPs) of a training step.
-    cost: Callable[[ConfigDict], tuple[int, float]]
+    cost: Callable[[ConfigDict], Cost]
     #: The model has a decoder, whose routing must not depend on later tokens.
     causal: bool = False
     #: Event files for TensorBoard are written while a run trains, as its runs are few and long.

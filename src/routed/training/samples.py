@@ -25,7 +25,7 @@ from routed.settings.setting import Setting, at_least, refuse
 from routed.settings.tree import node_of
 from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task
-from routed.training.problem import Inputs, Problem, ProblemPart
+from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.program import rule_and_dispatch
 from routed.training.task_losses import TASK_LOSSES, correct
 
@@ -188,8 +188,8 @@ def offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.
     return found
 
 
-def cost(config: ConfigDict) -> tuple[int, float]:
-    """Tokens of a step, and as good a measure as FLOPs: 6 for each token and parameter that serves it, and UPDATE for each parameter."""
+def cost(config: ConfigDict) -> Cost:
+    """6 FLOPs for each token and parameter that serves it, and UPDATE for each parameter."""
     problem, key = build(config, config.data.samples), jax.random.key(0)
     task = TASKS[config.data.name]
 
@@ -204,7 +204,7 @@ def cost(config: ConfigDict) -> tuple[int, float]:
     share = experts_per_token(config) / config.experts.count if problem.model.scores is not None else 1.0
     tokens = config.batch_size * math.prod(test.cluster.shape[1:])
     served = sizes["router"] + sizes["experts"] * share
-    return tokens, 6.0 * tokens * served + UPDATE * (sizes["router"] + sizes["experts"])
+    return Cost(tokens, 6.0 * tokens * served, UPDATE * (sizes["router"] + sizes["experts"]))
 
 
 def _check(config: ConfigDict) -> None:
