@@ -428,6 +428,21 @@ def test_an_interruption_outside_of_training_ends_in_one_line(tiny, command, num
     assert re.fullmatch(r"\d\d:\d\d:\d\d interrupted: the same command goes on .*\n", found.stderr), found.stderr
 
 
+def test_a_signal_when_python_has_put_its_handlers_away_changes_nothing():
+    """What globals do when they are deleted comes after that: by default the process would end by the signal."""
+    lines = """
+import os, signal, sys
+from routed.system import signals
+class Last:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+last = Last()
+signals.end_on_signals()
+sys.exit(2)
+"""
+    assert subprocess.run([sys.executable, "-c", lines], timeout=60).returncode == 2
+
+
 @pytest.mark.slow
 def test_a_full_standard_output_is_named(tiny):
     with open("/dev/full", "w") as full:

@@ -6,6 +6,7 @@ code that Python has just compiled (every named tuple has some) lets the interpr
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -29,3 +30,11 @@ def end(number: int = 0, frame: object = None) -> NoReturn:
     with contextlib.suppress(OSError):
         os.write(2, line.encode())
     os._exit(INTERRUPTED)
+
+
+@atexit.register  # when this file is loaded, before others, so that it comes after what they do at the end, which may be interrupted
+def _ignore_at_the_end() -> None:
+    """Where Python takes handlers away, a signal would end a command that is over by the signal, whatever it had to say."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is end:
+            signal.signal(number, signal.SIG_IGN)
