@@ -1,6 +1,6 @@
-"""What the experiments would take on TPUs that nobody has here: the largest program of each, compiled for slices of chips.
+"""What the experiments would take on TPUs and GPUs that nobody has here: the largest program of each, compiled for them.
 
-Needs libtpu beside this JAX: `pip install 'libtpu==0.0.42.*'` for 0.10.2. Half an hour on a core for all cases.
+Needs their compilers beside this JAX (launch/README.md says how they are installed). An hour on a core for all cases.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from routed.plan.checks import validate
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
 
+#: Slices of every file.
 SLICES = ("v5e:2x4", "v5e:8x8")
 SCALES = ("default", "paper")
 #: Files whose headline is measured, at each scale and on each slice.
@@ -36,11 +37,11 @@ WIDE = {"transformer.dim": 768, "transformer.width": 2048, "experts.width": 2048
 #: (experiment, what changes, slices)
 CASES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     *((f"{name}:{scale}", IMAGES if "image" in name else {}, SLICES) for name in FILES for scale in SCALES),
-    ("gmm_router:default", {}, ("v4:2x2x2", "v5p:2x2x2", "v6e:2x4")),
+    ("gmm_router:default", {}, ("v4:2x2x2", "v5p:2x2x2", "v6e:2x4", "h200:8")),
     ("gmm_router:fig2a", {}, ("v5e:2x4",)),
     ("t5_mc4:fig5", TEXT, ("v5e:2x4",)),
-    ("t5_mc4:fig5,gpu", TEXT, ("v5e:2x4",)),
-    ("t5_mc4:fig5,paper", SHARED, ("v5e:8x8", "v5p:4x4x4")),
+    ("t5_mc4:fig5,gpu", TEXT, ("v5e:2x4", "h200:8")),
+    ("t5_mc4:fig5,paper", SHARED, ("v5e:8x8", "v5p:4x4x4", "h100:8x8")),
     ("t5_mc4:fig5,paper", SHARED | WIDE, ("v5e:8x8", "v5p:4x4x4")),
 )
 
@@ -49,7 +50,7 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     """A record for each case and slice, also as a table.
 
     Raises:
-      UserError: a baseline was asked for; libtpu is missing, or not the release that this JAX wants.
+      UserError: a baseline was asked for; a compiler is missing, or not of the release that this JAX wants.
     """
     del rounds  # a compiler does not vary
     if baseline:

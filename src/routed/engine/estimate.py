@@ -22,6 +22,8 @@ from routed.system.platform import tracing_for
 #: Share of the peak at which kernels are taken to run, of which XLA estimates no cycles. An assumption: blocks at the border of two
 #: experts are computed twice, and nobody has measured them. (Of a dense FFN of 2,048 x 4,096 on a v5e XLA estimates .92.)
 KERNEL_RATE = 0.5
+#: How the compiler for TPUs says what a program needs and what a chip has.
+SHORT = r"Used (\S+) of (\S+) hbm|required for HLO \w+ \((\S+)\) exceeds available HBM \((\S+)\)"
 
 
 class Estimate(NamedTuple):
@@ -81,9 +83,10 @@ def measure(group: Group, mesh: Mesh, topology: Topology) -> tuple[Estimate, Spe
     try:
         estimate = estimate_of(lowered, group, mesh, topology)
     except jax.errors.JaxRuntimeError as error:
-        if not (shortage := re.search(r"Used (\S+) of (\S+) hbm", str(error))):
+        if not (shortage := re.search(SHORT, str(error))):
             raise
-        raise Shortage(f"needs {shortage[1]} of a chip's {shortage[2]}") from error
+        needed, there = filter(None, shortage.groups())
+        raise Shortage(f"needs {needed} of a chip's {there}") from error
     needed, there = estimate.held + estimate.temporary, topology.chip.memory * topology.share
     if needed > there:  # the compiler for GPUs does not look
         raise Shortage(f"needs {needed / 1e9:.3g} GB of a device's {there / 1e9:.3g} GB")

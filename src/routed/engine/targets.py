@@ -94,6 +94,7 @@ def topology_of(text: str) -> Topology:
     (_require_libtpu if name in tpus else _require_cuda)(text)
     os.environ.update(ENVIRONMENT)
     jax.config.update("jax_platforms", "cpu")  # or JAX looks for accelerators here
+    jax.config.update("jax_enable_compilation_cache", False)  # programs for GPUs cannot be read again without one
     from jax.experimental import topologies
 
     described = {"topology_name": text, "platform": "tpu"}

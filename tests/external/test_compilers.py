@@ -1,0 +1,97 @@
+"""libtpu and CUDA's compilers themselves: programs of the product, compiled for chips that are not here.
+
+In an environment of its own, as they bring 440 MB:
+
+    pip install -e '.[test]' 'libtpu==0.0.42.*'
+    pip install --no-deps jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12
+    pytest -n0 tests/external/test_compilers.py
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from routed.engine import hlo
+from routed.engine.devices import make_mesh
+from routed.engine.estimate import measure
+from routed.engine.execution import make_groups
+from routed.engine.flops import products_of
+from routed.engine.targets import topology_of
+from routed.engine.topology import describe
+from routed.layer.dispatch import kernels
+from routed.plan.runs import plan_runs
+from routed.settings.tree import override
+from routed.system.platform import tracing_for
+
+SLICES = ("v5e:2x4", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "h200:8", "h100:8x2", "a100:8")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def uncached():
+    """The cache of this suite was opened before `topology_of` could turn caches off."""
+    compilation_cache.reset_cache()
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_a_small_group_is_compiled_sized_and_priced(small, name):
+    there = topology_of(name)
+    config = override(small, {"mesh.run": 0, "arms": ("learned",), "seeds": 1})
+    text = describe(plan_runs(config, ({},)), make_mesh(config, there.devices), there)
+    assert "fits: a device holds" in text and "collectives of a step: none" in text and "dollars" in text
+    assert ("no cycles" in text) == (there.chip.clock == 0)
+
+
+def test_a_program_that_does_not_fit_says_what_to_change(small):
+    """A million samples through four experts of 2,000 units in float32: 34 GB, where a v5e has 17."""
+    there = topology_of("v5e:2x2")
+    config = override(
+        small, {"mesh.run": 0, "arms": ("learned",), "seeds": 1, "batch_size": 2**20, "experts.width": 2_000}
+    )
+    text = describe(plan_runs(config, ({},)), make_mesh(config, there.devices), there)
+    assert "does not fit: needs " in text and "or lower batch_size" in text
+
+
+@pytest.mark.parametrize("name", SLICES[:1])
+def test_flops_of_the_text_are_those_that_the_compiler_counts(small, name):
+    """Products with batches, which a TPU writes as windows with holes, and their gradients; no loops, which it counts once."""
+    here = jax.sharding.SingleDeviceSharding(topology_of(name).devices[0])
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=here) for shape in ((8, 256, 384), (8, 384, 640))]
+    loss = jax.grad(lambda x, w: jnp.tanh(jnp.einsum("bik,bkj->bij", x, w)).sum(), argnums=(0, 1))
+    compiled = jax.jit(loss).lower(*shapes).compile()
+    module = hlo.Module(compiled.as_text())
+    found = module.within(module.entry, products_of(module))[("flops",)]
+    assert found == 3 * 2 * 8 * 256 * 384 * 640  # forward, and the gradients of both
+    assert compiled.cost_analysis()["flops"] == pytest.approx(found, rel=0.01)
+
+
+def test_dropless_gradients_on_a_tpu_cost_what_their_assignments_cost():
+    """Of 4,096 rows, 512 x 512 and 16 experts: forward, rows and weights are 3 x 2 x 4,096 x 512 x 512, in three kernels."""
+    there = topology_of("v5e:2x2")
+    mesh = jax.sharding.Mesh(there.devices[:1], ("run",))
+    here = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def shape(*axes, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct(axes, dtype, sharding=here)
+
+    def gradients(x, w, sizes, g):
+        out = kernels.product(x, w, sizes, transposed=False)
+        return out, kernels.product(g, w, sizes, transposed=True), kernels.outer(x, g, sizes)
+
+    arguments = shape(4096, 512), shape(16, 512, 512), shape(16, dtype=jnp.int32), shape(4096, 512)
+    with tracing_for(mesh):
+        text = jax.jit(gradients).lower(*arguments).compile().as_text()
+    module = hlo.Module(text)
+    asked = 3 * 2 * 4096 * 512 * 512
+    assert asked <= module.within(module.entry, products_of(module))[("flops",)] <= 2 * asked
+    assert text.count("tpu_custom_call") >= 3
+
+
+def test_the_steps_loop_is_found_where_nothing_is_estimated(small):
+    """On a GPU small products become sums inside of fusions: the loop over steps is known by its optimiser."""
+    there = topology_of("h200:8")
+    config = override(small, {"mesh.run": 0, "arms": ("learned",), "seeds": 1})
+    mesh = make_mesh(config, there.devices)
+    (group,) = make_groups(plan_runs(config, ({},)), mesh, there.memory(mesh))
+    estimate, spent = measure(group, mesh, there)
+    assert estimate.endless == 0 and spent.step > 0
