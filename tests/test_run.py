@@ -1,11 +1,13 @@
 """A run as a pure function: alone or in a batch, on one device or eight, frozen, sharpened, diverging."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 
 from routed.contracts import UserError
-from routed.engine import limits, results, rows
+from routed.engine import compilation, limits, results, rows
 from routed.engine.compilation import compile_group
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute, make_groups
@@ -182,3 +184,21 @@ def test_a_frozen_router_that_moved_fails_the_run(small):
     history = {"router/moved": np.array([0.0, 1.0]), "test/loss": np.ones(2), "train/loss": np.ones(2)}
     with pytest.raises(UserError, match="moved"):
         rows.rows_of(run, history, [])
+
+
+def test_an_option_that_xla_does_not_know_is_left_out_alone():
+    """As jaxlib 0.11 says it of one that 0.10 has."""
+    asked = []
+
+    def compile_with(compiler_options=None):
+        asked.append(compiler_options)
+        if compiler_options and "xla_cpu_use_fusion_emitters" in compiler_options:
+            raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option: 'xla_cpu_use_fusion_emitters'")
+        return "compiled"
+
+    lowered = SimpleNamespace(compile=compile_with)
+    assert compilation.compile_lowered(lowered, "fuse", brief=True) == "compiled"
+    assert [sorted(each) for each in asked] == [
+        ["xla_backend_optimization_level", "xla_cpu_experimental_ynn_fusion_type", "xla_cpu_use_fusion_emitters"],
+        ["xla_backend_optimization_level", "xla_cpu_experimental_ynn_fusion_type"],
+    ]
