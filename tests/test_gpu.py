@@ -262,15 +262,10 @@ def test_gradients_through_the_kernels_are_those_of_the_blocks(monkeypatch):
 
 
 def test_the_kernels_lower_for_a_gpu(monkeypatch):
-    """At the sizes of the large table; they are compiled by the GPU's driver, which is not here."""
+    """The gradients of the large table's layer, two products forward and four back; the GPU's driver compiles them, which is not here."""
     monkeypatch.setattr(jax, "devices", lambda *_: [SimpleNamespace(core_count=132)])
-    case = dispatch.LARGE
-    assert all(case[name] % 128 == 0 for name in ("dim", "hidden"))
-    rows, weights = (
-        jax.ShapeDtypeStruct(shape, jnp.bfloat16)
-        for shape in ((case["tokens"] * case["k"], case["dim"]), (case["experts"], case["dim"], case["hidden"]))
-    )
-    sizes = jax.ShapeDtypeStruct((case["experts"],), jnp.int32)
-    gradient = jax.grad(lambda r, w, s: hopper.product(r, w, s).astype(jnp.float32).sum(), argnums=(0, 1))
-    text = jax.jit(gradient).trace(rows, weights, sizes).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("mosaic_gpu") >= 2
+    case = dispatch.LARGE | dispatch.LARGE_CASES["dropless"][0]
+    init, apply = dispatch.layer("hopper", case)
+    arguments = jax.eval_shape(lambda: dispatch.arguments(case, init, jnp.bfloat16))
+    traced = jax.jit(dispatch.gradients(apply)).trace(*arguments)
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("custom_call @mosaic_gpu") == 6
