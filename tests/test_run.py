@@ -1,6 +1,6 @@
 """A run as a pure function: alone or in a batch, on one device or eight, frozen, sharpened, diverging."""
 
-from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import numpy as np
@@ -196,7 +196,7 @@ def test_an_option_that_xla_does_not_know_is_left_out_alone():
             raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option: 'xla_cpu_use_fusion_emitters'")
         return "compiled"
 
-    lowered = SimpleNamespace(compile=compile_with)
+    lowered = mock.Mock(spec=jax.stages.Lowered, compile=compile_with)
     assert compilation.compile_lowered(lowered, "fuse", brief=True) == "compiled"
     assert [sorted(each) for each in asked] == [
         ["xla_backend_optimization_level", "xla_cpu_experimental_ynn_fusion_type", "xla_cpu_use_fusion_emitters"],

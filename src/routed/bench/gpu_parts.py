@@ -108,7 +108,13 @@ def batch(experts: str, runs: int, way: str, rounds: int) -> dict[str, Any]:
     auto, config = batching_of(config, make_mesh(config)), override(config, {"mesh.batching": way})
     timed = gmm.Timed(canonical(config), 2 if tiny() else runs, FEW if tiny() else STEPS)
     ms = statistics.median(timed() for _ in range(rounds))
-    about = {"experts": experts, "runs": timed.runs, "batching": timed.compiled.batching, "auto": auto, "batch_size": config.batch_size}
+    about = {
+        "experts": experts,
+        "runs": timed.runs,
+        "batching": timed.compiled.batching,
+        "auto": auto,
+        "batch_size": config.batch_size,
+    }
     return (
         about
         | {"ms_per_run_step": ms}
