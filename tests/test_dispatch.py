@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routed.bench.dispatch import refuse_dense
+from routed.bench.dispatch import flops_of, refuse_dense
 from routed.contracts import Places, UserError
 from routed.experts import EXPERTS
 from routed.experts.activations import ACTIVATIONS
@@ -24,14 +24,14 @@ from routed.experts.mlp import Linear, Mlp, mlp_parameters, width_for
 from routed.layer import dispatch
 from routed.layer.dispatch import direct, kernels, ragged, slots
 from routed.layer.dispatch.grouped import grouped, product
-from routed.layer.dispatch.ragged import _sorted_run
+from routed.layer.dispatch.ragged import sorted_run
 from routed.layer.rule import Rule
 from routed.layer.selection import SELECTIONS, capacity, select
 
 
 def run_grouped(expert, params, x, routing, places=None):
     """`ragged` as TPUs and GPUs run it."""
-    return _sorted_run(expert, params, x, routing, grouped)
+    return sorted_run(expert, params, x, routing, grouped)
 
 
 SPARSE = {"gather": direct.gather, "slots": slots, "ragged": ragged, "grouped": run_grouped}
@@ -226,9 +226,9 @@ def test_a_dense_program_is_refused_by_name():
         return jax.grad(lambda w: product(product(rows, w, sizes), w, sizes).sum())(weights)
 
     with pytest.raises(UserError, match=r"dispatch 'ragged' is dense on this platform \(cpu\): .* times the FLOPs"):
-        refuse_dense("ragged", jax.jit(step).lower(rows, weights).compile(), case)
+        refuse_dense("ragged", jax.jit(step).lower(rows, weights).compile(), flops_of(case))
     by_expert = jax.jit(lambda rows, weights: (rows @ weights[0]) @ weights[1]).lower(rows, weights).compile()
-    refuse_dense("ragged", by_expert, case)
+    refuse_dense("ragged", by_expert, flops_of(case))
 
 
 @pytest.mark.parametrize("sizes", [(3, 5, 2), (0, 10, 0), (10, 0, 0), (1, 0, 9)])

@@ -3,7 +3,7 @@
 import math
 import os
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest import mock
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh
 
 from routed.contracts import UserError
-from routed.engine import limits, results, rows
+from routed.engine import compilation, limits, results, rows
 from routed.engine.compilation import compile_group
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute, make_groups
@@ -185,7 +185,7 @@ def test_a_step_that_needs_more_than_the_memory_is_refused_before_it_runs(small,
 def test_a_run_that_is_spread_has_the_memory_of_all_its_devices(shape, together):
     """Four runs on four chips of 100 bytes share 400; a run over 2 x 4 chips has 800. A step may take a chip's 100 in both."""
     chip = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 100})
-    mesh = Mock(spec=Mesh, shape=shape, size=math.prod(shape.values()), local_devices=[chip] * together)
+    mesh = mock.Mock(spec=Mesh, shape=shape, size=math.prod(shape.values()), local_devices=[chip] * together)
     assert limits.memory(mesh) == 100 * together and limits.memory(mesh) // limits.devices_sharing(mesh) == 100
 
 
@@ -206,3 +206,21 @@ def test_a_frozen_router_that_moved_fails_the_run(small):
     history = {"router/moved": np.array([0.0, 1.0]), "test/loss": np.ones(2), "train/loss": np.ones(2)}
     with pytest.raises(UserError, match="moved"):
         rows.rows_of(run, history, [])
+
+
+def test_an_option_that_xla_does_not_know_is_left_out_alone():
+    """As jaxlib 0.11 says it of one that 0.10 has."""
+    asked = []
+
+    def compile_with(compiler_options=None):
+        asked.append(compiler_options)
+        if compiler_options and "xla_cpu_use_fusion_emitters" in compiler_options:
+            raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option: 'xla_cpu_use_fusion_emitters'")
+        return "compiled"
+
+    lowered = mock.Mock(spec=jax.stages.Lowered, compile=compile_with)
+    assert compilation.compile_lowered(lowered, "fuse", brief=True) == "compiled"
+    assert [sorted(each) for each in asked] == [
+        ["xla_backend_optimization_level", "xla_cpu_experimental_ynn_fusion_type", "xla_cpu_use_fusion_emitters"],
+        ["xla_backend_optimization_level", "xla_cpu_experimental_ynn_fusion_type"],
+    ]

@@ -1,4 +1,4 @@
-"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch, t5, cluster, scaling, tables or pods."""
+"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch, t5, cluster, scaling, tables, pods or gpu."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import functools
 import json
 import pathlib
 import sys
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from absl import flags
 
-from routed.bench import cluster, dispatch, gmm, pods, scaling, t5, tables
+from routed.bench import cluster, dispatch, gmm, gpu, pods, scaling, t5, tables
 from routed.contracts import UserError
 from routed.system import commands, files
 
@@ -22,21 +24,22 @@ BASELINE = flags.DEFINE_string(
 )
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; medians are reported.", lower_bound=1)
 
-BENCHES = {
+BENCHES: dict[str, Callable[..., Iterable[dict[str, Any]]]] = {
     "gmm": gmm.bench, "dispatch": dispatch.bench, "t5": t5.bench, "cluster": cluster.bench, "scaling": scaling.bench,
-    "tables": tables.bench, "pods": pods.bench,
+    "tables": tables.bench, "pods": pods.bench, "gpu": gpu.bench,
 }  # fmt: skip
 
 
 def main(argv: list[str]) -> None:
-    """Runs one bench and writes its records."""
+    """Runs one bench and writes its records, each as soon as it is there: what is killed leaves what it measured."""
     if len(argv) != 2 or argv[1] not in BENCHES:
         raise UserError(f"usage: python -m routed.bench NAME --json FILE; NAME is one of {', '.join(BENCHES)}")
-    records = BENCHES[argv[1]](rounds=ROUNDS.value, baseline=BASELINE.value)
-    text = json.dumps(records, indent=1)
-    print(text)
-    if JSON.value:
-        files.write(pathlib.Path(JSON.value), text + "\n")
+    records = []
+    for record in BENCHES[argv[1]](rounds=ROUNDS.value, baseline=BASELINE.value):
+        records.append(record)
+        if JSON.value:
+            files.write(pathlib.Path(JSON.value), json.dumps(records, indent=1) + "\n")
+    print(json.dumps(records, indent=1))
 
 
 def run() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from routed.bench import hopper
 from routed.contracts import Places, UserError
 from routed.engine.compilation import compile_lowered
 from routed.experts.ffn import Ffn
@@ -46,6 +47,8 @@ LARGE_CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "dropless": ({"capacity_factor": 0.0}, ("ragged", "dense_ffn")),
     "collapsed": ({"capacity_factor": 0.0, "load": "one"}, ("ragged", "dense_ffn")),
 }
+#: What a dispatch is compared with.
+PEERS = ("one_hot", "dense_ffn")
 SEEDS = 8
 
 
@@ -61,7 +64,7 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     records = [{"dispatch": "copy", "bandwidth_gb_s": memory_bandwidth() / 1e9}] if cpu else []
     for name, (changes, dispatches) in (CPU_CASES if cpu else LARGE_CASES).items():
         case = (SMALL if cpu else LARGE) | changes
-        programs = {d: _Program(d, case, jnp.float32 if cpu else jnp.bfloat16) for d in dispatches}
+        programs = {d: Program(d, case, jnp.float32 if cpu else jnp.bfloat16) for d in dispatches}
         for _ in range(rounds):
             for program in programs.values():
                 program.measure()
@@ -96,11 +99,17 @@ def layer(dispatch: str, case: dict[str, Any]) -> tuple[Callable, Callable]:
         if dispatch == "dense_ffn":
             return run(params, x), jnp.float32(0)
         routing = select(rule, x.astype(jnp.float32) @ params["router"].astype(jnp.float32) + steer)
-        function = {"slots": slots, "ragged": ragged, "one_hot": one_hot}[dispatch]
+        function = {"slots": slots, "ragged": ragged, "one_hot": one_hot, "hopper": hopper.ragged}[dispatch]
         weights = jax.tree.map(lambda w: w.astype(x.dtype), params["experts"])
         return function(run, weights, x, routing, places), dropped(routing)
 
     return init, apply
+
+
+def gradients(apply: Callable) -> Callable:
+    """(params, x, steer) -> the gradients of the squared outputs for params and x."""
+    loss = lambda params, x, steer: (apply(params, x, steer)[0].astype(jnp.float32) ** 2).sum()  # noqa: E731
+    return jax.grad(loss, argnums=(0, 1))
 
 
 def one_hot(expert, params, x, routing, places):
@@ -118,38 +127,51 @@ def one_hot(expert, params, x, routing, places):
     return jnp.einsum("TEC,ECO->TO", by_token(slot * weight[:, None, None]), jax.vmap(expert)(params, filled))
 
 
-def refuse_dense(dispatch: str, step: Any, case: dict[str, Any]) -> None:
-    """Refuses a compiled step that multiplies rows with experts that are not theirs.
+def flops_of(case: dict[str, Any], dispatch: str = "") -> float:
+    """FLOPs that forward and gradients ask for: three times two products of the k experts of each token, and the router's."""
+    experts = 2 * case["k"] * case["dim"] * case["hidden"]
+    return 3 * 2 * case["tokens"] * (experts + (case["dim"] * case["experts"] if dispatch != "dense_ffn" else 0))
 
-    Forward and gradients are three times two products of the k experts of each token with its dim x hidden weights; in a loop XLA
-    counts a turn only, so that what is counted is at most that.
+
+def bytes_of(case: dict[str, Any], itemsize: int, dispatch: str = "") -> float:
+    """Bytes that they move at least: weights that tokens meet read in both directions, all gradients written; tokens the same."""
+    held = case["k"] if dispatch == "dense_ffn" else case["experts"]
+    met = case["k"] if case["load"] == "one" else min(held, case["tokens"] * case["k"])
+    return itemsize * (2 * case["dim"] * case["hidden"] * (2 * met + held) + 3 * case["tokens"] * case["dim"])
+
+
+def refuse_dense(dispatch: str, program: Any, asked: float) -> float:
+    """The share of the FLOPs `asked` that a compiled program computes, which must not multiply rows with experts that are not theirs.
+
+    Of a loop XLA counts a turn only, and of a kernel nothing, so that what is counted is at most what is computed.
 
     Raises:
       UserError: it computes more than twice these FLOPs.
     """
-    asked = 3 * 2 * 2 * case["tokens"] * case["k"] * case["dim"] * case["hidden"]
-    share = step.cost_analysis()["flops"] / asked
-    if dispatch == "ragged" and share > 2:
+    share = (program.cost_analysis() or {}).get("flops", 0.0) / asked
+    if share > 2:
         raise UserError(
             f"dispatch {dispatch!r} is dense on this platform ({platform()}): its step computes {share:.3g} times the FLOPs of its"
             " assignments; use 'slots'"
         )
+    return share
 
 
-class _Program:
+class Program:
     """A case compiled for one dispatch, and what was measured of it."""
 
     def __init__(self, dispatch: str, case: dict[str, Any], dtype):
         self.dispatch, self.case = dispatch, case
         self.times: dict[str, list[float]] = {"forward": [], "step": []}
-        init, self.apply = layer(dispatch, case)
+        init, apply = layer(dispatch, case)
+        self.gradients = gradients(apply)
         self.arguments = arguments(case, init, dtype)
         self.old = jax.tree.map(jnp.zeros_like, self.arguments[:2])
-        self.forward = compile_lowered(jax.jit(self.apply).lower(*self.arguments))
+        self.forward = compile_lowered(jax.jit(apply).lower(*self.arguments))
         # The old gradients are donated and not read: the new ones take their place.
         step = jax.jit(self.steps, donate_argnums=0, keep_unused=True)
         self.step = compile_lowered(step.lower(self.old, jnp.int32(1), *self.arguments))
-        refuse_dense(dispatch, self.step, case)
+        self.flops_share = None if dispatch in PEERS else refuse_dense(dispatch, self.step, flops_of(case))
         self.share = float(self.forward(*self.arguments)[1])
         self.count = 1
         self.count = int(max(1, min(8, 0.2 / self._time("step"))))
@@ -163,10 +185,6 @@ class _Program:
             return gradients, x + (1e-30 * gradients[1]).astype(x.dtype)
 
         return jax.lax.fori_loop(0, count, one, (old, x))[0]
-
-    def gradients(self, params, x, steer):
-        loss = lambda params, x: (self.apply(params, x, steer)[0].astype(jnp.float32) ** 2).sum()  # noqa: E731
-        return jax.grad(loss, argnums=(0, 1))(params, x)
 
     def _time(self, name: str) -> float:
         begun = time.perf_counter()
@@ -182,7 +200,7 @@ class _Program:
 
     def record(self) -> dict[str, Any]:
         memory: Any = self.step.memory_analysis()
-        return {"dispatch": self.dispatch, **self.case, "dropped": self.share} | {
+        return {"dispatch": self.dispatch, **self.case, "dropped": self.share, "flops_share": self.flops_share} | {
             f"ms_{name}": 1e3 * statistics.median(values) for name, values in self.times.items()
         } | {"peak_bytes": memory.temp_size_in_bytes + memory.output_size_in_bytes}  # fmt: skip
 
@@ -200,7 +218,7 @@ def arguments(case: dict[str, Any], init: Callable, dtype) -> tuple[Any, Any, An
 
 def _seeds(case: dict[str, Any], rounds: int) -> dict[str, Any]:
     """8 seeds in one program, mapped one after the other or under vmap, against 8 calls of the single one."""
-    single = _Program("slots" if case["capacity_factor"] else "ragged", case, jnp.float32)
+    single = Program("slots" if case["capacity_factor"] else "ragged", case, jnp.float32)
     many = tuple(jax.tree.map(lambda a: jnp.stack([a] * SEEDS), a) for a in single.arguments)
     ways = {
         "map": lambda old, *a: jax.lax.map(lambda one: single.gradients(*one), a),

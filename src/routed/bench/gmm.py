@@ -79,27 +79,42 @@ class Timed:
         self()  # the first call touches the memory
 
     def __call__(self) -> float:
+        return self._seconds(self.count, self.evaluated) / self.steps / self.runs * 1e3
+
+    def evaluation(self) -> float:
+        """Milliseconds of an evaluation of the whole batch."""
+        return self._seconds(*self.compiled.place_shared((np.int32(0), np.bool_(1)))) * 1e3
+
+    def _seconds(self, count, evaluated) -> float:
         begun = time.perf_counter()
         self.states = self.compiled.advance(
-            self.active, self.count, self.evaluated, self.seeds, self.traced, self.worlds, self.states, (), ()
+            self.active, count, evaluated, self.seeds, self.traced, self.worlds, self.states, (), ()
         )
         jax.block_until_ready(self.states)
-        return (time.perf_counter() - begun) / self.steps / self.runs * 1e3
+        return time.perf_counter() - begun
 
 
 def floor_ms(config: ConfigDict, rate: float, bandwidth: float) -> float:
     """Least time of a step: max of FLOPs / rate and bytes / bandwidth.
 
-    FLOPs: 2 B P forward, 2 B P for the weights' gradients, 2 B (P - first layer) for the activations'. Bytes: every
-    parameter is read in the forward and the backward pass, its gradient written and read, and Adam reads and writes the
+    Bytes: every parameter is read in the forward and the backward pass, its gradient written and read, and Adam reads and writes the
     parameter and two moments: 10 words.
     """
+    return 1e3 * max(step_flops(config) / rate, 10 * 4 * _sizes(config)[0] / bandwidth)
+
+
+def step_flops(config: ConfigDict) -> float:
+    """FLOPs of a step of one run: 2 B P forward, 2 B P for the weights' gradients, 2 B (P - first layer) for the activations'."""
+    parameters, first = _sizes(config)
+    return 2 * config.batch_size * (3 * parameters - first)
+
+
+def _sizes(config: ConfigDict) -> tuple[int, int]:
+    """Parameters, without biases, and those that multiply data."""
     e, d, o, w = config.experts.count, config.data.dim, config.data.target_dim, config.experts.width
     inner = w * w + w * o if config.experts.name == "mlp" else o
     first = d * w if config.experts.name == "mlp" else 0
-    parameters = d * e + e * (first + inner)
-    flops = 2 * config.batch_size * (3 * parameters - d * e - e * first)
-    return 1e3 * max(flops / rate, 10 * 4 * parameters / bandwidth)
+    return d * e + e * (first + inner), d * e + e * first
 
 
 def run_baseline(command: str) -> dict[str, float]:

@@ -5,14 +5,17 @@ Needs their compilers beside this JAX (launch/README.md says how they are instal
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from jax.sharding import Mesh
 
 from routed.contracts import UserError
 from routed.engine.compilation import batching_of
 from routed.engine.devices import make_mesh
 from routed.engine.estimate import Shortage, measure
 from routed.engine.execution import make_groups
-from routed.engine.schedule import work_of
+from routed.engine.schedule import Group, work_of
 from routed.engine.targets import Topology, topology_of
 from routed.plan import experiment
 from routed.plan.checks import validate
@@ -69,12 +72,7 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
 
 def record(spec: str, changes: dict[str, Any], topology: Topology) -> dict[str, Any]:
     """The largest program of an experiment on a slice: its arms, what a device holds, a step, and the runs of the group."""
-    module, config = experiment.configure(spec, [])
-    config = override(config, changes)
-    validate(config)
-    sweep = experiment.figure_of(module, config).sweep(config)
-    mesh = make_mesh(config, topology.devices)
-    group = max(make_groups(plan_runs(config, sweep, []), mesh, topology.memory(mesh)), key=work_of)
+    mesh, group = largest_group(spec, changes, topology.devices, int(topology.chip.memory * topology.share))
     about = {"program": group.name, "runs": len(group.runs), "batch": f"{group.size} {batching_of(group.config, mesh)}"}
     try:
         estimate, spent = measure(group, mesh, topology)
@@ -87,6 +85,16 @@ def record(spec: str, changes: dict[str, Any], topology: Topology) -> dict[str, 
         "tokens_per_second": spent.tokens, "mfu": spent.mfu, "hours": spent.hours,
         "dollars": spent.hours * topology.chips * topology.chip.price,
     }  # fmt: skip
+
+
+def largest_group(spec: str, changes: dict[str, Any], devices: Sequence[Any], memory: int) -> tuple[Mesh, Group]:
+    """The group of most work of an experiment's figure, in batches that fit into `memory` bytes a device, and the mesh."""
+    module, config = experiment.configure(spec, [])
+    config = override(config, changes)
+    validate(config)
+    sweep = experiment.figure_of(module, config).sweep(config)
+    mesh = make_mesh(config, devices)
+    return mesh, max(make_groups(plan_runs(config, sweep, []), mesh, memory * mesh.size), key=work_of)
 
 
 #: column -> what a row of the table says there.

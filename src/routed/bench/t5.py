@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from ml_collections import ConfigDict
 
 from routed.bench.baseline import lines as baseline_lines
 from routed.contracts import TextBatch
@@ -67,7 +68,15 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     Raises:
       UserError: the baseline failed, or printed no such line.
     """
-    programs = [_Program(shape, *case) for shape, about in SHAPES.items() for case in about.cases]
+    programs = [
+        Program(
+            config_of(shape, kind, experts, k),
+            about.targets,
+            {"kind": kind, "shape": shape, "experts": experts, "k": k},
+        )
+        for shape, about in SHAPES.items()
+        for kind, experts, k in about.cases
+    ]
     theirs: dict[str, tuple[int, list[float]]] = {}
     for _ in range(rounds):
         for program in programs:
@@ -91,31 +100,34 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     return records
 
 
-class _Program:
-    """The training of one case, compiled, and what was measured of it."""
+def config_of(shape: str, kind: str, experts: int, k: int) -> ConfigDict:
+    """The config of a case of a shape."""
+    changes = SHAPES[shape].changes | ({"transformer.sparse_layers": 0} if not experts else {})
+    changes |= {"experts.count": experts, "selection.k": k} if experts else {}
+    return override(base(), changes | ({"model": "dense_active"} if kind == "dense" else {}))
 
-    def __init__(self, shape: str, kind: str, experts: int, k: int):
-        about = SHAPES[shape]
-        changes = about.changes | ({"transformer.sparse_layers": 0} if not experts else {})
-        changes |= {"experts.count": experts, "selection.k": k} if experts else {}
-        changes |= {"model": "dense_active"} if kind == "dense" else {}
-        self.config = override(base(), changes)
-        self.about = {"kind": kind, "shape": shape, "experts": experts, "k": k}
-        self.tokens = self.config.batch_size * (self.config.data.input_length + about.targets)
-        self.model, self.optimiser = t5(self.config), optax.adam(1e-3)
-        batch = self._batch(about.targets)
+
+class Program:
+    """The training of one config, compiled, and what was measured of it: `steps` at once, or as many as take two seconds."""
+
+    def __init__(self, config: ConfigDict, targets: int, about: dict[str, Any], steps: int = 0):
+        self.config, self.about = config, dict(about)
+        self.tokens = config.batch_size * (config.data.input_length + targets)
+        self.flops = config.batch_size * flops_per_row(config)
+        self.model, self.optimiser = t5(config), optax.adam(1e-3)
+        batch = self._batch(targets)
         params, layer = jax.jit(self.model.init)(jax.random.key(0), batch)
         self.about["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(params))
         self.state = (params, layer, self.optimiser.init(params))
         begun = time.perf_counter()
         lowered = jax.jit(self._steps, donate_argnums=0).lower(self.state, jnp.int32(1), batch)
-        program = compile_lowered(lowered, ENCODER_DECODER.fuse)
+        self.compiled = compile_lowered(lowered, ENCODER_DECODER.fuse)
         self.compiling = time.perf_counter() - begun
-        self.run = lambda count: program(self.state, jnp.int32(count), batch)
+        self.run = lambda count: self.compiled(self.state, jnp.int32(count), batch)
         self.times: list[float] = []
         self.count = 1
         self._time()  # the first call touches the memory
-        self.count = max(1, min(16, round(2 / self._time())))
+        self.count = steps or max(1, min(16, round(2 / self._time())))
 
     def _batch(self, targets: int) -> TextBatch:
         rng, rows = np.random.default_rng(0), self.config.batch_size
@@ -154,7 +166,7 @@ class _Program:
             "seconds_per_step": seconds,
             "fastest_step": min(self.times),
             "tokens_per_second": self.tokens / seconds,
-            "gflops_per_second": self.config.batch_size * flops_per_row(self.config) / seconds / 1e9,
+            "gflops_per_second": self.flops / seconds / 1e9,
             "compile_seconds": self.compiling,
         }
 

@@ -6,7 +6,6 @@ than one device for depth-3 experts, whose weights then stay in cache, and no sl
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -199,10 +198,15 @@ def compile_lowered(lowered: Lowered, fuse: str = "LIBRARY_FUSION_TYPE_REDUCE", 
     YNNPACK slows batched products down. Reductions: twice the speed for the softmax of a router, a third of the processor time
     lost for that of attention.
     """
-    if platform() == "cpu":
-        options = {"xla_cpu_experimental_ynn_fusion_type": fuse} | (LITTLE_EFFORT if brief else {})
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # a release that does not know an option
+    options = (
+        {"xla_cpu_experimental_ynn_fusion_type": fuse} | (LITTLE_EFFORT if brief else {}) if platform() == "cpu" else {}
+    )
+    while options:
+        try:
             return lowered.compile(compiler_options=options)
+        except jax.errors.JaxRuntimeError as error:  # a release does not know an option: the others still hold
+            known = {name: value for name, value in options.items() if f"'{name}'" not in str(error)}
+            options = known if len(known) < len(options) else {}
     return lowered.compile()
 
 

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import functools
 import time
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from routed.system.chips import chip_of
+from routed.contracts import UserError
+from routed.system.chips import CHIPS, chip_of
+from routed.system.platform import platform
+
+
+class Rates(NamedTuple):
+    """What the first device does at best: FLOP/s by type of the factors, and bytes/s of its memory."""
+
+    peak: dict[str, float]
+    bandwidth: float
+
+
+class Floor(NamedTuple):
+    """The least seconds of some work, and what bounds them: FLOPs or bytes."""
+
+    seconds: float
+    bound: str
 
 
 def matrix_rate() -> float:
@@ -36,3 +53,25 @@ def peak() -> float:
     """FLOP/s of all devices: their maker's number, or on a CPU the rate of a large product, measured once."""
     chip = chip_of(jax.devices()[0].device_kind)
     return chip.peak["bfloat16"] * jax.device_count() if chip else matrix_rate()
+
+
+@functools.cache
+def rates() -> Rates:
+    """Those that its maker states; a CPU's are measured, once.
+
+    Raises:
+      UserError: an accelerator that `chips.CHIPS` does not have.
+    """
+    if platform() == "cpu":
+        rate = matrix_rate()
+        return Rates({"float32": rate, "bfloat16": rate}, memory_bandwidth())
+    kind = jax.devices()[0].device_kind
+    if (chip := chip_of(kind)) is None:
+        raise UserError(f"no rates of {kind!r} are known ({', '.join(CHIPS)} are): add it to CHIPS in system/chips.py")
+    return Rates(chip.peak, chip.bandwidth)
+
+
+def floor(rates: Rates, flops: float, moved: float, dtype: str) -> Floor:
+    """The larger of FLOPs at the peak and bytes at the bandwidth."""
+    by_flops, by_bytes = flops / rates.peak[dtype], moved / rates.bandwidth
+    return Floor(max(by_flops, by_bytes), "FLOPs" if by_flops > by_bytes else "bytes")

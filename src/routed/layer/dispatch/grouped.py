@@ -6,6 +6,8 @@ expert.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -16,9 +18,15 @@ from routed.layer.dispatch import kernels
 
 
 def grouped(
-    expert: ExpertFunction, params, rows: Float[Array, "A ..."], sizes: Int[Array, " E"]
+    expert: ExpertFunction,
+    params,
+    rows: Float[Array, "A ..."],
+    sizes: Int[Array, " E"],
+    multiply: Callable[..., Array] | None = None,
 ) -> Float[Array, "A O"]:
     """Expert e runs on its `sizes[e]` rows, rows sorted by expert; what comes after the last expert's is garbage.
+
+    `multiply` may be another `product`.
 
     Raises:
       TypeError: a layer of the expert other than `nn.Dense` has parameters of its own.
@@ -38,7 +46,7 @@ def grouped(
             )
         (x,) = args
         each = x.size // (len(rows) * x.shape[-1])  # rows of this layer for each row routed, such as its patches
-        y = product(x.reshape(-1, x.shape[-1]), own["kernel"], sizes * each).reshape(*x.shape[:-1], -1)
+        y = (multiply or product)(x.reshape(-1, x.shape[-1]), own["kernel"], sizes * each).reshape(*x.shape[:-1], -1)
         if "bias" in own:
             y += own["bias"][owner].reshape(len(rows), *[1] * (x.ndim - 2), -1)
         return y

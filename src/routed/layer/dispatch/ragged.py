@@ -32,10 +32,11 @@ def ragged(
     Dropped assignments are sorted behind all others and belong to no expert.
     """
     del places
-    return _sorted_run(expert, params, x, routing, grouped if platform() == "tpu" else blocks)
+    return sorted_run(expert, params, x, routing, grouped if platform() == "tpu" else blocks)
 
 
-def _sorted_run(expert: ExpertFunction, params, x, routing: Routing, run: Callable) -> Float[Array, "T O"]:
+def sorted_run(expert: ExpertFunction, params, x, routing: Routing, run: Callable) -> Float[Array, "T O"]:
+    """Outputs where `run(expert, params, rows, sizes)` computes rows that are sorted by expert."""
     experts, assignments = routing.scores.shape[1], len(routing.token)
     owner = jnp.where(routing.kept, routing.expert, experts)
     sizes = jnp.zeros(experts + 1, jnp.int32).at[owner].add(1)

@@ -1,0 +1,271 @@
+"""`bench gpu` where there is no GPU: floors by hand, every part at tiny sizes, and what fails or has no time is named."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from routed.bench import dispatch, gpu, gpu_parts, hopper
+from routed.bench.__main__ import main
+from routed.contracts import UserError
+from routed.experts.ffn import Ffn
+from routed.layer.dispatch import kernels, ragged
+from routed.layer.rule import Rule
+from routed.layer.selection import select
+from routed.system import machine
+from routed.system.machine import Floor, Rates, floor
+
+CASE = {"tokens": 16, "k": 2, "dim": 8, "hidden": 4, "experts": 3, "load": "random"}
+#: FLOP/s that make milliseconds of millions, and a memory that is never the bound.
+ROUND = Rates({"bfloat16": 1e9, "float32": 1e9}, 1e15)
+
+
+def test_work_of_a_layer_by_hand():
+    """A token: 2 experts x 2 x 8 x 4 and a router of 8 x 3 products; an expert: 64 weights of 2 bytes, read twice, gradient written."""
+    assert dispatch.flops_of(CASE) == 3 * 2 * 16 * (128 + 24)
+    assert dispatch.flops_of(CASE, "dense_ffn") == 3 * 2 * 16 * 128
+    assert dispatch.bytes_of(CASE, 2) == 2 * (64 * (2 * 3 + 3) + 3 * 16 * 8)
+    assert dispatch.bytes_of(CASE, 2, "dense_ffn") == 2 * (64 * (2 * 2 + 2) + 3 * 16 * 8)
+    assert dispatch.bytes_of(CASE | {"load": "one"}, 2) == 2 * (64 * (2 * 2 + 3) + 3 * 16 * 8)
+
+
+def test_a_floor_is_the_larger_of_work_and_traffic(monkeypatch):
+    rates = Rates({"bfloat16": 1e12, "float32": 5e11}, 1e9)
+    assert floor(rates, 2e9, 1e6, "bfloat16") == Floor(pytest.approx(2e-3), "FLOPs")
+    assert floor(rates, 2e9, 1e6, "float32") == Floor(pytest.approx(4e-3), "FLOPs")
+    assert floor(rates, 2e9, 1e7, "bfloat16") == Floor(pytest.approx(1e-2), "bytes")
+    # The large table on an H200: 26.4 TFLOP at 989 TFLOP/s; 13.7 GB at 4.8 TB/s would be 2.9 ms.
+    monkeypatch.setattr(machine, "platform", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind="NVIDIA H200")])
+    case = dispatch.LARGE | dispatch.LARGE_CASES["dropless"][0]
+    found = machine.rates.__wrapped__()
+    assert floor(found, dispatch.flops_of(case), dispatch.bytes_of(case, 2), "bfloat16") == Floor(
+        pytest.approx(0.02673, rel=1e-3), "FLOPs"
+    )
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind="NVIDIA B300")])
+    with pytest.raises(UserError, match=r"no rates of 'NVIDIA B300' are known \(v4, .*h200 are\): add it to CHIPS"):
+        machine.rates.__wrapped__()
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The records of a part's cases, at rates that are round."""
+    monkeypatch.setattr(gpu_parts, "rates", lambda: ROUND)
+    return lambda part, *cases: [*gpu_parts.records(part, [*cases], 1)]
+
+
+def test_the_table_at_tiny_sizes(measured):
+    """256 tokens, top-2 of 4 experts of 32 x 64: 6 x 256 x (8,192 + 128) FLOPs; of a dense FFN without the 128."""
+    sparse, dense = measured("dispatch", "dropless: ragged", "dropless: dense_ffn")
+    assert sparse["floor_ms"] == pytest.approx(12.77952) and dense["floor_ms"] == pytest.approx(12.582912)
+    assert sparse["bound"] == "FLOPs" and sparse["over_floor"] == pytest.approx(sparse["ms_step"] / 12.77952)
+    assert 0 < sparse["flops_share"] < 2 and dense["flops_share"] is None
+    assert sparse["tokens"] == 256 and sparse["program_bytes"] > 0 and sparse["most_bytes_so_far"] is None
+
+
+def test_a_dense_fallback_is_named(measured, monkeypatch):
+    """`ragged` through the CPU's ragged_dot, which multiplies each row with all four experts, of which two are its own."""
+    monkeypatch.setattr(dispatch, "ragged", hopper.ragged)
+    monkeypatch.setattr(hopper, "_kernel", by_lax)
+    monkeypatch.setattr(gpu_parts, "TINY", gpu_parts.TINY | {"experts": 8})
+    (record,) = measured("dispatch", "dropless: ragged")
+    assert record["failed"].startswith("dispatch 'ragged' is dense on this platform (cpu)")
+    assert record["failed"].endswith("use 'slots'")
+
+
+def test_kernels_need_a_hopper(measured):
+    found = measured("hopper", *gpu_parts.PARTS["hopper"].cases)
+    assert [record["failed"] for record in found] == ["cpu: no Hopper, for which these kernels are: nothing to do"] * 2
+
+
+@pytest.mark.slow
+def test_batches_at_tiny_sizes(measured, monkeypatch):
+    """2,176 parameters, of which 1,536 multiply data; 32 samples: 64 (3 x 2,176 - 1,536) FLOPs. Adam moves 40 bytes of each."""
+    one, all_at_once = measured("batching", "constant, 32 runs: map", "constant, 32 runs: vmap")
+    assert one["floor_ms"] == all_at_once["floor_ms"] == pytest.approx(0.319488)
+    assert (one["batching"], all_at_once["batching"], one["auto"]) == ("map", "vmap", "map")
+    assert one["runs"] == 2 and one["over_floor"] == pytest.approx(one["ms_per_run_step"] / one["floor_ms"])
+    monkeypatch.setattr(gpu_parts, "rates", lambda: ROUND._replace(bandwidth=1e6))
+    (slow,) = measured("batching", "constant, 32 runs: map")
+    assert slow["bound"] == "bytes" and slow["floor_ms"] == pytest.approx(87.04, rel=1e-2)
+
+
+@pytest.mark.slow
+def test_the_t5_at_tiny_sizes(measured):
+    """8 rows of 64 and 14 tokens."""
+    (record,) = measured("t5", "gpu, auto")
+    assert record["tokens"] == 8 * (64 + 14) and record["steps"] == 2
+    assert record["tokens_per_second"] * record["seconds_per_step"] == pytest.approx(624)
+    assert record["mfu"] == pytest.approx(1 / record["over_floor"])  # bound by FLOPs, and all types at one rate
+    assert 0 < record["flops_share"] < 2
+
+
+@pytest.mark.slow
+def test_a_sweep_at_tiny_sizes(measured):
+    """40 steps and evaluations at 0, 20 and 40."""
+    (record,) = measured("sweep", "headline")
+    hours = (40 * record["ms_per_run_step"] + 3 * record["ms_evaluation"] / record["runs"]) / 3.6e6
+    assert record["runs_per_hour"] == pytest.approx(1 / hours)
+    assert record["most_runs_per_hour"] == pytest.approx(3.6e6 / 40 / record["floor_ms"])
+    assert record["program"].startswith("learned/frozen") and record["runs_per_hour"] < record["most_runs_per_hour"]
+
+
+def raising(error):
+    def case(rounds):
+        raise error
+
+    return case
+
+
+def test_every_failure_is_one_line_with_what_to_do(monkeypatch):
+    """What a user can mend leaves the process as it was; after anything else the rest is for another one."""
+    errors = {
+        "refused": UserError("dispatch 'x' is dense; use 'slots'"),
+        "memory": jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nwhile trying to allocate"),
+        "lowering": NotImplementedError("Unsupported lowering\nfor x"),
+        "other": ZeroDivisionError("why?"),
+    }
+    part = gpu_parts.Part(
+        1, {n: raising(e) for n, e in errors.items()} | {"good": lambda rounds: {"n": rounds}}, "halve", "set"
+    )
+    monkeypatch.setitem(gpu_parts.PARTS, "p", part)
+    run = lambda *cases: [{k: r[k] for k in r if k != "seconds"} for r in gpu_parts.records("p", [*cases], 3)]  # noqa: E731
+    refused = {
+        "part": "p",
+        "case": "refused",
+        "failed": "dispatch 'x' is dense; use 'slots'",
+        "do": "what the line says",
+    }
+    assert run("refused", "good") == [refused, {"part": "p", "case": "good", "n": 3}]
+    (memory,), (lowering,), (other,) = (run(case, "good") for case in ("memory", "lowering", "other"))
+    assert memory["failed"] == "JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate"
+    assert (memory["do"], lowering["do"]) == ("halve", "set") and other["do"].startswith("a fault of the bench")
+
+
+#: Stands for the process of a part: case `dies` takes it down, `fails` ends it behind its record, `hangs` hangs.
+STAND_IN = """
+import json, sys, time
+for case in sys.argv[1:]:
+    if case == "dies":
+        sys.exit("CHECK failed: boom")
+    if case == "hangs":
+        time.sleep(60)
+    print("noise"), print(json.dumps({"part": "p", "case": case} | ({"failed": "x"} if case == "fails" else {})), flush=True)
+    if case == "fails":
+        break
+"""
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """Parts whose cases are these."""
+
+    def parts(**cases):
+        made = {name: gpu_parts.Part(1.5, dict.fromkeys(each)) for name, each in cases.items()}
+        monkeypatch.setattr(gpu, "PARTS", made)
+        monkeypatch.setattr(gpu, "command", lambda part, cases, rounds: [sys.executable, "-c", STAND_IN, *cases])
+
+    return parts
+
+
+def test_a_case_that_dies_is_named_and_the_others_go_on(stand_ins, capsys):
+    stand_ins(p=("a", "fails", "dies", "b"), q=("dies",))
+    found = [*gpu.bench(3, None)]
+    assert [(r["part"], r["case"], r.get("failed")) for r in found[:-1]] == [
+        ("p", "a", None), ("p", "fails", "x"), ("p", "dies", "its process ended with 1: CHECK failed: boom"), ("p", "b", None),
+        ("q", "dies", "its process ended with 1: CHECK failed: boom"),
+    ]  # fmt: skip
+    assert found[2]["do"] == "see above; alone: python -m routed.bench.gpu_parts p"
+    assert found[-1]["failed"] == ["p: fails", "p: dies", "q: dies"] and found[-1]["left_out"] == []
+    assert len(capsys.readouterr().out.splitlines()) == len(found)
+
+
+def test_what_has_no_time_left_says_so(stand_ins, monkeypatch):
+    stand_ins(p=("a", "hangs", "b"), q=("c",))
+    monkeypatch.setattr(gpu, "BUDGET", 4.0)
+    found = [*gpu.bench(3, None)]
+    assert [r["case"] for r in found[:-1]] == ["a", "hangs", "b", "c"] and "left_out" not in found[0] | found[3]
+    words = r"the 2 s that the budget had for this part are over; alone: python -m routed.bench.gpu_parts p 'hangs'"
+    assert found[1]["left_out"] == words and found[-1]["left_out"] == ["p: hangs", "p: b"]
+    assert 2 < found[-1]["seconds"] < 4
+    monkeypatch.setattr(gpu, "BUDGET", 1.6)
+    assert [*gpu.bench(3, None)][-1]["left_out"] == ["p: a", "p: hangs", "p: b"]
+
+
+def test_the_budget_is_under_nine_minutes_and_all_of_it_is_shared_out():
+    assert sum(part.seconds for part in gpu_parts.PARTS.values()) <= gpu.BUDGET < 540
+    with pytest.raises(UserError, match="--baseline: bench gpu compares with floors"):
+        next(iter(gpu.bench(3, "x")))
+
+
+def test_records_are_kept_as_they_come(tmp_path, monkeypatch):
+    """A bench that is killed leaves what it measured."""
+
+    def bench(rounds, baseline):
+        yield {"a": 1}
+        raise KeyboardInterrupt
+
+    file = tmp_path / "records.json"
+    monkeypatch.setattr("routed.bench.__main__.BENCHES", {"gpu": bench})
+    for flag, value in (("JSON", str(file)), ("ROUNDS", 3), ("BASELINE", None)):
+        monkeypatch.setattr(f"routed.bench.__main__.{flag}", SimpleNamespace(value=value))
+    with pytest.raises(KeyboardInterrupt):
+        main(["bench", "gpu"])
+    assert json.loads(file.read_text()) == [{"a": 1}]
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, monkeypatch):
+    """The real processes, of one case that is measured and one that cannot be."""
+    parts = gpu_parts.PARTS
+    one = parts["dispatch"]._replace(cases={"dropless: dense_ffn": one_of(parts, "dispatch", "dropless: dense_ffn")})
+    two = parts["hopper"]._replace(cases={"dropless: hopper": one_of(parts, "hopper", "dropless: hopper")})
+    monkeypatch.setattr(gpu, "PARTS", {"dispatch": one, "hopper": two})
+    found = [*gpu.bench(1, None)]
+    assert found[0]["ms_step"] > found[0]["floor_ms"] > 0 and found[-1]["failed"] == ["hopper: dropless: hopper"]
+
+
+def one_of(parts, part, case):
+    return parts[part].cases[case]
+
+
+# The kernels of Hopper
+
+
+def by_lax(module, name):
+    """What the kernels compute, by `jax.lax`."""
+
+    def dot(rows, weights, *, group_sizes, transpose_rhs=False):
+        return kernels.product(rows, weights, group_sizes, transposed=transpose_rhs)
+
+    return {"ragged_dot": dot, "transposed_ragged_dot": lambda a, b, *, group_sizes: kernels.outer(a, b, group_sizes)}[
+        name
+    ]
+
+
+def test_gradients_through_the_kernels_are_those_of_the_blocks(monkeypatch):
+    monkeypatch.setattr(hopper, "_kernel", by_lax)
+    expert, x = Ffn(6, 10), jax.random.normal(jax.random.key(0), (24, 6))
+    keys = jax.random.split(jax.random.key(1), 4)
+    params = jax.vmap(lambda key: expert.init(key, x[:1])["params"])(keys)
+    routing = select(Rule(k=2), jax.random.normal(jax.random.key(2), (24, 4)))
+    run = lambda p, rows: expert.apply({"params": p}, rows)  # noqa: E731
+    loss = lambda way: lambda p, x: (way(run, p, x, routing) ** 2).sum()  # noqa: E731
+    ours, theirs = (jax.grad(loss(way), argnums=(0, 1))(params, x) for way in (hopper.ragged, ragged))
+    assert hopper.difference(ours, theirs) < 1e-5
+    assert hopper.difference(jax.tree.map(lambda a: 1.1 * a, ours), theirs) == pytest.approx(0.1, rel=1e-3)
+    assert not hopper.difference(jax.tree.map(lambda a: a * np.nan, ours), theirs) < gpu_parts.CLOSE
+
+
+def test_the_kernels_lower_for_a_gpu(monkeypatch):
+    """The gradients of the large table's layer, two products forward and four back; the GPU's driver compiles them, which is not here."""
+    monkeypatch.setattr(jax, "devices", lambda *_: [SimpleNamespace(core_count=132)])
+    case = dispatch.LARGE | dispatch.LARGE_CASES["dropless"][0]
+    init, apply = dispatch.layer("hopper", case)
+    arguments = jax.eval_shape(lambda: dispatch.arguments(case, init, jnp.bfloat16))
+    traced = jax.jit(dispatch.gradients(apply)).trace(*arguments)
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("custom_call @mosaic_gpu") == 6
