@@ -513,8 +513,9 @@ def step(group, mesh) -> None:
     fed = problem.feed(config, 0, rows)(0, steps_fed(config))
     feed = compiled.place_feed(jax.tree.map(lambda a: np.stack([a] * (mine.stop - mine.start)), fed))
     told("stepping")
-    active, (one, yes) = compiled.place(np.ones(count, bool)), compiled.place_shared((np.int32(1), np.bool_(1)))
-    jax.block_until_ready(compiled.advance(active, one, yes, seeds, values, worlds, states, feed, shared))
+    active, one = compiled.place(np.ones(count, bool)), compiled.place_shared(np.int32(1))
+    states = compiled.advance(active, one, seeds, values, worlds, states, feed, shared)
+    jax.block_until_ready(compiled.record(active, seeds, values, worlds, states, shared))
 
 
 def told(what: str) -> None:

@@ -107,9 +107,8 @@ def stepped(config, steps):
     one = program.make_program(config, problem_of(config).build(config, config.data.samples, None))
     values = {key: jnp.asarray(value) for key, value in traced(config).items()}
     world, run = jax.jit(partial(program.start, one))(0, values)
-    advance = jax.jit(partial(program.advance, one))
-    moved = advance(True, steps, False, 0, values, world, run)
-    return run, moved, advance(True, 0, True, 0, values, world, moved)
+    moved = jax.jit(partial(program.advance, one))(steps, 0, values, world, run)
+    return run, moved, jax.jit(partial(program.record, one))(0, values, world, moved)
 
 
 @pytest.mark.slow

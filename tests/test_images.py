@@ -439,7 +439,8 @@ def test_a_frozen_router_keeps_its_convolutions_bit_for_bit(config, frozen):
     one, shared = program.make_program(config, samples.build(config, 8)), images.shared_arrays(config.data)
     shared, traced = jax.tree.map(jnp.asarray, shared), traced_of(config)
     world, before = jax.jit(partial(program.start, one))(0, traced, shared)
-    after = jax.jit(partial(program.advance, one))(True, 4, True, 0, traced, world, before, (), shared)
+    after = jax.jit(partial(program.advance, one))(4, 0, traced, world, before, (), shared)
+    after = jax.jit(partial(program.record, one))(0, traced, world, after, shared)
     same = jax.tree.map(lambda a, b: bool((a == b).all()), before["params"], after["params"])
     features = jax.tree.leaves(same["router"]["features"])
     assert len(features) == 4 and all(features) is frozen and same["router"]["kernel"] is frozen

@@ -33,7 +33,7 @@ def states(small, *stretches, **changes):
     world, run = start(0, values)
     found = [run]
     for steps in stretches:
-        found.append(advance(True, steps, False, 0, values, world, found[-1]))
+        found.append(advance(steps, 0, values, world, found[-1]))
     return found
 
 

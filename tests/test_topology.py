@@ -85,7 +85,8 @@ def test_purposes_of_what_the_programs_say():
 
 def test_the_program_of_a_layer_has_these_purposes(small):
     lowered = lower_group(small, small.data.samples, 1, make_mesh(override(small, {"mesh.run": 1})))
-    names = set(hlo.re.findall(r'op_name="([^"]*)"', lowered.advance.compile().as_text()))
+    text = "".join(one.compile().as_text() for one in (lowered.advance, lowered.record))
+    names = set(hlo.re.findall(r'op_name="([^"]*)"', text))
     assert {"routing", "products", "optimiser", "evaluation", "random numbers", "dispatch"} <= {
         *map(hlo.purpose, names)
     }

@@ -44,18 +44,16 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     values = place(stack_traced([traced(config)] * runs))
     active = place(np.arange(runs) < SEEDS)
 
-    def advance(states, worlds, steps: int, evaluated: bool):
-        count, flag = compiled.place_shared((np.int32(steps), np.bool_(evaluated)))
-        return jax.block_until_ready(compiled.advance(active, count, flag, seeds, values, worlds, states, (), ()))
-
+    count = compiled.place_shared(np.int32(config.steps))
     for _ in range(rounds):
         worlds, states = jax.block_until_ready(compiled.start(seeds, values, ()))
         begun = time.perf_counter()
-        states = advance(states, worlds, config.steps, False)
+        states = jax.block_until_ready(compiled.advance(active, count, seeds, values, worlds, states, (), ()))
         seconds.append((time.perf_counter() - begun) / SEEDS)
         if baseline:
             theirs.append(run_baseline(baseline))
-    history = {name: np.asarray(a)[:SEEDS, -1] for name, a in advance(states, worlds, 0, True)["history"].items()}
+    kept = compiled.record(active, seeds, values, worlds, states, ())["history"]
+    history = {name: np.asarray(a)[:SEEDS, -1] for name, a in kept.items()}
     steps = history["train/steps"]
     record = {
         "seconds_per_seed": statistics.median(seconds),

@@ -80,12 +80,12 @@ def advance(
         first, every, config.steps, lambda: hosts.min_over_processes(progress.within(PATIENCE, every))
     ):
         evaluated, since = end % config.eval_every == 0, time.perf_counter()
-        states = compiled.advance(
-            compiled.place(active),
-            compiled.place_shared(np.int32(end - step)),
-            compiled.place_shared(np.bool_(evaluated)),
-            placed, stacked, worlds, states, feed(step // every), shared,
-        )  # fmt: skip
+        if active.any():
+            here, steps = compiled.place(active), compiled.place_shared(np.int32(end - step))
+            if end > step:
+                states = compiled.advance(here, steps, placed, stacked, worlds, states, feed(step // every), shared)
+            if evaluated:
+                states = compiled.record(here, placed, stacked, worlds, states, shared)
         if end and step - step % every + every < config.steps:
             feed(step // every + 1)  # while the devices work
         row = end // config.eval_every

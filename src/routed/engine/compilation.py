@@ -35,15 +35,16 @@ LITTLE_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_u
 class Compiled(NamedTuple):
     """The program of a group, compiled for batches of `runs` runs.
 
-    start(seeds, traced, shared) -> (worlds, states); advance(active, steps, evaluated, seeds, traced, worlds, states, feed,
-    shared) -> states, where every argument has a leading axis [runs], but `steps`, `evaluated` and `shared`, which are the same
-    for all runs. `place` and `place_shared` put arguments on the devices; with several processes each puts its own part there. Each
+    start(seeds, traced, shared) -> (worlds, states); advance(active, steps, seeds, traced, worlds, states, feed, shared) -> states;
+    record(active, seeds, traced, worlds, states, shared) -> states with a row of history. Every argument has a leading axis [runs], but
+    `steps` and `shared`, which are the same for all runs. The latter two take the memory of the states that they get. `place` and `place_shared` put arguments on the devices; with several processes each puts its own part there. Each
     process builds only its slice of the feed. `remember(params, state)` is what an evaluation keeps for the next one.
     """
 
     runs: int
     start: Callable[..., Any]
     advance: Callable[..., Any]
+    record: Callable[..., Any]
     place: Callable[[Any], Any]
     local: LocalSlice
     place_feed: Callable[[Any], Any]
@@ -61,6 +62,7 @@ class Lowerings(NamedTuple):
 
     start: Lowered
     advance: Lowered
+    record: Lowered
     worlds: Any  # shapes
     states: Any
     batch: NamedSharding  # of the feed, [runs, steps, rows, ...]
@@ -77,8 +79,9 @@ def lower_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Lowerin
     over_runs = _one_spread_run if spread else _over_devices(config, mesh)
     # The same function twice is traced once.
     start_runs = over_runs(partial(program.start, one), (2,))
-    move = _all_active if batching_of(config, mesh) == "vmap" else program.advance
-    advance_runs = over_runs(partial(move, one), (1, 2, 8))
+    choose = _if_active if batching_of(config, mesh) == "map" else _marked
+    advance_runs = over_runs(partial(choose, partial(program.advance, one), 4), (1, 7))
+    record_runs = over_runs(partial(choose, partial(program.record, one), 3), (5,))
 
     every = steps_fed(config)
     rows, whole = NamedSharding(mesh, PartitionSpec("run")), NamedSharding(mesh, PartitionSpec())
@@ -86,11 +89,7 @@ def lower_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Lowerin
     shared = _shaped(jax.tree.map(np.asarray, problem.shared_arrays(config)), whole)
     seeds = _shaped(np.zeros(runs, np.uint32), rows)
     values = _shaped(stack_traced([traced(config)] * runs), rows)
-    active, steps, evaluated = (
-        _shaped(np.ones(runs, bool), rows),
-        _shaped(np.int32(0), whole),
-        _shaped(np.bool_(0), whole),
-    )
+    active, steps = _shaped(np.ones(runs, bool), rows), _shaped(np.int32(0), whole)
     feed = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape), a.dtype), problem.feed_shape(config, every))
     with tracing_for(mesh):
         worlds, states = jax.eval_shape(start_runs, seeds, values, shared)
@@ -98,10 +97,13 @@ def lower_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Lowerin
         start = jax.jit(start_runs, out_shardings=(rows, held)).lower(seeds, values, shared)
         worlds = _shaped(worlds, rows)
         states = jax.tree.map(_shaped, states, held) if spread else _shaped(states, rows)
-        advance = jax.jit(advance_runs, donate_argnums=6, out_shardings=held).lower(
-            active, steps, evaluated, seeds, values, worlds, states, _shaped(feed, batch), shared
+        advance = jax.jit(advance_runs, donate_argnums=5, out_shardings=held).lower(
+            active, steps, seeds, values, worlds, states, _shaped(feed, batch), shared
         )
-    return Lowerings(start, advance, worlds, states, batch, jax.vmap(one.problem.remember))
+        record = jax.jit(record_runs, donate_argnums=4, out_shardings=held).lower(
+            active, seeds, values, worlds, states, shared
+        )
+    return Lowerings(start, advance, record, worlds, states, batch, jax.vmap(one.problem.remember))
 
 
 def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compiled:
@@ -114,13 +116,14 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
     lowered, fuse, brief = lower_group(config, pool, runs, mesh), problem_of(config).fuse, is_brief(config)
     brief = brief and platform_of(mesh) == "cpu"
     with tracing_for(mesh):
-        start, advance = (compile_lowered(one, fuse, brief) for one in (lowered.start, lowered.advance))
-    refuse_program(config, (start, advance), mesh)
+        programs = [compile_lowered(one, fuse, brief) for one in (lowered.start, lowered.advance, lowered.record)]
+    refuse_program(config, programs, mesh)
     local = local_slice(lowered.batch, (runs, steps_fed(config), config.batch_size))
     return Compiled(
         runs=runs,
-        start=start,
-        advance=advance,
+        start=programs[0],
+        advance=programs[1],
+        record=programs[2],
         place=partial(place, NamedSharding(mesh, PartitionSpec("run"))),
         local=local,
         place_feed=partial(place_feed, lowered.batch, local, (runs, config.batch_size)),
@@ -147,10 +150,22 @@ def batching_of(config: ConfigDict, mesh: Mesh) -> str:
     return "map" if platform_of(mesh) == "cpu" else "vmap"
 
 
-def _all_active(one: program.Program, active, steps, evaluated, seed, values, world, run, feed, shared):
-    """`advance` for runs that are batched: a condition of each would give each its own copy of what all share, such as images."""
-    new = program.advance(one, True, steps, evaluated, seed, values, world, run, feed, shared)
-    return jax.tree.map(partial(jnp.where, active), new, run)
+def _if_active(change: Callable[..., Any], place: int, active, *args):
+    """What `change` makes of a run, its argument at `place`, if that is active: where runs are mapped, another one costs nothing."""
+    run = args[place]
+    return jax.lax.cond(active, lambda run: change(*args[:place], run, *args[place + 1 :]), lambda run: run, run)
+
+
+def _marked(change: Callable[..., Any], place: int, active, *args):
+    """What `change` makes of a run, its argument at `place`; one that is not active keeps its step and history.
+
+    A condition of each run would give each its own copy of what all share, such as images; and what is under a condition, or goes
+    through one, a TPU does not keep on the chip. So all take their steps. Nobody reads what a padded place holds, nor what a run
+    that diverged comes to.
+    """
+    run, new = args[place], change(*args)
+    kept = {name: jax.tree.map(partial(jnp.where, active), new[name], run[name]) for name in ("step", "history")}
+    return new | kept
 
 
 def _over_devices(config: ConfigDict, mesh: Mesh):

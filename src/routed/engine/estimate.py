@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -27,9 +28,9 @@ SHORT = r"Used (\S+) of (\S+) hbm|required for HLO \w+ \((\S+)\) exceeds availab
 
 
 class Estimate(NamedTuple):
-    """What the compiled program of a group tells, for one device and a batch of runs.
+    """What the compiled programs of a group tell, for one device and a batch of runs.
 
-    Seconds of compiling; bytes of arguments and results, and of intermediate arrays; FLOPs of products in a training step, and in
+    Seconds of compiling; bytes of arguments and results, and of intermediate arrays, of the larger program; FLOPs of products in a training step, and in
     an evaluation; cycles of a step by purpose (TPUs); seconds of its kernels, of which cycles are not known; cycles of an evaluation;
     instructions without an estimate; loops counted once as they do not say their turns; collectives of a step.
     """
@@ -97,35 +98,36 @@ def estimate_of(lowered: Lowerings, group: Group, mesh: Mesh, topology: Topology
     """Compiles the program of a group, and reads what XLA says of it."""
     begun = time.perf_counter()
     with tracing_for(mesh):
-        compiled: Any = lowered.advance.compile()
+        programs: list[Any] = [lowered.advance.compile(), lowered.record.compile()]
     seconds = time.perf_counter() - begun
-    memory, module = compiled.memory_analysis(), hlo.Module(compiled.as_text())
-    held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    products = products_of(module)
+    memories, modules = [one.memory_analysis() for one in programs], [hlo.Module(one.as_text()) for one in programs]
 
-    def count(line: str) -> dict[tuple[str, ...], float]:
-        return hlo.cycles(line) | products(line) | _kernel(line, topology) | hlo.sends(line) | _update(line)
+    def counter(module: hlo.Module) -> Callable[[str], dict[tuple[str, ...], float]]:
+        products = products_of(module)
+        return lambda line: (
+            hlo.cycles(line) | products(line) | _kernel(line, topology) | hlo.sends(line) | _update(line)
+        )
 
     def sum_of(sums: dict[tuple[str, ...], float], name: str) -> float:
         return sum(value for key, value in sums.items() if key[0] == name)
 
-    # The loop over steps, whose turns the program does not know, is the one with the optimiser; all else is done once a batch, with its
-    # evaluation.
-    step = max(module.loops(count, strict=False), key=lambda sums: sum_of(sums, "updates"))
-    whole = module.within(module.entry, count, strict=False)
+    # The loop over steps, whose turns the program does not know, is the one with the optimiser.
+    step = max(modules[0].loops(counter(modules[0]), strict=False), key=lambda sums: sum_of(sums, "updates"))
+    evaluation = modules[1].within(modules[1].entry, counter(modules[1]), strict=False)
     turns = group.size // mesh.shape["run"] if batching_of(group.config, mesh) == "map" else 1
-    cycles = {key[1]: turns * value for key, value in step.items() if key[0] == "cycles"}
+    held = [one.argument_size_in_bytes + one.output_size_in_bytes - one.alias_size_in_bytes for one in memories]
+    most = int(held[1] + memories[1].temp_size_in_bytes > held[0] + memories[0].temp_size_in_bytes)
     return Estimate(
         seconds=seconds,
-        held=held,
-        temporary=memory.temp_size_in_bytes,
+        held=held[most],
+        temporary=memories[most].temp_size_in_bytes,
         flops=turns * sum_of(step, "flops"),
-        evaluation_flops=sum_of(whole, "flops") - turns * sum_of(step, "flops"),
-        cycles=cycles,
+        evaluation_flops=sum_of(evaluation, "flops"),
+        cycles={key[1]: turns * value for key, value in step.items() if key[0] == "cycles"},
         kernels=turns * sum_of(step, "kernels"),
-        evaluation=sum_of(whole, "cycles") - sum(cycles.values()),
-        unestimated=int(sum_of(whole, "unestimated")),
-        endless=int(sum_of(whole, "endless")) - turns,
+        evaluation=sum_of(evaluation, "cycles"),
+        unestimated=int(sum_of(step, "unestimated") + sum_of(evaluation, "unestimated")),
+        endless=int(sum_of(step, "endless") + sum_of(evaluation, "endless")),
         collectives=hlo.collectives(step),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -89,7 +89,7 @@ def refuse_if_too_large(config: ConfigDict, devices: int, memory: int) -> int:
     return size
 
 
-def refuse_program(config: ConfigDict, compiled: tuple[Any, ...], mesh: Mesh) -> None:
+def refuse_program(config: ConfigDict, compiled: Sequence[Any], mesh: Mesh) -> None:
     """Refuses programs whose arguments, results and intermediate arrays take more than there is, before they run.
 
     Raises:
@@ -112,7 +112,9 @@ def bytes_computed(config: ConfigDict) -> int:
 
     def whole(seed, values, shared, feed):
         world, state = program.start(one, seed, values, shared)
-        return program.advance(one, True, 1, True, seed, values, world, state, feed, shared)
+        return program.record(
+            one, seed, values, world, program.advance(one, 1, seed, values, world, state, feed, shared), shared
+        )
 
     feed = problem.feed_shape(config, steps_fed(config))
     return _written(jax.make_jaxpr(whole)(np.uint32(0), traced(config), problem.shared_arrays(config), feed).jaxpr)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from routed.layer.auxiliary import auxiliary, coefficients_of
@@ -119,9 +119,7 @@ def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) ->
 
 def advance(
     program: Program,
-    active: Bool[Array, ""] | bool,
     steps: Int[Array, ""] | int,
-    evaluated: Bool[Array, ""] | bool,
     seed,
     traced: dict[str, Array],
     world: Any,
@@ -129,26 +127,16 @@ def advance(
     feed: Any = (),
     shared: Any = (),
 ) -> dict[str, Any]:
-    """The run `steps` later, with a row of history if `evaluated`; as it is if not active.
-
-    A padded place in a batch of runs is not active, and costs nothing where runs are mapped one after the other. `feed` holds
-    the batches of the `checkpoint.every` steps among which these are, where the host makes them.
-    """
+    """The run `steps` later; `feed` holds the batches of the steps among which these are, where the host makes them."""
     inputs = Inputs(streams(seed, program.config), node_of(program.config, traced), world, shared)
-    seen = partial(program.evaluate, seed, traced, world, shared)
-
-    def move(run):
-        end = run["step"] + steps
-        moving = {name: run[name] for name in MOVING}
-        step = partial(training_step, program, inputs, traced, feed)
-        if program.config.stop.rise:
-            moved = jax.lax.while_loop(lambda now: (now["taken"] < end) & ~now["stopped"], step, moving)
-        else:  # as many steps for each run of a batch: a condition of each would select all that moves, in each step
-            moved = jax.lax.fori_loop(0, steps, lambda _, now: step(now), moving)
-        new = run | moved | {"step": end}
-        return jax.lax.cond(evaluated, partial(record, program, inputs, seen), lambda new: new, new)
-
-    return jax.lax.cond(active, move, lambda run: run, run)
+    end = run["step"] + steps
+    moving = {name: run[name] for name in MOVING}
+    step = partial(training_step, program, inputs, traced, feed)
+    if program.config.stop.rise:
+        moved = jax.lax.while_loop(lambda now: (now["taken"] < end) & ~now["stopped"], step, moving)
+    else:  # as many steps for each run of a batch: a condition of each would select all that moves, in each step
+        moved = jax.lax.fori_loop(0, steps, lambda _, now: step(now), moving)
+    return run | moved | {"step": end}
 
 
 def training_step(program: Program, inputs: Inputs, traced, feed, now: dict[str, Any]) -> dict[str, Any]:
@@ -248,18 +236,19 @@ def stops(stop: Any, value, lowest, taken):
 
 
 def record(
-    program: Program, inputs: Inputs, see: Callable[..., dict[str, Array]], run: dict[str, Any]
+    program: Program, seed, traced: dict[str, Array], world: Any, run: dict[str, Any], shared: Any = ()
 ) -> dict[str, Any]:
     """The run with the row of this moment; a run that stopped early repeats its last loss for the steps that it did not take.
 
-    The training loss is the mean since the last evaluation, NaN at step 0; all else is what `see` says of the run.
+    The training loss is the mean since the last evaluation, NaN at step 0; all else is what `Program.evaluate` says of the run.
     """
+    inputs = Inputs(streams(seed, program.config), node_of(program.config, traced), world, shared)
     every = program.config.eval_every
     missed = jnp.minimum(run["step"] - run["taken"], every)
     total = run["total"] + missed * run["loss"]
     steps = jnp.where(run["step"] > 0, every, 0)
     with jax.named_scope("evaluation"):
-        seen = see({name: run[name] for name in SEEN})
+        seen = program.evaluate(seed, traced, world, shared, {name: run[name] for name in SEEN})
     seen |= {"train/loss": total / steps / program.problem.unit(inputs)}
     row = run["step"] // every
     history = {name: old.at[row].set(seen[name]) for name, old in run["history"].items()}
