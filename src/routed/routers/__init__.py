@@ -69,14 +69,18 @@ ROUTERS: dict[str, Router] = {
         tokens=(),
         needs=("token_id",),
         learns=False,
-        settings={
-            "vocabulary": Setting(32128, "token ids", at_least(1)),
-            "choices": Setting(1, "experts of each token id", at_least(1)),
-        },
+        settings={"vocabulary": Setting(32128, "token ids", at_least(1))},
+        reads=("choices",),
         from_counts=balanced_table,
         check=check_table,
     ),
-    "oracle": Router(lambda own, experts: OracleRouter(experts), tokens=(), needs=("cluster",), learns=False),
+    "oracle": Router(
+        lambda own, experts: OracleRouter(experts, own.choices),
+        tokens=(),
+        needs=("cluster",),
+        learns=False,
+        reads=("choices",),
+    ),
     "random": Router(lambda own, experts: RandomRouter(experts), tokens=(), learns=False),
 }
 
@@ -90,6 +94,7 @@ SHARED: dict[str, Setting] = {
     "depth": Setting(2, "layers of an mlp, scores included; convolutions of a cnn", LAYERS),
     "width": Setting(64, "hidden units of an mlp; filters of a cnn's first convolution", at_least(1)),
     "bias": Setting(False, "a score of each expert for every token, 0 at the start"),
+    "choices": Setting(1, "experts of each token id, or of each cluster of the oracle", at_least(1)),
     "frozen": Setting(False, "parameters and state stay bit for bit what they were at step 0", traced=True),
     "init_scale": Setting(
         1.0,
