@@ -112,7 +112,7 @@ SHARED: dict[str, Setting] = {
     "rows": Setting(
         EXAMPLES,
         "of from_data: examples, one a row (Dikkala et al. 2023, Theorem 2); clusters: centres of k-means, without labels, on"
-        " what the fresh router makes of the training samples (of fresh data: of as many, data.samples)",
+        " what the fresh router makes of the first 16,384 training samples (fresh data: of data.samples samples that they are not)",
         one_of((EXAMPLES, CLUSTERS)),
         when=When(
             lambda config: config.router.from_data and _has("from_clusters")(config),

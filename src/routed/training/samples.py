@@ -70,8 +70,9 @@ def _world(inputs: Inputs):
     return inputs.world._replace(shared=inputs.shared)
 
 
-#: What is folded into the key of the initial weights for k-means.
-CLUSTERING = 1
+#: Training samples that k-means looks at, at most, for which there is memory also where they are images; and what is folded into
+#: the key of the initial weights for it.
+CLUSTERED, CLUSTERING = 16384, 1
 
 #: Training samples on which the entropy of gates is measured, and by which they are made as sharp as asked.
 GAUGED = 1024
@@ -95,9 +96,10 @@ def _init(config: ConfigDict, task: Task, model: Model, inputs: Inputs, pool: in
 
 
 def _samples(task: Task, inputs: Inputs, pool: int):
-    """The tokens of all training samples, 1 for each, 0 for those of the pool that are none; and a key for clusters of them."""
-    data, tokens = inputs.config.data, worlds.examples(task, _world(inputs), pool, inputs.config.data).tokens
-    weight = (jnp.arange(len(tokens)) < data.samples * (len(tokens) // pool)).astype(jnp.float32)
+    """The tokens of the training samples, 1 for each, 0 for those of the pool that are none; and a key for clusters of them."""
+    data, count = inputs.config.data, min(pool, CLUSTERED)
+    tokens = worlds.examples(task, _world(inputs), count, data).tokens
+    weight = (jnp.arange(len(tokens)) < data.samples * (len(tokens) // count)).astype(jnp.float32)
     return tokens, weight, jax.random.fold_in(inputs.keys["init"], CLUSTERING)
 
 
