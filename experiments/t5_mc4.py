@@ -3,8 +3,8 @@
 Question. Dikkala et al. (2023, 3.7 and C.4) pre-train T5 on mC4 with layers 32 wide and find: dense below a mixture with a frozen
 router below one with a trained router, in token accuracy; at T5's full width the two mixtures do not differ, "because earlier
 layers can route implicitly". Their frozen router cannot balance its load and so overflows its capacity, and combine weights can
-grow. Here arms are dropless with weights that sum to 1, the frozen router also runs balanced, and a hash of the token id stands beside
-both: what is left is the choice of experts.
+grow. Here arms are dropless with weights that sum to 1, both routers also run balanced, and a hash of the token id and an oracle of
+the language stand beside them: what is left is the choice of experts.
 
     python -m routed.main --config=experiments/t5_mc4.py:smoke
     python -m routed.main --config=experiments/t5_mc4.py --config.data.directory=DIR
@@ -52,7 +52,9 @@ from routed.analysis.claims import FROZEN, LEARNED, Claim, Writer
 from routed.plan import Figure, Point, make_config, product, value_of
 
 #: Of figure 5. `default` runs them without the last.
-ARMS = ("learned", "frozen", "frozen_balanced", "hash_token", "dense_active", "dense_total")
+ARMS = (
+    "learned", "frozen", "frozen_balanced", "learned_balanced", "hash_token", "oracle_language", "dense_active", "dense_total"
+)  # fmt: skip
 
 PROTOCOL = {
     "arms": ARMS[:-1], "seed": 100, "seeds": 5,

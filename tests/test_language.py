@@ -108,6 +108,15 @@ def test_arms_share_data_and_initial_weights(tiny, tmp_path):
     assert (table["eval/bigram"] > 1).all() and table["eval/bigram"].nunique() == 1
 
 
+def test_a_balanced_router_learns_and_an_oracle_of_the_language_does_not(tiny, tmp_path):
+    """The oracle's experts say all that there is to say of the language, up to languages that share them."""
+    table = run(override(tiny, {"arms": ("learned", "learned_balanced", "oracle_language")}), tmp_path)
+    last = table[table.step == 4].set_index("arm")
+    assert last["router/moved"].to_dict() == {"learned": 1, "learned_balanced": 1, "oracle_language": 0}
+    assert last["eval/loss"].nunique() == 3
+    assert last.loc["oracle_language", "router/mi_language"] > last.loc["learned", "router/mi_language"] + 0.2
+
+
 def test_a_transplanted_router_is_the_trained_one_and_stays(tiny, tmp_path):
     config = override(tiny, {"arms": ("transplant",), "checkpoint.final": True})
     table = run(config, tmp_path)

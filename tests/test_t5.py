@@ -309,7 +309,7 @@ def test_the_oracle_of_text_sends_a_row_by_its_language():
     for stack, ids in (("encoder", batch.inputs), ("decoder", batch.targets)):
         site = outputs.sites[stack]
         chosen = jnp.sort(jnp.argsort(-site.routing.scores[0])[:, :2])
-        first = np.repeat([(2 * l) % 4 for l in batch.language], ids.shape[1])
+        first = np.repeat([(2 * index) % 4 for index in batch.language], ids.shape[1])
         np.testing.assert_array_equal(chosen, np.stack([first, first + 1], 1))
         again = model.scores(params, state, stack, site.features, batch)
         np.testing.assert_array_equal(again, site.routing.scores)

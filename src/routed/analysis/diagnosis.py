@@ -26,6 +26,7 @@ BESIDE = (
     ("whole gap, top-1", UNTRAINED, REFERENCE, "test/loss"),
     ("whole gap, soft evaluation", UNTRAINED, REFERENCE, "test/loss_soft"),
     ("training rule", UNTRAINED, "frozen_top1", "test/loss"),
+    ("beyond k-means", "frozen_kmeans", REFERENCE, "test/loss"),
     ("left to the oracle", REFERENCE, "oracle", "test/loss"),
 )
 
