@@ -35,7 +35,7 @@ Rules of the default scale, fixed before its evaluation seeds ran; none looks at
   gate        no verdict unless an arm beats a smoothed bigram model of the targets on the validation rows.
   effect      smallest effect of interest: .01 nats per token.
 
-Cost: smoke half a minute; default about 45 minutes for fig5 on two free cores, 2 hours for widths and fig7. Found (BUILD_NOTES.md, section
+Cost: smoke half a minute; default about an hour for fig5 on two free cores (45 minutes with 5 of its 7 arms), 2 hours for widths and fig7. Found (BUILD_NOTES.md, section
 3): training the router is worth less than .02 nats; a balanced hash of the token id is .04 better [.02, .07] (3 seeds); the trunk learns to route through
 routers that nobody trains, the more the wider it is; no width and no stopped gradient shows a difference in loss (3 seeds, half-widths of
 .02 to .1 nats).
