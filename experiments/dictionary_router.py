@@ -23,7 +23,7 @@ Rules where the paper is silent, fixed on seeds from 5000 on; none looks at lear
               (router/sparsity_by_atom). Test samples come from all 496 pairs, or from 512 random ones.
   steps       12,000, as for experiments/sequence_router.py.
 
-Smoke (half a minute) has 4 and 6 atoms, no dense_active, and at 6 atoms neither frozen_top1 nor dense_expert.
+Smoke (half a minute) has 4 and 6 atoms, neither dense_active nor frozen_kmeans, and at 6 atoms neither frozen_top1 nor dense_expert.
 
 Cost on 2 free cores: 5 minutes, separation 2, readings 5 to 6 (readings by --dry_run).
 
@@ -40,7 +40,8 @@ from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Writer, comp
 from routed.plan import Figure, Point, make_config, product
 
 PAIR = ("learned", "frozen")
-ALL = (*PAIR, "frozen_sharp", "frozen_top1", "frozen_data", "dense_active", "dense_total", "dense_expert")
+CONTROLS = ("frozen_sharp", "frozen_top1", "frozen_data", "frozen_kmeans")
+ALL = (*PAIR, *CONTROLS, "dense_active", "dense_total", "dense_expert")
 DENSE, ONE_MAP = {"arm": "dense_total"}, {"arm": "dense_expert"}
 ATOMS = {"smoke": (4, 6), "default": (32, 128), "paper": (32, 128)}
 #: Test samples: the same number of every combination of 2 (of 3) atoms that is judged.
@@ -95,7 +96,7 @@ def atoms_sweep(config: ConfigDict) -> tuple[Point, ...]:
     few, many = few_and_many(config)
     if config.scale != "smoke":
         return few, many
-    idle = ({"dense_active"}, {"dense_active", "frozen_top1", "dense_expert"})
+    idle = ({"dense_active", "frozen_kmeans"}, {"dense_active", "frozen_kmeans", "frozen_top1", "dense_expert"})
     one, other = (tuple(arm for arm in ALL if arm not in names) for names in idle)
     return few | {"arms": one}, many | {"arms": other}
 

@@ -1,7 +1,8 @@
 """Which routers and selections learn a partition of Gaussian mixtures, and does learning help each of them?
 
-Question. Papers compare routers at one learning rate, often their own. Here every router and selection of `routed` gets
-the same mixture, the same constant experts, the same initial experts and the same tuning budget, learned and frozen.
+Question. Papers compare routers at one learning rate, often their own, and learned ones with frozen ones that are worse in more than
+that. Here every router and selection of `routed` gets the same mixture, the same constant experts, the same initial experts and the same
+tuning budget, learned, frozen and with the fair frozen controls.
 
     python -m routed.main --config=experiments/router_zoo.py
     python -m routed.main --config=experiments/router_zoo.py:smoke     # five methods of different families
@@ -12,7 +13,11 @@ al. 2023, 3.1, Fig. 2a). Constant experts make the partition decide: an expert t
 Rules fixed beforehand, none of which looks at learned against frozen.
   evaluation  every method as it is trained (rule and weights), without noise, so that none is punished for a change of rule;
               expert choice and Sinkhorn, which route a sample by its neighbours, as top-k with the same weights.
-  tuning      3 multipliers of both rates for each method and arm, by final test loss on 2 seeds that are never evaluated.
+  tuning      5 multipliers of both rates, .1 to 10, for each method and arm, by final test loss on 2 seeds that are never
+              evaluated. Of a side that lost with a rate at the edge of the grid nothing is concluded.
+  controls    the fair ones that a method has what they need for: as sharp as learned, rows from examples; and k-means of the
+              inputs and nearest examples, trained and evaluated top-1 whatever the method, as a partition that needs none of it.
+              frozen_top1 is no control here: every method is evaluated as it trains already.
   base rates  Adam, 3.2e-3 for routers and 3.2e-4 for experts (Fig. 2a), batch 64, 20,000 steps.
   noise       as published where it is: uniform on [0, 1] in the choice only (Chen et al. 2022), learned Gaussian (Shazeer et al.
               2017), jitter .01 (Fedus et al. 2022).
@@ -22,18 +27,20 @@ Rules fixed beforehand, none of which looks at learned against frozen.
 Expected: methods whose weights sum to 1 do best, since one constant cannot be scaled to two targets; a selection that
 trains few experts a token leaves more of them dead; balance helps where clusters are equally frequent, as here.
 
-Found (BUILD_NOTES.md, section 4): learning helps every method that can learn, 1.4- to 12-fold; Sinkhorn and expert choice do best,
+Found (BUILD_NOTES.md, section 4), before the fair controls were added: every method that can learn beats itself frozen at initialisation,
+1.4- to 12-fold, which says nothing of partitions that nobody trains; Sinkhorn and expert choice do best,
 plain top-2 leaves a third of its experts dead. The first expectation was wrong: full-softmax weights beat renormalised ones.
 
-Cost on 2 cores: about 15 minutes, 3 of them compiling.
+Cost on 2 cores: about 40 minutes (2.7 times the 15 that it took without the fair controls, by --dry_run).
 """
 
 from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from routed.analysis.claims import FROZEN, LEARNED, Claim, Writer, comparability
+from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Writer, comparability
 from routed.plan import Figure, Point, make_config, value_of
+from routed.plan.experiment import Scales
 
 _TOP2 = {"selection.name": "top_k", "selection.k": 2, "selection.renormalise": True}
 _TOP1 = _TOP2 | {"selection.k": 1}
@@ -64,17 +71,20 @@ FEW = ("linear, soft", "linear, noisy top-2", "linear, expert choice", "cosine, 
 #: Methods without anything to learn.
 FIXED = ("hash", "random", "oracle")
 
+#: Learned, frozen, and the controls of gmm_router that have a meaning for any selection.
+ARMS = ("learned", "frozen", "frozen_sharp", "frozen_data", "frozen_kmeans", "frozen_nearest")
+
 PROTOCOL = {
-    "arms": ("learned", "frozen"), "rates": "tuned", "tune.seeds": 2,
+    "arms": ARMS, "rates": "tuned", "tune.seeds": 2, "tune.multipliers": (0.1, 0.3, 1.0, 3.0, 10.0),
     "data.samples": 16384, "experts.name": "constant", "optimizer.name": "adam",
     "experts.learning_rate": 3.2e-4, "router.learning_rate": 3.2e-3,
     "batch_size": 64, "steps": 20000, "eval_every": 4000, "seeds": 10, "mesh.runs_per_batch": 64,
 }  # fmt: skip
 
-SCALES = {
+SCALES: Scales = {
     "smoke": lambda config: {
         "data.clusters": 8, "data.dim": 8, "data.samples": 256, "data.test_samples": 1600, "experts.count": 8,
-        "steps": 40, "eval_every": 20, "seeds": 2, "tune.seeds": 1,
+        "steps": 40, "eval_every": 20, "seeds": 2, "tune.seeds": 1, "tune.multipliers": (0.3, 1.0, 3.0), "arms": ARMS[:-2],
     },
     "default": lambda config: {},
     "paper": lambda config: {"steps": 200000, "eval_every": 20000, "seeds": 32},
@@ -103,15 +113,22 @@ def sweep(config: ConfigDict) -> tuple[Point, ...]:
 
 
 def claims(config: ConfigDict) -> tuple[Claim, ...]:
-    """For each method that can learn: learning beats not learning."""
+    """For each method that can learn: learning beats not learning, and the fairest control."""
     write = Writer(comparability(config), prefix="routed.zoo.")
     # A claim's point also names what other methods change, so that it is this method's alone.
     plain = {key: value_of(config, key) for one in points(config).values() for key in one}
-    return tuple(
-        write.order(name.replace(",", "").replace(" ", "-").lower(), f"{name}: learned beats frozen", "not asked",
-                    LEARNED, FROZEN, at=plain | one)
-        for name, one in points(config).items()
-        if name not in FIXED
+    learning = {name: one for name, one in points(config).items() if name not in FIXED}
+    ids = {name: name.replace(",", "").replace(" ", "-").lower() for name in learning}
+    return (
+        *(
+            write.order(ids[name], f"{name}: learned beats frozen", "not asked", LEARNED, FROZEN, at=plain | one)
+            for name, one in learning.items()
+        ),
+        *(
+            write.order(f"{ids[name]}.fair", f"{name}: learned beats the fairest frozen control", "not asked", LEARNED, FAIREST,
+                        at=plain | one)
+            for name, one in learning.items()
+        ),
     )  # fmt: skip
 
 
@@ -120,7 +137,7 @@ METRICS = ("test/excess", "router/homogeneity", "router/dead", "router/churn", "
 
 FIGURES = {
     "": Figure(
-        "every router and selection, learned and frozen, at tuned rates",
+        "every router and selection, learned, frozen and fairly controlled, at tuned rates",
         sweep=sweep,
         claims=claims,
         plots=lambda config: ({"kind": "methods", "name": "methods", "methods": points(config), "metrics": METRICS},),

@@ -41,9 +41,9 @@ from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Writer, comp
 from routed.plan import Figure, Point, chain, make_config, product
 
 PAIR = ("learned", "frozen")
-CONTROLS = (*PAIR, "frozen_sharp", "frozen_top1", "frozen_data")
-#: No claim asks about the oracle, which needs a program of its own: smoke is mostly compiling.
-ALL = {"smoke": CONTROLS, "default": (*CONTROLS, "oracle"), "paper": (*CONTROLS, "oracle")}
+CONTROLS = (*PAIR, "frozen_sharp", "frozen_top1", "frozen_data", "frozen_kmeans")
+#: No claim needs the oracle, or k-means beside the other controls, a program each: smoke is mostly compiling.
+ALL = {"smoke": CONTROLS[:-1], "default": (*CONTROLS, "oracle"), "paper": (*CONTROLS, "oracle")}
 SAMPLES = {"smoke": (64, 256), "default": (512, 2048, 8192), "paper": (512, 2048, 8192, 32768, 131072)}
 
 PROTOCOL = {

@@ -3,8 +3,8 @@
 Question. Dikkala et al. (2023, 3.7 and C.4) pre-train T5 on mC4 with layers 32 wide and find: dense below a mixture with a frozen
 router below one with a trained router, in token accuracy; at T5's full width the two mixtures do not differ, "because earlier
 layers can route implicitly". Their frozen router cannot balance its load and so overflows its capacity, and combine weights can
-grow. Here arms are dropless with weights that sum to 1, the frozen router also runs balanced, and a hash of the token id stands beside
-both: what is left is the choice of experts.
+grow. Here arms are dropless with weights that sum to 1, both routers also run balanced, and a hash of the token id and an oracle of
+the language stand beside them: what is left is the choice of experts.
 
     python -m routed.main --config=experiments/t5_mc4.py:smoke
     python -m routed.main --config=experiments/t5_mc4.py --config.data.directory=DIR
@@ -35,7 +35,7 @@ Rules of the default scale, fixed before its evaluation seeds ran; none looks at
   gate        no verdict unless an arm beats a smoothed bigram model of the targets on the validation rows.
   effect      smallest effect of interest: .01 nats per token.
 
-Cost: smoke half a minute; default about 45 minutes for fig5 on two free cores, 2 hours for widths and fig7. Found (BUILD_NOTES.md, section
+Cost: smoke half a minute; default about an hour for fig5 on two free cores (45 minutes with 5 of its 7 arms), 2 hours for widths and fig7. Found (BUILD_NOTES.md, section
 3): training the router is worth less than .02 nats; a balanced hash of the token id is .04 better [.02, .07] (3 seeds); the trunk learns to route through
 routers that nobody trains, the more the wider it is; no width and no stopped gradient shows a difference in loss (3 seeds, half-widths of
 .02 to .1 nats).
@@ -52,7 +52,9 @@ from routed.analysis.claims import FROZEN, LEARNED, Claim, Writer
 from routed.plan import Figure, Point, make_config, product, value_of
 
 #: Of figure 5. `default` runs them without the last.
-ARMS = ("learned", "frozen", "frozen_balanced", "hash_token", "dense_active", "dense_total")
+ARMS = (
+    "learned", "frozen", "frozen_balanced", "learned_balanced", "hash_token", "oracle_language", "dense_active", "dense_total"
+)  # fmt: skip
 
 PROTOCOL = {
     "arms": ARMS[:-1], "seed": 100, "seeds": 5,

@@ -61,6 +61,29 @@ def test_order_supported_opposite_and_inconclusive():
     assert verdict(order(), noisy)["verdict"] == "inconclusive"
 
 
+@pytest.mark.parametrize(
+    ("lower", "higher", "at_edge", "found"),
+    [
+        ("learned", "frozen", "frozen", "inconclusive"),
+        ("learned", "frozen", "learned", "supported"),  # at a better rate it would only win by more
+        ("frozen", "learned", "frozen", "inconclusive"),
+        ("frozen", "learned", "learned", "opposite"),
+        ("learned", "fairest", "frozen_top1", "inconclusive"),  # any of them might be the fairest
+        ("learned", "fairest", "frozen", "supported"),
+    ],
+)
+def test_who_lost_with_a_rate_at_the_edge_of_the_grid_may_have_a_better_one(lower, higher, at_edge, found):
+    """The grid is .3, 1, 3."""
+    rows = table().assign(rates="tuned", **{"train/rate_scale": 1.0})
+    assert verdict(order(lower, higher), rows)["verdict"] != "inconclusive"
+    rows.loc[rows.arm == at_edge, "train/rate_scale"] = np.float32(0.3)
+    record = verdict(order(lower, higher), rows)
+    assert record["verdict"] == found
+    if found == "inconclusive":
+        assert f"but {at_edge} chose 0.3 times its rates, the edge of what was tried" in record["reason"]
+    assert verdict(order(lower, higher), rows.assign(rates="paper"))["verdict"] != "inconclusive"  # no grid was tried
+
+
 def test_an_unknown_kind_is_refused():
     with pytest.raises(UserError, match=r"claim x: unknown kind 'ordr' \(did you mean 'order'\?\)"):
         verdict(order(kind="ordr"), table())

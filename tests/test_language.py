@@ -108,6 +108,15 @@ def test_arms_share_data_and_initial_weights(tiny, tmp_path):
     assert (table["eval/bigram"] > 1).all() and table["eval/bigram"].nunique() == 1
 
 
+def test_a_balanced_router_learns_and_an_oracle_of_the_language_does_not(tiny, tmp_path):
+    """The oracle's experts say all that there is to say of the language, up to languages that share them."""
+    table = run(override(tiny, {"arms": ("learned", "learned_balanced", "oracle_language")}), tmp_path)
+    last = table[table.step == 4].set_index("arm")
+    assert last["router/moved"].to_dict() == {"learned": 1, "learned_balanced": 1, "oracle_language": 0}
+    assert last["eval/loss"].nunique() == 3
+    assert last.loc["oracle_language", "router/mi_language"] > last.loc["learned", "router/mi_language"] + 0.2
+
+
 def test_a_transplanted_router_is_the_trained_one_and_stays(tiny, tmp_path):
     config = override(tiny, {"arms": ("transplant",), "checkpoint.final": True})
     table = run(config, tmp_path)
@@ -216,7 +225,6 @@ def test_rows_that_are_alike_tell_nothing_of_labels_that_are_drawn_for_them(ids)
         ({"transformer.layers": 3, "transformer.sparse_layers": 2}, "use 1"),
         ({"selection.name": "soft", "dispatch": "dense"}, "selection.name='soft'"),
         ({"router.name": "hash_id", "router.vocabulary": 7}, "data.vocabulary=320"),
-        ({"router.name": "oracle"}, "router.name='oracle'"),
         ({"mesh.expert": 8}, "does not divide experts.count=4; use 4"),
         ({"mesh.data": 3}, "batch_size=8"),
         ({"checkpoint.every": 3}, "must divide eval_every=2"),

@@ -106,6 +106,11 @@ def test_oracle_sends_cluster_c_to_expert_c_mod_e():
     np.testing.assert_array_equal(jax.nn.softmax(scores).max(-1), 1.0)
 
 
+def test_an_oracle_with_two_choices_shares_the_experts_out_in_pairs():
+    scores = OracleRouter(6, 2).apply({}, jnp.zeros((4, 2)), cluster=jnp.array([0, 1, 2, 3]))
+    assert [np.flatnonzero(row).tolist() for row in np.asarray(scores)] == [[0, 1], [2, 3], [4, 5], [0, 1]]
+
+
 def test_hash_depends_on_signs_only():
     variables = {"params": {"planes": jnp.eye(2)}}  # bits are the signs of the two inputs
     x = jnp.array([[1.0, 1.0], [9.0, 0.1], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])

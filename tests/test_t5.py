@@ -197,7 +197,7 @@ def test_scanned_is_unrolled():
         x = own["embedding"][ids]
         for i in range(2):
             layer = jax.tree.map(lambda a, i=i: a[i], own[name]["blocks"])
-            x, _ = Block(plan).apply({"params": layer}, x, bias, source, ids, 0)
+            x, _ = Block(plan).apply({"params": layer}, x, bias, source, {})
         return nn.RMSNorm(epsilon=1e-6).apply({"params": own[name]["norm"]}, x)
 
     def forward():
@@ -299,6 +299,20 @@ def test_a_router_by_token_id_sees_the_ids_of_its_stack():
     for stack, ids in (("encoder", batch.inputs), ("decoder", jnp.pad(batch.targets[:, :-1], ((0, 0), (1, 0))))):
         expected = params["router"][stack]["router"]["table"][0].reshape(20, -1)[ids.reshape(-1), 0]
         np.testing.assert_array_equal(seen[stack].routing.scores[0].argmax(-1), expected.astype(int) % 4)
+
+
+def test_the_oracle_of_text_sends_a_row_by_its_language():
+    """Language l goes to experts 2 l and 2 l + 1, of four, in both stacks; also when its scores are asked for again."""
+    config, model, batch, params, state = ready(**{"router.name": "oracle", "router.choices": 2})
+    batch = batch._replace(language=jnp.arange(len(batch.language)) % 3)
+    outputs = jax.jit(lambda: model.apply(params, state, batch, rule_of(config.selection), "dense"))()
+    for stack, ids in (("encoder", batch.inputs), ("decoder", batch.targets)):
+        site = outputs.sites[stack]
+        chosen = jnp.sort(jnp.argsort(-site.routing.scores[0])[:, :2])
+        first = np.repeat([(2 * index) % 4 for index in batch.language], ids.shape[1])
+        np.testing.assert_array_equal(chosen, np.stack([first, first + 1], 1))
+        again = model.scores(params, state, stack, site.features, batch)
+        np.testing.assert_array_equal(again, site.routing.scores)
 
 
 #: Of a size at which a width is not rounded to nothing.

@@ -19,7 +19,7 @@ from routed.layer.rule import Rule
 from routed.models import kmeans, two_experts
 from routed.plan.checks import validate
 from routed.plan.config import base
-from routed.routers import ROUTERS
+from routed.routers import ROUTERS, clusters
 from routed.routers.router import initial_parameters
 from routed.settings.tree import override
 from routed.tasks import TASKS, two_gaussians, worlds
@@ -57,7 +57,9 @@ def test_kmeans_steps_are_scikit_learns():
     """One iteration of Lloyd's algorithm from the same centres, and descent on its inertia written out in numpy."""
     centres = X[:5]
     fitted = KMeans(5, init=centres, n_init=1, max_iter=1).fit(X)
-    np.testing.assert_allclose(kmeans.lloyd_step(jnp.array(centres), jnp.array(X)), fitted.cluster_centers_, rtol=1e-4)
+    np.testing.assert_allclose(
+        clusters.lloyd_step(jnp.array(centres), jnp.array(X)), fitted.cluster_centers_, rtol=1e-4
+    )
     ours, theirs = jnp.array(centres), centres.astype(float)
     for _ in range(5):
         ours = kmeans.inertia_step(ours, jnp.array(X), 0.7)
@@ -78,7 +80,7 @@ def test_training_the_mixture_takes_the_steps_of_kmeans(small, tmp_path):
 
 def test_a_centre_without_samples_stays():
     centres = jnp.array([[0.0], [1.0], [99.0]])
-    moved = kmeans.lloyd_step(centres, jnp.array([[-1.0], [0.0], [3.0]]))
+    moved = clusters.lloyd_step(centres, jnp.array([[-1.0], [0.0], [3.0]]))
     np.testing.assert_allclose(moved, [[-0.5], [3.0], [99.0]])
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from routed.analysis import controls, statistics
-from routed.analysis.sides import Rows, ends, paired
+from routed.analysis.sides import Rows, at_edge, ends, paired
 from routed.engine.rows import shown
 from routed.layer.selection import SELECTIONS
 from routed.plan.arms import REFERENCE, UNTRAINED, fair_arms
@@ -26,6 +26,7 @@ BESIDE = (
     ("whole gap, top-1", UNTRAINED, REFERENCE, "test/loss"),
     ("whole gap, soft evaluation", UNTRAINED, REFERENCE, "test/loss_soft"),
     ("training rule", UNTRAINED, "frozen_top1", "test/loss"),
+    ("beyond k-means", "frozen_kmeans", REFERENCE, "test/loss"),
     ("left to the oracle", REFERENCE, "oracle", "test/loss"),
 )
 
@@ -90,7 +91,7 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
     answers = [
         ("Converged?", _converged(rows, point) + where),
         ("Diverged runs", f"{len(lost)} of {len(rows.last)}" + (f": {_counted(lost)}" if len(lost) else "")),
-        ("Tuned per arm?", _tuned(table, rows.last, swept)),
+        ("Tuned per arm?", _tuned(table, rows.last, config, swept)),
     ]  # fmt: skip
     if "router/entropy_token" in good:
         gauged = "router/entropy_token_train" if "router/entropy_token_train" in good else "router/entropy_token"
@@ -157,7 +158,7 @@ def _trunk(config: ConfigDict, swept: list[str]) -> str:
     return "stopped at the router" if config.router.stop_gradient else "on: the layers below may learn to route instead"
 
 
-def _tuned(table: pd.DataFrame, rows: pd.DataFrame, swept: list[str]) -> str:
+def _tuned(table: pd.DataFrame, rows: pd.DataFrame, config: ConfigDict, swept: list[str]) -> str:
     if "rates" not in swept and not (table.status == "tuning").any():
         return "no: all arms use the file's rates"
     tried = table[table.status == "tuning"].groupby("arm").run.nunique()
@@ -166,7 +167,9 @@ def _tuned(table: pd.DataFrame, rows: pd.DataFrame, swept: list[str]) -> str:
     tuned = rows[rows.rates == "tuned"] if "rates" in rows else rows
     best = tuned.groupby("arm")["train/rate_scale"].max()
     chosen = ", ".join(f"{arm} {scale:g}" for arm, scale in best.items())
-    return f"where rates=tuned, {tried.max()} candidates for every arm; chosen multipliers: {chosen}"
+    text = f"where rates=tuned, {tried.max()} candidates for every arm; chosen multipliers: {chosen}"
+    edge = _counted(tuned[at_edge(tuned, config)])
+    return text + (f"; runs at the edge of what was tried: {edge}" if edge else "; none at the edge of what was tried")
 
 
 def _weight_scale(config: ConfigDict) -> str:

@@ -68,6 +68,15 @@ class Rows:
         rows = self.at(_place(side, at))
         return rows[(rows.arm == arm) & (rows.status == "ok")]
 
+    def edge(self, side: Mapping[str, Any], at: Mapping[str, Any]) -> str | None:
+        """Which arm of a side chose the lowest or highest rate that was tried, beyond which a better one may lie; or None."""
+        for arm in self.arms(side, at):
+            runs = self.runs(side, at, arm)
+            if (chosen := at_edge(runs, self.config)).any():
+                scale = runs["train/rate_scale"][chosen].iloc[0]
+                return f"{arm} chose {scale:g} times its rates, the edge of what was tried: widen tune.multipliers"
+        return None
+
     def history(self, side: Mapping[str, Any], at: Mapping[str, Any], metric: str, arm: str) -> pd.DataFrame:
         """The metric of an arm's runs [evaluations, seeds] with steps and seeds as labels; empty where nobody recorded it."""
         runs, name = self.runs(side, at, arm), side.get("metric", metric)
@@ -76,6 +85,15 @@ class Rows:
         rows = self._table.iloc[np.concatenate([self._places[run] for run in runs.run])]
         rows = rows.drop_duplicates(["run", "step"])  # a run has rows at every point that asks for it
         return rows.pivot(index="step", columns="seed", values=name).dropna(axis="columns", how="all").dropna()
+
+
+def at_edge(rows: pd.DataFrame, config: ConfigDict) -> pd.Series:
+    """Which runs have tuned rates at the edge of the grid; none of a grid of one."""
+    grid = config.tune.multipliers
+    if len(grid) < 2 or "train/rate_scale" not in rows:
+        return pd.Series(False, rows.index)
+    tuned = rows.rates == "tuned" if "rates" in rows else pd.Series(config.rates == "tuned", rows.index)
+    return tuned & rows["train/rate_scale"].map(lambda scale: any(np.isclose(scale, (min(grid), max(grid)))))
 
 
 def _fair(rows: pd.DataFrame) -> list[str]:

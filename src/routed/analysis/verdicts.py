@@ -97,7 +97,22 @@ def _comparison(claim: Claim, rows: Rows, rule: Callable[[Claim, Mapping[str, pd
             return record | {"verdict": "inconclusive", "reason": why, "p": None}
     if weak := _incompetent(claim, rows):
         return record | {"verdict": "inconclusive", "reason": weak}
+    if edge := _edge(claim, rows, answer.verdict):
+        return record | {"verdict": "inconclusive", "reason": f"{answer.verdict}, but {edge}"}
     return record | _outlook(claim, rows, answer, rule, compared)
+
+
+def _edge(claim: Claim, rows: Rows, verdict: str) -> str | None:
+    """Which side could have done better at a rate that nobody tried, so that it would turn the verdict; or None.
+
+    Of an order that is the side that lost: the one that won would only win by more.
+    """
+    if verdict == "inconclusive":
+        return None
+    sides: tuple[Mapping[str, Any], ...] = (claim.lower, claim.higher)
+    if claim.kind == "order":
+        sides = sides[1:] if verdict == "supported" else sides[:1]
+    return next(filter(None, (rows.edge(side, claim.at) for side in sides)), None)
 
 
 def _outlook(claim: Claim, rows: Rows, answer: Answer, rule: Callable, compared: Compared) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from routed.models.t5_sizes import flops_per_row
 #: What a layer with a router uses and reads, in any model.
 _ROUTED = ("router.name", "router.noise", "experts.name", "selection.name", "selection.eval.name", "dispatch")
 _LAYER = ("experts.count", "selection.balance_rate", "selection.no_gradient", "router.frozen", "router.learning_rate")
-_INITIAL = ("router.init_scale", "router.from_data", "router.entropy")
+_INITIAL = ("router.init_scale", "router.from_data", "router.rows", "router.entropy")
 _TRANSFORMER = tuple(f"transformer.{name}" for name in TRANSFORMER)
 _TWIN = ("selection.k", "selection.capacity_factor", "selection.capacity_rule")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, Scalar
+from jaxtyping import Array, Float, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, Column
 from routed.layer.rule import Rule
 from routed.models.model import Model, Outputs
+from routed.routers.clusters import lloyd_step, members, nearest
 
 
 def kmeans(config: ConfigDict, mesh: Mesh | None = None) -> Model:
@@ -48,27 +49,10 @@ def kmeans(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     return Model(init, apply, watch=watch)
 
 
-def nearest(centres: Float[Array, "E D"], x: Float[Array, "T D"]) -> Int[Array, " T"]:
-    """The nearest centre of each sample."""
-    return ((x[:, None] - centres[None]) ** 2).sum(-1).argmin(1)
-
-
-def members(centres: Float[Array, "E D"], x: Float[Array, "T D"]) -> Float[Array, "T E"]:
-    """1 where a sample belongs to a centre."""
-    return jax.nn.one_hot(nearest(centres, x), len(centres))
-
-
 def inertia_step(centres: Float[Array, "E D"], x: Float[Array, "T D"], rate: float) -> Float[Array, "E D"]:
     """A descent step on the mean squared distance to the nearest centre: u_j - rate (2 / n) sum over its n_j samples of (u_j - x)."""
     own = members(centres, x)
     return centres - rate * 2 / len(x) * (own.sum(0)[:, None] * centres - own.T @ x)
-
-
-def lloyd_step(centres: Float[Array, "E D"], x: Float[Array, "T D"]) -> Float[Array, "E D"]:
-    """One iteration of k-means: each centre becomes the mean of its samples; one without samples stays."""
-    own = members(centres, x)
-    count = own.sum(0)[:, None]
-    return jnp.where(count > 0, own.T @ x / jnp.maximum(count, 1), centres)
 
 
 def _apart(a: Float[Array, "E D"], b: Float[Array, "E D"]) -> Scalar:

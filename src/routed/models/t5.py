@@ -102,10 +102,10 @@ def t5(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         state_of_router = {name: _at(tree, (site, *path)) for name, tree in state.items()}
         state_of_router = {name: tree["router"] for name, tree in state_of_router.items() if "router" in tree}
 
+        context = told(ids, batch, step)
+
         def of_layer(own, state_of_router, features):
-            return routers[site].apply(
-                {"params": own, **state_of_router}, features, token_id=ids.reshape(-1), step=step
-            )
+            return routers[site].apply({"params": own, **state_of_router}, features, **context)
 
         return jax.vmap(of_layer)(params["router"][site].get("router", {}), state_of_router, features)
 
@@ -126,6 +126,11 @@ def shifted(targets: Int[Array, "B M"]) -> Int[Array, "B M"]:
     return jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=START)
 
 
+def told(ids: Int[Array, "B L"], batch: TextBatch, step: Any) -> dict[str, Any]:
+    """What routers may know of tokens beside their features: the id, the language (their cluster), the step."""
+    return {"token_id": ids.reshape(-1), "cluster": jnp.repeat(batch.language, ids.shape[1]), "step": step}
+
+
 class T5(nn.Module):
     """Logits [B, M, V], float32, of every target token from the tokens before it; and what the routers did."""
 
@@ -135,8 +140,9 @@ class T5(nn.Module):
     def __call__(self, batch: TextBatch, step: Any = 0) -> tuple[Float[Array, "B M V"], dict[str, Site | None]]:
         transformer, vocabulary = self.plan.config.transformer, self.plan.config.data.vocabulary
         embedding = self.param("embedding", nn.initializers.normal(1.0), (vocabulary, transformer.dim))
-        source, encoder = Stack(self.plan, name="encoder")(embedding, batch.inputs, step)
-        y, decoder = Stack(self.plan, name="decoder")(embedding, shifted(batch.targets), step, source)
+        ids, before = batch.inputs, shifted(batch.targets)
+        source, encoder = Stack(self.plan, name="encoder")(embedding, ids, told(ids, batch, step))
+        y, decoder = Stack(self.plan, name="decoder")(embedding, before, told(before, batch, step), source)
         if transformer.tied:
             y, head = y * transformer.dim**-0.5, embedding.T
         else:
@@ -155,7 +161,7 @@ class Stack(nn.Module):
         self,
         embedding: Float[Array, "V D"],
         ids: Int[Array, "B L"],
-        step: Any,
+        context: dict[str, Any],
         source: Float[Array, "B N D"] | None = None,
     ) -> tuple[Float[Array, "B L D"], Site | None]:
         config = self.plan.config.transformer
@@ -172,12 +178,12 @@ class Stack(nn.Module):
             # The barrier against merging with the first computation is only needed outside of a scan.
             nn.remat(Block, prevent_cse=False) if config.remat else Block,
             length=blocks_of(self.plan.config)[1],
-            in_axes=(nn.broadcast,) * 4,
+            in_axes=(nn.broadcast,) * 3,
             variable_axes={True: 0},  # type: ignore[dict-item]
             split_rngs={"params": True, "noise": True},
             metadata_params={nn.PARTITION_NAME: "layer"},
         )
-        x, sites = blocks(self.plan, name="blocks")(embedding[ids], bias, source, ids, step)
+        x, sites = blocks(self.plan, name="blocks")(embedding[ids], bias, source, context)
         return _norm("norm")(x), sites
 
 
@@ -187,10 +193,10 @@ class Block(nn.Module):
     plan: Plan
 
     @nn.compact
-    def __call__(self, x, bias, source, ids, step):
+    def __call__(self, x, bias, source, context):
         count = blocks_of(self.plan.config)[0]
         for i in range(count):
-            x, site = Layer(self.plan, i == count - 1, name=f"layer_{i}")(x, bias, source, ids, step)
+            x, site = Layer(self.plan, i == count - 1, name=f"layer_{i}")(x, bias, source, context)
         return x, site
 
 
@@ -206,8 +212,7 @@ class Layer(nn.Module):
         x: Float[Array, "B L D"],
         bias: Float[Array, "H L L"],
         source: Float[Array, "B N D"] | None,
-        ids: Int[Array, "B L"],
-        step: Any,
+        context: dict[str, Any],
     ) -> tuple[Float[Array, "B L D"], Site | None]:
         config, mesh = self.plan.config, self.plan.mesh
         heads, size = config.transformer.heads, config.transformer.head_dim
@@ -221,7 +226,7 @@ class Layer(nn.Module):
         rows = _norm("feed_norm")(x).reshape(-1, x.shape[-1])
         if self.last and is_sparse(config):
             stack = STACKS[source is not None]
-            outputs, routing = _moe(self.plan, stack, len(rows))(rows, token_id=ids.reshape(-1), step=step)
+            outputs, routing = _moe(self.plan, stack, len(rows))(rows, **context)
             return x + outputs.reshape(x.shape), Site(routing, rows)
         return x + _ffn(config, self.last)(rows).reshape(x.shape), None
 

@@ -32,7 +32,22 @@ class Arm(NamedTuple):
 #: One expert a token with weight exactly 1, dispatched without computing the others.
 _TOP1 = {"selection.name": "top_k", "selection.k": 1, "selection.renormalise": True, "dispatch": "gather"}
 
-#: name -> arm. Colours: Okabe and Ito's colour-blind palette, Tol's wine for its yellow.
+#: As it is evaluated, and evaluated as it trains: one expert with its probability as weight (Switch), two whose weights sum to 1.
+_EVALUATED = {"selection.eval.name": "top_k", "selection.eval.k": 1, "selection.eval.renormalise": True}
+_SWITCH = {**_TOP1, **_EVALUATED, "selection.renormalise": False, "selection.eval.renormalise": False}
+_TOP2 = {**_TOP1, **_EVALUATED, "selection.k": 2, "selection.eval.k": 2}
+
+#: What a balancing bias adds in a step, in units of score. Of a short run: it crosses the spread of a fresh router in 100 steps.
+_BALANCED = {"selection.balance_rate": 1e-2}
+
+#: Scores by distance to places that are training data, trained and evaluated top-1: hard, as such a gate nearly is when it is soft.
+_PLACES = {
+    "router.frozen": True, "router.measure": "distance", "router.from_data": True,
+    **_TOP1, **_EVALUATED,
+}  # fmt: skip
+
+#: name -> arm. Colours: Okabe and Ito's colour-blind palette, Tol's wine for its yellow; then brown,
+#: violet and Tol's muted ones, of which those that meet in a figure are far apart in normal vision and without red or green.
 ARMS: dict[str, Arm] = {
     "learned": Arm({}, "learned router", "#0072B2"),
     # The untrained router.
@@ -52,11 +67,29 @@ ARMS: dict[str, Arm] = {
     "frozen_data": Arm(
         {"router.frozen": True, "router.from_data": True}, "frozen, rows are examples", "#009E73", fair=True
     ),
-    # ... with its load balanced by a bias that only chooses (sparse selections): removes drops and idle experts. The rate is
-    # that of a short run: the bias crosses a whole unit of score, the spread of a fresh router, in 100 steps.
-    "frozen_balanced": Arm({"router.frozen": True, "selection.balance_rate": 1e-2}, "frozen, load balanced", "#882255"),
+    # ... whose scores are distances to the centres of k-means clusters of the training inputs, without labels (of what its
+    # features make of them): the partition that needs no gradient where inputs are clustered as the target is.
+    "frozen_kmeans": Arm(_PLACES | {"router.rows": "clusters"}, "frozen k-means of the inputs", "#5A2A00", fair=True),
+    # ... to training examples: what of that k-means adds to cells around any samples.
+    "frozen_nearest": Arm(_PLACES, "frozen, nearest example", "#117733", fair=True),
+    # ... with its load balanced by a bias that only chooses (sparse selections): removes drops and idle experts.
+    "frozen_balanced": Arm({"router.frozen": True, **_BALANCED}, "frozen, load balanced", "#882255"),
+    # A router that learns by what the frozen k-means scores by: is it the distance, or what data say of places?
+    "learned_distance": Arm({"router.measure": "distance"}, "learned, distances", "#DDCC77"),
+    # Routers that train as they are evaluated, at k / E of a soft mixture's expert FLOPs a step. Top-1 weighs its expert by its
+    # probability (Switch, Fedus et al. 2021), in evaluation too: with a weight of exactly 1 it would get no gradient. It is balanced
+    # by a loss, as a bias sends tokens to experts whose probability, and so weight, is near 0 (loss .34 against .13 without any, in
+    # the headline of gmm_router). The coefficient: of .1 and 1 the one that leaves fewer than half of the experts dead there.
+    "learned_top1": Arm(_SWITCH, "learned, trained top-1", "#7B3FF2"),
+    "learned_top1_balanced": Arm(_SWITCH | {"losses.balance": 1.0}, "learned, trained top-1, balanced", "#AA4499"),
+    "learned_top2": Arm(_TOP2, "learned, trained top-2", "#CC6677"),
+    "learned_top2_balanced": Arm(_TOP2 | _BALANCED, "learned, trained top-2, balanced", "#44AA99"),
+    # The frozen balanced arm's twin, by the training rule of the config (language models).
+    "learned_balanced": Arm(_BALANCED, "learned, load balanced", "#999933"),
     # The true cluster: the ceiling.
     "oracle": Arm({"router.frozen": True, "router.name": "oracle", **_TOP1}, "oracle (true cluster)", "#000000"),
+    # The true language of the row, by the rule of the config (language models).
+    "oracle_language": Arm({"router.frozen": True, "router.name": "oracle"}, "oracle (true language)", "#000000"),
     # A fixed hash of the raw input.
     "hash": Arm({"router.frozen": True, "router.name": "hash", **_TOP1}, "hash of the input", "#56B4E9"),
     # A fixed table of token ids, balanced by how often they occur (language models).

@@ -6,47 +6,60 @@ from routed.routers.features import Convolutions, Flat, Hidden, Windows
 from routed.routers.fixed import HashIdRouter, HashRouter, OracleRouter, RandomRouter, balanced_table, check_table
 from routed.routers.fourier import ROUTER as FOURIER
 from routed.routers.noise import NOISES, Noise, ScoreNoise, jitter
-from routed.routers.product import CosineRouter, ProductRouter
-from routed.routers.router import Router, initial_parameters, kernel_from_examples, scale_kernel
+from routed.routers.product import MEASURES, PRODUCT, CosineRouter, ProductRouter
+from routed.routers.router import (
+    CLUSTERS,
+    EXAMPLES,
+    Router,
+    initial_parameters,
+    kernel_from_clusters,
+    kernel_from_examples,
+    scale_kernel,
+)
 from routed.routers.sharpness import sharpness_for, sharpness_of
-from routed.settings.setting import LAYERS, Setting, When, at_least
+from routed.settings.setting import LAYERS, Setting, When, at_least, one_of
 
 #: name -> router.
 ROUTERS: dict[str, Router] = {
     "linear": Router(
-        lambda own, experts: ProductRouter(experts, Flat(), own.bias),
+        lambda own, experts: ProductRouter(experts, Flat(), own.bias, own.measure),
         tokens=("rows", "patches", "hidden"),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
-        reads=("bias",),
+        from_clusters=kernel_from_clusters,
+        reads=("bias", "measure"),
     ),
     "mlp": Router(
-        lambda own, experts: ProductRouter(experts, Hidden(own.depth - 1, own.width), own.bias),
+        lambda own, experts: ProductRouter(experts, Hidden(own.depth - 1, own.width), own.bias, own.measure),
         tokens=("rows", "patches", "hidden"),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
-        reads=("depth", "width", "bias"),
+        from_clusters=kernel_from_clusters,
+        reads=("depth", "width", "bias", "measure"),
     ),
     "conv": Router(
-        lambda own, experts: ProductRouter(experts, Windows(own.window), own.bias),
+        lambda own, experts: ProductRouter(experts, Windows(own.window), own.bias, own.measure),
         tokens=("rows", "patches"),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
+        from_clusters=kernel_from_clusters,
         settings={"window": Setting(1, "positions of a window along each axis", at_least(1))},
-        reads=("bias",),
+        reads=("bias", "measure"),
     ),
     "cnn": Router(
-        lambda own, experts: ProductRouter(experts, Convolutions(own.depth, own.width)),
+        lambda own, experts: ProductRouter(experts, Convolutions(own.depth, own.width), measure=own.measure),
         tokens=("images",),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
-        reads=("depth", "width"),
+        from_clusters=kernel_from_clusters,
+        reads=("depth", "width", "measure"),
     ),
     "cosine": Router(
         lambda own, experts: CosineRouter(experts, nn.Dense(own.dim, use_bias=False)),
         tokens=("rows", "patches", "hidden"),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
+        from_clusters=kernel_from_clusters,
         settings={"dim": Setting(16, "dimensions of the down-projection", at_least(1))},
     ),
     "fourier": FOURIER,
@@ -56,14 +69,18 @@ ROUTERS: dict[str, Router] = {
         tokens=(),
         needs=("token_id",),
         learns=False,
-        settings={
-            "vocabulary": Setting(32128, "token ids", at_least(1)),
-            "choices": Setting(1, "experts of each token id", at_least(1)),
-        },
+        settings={"vocabulary": Setting(32128, "token ids", at_least(1))},
+        reads=("choices",),
         from_counts=balanced_table,
         check=check_table,
     ),
-    "oracle": Router(lambda own, experts: OracleRouter(experts), tokens=(), needs=("cluster",), learns=False),
+    "oracle": Router(
+        lambda own, experts: OracleRouter(experts, own.choices),
+        tokens=(),
+        needs=("cluster",),
+        learns=False,
+        reads=("choices",),
+    ),
     "random": Router(lambda own, experts: RandomRouter(experts), tokens=(), learns=False),
 }
 
@@ -77,6 +94,7 @@ SHARED: dict[str, Setting] = {
     "depth": Setting(2, "layers of an mlp, scores included; convolutions of a cnn", LAYERS),
     "width": Setting(64, "hidden units of an mlp; filters of a cnn's first convolution", at_least(1)),
     "bias": Setting(False, "a score of each expert for every token, 0 at the start"),
+    "choices": Setting(1, "experts of each token id, or of each cluster of the oracle", at_least(1)),
     "frozen": Setting(False, "parameters and state stay bit for bit what they were at step 0", traced=True),
     "init_scale": Setting(
         1.0,
@@ -87,9 +105,24 @@ SHARED: dict[str, Setting] = {
     ),
     "from_data": Setting(
         False,
-        "initial weights are training examples (Dikkala et al. 2023, Theorem 2)",
+        "initial weights are rows of training data: what `rows` says",
         traced=True,
         when=When(_has("from_examples"), "the router has rows to fill with examples (Router.from_examples)"),
+    ),
+    "rows": Setting(
+        EXAMPLES,
+        "of from_data: examples, one a row (Dikkala et al. 2023, Theorem 2); clusters: centres of k-means, without labels, on"
+        " what the fresh router makes of the first 16,384 training samples (fresh data: of data.samples samples that they are not)",
+        one_of((EXAMPLES, CLUSTERS)),
+        when=When(
+            lambda config: config.router.from_data and _has("from_clusters")(config),
+            "router.from_data=true and the router has rows to fill with centres (Router.from_clusters)",
+        ),
+    ),
+    "measure": Setting(
+        PRODUCT,
+        "what a score is: product f.w, or distance f.w - |w|^2 / 2, the softmax of minus half the squared distances",
+        one_of(MEASURES),
     ),
     "entropy": Setting(
         0.0,
@@ -103,7 +136,7 @@ SHARED: dict[str, Setting] = {
 }
 
 __all__ = [
-    "NOISES", "ROUTERS", "SHARED", "Convolutions", "CosineRouter", "Flat", "HashIdRouter", "HashRouter", "Hidden", "Noise",
+    "CLUSTERS", "NOISES", "ROUTERS", "SHARED", "Convolutions", "CosineRouter", "Flat", "HashIdRouter", "HashRouter", "Hidden", "Noise",
     "OracleRouter", "ProductRouter", "RandomRouter", "Router", "ScoreNoise", "Windows", "initial_parameters", "jitter",
     "sharpness_for", "sharpness_of",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from routed.routers.product import ProductRouter
-from routed.routers.router import Router, kernel_from_examples, scale_kernel
+from routed.routers.router import Router, kernel_from_clusters, kernel_from_examples, scale_kernel
 from routed.settings.setting import POSITIVE, Setting, at_least
 
 
@@ -32,12 +32,14 @@ class Waves(nn.Module):
 
 
 ROUTER = Router(
-    lambda own, experts: ProductRouter(experts, Waves(own.waves, own.frequency)),
+    lambda own, experts: ProductRouter(experts, Waves(own.waves, own.frequency), measure=own.measure),
     tokens=("rows", "patches", "hidden"),
     scale=scale_kernel,
     from_examples=kernel_from_examples,
+    from_clusters=kernel_from_clusters,
     settings={
         "waves": Setting(64, "random Fourier features of a token", at_least(1)),
         "frequency": Setting(1.0, "standard deviation of their frequencies at the start", POSITIVE),
     },
+    reads=("measure",),
 )

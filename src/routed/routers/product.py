@@ -14,25 +14,33 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from routed.routers.clusters import closeness
+
+#: What a score may be (`router.measure`).
+PRODUCT, DISTANCE = MEASURES = ("product", "distance")
+
 #: Temperature of a fresh cosine router (Chi et al. 2022).
 TEMPERATURE = 0.07
 
 
 class ProductRouter(nn.Module):
-    """Scores f(x) W, without bias (Dikkala et al. 2023, Section 2) or with one (their Theorem 3).
+    """Scores f(x) W, without bias (Dikkala et al. 2023, Section 2) or with one (their Theorem 3); or the closeness of f(x) to places.
 
-    `kernel` is [F, E], lecun-normal; `bias` is [E] and starts at 0.
+    `kernel` is [F, E], lecun-normal; `bias` is [E] and starts at 0. With the `measure` distance a column w of `kernel` is a place
+    and its score f.w - |w|^2 / 2, whose softmax is that of minus half the squared distances.
     """
 
     num_experts: int
     features: nn.Module
     biased: bool = False
+    measure: str = PRODUCT
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], **context) -> Float[Array, "T E"]:
         del context
         features = self.features(x.astype(jnp.float32))
-        scores = features @ self.param("kernel", columns, features.shape[-1], self.num_experts)
+        kernel = self.param("kernel", columns, features.shape[-1], self.num_experts)
+        scores = closeness(kernel.T, features) if self.measure == DISTANCE else features @ kernel
         if self.biased:
             scores += self.param("bias", nn.initializers.zeros, (self.num_experts,))[None]
         return scores

@@ -9,9 +9,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
+from routed.routers import clusters
 from routed.routers.features import Flat
 from routed.settings.setting import Setting, accept
 
@@ -39,12 +40,32 @@ class FromExamples(Protocol):
     def __call__(self, module: nn.Module, params: Any, examples: Float[Array, "E ..."]) -> Any: ...
 
 
+class FromClusters(Protocol):
+    """Initial parameters taken from k-means of training samples, a cluster an expert (`router.rows=clusters`).
+
+    Samples of weight 0 take no part. The key is consumed.
+    """
+
+    def __call__(
+        self,
+        module: nn.Module,
+        params: Any,
+        samples: Float[Array, "T ..."],
+        weight: Float[Array, " T"],
+        key: PRNGKeyArray,
+    ) -> Any: ...
+
+
+#: What rows that are filled from data may be (`router.rows`).
+EXAMPLES, CLUSTERS = "examples", "clusters"
+
+
 class Router(NamedTuple):
     """What a router reads, and what a comparison may do to its initial weights.
 
     `tokens` are the kinds of tokens that it can score (rows, patches, images, hidden; empty: any), `needs` the context without
-    which it cannot. A router that does not learn contributes no auxiliary loss. Without `scale` or `from_examples` the
-    settings that ask for them are refused; sharpening needs neither, as it multiplies the scores.
+    which it cannot. A router that does not learn contributes no auxiliary loss. Without `scale`, `from_examples` or
+    `from_clusters` the settings that ask for them are refused; sharpening needs neither, as it multiplies the scores.
     """
 
     make: Make
@@ -53,6 +74,7 @@ class Router(NamedTuple):
     learns: bool = True
     scale: Scale | None = None
     from_examples: FromExamples | None = None
+    from_clusters: FromClusters | None = None
     #: The router's only parameter from how often each token id occurs, the number of experts, and experts per token.
     from_counts: Callable[[np.ndarray, int, int], np.ndarray] | None = None
     settings: Mapping[str, Setting] = {}
@@ -68,21 +90,43 @@ def scale_kernel(params: Any, factor: Float[Array, ""] | float) -> Any:
 
 def kernel_from_examples(module: nn.Module, params: Any, examples: Float[Array, "E ..."]) -> Any:
     """Column e of `kernel` becomes the features of example e (Dikkala et al. 2023, Theorem 2)."""
+    return params | {"kernel": _features(module, params, examples).T}
+
+
+def kernel_from_clusters(
+    module: nn.Module, params: Any, samples: Float[Array, "T ..."], weight: Float[Array, " T"], key: PRNGKeyArray
+) -> Any:
+    """Column e of `kernel` becomes the centre of cluster e of the samples' features, as the fresh router has them."""
+    centres = clusters.kmeans(key, _features(module, params, samples), weight, params["kernel"].shape[1])
+    return params | {"kernel": centres.T}
+
+
+def _features(module: nn.Module, params: Any, x: Float[Array, "T ..."]) -> Any:
+    """What a router with `features` scores of tokens, float32 [T, F]."""
     features = getattr(module, "features", Flat()).clone(parent=None)
-    informed: Any = features.apply({"params": params.get("features", {})}, examples.astype(jnp.float32))
-    return params | {"kernel": informed.T}
+    return features.apply({"params": params.get("features", {})}, x.astype(jnp.float32))
 
 
 def initial_parameters(
-    router: Router, module: nn.Module, params: Any, examples: Float[Array, "E ..."], own: Any
+    router: Router,
+    module: nn.Module,
+    params: Any,
+    examples: Float[Array, "E ..."],
+    own: Any,
+    samples: tuple[Float[Array, "T ..."], Float[Array, " T"], PRNGKeyArray] | None = None,
 ) -> Any:
     """The initial parameters that `router.from_data` and `router.init_scale` ask for; both are traced.
 
-    Examples take the place of scaled parameters, they are not scaled themselves.
+    Rows from data take the place of scaled parameters, they are not scaled themselves. They are `examples`, or where `samples` are
+    given (with weights and a key) the centres of their clusters.
     """
     if router.scale is not None:
         params = router.scale(params, own.init_scale)
-    if router.from_examples is not None:
+    informed = None
+    if samples is not None and router.from_clusters is not None:
+        informed = router.from_clusters(module, params, *samples)
+    elif router.from_examples is not None:
         informed = router.from_examples(module, params, examples)
+    if informed is not None:
         params = jax.tree.map(lambda a, b: jnp.where(own.from_data, a, b), informed, params)
     return params

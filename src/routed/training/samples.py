@@ -20,7 +20,7 @@ from routed.metrics import agreement, entropies, router
 from routed.models import SAMPLE_MODELS
 from routed.models.model import Model
 from routed.models.single_layer import SITE, sharpness
-from routed.routers import ROUTERS, initial_parameters, sharpness_of
+from routed.routers import CLUSTERS, ROUTERS, initial_parameters, sharpness_of
 from routed.settings.setting import Setting, at_least, refuse
 from routed.settings.tree import node_of
 from routed.tasks import TASKS, worlds
@@ -58,7 +58,7 @@ def build(config: ConfigDict, pool: int, mesh: Mesh | None = None) -> Problem:
     return Problem(
         model=model,
         draw_world=lambda keys, run: worlds.draw_world(task, keys["world"], run.data, pool),
-        init=lambda inputs: _init(config, task, model, inputs),
+        init=lambda inputs: _init(config, task, model, inputs, pool),
         batch=batch_of,
         task_loss=task_loss,
         evaluate=evaluate,
@@ -70,12 +70,16 @@ def _world(inputs: Inputs):
     return inputs.world._replace(shared=inputs.shared)
 
 
+#: Training samples that k-means looks at, at most, for which there is memory also where they are images; and what is folded into
+#: the key of the initial weights for it.
+CLUSTERED, CLUSTERING = 16384, 1
+
 #: Training samples on which the entropy of gates is measured, and by which they are made as sharp as asked.
 GAUGED = 1024
 
 
-def _init(config: ConfigDict, task: Task, model: Model, inputs: Inputs):
-    """Fresh parameters, then what a comparison does to a router: scale it, fill it with examples, make it as sharp as asked."""
+def _init(config: ConfigDict, task: Task, model: Model, inputs: Inputs, pool: int):
+    """Fresh parameters, then what a comparison does to a router: scale it, fill it from data, make it as sharp as asked."""
     data, world = inputs.config.data, _world(inputs)
     params, state = model.init(inputs.keys["init"], worlds.test_batch(task, world, data))
     if model.scores is None:
@@ -83,11 +87,20 @@ def _init(config: ConfigDict, task: Task, model: Model, inputs: Inputs):
     count, part = config.experts.count, ROUTERS[config.router.name]
     examples = worlds.examples(task, world, count, data)
     module = part.make(node_of(config).router, count)
-    own = initial_parameters(part, module, params["router"], examples.tokens[:count], inputs.config.router)
+    clustered = _samples(task, inputs, pool) if config.router.rows == CLUSTERS else None
+    own = initial_parameters(part, module, params["router"], examples.tokens[:count], inputs.config.router, clustered)
     params, gauge = params | {"router": own}, worlds.examples(task, world, GAUGED, data)
     # At the last step, where arms are compared: scores may depend on the step.
     scores = model.scores(params, state, SITE, gauge.tokens[None], gauge, config.steps)[0]
     return params, state | {CONTROL: {"sharpness": sharpness_of(scores, inputs.config.router.entropy)}}
+
+
+def _samples(task: Task, inputs: Inputs, pool: int):
+    """The tokens of the training samples, 1 for each, 0 for those of the pool that are none; and a key for clusters of them."""
+    data, count = inputs.config.data, min(pool, CLUSTERED)
+    tokens = worlds.examples(task, _world(inputs), count, data).tokens
+    weight = (jnp.arange(len(tokens)) < data.samples * (len(tokens) // count)).astype(jnp.float32)
+    return tokens, weight, jax.random.fold_in(inputs.keys["init"], CLUSTERING)
 
 
 def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, params, state, step):

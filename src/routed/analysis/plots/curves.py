@@ -114,7 +114,7 @@ def success(spec: dict[str, Any], data: Data) -> Figure | None:
 
 #: The colour of each step of `diagnosis.PATH`, by the arm that it ends at; and how the comparisons beside it look.
 COLOURS = {"frozen_sharp": "#E69F00", "frozen_data": "#009E73", "learned": "#0072B2"}
-LOOKS = (("o", "black", "black"), ("o", "white", "black"), ("s", "#999999", "#999999"))
+LOOKS = (("o", "black", "black"), ("o", "white", "black"), ("s", "#999999", "#999999"), ("D", "#5A2A00", "#5A2A00"))
 
 #: Names of the comparisons that stand beside the path in a gap figure; that with the oracle may be e^15: see the table.
 BESIDE = [name for name, *_ in diagnosis.BESIDE if "oracle" not in name]

@@ -21,7 +21,7 @@ class TextSource(NamedTuple):
     open: Callable[[Any], Source]
     about: str
     tokens: str = "hidden"
-    provides: frozenset[str] = frozenset({"token_id"})
+    provides: frozenset[str] = frozenset({"token_id", "cluster"})
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()

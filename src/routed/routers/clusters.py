@@ -1,0 +1,89 @@
+"""Clusters of samples without labels: k-means, for routers that nobody trains and for the model that is k-means itself.
+
+Distances are taken as products, so that nothing is as large as [samples, centres, dimensions].
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+#: Iterations of Lloyd at most, and the squared way of all centres, over the mean variance of a dimension, at which they stand
+#: still: the rule of scikit-learn's KMeans, at its tolerance.
+ITERATIONS, STILL = 300, 1e-4
+
+
+def closeness(centres: Float[Array, "E D"], x: Float[Array, "T D"]) -> Float[Array, "T E"]:
+    """x.w - |w|^2 / 2: minus half the squared distance of each sample to each centre w, but for |x|^2 / 2, which all share."""
+    return x @ centres.T - 0.5 * (centres**2).sum(1)[None]
+
+
+def nearest(centres: Float[Array, "E D"], x: Float[Array, "T D"]) -> Int[Array, " T"]:
+    """The nearest centre of each sample."""
+    return closeness(centres, x).argmax(1)
+
+
+def members(centres: Float[Array, "E D"], x: Float[Array, "T D"]) -> Float[Array, "T E"]:
+    """1 where a sample belongs to a centre."""
+    return jax.nn.one_hot(nearest(centres, x), len(centres))
+
+
+def lloyd_step(
+    centres: Float[Array, "E D"], x: Float[Array, "T D"], weight: Float[Array, " T"] | None = None
+) -> Float[Array, "E D"]:
+    """One iteration of k-means: each centre becomes the mean of its samples; one without samples stays."""
+    own = members(centres, x)
+    own = own if weight is None else own * weight[:, None]
+    count = own.sum(0)[:, None]
+    return jnp.where(count > 0, own.T @ x / jnp.maximum(count, 1), centres)
+
+
+def kmeans(key: PRNGKeyArray, x: Float[Array, "T D"], weight: Float[Array, " T"], count: int) -> Float[Array, "E D"]:
+    """The centres of `count` clusters of the samples whose weight is 1; those of weight 0 take no part.
+
+    Seeds by k-means++, then iterations of Lloyd until the centres stand still. The key is consumed.
+    """
+    mean = (x * weight[:, None]).sum(0) / weight.sum()
+    x = x - mean[None]  # far from the origin products lose the digits that tell centres apart
+    variance = ((x**2).mean(1) * weight).sum() / weight.sum()
+
+    def moving(state) -> Array:
+        taken, _, way = state
+        return (taken < ITERATIONS) & (way > STILL * variance)
+
+    def step(state):
+        taken, centres, _ = state
+        moved = lloyd_step(centres, x, weight)
+        return taken + 1, moved, ((moved - centres) ** 2).sum()
+
+    first = seeds(key, x, weight, count)
+    return jax.lax.while_loop(moving, step, (0, first, jnp.float32(jnp.inf)))[1] + mean[None]
+
+
+def seeds(key: PRNGKeyArray, x: Float[Array, "T D"], weight: Float[Array, " T"], count: int) -> Float[Array, "E D"]:
+    """`count` samples, each drawn with a chance in proportion to its squared distance from those before it (Arthur, Vassilvitskii 2007).
+
+    Of 2 + log(count) such draws the one that brings the samples closest to their nearest seed, as in scikit-learn. The key is consumed.
+    """
+
+    def drawn(number, chance: Float[Array, " T"], trials: int) -> Float[Array, "L D"]:
+        # Through sums, so that samples of weight 0 at the end change no draw.
+        below = jnp.cumsum(chance)
+        return x[jnp.searchsorted(below, below[-1] * jax.random.uniform(jax.random.fold_in(key, number), (trials,)))]
+
+    def squared(places: Float[Array, "L D"]) -> Float[Array, "L T"]:
+        return jnp.maximum((x**2).sum(1)[None] - 2 * closeness(places, x).T, 0.0)
+
+    def add(number, state):
+        found, distance = state
+        tried = drawn(number, distance * weight, 2 + int(math.log(count)))
+        closer = jnp.minimum(distance[None], squared(tried))
+        best = (closer * weight[None]).sum(1).argmin()
+        return found.at[number].set(tried[best]), closer[best]
+
+    first = drawn(0, weight, 1)
+    found = jnp.zeros((count, x.shape[1])).at[0].set(first[0])
+    return jax.lax.fori_loop(1, count, add, (found, squared(first)[0]))[0]
