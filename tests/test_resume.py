@@ -622,3 +622,11 @@ def test_rows_of_a_diverged_run_depend_on_no_clock_and_no_kill(run, refused, sav
     same(table(tmp_path / "work"), table(tmp_path / "alone"))
     lost = table(tmp_path / "alone")[lambda rows: rows["experts.learning_rate"] > 1]
     assert lost[lost.step > 0][["test/loss", "train/loss", "router/sparsity"]].isna().all(axis=None) and len(lost) == 4
+
+
+def test_what_threads_of_a_failed_save_report_too_late_is_left_out(capsys):
+    """Python hands it to this hook; any other error is shown."""
+    sys.excepthook(RuntimeError, RuntimeError("Event loop is closed"), None)
+    assert not capsys.readouterr().err
+    sys.excepthook(RuntimeError, RuntimeError("something else"), None)
+    assert "something else" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import math
 import os
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -15,9 +16,10 @@ from routed.engine import compilation, limits, results, rows
 from routed.engine.compilation import compile_group
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute, make_groups
-from routed.plan.config import base
+from routed.plan.config import base, canonical, problem_of, traced
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
+from routed.training import program
 from routed.training.program import STREAMS, streams
 from tests.conftest import SMALL
 
@@ -224,3 +226,13 @@ def test_an_option_that_xla_does_not_know_is_left_out_alone():
         ["xla_backend_optimization_level", "xla_cpu_experimental_ynn_fusion_type", "xla_cpu_use_fusion_emitters"],
         ["xla_backend_optimization_level", "xla_cpu_experimental_ynn_fusion_type"],
     ]
+
+
+def test_groups_need_not_divide_the_blocks_of_an_evaluation(small):
+    """400 test samples are a block, which groups of 64 do not divide: there they are of 50."""
+    changes = {"batch_size": 64, "data.samples": 64, "selection.name": "top_k", "selection.group_size": 64}
+    config = canonical(override(small, changes | {"dispatch": "dense"}))
+    one = program.make_program(config, problem_of(config).build(config, 64, None))
+    world, run = jax.eval_shape(partial(program.start, one), 0, traced(config))
+    seen = jax.eval_shape(partial(program.record, one), 0, traced(config), world, run)
+    assert seen["history"]["test/loss"].shape == (3,)

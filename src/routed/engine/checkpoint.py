@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import pathlib
+import sys
 import warnings
 from typing import Any
 
@@ -31,6 +32,15 @@ DIGITS = 9
 log.get_absl_logger().addFilter(lambda record: "orbax" not in pathlib.Path(record.pathname).parts)
 
 logging.getLogger("orbax").setLevel(logging.CRITICAL)
+
+
+def _hook(kind, error, trace, before=sys.excepthook) -> None:
+    """What threads of a failed save report too late, to a loop of events that is gone, is left out."""
+    if not (kind is RuntimeError and str(error) == "Event loop is closed"):
+        before(kind, error, trace)
+
+
+sys.excepthook = _hook
 
 
 def save(

@@ -52,7 +52,9 @@ def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return jnp.concatenate([batch.side, features], -1), features
 
     def init(key, batch):
-        moe = layer(rule_of(node_of(config).selection), config.dispatch)
+        moe = layer(
+            rule_of(node_of(config).selection)._replace(group_size=0), config.dispatch
+        )  # of any number of samples
         own = {} if stem is None else {"features": stem.init(key, batch.tokens)["params"]}
         tokens, routed_by = inputs(own, batch)
         state = dict(nn.meta.unbox(moe.init(key, tokens, routed_by=routed_by, cluster=batch.label, step=0)))

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from routed.contracts import AT_LEAST_0, SHARE, Batch, Column, UserError
 from routed.layer.moe import CONTROL
 from routed.layer.rule import Rule, rule_of
-from routed.layer.selection import SELECTIONS
+from routed.layer.selection import SELECTIONS, group_of
 from routed.metrics import agreement, entropies, router
 from routed.models import SAMPLE_MODELS
 from routed.models.model import Model
@@ -113,7 +113,8 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
     def forward(number, block: Batch):
         # Dense, since the soft mixture needs every expert anyway.
         key = jax.random.fold_in(noise_key, number) if noisy else None
-        outputs = model.apply(params, state, block, evaluation, "dense", key, step)
+        rule = evaluation._replace(group_size=group_of(evaluation.group_size, len(block.tokens)))
+        outputs = model.apply(params, state, block, rule, "dense", key, step)
         soft = None if loss.labelled else model.apply(params, state, block, Rule("soft"), "dense", step=step)
         return outputs.prediction, soft and soft.prediction, outputs.sites[SITE].routing if outputs.sites else None
 
