@@ -89,16 +89,16 @@ def test_the_formula_by_hand():
     40 x 16 x 3 = 1,920 slots a layer, 240 a device. all-to-all: 2 layers a stack x 4 x 240 x 8 x 4 bytes = 61,440, 3/4 of it leaves.
     An expert: 3 x 8 x 12 = 288 weights; 2 stacks x 2 layers x 16 / 4 x 288 x 4 bytes = 18,432, sent once by each of two.
     Shared: attention 4 x 8 x 18 in 2 + 2 x 2 layers = 3,456; norms 8 x (2 x 2 + 1 + 3 x 2 + 1) = 96; routers 4 x 8 x 16 = 512; bias 2 x 32 x 2
-    = 128; embedding 320 x 8, twice, and logits: 7,680. 11,872 words and the loss: 47,492 bytes, 7/4 times sent.
+    = 128; embedding 320 x 8, and logits: 5,120. 9,312 words and the loss: 37,252 bytes, 7/4 times sent.
     """
     config = override(base(), SMALL)
     assert [slots_of(config, tokens) for tokens in tokens_of(config)] == [32 * 48, 8 * 48]
     moved = [(one.kind, one.devices, one.bytes) for one in formula(config, 2, 4)]
-    assert moved == [("all-to-all", 4, 61440), ("all-reduce", 2, 18432), ("all-reduce", 8, 47492)]
-    assert [SENT[kind](size, devices) for kind, devices, size in moved] == [46080, 18432, 83111]
+    assert moved == [("all-to-all", 4, 61440), ("all-reduce", 2, 18432), ("all-reduce", 8, 37252)]
+    assert [SENT[kind](size, devices) for kind, devices, size in moved] == [46080, 18432, 65191]
     # bfloat16 halves all but routers, norms, logits and the loss.
     halved = [one.bytes for one in formula(override(config, {"transformer.dtype": "bfloat16"}), 2, 4)]
-    assert halved == [30720, 9216, (47492 + 4 * (512 + 96 + 2560) + 4) / 2]
+    assert halved == [30720, 9216, (37252 + 4 * (512 + 96 + 2560) + 4) / 2]
     assert formula(config, 1, 1) == []
 
 

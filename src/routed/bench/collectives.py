@@ -42,7 +42,7 @@ def formula(config: ConfigDict, data: int, expert: int) -> list[Collective]:
     all-to-all, among `expert`: 2 stacks x sparse layers x 4 (slots go out and come back, and so do gradients; 6 where
     `transformer.remat` makes the first two again) x slots of a device x dim x bytes of transformer.dtype.
     all-reduce, among `data`: gradients of the experts that a device holds. all-reduce, among all: gradients of everything else, of
-    the embedding once for each use, and the loss. In transformer.dtype, but float32 for routers, norms and the logits' matrix.
+    the embedding once for both stacks (and once more where it is tied to the logits), and the loss. In transformer.dtype, but float32 for routers, norms and the logits' matrix.
 
     Without a bias that balances and auxiliary losses, whose loads are further sums of E numbers a layer.
     """
@@ -54,7 +54,7 @@ def formula(config: ConfigDict, data: int, expert: int) -> list[Collective]:
         if expert_axis(path) is not None:
             own += size / expert
         else:
-            shared += size * (2 + t.tied if names[-1] == "embedding" else 1)
+            shared += size * (1 + t.tied if names[-1] == "embedding" else 1)
     calls = 2 * blocks * (6 if t.remat else 4)
     slots = sum(slots_of(config, tokens) for tokens in tokens_of(config)) / (data * expert)
     moved = (

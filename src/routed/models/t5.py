@@ -141,8 +141,10 @@ class T5(nn.Module):
         transformer, vocabulary = self.plan.config.transformer, self.plan.config.data.vocabulary
         embedding = self.param("embedding", nn.initializers.normal(1.0), (vocabulary, transformer.dim))
         ids, before = batch.inputs, shifted(batch.targets)
-        source, encoder = Stack(self.plan, name="encoder")(embedding, ids, told(ids, batch, step))
-        y, decoder = Stack(self.plan, name="decoder")(embedding, before, told(before, batch, step), source)
+        # Both stacks at once: the embedding has one gradient, which devices that share a run sum once.
+        x = embedding[jnp.concatenate((ids, before), 1)]
+        source, encoder = Stack(self.plan, name="encoder")(x[:, : ids.shape[1]], told(ids, batch, step))
+        y, decoder = Stack(self.plan, name="decoder")(x[:, ids.shape[1] :], told(before, batch, step), source)
         if transformer.tied:
             y, head = y * transformer.dim**-0.5, embedding.T
         else:
@@ -152,15 +154,14 @@ class T5(nn.Module):
 
 
 class Stack(nn.Module):
-    """The encoder, or with `source` the decoder: embedded ids, the blocks, a norm."""
+    """The encoder, or with `source` the decoder, of embedded ids: the blocks, a norm."""
 
     plan: Plan
 
     @nn.compact
     def __call__(
         self,
-        embedding: Float[Array, "V D"],
-        ids: Int[Array, "B L"],
+        x: Float[Array, "B L D"],
         context: dict[str, Any],
         source: Float[Array, "B N D"] | None = None,
     ) -> tuple[Float[Array, "B L D"], Site | None]:
@@ -173,7 +174,7 @@ class Stack(nn.Module):
             config.dim,
             self.plan.mesh,
             name="bias",
-        )(ids.shape[1])
+        )(x.shape[1])
         blocks = nn.scan(
             # The barrier against merging with the first computation is only needed outside of a scan.
             nn.remat(Block, prevent_cse=False) if config.remat else Block,
@@ -183,7 +184,7 @@ class Stack(nn.Module):
             split_rngs={"params": True, "noise": True},
             metadata_params={nn.PARTITION_NAME: "layer"},
         )
-        x, sites = blocks(self.plan, name="blocks")(embedding[ids], bias, source, context)
+        x, sites = blocks(self.plan, name="blocks")(x, bias, source, context)
         return _norm("norm")(x), sites
 
 
