@@ -115,6 +115,16 @@ def test_the_compiled_step_sends_what_the_formula_says_and_nothing_else(mesh, tm
         assert record["bytes"] == record["formula"], record
 
 
+@pytest.mark.slow
+def test_an_evaluation_gathers_choices_and_no_scores(tmp_path_factory):
+    """What each token chose (2 bytes an expert) is kept whole on every device; its scores, 16 numbers of 4 bytes, stay where they are."""
+    cache = tmp_path_factory.getbasetemp() / "text"
+    config = override(base(), SMALL | {"data.cache": str(cache), "mesh.data": 2, "mesh.expert": 4})
+    text = compilation.lower_group(config, 0, 1, devices.make_mesh(config)).record.compile().as_text()
+    gathers = [line for line in text.splitlines() if " all-gather(" in line]
+    assert gathers and all(" = s16[" in line for line in gathers)
+
+
 def test_validation_rows_that_devices_cannot_share_are_refused(tmp_path_factory):
     """12 rows are one block, which 8 devices cannot share."""
     cache = tmp_path_factory.getbasetemp() / "text"

@@ -5,6 +5,7 @@ Validation is paired: every arm and seed sees the same rows, with the same spans
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,8 +15,9 @@ from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, SHARE, Column, SoftRouting, TextBatch
+from routed.layer.dispatch import parallel_select
 from routed.layer.rule import Rule, rule_of
-from routed.layer.selection import group_of, select
+from routed.layer.selection import group_of, groupless, select
 from routed.metrics import entropies, load
 from routed.metrics.router import COLUMNS as ROUTER_COLUMNS
 from routed.models import ENCODER_DECODERS, flops_per_row
@@ -55,13 +57,15 @@ def build(config: ConfigDict, pool: int, mesh: Mesh | None = None) -> Problem:
         batch=lambda inputs, feed, step: jax.tree.map(lambda a: a[step % len(a)], feed),
         task_loss=task_loss,
         evaluate=lambda inputs, params, state, step, memory: _evaluate(
-            config, model, inputs, params, state, step, memory
+            config, model, mesh, inputs, params, state, step, memory
         ),
         remember=lambda params, state: (params["router"], state),
     )
 
 
-def _evaluate(config: ConfigDict, model: Model, inputs: Inputs, params, state, step, memory) -> dict[str, Array]:
+def _evaluate(
+    config: ConfigDict, model: Model, mesh: Mesh | None, inputs: Inputs, params, state, step, memory
+) -> dict[str, Array]:
     """All metrics of one moment; validation rows pass in blocks of at most a batch.
 
     Raises:
@@ -82,8 +86,8 @@ def _evaluate(config: ConfigDict, model: Model, inputs: Inputs, params, state, s
         language = jnp.repeat(block.language, tokens // len(block.language))
         probs = jax.nn.softmax(site.routing.scores)
         router, held = memory
-        stale = _choose(config, model, params | {"router": router}, held, name, site.features, block, step)
-        choices = _choose(config, model, params, state, name, site.features, block, step)
+        stale = _choose(config, model, mesh, params | {"router": router}, held, name, site.features, block, step)
+        choices = _choose(config, model, mesh, params, state, name, site.features, block, step)
         return {
             "probs": jax.vmap(lambda p: entropies.cluster_sums(p, language, languages))(probs),
             "token": entropies.entropy(probs).sum(1),
@@ -133,7 +137,15 @@ def _summary(experts: int, blocks: dict[str, Array]) -> dict[str, Array]:
 
 
 def _choose(
-    config: ConfigDict, model: Model, params, state, site: str, features: Float[Array, "S T D"], block: TextBatch, step
+    config: ConfigDict,
+    model: Model,
+    mesh: Mesh | None,
+    params,
+    state,
+    site: str,
+    features: Float[Array, "S T D"],
+    block: TextBatch,
+    step,
 ) -> Int[Array, "S T k"]:
     """The experts that a stack's routers, and their balancing bias, choose on given features."""
     assert model.scores is not None  # a dense twin has no sites to choose for
@@ -141,9 +153,12 @@ def _choose(
     biases = jax.tree.leaves(state.get("balance", {}).get(site, {}))
     bias = biases[0] if biases else jnp.zeros((len(scores), config.experts.count))
     rule = _evaluation_gate(config)[0]._replace(capacity_factor=0.0, group_size=0)
+    pick = partial(select, rule)
+    if mesh is not None and groupless(rule):  # every device for its own tokens
+        pick = partial(parallel_select, rule._replace(group_size=features.shape[1] // mesh.size), mesh, mask=None)
 
     def chosen(scores, bias):
-        routing = select(rule, scores, bias=bias)
+        routing = pick(scores, preference=scores, bias=bias)
         soft = isinstance(routing, SoftRouting)
         return scores.argmax(-1)[:, None] if soft else routing.expert.reshape(len(scores), -1)
 
