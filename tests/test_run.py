@@ -198,6 +198,17 @@ def test_devices_of_a_processor_share_its_memory():
     assert limits.memory(mesh) == host // 8 * 8
 
 
+def test_a_machine_whose_axes_must_be_split_still_has_a_mesh(small, monkeypatch):
+    """8 x 8 on 4 x 4 x 4 chips: JAX refuses unless it may split the machine's axes (tests/external tries it on a described v5p)."""
+
+    def refuse(*shape, **about):
+        raise NotImplementedError("Failed to find assignment for logical_axis_index 2 of size 8")
+
+    monkeypatch.setattr(jax, "make_mesh", refuse)
+    mesh = make_mesh(override(small, {"mesh.data": 2, "mesh.expert": 4}))
+    assert dict(mesh.shape) == {"run": 1, "data": 2, "expert": 4} and {*mesh.devices.flat} == {*jax.devices()}
+
+
 def test_more_devices_than_there_are(small):
     with pytest.raises(UserError, match=r"mesh\.run=9: this machine has 8 devices"):
         make_mesh(override(small, {"mesh.run": 9}))

@@ -42,6 +42,11 @@ def test_a_small_group_is_compiled_sized_and_priced(small, name):
     assert ("no cycles" in text) == (there.chip.clock == 0)
 
 
+def test_a_mesh_of_8_x_8_on_4_x_4_x_4_chips(small):
+    mesh = make_mesh(override(small, {"mesh.data": 8, "mesh.expert": 8}), topology_of("v5p:4x4x4").devices)
+    assert dict(mesh.shape) == {"run": 1, "data": 8, "expert": 8} and len({*mesh.devices.flat}) == 64
+
+
 def test_a_program_that_does_not_fit_says_what_to_change(small):
     """A million samples through four experts of 2,000 units in float32: 34 GB, where a v5e has 17."""
     there = topology_of("v5e:2x2")

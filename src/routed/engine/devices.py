@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
@@ -74,8 +75,11 @@ def _mesh(shape: tuple[int, ...], names: tuple[str, ...], devices: list[jax.Devi
     types = (AxisType.Auto,) * len(shape)
     try:
         return jax.make_mesh(shape, names, axis_types=types, devices=devices)
+    except NotImplementedError:  # 8 x 8 on the 4 x 4 x 4 of a v4 or v5p: an axis of the machine is part of both
+        found = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     except AssertionError:  # a described v4, whose chips are two devices each
-        return Mesh(np.array(devices).reshape(shape), names, axis_types=types)
+        found = np.array(devices).reshape(shape)
+    return Mesh(found, names, axis_types=types)
 
 
 def place(sharding: NamedSharding, tree: Any) -> Any:
