@@ -103,6 +103,9 @@ def test_curves_that_would_cross_elsewhere_turn_no_verdict_and_others_do():
     assert slow["verdict"] == "supported" and slow["later"][0] > slow["ours"]
     fast = verdict(claim(), rows(halfway={"frozen": 2.0}))
     assert fast["verdict"] == "inconclusive" and "could turn" in fast["reason"]
+    # learned falls by 1.21, so by .38 in logs: the first end comes to -.02, with t = -1.2: it changes sign, and nobody knows.
+    doubtful = verdict(claim(), rows(halfway={"learned": float(np.exp(0.19))}))
+    assert doubtful["verdict"] == "inconclusive" and "could turn" in doubtful["reason"]
 
 
 def test_seeds_and_values_that_are_missing():
