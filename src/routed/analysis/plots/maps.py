@@ -31,7 +31,8 @@ def phase(spec: dict[str, Any], data: Data) -> Figure | None:
     rows = data.at_point(data.last, spec)
     xs, ys = sorted(rows[spec["x"]].unique()), sorted(rows[spec["y"]].unique())
     usual = (*([UNTRAINED] if UNTRAINED in set(rows.arm) else []), *rivals(data))
-    compared = list(dict.fromkeys(spec.get("against", usual)))
+    named = [arm for arm in spec.get("against", ()) if arm in set(rows.arm)]
+    compared = list(dict.fromkeys(named or usual))
     groups = dict(iter(rows.groupby([spec["y"], spec["x"]])))
     maps = {
         against: [[advantage(groups.get((y, x), rows.iloc[:0]), against, data) for x in xs] for y in ys]
