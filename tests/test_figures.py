@@ -84,6 +84,27 @@ def test_two_keys_that_were_swept_together_get_a_map():
     assert [text.get_text() for text in words.get_xticklabels()] == ["False", "True"]
 
 
+def test_a_map_is_drawn_against_the_controls_that_it_names():
+    axes = {"data.samples": (512, 8192), "experts.count": (4, 8)}
+    spec = {"kind": "phase", "name": "map", "x": "data.samples", "y": "experts.count", "against": ("frozen_data",)}
+    panel, _bar = plots.draw(spec, data(table(axes), axes)).axes
+    assert panel.get_title() == "against frozen_data"
+    # log(.2 / .05) with 4 experts and log(.2 / .1) with 8.
+    assert [text.get_text() for text in panel.texts] == [f"{np.log(n):+.2f}*" for n in (4, 4, 2, 2)]
+
+
+def test_metrics_with_a_log_axis_are_paired_by_their_ratio():
+    """A difference of losses, .2 - .1, would be .1."""
+    rows, (arm,) = table({"data.samples": (512, 8192)}), ("frozen_data",)
+    spec = {"kind": "paired", "name": "ratio", "x": "data.samples", "metric": "test/loss", "arms": (arm,)}
+    (panel,) = plots.draw(spec, data(rows, ["data.samples"])).axes
+    (line,) = panel.containers
+    assert line.lines[0].get_ydata() == pytest.approx(np.log([2, 2]))
+    assert panel.get_ylabel().endswith("log(arm / learned router), paired")
+    shares = plots.draw(spec | {"metric": "router/dead"}, data(rows, ["data.samples"])).axes[0]
+    assert shares.get_ylabel().endswith("arm minus learned router, paired")
+
+
 def test_a_map_of_many_cells_stays_small_and_says_where_the_numbers_are():
     axes = {"data.samples": tuple(range(64, 94)), "experts.count": (4, 8)}
     spec = {"kind": "phase", "name": "map", "x": "data.samples", "y": "experts.count"}

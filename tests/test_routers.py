@@ -106,6 +106,12 @@ def test_oracle_sends_cluster_c_to_expert_c_mod_e():
     np.testing.assert_array_equal(jax.nn.softmax(scores).max(-1), 1.0)
 
 
+def test_an_oracle_of_the_second_digit_knows_the_other_label():
+    """In base 3: 1 = 01, 5 = 12, 7 = 21, 10 = 101, whose second digit from the end is 0 once the third wraps round."""
+    scores = OracleRouter(3, digit=1).apply({}, jnp.zeros((4, 2)), cluster=jnp.array([1, 5, 7, 10]))
+    assert scores.argmax(1).tolist() == [0, 1, 2, 0]
+
+
 def test_an_oracle_with_two_choices_shares_the_experts_out_in_pairs():
     scores = OracleRouter(6, 2).apply({}, jnp.zeros((4, 2)), cluster=jnp.array([0, 1, 2, 3]))
     assert [np.flatnonzero(row).tolist() for row in np.asarray(scores)] == [[0, 1], [2, 3], [4, 5], [0, 1]]

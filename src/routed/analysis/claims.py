@@ -2,8 +2,8 @@
 
 Kinds: `order` (one side is lower than the other), `number` (the paper's value lies in our prediction interval for one
 run; a value with standard deviation and number of runs, `Measured`, is compared by Welch's test), `null` (two sides are
-equivalent), `beside` (a number on a scale that the paper does not state: both are shown, nothing is judged). A side is a
-dict: `arm` (or "fairest": each fair control in turn), swept keys, `metric` to replace the claim's, or `value` for a constant.
+equivalent), `beside` (a number on a scale that the paper does not state: both are shown, nothing is judged), `crossing` (along a
+swept key one side is lower first, the other last, and where they change places). A side is a dict: `arm` (or "fairest": each fair control in turn), swept keys, `metric` to replace the claim's, or `value` for a constant.
 """
 
 from __future__ import annotations
@@ -25,12 +25,20 @@ class Measured(NamedTuple):
         return f"{self.mean:.4g} +- {self.std:.2g} (n = {self.n})"
 
 
+class Along(NamedTuple):
+    """A swept key and its values, in order, at which the sides of a crossing are compared."""
+
+    key: str
+    values: tuple[float, ...]
+
+
 class Claim(NamedTuple):
     """One testable sentence. `lower` is claimed to be below `higher` (number, beside: `lower` is the side, `paper` the value).
 
     `at` fixes swept keys. An order claim is also tried at every value of the nuisance keys `over`; its robustness is the share
     of those points on which it is supported. `uninformed` is what a number would be without what the paper reports (chance);
-    None stands for the untrained network's. comparability: same | gaps_filled | scaled | stand_in. unit: a key of EFFECTS.
+    None stands for the untrained network's. comparability: same | gaps_filled | scaled | stand_in. unit: a key of EFFECTS. `alpha`
+    is the level that the adjusted p value of an order, a null or a crossing has to reach; `along` is a crossing's.
     """
 
     kind: str
@@ -45,6 +53,8 @@ class Claim(NamedTuple):
     unit: str = "ratio"
     over: tuple[str, ...] = ()
     uninformed: float | None = None
+    alpha: float = 0.05
+    along: Along | None = None
 
 
 LEARNED, FROZEN, FAIREST = {"arm": "learned"}, {"arm": "frozen"}, {"arm": "fairest"}
@@ -72,6 +82,12 @@ class Writer(NamedTuple):
     def null(self, id: str, statement: str, paper: Any, lower: dict, higher: dict, **changes: Any) -> Claim:
         """Both sides are equivalent."""
         return self._claim("null", id, statement, paper, lower, higher, changes)
+
+    def crossing(
+        self, id: str, statement: str, paper: Any, lower: dict, higher: dict, along: Along, **changes: Any
+    ) -> Claim:
+        """`higher` is below `lower` at the first value along the key, and `lower` below `higher` at the last."""
+        return self._claim("crossing", id, statement, paper, lower, higher, changes | {"along": along})
 
     def number(self, id: str, statement: str, paper: Any, side: dict = LEARNED, **changes: Any) -> Claim:
         """The paper's value lies in our prediction interval (or, with deviation and n, Welch's test does not reject it)."""

@@ -98,6 +98,11 @@ def _equal(values: np.ndarray) -> bool:
     return bool(np.ptp(values) <= 1e-9 * np.abs(values).max())
 
 
+def both_sides(below: ArrayLike, above: ArrayLike) -> float:
+    """P value that one mean is below 0 and another above: twice the larger of two one-sided tests (intersection-union test)."""
+    return min(1.0, 2 * max(_one_sided(below, "less"), _one_sided(above, "greater")))
+
+
 class Least(NamedTuple):
     """The comparison with the smallest mean, the interval of the smallest true mean, and a two-sided p value against 0."""
 

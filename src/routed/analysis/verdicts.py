@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from routed.analysis import statistics
 from routed.analysis.claims import Claim, Measured
+from routed.analysis.crossing import crossing
 from routed.analysis.sides import ANY_FAIR, Rows, ends
 from routed.contracts import UserError
 from routed.engine.rows import shown
@@ -22,22 +23,21 @@ from routed.settings.tree import nearest
 #: 1.1), nats per token and shares by their difference (.01), shares of successful runs by theirs (.05).
 EFFECTS = {"ratio": math.log(1.1), "difference": 0.01, "probability": 0.05}
 
-ALPHA = 0.05
-
 
 def judge(claims: tuple[Claim, ...], table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[dict[str, Any]]:
     """A verdict for every claim, from all rows of the workdir.
 
-    P values are adjusted over the family: the orders and equivalences that one figure of an experiment claims. Numbers are no
+    P values are adjusted over the family: the orders, equivalences and crossings that one figure of an experiment claims. Numbers are no
     part of it, as an adjusted test would find a paper's value reproduced more easily.
     """
     rows = Rows(table, config, swept)
     records = [judge_one(claim, rows) for claim in claims]
-    family = [one for one in records if one["p"] is not None]
-    for one, p in zip(family, statistics.adjusted([one["p"] for one in family]), strict=True):
+    family = [(claim, one) for claim, one in zip(claims, records, strict=True) if one["p"] is not None]
+    for (claim, one), p in zip(family, statistics.adjusted([one["p"] for _, one in family]), strict=True):
         one["p_adjusted"] = float(p)
-        if one["verdict"] in ("supported", "opposite") and p >= ALPHA:
-            one["verdict"], one["reason"] = "inconclusive", f"p = {p:.2g} after adjusting for {len(family)} tests"
+        if one["verdict"] in ("supported", "opposite") and p >= claim.alpha:
+            one["verdict"] = "inconclusive"
+            one["reason"] = f"p = {p:.2g} after adjusting for {len(family)} tests, asked for: p < {claim.alpha:g}"
     return records
 
 
@@ -192,7 +192,7 @@ def _null_rule(claim: Claim, differences: Mapping[str, pd.Series]) -> Answer:
     if interval.low > effect or interval.high < -effect:
         return Answer("opposite", statistics.beyond(values, effect), interval)
     p = statistics.equivalence(values, effect)
-    return Answer("supported" if p < ALPHA else "inconclusive", p, interval)
+    return Answer("supported" if p < claim.alpha else "inconclusive", p, interval)
 
 
 def _robustness(claim: Claim, rows: Rows) -> dict[str, int] | None:
@@ -336,4 +336,5 @@ KINDS: dict[str, Callable[[Claim, Rows], dict[str, Any]]] = {
     "null": _null,
     "number": _number,
     "beside": _beside,
+    "crossing": crossing,
 }

@@ -157,4 +157,5 @@ def columns(
             "counts": jnp.round(counts * choices.shape[1]),  # assignments
             "probs": sums / counts.sum(-1, keepdims=True),
         }
+        | {f"counts_by_{name}": jnp.round(members.T @ counts * choices.shape[1]) for name, members in groupings.items()}
     )

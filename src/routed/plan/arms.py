@@ -88,6 +88,12 @@ ARMS: dict[str, Arm] = {
     "learned_balanced": Arm(_BALANCED, "learned, load balanced", "#999933"),
     # The true cluster: the ceiling.
     "oracle": Arm({"router.frozen": True, "router.name": "oracle", **_TOP1}, "oracle (true cluster)", "#000000"),
+    # The other label of a cell (tasks of crossed clusters): as sure as the oracle, and of what does not matter.
+    "oracle_irrelevant": Arm(
+        {"router.frozen": True, "router.name": "oracle", "router.digit": 1, **_TOP1},
+        "oracle of what does not matter",
+        "#A6761D",
+    ),
     # The true language of the row, by the rule of the config (language models).
     "oracle_language": Arm({"router.frozen": True, "router.name": "oracle"}, "oracle (true language)", "#000000"),
     # A fixed hash of the raw input.

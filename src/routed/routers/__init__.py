@@ -17,7 +17,7 @@ from routed.routers.router import (
     scale_kernel,
 )
 from routed.routers.sharpness import sharpness_for, sharpness_of
-from routed.settings.setting import LAYERS, Setting, When, at_least, one_of
+from routed.settings.setting import LAYERS, Setting, When, at_least, one_of, within
 
 #: name -> router.
 ROUTERS: dict[str, Router] = {
@@ -75,10 +75,13 @@ ROUTERS: dict[str, Router] = {
         check=check_table,
     ),
     "oracle": Router(
-        lambda own, experts: OracleRouter(experts, own.choices),
+        lambda own, experts: OracleRouter(experts, own.choices, own.digit),
         tokens=(),
         needs=("cluster",),
         learns=False,
+        settings={
+            "digit": Setting(0, "of the cluster's number in base E, from the last: what names the expert", within(0, 3))
+        },
         reads=("choices",),
     ),
     "random": Router(lambda own, experts: RandomRouter(experts), tokens=(), learns=False),

@@ -20,15 +20,18 @@ CERTAIN = 1e4
 class OracleRouter(nn.Module):
     """Sends cluster c to `choices` experts from c times as many on, mod E: the ceiling of what any partition by cluster can do.
 
-    Of text the cluster is the language.
+    Of text the cluster is the language. A `digit` d of 1 or more takes floor(c / E^d) for c: of cells that two labels in E make up
+    the second label.
     """
 
     num_experts: int
     choices: int = 1
+    digit: int = 0
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], *, cluster: Int[Array, " T"], **context) -> Float[Array, "T E"]:
         del x, context
+        cluster = cluster // self.num_experts**self.digit
         chosen = (cluster[:, None] * self.choices + jnp.arange(self.choices)[None]) % self.num_experts
         return CERTAIN * jax.nn.one_hot(chosen, self.num_experts).sum(1)
 

@@ -108,8 +108,8 @@ def between(low: float, high: float) -> Allowed:
     return Allowed(lambda v: low < v < high, lambda: f"must be in ({low}, {high})")
 
 
-def within(low: int, high: int) -> Allowed:
-    """Integers between two bounds, which are meant too."""
+def within(low: float, high: float) -> Allowed:
+    """Numbers between two bounds, which are meant too."""
     return Allowed(lambda v: low <= v <= high, lambda: f"must be in [{low}, {high}]")
 
 

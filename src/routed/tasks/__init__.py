@@ -1,11 +1,12 @@
 """Tasks: what a generator draws once (a world), and the batches it makes of it; and sources of text, under `text`."""
 
-from routed.tasks import dictionary, gmm, images, patches, sequence, stripes, subspaces, two_gaussians
+from routed.tasks import crossed, dictionary, gmm, images, patches, sequence, stripes, subspaces, two_gaussians
 from routed.tasks.task import SHARED, Task, World
 
 #: name -> task.
 TASKS: dict[str, Task] = {
     "gmm": gmm.TASK,
+    "crossed": crossed.TASK,
     "subspaces": subspaces.TASK,
     "sequence": sequence.TASK,
     "dictionary": dictionary.TASK,

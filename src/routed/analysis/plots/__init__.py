@@ -81,7 +81,7 @@ PLOTS: dict[str, Plot] = {
     ),
     "paired": Plot(
         paired,
-        "Mean difference from the learned router, paired by seed, with 95 % t intervals; above 0 in loss, the learned router is better.",
+        "Mean difference from the learned router (mean log ratio, of a metric with a log axis), paired by seed, with 95 % t intervals; above 0 in loss, the learned router is better.",
     ),
     "languages": Plot(
         languages,

@@ -21,6 +21,7 @@ from routed.plan.arms import ARMS, is_control
 KEYS = {
     "data.samples": "training samples",
     "data.separation": "separation c",
+    "data.share": "irrelevant share s",
     "data.positions": "tokens of a sample",
     "data.clusters": "clusters",
     "experts.depth": "layers of an expert",

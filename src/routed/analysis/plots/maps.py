@@ -23,14 +23,16 @@ from routed.routers import ROUTERS
 def phase(spec: dict[str, Any], data: Data) -> Figure | None:
     """A map over (x, y) of what each control loses against the learned router, with the zero contour.
 
-    The controls are the untrained router and the fairest frozen one. Blue: learned is better. A star marks cells whose 95 %
-    interval excludes 0.
+    The controls are those that `against` names, or the untrained router and the fairest frozen one. Blue: learned is better.
+    A star marks cells whose 95 % interval excludes 0.
     """
     if spec["x"] not in data.swept or spec["y"] not in data.swept:
         return None
     rows = data.at_point(data.last, spec)
     xs, ys = sorted(rows[spec["x"]].unique()), sorted(rows[spec["y"]].unique())
-    compared = list(dict.fromkeys((*([UNTRAINED] if UNTRAINED in set(rows.arm) else []), *rivals(data))))
+    usual = (*([UNTRAINED] if UNTRAINED in set(rows.arm) else []), *rivals(data))
+    named = [arm for arm in spec.get("against", ()) if arm in set(rows.arm)]
+    compared = list(dict.fromkeys(named or usual))
     groups = dict(iter(rows.groupby([spec["y"], spec["x"]])))
     maps = {
         against: [[advantage(groups.get((y, x), rows.iloc[:0]), against, data) for x in xs] for y in ys]

@@ -14,8 +14,10 @@ from routed.analysis.sides import ANY_FAIR, fair_gap
 from routed.plan.arms import ARMS, REFERENCE, is_control
 
 
-def difference(rows: pd.DataFrame, arm: str, metric: str) -> statistics.Estimate:
-    """Mean of `metric` of the arm minus the learned one's, paired by seed, with its 95 % t interval."""
+def difference(rows: pd.DataFrame, arm: str, metric: str, log: bool = False) -> statistics.Estimate:
+    """Mean of `metric` of the arm minus the learned one's (log: of their log ratio), paired by seed, with its 95 % t interval."""
+    if log:
+        return statistics.estimate(sides.paired(rows, arm, REFERENCE, metric))
     good = rows[rows.status == "ok"]
     if metric not in good:
         return statistics.estimate([])
@@ -69,26 +71,26 @@ def paired(spec: dict[str, Any], data: Data) -> Figure | None:
         return figure
     rows = data.at_point(data.last, spec)
     for place, arm in enumerate(arms):
-        one = difference(rows, arm, spec["metric"])
+        one = difference(rows, arm, spec["metric"], data.axes[spec["metric"]].log)
         panel.errorbar(
             one.mean, place, xerr=bars([one]), marker=marker_of(arm), color=ARMS[arm].colour, capsize=3, ls=""
         )
     panel.axvline(0, color="black", lw=0.8)
     panel.set_yticks(range(len(arms)), [ARMS[arm].label for arm in arms])
     panel.set_ylim(len(arms) - 0.5, -0.5)
-    panel.set_xlabel(f"{data.axes[spec['metric']].label}:\narm minus learned router, paired")
+    panel.set_xlabel(_words(spec["metric"], data))
     return figure
 
 
 def paired_lines(panel, spec: dict[str, Any], data: Data) -> bool:
     """The lines of `paired` against the swept key `x`; False when there are none."""
     rows, by, metric = data.at_point(data.last, spec), spec.get("by"), spec["metric"]
-    values, some = (sorted(rows[by].unique()) if by else [None]), False
+    values, some, log = (sorted(rows[by].unique()) if by else [None]), False, data.axes[metric].log
     places = lay_out(panel, spec["x"], sorted(rows[spec["x"]].unique()))
     for arm in _arms(spec, data):
         for value in values:
             mine = rows if by is None else rows[rows[by] == value]
-            found = {place: difference(mine[mine[spec["x"]] == at], arm, metric) for at, place in places.items()}
+            found = {place: difference(mine[mine[spec["x"]] == at], arm, metric, log) for at, place in places.items()}
             found = {place: one for place, one in found.items() if np.isfinite(one.mean)}
             if not found:
                 continue
@@ -100,8 +102,14 @@ def paired_lines(panel, spec: dict[str, Any], data: Data) -> bool:
             panel.errorbar(list(found), heights, bars(list(found.values())), label=name, **style)
             some = True
     panel.axhline(0, color="black", lw=0.8)
-    panel.set_ylabel(f"{data.axes[metric].label}:\narm minus learned router, paired")
+    panel.set_ylabel(_words(metric, data))
     return some
+
+
+def _words(metric: str, data: Data) -> str:
+    """What the axis of a figure of differences says."""
+    column = data.axes[metric]
+    return f"{column.label}:\n{'log(arm / learned router)' if column.log else 'arm minus learned router'}, paired"
 
 
 def _arms(spec: dict[str, Any], data: Data) -> list[str]:

@@ -1,0 +1,119 @@
+"""Two independent mixtures of Gaussians in orthogonal subspaces, of which one alone decides the target (ours).
+
+A sample is in one of C relevant and, whatever that is, in one of C irrelevant clusters: C^2 cells, which are what it is judged by.
+A share s of the squared distances between cells lies where nothing matters for the target; what is between them in all does not
+depend on s.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
+
+from routed.contracts import AT_LEAST_1, AT_MOST_1, Batch, Column
+from routed.settings.setting import Setting, within
+from routed.tasks.task import Task, World
+from routed.tasks.worlds import clusters_of, posterior, separated
+
+
+class Fixed(NamedTuple):
+    """One constellation of centres at separation 1, a random frame, and a target per relevant cluster.
+
+    Both mixtures have the same constellation, so that neither is easier to find; relevant clusters differ along the first half of
+    the frame's columns, irrelevant ones along the second half.
+    """
+
+    centres: Float[Array, "C D"]
+    frame: Float[Array, "F F"]  # F = 2 D; orthonormal
+    targets: Float[Array, "C O"]
+
+
+class Draws(NamedTuple):
+    """Cells, relevant + C irrelevant, and N(0, I) noise."""
+
+    cluster: Int[Array, " T"]
+    noise: Float[Array, "T F"]
+
+
+def fixed(keys: Key[Array, " n"], data) -> Fixed:
+    """Centres and N(0, I) targets, those of `gmm` of the same seed, and the frame: rotated, as Adam tells axes apart."""
+    size = 2 * data.dim
+    frame, _ = jnp.linalg.qr(jax.random.normal(jax.random.fold_in(keys[0], 1), (size, size)))
+    return Fixed(
+        centres=separated(keys[0], data.clusters, data.dim),
+        frame=frame,
+        targets=jax.random.normal(keys[1], (data.clusters, data.target_dim)),
+    )
+
+
+def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
+    """Cells, all equally likely, so that the irrelevant cluster tells nothing of the relevant one; N(0, I) noise in all dimensions."""
+    return Draws(
+        cluster=clusters_of(cluster_key, (size,), data.clusters**2),
+        noise=jax.random.normal(noise_key, (size, len(fixed.frame))),
+    )
+
+
+def batch(world: World, draws: Draws, data) -> Batch:
+    """x = c (sqrt(1 - s) F_1 mu_a + sqrt(s) F_2 mu_b) + noise, y = v_a, for the cell of relevant a and irrelevant b.
+
+    Cells (a, b) and (a', b') are c^2 ((1 - s) |mu_a - mu_a'|^2 + s |mu_b - mu_b'|^2) apart, squared: at least c^2 D if they differ in
+    both. The variance between cells is c^2 mean |mu - mean mu|^2 at every s.
+    """
+    centres, frame, targets = world.fixed
+    relevant, irrelevant = draws.cluster % data.clusters, draws.cluster // data.clusters
+    parts = jnp.sqrt(1 - data.share) * centres[relevant], jnp.sqrt(data.share) * centres[irrelevant]
+    x = data.separation * jnp.concatenate(parts, axis=1) @ frame.T + draws.noise
+    return Batch(x=x, y=targets[relevant], cluster=draws.cluster)
+
+
+def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
+    """E[y|x] = sum_a p(a|x) v_a. What is orthogonal to F_1 is independent of a, so p(a|x) = p(a|F_1^T x).
+
+    At s = 1 all p(a|x) are 1 / C: it is the mean of the v_a, whose loss is 1, and only who sees the cell, the oracle, has less.
+    """
+    centres, frame, targets = world.fixed
+    seen = batch.x @ frame[:, : centres.shape[1]]
+    return posterior(seen, jnp.sqrt(1 - data.share) * data.separation * centres) @ targets
+
+
+def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
+    """Which cells make up a relevant, and an irrelevant, cluster."""
+    del world
+    cell = jnp.arange(data.clusters**2)
+    numbers = {"relevant": cell % data.clusters, "irrelevant": cell // data.clusters}
+    return {name: jax.nn.one_hot(number, data.clusters) for name, number in numbers.items()}
+
+
+TASK = Task(
+    tokens="rows",
+    targets={"constant": "vector"},
+    fixed=fixed,
+    draw=draw,
+    batch=batch,
+    bayes=bayes,
+    dims=lambda data: 2 * data.dim,
+    outputs=lambda data: data.target_dim,
+    labels=lambda data: data.clusters**2,
+    groupings=groupings,
+    columns={
+        f"router/{name}_by_{which}": column
+        for which in ("relevant", "irrelevant")
+        for name, column in {
+            "ami": Column(f"adjusted mutual information of\nexperts and {which} clusters", bounds=AT_MOST_1),
+            "sparsity": Column(f"effective experts per {which} cluster", log=True, bounds=AT_LEAST_1),
+        }.items()
+    },
+    reads=("clusters", "dim", "separation"),
+    settings={
+        "share": Setting(
+            0.5,
+            "s: of the squared distances between clusters, what lies between those that do not matter for the target",
+            within(0.0, 1.0),
+            traced=True,
+        )
+    },
+)
