@@ -3,19 +3,23 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from routed.analysis import plots
+from routed.analysis.plots.frame import Data
 from routed.engine import execution, results
 from routed.engine.devices import make_mesh
 from routed.layer.dispatch import dense
 from routed.layer.rule import Rule
 from routed.layer.selection import select
 from routed.metrics import regret, router
+from routed.plan.config import base, problem_of
 from routed.plan.runs import plan_runs
-from routed.settings.tree import override
+from routed.settings.tree import flatten, override
 
 #: Two clusters with targets 0 and 4; of the four samples of each, three go to the expert of its number.
 TARGETS, COUNTS = jnp.array([[0.0], [4.0]]), jnp.array([[3.0, 1.0], [1.0, 3.0]])
@@ -151,4 +155,27 @@ def test_columns_of_a_run(small, experts, arms, tmp_path):
     parts = rows[["regret/partition", "regret/estimation", "regret/gate"]]
     np.testing.assert_allclose(parts.sum(axis=1), rows["test/loss"], rtol=1e-3)
     assert table["regret/partition"].isna().sum() == len(table) - len(rows)
+    np.testing.assert_allclose(rows[rows.arm == "learned"]["regret/gate"], 0, atol=1e-5)
     assert (rows[rows.arm == "learned_top1"]["regret/gate"].abs() > 1e-3).all()
+
+
+def test_bars_are_the_parts_and_long_ones_are_cut():
+    """Learned .1 = .06 + .03 + .01; frozen 2 ends at the axis, with its number."""
+    columns = ["regret/partition", "regret/estimation", "regret/gate", "regret/predicted", "test/loss"]
+    rows = [
+        {"run": f"{arm}{n}{seed}", "data.samples": n, "arm": arm, "seed": seed, "step": 10, "status": "ok"} | dict(zip(columns, values, strict=True))
+        for arm, values in {"learned": (0.06, 0.03, 0.01, 0.07, 0.1), "frozen": (1, 1, 0, 1.1, 2)}.items()
+        for n in (64, 256) for seed in range(3)
+    ]  # fmt: skip
+    rows.append(rows[0] | {"run": "dense", "arm": "dense_total"} | dict.fromkeys(columns[:4], np.nan))
+    table = pd.DataFrame(rows)
+    data = Data(table, ["data.samples"], flatten(base()), {}, problem_of(base()).columns(base()))
+    figure = plots.draw({"kind": "parts", "name": "parts", "x": "data.samples"}, data)
+    assert [panel.get_title() for panel in figure.axes] == ["training samples = 64", "training samples = 256"]
+    first = figure.axes[0]
+    assert [text.get_text() for text in first.get_yticklabels()] == ["learned router", "frozen at initialisation"]
+    assert [bar.get_width() for bar in first.patches[:3]] == pytest.approx([0.06, 0.03, 0.01])
+    assert [bar.get_x() for bar in first.patches[:3]] == pytest.approx([0, 0.06, 0.09])
+    assert [text.get_text() for text in first.texts] == ["0.100", "2.00 = 1.00 + 1.00"] and first.get_xlim()[1] < 0.5
+    few = table.drop(columns="regret/gate")
+    assert plots.draw({"kind": "parts", "name": "parts"}, Data(few, [], flatten(base()), {}, data.axes)) is None
