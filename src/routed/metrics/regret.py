@@ -116,7 +116,8 @@ def predicted(cells: Cells, samples: Scalar | float) -> Scalar:
 
     With q_j the share of cell j, V_j its variance and n_j ~ Poisson(samples q_j) the training samples in it, an expert without
     any keeps its first value u: sum_j q_j (V_j + V_j E[1 / n_j; n_j > 0] + P(n_j = 0) (|m_j|^2 + E|u|^2)). V_j is size / (size - 1) times that of
-    the cells, which is unbiased. Cells are taken to hold training samples as they hold others: not so of cells around them.
+    the cells, which is unbiased. Cells are taken to hold training samples as they hold others. A router that was
+    fitted to the targets of the same samples has other cells for these, and experts on a copy of it do worse than this says.
     """
     share = cells.size / cells.size.sum()
     variance = cells.variance * cells.size / jnp.maximum(cells.size - 1, 1)

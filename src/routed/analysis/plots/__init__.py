@@ -90,7 +90,7 @@ PLOTS: dict[str, Plot] = {
     ),
     "parts": Plot(
         parts,
-        "The loss of every arm as a sum, means over seeds (routed.metrics.regret): what its partition costs the best experts, how far its experts are from these, and what the weights of its gate add (hatched; below 0 it lies on the others, back to the measured loss). Black: the measured loss with its 95 % t interval; hollow: the loss of experts that are trained on a frozen copy of the partition, predicted from its cells and the number of samples. Bars that are longer than the axis say what they are made of.",
+        "The loss of every arm as a sum, means over seeds (routed.metrics.regret): what its partition costs the best experts, how far its experts are from these, and what the weights of its gate add (hatched; below 0 it lies on the others, back to the measured loss). Black: the measured loss with its 95 % t interval; hollow: the loss of experts trained on a frozen copy of the partition, predicted from its cells and the number of samples (too low where the partition was learned from the same samples). Bars that are longer than the axis say what they are made of.",
     ),
     "series": Plot(
         series,

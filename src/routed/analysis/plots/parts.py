@@ -66,7 +66,9 @@ def _stack(panel, rows: pd.DataFrame, arms: list[str], loss: str) -> None:
         for colour, (column, words) in zip(SHADES, PARTS.items(), strict=False):
             size = means.loc[arm, column]
             # The last part may be below 0 and then lies on the others: an outline. Most arms have none.
-            style = {"fill": False, "hatch": "/////", "edgecolor": colour} if column == GATE else {"color": colour}
+            style: dict[str, Any] = (
+                {"fill": False, "hatch": "/////", "edgecolor": colour} if column == GATE else {"color": colour}
+            )
             if column != GATE or abs(size) > THIN * end:
                 panel.barh(place, size, 0.72, left=start, lw=0.8, label=words, **style)
             start += size
@@ -81,20 +83,19 @@ def _stack(panel, rows: pd.DataFrame, arms: list[str], loss: str) -> None:
             style = {"marker": "o", "ms": 6.5, "mfc": "none", "mec": "black", "mew": 1, "ls": ""}
             panel.plot(predicted, place, label="predicted for experts trained on a frozen copy", **style)
         marks = [one for one in (*measured[:3], predicted) if one <= end]
-        reach, text, box = (
-            max(reach, *marks, 0.0),
-            _number(measured.mean),
-            {"boxstyle": "round,pad=0.15", "color": "white"},
-        )
-        words: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7}
+        reach, box = max(reach, *marks, 0.0), {"boxstyle": "round,pad=0.15", "color": "white"}
+        text = _number(measured.mean)
+        beside: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7}
         if cut:
-            text += " = " + " + ".join(_number(size) for size in means.loc[arm, [*PARTS]] if size > THIN)
-            panel.annotate(text, (end, place), (-2, 0), ha="right", bbox=box, **words)
+            sizes = [size for size in means.loc[arm, [*PARTS]] if abs(size) > THIN]
+            signed = "".join(f" {'-' if size < 0 else '+'} {_number(abs(size))}" for size in sizes)
+            text += f" = {signed.removeprefix(' + ')}"
+            panel.annotate(text, (end, place), (-2, 0), ha="right", bbox=box, **beside)
         elif reach > 0.85 * end:  # no room behind it
             left = min(one for one in marks if one > measured.mean - 0.2 * end)
-            panel.annotate(text, (left, place), (-7, 0), ha="right", bbox=box, **words)
+            panel.annotate(text, (left, place), (-7, 0), ha="right", bbox=box, **beside)
         else:
-            panel.annotate(text, (reach, place), (6, 0), ha="left", **words)
+            panel.annotate(text, (reach, place), (6, 0), ha="left", **beside)
 
 
 def _number(value: float) -> str:
