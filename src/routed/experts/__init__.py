@@ -6,12 +6,19 @@ from routed.experts.constant import Constant
 from routed.experts.expert import Expert
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Linear, Mlp
+from routed.metrics.regret import Affine
 from routed.settings.setting import LAYERS, Setting, at_least, one_of
 
 #: name -> ONE expert. Experts of images compute on what stands beside an image and on the router's features of it: rows.
 EXPERTS: dict[str, Expert] = {
-    "constant": Expert(lambda own, outputs: Constant(outputs), tokens=()),
-    "linear": Expert(lambda own, outputs: Linear(outputs), tokens=("rows", "images", "hidden")),
+    "constant": Expert(
+        lambda own, outputs: Constant(outputs), tokens=(), affine=lambda params: Affine(None, params["value"][:, 0])
+    ),
+    "linear": Expert(
+        lambda own, outputs: Linear(outputs),
+        tokens=("rows", "images", "hidden"),
+        affine=lambda params: Affine(params["Dense_0"]["kernel"], params["Dense_0"]["bias"]),
+    ),
     "mlp": Expert(
         lambda own, outputs: Mlp(outputs, own.depth, own.width, own.activation),
         tokens=("rows", "images", "hidden"),

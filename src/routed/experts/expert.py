@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import flax.linen as nn
 from ml_collections import ConfigDict
 
+from routed.metrics.regret import Affine
 from routed.settings.setting import Setting, accept
 
 
@@ -21,7 +22,10 @@ class Make(Protocol):
 
 
 class Expert(NamedTuple):
-    """`tokens` are the kinds of tokens that the expert can compute on (rows, patches, images, hidden; empty: any)."""
+    """`tokens` are the kinds of tokens that the expert can compute on (rows, patches, images, hidden; empty: any).
+
+    `affine` reads the parameters of all experts as maps x -> slope^T x + offset, for the columns `regret/`; None: they are none.
+    """
 
     make: Make
     tokens: tuple[str, ...] = ("rows", "hidden")
@@ -29,3 +33,4 @@ class Expert(NamedTuple):
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     check: Callable[[ConfigDict], None] = accept
+    affine: Callable[[Any], Affine] | None = None

@@ -13,10 +13,11 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, SHARE, Batch, Column, UserError
+from routed.experts import EXPERTS
 from routed.layer.moe import CONTROL
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import SELECTIONS, group_of
-from routed.metrics import agreement, entropies, router
+from routed.metrics import agreement, entropies, regret, router
 from routed.models import SAMPLE_MODELS
 from routed.models.model import Model
 from routed.models.single_layer import SITE, sharpness
@@ -27,7 +28,7 @@ from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.program import rule_and_dispatch
-from routed.training.task_losses import TASK_LOSSES, correct
+from routed.training.task_losses import TASK_LOSSES, correct, squared
 
 #: FLOPs that take as long as the update of a parameter: of the headline's soft and hard arms, which differ in FLOPs 57-fold and
 #: in time 3-fold (2.35 and .72 ms a step on 2 CPU cores).
@@ -108,6 +109,7 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
     data, world, noise_key = inputs.config.data, _world(inputs), inputs.keys["noise"]
     loss, test = TASK_LOSSES[config.loss], worlds.test_batch(task, world, data)
     training, evaluation = rule_and_dispatch(inputs.config)[0], _evaluation_rule(inputs.config)
+    experts = _affine(config, model, test, params)
     noisy = "router" in config and "noise_at_eval" in config.router and config.router.noise_at_eval
 
     def forward(number, block: Batch):
@@ -116,9 +118,11 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
         rule = evaluation._replace(group_size=group_of(evaluation.group_size, len(block.tokens)))
         outputs = model.apply(params, state, block, rule, "dense", key, step)
         soft = None if loss.labelled else model.apply(params, state, block, Rule("soft"), "dense", step=step)
-        return outputs.prediction, soft and soft.prediction, outputs.sites[SITE].routing if outputs.sites else None
+        site = outputs.sites[SITE] if outputs.sites else None
+        features = site.features if site and experts and experts.slope is not None else None
+        return outputs.prediction, soft and soft.prediction, site and site.routing, features
 
-    prediction, mixture, routing = _in_blocks(forward, test)
+    prediction, mixture, routing, features = _in_blocks(forward, test)
     seen = {
         "test/loss": loss.value(prediction, test.y).mean() / unit,
         "train/experts": jnp.float32(experts_per_token(config)),
@@ -136,6 +140,9 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
     if routing is None or model.scores is None:
         return seen
     labels, count = task.labels(data), config.experts.count
+    if experts is not None:
+        parts = regret.parts(experts, features, test.y, router.chosen(routing)[:, 0], prediction)
+        seen |= regret.columns(parts, unit, step * config.batch_size if data.fresh else data.samples)
     if config.data.whole:  # all training samples, routed as in training; XLA leaves out their outputs
         batch = batch_of(inputs, (), step)
         key = jax.random.fold_in(noise_key, step)
@@ -162,6 +169,14 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
         shuffles=config.shuffles,
         sharpness=sharpness(state),
     )
+
+
+def _affine(config: ConfigDict, model: Model, test: Batch, params) -> regret.Affine | None:
+    """The experts as affine maps; None where they are none, or where the loss is not the squared error of single tokens."""
+    if model.scores is None or TASK_LOSSES[config.loss].value is not squared or test.cluster.ndim > 1:
+        return None
+    read = EXPERTS[config.experts.name].affine
+    return None if read is None else read(params["experts"])
 
 
 def _evaluation_rule(config: Any) -> Rule:
@@ -311,7 +326,7 @@ def _columns(config: ConfigDict) -> dict[str, Column]:
     further = {name: metric.column for name, metric in router.METRICS.items()}
     parts = TASKS[config.data.name].columns, SAMPLE_MODELS[config.model].columns
     labelled = LABELLED if TASK_LOSSES[config.loss].labelled else {}
-    return COLUMNS | labelled | router.COLUMNS | dict(parts[0]) | dict(parts[1]) | further
+    return COLUMNS | labelled | router.COLUMNS | regret.COLUMNS | dict(parts[0]) | dict(parts[1]) | further
 
 
 SAMPLES = ProblemPart(

@@ -14,6 +14,7 @@ from routed.analysis.plots.curves import curves, gap, success, training
 from routed.analysis.plots.frame import STYLE, Data, drawn
 from routed.analysis.plots.maps import forest, methods, phase, routing
 from routed.analysis.plots.paired import languages, paired
+from routed.analysis.plots.parts import parts
 from routed.analysis.plots.swept import against, multiples
 
 
@@ -86,6 +87,10 @@ PLOTS: dict[str, Plot] = {
     "languages": Plot(
         languages,
         "Mean difference of validation loss from the learned router, paired by seed, with 95 % t intervals; above 0 the learned router is better.",
+    ),
+    "parts": Plot(
+        parts,
+        "The loss of every arm as a sum, means over seeds (routed.metrics.regret): what its partition costs the best experts, how far its experts are from these, and what the weights of its gate add (hatched; below 0 it lies on the others, back to the measured loss). Black: the measured loss with its 95 % t interval; hollow: the loss of experts trained on a frozen copy of the partition, predicted from its cells and the number of samples (too low where the partition was learned from the same samples). Bars that are longer than the axis say what they are made of.",
     ),
     "series": Plot(
         series,

@@ -1,0 +1,181 @@
+"""The parts of a loss against arithmetic, least squares and simulation, and in runs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from routed.analysis import plots
+from routed.analysis.plots.frame import Data
+from routed.engine import execution, results
+from routed.engine.devices import make_mesh
+from routed.layer.dispatch import dense
+from routed.layer.rule import Rule
+from routed.layer.selection import select
+from routed.metrics import regret, router
+from routed.plan.config import base, problem_of
+from routed.plan.runs import plan_runs
+from routed.settings.tree import flatten, override
+
+#: Two clusters with targets 0 and 4; of the four samples of each, three go to the expert of its number.
+TARGETS, COUNTS = jnp.array([[0.0], [4.0]]), jnp.array([[3.0, 1.0], [1.0, 3.0]])
+Y, CHOICE = TARGETS[jnp.array([0, 0, 0, 0, 1, 1, 1, 1])], jnp.array([0, 0, 0, 1, 0, 1, 1, 1])
+EXPERTS = regret.Affine(None, jnp.array([[2.0], [3.0]]))
+
+RULES = (
+    Rule("soft"), Rule(renormalise=True), Rule(), Rule(k=2), Rule(k=2, renormalise=True), Rule("raw"), Rule("sigmoid", k=2),
+    Rule(capacity_factor=0.5, renormalise=True),
+)  # fmt: skip
+
+
+def test_parts_by_hand():
+    # Cells have means 1 and 3, and a variance of (3 * 1 + 1 * 9) / 4 = 3 each. Expert 0 is 1 off, expert 1 is right: (1 + 0) / 2.
+    # With weight 1/2 predictions are 1 and 1.5: errors 3 * 1 + 9 and 2.25 + 3 * 6.25, over 8: 4.125, against 3.5 with weight 1.
+    found = regret.parts(EXPERTS, None, Y, CHOICE, 0.5 * EXPERTS.offset[CHOICE])
+    assert [float(part) for part in found[:3]] == pytest.approx([3, 0.5, 0.625])
+    hard = regret.parts(EXPERTS, None, Y, CHOICE, EXPERTS.offset[CHOICE])
+    assert [float(part) for part in hard[:3]] == pytest.approx([3, 0.5, 0])
+
+
+def test_cells_of_samples_are_those_of_counts():
+    found = regret.parts(EXPERTS, None, Y, CHOICE, EXPERTS.offset[CHOICE]).cells
+    for cells in (found, regret.cells_of(COUNTS, TARGETS)):
+        assert cells.size.tolist() == [4, 4] and cells.mean[:, 0].tolist() == pytest.approx([1, 3])
+        assert cells.variance.tolist() == pytest.approx([3, 3])
+
+
+def test_prediction_by_hand():
+    # Two training samples are Poisson(1) in each cell: E[1 / n; n > 0] = (Ei(1) - .5772) / e = .48483, P(0) = .36788. Variances
+    # are 3 * 4 / 3 = 4 without bias: 4 * 1.48483 + .36788 * ((1 + 1) + (9 + 1)) / 2 = 8.1466.
+    cells = regret.cells_of(COUNTS, TARGETS)
+    assert float(regret.predicted(cells, 2.0)) == pytest.approx(8.1466, rel=1e-4)
+    assert float(regret.predicted(cells, 1e9)) == pytest.approx(4, rel=1e-5)  # all samples: the partition, without bias
+
+
+def test_mean_inverse_of_a_number_of_samples():
+    expected, n = np.array([1e-3, 0.5, 4, 19.9, 20.1, 60, 1000]), np.arange(1, 3000)
+    summed = (scipy.stats.poisson.pmf(n[None], expected[:, None]) / n).sum(1)
+    np.testing.assert_allclose(regret.mean_inverse(jnp.array(expected, jnp.float32)), summed, rtol=3e-4)
+
+
+def drawn(seed, linear, count=5, clusters=3, tokens=60):
+    """Random experts, inputs, targets that have clusters, and scores."""
+    keys = jax.random.split(jax.random.key(seed), 6)
+    slope = jax.random.normal(keys[0], (count, 4, 2)) if linear else None
+    experts = regret.Affine(slope, jax.random.normal(keys[1], (count, 2)))
+    x, cluster = 2 + jax.random.normal(keys[2], (tokens, 4)), jax.random.randint(keys[3], (tokens,), 0, clusters)
+    y = 3 * jax.random.normal(keys[4], (clusters, 2))[cluster]
+    return experts, x, y, cluster, 2 * jax.random.normal(keys[5], (tokens, count))
+
+
+def outputs_of(experts, x):
+    """What every expert says of every token [E, T or 1, O]."""
+    each = experts.offset[:, None]
+    return each if experts.slope is None else each + jnp.einsum("td,edo->eto", x, experts.slope)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.booleans(), st.sampled_from(RULES))
+def test_parts_sum_to_the_loss_under_any_rule(seed, linear, rule):
+    experts, x, y, _, scores = drawn(seed, linear)
+    routing = select(rule, scores)
+    prediction = dense(lambda own, _: own, outputs_of(experts, x), x, routing)
+    found = regret.parts(experts, x if linear else None, y, router.chosen(routing)[:, 0], prediction)
+    loss = float(((y - prediction) ** 2).sum(1).mean())
+    assert float(sum(found[:3])) == pytest.approx(loss, rel=1e-4, abs=1e-4)
+    assert float(found.partition) >= 0 and float(found.estimation) >= 0
+    if rule == Rule(renormalise=True):
+        assert float(found.gate) == pytest.approx(0, abs=1e-4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000))
+def test_the_partition_at_its_ends(seed):
+    """The true clusters cost constants nothing; one cell costs all of the variance."""
+    experts, x, y, cluster, _ = drawn(seed, linear=False)
+    variance = float(((y - y.mean(0, keepdims=True)) ** 2).sum(1).mean())
+    for choice, expected in ((cluster, 0.0), (jnp.full(len(x), 4), variance)):
+        found = regret.parts(experts, None, y, choice, experts.offset[choice])
+        assert float(found.partition) == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_linear_experts_against_least_squares():
+    """Of expert 0 there are 2 samples of 5 features, of expert 1 none: what these do not say costs nothing."""
+    experts, x, y, _, _ = drawn(3, linear=True)
+    y += x[:, :2] ** 2
+    choice = jnp.array([0, 0] + [2 + i % 3 for i in range(58)])
+    prediction = outputs_of(experts, x)[choice, jnp.arange(60)]
+    found = regret.parts(experts, x, y, choice, prediction)
+    phi, partition, estimation = np.c_[np.asarray(x), np.ones(60)], 0.0, 0.0
+    for expert in (0, 2, 3, 4):
+        own = np.asarray(choice) == expert
+        best = np.linalg.lstsq(phi[own], np.asarray(y)[own], rcond=None)[0]
+        partition += ((np.asarray(y)[own] - phi[own] @ best) ** 2).sum() / 60
+        estimation += ((np.asarray(prediction)[own] - phi[own] @ best) ** 2).sum() / 60
+    assert [float(part) for part in found[:3]] == pytest.approx([partition, estimation, 0], rel=1e-4, abs=1e-5)
+    assert found.cells is None
+
+
+def test_prediction_against_simulation():
+    """Means of 40 training samples in 4 cells of a frozen partition of 6 clusters, 4,000 times; an expert without any is N(0, 1/2)."""
+    rng = np.random.default_rng(0)
+    joint, targets = rng.dirichlet(np.ones(24) / 2).reshape(6, 4), rng.normal(size=(6, 2))
+    losses = []
+    for _ in range(4000):
+        train = rng.multinomial(40, joint.ravel()).reshape(6, 4)
+        sizes = train.sum(0)
+        values = np.where(
+            sizes[:, None] > 0, train.T @ targets / np.maximum(sizes, 1)[:, None], rng.normal(size=(4, 2)) / 2**0.5
+        )
+        losses.append((joint * ((targets[:, None] - values) ** 2).sum(-1)).sum())
+    many = regret.cells_of(jnp.array(joint * 1e6, jnp.float32), jnp.array(targets, jnp.float32))
+    assert float(regret.predicted(many, 40.0)) == pytest.approx(np.mean(losses), rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("experts", "arms"),
+    [("constant", ("learned", "learned_top1", "dense_expert")), ("linear", ("learned",)), ("mlp", ("learned",))],
+)
+def test_columns_of_a_run(small, experts, arms, tmp_path):
+    """Two steps of a soft router and of one with weights: parts sum to the loss, and are there where they mean something."""
+    changes = {"experts.name": experts, "experts.depth": 1, "steps": 2, "eval_every": 1, "seeds": 1, "shuffles": 2}
+    config = override(small, changes | {"arms": arms})
+    runs = plan_runs(config, ())
+    table = execution.execute(runs, results.open_workdir(tmp_path, "x.py", config, ()), tmp_path, make_mesh(config))
+    if experts == "mlp":
+        assert not [name for name in table if name.startswith("regret/")]
+        return
+    assert ("regret/predicted" in table) == (experts == "constant")
+    rows = table[table.arm != "dense_expert"]
+    parts = rows[["regret/partition", "regret/estimation", "regret/gate"]]
+    np.testing.assert_allclose(parts.sum(axis=1), rows["test/loss"], rtol=1e-3)
+    assert table["regret/partition"].isna().sum() == len(table) - len(rows)
+    np.testing.assert_allclose(rows[rows.arm == "learned"]["regret/gate"], 0, atol=1e-5)
+    assert (rows[rows.arm == "learned_top1"]["regret/gate"].abs() > 1e-3).all()
+
+
+def test_bars_are_the_parts_and_long_ones_are_cut():
+    """Learned .1 = .06 + .03 + .01; frozen 2 ends at the axis, with its number."""
+    columns = ["regret/partition", "regret/estimation", "regret/gate", "regret/predicted", "test/loss"]
+    rows = [
+        {"run": f"{arm}{n}{seed}", "data.samples": n, "arm": arm, "seed": seed, "step": 10, "status": "ok"} | dict(zip(columns, values, strict=True))
+        for arm, values in {"learned": (0.06, 0.03, 0.01, 0.07, 0.1), "frozen": (1, 1, 0, 1.1, 2)}.items()
+        for n in (64, 256) for seed in range(3)
+    ]  # fmt: skip
+    rows.append(rows[0] | {"run": "dense", "arm": "dense_total"} | dict.fromkeys(columns[:4], np.nan))
+    table = pd.DataFrame(rows)
+    data = Data(table, ["data.samples"], flatten(base()), {}, problem_of(base()).columns(base()))
+    figure = plots.draw({"kind": "parts", "name": "parts", "x": "data.samples"}, data)
+    assert [panel.get_title() for panel in figure.axes] == ["training samples = 64", "training samples = 256"]
+    first = figure.axes[0]
+    assert [text.get_text() for text in first.get_yticklabels()] == ["learned router", "frozen at initialisation"]
+    assert [bar.get_width() for bar in first.patches[:3]] == pytest.approx([0.06, 0.03, 0.01])
+    assert [bar.get_x() for bar in first.patches[:3]] == pytest.approx([0, 0.06, 0.09])
+    assert [text.get_text() for text in first.texts] == ["0.100", "2.00 = 1.00 + 1.00"] and first.get_xlim()[1] < 0.5
+    few = table.drop(columns="regret/gate")
+    assert plots.draw({"kind": "parts", "name": "parts"}, Data(few, [], flatten(base()), {}, data.axes)) is None
