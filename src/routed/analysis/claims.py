@@ -2,7 +2,8 @@
 
 Kinds: `order` (one side is lower than the other), `number` (the paper's value lies in our prediction interval for one
 run; a value with standard deviation and number of runs, `Measured`, is compared by Welch's test), `null` (two sides are
-equivalent), `beside` (a number on a scale that the paper does not state: both are shown, nothing is judged). A side is a
+equivalent), `beside` (a number on a scale that the paper does not state: both are shown, nothing is judged), `share` (how much of
+what one arm gains another does: shown, not judged). A side is a
 dict: `arm` (or "fairest": each fair control in turn), swept keys, `metric` to replace the claim's, or `value` for a constant.
 """
 
@@ -25,12 +26,25 @@ class Measured(NamedTuple):
         return f"{self.mean:.4g} +- {self.std:.2g} (n = {self.n})"
 
 
+class Need(NamedTuple):
+    """What has to be seen before a claim means anything: an arm gains more than `gain` of a metric over another, with its interval.
+
+    An experiment in which not even an oracle gains says nothing of arms that might (assay sensitivity), in neither direction.
+    """
+
+    better: str
+    worse: str
+    gain: float
+    metric: str
+
+
 class Claim(NamedTuple):
     """One testable sentence. `lower` is claimed to be below `higher` (number, beside: `lower` is the side, `paper` the value).
 
     `at` fixes swept keys. An order claim is also tried at every value of the nuisance keys `over`; its robustness is the share
     of those points on which it is supported. `uninformed` is what a number would be without what the paper reports (chance);
     None stands for the untrained network's. comparability: same | gaps_filled | scaled | stand_in. unit: a key of EFFECTS.
+    A claim whose `needs` are not all met is inconclusive. `best` is the side below `higher` that a share is a share of.
     """
 
     kind: str
@@ -45,6 +59,8 @@ class Claim(NamedTuple):
     unit: str = "ratio"
     over: tuple[str, ...] = ()
     uninformed: float | None = None
+    needs: tuple[Need, ...] = ()
+    best: Mapping[str, Any] = {}
 
 
 LEARNED, FROZEN, FAIREST = {"arm": "learned"}, {"arm": "frozen"}, {"arm": "fairest"}
@@ -64,6 +80,7 @@ class Writer(NamedTuple):
     unit: str = "ratio"
     prefix: str = ""
     over: tuple[str, ...] = ()
+    needs: tuple[Need, ...] = ()
 
     def order(self, id: str, statement: str, paper: Any, lower: dict, higher: dict, **changes: Any) -> Claim:
         """`lower` is below `higher`; also tried over the values of `over`."""
@@ -81,6 +98,12 @@ class Writer(NamedTuple):
         """A number of the paper on a scale that it does not state, beside ours."""
         return self._claim("beside", id, statement, paper, side, {}, changes)
 
+    def share(
+        self, id: str, statement: str, paper: Any, lower: dict, higher: dict, best: dict, **changes: Any
+    ) -> Claim:
+        """How much of what `best` gains on `higher` does `lower` gain: (higher - lower) / (higher - best)."""
+        return self._claim("share", id, statement, paper, lower, higher, {"best": best} | changes)
+
     def _claim(self, kind, id, statement, paper, lower, higher, changes) -> Claim:
-        shared = {"metric": self.metric, "at": self.at, "unit": self.unit, "over": self.over} | changes
+        shared = {name: getattr(self, name) for name in ("metric", "at", "unit", "over", "needs")} | changes
         return Claim(kind, self.prefix + id, statement, paper, self.comparability, lower=lower, higher=higher, **shared)
