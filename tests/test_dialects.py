@@ -81,7 +81,7 @@ def test_text_is_that_of_its_tables():
 
 
 def test_text_follows_from_its_settings():
-    config = config_of()
+    config = config_of(data__rows=dialects.VALIDATION)
     first = documents(config, "d01")
     dialects._tables.cache_clear()
     assert documents(config, "d01") == first
@@ -95,12 +95,12 @@ def test_text_follows_from_its_settings():
         {"data__rows": 401},
         {"data__input_length": 18},
     ):
-        other = config_of(**change)
+        other = config_of(**{"data__rows": dialects.VALIDATION} | change)
         assert documents(other, "d01") != first, change
         prints.add(dialects.dialects(other.data).fingerprint("d01", "train"))
     assert len(prints) == 6
     # More dialects are added behind those that were there.
-    assert documents(config_of(data__dialects=5), "d01") == first
+    assert documents(config_of(data__dialects=5, data__rows=dialects.VALIDATION), "d01") == first
 
 
 def test_a_row_is_a_document_of_one_dialect(tmp_path):
@@ -164,6 +164,27 @@ def test_a_row_by_hand():
     row = dialect_floors.cut(config.data, np.array(inputs), np.array(targets))
     assert row == dialect_floors.Cut([[0, 2], [1]], [[1, 0], [2]])
     assert dialect_floors._paths(row) == [[2, 1, 0, 1], [1, 2]]
+
+
+def test_the_blind_floor_of_single_words_by_bayes_rule(tmp_path):
+    """Two gaps of a word each: between u and v a word is P(u, w) P(w, v) of P^2(u, v), at the end P(u, w); dialects averaged in each."""
+    changes = {"data.input_length": 9, "data.noise_density": 0.25, "data.mean_span": 1.0, "data.cache": str(tmp_path)}
+    config = override(config_of(), changes)
+    size, target = spans.lengths(config.data)
+    assert spans.counts(size, 0.25, 1.0) == (2, 2)
+    batch, table, losses = stream.validation(text.load(config.data), config), dialects.tables(config.data), []
+    for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+        (u, v, y), (w, x) = _around(inputs), (int(targets[i]) - dialects.FIRST - 3 for i in (1, 3))
+        inside = (table[:, u, w] * table[:, w, v]).mean() / (table[:, u] * table[:, :, v]).sum(1).mean()
+        losses.append(-math.log(inside * table[:, y, x].mean()))
+    found = dialect_floors.floors(config.data, batch)
+    assert found["floor_blind"] == pytest.approx(np.mean(losses) / target)
+
+
+def _around(inputs):
+    """The words before and behind the first gap, and before the last, which ends the row."""
+    (gap,) = np.flatnonzero(inputs == 299)
+    return [int(inputs[i]) - dialects.FIRST - 3 for i in (gap - 1, gap + 1, -3)]
 
 
 def test_one_dialect_has_one_floor(tmp_path):
