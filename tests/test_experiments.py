@@ -49,7 +49,9 @@ def test_every_variant_is_consistent(file, figure, scale):
     for claim in figure_of(module, config).claims(config):
         assert claim.id not in ids
         ids[claim.id] = None
-        for side in (claim.lower, claim.higher):
+        needs = claim.needs if scale != "smoke" else ()  # which has no verdicts
+        needed = ({"arm": arm} for need in needs for arm in (need.better, need.worse))
+        for side in (claim.lower, claim.higher, claim.best, *needed):
             if not side or "value" in side:
                 continue
             where = claim.at | {k: v for k, v in side.items() if k not in ("arm", "metric")}

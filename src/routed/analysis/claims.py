@@ -3,7 +3,9 @@
 Kinds: `order` (one side is lower than the other), `number` (the paper's value lies in our prediction interval for one
 run; a value with standard deviation and number of runs, `Measured`, is compared by Welch's test), `null` (two sides are
 equivalent), `beside` (a number on a scale that the paper does not state: both are shown, nothing is judged), `crossing` (along a
-swept key one side is lower first, the other last, and where they change places). A side is a dict: `arm` (or "fairest": each fair control in turn), swept keys, `metric` to replace the claim's, or `value` for a constant.
+swept key one side is lower first, the other last, and where they change places), `share` (how much of what one arm gains another
+does: shown, not judged). A side is a dict: `arm` (or "fairest": each fair control in turn), swept keys, `metric` to replace the
+claim's, or `value` for a constant.
 """
 
 from __future__ import annotations
@@ -32,13 +34,26 @@ class Along(NamedTuple):
     values: tuple[float, ...]
 
 
+class Need(NamedTuple):
+    """What has to be seen before a claim means anything: an arm gains more than `gain` of a metric over another, with its interval.
+
+    An experiment in which not even an oracle gains says nothing of arms that might (assay sensitivity), in neither direction.
+    """
+
+    better: str
+    worse: str
+    gain: float
+    metric: str
+
+
 class Claim(NamedTuple):
     """One testable sentence. `lower` is claimed to be below `higher` (number, beside: `lower` is the side, `paper` the value).
 
     `at` fixes swept keys. An order claim is also tried at every value of the nuisance keys `over`; its robustness is the share
     of those points on which it is supported. `uninformed` is what a number would be without what the paper reports (chance);
     None stands for the untrained network's. comparability: same | gaps_filled | scaled | stand_in. unit: a key of EFFECTS. `alpha`
-    is the level that the adjusted p value of an order, a null or a crossing has to reach; `along` is a crossing's.
+    is the level that the adjusted p value of an order, a null or a crossing has to reach; `along` is a crossing's. A claim whose
+    `needs` are not all met is inconclusive. `best` is the side below `higher` that a share is a share of.
     """
 
     kind: str
@@ -55,6 +70,8 @@ class Claim(NamedTuple):
     uninformed: float | None = None
     alpha: float = 0.05
     along: Along | None = None
+    needs: tuple[Need, ...] = ()
+    best: Mapping[str, Any] = {}
 
 
 LEARNED, FROZEN, FAIREST = {"arm": "learned"}, {"arm": "frozen"}, {"arm": "fairest"}
@@ -74,6 +91,7 @@ class Writer(NamedTuple):
     unit: str = "ratio"
     prefix: str = ""
     over: tuple[str, ...] = ()
+    needs: tuple[Need, ...] = ()
 
     def order(self, id: str, statement: str, paper: Any, lower: dict, higher: dict, **changes: Any) -> Claim:
         """`lower` is below `higher`; also tried over the values of `over`."""
@@ -97,6 +115,12 @@ class Writer(NamedTuple):
         """A number of the paper on a scale that it does not state, beside ours."""
         return self._claim("beside", id, statement, paper, side, {}, changes)
 
+    def share(
+        self, id: str, statement: str, paper: Any, lower: dict, higher: dict, best: dict, **changes: Any
+    ) -> Claim:
+        """How much of what `best` gains on `higher` does `lower` gain: (higher - lower) / (higher - best)."""
+        return self._claim("share", id, statement, paper, lower, higher, {"best": best} | changes)
+
     def _claim(self, kind, id, statement, paper, lower, higher, changes) -> Claim:
-        shared = {"metric": self.metric, "at": self.at, "unit": self.unit, "over": self.over} | changes
+        shared = {name: getattr(self, name) for name in ("metric", "at", "unit", "over", "needs")} | changes
         return Claim(kind, self.prefix + id, statement, paper, self.comparability, lower=lower, higher=higher, **shared)

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from routed.analysis import statistics
 from routed.analysis.claims import Claim, Measured
 from routed.analysis.crossing import crossing
+from routed.analysis.needs import share, unfit
 from routed.analysis.sides import ANY_FAIR, Rows, ends
 from routed.contracts import UserError
 from routed.engine.rows import shown
@@ -95,7 +96,7 @@ def _comparison(claim: Claim, rows: Rows, rule: Callable[[Claim, Mapping[str, pd
     for side in (claim.lower, claim.higher):
         if why := rows.missed(side, claim.at):
             return record | {"verdict": "inconclusive", "reason": why, "p": None}
-    if weak := _incompetent(claim, rows):
+    if weak := unfit(claim, rows):
         return record | {"verdict": "inconclusive", "reason": weak}
     if edge := _edge(claim, rows, answer.verdict):
         return record | {"verdict": "inconclusive", "reason": f"{answer.verdict}, but {edge}"}
@@ -241,7 +242,7 @@ def _number(claim: Claim, rows: Rows) -> dict[str, Any]:
         setting = claim.comparability.replace("_", " ")
         reason = f"the paper's value is {where}, but a {setting} setting can neither reproduce nor refute a number"
         return record | {"verdict": "not comparable", "reason": reason}
-    if weak := _incompetent(claim, rows):
+    if weak := unfit(claim, rows):
         return record | {"verdict": "inconclusive", "reason": weak}
     verdict = "reproduced" if inside else "not reproduced"
     if rows.config.gate.horizon != 1:
@@ -286,16 +287,6 @@ def _only_history(claim: Claim, rows: Rows) -> pd.DataFrame:
     return rows.history(claim.lower, claim.at, claim.metric, claim.lower["arm"])
 
 
-def _incompetent(claim: Claim, rows: Rows) -> str | None:
-    """Which arm of a claim predicts text no better than a bigram model, or None: it has not learned enough to compare."""
-    for side in (claim.lower, claim.higher):
-        for arm in rows.arms(side, claim.at) if side else ():
-            runs = rows.runs(side, claim.at, arm)
-            if "eval/bigram" in runs and (ours := runs["eval/loss"].mean()) >= (bigram := runs["eval/bigram"].mean()):
-                return f"not competent: {arm} has {ours:.3g} nats a token, a bigram model {bigram:.3g}"
-    return None
-
-
 def _shown_size(claim: Claim) -> Callable[[float], float]:
     """What turns a mean difference into the number that is shown: ratios are compared in logs."""
     return math.exp if claim.unit == "ratio" else float
@@ -337,4 +328,5 @@ KINDS: dict[str, Callable[[Claim, Rows], dict[str, Any]]] = {
     "number": _number,
     "beside": _beside,
     "crossing": crossing,
+    "share": share,
 }

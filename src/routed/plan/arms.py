@@ -96,6 +96,8 @@ ARMS: dict[str, Arm] = {
     ),
     # The true language of the row, by the rule of the config (language models).
     "oracle_language": Arm({"router.frozen": True, "router.name": "oracle"}, "oracle (true language)", "#000000"),
+    # The same where the languages are dialects.
+    "oracle_dialect": Arm({"router.frozen": True, "router.name": "oracle"}, "oracle (true dialect)", "#000000"),
     # A fixed hash of the raw input.
     "hash": Arm({"router.frozen": True, "router.name": "hash", **_TOP1}, "hash of the input", "#56B4E9"),
     # A fixed table of token ids, balanced by how often they occur (language models).

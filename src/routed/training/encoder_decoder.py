@@ -111,7 +111,7 @@ def _evaluate(
     seen = {
         "eval/loss": nats,
         "eval/accuracy": right,
-        "eval/bigram": inputs.shared["bigram"],
+        **{f"eval/{name}": loss for name, loss in inputs.shared["references"].items()},
         "language/loss": by_language[:, 0],
         "language/accuracy": by_language[:, 1],
     }
@@ -179,6 +179,8 @@ COLUMNS = {
     "train/loss": Column("training loss (nats per token)", bounds=AT_LEAST_0),
     "eval/loss": Column("validation loss (nats per token)", bounds=AT_LEAST_0),
     "eval/bigram": Column("loss of a bigram model (nats per token)", bounds=AT_LEAST_0),
+    "eval/floor": Column("least loss that is possible (nats per token)", bounds=AT_LEAST_0),
+    "eval/floor_blind": Column("least loss without the dialect (nats per token)", bounds=AT_LEAST_0),
     "eval/accuracy": Column("validation token accuracy", bounds=SHARE, higher_is_better=True),
     "router/mi_language": Column("I(expert; language) (nats)", bounds=AT_LEAST_0),
     "router/mi_language_given_token": Column("I(expert; language | token id) (nats)", bounds=AT_LEAST_0),
@@ -191,7 +193,7 @@ COLUMNS = {
 
 def _about(config: ConfigDict) -> str:
     languages = f"{len(config.data.languages)} languages" if config.data.languages else "all languages there"
-    source = text.SOURCES[config.data.name].about
+    source = text.SOURCES[config.data.name].about(config.data)
     return f"data.name={config.data.name}, {languages}{source}; {config.steps * config.batch_size:,} rows a run"
 
 

@@ -31,11 +31,10 @@ def corpus(config: ConfigDict) -> Corpus:
 
 
 def shared_arrays(config: ConfigDict) -> dict[str, Any]:
-    """What all runs of a config share: validation rows, the loss of a bigram model on them, experts by token id."""
-    loaded = corpus(config)
+    """What all runs of a config share: validation rows, what others lose on them (`references`), experts by token id."""
     shared: dict[str, Any] = {
-        "validation": stream.validation(loaded, config),
-        "bigram": np.float32(_bigram(json.dumps({"data": dict(config.data)}, sort_keys=True, default=list))),
+        "validation": stream.validation(corpus(config), config),
+        "references": _references(json.dumps({"data": dict(config.data)}, sort_keys=True, default=list)),
     }
     router = ROUTERS[config.router.name] if "router" in config else None
     if router is not None and router.from_counts is not None:
@@ -44,9 +43,13 @@ def shared_arrays(config: ConfigDict) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=4)
-def _bigram(key: str) -> float:
+def _references(key: str) -> dict[str, np.float32]:
+    """Losses on the validation rows: a bigram model's, and what the source says that can be reached."""
     config = ConfigDict(json.loads(key) | {"batch_size": 64})
-    return bigram.bigram_loss(_corpus(key), config)
+    found = {"bigram": bigram.bigram_loss(_corpus(key), config)}
+    if (floors := text.SOURCES[config.data.name].floors) is not None:
+        found |= floors(config.data, stream.validation(_corpus(key), config))
+    return {name: np.float32(loss) for name, loss in found.items()}
 
 
 def _counts(config: ConfigDict) -> np.ndarray:

@@ -59,6 +59,14 @@ def curve(panel, spec: dict[str, Any], data: Data) -> bool:
     return True
 
 
+#: Losses of others on the same rows, drawn where they are known.
+REFERENCES = {
+    "eval/bigram": "bigram model",
+    "eval/floor_blind": "least without the dialect",
+    "eval/floor": "least possible",
+}
+
+
 def training(spec: dict[str, Any], data: Data) -> Figure | None:
     """Metrics against optimiser steps at the figure's point, a line an arm: is everything converged?"""
     rows = data.at_point(data.table, spec)
@@ -73,11 +81,13 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
         panel.set_xlabel("optimiser steps")
         panel.locator_params(axis="x", nbins=5)  # numbers of five digits beside each other
         panel.set_ylabel(data.axes[metric].label)
-        if "eval/bigram" in rows and metric == data.loss:
-            height = rows["eval/bigram"].mean()
+        for column in REFERENCES if metric == data.loss else ():
+            if column not in rows:
+                continue
+            height = rows[column].mean()
             panel.axhline(height, color="black", lw=0.8, ls=":", label=REFERENCE_LINE)
             place = {"transform": panel.get_yaxis_transform(), "ha": "right", "va": "bottom", "fontsize": 7.5}
-            panel.text(1, height, "bigram model ", **place)
+            panel.text(1, height, f"{REFERENCES[column]} ", **place)
     return _finished(figure, panels, metrics, data)
 
 

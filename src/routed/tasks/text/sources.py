@@ -7,19 +7,25 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from routed.contracts import UserError
+from routed.contracts import TextBatch, UserError
 from routed.settings.setting import COUNT, POSITIVE, Setting, accept, at_least, between, one_of
+from routed.tasks.text import dialects
 from routed.tasks.text.artificial import artificial
+from routed.tasks.text.dialect_floors import floors
 from routed.tasks.text.documents import Source
 from routed.tasks.text.jsonl import mc4_jsonl
 from routed.tasks.text.prepared import tfds
 
 
 class TextSource(NamedTuple):
-    """A source of text: `open` reads where it lies; a router of a language model gets the features of a hidden layer."""
+    """A source of text: `open` reads where it lies; a router of a language model gets the features of a hidden layer.
+
+    `about(data)` ends the sentence that says what the data are; `floors(data, rows)` says what losses nobody can fall below, or only
+    who uses more than he names: columns `eval/NAME`.
+    """
 
     open: Callable[[Any], Source]
-    about: str
+    about: Callable[[Any], str]
     tokens: str = "hidden"
     provides: frozenset[str] = frozenset({"token_id", "cluster"})
     settings: Mapping[str, Setting] = {}
@@ -28,6 +34,7 @@ class TextSource(NamedTuple):
     check: Callable[[ConfigDict], None] = accept
     #: The problem, in `routed.training.PROBLEMS`, that trains on it.
     problem: str = "encoder_decoder"
+    floors: Callable[[Any, TextBatch], Mapping[str, float]] | None = None
 
 
 #: Settings of the node `data` for any text; a row is one training example of one language.
@@ -56,11 +63,17 @@ def _check(config: ConfigDict) -> None:
         )
 
 
-_STAND_IN = "; a stand-in unless that is mC4 itself"
+def _stand_in(data: ConfigDict) -> str:
+    del data
+    return "; a stand-in unless that is mC4 itself"
+
 
 #: name -> source.
 SOURCES: dict[str, TextSource] = {
-    "mc4_jsonl": TextSource(mc4_jsonl, _STAND_IN, reads=("directory",), check=_check),
-    "tfds": TextSource(tfds, _STAND_IN, reads=("directory",), check=_check),
-    "artificial": TextSource(artificial, ", artificial languages"),
+    "mc4_jsonl": TextSource(mc4_jsonl, _stand_in, reads=("directory",), check=_check),
+    "tfds": TextSource(tfds, _stand_in, reads=("directory",), check=_check),
+    "artificial": TextSource(artificial, lambda data: ", artificial languages"),
+    "dialects": TextSource(
+        dialects.dialects, dialects.about, settings=dialects.SETTINGS, check=dialects.check, floors=floors
+    ),
 }

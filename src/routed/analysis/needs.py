@@ -1,0 +1,71 @@
+"""What has to be seen before a claim is judged, and the share that an arm has of a possible gain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from routed.analysis import statistics
+from routed.analysis.claims import Claim
+from routed.analysis.sides import Rows
+
+
+def unfit(claim: Claim, rows: Rows) -> str | None:
+    """Why these runs cannot tell whether a claim holds, or None."""
+    return _incompetent(claim, rows) or _unmet(claim, rows)
+
+
+def _incompetent(claim: Claim, rows: Rows) -> str | None:
+    """Which arm of a claim predicts text no better than a bigram model, or None: it has not learned enough to compare."""
+    for side in (claim.lower, claim.higher):
+        for arm in rows.arms(side, claim.at) if side else ():
+            runs = rows.runs(side, claim.at, arm)
+            if "eval/bigram" in runs and (ours := runs["eval/loss"].mean()) >= (bigram := runs["eval/bigram"].mean()):
+                return f"not competent: {arm} has {ours:.3g} nats a token, a bigram model {bigram:.3g}"
+    return None
+
+
+def _unmet(claim: Claim, rows: Rows) -> str | None:
+    """The first need whose gain does not lie above what is needed, interval and all, or that nobody measured; or None."""
+    for need in claim.needs:
+        runs = _last(claim._replace(metric=need.metric), rows, better=need.better, worse=need.worse)
+        found = statistics.estimate(runs.worse - runs.better)
+        if not found.low > need.gain:  # NaN of less than two seeds
+            gains = f"{need.better} gains only {_words(found)}" if found.n else f"nobody knows what {need.better} gains"
+            return f"{gains} over {need.worse} (needed {need.gain:g}), so this setting cannot tell"
+    return None
+
+
+def share(claim: Claim, rows: Rows) -> dict[str, Any]:
+    """(higher - lower) / (higher - best), means over seeds, with a bootstrap interval that draws seeds.
+
+    None of a whole that may be 0: its interval holds it.
+    """
+    arms = {name: getattr(claim, name)["arm"] for name in ("lower", "higher", "best")}
+    runs = _last(claim, rows, **arms)
+    if not len(runs):
+        return {}
+    part, whole = runs.higher - runs.lower, runs.higher - runs.best
+    gained = statistics.estimate(whole)
+    path = f"({arms['higher']} - {arms['lower']}) / ({arms['higher']} - {arms['best']})"
+    text = f"{path} = {_words(statistics.estimate(part))} / {_words(gained)}"
+    record = {"n": len(runs), "verdict": "inconclusive", "text": text}
+    if why := unfit(claim, rows):
+        return record | {"reason": why}
+    if not gained.low > 0:
+        return record | {"reason": f"{arms['best']} may gain nothing over {arms['higher']}, and nothing has no shares"}
+    mean, low, high, n = statistics.share(part.to_numpy(), whole.to_numpy())
+    text = f"{100 * mean:.0f} % [{100 * low:.0f}, {100 * high:.0f}]: {text}"
+    return {"ours": mean, "interval": [low, high], "n": n, "verdict": "measured", "text": text}
+
+
+def _last(claim: Claim, rows: Rows, **arms: str) -> pd.DataFrame:
+    """The metric of some arms at their last evaluation, a row for each seed that all have."""
+    found = {name: rows.history({"arm": arm}, claim.at, claim.metric, arm) for name, arm in arms.items()}
+    ends = {name: history.iloc[-1] if len(history) else pd.Series(dtype=float) for name, history in found.items()}
+    return pd.DataFrame(ends, columns=[*arms]).dropna()
+
+
+def _words(found: statistics.Estimate) -> str:
+    return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
