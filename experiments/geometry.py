@@ -36,14 +36,15 @@ learned not at .7, that is the answer.
 Controls: the fair frozen ones of routed.plan.arms, `learned_distance`, which scores as k-means does, `oracle` (the relevant cluster) and
 `oracle_irrelevant` (the other, as surely): what a perfect partition by the wrong structure is worth.
 
-Found (seeds 0-9): no change of sign. At s = .7 learning wins 4.7-fold [3.3, 6.8], and its mean is ahead at every share; at s = 0 the two
-cannot be told apart (.022 against .030, geometric means; ratio 1.4 [.25, 7.5]), as either may find all clusters or merge some: the
-deviation of the log ratio is 2.4, so that a factor 2 there would take some 140 seeds. K-means follows the relevant clusters up to s = .2
-(adjusted mutual information .97) and the irrelevant ones from .7 on (.06 against .89). On the exploration seeds routers at ten times the
-experts' rate lost to k-means at s = 0 (.15 against .028), so where k-means wins may be a matter of the router's rate: figure `rates`,
-not yet run. K-means has one start (k-means++); with more it would be better at low shares.
+Found (seeds 0-9): no change of sign from 0 to .7. At s = .7 learning wins 4.7-fold [3.3, 6.8], and its mean is ahead at every share below
+1, where there is nothing to learn and it loses by a tenth. At s = 0 the two cannot be told apart (.022 against .030, geometric means; ratio
+1.4 [.25, 7.5]), as either may find all clusters or merge some: the deviation of the log ratio is 2.4, so that a factor 2 would take some
+140 seeds. K-means follows the relevant clusters up to s = .2 (adjusted mutual information .97) and the irrelevant ones from .7 on (.06
+against .89). At other rates of the router, 3e-4 to 3e-2, s = 0 is as open: mean log ratios from -.6 to +.6, each -+ 1.6 to 2 (same seeds,
+before all of `rates` was run). Slower experts may be what k-means gains from: with the rates 3e-3 and 3e-2 (router) learning had .13 at
+s = 0 on the exploration seeds, k-means .03. K-means has one start (k-means++), and with more would be better at low shares.
 
-Cost on one shared core: 26 minutes (map and rates: not yet run; see --dry_run).
+Cost on one core that others used too: 26 minutes; map and rates: see --dry_run.
 """
 
 from __future__ import annotations
