@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -17,7 +16,7 @@ from routed.experts import EXPERTS
 from routed.layer.moe import CONTROL
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import SELECTIONS, group_of
-from routed.metrics import agreement, entropies, regret, router
+from routed.metrics import entropies, regret, router
 from routed.models import SAMPLE_MODELS
 from routed.models.model import Model
 from routed.models.single_layer import SITE, sharpness
@@ -28,6 +27,7 @@ from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.program import rule_and_dispatch
+from routed.training.sample_history import offline
 from routed.training.task_losses import TASK_LOSSES, correct, squared
 
 #: FLOPs that take as long as the update of a parameter: of the headline's soft and hard arms, which differ in FLOPs 57-fold and
@@ -198,32 +198,6 @@ def _in_blocks(forward: Callable[[Any, Batch], Any], batch: Batch, largest: int 
     blocks = jax.tree.map(lambda a: a.reshape(size // block, block, *a.shape[1:]), batch)
     made = jax.lax.map(lambda item: forward(*item), (jnp.arange(size // block), blocks))
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), made)
-
-
-#: The column of a router's agreement with a grouping of the clusters, which a task asks for among its `columns`.
-AMI_BY = "router/ami_by_"
-
-
-def offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Columns that need several evaluations at once, or scikit-learn."""
-    if "choices" not in history:
-        return {}
-    choices = history["choices"]
-    columns = [agreement.agreement(counts) for counts in history["counts"]]
-    found = {f"router/{name}": np.array([one[name] for one in columns]) for name in columns[0]}
-    for name in TASKS[
-        config.data.name
-    ].columns:  # of coarser clusters, where the task says that none overlap, by naming it
-        if name.startswith(AMI_BY):
-            counts = history[f"counts_by_{name.removeprefix(AMI_BY)}"]
-            found[name] = np.array([agreement.agreement(one)["ami"] for one in counts])
-    churns = [agreement.churn(a, b) for a, b in zip(choices[1:], choices[:-1], strict=True)]
-    found["router/churn"] = np.array([np.nan, *churns])
-    found["router/churn_to_final"] = np.array([agreement.churn(one, choices[-1]) for one in choices])
-    if "groups" in history:
-        hits = [agreement.group_hit(history["groups"][0], counts) for counts in history["counts"]]
-        found["router/group_hit"] = np.array(hits)
-    return found
 
 
 def cost(config: ConfigDict) -> Cost:

@@ -1,0 +1,33 @@
+"""What the whole history of a run on samples tells, beyond each evaluation: agreement with clusters, and churn."""
+
+from __future__ import annotations
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from routed.metrics import agreement
+from routed.tasks import TASKS
+
+#: The column of a router's agreement with a grouping of the clusters, which a task asks for among its `columns`.
+AMI_BY = "router/ami_by_"
+
+
+def offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Columns that need several evaluations at once, or scikit-learn."""
+    if "choices" not in history:
+        return {}
+    choices = history["choices"]
+    columns = [agreement.agreement(counts) for counts in history["counts"]]
+    found = {f"router/{name}": np.array([one[name] for one in columns]) for name in columns[0]}
+    # Of coarser clusters, where the task says that none overlap, by naming it.
+    for name in TASKS[config.data.name].columns:
+        if name.startswith(AMI_BY):
+            counts = history[f"counts_by_{name.removeprefix(AMI_BY)}"]
+            found[name] = np.array([agreement.agreement(one)["ami"] for one in counts])
+    churns = [agreement.churn(a, b) for a, b in zip(choices[1:], choices[:-1], strict=True)]
+    found["router/churn"] = np.array([np.nan, *churns])
+    found["router/churn_to_final"] = np.array([agreement.churn(one, choices[-1]) for one in choices])
+    if "groups" in history:
+        hits = [agreement.group_hit(history["groups"][0], counts) for counts in history["counts"]]
+        found["router/group_hit"] = np.array(hits)
+    return found
