@@ -45,7 +45,7 @@ Rules where the paper is silent. None looks at learned against frozen; BUILD_NOT
 Expected: learned below frozen at top-1 (the paper), most of that from sharpness; whether learned beats the fairest frozen
 control is the open question, and should depend on separation.
 
-Cost on 2 cores: headline about 8 minutes; see BUILD_NOTES.md for the others.
+Cost on 2 cores: headline about 9 minutes; see BUILD_NOTES.md for the others.
 """
 
 from __future__ import annotations
