@@ -47,7 +47,7 @@ def full_effort():
     """Runs of tests are brief, and a command would compile them with little effort: the flags above decide here."""
     from routed.engine import compilation
 
-    compilation.BRIEF = 0.0
+    compilation.BRIEF, compilation.LESS_EFFORT = 0.0, {}
 
 
 #: Programs of this process, and the bytes of runs: asking for them again takes nearly all of the time of a small command.

@@ -232,7 +232,7 @@ def test_an_option_that_xla_does_not_know_is_left_out_alone():
         return "compiled"
 
     lowered = mock.Mock(spec=jax.stages.Lowered, compile=compile_with)
-    assert compilation.compile_lowered(lowered, "fuse", brief=True) == "compiled"
+    assert compilation.compile_lowered(lowered, "fuse", compilation.LITTLE_EFFORT) == "compiled"
     assert [sorted(each) for each in asked] == [
         ["xla_backend_optimization_level", "xla_cpu_experimental_ynn_fusion_type", "xla_cpu_use_fusion_emitters"],
         ["xla_backend_optimization_level", "xla_cpu_experimental_ynn_fusion_type"],

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch
 from routed.engine import hlo
-from routed.engine.compilation import compile_group
+from routed.engine.compilation import lower_group
 from routed.engine.devices import make_mesh
 from routed.layer.rule import rule_of
 from routed.layer.selection import capacity, group_of
@@ -86,7 +86,7 @@ def _shapes(config: str) -> list[tuple[Any, Any]]:
 def collectives(config: ConfigDict, data: int, expert: int) -> list[dict[str, Any]]:
     """Records {mesh, collective, bytes, formula} of what a device sends in a step, over data x expert devices."""
     config = override(config, {"mesh.data": data, "mesh.expert": expert})
-    program: Any = compile_group(config, 0, 1, make_mesh(config)).advance
+    program = lower_group(config, 0, 1, make_mesh(config)).advance.compile()
     found, expected = (
         {f"{one.kind} of {one.devices}": one.sent for one in hlo.sent(program.as_text())},
         dict[str, float](),

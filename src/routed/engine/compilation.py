@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ BRIEF, STEP = 5e10, 1e7
 #: Compiles in a quarter of the time what then takes three times as long for a step, and seven times to start. Not among them
 #: `xla_cpu_parallel_codegen_split_count=1`: a program from the cache then rounds otherwise than one just compiled.
 LITTLE_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+#: For what happens once in a run: mostly random draws, which take LLVM two thirds of its time and are no slower without (BUILD_NOTES.md).
+LESS_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 1}
 
 
 class Compiled(NamedTuple):
@@ -115,8 +118,13 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
     begun = time.perf_counter()
     lowered, fuse, brief = lower_group(config, pool, runs, mesh), problem_of(config).fuse, is_brief(config)
     brief = brief and platform_of(mesh) == "cpu"
-    with tracing_for(mesh):
-        programs = [compile_lowered(one, fuse, brief) for one in (lowered.start, lowered.advance, lowered.record)]
+
+    def compiled(one: Lowered, effort: dict[str, Any]) -> Any:
+        with tracing_for(mesh):  # a thread has its own context
+            return compile_lowered(one, fuse, LITTLE_EFFORT if brief else effort)
+
+    with ThreadPoolExecutor(3) as threads:
+        programs = list(threads.map(compiled, (lowered.start, lowered.advance, lowered.record), (LESS_EFFORT, {}, {})))
     refuse_program(config, programs, mesh)
     local = local_slice(lowered.batch, (runs, steps_fed(config), config.batch_size))
     return Compiled(
@@ -207,15 +215,15 @@ def is_brief(config: ConfigDict) -> bool:
     return config.steps * max(problem_of(config).cost(config).work, STEP) < BRIEF
 
 
-def compile_lowered(lowered: Lowered, fuse: str = "LIBRARY_FUSION_TYPE_REDUCE", brief: bool = False) -> Any:
-    """Compiles; for a CPU with YNNPACK for what `fuse` names only, and with little effort if `brief` (BUILD_NOTES.md, section 4).
+def compile_lowered(
+    lowered: Lowered, fuse: str = "LIBRARY_FUSION_TYPE_REDUCE", effort: dict[str, Any] | None = None
+) -> Any:
+    """Compiles; for a CPU with YNNPACK for what `fuse` names only, and with that effort (BUILD_NOTES.md, section 4).
 
     YNNPACK slows batched products down. Reductions: twice the speed for the softmax of a router, a third of the processor time
     lost for that of attention.
     """
-    options = (
-        {"xla_cpu_experimental_ynn_fusion_type": fuse} | (LITTLE_EFFORT if brief else {}) if platform() == "cpu" else {}
-    )
+    options = {"xla_cpu_experimental_ynn_fusion_type": fuse, **(effort or {})} if platform() == "cpu" else {}
     while options:
         try:
             return lowered.compile(compiler_options=options)
