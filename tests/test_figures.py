@@ -131,6 +131,20 @@ def test_every_arm_stands_exactly_at_its_point():
     assert {tuple(one.lines[0].get_xdata()) for one in panel.containers} == {(512, 2048, 8192)}
 
 
+def test_arms_that_ran_at_one_point_stand_beside_each_other_and_the_axis_says_so():
+    """At 8192 alone: .06 and .12 of the distance between samples to the right, a factor 16 ** .06 = 1.181 and 16 ** .12 = 1.395."""
+    axes = {"data.samples": (512, 8192)}
+    rows = table(axes)
+    rows = rows[~rows.arm.isin(("frozen_data", "oracle")) | (rows["data.samples"] == 8192)]
+    found, _ = further.draw_all([LOSS], data(rows, axes))
+    panel = found[0].drawn.axes[0]
+    places = [tuple(one.lines[0].get_xdata()) for one in panel.containers]
+    assert places[:3] == [(512, 8192)] * 3 and np.ravel(places[3:]) == pytest.approx(
+        [8192 * 1.181, 8192 * 1.395], rel=1e-3
+    )
+    assert panel.get_xlabel() == "training samples\n(arms that ran at one point stand right of it)"
+
+
 @pytest.mark.parametrize(
     ("values", "scale", "places"),
     (

@@ -159,6 +159,20 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
         report.main(["report", str(runs / "begun")])
 
 
+def test_a_report_of_one_workdir_makes_its_files_again(finished, tmp_path, monkeypatch):
+    """The page told of the code of today, and summary.csv, claims.json and the pictures beside it of that of before."""
+    config, path, _, _ = finished
+    shutil.copytree(path, tmp_path / "one")
+    names = ("summary.csv", "claims.json", "figures/loss.png", "figures/loss.svg")
+    for name in names:
+        (tmp_path / "one" / name).write_text("of before")
+    monkeypatch.setattr(workdirs, "_experiment_of", lambda folder: (experiment(), config))
+    for page_elsewhere, again in ((str(tmp_path / "page.html"), 0), (None, len(names))):
+        monkeypatch.setattr(report, "OUT", types.SimpleNamespace(value=page_elsewhere))
+        report.main(["report", str(tmp_path / "one")])
+        assert sum((tmp_path / "one" / name).read_bytes() != b"of before" for name in names) == again
+
+
 def diverged(table):
     """The rows of runs whose numbers were none from the start."""
     metrics = [name for name in table if "/" in name and name != "router/moved"]

@@ -2,8 +2,8 @@
 
     routed report DIR... [--out=FILE]        (or python -m routed.report)
 
-makes the page of one workdir again, or an overview of several (runs/*): every claim of theirs in one table, and their pages below
-it. Parts of one sweep (main's --shard), or other disjoint runs of one config and commit, are joined.
+makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): every claim of theirs in one
+table, and their pages below it. Parts of one sweep (main's --shard), or other disjoint runs of one config and commit, are joined.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OUT = flags.DEFINE_string(
 def main(argv: list[str]) -> None:
     """The page of one workdir or of several."""
     # Here, since --help needs none of it, and pandas and the rest take seconds.
-    from routed.analysis.page import as_text, make_part, write_page
+    from routed.analysis.page import as_text, make_part, write_files, write_page
     from routed.analysis.workdirs import _experiment_of, joined_table, merged
 
     folders = [
@@ -54,6 +54,8 @@ def main(argv: list[str]) -> None:
         if OUT.value
         else (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
     )
+    if len(folders) == 1 and not OUT.value:
+        write_files(folders[0], parts[0])  # else they would tell of the code of before
     write_page(out, parts)
     files.tell(f"wrote {out}")
 

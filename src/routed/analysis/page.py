@@ -35,12 +35,19 @@ SHOWN = 500
 
 
 def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame) -> str:
-    """Writes summary.csv, claims.json, figures and report.html, and returns the verdicts as text.
+    """Writes report.html and what is in it as files, and returns the verdicts as text.
 
     Raises:
       UserError: the disk is full or read-only.
     """
     part = make_part([workdir], module, config, table)
+    write_files(workdir, part)
+    write_page(workdir / "report.html", [part])
+    return as_text(part)
+
+
+def write_files(workdir: pathlib.Path, part: dict[str, Any]) -> None:
+    """Writes summary.csv, claims.json and figures/."""
     with files.explained(workdir / "figures"):
         (workdir / "figures").mkdir(exist_ok=True)
     for figure in part["figures"]:
@@ -50,8 +57,6 @@ def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, t
     part["table"].to_csv(buffer, index=False)
     files.write(workdir / "summary.csv", buffer.getvalue())
     files.write(workdir / "claims.json", verdicts.to_json(part["claims"]))
-    write_page(workdir / "report.html", [part])
-    return as_text(part)
 
 
 def make_part(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -51,12 +52,24 @@ def curve(panel, spec: dict[str, Any], data: Data) -> bool:
         panel.plot(list(places.values()), heights, color="black", lw=0.8, ls=":", label=REFERENCE_LINE)
         place = {"textcoords": "offset points", "ha": "right", "va": "bottom", "fontsize": 7}
         panel.annotate(words, (max(places.values()), heights[-1]), (0, 1), **place)
+    alone = 0
     for arm in _arms(spec, rows):
         groups = rows[rows.arm == arm].groupby(spec["x"])
-        points = [(places[value], mean(group[metric], data.axes[metric])) for value, group in groups]
+        alone += (only := len(groups) == 1 < len(places))
+        at = _beside(panel, places, alone) if only else places
+        points = [(at[value], mean(group[metric], data.axes[metric])) for value, group in groups]
         line(panel, arm, points, joined=are_numbers(places))
+    if alone:
+        panel.set_xlabel(f"{panel.get_xlabel()}\n(arms that ran at one point stand right of it)")
     panel.set_ylabel(data.axes[metric].label)
     return True
+
+
+def _beside(panel, places: dict[Any, float], number: int) -> dict[Any, float]:
+    """Places to the right: arms that stand at one place only, the first, the second, ..., would hide each other there."""
+    axis = panel.xaxis.get_transform()
+    at = axis.transform(list(places.values()))
+    return dict(zip(places, axis.inverted().transform(at + 0.06 * number * np.diff(at).min()), strict=True))
 
 
 #: Losses of others on the same rows, drawn where they are known.
