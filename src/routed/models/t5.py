@@ -182,6 +182,7 @@ class Stack(nn.Module):
             in_axes=(nn.broadcast,) * 3,
             variable_axes={True: 0},  # type: ignore[dict-item]
             split_rngs={"params": True, "noise": True},
+            check_constancy_invariants=False,  # traces a block once and not twice: nothing that it could check is there
             metadata_params={nn.PARTITION_NAME: "layer"},
         )
         x, sites = blocks(self.plan, name="blocks")(x, bias, source, context)
