@@ -86,7 +86,7 @@ def _shapes(config: str) -> list[tuple[Any, Any]]:
 def collectives(config: ConfigDict, data: int, expert: int) -> list[dict[str, Any]]:
     """Records {mesh, collective, bytes, formula} of what a device sends in a step, over data x expert devices."""
     config = override(config, {"mesh.data": data, "mesh.expert": expert})
-    program = lower_group(config, 0, 1, make_mesh(config)).advance.compile()
+    program: Any = lower_group(config, 0, 1, make_mesh(config)).advance.compile()
     found, expected = (
         {f"{one.kind} of {one.devices}": one.sent for one in hlo.sent(program.as_text())},
         dict[str, float](),
