@@ -93,9 +93,14 @@ def dense_of_case(case, dtype):
     return given, value_and_grads(direct.dense, *given)
 
 
+#: In bfloat16 products round otherwise, and routing is the same: weights that are shared, places that are lost, groups.
+HALF = ("top-2 renormalised", "drops", "expert choice")
+
+
 @pytest.mark.parametrize("name", SPARSE)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "dtype"), [*((case, jnp.float32) for case in CASES), *((case, jnp.bfloat16) for case in HALF)]
+)
 def test_every_dispatch_is_dense(name, case, dtype):
     given, expected = dense_of_case(case, dtype)
     found = value_and_grads(SPARSE[name], *given)

@@ -164,7 +164,7 @@ plans = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(plans, st.integers(1, 3))
 def test_runs_come_group_by_group_after_those_that_they_need(plan, size):
-    """Against the plain rule, asked anew for every batch: the first runs that are ready, of the first group that has any."""
+    """Against the plain rule, asked anew for every batch: of the first group with runs that are ready those that others need, then the first."""
     made = [[], [], []]
     for key, (group, needs, _) in enumerate(plan):
         made[group].append(run_of(key, [need for need in needs if need < key]))
@@ -172,9 +172,10 @@ def test_runs_come_group_by_group_after_those_that_they_need(plan, size):
     groups = [Group("", runs, 0, size) for runs in made if runs]
     schedule, expected = Schedule(groups, done), set(done)
     pending = [run for group in groups for run in group.runs if run.key not in done]
+    awaited = {need for run in pending for need in run.needs}
     while pending:
         ready = [[run for run in group.runs if run in pending and expected.issuperset(run.needs)] for group in groups]
-        wanted = next(runs for runs in ready if runs)[:size]
+        wanted = sorted(next(runs for runs in ready if runs), key=lambda run: run.key not in awaited)[:size]
         assert schedule
         group, batch = schedule.take()
         assert batch == wanted and all(run in group.runs for run in batch)
@@ -182,6 +183,17 @@ def test_runs_come_group_by_group_after_those_that_they_need(plan, size):
         expected |= {run.key for run in batch}
         pending = [run for run in pending if run.key not in expected]
     assert not schedule
+
+
+def test_runs_that_others_wait_for_come_first():
+    """Two of six wait for the fourth and the third: in the order of places, batches of two would be 0 1, 2 3, 4 5; now 2 3, 0 1, 4 5."""
+    group = Group("", [*(run_of(i) for i in range(4)), run_of(4, [3]), run_of(5, [2])], 0, 2)
+    schedule, taken = Schedule([group], ()), []
+    while schedule:
+        batch = schedule.take()[1]
+        taken.append([run.key for run in batch])
+        schedule.finish(batch)
+    assert taken == [["2", "3"], ["0", "1"], ["4", "5"]]
 
 
 def test_the_batch_of_a_checkpoint_is_taken_only_whole():

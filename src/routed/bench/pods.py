@@ -28,7 +28,7 @@ SCALES = ("default", "paper")
 #: Files whose headline is measured, at each scale and on each slice.
 FILES = (
     "gmm_router", "dictionary_router", "subspaces_router", "sequence_router", "image_clusters_router", "cluster_cnn", "router_zoo",
-    "theory_specialists", "theory_spurious", "theory_two_gaussians",
+    "theory_specialists", "theory_spurious", "theory_two_gaussians", "geometry", "regret",
 )  # fmt: skip
 #: Images that need no files, in the number and shape of CIFAR-10; text that needs none.
 IMAGES = {"data.images": "patterns"}
@@ -43,6 +43,7 @@ CASES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("gmm_router:default", {}, ("v4:2x2x2", "v5p:2x2x2", "v6e:2x4", "h200:8")),
     ("gmm_router:fig2a", {}, ("v5e:2x4",)),
     ("t5_mc4:fig5", TEXT, ("v5e:2x4",)),
+    ("t5_dialects:default", {}, ("v5e:2x4",)),
     ("t5_mc4:fig5,gpu", TEXT, ("v5e:2x4", "h200:8")),
     ("t5_mc4:fig5,paper", SHARED, ("v5e:8x8", "v5p:4x4x4", "h100:8x8")),
     ("t5_mc4:fig5,paper", SHARED | WIDE, ("v5e:8x8", "v5p:4x4x4")),

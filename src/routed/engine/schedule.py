@@ -1,4 +1,7 @@
-"""Which runs come next: the first that are ready, of the first group that has any. To find them costs the same however many wait."""
+"""Which runs come next: of the first group with any that are ready those that others wait for, then the first.
+
+To find them costs the same however many wait.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,9 @@ class Schedule:
         pending = [run for group in groups for run in group.runs if run.key not in done]
         self.order = TopologicalSorter({run.key: {*run.needs}.difference(done) for run in pending})
         self.order.prepare()
-        self.ready: list[list[int]] = [[] for _ in groups]  # a heap of places for each
+        # In their order learned runs came last, and those that wait for them were a batch of their own, mostly padding.
+        self.awaited = {key for run in pending for key in run.needs}
+        self.ready: list[list[tuple[bool, int]]] = [[] for _ in groups]  # a heap for each: (awaited by nobody, place)
         self._collect()
 
     def __bool__(self) -> bool:
@@ -52,16 +57,17 @@ class Schedule:
     def take(self) -> tuple[Group, list[Run]]:
         """The next batch, and its group."""
         group, places = next((g, p) for g, p in zip(self.groups, self.ready, strict=True) if p)
-        return group, [group.runs[heapq.heappop(places)] for _ in range(min(group.size, len(places)))]
+        return group, [group.runs[heapq.heappop(places)[1]] for _ in range(min(group.size, len(places)))]
 
     def take_again(self, keys: list[str]) -> tuple[Group, list[Run]] | None:
         """The batch of a checkpoint; None if this plan has other groups, or does not want all of it."""
         places = [self.places.get(key) for key in keys]
         i, _ = places[0] or (-1, -1)
-        mine = [place[1] for place in places if place is not None and place[0] == i and place[1] in self.ready[i]]
+        ready = {place for _, place in self.ready[i]}
+        mine = [place[1] for place in places if place is not None and place[0] == i and place[1] in ready]
         if len(mine) < len(keys) or len(keys) > self.groups[i].size:
             return None
-        self.ready[i] = [place for place in self.ready[i] if place not in mine]
+        self.ready[i] = [one for one in self.ready[i] if one[1] not in mine]
         heapq.heapify(self.ready[i])
         return self.groups[i], [self.groups[i].runs[place] for place in mine]
 
@@ -73,4 +79,4 @@ class Schedule:
     def _collect(self) -> None:
         for key in self.order.get_ready():
             i, place = self.places[key]
-            heapq.heappush(self.ready[i], place)
+            heapq.heappush(self.ready[i], (key not in self.awaited, place))
