@@ -116,7 +116,7 @@ def _time(group: Group, compiled: Compiled) -> Timed:
         jax.block_until_ready(states)
         return time.perf_counter() - begun
 
-    timed(1, True)  # the first call touches the memory
+    timed(1, False)  # the first call touches the memory
     evaluation, steps = timed(0, True), min(STEPS, largest)
     while (taken := timed(steps, False)) < SECONDS and steps < largest:
         steps = min(4 * steps, largest)
