@@ -182,6 +182,30 @@ def test_a_step_that_needs_more_than_the_memory_is_refused_before_it_runs(small,
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (67.51G) exceeds available HBM (15.75G).",
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 67.51G of 15.75G hbm.",
+        "INTERNAL: a bug",
+    ],
+)
+def test_a_program_that_its_compiler_refuses_for_memory_is_refused_in_a_line(small, monkeypatch, said):
+    """A TPU's compiler looks itself, and its error ended in a traceback; other errors stay what they are."""
+    config = override(small, {"arms": ("learned",), "seeds": 1, "mesh.run": 1, "batch_size": 2**12})
+    mesh = make_mesh(config)
+    (group,) = make_groups(plan_runs(config, ({},)), mesh)
+
+    def compile_not(*about):
+        raise jax.errors.JaxRuntimeError(said)
+
+    monkeypatch.setattr(compilation, "compile_lowered", compile_not)
+    line = r"batch_size=4096: a step takes 67.51G on each device, of 15.75G of memory; lower batch_size or mesh.runs_per_batch$"
+    expected = (jax.errors.JaxRuntimeError, "a bug") if "bug" in said else (UserError, line)
+    with pytest.raises(expected[0], match=expected[1]):
+        compile_group(group.config, group.pool, group.size, mesh)
+
+
+@pytest.mark.parametrize(
     ("shape", "together"), [({"run": 4, "data": 1, "expert": 1}, 4), ({"run": 1, "data": 2, "expert": 4}, 8)]
 )
 def test_a_run_that_is_spread_has_the_memory_of_all_its_devices(shape, together):

@@ -20,7 +20,7 @@ from jax.stages import Lowered
 from ml_collections import ConfigDict
 
 from routed.engine.devices import LocalSlice, local_slice, place, place_feed, state_sharding
-from routed.engine.limits import refuse_program, steps_fed
+from routed.engine.limits import refuse_program, refuse_shortage, steps_fed
 from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.plan.config import problem_of, traced
 from routed.system.platform import platform, platform_of, tracing_for
@@ -123,8 +123,12 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
         with tracing_for(mesh):  # a thread has its own context
             return compile_lowered(one, fuse, LITTLE_EFFORT if brief else effort)
 
-    with ThreadPoolExecutor(3) as threads:
-        programs = list(threads.map(compiled, (lowered.start, lowered.advance, lowered.record), (LESS_EFFORT, {}, {})))
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            programs = list(threads.map(compiled, lowered[:3], (LESS_EFFORT, {}, {})))
+    except jax.errors.JaxRuntimeError as error:
+        refuse_shortage(config, error)
+        raise
     refuse_program(config, programs, mesh)
     local = local_slice(lowered.batch, (runs, steps_fed(config), config.batch_size))
     return Compiled(

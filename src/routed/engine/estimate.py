@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from routed.engine import hlo
 from routed.engine.compilation import Lowerings, batching_of, lower_group
 from routed.engine.flops import products_of
+from routed.engine.limits import shortage
 from routed.engine.schedule import Group
 from routed.engine.targets import Topology
 from routed.plan.config import problem_of
@@ -23,8 +24,6 @@ from routed.system.platform import tracing_for
 #: Share of the peak at which kernels are taken to run, of which XLA estimates no cycles. An assumption: blocks at the border of two
 #: experts are computed twice, and nobody has measured them. (Of a dense FFN of 2,048 x 4,096 on a v5e XLA estimates .92.)
 KERNEL_RATE = 0.5
-#: How the compiler for TPUs says what a program needs and what a chip has.
-SHORT = r"Used (\S+) of (\S+) hbm|required for HLO \w+ \((\S+)\) exceeds available HBM \((\S+)\)"
 
 
 class Estimate(NamedTuple):
@@ -84,10 +83,9 @@ def measure(group: Group, mesh: Mesh, topology: Topology) -> tuple[Estimate, Spe
     try:
         estimate = estimate_of(lowered, group, mesh, topology)
     except jax.errors.JaxRuntimeError as error:
-        if not (shortage := re.search(SHORT, str(error))):
+        if not (short := shortage(error)):
             raise
-        needed, there = filter(None, shortage.groups())
-        raise Shortage(f"needs {needed} of a chip's {there}") from error
+        raise Shortage(f"needs {short[0]} of a chip's {short[1]}") from error
     needed, there = estimate.held + estimate.temporary, topology.chip.memory * topology.share
     if needed > there:  # the compiler for GPUs does not look
         raise Shortage(f"needs {needed / 1e9:.3g} GB of a device's {there / 1e9:.3g} GB")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from routed.training.problem import Inputs
 
 #: Share of the memory that worlds and states may take; the rest is for what a step computes.
 USABLE = 1 / 3
+#: How the compiler for TPUs says what a program needs and what a chip has.
+SHORT = r"Used (\S+) of (\S+) hbm|required for HLO \w+ \((\S+)\) exceeds available HBM \((\S+)\)"
 
 
 def steps_fed(config: ConfigDict) -> int:
@@ -103,6 +106,23 @@ def refuse_program(config: ConfigDict, compiled: Sequence[Any], mesh: Mesh) -> N
     if needed > there:
         what = f"a step takes {_gigabytes(needed)} on each device, of {_gigabytes(there)} of memory"
         refuse_largest(config, bytes_computed, what, " or set mesh.run=1" if devices_here(mesh) > 1 else "")
+
+
+def shortage(error: Exception) -> tuple[str, str] | None:
+    """What a program needs and what a chip has, if a compiler says that it does not fit."""
+    found = re.search(SHORT, str(error))
+    return tuple(filter(None, found.groups())) if found else None  # type: ignore[return-value]
+
+
+def refuse_shortage(config: ConfigDict, error: Exception) -> None:
+    """Refuses a program of which its compiler says that it does not fit; other errors are not its business.
+
+    Raises:
+      UserError: it names the setting that takes most.
+    """
+    if short := shortage(error):
+        what = f"a step takes {short[0]} on each device, of {short[1]} of memory"
+        refuse_largest(config, bytes_computed, what, " or mesh.runs_per_batch")
 
 
 def bytes_computed(config: ConfigDict) -> int:
