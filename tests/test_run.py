@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh
 
 from routed.contracts import UserError
-from routed.engine import compilation, limits, results, rows
+from routed.engine import compilation, execution, limits, results, rows
 from routed.engine.compilation import compile_group
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute, make_groups
@@ -161,6 +161,15 @@ def test_the_second_call_compiles_nothing(small):
 def test_batches_of_a_group_are_equal(small, seeds, devices, size):
     config = override(small, {"arms": ("learned",), "seeds": seeds, "mesh.run": devices})
     assert [group.size for group in make_groups(plan_runs(config, ({},)), make_mesh(config))] == [size]
+
+
+def test_accelerators_take_as_many_runs_each_as_a_cpu_in_all(small, monkeypatch):
+    """300 runs on 8 devices: at most 16 x 8 = 128 together, so three batches of 100, which 8 devices make 104; unless the config says."""
+    monkeypatch.setattr(execution, "platform_of", lambda mesh: "tpu")
+    config = override(small, {"arms": ("learned",), "seeds": 300, "mesh.run": 8})
+    for asked, size in ((0, 104), (40, 40)):
+        runs = plan_runs(override(config, {"mesh.runs_per_batch": asked}), ({},))
+        assert [group.size for group in make_groups(runs, make_mesh(config))] == [size]
 
 
 def test_more_samples_than_memory_are_refused(small):

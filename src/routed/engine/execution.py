@@ -24,7 +24,11 @@ from routed.plan.runs import Run, groups
 from routed.settings.tree import override
 from routed.system import hosts
 from routed.system.forecast import Course
+from routed.system.platform import platform_of
 from routed.system.progress import Progress
+
+#: Runs of a batch where the config does not say: in all on a CPU, elsewhere on each device (BUILD_NOTES.md, section 4).
+TOGETHER = 16
 
 #: Further arrays of the base seed that figures of classes are drawn from, and how they are kept.
 PICTURED = (("counts", np.int32), ("products", np.float32), ("choices", np.int16), ("right", np.bool_))
@@ -39,6 +43,7 @@ def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0) -> list[Group]:
       UserError: not even one run a device fits into memory.
     """
     made, memory, here = [], memory or limits.memory(mesh), limits.devices_here(mesh)
+    together = TOGETHER * (1 if platform_of(mesh) == "cpu" else mesh.shape["run"])
     for members in groups(runs):
         config = members[0].config
         problem = problem_of(config)
@@ -47,7 +52,7 @@ def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0) -> list[Group]:
         devices = mesh.shape["run"]
         each = limits.refuse_if_too_large(largest, here, memory)
         fits = int(memory * limits.USABLE // each) * (devices // here)
-        most = 1 if mesh.size > devices else max(min(config.mesh.runs_per_batch, fits), 1)
+        most = 1 if mesh.size > devices else max(min(config.mesh.runs_per_batch or together, fits), 1)
         # Batches of equal size: what pads the last one are places on the last devices, which would have nothing to do.
         equal = math.ceil(len(members) / math.ceil(len(members) / most))
         size = math.ceil(equal / devices) * devices

@@ -75,7 +75,10 @@ ENGINE = Component(
             identity=False,
         ),
         "mesh.runs_per_batch": Setting(
-            16, "runs that advance together, at most: the unit of a checkpoint", at_least(1), identity=False
+            0,
+            "runs that advance together, at most: the unit of a checkpoint; 0: 16 on a CPU, elsewhere 16 a device",
+            at_least(0),
+            identity=False,
         ),
         "checkpoint.every": Setting(
             0,
