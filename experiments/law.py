@@ -58,7 +58,7 @@ PREDICTIONS = pathlib.Path(__file__).with_name("law_held_out.json")
 RANGES = {"data.separation": (0.75, 3.0), "data.samples": (256, 8192), "router.init_scale": (0.3, 10.0)}
 SHARE = (0.0, 0.8)
 #: What is compiled in.
-LEVELS = {"experts.count": (16, 32, 64), "batch_size": (8, 32, 128)}
+LEVELS: dict[str, tuple[int, ...]] = {"experts.count": (16, 32, 64), "batch_size": (8, 32, 128)}
 
 #: The keys of the six axes.
 AXES = (*RANGES, "data.share", *LEVELS)
@@ -104,33 +104,43 @@ def _point(place: dict[str, float], levels: dict[str, tuple[int, ...]]) -> Point
     return point | {key: values[int(place[key] * len(values))] for key, values in levels.items()}
 
 
+def predictions() -> tuple[tuple[Point, tuple[float, float, float]], ...]:
+    """The held-out points and what was expected there: the gap, and the ends of its interval; none before they are written."""
+    points = json.loads(PREDICTIONS.read_text("utf-8"))["points"] if PREDICTIONS.is_file() else ()
+    return tuple((one["at"], tuple(one["gap"])) for one in points)
+
+
 def held_out_claims(config: ConfigDict) -> tuple[Claim, ...]:
-    """Explained variance, signs, and coverage of what was predicted; of the points that predictions were written for."""
-    if config.scale != "default" or not PREDICTIONS.is_file():
+    """Explained variance, signs and coverage of what was predicted, at the points that predictions were written for."""
+    points = predictions()
+    if config.scale != "default" or not points:
         return ()
     write = Writer(comparability(config, "same"), prefix="routed.law.")
-    predicted = json.loads(PREDICTIONS.read_text("utf-8"))["points"]
-    foretell = functools.partial(Foretold, tuple((one["at"], tuple(one["gap"])) for one in predicted))
     asked = (
-        ("r2", "the law explains more than .8 of the variance of gaps that it has not seen", foretell("r2", 0.8, 1.0)),
-        ("sign", "it has the sign right at 9 of 10 points", foretell("signs", 0.9, 1.0)),
-        ("coverage", "between 88 and 99 % of gaps lie inside of its 95 % intervals", foretell("coverage", 0.88, 0.99)),
+        ("r2", "the law explains more than .8 of the variance of gaps that it has not seen", "r2", 0.8, 1.0),
+        ("sign", "it has the sign right at 9 of 10 points", "signs", 0.9, 1.0),
+        ("coverage", "between 88 and 99 % of gaps lie inside of its 95 % intervals", "coverage", 0.88, 0.99),
     )
     return tuple(
-        write.prediction(id, statement, "not asked", LEARNED, FAIREST, foretold) for id, statement, foretold in asked
+        write.prediction(id, statement, "not asked", LEARNED, FAIREST, Foretold(points, score, least, most))
+        for id, statement, score, least, most in asked
     )
 
 
 TRAINING = {"kind": "training", "name": "training", "metrics": ("train/loss", "test/loss")}
 FIGURES = {
     "": Figure("the gap at the centre of the design", plots=lambda config: (TRAINING,)),
-    "fit": Figure("the gaps that the law is fitted to", sweep=functools.partial(design, figure="fit")),
+    "fit": Figure(
+        "the gaps that the law is fitted to",
+        sweep=functools.partial(design, figure="fit"),
+        plots=lambda config: ({"kind": "axes", "name": "axes", "law": config.scale == "default"},),
+    ),
     "held_out": Figure(
         "gaps at points that the law has not seen, against its predictions",
         {"seed": 1100},
         sweep=functools.partial(design, figure="held_out"),
         claims=held_out_claims,
-        plots=lambda config: ({"kind": "foretold", "name": "predicted"},),
+        plots=lambda config: ({"kind": "foretold", "name": "predicted", "points": predictions()},),
     ),
 }
 

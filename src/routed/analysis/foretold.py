@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,17 +23,17 @@ Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 def r2(gaps: Float[np.ndarray, "*B N"], expected: Float[np.ndarray, "*B N 3"]) -> Float[np.ndarray, "*B"]:
     """Explained variance, 1 - sum (gap - expected)^2 / sum (gap - average gap)^2: 0 for their average, below 0 for worse."""
     spread = ((gaps - gaps.mean(-1, keepdims=True)) ** 2).sum(-1)
-    return 1 - ((gaps - expected[..., 0]) ** 2).sum(-1) / np.maximum(spread, statistics.TINY)
+    return np.asarray(1 - ((gaps - expected[..., 0]) ** 2).sum(-1) / np.maximum(spread, statistics.TINY))
 
 
 def signs(gaps: Float[np.ndarray, "*B N"], expected: Float[np.ndarray, "*B N 3"]) -> Float[np.ndarray, "*B"]:
     """The share of points at which both are above 0, or neither is."""
-    return ((gaps > 0) == (expected[..., 0] > 0)).mean(-1)
+    return np.asarray(((gaps > 0) == (expected[..., 0] > 0)).mean(-1))
 
 
 def coverage(gaps: Float[np.ndarray, "*B N"], expected: Float[np.ndarray, "*B N 3"]) -> Float[np.ndarray, "*B"]:
     """The share of gaps inside of their intervals, ends included."""
-    return ((expected[..., 1] <= gaps) & (gaps <= expected[..., 2])).mean(-1)
+    return np.asarray(((expected[..., 1] <= gaps) & (gaps <= expected[..., 2])).mean(-1))
 
 
 SCORES: dict[str, Score] = {"r2": r2, "signs": signs, "coverage": coverage}
@@ -64,7 +64,7 @@ def prediction(claim: Claim, rows: Rows) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def gap_at(claim: Claim, rows: Rows, at: dict[str, Any]) -> statistics.Estimate | None:
+def gap_at(claim: Claim, rows: Rows, at: Mapping[str, Any]) -> statistics.Estimate | None:
     """The mean of log(higher / lower) at one point, of the arm of `higher` with the least; None where nothing ran."""
     place = {**claim.at, **at}
     gaps: dict[str, pd.Series] = {}

@@ -38,10 +38,11 @@ FOLDS, STARTS = 10, 3
 
 
 class Axis(NamedTuple):
-    """What the gap is a function of: its words, its size from a flat config, and whether its logarithm is the coordinate."""
+    """What the gap is a function of: its words, its size from a flat config, the value of its key that has a size, and its scale."""
 
     words: str
     size: Callable[[Mapping[str, Any]], float]
+    value: Callable[[float, Mapping[str, Any]], float]
     log: bool = True
 
     def place(self, flat: Mapping[str, Any]) -> float:
@@ -49,14 +50,24 @@ class Axis(NamedTuple):
         return math.log(self.size(flat)) if self.log else float(self.size(flat))
 
 
+def _own(key: str, words: str, log: bool = True) -> Axis:
+    return Axis(words, lambda flat: flat[key], lambda size, flat: size, log)
+
+
+def _per_cluster(key: str, words: str) -> Axis:
+    return Axis(words, lambda flat: flat[key] / flat["data.clusters"], lambda size, flat: size * flat["data.clusters"])
+
+
 #: The key that moves it -> axis.
 AXES = {
-    "data.separation": Axis("separation", lambda c: c["data.separation"]),
-    "data.samples": Axis("samples per cluster", lambda c: c["data.samples"] / c["data.clusters"]),
-    "experts.count": Axis("experts per cluster", lambda c: c["experts.count"] / c["data.clusters"]),
-    "batch_size": Axis("samples per batch", lambda c: c["batch_size"]),
-    "data.share": Axis("share of irrelevant structure", lambda c: c["data.share"], log=False),
-    "router.init_scale": Axis("temperature of the fresh gate", lambda c: 1 / c["router.init_scale"]),
+    "data.separation": _own("data.separation", "separation"),
+    "data.samples": _per_cluster("data.samples", "samples per cluster"),
+    "experts.count": _per_cluster("experts.count", "experts per cluster"),
+    "batch_size": _own("batch_size", "samples per batch"),
+    "data.share": _own("data.share", "share of irrelevant structure", log=False),
+    "router.init_scale": Axis(
+        "temperature of the fresh gate", lambda flat: 1 / flat["router.init_scale"], lambda size, flat: 1 / size
+    ),
 }
 
 
@@ -150,8 +161,8 @@ def expect(law: Law, points: Sequence[Mapping[str, Any]]) -> list[Expected]:
     process = _process(law, _places(law.points, law.points), np.array(law.gaps))
     mean, deviation = process.predict(_places(law.points, points), return_std=True)
     return [
-        Expected(*map(float, ends), _beyond(law, point, one))
-        for point, ends, one in zip(points, _with_ends(mean, deviation), deviation, strict=True)
+        Expected(float(mean), float(low), float(high), _beyond(law, point, one))
+        for point, (mean, low, high), one in zip(points, _with_ends(mean, deviation), deviation, strict=True)
     ]
 
 
