@@ -33,8 +33,8 @@ def points(count, seed=0):
 
 
 def gap_of(point):
-    """A law that is linear in the coordinates: log separation - 2 share."""
-    return math.log(point["data.separation"]) - 2 * point["data.share"]
+    """A law that is linear in the coordinates: .7 c sqrt(1 - s) - 2 s."""
+    return 0.7 * point["data.separation"] * math.sqrt(1 - point["data.share"]) - 2 * point["data.share"]
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_claims_about_what_was_foretold():
     good = verdict(right, "r2", 0.8, 1.0, rows())
     assert good["verdict"] == "supported" and good["ours"] == pytest.approx(1) and good["n"] == 3 and good["p"] is None
     assert verdict(right, "coverage", 0.88, 1.0, rows())["ours"] == 1
-    # No interval misses, as each was asked to at times: out of the range, and so is every draw of points.
+    # All three are inside, which is more than was asked for, and so is every draw of points.
     wide = verdict(right, "coverage", 0.88, 0.99, rows())
     assert wide["verdict"] == "opposite" and wide["reason"] == "asked for: 0.88 to 0.99"
     # One sign of three is wrong: 2/3 is out, but draws of points that leave it out have 1.
@@ -132,8 +132,8 @@ def test_the_command_gives_a_factor_its_interval_and_a_warning(fitted, tmp_path,
     law.write(fitted, tmp_path / "law.json")
     command(f"--law={tmp_path / 'law.json'}", "--config.data.separation=2", "--config.data.share", "0.1")
     told = capsys.readouterr().out
-    # log 2 - .2 = .49, a factor 1.64.
-    assert float(told.split("one's: ")[1].split(" ")[0]) == pytest.approx(1.64, rel=0.06)
+    # .7 x 2 sqrt(.9) - .2 = 1.128, a factor 3.09.
+    assert float(told.split("one's: ")[1].split(" ")[0]) == pytest.approx(3.09, rel=0.06)
     assert "for a mean over 5 seeds" in told and "separation 2, " in told and "EXTRAPOLATES" not in told
     command(f"--law={tmp_path / 'law.json'}", "--config.data.separation=9")
     assert "\nEXTRAPOLATES: separation 9 is outside of [" in capsys.readouterr().out

@@ -38,35 +38,47 @@ FOLDS, STARTS = 10, 3
 
 
 class Axis(NamedTuple):
-    """What the gap is a function of: its words, its size from a flat config, the value of its key that has a size, and its scale."""
+    """What the gap is a function of: its words, its size from a flat config, the value of its key that has a size, and its coordinate."""
 
     words: str
     size: Callable[[Mapping[str, Any]], float]
     value: Callable[[float, Mapping[str, Any]], float]
-    log: bool = True
-
-    def place(self, flat: Mapping[str, Any]) -> float:
-        """The coordinate of a config."""
-        return math.log(self.size(flat)) if self.log else float(self.size(flat))
+    place: Callable[[Mapping[str, Any]], float]
+    log: bool = True  # how a figure draws it
 
 
-def _own(key: str, words: str, log: bool = True) -> Axis:
-    return Axis(words, lambda flat: flat[key], lambda size, flat: size, log)
+def _logarithmic(words: str, key: str, by: str = "") -> Axis:
+    """The logarithm of what a key says, or of how much that is for each of what another one counts."""
+
+    def size(flat: Mapping[str, Any]) -> float:
+        return flat[key] / (flat[by] if by else 1)
+
+    return Axis(words, size, lambda size, flat: size * (flat[by] if by else 1), lambda flat: math.log(size(flat)))
 
 
-def _per_cluster(key: str, words: str) -> Axis:
-    return Axis(words, lambda flat: flat[key] / flat["data.clusters"], lambda size, flat: size * flat["data.clusters"])
-
-
-#: The key that moves it -> axis.
+#: The key that moves it -> axis. Separation counts as that of the clusters that matter, c sqrt(1 - s) (`tasks.crossed`).
 AXES = {
-    "data.separation": _own("data.separation", "separation"),
-    "data.samples": _per_cluster("data.samples", "samples per cluster"),
-    "experts.count": _per_cluster("experts.count", "experts per cluster"),
-    "batch_size": _own("batch_size", "samples per batch"),
-    "data.share": _own("data.share", "share of irrelevant structure", log=False),
+    "data.separation": Axis(
+        "separation",
+        lambda flat: flat["data.separation"],
+        lambda size, flat: size,
+        lambda flat: flat["data.separation"] * math.sqrt(1 - flat["data.share"]),
+    ),
+    "data.samples": _logarithmic("samples per cluster", "data.samples", "data.clusters"),
+    "experts.count": _logarithmic("experts per cluster", "experts.count", "data.clusters"),
+    "batch_size": _logarithmic("samples per batch", "batch_size"),
+    "data.share": Axis(
+        "share of irrelevant structure",
+        lambda flat: flat["data.share"],
+        lambda size, flat: size,
+        lambda flat: flat["data.share"],
+        log=False,
+    ),
     "router.init_scale": Axis(
-        "temperature of the fresh gate", lambda flat: 1 / flat["router.init_scale"], lambda size, flat: 1 / size
+        "temperature of the fresh gate",
+        lambda flat: 1 / flat["router.init_scale"],
+        lambda size, flat: 1 / size,
+        lambda flat: -math.log(flat["router.init_scale"]),
     ),
 }
 
