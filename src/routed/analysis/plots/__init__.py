@@ -95,12 +95,12 @@ PLOTS: dict[str, Plot] = {
     ),
     "axes": Plot(
         axes,
-        "Gap of every point, mean over seeds with its 95 % interval, against each setting of the law; all others differ from point to point. Colour: the fairest control there. Line and band: the law at the centre of the design, with its 95 % interval. Points of few values are spread sideways.",
+        "Gap of every point, mean over seeds with its 95 % interval, against each setting of the law; all others differ from point to point. Colour: the fairest control there. Line and band: the law at the centre of the design, with its 95 % interval. Points of few values are spread sideways; intervals are cut where the axis ends.",
         lambda spec, data: data.swept,
     ),
     "foretold": Plot(
         foretold,
-        "Gaps at points that the law has not seen: expected before they ran (95 % prediction intervals, sideways) and measured (means over seeds with 95 % intervals); the line is where both are equal. Colour: the fairest control there.",
+        "Gaps at points that the law has not seen: expected before they ran (95 % prediction intervals, sideways) and measured (means over seeds with 95 % intervals); the line is where both are equal; intervals are cut where an axis ends. Colour: the fairest control there.",
         lambda spec, data: data.swept,
     ),
     "series": Plot(

@@ -9,12 +9,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from routed.analysis import law, statistics
-from routed.analysis.plots.frame import Data, bars, legend, marker_of
+from routed.analysis.plots.frame import Data, bars, legend, logarithmic, marker_of
 from routed.analysis.sides import fair_gap
 from routed.plan.arms import ARMS
 
 #: Points of a line of the law.
 LINE = 41
+
+#: What an axis of gaps shows beyond the lowest and highest mean; intervals are cut there.
+ROOM = 0.5
 
 #: What an axis of gaps says.
 GAP = "log(fairest frozen control / learned)"
@@ -38,7 +41,7 @@ def foretold(spec: dict[str, Any], data: Data) -> Figure | None:
         elinewidth=0.8, zorder=1,
     )  # fmt: skip
     seen = [value for one, gap in found for value in (one.mean, gap.estimate.mean)]
-    ends = min(seen) - 0.2, max(seen) + 0.2
+    ends = min(seen) - ROOM, max(seen) + ROOM
     panel.plot(ends, ends, color="black", lw=0.8, zorder=0)
     panel.axhline(0, color="0.7", lw=0.8, zorder=0)
     panel.axvline(0, color="0.7", lw=0.8, zorder=0)
@@ -76,9 +79,11 @@ def axes(spec: dict[str, Any], data: Data) -> Figure | None:
                 line, [one.low for one in expected], [one.high for one in expected], color="0.85", zorder=0
             )
         if axis.log:
-            panel.set_xscale("log")
+            logarithmic(panel, "x")
         panel.axhline(0, color="0.5", lw=0.8)
         panel.set_xlabel(axis.words)
+    means = [gap.estimate.mean for _, gap in flats]
+    panels[0, 0].set_ylim(min(means) - ROOM, max(means) + ROOM)  # five seeds may leave an interval of any length
     for first in panels[:, 0]:
         first.set_ylabel(GAP, fontsize=8)
     legend(figure, panels.flat[0])
