@@ -7,7 +7,7 @@ for the target, and how sharp the fresh gate is. Is there a law of these six tha
     python -m routed.main --config=experiments/law.py:fit             # 60 points, to which the law is fitted
     routed predict --fit=runs/law-fit --out=src/routed/analysis/law.json
     routed predict --points=law:held_out --out=experiments/law_held_out.json
-    python -m routed.main --config=experiments/law.py:held_out        # 30 others, after their predictions are written
+    python -m routed.main --config=experiments/law.py:held_out        # 30 others, after their predictions are written; again: 30 more
     routed predict --config.data.separation=1.5 --config.data.share=0.3
 
 Setting: constant experts on two crossed mixtures, as in geometry.py, with 32 + 32 clusters in place of 16 + 16 (with 16 the log ratio of
@@ -37,7 +37,16 @@ Rules. Predictions of the 30 held-out points, with 95 % intervals for a mean ove
 R^2 above .8; the sign right in at least 9 of 10; between 88 and 99 % of gaps inside of their intervals. Each is supported where the score
 is in the range, opposite where it and its 95 % bootstrap interval over points are out of it, else inconclusive. All 30 points count.
 
-Found: not yet run.
+Found, first round (seeds 1000-1004 and 1100-1104): it does not hold. R^2 -.05 [-1.26, .73] (opposite), signs .90 [.77, 1] (supported),
+coverage .80 [.67, .93] (inconclusive). Where k-means with more experts than clusters happens to find every cluster its loss is 1e-5 and
+the gap -6, and the law expects as much of what is near: two of its points spoil three of the 30. After the fact, with every loss below .01
+counted as .01, the law of the same 60 points has R^2 .80, signs .90 and coverage .87 on the same 30.
+
+Second round, written before it ran. Losses below .01 of the variance count as .01, in the fit and in the gaps (what is solved is solved). The
+law is fitted to all 90 points by the same rules (`--fit=runs/law-fit,runs/law-held_out`) and foretells the 30 of `again`: design seed 3,
+seeds 1300 to 1304. The same three claims.
+
+Found, second round: not yet run.
 """
 
 from __future__ import annotations
@@ -55,7 +64,7 @@ from routed.plan import Figure, Point, make_config
 ARMS = ("learned", "frozen_data", "frozen_kmeans")
 
 #: Predictions of the held-out points, written before they ran.
-PREDICTIONS = pathlib.Path(__file__).with_name("law_held_out.json")
+PREDICTIONS = {name: pathlib.Path(__file__).with_name(f"law_{name}.json") for name in ("held_out", "again")}
 
 #: key -> its lowest and highest value: in logarithms, but for the share.
 RANGES = {"data.separation": (0.75, 3.0), "data.samples": (256, 8192), "router.init_scale": (0.3, 10.0)}
@@ -67,7 +76,10 @@ LEVELS: dict[str, tuple[int, ...]] = {"experts.count": (16, 32, 64), "batch_size
 AXES = (*RANGES, "data.share", *LEVELS)
 
 POINTS = {"fit": {"smoke": 2, "default": 60, "paper": 240}, "held_out": {"smoke": 2, "default": 30, "paper": 60}}
-DESIGN_SEEDS = {"fit": 1, "held_out": 2}
+POINTS["again"] = POINTS["held_out"]
+DESIGN_SEEDS = {"fit": 1, "held_out": 2, "again": 3}
+#: A loss below this counts as this, in the second round.
+FLOORS = {"held_out": 0.0, "again": 0.01}
 
 PROTOCOL = {
     "arms": ARMS,
@@ -107,27 +119,34 @@ def _point(place: dict[str, float], levels: dict[str, tuple[int, ...]]) -> Point
     return point | {key: values[int(place[key] * len(values))] for key, values in levels.items()}
 
 
-def predictions() -> tuple[tuple[Point, tuple[float, float, float]], ...]:
-    """The held-out points and what was expected there: the gap, and the ends of its interval; none before they are written."""
-    points = json.loads(PREDICTIONS.read_text("utf-8"))["points"] if PREDICTIONS.is_file() else ()
+def predictions(figure: str) -> tuple[tuple[Point, tuple[float, float, float]], ...]:
+    """The points of a figure and what was expected there: the gap, and the ends of its interval; none before they are written."""
+    file = PREDICTIONS[figure]
+    points = json.loads(file.read_text("utf-8"))["points"] if file.is_file() else ()
     return tuple((one["at"], tuple(one["gap"])) for one in points)
 
 
-def held_out_claims(config: ConfigDict) -> tuple[Claim, ...]:
+def foretold_claims(config: ConfigDict) -> tuple[Claim, ...]:
     """Explained variance, signs and coverage of what was predicted, at the points that predictions were written for."""
-    points = predictions()
+    points = predictions(config.figure)
     if config.scale != "default" or not points:
         return ()
-    write = Writer(comparability(config, "same"), prefix="routed.law.")
+    write = Writer(comparability(config, "same"), prefix=f"routed.law.{'again.' if config.figure == 'again' else ''}")
     asked = (
         ("r2", "the law explains more than .8 of the variance of gaps that it has not seen", "r2", 0.8, 1.0),
         ("sign", "it has the sign right at 9 of 10 points", "signs", 0.9, 1.0),
         ("coverage", "between 88 and 99 % of gaps lie inside of its 95 % intervals", "coverage", 0.88, 0.99),
     )
     return tuple(
-        write.prediction(id, statement, "not asked", LEARNED, FAIREST, Foretold(points, score, least, most))
-        for id, statement, score, least, most in asked
+        write.prediction(id, statement, "not asked", LEARNED, FAIREST, Foretold(points, *rule, FLOORS[config.figure]))
+        for id, statement, *rule in asked
     )
+
+
+def foretold_plots(config: ConfigDict) -> tuple[dict, ...]:
+    """What was predicted against what was measured."""
+    plot = {"kind": "foretold", "name": "predicted", "floor": FLOORS[config.figure]}
+    return (plot | {"points": predictions(config.figure)},)
 
 
 TRAINING = {"kind": "training", "name": "training", "metrics": ("train/loss", "test/loss")}
@@ -142,8 +161,15 @@ FIGURES = {
         "gaps at points that the law has not seen, against its predictions",
         {"seed": 1100},
         sweep=functools.partial(design, figure="held_out"),
-        claims=held_out_claims,
-        plots=lambda config: ({"kind": "foretold", "name": "predicted", "points": predictions()},),
+        claims=foretold_claims,
+        plots=foretold_plots,
+    ),
+    "again": Figure(
+        "the same for a law of the first 90 points whose losses are cut at .01",
+        {"seed": 1300},
+        sweep=functools.partial(design, figure="again"),
+        claims=foretold_claims,
+        plots=foretold_plots,
     ),
 }
 

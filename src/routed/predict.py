@@ -30,8 +30,8 @@ LAW = flags.DEFINE_string("law", None, "The file of the law; default: the one th
 POINTS = flags.DEFINE_string(
     "points", None, "NAME:FIGURE: predict every point of an experiment's figure, into the JSON file --out."
 )
-FIT = flags.DEFINE_string(
-    "fit", None, "DIR: fit a law to the finished runs of this workdir (law:fit), into the file --out."
+FIT = flags.DEFINE_list(
+    "fit", [], "DIR,...: fit a law to the finished runs of these workdirs (law:fit), into the file --out."
 )
 OUT = flags.DEFINE_string("out", None, "The file that --points or --fit writes.")
 
@@ -129,22 +129,28 @@ def _predict_figure(known: Any, spec: str, out: pathlib.Path) -> None:
     )
 
 
-def _fit(workdir: str, out: pathlib.Path) -> None:
-    """Writes the law of a workdir's runs."""
+def _fit(workdirs: list[str], out: pathlib.Path) -> None:
+    """Writes the law of the runs of some workdirs."""
     import routed
     from routed.analysis import law
     from routed.engine.rows import swept_columns
 
-    stored = routed.load(workdir)
-    table, base = stored["results"], stored["config"]
-    swept = swept_columns(table)
-    if missing := [key for key in law.AXES if key not in swept]:
-        raise UserError(f"--fit={workdir}: it does not sweep {missing[0]}; a law needs {', '.join(law.AXES)}")
-    points, gaps = law.gaps_of(table, base, swept)
+    points, gaps, names = list[dict[str, Any]](), list[float](), list[str]()
+    base: dict[str, Any] = {}
+    for workdir in workdirs:
+        stored = routed.load(workdir)
+        table, base = stored["results"], stored["config"]
+        swept = swept_columns(table)
+        if missing := [key for key in law.AXES if key not in swept]:
+            raise UserError(f"--fit={workdir}: it does not sweep {missing[0]}; a law needs {', '.join(law.AXES)}")
+        own, seen = law.gaps_of(table, base, swept)
+        points, gaps, names = points + own, gaps + seen, [*names, f"{base['name']}:{base['figure']}"]
     if len(points) <= law.FOLDS:
-        raise UserError(f"--fit={workdir}: {len(points)} points have finished runs, more than {law.FOLDS} are needed")
+        raise UserError(
+            f"--fit={','.join(workdirs)}: {len(points)} points have finished runs, more than {law.FOLDS} are needed"
+        )
     made = {
-        "experiment": f"{base['name']}:{base['figure']}", "seed": base["seed"], "seeds": base["seeds"], "steps": base["steps"],
+        "experiment": " and ".join(names), "seeds": base["seeds"], "steps": base["steps"],
     }  # fmt: skip
     found = law.fit(points, gaps, made)
     law.write(found, out)

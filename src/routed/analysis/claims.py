@@ -50,13 +50,14 @@ class Foretold(NamedTuple):
     """Gaps log(higher / lower) that were written down before they were measured, and what is asked of them.
 
     `points` are swept keys with their values, and the expected gap with the ends of its interval. `score` (`foretold.SCORES`) has to be
-    within [least, most].
+    within [least, most]. Losses below `floor` count as that.
     """
 
     points: tuple[tuple[Mapping[str, Any], tuple[float, float, float]], ...]
     score: str
     least: float
     most: float
+    floor: float = 0.0
 
 
 class Claim(NamedTuple):

@@ -45,7 +45,7 @@ def prediction(claim: Claim, rows: Rows) -> dict[str, Any]:
     The interval is a percentile bootstrap that draws points.
     """
     assert claim.foretold is not None
-    points, score, least, most = claim.foretold
+    points, score, least, most, _ = claim.foretold
     found = {place: gap for place, (at, _) in enumerate(points) if (gap := gap_at(claim, rows, at)) is not None}
     if not found:
         return {}
@@ -66,10 +66,13 @@ def prediction(claim: Claim, rows: Rows) -> dict[str, Any]:
 
 def gap_at(claim: Claim, rows: Rows, at: Mapping[str, Any]) -> statistics.Estimate | None:
     """The mean of log(higher / lower) at one point, of the arm of `higher` with the least; None where nothing ran."""
-    place = {**claim.at, **at}
+    place, floor = {**claim.at, **at}, claim.foretold.floor if claim.foretold else 0.0
+    there = rows.at(place)
+    if claim.metric in there:
+        there = there.assign(**{claim.metric: there[claim.metric].clip(lower=floor)})
     gaps: dict[str, pd.Series] = {}
     for arm in rows.arms(claim.higher, place):
-        values = paired(rows.at(place), arm, claim.lower["arm"], claim.metric)
+        values = paired(there, arm, claim.lower["arm"], claim.metric)
         if len(values):
             gaps[arm] = values
     return statistics.least(gaps).estimate if gaps else None

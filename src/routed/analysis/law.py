@@ -33,6 +33,9 @@ from routed.system import files
 #: What comes with the package.
 FILE = pathlib.Path(__file__).with_name("law.json")
 
+#: A loss below this share of the variance counts as this: what is solved is solved, and a log ratio of 1e-5 and 1e-2 is about neither.
+SOLVED = 0.01
+
 #: Folds of the cross-validation that chooses a form, and starts of the search for a kernel's parameters.
 FOLDS, STARTS = 10, 3
 
@@ -123,15 +126,20 @@ class Expected(NamedTuple):
 def gaps_of(
     table: pd.DataFrame, base: Mapping[str, Any], swept: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[float]]:
-    """The points of a workdir's rows and the gap at each, mean over seeds; `base` is the flat config that points depart from."""
+    """The points of some rows and the gap at each, mean over seeds, of losses cut at SOLVED; `base` is the flat config they depart from."""
     points, gaps = [], []
     reads = (*AXES, "data.clusters")
     for values, rows in last(table).groupby(list(swept)):
-        if (found := fair_gap(rows)) is not None:
+        if (found := fair_gap(cut(rows))) is not None:
             flat = {**base, **dict(zip(swept, np.array(values, object).tolist(), strict=True))}
             points.append({key: flat[key] for key in reads})
             gaps.append(found.estimate.mean)
     return points, gaps
+
+
+def cut(rows: pd.DataFrame, floor: float = SOLVED, metric: str = "test/loss") -> pd.DataFrame:
+    """Rows whose losses are `floor` at least."""
+    return rows.assign(**{metric: rows[metric].clip(lower=floor)})
 
 
 def fit(points: Sequence[Mapping[str, Any]], gaps: Sequence[float], made: Mapping[str, Any]) -> Law:

@@ -28,7 +28,7 @@ def foretold(spec: dict[str, Any], data: Data) -> Figure | None:
     found = []
     for at, (mean, low, high) in spec["points"]:
         rows = data.at(at) if {*at} <= {*data.swept} else data.last.iloc[:0]
-        if (gap := fair_gap(rows)) is not None:
+        if (gap := fair_gap(law.cut(rows, spec.get("floor", 0.0)))) is not None:
             found.append((statistics.Estimate(mean, low, high, gap.estimate.n), gap))
     if not found:
         return None
@@ -57,7 +57,7 @@ def axes(spec: dict[str, Any], data: Data) -> Figure | None:
     flats = [
         ({**data.base, **dict(zip(data.swept, values, strict=True))}, gap)
         for values, rows in data.last.groupby(data.swept)
-        if (gap := fair_gap(rows)) is not None
+        if (gap := fair_gap(law.cut(rows))) is not None
     ]
     if not flats:
         return None
