@@ -95,9 +95,9 @@ def rows():
     return pd.concat(parts, ignore_index=True)
 
 
-def verdict(expected, score, least, most, found):
+def verdict(expected, score, least, most, found, floor=0.0):
     points = tuple(({"data.samples": n}, one) for n, one in zip(FACTORS, expected, strict=True))
-    claim = Writer("same").prediction("x", "s", "p", LEARNED, FAIREST, Foretold(points, score, least, most))
+    claim = Writer("same").prediction("x", "s", "p", LEARNED, FAIREST, Foretold(points, score, least, most, floor))
     return judge((claim,), found, base(), ["data.samples"])[0]
 
 
@@ -112,6 +112,11 @@ def test_claims_about_what_was_foretold():
     # One sign of three is wrong: 2/3 is out, but draws of points that leave it out have 1.
     turned = verdict([right[0], right[1], (0.1, 0.0, 0.2)], "signs", 0.9, 1.0, rows())
     assert turned["ours"] == pytest.approx(2 / 3) and turned["verdict"] == "inconclusive"
+    # Cut at .3 the learned losses .1 and .2 count as .3, and the control's .2, .4; .3, .6; .05, .1 as .3, .4; .3, .6; .3, .3.
+    low = verdict(right, "r2", 0.8, 1.0, rows(), floor=0.3)
+    halves = np.array([math.log(4 / 3) / 2, math.log(2) / 2, 0.0])
+    wrong = np.log([2.0, 3.0, 0.5]) - halves
+    assert low["ours"] == pytest.approx(1 - (wrong**2).sum() / ((halves - halves.mean()) ** 2).sum())
     part = rows()
     part = part[part["data.samples"] != 32]
     short = verdict(right, "r2", 0.8, 1.0, part)
@@ -151,6 +156,7 @@ def test_the_command_gives_a_factor_its_interval_and_a_warning(fitted, tmp_path,
         (["--fit=runs/x"], r"--out=FILE goes with"),
         (["--fit=runs/x", "--points=law:held_out", "--out=y"], r"one at a time"),
         (["runs/x"], r"unexpected argument 'runs/x'"),
+        (["--fit=runs/x", "--config.data.share=.1", "--out=y"], r"drop --law and --config.KEY"),
         (["--fit=nowhere", "--out=y"], r"nowhere is no workdir"),
     ],
 )
@@ -161,12 +167,13 @@ def test_what_the_command_refuses(arguments, words):
 
 
 def test_predictions_that_were_written_are_those_of_the_law_that_comes_with_the_package():
-    """At the points of the design, so that neither can change alone."""
-    module, config = experiment.configure("law:held_out", [])
-    written, sweep = module.predictions(), module.FIGURES["held_out"].sweep(config)
+    """At the points of the design, so that neither can change alone; those of the first round are of a law before it."""
+    module, config = experiment.configure("law:again", [])
+    written, sweep = module.predictions("again"), module.FIGURES["again"].sweep(config)
     assert [at for at, _ in written] == [*sweep] and len(sweep) == 30
     expected = law.expect(law.read(), [flatten(override(config, point)) for point in sweep])
     assert np.allclose([one[:3] for one in expected], [gap for _, gap in written], atol=1e-3)
+    assert [at for at, _ in module.predictions("held_out")] == [*module.FIGURES["held_out"].sweep(config)]
 
 
 def test_designs_stay_within_their_ranges():
