@@ -149,9 +149,16 @@ def foretold_plots(config: ConfigDict) -> tuple[dict, ...]:
     return (plot | {"points": predictions(config.figure)},)
 
 
+def centre_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """Who wins at the centre."""
+    write = Writer(comparability(config, "same"), prefix="routed.law.")
+    statement = "at the centre of the design learned beats k-means of the inputs and rows from data"
+    return (write.order("centre", statement, "not asked", LEARNED, FAIREST),)
+
+
 TRAINING = {"kind": "training", "name": "training", "metrics": ("train/loss", "test/loss")}
 FIGURES = {
-    "": Figure("the gap at the centre of the design", plots=lambda config: (TRAINING,)),
+    "": Figure("the gap at the centre of the design", claims=centre_claims, plots=lambda config: (TRAINING,)),
     "fit": Figure(
         "the gaps that the law is fitted to",
         sweep=functools.partial(design, figure="fit"),
