@@ -143,8 +143,10 @@ def foretold_claims(config: ConfigDict) -> tuple[Claim, ...]:
         ("coverage", "between 88 and 99 % of gaps lie inside of its 95 % intervals", "coverage", 0.88, 0.99),
     )
     return tuple(
-        write.prediction(id, statement, "not asked", LEARNED, FAIREST, Foretold(points, *rule, FLOORS[config.figure]))
-        for id, statement, *rule in asked
+        write.prediction(
+            id, statement, "not asked", LEARNED, FAIREST, Foretold(points, score, least, most, FLOORS[config.figure])
+        )
+        for id, statement, score, least, most in asked
     )
 
 
