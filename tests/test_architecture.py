@@ -25,7 +25,7 @@ ROOMS = (
     "analysis",
 )
 #: What a user starts: each may import any room, and none another of them.
-COMMANDS = ("main", "report", "bench")
+COMMANDS = ("main", "report", "predict", "bench")
 
 
 def room_of(path):

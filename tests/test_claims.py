@@ -112,7 +112,9 @@ def test_a_claim_against_the_fairest_is_one_against_every_control():
     lost = table(losses)
     lost.loc[(lost.arm == "frozen_top1") & (lost.seed > 1), "status"] = "diverged"
     assert verdict(order(higher="fairest"), lost)["n"] == 4  # the seeds of the other control stay
-    with pytest.raises(UserError, match="claim x: only an order can be claimed against the fairest control"):
+    with pytest.raises(
+        UserError, match="claim x: only an order or a prediction can be claimed against the fairest control"
+    ):
         verdict(order(higher="fairest")._replace(kind="null"), table())
 
 

@@ -189,18 +189,7 @@ def parse_flags(argv: list[str]) -> list[str]:
     Raises:
       UserError: an unknown flag, or a value of the wrong type.
     """
-    rest, position = [], 0
-    _OVERRIDES.clear()
-    while position < len(argv):
-        text = argv[position]
-        position += 1
-        if not text.startswith(("--config.", "-config.")):
-            rest.append(text)
-            continue
-        setting = text.split("config.", 1)[1]
-        if "=" not in setting and position < len(argv) and not argv[position].startswith("--"):
-            setting, position = f"{setting}={argv[position]}", position + 1
-        _OVERRIDES.append(setting)
+    _OVERRIDES[:], rest = commands.take_overrides(argv)
     rest = ["--list=figures" if text in ("--list", "-list") else text for text in rest]
     return commands.parse_flags(rest, sys.modules[__name__])
 

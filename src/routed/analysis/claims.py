@@ -4,7 +4,7 @@ Kinds: `order` (one side is lower than the other), `number` (the paper's value l
 run; a value with standard deviation and number of runs, `Measured`, is compared by Welch's test), `null` (two sides are
 equivalent), `beside` (a number on a scale that the paper does not state: both are shown, nothing is judged), `crossing` (along a
 swept key one side is lower first, the other last, and where they change places), `share` (how much of what one arm gains another
-does: shown, not judged). A side is a dict: `arm` (or "fairest": each fair control in turn), swept keys, `metric` to replace the
+does: shown, not judged), `prediction` (gaps at points of a sweep are as they were foretold). A side is a dict: `arm` (or "fairest": each fair control in turn), swept keys, `metric` to replace the
 claim's, or `value` for a constant.
 """
 
@@ -46,6 +46,20 @@ class Need(NamedTuple):
     metric: str
 
 
+class Foretold(NamedTuple):
+    """Gaps log(higher / lower) that were written down before they were measured, and what is asked of them.
+
+    `points` are swept keys with their values, and the expected gap with the ends of its interval. `score` (`foretold.SCORES`) has to be
+    within [least, most]. Losses below `floor` count as that.
+    """
+
+    points: tuple[tuple[Mapping[str, Any], tuple[float, float, float]], ...]
+    score: str
+    least: float
+    most: float
+    floor: float = 0.0
+
+
 class Claim(NamedTuple):
     """One testable sentence. `lower` is claimed to be below `higher` (number, beside: `lower` is the side, `paper` the value).
 
@@ -53,7 +67,7 @@ class Claim(NamedTuple):
     of those points on which it is supported. `uninformed` is what a number would be without what the paper reports (chance);
     None stands for the untrained network's. comparability: same | gaps_filled | scaled | stand_in. unit: a key of EFFECTS. `alpha`
     is the level that the adjusted p value of an order, a null or a crossing has to reach; `along` is a crossing's. A claim whose
-    `needs` are not all met is inconclusive. `best` is the side below `higher` that a share is a share of.
+    `needs` are not all met is inconclusive. `best` is the side below `higher` that a share is a share of. `foretold` is a prediction's.
     """
 
     kind: str
@@ -72,6 +86,7 @@ class Claim(NamedTuple):
     along: Along | None = None
     needs: tuple[Need, ...] = ()
     best: Mapping[str, Any] = {}
+    foretold: Foretold | None = None
 
 
 LEARNED, FROZEN, FAIREST = {"arm": "learned"}, {"arm": "frozen"}, {"arm": "fairest"}
@@ -120,6 +135,12 @@ class Writer(NamedTuple):
     ) -> Claim:
         """How much of what `best` gains on `higher` does `lower` gain: (higher - lower) / (higher - best)."""
         return self._claim("share", id, statement, paper, lower, higher, {"best": best} | changes)
+
+    def prediction(
+        self, id: str, statement: str, paper: Any, lower: dict, higher: dict, foretold: Foretold, **changes: Any
+    ) -> Claim:
+        """The gaps between two sides at points of a sweep are as foretold; `higher` may be the fairest control at each."""
+        return self._claim("prediction", id, statement, paper, lower, higher, changes | {"foretold": foretold})
 
     def _claim(self, kind, id, statement, paper, lower, higher, changes) -> Claim:
         shared = {name: getattr(self, name) for name in ("metric", "at", "unit", "over", "needs")} | changes

@@ -22,7 +22,7 @@ import pandas as pd
 from markupsafe import Markup
 from ml_collections import ConfigDict
 
-from routed.analysis import controls, diagnosis, plots, points, statistics, verdicts
+from routed.analysis import controls, diagnosis, plots, points, shares, statistics, verdicts
 from routed.analysis.plots.further import draw_all
 from routed.engine import results, rows
 from routed.plan import experiment
@@ -87,6 +87,7 @@ def make_part(
         "claims": points.add(judged, claims, table, config, swept, own),
         "horizon": config.gate.horizon,
         "gap": gap.to_dict("records"),
+        "shares": shares.shares(point).to_dict("records"),
         "gap_at": ", ".join(f"{key} = {point[key].iloc[0]}" for key in swept) or "the only point",
         "threats": [
             *diagnosis.threats(table, config, swept),
@@ -141,6 +142,13 @@ def as_text(part: dict[str, Any]) -> str:
             f"  {g['part']:28} {g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]"
             + (f"  {shown_share(g)} of the gap" if g["share"] == g["share"] else "")
             for g in part["gap"]
+        ]
+    if part["shares"]:
+        lines.append("Averaged over every order in which its confounds can be removed, and for soft evaluation:")
+        lines += [
+            f"  {g['evaluation'] + ', ' + g['part']:38} {g['mean']:+.3f} [{g['low']:+.3f}, {g['high']:+.3f}]"
+            + (f"  {shown_share(g)} of the gap" if g["share"] == g["share"] else "")
+            for g in part["shares"]
         ]
     return "\n".join(lines)
 

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from routed.analysis import statistics
 from routed.analysis.claims import Claim, Measured
 from routed.analysis.crossing import crossing
+from routed.analysis.foretold import prediction
 from routed.analysis.needs import share, unfit
 from routed.analysis.sides import ANY_FAIR, Rows, ends
 from routed.contracts import UserError
@@ -52,8 +53,10 @@ def judge_one(claim: Claim, rows: Rows) -> dict[str, Any]:
         raise UserError(
             f"claim {claim.id}: unknown kind {claim.kind!r}{nearest(claim.kind, KINDS)}; known: {', '.join(KINDS)}"
         )
-    if claim.kind != "order" and ANY_FAIR in (claim.lower.get("arm"), claim.higher.get("arm")):
-        raise UserError(f"claim {claim.id}: only an order can be claimed against the fairest control; name one arm")
+    if claim.kind not in ("order", "prediction") and ANY_FAIR in (claim.lower.get("arm"), claim.higher.get("arm")):
+        raise UserError(
+            f"claim {claim.id}: only an order or a prediction can be claimed against the fairest control; name one arm"
+        )
     record = {
         "id": claim.id, "kind": claim.kind, "comparability": claim.comparability, "statement": claim.statement,
         "metric": claim.metric, "at": claim.at, "paper": claim.paper, "ours": None, "interval": None, "later": None, "n": 0,
@@ -329,4 +332,5 @@ KINDS: dict[str, Callable[[Claim, Rows], dict[str, Any]]] = {
     "beside": _beside,
     "crossing": crossing,
     "share": share,
+    "prediction": prediction,
 }

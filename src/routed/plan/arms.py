@@ -67,6 +67,20 @@ ARMS: dict[str, Arm] = {
     "frozen_data": Arm(
         {"router.frozen": True, "router.from_data": True}, "frozen, rows are examples", "#009E73", fair=True
     ),
+    # ... with a gate as sharp as the learned one, and as soft as the fresh one's: rows from data change both what is near and how sharp
+    # the gate is, and these tell the two apart.
+    "frozen_data_sharp": Arm(
+        {"router.frozen": True, "router.from_data": True},
+        "frozen, rows are examples, as sharp as learned",
+        "#661100",
+        match=Match("router.entropy", "learned", "router/entropy_token_train"),
+    ),
+    "frozen_data_fresh": Arm(
+        {"router.frozen": True, "router.from_data": True},
+        "frozen, rows are examples, as soft as fresh",
+        "#9999FF",
+        match=Match("router.entropy", "frozen", "router/entropy_token_train"),
+    ),
     # ... whose scores are distances to the centres of k-means clusters of the training inputs, without labels (of what its
     # features make of them): the partition that needs no gradient where inputs are clustered as the target is.
     "frozen_kmeans": Arm(_PLACES | {"router.rows": "clusters"}, "frozen k-means of the inputs", "#5A2A00", fair=True),

@@ -36,6 +36,11 @@ COMMANDS = {
     "report": Command(
         "routed.report", "DIR... [--out=FILE]", "writes a run's report again, or one report of several runs"
     ),
+    "predict": Command(
+        "routed.predict",
+        "[--config.KEY=VALUE]...",
+        "what learning to route is expected to gain, by the law of the experiment law",
+    ),
     "bench": Command("routed.bench.__main__", "NAME [--json=FILE]", "measures how fast this machine is"),
 }
 
@@ -96,6 +101,22 @@ def parse_flags(argv: list[str], module: types.ModuleType) -> list[str]:
         return flags.FLAGS(argv)
     except flags.Error as error:
         raise UserError(f"{str(error).splitlines()[0]}; see --help") from None
+
+
+def take_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The KEY=VALUE of every --config.KEY=VALUE (or --config.KEY VALUE), and the other arguments."""
+    overrides, rest, position = list[str](), list[str](), 0
+    while position < len(argv):
+        text = argv[position]
+        position += 1
+        if not text.startswith(("--config.", "-config.")):
+            rest.append(text)
+            continue
+        setting = text.split("config.", 1)[1]
+        if "=" not in setting and position < len(argv) and not argv[position].startswith("--"):
+            setting, position = f"{setting}={argv[position]}", position + 1
+        overrides.append(setting)
+    return overrides, rest
 
 
 def help_of(module: types.ModuleType) -> str:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from routed.analysis.plots.clusters import dispatch, embedding, products, series
 from routed.analysis.plots.curves import curves, gap, success, training
+from routed.analysis.plots.foretold import axes, foretold
 from routed.analysis.plots.frame import STYLE, Data, drawn
 from routed.analysis.plots.maps import forest, methods, phase, routing
 from routed.analysis.plots.paired import languages, paired
@@ -91,6 +92,16 @@ PLOTS: dict[str, Plot] = {
     "parts": Plot(
         parts,
         "The loss of every arm as a sum, means over seeds (routed.metrics.regret): what its partition costs the best experts, how far its experts are from these, and what the weights of its gate add (hatched; below 0 it lies on the others, back to the measured loss). Black: the measured loss with its 95 % t interval; hollow: the loss of experts trained on a frozen copy of the partition, predicted from its cells and the number of samples (too low where the partition was learned from the same samples). Bars that are longer than the axis say what they are made of.",
+    ),
+    "axes": Plot(
+        axes,
+        "Gap of every point, mean over seeds with its 95 % interval, against each setting of the law; all others differ from point to point. Colour: the fairest control there. Line and band: the law at the centre of the design, with its 95 % interval. Points of few values are spread sideways; intervals are cut where the axis ends.",
+        lambda spec, data: data.swept,
+    ),
+    "foretold": Plot(
+        foretold,
+        "Gaps at points that the law has not seen: expected before they ran (95 % prediction intervals, sideways) and measured (means over seeds with 95 % intervals); the line is where both are equal; intervals are cut where an axis ends. Colour: the fairest control there.",
+        lambda spec, data: data.swept,
     ),
     "series": Plot(
         series,

@@ -1,0 +1,180 @@
+"""What learning to route is expected to gain, before anybody trains: the gap log(fairest / learned) by the law of experiments/law.py.
+
+    routed predict --config.data.separation=1.5 --config.data.share=0.3        (or python -m routed.predict)
+
+prints the factor by which the fairest frozen control's loss is expected to be above the learned router's, with its 95 % interval, and
+says where it extrapolates. The law knows data.separation, data.samples, data.share, experts.count, batch_size and router.init_scale;
+what is not given is as in the centre of its design, and everything else as in its protocol (routed list law).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from routed.system import signals
+
+if __name__ == "__main__":
+    signals.end_on_signals()  # before the other imports, which take seconds
+
+from absl import flags
+
+from routed.contracts import UserError
+from routed.system import commands, files
+
+LAW = flags.DEFINE_string("law", None, "The file of the law; default: the one that comes with routed.")
+POINTS = flags.DEFINE_string(
+    "points", None, "NAME:FIGURE: predict every point of an experiment's figure, into the JSON file --out."
+)
+FIT = flags.DEFINE_list(
+    "fit", [], "DIR,...: fit a law to the finished runs of these workdirs (law:fit), into the file --out."
+)
+OUT = flags.DEFINE_string("out", None, "The file that --points or --fit writes.")
+
+#: The experiment whose protocol the law is of.
+EXPERIMENT = "law"
+
+_OVERRIDES: list[str] = []
+
+
+def main(argv: list[str]) -> None:
+    """One prediction, those of a figure, or a new law."""
+    if len(argv) > 1:
+        raise UserError(f"unexpected argument {argv[1]!r}: settings are given with --config.KEY=VALUE")
+    if FIT.value and POINTS.value:
+        raise UserError("--fit and --points: one at a time; --law=FILE says which law predicts")
+    if bool(OUT.value) != bool(FIT.value or POINTS.value):
+        raise UserError("--out=FILE goes with --fit=DIR or --points=NAME:FIGURE, which need it")
+    out = files.folder(OUT.value or "")
+    if FIT.value:
+        if _OVERRIDES or LAW.value:
+            raise UserError("--fit: the workdir says all there is to say: drop --law and --config.KEY")
+        return _fit(FIT.value, out)
+    # Here, since --help needs none of it, and JAX and the rest take seconds.
+    from routed.analysis import law
+
+    flat = {} if POINTS.value else flat_of(EXPERIMENT, _OVERRIDES)
+    known = law.read(files.folder(LAW.value) if LAW.value else law.FILE)
+    if POINTS.value:
+        return _predict_figure(known, POINTS.value, out)
+    files.tell(told(known, flat))
+
+
+def flat_of(spec: str, overrides: list[str]) -> dict[str, Any]:
+    """The flat config that overrides ask for.
+
+    Raises:
+      UserError: a key that the law does not know, or what a config refuses.
+    """
+    from routed.analysis import law
+    from routed.plan import checks, experiment
+    from routed.settings.tree import flatten, nearest
+
+    for text in overrides:
+        key = text.partition("=")[0]
+        if key not in law.AXES:
+            raise UserError(
+                f"--config.{key}: the law does not know it{nearest(key, law.AXES)}; it knows {', '.join(law.AXES)}"
+            )
+    _, config = experiment.configure(spec, overrides)
+    checks.validate(config)
+    return flatten(config)
+
+
+def told(known: Any, flat: Mapping[str, Any]) -> str:
+    """A prediction in words."""
+    from routed.analysis import law
+
+    (one,) = law.expect(known, [flat])
+    mean, low, high = (f"{math.exp(value):.3g}" for value in one[:3])
+    place = ", ".join(f"{axis.words} {axis.size(flat):.3g}" for axis in law.AXES.values())
+    lines = [
+        f"expected loss of the fairest frozen router over the learned one's: {mean} [{low}, {high}]",
+        f"  log ratio {one.gap:.3g} [{one.low:.3g}, {one.high:.3g}]: 95 % interval for a mean over {known.made['seeds']} seeds",
+        f"  at {place}",
+        f"  by {len(known.points)} points of {known.made['experiment']}",
+    ]
+    return "\n".join([*lines, *(f"EXTRAPOLATES: {why}" for why in one.beyond)])
+
+
+def _predict_figure(known: Any, spec: str, out: pathlib.Path) -> None:
+    """Writes what the law expects at the points of a figure."""
+    from routed.analysis import law
+    from routed.plan import experiment
+    from routed.plan.checks import PLANNED
+    from routed.settings.tree import flatten, override
+
+    if _OVERRIDES:
+        raise UserError(f"--config.{_OVERRIDES[0]}: --points says where to predict: drop one of the two")
+    module, config = experiment.configure(spec, [])
+    points = [
+        {key: value for key, value in point.items() if key not in PLANNED}
+        for point in experiment.figure_of(module, config).sweep(config)
+    ]
+    if strange := sorted({key for point in points for key in point} - law.AXES.keys()):
+        raise UserError(f"--points={spec}: sweeps {strange[0]}, which the law does not know")
+    expected = law.expect(known, [flatten(override(config, point)) for point in points])
+    lines = [
+        json.dumps({"at": point, "gap": [round(value, 4) for value in one[:3]], "beyond": one.beyond})
+        for point, one in zip(points, expected, strict=True)
+    ]
+    law_of = json.dumps({"form": known.form, **known.made})
+    files.write(out, f'{{\n "law": {law_of},\n "points": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n")
+    files.tell(
+        f"wrote {out}: {len(points)} predictions, {sum(bool(one.beyond) for one in expected)} of them extrapolate"
+    )
+
+
+def _fit(workdirs: list[str], out: pathlib.Path) -> None:
+    """Writes the law of the runs of some workdirs."""
+    import routed
+    from routed.analysis import law
+    from routed.engine.rows import swept_columns
+
+    points, gaps, names = list[dict[str, Any]](), list[float](), list[str]()
+    base: dict[str, Any] = {}
+    for workdir in workdirs:
+        stored = routed.load(workdir)
+        table, base = stored["results"], stored["config"]
+        swept = swept_columns(table)
+        if missing := [key for key in law.AXES if key not in swept]:
+            raise UserError(f"--fit={workdir}: it does not sweep {missing[0]}; a law needs {', '.join(law.AXES)}")
+        own, seen = law.gaps_of(table, base, swept)
+        points, gaps, names = points + own, gaps + seen, [*names, f"{base['name']}:{base['figure']}"]
+    if len(points) <= law.FOLDS:
+        raise UserError(
+            f"--fit={','.join(workdirs)}: {len(points)} points have finished runs, more than {law.FOLDS} are needed"
+        )
+    made = {
+        "experiment": " and ".join(names), "seeds": base["seeds"], "steps": base["steps"],
+    }  # fmt: skip
+    found = law.fit(points, gaps, made)
+    law.write(found, out)
+    lines = [
+        f"  {form}: " + ", ".join(f"{name} {value:.3g}" for name, value in scores.items())
+        for form, scores in found.scores.items()
+    ]
+    files.tell("\n".join([f"wrote {out}: {len(points)} points, {found.form}; left-out points:", *lines]))
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+    """Takes --config.KEY=VALUE out of the command line, and leaves the rest to absl.
+
+    Raises:
+      UserError: an unknown flag, or a value of the wrong type.
+    """
+    _OVERRIDES[:], rest = commands.take_overrides(argv)
+    return commands.parse_flags(rest, sys.modules[__name__])
+
+
+def run() -> None:
+    """Entry point."""
+    commands.start(main, parse_flags)
+
+
+if __name__ == "__main__":
+    run()
