@@ -10,6 +10,8 @@ from routed.tasks import TASKS
 
 #: The column of a router's agreement with a grouping of the clusters, which a task asks for among its `columns`.
 AMI_BY = "router/ami_by_"
+#: The column of how experts do by themselves on the cluster that their initial filters favour, for which a task asks likewise.
+ALONE = "theory/own_error"
 
 
 def offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -30,4 +32,7 @@ def offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.
     if "groups" in history:
         hits = [agreement.group_hit(history["groups"][0], counts) for counts in history["counts"]]
         found["router/group_hit"] = np.array(hits)
+        if "alone" in history:
+            errors = [agreement.group_errors(history["groups"][0], 1 - right) for right in history["alone"]]
+            found[ALONE], found["theory/other_error"] = np.array(errors).T
     return found
