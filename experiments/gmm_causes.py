@@ -93,7 +93,7 @@ LONGER = Figure(
             "kind": "curves", "name": "steps", "x": "steps",
             "metrics": ("test/loss", "router/dead", "router/norm_ratio"),
         },
-        gmm.TRAINING,
+        gmm.TRAINING | {"at": {"steps": STEPS[config.scale][-1]}},
     ),
 )  # fmt: skip
 
@@ -120,7 +120,15 @@ SPURIOUS = Figure(
     CONSTANT | {"arms": ("learned",), "data.fresh": True, "data.spurious_dims": 216, "seeds": 4},
     sweep=lambda config: cross(product(steps=STEPS[config.scale]), product(optimizer__weight_decay=DECAYS)),
     claims=lambda config: tuple(claim_spurious(config)),
-    plots=lambda config: (gmm.SHARE, {"kind": "training", "name": "training", "metrics": gmm.SHARE["metrics"]}),
+    plots=lambda config: (
+        gmm.SHARE,
+        {
+            "kind": "training",
+            "name": "training",
+            "metrics": gmm.SHARE["metrics"],
+            "at": {"steps": STEPS[config.scale][-1]},
+        },
+    ),
 )
 
 # The mixture against dense nets
