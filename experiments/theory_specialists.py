@@ -276,7 +276,7 @@ def claim_proof(config: ConfigDict) -> Iterator[Claim]:
 
 PROOF = Figure(
     "Theorem 2, (ii) to (iv): weight on others' rows, error of experts, direction and norm of rows",
-    {"seed": 300, "seeds": 50, "eval_every": 10, "shuffles": 0},
+    {"seed": 300, "seeds": 20, "eval_every": 10, "shuffles": 0},
     sweep=sweep_proof,
     claims=lambda config: tuple(claim_proof(config)),
     plots=lambda config: (
