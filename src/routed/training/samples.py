@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, SHARE, Batch, Column, UserError
@@ -28,7 +27,7 @@ from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.program import rule_and_dispatch
-from routed.training.sample_history import ALONE, offline
+from routed.training.sample_history import ALONE, alone, offline
 from routed.training.task_losses import TASK_LOSSES, correct, squared
 
 #: FLOPs that take as long as the update of a parameter: of the headline's soft and hard arms, which differ in FLOPs 57-fold and
@@ -132,7 +131,7 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
         right = correct(prediction, test.y)
         seen |= {"test/accuracy": right.mean(), "right": right[: router.PROBE]}
         if ALONE in task.columns and model.responses is not None:
-            seen["alone"] = _alone(task, model, params, jax.tree.map(lambda a: a[: router.PROBE], test), data)
+            seen["alone"] = alone(task, model.responses, params, jax.tree.map(lambda a: a[: router.PROBE], test), data)
     else:
         seen["test/loss_soft"] = loss.value(mixture, test.y).mean() / unit
     if task.bayes is not None:
@@ -184,14 +183,6 @@ def _started_at_rows(config: ConfigDict, params, rows: Batch) -> bool:
     """May the router's rows have been these examples, if it took any?"""
     kernel = params["router"].get("kernel")
     return config.router.rows == EXAMPLES and kernel is not None and kernel.shape[0] == rows.tokens.shape[-1]
-
-
-def _alone(task: Task, model: Model, params, test: Batch, data) -> Float[Array, "C E"]:
-    """The share of each cluster's samples that each expert alone gets right."""
-    each = model.responses(params, SITE, test.tokens[None])[0].swapaxes(0, 1)  # [E, T, O]
-    right = jax.vmap(lambda one: correct(one, test.y))(each).astype(jnp.float32).T
-    kinds = jax.nn.one_hot(test.label, task.labels(data))
-    return kinds.T @ right / jnp.maximum(kinds.sum(0)[:, None], 1)
 
 
 def _affine(config: ConfigDict, model: Model, test: Batch, params) -> regret.Affine | None:
