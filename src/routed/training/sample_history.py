@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,6 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Batch
 from routed.metrics import agreement
-from routed.models.model import Responses
 from routed.models.single_layer import SITE
 from routed.tasks import TASKS
 from routed.tasks.task import Task
@@ -46,7 +47,7 @@ def offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.
     return found
 
 
-def alone(task: Task, responses: Responses, params, test: Batch, data) -> Float[Array, "C E"]:
+def alone(task: Task, responses: Callable[..., Array], params, test: Batch, data) -> Float[Array, "C E"]:
     """The share of each cluster's samples that each expert alone gets right."""
     each = responses(params, SITE, test.tokens[None])[0].swapaxes(0, 1)  # [E, T, O]
     right = jax.vmap(lambda one: correct(one, test.y))(each).astype(jnp.float32).T
