@@ -277,6 +277,16 @@ def test_lemmas(monkeypatch):
     assert worst(np.zeros((9, 4)))[0] == pytest.approx(90 / 16, rel=1e-3)
 
 
+def test_lemma_c3_compares_the_experts_of_a_sample(monkeypatch):
+    found = patches.lemmas(jnp.array(np.random.default_rng(0).normal(size=(50, 4)), jnp.float32), jax.random.key(0))
+    assert 0.01 < float(found["theory/lemma_c3"]) <= 1
+    # Chances that grow 40 times as fast as scores break the bound of E^2 = 9; equal scores say nothing (0 over 0).
+    monkeypatch.setattr(patches, "chances", lambda scores: 40 * scores)
+    found = patches.lemmas(jnp.array([[0.0, 0.0, 2.0], [0.5, 0.0, 0.9]]), jax.random.key(0))
+    assert float(found["theory/lemma_c3"]) == pytest.approx(40 / 9, rel=1e-3)
+    assert float(found["theory/hopeless"]) == pytest.approx(2 / 6)  # both others of the first sample
+
+
 def test_products_with_signals_by_hand(monkeypatch):
     monkeypatch.setattr(patches, "lemmas", lambda scores, key: {"scores": scores})
     v0, v1, c0, c1 = np.eye(4, dtype=np.float32)
@@ -303,6 +313,14 @@ def test_products_with_signals_by_hand(monkeypatch):
     assert set(seen(1, router={"kernel": jnp.ones((12, 2))})) == experts_only
     assert set(seen(1, router=rows | {"features": {}})) == experts_only
     assert seen(1, jnp.ones((2, 12, 5))) == {}
+
+
+def test_errors_of_experts_on_their_own_and_on_other_clusters():
+    # Expert 0 favours cluster 1, where it errs on .1; elsewhere on .4 and .3. Expert 1 favours cluster 0: .2; elsewhere .5 and .6.
+    errors = np.array([[0.4, 0.2], [0.1, 0.5], [0.3, 0.6]])
+    assert agreement.group_errors(np.array([1, 0]), errors) == pytest.approx(
+        (0.15, 0.4)
+    )  # (.1 + .2) / 2, (.3 + .5) / 2
 
 
 def test_hits_and_the_entropy_of_published_tables():
@@ -415,6 +433,7 @@ def test_presets_run(presets, name):
     assert set(rows.status) == {"ok"} and rows["test/accuracy"].between(0, 1).all()
     assert rows["train/dispatch_entropy"].between(0, math.log(4) + 1e-5).all() and "test/loss_soft" not in rows
     assert rows["router/group_hit"].notna().all() and (rows["theory/lemma51"] <= 1).all()
+    assert rows[["theory/own_error", "theory/other_error"]].stack().between(0, 1).all()
     assert ("train/steps" in rows) == (config.stop.rise > 0) == (name == "released")
     # Scores start at 0: without noise all test samples go to expert 0, a load of E; with noise about as many to each.
     assert rows["router/load_max"][0] == 4 if name == "paper" else rows["router/load_max"][0] < 2

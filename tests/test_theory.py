@@ -16,6 +16,7 @@ from routed import contracts
 from routed.analysis.statistics import coupon_collector
 from routed.contracts import UserError
 from routed.layer.rule import Rule
+from routed.metrics import specialists
 from routed.models import kmeans, two_experts
 from routed.plan.checks import validate
 from routed.plan.config import base
@@ -51,6 +52,33 @@ def test_coupon_collector_keeps_its_digits():
     assert coupon_collector(32, 32) == pytest.approx(
         math.factorial(32) / 32**32, rel=1e-12
     )  # 1.8e-13, of terms near 1e3
+
+
+def test_what_rows_from_examples_have_become_by_hand():
+    # Rows of clusters 0, 0 and 1; nobody of cluster 2 has a row, so neither its sample nor its target counts.
+    scores = np.log([[0.5, 0.25, 0.25], [0.125, 0.125, 0.75], [0.3, 0.4, 0.3]]).astype(np.float32)
+    y = jnp.array([[3.0, 4.0], [0.0, 2.0], [9.0, 9.0]])
+    experts = jnp.array([[3.0, 3.0], [0.0, 0.0], [0.0, 1.0]])
+    rows, examples = jnp.array([[2.0, 0], [0, 3.0], [1.0, 1.0]]), jnp.array([[1.0, 0], [0, 1.0], [1.0, 0]])
+    found = specialists.columns(
+        jnp.array(scores), jnp.arange(3), y, experts, rows, examples, jnp.array([0, 0, 1]), labels=3
+    )
+    # Both samples that count give others' rows 1/4: log 4 = 1.386, over 2 dimensions.
+    assert float(found["theory/exponent"]) == pytest.approx(math.log(4) / 2, rel=1e-5)
+    # Nearest to (3, 4), of norm 5: at 1, so .2. To (0, 2): at 1 of 2.
+    assert float(found["theory/expert_error"]) == pytest.approx(0.5)
+    assert float(found["theory/row_cosine"]) == pytest.approx((1 + 1 + 0.5**0.5) / 3)
+    assert float(found["theory/row_growth"]) == pytest.approx((2 + 3 + 2**0.5) / 3)
+
+
+def test_rows_are_followed_where_they_came_from_examples_only(small, tmp_path):
+    config = override(small, {"arms": ("frozen_data", "learned"), "experts.name": "constant", "seeds": 1})
+    table = train(config, ({},), tmp_path)
+    columns = [*specialists.COLUMNS]
+    assert table[table.arm == "learned"][columns].isna().all().all()
+    rows = table[table.arm == "frozen_data"]
+    assert rows[["theory/row_cosine", "theory/row_growth"]].to_numpy() == pytest.approx(1)
+    assert np.isfinite(last(table, "frozen_data", "theory/expert_error")).all()
 
 
 def test_kmeans_steps_are_scikit_learns():

@@ -36,6 +36,12 @@ def group_hit(groups: np.ndarray, counts: np.ndarray) -> float:
     return float((counts.argmax(0) == groups)[live].mean())
 
 
+def group_errors(groups: np.ndarray, errors: Float[np.ndarray, "C E"]) -> tuple[float, float]:
+    """The mean error of experts on their cluster in `groups` [E], and their least error on any other cluster, as a mean."""
+    own = np.arange(len(errors))[:, None] == groups[None]
+    return float(errors[own].mean()), float(np.where(own, np.inf, errors).min(0).mean())
+
+
 def agreement(counts: np.ndarray) -> dict[str, float]:
     """Adjusted mutual information and homogeneity of hard choices with clusters, from counts [C, E] (scikit-learn).
 

@@ -118,18 +118,33 @@ def chances(scores: Float[Array, "T E"]) -> Float[Array, "T E"]:
 
 
 def lemmas(scores: Float[Array, "T E"], key: PRNGKeyArray) -> dict[str, Scalar]:
-    """Smoothed routing, on scores h of the router and changed ones h': both columns are at most 1 where the lemmas hold.
+    """Smoothed routing, on scores h of the router and changed ones h': each lemma's column is at most 1 where it holds.
 
-    lemma51: largest |p - p'| / (E^2 |h - h'|), in the maximum norm (Lemma 5.1). lemma_c4: 1 + the largest chance of an expert
-    whose score is at least 1 below the highest (Lemma C.4). The key is consumed.
+    lemma51: largest |p - p'| / (E^2 |h - h'|), in the maximum norm (Lemma 5.1). lemma_c3: largest |p_m - p_n| / (E^2 |h_m - h_n|) of
+    two experts, at h and at h' (Lemma C.3). lemma_c4: 1 + the largest chance of an expert whose score is at least 1 below the
+    highest (Lemma C.4), and `hopeless`: the share of such experts. The key is consumed.
     """
-    experts, p, worst = scores.shape[1], chances(scores), []
+    experts, p = scores.shape[1], chances(scores)
+    worst, pairs = [], [_steepest(scores, p)]
     for change, one in zip(CHANGES, jax.random.split(key, len(CHANGES)), strict=True):
         moved = scores + change * jax.random.normal(one, scores.shape)
-        apart = jnp.abs(chances(moved) - p).max(1) / (experts**2 * jnp.abs(moved - scores).max(1))
+        then = chances(moved)
+        apart = jnp.abs(then - p).max(1) / (experts**2 * jnp.abs(moved - scores).max(1))
         worst.append(apart.max())
+        pairs.append(_steepest(moved, then))
     hopeless = scores <= scores.max(1, keepdims=True) - 1
-    return {"theory/lemma51": jnp.stack(worst).max(), "theory/lemma_c4": 1 + jnp.where(hopeless, p, 0.0).max()}
+    return {
+        "theory/lemma51": jnp.stack(worst).max(),
+        "theory/lemma_c3": jnp.stack(pairs).max(),
+        "theory/lemma_c4": 1 + jnp.where(hopeless, p, 0.0).max(),
+        "theory/hopeless": hopeless.mean(),
+    }
+
+
+def _steepest(scores: Float[Array, "T E"], p: Float[Array, "T E"]) -> Scalar:
+    """Largest |p_m - p_n| / (E^2 |h_m - h_n|) over pairs of experts; float32 cannot tell differences below 1e-5 from 0."""
+    apart, chance = (jnp.abs(of[:, :, None] - of[:, None]) for of in (scores, p))
+    return (chance / (scores.shape[1] ** 2 * jnp.maximum(apart, 1e-5))).max()
 
 
 def _strength(low: float, high: float, of: str) -> dict[str, Setting]:
@@ -172,7 +187,13 @@ TASK = Task(
         "signals/router_feature": Column("largest product of a router row\nwith a feature", bounds=AT_LEAST_0),
         "signals/router_centre": Column("largest product of a router row\nwith a centre", bounds=AT_LEAST_0),
         "theory/lemma51": Column("change of routing over its bound\n(Lemma 5.1)", bounds=AT_LEAST_0),
+        "theory/lemma_c3": Column("difference of chances over its bound\n(Lemma C.3)", bounds=AT_LEAST_0),
         "theory/lemma_c4": Column("1 + chance of a hopeless expert\n(Lemma C.4)", bounds=AT_LEAST_1),
+        "theory/hopeless": Column("share of experts whose score is\n1 below the highest (Lemma C.4)", bounds=SHARE),
+        "theory/own_error": Column(
+            "error of experts on the cluster that\ntheir filters favour (Lemma 5.2)", bounds=SHARE
+        ),
+        "theory/other_error": Column("smallest error of experts on\nanother cluster (Lemma 5.2)", bounds=SHARE),
         "theory/row_sum": Column("|sum of router rows| over\nthe norm of all (Lemma E.1)", bounds=AT_LEAST_0),
     },
     reads=("clusters", "dim"),

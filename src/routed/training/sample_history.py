@@ -1,15 +1,26 @@
-"""What the whole history of a run on samples tells, beyond each evaluation: agreement with clusters, and churn."""
+"""What the whole history of a run on samples tells, beyond each evaluation: agreement with clusters, churn, experts alone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
+from routed.contracts import Batch
 from routed.metrics import agreement
+from routed.models.single_layer import SITE
 from routed.tasks import TASKS
+from routed.tasks.task import Task
+from routed.training.task_losses import correct
 
 #: The column of a router's agreement with a grouping of the clusters, which a task asks for among its `columns`.
 AMI_BY = "router/ami_by_"
+#: The column of how experts do by themselves on the cluster that their initial filters favour, for which a task asks likewise.
+ALONE = "theory/own_error"
 
 
 def offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -30,4 +41,15 @@ def offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.
     if "groups" in history:
         hits = [agreement.group_hit(history["groups"][0], counts) for counts in history["counts"]]
         found["router/group_hit"] = np.array(hits)
+        if "alone" in history:
+            errors = [agreement.group_errors(history["groups"][0], 1 - right) for right in history["alone"]]
+            found[ALONE], found["theory/other_error"] = np.array(errors).T
     return found
+
+
+def alone(task: Task, responses: Callable[..., Array], params, test: Batch, data) -> Float[Array, "C E"]:
+    """The share of each cluster's samples that each expert alone gets right."""
+    each = responses(params, SITE, test.tokens[None])[0].swapaxes(0, 1)  # [E, T, O]
+    right = jax.vmap(lambda one: correct(one, test.y))(each).astype(jnp.float32).T
+    kinds = jax.nn.one_hot(test.label, task.labels(data))
+    return kinds.T @ right / jnp.maximum(kinds.sum(0)[:, None], 1)

@@ -16,18 +16,18 @@ from routed.experts import EXPERTS
 from routed.layer.moe import CONTROL
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import SELECTIONS, group_of
-from routed.metrics import entropies, regret, router
+from routed.metrics import entropies, regret, router, specialists
 from routed.models import SAMPLE_MODELS
 from routed.models.model import Model
 from routed.models.single_layer import SITE, sharpness
-from routed.routers import CLUSTERS, ROUTERS, initial_parameters, sharpness_of
+from routed.routers import CLUSTERS, EXAMPLES, ROUTERS, initial_parameters, sharpness_of
 from routed.settings.setting import Setting, at_least, refuse
 from routed.settings.tree import node_of
 from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.program import rule_and_dispatch
-from routed.training.sample_history import offline
+from routed.training.sample_history import ALONE, alone, offline
 from routed.training.task_losses import TASK_LOSSES, correct, squared
 
 #: FLOPs that take as long as the update of a parameter: of the headline's soft and hard arms, which differ in FLOPs 57-fold and
@@ -130,6 +130,8 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
     if loss.labelled:
         right = correct(prediction, test.y)
         seen |= {"test/accuracy": right.mean(), "right": right[: router.PROBE]}
+        if ALONE in task.columns and model.responses is not None:
+            seen["alone"] = alone(task, model.responses, params, jax.tree.map(lambda a: a[: router.PROBE], test), data)
     else:
         seen["test/loss_soft"] = loss.value(mixture, test.y).mean() / unit
     if task.bayes is not None:
@@ -149,9 +151,15 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
         outputs = model.apply(params, state, batch, training, config.dispatch, key, step)
         trained = router.dispatched(outputs.sites[SITE].routing, batch.label, labels)
         seen["train/dispatch_entropy"] = entropies.dispatch_entropy(trained)
-    label = worlds.examples(task, world, count, data).label[:count]
-    hit = jnp.zeros(labels).at[label].set(1.0)
+    rows = worlds.examples(task, world, count, data)
+    hit = jnp.zeros(labels).at[owner := rows.label[:count]].set(1.0)
     seen["router/rows_hit"] = hit.min()  # would rows from examples (router.from_data) come from every cluster?
+    if _started_at_rows(config, params, rows) and experts is not None and experts.slope is None:
+        own = params["router"]["kernel"].T
+        told = (routing.scores, test.label, test.y, experts.offset, own, rows.tokens[:count], owner, labels)
+        from_data = jnp.asarray(inputs.config.router.from_data)
+        found = specialists.columns(*told)
+        seen |= {name: jnp.where(from_data, value, jnp.nan) for name, value in found.items()}
     scores, gauge = model.scores, worlds.examples(task, world, GAUGED, data)
     probs = jax.nn.softmax(scores(params, state, SITE, gauge.tokens[None], gauge, step)[0])
     asked = inputs.config.router.entropy
@@ -169,6 +177,12 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
         shuffles=config.shuffles,
         sharpness=sharpness(state),
     )
+
+
+def _started_at_rows(config: ConfigDict, params, rows: Batch) -> bool:
+    """May the router's rows have been these examples, if it took any?"""
+    kernel = params["router"].get("kernel")
+    return config.router.rows == EXAMPLES and kernel is not None and kernel.shape[0] == rows.tokens.shape[-1]
 
 
 def _affine(config: ConfigDict, model: Model, test: Batch, params) -> regret.Affine | None:
@@ -300,7 +314,16 @@ def _columns(config: ConfigDict) -> dict[str, Column]:
     further = {name: metric.column for name, metric in router.METRICS.items()}
     parts = TASKS[config.data.name].columns, SAMPLE_MODELS[config.model].columns
     labelled = LABELLED if TASK_LOSSES[config.loss].labelled else {}
-    return COLUMNS | labelled | router.COLUMNS | regret.COLUMNS | dict(parts[0]) | dict(parts[1]) | further
+    return (
+        COLUMNS
+        | labelled
+        | router.COLUMNS
+        | regret.COLUMNS
+        | specialists.COLUMNS
+        | dict(parts[0])
+        | dict(parts[1])
+        | further
+    )
 
 
 SAMPLES = ProblemPart(

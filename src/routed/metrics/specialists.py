@@ -1,0 +1,63 @@
+"""What a router whose rows are training examples has become: the statements of Theorem 2 (Dikkala et al. 2023, 4.2 and E), measured.
+
+Row e came from an example of cluster c(e). Over test samples x of the clusters that have a row of their own (hit), with p the softmax
+of the scores, u_e constant experts, v_c the target of cluster c (the mean of y there), and w_e, w_e' the rows now and at first:
+
+    exponent       1 % quantile over x of -log sum_{e: c(e) != c(x)} p_e(x), over the dimensions of x: above 0, (ii)
+    expert_error   max over c of min_e |u_e - v_c| / |v_c|: tends to 0, (iii)
+    row_cosine     mean over e of cos(w_e, w_e'): stays near 1, (iv)
+    row_growth     mean over e of |w_e| / |w_e'|: grows, (iv)
+
+Where no cluster is hit the first two are infinite and 0; where every row is of the cluster of x there is no other, and the exponent is
+that of float32's largest number.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Scalar
+
+from routed.contracts import AT_LEAST_0, Column
+
+#: Share of the samples with a smaller exponent than the one that is reported.
+WORST = 0.01
+
+COLUMNS = {
+    "theory/exponent": Column("-log of the weight on others' rows,\nover dimensions (1 % quantile)"),
+    "theory/expert_error": Column("distance of the nearest expert\nfrom a cluster's target (largest)", log=True, bounds=AT_LEAST_0),
+    "theory/row_cosine": Column("cosine of a row and its example"),
+    "theory/row_growth": Column("norm of a row over that of its example", bounds=AT_LEAST_0),
+}  # fmt: skip
+
+
+def columns(
+    scores: Float[Array, "T E"],
+    label: Int[Array, " T"],
+    y: Float[Array, "T O"],
+    experts: Float[Array, "E O"],
+    rows: Float[Array, "E D"],
+    examples: Float[Array, "E D"],
+    owner: Int[Array, " E"],
+    labels: int,
+) -> dict[str, Scalar]:
+    """The columns above, of `rows` that started at `examples` of the clusters `owner`."""
+    hit = jnp.zeros(labels, bool).at[owner].set(True)
+    foreign = jnp.where(owner[None] == label[:, None], -jnp.inf, scores)
+    largest = jnp.finfo(scores.dtype).max
+    away = jnp.minimum(jax.nn.logsumexp(scores, 1) - jax.nn.logsumexp(foreign, 1), largest)
+    exponent = jnp.nanquantile(jnp.where(hit[label], away, jnp.nan), WORST) / rows.shape[1]
+
+    members = jax.nn.one_hot(label, labels)
+    targets = members.T @ y / jnp.maximum(members.sum(0)[:, None], 1)
+    apart = jnp.linalg.norm(experts[None] - targets[:, None], axis=-1).min(1)
+    error = apart / jnp.maximum(jnp.linalg.norm(targets, axis=1), 1e-9)
+
+    before, now = (jnp.linalg.norm(of, axis=1) for of in (examples, rows))
+    cosine = (rows * examples).sum(1) / jnp.maximum(before * now, 1e-9)
+    return {
+        "theory/exponent": jnp.where(hit.any(), exponent, jnp.inf),
+        "theory/expert_error": jnp.where(hit, error, 0.0).max(),
+        "theory/row_cosine": cosine.mean(),
+        "theory/row_growth": (now / jnp.maximum(before, 1e-9)).mean(),
+    }
