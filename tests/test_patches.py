@@ -360,8 +360,6 @@ def test_points_may_say_how_many_seeds(small, tmp_path):
     validate_sweep(sweep)
     with pytest.raises(UserError, match="sweep key seed:"):
         validate_sweep(({"seed": 1},))
-    with pytest.raises(UserError, match="sweep key held: cannot be swept, as a list of values is no place on an axis"):
-        validate_sweep(({"held": ("data",)},))
 
 
 def test_impossible_patches_are_refused_by_name(small):

@@ -254,7 +254,3 @@ def validate_sweep(sweep: tuple[dict, ...]) -> None:
             raise UserError(
                 f"sweep key {key}: cannot be swept, as it does not tell points apart; set it with --config.{key}=VALUE"
             )
-        if key in known and isinstance(known[key].default, tuple):
-            raise UserError(
-                f"sweep key {key}: cannot be swept, as a list of values is no place on an axis; give each --config.{key}=... a command"
-            )
