@@ -5,8 +5,8 @@ clusters are apart, how many samples and experts each has, how noisy the gradien
 for the target, and how sharp the fresh gate is. Is there a law of these six that holds at points that it has not seen?
 
     python -m routed.main --config=experiments/law.py:fit             # 60 points, to which the law is fitted
-    routed predict --fit=runs/law-fit --out=src/routed/analysis/law.json
-    routed predict --points=law:held_out --out=experiments/law_held_out.json
+    routed predict --fit=runs/law-fit --write=src/routed/analysis/law.json
+    routed predict --points=law:held_out --write=experiments/law_held_out.json
     python -m routed.main --config=experiments/law.py:held_out        # 30 others, after their predictions are written; again: 30 more
     routed predict --config.data.separation=1.5 --config.data.share=0.3
 

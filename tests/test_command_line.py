@@ -480,7 +480,7 @@ def test_64_bits_are_refused(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["routed.main", "routed.report"])
+@pytest.mark.parametrize("module", ["routed.main", "routed.report", "routed.predict"])
 def test_help_ends_well_shows_our_flags_only_and_loads_little(tmp_path, module):
     code = f"import sys, {module} as m\ntry: m.run()\nfinally: print({{'jax', 'numpy', 'pandas'}} & {{*sys.modules}})"
     found = process("-c", code, "--help", cwd=tmp_path, env=os.environ | {"COLUMNS": "80"})
@@ -489,6 +489,7 @@ def test_help_ends_well_shows_our_flags_only_and_loads_little(tmp_path, module):
     flags_of = {
         "routed.main": {*re.findall(r'DEFINE_\w+\(\s*"(\w+)"', inspect.getsource(main))},
         "routed.report": {"out"},
+        "routed.predict": {"law", "points", "fit", "write"},
     }
     assert {line.split()[0][2:] for line in text if line.startswith("  --")} == flags_of[module]
     assert loaded == "set()" and max(map(len, text)) <= 80
@@ -501,7 +502,9 @@ def test_the_command_has_commands(tmp_path):
     found = [process("-c", script, *words, cwd=tmp_path) for words in ([], ["-h"], ["rnu"], ["--workdri=x"], ["list"])]
     assert [one.returncode for one in found] == [0, 0, 2, 2, 0]
     assert found[0].stdout == found[1].stdout and all(f"  routed {word} " in found[0].stdout for word in COMMANDS)
-    assert found[2].stderr == "error: unknown command 'rnu'; known: run, list, report, bench; see routed --help\n"
+    assert (
+        found[2].stderr == "error: unknown command 'rnu'; known: run, list, report, predict, bench; see routed --help\n"
+    )
     assert "'workdri'" in found[3].stderr and "gmm_router  " in found[4].stdout
     closed = subprocess.run(f"{sys.executable} -c '{script}' | true", shell=True, capture_output=True, cwd=tmp_path)
     assert closed.stderr == b""

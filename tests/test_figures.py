@@ -276,7 +276,7 @@ def test_a_claim_is_tried_at_nuisance_keys_and_the_users_but_not_at_what_its_sid
 def test_lines_and_figures_are_on_the_page(tmp_path):
     write = WRITE.order("plain", "learned beats frozen", "", LEARNED, FROZEN)
     part = {
-        "name": "n", "question": "q", "gap": [], "gap_at": "", "threats": [], "figures": [], "undrawn": ["lost"], "arms": "",
+        "name": "n", "question": "q", "gap": [], "shares": [], "gap_at": "", "threats": [], "figures": [], "undrawn": ["lost"], "arms": "",
         "loss": "test/loss", "horizon": 4.0, "summary": "", "summary_of": "every point", "config": "", "versions": "", "document": "", "claims": [*judged((write,)).values()],
     }  # fmt: skip
     page.write_page(tmp_path / "report.html", [part])

@@ -208,6 +208,7 @@ def test_every_figure_can_do_without_a_finished_run(finished):
         "success": {"arm": "learned", "metric": "test/loss", "x": "data.samples", "predicted": {}},
         "paired": {"metric": "test/loss"},
         "languages": {"arm": "frozen"},
+        "foretold": {"points": [({"data.samples": 8}, (0.5, 0.0, 1.0))]},
         "routing": {"arms": ("learned", "frozen")},
         "multiples": {
             "of": {"kind": "curves", "x": "data.samples", "metrics": ("test/loss",)},

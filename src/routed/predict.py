@@ -1,8 +1,8 @@
 """What learning to route is expected to gain, before anybody trains: the gap log(fairest / learned) by the law of experiments/law.py.
 
-    routed predict --config.data.separation=1.5 --config.data.share=0.3        (or python -m routed.predict)
+    routed predict --config.data.separation=1.5 --config.data.share=0.3
 
-prints the factor by which the fairest frozen control's loss is expected to be above the learned router's, with its 95 % interval, and
+(or python -m routed.predict) prints the factor by which the fairest frozen control's loss is expected to be above the learned router's, with its 95 % interval, and
 says where it extrapolates. The law knows data.separation, data.samples, data.share, experts.count, batch_size and router.init_scale;
 what is not given is as in the centre of its design, and everything else as in its protocol (routed list law).
 """
@@ -28,12 +28,12 @@ from routed.system import commands, files
 
 LAW = flags.DEFINE_string("law", None, "The file of the law; default: the one that comes with routed.")
 POINTS = flags.DEFINE_string(
-    "points", None, "NAME:FIGURE: predict every point of an experiment's figure, into the JSON file --out."
+    "points", None, "NAME:FIGURE: predict every point of an experiment's figure, into the JSON file --write."
 )
 FIT = flags.DEFINE_list(
-    "fit", [], "DIR,...: fit a law to the finished runs of these workdirs (law:fit), into the file --out."
+    "fit", [], "DIR,...: fit a law to the finished runs of these workdirs (law:fit), into the file --write."
 )
-OUT = flags.DEFINE_string("out", None, "The file that --points or --fit writes.")
+WRITE = flags.DEFINE_string("write", None, "The file that --points or --fit writes.")
 
 #: The experiment whose protocol the law is of.
 EXPERIMENT = "law"
@@ -47,9 +47,9 @@ def main(argv: list[str]) -> None:
         raise UserError(f"unexpected argument {argv[1]!r}: settings are given with --config.KEY=VALUE")
     if FIT.value and POINTS.value:
         raise UserError("--fit and --points: one at a time; --law=FILE says which law predicts")
-    if bool(OUT.value) != bool(FIT.value or POINTS.value):
-        raise UserError("--out=FILE goes with --fit=DIR or --points=NAME:FIGURE, which need it")
-    out = files.folder(OUT.value or "")
+    if bool(WRITE.value) != bool(FIT.value or POINTS.value):
+        raise UserError("--write=FILE goes with --fit=DIR or --points=NAME:FIGURE, which need it")
+    out = files.folder(WRITE.value or "")
     if FIT.value:
         if _OVERRIDES or LAW.value:
             raise UserError("--fit: the workdir says all there is to say: drop --law and --config.KEY")

@@ -230,7 +230,7 @@ def read(path: pathlib.Path = FILE) -> Law:
     try:
         return Law(**json.loads(text))
     except (TypeError, ValueError):
-        raise UserError(f"{path}: not a law: make one with routed predict --fit=DIR --out={path}") from None
+        raise UserError(f"{path}: not a law: make one with routed predict --fit=DIR --write={path}") from None
 
 
 def write(law: Law, path: pathlib.Path) -> None:
