@@ -27,8 +27,8 @@ from routed.system.forecast import Course
 from routed.system.platform import platform_of
 from routed.system.progress import Progress
 
-#: Runs of a batch where the config does not say: in all on a CPU, elsewhere on each device (BUILD_NOTES.md, section 4).
-TOGETHER = 16
+#: Runs of a batch where the config does not say: on a CPU, and on each device of another platform (BUILD_NOTES.md, section 4).
+TOGETHER, TOGETHER_EACH = 16, 4
 
 #: Further arrays of the base seed that figures of classes are drawn from, and how they are kept.
 PICTURED = (("counts", np.int32), ("products", np.float32), ("choices", np.int16), ("right", np.bool_))
@@ -43,7 +43,7 @@ def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0) -> list[Group]:
       UserError: not even one run a device fits into memory.
     """
     made, memory, here = [], memory or limits.memory(mesh), limits.devices_here(mesh)
-    together = TOGETHER * (1 if platform_of(mesh) == "cpu" else mesh.shape["run"])
+    together = TOGETHER if platform_of(mesh) == "cpu" else TOGETHER_EACH * mesh.shape["run"]
     for members in groups(runs):
         config = members[0].config
         problem = problem_of(config)

@@ -76,7 +76,7 @@ ENGINE = Component(
         ),
         "mesh.runs_per_batch": Setting(
             0,
-            "runs that advance together, at most: the unit of a checkpoint; 0: 16 on a CPU, elsewhere 16 a device",
+            "runs that advance together, at most: the unit of a checkpoint; 0: 16 on a CPU, elsewhere 4 a device",
             at_least(0),
             identity=False,
         ),
