@@ -89,32 +89,22 @@ def test_a_run_goes_on_where_it_was_stopped_also_on_other_devices(tiny, alone, t
 
 
 def test_arms_share_data_and_initial_weights(tiny, tmp_path):
-    table = run(override(tiny, {"arms": ("learned", "frozen", "frozen_balanced", "dense_active")}), tmp_path)
+    """And each trains what it should. The oracle's experts say all that there is to say of the language, up to languages that share them."""
+    arms = ("learned", "frozen", "frozen_balanced", "learned_balanced", "oracle_language", "dense_active")
+    table = run(override(tiny, {"arms": arms}), tmp_path)
     first = table[table.step == 0].set_index("arm")
     for name in ("eval/loss", "router/entropy_token", "eval/loss/qaa"):
         assert first.loc["learned", name] == first.loc["frozen", name] == first.loc["frozen_balanced", name]
     last = table[table.step == 4].set_index("arm")
-    assert last["eval/loss"].nunique() == 4  # and then each goes its own way
-    assert last["router/moved"].to_dict() == {"learned": 1, "frozen": 0, "frozen_balanced": 0, "dense_active": 0}
-    assert last["router/churn_router"].drop("dense_active").to_dict() == {
-        "learned": pytest.approx(last.loc["learned", "router/churn_router"]),
-        "frozen": 0.0,
-        "frozen_balanced": pytest.approx(last.loc["frozen_balanced", "router/churn_router"]),
-    }
+    assert last["eval/loss"].nunique() == 6  # and then each goes its own way
+    assert {arm for arm in arms if last.loc[arm, "router/moved"]} == {"learned", "learned_balanced"}
+    assert last.loc["frozen", "router/churn_router"] == 0
+    assert last.loc["oracle_language", "router/mi_language"] > last.loc["learned", "router/mi_language"] + 0.2
     assert last.loc["learned", "router/churn_router"] > 0
     for arm in ("learned", "frozen", "frozen_balanced"):  # the whole churn is at most the sum of its parts
         row = last.loc[arm]
         assert row["router/churn"] <= row["router/churn_router"] + row["router/churn_features"] + 1e-6
     assert (table["eval/bigram"] > 1).all() and table["eval/bigram"].nunique() == 1
-
-
-def test_a_balanced_router_learns_and_an_oracle_of_the_language_does_not(tiny, tmp_path):
-    """The oracle's experts say all that there is to say of the language, up to languages that share them."""
-    table = run(override(tiny, {"arms": ("learned", "learned_balanced", "oracle_language")}), tmp_path)
-    last = table[table.step == 4].set_index("arm")
-    assert last["router/moved"].to_dict() == {"learned": 1, "learned_balanced": 1, "oracle_language": 0}
-    assert last["eval/loss"].nunique() == 3
-    assert last.loc["oracle_language", "router/mi_language"] > last.loc["learned", "router/mi_language"] + 0.2
 
 
 def test_a_transplanted_router_is_the_trained_one_and_stays(tiny, tmp_path):
