@@ -78,6 +78,10 @@ CASES = {  # rule, tokens, experts
     "sigmoid": (Rule("sigmoid", k=2, renormalise=True), 9, 4),
     "sinkhorn": (Rule("sinkhorn"), 12, 4),
     "expert choice": (Rule("expert_choice", k=2, group_size=8), 16, 4),
+    "patches, gates 1": (Rule("patch_choice", patches=3, gate="one", group_size=6), 18, 4),
+    "patches, gates over the chosen": (Rule("patch_choice", patches=2, group_size=6), 18, 4),
+    "patches, gates over all": (Rule("patch_choice", patches=5, gate="all", group_size=6), 18, 4),
+    "all patches": (Rule("patch_choice", patches=6, group_size=6), 12, 3),
 }
 
 

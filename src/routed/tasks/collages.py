@@ -125,6 +125,8 @@ TASK = Task(
     batch=batch,
     dims=lambda data: math.prod(source(data).train_x.shape[1:]),
     labels=lambda data: len(classes(data)),
+    positions=lambda data: data.positions,
+    decisive=2,
     shared=shared_arrays,
     digest=lambda data: images.digest_of_files(data.images, data.directory),
     about=lambda data: f"data.images={data.images}, put together by the task's own file",

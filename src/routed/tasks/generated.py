@@ -53,13 +53,13 @@ def in_plane(axes: Axes, data) -> Float[Array, "p D"]:
     return jnp.tile(kinds, (data.sets // KINDS, 1))
 
 
-def draw(axes: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Batch:
+def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Batch:
     """Whole samples. Clusters of patches: 0 is o1, 1 is o2, 2 + j is set j; of what may come a set is as likely as another.
 
     A pattern of a set has its axis e_j turned towards a random direction outside of all axes, by a tangent of up to half the diameter
     spread sqrt((1 - delta_r^2) / (d p^2)); so the set lies in a ball of that diameter, and products with o1 and o2 are exact.
     """
-    keys, others = jax.random.split(noise_key, 4), data.positions - 1
+    keys, others, axes = jax.random.split(noise_key, 4), data.positions - 1, fixed
     which = clusters_of(cluster_key, (size,), 2)
     pick = jax.random.randint(keys[0], (size, others), 0, data.sets // 2)
     neutral = jnp.arange(others)[None] >= data.confusing
@@ -113,6 +113,8 @@ TASK = Task(
     batch=batch,
     dims=lambda data: data.dim,
     labels=lambda data: 2 + data.sets,
+    positions=lambda data: data.positions,
+    decisive=2,
     reads=("dim", "positions"),
     settings={
         "delta_d": Setting(0.0, "<o1, o2> of the patterns that decide the class", between(-1, 1), traced=True),
