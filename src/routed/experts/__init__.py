@@ -8,7 +8,7 @@ from routed.experts.constant import Constant
 from routed.experts.expert import Expert
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Linear, Mlp
-from routed.experts.neurons import Neurons
+from routed.experts.neurons import READOUT, Neurons
 from routed.metrics.regret import Affine
 from routed.settings.setting import LAYERS, Setting, at_least, one_of
 
@@ -50,6 +50,7 @@ EXPERTS: dict[str, Expert] = {
             "init_std": Setting(0.0, "of the hidden weights; 0: 1 / sqrt(neurons of all experts) (theory)", at_least(0))
         },
         reads=("count", "width", "activation"),
+        readout=READOUT,
     ),
     "ffn": Expert(
         lambda own, outputs: Ffn(outputs, own.width, own.activation),

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from routed.experts.activations import ACTIVATIONS
 from routed.experts.matmul import dense_layer
 
-#: The module of the output weights, which the models of patches take out of training.
+#: The module of the output weights.
 READOUT = "readout"
 
 

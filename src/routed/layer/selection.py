@@ -207,7 +207,11 @@ PATCHES = {
 def _check_patches(config: ConfigDict) -> None:
     """What no expert can take, and a router that would be frozen by accident or made sharp over experts, which is not its gate."""
     rule, router = config.selection, config.router
-    if rule.name == "patch_choice" and rule.gate == "one" and not (router.frozen or rule.no_gradient or config.phases):
+    if (
+        SELECTIONS[rule.name].within_samples
+        and rule.gate == "one"
+        and not (router.frozen or rule.no_gradient or config.phases)
+    ):
         refuse(
             "selection.gate",
             "one",

@@ -11,7 +11,6 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.experts import EXPERTS
-from routed.experts.neurons import READOUT
 from routed.layer.selection import SELECTIONS
 from routed.models.dense import on_rows
 from routed.models.model import Model
@@ -42,11 +41,12 @@ def patch_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     The layer of `moe`, whose output weights a are never trained: they are the group `fixed`.
     """
     layer, own = single_layer(config, mesh), config.experts
+    readout = EXPERTS[own.name].readout
     chosen = own.pooling == "chosen"
 
     def init(key, batch):
         params, state = layer.init(key, batch)
-        return _fixed(params, _signs(own.count, own.width) if own.readout == "signs" else None), state
+        return _fixed(params, readout, _signs(own.count, own.width) if own.readout == "signs" else None), state
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
         outputs = layer.apply(_joined(params), state, batch, rule, dispatch, key, step)
@@ -67,12 +67,13 @@ def patch_cnn(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     own = node_of(config).experts
     outputs, count, width = TASKS[config.data.name].outputs(config.data), own.count, own.width
     own.count, own.width = 1, count * width
-    net = on_rows(EXPERTS["neurons"].make(own, outputs))
+    part = EXPERTS[own.name]
+    net = on_rows(part.make(own, outputs))
 
     def init(key, batch):
         params, state = net.init(key, batch)
         signs = _signs(count, width).reshape(1, -1, 1) if own.readout == "signs" else None
-        return _fixed(params, signs), state
+        return _fixed(params, part.readout, signs), state
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
         outputs = net.apply(_joined(params), state, batch, rule, dispatch, key, step)
@@ -89,8 +90,10 @@ def check(config: ConfigDict) -> None:
             config.model,
             f"needs samples of several patches, those of data.name={config.data.name!r} have one token",
         )
-    if "name" in config.experts and config.experts.name != "neurons":
-        refuse("experts.name", config.experts.name, f"model={config.model!r} has fixed output weights; use 'neurons'")
+    if not EXPERTS[config.experts.name].readout:
+        fits = [name for name, one in EXPERTS.items() if one.readout]
+        words = f"model={config.model!r} has fixed output weights; use {' or '.join(map(repr, fits))}"
+        refuse("experts.name", config.experts.name, words)
     if "selection" in config:
         for key, name in (
             ("selection.name", config.selection.name),
@@ -110,13 +113,13 @@ def _signs(count: int, width: int) -> Float[Array, "E H 1"]:
     return jnp.broadcast_to((1.0 - 2.0 * (jnp.arange(count) % 2))[:, None, None], (count, width, 1))
 
 
-def _fixed(params: dict[str, Any], readout: Float[Array, "E H 1"] | None) -> dict[str, Any]:
-    """Parameters whose output weights are the group `fixed`, these if there are any."""
+def _fixed(params: dict[str, Any], readout: str, weights: Float[Array, "E H 1"] | None) -> dict[str, Any]:
+    """Parameters whose output weights, the module `readout`, are the group `fixed`: `weights`, if there are any."""
     experts = dict(params["experts"])
-    own = experts.pop(READOUT)
-    if readout is not None:
-        own = jax.tree.map(lambda a: jnp.broadcast_to(readout.reshape(*a.shape[:-1], 1), a.shape), own)
-    return params | {"experts": experts, "fixed": {READOUT: own}}
+    own = experts.pop(readout)
+    if weights is not None:
+        own = jax.tree.map(lambda a: jnp.broadcast_to(weights.reshape(*a.shape[:-1], 1), a.shape), own)
+    return params | {"experts": experts, "fixed": {readout: own}}
 
 
 def _joined(params: dict[str, Any]) -> dict[str, Any]:
