@@ -21,6 +21,7 @@ from routed.experts.constant import Constant
 from routed.experts.ffn import Ffn
 from routed.experts.matmul import FEW, matmul
 from routed.experts.mlp import Linear, Mlp, mlp_parameters, width_for
+from routed.experts.neurons import Neurons
 from routed.layer import dispatch
 from routed.layer.dispatch import direct, kernels, ragged, slots
 from routed.layer.dispatch.grouped import grouped, product
@@ -78,6 +79,10 @@ CASES = {  # rule, tokens, experts
     "sigmoid": (Rule("sigmoid", k=2, renormalise=True), 9, 4),
     "sinkhorn": (Rule("sinkhorn"), 12, 4),
     "expert choice": (Rule("expert_choice", k=2, group_size=8), 16, 4),
+    "patches, gates 1": (Rule("patch_choice", patches=3, gate="one", group_size=6), 18, 4),
+    "patches, gates over the chosen": (Rule("patch_choice", patches=2, group_size=6), 18, 4),
+    "patches, gates over all": (Rule("patch_choice", patches=5, gate="all", group_size=6), 18, 4),
+    "all patches": (Rule("patch_choice", patches=6, group_size=6), 12, 3),
 }
 
 
@@ -131,7 +136,7 @@ def test_extreme_loads(name, case):
 
 KINDS = {
     "constant": Constant(2), "linear": Linear(2), "mlp": Mlp(2, 3, 5, "cubic"), "ffn": Ffn(2, 5, "gelu"),
-    "gated_ffn": Ffn(2, 5, "silu", gated=True), "cnn": Cnn(2, 3),
+    "gated_ffn": Ffn(2, 5, "silu", gated=True), "cnn": Cnn(2, 3), "neurons": Neurons(2, 5, 0.5),
 }  # fmt: skip
 
 

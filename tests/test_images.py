@@ -37,7 +37,7 @@ def pictures(count, *shape):
 @pytest.fixture(autouse=True)
 def forget():
     """Files change under the same name here."""
-    for cached in (load, images._shared, images._digest):
+    for cached in (load, images._shared, images.digest_of_files):
         cached.cache_clear()
 
 

@@ -145,6 +145,33 @@ def test_expert_choice():
     np.testing.assert_allclose(combine_weights(everyone).sum(1), 1.0, rtol=1e-6)  # C = 4: all take all
 
 
+@pytest.mark.parametrize(
+    ("gate", "weights"),
+    [
+        # Sample 1, expert 0 takes patches 1 and 2 with 5 and 3 of 9 in all, expert 1 patches 0 and 2 with 4 and 2 of 7.
+        ("one", [[0, 1], [1, 0], [1, 1], [1, 1], [0, 0], [1, 1]]),
+        ("chosen", [[0, 4 / 6], [5 / 8, 0], [3 / 8, 2 / 6], [6 / 8, 1 / 3], [0, 0], [2 / 8, 2 / 3]]),
+        ("all", [[0, 4 / 7], [5 / 9, 0], [3 / 9, 2 / 7], [6 / 9, 1 / 3.5], [0, 0], [2 / 9, 2 / 3.5]]),
+    ],
+)
+def test_patch_choice(gate, weights):
+    """Chowdhury et al. (2023): two samples of three patches, two experts, l = 2; scores are the logs of these."""
+    scores = log([[1, 4], [5, 1], [3, 2], [6, 1], [1, 0.5], [2, 2]])
+    rule = Rule("patch_choice", patches=2, gate=gate, group_size=3)
+    routing = select(rule, scores)
+    np.testing.assert_allclose(combine_weights(routing), weights, rtol=1e-6)
+    # The largest score first: sample by sample, expert by expert; a patch may have both experts, or none.
+    assert routing.token.tolist() == [1, 2, 0, 2, 3, 5, 5, 3] and routing.rank.tolist() == [0, 1] * 4
+    assert routing.expert.tolist() == [0, 0, 1, 1] * 2 and capacity(rule, 3, 2) == 2
+
+
+def test_patches_are_compared_by_their_scores_and_tokens_by_their_shares():
+    """Of two patches expert 0 scores the first higher (ln 8 against ln 4), but has a smaller share of it: 8/24 against 4/5."""
+    scores = log([[8, 16], [4, 1]])
+    assert assigned(select(Rule("patch_choice", group_size=2), scores)) == {(0, 0), (0, 1)}
+    assert assigned(select(Rule("expert_choice", group_size=2), scores)) == {(1, 0), (0, 1)}
+
+
 def test_sinkhorn_balances_what_top_1_would_not():
     scores = jax.random.normal(jax.random.key(0), (64, 4)) + jnp.array([[3.0, 0, 0, 0]])
     load = lambda rule: np.bincount(select(rule, scores).expert, minlength=4)  # noqa: E731

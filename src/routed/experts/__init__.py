@@ -1,11 +1,14 @@
 """Experts: ONE expert each, on tokens; the layer maps them. The dense twins are the same modules, wider or deeper."""
 
+import math
+
 from routed.experts.activations import ACTIVATIONS
 from routed.experts.cnn import Cnn
 from routed.experts.constant import Constant
 from routed.experts.expert import Expert
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Linear, Mlp
+from routed.experts.neurons import READOUT, Neurons
 from routed.metrics.regret import Affine
 from routed.settings.setting import LAYERS, Setting, at_least, one_of
 
@@ -38,6 +41,17 @@ EXPERTS: dict[str, Expert] = {
         },
         reads=("width", "activation"),
     ),
+    "neurons": Expert(
+        lambda own, outputs: Neurons(
+            outputs, own.width, own.init_std or 1 / math.sqrt(own.count * own.width), own.activation
+        ),
+        tokens=("rows",),
+        settings={
+            "init_std": Setting(0.0, "of the hidden weights; 0: 1 / sqrt(neurons of all experts) (theory)", at_least(0))
+        },
+        reads=("count", "width", "activation"),
+        readout=READOUT,
+    ),
     "ffn": Expert(
         lambda own, outputs: Ffn(outputs, own.width, own.activation),
         tokens=("rows", "images", "hidden"),
@@ -59,4 +73,4 @@ SHARED: dict[str, Setting] = {
     "learning_rate": Setting(0.01, "of the experts' parameters", at_least(0), traced=True),
 }
 
-__all__ = ["ACTIVATIONS", "EXPERTS", "SHARED", "Cnn", "Constant", "Expert", "Ffn", "Linear", "Mlp"]
+__all__ = ["ACTIVATIONS", "EXPERTS", "SHARED", "Cnn", "Constant", "Expert", "Ffn", "Linear", "Mlp", "Neurons"]

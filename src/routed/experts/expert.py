@@ -24,7 +24,7 @@ class Make(Protocol):
 class Expert(NamedTuple):
     """`tokens` are the kinds of tokens that the expert can compute on (rows, patches, images, hidden; empty: any).
 
-    `affine` reads the parameters of all experts as maps x -> slope^T x + offset, for the columns `regret/`; None: they are none.
+    `readout` names the module of its output weights, if a model may take them out of training. `affine` reads the parameters of all experts as maps x -> slope^T x + offset, for the columns `regret/`; None: they are none.
     """
 
     make: Make
@@ -34,3 +34,4 @@ class Expert(NamedTuple):
     uses: tuple[str, ...] = ()
     check: Callable[[ConfigDict], None] = accept
     affine: Callable[[Any], Affine] | None = None
+    readout: str = ""

@@ -23,6 +23,8 @@ class Rule(NamedTuple):
     min_capacity: int = 1
     group_size: int = 0  # tokens; 0: all tokens are one group
     priority: str = "position"
+    patches: int = 1
+    gate: str = "chosen"
     own: Any = None  # the config node, for selections with settings of their own
 
 
@@ -52,8 +54,9 @@ class Selection(NamedTuple):
     """How experts are chosen, and what that means for a comparison.
 
     A selection that `sees_others` routes a token by its neighbours: it may route neither a decoder nor a test set. A `biased`
-    one can be steered by a balancing bias. One that is `bounded` fills queues of a fixed length whatever the capacity factor.
-    `experts_per_token(rule, tokens, experts)` counts the experts that compute for a training token.
+    one can be steered by a balancing bias. One that is `bounded` fills queues of a fixed length whatever the capacity factor;
+    `places(rule)` is that length, where it does not follow from a fair share. One `within_samples` sees other tokens of the same
+    sample only, which are its group. `experts_per_token(rule, tokens, experts)` counts the experts that compute for a training token.
     """
 
     route: Route
@@ -61,6 +64,8 @@ class Selection(NamedTuple):
     sees_others: bool = False
     biased: bool = False
     bounded: bool = False
+    within_samples: bool = False
+    places: Callable[[Rule], int] | None = None
     experts_per_token: Callable[[Rule, int, int], float] = lambda rule, tokens, experts: float(rule.k)
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()

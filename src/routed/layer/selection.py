@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
 from routed.layer.rule import QUEUES, Rule, Selection
+from routed.settings.setting import Setting, at_least, one_of, refuse
 
 
 def select(
@@ -57,12 +59,20 @@ def capacity(rule: Rule, tokens: int, experts: int) -> int:
     per_assignment: ceil(factor k T / E) (GShard, V-MoE). per_token: round(factor T / E), whatever k (flaxformer, hence
     the T5 papers). At least `min_capacity`, at most T, since a token chooses an expert once.
     """
-    if not rule.capacity_factor and not SELECTIONS[rule.name].bounded:
+    chosen = SELECTIONS[rule.name]
+    if chosen.places is not None:
+        return min(chosen.places(rule), tokens)
+    if not rule.capacity_factor and not chosen.bounded:
         return tokens
     share = (rule.capacity_factor or 1.0) * tokens / experts
     # Rounded first: 1.1 * 1 * 100 / 10 is 11.000000000000002.
     places = round(share) if rule.capacity_rule == "per_token" else math.ceil(round(share * rule.k, 6))
     return min(max(places, rule.min_capacity, 1), tokens)
+
+
+def in_samples(rule: Rule, positions: int) -> Rule:
+    """The rule for samples of so many tokens, which are the groups of a selection `within_samples`."""
+    return rule._replace(group_size=positions) if SELECTIONS[rule.name].within_samples else rule
 
 
 def group_of(size: int, tokens: int) -> int:
@@ -148,23 +158,71 @@ def expert_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     del bias
     places = capacity(rule, *scores.shape)
     affinity = jnp.where(mask[:, None], jax.nn.softmax(preference), -1.0)
-    token = _highest(affinity.T, places)  # [E, C]
-    expert = jnp.broadcast_to(jnp.arange(scores.shape[1])[:, None], token.shape)
-    weight = jax.nn.softmax(scores)[token, expert]
-    return Routing(
-        scores=scores,
-        token=token.reshape(-1),
-        expert=expert.reshape(-1),
-        weight=weight.reshape(-1),
-        kept=mask[token].reshape(-1),
-        rank=jnp.broadcast_to(jnp.arange(places)[None], token.shape).reshape(-1),
-    )
+    token = _highest(affinity.T, places)
+    return _taken(scores, token, jnp.take_along_axis(jax.nn.softmax(scores).T, token, axis=1), mask)
 
 
-def _taken(rule: Rule, tokens: int, experts: int) -> float:
+def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
+    """Each expert takes the l = `rule.patches` tokens of a sample that it prefers most (Chowdhury et al. 2023, Section 3).
+
+    Expert choice whose group is the sample, with two differences: an expert compares patches by their scores as they are, not by
+    what the softmax over experts leaves of them, and gates are shares of patches. `rule.gate`: one (1 each; their separate training),
+    chosen (softmax over the l chosen patches; joint training), all (softmax over all patches of the sample, of which the l largest
+    are kept; the released wide ResNets). The bias has no part.
+    """
+    del bias
+    padding = jnp.finfo(scores.dtype).min  # below any score, and no weight; -inf would make a group of nothing else NaN
+    token = _highest(jnp.where(mask[:, None], preference, padding).T, capacity(rule, *scores.shape))
+    own = jnp.where(mask[:, None], scores, padding).T
+    weight = jnp.take_along_axis(jax.nn.softmax(own) if rule.gate == "all" else own, token, axis=1)
+    if rule.gate == "chosen":
+        weight = jax.nn.softmax(weight)
+    return _taken(scores, token, jnp.ones_like(weight) if rule.gate == "one" else weight, mask)
+
+
+def _taken(scores, token: Int[Array, "E C"], weight: Float[Array, "E C"], mask) -> Routing:
+    """The assignments of one group whose experts took these tokens, the most preferred first."""
+    expert, rank = jnp.indices(token.shape)
+    parts = (token, expert, weight, mask[token], rank)
+    return Routing(scores, *(part.reshape(-1) for part in parts))
+
+
+def _mean_experts(rule: Rule, tokens: int, experts: int) -> float:
     """Experts that a token has on average when each expert takes as many tokens as its queue holds."""
     size = rule.group_size or tokens
     return experts * capacity(rule, size, experts) / size
+
+
+#: What an expert takes of a sample.
+PATCHES = {
+    "patches": Setting(1, "l: patches of a sample that each expert takes, those with its highest scores", at_least(1)),
+    "gate": Setting(
+        "chosen",
+        "weights of the patches that an expert takes: one, softmax over the chosen ones, or over all patches of the sample",
+        one_of(("one", "chosen", "all")),
+    ),
+}
+
+
+def _check_patches(config: ConfigDict) -> None:
+    """What no expert can take, and a router that would be frozen by accident or made sharp over experts, which is not its gate."""
+    rule, router = config.selection, config.router
+    if (
+        SELECTIONS[rule.name].within_samples
+        and rule.gate == "one"
+        and not (router.frozen or rule.no_gradient or config.phases)
+    ):
+        refuse(
+            "selection.gate",
+            "one",
+            "gives the router no gradient; set router.frozen=true (if it is meant: selection.no_gradient=true)",
+        )
+    if "entropy" in router and router.entropy > 0:
+        refuse(
+            "router.entropy",
+            router.entropy,
+            "is of a token's experts, and patch_choice shares out patches; set it to 0",
+        )
 
 
 #: name -> selection.
@@ -175,7 +233,17 @@ SELECTIONS: dict[str, Selection] = {
     "sigmoid": Selection(sigmoid, biased=True, reads=("k", "renormalise", *QUEUES)),
     "sinkhorn": Selection(sinkhorn, biased=True, sees_others=True, reads=("k", "renormalise", *QUEUES)),
     "expert_choice": Selection(
-        expert_choice, sees_others=True, bounded=True, experts_per_token=_taken, reads=("k", *QUEUES[:-1])
+        expert_choice, sees_others=True, bounded=True, experts_per_token=_mean_experts, reads=("k", *QUEUES[:-1])
+    ),
+    "patch_choice": Selection(
+        patch_choice,
+        sees_others=True,
+        bounded=True,
+        within_samples=True,
+        places=lambda rule: rule.patches,
+        experts_per_token=_mean_experts,
+        settings=PATCHES,
+        check=_check_patches,
     ),
 }
 

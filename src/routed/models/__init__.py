@@ -1,6 +1,6 @@
 """Models: what is trained. Each is an `init` and an `apply` on a batch; `apply` also returns what its gates decided."""
 
-from routed.models import dense, kmeans, two_experts
+from routed.models import dense, kmeans, patch_moe, two_experts
 from routed.models.model import Model, ModelPart, Outputs, Site
 from routed.models.single_layer import single_layer
 from routed.models.t5 import expert_axis, t5
@@ -17,6 +17,21 @@ _TWIN = ("selection.k", "selection.capacity_factor", "selection.capacity_rule")
 #: name -> model, for tasks of samples.
 SAMPLE_MODELS: dict[str, ModelPart] = {
     "moe": ModelPart(single_layer, routed=True, uses=_ROUTED, reads=(*_LAYER, *_INITIAL, "experts.learning_rate")),
+    "patch_moe": ModelPart(
+        patch_moe.patch_moe,
+        routed=True,
+        uses=_ROUTED,
+        reads=(*_LAYER, *_INITIAL, "experts.learning_rate"),
+        settings=patch_moe.READOUTS | patch_moe.POOLING,
+        check=patch_moe.check,
+    ),
+    "patch_cnn": ModelPart(
+        patch_moe.patch_cnn,
+        uses=("experts.name",),
+        reads=("experts.count", "experts.learning_rate"),
+        settings=patch_moe.READOUTS,
+        check=patch_moe.check,
+    ),
     "dense_active": ModelPart(
         dense.dense_active,
         reads=("experts.count", "experts.depth", "experts.width", "experts.activation", "experts.learning_rate"),

@@ -33,7 +33,7 @@ def dense_expert(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     del mesh
     part = EXPERTS[config.experts.name]
     net = part.make(node_of(config).experts, TASKS[config.data.name].outputs(config.data))
-    return _on_rows(net) if "rows" in part.tokens else _on_tokens(net)
+    return on_rows(net) if "rows" in part.tokens else _on_tokens(net)
 
 
 def _deeper(config: ConfigDict, experts: int) -> Model:
@@ -41,10 +41,10 @@ def _deeper(config: ConfigDict, experts: int) -> Model:
     task, own = TASKS[config.data.name], config.experts
     inputs, outputs, depth = task.dims(config.data), task.outputs(config.data), own.depth
     budget = inputs * own.count + mlp_parameters(inputs, outputs, depth, own.width) * experts
-    return _on_rows(Mlp(outputs, depth + 1, width_for(budget, inputs, outputs, depth + 1), own.activation))
+    return on_rows(Mlp(outputs, depth + 1, width_for(budget, inputs, outputs, depth + 1), own.activation))
 
 
-def _on_rows(net: nn.Module) -> Model:
+def on_rows(net: nn.Module) -> Model:
     """The net on flat tokens, with what stands beside them."""
 
     def rows(batch):

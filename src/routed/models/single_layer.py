@@ -13,6 +13,7 @@ from routed.contracts import Batch
 from routed.experts import EXPERTS
 from routed.layer.moe import CONTROL, MoE
 from routed.layer.rule import Rule, rule_of
+from routed.layer.selection import in_samples
 from routed.models.model import Model, Outputs, Site
 from routed.routers import ROUTERS, Flat
 from routed.settings.tree import node_of
@@ -69,6 +70,7 @@ def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
             del own["features"]
         variables = {"params": {"noise": own.pop("noise", {}), "router": own, "experts": params["experts"]}, **state}
         moving = {"rngs": {"noise": key}, "mutable": list(state)} if key is not None else {"mutable": []}
+        rule = in_samples(rule, len(batch.tokens) // len(batch.x))
         (y, routing), moved = layer(rule, dispatch).apply(
             variables, tokens, routed_by=routed_by, cluster=batch.label, step=step, **moving
         )

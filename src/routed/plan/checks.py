@@ -146,11 +146,12 @@ def _check_selection(config: ConfigDict, problem: ProblemPart) -> None:
         if "k" in node and node.k > config.experts.count:
             refuse(f"{key}.k", node.k, f"more than experts.count={config.experts.count}; lower {key}.k")
     alone = [name for name, one in SELECTIONS.items() if not one.sees_others]
-    if SELECTIONS[rule.eval.name].sees_others:
+    apart = [name for name, one in SELECTIONS.items() if not one.sees_others or one.within_samples]
+    if rule.eval.name not in apart:
         refuse(
             "selection.eval.name",
             rule.eval.name,
-            f"would route a test sample by its neighbours; must be one of {', '.join(alone)}",
+            f"would route a test sample by its neighbours; must be one of {', '.join(apart)}",
         )
     if problem.causal and chosen.sees_others:
         refuse(

@@ -1,6 +1,18 @@
 """Tasks: what a generator draws once (a world), and the batches it makes of it; and sources of text, under `text`."""
 
-from routed.tasks import crossed, dictionary, gmm, images, patches, sequence, stripes, subspaces, two_gaussians
+from routed.tasks import (
+    collages,
+    crossed,
+    dictionary,
+    generated,
+    gmm,
+    images,
+    patches,
+    sequence,
+    stripes,
+    subspaces,
+    two_gaussians,
+)
 from routed.tasks.task import SHARED, Task, World
 
 #: name -> task.
@@ -12,6 +24,8 @@ TASKS: dict[str, Task] = {
     "dictionary": dictionary.TASK,
     "images": images.TASK,
     "patches": patches.TASK,
+    "generated": generated.TASK,
+    "collages": collages.TASK,
     "stripes": stripes.TASK,
     "two_gaussians": two_gaussians.TASK,
 }

@@ -57,7 +57,7 @@ def source(data) -> Images:
 def digest_of(data) -> str:
     """Equal digests, equal images."""
     source(data)
-    return _digest(data.images, data.directory)
+    return digest_of_files(data.images, data.directory)
 
 
 def shared_arrays(data) -> Shared:
@@ -67,7 +67,8 @@ def shared_arrays(data) -> Shared:
 
 
 @functools.lru_cache(maxsize=2)
-def _digest(name: str, directory: str) -> str:
+def digest_of_files(name: str, directory: str) -> str:
+    """Equal digests, equal images, hashed once."""
     return f"images {name} {digest(load(name, directory))}"
 
 
@@ -150,7 +151,7 @@ def _dims(data) -> int:
     return math.prod(source(data).train_x.shape[1:]) + data.dim
 
 
-def _check(config: ConfigDict) -> None:
+def check_directory(config: ConfigDict) -> None:
     """Settings only: classes and shapes are looked at when the files are read."""
     if config.data.images != "patterns" and not config.data.directory:
         raise UserError(
@@ -183,5 +184,5 @@ TASK = Task(
             ),
         )
     },
-    check=_check,
+    check=check_directory,
 )

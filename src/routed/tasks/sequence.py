@@ -70,5 +70,6 @@ TASK = Task(
     bayes=bayes,
     dims=lambda data: data.dim,
     signal=lambda data: data.dim,
+    positions=lambda data: data.positions,
     reads=("clusters", "dim", "positions", "separation"),
 )

@@ -76,6 +76,10 @@ class Task(NamedTuple):
     outputs: Callable[[Any], int] = lambda data: 1
     side: Callable[[Any], int] = lambda data: 0
     labels: Callable[[Any], int] = lambda data: data.clusters
+    #: Tokens of a sample that are routed one by one; and how many of the labels, the first ones, are those of the only token of a sample
+    #: that decides its class (0: there is no such token).
+    positions: Callable[[Any], int] = lambda data: 1
+    decisive: int = 0
     #: Leading input dimensions that carry information, for the columns that ask what a router's weights rest on.
     signal: Callable[[Any], int] | None = None
     #: Of targets that are a vector or the input; where they are a sign or a class, predictions are logits, and it is refused.

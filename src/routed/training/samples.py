@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from routed.contracts import AT_LEAST_0, SHARE, Batch, Column, UserError
+from routed.contracts import Batch, UserError
 from routed.experts import EXPERTS
 from routed.layer.moe import CONTROL
 from routed.layer.rule import Rule, rule_of
-from routed.layer.selection import SELECTIONS, group_of
-from routed.metrics import entropies, regret, router, specialists
+from routed.layer.selection import SELECTIONS, group_of, in_samples
+from routed.metrics import entropies, patches, regret, router, specialists
 from routed.models import SAMPLE_MODELS
 from routed.models.model import Model
 from routed.models.single_layer import SITE, sharpness
@@ -27,6 +27,7 @@ from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.program import rule_and_dispatch
+from routed.training.sample_columns import columns_of
 from routed.training.sample_history import ALONE, alone, offline
 from routed.training.task_losses import TASK_LOSSES, correct, squared
 
@@ -139,8 +140,11 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
         seen["test/excess"] = loss.value(prediction, ideal).mean() / unit
         seen["test/bayes"] = loss.value(ideal, test.y).mean() / unit
     seen |= model.watch(params, world, test, noise_key) | task.watch(params, world, test, noise_key)
-    if routing is None or model.scores is None:
-        return seen
+    experts_take = SELECTIONS[evaluation.name].within_samples
+    if task.decisive:
+        seen |= patches.columns(routing, experts_take, test.cluster, task.decisive, params)
+    if routing is None or model.scores is None or experts_take:
+        return seen  # what follows is about tokens that choose their experts
     labels, count = task.labels(data), config.experts.count
     if experts is not None:
         parts = regret.parts(experts, features, test.y, router.chosen(routing)[:, 0], prediction)
@@ -202,6 +206,7 @@ def experts_per_token(config: ConfigDict) -> float:
     rule, _ = rule_and_dispatch(config)
     if not SAMPLE_MODELS[config.model].routed:
         return 1.0
+    rule = in_samples(rule, TASKS[config.data.name].positions(config.data))
     return SELECTIONS[rule.name].experts_per_token(rule, config.batch_size, config.experts.count)
 
 
@@ -276,6 +281,8 @@ def _check(config: ConfigDict) -> None:
     size = config.selection.group_size if "selection" in config and "group_size" in config.selection else 0
     if size and config.batch_size % size:
         refuse("selection.group_size", size, f"must divide batch_size={config.batch_size}")
+    if "selection" in config:
+        _refuse_more_patches(config, task.positions(data))
     if "router" in config and "window" in config.router and (positions := task.dims(data)) % config.router.window:
         refuse("router.window", config.router.window, f"must divide the {positions} positions of a sample")
     if config.mesh.data * config.mesh.expert > 1:
@@ -287,50 +294,21 @@ def _check(config: ConfigDict) -> None:
         refuse("checkpoint.final", True, f"runs of data.name={data.name!r} keep rows, no parameters; set it to false")
 
 
-#: How the problem's columns are shown; losses of classes have no trivial scale.
-COLUMNS = {
-    "test/loss": Column("top-1 test loss (1 = trivial)", log=True, bounds=AT_LEAST_0),
-    "test/accuracy": Column("test accuracy", bounds=SHARE, higher_is_better=True),
-    "test/loss_soft": Column("soft test loss (1 = trivial)", log=True, bounds=AT_LEAST_0),
-    "test/excess": Column("excess over Bayes (1 = trivial)", log=True),
-    "test/bayes": Column("loss of the Bayes predictor (1 = trivial)", log=True, bounds=AT_LEAST_0),
-    "train/loss": Column("training loss, as trained (1 = trivial)", log=True, bounds=AT_LEAST_0),
-    "train/dispatch_entropy": Column(
-        "dispatch entropy H(cluster | expert),\ntraining samples (nats)", bounds=AT_LEAST_0
-    ),
-    "router/entropy_token_train": Column("entropy of a token's gate,\ntraining samples (nats)", bounds=AT_LEAST_0),
-    "router/entropy_asked": Column("entropy that a gate was asked for,\ntraining samples (nats)", bounds=AT_LEAST_0),
-    "train/steps": Column("steps until the run stopped", bounds=AT_LEAST_0),
-    "train/experts": Column("experts computed per training token", log=True, bounds=AT_LEAST_0),
-    "train/rate_scale": Column("multiplier of all rates", log=True, bounds=AT_LEAST_0),
-}
-LABELLED = {
-    "train/loss": Column("training loss (nats per sample)", log=True, bounds=AT_LEAST_0),
-    "test/loss": Column("test loss (nats per sample)", log=True, bounds=AT_LEAST_0),
-}
-
-
-def _columns(config: ConfigDict) -> dict[str, Column]:
-    further = {name: metric.column for name, metric in router.METRICS.items()}
-    parts = TASKS[config.data.name].columns, SAMPLE_MODELS[config.model].columns
-    labelled = LABELLED if TASK_LOSSES[config.loss].labelled else {}
-    return (
-        COLUMNS
-        | labelled
-        | router.COLUMNS
-        | regret.COLUMNS
-        | specialists.COLUMNS
-        | dict(parts[0])
-        | dict(parts[1])
-        | further
-    )
+def _refuse_more_patches(config: ConfigDict, positions: int) -> None:
+    """Refuses experts that would take more patches than a sample has."""
+    for key, evaluation in (("selection", False), ("selection.eval", True)):
+        rule = rule_of(config.selection, evaluation=evaluation)
+        places = SELECTIONS[rule.name].places
+        if places is not None and places(rule) > positions:
+            words = f"is more than the patches of a sample of data.name={config.data.name!r}, which has {positions}; lower it"
+            refuse(f"{key}.patches", places(rule), words)
 
 
 SAMPLES = ProblemPart(
     build=build,
     models=SAMPLE_MODELS,
     loss="test/loss",
-    columns=_columns,
+    columns=columns_of,
     shared_arrays=lambda config: TASKS[config.data.name].shared(config.data),
     feed=lambda config, seed, rows=slice(None): lambda first, steps: (),
     feed_shape=lambda config, steps: (),

@@ -1,0 +1,72 @@
+"""Which patches experts take of a sample: the one that decides its class or others, and what they cost (Chowdhury et al. 2023)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Scalar
+
+from routed.contracts import AT_LEAST_0, SHARE, Column, Routing, SoftRouting
+
+#: How the columns below are shown.
+COLUMNS: dict[str, Column] = {
+    "patches/hit": Column(
+        "share of samples whose decisive patch\nits class's best expert takes", bounds=SHARE, higher_is_better=True
+    ),
+    "patches/hit_any": Column(
+        "share of samples whose decisive patch\nany expert takes", bounds=SHARE, higher_is_better=True
+    ),
+    "patches/largest_first": Column(
+        "share of samples of the first class whose decisive\npatch has the largest gate at one expert",
+        bounds=SHARE,
+        higher_is_better=True,
+    ),
+    "patches/largest_second": Column(
+        "share of samples of the second class whose decisive\npatch has the largest gate at one expert",
+        bounds=SHARE,
+        higher_is_better=True,
+    ),
+    "patches/computed": Column("patches computed a sample, once for each expert", log=True, bounds=AT_LEAST_0),
+    "patches/flops": Column("FLOPs a sample, forward", log=True, bounds=AT_LEAST_0),
+}
+
+
+def columns(
+    routing: Routing | SoftRouting | None, experts_take: bool, cluster: Int[Array, "B n"], decisive: int, params: Any
+) -> dict[str, Scalar]:
+    """What is computed of a sample, and, where experts take patches of it, who takes the decisive one: its label is below `decisive`.
+
+    computed: pairs of a patch and an expert, so E l; without a router (None) n, and E n where every expert gets every patch.
+    flops = 2 (computed x weights of an expert + n x weights of the router): a product and a sum for each weight.
+
+    For each class and expert there is a share of the samples whose decisive patch the expert takes, and one of those where it is
+    taken first, with the largest gate. hit is the former of the best expert, mean over classes (Fig. 8: o1 and o2 each have their
+    expert); hit_any: some expert takes it. largest_first and largest_second are the latter of the best expert (Fig. 9). A router that
+    picks at random has l/n of hit and 1/n of largest, and what the best of E shares is above their mean. NaN: no sample of a class.
+    """
+    samples, patches = cluster.shape
+    experts = 1 if routing is None else routing.scores.shape[-1]
+    pairs = len(routing.token) / samples if isinstance(routing, Routing) else float(patches * experts)
+    sizes = {name: sum(a.size for a in jax.tree.leaves(tree)) for name, tree in params.items()}
+    weights = (sizes["experts"] + sizes.get("fixed", 0)) / experts
+    seen = {
+        "patches/computed": jnp.float32(pairs),
+        "patches/flops": jnp.float32(2 * (pairs * weights + patches * sizes["router"])),
+    }
+    if not (experts_take and isinstance(routing, Routing)):
+        return seen
+    taken = (routing.token % patches).reshape(samples, experts, -1)  # the preferred one first
+    right = taken == cluster.argmin(1)[:, None, None]
+    of_class = jax.nn.one_hot(cluster.min(1), decisive)
+    hit, first = (
+        (of_class.T @ found.astype(jnp.float32) / of_class.sum(0)[:, None]).max(1)
+        for found in (right.any(2), right[:, :, 0])
+    )
+    return seen | {
+        "patches/hit": hit.mean(),
+        "patches/hit_any": right.any((1, 2)).mean(),
+        "patches/largest_first": first[0],
+        "patches/largest_second": first[1],
+    }

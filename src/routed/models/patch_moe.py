@@ -1,0 +1,128 @@
+"""Patch-level mixtures, and the network that sees every patch (Chowdhury et al. 2023: pMoE and CNN, Section 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from routed.experts import EXPERTS
+from routed.layer.selection import SELECTIONS
+from routed.models.dense import on_rows
+from routed.models.model import Model
+from routed.models.single_layer import single_layer
+from routed.settings.setting import Setting, one_of, refuse
+from routed.settings.tree import node_of
+from routed.tasks import TASKS
+
+#: Of both models.
+READOUTS: dict[str, Setting] = {
+    "experts.readout": Setting(
+        "normal",
+        "fixed output weights of neurons: normal, N(0, 1) (paper), or signs, 1 and -1 by turns from expert to expert (released)",
+        one_of(("normal", "signs")),
+    )
+}
+#: Of the mixture; the other takes all patches.
+POOLING: dict[str, Setting] = {
+    "experts.pooling": Setting(
+        "chosen", "outputs are divided by the patches an expert takes (paper), or by all of a sample (released)", one_of(("chosen", "all"))
+    ),
+}  # fmt: skip
+
+
+def patch_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
+    """f(x) = sum_s sum_{j in J_s(x)} G_js / l sum_r a_rs ReLU(<w_rs, x_j>): k experts, each on the l patches that it takes.
+
+    The layer of `moe`, whose output weights a are never trained: they are the group `fixed`.
+    """
+    layer, own = single_layer(config, mesh), config.experts
+    readout = EXPERTS[own.name].readout
+    chosen = own.pooling == "chosen"
+
+    def init(key, batch):
+        params, state = layer.init(key, batch)
+        return _fixed(params, readout, _signs(own.count, own.width) if own.readout == "signs" else None), state
+
+    def apply(params, state, batch, rule, dispatch, key=None, step=0):
+        outputs = layer.apply(_joined(params), state, batch, rule, dispatch, key, step)
+        return outputs._replace(prediction=outputs.prediction / (rule.patches if chosen else batch.cluster.shape[1]))
+
+    def responses(params, site, features):
+        return layer.responses(_joined(params), site, features)
+
+    return Model(init, apply, layer.scores, responses)
+
+
+def patch_cnn(config: ConfigDict, mesh: Mesh | None = None) -> Model:
+    """f(x) = 1/n sum_j sum_r a_r ReLU(<w_r, x_j>): one network of as many neurons as the mixture's experts together, on all n patches.
+
+    A `patch_moe` with the same weights is this where each expert takes all patches with gates of 1.
+    """
+    del mesh
+    own = node_of(config).experts
+    outputs, count, width = TASKS[config.data.name].outputs(config.data), own.count, own.width
+    own.count, own.width = 1, count * width
+    part = EXPERTS[own.name]
+    net = on_rows(part.make(own, outputs))
+
+    def init(key, batch):
+        params, state = net.init(key, batch)
+        signs = _signs(count, width).reshape(1, -1, 1) if own.readout == "signs" else None
+        return _fixed(params, part.readout, signs), state
+
+    def apply(params, state, batch, rule, dispatch, key=None, step=0):
+        outputs = net.apply(_joined(params), state, batch, rule, dispatch, key, step)
+        return outputs._replace(prediction=outputs.prediction / batch.cluster.shape[1])
+
+    return Model(init, apply)
+
+
+def check(config: ConfigDict) -> None:
+    """What the models need: samples of several tokens, neurons, and experts that choose among them."""
+    if TASKS[config.data.name].positions(config.data) < 2:
+        refuse(
+            "model",
+            config.model,
+            f"needs samples of several patches, those of data.name={config.data.name!r} have one token",
+        )
+    if not EXPERTS[config.experts.name].readout:
+        fits = [name for name, one in EXPERTS.items() if one.readout]
+        words = f"model={config.model!r} has fixed output weights; use {' or '.join(map(repr, fits))}"
+        refuse("experts.name", config.experts.name, words)
+    if "selection" in config:
+        for key, name in (
+            ("selection.name", config.selection.name),
+            ("selection.eval.name", config.selection.eval.name),
+        ):
+            if not SELECTIONS[name].within_samples:
+                fits = [other for other, one in SELECTIONS.items() if one.within_samples]
+                refuse(
+                    key,
+                    name,
+                    f"experts of model={config.model!r} take patches of a sample; use {' or '.join(map(repr, fits))}",
+                )
+
+
+def _signs(count: int, width: int) -> Float[Array, "E H 1"]:
+    """1 for the neurons of the first expert, -1 for those of the second, and so on."""
+    return jnp.broadcast_to((1.0 - 2.0 * (jnp.arange(count) % 2))[:, None, None], (count, width, 1))
+
+
+def _fixed(params: dict[str, Any], readout: str, weights: Float[Array, "E H 1"] | None) -> dict[str, Any]:
+    """Parameters whose output weights, the module `readout`, are the group `fixed`: `weights`, if there are any."""
+    experts = dict(params["experts"])
+    own = experts.pop(readout)
+    if weights is not None:
+        own = jax.tree.map(lambda a: jnp.broadcast_to(weights.reshape(*a.shape[:-1], 1), a.shape), own)
+    return params | {"experts": experts, "fixed": {readout: own}}
+
+
+def _joined(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of the layer, where the output weights are the experts'. No statistic of gradients sees any of theirs."""
+    own = {name: group for name, group in params.items() if name != "fixed"}
+    return own | {"experts": params["experts"] | jax.lax.stop_gradient(params["fixed"])}

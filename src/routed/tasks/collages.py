@@ -1,0 +1,153 @@
+"""Collages: squares of labelled digits, of which one decides the class (Chowdhury et al. 2023, 5.1).
+
+A sample has one digit of either discriminative class (the first: y = 1), at any place, among digits of the irrelevant classes. Training
+samples are made of training images, test samples of test images, so no digit is in both. The paper says neither how irrelevant digits and
+places are drawn nor how pixels are scaled: classes are equally likely, images of a class too, and the rest are settings.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Integer, Key, PRNGKeyArray, UInt8
+from ml_collections import ConfigDict
+
+from routed.contracts import Batch, UserError
+from routed.settings.setting import Allowed, Setting, one_of, refuse
+from routed.tasks import images
+from routed.tasks.image_files import Images, load
+from routed.tasks.task import Task, World
+from routed.tasks.worlds import clusters_of
+
+
+class Draws(NamedTuple):
+    """Which digit, counted through those for training and then those for tests, each by class; and its place among the classes."""
+
+    digit: Int[Array, "B n"]
+    cluster: Int[Array, "B n"]
+
+
+def classes(data) -> tuple[int, ...]:
+    """The class of each cluster: those that decide, then the irrelevant ones."""
+    return (*data.discriminative, *data.irrelevant)
+
+
+def source(data) -> Images:
+    """The images that `data.images` and `data.directory` name.
+
+    Raises:
+      UserError: missing or damaged files, images that are not square, classes that they do not have.
+    """
+    loaded = load(data.images, data.directory)
+    height, width = loaded.train_x.shape[1:3]
+    if height != width:
+        raise UserError(
+            f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and patches are square; use others"
+        )
+    known = int(loaded.train_y.max()) + 1
+    for key in ("discriminative", "irrelevant"):
+        if missing := [one for one in data[key] if one >= known]:
+            refuse(
+                f"data.{key}", data[key], f"the images have no class {missing[0]}, only 0 to {known - 1}; leave it out"
+            )
+    return loaded
+
+
+def by_class(loaded: Images) -> tuple[Integer[np.ndarray, "2 K"], Integer[np.ndarray, "2 K"]]:
+    """Where the digits of each class start among all, and how many these are: for training, for tests."""
+    counts = np.stack([np.bincount(one) for one in (loaded.train_y, loaded.test_y)])
+    return (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape), counts
+
+
+def shared_arrays(data) -> UInt8[np.ndarray, "N D"]:
+    """All digits as rows: those for training, then those for tests, each by class."""
+    loaded = source(data)
+    parts = (loaded.train_x, loaded.train_y), (loaded.test_x, loaded.test_y)
+    return np.concatenate([x.reshape(len(x), -1)[np.argsort(y, kind="stable")] for x, y in parts])
+
+
+def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
+    """Nothing."""
+    del keys, data
+    return ()
+
+
+def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
+    """Samples, every other one of each class, so that any number of them is balanced (as the released data are)."""
+    del fixed
+    starts, counts = by_class(source(data))
+    part, every = int(cluster_key is None), np.array(classes(data))
+    place_key, class_key, digit_key = jax.random.split(noise_key, 3)
+    inner = int(data.places == "inner")
+    place = jax.random.randint(place_key, (size, 1), inner, data.positions - inner)
+    irrelevant = jax.random.randint(class_key, (size, data.positions), 2, len(every))
+    decides = jnp.arange(data.positions)[None] == place
+    cluster = jnp.where(decides, clusters_of(None, (size,), 2)[:, None], irrelevant)
+    first, number = (jnp.asarray(one[part][every])[cluster] for one in (starts, counts))
+    return Draws(first + jax.random.randint(digit_key, cluster.shape, 0, number), cluster)
+
+
+def batch(world: World, draws: Draws, data) -> Batch:
+    """x = the pixels of each digit in [0, 1], or scaled to length 1; y = 1 for the first discriminative class, -1 for the second."""
+    x = jnp.asarray(world.shared)[draws.digit].astype(jnp.float32) / 255
+    if data.scaling == "unit":
+        x /= jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-9)  # a digit may be black
+    return Batch(x=x, y=jnp.where((draws.cluster == 0).any(1), 1.0, -1.0)[:, None], cluster=draws.cluster)
+
+
+def _check(config: ConfigDict) -> None:
+    """Settings only: classes and shapes are looked at when the files are read."""
+    images.check_directory(config)
+    data, side = config.data, math.isqrt(config.data.positions)
+    if side**2 != data.positions:
+        refuse(
+            "data.positions", data.positions, f"a collage is a square of patches; use {side**2} or {(side + 1) ** 2}"
+        )
+    if data.places == "inner" and data.positions < 3:
+        refuse("data.places", data.places, f"no place of data.positions={data.positions} is left; use 'any'")
+    if twice := sorted(set(data.discriminative) & set(data.irrelevant)):
+        refuse(
+            "data.irrelevant", data.irrelevant, f"class {twice[0]} is in data.discriminative too; leave it out of one"
+        )
+
+
+_CLASSES = "different classes, from 0 on"
+
+TASK = Task(
+    tokens="rows",
+    targets={"sign": "sign"},
+    fixed=fixed,
+    draw=draw,
+    batch=batch,
+    dims=lambda data: math.prod(source(data).train_x.shape[1:]),
+    labels=lambda data: len(classes(data)),
+    positions=lambda data: data.positions,
+    decisive=2,
+    shared=shared_arrays,
+    digest=lambda data: images.digest_of_files(data.images, data.directory),
+    about=lambda data: f"data.images={data.images}, put together by the task's own file",
+    reads=("directory", "positions", "data.images"),
+    settings={
+        "discriminative": Setting(
+            (1, 0),
+            "classes of the digits that decide: of samples with label 1, and with label -1",
+            Allowed(lambda v: len(set(v)) == len(v) == 2 and min(v) >= 0, lambda: f"must be two {_CLASSES}"),
+        ),
+        "irrelevant": Setting(
+            (2, 3, 4, 5, 6, 7, 8, 9),
+            "classes of all other digits",
+            Allowed(lambda v: len(set(v)) == len(v) > 0 and min(v) >= 0, lambda: f"must be {_CLASSES}, at least one"),
+        ),
+        "places": Setting(
+            "any", "where a digit that decides may be; inner: not in the first and last place (released)", one_of(("any", "inner"))
+        ),
+        "scaling": Setting(
+            "pixels", "pixels: in [0, 1] (released); unit: every patch has length 1 (theory)", one_of(("pixels", "unit"))
+        ),
+    },
+    check=_check,
+)  # fmt: skip

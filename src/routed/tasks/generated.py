@@ -1,0 +1,131 @@
+"""The data of a theory of patches: one of two patterns decides the class, all others are irrelevant (Chowdhury et al. 2023, 4.2).
+
+A sample has one patch o1 (y = 1) or o2 (y = -1), unit vectors with <o1, o2> = delta_d, at any place among patches from p sets of
+irrelevant unit vectors, which have the same law in both classes. All of these have |<o1, q>| = |<o2, q>| = delta_r, and only the
+signs differ: a quarter of the sets leans to o1 (+, -), a quarter to o2 (-, +), half lean to neither (+, + and -, -). A patch that
+leans has |<o1 - o2, q>| = 2 delta_r, above the theory's bound (1 - delta_d) / 2, and any other has 0; so `data.confusing`, the
+number of those that lean in every sample, is l* - 1 exactly (Definitions D.2 and D.3).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, PRNGKeyArray
+from ml_collections import ConfigDict
+
+from routed.contracts import Batch
+from routed.settings.setting import Allowed, Setting, at_least, between, refuse
+from routed.tasks.task import Task, World
+from routed.tasks.worlds import clusters_of
+
+#: Kinds of sets, by the signs of <o1, q> and <o2, q>: (+, -), (-, +), (+, +), (-, -); set j is of kind j % 4.
+KINDS = 4
+
+
+class Axes(NamedTuple):
+    """Orthonormal: o1 and o2 lie in the plane of `mean` and `apart`, and set j around its signs in that plane and its own axis."""
+
+    mean: Float[Array, " D"]
+    apart: Float[Array, " D"]
+    own: Float[Array, "p D"]
+
+
+def fixed(keys: Key[Array, " n"], data) -> Axes:
+    """Gaussian vectors, made orthonormal."""
+    basis, _ = jnp.linalg.qr(jax.random.normal(keys[0], (data.dim, 2 + data.sets)))
+    return Axes(basis[:, 0], basis[:, 1], basis[:, 2:].T)
+
+
+def discriminative(axes: Axes, data) -> Float[Array, "2 D"]:
+    """o1 and o2: sqrt((1 + delta_d) / 2) of their mean, plus and minus sqrt((1 - delta_d) / 2) of what sets them apart."""
+    a, b = jnp.sqrt((1 + data.delta_d) / 2), jnp.sqrt((1 - data.delta_d) / 2)
+    return jnp.stack([a * axes.mean + b * axes.apart, a * axes.mean - b * axes.apart])
+
+
+def in_plane(axes: Axes, data) -> Float[Array, "p D"]:
+    """What the patterns of each set have in the plane of o1 and o2: +- delta_r / b of `apart`, or +- delta_r / a of `mean`."""
+    a, b = jnp.sqrt((1 + data.delta_d) / 2), jnp.sqrt((1 - data.delta_d) / 2)
+    kinds = data.delta_r * jnp.stack([axes.apart / b, -axes.apart / b, axes.mean / a, -axes.mean / a])
+    return jnp.tile(kinds, (data.sets // KINDS, 1))
+
+
+def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Batch:
+    """Whole samples. Clusters of patches: 0 is o1, 1 is o2, 2 + j is set j; of what may come a set is as likely as another.
+
+    A pattern of a set has its axis e_j turned towards a random direction outside of all axes, by a tangent of up to half the diameter
+    spread sqrt((1 - delta_r^2) / (d p^2)); so the set lies in a ball of that diameter, and products with o1 and o2 are exact.
+    """
+    keys, others, axes = jax.random.split(noise_key, 4), data.positions - 1, fixed
+    which = clusters_of(cluster_key, (size,), 2)
+    pick = jax.random.randint(keys[0], (size, others), 0, data.sets // 2)
+    neutral = jnp.arange(others)[None] >= data.confusing
+    one = pick // 2 * KINDS + pick % 2 + 2 * neutral
+
+    basis = jnp.concatenate([axes.mean[None], axes.apart[None], axes.own])
+    around = jax.random.normal(keys[1], (size, others, data.dim))
+    around -= (around @ basis.T) @ basis
+    diameter = data.spread * jnp.sqrt((1 - data.delta_r**2) / (data.dim * data.sets**2))
+    tangent = jax.random.uniform(keys[2], (size, others, 1)) * diameter / 2
+    around *= tangent / jnp.maximum(jnp.linalg.norm(around, axis=-1, keepdims=True), 1e-9)
+    part = in_plane(axes, data)
+    rest = jnp.sqrt(1 - (part**2).sum(-1, keepdims=True))
+    irrelevant = part[one] + rest[one] * (axes.own[one] + around) / jnp.sqrt(1 + tangent**2)
+
+    patches = jnp.concatenate([discriminative(axes, data)[which][:, None], irrelevant], 1)
+    label = jnp.concatenate([which[:, None], 2 + one], 1)
+    order = jax.random.uniform(keys[3], (size, data.positions)).argsort(1)
+    return Batch(
+        x=jnp.take_along_axis(patches, order[:, :, None], 1),
+        y=(1.0 - 2.0 * which)[:, None],
+        cluster=jnp.take_along_axis(label, order, 1),
+    )
+
+
+def batch(world: World, draws: Batch, data) -> Batch:
+    """The samples as they were drawn."""
+    del world, data
+    return draws
+
+
+def _check(config: ConfigDict) -> None:
+    data = config.data
+    if data.sets + 3 > data.dim:
+        refuse("data.dim", data.dim, f"2 + data.sets={data.sets} axes, and one direction more, need {data.sets + 3}")
+    if data.delta_r > (most := math.sqrt((1 - abs(data.delta_d)) / 2)):
+        refuse("data.delta_r", data.delta_r, f"must be at most sqrt((1 - |data.delta_d|) / 2) = {most:.4g}")
+    if not data.confusing:
+        return
+    if data.confusing >= data.positions:
+        refuse("data.confusing", data.confusing, f"must be below data.positions={data.positions}")
+    if data.delta_r <= (least := (1 - data.delta_d) / 4):
+        refuse("data.delta_r", data.delta_r, f"patches confuse only above (1 - data.delta_d) / 4 = {least:.4g}")
+
+
+TASK = Task(
+    tokens="rows",
+    targets={"sign": "sign"},
+    fixed=fixed,
+    draw=draw,
+    batch=batch,
+    dims=lambda data: data.dim,
+    labels=lambda data: 2 + data.sets,
+    positions=lambda data: data.positions,
+    decisive=2,
+    reads=("dim", "positions"),
+    settings={
+        "delta_d": Setting(0.0, "<o1, o2> of the patterns that decide the class", between(-1, 1), traced=True),
+        "delta_r": Setting(0.5, "|<o1, q>| and |<o2, q>| of all irrelevant patterns q", at_least(0), traced=True),
+        "sets": Setting(
+            8, "sets of irrelevant patterns", Allowed(lambda v: v >= KINDS and v % KINDS == 0, lambda: "must be a multiple of 4")
+        ),
+        "confusing": Setting(
+            0, "l* - 1: irrelevant patches of a sample that are nearer to one of o1 and o2 than to the other", at_least(0), traced=True
+        ),
+        "spread": Setting(1.0, "times the diameter sqrt((1 - delta_r^2) / (dim sets^2)) of a set", at_least(0), traced=True),
+    },
+    check=_check,
+)  # fmt: skip
