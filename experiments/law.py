@@ -163,6 +163,12 @@ def centre_claims(config: ConfigDict) -> tuple[Claim, ...]:
     return (write.order("centre", statement, "not asked", LEARNED, FAIREST),)
 
 
+def foretold(title: str, figure: str, seed: int) -> Figure:
+    """A figure of points whose gaps are predicted before they run."""
+    sweep = functools.partial(design, figure=figure)
+    return Figure(title, {"seed": seed}, sweep=sweep, claims=foretold_claims, plots=foretold_plots)
+
+
 TRAINING = {"kind": "training", "name": "training", "metrics": ("train/loss", "test/loss")}
 FIGURES = {
     "": Figure("the gap at the centre of the design", claims=centre_claims, plots=lambda config: (TRAINING,)),
@@ -171,20 +177,8 @@ FIGURES = {
         sweep=functools.partial(design, figure="fit"),
         plots=lambda config: ({"kind": "axes", "name": "axes", "law": config.scale == "default"},),
     ),
-    "held_out": Figure(
-        "gaps at points that the law has not seen, against its predictions",
-        {"seed": 1100},
-        sweep=functools.partial(design, figure="held_out"),
-        claims=foretold_claims,
-        plots=foretold_plots,
-    ),
-    "again": Figure(
-        "the same for a law of the first 90 points whose losses are cut at .01",
-        {"seed": 1300},
-        sweep=functools.partial(design, figure="again"),
-        claims=foretold_claims,
-        plots=foretold_plots,
-    ),
+    "held_out": foretold("gaps at points that the law has not seen, against its predictions", "held_out", 1100),
+    "again": foretold("the same for a law of the first 90 points whose losses are cut at .01", "again", 1300),
 }
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routed.metrics import agreement, entropies, load, weights
+from routed.contracts import Routing
+from routed.metrics import agreement, entropies, load, router, weights
 
 CLUSTER = jnp.array([0, 0, 1, 1])
 
@@ -102,3 +103,11 @@ def test_shuffling_a_symmetric_router_changes_nothing():
     draws = entropies.shuffled_sparsity(scores, x, cluster, 2, jax.random.key(1))
     assert draws.shape == (32,)
     np.testing.assert_allclose(draws, plain, rtol=1e-5)
+
+
+def test_assignments_are_counted_by_the_clusters_of_their_tokens():
+    """Expert by expert, as in expert choice: tokens 0 and 1 at the first, 1 and 2 at the second; 0 and 1 are of cluster 0, 2 and 3 of 1."""
+    token, expert, ones = jnp.array([0, 1, 1, 2]), jnp.array([0, 0, 1, 1]), jnp.ones(4)
+    routing = Routing(jnp.zeros((4, 2)), token, expert, ones, ones > 0, jnp.array([0, 1, 0, 1]))
+    found = router.dispatched(routing, jnp.array([0, 0, 1, 1]), 2)
+    np.testing.assert_array_equal(found, [[2, 1], [0, 1]])

@@ -89,16 +89,19 @@ PROBE = 1024
 
 
 def chosen(routing: Routing | SoftRouting) -> Int[Array, "T k"]:
-    """The experts of each token; of soft routing the one with the highest score."""
+    """The experts of each token, where it has as many as any other; of soft routing the one with the highest score."""
     if isinstance(routing, SoftRouting):
         return routing.scores.argmax(-1)[:, None]
     return routing.expert.reshape(len(routing.scores), -1)
 
 
 def dispatched(routing: Routing | SoftRouting, label: Int[Array, " T"], labels: int) -> Float[Array, "labels E"]:
-    """How many assignments of each cluster went to each expert."""
-    hard = jax.nn.one_hot(chosen(routing), routing.scores.shape[-1]).sum(1)
-    return entropies.cluster_sums(hard, label, labels)
+    """How many assignments of each cluster went to each expert, in whatever order they come: of expert choice, expert by expert."""
+    if isinstance(routing, SoftRouting):
+        expert = chosen(routing)[:, 0]
+    else:
+        expert, label = routing.expert, label[routing.token]
+    return entropies.cluster_sums(jax.nn.one_hot(expert, routing.scores.shape[-1]), label, labels)
 
 
 def columns(
