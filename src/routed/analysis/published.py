@@ -77,7 +77,8 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
     causes = json.loads(path.read_text()) if (path := root / "data" / "causes.json").exists() else {}
     if unknown := sorted(set(causes) - {claim["id"] for one in kept for claim in one["claims"]}):
         raise UserError(f"{path}: no claim of the kept results has the id {unknown[0]!r}")
-    written, told = [], {}
+    written: list[pathlib.Path] = []
+    told: dict[str, str] = {}
     for prefix, (name, heading) in SOURCES.items():
         lines = [f"# {heading}", "", "Made by `routed report --docs=DIR` from `data/`; not edited by hand.", ""]
         for one in kept:
