@@ -137,14 +137,24 @@ def base() -> ConfigDict:
     return unflatten({key: setting.default for key, setting in declared().items()})
 
 
+def problems_for(data: str) -> dict[str, ProblemPart]:
+    """The problems that train on data of this name."""
+    return {name: problem for name, problem in PROBLEMS.items() if data in problem.data}
+
+
 def problem_of(config: ConfigDict) -> ProblemPart:
-    """The problem that a config's data are for."""
-    return PROBLEMS[DATA[config.data.name].problem]
+    """The problem of a config: of those for its data the one that has its model (or, of a model that none has, the first)."""
+    return PROBLEMS[_name_of_problem(config)]
+
+
+def _name_of_problem(config: ConfigDict) -> str:
+    fitting = problems_for(config.data.name)
+    return next((name for name, problem in fitting.items() if config.model in problem.models), next(iter(fitting)))
 
 
 def parts_of(config: ConfigDict) -> list[ActivePart]:
     """The parts that take part in a run of a config, whatever its phases."""
-    problem, name_of_problem = problem_of(config), DATA[config.data.name].problem
+    problem, name_of_problem = problem_of(config), _name_of_problem(config)
     active = {name: ActivePart(name, "", part) for name, part in ALWAYS.items()}
     always: list[Any] = [*ALWAYS.values(), problem]
     waiting = [key for part in always for key in part.uses]

@@ -4,7 +4,7 @@ from routed.training.encoder_decoder import ENCODER_DECODER
 from routed.training.problem import ProblemPart
 from routed.training.samples import SAMPLES
 
-#: name -> problem; a task or a source of text says which is its own.
+#: name -> problem; the model says which is its own, among those for the data.
 PROBLEMS: dict[str, ProblemPart] = {"samples": SAMPLES, "encoder_decoder": ENCODER_DECODER}
 
 __all__ = ["PROBLEMS", "ProblemPart"]

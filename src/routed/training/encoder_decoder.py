@@ -199,6 +199,7 @@ def _about(config: ConfigDict) -> str:
 
 ENCODER_DECODER = ProblemPart(
     build=build,
+    data=text.SOURCES,
     models=ENCODER_DECODERS,
     loss="eval/loss",
     columns=lambda config: ROUTER_COLUMNS | COLUMNS,

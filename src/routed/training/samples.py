@@ -306,6 +306,7 @@ def _refuse_more_patches(config: ConfigDict, positions: int) -> None:
 
 SAMPLES = ProblemPart(
     build=build,
+    data=TASKS,
     models=SAMPLE_MODELS,
     loss="test/loss",
     columns=columns_of,

@@ -32,8 +32,6 @@ class TextSource(NamedTuple):
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     check: Callable[[ConfigDict], None] = accept
-    #: The problem, in `routed.training.PROBLEMS`, that trains on it.
-    problem: str = "encoder_decoder"
     floors: Callable[[Any, TextBatch], Mapping[str, float]] | None = None
 
 
