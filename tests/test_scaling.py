@@ -12,7 +12,7 @@ from routed.contracts import UserError
 from routed.engine import compilation, devices, hlo
 from routed.layer.dispatch.parallel import check
 from routed.layer.selection import group_of
-from routed.models.t5_sizes import shared_group, tokens_of
+from routed.models.transformer_sizes import shared_group, tokens_of
 from routed.plan import experiment
 from routed.plan.checks import validate
 from routed.plan.config import base

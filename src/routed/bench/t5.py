@@ -21,7 +21,7 @@ from routed.contracts import TextBatch
 from routed.engine.compilation import compile_lowered
 from routed.layer.rule import rule_of
 from routed.models.t5 import t5
-from routed.models.t5_sizes import flops_per_row
+from routed.models.transformer_sizes import flops_per_row
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.training import ENCODER_DECODER

@@ -1,11 +1,12 @@
 """Models: what is trained. Each is an `init` and an `apply` on a batch; `apply` also returns what its gates decided."""
 
 from routed.models import dense, kmeans, patch_moe, two_experts
+from routed.models.language_model import expert_axis
 from routed.models.model import Model, ModelPart, Outputs, Site
 from routed.models.single_layer import single_layer
-from routed.models.t5 import expert_axis, t5
-from routed.models.t5_settings import TRANSFORMER, check_t5
-from routed.models.t5_sizes import flops_per_row
+from routed.models.t5 import t5
+from routed.models.transformer_settings import TRANSFORMER, check_transformer
+from routed.models.transformer_sizes import flops_per_row
 
 #: What a layer with a router uses and reads, in any model.
 _ROUTED = ("router.name", "router.noise", "experts.name", "selection.name", "selection.eval.name", "dispatch")
@@ -62,13 +63,19 @@ ENCODER_DECODERS: dict[str, ModelPart] = {
         routed=True,
         uses=_ROUTED,
         reads=(*_LAYER, *_TRANSFORMER, "experts.learning_rate", "experts.activation", "router.stop_gradient"),
-        check=check_t5,
+        check=check_transformer,
     ),
     "dense_active": ModelPart(
-        t5, uses=("experts.name",), reads=(*_TRANSFORMER, *_TWIN, "experts.count", "experts.activation"), check=check_t5
+        t5,
+        uses=("experts.name",),
+        reads=(*_TRANSFORMER, *_TWIN, "experts.count", "experts.activation"),
+        check=check_transformer,
     ),
     "dense_total": ModelPart(
-        t5, uses=("experts.name",), reads=(*_TRANSFORMER, "experts.count", "experts.activation"), check=check_t5
+        t5,
+        uses=("experts.name",),
+        reads=(*_TRANSFORMER, "experts.count", "experts.activation"),
+        check=check_transformer,
     ),
 }
 

@@ -15,7 +15,7 @@ from routed.layer.selection import SELECTIONS
 from routed.layer.selection_settings import SHARED as SELECTION
 from routed.layer.selection_settings import SHARED_EVAL
 from routed.models import ENCODER_DECODERS, SAMPLE_MODELS
-from routed.models.t5_settings import TRANSFORMER
+from routed.models.transformer_settings import TRANSFORMER
 from routed.plan.run_settings import ANALYSIS, ENGINE, PLAN
 from routed.routers.noise import NOISES
 from routed.routers.noise import SHARED as NOISE

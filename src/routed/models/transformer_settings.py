@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.layer.rule import rule_of
 from routed.layer.selection import groupless
-from routed.models.t5_sizes import FFNS, blocks_of, is_sparse, shared_group, tokens_of, whole_groups
+from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, shared_group, tokens_of, whole_groups
 from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, at_least, one_of, refuse
 
 TRANSFORMER: dict[str, Setting] = {
@@ -30,7 +30,7 @@ TRANSFORMER: dict[str, Setting] = {
 }
 
 
-def check_t5(config: ConfigDict) -> None:
+def check_transformer(config: ConfigDict) -> None:
     """Refuses layers that cannot be spaced equally, and what devices cannot share.
 
     Raises:
