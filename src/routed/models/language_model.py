@@ -22,13 +22,16 @@ from routed.models.transformer_sizes import blocks_of, is_sparse
 from routed.routers import ROUTERS
 from routed.settings.tree import node_of
 
+#: stack -> the ids that it reads of a batch.
+Read = Mapping[str, Callable[[TextBatch], Int[Array, "B L"]]]
+
 #: The names that a stack may have.
 STACKS = ("encoder", "decoder")
 
 
 def language_model(
     network: Callable[[Plan], nn.Module],
-    read: Mapping[str, Callable[[TextBatch], Int[Array, "B L"]]],
+    read: Read,
     config: ConfigDict,
     mesh: Mesh | None = None,
 ) -> Model:

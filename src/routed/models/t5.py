@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from routed.contracts import TextBatch
-from routed.models.language_model import language_model, told
+from routed.models.language_model import Read, language_model, told
 from routed.models.model import Site
 from routed.models.transformer import Plan, Stack, logits
 
@@ -42,7 +42,8 @@ class T5(nn.Module):
         return logits(self.plan, y, embedding), {"encoder": encoder, "decoder": decoder}
 
 
+#: What the stacks of a T5 read.
+READ: Read = {"encoder": lambda batch: batch.inputs, "decoder": lambda batch: shifted(batch.targets)}
+
 #: The T5 of a config: sites and stacks `encoder` and `decoder`.
-t5 = partial(
-    language_model, T5, {"encoder": lambda batch: batch.inputs, "decoder": lambda batch: shifted(batch.targets)}
-)
+t5 = partial(language_model, T5, READ)

@@ -22,7 +22,7 @@ from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.layer.moe import MoE
 from routed.layer.rule import Rule
 from routed.layer.selection import group_of, groupless
-from routed.models.attention import Attention, Kernel, PositionBias
+from routed.models.attention import Attention, Kernel, PositionBias, causal_mask
 from routed.models.model import Site
 from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, is_twin, twin_width
 from routed.settings.tree import node_of
@@ -40,6 +40,9 @@ class Plan(NamedTuple):
     mesh: Mesh | None
     #: Of a stack; a function, or Flax would take the modules for parts of each holder.
     router: Callable[[str], nn.Module]
+    #: `transformer_settings.DECODER`, as which a T5 has no choice.
+    positions: str = "buckets"
+    norm: str = "pre"
 
 
 class Stack(nn.Module):
@@ -56,15 +59,12 @@ class Stack(nn.Module):
         source: Float[Array, "B N D"] | None = None,
     ) -> tuple[Float[Array, "B L D"], Site | None]:
         config = self.plan.config.transformer
-        bias = PositionBias(
-            config.heads,
-            config.buckets,
-            config.max_distance,
-            self.stack == CAUSAL,
-            config.dim,
-            self.plan.mesh,
-            name="bias",
-        )(x.shape[1])
+        if self.plan.positions == "rotary":
+            bias = causal_mask(x.shape[1], self.plan.mesh)
+        else:
+            bias = PositionBias(
+                config.heads, config.buckets, config.max_distance, self.stack == CAUSAL, config.dim, self.plan.mesh, name="bias"
+            )(x.shape[1])  # fmt: skip
         blocks = nn.scan(
             # The barrier against merging with the first computation is only needed outside of a scan.
             nn.remat(Block, prevent_cse=False) if config.remat else Block,
@@ -76,7 +76,7 @@ class Stack(nn.Module):
             metadata_params={nn.PARTITION_NAME: "layer"},
         )
         x, sites = blocks(self.plan, self.stack, name="blocks")(x, bias, source, context)
-        return _norm("norm")(x), sites
+        return (x if self.plan.norm == "post" else _norm("norm")(x)), sites
 
 
 class Block(nn.Module):
@@ -94,7 +94,10 @@ class Block(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, attention to `source` if there is one, then FFN or MoE: each on the normed stream, added to it."""
+    """Attention, attention to `source` if there is one, then FFN or MoE: each on the normed stream, added to it.
+
+    With post-norm each on the stream as it is, and the sum is normed.
+    """
 
     plan: Plan
     stack: str
@@ -110,18 +113,24 @@ class Layer(nn.Module):
     ) -> tuple[Float[Array, "B L D"], Site | None]:
         config, mesh = self.plan.config, self.plan.mesh
         heads, size = config.transformer.heads, config.transformer.head_dim
+        before, after = (_norm, _pass)[:: 1 if self.plan.norm == "pre" else -1]
         if mesh is not None:
             x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec((DATA, EXPERT))))
         # Attention is always computed again for its gradient: that costs what keeping its scores does, in a seventh of the memory.
         attention = nn.remat(Attention, prevent_cse=False)
-        x += attention(heads, size, mesh, name="self")(_norm("self_norm")(x), bias)
+        own = attention(heads, size, mesh, self.plan.positions == "rotary", name="self")
+        x = after("self_norm")(x + own(before("self_norm")(x), bias))
         if source is not None:
-            x += attention(heads, size, mesh, name="cross")(_norm("cross_norm")(x), None, source)
-        rows = _norm("feed_norm")(x).reshape(-1, x.shape[-1])
+            x = after("cross_norm")(
+                x + attention(heads, size, mesh, name="cross")(before("cross_norm")(x), None, source)
+            )
+        rows, site = before("feed_norm")(x).reshape(-1, x.shape[-1]), None
         if self.last and is_sparse(config):
             outputs, routing = _moe(self.plan, self.stack, len(rows))(rows, **context)
-            return x + outputs.reshape(x.shape), Site(routing, rows)
-        return x + _ffn(config, self.last)(rows).reshape(x.shape), None
+            site = Site(routing, rows)
+        else:
+            outputs = _ffn(config, self.last)(rows)
+        return after("feed_norm")(x + outputs.reshape(x.shape)), site
 
 
 def logits(plan: Plan, y: Float[Array, "B M D"], embedding: Float[Array, "V D"]) -> Float[Array, "B M V"]:
@@ -161,6 +170,11 @@ def _ffn(config: ConfigDict, last: bool) -> Ffn:
     t = config.transformer
     width = twin_width(config) if last and is_twin(config) else t.width
     return Ffn(t.dim, width, config.experts.activation, gated=FFNS[t.ffn], name="ffn")
+
+
+def _pass(name: str) -> Callable[[Any], Any]:
+    del name
+    return lambda x: x
 
 
 def _norm(name: str) -> nn.RMSNorm:

@@ -1,4 +1,4 @@
-"""Sizes of a T5 that follow from its config: blocks, tokens, groups that devices share, FLOPs, and the widths of dense twins."""
+"""Sizes of a transformer that follow from its config: blocks, tokens, groups that devices share, FLOPs, and the widths of dense twins."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ def _active(config: ConfigDict) -> float:
 #: name of a dense twin -> experts whose weights its wider FFN has. dense_total: all. dense_active: as many as run for a token,
 #: with the padding of their queues: k, times the capacity factor if there is one (per_token: the factor).
 TWINS = {"dense_active": _active, "dense_total": lambda config: config.experts.count}
+#: Of a decoder alone.
+TWINS |= {"decoder_active": TWINS["dense_active"], "decoder_total": TWINS["dense_total"]}
 
 
 def is_twin(config: ConfigDict) -> bool:
-    """Is it the dense twin of a sparse T5?"""
+    """Is it the dense twin of a sparse transformer?"""
     return config.model in TWINS and config.transformer.sparse_layers > 0
 
 
@@ -58,35 +60,47 @@ def twin_width(config: ConfigDict) -> int:
     As many as give it the weights of the router (D E) and of the experts that TWINS counts.
     """
     t = config.transformer
-    weights = t.dim * config.experts.count + TWINS[config.model](config) * _expert_weights(config)
+    weights = t.dim * config.experts.count + TWINS[config.model](config) * expert_weights(config)
     return max(1, round(weights / (_matrices(t.ffn) * t.dim)))
 
 
 def flops_per_row(config: ConfigDict) -> float:
-    """Model FLOPs of training on one row: three times its forward matrix products.
+    """Model FLOPs of training a T5 on one row: three times its forward matrix products.
 
     Counted are attention, projections, FFNs, experts that a token uses (no padding), routers and logits.
     """
     t, length, targets = config.transformer, config.data.input_length, spans.lengths(config.data)[1]
-    inner, blocks = t.heads * t.head_dim, blocks_of(config)[1]
+    attended = ((length, length), (targets, targets), (targets, length))
+    products = t.layers * sum(_attention(config, queries, keys) for queries, keys in attended)
+    return 6.0 * (products + feed_of_token(config) * (length + targets) + targets * t.dim * config.data.vocabulary)
+
+
+def flops_of_decoder_row(config: ConfigDict) -> float:
+    """The same of a decoder alone, whose row is as many tokens as it predicts."""
+    t, length = config.transformer, config.data.input_length
+    products = t.layers * _attention(config, length, length) + feed_of_token(config) * length
+    return 6.0 * (products + length * t.dim * config.data.vocabulary)
+
+
+def feed_of_token(config: ConfigDict) -> float:
+    """Multiplications of a token in the FFNs, routers and experts of a stack."""
+    t, blocks = config.transformer, blocks_of(config)[1]
     last = _matrices(t.ffn) * t.dim * (twin_width(config) if is_twin(config) else t.width)
     if is_sparse(config):
-        last = t.dim * config.experts.count + config.selection.k * _expert_weights(config)
-    feed = (t.layers - blocks) * _matrices(t.ffn) * t.dim * t.width + blocks * last
+        last = t.dim * config.experts.count + config.selection.k * expert_weights(config)
+    return (t.layers - blocks) * _matrices(t.ffn) * t.dim * t.width + blocks * last
 
-    def attention(queries: int, keys: int) -> int:
-        return 2 * inner * (t.dim * (queries + keys) + queries * keys)
 
-    products = t.layers * (attention(length, length) + attention(targets, targets) + attention(targets, length))
-    products += feed * (length + targets) + targets * t.dim * config.data.vocabulary
-    return 3.0 * 2.0 * products
+def _attention(config: ConfigDict, queries: int, keys: int) -> int:
+    inner, dim = config.transformer.heads * config.transformer.head_dim, config.transformer.dim
+    return 2 * inner * (dim * (queries + keys) + queries * keys)
 
 
 def _matrices(ffn: str) -> int:
     return 3 if FFNS[ffn] else 2
 
 
-def _expert_weights(config: ConfigDict) -> int:
+def expert_weights(config: ConfigDict) -> int:
     """Parameters of one expert."""
     expert = EXPERTS[config.experts.name].make(node_of(config).experts, config.transformer.dim)
     shapes = jax.eval_shape(expert.init, jax.random.key(0), jnp.zeros((1, config.transformer.dim)))
@@ -94,17 +108,17 @@ def _expert_weights(config: ConfigDict) -> int:
 
 
 def tokens_of(config: ConfigDict) -> tuple[int, int]:
-    """Tokens of a batch in the encoder and in the decoder."""
+    """Tokens of a batch in the encoder and in the decoder of a T5."""
     return config.batch_size * config.data.input_length, config.batch_size * spans.lengths(config.data)[1]
 
 
-def shared_group(config: ConfigDict, devices: int) -> int:
-    """The largest group size, at most selection.group_size, of which every device has whole groups in both stacks; 0 if none."""
-    most = min(config.selection.group_size or tokens_of(config)[0], *(n // devices for n in tokens_of(config)))
-    sizes = sorted({most, *(size for n in tokens_of(config) for size in divisors(n) if size <= most)}, reverse=True)
-    return next((size for size in sizes if size and whole_groups(config, size, devices)), 0)
+def shared_group(tokens: tuple[int, ...], largest: int, devices: int) -> int:
+    """The largest group size, at most `largest` (0: any), of which every device has whole groups in all stacks; 0 if none."""
+    most = min(largest or tokens[0], *(n // devices for n in tokens))
+    sizes = sorted({most, *(size for n in tokens for size in divisors(n) if size <= most)}, reverse=True)
+    return next((size for size in sizes if size and whole_groups(tokens, size, devices)), 0)
 
 
-def whole_groups(config: ConfigDict, size: int, devices: int) -> bool:
-    """Has every device whole groups of (at most) this size, as many as the others, in both stacks?"""
-    return all(n // group_of(size, n) % devices == 0 for n in tokens_of(config))
+def whole_groups(tokens: tuple[int, ...], size: int, devices: int) -> bool:
+    """Has every device whole groups of (at most) this size, as many as the others, of each stack's tokens?"""
+    return all(n // group_of(size, n) % devices == 0 for n in tokens)
