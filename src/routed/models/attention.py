@@ -90,7 +90,7 @@ def rotated(x: Float[Array, "N L K"]) -> Float[Array, "N L K"]:
     Su et al. (2021); halves in the place of neighbouring pairs, as GPT-NeoX has it.
     """
     half = x.shape[-1] // 2
-    angle = np.arange(x.shape[1])[:, None] * LONGEST ** (-np.arange(half) / half)
+    angle = (np.arange(x.shape[1])[:, None] * LONGEST ** (-np.arange(half) / half))[None]
     cos, sin = jnp.asarray(np.cos(angle), x.dtype), jnp.asarray(np.sin(angle), x.dtype)
     a, b = x[..., :half], x[..., half:]
     return jnp.concatenate((a * cos - b * sin, a * sin + b * cos), -1)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.experts import EXPERTS
-from routed.layer.selection import divisors, group_of
+from routed.layer.rule import rule_of
+from routed.layer.selection import SELECTIONS, divisors, group_of
 from routed.settings.tree import node_of
 from routed.tasks.text import spans
 
@@ -64,31 +67,41 @@ def twin_width(config: ConfigDict) -> int:
     return max(1, round(weights / (_matrices(t.ffn) * t.dim)))
 
 
-def flops_per_row(config: ConfigDict) -> float:
+def flops_per_row(config: ConfigDict, experts: Any = None) -> Any:
     """Model FLOPs of training a T5 on one row: three times its forward matrix products.
 
-    Counted are attention, projections, FFNs, experts that a token uses (no padding), routers and logits.
+    Counted are attention, projections, FFNs, experts that compute a token (of a sparse layer `experts`, if it is known; no padding),
+    routers and logits.
     """
     t, length, targets = config.transformer, config.data.input_length, spans.lengths(config.data)[1]
     attended = ((length, length), (targets, targets), (targets, length))
     products = t.layers * sum(_attention(config, queries, keys) for queries, keys in attended)
-    return 6.0 * (products + feed_of_token(config) * (length + targets) + targets * t.dim * config.data.vocabulary)
+    return 6.0 * (
+        products + feed_of_token(config, experts) * (length + targets) + targets * t.dim * config.data.vocabulary
+    )
 
 
-def flops_of_decoder_row(config: ConfigDict) -> float:
+def flops_of_decoder_row(config: ConfigDict, experts: Any = None) -> Any:
     """The same of a decoder alone, whose row is as many tokens as it predicts."""
     t, length = config.transformer, config.data.input_length
-    products = t.layers * _attention(config, length, length) + feed_of_token(config) * length
+    products = t.layers * _attention(config, length, length) + feed_of_token(config, experts) * length
     return 6.0 * (products + length * t.dim * config.data.vocabulary)
 
 
-def feed_of_token(config: ConfigDict) -> float:
+def feed_of_token(config: ConfigDict, experts: Any = None) -> Any:
     """Multiplications of a token in the FFNs, routers and experts of a stack."""
     t, blocks = config.transformer, blocks_of(config)[1]
     last = _matrices(t.ffn) * t.dim * (twin_width(config) if is_twin(config) else t.width)
     if is_sparse(config):
-        last = t.dim * config.experts.count + config.selection.k * expert_weights(config)
+        experts = experts_of_token(config) if experts is None else experts
+        last = t.dim * config.experts.count + experts * expert_weights(config)
     return (t.layers - blocks) * _matrices(t.ffn) * t.dim * t.width + blocks * last
+
+
+def experts_of_token(config: Any) -> Any:
+    """Experts that compute a training token in a sparse layer, on average over the steps."""
+    rule, tokens = rule_of(config.selection), config.batch_size * config.data.input_length
+    return SELECTIONS[rule.name].experts_per_token(rule, tokens, config.experts.count)
 
 
 def _attention(config: ConfigDict, queries: int, keys: int) -> int:

@@ -25,6 +25,7 @@ from routed.metrics.router import COLUMNS as ROUTER_COLUMNS
 from routed.metrics.specialists import alike_by_cosine
 from routed.models.language_model import Read
 from routed.models.model import Model, ModelPart, Site
+from routed.models.transformer_sizes import experts_of_token
 from routed.settings.setting import Setting, at_least, refuse
 from routed.tasks import text
 from routed.tasks.text import Form
@@ -32,12 +33,20 @@ from routed.training import text_feed
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.text_history import offline
 
+#: FLOPs of training on a row of a config, of which so many experts compute a token (None: as its selection says).
+Flops = Callable[..., Any]
+
 #: Tokens of a block of rows on which the outputs of all experts are compared.
 ALIKE = 256
 
 
 def build(
-    form: Form, models: Mapping[str, ModelPart], config: ConfigDict, pool: int, mesh: Mesh | None = None
+    form: Form,
+    models: Mapping[str, ModelPart],
+    flops: Flops,
+    config: ConfigDict,
+    pool: int,
+    mesh: Mesh | None = None,
 ) -> Problem:
     """The problem of a config; with a mesh of axes `data` and `expert`, its devices share the run."""
     del pool
@@ -66,14 +75,23 @@ def build(
         batch=lambda inputs, feed, step: jax.tree.map(lambda a: a[step % len(a)], feed),
         task_loss=task_loss,
         evaluate=lambda inputs, params, state, step, memory: _evaluate(
-            config, model, languages, mesh, inputs, params, state, step, memory
+            config, model, flops, languages, mesh, inputs, params, state, step, memory
         ),
         remember=lambda params, state: (params["router"], state),
     )
 
 
 def _evaluate(
-    config: ConfigDict, model: Model, languages: int, mesh: Mesh | None, inputs: Inputs, params, state, step, memory
+    config: ConfigDict,
+    model: Model,
+    flops: Flops,
+    languages: int,
+    mesh: Mesh | None,
+    inputs: Inputs,
+    params,
+    state,
+    step,
+    memory,
 ) -> dict[str, Array]:
     """All metrics of one moment; rows pass in blocks of at most a batch.
 
@@ -98,14 +116,16 @@ def _evaluate(
         assert model.responses is not None  # a model with gates has them
         stale = _choose(config, model, mesh, params | {"router": router}, held, name, site.features, block, step)
         choices = _choose(config, model, mesh, params, state, name, site.features, block, step)
-        return {
+        found = {
             "probs": jax.vmap(lambda p: entropies.cluster_sums(p, language, languages))(probs),
             "token": entropies.entropy(probs).sum(1),
             "dropped": jax.vmap(load.dropped)(site.routing) * tokens,
-            "alike": jax.vmap(alike_by_cosine)(model.responses(params, name, site.features[:, :ALIKE])),
             "choices": choices.astype(jnp.int16),
             "stale": stale.astype(jnp.int16),
         }
+        if mesh is None:  # whose devices have the tokens of some and the experts of others
+            found["alike"] = jax.vmap(alike_by_cosine)(model.responses(params, name, site.features[:, :ALIKE]))
+        return found
 
     def tested(block: TextBatch):
         logits = model.apply(params, state, block, rule, dispatch, step=step).prediction
@@ -122,6 +142,10 @@ def _evaluate(
         "language/loss": by_language[:, 0],
         "language/accuracy": by_language[:, 1],
     }
+    experts = experts_of_token(inputs.config) if stacks else None
+    if experts is not None:
+        seen["train/experts"] = jnp.asarray(experts, jnp.float32)
+    seen["train/flops"] = jnp.float32(step) * config.batch_size * flops(config, experts)
     if "test" in inputs.shared:
         seen["test/loss"] = jax.lax.map(tested, _in_blocks(config, inputs.shared["test"])).mean()
     for name, one in stacks.items():
@@ -155,9 +179,9 @@ def _summary(experts: int, blocks: dict[str, Array]) -> dict[str, Array]:
     )
     shares = jax.vmap(lambda c: load.load(c, experts))(choices)
     found |= jax.vmap(lambda share: load.load_summary(share, tokens))(shares)
+    found |= {name: blocks[name].mean(0) for name in ("alike",) if name in blocks}
     return found | {
         "dropped": blocks["dropped"].sum(0) / tokens,
-        "alike": blocks["alike"].mean(0),
         "choices": choices,
         "stale": jnp.moveaxis(blocks["stale"], 0, 1).reshape(choices.shape),
     }
@@ -211,6 +235,8 @@ COLUMNS = {
     "router/alike": Column("mean cosine of two experts' outputs", bounds=(-1.0, 1.0)),
     "router/churn_router": Column("churn by the router in the last interval", bounds=SHARE),
     "router/churn_features": Column("churn by its features in the last interval", bounds=SHARE),
+    "train/experts": Column("experts computed per training token", log=True, bounds=AT_LEAST_0),
+    "train/flops": Column("training FLOPs so far", log=True, bounds=AT_LEAST_0),
     "train/steps": Column("steps until the run stopped", bounds=AT_LEAST_0),
     "train/rate_scale": Column("multiplier of all rates", log=True, bounds=AT_LEAST_0),
 }
@@ -227,13 +253,13 @@ def language_part(
     read: Read,
     models: Mapping[str, ModelPart],
     columns: Mapping[str, Column],
-    flops: Callable[[ConfigDict], float],
+    flops: Flops,
     reads: tuple[str, ...],
     finished: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda history: {},
 ) -> ProblemPart:
     """The problem of rows of a `form`, for models whose stacks `read` them; `flops` are a row's, `finished` adds columns to a history."""
     return ProblemPart(
-        build=partial(build, form, models),
+        build=partial(build, form, models, flops),
         data=text.SOURCES,
         models=models,
         loss="eval/loss",
