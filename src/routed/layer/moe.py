@@ -103,7 +103,7 @@ class MoE(nn.Module):
             y = dispatch.DISPATCHES[self._dispatch(len(x))].run(run, params, x, routing, places)
             return y, routing, jnp.zeros_like(scores)
 
-        y, routing, norms = jax.lax.cond(took_part, compete, route)
+        y, routing, norms = jax.lax.cond(took_part, jax.checkpoint(compete), route)
         return y, routing._replace(contest=Contest(took_part, scores, norms))
 
     def _route(self, x, mask, context) -> Routing | SoftRouting:

@@ -111,6 +111,8 @@ ARMS: dict[str, Arm] = {
     ),
     "compete_random": Arm(_COMPETE | {"selection.winners": "random"}, "random winners", "#CC79A7"),
     "compete_dense": Arm(_COMPETE | {"selection.winners": "all"}, "dense steps, nobody wins", "#009E73"),
+    # Embeddings of experts in few dimensions, compared by cosine with a learned temperature (XMoE, Chi et al. 2022).
+    "xmoe": Arm({"router.name": "cosine"}, "XMoE's router", "#332288"),
     "compete_distil": Arm(_COMPETE | {"selection.forward": False}, "competition, only distilled", "#56B4E9"),
     # The true cluster: the ceiling.
     "oracle": Arm({"router.frozen": True, "router.name": "oracle", **_TOP1}, "oracle (true cluster)", "#000000"),
@@ -133,6 +135,8 @@ ARMS: dict[str, Arm] = {
     # No router: the FLOPs of one routed token, or the parameters of the whole layer, or one expert alone, no deeper.
     "dense_active": Arm({"model": "dense_active"}, "dense, active parameters", "#999999"),
     "dense_total": Arm({"model": "dense_total"}, "dense, all parameters", "#666666"),
+    # The first of them, of a decoder alone.
+    "decoder_active": Arm({"model": "decoder_active"}, "dense, active parameters", "#999999"),
     "dense_expert": Arm({"model": "dense_expert"}, "dense, one expert", "#332288"),
 }
 
