@@ -1,12 +1,14 @@
 """The decoder alone: what it reads, that it sees no future, its sizes; and the text that it continues."""
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from routed.bench import lm
 from routed.contracts import TextBatch, UserError
 from routed.layer.rule import rule_of
 from routed.layer.selection import SELECTIONS
@@ -132,6 +134,22 @@ def test_rotary_products_depend_on_distance_alone():
 def test_odd_heads_cannot_be_turned():
     with pytest.raises(UserError, match=r"transformer.head_dim=3: must be even"):
         validate(settings(**{"transformer.positions": "rotary", "transformer.head_dim": 3}))
+
+
+def test_the_bench_reads_baselines_and_its_dense_decoder_has_the_size_of_its_peer():
+    """Three layers of width 96: attention 4 x 96^2, an FFN with biases 2 x 96^2: PyTorch's has as many products."""
+    command = f"{sys.executable} -c \"print('tiny smoe s per step: 0.60 tokens per s: 6800')\""
+    assert lm.run_baseline(command) == [("tiny", "smoe", 0.6)]
+    with pytest.raises(UserError, match="expected lines `SHAPE KIND s per step"):
+        lm.run_baseline(f"{sys.executable} -c 1")
+    dense, sparse = (lm.config_of("default", kind) for kind in ("dense", "smoe"))
+    length, dim = 256, 96
+    attention, ffn = 2 * dim * (2 * length * dim + length**2), 2 * dim**2 * length
+    assert flops_of_decoder_row(dense) == 6 * (3 * (attention + ffn) + length * dim * 30)
+    # Experts with biases, two of them, and the router.
+    assert flops_of_decoder_row(sparse) - flops_of_decoder_row(dense) == 6 * 3 * length * (
+        2 * dim**2 + 4 * dim + 16 * dim
+    )
 
 
 # --- text ---

@@ -185,7 +185,8 @@ def _taken(scores, token: Int[Array, "E C"], weight: Float[Array, "E C"], mask) 
     """The assignments of one group whose experts took these tokens, the most preferred first."""
     expert, rank = jnp.indices(token.shape)
     parts = (token, expert, weight, mask[token], rank)
-    return Routing(scores, *(part.reshape(-1) for part in parts))
+    token, expert, weight, kept, rank = (part.reshape(-1) for part in parts)
+    return Routing(scores, token, expert, weight, kept, rank)
 
 
 def _mean_experts(rule: Rule, tokens: int, experts: int) -> float:

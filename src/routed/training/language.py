@@ -270,7 +270,7 @@ def language_part(
         offline=lambda config, history: offline(form, read, config, history) | finished(history),
         digest=lambda config: f"{config.data.name} {text_feed.corpus(form, config).digest}",
         about=_about,
-        cost=lambda config: Cost(config.batch_size * sum(form.lengths(config.data)), config.batch_size * flops(config)),
+        cost=lambda config: Cost(config.batch_size * form.tokens(config.data), config.batch_size * flops(config)),
         causal=True,
         watched=True,
         shareable=True,

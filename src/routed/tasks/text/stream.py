@@ -153,19 +153,30 @@ def _continued(rows, language, data: ConfigDict, rng: np.random.Generator, part:
 class Form(NamedTuple):
     """What a row becomes: how texts are cut into rows (None: as for spans), the batch made of some, and its lengths.
 
-    `lengths(data)` are those of a row's inputs and targets. A form that is `tested` holds rows out for a test, too.
+    `lengths(data)` are those of a row's inputs and targets, `tokens(data)` those that stacks read of it. A form that is `tested` holds
+    rows out for a test, too.
     """
 
     cut: Callable[[ConfigDict], Cut | None]
     batch: Callable[..., TextBatch]
     lengths: Callable[[ConfigDict], tuple[int, int]]
+    tokens: Callable[[ConfigDict], int]
     tested: bool = False
 
 
 #: For an encoder and a decoder: spans of a row are cut out, and have to be filled in.
-SPANS = Form(lambda data: None, _corrupted, lambda data: (data.input_length, spans.lengths(data)[1]))
+SPANS = Form(
+    lambda data: None,
+    _corrupted,
+    lambda data: (data.input_length, spans.lengths(data)[1]),
+    lambda data: data.input_length + spans.lengths(data)[1],
+)
 
 #: For a decoder alone: contiguous text, of which a row's last token is the first that the next row reads.
 CONTINUED = Form(
-    lambda data: Cut(data.input_length + 1, shared=1), _continued, lambda data: (data.input_length,) * 2, tested=True
+    lambda data: Cut(data.input_length + 1, shared=1),
+    _continued,
+    lambda data: (data.input_length, data.input_length),
+    lambda data: data.input_length,
+    tested=True,
 )
