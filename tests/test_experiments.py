@@ -78,6 +78,14 @@ ENDS = [(f, g) for f in FILES for g in ("", "fig2b", "fig4", "spurious") if not 
 ONE_POINT = ("cluster_cnn", "dictionary_router", "gmm_causes", "sequence_router")
 
 
+#: What a file has of its own among arms.
+ARMS_OF = {
+    ("gmm_router", ""): ("learned", "frozen", "dense_active"),
+    ("competition_gmm", ""): ("learned", "compete"),
+    ("competition_lm", ""): ("learned", "compete"),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "figure"), ENDS)
 def test_two_steps_end_to_end(file, figure, tmp_path, tmp_path_factory):
@@ -87,11 +95,7 @@ def test_two_steps_end_to_end(file, figure, tmp_path, tmp_path_factory):
     config = override(config, few)
     sweep = figure_of(module, config).sweep(config)
     if config.name != "router_zoo":  # arms have tests of their own too: what is new is the data and the points
-        arms = (
-            ("learned", "frozen", "dense_active")
-            if config.name == "gmm_router" and not figure
-            else ("learned", "frozen")
-        )
+        arms = ARMS_OF.get((config.name, figure), ("learned", "frozen"))
         sweep = tuple(point | {"arms": arms} for point in sweep[-2:])
         if config.name in ONE_POINT:
             sweep = sweep[-1:]

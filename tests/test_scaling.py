@@ -12,7 +12,7 @@ from routed.contracts import UserError
 from routed.engine import compilation, devices, hlo
 from routed.layer.dispatch.parallel import check
 from routed.layer.selection import group_of
-from routed.models.t5_sizes import shared_group, tokens_of
+from routed.models.transformer_sizes import shared_group, tokens_of
 from routed.plan import experiment
 from routed.plan.checks import validate
 from routed.plan.config import base
@@ -151,7 +151,12 @@ def test_networks_by_hand():
 def test_groups_that_chips_can_share():
     """`paper`: 65,536 and 14,592 = 2^8 3 19 tokens. 64 chips have 1,024 and 228 each, 8 chips 8,192 and 1,824."""
     config = experiment.configure("experiments/t5_mc4.py:fig5,paper", [])[1]
-    assert {chips: shared_group(config, chips) for chips in (1, 8, 64, 128)} == {1: 4096, 8: 1824, 64: 228, 128: 114}
+    assert {chips: shared_group(tokens_of(config), 4096, chips) for chips in (1, 8, 64, 128)} == {
+        1: 4096,
+        8: 1824,
+        64: 228,
+        128: 114,
+    }
     mesh = make_mesh(2, 4)
     for tokens in tokens_of(config):
         check(mesh, 64, tokens, group_of(1824, tokens))
@@ -167,7 +172,7 @@ def test_groups_that_chips_can_share():
     with pytest.raises(UserError, match="batch_size=1: 8 devices cannot share it; use a multiple of 8"):
         validate(override(spread, {"batch_size": 1}))
     # 16,384 rows: groups of 4,096 would be 456 in the decoder, which 256 chips cannot share; the next divisor, 3,648, gives 512.
-    assert shared_group(override(config, {"batch_size": 16384}), 256) == 3648  # of which 14,592 is 4
+    assert shared_group(tokens_of(override(config, {"batch_size": 16384})), 4096, 256) == 3648  # of which 14,592 is 4
 
 
 def test_shares_of_linear(monkeypatch):

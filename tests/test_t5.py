@@ -14,8 +14,9 @@ from routed.bench.t5 import SHAPES, run_baseline
 from routed.contracts import TextBatch, UserError
 from routed.layer.rule import rule_of
 from routed.models.attention import PositionBias, relative_buckets
-from routed.models.t5 import Block, Plan, t5
-from routed.models.t5_sizes import flops_per_row, twin_width
+from routed.models.t5 import t5
+from routed.models.transformer import Block, Plan
+from routed.models.transformer_sizes import flops_per_row, twin_width
 from routed.plan.config import base
 from routed.settings.tree import override
 from tests.parallel_case import make_mesh
@@ -197,7 +198,7 @@ def test_scanned_is_unrolled():
         x = own["embedding"][ids]
         for i in range(2):
             layer = jax.tree.map(lambda a, i=i: a[i], own[name]["blocks"])
-            x, _ = Block(plan).apply({"params": layer}, x, bias, source, {})
+            x, _ = Block(plan, name).apply({"params": layer}, x, bias, source, {})
         return nn.RMSNorm(epsilon=1e-6).apply({"params": own[name]["norm"]}, x)
 
     def forward():

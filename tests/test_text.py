@@ -198,7 +198,7 @@ def test_state_goes_on_where_it_was_saved():
 def test_every_epoch_has_every_row_once(monkeypatch):
     monkeypatch.setattr(stream, "DECK", 100)  # batches cross decks
     config = text_config()
-    make = stream.batch_function(toy(config), config, 0, slice(None))
+    make = stream.batch_function(stream.SPANS, toy(config), config, 0, slice(None))
     drawn = [pair for step in range(100) for pair in origin(make(step))]
     for language, rows in enumerate((40, 10, 5)):
         order = [int(row) for which, row in drawn if which == language]
@@ -213,7 +213,7 @@ def test_every_epoch_has_every_row_once(monkeypatch):
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_languages_are_drawn_by_size_and_temperature(temperature):
     config = text_config(**{"data.temperature": temperature, "batch_size": 1000})
-    make = stream.batch_function(toy(config, (64, 16, 4)), config, 0, slice(None))
+    make = stream.batch_function(stream.SPANS, toy(config, (64, 16, 4)), config, 0, slice(None))
     drawn = np.bincount(np.concatenate([make(step).language for step in range(20)]))
     # temperature 1: 64 : 16 : 4; temperature 2: the roots, 8 : 4 : 2.
     ratio = np.array([64, 16, 4]) if temperature == 1 else np.array([8, 4, 2])
@@ -230,7 +230,7 @@ def test_the_language_of_a_row_is_told():
 
 def test_noise_is_new_in_each_epoch():
     config = text_config(batch_size=1)
-    makes = [stream.batch_function(toy(config, rows=(1,)), config, seed, slice(None)) for seed in (0, 1)]
+    makes = [stream.batch_function(stream.SPANS, toy(config, rows=(1,)), config, seed, slice(None)) for seed in (0, 1)]
     places = {tuple(np.flatnonzero(make(step).inputs[0] > 290)) for make in makes for step in range(20)}
     assert len(places) > 35  # and with each seed
 

@@ -10,6 +10,9 @@ from routed.analysis import statistics
 from routed.analysis.claims import Claim
 from routed.analysis.sides import Rows
 
+#: column -> whose validation loss it is, which no competent model is above.
+COUNTS = {"eval/bigram": "a bigram model", "eval/ngram": "a 5-gram model"}
+
 
 def unfit(claim: Claim, rows: Rows) -> str | None:
     """Why these runs cannot tell whether a claim holds, or None."""
@@ -17,12 +20,13 @@ def unfit(claim: Claim, rows: Rows) -> str | None:
 
 
 def _incompetent(claim: Claim, rows: Rows) -> str | None:
-    """Which arm of a claim predicts text no better than a bigram model, or None: it has not learned enough to compare."""
+    """Which arm of a claim predicts text no better than counts do, or None: it has not learned enough to compare."""
     for side in (claim.lower, claim.higher):
         for arm in rows.arms(side, claim.at) if side else ():
             runs = rows.runs(side, claim.at, arm)
-            if "eval/bigram" in runs and (ours := runs["eval/loss"].mean()) >= (bigram := runs["eval/bigram"].mean()):
-                return f"not competent: {arm} has {ours:.3g} nats a token, a bigram model {bigram:.3g}"
+            for column, counts in COUNTS.items():
+                if column in runs and (ours := runs["eval/loss"].mean()) >= (theirs := runs[column].mean()):
+                    return f"not competent: {arm} has {ours:.3g} nats a token, {counts} {theirs:.3g}"
     return None
 
 

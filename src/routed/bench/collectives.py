@@ -18,7 +18,7 @@ from routed.layer.rule import rule_of
 from routed.layer.selection import capacity, group_of
 from routed.models import expert_axis
 from routed.models.t5 import t5
-from routed.models.t5_sizes import blocks_of, tokens_of
+from routed.models.transformer_sizes import blocks_of, tokens_of
 from routed.settings.tree import override
 from routed.system.interconnect import Collective
 

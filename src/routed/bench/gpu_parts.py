@@ -26,7 +26,7 @@ from routed.contracts import UserError
 from routed.engine.compilation import batching_of
 from routed.engine.devices import make_mesh
 from routed.engine.estimate import least_bytes
-from routed.models.t5_sizes import tokens_of
+from routed.models.transformer_sizes import tokens_of
 from routed.plan import experiment
 from routed.plan.config import base, canonical
 from routed.settings.tree import override

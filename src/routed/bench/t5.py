@@ -20,11 +20,9 @@ from routed.bench.baseline import lines as baseline_lines
 from routed.contracts import TextBatch
 from routed.engine.compilation import compile_lowered
 from routed.layer.rule import rule_of
-from routed.models.t5 import t5
-from routed.models.t5_sizes import flops_per_row
 from routed.plan.config import base
 from routed.settings.tree import override
-from routed.training import ENCODER_DECODER
+from routed.training import ENCODER_DECODER, ProblemPart
 
 
 class Shape(NamedTuple):
@@ -108,20 +106,33 @@ def config_of(shape: str, kind: str, experts: int, k: int) -> ConfigDict:
 
 
 class Program:
-    """The training of one config, compiled, and what was measured of it: `steps` at once, or as many as take two seconds."""
+    """The training of one config, compiled, and what was measured of it: `steps` at once, or as many as take two seconds.
 
-    def __init__(self, config: ConfigDict, targets: int, about: dict[str, Any], steps: int = 0):
+    Its problem is that `of` an encoder-decoder, whose stacks read inputs and targets, or of another with so many `tokens` a step.
+    """
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        targets: int,
+        about: dict[str, Any],
+        steps: int = 0,
+        of: ProblemPart = ENCODER_DECODER,
+        tokens: int = 0,
+    ):
         self.config, self.about = config, dict(about)
-        self.tokens = config.batch_size * (config.data.input_length + targets)
-        self.flops = config.batch_size * flops_per_row(config)
-        self.model, self.optimiser = t5(config), optax.adam(1e-3)
+        self.tokens, self.flops = (
+            tokens or config.batch_size * (config.data.input_length + targets),
+            of.cost(config).flops,
+        )
+        self.model, self.optimiser = of.models[config.model].build(config, None), optax.adam(1e-3)
         batch = self._batch(targets)
         params, layer = jax.jit(self.model.init)(jax.random.key(0), batch)
         self.about["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(params))
         self.state = (params, layer, self.optimiser.init(params))
         begun = time.perf_counter()
         lowered = jax.jit(self._steps, donate_argnums=0).lower(self.state, jnp.int32(1), batch)
-        self.compiled = compile_lowered(lowered, ENCODER_DECODER.fuse)
+        self.compiled = compile_lowered(lowered, of.fuse)
         self.compiling = time.perf_counter() - begun
         self.run = lambda count: self.compiled(self.state, jnp.int32(count), batch)
         self.times: list[float] = []

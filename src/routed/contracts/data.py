@@ -48,6 +48,14 @@ class TextBatch(NamedTuple):
     language: Int[Array, " B"]
 
 
+class Contest(NamedTuple):
+    """Of a layer whose experts may compete: whether they did, the router's scores (from inputs that get no gradient), and what it learns."""
+
+    held: Bool[Array, ""]
+    scores: Float[Array, "T E"]
+    norms: Float[Array, "T E"]
+
+
 class Routing(NamedTuple):
     """Sparse routing: one flat list of assignments, with the scores it was selected from.
 
@@ -62,6 +70,7 @@ class Routing(NamedTuple):
     weight: Float[Array, " A"]
     kept: Bool[Array, " A"]
     rank: Int[Array, " A"]
+    contest: Contest | None = None
 
 
 class SoftRouting(NamedTuple):

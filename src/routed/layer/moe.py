@@ -12,10 +12,10 @@ from absl import logging as log
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
-from routed.contracts import Places, Routing, SoftRouting
-from routed.layer import dispatch
+from routed.contracts import Contest, Places, Routing, SoftRouting
+from routed.layer import competition, dispatch
 from routed.layer.rule import Rule
-from routed.layer.selection import capacity, select
+from routed.layer.selection import SELECTIONS, capacity, select
 from routed.metrics import load
 from routed.routers.noise import NOISES, ScoreNoise
 from routed.system.platform import platform
@@ -78,11 +78,33 @@ class MoE(nn.Module):
         )
 
         run = partial(_apply, expert)
+        if SELECTIONS[self.rule.name].contested:
+            return self._contested(run, params, x, routing, places, x if routed_by is None else routed_by, context)
         if self.mesh is not None and not isinstance(routing, SoftRouting):
             if self.dispatch != dispatch.AUTO and not dispatch.DISPATCHES[self.dispatch].exchanged:
                 raise TypeError(f"dispatch {self.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")
             return dispatch.parallel(run, params, x, routing, places, self.mesh), routing
         return dispatch.DISPATCHES[self._dispatch(len(x))].run(run, params, x, routing, places), routing
+
+    def _contested(self, run, params, x, routing, places, routed_by, context) -> tuple[Float[Array, "T O"], Routing]:
+        """The layer where its experts may compete; without random numbers, as at an evaluation, they do."""
+        key = self.make_rng("noise") if self.has_rng("noise") else None
+        coin, draws = jax.random.split(key) if key is not None else (None, None)
+        took_part = jnp.array(True) if coin is None else competition.held(self.rule, coin, context["step"])
+        scores = self.router(jax.lax.stop_gradient(routed_by), **context)
+
+        def compete():
+            outputs = jax.vmap(run, in_axes=(0, None))(params, x)
+            return competition.contest(
+                self.rule, partial(select, self.rule), dispatch.combined, outputs, routing, draws
+            )
+
+        def route():
+            y = dispatch.DISPATCHES[self._dispatch(len(x))].run(run, params, x, routing, places)
+            return y, routing, jnp.zeros_like(scores)
+
+        y, routing, norms = jax.lax.cond(took_part, jax.checkpoint(compete), route)
+        return y, routing._replace(contest=Contest(took_part, scores, norms))
 
     def _route(self, x, mask, context) -> Routing | SoftRouting:
         routed_input = x

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
@@ -67,6 +67,9 @@ class Selection(NamedTuple):
     within_samples: bool = False
     places: Callable[[Rule], int] | None = None
     experts_per_token: Callable[[Rule, int, int], float] = lambda rule, tokens, experts: float(rule.k)
+    #: Experts compete on a share of the steps (`layer/competition.py`); and what the router of a layer learns beside the task's loss.
+    contested: bool = False
+    loss: Callable[[Rule, Routing], Scalar] | None = None
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
+from routed.layer import competition
 from routed.layer.rule import QUEUES, Rule, Selection
 from routed.settings.setting import Setting, at_least, one_of, refuse
 
@@ -184,7 +185,8 @@ def _taken(scores, token: Int[Array, "E C"], weight: Float[Array, "E C"], mask) 
     """The assignments of one group whose experts took these tokens, the most preferred first."""
     expert, rank = jnp.indices(token.shape)
     parts = (token, expert, weight, mask[token], rank)
-    return Routing(scores, *(part.reshape(-1) for part in parts))
+    token, expert, weight, kept, rank = (part.reshape(-1) for part in parts)
+    return Routing(scores, token, expert, weight, kept, rank)
 
 
 def _mean_experts(rule: Rule, tokens: int, experts: int) -> float:
@@ -229,6 +231,16 @@ def _check_patches(config: ConfigDict) -> None:
 SELECTIONS: dict[str, Selection] = {
     "soft": Selection(soft, sparse=False, experts_per_token=lambda rule, tokens, experts: float(experts)),
     "top_k": Selection(top_k, biased=True, reads=("k", "renormalise", *QUEUES)),
+    "compete": Selection(
+        top_k,
+        biased=True,
+        contested=True,
+        loss=competition.distillation,
+        experts_per_token=competition.experts_per_token,
+        settings=competition.SETTINGS,
+        reads=("k", "renormalise", *QUEUES),
+        check=competition.check,
+    ),
     "raw": Selection(raw, biased=True, reads=("k", *QUEUES)),
     "sigmoid": Selection(sigmoid, biased=True, reads=("k", "renormalise", *QUEUES)),
     "sinkhorn": Selection(sinkhorn, biased=True, sees_others=True, reads=("k", "renormalise", *QUEUES)),

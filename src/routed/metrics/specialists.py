@@ -61,3 +61,12 @@ def columns(
         "theory/row_cosine": cosine.mean(),
         "theory/row_growth": (now / jnp.maximum(before, 1e-9)).mean(),
     }
+
+
+def alike_by_cosine(responses: Float[Array, "T E O"]) -> Scalar:
+    """Mean cosine of the outputs of two experts for the same token, over all tokens and pairs: 1 where all experts are one, 0 at random."""
+    experts = responses.shape[1]
+    norms = jnp.linalg.norm(responses, axis=-1, keepdims=True)
+    unit = responses / jnp.maximum(norms, 1e-12)
+    together = (unit.sum(1) ** 2).sum(-1) - (unit**2).sum((1, 2))  # of all pairs, each twice
+    return (together / max(experts * (experts - 1), 1)).mean()

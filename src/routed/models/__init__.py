@@ -1,11 +1,13 @@
 """Models: what is trained. Each is an `init` and an `apply` on a batch; `apply` also returns what its gates decided."""
 
 from routed.models import dense, kmeans, patch_moe, two_experts
+from routed.models.decoder import decoder
+from routed.models.language_model import expert_axis
 from routed.models.model import Model, ModelPart, Outputs, Site
 from routed.models.single_layer import single_layer
-from routed.models.t5 import expert_axis, t5
-from routed.models.t5_settings import TRANSFORMER, check_t5
-from routed.models.t5_sizes import flops_per_row
+from routed.models.t5 import t5
+from routed.models.transformer_settings import DECODER, TRANSFORMER, check_decoder, check_t5
+from routed.models.transformer_sizes import flops_of_decoder_row, flops_per_row
 
 #: What a layer with a router uses and reads, in any model.
 _ROUTED = ("router.name", "router.noise", "experts.name", "selection.name", "selection.eval.name", "dispatch")
@@ -65,14 +67,36 @@ ENCODER_DECODERS: dict[str, ModelPart] = {
         check=check_t5,
     ),
     "dense_active": ModelPart(
-        t5, uses=("experts.name",), reads=(*_TRANSFORMER, *_TWIN, "experts.count", "experts.activation"), check=check_t5
+        t5,
+        uses=("experts.name",),
+        reads=(*_TRANSFORMER, *_TWIN, "experts.count", "experts.activation"),
+        check=check_t5,
     ),
     "dense_total": ModelPart(
-        t5, uses=("experts.name",), reads=(*_TRANSFORMER, "experts.count", "experts.activation"), check=check_t5
+        t5,
+        uses=("experts.name",),
+        reads=(*_TRANSFORMER, "experts.count", "experts.activation"),
+        check=check_t5,
+    ),
+}
+
+_DECODER = (*_TRANSFORMER, *(f"transformer.{name}" for name in DECODER))
+
+#: name -> model, for text that is continued.
+DECODERS: dict[str, ModelPart] = {
+    "decoder": ENCODER_DECODERS["moe"]._replace(
+        build=decoder, reads=(*ENCODER_DECODERS["moe"].reads, *_DECODER), check=check_decoder
+    ),
+    "decoder_active": ENCODER_DECODERS["dense_active"]._replace(
+        build=decoder, reads=(*ENCODER_DECODERS["dense_active"].reads, *_DECODER), check=check_decoder
+    ),
+    "decoder_total": ENCODER_DECODERS["dense_total"]._replace(
+        build=decoder, reads=(*ENCODER_DECODERS["dense_total"].reads, *_DECODER), check=check_decoder
     ),
 }
 
 __all__ = [
+    "DECODERS",
     "ENCODER_DECODERS",
     "SAMPLE_MODELS",
     "Model",
@@ -80,5 +104,6 @@ __all__ = [
     "Outputs",
     "Site",
     "expert_axis",
+    "flops_of_decoder_row",
     "flops_per_row",
 ]

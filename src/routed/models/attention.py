@@ -1,4 +1,4 @@
-"""T5's attention: several heads, unscaled scores, and a bias per head for each bucket of relative positions."""
+"""T5's attention: several heads, unscaled scores, and a bias per head for each bucket of relative positions; or rotary ones."""
 
 from __future__ import annotations
 
@@ -74,6 +74,28 @@ class PositionBias(nn.Module):
         return jax.shard_map(local, mesh=self.mesh, in_specs=P(), out_specs=P((DATA, EXPERT)), check_vma=False)(table)
 
 
+def causal_mask(length: int, mesh: Mesh | None = None) -> Float[Array, "N L L"]:
+    """What hides the future and adds nothing else; with a mesh a copy for each of its N devices, as of `PositionBias`."""
+    mask = jnp.where(np.tri(length, dtype=bool), 0.0, HIDDEN)
+    return jnp.broadcast_to(mask, (1 if mesh is None else mesh.size, length, length))
+
+
+#: The longest wavelength of rotary positions, over 2 pi.
+LONGEST = 10_000.0
+
+
+def rotated(x: Float[Array, "N L K"]) -> Float[Array, "N L K"]:
+    """Position p turns the pair (i, i + K/2) by p / LONGEST^(2i/K), so that a product of two rows depends on their distance alone.
+
+    Su et al. (2021); halves in the place of neighbouring pairs, as GPT-NeoX has it.
+    """
+    half = x.shape[-1] // 2
+    angle = (np.arange(x.shape[1])[:, None] * LONGEST ** (-np.arange(half) / half))[None]
+    cos, sin = jnp.asarray(np.cos(angle), x.dtype), jnp.asarray(np.sin(angle), x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return jnp.concatenate((a * cos - b * sin, a * sin + b * cos), -1)
+
+
 class Kernel(nn.Module):
     """A weight matrix, drawn from N(0, scale^2)."""
 
@@ -96,6 +118,7 @@ class Attention(nn.Module):
     heads: int
     head_dim: int
     mesh: Mesh | None = None
+    rotary: bool = False
 
     @nn.compact
     def __call__(
@@ -106,16 +129,18 @@ class Attention(nn.Module):
         scales = {"query": (dim * self.head_dim) ** -0.5, "key": dim**-0.5, "value": dim**-0.5}
         kernels = [Kernel((dim, inner), scale, name=name)() for name, scale in scales.items()]
         kernels.append(Kernel((inner, dim), inner**-0.5, name="out")())
-        attend = partial(_attend, self.heads)
+        attend = partial(_attend, self.heads, self.rotary)
         if self.mesh is not None:
             rows = P((DATA, EXPERT))
             attend = jax.shard_map(attend, mesh=self.mesh, in_specs=(rows, rows, rows, P()), out_specs=rows)
         return attend(x, source, bias, kernels)
 
 
-def _attend(heads: int, x, source, bias, kernels):
+def _attend(heads: int, rotary: bool, x, source, bias, kernels):
     query, key, value, out = kernels
     q, k, v = split(x, query, heads), split(source, key, heads), split(source, value, heads)
+    if rotary:
+        q, k = rotated(q), rotated(k)
     scores = jnp.einsum("NQK,NSK->NQS", q, k, preferred_element_type=jnp.float32)
     if bias is not None:
         scores = (scores.reshape(heads, -1, *bias.shape[1:]) + bias[:, None]).reshape(scores.shape)

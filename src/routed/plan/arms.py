@@ -40,6 +40,9 @@ _TOP2 = {**_TOP1, **_EVALUATED, "selection.k": 2, "selection.eval.k": 2}
 #: What a balancing bias adds in a step, in units of score. Of a short run: it crosses the spread of a fresh router in 100 steps.
 _BALANCED = {"selection.balance_rate": 1e-2}
 
+#: The experts compete on a share of the steps (`selection.share`), in paper's way; evaluated by the router alone, as top-k is.
+_COMPETE = {"selection.name": "compete"}
+
 #: Scores by distance to places that are training data, trained and evaluated top-1: hard, as such a gate nearly is when it is soft.
 _PLACES = {
     "router.frozen": True, "router.measure": "distance", "router.from_data": True,
@@ -100,6 +103,17 @@ ARMS: dict[str, Arm] = {
     "learned_top2_balanced": Arm(_TOP2 | _BALANCED, "learned, trained top-2, balanced", "#44AA99"),
     # The frozen balanced arm's twin, by the training rule of the config (language models).
     "learned_balanced": Arm(_BALANCED, "learned, load balanced", "#999933"),
+    # Competition (Pham et al. 2024), and what takes one thing out of it: the target's meaning, the winners' merit, the winners
+    # (all experts run and learn on as many steps), the winners' part in the output.
+    "compete": Arm(_COMPETE, "competition", "#D55E00"),
+    "compete_shuffled": Arm(
+        _COMPETE | {"selection.distil_target": "shuffled"}, "competition, shuffled target", "#E69F00"
+    ),
+    "compete_random": Arm(_COMPETE | {"selection.winners": "random"}, "random winners", "#CC79A7"),
+    "compete_dense": Arm(_COMPETE | {"selection.winners": "all"}, "dense steps, nobody wins", "#009E73"),
+    # Embeddings of experts in few dimensions, compared by cosine with a learned temperature (XMoE, Chi et al. 2022).
+    "xmoe": Arm({"router.name": "cosine"}, "XMoE's router", "#332288"),
+    "compete_distil": Arm(_COMPETE | {"selection.forward": False}, "competition, only distilled", "#56B4E9"),
     # The true cluster: the ceiling.
     "oracle": Arm({"router.frozen": True, "router.name": "oracle", **_TOP1}, "oracle (true cluster)", "#000000"),
     # The other label of a cell (tasks of crossed clusters): as sure as the oracle, and of what does not matter.
@@ -121,6 +135,8 @@ ARMS: dict[str, Arm] = {
     # No router: the FLOPs of one routed token, or the parameters of the whole layer, or one expert alone, no deeper.
     "dense_active": Arm({"model": "dense_active"}, "dense, active parameters", "#999999"),
     "dense_total": Arm({"model": "dense_total"}, "dense, all parameters", "#666666"),
+    # The first of them, of a decoder alone.
+    "decoder_active": Arm({"model": "decoder_active"}, "dense, active parameters", "#999999"),
     "dense_expert": Arm({"model": "dense_expert"}, "dense, one expert", "#332288"),
 }
 

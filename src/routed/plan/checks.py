@@ -15,7 +15,7 @@ from routed.contracts import UserError
 from routed.experts import EXPERTS
 from routed.layer.dispatch import misfit
 from routed.layer.selection import SELECTIONS
-from routed.plan.config import CHOICES, DATA, canonical, declared, parts_of, problem_of, read_keys
+from routed.plan.config import CHOICES, DATA, canonical, declared, parts_of, problem_of, problems_for, read_keys
 from routed.plan.run_settings import TUNING_OFFSET
 from routed.routers import ROUTERS
 from routed.settings.setting import refuse
@@ -83,9 +83,9 @@ def _check_run(config: ConfigDict) -> None:
         )
     if config.checkpoint.every and config.eval_every % config.checkpoint.every:
         refuse("checkpoint.every", config.checkpoint.every, f"must divide eval_every={config.eval_every}")
-    problem = problem_of(config)
-    if config.model not in problem.models:
-        refuse("model", config.model, f"not for data.name={config.data.name!r}; use one of {', '.join(problem.models)}")
+    fitting = [name for problem in problems_for(config.data.name).values() for name in problem.models]
+    if config.model not in fitting:
+        refuse("model", config.model, f"not for data.name={config.data.name!r}; use one of {', '.join(fitting)}")
 
 
 def _check_parts(config: ConfigDict, data: Any, problem: ProblemPart) -> None:

@@ -14,8 +14,8 @@ from routed.layer.dispatch import AUTO, DISPATCHES
 from routed.layer.selection import SELECTIONS
 from routed.layer.selection_settings import SHARED as SELECTION
 from routed.layer.selection_settings import SHARED_EVAL
-from routed.models import ENCODER_DECODERS, SAMPLE_MODELS
-from routed.models.t5_settings import TRANSFORMER
+from routed.models import DECODERS, ENCODER_DECODERS, SAMPLE_MODELS
+from routed.models.transformer_settings import DECODER, TRANSFORMER
 from routed.plan.run_settings import ANALYSIS, ENGINE, PLAN
 from routed.routers.noise import NOISES
 from routed.routers.noise import SHARED as NOISE
@@ -37,7 +37,7 @@ DATA: Mapping[str, Any] = ChainMap(TASKS, SOURCES)  # type: ignore[arg-type]
 #: Every key that names a part, and the table it is looked up in. A user's file adds to the tables.
 CHOICES: dict[str, Choice] = {
     "data.name": Choice("data", "gmm", "the task, or the source of text", DATA),
-    "model": Choice("", "moe", "what is trained; moe has routers, dense_* are its twins", ChainMap(SAMPLE_MODELS, ENCODER_DECODERS)),
+    "model": Choice("", "moe", "what is trained; moe has routers, dense_* are its twins", ChainMap(SAMPLE_MODELS, ENCODER_DECODERS, DECODERS)),
     "loss": Choice("losses", "squared", "what is minimised on samples", TASK_LOSSES),
     "router.name": Choice("router", "linear", "the router", routers.ROUTERS),
     "router.noise": Choice("router", "none", "noise on its scores or its input", NOISES),
@@ -54,7 +54,7 @@ CHOICES: dict[str, Choice] = {
 SHARED: dict[str, Mapping[str, Setting]] = {
     "data": TASK | TEXT,
     "router": routers.SHARED | NOISE,
-    "transformer": TRANSFORMER,
+    "transformer": TRANSFORMER | DECODER,
     "experts": experts.SHARED,
     "selection": SELECTION,
     "selection.eval": SHARED_EVAL,
@@ -137,14 +137,24 @@ def base() -> ConfigDict:
     return unflatten({key: setting.default for key, setting in declared().items()})
 
 
+def problems_for(data: str) -> dict[str, ProblemPart]:
+    """The problems that train on data of this name."""
+    return {name: problem for name, problem in PROBLEMS.items() if data in problem.data}
+
+
 def problem_of(config: ConfigDict) -> ProblemPart:
-    """The problem that a config's data are for."""
-    return PROBLEMS[DATA[config.data.name].problem]
+    """The problem of a config: of those for its data the one that has its model (or, of a model that none has, the first)."""
+    return PROBLEMS[_name_of_problem(config)]
+
+
+def _name_of_problem(config: ConfigDict) -> str:
+    fitting = problems_for(config.data.name)
+    return next((name for name, problem in fitting.items() if config.model in problem.models), next(iter(fitting)))
 
 
 def parts_of(config: ConfigDict) -> list[ActivePart]:
     """The parts that take part in a run of a config, whatever its phases."""
-    problem, name_of_problem = problem_of(config), DATA[config.data.name].problem
+    problem, name_of_problem = problem_of(config), _name_of_problem(config)
     active = {name: ActivePart(name, "", part) for name, part in ALWAYS.items()}
     always: list[Any] = [*ALWAYS.values(), problem]
     waiting = [key for part in always for key in part.uses]

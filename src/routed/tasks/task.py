@@ -101,8 +101,6 @@ class Task(NamedTuple):
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     check: Callable[[ConfigDict], None] = accept
-    #: The problem, in `routed.training.PROBLEMS`, that trains on it.
-    problem: str = "samples"
 
 
 #: Settings of the node `data` that several tasks read.

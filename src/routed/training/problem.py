@@ -86,10 +86,12 @@ class Cost(NamedTuple):
 class ProblemPart(NamedTuple):
     """A shape of problem as a part, and what the engine asks of it.
 
-    `build(config, pool, mesh)` has `pool` training samples in its world and, with a mesh, devices that share a run.
+    `build(config, pool, mesh)` has `pool` training samples in its world and, with a mesh, devices that share a run. It is the problem of
+    a config whose `data.name` is in `data` and whose model is in `models`.
     """
 
     build: Callable[[ConfigDict, int, Mesh | None], Problem]
+    data: Mapping[str, Any]
     models: Mapping[str, ModelPart]
     #: The column that validates a run, and how the problem's columns are shown, by config.
     loss: str

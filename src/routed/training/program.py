@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from routed.layer.auxiliary import auxiliary, coefficients_of
 from routed.layer.rule import Rule, rule_of
-from routed.layer.selection import group_of
+from routed.layer.selection import SELECTIONS, group_of
 from routed.models.model import Site
 from routed.routers import ROUTERS
 from routed.settings.setting import COUNT, Allowed, Component, Setting, When, at_least
@@ -187,7 +187,15 @@ def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step,
     total, reported = problem.task_loss(config, outputs, batch)
     if outputs.sites and ROUTERS[config.router.name].learns and any(coefficients_of(config.losses).values()):
         total += _auxiliary(problem, config, outputs.sites, params, step)
+    if outputs.sites and (own := SELECTIONS[rule.name].loss) is not None:
+        learned = sum(_of_layers(partial(own, rule), site.routing).sum() for site in outputs.sites.values())
+        total += jnp.where(_frozen(config), 0.0, learned)
     return total, (reported, outputs.state)
+
+
+def _of_layers(value: Callable[[Any], Array], routing: Any) -> Array:
+    """A value of the routing of each layer of a site."""
+    return value(routing) if routing.scores.ndim == 2 else jax.vmap(value)(routing)
 
 
 def rule_and_dispatch(config: Any) -> tuple[Rule, str]:

@@ -126,7 +126,7 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
     prediction, mixture, routing, features = _in_blocks(forward, test)
     seen = {
         "test/loss": loss.value(prediction, test.y).mean() / unit,
-        "train/experts": jnp.float32(experts_per_token(config)),
+        "train/experts": jnp.asarray(experts_per_token(inputs.config), jnp.float32),
     }
     if loss.labelled:
         right = correct(prediction, test.y)
@@ -201,7 +201,7 @@ def _evaluation_rule(config: Any) -> Rule:
     return rule_of(config.selection, evaluation=True) if "dispatch" in config else Rule()
 
 
-def experts_per_token(config: ConfigDict) -> float:
+def experts_per_token(config: Any) -> Any:
     """Experts that compute for one training token: the FLOPs of a selection, in units of one expert."""
     rule, _ = rule_and_dispatch(config)
     if not SAMPLE_MODELS[config.model].routed:
@@ -306,6 +306,7 @@ def _refuse_more_patches(config: ConfigDict, positions: int) -> None:
 
 SAMPLES = ProblemPart(
     build=build,
+    data=TASKS,
     models=SAMPLE_MODELS,
     loss="test/loss",
     columns=columns_of,

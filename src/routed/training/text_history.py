@@ -8,37 +8,38 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from routed.metrics import agreement
-from routed.tasks import text
-from routed.training.text_feed import corpus
+from routed.models.language_model import Read
+from routed.tasks.text import Form
+from routed.training.text_feed import corpus, held_out
 
 #: Draws of the null in `agreement.information`.
 DRAWS = 4
 
 
-def offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def offline(form: Form, read: Read, config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Columns made of several evaluations at once or on the host: by language, by layer, churn, information.
 
     A layer's column ends in its stack and its place in it, `router/load_max/encoder_1`; without them it is the mean of all.
     """
     found: dict[str, np.ndarray] = {}
-    for i, name in enumerate(corpus(config).languages):
+    for i, name in enumerate(corpus(form, config).languages):
         for metric in ("loss", "accuracy"):
             found[f"eval/{metric}/{name}"] = history[f"language/{metric}"][:, i]
     columns: dict[str, list[np.ndarray]] = {}
-    for stack, layer, metric, values in _of_layers(config, history):
+    for stack, layer, metric, values in _of_layers(form, read, config, history):
         found[f"router/{metric}/{stack}_{layer}"] = values
         columns.setdefault(metric, []).append(values)
     return found | {f"router/{metric}": np.mean(values, axis=0) for metric, values in columns.items()}
 
 
-def _of_layers(config: ConfigDict, history) -> Iterator[tuple[str, int, str, np.ndarray]]:
-    rows = text.validation(corpus(config), config)
-    shifted = np.pad(rows.targets, ((0, 0), (1, 0)))[:, :-1]
+def _of_layers(form: Form, read: Read, config: ConfigDict, history) -> Iterator[tuple[str, int, str, np.ndarray]]:
+    rows = held_out(form, config)["validation"]
     every = config.transformer.layers // max(config.transformer.sparse_layers, 1)
-    for stack, ids in (("encoder", rows.inputs), ("decoder", shifted)):
+    for stack, ids_of in read.items():
         if f"{stack}/choices" not in history:
             continue
-        row, token = np.repeat(np.arange(len(ids)), ids.shape[1]), np.asarray(ids).reshape(-1)
+        ids = np.asarray(ids_of(rows))
+        row, token = np.repeat(np.arange(len(ids)), ids.shape[1]), ids.reshape(-1)
         language = np.asarray(rows.language)[row]
         choices, stale = history[f"{stack}/choices"], history[f"{stack}/stale"]
         for s in range(choices.shape[1]):

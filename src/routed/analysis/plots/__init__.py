@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from routed.analysis.plots.clusters import dispatch, embedding, products, series
 from routed.analysis.plots.curves import curves, gap, success, training
+from routed.analysis.plots.equal_cost import equal_cost
 from routed.analysis.plots.foretold import axes, foretold
 from routed.analysis.plots.frame import STYLE, Data, drawn
 from routed.analysis.plots.maps import forest, methods, phase, routing
@@ -84,6 +85,11 @@ PLOTS: dict[str, Plot] = {
     "paired": Plot(
         paired,
         "Mean difference from the learned router (mean log ratio, of a metric with a log axis), paired by seed, with 95 % t intervals; above 0 in loss, the learned router is better.",
+    ),
+    "equal_cost": Plot(
+        equal_cost,
+        "Top: mean difference (mean log ratio, of a metric with a log axis) from the learned router that trained for more steps, with as many FLOPs as competition at that value, paired by seed, with 95 % t intervals; below 0 in loss, the arm is better. Below: means over seeds with 95 % intervals.",
+        lambda spec, data: [spec["x"], "steps"],
     ),
     "languages": Plot(
         languages,

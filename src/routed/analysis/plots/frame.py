@@ -30,6 +30,7 @@ KEYS = {
     "experts.count": "experts",
     "optimizer.weight_decay": "weight decay",
     "transformer.dim": "width of the trunk",
+    "selection.share": "share of competing steps (lambda)",
 }
 
 #: Log axes end here: an oracle with constant experts reaches 1e-8 and would flatten everything else.

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.contracts import ExpertFunction
-from routed.layer.dispatch.direct import combine, dense, gather
+from routed.layer.dispatch.direct import combine, combined, dense, gather
 from routed.layer.dispatch.parallel import DATA, EXPERT, parallel, parallel_select
 from routed.layer.dispatch.ragged import alone, ragged
 from routed.layer.dispatch.slots import slots
@@ -83,6 +83,7 @@ __all__ = [
     "alone",
     "choose",
     "combine",
+    "combined",
     "dense",
     "gather",
     "misfit",

@@ -23,7 +23,11 @@ def dense(
     [T, E] x [E, O] product.
     """
     del places
-    outputs = jax.vmap(expert, in_axes=(0, None))(params, x)
+    return combined(routing, jax.vmap(expert, in_axes=(0, None))(params, x))
+
+
+def combined(routing: Routing | SoftRouting, outputs: Float[Array, "E N O"]) -> Float[Array, "T O"]:
+    """Each token's weighted sum of the outputs of all experts; N: one row for all tokens, or T."""
     weight = combine_weights(routing).astype(outputs.dtype)
     if outputs.shape[1] == 1:
         return weight @ outputs[:, 0]

@@ -1,16 +1,20 @@
-"""Text in many languages for an encoder-decoder: T5's span corruption over grain, of rows of one language each."""
+"""Text in many languages, in rows of one language each: with spans cut out for an encoder-decoder, or contiguous for a decoder."""
 
 from routed.tasks.text.bigram import bigram_loss
 from routed.tasks.text.corpus import Corpus, load
+from routed.tasks.text.ngram import ngram_loss
 from routed.tasks.text.sources import SHARED, SOURCES, TextSource
 from routed.tasks.text.spans import lengths
-from routed.tasks.text.stream import batch_function, batches, validation
+from routed.tasks.text.stream import CONTINUED, SPANS, Form, batch_function, batches, held_out, validation
 from routed.tasks.text.tokenizers import Tokenizer, decode, encode
 
 __all__ = [
+    "CONTINUED",
     "SHARED",
     "SOURCES",
+    "SPANS",
     "Corpus",
+    "Form",
     "TextSource",
     "Tokenizer",
     "batch_function",
@@ -18,7 +22,9 @@ __all__ = [
     "bigram_loss",
     "decode",
     "encode",
+    "held_out",
     "lengths",
     "load",
+    "ngram_loss",
     "validation",
 ]

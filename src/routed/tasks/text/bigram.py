@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from routed.tasks.text.corpus import Corpus
 from routed.tasks.text.spans import PAD
-from routed.tasks.text.stream import batch_function, validation
+from routed.tasks.text.stream import SPANS, batch_function, validation
 
 #: Training rows that are counted.
 ROWS = 20_000
@@ -22,7 +22,7 @@ def bigram_loss(corpus: Corpus, config: ConfigDict, seed: int = 0) -> float:
     Goodman 1999, 2.5).
     """
     size = corpus.vocabulary
-    make = batch_function(corpus, config, seed, slice(None))
+    make = batch_function(SPANS, corpus, config, seed, slice(None))
     steps = -(-ROWS // config.batch_size)
     counted = _pairs(np.concatenate([make(step).targets for step in range(steps)]), size)
     before, token = np.divmod(_pairs(np.asarray(validation(corpus, config).targets), size), size)

@@ -18,17 +18,25 @@ from tqdm import tqdm
 from routed.contracts import UserError
 from routed.settings.tree import nearest
 from routed.tasks.text import cache, spans, tokenizers
-from routed.tasks.text.documents import SPLITS, Damage, because, damage_rule
+from routed.tasks.text.documents import TEST, Damage, because, damage_rule
 from routed.tasks.text.sources import SOURCES
 
 #: Characters that are tokenised at a time.
 CHUNK = 1 << 20
 
 
+class Cut(NamedTuple):
+    """How a text is cut: tokens of a row, those of them that are also the next row's first, and ids that no piece may have."""
+
+    length: int
+    shared: int = 0
+    sentinels: int = 0
+
+
 class Corpus(NamedTuple):
     """Rows of raw tokens by language, documents one behind the other; the last, partial row of a language is left out.
 
-    `digest` tells texts and tokenizer: equal digests, equal tokens.
+    `digest` tells texts and tokenizer: equal digests, equal tokens. `test` is empty where the source has no such text.
     """
 
     languages: tuple[str, ...]
@@ -37,37 +45,36 @@ class Corpus(NamedTuple):
     vocabulary: int
     digest: str
     tokenizer: tokenizers.Tokenizer
+    test: tuple[Integer[np.ndarray, "N R"], ...] = ()
 
 
-def load(data: ConfigDict) -> Corpus:
-    """The corpus that `config.data` describes; tokenises what is not in the cache.
+def load(data: ConfigDict, cut: Cut | None = None) -> Corpus:
+    """The corpus that `config.data` describes, in rows for span corruption or by another `cut`; tokenises what is not in the cache.
 
     Raises:
       UserError: missing or damaged files, a vocabulary that does not fit, a language without a full row.
     """
     if data.name not in SOURCES:
         raise UserError(f"data.name={data.name!r}: not a source of text{nearest(data.name, SOURCES)}")
-    length, target = spans.lengths(data)
-    noise, _ = spans.counts(length, data.noise_density, data.mean_span)
+    length, shared, sentinels = cut or _for_spans(data)
     source = SOURCES[data.name].open(data)
-    tokenizer = tokenizers.tokenizer(data, source, sentinels=target - noise - 1)
+    tokenizer = tokenizers.tokenizer(data, source, sentinels)
     folder = cache.folder(data)
     keys: list[str] = []
     damaged: list[str] = []  # of all languages
-    rows: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
-    for language, split in itertools.product(source.languages, SPLITS):
+    rows: dict[str, list[np.ndarray]] = {split: [] for split in source.splits}
+    for language, split in itertools.product(source.languages, source.splits):
         key = cache.key(language, split, source.fingerprint(language, split), tokenizer.digest)
         documents, here = functools.partial(source.documents, language, split), len(damaged)
         flat = _tokens(
             folder / f"{key}.npy", documents, tokenizer, damage_rule(data, damaged), name=f"{language} {split}"
         )
-        count = len(flat) // length
-        if not count:
+        if len(flat) < length:
             raise UserError(
                 f"data.languages: the {split} text of {language} has {len(flat)} tokens, less than a row of {length}"
                 f"{because(damaged[here:])}; give it more text or leave it out"
             )
-        rows[split].append(flat[: count * length].reshape(count, length))
+        rows[split].append(np.lib.stride_tricks.sliding_window_view(flat, length)[:: length - shared])
         keys.append(key)
     if damaged:
         log.warning("data.damaged=skip: damaged files are used in part%s", because(damaged))
@@ -78,7 +85,15 @@ def load(data: ConfigDict) -> Corpus:
         data.vocabulary,
         cache.key(*keys),
         tokenizer,
+        tuple(rows.get(TEST, ())),
     )
+
+
+def _for_spans(data: ConfigDict) -> Cut:
+    """Rows that become `data.input_length` tokens when spans are cut out; every span has a sentinel."""
+    length, target = spans.lengths(data)
+    noise, _ = spans.counts(length, data.noise_density, data.mean_span)
+    return Cut(length, sentinels=target - noise - 1)
 
 
 def _tokens(

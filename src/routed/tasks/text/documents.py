@@ -18,6 +18,9 @@ from routed.settings.tree import nearest
 
 SPLITS = ("train", "validation")
 
+#: What a source may have beside them.
+TEST = "test"
+
 #: Bytes at both ends of a file that its fingerprint reads. The end of a gzip file is the checksum of all of it.
 EDGE = 4096
 
@@ -36,6 +39,7 @@ class Source(NamedTuple):
     documents: Callable[[str, str, Damage], Iterator[str]]
     fingerprint: Callable[[str, str], str]
     size: Callable[[str], int]
+    splits: tuple[str, ...] = SPLITS
 
 
 def choose(data: ConfigDict, available: Collection[str]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from routed.tasks.text import dialects
 from routed.tasks.text.artificial import artificial
 from routed.tasks.text.dialect_floors import floors
 from routed.tasks.text.documents import Source
+from routed.tasks.text.files import files
 from routed.tasks.text.jsonl import mc4_jsonl
 from routed.tasks.text.prepared import tfds
 
@@ -32,8 +33,6 @@ class TextSource(NamedTuple):
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     check: Callable[[ConfigDict], None] = accept
-    #: The problem, in `routed.training.PROBLEMS`, that trains on it.
-    problem: str = "encoder_decoder"
     floors: Callable[[Any, TextBatch], Mapping[str, float]] | None = None
 
 
@@ -41,9 +40,16 @@ class TextSource(NamedTuple):
 SHARED: dict[str, Setting] = {
     "languages": Setting((), "codes of the languages; empty: all that are there"),
     "temperature": Setting(1.0, "a language is drawn in proportion to its text to the power 1 / temperature", POSITIVE),
-    "tokens": Setting("train", "a SentencePiece model file; train: one fitted to the training text; or bytes"),
+    "tokens": Setting(
+        "train",
+        "a SentencePiece model file; train: one fitted to the training text; bytes; or characters: a to z and the space, as in text8",
+    ),
     "vocabulary": Setting(2048, "token ids, sentinels (the highest ones) included", COUNT),
-    "input_length": Setting(128, "encoder tokens of a row; the length of the target follows from it", at_least(8)),
+    "input_length": Setting(
+        128,
+        "encoder tokens of a row; the length of the target follows from it (a decoder alone predicts as many)",
+        at_least(8),
+    ),
     "noise_density": Setting(0.15, "share of the tokens that are cut out", between(0, 1)),
     "mean_span": Setting(3.0, "mean length of what is cut out at one place", at_least(1)),
     "damaged": Setting(
@@ -51,7 +57,11 @@ SHARED: dict[str, Setting] = {
         "a truncated shard: skip what is missing, with a warning that counts, or refuse",
         one_of(("skip", "refuse")),
     ),
-    "eval_rows": Setting(512, "validation rows, spread evenly over the languages", at_least(1)),
+    "eval_rows": Setting(
+        512,
+        "validation rows (and, where a decoder is tested, as many test rows), spread evenly over the languages",
+        at_least(1),
+    ),
     "cache": Setting("", "folder of tokenised text and trained tokenizers; empty: ~/.cache/routed", identity=False),
 }
 
@@ -72,8 +82,14 @@ def _stand_in(data: ConfigDict) -> str:
 SOURCES: dict[str, TextSource] = {
     "mc4_jsonl": TextSource(mc4_jsonl, _stand_in, reads=("directory",), check=_check),
     "tfds": TextSource(tfds, _stand_in, reads=("directory",), check=_check),
+    "files": TextSource(files, lambda data: ", plain files", reads=("directory",), check=_check),
     "artificial": TextSource(artificial, lambda data: ", artificial languages"),
     "dialects": TextSource(
-        dialects.dialects, dialects.about, settings=dialects.SETTINGS, check=dialects.check, floors=floors
+        dialects.dialects,
+        dialects.about,
+        settings=dialects.SETTINGS,
+        check=dialects.check,
+        floors=floors,
+        reads=("input_length", "noise_density", "mean_span"),
     ),
 }

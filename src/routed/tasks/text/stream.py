@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -11,7 +12,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch, UserError
 from routed.tasks.text import spans
-from routed.tasks.text.corpus import Corpus
+from routed.tasks.text.corpus import Corpus, Cut
 from routed.tasks.text.documents import shares
 
 #: Languages are dealt from shuffled decks of this many rows, each language its share (and at least one): the row that
@@ -49,14 +50,16 @@ def batches(
             f"batch_size={config.batch_size}: {processes} processes cannot share it; set it to a multiple of {processes}"
         )
     block = config.batch_size // processes
-    make = batch_function(corpus, config, seed, slice(process * block, (process + 1) * block))
+    make = batch_function(SPANS, corpus, config, seed, slice(process * block, (process + 1) * block))
     ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD)
     iterator = iter(grain.MapDataset.range(STEPS).map(make).to_iter_dataset(ahead))
     iterator.set_state({"next_index": start})
     return iterator
 
 
-def batch_function(corpus: Corpus, config: ConfigDict, seed: int, part: slice) -> Callable[[int], TextBatch]:
+def batch_function(
+    form: Form, corpus: Corpus, config: ConfigDict, seed: int, part: slice
+) -> Callable[[int], TextBatch]:
     """step -> the rows `part` of its global batch."""
     sizes = [len(rows) for rows in corpus.train]
     cards = np.maximum(1, np.round(DECK * shares(sizes, config.data.temperature))).astype(int)
@@ -89,9 +92,30 @@ def batch_function(corpus: Corpus, config: ConfigDict, seed: int, part: slice) -
         language, times = np.concatenate(dealt, axis=1)[:, part]
         rows = np.stack([row(*key) for key in zip(language.tolist(), times.tolist(), strict=True)])
         rng = np.random.default_rng([seed, NOISE, step])
-        return _batch(rows, language, config, rng, part, config.batch_size)
+        return form.batch(rows, language, config.data, rng, part, config.batch_size)
 
     return make
+
+
+def held_out(form: Form, corpus: Corpus, config: ConfigDict) -> tuple[TextBatch, TextBatch]:
+    """Rows to validate and to test on, of each about `data.eval_rows`, the same number from every language and evenly spaced in it.
+
+    Noise is fixed. A language with fewer rows gives all of them. Where there is no text to test on, every second validation row is a
+    test row.
+
+    Raises:
+      UserError: a language without a row for each.
+    """
+    if corpus.test:
+        return _spread(form, corpus.validation, config), _spread(form, corpus.test, config)
+    for language, rows in zip(corpus.languages, corpus.validation, strict=True):
+        if len(rows) < 2:
+            raise UserError(
+                f"data.languages: the validation text of {language} is a single row, and every second is for the test; give it more"
+                " text or leave it out"
+            )
+    first, second = (tuple(rows[start::2] for rows in corpus.validation) for start in (0, 1))
+    return _spread(form, first, config), _spread(form, second, config)
 
 
 def validation(corpus: Corpus, config: ConfigDict) -> TextBatch:
@@ -99,18 +123,60 @@ def validation(corpus: Corpus, config: ConfigDict) -> TextBatch:
 
     A language with fewer rows gives all of them.
     """
-    each, more = divmod(config.data.eval_rows, len(corpus.languages))
-    counts = np.maximum(1, each + (np.arange(len(corpus.languages)) < more))
-    counts = np.minimum(counts, [len(rows) for rows in corpus.validation])
-    rows = [rows[np.arange(n) * len(rows) // n] for rows, n in zip(corpus.validation, counts, strict=True)]
+    return _spread(SPANS, corpus.validation, config)
+
+
+def _spread(form: Form, by_language: tuple[np.ndarray, ...], config: ConfigDict) -> TextBatch:
+    each, more = divmod(config.data.eval_rows, len(by_language))
+    counts = np.maximum(1, each + (np.arange(len(by_language)) < more))
+    counts = np.minimum(counts, [len(rows) for rows in by_language])
+    rows = [rows[np.arange(n) * len(rows) // n] for rows, n in zip(by_language, counts, strict=True)]
     language = np.repeat(np.arange(len(counts)), counts)
-    return _batch(np.concatenate(rows), language, config, np.random.default_rng(0), slice(None), len(language))
+    return form.batch(np.concatenate(rows), language, config.data, np.random.default_rng(0), slice(None), len(language))
 
 
-def _batch(rows, language, config: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
+def _corrupted(rows, language, data: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
     """Rows `part` of a batch of `size`, corrupted; the noise of all is drawn, whoever makes which part."""
-    data, length = config.data, rows.shape[1]
-    noise = spans.noise_mask(rng, size, length, data.noise_density, data.mean_span)[part]
+    noise = spans.noise_mask(rng, size, rows.shape[1], data.noise_density, data.mean_span)[part]
     inputs, targets = spans.corrupt(rows.astype(np.int32), noise, data.vocabulary)
     # NumPy, until the caller puts them on its devices.
     return TextBatch(inputs, targets, language.astype(np.int32))  # type: ignore[arg-type]
+
+
+def _continued(rows, language, data: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
+    """The tokens of rows but the last, and those that follow each."""
+    del data, rng, part, size
+    ids = rows.astype(np.int32)
+    return TextBatch(ids[:, :-1], ids[:, 1:], language.astype(np.int32))  # type: ignore[arg-type]
+
+
+class Form(NamedTuple):
+    """What a row becomes: how texts are cut into rows (None: as for spans), the batch made of some, and its lengths.
+
+    `lengths(data)` are those of a row's inputs and targets, `tokens(data)` those that stacks read of it. A form that is `tested` holds
+    rows out for a test, too.
+    """
+
+    cut: Callable[[ConfigDict], Cut | None]
+    batch: Callable[..., TextBatch]
+    lengths: Callable[[ConfigDict], tuple[int, int]]
+    tokens: Callable[[ConfigDict], int]
+    tested: bool = False
+
+
+#: For an encoder and a decoder: spans of a row are cut out, and have to be filled in.
+SPANS = Form(
+    lambda data: None,
+    _corrupted,
+    lambda data: (data.input_length, spans.lengths(data)[1]),
+    lambda data: data.input_length + spans.lengths(data)[1],
+)
+
+#: For a decoder alone: contiguous text, of which a row's last token is the first that the next row reads.
+CONTINUED = Form(
+    lambda data: Cut(data.input_length + 1, shared=1),
+    _continued,
+    lambda data: (data.input_length, data.input_length),
+    lambda data: data.input_length,
+    tested=True,
+)

@@ -1,4 +1,4 @@
-"""Tokenizers as data: a SentencePiece model given or trained here, or bytes. Ids: 0 pads, 1 ends, 2 is unknown."""
+"""Tokenizers as data: a SentencePiece model given or trained here, bytes, or the letters. Ids: 0 pads, 1 ends, 2 is unknown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import hashlib
 import io
 import pathlib
+import re
 import time
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -39,16 +40,29 @@ COVERAGE = 0.98
 RESERVED, BYTES = 3, 256
 
 
+#: The alphabet of text8 (Mahoney 2006): in it digits are spelt out, and whatever else stands between words is one space.
+LETTERS = " abcdefghijklmnopqrstuvwxyz"
+DIGITS = dict(
+    zip("0123456789", ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], strict=True)
+)
+
+
 class Tokenizer(NamedTuple):
-    """`pieces` ids, from 0; `model` is the content of a SentencePiece file, empty for bytes (ByT5: byte b is b + 3)."""
+    """`pieces` ids, from 0; `model` is the content of a SentencePiece file, empty for bytes (ByT5: byte b is b + 3) and characters."""
 
     pieces: int
     model: bytes
     digest: str
 
 
+#: What `data.tokens=characters` names.
+CHARACTERS = Tokenizer(RESERVED + len(LETTERS), b"", "characters 1")
+
+
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Integer[np.ndarray, " N"]]:
     """Ids of each text, without an end; uint16 where they fit, else uint32."""
+    if tokenizer.digest == CHARACTERS.digest:
+        return [_places(letters(text)) + np.uint16(RESERVED) for text in texts]
     if not tokenizer.model:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.uint16) + RESERVED for text in texts]
     ids = _processor(tokenizer.model).encode(list(texts), out_type=int, num_threads=-1)
@@ -58,9 +72,24 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Integer[np.ndarra
 def decode(tokenizer: Tokenizer, ids: Integer[np.ndarray, " N"]) -> str:
     """The text of ids; pad, end and sentinels have none."""
     pieces = [i for i in ids.tolist() if UNKNOWN <= i < tokenizer.pieces]
+    if tokenizer.digest == CHARACTERS.digest:
+        return "".join(LETTERS[i - RESERVED] for i in pieces if i >= RESERVED)
     if not tokenizer.model:
         return bytes(i - RESERVED for i in pieces if i >= RESERVED).decode(errors="replace")
     return _processor(tokenizer.model).decode(pieces)
+
+
+def letters(text: str) -> str:
+    """The text in the alphabet of text8: lower case, accents dropped, and one space at its end, so that texts can be joined."""
+    plain = unicodedata.normalize("NFKD", text).lower()
+    spelt = re.sub(r"[0-9]", lambda digit: f" {DIGITS[digit[0]]} ", re.sub(r"[\u0300-\u036f]", "", plain))
+    return " ".join(re.findall("[a-z]+", spelt)) + " "
+
+
+def _places(text: str) -> Integer[np.ndarray, " N"]:
+    """The place of each letter in LETTERS: of a the first, as the space is before all."""
+    codes = np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
+    return np.where(codes == ord(" "), 0, codes - (ord("a") - 1)).astype(np.uint16)
 
 
 def dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger]:
@@ -69,13 +98,15 @@ def dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger]:
 
 
 def tokenizer(data: ConfigDict, source: Source, sentinels: int) -> Tokenizer:
-    """What `data.tokens` names: bytes, train, or a SentencePiece file.
+    """What `data.tokens` names: bytes, characters, train, or a SentencePiece file.
 
     Raises:
       UserError: no such file, not a model of T5's convention, or it does not fit `data.vocabulary` with the sentinels.
     """
     if data.tokens == "bytes":
         made = Tokenizer(RESERVED + BYTES, b"", "bytes")
+    elif data.tokens == "characters":
+        made = CHARACTERS
     elif data.tokens == "train":
         made = _trained(data, source, data.vocabulary - sentinels)
     else:

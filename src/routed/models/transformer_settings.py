@@ -1,4 +1,4 @@
-"""The settings of the node `transformer`, and what a T5 refuses."""
+"""The settings of the node `transformer`, and what a transformer refuses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.layer.rule import rule_of
 from routed.layer.selection import groupless
-from routed.models.t5_sizes import FFNS, blocks_of, is_sparse, shared_group, tokens_of, whole_groups
+from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, shared_group, tokens_of, whole_groups
 from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, at_least, one_of, refuse
 
 TRANSFORMER: dict[str, Setting] = {
@@ -30,15 +30,38 @@ TRANSFORMER: dict[str, Setting] = {
 }
 
 
+#: Of a decoder alone.
+DECODER: dict[str, Setting] = {
+    "positions": Setting(
+        "buckets",
+        "buckets: a bias for each bucket of distances, as T5's; rotary: turned queries and keys (Su et al. 2021)",
+        one_of(("buckets", "rotary")),
+    ),
+    "norm": Setting("pre", "of what a layer reads, or (post) of its sum with the stream", one_of(("pre", "post"))),
+}
+
+
 def check_t5(config: ConfigDict) -> None:
+    """What devices cannot share of a T5's two stacks."""
+    _check(config, tokens_of(config), "(encoder, decoder)")
+
+
+def check_decoder(config: ConfigDict) -> None:
+    """What devices cannot share of the decoder's tokens, and heads that cannot be turned."""
+    _check(config, (config.batch_size * config.data.input_length,), "a step")
+    if config.transformer.positions == "rotary" and config.transformer.head_dim % 2:
+        refuse("transformer.head_dim", config.transformer.head_dim, "must be even, as rotary positions turn pairs")
+
+
+def _check(config: ConfigDict, tokens: tuple[int, ...], words: str) -> None:
     """Refuses layers that cannot be spaced equally, and what devices cannot share.
 
     Raises:
       UserError: names the key, and a value that works.
     """
     blocks_of(config)
-    if (tokens := max(tokens_of(config))) >= 2**31:
-        refuse("batch_size", config.batch_size, f"makes {tokens:,} tokens a step; keep them below 2^31")
+    if max(tokens) >= 2**31:
+        refuse("batch_size", config.batch_size, f"makes {max(tokens):,} tokens a step; keep them below 2^31")
     if "selection" in config and "name" in config.selection and not config.transformer.sparse_layers:
         refuse("model", config.model, "there is no sparse layer; set transformer.sparse_layers")
     devices = config.mesh.data * config.mesh.expert
@@ -47,12 +70,12 @@ def check_t5(config: ConfigDict) -> None:
     if (
         is_sparse(config)
         and not groupless(rule_of(config.selection))
-        and not whole_groups(config, config.selection.group_size, devices)
+        and not whole_groups(tokens, config.selection.group_size, devices)
     ):
         raise UserError(
             f"config key selection.group_size={config.selection.group_size}: {devices} devices cannot share its groups of"
-            f" {' and '.join(map(str, tokens_of(config)))} tokens (encoder, decoder); use"
-            f" selection.group_size={shared_group(config, devices)}"
+            f" {' and '.join(map(str, tokens))} tokens {words}; use"
+            f" selection.group_size={shared_group(tokens, config.selection.group_size, devices)}"
         )
     if config.experts.count % config.mesh.expert:
         fits = max(n for n in range(1, config.mesh.expert + 1) if config.experts.count % n == 0)

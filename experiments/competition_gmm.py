@@ -1,0 +1,168 @@
+"""Does competition teach a router the clusters, or do its dense steps do that; and what if the experts have nothing to compete with?
+
+Question. Pham et al. (2024) let all experts run on a share lambda of the steps: the K with the largest outputs win, and the router learns
+the softmax of their norms. On Gaussian clusters it is known which expert is whose: does competition raise the agreement of experts and
+clusters, leave fewer experts dead, and lower the loss? A competing step computes all experts, so the gain may be the compute's (SMoE for
+more steps), the dense steps' (all experts learn, nobody wins), the loss's noise (a target of other tokens' norms), or that of any winners
+(the norms dealt anew). Constant experts are the negative control: their norms are the same for every token, so one pair of experts wins
+everywhere, and what the router learns of it is to ignore its input.
+
+    python -m routed.main --config=experiments/competition_gmm.py            # all arms, experts that can and cannot compete
+    python -m routed.main --config=experiments/competition_gmm.py:share      # against lambda, at equal FLOPs
+    python -m routed.main --config=experiments/competition_gmm.py:smoke
+
+From the paper: top-2 of 16 experts, weights that sum to 1, no balance loss, no drops, evaluated by the router alone; target, loss and output
+of a competing step as its equations say (`selection.distil_*`, all at their defaults), lambda = .05.
+
+Rules, written before the evaluation seeds (2100 on) ran; none looks at competition against the rest.
+  data        the bench's: 24 dimensions, separation 1, a constant target for each of 16 clusters, 8,192 samples.
+  experts     depth 2, width 32 (the paper's experts have one hidden layer); constant ones as the negative control.
+  rates       Adam, 1e-3 for all, times .3, 1 or 3: each arm its best by final test loss on two seeds that are never evaluated.
+  steps       4,000 of 128 samples. `longer` SMoE takes as many more as competition costs in experts' FLOPs, rounded up to whole
+              evaluations: (K + lambda (E - K)) / K.
+  gate        as in gmm_router: a verdict stands if curves that go on as they end, up to 4 times the steps, do not turn it.
+  effect      smallest effect of interest: a factor 1.1 in excess loss, .01 in agreement.
+
+Expected: competition lowers the excess loss of mlp experts at equal steps and not at equal FLOPs; dense steps do as well; constant experts lose
+all agreement where lambda is large.
+
+Cost: smoke under half a minute of processor time; the others see BUILD_NOTES.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from routed.analysis.claims import LEARNED, Claim, Writer, comparability
+from routed.plan import Figure, Point, chain, make_config, product
+from routed.plan.experiment import Scales
+
+COMPETE = {"arm": "compete"}
+
+#: arm -> what a comparison with it takes away from competition.
+CONTROLS = {
+    "compete_shuffled": "a shuffled target",
+    "compete_random": "random winners",
+    "compete_dense": "dense steps without winners",
+    "compete_distil": "winners that only the router hears of",
+}
+ARMS = ("learned", "frozen", "compete", *CONTROLS)
+
+PROTOCOL = {
+    "arms": ARMS, "seed": 2100, "seeds": 10, "rates": "tuned", "tune.seeds": 2, "tune.multipliers": (0.3, 1.0, 3.0),
+    "data.clusters": 16, "data.samples": 8192, "experts.count": 16, "experts.name": "mlp", "experts.depth": 2, "experts.width": 32,
+    "selection.name": "top_k", "selection.k": 2, "selection.eval.name": "top_k", "selection.eval.k": 2, "selection.share": 0.05,
+    "optimizer.name": "adam", "experts.learning_rate": 1e-3, "router.learning_rate": 1e-3, "dispatch": "auto",
+    "batch_size": 128, "steps": 4000, "eval_every": 1000, "mesh.runs_per_batch": 64,
+}  # fmt: skip
+
+SCALES: Scales = {
+    "smoke": lambda config: {
+        "data.clusters": 8, "data.dim": 8, "data.samples": 256, "data.test_samples": 1600, "experts.count": 8, "experts.width": 8,
+        "batch_size": 32, "steps": 40, "eval_every": 20, "seeds": 2, "rates": "paper", "arms": ("learned", "compete"),
+    },
+    "default": lambda config: {},
+    "paper": lambda config: {"steps": 40000, "eval_every": 10000, "seeds": 32},
+}  # fmt: skip
+
+#: The experts that compete, and those whose norms say nothing of a token.
+EXPERTS = ("mlp", "constant")
+
+SHARES = {"smoke": (0.3, 1.0), "default": (0.01, 0.05, 0.3, 1.0), "paper": (0.01, 0.03, 0.05, 0.09, 0.3, 1.0)}
+#: Controls of the sweep over shares: those whose cost is competition's.
+SWEPT = ("compete", "compete_shuffled", "compete_dense")
+
+
+def longer(config: ConfigDict, share: float) -> int:
+    """Steps in which SMoE has as many experts' FLOPs as competition in the config's steps, in whole evaluations."""
+    k, experts = config.selection.k, config.experts.count
+    return config.eval_every * math.ceil(config.steps * (1 + share * (experts - k) / k) / config.eval_every)
+
+
+def writer(config: ConfigDict, at: Point) -> Writer:
+    """Writes claims about excess loss."""
+    return Writer(comparability(config, "scaled"), "test/excess", at, prefix="routed.competition.")
+
+
+def claim_arms(config: ConfigDict) -> Iterator[Claim]:
+    """Competition against SMoE in three columns, against each control, and that constant experts lose by it."""
+    for experts in EXPERTS:
+        write = writer(config, {"experts.name": experts})
+        yield write.order(
+            f"gmm.{experts}.loss",
+            f"{experts} experts: competition lowers the excess loss",
+            "lower loss",
+            COMPETE,
+            LEARNED,
+        )
+        agreement = {"metric": "router/ami", "unit": "difference"}
+        yield write.order(f"gmm.{experts}.ami", f"{experts} experts: competition raises the agreement of experts and clusters",
+                          "not asked", LEARNED, COMPETE, **agreement)  # fmt: skip
+        yield write.order(f"gmm.{experts}.dead", f"{experts} experts: competition leaves fewer experts dead", "less collapse",
+                          COMPETE, LEARNED, metric="router/dead", unit="difference")  # fmt: skip
+        for arm, words in CONTROLS.items():
+            if arm in config.arms:
+                yield write.order(f"gmm.{experts}.{arm.removeprefix('compete_')}",
+                                  f"{experts} experts: competition has a lower excess loss than {words}", "not asked",
+                                  COMPETE, {"arm": arm})  # fmt: skip
+
+
+METRICS = ("test/excess", "router/ami", "router/dead", "train/experts")
+
+FIRST = Figure(
+    "competition, SMoE and controls: loss, agreement, dead experts; experts that can compete and constant ones",
+    sweep=lambda config: product(experts__name=EXPERTS),
+    claims=lambda config: tuple(claim_arms(config)),
+    plots=lambda config: tuple(
+        plot | {"at": {"experts.name": experts}}
+        for experts in EXPERTS
+        for plot in (
+            {"kind": "paired", "name": f"excess-{experts}", "metric": "test/excess"},
+            {"kind": "paired", "name": f"ami-{experts}", "metric": "router/ami"},
+            {"kind": "training", "name": f"training-{experts}", "metrics": METRICS[:3]},
+        )
+    ),
+)
+
+
+def shares(config: ConfigDict) -> tuple[Point, ...]:
+    """Each share for as many steps, and SMoE for as many FLOPs."""
+    return chain(
+        product(selection__share=SHARES[config.scale], steps=(config.steps,), arms=(config.arms,)),
+        tuple(
+            {"selection.share": share, "steps": longer(config, share), "arms": ("learned",)} for share in SHARES[config.scale]
+        ),
+    )  # fmt: skip
+
+
+def claim_shares(config: ConfigDict) -> Iterator[Claim]:
+    """At each share: competition and each of its controls against SMoE of as many FLOPs."""
+    write = writer(config, {})
+    for share in SHARES[config.scale]:
+        fair = LEARNED | {"selection.share": share, "steps": longer(config, share)}
+        for arm in config.arms[1:]:
+            side = {"arm": arm, "selection.share": share, "steps": config.steps}
+            name = arm.replace("compete_", "").replace("compete", "competition")
+            words = f"lambda = {share:g}: {name} has a lower excess loss than SMoE of as many FLOPs"
+            yield write.order(f"gmm.flops.{share:g}.{name}", words, "not asked", side, fair)
+
+
+SHARE = Figure(
+    "competition and controls against lambda, paired with SMoE of as many FLOPs",
+    changes={"arms": ("learned", *SWEPT)},
+    sweep=shares,
+    claims=lambda config: tuple(claim_shares(config)),
+    plots=lambda config: (
+        {"kind": "equal_cost", "name": "share", "x": "selection.share", "metrics": METRICS[:3], "steps": config.steps},
+    ),
+)  # fmt: skip
+
+FIGURES = {"": FIRST, "share": SHARE}
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """The config of FIGURE[,SCALE]."""
+    return make_config("competition_gmm", arg, FIGURES, PROTOCOL, SCALES)

@@ -1,0 +1,429 @@
+"""Do competing experts make a better language model than experts chosen by a score, and do they at equal compute?
+
+Question. Pham et al. (2024, CompeteSMoE) report .014 bits per character less than plain SMoE at their tiny size, where seeds spread by .005 to
+.009; their competing steps run all experts, which nobody paid for in the comparison. Here SMoE trains for as many more steps as competition costs,
+and controls take one thing out of it at a time: the target's meaning (norms of other tokens), the winners' merit (norms dealt anew), the winners
+(all experts run and learn, nobody wins), the winners' part in the output (only the router hears of them).
+
+    python -m routed.main --config=experiments/competition_lm.py:smoke
+    python -m routed.main --config=experiments/competition_lm.py --config.data.directory=DIR            # table 9
+    python -m routed.main --config=experiments/competition_lm.py:flops --config.data.directory=DIR      # the decisive figure
+
+DIR holds train.txt, valid.txt and test.txt, as text8 and enwik8 are laid out (for enwik8 and its like --config.data.tokens=bytes
+--config.data.vocabulary=260); smoke makes its own text.
+
+Figures. table9 (also without a name): competition and SMoE, paired. flops: every control against lambda, at equal FLOPs. table2: Switch and GLaM
+blocks x methods. fig2: after fewer steps. fig3: K. table4: lambda at equal steps. table5: alpha, as the code has it. table10: the routers' entropy.
+options: what paper and released code do differently. Scales: smoke (half a minute), default (2 CPU cores), gpu (the paper's tiny size), paper (its
+small size). Table 3 (fine-tuning) and Theorems 4.1 and 4.2 are not here; figures 4 to 6 are pictures of one sample.
+
+From the paper: decoder, 16 experts, top-2, weights that sum to 1, experts with one hidden layer as wide as the model, no balance loss, lambda = .05,
+evaluated by the router alone; test at the best validation. Its equations: the router learns softmax(TopK(norms)) with softmax(TopK(scores)), with
+no gradient to the experts or the layers below; the winners are the layer's output (section 3.1).
+
+Rules of the default scale, fixed before its evaluation seeds ran; none looks at competition against SMoE.
+  shape       3 layers of width 64, all sparse, 4 heads of 16, T5's relative buckets, pre-norm, rows of 128 characters, 8 a step: many small
+              steps, as large batches leave a 5-gram unbeaten in this time. No dropout, no cached states.
+  steps       12,000 (12 million characters): what two hours of two cores give 2 arms x 10 seeds.
+  rates       Adam, one rate for all: 200 steps of warm-up, then linearly to 0. The best of .3, 1 and 3 times 3e-3 for *SMoE* on a seed
+              that is never evaluated, after 1,000 steps.
+  cost        `longer` SMoE: steps times the ratio of model FLOPs, rounded up to whole evaluations.
+  seeds       3100 on.
+  gate        no verdict unless every arm beats an interpolated 5-gram of the training text on the validation rows.
+  effect      smallest effect of interest: .01 bits per character.
+
+Expected: a difference of .01 bits or less at equal steps, and SMoE ahead at equal FLOPs; nothing jumps as lambda tends to 0 (share 0 is SMoE bit for
+bit), so the paper's 1.733 at lambda = .01 is not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from routed.analysis.claims import FROZEN, LEARNED, Claim, Writer
+from routed.models import flops_of_decoder_row
+from routed.plan import Figure, Point, chain, make_config, override, product, value_of
+from routed.plan.experiment import Scales
+
+COMPETE = {"arm": "compete"}
+CONTROLS = ("compete_shuffled", "compete_random", "compete_dense", "compete_distil")
+
+PROTOCOL = {
+    "arms": ("learned", "compete"), "seed": 3100, "seeds": 10, "model": "decoder",
+    "data.name": "files", "data.tokens": "characters", "data.vocabulary": 30, "data.input_length": 128, "data.eval_rows": 1024,
+    "router.vocabulary": 30, "router.choices": 2, "router.dim": 16,
+    "transformer.layers": 3, "transformer.sparse_layers": 3, "transformer.dim": 64, "transformer.heads": 4, "transformer.head_dim": 16,
+    "transformer.ffn": "ffn", "transformer.width": 64,
+    "experts.name": "mlp", "experts.depth": 2, "experts.width": 64, "experts.count": 16, "dispatch": "auto",
+    "selection.name": "top_k", "selection.k": 2, "selection.eval.name": "top_k", "selection.eval.k": 2, "selection.share": 0.05,
+    "optimizer.name": "adam", "optimizer.schedule": "linear", "optimizer.warmup": 200,
+    "router.learning_rate": 3e-3, "experts.learning_rate": 3e-3, "transformer.learning_rate": 3e-3,
+    "batch_size": 8, "steps": 12000, "eval_every": 1000, "checkpoint.every": 500,
+    "mesh.runs_per_batch": 2,  # on two cores: one each
+}  # fmt: skip
+
+#: The paper's tiny (its size: inferred from logs of the released code) and small.
+_TINY = {
+    "transformer.dim": 264, "transformer.heads": 8, "transformer.head_dim": 33, "transformer.width": 264, "transformer.norm": "post",
+    "experts.width": 264, "data.input_length": 512, "batch_size": 48, "router.learning_rate": 7e-4, "experts.learning_rate": 7e-4,
+    "transformer.learning_rate": 7e-4, "optimizer.schedule": "constant", "optimizer.warmup": 3000, "transformer.dtype": "bfloat16",
+}  # fmt: skip
+
+SCALES: Scales = {
+    "smoke": lambda config: {
+        "data.name": "artificial", "data.languages": ("qaa",), "data.input_length": 16, "data.eval_rows": 16, "batch_size": 4,
+        "transformer.layers": 2, "transformer.sparse_layers": 1, "transformer.dim": 8,
+        "transformer.head_dim": 4, "transformer.heads": 2, "transformer.width": 8, "experts.count": 4, "experts.width": 8,
+        "selection.share": 0.3, "steps": 20, "eval_every": 10, "checkpoint.every": 10, "seeds": 2, "arms": config.arms[:2],
+        "mesh.runs_per_batch": 4,
+    },
+    "default": lambda config: {},
+    "gpu": lambda config: {**_TINY, "steps": 20000, "eval_every": 1000},
+    "paper": lambda config: {
+        **_TINY, "transformer.layers": 2 * config.transformer.layers, "transformer.sparse_layers": 2 * config.transformer.sparse_layers,
+        "steps": 60000, "eval_every": 1000, "checkpoint.every": 1000, "seeds": 5,
+    },
+}  # fmt: skip
+
+BITS = "test/bits"
+
+
+def writer(config: ConfigDict, at: Point, metric: str = BITS) -> Writer:
+    """Writes claims about bits per character at the best validation; no text here is the paper's unless the user says so."""
+    return Writer("scaled" if config.scale == "smoke" else "stand_in", metric, at, "difference")
+
+
+def longer(config: ConfigDict, share: float) -> int:
+    """Steps in which SMoE has as many model FLOPs as competition in the config's steps, in whole evaluations."""
+    all_of_them = config.selection.k + share * (config.experts.count - config.selection.k)
+    smoe = override(config, {"selection.name": "top_k"})
+    more = flops_of_decoder_row(smoe, all_of_them) / flops_of_decoder_row(smoe)
+    return config.eval_every * math.ceil(config.steps * more / config.eval_every)
+
+
+# Table 9
+
+TRAINING: tuple[dict, ...] = (
+    {"kind": "training", "name": "training", "metrics": ("train/loss", "eval/loss", BITS)},
+    {"kind": "training", "name": "routers", "metrics": ("router/load_max", "router/entropy_token", "router/alike")},
+)
+PAIRED = {"kind": "paired", "name": "bits", "metric": BITS}
+
+
+def claim_table9(config: ConfigDict) -> tuple[Claim, ...]:
+    """The paper's order, its two averages beside ours, and its motive: less collapse."""
+    write = writer(config, {})
+    return (
+        write.order("pham.table9", "competition has fewer bits per character than SMoE", "1.306 against 1.320 (p = .016)", COMPETE, LEARNED),
+        write.beside("pham.table9.competesmoe", "bits per character of CompeteSMoE, tiny, enwik8", 1.3064, COMPETE),
+        write.beside("pham.table9.smoe", "bits per character of SMoE, tiny, enwik8", 1.32),
+        write.order("routed.competition.lm.alike", "competition makes the experts' outputs less alike", "less collapse", COMPETE, LEARNED,
+                    metric="router/alike"),
+        write.order("routed.competition.lm.load", "competition loads the most loaded expert less", "less collapse", COMPETE, LEARNED,
+                    metric="router/load_max"),
+    )  # fmt: skip
+
+
+TABLE9 = Figure(
+    "Table 9: competition and SMoE, paired by seed", claims=claim_table9, plots=lambda config: (PAIRED, *TRAINING)
+)
+
+# At equal FLOPs
+
+SHARES = {"smoke": (0.3,), "default": (0.01, 0.03, 0.05, 0.09, 0.3, 1.0)}
+SWEPT = ("compete", "compete_shuffled", "compete_dense")
+
+
+def shares_of(config: ConfigDict) -> tuple[float, ...]:
+    """The values of lambda of a scale."""
+    return SHARES.get(config.scale, SHARES["default"])
+
+
+def flops(config: ConfigDict) -> tuple[Point, ...]:
+    """Each share for as many steps, and SMoE for as many FLOPs."""
+    fair = (
+        {"selection.share": share, "steps": longer(config, share), "arms": ("learned",)} for share in shares_of(config)
+    )
+    return chain(product(selection__share=shares_of(config), steps=(config.steps,), arms=(config.arms,)), tuple(fair))
+
+
+def claim_flops(config: ConfigDict) -> Iterator[Claim]:
+    """At each share: competition and each of its controls against SMoE of as many FLOPs."""
+    write = writer(config, {}, "test/loss")
+    for share in shares_of(config):
+        fair = LEARNED | {"selection.share": share, "steps": longer(config, share)}
+        for arm in config.arms[1:]:
+            side = {"arm": arm, "selection.share": share, "steps": config.steps}
+            name = arm.replace("compete_", "").replace("compete", "competition")
+            words = f"lambda = {share:g}: {name} has a lower loss than SMoE of as many FLOPs"
+            yield write.order(f"routed.competition.lm.flops.{share:g}.{name}", words, "not asked", side, fair)
+
+
+FLOPS = Figure(
+    "competition and controls against lambda, paired with SMoE of as many FLOPs",
+    {"arms": ("learned", *SWEPT), "seeds": 5},
+    sweep=flops,
+    claims=lambda config: tuple(claim_flops(config)),
+    plots=lambda config: (
+        {"kind": "equal_cost", "name": "flops", "x": "selection.share", "steps": config.steps,
+         "metrics": ("test/loss", "router/load_max", "router/alike")},
+    ),
+)  # fmt: skip
+
+# Table 2
+
+#: Sparse layers of as many layers: all of them (Switch), or every second (GLaM, of twice as many layers).
+BLOCKS = {"switch": 1, "glam": 2}
+
+
+def blocks(config: ConfigDict) -> dict[str, Point]:
+    """The points of both kinds of block, with the same number of sparse layers."""
+    sparse = config.transformer.sparse_layers
+    return {
+        name: {"transformer.layers": every * sparse, "transformer.sparse_layers": sparse}
+        for name, every in BLOCKS.items()
+    }
+
+
+#: Bits of the paper for enwik8, small, by block and method.
+PAPER = {
+    ("switch", "compete"): 1.177, ("switch", "learned"): 1.191, ("switch", "frozen"): 1.202, ("switch", "xmoe"): 1.198,
+    ("glam", "compete"): 1.175, ("glam", "learned"): 1.186, ("glam", "frozen"): 1.191, ("glam", "xmoe"): 1.187,
+}  # fmt: skip
+
+
+def claim_table2(config: ConfigDict) -> Iterator[Claim]:
+    """Competition is best of each block's methods; the paper's bits beside ours."""
+    for (block, arm), bits in PAPER.items():
+        if arm not in config.arms:
+            continue
+        write = writer(config, blocks(config)[block])
+        yield write.beside(
+            f"pham.table2.{block}.enwik8-small.{arm}",
+            f"{block}, {arm}: bits per character, small, enwik8",
+            bits,
+            {"arm": arm},
+        )
+        if arm != "compete":
+            words = f"{block}: competition has fewer bits than {arm}"
+            paper = f"{PAPER[block, 'compete']} against {bits}"
+            yield write.order(f"pham.table2.{block}.{arm}", words, paper, COMPETE, {"arm": arm})
+
+
+TABLE2 = Figure(
+    "Table 2: Switch and GLaM blocks x methods",
+    {"arms": ("learned", "compete", "frozen", "xmoe", "learned_balanced", "frozen_balanced", "hash_token", "decoder_active"), "seeds": 5},
+    sweep=lambda config: tuple(blocks(config).values()),
+    claims=lambda config: tuple(claim_table2(config)),
+    plots=lambda config: tuple(PAIRED | {"name": name, "at": at} for name, at in blocks(config).items()),
+)  # fmt: skip
+
+# Figures 2 and 3
+
+
+def claim_fig2(config: ConfigDict) -> Iterator[Claim]:
+    """Faster convergence: competition is below SMoE after each number of steps."""
+    for at in early(config):
+        words = f"after {at['steps']:,} steps competition has a lower validation loss than SMoE"
+        yield writer(config, at, "eval/loss").order(
+            f"pham.fig2.{at['steps']}", words, "converges faster", COMPETE, LEARNED
+        )
+
+
+def early(config: ConfigDict) -> tuple[Point, ...]:
+    """A quarter, a half and all of the steps, in whole evaluations; each with a schedule of its own."""
+    whole = config.steps // config.eval_every
+    return product(steps=tuple(sorted({config.eval_every * max(1, whole // part) for part in (4, 2, 1)})))
+
+
+FIG2 = Figure(
+    "Fig. 2: competition and SMoE after fewer steps",
+    {"seeds": 5},
+    sweep=early,
+    claims=lambda config: tuple(claim_fig2(config)),
+    plots=lambda config: ({"kind": "paired", "name": "fig2", "x": "steps", "metric": "eval/loss"},),
+)
+
+ACTIVE = {"smoke": (2, 4), "default": (2, 4, 8, 16)}
+
+
+def active(config: ConfigDict) -> tuple[Point, ...]:
+    """K from 2 to all experts (of K = 1 the weight is 1, and nothing would be learned)."""
+    return tuple({"selection.k": k, "selection.eval.k": k} for k in ACTIVE.get(config.scale, ACTIVE["default"]))
+
+
+def claim_fig3(config: ConfigDict) -> Iterator[Claim]:
+    """At each K competition is below SMoE, and SMoE below the frozen router."""
+    for at in active(config):
+        write, k = writer(config, at), at["selection.k"]
+        yield write.order(
+            f"pham.fig3.{k}.compete", f"K = {k}: competition has fewer bits than SMoE", "yes", COMPETE, LEARNED
+        )
+        if "frozen" in config.arms:
+            yield write.order(
+                f"pham.fig3.{k}.fixed", f"K = {k}: SMoE has fewer bits than SMoE-Fixed", "yes", LEARNED, FROZEN
+            )
+
+
+FIG3 = Figure(
+    "Fig. 3: experts per token",
+    {"arms": ("learned", "compete", "frozen"), "seeds": 5},
+    sweep=active,
+    claims=lambda config: tuple(claim_fig3(config)),
+    plots=lambda config: (
+        {"kind": "paired", "name": "fig3", "x": "selection.k", "metric": BITS},
+        {"kind": "curves", "name": "bits", "x": "selection.k", "metrics": (BITS, "router/load_max")},
+    ),
+)
+
+# Tables 4, 5, 10
+
+#: lambda -> bits of the paper's tiny Switch, enwik8. SMoE: 1.320 (Table 9).
+TABLE_C = {0.01: 1.733, 0.03: 1.330, 0.05: 1.303, 0.07: 1.310, 0.09: 1.309}
+
+
+def claim_table4(config: ConfigDict) -> Iterator[Claim]:
+    """Each lambda against SMoE, at equal steps, as the paper has it; and its bits beside ours."""
+    for at in lambdas(config):
+        share, write = at["selection.share"], writer(config, at)
+        yield write.beside(
+            f"pham.table4.switch.{share:g}",
+            f"lambda = {share:g}: bits per character, tiny, enwik8",
+            TABLE_C[share],
+            COMPETE,
+        )
+        better, worse = (COMPETE, LEARNED) if TABLE_C[share] < 1.32 else (LEARNED, COMPETE)
+        words = f"lambda = {share:g}: {better['arm']} has fewer bits than {worse['arm']}"
+        yield write.order(f"pham.table4.{share:g}.order", words, f"{TABLE_C[share]} against 1.320", better, worse)
+
+
+def lambdas(config: ConfigDict) -> tuple[Point, ...]:
+    """The paper's values of lambda."""
+    return product(selection__share=tuple(TABLE_C) if config.scale != "smoke" else (0.01, 0.09))
+
+
+TABLE4 = Figure(
+    "Table 4: lambda at equal steps; is it continuous as lambda tends to 0?",
+    {"seeds": 5},
+    sweep=lambdas,
+    claims=lambda config: tuple(claim_table4(config)),
+    plots=lambda config: ({"kind": "paired", "name": "table4", "x": "selection.share", "metric": BITS},),
+)
+
+#: The released code at the time of its last version (2024-03-24): full softmax of the router, nothing detached, errors averaged over experts too,
+#: and alpha multiplies the router's loss, .01 alpha for each layer.
+RELEASED: Point = {
+    "selection.distil_side": "all", "selection.distil_detached": False, "selection.distil_trunk": True,
+    "selection.distil_mean": "entries", "selection.distil": 0.05,
+}  # fmt: skip
+#: alpha -> bits of the paper's tiny Switch, enwik8.
+TABLE_D = {0.1: 1.306, 1.0: 1.307, 5.0: 1.303, 25.0: 1.321, 250.0: 1.328}
+
+
+def alphas(config: ConfigDict) -> tuple[Point, ...]:
+    """The released code at each alpha."""
+    values = tuple(TABLE_D) if config.scale != "smoke" else (5.0, 250.0)
+    return tuple(RELEASED | {"selection.distil": 0.01 * alpha} for alpha in values)
+
+
+def claim_table5(config: ConfigDict) -> Iterator[Claim]:
+    """Each alpha against SMoE: the paper says all are better, its own Table 9 says that 25 and 250 are not."""
+    for at in alphas(config):
+        alpha = round(100 * at["selection.distil"], 6)
+        bits = TABLE_D[alpha]
+        words = f"alpha = {alpha:g}: competition has fewer bits than SMoE"
+        yield writer(config, at).order(f"pham.table5.{alpha:g}.order", words, f"{bits} against 1.320", COMPETE, LEARNED)
+
+
+TABLE5 = Figure(
+    "Table 5: alpha, which multiplies the router's loss as in the released code",
+    {"seeds": 5},
+    sweep=alphas,
+    claims=lambda config: tuple(claim_table5(config)),
+    plots=lambda config: ({"kind": "paired", "name": "table5", "x": "selection.distil", "metric": BITS},),
+)
+
+
+def claim_table10(config: ConfigDict) -> tuple[Claim, ...]:
+    """The routers' mean entropy, and the paper's averages beside ours (natural logarithms are assumed)."""
+    write, entropies = (
+        writer(config, {}, "router/entropy_token"),
+        {"compete": 0.6655, "learned": 0.7255, "frozen": 2.3475},
+    )
+    return (
+        write.order(
+            "pham.table10", "competition makes routers surer than SMoE does", ".6655 against .7255", COMPETE, LEARNED
+        ),
+        *(
+            write.beside(
+                f"pham.table10.{arm}", f"{arm}: mean entropy of the routers, small, enwik8", value, {"arm": arm}
+            )
+            for arm, value in entropies.items()
+            if arm in config.arms
+        ),
+    )
+
+
+TABLE10 = Figure(
+    "Table 10: entropy of the routers",
+    {"arms": ("learned", "compete", "frozen"), "seeds": 5},
+    claims=claim_table10,
+    plots=lambda config: ({"kind": "paired", "name": "table10", "metric": "router/entropy_token"}, *TRAINING),
+)
+
+# One difference of paper and code at a time
+
+OPTIONS: dict[str, Point] = {
+    "the paper's equations": {},
+    "output by the router (code of 2023)": {"selection.forward": False},
+    "softmax over all experts": {"selection.distil_side": "all"},
+    "target not detached": {"selection.distil_detached": False},
+    "its loss reaches the trunk": {"selection.distil_trunk": True},
+    "weight .05, mean over experts too": {"selection.distil": 0.05, "selection.distil_mean": "entries"},
+    "all of the released code": RELEASED,
+    "competes at every step": {"selection.share": 1.0},
+    "competes at evaluation": {"selection.eval.name": "compete"},
+}  # fmt: skip
+
+
+def options(config: ConfigDict) -> dict[str, Point]:
+    """Every option by name, with the config's values of what the others change."""
+    plain = {key: value_of(config, key) for changes in OPTIONS.values() for key in changes}
+    names = list(OPTIONS)[:: 1 if config.scale != "smoke" else 4]
+    return {name: plain | OPTIONS[name] for name in names}
+
+
+def claim_options(config: ConfigDict) -> Iterator[Claim]:
+    """With each option competition is below SMoE."""
+    for number, (name, at) in enumerate(options(config).items()):
+        yield writer(config, at).order(
+            f"routed.competition.lm.option.{number}",
+            f"{name}: competition has fewer bits than SMoE",
+            "not asked",
+            COMPETE,
+            LEARNED,
+        )
+
+
+METHODS = Figure(
+    "what paper and released code do differently, one at a time",
+    {"seeds": 5},
+    sweep=lambda config: tuple(options(config).values()),
+    claims=lambda config: tuple(claim_options(config)),
+    plots=lambda config: (
+        {"kind": "methods", "name": "options", "methods": options(config), "metrics": (BITS, "router/load_max", "router/alike")},
+    ),
+)  # fmt: skip
+
+FIGURES = {
+    "": TABLE9, "table9": TABLE9, "flops": FLOPS, "table2": TABLE2, "fig2": FIG2, "fig3": FIG3, "table4": TABLE4, "table5": TABLE5,
+    "table10": TABLE10, "options": METHODS,
+}  # fmt: skip
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """The config of FIGURE[,SCALE]."""
+    return make_config("competition_lm", arg, FIGURES, PROTOCOL, SCALES)

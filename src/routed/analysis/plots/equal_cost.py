@@ -1,0 +1,82 @@
+"""Arms against a swept key that makes their steps dearer, paired with the reference arm of more steps and as much cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from routed.analysis import statistics
+from routed.analysis.plots.frame import Data, are_numbers, bars, finish, lay_out, legend, line, marker_of, mean
+from routed.plan.arms import ARMS, REFERENCE
+
+
+def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
+    """The first of `metrics` as the difference of each arm of `steps` steps from the reference of most steps at that value of `x`.
+
+    Of a metric with a log axis the log ratio. Below, the other metrics: means of the arms, and of that reference (black).
+    """
+    key, steps, metrics = spec["x"], spec["steps"], [one for one in spec["metrics"] if one in data.last]
+    rows = data.last[data.last.status == "ok"]
+    if key not in data.swept or "steps" not in data.swept or not metrics or not len(rows):
+        return None
+    values = sorted(rows[key].unique())
+    dear = {value: _longest(rows[(rows[key] == value) & (rows.arm == REFERENCE)]) for value in values}
+    short = rows[rows.steps == steps]
+    arms = [arm for arm in ARMS if arm in set(short.arm)]
+    figure = Figure(figsize=(5.6, 1.2 + 2.5 * len(metrics)))
+    panels = figure.subplots(len(metrics), 1, squeeze=False)[:, 0]
+    for panel, metric in zip(panels, metrics, strict=True):
+        places, column = lay_out(panel, key, values), data.axes[metric]
+        if metric == metrics[0]:
+            for place, arm in enumerate(arms):
+                _differences(
+                    panel, arm, (place - (len(arms) - 1) / 2) / 30, short, dear, places, key, metric, column.log
+                )
+            panel.axhline(0, color="black", lw=0.8)
+            words = (
+                f"log({_of(arms)} / {ARMS[REFERENCE].label})"
+                if column.log
+                else f"{_of(arms)} minus {ARMS[REFERENCE].label}"
+            )
+            panel.set_ylabel(f"{column.label}:\n{words},\nof as many FLOPs, paired")
+            continue
+        for arm in arms:
+            groups = short[short.arm == arm].groupby(key)
+            line(panel, arm, [(places[at], mean(group[metric], column)) for at, group in groups], are_numbers(places))
+        points = [(places[at], mean(runs[metric], column)) for at, runs in dear.items() if len(runs)]
+        _draw(panel, [place for place, _ in points], [one for _, one in points], "black", "x", "as many FLOPs")
+        panel.set_ylabel(column.label)
+        finish(panel, column)
+    legend(figure, *panels)
+    return figure
+
+
+def _of(arms: list[str]) -> str:
+    return "arm" if len(arms) > 1 else ARMS[arms[0]].label
+
+
+def _longest(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the most steps, by seed."""
+    return rows[rows.steps == rows.steps.max()].set_index("seed") if len(rows) else rows.set_index("seed")
+
+
+def _differences(panel, arm: str, aside: float, rows, dear, places, key: str, metric: str, log: bool) -> None:
+    """The paired differences of an arm, a little aside, so that intervals do not hide each other."""
+    found: dict[float, statistics.Estimate] = {}
+    for value, place in places.items():
+        mine = rows[(rows.arm == arm) & (rows[key] == value)].set_index("seed")[metric]
+        theirs = dear[value][metric].reindex(mine.index)
+        gaps = np.log(mine / theirs) if log else mine - theirs
+        one = statistics.estimate(gaps.dropna())
+        if np.isfinite(one.mean):
+            found[place * (1 + aside) if panel.get_xscale() == "log" else place + aside * len(places)] = one
+    if found:
+        _draw(panel, list(found), list(found.values()), ARMS[arm].colour, marker_of(arm), ARMS[arm].label)
+
+
+def _draw(panel, places: list[float], found: list[statistics.Estimate], colour: str, marker: str, label: str) -> None:
+    style = {"color": colour, "marker": marker, "ms": 4, "capsize": 2, "lw": 1.2, "label": label}
+    panel.errorbar(places, [one.mean for one in found], bars(found), **style)

@@ -1,0 +1,134 @@
+"""Competition (Pham et al. 2024): on a share of the steps all experts run, those with the largest outputs win, and the router learns who.
+
+A selection with a contest routes as `top_k` does. In training a layer also tosses a coin: where it competes, all experts compute every
+token, and the winners are the K with the largest norms of their outputs. At evaluation (`selection.eval.name=compete`) it competes always.
+With share 0 nothing is left of it but the selection: the same program, for any value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, Scalar
+from ml_collections import ConfigDict
+
+from routed.contracts import Routing, SoftRouting
+from routed.layer.rule import Rule
+from routed.settings.setting import Setting, at_least, one_of, refuse, within
+
+#: Steps of an epoch of the released code, by which its schedule goes.
+EPOCH = 1000
+
+SETTINGS: dict[str, Setting] = {
+    "share": Setting(0.05, "lambda: share of the training steps on which a layer competes", within(0, 1), traced=True),
+    "schedule": Setting(
+        "constant",
+        f"of share; root: times 2 / (2 + sqrt(t + 1)), t the number of past {EPOCH:,} steps (an option of the released code)",
+        one_of(("constant", "root")),
+    ),
+    "winners": Setting(
+        "norms",
+        "norms: the largest outputs; random: each token's norms, dealt anew among its experts; all: nobody wins, every expert counts by"
+        " the softmax of its score",
+        one_of(("norms", "random", "all")),
+    ),
+    "forward": Setting(
+        True, "the layer's output is the winners'; else the router's choice, and its loss alone is of them"
+    ),
+    "alpha": Setting(
+        1.0, "times the gradient that the task's loss sends through the router's weights where a layer competes", at_least(0)
+    ),
+    "distil": Setting(1.0, "coefficient of the router's loss, summed over the layers that compete", at_least(0), traced=True),
+    "distil_side": Setting(
+        "chosen", "of the router in that loss: softmax over the chosen K (paper) or all experts", one_of(("chosen", "all"))
+    ),
+    "distil_target": Setting(
+        "own", "what it learns: its own tokens' norms; shuffled: those of other tokens", one_of(("own", "shuffled"))
+    ),
+    "distil_detached": Setting(True, "its loss sends no gradient to the experts through the norms"),
+    "distil_trunk": Setting(False, "its loss sends a gradient to the layers below through the router's input"),
+    "distil_mean": Setting(
+        "tokens", "squared errors are summed over experts, or (entries) averaged too", one_of(("tokens", "entries"))
+    ),
+}  # fmt: skip
+
+
+def held(rule: Rule, key: PRNGKeyArray, step: Any) -> Bool[Array, ""]:
+    """Does a layer compete at this step? The key, its own at the step, is consumed."""
+    share = jnp.asarray(rule.own.share, jnp.float32)
+    if rule.own.schedule == "root":
+        share *= 2 / (2 + jnp.sqrt(step // EPOCH + 1.0))
+    return jax.random.uniform(key) < share
+
+
+def contest(
+    rule: Rule,
+    select: Callable[[Float[Array, "T E"]], Routing],
+    combine: Callable[[Routing | SoftRouting, Float[Array, "E N O"]], Float[Array, "T O"]],
+    outputs: Float[Array, "E N O"],
+    routing: Routing,
+    key: PRNGKeyArray | None,
+) -> tuple[Float[Array, "T O"], Routing, Float[Array, "T E"]]:
+    """(the layer's output, who computes it, what the router is to learn) where a layer competes; the key is consumed.
+
+    `outputs` are those of all experts (N: one row for all tokens, or T), which `combine` weighs; `routing` is what the router says, and
+    `select` routes by other scores.
+    """
+    norms = jnp.sqrt((outputs.astype(jnp.float32) ** 2).sum(-1) + 1e-24).T  # the derivative of a root at 0 is infinite
+    norms = jnp.broadcast_to(norms, routing.scores.shape)
+    deal, order = jax.random.split(key) if key is not None else (None, None)
+    if rule.own.winners == "random" and deal is not None:
+        norms = jax.random.permutation(deal, norms, axis=1, independent=True)
+    learned = (
+        jax.random.permutation(order, norms) if rule.own.distil_target == "shuffled" and order is not None else norms
+    )
+    if rule.own.winners == "all":
+        return combine(SoftRouting(routing.scores, jax.nn.softmax(routing.scores)), outputs), routing, learned
+    if rule.own.forward:
+        routing = select(norms)._replace(scores=routing.scores)
+    else:
+        fixed = jax.lax.stop_gradient(routing.weight)
+        routing = routing._replace(weight=fixed + rule.own.alpha * (routing.weight - fixed))
+    return combine(routing, outputs), routing, learned
+
+
+def distillation(rule: Rule, routing: Routing) -> Scalar:
+    """The router's loss of one layer (Pham et al. 2024, eq. 3): squared error of its softmax and that of the norms over the K largest.
+
+    0 where the layer did not compete, or nobody won.
+    """
+    own, seen = rule.own, routing.contest
+    if seen is None or own.winners == "all":
+        return jnp.float32(0)
+    target = _softmax_of_largest(seen.norms, rule.k)
+    target = jax.lax.stop_gradient(target) if own.distil_detached else target
+    scores = routing.scores if own.distil_trunk else seen.scores
+    ours = _softmax_of_largest(scores, rule.k) if own.distil_side == "chosen" else jax.nn.softmax(scores)
+    error = ((ours - target) ** 2).sum(1).mean()
+    error /= scores.shape[1] if own.distil_mean == "entries" else 1
+    return own.distil * jnp.where(seen.held, error, 0.0)
+
+
+def _softmax_of_largest(values: Float[Array, "T E"], k: int) -> Float[Array, "T E"]:
+    """softmax(TopK(values)): 0 for all but the k largest of a row."""
+    largest, place = jax.lax.top_k(values, k)
+    return jnp.zeros_like(values).at[jnp.arange(len(values))[:, None], place].set(jax.nn.softmax(largest))
+
+
+def experts_per_token(rule: Rule, tokens: int, experts: int) -> Any:
+    """Experts that compute a training token, on average: all of them where the layer competes. Of the schedule root, at its start."""
+    del tokens
+    share = rule.own.share * (2 / 3 if rule.own.schedule == "root" else 1)
+    return rule.k + share * (experts - rule.k)
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses what no contest can be: of experts on several devices, or one whose winners a later evaluation would draw."""
+    if config.mesh.data * config.mesh.expert > 1:
+        refuse("mesh.expert", config.mesh.expert, "experts compete on one device; set mesh.data=1 and mesh.expert=1")
+    node = config.selection.eval
+    if node.name == config.selection.name and node.winners == "random":
+        refuse("selection.eval.winners", "random", "an evaluation tosses no coins; use norms or all")

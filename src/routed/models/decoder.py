@@ -1,0 +1,43 @@
+"""A decoder-only transformer, sparse or one of its dense twins: every token from those before it in its row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from routed.contracts import TextBatch
+from routed.models.language_model import Read, language_model, told
+from routed.models.model import Model, Site
+from routed.models.transformer import CAUSAL, Plan, Stack, logits
+
+
+class Decoder(nn.Module):
+    """Logits [B, L, V], float32, of the token after each of `batch.inputs`; and what the routers did.
+
+    As many sparse layers as layers are the blocks of a Switch transformer, half as many those of GLaM (dense and sparse in turn).
+    """
+
+    plan: Plan
+
+    @nn.compact
+    def __call__(self, batch: TextBatch, step: Any = 0) -> tuple[Float[Array, "B L V"], dict[str, Site | None]]:
+        config = self.plan.config
+        embedding = self.param(
+            "embedding", nn.initializers.normal(1.0), (config.data.vocabulary, config.transformer.dim)
+        )
+        y, sites = Stack(self.plan, CAUSAL, name=CAUSAL)(embedding[batch.inputs], told(batch.inputs, batch, step))
+        return logits(self.plan, y, embedding), {CAUSAL: sites}
+
+
+#: What the only stack reads.
+READ: Read = {CAUSAL: lambda batch: batch.inputs}
+
+
+def decoder(config: ConfigDict, mesh: Mesh | None = None) -> Model:
+    """The decoder of a config; its site and its stack are `decoder`."""
+    form = {"positions": config.transformer.positions, "norm": config.transformer.norm}
+    return language_model(lambda plan: Decoder(plan._replace(**form)), READ, config, mesh)

@@ -1,0 +1,35 @@
+"""The problem of text that is continued: a decoder alone predicts every token of a row from those before it, and is tested, too."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from routed.contracts import AT_LEAST_0, AT_LEAST_1, Column
+from routed.models import DECODERS, flops_of_decoder_row
+from routed.models.decoder import READ
+from routed.tasks.text import CONTINUED
+from routed.training.language import language_part
+
+COLUMNS = {
+    "eval/ngram": Column("loss of an interpolated 5-gram model (nats per token)", bounds=AT_LEAST_0),
+    "test/loss": Column("test loss (nats per token)", bounds=AT_LEAST_0),
+    "test/bits": Column("bits per token, test,\nat the best validation so far", bounds=AT_LEAST_0),
+    "test/perplexity": Column("perplexity, test,\nat the best validation so far", log=True, bounds=AT_LEAST_1),
+}
+
+#: What of `data` a row that is continued reads: nothing of spans.
+READS = ("languages", "temperature", "tokens", "vocabulary", "input_length", "damaged", "eval_rows", "cache")
+
+
+def at_best(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """At each evaluation, what the test says of the model with the lowest validation loss until then: a token is a character, or a byte.
+
+    Bits are nats / ln 2, perplexity is exp of them. Where no loss is a number nothing is said.
+    """
+    losses = np.where(np.isfinite(history["eval/loss"]), history["eval/loss"], np.inf)
+    best = [int(losses[: last + 1].argmin()) for last in range(len(losses))]
+    nats = history["test/loss"][best].astype(float)
+    return {"test/bits": nats / np.log(2), "test/perplexity": np.exp(nats)}
+
+
+DECODER = language_part(CONTINUED, READ, DECODERS, COLUMNS, flops_of_decoder_row, reads=READS, finished=at_best)

@@ -1,0 +1,282 @@
+"""Problems of text: language models on rows that the host feeds.
+
+Validation is paired: every arm and seed sees the same rows, with the same spans cut out where spans are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+from ml_collections import ConfigDict
+
+from routed.contracts import AT_LEAST_0, SHARE, Column, SoftRouting, TextBatch
+from routed.layer.dispatch import parallel_select
+from routed.layer.rule import Rule, rule_of
+from routed.layer.selection import group_of, groupless, select
+from routed.metrics import entropies, load
+from routed.metrics.router import COLUMNS as ROUTER_COLUMNS
+from routed.metrics.specialists import alike_by_cosine
+from routed.models.language_model import Read
+from routed.models.model import Model, ModelPart, Site
+from routed.models.transformer_sizes import experts_of_token
+from routed.settings.setting import Setting, at_least, refuse
+from routed.tasks import text
+from routed.tasks.text import Form
+from routed.training import text_feed
+from routed.training.problem import Cost, Inputs, Problem, ProblemPart
+from routed.training.text_history import offline
+
+#: FLOPs of training on a row of a config, of which so many experts compute a token (None: as its selection says).
+Flops = Callable[..., Any]
+
+#: Tokens of a block of rows on which the outputs of all experts are compared.
+ALIKE = 256
+
+
+def build(
+    form: Form,
+    models: Mapping[str, ModelPart],
+    flops: Flops,
+    config: ConfigDict,
+    pool: int,
+    mesh: Mesh | None = None,
+) -> Problem:
+    """The problem of a config; with a mesh of axes `data` and `expert`, its devices share the run."""
+    del pool
+    model, languages = models[config.model].build(config, mesh), len(text_feed.corpus(form, config).languages)
+
+    def init(inputs: Inputs):
+        rows = jax.tree.map(lambda a: a[:1], inputs.shared["validation"])
+        params, state = model.init(inputs.keys["init"], rows)
+        if "table" in inputs.shared:
+            table = inputs.shared["table"]
+            params = params | {"router": jax.tree.map(lambda a: jnp.broadcast_to(table, a.shape), params["router"])}
+        return params, state
+
+    def task_loss(phase: Any, outputs, batch: TextBatch):
+        logits = outputs.prediction
+        partition = jax.nn.logsumexp(logits, axis=-1)
+        nats = (partition - _at(logits, batch.targets)).mean()
+        if not phase.losses.logits_z:
+            return nats, nats
+        return nats + phase.losses.logits_z * (partition**2).mean(), nats
+
+    return Problem(
+        model=model,
+        draw_world=lambda keys, run: (),
+        init=init,
+        batch=lambda inputs, feed, step: jax.tree.map(lambda a: a[step % len(a)], feed),
+        task_loss=task_loss,
+        evaluate=lambda inputs, params, state, step, memory: _evaluate(
+            config, model, flops, languages, mesh, inputs, params, state, step, memory
+        ),
+        remember=lambda params, state: (params["router"], state),
+    )
+
+
+def _evaluate(
+    config: ConfigDict,
+    model: Model,
+    flops: Flops,
+    languages: int,
+    mesh: Mesh | None,
+    inputs: Inputs,
+    params,
+    state,
+    step,
+    memory,
+) -> dict[str, Array]:
+    """All metrics of one moment; rows pass in blocks of at most a batch.
+
+    Raises:
+      UserError: devices that share a run cannot share these blocks.
+    """
+    rows = inputs.shared["validation"]
+    rule, dispatch = _evaluation_gate(config)
+
+    def forward(block: TextBatch):
+        logits, sites, _ = model.apply(params, state, block, rule, dispatch, step=step)
+        nats = jax.nn.logsumexp(logits, axis=-1) - _at(logits, block.targets)
+        right = (logits.argmax(-1) == block.targets).astype(jnp.float32)
+        sums = entropies.cluster_sums(jnp.stack([nats.mean(1), right.mean(1)], 1), block.language, languages)
+        return sums, {name: of_stack(name, site, block) for name, site in sites.items()}
+
+    def of_stack(name: str, site: Site, block: TextBatch):
+        tokens = site.features.shape[1]
+        language = jnp.repeat(block.language, tokens // len(block.language))
+        probs = jax.nn.softmax(site.routing.scores)
+        router, held = memory
+        assert model.responses is not None  # a model with gates has them
+        stale = _choose(config, model, mesh, params | {"router": router}, held, name, site.features, block, step)
+        choices = _choose(config, model, mesh, params, state, name, site.features, block, step)
+        found = {
+            "probs": jax.vmap(lambda p: entropies.cluster_sums(p, language, languages))(probs),
+            "token": entropies.entropy(probs).sum(1),
+            "dropped": jax.vmap(load.dropped)(site.routing) * tokens,
+            "choices": choices.astype(jnp.int16),
+            "stale": stale.astype(jnp.int16),
+        }
+        if mesh is None:  # whose devices have the tokens of some and the experts of others
+            found["alike"] = jax.vmap(alike_by_cosine)(model.responses(params, name, site.features[:, :ALIKE]))
+        return found
+
+    def tested(block: TextBatch):
+        logits = model.apply(params, state, block, rule, dispatch, step=step).prediction
+        return (jax.nn.logsumexp(logits, axis=-1) - _at(logits, block.targets)).mean(1)
+
+    blocks = _in_blocks(config, rows)
+    sums, stacks = jax.lax.map(forward, blocks)
+    by_language = sums.sum(0) / jnp.maximum(jnp.bincount(rows.language, length=languages), 1)[:, None]
+    nats, right = sums.sum((0, 1)) / len(rows.inputs)
+    seen = {
+        "eval/loss": nats,
+        "eval/accuracy": right,
+        **{f"eval/{name}": loss for name, loss in inputs.shared["references"].items()},
+        "language/loss": by_language[:, 0],
+        "language/accuracy": by_language[:, 1],
+    }
+    experts = experts_of_token(inputs.config) if stacks else None
+    if experts is not None:
+        seen["train/experts"] = jnp.asarray(experts, jnp.float32)
+    seen["train/flops"] = jnp.float32(step) * config.batch_size * flops(config, experts)
+    if "test" in inputs.shared:
+        seen["test/loss"] = jax.lax.map(tested, _in_blocks(config, inputs.shared["test"])).mean()
+    for name, one in stacks.items():
+        seen |= {f"{name}/{metric}": values for metric, values in _summary(config.experts.count, one).items()}
+    return seen
+
+
+def _in_blocks(config: ConfigDict, rows: TextBatch) -> TextBatch:
+    """Rows [blocks, size, ...], of at most a batch each.
+
+    Raises:
+      UserError: devices that share a run cannot share these blocks.
+    """
+    size = group_of(config.batch_size, len(rows.inputs))
+    if size % (devices := config.mesh.data * config.mesh.expert):
+        found, fits = len(rows.inputs), max(1, len(rows.inputs) // devices) * devices
+        refuse(
+            "data.eval_rows",
+            config.data.eval_rows,
+            f"the validation text gives {found} rows, of which {devices} devices cannot share blocks of {size}; use {fits}",
+        )
+    return jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), rows)
+
+
+def _summary(experts: int, blocks: dict[str, Array]) -> dict[str, Array]:
+    """The metrics of a stack's layers from those of its blocks of validation rows."""
+    layers, tokens = blocks["choices"].shape[1], blocks["choices"].shape[0] * blocks["choices"].shape[2]
+    choices = jnp.moveaxis(blocks["choices"], 0, 1).reshape(layers, tokens, -1)
+    found = jax.vmap(lambda probs, token: entropies.split(probs, token / tokens))(
+        blocks["probs"].sum(0), blocks["token"].sum(0)
+    )
+    shares = jax.vmap(lambda c: load.load(c, experts))(choices)
+    found |= jax.vmap(lambda share: load.load_summary(share, tokens))(shares)
+    found |= {name: blocks[name].mean(0) for name in ("alike",) if name in blocks}
+    return found | {
+        "dropped": blocks["dropped"].sum(0) / tokens,
+        "choices": choices,
+        "stale": jnp.moveaxis(blocks["stale"], 0, 1).reshape(choices.shape),
+    }
+
+
+def _choose(
+    config: ConfigDict,
+    model: Model,
+    mesh: Mesh | None,
+    params,
+    state,
+    site: str,
+    features: Float[Array, "S T D"],
+    block: TextBatch,
+    step,
+) -> Int[Array, "S T k"]:
+    """The experts that a stack's routers, and their balancing bias, choose on given features."""
+    assert model.scores is not None  # a dense twin has no sites to choose for
+    scores = model.scores(params, state, site, features, block, step)
+    biases = jax.tree.leaves(state.get("balance", {}).get(site, {}))
+    bias = biases[0] if biases else jnp.zeros((len(scores), config.experts.count))
+    rule = _evaluation_gate(config)[0]._replace(capacity_factor=0.0, group_size=0)
+    pick = partial(select, rule)
+    if mesh is not None and groupless(rule):  # every device for its own tokens
+        pick = partial(parallel_select, rule._replace(group_size=features.shape[1] // mesh.size), mesh, mask=None)
+
+    def chosen(scores, bias):
+        routing = pick(scores, preference=scores, bias=bias)
+        soft = isinstance(routing, SoftRouting)
+        return scores.argmax(-1)[:, None] if soft else routing.expert.reshape(len(scores), -1)
+
+    return jax.vmap(chosen)(scores, bias)
+
+
+def _evaluation_gate(config: ConfigDict) -> tuple[Rule, str]:
+    """The rule and the dispatch of evaluation; of a dense twin, any."""
+    return (rule_of(config.selection, evaluation=True), config.dispatch) if "dispatch" in config else (Rule(), "dense")
+
+
+def _at(logits: Float[Array, "B M V"], targets: Int[Array, "B M"]) -> Float[Array, "B M"]:
+    return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+
+
+#: How the columns of any text are shown.
+COLUMNS = {
+    "train/loss": Column("training loss (nats per token)", bounds=AT_LEAST_0),
+    "eval/loss": Column("validation loss (nats per token)", bounds=AT_LEAST_0),
+    "eval/accuracy": Column("validation token accuracy", bounds=SHARE, higher_is_better=True),
+    "router/mi_language": Column("I(expert; language) (nats)", bounds=AT_LEAST_0),
+    "router/mi_language_given_token": Column("I(expert; language | token id) (nats)", bounds=AT_LEAST_0),
+    "router/alike": Column("mean cosine of two experts' outputs", bounds=(-1.0, 1.0)),
+    "router/churn_router": Column("churn by the router in the last interval", bounds=SHARE),
+    "router/churn_features": Column("churn by its features in the last interval", bounds=SHARE),
+    "train/experts": Column("experts computed per training token", log=True, bounds=AT_LEAST_0),
+    "train/flops": Column("training FLOPs so far", log=True, bounds=AT_LEAST_0),
+    "train/steps": Column("steps until the run stopped", bounds=AT_LEAST_0),
+    "train/rate_scale": Column("multiplier of all rates", log=True, bounds=AT_LEAST_0),
+}
+
+
+def _about(config: ConfigDict) -> str:
+    languages = f"{len(config.data.languages)} languages" if config.data.languages else "all languages there"
+    source = text.SOURCES[config.data.name].about(config.data)
+    return f"data.name={config.data.name}, {languages}{source}; {config.steps * config.batch_size:,} rows a run"
+
+
+def language_part(
+    form: Form,
+    read: Read,
+    models: Mapping[str, ModelPart],
+    columns: Mapping[str, Column],
+    flops: Flops,
+    reads: tuple[str, ...],
+    finished: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda history: {},
+) -> ProblemPart:
+    """The problem of rows of a `form`, for models whose stacks `read` them; `flops` are a row's, `finished` adds columns to a history."""
+    return ProblemPart(
+        build=partial(build, form, models, flops),
+        data=text.SOURCES,
+        models=models,
+        loss="eval/loss",
+        columns=lambda config: ROUTER_COLUMNS | COLUMNS | dict(columns),
+        shared_arrays=partial(text_feed.shared_arrays, form),
+        feed=partial(text_feed.feed, form),
+        feed_shape=partial(text_feed.feed_shape, form),
+        offline=lambda config, history: offline(form, read, config, history) | finished(history),
+        digest=lambda config: f"{config.data.name} {text_feed.corpus(form, config).digest}",
+        about=_about,
+        cost=lambda config: Cost(config.batch_size * form.tokens(config.data), config.batch_size * flops(config)),
+        causal=True,
+        watched=True,
+        shareable=True,
+        settings={
+            "losses.logits_z": Setting(0.0, "coefficient: mean squared log-partition of the logits", at_least(0)),
+        },
+        uses=("model",),
+        reads=tuple(f"data.{name}" for name in reads),
+    )

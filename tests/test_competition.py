@@ -1,0 +1,190 @@
+"""Competition: who wins, what the router learns of it, where gradients go, and that share 0 is nothing but top-k."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from routed.contracts import Contest, Routing, UserError
+from routed.experts import Constant, Linear
+from routed.layer import competition
+from routed.layer.moe import MoE
+from routed.layer.rule import rule_of
+from routed.layer.selection import select
+from routed.plan.checks import validate
+from routed.plan.config import base
+from routed.routers import ROUTERS
+from routed.settings.tree import node_of, override
+from tests.test_decoder import ready
+from tests.test_decoder import rows as rows_of_text
+
+
+def settings(**changes):
+    flat = {"selection.name": "compete", "selection.k": 2, "experts.count": 4, "dispatch": "auto"}
+    return override(base(), flat | changes)
+
+
+def layer(expert, **changes):
+    config = settings(**changes)
+    return MoE(
+        router=ROUTERS["linear"].make(node_of(config).router, 4), expert=expert, num_experts=4, rule=rule_of(config.selection)
+    )  # fmt: skip
+
+
+X = jax.random.normal(jax.random.key(0), (6, 3))
+
+
+def ran(moe, params, x=X, key=None):
+    rngs = {"rngs": {"noise": jax.random.key(7) if key is None else key}}
+    return moe.apply({"params": params}, x, step=0, **rngs)
+
+
+def made(moe):
+    return jax.tree.map(lambda a: a.value if hasattr(a, "value") else a, moe.init(jax.random.key(1), X, step=0)["params"],
+                        is_leaf=lambda a: hasattr(a, "value"))  # fmt: skip
+
+
+def test_the_largest_outputs_win_by_hand():
+    """Constant experts of norms 1, 3, 0, 2: for every token 3 and 2 win, with weights e^3 / (e^3 + e^2) = .731 and .269."""
+    moe = layer(Constant(2), **{"selection.share": 1.0})
+    value = jnp.array([[1.0, 0], [0, 3], [0, 0], [-2, 0]])[:, None]
+    params = made(moe) | {"experts": {"value": value}}
+    y, routing = ran(moe, params)
+    assert routing.expert.reshape(6, 2).tolist() == [[1, 3]] * 6
+    np.testing.assert_allclose(y, np.tile([-2 * 0.268941, 3 * 0.731059], (6, 1)), rtol=1e-5)
+    np.testing.assert_allclose(routing.scores, X @ params["router"]["kernel"], rtol=1e-5)  # the router's, whoever wins
+
+
+def test_share_0_is_top_k():
+    params = made(layer(Linear(2)))
+    both = []
+    for changes in ({"selection.share": 0.0}, {"selection.name": "top_k"}):
+        moe = layer(Linear(2), **changes)
+        loss = lambda p, moe=moe: (ran(moe, p)[0] ** 2).sum()  # noqa: E731
+        both.append((ran(moe, params)[0], jax.grad(loss)(params)))
+    jax.tree.map(np.testing.assert_array_equal, *both)
+
+
+def test_an_evaluation_competes_always():
+    moe = layer(Linear(2), **{"selection.share": 0.0})
+    params = made(moe)
+    _, routing = moe.apply({"params": params}, X, step=0)
+    norms = jnp.linalg.norm(jax.vmap(lambda own: Linear(2).apply({"params": own}, X))(params["experts"]), axis=-1).T
+    np.testing.assert_array_equal(routing.expert.reshape(6, 2), jax.lax.top_k(norms, 2)[1])
+
+
+def test_coins_come_up_as_often_as_the_share():
+    """2,000 tosses at .3: 600, five standard deviations sqrt(2000 x .3 x .7) = 20.5 are 102."""
+    rule = rule_of(node_of(settings(**{"selection.share": 0.3})).selection)
+    tosses = jax.vmap(lambda key: competition.held(rule, key, 0))(jax.random.split(jax.random.key(3), 2000))
+    assert abs(int(tosses.sum()) - 600) < 102
+    falling = rule_of(node_of(settings(**{"selection.share": 1.0, "selection.schedule": "root"})).selection)
+    shares = [jax.vmap(lambda key, t=t: competition.held(falling, key, t))(jax.random.split(jax.random.key(3), 2000)).mean()
+              for t in (0, 999, 8000)]  # fmt: skip
+    np.testing.assert_allclose(shares, [2 / 3, 2 / 3, 2 / 5], atol=0.06)  # 2 / (2 + sqrt(1)), 2 / (2 + sqrt(9))
+
+
+def routed(scores, norms, held=True):
+    scores = jnp.asarray(scores, jnp.float32)
+    plain = select(rule_of(settings().selection), scores)
+    return plain._replace(contest=Contest(jnp.array(held), scores, jnp.asarray(norms, jnp.float32)))
+
+
+def distilled(routing, **changes):
+    return float(competition.distillation(rule_of(node_of(settings(**changes)).selection), routing))
+
+
+def test_what_the_router_learns_by_hand():
+    """Scores 0, ln 3, 0 - 9, -9: chosen 1 and 0 with 3/4 and 1/4. Norms ln 3, 0, ...: 0 and 1 win with 3/4 and 1/4: error 2 x 1/4.
+
+    Over all experts the softmax of scores 0, ln 3, ln 1, ln 3 is 1/8, 3/8, 1/8, 3/8: 25/64 + 1/64 + 1/64 + 9/64 = 36/64 from (3/4, 1/4, 0, 0).
+    """
+    ln3 = np.log(3)
+    one = routed([[0, ln3, -9, -9]], [[10 + ln3, 10, 0, 0]])
+    assert distilled(one) == pytest.approx(0.5)
+    assert distilled(one, **{"selection.distil": 3.0, "selection.distil_mean": "entries"}) == pytest.approx(1.5 / 4)
+    assert distilled(one._replace(contest=one.contest._replace(held=jnp.array(False)))) == 0
+    assert distilled(one, **{"selection.winners": "all"}) == 0
+    whole = routed([[0, ln3, 0, ln3]], [[10 + ln3, 10, 0, 0]])
+    assert distilled(whole, **{"selection.distil_side": "all"}) == pytest.approx(36 / 64)
+    same = routed([[1, 2, 5, 4]], [[0, 0, 3, 2]])
+    assert distilled(same) == pytest.approx(0, abs=1e-7)
+
+
+@pytest.mark.parametrize(("changes", "reached"), [
+    ({}, {"router"}),
+    ({"selection.distil_detached": False}, {"router", "experts", "x"}),
+    ({"selection.distil_trunk": True}, {"router", "x"}),
+])  # fmt: skip
+def test_whom_the_routers_loss_reaches(changes, reached):
+    moe = layer(Linear(2), **{"selection.share": 1.0} | changes)
+    rule = moe.rule
+    grads, to_x = jax.grad(lambda p, x: competition.distillation(rule, ran(moe, p, x)[1]), (0, 1))(made(moe), X)
+    found = {
+        name for name, tree in (grads | {"x": to_x}).items() if any(jnp.abs(g).max() > 0 for g in jax.tree.leaves(tree))
+    }
+    assert found == reached
+
+
+def test_the_tasks_gradient_where_only_the_router_hears():
+    """With forward=false the output is the router's own; alpha scales what the task sends to the router, and nothing else."""
+    params = made(layer(Linear(2)))
+
+    def of(**changes):
+        moe = layer(Linear(2), **{"selection.share": 1.0, "selection.forward": False} | changes)
+        return ran(moe, params)[0], jax.grad(lambda p: (ran(moe, p)[0] ** 2).sum())(params)
+
+    (y, one), (_, three) = of(), of(**{"selection.alpha": 3.0})
+    np.testing.assert_allclose(y, ran(layer(Linear(2), **{"selection.name": "top_k"}), params)[0], rtol=1e-5)
+    np.testing.assert_allclose(three["router"]["kernel"], 3 * one["router"]["kernel"], rtol=1e-4)
+    jax.tree.map(np.testing.assert_array_equal, one["experts"], three["experts"])
+    winning, _ = of(**{"selection.forward": True})
+    assert not np.allclose(winning, y)
+
+
+def test_shuffles_deal_the_same_norms():
+    rule = rule_of(node_of(settings(**{"selection.winners": "random"})).selection)
+    outputs = jax.random.normal(jax.random.key(2), (4, 6, 2))
+    plain = select(rule, jnp.zeros((6, 4)))
+    combine = lambda routing, outputs: outputs[0]  # noqa: E731
+    norms = np.linalg.norm(outputs, axis=-1).T
+
+    def learned(**changes):
+        own = rule_of(node_of(settings(**changes)).selection)
+        return competition.contest(own, lambda s: select(own, s), combine, outputs, plain, jax.random.key(5))[2]
+
+    among_experts, among_tokens = (
+        learned(**{"selection.winners": "random"}),
+        learned(**{"selection.distil_target": "shuffled"}),
+    )
+    np.testing.assert_allclose(np.sort(among_experts, 1), np.sort(norms, 1), rtol=1e-5)
+    np.testing.assert_allclose(np.sort(among_tokens, 0), np.sort(norms, 0), rtol=1e-5)
+    assert not np.allclose(among_experts, norms) and not np.allclose(among_tokens, norms)
+    assert isinstance(plain, Routing)
+
+
+def test_every_layer_tosses_its_own_coin():
+    config, model, params, state = ready((("selection.name", "compete"), ("selection.share", 0.5)))
+
+    @jax.jit
+    def coins(key):
+        outputs = model.apply(params, state, rows_of_text(), rule_of(config.selection), config.dispatch, key, 0)
+        return outputs.sites["decoder"].routing.contest.held
+
+    tossed = {tuple(coins(jax.random.key(seed)).tolist()) for seed in range(16)}
+    assert tossed == {(a, b) for a in (False, True) for b in (False, True)}
+
+
+def test_computed_experts():
+    rule = rule_of(node_of(settings(**{"selection.share": 0.25})).selection)
+    assert competition.experts_per_token(rule, 9, 16) == 2 + 0.25 * 14
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"selection.share": 1.5}, r"selection.share=1.5: must be in \[0, 1\]"),
+    ({"selection.eval.name": "compete", "selection.eval.k": 2, "selection.eval.winners": "random"}, "an evaluation tosses no coins"),
+    ({"selection.name": "top_k", "selection.winners": "elected"}, "must be one of norms, random, all"),
+])  # fmt: skip
+def test_contests_that_cannot_be(changes, words):
+    with pytest.raises(UserError, match=words):
+        validate(settings(**changes))

@@ -1,0 +1,237 @@
+"""The decoder alone: what it reads, that it sees no future, its sizes; and the text that it continues."""
+
+import functools
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from routed.bench import lm
+from routed.contracts import TextBatch, UserError
+from routed.layer.rule import rule_of
+from routed.layer.selection import SELECTIONS
+from routed.models.attention import rotated
+from routed.models.decoder import decoder
+from routed.models.transformer_sizes import flops_of_decoder_row
+from routed.plan.checks import validate
+from routed.plan.config import base
+from routed.settings.tree import override
+from routed.tasks import text
+from routed.tasks.text import files, ngram, stream, tokenizers
+from routed.tasks.text.corpus import Corpus
+from routed.training.decoder import at_best
+
+TINY = {
+    "data.name": "artificial", "data.tokens": "characters", "data.vocabulary": 30, "data.input_length": 8, "model": "decoder",
+    "transformer.layers": 2, "transformer.sparse_layers": 2, "transformer.dim": 8, "transformer.heads": 2, "transformer.head_dim": 4,
+    "transformer.width": 12, "transformer.buckets": 8, "transformer.max_distance": 16, "experts.name": "ffn", "experts.width": 6,
+    "experts.count": 4, "selection.name": "top_k", "selection.k": 2, "selection.eval.k": 2, "dispatch": "auto", "batch_size": 4,
+}  # fmt: skip
+
+
+def settings(**changes):
+    return override(base(), TINY | changes)
+
+
+def rows(count=4, length=8):
+    draw = lambda seed: jax.random.randint(jax.random.key(seed), (count, length), 3, 30)  # noqa: E731
+    return TextBatch(draw(1), draw(2), jnp.zeros(count, jnp.int32))
+
+
+@functools.lru_cache
+def ready(changes):
+    config = settings(**dict(changes))
+    model = decoder(config)
+    return config, model, *jax.jit(model.init)(jax.random.key(0), rows())
+
+
+# --- no token sees a later one ---
+
+FORMS = {
+    "buckets": {},
+    "rotary, post-norm": {"transformer.positions": "rotary", "transformer.norm": "post"},
+    "GLaM": {"transformer.sparse_layers": 1},
+    "capacity": {"selection.capacity_factor": 0.75, "selection.group_size": 16},
+    "top-1 capacity per token": {
+        "selection.k": 1, "selection.renormalise": False, "selection.capacity_factor": 0.5, "selection.capacity_rule": "per_token"
+    },
+    "sigmoid": {"selection.name": "sigmoid"},
+    "raw": {"selection.name": "raw"},
+    "priority by score, which a decoder does not obey": {"selection.capacity_factor": 0.75, "selection.priority": "score"},
+    "balancing bias": {"selection.balance_rate": 0.1},
+    "competition": {"selection.name": "compete", "selection.share": 1.0},
+    "competition with capacity": {
+        "selection.name": "compete", "selection.share": 1.0, "selection.capacity_factor": 0.75, "selection.group_size": 16,
+    },
+    "competition of which the router hears alone": {
+        "selection.name": "compete", "selection.share": 1.0, "selection.forward": False, "selection.distil_target": "shuffled",
+    },
+    "random winners": {"selection.name": "compete", "selection.share": 1.0, "selection.winners": "random"},
+    "steps without winners": {"selection.name": "compete", "selection.share": 1.0, "selection.winners": "all"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_later_character_changes_no_earlier_logit(form, training):
+    config, model, params, state = ready(tuple(FORMS[form].items()))
+    before, place = rows(), 5
+    after = before._replace(inputs=before.inputs.at[:, place].set((before.inputs[:, place] + 1) % 27 + 3))
+    key = jax.random.key(1) if training else None
+
+    @jax.jit
+    def logits(batch):
+        return model.apply(params, state, batch, rule_of(config.selection), config.dispatch, key).prediction
+
+    one, other = logits(before), logits(after)
+    # Rows share their groups: of a queue with too few places the first row's tokens come first, so it alone sees nothing of the others.
+    np.testing.assert_array_equal(one[0, :place], other[0, :place])
+    assert (one[:, place:] != other[:, place:]).any(-1).all()
+    if not config.selection.capacity_factor:
+        np.testing.assert_array_equal(one[:, :place], other[:, :place])
+
+
+@pytest.mark.parametrize("selection", [name for name, one in SELECTIONS.items() if one.sees_others or not one.sparse])
+def test_selections_that_see_the_future_are_refused(selection):
+    with pytest.raises(UserError, match=f"selection.name='{selection}'"):
+        validate(settings(**{"selection.name": selection, "dispatch": "dense"}))
+
+
+# --- sizes and positions ---
+
+
+def test_flops_by_hand():
+    """Per layer: attention 2 x 8 x (8 x 16 + 64) = 3,072 for a row of 8; router 8 x 4 and two experts of 2 x 8 x 6: 224 a token.
+
+    Two layers: 6,144 + 2 x 224 x 8 = 9,728; logits 8 x 8 x 30 = 1,920: 11,648, of which training does 6 times as many FLOPs.
+    GLaM's dense layer has 2 x 8 x 12 = 192 (its ffn is not gated): 32 a token less.
+    """
+    both = {"transformer.ffn": "ffn"}
+    assert flops_of_decoder_row(settings(**both)) == 6 * 11_648
+    assert flops_of_decoder_row(settings(**both, **{"transformer.sparse_layers": 1})) == 6 * (11_648 - 32 * 8)
+    twin = flops_of_decoder_row(settings(**both, model="decoder_active"))
+    assert twin / flops_of_decoder_row(settings(**both)) == pytest.approx(1, abs=0.03)
+
+
+def test_blocks_of_switch_and_glam():
+    def sites(**changes):
+        return ready(tuple(changes.items()))[2]["router"]["decoder"]["router"]["kernel"].shape
+
+    assert sites() == (2, 8, 4)  # every layer
+    assert sites(**{"transformer.sparse_layers": 1}) == (1, 8, 4)  # every second
+
+
+def test_rotary_products_depend_on_distance_alone():
+    q, k = (jnp.tile(jax.random.normal(jax.random.key(seed), (1, 1, 6)), (1, 9, 1)) for seed in (0, 1))
+    scores = (rotated(q) @ rotated(k).transpose(0, 2, 1))[0]
+    for ahead in (-3, 0, 4):
+        np.testing.assert_allclose(jnp.diagonal(scores, ahead), scores[max(-ahead, 0), max(ahead, 0)], rtol=1e-5)
+    assert not np.allclose(scores[0, 1], scores[0, 2], rtol=1e-2)
+
+
+def test_odd_heads_cannot_be_turned():
+    with pytest.raises(UserError, match=r"transformer.head_dim=3: must be even"):
+        validate(settings(**{"transformer.positions": "rotary", "transformer.head_dim": 3}))
+
+
+def test_the_bench_reads_baselines_and_its_dense_decoder_has_the_size_of_its_peer():
+    """Three layers of width 96: attention 4 x 96^2, an FFN with biases 2 x 96^2: PyTorch's has as many products."""
+    command = f"{sys.executable} -c \"print('tiny smoe s per step: 0.60 tokens per s: 6800')\""
+    assert lm.run_baseline(command) == [("tiny", "smoe", 0.6)]
+    with pytest.raises(UserError, match="expected lines `SHAPE KIND s per step"):
+        lm.run_baseline(f"{sys.executable} -c 1")
+    dense, sparse = (lm.config_of("default", kind) for kind in ("dense", "smoe"))
+    length, dim = 256, 96
+    attention, ffn = 2 * dim * (2 * length * dim + length**2), 2 * dim**2 * length
+    assert flops_of_decoder_row(dense) == 6 * (3 * (attention + ffn) + length * dim * 30)
+    # Experts with biases, two of them, and the router.
+    assert flops_of_decoder_row(sparse) - flops_of_decoder_row(dense) == 6 * 3 * length * (
+        2 * dim**2 + 4 * dim + 16 * dim
+    )
+
+
+# --- text ---
+
+
+def toy(train, validation, test=()):
+    flat = lambda numbers: (np.lib.stride_tricks.sliding_window_view(np.array(numbers, np.uint16), 3)[::2],)  # noqa: E731
+    return Corpus(("a",), flat(train), flat(validation), 40, "", tokenizers.CHARACTERS, flat(test) if test else ())
+
+
+def test_rows_are_contiguous_and_overlap_by_what_is_read_first():
+    config = settings(**{"data.input_length": 2, "data.eval_rows": 9})
+    held = [
+        b.inputs.tolist() for b in stream.held_out(stream.CONTINUED, toy(range(9), range(9), range(20, 29)), config)
+    ]
+    assert held == [[[0, 1], [2, 3], [4, 5], [6, 7]], [[20, 21], [22, 23], [24, 25], [26, 27]]]
+    validation, tested = stream.held_out(stream.CONTINUED, toy(range(9), range(9)), config)
+    assert validation.targets.tolist() == [[1, 2], [5, 6]] and tested.targets.tolist() == [[3, 4], [7, 8]]
+    with pytest.raises(UserError, match="validation text of a is a single row"):
+        stream.held_out(stream.CONTINUED, toy(range(9), range(3)), config)
+
+
+def test_an_epoch_has_every_row_once():
+    config = settings(**{"data.input_length": 2, "batch_size": 2})
+    make = stream.batch_function(stream.CONTINUED, toy(range(9), range(9)), config, 0, slice(None))
+    seen = np.concatenate([make(step).inputs for step in range(2)])
+    assert sorted(seen.tolist()) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_letters_are_those_of_text8():
+    assert tokenizers.letters("Über 12 Äpfel,\n don't! ") == "uber one two apfel don t "
+    (ids,) = tokenizers.encode(tokenizers.CHARACTERS, ["A z"])
+    assert ids.tolist() == [4, 3, 29, 3] and tokenizers.decode(tokenizers.CHARACTERS, ids) == "a z "
+    assert tokenizers.letters("数字") == " "
+
+
+def test_ngram_by_hand():
+    """Text 0 1 0 1 1, vocabulary 2; asked: 0 -> 1, then 1 -> 0.
+
+    Single tokens: n = (2, 3), 2 kinds: p = ((2 + 2 / 2) / 7, (3 + 1) / 7) = (3/7, 4/7). After 0: 1 twice, one kind: (2 + 4/7) / 3 = 6/7.
+    After 1: 0 once and 1 once, two kinds: (1 + 2 x 3/7) / 4 = 13/28. After 0 1: the same two, (1 + 2 x 13/28) / 4 = 27/56.
+    """
+    text_of = [np.array([0, 1, 0, 1, 1])]
+    asked = np.array([[0, 1]]), np.array([[1, 0]])
+    for order, second in ((1, 3 / 7), (2, 13 / 28), (3, 27 / 56), (5, 27 / 56)):
+        first = 4 / 7 if order == 1 else 6 / 7
+        expected = -(np.log(first) + np.log(second)) / 2
+        assert ngram.ngram_loss(text_of, *asked, vocabulary=2, order=order) == pytest.approx(expected), order
+
+
+def test_the_test_is_taken_at_the_best_validation():
+    history = {"eval/loss": np.array([3.0, 1.0, np.nan, 2.0]), "test/loss": np.log(np.array([8.0, 4.0, 1.0, 2.0]))}
+    found = at_best(history)
+    np.testing.assert_allclose(found["test/bits"], [3, 2, 2, 2])
+    np.testing.assert_allclose(found["test/perplexity"], [8, 4, 4, 4])
+
+
+def plain(folder, **texts):
+    for name, content in texts.items():
+        (folder / f"{name}.txt").write_bytes(content)
+    return settings(**{"data.name": "files", "data.directory": str(folder), "data.cache": str(folder / "cache")})
+
+
+def test_plain_files_by_split(tmp_path):
+    config = plain(
+        tmp_path, train=b"the cat sat on", valid=b"a mat, in 1 hat", test="d\u00e9j\u00e0 vu, he said".encode()
+    )
+    found = text.load(config.data, stream.CONTINUED.cut(config.data))
+    assert [len(one) for one in (found.train[0], found.validation[0], found.test[0])] == [1, 2, 1]
+    assert tokenizers.decode(found.tokenizer, found.test[0][0]) == "deja vu h"
+    (tmp_path / "test.txt").unlink()
+    with pytest.raises(UserError, match=r"no test.txt in it; data.name=files reads train.txt, valid.txt, test.txt"):
+        text.load(config.data)
+
+
+def test_a_file_of_another_encoding_is_named(tmp_path):
+    config = plain(tmp_path, train=b"caf\xe9 " * 9, valid=b"a b" * 9, test=b"a b" * 9)
+    with pytest.raises(UserError, match=r"train.txt is not UTF-8"):
+        text.load(config.data, stream.CONTINUED.cut(config.data))
+
+
+def test_pieces_end_behind_a_space(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE", 4)
+    (tmp_path / "train.txt").write_bytes("ab cdefgh i\u00e9\u00e9\u00e9".encode())
+    assert list(files._pieces(tmp_path / "train.txt")) == ["ab ", "cdefgh ", "i\u00e9\u00e9\u00e9"]
