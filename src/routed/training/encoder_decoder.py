@@ -187,6 +187,7 @@ COLUMNS = {
     "router/churn_router": Column("churn by the router in the last interval", bounds=SHARE),
     "router/churn_features": Column("churn by its features in the last interval", bounds=SHARE),
     "train/steps": Column("steps until the run stopped", bounds=AT_LEAST_0),
+    "train/stopped": Column("share of runs that stopped", bounds=SHARE),
     "train/rate_scale": Column("multiplier of all rates", log=True, bounds=AT_LEAST_0),
 }
 
