@@ -1,0 +1,316 @@
+"""Does learning which patches to look at save samples, or does seeing fewer of them, a higher rate, or a router that knows the class?
+
+Question. Chowdhury et al. (2023) let each of k experts pick l of the n patches of a sample (pMoE) and prove, and show on collages of
+MNIST digits, that this needs fewer samples than a CNN on all patches: 60 % of them for 95 % accuracy. They compare with that CNN only. A pMoE
+also divides by l where the CNN divides by n, so that at one learning rate its function moves n/l times as fast; and a router that is trained by
+the label before the experts are may be a classifier itself. Here each of these stands alone.
+
+    python -m routed.main --config=experiments/patch_router.py                     # data of the theory; no files
+    python -m routed.main --config=experiments/patch_router.py:theory              # its lemmas and theorems
+    python -m routed.main --config=experiments/patch_router.py:decisive --config.data.directory=DIR    # collages; so fig4 to fig9, sensitivity
+    python -m routed.main --config=experiments/patch_router.py:fig4,mnist --config.data.directory=DIR  # ... where DIR holds MNIST
+    python -m routed.main --config=experiments/patch_router.py:smoke               # half a minute; figures of collages: artificial images
+
+DIR is the folder with the four IDX files of a set of 28 x 28 images of classes 0 to 9: MNIST (the paper's), or Fashion-MNIST. Scales: smoke,
+default (2 CPU cores), mnist (the same, of the paper's images: claims are not of a stand-in), paper (20 seeds, more sizes).
+
+Models. separate: k = 2, 20 neurons each, l = 2, gates 1; the router is trained first for 100 epochs on -y <w_1 - w_2, sum_j x_j>, then fixed
+(arm `separate`). joint: k = 8, 5 neurons each, l = 6, gates are the softmax over the chosen patches (arm `learned`). CNN: 40 neurons on all n
+patches (arm `cnn`). Output weights N(0, 1), never trained. Logistic loss, SGD with rate .2 for everything, batches of 20.
+
+Arms that the paper lacks. frozen: the fresh router; frozen_data: its rows are patches of training samples; frozen_sharp: the joint one, frozen, with
+gates of the learned one's entropy over patches; oracle_patch: every expert gets the patch that decides (and others), so the choice says nothing
+of the class; random_patches, fixed_patches: l random ones, anew in each step or always the same of an image; CNN x n/l: its rate times n/l;
+CNN, own l: each neuron averages its l largest responses, without a router; attention: l = n, softmax gates; CNN of as many FLOPs as the separate or
+the joint mixture (7, 23 neurons; 42 and 48 have the same parameters); router alone: the sign of the largest score of row 1 minus that of row 2.
+
+Rules where the paper is silent, or its text and the released code differ. None looks at a mixture against a CNN.
+  stop        after the first epoch in which no training sample was wrong (as it was trained on), or 150 epochs, which the paper gives for the CNN;
+              on the theory's data, where a step costs little, after 12,500 steps. `train/steps` and `train/stopped` say when, and how many did.
+  images      pixels in [0, 1]; classes 1 and 0 decide (as in the paper), 2 to 9 do not; any place; 1,000 test samples from test images.
+  router      N(0, .1^2) where it is trained first (released), N(0, (1e-4)^2) where it is trained along (released): sigma_r of the theory names
+              no constant. Scores are linear, so for gates of 1 only the direction matters.
+  success     (Fig. 5) test accuracy of at least .95. Figs. 6 and 7 (values not stated): N = 300; k = 8, l = 6 where they are not varied.
+  95 %        where the mean curve over seeds first reaches .95, linear in log N; intervals: bootstrap over seeds. Beyond the largest N only a bound.
+  theory      n = 32, d = 32, 8 sets, delta_d = 0, delta_r = .5, l* = 1, so that every l is enough.
+  seeds       exploration 9000 and 9001 only. Evaluation: 200 to 209 on theory data, 300 to 309 on collages (fig5: 300 to 319).
+  verdicts    no outlook over more steps (gate.horizon = 1): the stop belongs to the protocol.
+
+Expected before the evaluation seeds: CNN x n/l takes most of the gain (on exploration seeds 9000, 9001 of the theory's data the CNN with 32 times its
+rate has .98 at N = 40, where the mixture with l = 1 has .75); the router of the separate protocol is above chance as a classifier.
+
+Cost: see BUILD_NOTES.md, Patches.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from routed.analysis.claims import Along, Claim, Writer, comparability
+from routed.plan import Figure, Point, cross, make_config, product, value_of
+
+#: Patches of a collage; neurons of all experts; what the paper's Fig. 4 has for N, and for 95 %.
+PATCHES, NEURONS, LEVEL = 16, 40, 0.95
+N = "data.samples"
+
+
+def taking(patches: int) -> Point:
+    """Experts that take so many patches, in training and in evaluation."""
+    return {"selection.patches": patches, "selection.eval.patches": patches}
+
+
+def gates(name: str) -> Point:
+    """The weights of what experts take."""
+    return {"selection.gate": name, "selection.eval.gate": name}
+
+
+def std(sigma: float, dim: int) -> float:
+    """The setting router.init_scale for scores whose weights are N(0, sigma^2): rows are N(0, 1 / dim) times it."""
+    return sigma * math.sqrt(dim)
+
+
+#: The two mixtures of Fig. 4. The router of the first is N(0, .1^2), that of the second N(0, (1e-4)^2).
+SEPARATE = {"experts.count": 2, "experts.width": 20, "router.init_scale": std(0.1, 784), **taking(2), **gates("one")}
+JOINT = {"experts.count": 8, "experts.width": 5, "router.init_scale": std(1e-4, 784), **taking(6), **gates("chosen")}
+#: What the released code does otherwise, by model; of all: 150 epochs, accuracy at a logit of .5, no digit in the first and last place.
+RELEASED = {
+    "stop.errors": False,
+    "losses.threshold": 0.5,
+    "data.places": "inner",
+    "experts.pooling": "all",
+    "experts.init_std": 0.1,
+}
+RELEASED_SEPARATE = SEPARATE | RELEASED | {"experts.readout": "signs"}
+RELEASED_JOINT = JOINT | RELEASED | {"experts.init_std": 0.01}
+RELEASED_CNN = {"experts.count": 1, "experts.width": 4} | {
+    key: value for key, value in RELEASED.items() if key != "experts.pooling"
+}
+
+PROTOCOL = {
+    "data.name": "collages", "data.images": "idx", "data.positions": PATCHES, "data.target": "sign", "data.target_dim": 1,
+    "data.samples": 300, "data.test_samples": 1000, "data.epochs": True, "batch_size": 20, "loss": "logistic",
+    "model": "patch_moe", "experts.name": "neurons", "selection.name": "patch_choice", "selection.eval.name": "patch_choice",
+    **SEPARATE, "selection.no_gradient": True, "optimizer.momentum": 0.0, "router.learning_rate": 0.2, "experts.learning_rate": 0.2,
+    "stop.errors": True, "stop.epochs": 150, "steps": 12500, "eval_every": 12500, "seed": 300, "seeds": 10, "arms": ("cnn",),
+    "gate.horizon": 1.0, "mesh.runs_per_batch": 32,
+}  # fmt: skip
+
+#: The data of the theory, where stopping is by errors, or after all steps.
+THEORY = {
+    "data.name": "generated", "data.positions": 32, "data.dim": 32, "data.sets": 8, "router.init_scale": std(0.1, 32), "stop.epochs": 0, "seed": 200,
+}  # fmt: skip
+
+
+def smoke(config: ConfigDict) -> dict[str, Any]:
+    """Artificial images, few and short runs."""
+    short = {"data.samples": 40, "data.test_samples": 80, "steps": 240, "eval_every": 240, "stop.epochs": 1, "seeds": 2}
+    return short | ({"data.images": "patterns"} if config.data.name == "collages" else {})
+
+
+SCALES = {
+    "smoke": smoke,
+    "default": lambda config: {},
+    "mnist": lambda config: {},
+    "paper": lambda config: {"seeds": 20},
+}  # fmt: skip
+
+
+def sizes(
+    config: ConfigDict, default: tuple[int, ...], paper: tuple[int, ...] = (100, 200, 300, 500, 700, 900, 1000)
+) -> tuple[int, ...]:
+    """The numbers of samples of a scale."""
+    return {"smoke": (20, 40), "paper": paper}.get(config.scale, default)
+
+
+def writer(config: ConfigDict, prefix: str = "chowdhury.") -> Writer:
+    """Of collages: of other images than the paper's, unless the scale says that they are the paper's."""
+    here = "gaps_filled" if config.scale in ("mnist", "paper") or config.data.name != "collages" else "stand_in"
+    return Writer(comparability(config, here), "test/accuracy", unit="difference", prefix=prefix)
+
+
+def whole(config: ConfigDict, points: tuple[Point, ...], side: dict[str, Any]) -> dict[str, Any]:
+    """A side with the value of each key that some point changes, so that it is one point's alone."""
+    keys = {key for point in points for key in point if key not in ("arms", N)}
+    return {key: value_of(config, key) for key in keys} | side
+
+
+def sweep_of(config: ConfigDict, samples: tuple[int, ...], sides: dict[str, dict[str, Any]]) -> tuple[Point, ...]:
+    """Every number of samples with the point of every side, which runs the side's arm; sides of one point share it."""
+    points: dict[tuple, Point] = {}
+    for side in sides.values():
+        point = {key: value for key, value in side.items() if key not in ("arm", "metric")}
+        known = points.setdefault(tuple(sorted(point.items())), point | {"arms": ()})
+        known["arms"] = tuple(dict.fromkeys((*known["arms"], side["arm"])))
+    return cross(product(data__samples=samples), tuple(points.values()))
+
+
+def families_of(config: ConfigDict, families: dict[str, dict[str, dict]]) -> dict[str, dict[str, dict]]:
+    """The sides of each panel, each of them whole."""
+    points = tuple(side for sides in families.values() for side in sides.values())
+    keys = tuple({key: value for key, value in point.items() if key not in ("arm", "metric")} for point in points)
+    return {
+        title: {name: whole(config, keys, side) for name, side in sides.items()} for title, sides in families.items()
+    }
+
+
+def flat(families: dict[str, dict[str, dict]]) -> dict[str, dict]:
+    """The sides of all panels."""
+    return {name: side for sides in families.values() for name, side in sides.items()}
+
+
+def reached_plot(config: ConfigDict, families: dict[str, dict[str, dict]], **changes: Any) -> dict[str, Any]:
+    """Accuracy against N in families, and the samples for 95 %."""
+    plot = {"kind": "reached", "name": "samples", "x": N, "metric": "test/accuracy", "level": LEVEL}
+    return plot | {"families": families_of(config, families)} | changes
+
+
+# The decisive figure: what of the gain is what. A fresh separate router is the base point.
+
+CNN = {"arm": "cnn"}
+DECISIVE = {
+    "k = 2, l = 2, gates 1": {
+        "separate": {"arm": "separate"},
+        "frozen": {"arm": "frozen"},
+        "frozen, rows are patches": {"arm": "frozen_data"},
+        "random patches, anew": {"arm": "random_patches"},
+        "random patches, fixed": {"arm": "fixed_patches"},
+        "oracle": {"arm": "oracle_patch"},
+        "router alone": {"arm": "separate", "metric": "patches/router_alone"},
+    },
+    "k = 8, l = 6, softmax gates": {
+        "joint": {"arm": "learned", **JOINT},
+        "joint, all patches at test": {"arm": "learned", **JOINT, "metric": "test/accuracy_all"},
+        "joint, frozen": {"arm": "frozen", **JOINT},
+        "joint, frozen as sharp": {"arm": "frozen_sharp", **JOINT},
+        "joint, frozen, rows are patches": {"arm": "frozen_data", **JOINT},
+        "joint, oracle": {"arm": "oracle_patch", **JOINT},
+        "attention, l = n": {"arm": "learned", **JOINT, **taking(PATCHES)},
+    },
+    "no router": {
+        "CNN": CNN,
+        "CNN, rate x 8": CNN | {"optimizer.rate_scale": 8.0},
+        "CNN, rate x 16/6": CNN | {"optimizer.rate_scale": 16 / 6},
+        "CNN, own 2 patches": CNN | {"experts.largest": 2},
+        "CNN, FLOPs of separate": CNN | {"experts.count": 1, "experts.width": 7},
+        "CNN, FLOPs of joint": CNN | {"experts.count": 1, "experts.width": 23},
+        "CNN, parameters of separate": CNN | {"experts.count": 1, "experts.width": 42},
+        "CNN, parameters of joint": CNN | {"experts.count": 1, "experts.width": 48},
+    },
+}
+#: id -> (what is said, the side that is to need fewer samples, the other): the gain, one cause at a time.
+SPLIT = {
+    "gain.separate": ("separate needs fewer samples than the CNN", "separate", "CNN"),
+    "gain.joint": ("joint needs fewer samples than the CNN", "joint", "CNN"),
+    "rate.separate": ("rate alone: the CNN with n/l = 8 times its rate needs fewer samples", "CNN, rate x 8", "CNN"),
+    "rate.joint": ("rate alone: the CNN with n/l = 16/6 times its rate needs fewer samples", "CNN, rate x 16/6", "CNN"),
+    "beyond-rate.separate": ("separate needs fewer samples than the CNN at n/l times its rate", "separate", "CNN, rate x 8"),
+    "beyond-rate.joint": ("joint needs fewer samples than the CNN at n/l times its rate", "joint", "CNN, rate x 16/6"),
+    "fewer": ("seeing fewer patches alone: random ones need fewer samples than the CNN", "random patches, anew", "CNN"),
+    "selection.separate": ("selection: separate needs fewer samples than random patches", "separate", "random patches, anew"),
+    "selection.joint": ("selection: joint needs fewer samples than the frozen one as sharp", "joint", "joint, frozen as sharp"),
+    "selection.data": ("joint needs fewer samples than frozen rows from patches", "joint", "joint, frozen, rows are patches"),
+    "oracle": ("the oracle needs fewer samples than separate", "oracle", "separate"),
+    "classifier": ("router as classifier: separate needs fewer samples than its router alone", "separate", "router alone"),
+    "gating": ("gating alone: attention over all patches needs fewer samples than the CNN", "attention, l = n", "CNN"),
+    "taking": ("taking 6 patches: joint needs fewer samples than attention over all", "joint", "attention, l = n"),
+    "own": ("the CNN whose neurons pick 2 patches needs fewer samples than separate", "CNN, own 2 patches", "separate"),
+    "flops.separate": ("separate needs fewer samples than a CNN of its FLOPs", "separate", "CNN, FLOPs of separate"),
+    "flops.joint": ("joint needs fewer samples than a CNN of its FLOPs", "joint", "CNN, FLOPs of joint"),
+}  # fmt: skip
+
+
+def decisive_sizes(config: ConfigDict) -> tuple[int, ...]:
+    return sizes(config, (60, 100, 200, 300, 600, 1000))
+
+
+def decisive_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """Samples for 95 %, side against side; the router's hits; who is above chance."""
+    sides, write = flat(families_of(config, DECISIVE)), writer(config, "routed.patches.")
+    along = Along(N, decisive_sizes(config))
+    return tuple(
+        write.reach(id, statement, "not asked", sides[lower], sides[higher], along, LEVEL)
+        for id, (statement, lower, higher) in SPLIT.items()
+    )
+
+
+def decisive_plots(config: ConfigDict) -> tuple[dict, ...]:
+    return (reached_plot(config, DECISIVE),)
+
+
+# The same on the theory's data, where n/l goes from 2 to 32 at n = 32.
+
+TAKEN = (16, 8, 4, 2, 1)
+
+
+def theory_families(config: ConfigDict) -> dict[str, dict[str, dict]]:
+    """At each l: the mixture whose router is trained first, the oracle, and the CNN at n/l times its rate."""
+    n, taken = config.data.positions, TAKEN[::4] if config.scale == "smoke" else TAKEN
+    rates = {f"CNN, rate x {n // l}": CNN | {"optimizer.rate_scale": n / l} for l in taken}  # noqa: E741
+    return {
+        "router trained first": {f"separate, l = {l}": {"arm": "separate", **taking(l)} for l in taken},  # noqa: E741
+        "every expert gets the pattern": {f"oracle, l = {l}": {"arm": "oracle_patch", **taking(l)} for l in taken},  # noqa: E741
+        "no router": {"CNN": CNN} | rates,
+    }
+
+
+def theory_sizes(config: ConfigDict) -> tuple[int, ...]:
+    return sizes(config, (20, 40, 80, 160, 320, 640), (20, 40, 80, 160, 320, 640, 1280))
+
+
+def exponent_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """How the ratio of needs goes with n/l, for the mixture and for the CNN's rate; and the mixture against that CNN at each l."""
+    families, write, n = theory_families(config), writer(config), config.data.positions
+    sides, along = flat(families_of(config, families)), Along(N, theory_sizes(config))
+    ours = write._replace(prefix="routed.patches.theory.")
+    taken = TAKEN[::4] if config.scale == "smoke" else TAKEN
+    base = {key: value for key, value in sides["CNN"].items() if key != "arm"}
+
+    def slope(lower: str) -> tuple:
+        return tuple(
+            (n / l, {k: v for k, v in sides[lower.format(l=l, rate=n // l)].items() if k != "arm"}, base)
+            for l in taken  # noqa: E741
+        )
+
+    words = "samples that the CNN needs over those of"
+    return (
+        write.exponent("theory.exponent.separate", f"{words} the mixture grow with n/l (bound: (n/l)^8)", 8.0, {"arm": "separate"}, CNN,
+                       along, LEVEL, slope("separate, l = {l}")),
+        ours.exponent("exponent.oracle", f"{words} the oracle grow with n/l", 8.0, {"arm": "oracle_patch"}, CNN, along, LEVEL,
+                      slope("oracle, l = {l}")),
+        ours.exponent("exponent.rate", f"{words} the CNN at n/l times its rate grow with n/l", 8.0, CNN, CNN, along, LEVEL,
+                      slope("CNN, rate x {rate}")),
+        *(ours.reach(f"gain.l{l}", f"l = {l}: separate needs fewer samples than the CNN", "not asked", sides[f"separate, l = {l}"],
+                     sides["CNN"], along, LEVEL) for l in taken),  # noqa: E741
+        *(ours.reach(f"beyond-rate.l{l}", f"l = {l}: separate needs fewer samples than the CNN at n/l times its rate", "not asked",
+                     sides[f"separate, l = {l}"], sides[f"CNN, rate x {n // l}"], along, LEVEL) for l in taken),  # noqa: E741
+        *(ours.reach(f"oracle-beyond-rate.l{l}", f"l = {l}: the oracle needs fewer samples than the CNN at n/l times its rate", "not asked",
+                     sides[f"oracle, l = {l}"], sides[f"CNN, rate x {n // l}"], along, LEVEL) for l in taken),  # noqa: E741
+    )  # fmt: skip
+
+
+DECISIVE_THEORY = Figure(
+    "data of the theory: samples for 95 % against n/l from 2 to 32, beside the CNN at n/l times its rate",
+    THEORY,
+    sweep=lambda config: sweep_of(config, theory_sizes(config), flat(theory_families(config))),
+    claims=exponent_claims,
+    plots=lambda config: (reached_plot(config, theory_families(config)),),
+)
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    """The config of FIGURE[,SCALE]."""
+    return make_config("patch_router", arg, FIGURES, PROTOCOL, SCALES)
+
+
+FIGURES = {
+    "": DECISIVE_THEORY,
+    "decisive": Figure(
+        "collages: samples for 95 % by arm, and the gain split into rate, selection, router as classifier, gating",
+        sweep=lambda config: sweep_of(config, decisive_sizes(config), flat(DECISIVE)),
+        claims=decisive_claims,
+        plots=decisive_plots,
+    ),
+}

@@ -1,0 +1,114 @@
+"""A metric against a swept key for named sides, and what each of them needs to reach a level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from routed.analysis import statistics
+from routed.analysis.plots.frame import MARKERS, Data, bars, finish, lay_out, legend, logarithmic, mean
+from routed.analysis.reach import drawn, estimate
+from routed.analysis.reach import reached as first_reached
+
+#: Okabe and Ito's palette without its yellow, then Tol's darker ones: lines of a figure are few enough to be told apart by colour and marker.
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#882255",
+    "#117733",
+    "#999999",
+    "#7B3FF2",
+    "#5A2A00",
+)
+
+
+#: The column of what is drawn: a side may have a metric of its own.
+SHOWN = "_shown"
+
+
+def reached(spec: dict[str, Any], data: Data) -> Figure | None:
+    """Panels of `families` (title -> name -> side): `metric` against `x`, and at last the values at which each side is at `level`."""
+    if spec["x"] not in data.swept:
+        return None
+    families = {
+        title: {name: _rows(side, spec["x"], spec["metric"], data) for name, side in sides.items()}
+        for title, sides in spec["families"].items()
+    }
+    families = {title: {name: rows for name, rows in sides.items() if len(rows)} for title, sides in families.items()}
+    families = {title: sides for title, sides in families.items() if sides}
+    if not families:
+        return None
+    names = list(dict.fromkeys(name for sides in families.values() for name in sides))
+    looks = {
+        name: {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]} for i, name in enumerate(names)
+    }
+    figure = Figure(figsize=(3.5 * len(families) + 4.6, max(3.6, 0.24 * len(names) + 2.2)))
+    *panels, last = figure.subplots(1, len(families) + 1)
+    column = data.axes[spec["metric"]]
+    for panel, (title, sides) in zip(panels, families.items(), strict=True):
+        every = sorted({value for rows in sides.values() for value in rows[spec["x"]]})
+        places = lay_out(panel, spec["x"], every)
+        for name, rows in sides.items():
+            points = [(places[value], mean(group[SHOWN], column)) for value, group in rows.groupby(spec["x"])]
+            panel.errorbar([x for x, _ in points], [one.mean for _, one in points], bars([one for _, one in points]), **looks[name],
+                           ms=4, capsize=2, lw=1.1, elinewidth=0.7, label=name)  # fmt: skip
+        panel.axhline(spec["level"], color="black", lw=0.8, ls=":")
+        panel.set_title(title, fontsize=9)
+        panel.set_ylabel(column.label)
+        finish(panel, column)
+    _needed(last, spec, {name: rows for sides in families.values() for name, rows in sides.items()}, looks)
+    legend(figure, *panels)
+    return figure
+
+
+def _needed(
+    panel, spec: dict[str, Any], sides: Mapping[str, pd.DataFrame], looks: Mapping[str, dict[str, str]]
+) -> None:
+    """A line a side: the interpolated value with its bootstrap interval over seeds; an arrow where the level is not reached."""
+    largest = max(rows[spec["x"]].max() for rows in sides.values())
+    for place, (name, rows) in enumerate(sides.items()):
+        table = rows.pivot_table(index="seed", columns=spec["x"], values=SHOWN).dropna()
+        values = table.columns.to_numpy(float)
+        found = estimate(first_reached(values, table.to_numpy()[drawn(len(table))].mean(1), spec["level"]), len(table))
+        if not np.isfinite(found.mean):
+            panel.plot(largest, place, **looks[name] | {"marker": ">"}, ms=6, ls="")
+            panel.annotate(
+                "not reached ",
+                (largest, place),
+                ha="right",
+                va="center",
+                fontsize=7,
+                xytext=(-5, 0),
+                textcoords="offset points",
+            )
+            continue
+        cut = statistics.Estimate(found.mean, found.low, min(found.high, largest), found.n)
+        panel.errorbar(found.mean, place, xerr=bars([cut]), **looks[name], ms=4.5, capsize=2, ls="")
+    panel.set_yticks(range(len(sides)), list(sides), fontsize=8)
+    panel.set_ylim(len(sides) - 0.5, -0.5)
+    panel.set_xlabel(f"{spec.get('words', 'training samples')} for {spec['level']:g}")
+    low = min(rows[spec["x"]].min() for rows in sides.values())
+    panel.set_xlim(low / 1.15, largest * 1.15)
+    logarithmic(panel, "x")
+
+
+def _rows(side: Mapping[str, Any], x: str, default: str, data: Data) -> pd.DataFrame:
+    """The last finite rows of a side at all values of `x`; a swept key that it does not name has its base value."""
+    rows = data.last[data.last.status == "ok"]
+    rows = rows[rows.arm == side["arm"]]
+    if (metric := side.get("metric", default)) not in rows:
+        return rows.iloc[:0]
+    rows = rows.assign(**{SHOWN: rows[metric]}).dropna(subset=SHOWN)
+    for key in data.swept:
+        if key != x:
+            rows = rows[rows[key] == side.get(key, data.base[key])]
+    return rows
