@@ -254,10 +254,12 @@ TAKEN = (16, 8, 4, 2, 1)
 def theory_families(config: ConfigDict) -> dict[str, dict[str, dict]]:
     """At each l: the mixture whose router is trained first, the oracle, and the CNN at n/l times its rate."""
     n, taken = config.data.positions, TAKEN[::4] if config.scale == "smoke" else TAKEN
-    rates = {f"CNN, rate x {n // l}": CNN | {"optimizer.rate_scale": n / l} for l in taken}  # noqa: E741
+    rates = {f"CNN, rate x {n // each}": CNN | {"optimizer.rate_scale": n / each} for each in taken}
     return {
-        "router trained first": {f"separate, l = {l}": {"arm": "separate", **taking(l)} for l in taken},  # noqa: E741
-        "every expert gets the pattern": {f"oracle, l = {l}": {"arm": "oracle_patch", **taking(l)} for l in taken},  # noqa: E741
+        "router trained first": {f"separate, l = {each}": {"arm": "separate", **taking(each)} for each in taken},
+        "every expert gets the pattern": {
+            f"oracle, l = {each}": {"arm": "oracle_patch", **taking(each)} for each in taken
+        },
         "no router": {"CNN": CNN} | rates,
     }
 
@@ -276,24 +278,24 @@ def exponent_claims(config: ConfigDict) -> tuple[Claim, ...]:
 
     def slope(lower: str) -> tuple:
         return tuple(
-            (n / l, {k: v for k, v in sides[lower.format(l=l, rate=n // l)].items() if k != "arm"}, base)
-            for l in taken  # noqa: E741
+            (n / each, {k: v for k, v in sides[lower.format(each=each, rate=n // each)].items() if k != "arm"}, base)
+            for each in taken
         )
 
     words = "samples that the CNN needs over those of"
     return (
         write.exponent("theory.exponent.separate", f"{words} the mixture grow with n/l (bound: (n/l)^8)", 8.0, {"arm": "separate"}, CNN,
-                       along, LEVEL, slope("separate, l = {l}")),
+                       along, LEVEL, slope("separate, l = {each}")),
         ours.exponent("exponent.oracle", f"{words} the oracle grow with n/l", 8.0, {"arm": "oracle_patch"}, CNN, along, LEVEL,
-                      slope("oracle, l = {l}")),
+                      slope("oracle, l = {each}")),
         ours.exponent("exponent.rate", f"{words} the CNN at n/l times its rate grow with n/l", 8.0, CNN, CNN, along, LEVEL,
                       slope("CNN, rate x {rate}")),
-        *(ours.reach(f"gain.l{l}", f"l = {l}: separate needs fewer samples than the CNN", "not asked", sides[f"separate, l = {l}"],
-                     sides["CNN"], along, LEVEL) for l in taken),  # noqa: E741
-        *(ours.reach(f"beyond-rate.l{l}", f"l = {l}: separate needs fewer samples than the CNN at n/l times its rate", "not asked",
-                     sides[f"separate, l = {l}"], sides[f"CNN, rate x {n // l}"], along, LEVEL) for l in taken),  # noqa: E741
-        *(ours.reach(f"oracle-beyond-rate.l{l}", f"l = {l}: the oracle needs fewer samples than the CNN at n/l times its rate", "not asked",
-                     sides[f"oracle, l = {l}"], sides[f"CNN, rate x {n // l}"], along, LEVEL) for l in taken),  # noqa: E741
+        *(ours.reach(f"gain.l{each}", f"l = {each}: separate needs fewer samples than the CNN", "not asked", sides[f"separate, l = {each}"],
+                     sides["CNN"], along, LEVEL) for each in taken),
+        *(ours.reach(f"beyond-rate.l{each}", f"l = {each}: separate needs fewer samples than the CNN at n/l times its rate", "not asked",
+                     sides[f"separate, l = {each}"], sides[f"CNN, rate x {n // each}"], along, LEVEL) for each in taken),
+        *(ours.reach(f"oracle-beyond-rate.l{each}", f"l = {each}: the oracle needs fewer samples than the CNN at n/l times its rate", "not asked",
+                     sides[f"oracle, l = {each}"], sides[f"CNN, rate x {n // each}"], along, LEVEL) for each in taken),
     )  # fmt: skip
 
 
@@ -340,7 +342,10 @@ def fig4_claims(config: ConfigDict) -> tuple[Claim, ...]:
 
 def fig5_sides(config: ConfigDict) -> dict[str, dict[str, Any]]:
     """The separate mixture at each l."""
-    return {f"l = {l}": {"arm": "separate", **taking(l)} for l in ((2, 8) if config.scale == "smoke" else (2, 4, 6, 8))}  # noqa: E741
+    return {
+        f"l = {each}": {"arm": "separate", **taking(each)}
+        for each in ((2, 8) if config.scale == "smoke" else (2, 4, 6, 8))
+    }
 
 
 def fig5_sizes(config: ConfigDict) -> tuple[int, ...]:
@@ -409,7 +414,10 @@ def fig7_claims(config: ConfigDict) -> tuple[Claim, ...]:
 
 def fig8_sides(config: ConfigDict) -> dict[str, dict[str, Any]]:
     """The router that is trained first; its experts train for an epoch, as only the router is asked about."""
-    return {f"top {l}": {"arm": "separate", **taking(l)} for l in ((2, 4) if config.scale == "smoke" else (2, 4, 6))}  # noqa: E741
+    return {
+        f"top {each}": {"arm": "separate", **taking(each)}
+        for each in ((2, 4) if config.scale == "smoke" else (2, 4, 6))
+    }
 
 
 def fig8_claims(config: ConfigDict) -> tuple[Claim, ...]:
@@ -448,8 +456,8 @@ THEORY_SIDES = {
     "separation": {f"separate, {name}": {"arm": "separate", **at} for name, at in SEPARATIONS.items()}
     | {f"CNN, {name}": CNN | at for name, at in SEPARATIONS.items()},
     "joint": {
-        f"joint, k = {k}, l = {l}": {"arm": "learned", **JOINT_THEORY, "experts.count": k, **taking(l)}
-        for k, l in ((2, 4), (8, 4), (8, 16))
+        f"joint, k = {k}, l = {each}": {"arm": "learned", **JOINT_THEORY, "experts.count": k, **taking(each)}
+        for k, each in ((2, 4), (8, 4), (8, 16))
     },
     "l* = 5": {
         "l* = 5: separate, l = 8": {"arm": "separate", **LEANING, **taking(8)},

@@ -62,13 +62,13 @@ def needs(
     lower, higher = (
         curves_of(claim, rows, side, point) for side, point in zip((claim.lower, claim.higher), at, strict=True)
     )
-    seeds = lower.index.intersection(higher.index)
+    assert claim.along is not None
+    seeds, values = lower.index.intersection(higher.index), np.array(claim.along.values, float)
+    if not len(seeds):
+        return np.empty(0), np.empty(0), 0
     which = drawn(len(seeds))
-    values = np.array(claim.along.values if claim.along else (), float)
-    return (
-        *(reached(values, one.loc[seeds].to_numpy()[which].mean(1), claim.level) for one in (lower, higher)),
-        len(seeds),
-    )  # type: ignore[return-value]
+    low, high = (reached(values, one.loc[seeds].to_numpy()[which].mean(1), claim.level) for one in (lower, higher))
+    return low, high, len(seeds)
 
 
 def reach(claim: Claim, rows: Rows) -> dict[str, Any]:
