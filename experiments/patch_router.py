@@ -59,6 +59,9 @@ PATCHES, LEVEL = 16, 0.95
 EASIER = 0.9
 N = "data.samples"
 
+#: Title of a panel -> name of a line -> its side: an arm, the settings of its point, and perhaps a metric of its own.
+Families = dict[str, dict[str, dict[str, Any]]]
+
 
 def taking(patches: int) -> Point:
     """Experts that take so many patches, in training and in evaluation."""
@@ -150,7 +153,7 @@ def sweep_of(config: ConfigDict, samples: tuple[int, ...], sides: dict[str, dict
     return cross(product(data__samples=samples), tuple(points.values()))
 
 
-def families_of(config: ConfigDict, families: dict[str, dict[str, dict]]) -> dict[str, dict[str, dict]]:
+def families_of(config: ConfigDict, families: Families) -> Families:
     """The sides of each panel, each of them whole."""
     points = tuple(side for sides in families.values() for side in sides.values())
     keys = tuple({key: value for key, value in point.items() if key not in ("arm", "metric")} for point in points)
@@ -159,12 +162,12 @@ def families_of(config: ConfigDict, families: dict[str, dict[str, dict]]) -> dic
     }
 
 
-def flat(families: dict[str, dict[str, dict]]) -> dict[str, dict]:
+def flat(families: Families) -> dict[str, dict]:
     """The sides of all panels."""
     return {name: side for sides in families.values() for name, side in sides.items()}
 
 
-def reached_plot(config: ConfigDict, families: dict[str, dict[str, dict]], **changes: Any) -> dict[str, Any]:
+def reached_plot(config: ConfigDict, families: Families, **changes: Any) -> dict[str, Any]:
     """Accuracy against N in families, and the samples for 95 %."""
     plot = {"kind": "reached", "name": "samples", "x": N, "metric": "test/accuracy", "level": LEVEL}
     return plot | {"families": families_of(config, families)} | changes
@@ -172,8 +175,8 @@ def reached_plot(config: ConfigDict, families: dict[str, dict[str, dict]], **cha
 
 # The decisive figure: what of the gain is what. A fresh separate router is the base point.
 
-CNN = {"arm": "cnn"}
-DECISIVE = {
+CNN: dict[str, Any] = {"arm": "cnn"}
+DECISIVE: Families = {
     "k = 2, l = 2, gates 1": {
         "separate": {"arm": "separate"},
         "frozen": {"arm": "frozen"},
@@ -251,7 +254,7 @@ def decisive_plots(config: ConfigDict) -> tuple[dict, ...]:
 TAKEN = (16, 8, 4, 2, 1)
 
 
-def theory_families(config: ConfigDict) -> dict[str, dict[str, dict]]:
+def theory_families(config: ConfigDict) -> Families:
     """At each l: the mixture whose router is trained first, the oracle, and the CNN at n/l times its rate."""
     n, taken = config.data.positions, TAKEN[::4] if config.scale == "smoke" else TAKEN
     rates = {f"CNN, rate x {n // each}": CNN | {"optimizer.rate_scale": n / each} for each in taken}
@@ -317,7 +320,7 @@ DECISIVE_COLLAGES = Figure(
 
 # The paper's figures.
 
-FIG4 = {"as published": {"separate": {"arm": "separate"}, "joint": {"arm": "learned", **JOINT}, "CNN": CNN}}
+FIG4: Families = {"as published": {"separate": {"arm": "separate"}, "joint": {"arm": "learned", **JOINT}, "CNN": CNN}}
 
 
 def fig4_sizes(config: ConfigDict) -> tuple[int, ...]:
@@ -452,7 +455,7 @@ def fig9_claims(config: ConfigDict) -> tuple[Claim, ...]:
 JOINT_THEORY = JOINT | {"router.init_scale": std(1e-4, 32)}
 LEANING = {"data.confusing": 4}
 SEPARATIONS = {f"delta_d = {d:g}": {"data.delta_d": d, "data.delta_r": 0.3} for d in (0.0, 0.5, 0.8)}
-THEORY_SIDES = {
+THEORY_SIDES: Families = {
     "separation": {f"separate, {name}": {"arm": "separate", **at} for name, at in SEPARATIONS.items()}
     | {f"CNN, {name}": CNN | at for name, at in SEPARATIONS.items()},
     "joint": {
@@ -521,7 +524,7 @@ OPTIONS: dict[str, tuple[Point | None, Point | None, Point | None]] = {
 }  # fmt: skip
 
 
-def option_sides(config: ConfigDict) -> dict[str, dict[str, dict[str, Any]]]:
+def option_sides(config: ConfigDict) -> Families:
     """By option the side of each model; a model that an option does not concern is the paper's."""
     few = ("paper", "released") if config.scale == "smoke" else tuple(OPTIONS)
     bases = ({"arm": "separate", **SEPARATE}, {"arm": "learned", **JOINT}, CNN)
