@@ -12,7 +12,7 @@ the label before the experts are may be a classifier itself. Here each of these 
     python -m routed.main --config=experiments/patch_router.py:smoke               # half a minute; figures of collages: artificial images
 
 DIR is the folder with the four IDX files of a set of 28 x 28 images of classes 0 to 9: MNIST (the paper's), or Fashion-MNIST. Scales: smoke,
-default (2 CPU cores), mnist (the same, of the paper's images: claims are not of a stand-in), paper (20 seeds, more sizes).
+brief (N up to 300, 5 seeds), default (2 CPU cores), mnist (the same, of the paper's images: claims are not of a stand-in), paper (20 seeds, more sizes).
 
 Models. separate: k = 2, 20 neurons each, l = 2, gates 1; the router is trained first for 100 epochs on -y <w_1 - w_2, sum_j x_j>, then fixed
 (arm `separate`). joint: k = 8, 5 neurons each, l = 6, gates are the softmax over the chosen patches (arm `learned`). CNN: 40 neurons on all n
@@ -120,6 +120,7 @@ SCALES = {
     "smoke": smoke,
     "default": lambda config: {},
     "mnist": lambda config: {},
+    "brief": lambda config: {"seeds": 5},
     "paper": lambda config: {"seeds": 20},
 }  # fmt: skip
 
@@ -128,7 +129,7 @@ def sizes(
     config: ConfigDict, default: tuple[int, ...], paper: tuple[int, ...] = (100, 200, 300, 500, 700, 900, 1000)
 ) -> tuple[int, ...]:
     """The numbers of samples of a scale."""
-    return {"smoke": (20, 40), "paper": paper}.get(config.scale, default)
+    return {"smoke": (20, 40), "brief": (60, 120, 300), "paper": paper}.get(config.scale, default)
 
 
 def writer(config: ConfigDict, prefix: str = "chowdhury.") -> Writer:
@@ -229,7 +230,7 @@ SPLIT = {
 
 
 def decisive_sizes(config: ConfigDict) -> tuple[int, ...]:
-    return sizes(config, (100, 300, 1000))
+    return sizes(config, (60, 100, 200, 300, 600, 1000))
 
 
 def decisive_claims(config: ConfigDict) -> tuple[Claim, ...]:

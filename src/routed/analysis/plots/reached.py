@@ -47,9 +47,11 @@ def reached(spec: dict[str, Any], data: Data) -> Figure | None:
     families = {title: sides for title, sides in families.items() if sides}
     if not families:
         return None
-    names = list(dict.fromkeys(name for sides in families.values() for name in sides))
-    looks = {
-        name: {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]} for i, name in enumerate(names)
+    names = [name for sides in families.values() for name in sides]
+    looks = {  # a marker a family, a colour a line of it
+        name: {"color": COLOURS[i % len(COLOURS)], "marker": marker}
+        for marker, sides in zip(MARKERS, families.values(), strict=False)
+        for i, name in enumerate(sides)
     }
     figure = Figure(figsize=(3.5 * len(families) + 4.6, max(3.6, 0.24 * len(names) + 2.2)))
     *panels, last = figure.subplots(1, len(families) + 1)
