@@ -100,3 +100,25 @@ def test_the_figure_has_a_line_and_a_need_for_each_side():
     )
     assert plots.draw(spec | {"x": "data.share"}, data) is None
     assert plots.draw(spec | {"families": {"none": {"c": {"arm": "oracle"}}}}, data) is None
+
+
+def test_ratios_against_a_number():
+    """The line needs 100 x 2^.5, the base 400: a ratio of 2.83 at both numbers, so a slope of 0; one that is never there is left out."""
+    data = Data(rows(), ["data.samples"], flatten(base()), {}, {"test/accuracy": Column("accuracy")})
+    spec = {
+        "kind": "ratios",
+        "x": "data.samples",
+        "metric": "test/accuracy",
+        "level": 0.9,
+        "bound": 8.0,
+        "words": "n / l",
+    }
+    spec |= {
+        "base": {"arm": "frozen"},
+        "lines": {"a": dict.fromkeys((2, 8), {"arm": "learned"}), "b": {2: {"arm": "oracle"}}},
+    }
+    (panel,) = plots.draw(spec, data).axes
+    (line,) = panel.containers
+    assert line.get_label() == "a: slope 0.00" and line.lines[0].get_ydata() == pytest.approx([2 * 2**0.5] * 2)
+    assert panel.get_ylim()[0] > 0.5
+    assert plots.draw(spec | {"lines": {"b": {2: {"arm": "oracle"}}}}, data) is None

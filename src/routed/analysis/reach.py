@@ -109,7 +109,7 @@ def exponent(claim: Claim, rows: Rows) -> dict[str, Any]:
         return {}
     with np.errstate(invalid="ignore", divide="ignore"):
         ratios = np.stack([np.log(high / low) for low, high, _ in found])  # [points, draws]
-    slopes = np.array([_slope(places, one) for one in ratios.T])
+    slopes = np.array([fitted_slope(places, one) for one in ratios.T])
     best = estimate(slopes, n)
     at = ", ".join(f"{np.exp(r):.3g} at {x:g}" for (x, _, _), r in zip(claim.slope, ratios[:, 0], strict=True))
     record: dict[str, Any] = {"ours": best.mean, "interval": [best.low, best.high], "n": n}
@@ -123,7 +123,8 @@ def exponent(claim: Claim, rows: Rows) -> dict[str, Any]:
     return record | {"verdict": verdict, "reason": f"the bound's exponent is {claim.paper:g}"}
 
 
-def _slope(places: np.ndarray, heights: np.ndarray) -> float:
+def fitted_slope(places: np.ndarray, heights: np.ndarray) -> float:
+    """The least-squares slope of what is finite; NaN of fewer than two points."""
     known = np.isfinite(heights)
     return float(np.polyfit(places[known], heights[known], 1)[0]) if known.sum() > 1 else np.nan
 

@@ -16,7 +16,7 @@ from routed.analysis.plots.frame import STYLE, Data, drawn
 from routed.analysis.plots.maps import forest, methods, phase, routing
 from routed.analysis.plots.paired import languages, paired
 from routed.analysis.plots.parts import parts
-from routed.analysis.plots.reached import reached
+from routed.analysis.plots.reached import ratios, reached
 from routed.analysis.plots.swept import against, multiples
 
 
@@ -97,6 +97,11 @@ PLOTS: dict[str, Plot] = {
     "reached": Plot(
         reached,
         "Means over seeds with 95 % intervals; dotted: the level. Last panel: the value at which the mean over seeds reaches it, linear between the logarithms of values, with 95 % percentile intervals of a bootstrap over seeds, cut at the largest value.",
+        lambda spec, data: data.swept,
+    ),
+    "ratios": Plot(
+        ratios,
+        "Ratios of the samples that a level needs, from means over seeds, with 95 % percentile intervals of a bootstrap over common seeds; slopes by least squares on logarithms; dotted: the bound's power, through 1 at 1.",
         lambda spec, data: data.swept,
     ),
     "axes": Plot(
