@@ -8,9 +8,11 @@ from scipy.special import expit
 
 from routed.contracts import Batch, Routing, SoftRouting, UserError
 from routed.layer.rule import Rule, rule_of
+from routed.layer.selection import gate_rows
 from routed.metrics import patches
 from routed.plan.checks import validate
 from routed.plan.config import canonical
+from routed.routers import DecisiveRouter, RandomRouter
 from routed.settings.tree import override
 from routed.training.samples import cost, experts_per_token
 from tests.conftest import build_model
@@ -56,8 +58,13 @@ def by_hand(params, x, y, each, gate, over):
         for s in range(len(hidden)):
             scores = sample @ router[:, s]
             taken = np.argsort(-scores)[:each]
-            within = {"one": [], "chosen": taken, "all": range(len(sample))}[gate]
-            gates = {j: 1.0 if gate == "one" else np.exp(scores[j]) / np.exp(scores[within]).sum() for j in taken}
+            within = {"chosen": taken, "all": range(len(sample))}.get(gate, [])
+            gates = {
+                j: {"one": 1.0, "even": 1 / each}[gate]
+                if gate in ("one", "even")
+                else np.exp(scores[j]) / np.exp(scores[within]).sum()
+                for j in taken
+            }
             h = {j: np.maximum(sample[j] @ hidden[s], 0) @ readout[s, :, 0] for j in taken}
             mean = sum(gates[j] * h[j] for j in taken)
             total += mean / over
@@ -73,7 +80,7 @@ def by_hand(params, x, y, each, gate, over):
     return np.array(f)[:, None], of_hidden, of_router
 
 
-@pytest.mark.parametrize("gate", ["one", "chosen", "all"])
+@pytest.mark.parametrize("gate", ["one", "even", "chosen", "all"])
 @pytest.mark.parametrize("dispatch", ["dense", "gather", "slots", "ragged"])
 def test_a_mixture_is_a_loop_over_samples_experts_and_patches(config, dispatch, gate):
     pooling = "all" if dispatch == "slots" else "chosen"
@@ -98,7 +105,7 @@ def test_a_mixture_is_a_loop_over_samples_experts_and_patches(config, dispatch, 
     assert not jnp.any(grads["fixed"]["readout"]["kernel"])
     # Only what is chosen is computed: 5 samples, 3 experts, 2 patches.
     routing = outputs.sites["layer"].routing
-    assert len(routing.token) == 5 * 3 * 2 and (abs(expected[2]).max() > 1e-3) == (gate != "one")
+    assert len(routing.token) == 5 * 3 * 2 and (abs(expected[2]).max() > 1e-3) == (gate in ("chosen", "all"))
 
 
 @pytest.mark.parametrize("readout", ["normal", "signs"])
@@ -150,6 +157,7 @@ def test_columns_by_hand():
         {
             "patches/hit": 1.0,
             "patches/hit_any": 1.0,
+            "patches/router_alone": 0.5,  # equal scores say -1, of half of the samples rightly
             "patches/largest_first": 0.5,
             "patches/largest_second": 0.5,
             "patches/computed": 4.0,
@@ -169,6 +177,40 @@ def test_columns_by_hand():
         weights = 22 if one is None else 11
         assert list(found) == ["patches/computed", "patches/flops"]
         assert [*map(float, found.values())] == [pairs, 2 * (pairs * weights + 30)]
+
+
+def test_neurons_that_pick_their_patches(config):
+    """Responses of one neuron to four patches: 3, 1, 0, 2 after ReLU; the mean of its two largest is 2.5. Gradients follow these two."""
+    cnn = override(config, {"model": "patch_cnn", "experts.largest": 2, "experts.count": 1, "experts.width": 1})
+    model, params, _, batch = made(cnn, samples=1)
+    params["experts"]["hidden"]["kernel"] = jnp.eye(7)[:, :1]
+    params["fixed"]["readout"]["kernel"] = jnp.array([[-2.0]])
+    batch = batch._replace(x=batch.x.at[0, :, 0].set(jnp.array([3.0, 1, -5, 2])))
+
+    def f(params):
+        return model.apply(params, {}, batch, Rule(), "dense").prediction[0, 0]
+
+    assert float(f(params)) == -5.0
+    slope = jax.grad(f)(params)["experts"]["hidden"]["kernel"][:, 0]
+    np.testing.assert_allclose(slope, -(batch.x[0, 0] + batch.x[0, 3]), rtol=1e-6)
+
+
+def test_routers_that_know_or_ignore_the_patch(config):
+    """The decisive one scores labels 0 and 1 alike for both experts; a random one that is not anew repeats itself in training."""
+    cluster, x = jnp.array([3, 1, 0, 2]), jax.random.normal(jax.random.key(0), (4, 7))
+    assert DecisiveRouter(2).apply({}, x, cluster=cluster).tolist() == [[0, 0], [1e4, 1e4], [1e4, 1e4], [0, 0]]
+    for anew in (True, False):
+        draws = [RandomRouter(2, anew).apply({}, x, rngs={"noise": jax.random.key(i)}) for i in (0, 1)]
+        assert bool((draws[0] == draws[1]).all()) != anew
+
+
+def test_gates_of_experts_over_patches_are_made_as_sharp_as_asked(config, tmp_path):
+    """Rows by hand: two samples of two patches, two experts. Then an entropy over patches that a frozen router is asked for."""
+    scores = jnp.array([[1.0, 10], [2, 20], [3, 30], [4, 40]])
+    assert gate_rows(Rule("patch_choice"), scores, 2).tolist() == [[1, 2], [10, 20], [3, 4], [30, 40]]
+    assert gate_rows(Rule("soft"), scores, 2) is scores
+    rows = train(override(config, {"router.entropy": 1.2, "arms": ("frozen",)}), ({},), tmp_path)
+    assert rows["router/entropy_token_train"].tolist() == pytest.approx([1.2] * 3, abs=1e-3)
 
 
 def test_a_mixture_trains(config, tmp_path):
@@ -197,8 +239,11 @@ def test_the_cost_of_a_step_is_that_of_the_chosen_patches(config):
         ({"selection.patches": 5}, "selection.patches=5: is more than the patches of a sample of data.name='generated', which has 4"),
         ({"selection.eval.patches": 5}, "selection.eval.patches=5: is more than the patches"),
         ({"selection.gate": "one"}, "selection.gate='one': gives the router no gradient; set router.frozen=true"),
-        ({"selection.gate": "two"}, "selection.gate='two': must be one of one, chosen, all"),
-        ({"router.entropy": 0.5}, "router.entropy=0.5: is of a token's experts"),
+        ({"selection.gate": "two"}, "selection.gate='two': must be one of one, even, chosen, all"),
+        ({"router.entropy": 1.4}, r"router.entropy=1.4: must be below ln\(data.positions\)=1.386"),
+        ({"router.entropy": 0.5, "selection.gate": "even", "router.frozen": True}, "selection.gate='even' is as sharp for any scores"),
+        ({"selection.gate": "even"}, "selection.gate='even': gives the router no gradient; set router.frozen=true"),
+        ({"model": "patch_cnn", "experts.largest": 5}, "experts.largest=5: is more than the 4 patches of a sample"),
         ({"selection.name": "expert_choice"}, "selection.name='expert_choice': experts of model='patch_moe' take patches of a sample; use 'patch_choice'"),
         ({"selection.eval.name": "top_k"}, "selection.eval.name='top_k': experts of model='patch_moe'"),
         ({"selection.eval.name": "expert_choice"}, "would route a test sample by its neighbours; must be one of .*patch_choice"),

@@ -4,7 +4,7 @@ Kinds: `order` (one side is lower than the other), `number` (the paper's value l
 run; a value with standard deviation and number of runs, `Measured`, is compared by Welch's test), `null` (two sides are
 equivalent), `beside` (a number on a scale that the paper does not state: both are shown, nothing is judged), `crossing` (along a
 swept key one side is lower first, the other last, and where they change places), `share` (how much of what one arm gains another
-does: shown, not judged), `prediction` (gaps at points of a sweep are as they were foretold). A side is a dict: `arm` (or "fairest": each fair control in turn), swept keys, `metric` to replace the
+does: shown, not judged), `reach` (one side needs fewer samples to reach a level), `exponent` (how that ratio grows with a setting), `prediction` (gaps at points of a sweep are as they were foretold). A side is a dict: `arm` (or "fairest": each fair control in turn), swept keys, `metric` to replace the
 claim's, or `value` for a constant.
 """
 
@@ -68,6 +68,8 @@ class Claim(NamedTuple):
     None stands for the untrained network's. comparability: same | gaps_filled | scaled | stand_in. unit: a key of EFFECTS. `alpha`
     is the level that the adjusted p value of an order, a null or a crossing has to reach; `along` is a crossing's. A claim whose
     `needs` are not all met is inconclusive. `best` is the side below `higher` that a share is a share of. `foretold` is a prediction's.
+    `level` is what the metric has to reach of a `reach` or an `exponent`; `slope` of the latter are its points: a number, and what the two
+    sides change there.
     """
 
     kind: str
@@ -87,6 +89,8 @@ class Claim(NamedTuple):
     needs: tuple[Need, ...] = ()
     best: Mapping[str, Any] = {}
     foretold: Foretold | None = None
+    level: float = 0.0
+    slope: tuple[tuple[float, Mapping[str, Any], Mapping[str, Any]], ...] = ()
 
 
 LEARNED, FROZEN, FAIREST = {"arm": "learned"}, {"arm": "frozen"}, {"arm": "fairest"}
@@ -135,6 +139,28 @@ class Writer(NamedTuple):
     ) -> Claim:
         """How much of what `best` gains on `higher` does `lower` gain: (higher - lower) / (higher - best)."""
         return self._claim("share", id, statement, paper, lower, higher, {"best": best} | changes)
+
+    def reach(
+        self, id: str, statement: str, paper: Any, lower: dict, higher: dict, along: Along, level: float, **changes: Any
+    ) -> Claim:
+        """`lower` needs a smaller value of the key than `higher` until its metric is at the level."""
+        return self._claim("reach", id, statement, paper, lower, higher, changes | {"along": along, "level": level})
+
+    def exponent(
+        self,
+        id: str,
+        statement: str,
+        paper: float,
+        lower: dict,
+        higher: dict,
+        along: Along,
+        level: float,
+        slope: tuple,
+        **changes: Any,
+    ) -> Claim:
+        """What `higher` needs over what `lower` needs grows with the numbers of `slope`; the paper's is the exponent of its bound."""
+        own = {"along": along, "level": level, "slope": slope}
+        return self._claim("exponent", id, statement, paper, lower, higher, changes | own)
 
     def prediction(
         self, id: str, statement: str, paper: Any, lower: dict, higher: dict, foretold: Foretold, **changes: Any

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from routed.experts.activations import ACTIVATIONS
@@ -13,15 +15,24 @@ READOUT = "readout"
 
 
 class Neurons(nn.Module):
-    """f_o(x) = sum_r a_ro s(<w_r, x>), without biases; w ~ N(0, std^2), a ~ N(0, 1) (Chowdhury et al. 2023, Section 3, s = ReLU)."""
+    """f_o(x) = sum_r a_ro s(<w_r, x>), without biases; w ~ N(0, std^2), a ~ N(0, 1) (Chowdhury et al. 2023, Section 3, s = ReLU).
+
+    With `largest` = l the tokens of a sample are one input [B, n, D] with one output [B, O]: each neuron gives the mean of its l
+    largest responses.
+    """
 
     outputs: int
     width: int
     std: float
     activation: str = "relu"
+    largest: int = 0
 
     @nn.compact
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T O"]:
+    def __call__(self, x: Float[Array, "T *n D"]) -> Float[Array, "T O"]:
         hidden = dense_layer(self.width, use_bias=False, kernel_init=nn.initializers.normal(self.std), name="hidden")
         readout = dense_layer(self.outputs, use_bias=False, kernel_init=nn.initializers.normal(1.0), name=READOUT)
-        return readout(ACTIVATIONS[self.activation](hidden(x)))
+        responses = ACTIVATIONS[self.activation](hidden(x))
+        if self.largest:  # a mask, as choosing by index costs more than the product; equal responses of ReLU are 0
+            least = jax.lax.stop_gradient(jnp.sort(responses, axis=1)[:, -self.largest])
+            responses = jnp.where(responses >= least[:, None], responses, 0.0).sum(1) / self.largest
+        return readout(responses)

@@ -168,7 +168,7 @@ def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
 
     Expert choice whose group is the sample, with two differences: an expert compares patches by their scores as they are, not by
     what the softmax over experts leaves of them, and gates are shares of patches. `rule.gate`: one (1 each; their separate training),
-    chosen (softmax over the l chosen patches; joint training), all (softmax over all patches of the sample, of which the l largest
+    even (1 / l each: what `chosen` is for equal scores), chosen (softmax over the l chosen patches; joint training), all (softmax over all patches of the sample, of which the l largest
     are kept; the released wide ResNets). The bias has no part.
     """
     del bias
@@ -178,7 +178,16 @@ def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     weight = jnp.take_along_axis(jax.nn.softmax(own) if rule.gate == "all" else own, token, axis=1)
     if rule.gate == "chosen":
         weight = jax.nn.softmax(weight)
-    return _taken(scores, token, jnp.ones_like(weight) if rule.gate == "one" else weight, mask)
+    if rule.gate in CONSTANT_GATES:
+        weight = jnp.full_like(weight, 1.0 if rule.gate == "one" else 1 / weight.shape[1])
+    return _taken(scores, token, weight, mask)
+
+
+def gate_rows(rule: Rule, scores: Float[Array, "T E"], positions: int) -> Float[Array, "N M"]:
+    """Scores in rows whose softmax is a gate each: a token's over experts; within samples, an expert's over the patches of a sample."""
+    if not SELECTIONS[rule.name].within_samples:
+        return scores
+    return scores.reshape(-1, positions, scores.shape[1]).swapaxes(1, 2).reshape(-1, positions)
 
 
 def _taken(scores, token: Int[Array, "E C"], weight: Float[Array, "E C"], mask) -> Routing:
@@ -195,35 +204,36 @@ def _mean_experts(rule: Rule, tokens: int, experts: int) -> float:
     return experts * capacity(rule, size, experts) / size
 
 
+#: Gates that no score changes: they have no gradient, and no sharpness.
+CONSTANT_GATES = ("one", "even")
+
 #: What an expert takes of a sample.
 PATCHES = {
     "patches": Setting(1, "l: patches of a sample that each expert takes, those with its highest scores", at_least(1)),
     "gate": Setting(
         "chosen",
-        "weights of the patches that an expert takes: one, softmax over the chosen ones, or over all patches of the sample",
-        one_of(("one", "chosen", "all")),
+        "weights of the patches that an expert takes: 1 (one), 1 / l (even), softmax over the chosen ones, or over all patches of the sample",
+        one_of((*CONSTANT_GATES, "chosen", "all")),
     ),
 }
 
 
 def _check_patches(config: ConfigDict) -> None:
-    """What no expert can take, and a router that would be frozen by accident or made sharp over experts, which is not its gate."""
+    """A router that would be frozen by accident, or made sharp where its scores only choose."""
     rule, router = config.selection, config.router
     if (
         SELECTIONS[rule.name].within_samples
-        and rule.gate == "one"
+        and rule.gate in CONSTANT_GATES
         and not (router.frozen or rule.no_gradient or config.phases)
     ):
         refuse(
             "selection.gate",
-            "one",
+            rule.gate,
             "gives the router no gradient; set router.frozen=true (if it is meant: selection.no_gradient=true)",
         )
-    if "entropy" in router and router.entropy > 0:
+    if "entropy" in router and router.entropy > 0 and rule.gate in CONSTANT_GATES:
         refuse(
-            "router.entropy",
-            router.entropy,
-            "is of a token's experts, and patch_choice shares out patches; set it to 0",
+            "router.entropy", router.entropy, f"selection.gate={rule.gate!r} is as sharp for any scores; set it to 0"
         )
 
 

@@ -10,14 +10,21 @@ from jaxtyping import Array, Int, Scalar
 
 from routed.contracts import AT_LEAST_0, SHARE, Column, Routing, SoftRouting
 
+#: Test accuracy from which on a run counts as a success; the paper does not say what its Fig. 5 counts.
+SUCCESS = 0.95
+
 #: How the columns below are shown.
 COLUMNS: dict[str, Column] = {
+    "test/success": Column(
+        f"share of runs with a test\naccuracy of at least {SUCCESS:g}", bounds=SHARE, higher_is_better=True
+    ),
     "patches/hit": Column(
         "share of samples whose decisive patch\nits class's best expert takes", bounds=SHARE, higher_is_better=True
     ),
     "patches/hit_any": Column(
         "share of samples whose decisive patch\nany expert takes", bounds=SHARE, higher_is_better=True
     ),
+    "patches/router_alone": Column("accuracy of the router as a classifier", bounds=SHARE, higher_is_better=True),
     "patches/largest_first": Column(
         "share of samples of the first class whose decisive\npatch has the largest gate at one expert",
         bounds=SHARE,
@@ -45,6 +52,9 @@ def columns(
     taken first, with the largest gate. hit is the former of the best expert, mean over classes (Fig. 8: o1 and o2 each have their
     expert); hit_any: some expert takes it. largest_first and largest_second are the latter of the best expert (Fig. 9). A router that
     picks at random has l/n of hit and 1/n of largest, and what the best of E shares is above their mean. NaN: no sample of a class.
+
+    router_alone, with two experts: the share of samples of whose class max_j s_1j - max_j s_2j has the sign, s the scores; this is what
+    a router knows of the label before any expert computes.
     """
     samples, patches = cluster.shape
     experts = 1 if routing is None else routing.scores.shape[-1]
@@ -64,6 +74,9 @@ def columns(
         (of_class.T @ found.astype(jnp.float32) / of_class.sum(0)[:, None]).max(1)
         for found in (right.any(2), right[:, :, 0])
     )
+    if experts == 2:
+        best = routing.scores.reshape(samples, patches, 2).max(1)
+        seen["patches/router_alone"] = ((best[:, 0] > best[:, 1]) == (cluster.min(1) == 0)).mean()
     return seen | {
         "patches/hit": hit.mean(),
         "patches/hit_any": right.any((1, 2)).mean(),

@@ -31,7 +31,7 @@ SAMPLE_MODELS: dict[str, ModelPart] = {
         patch_moe.patch_cnn,
         uses=("experts.name",),
         reads=("experts.count", "experts.learning_rate"),
-        settings=patch_moe.READOUTS,
+        settings=patch_moe.READOUTS | patch_moe.LARGEST,
         check=patch_moe.check,
     ),
     "dense_active": ModelPart(

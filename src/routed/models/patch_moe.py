@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 from routed.experts import EXPERTS
 from routed.layer.selection import SELECTIONS
 from routed.models.dense import on_rows
-from routed.models.model import Model
+from routed.models.model import Model, Outputs
 from routed.models.single_layer import single_layer
-from routed.settings.setting import Setting, one_of, refuse
+from routed.settings.setting import Setting, at_least, one_of, refuse
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
 
@@ -33,6 +33,15 @@ POOLING: dict[str, Setting] = {
         "chosen", "outputs are divided by the patches an expert takes (paper), or by all of a sample (released)", one_of(("chosen", "all"))
     ),
 }  # fmt: skip
+
+#: Of the network that sees every patch.
+LARGEST: dict[str, Setting] = {
+    "experts.largest": Setting(
+        0,
+        "each neuron gives the mean of so many of its largest responses to the patches of a sample; 0: of all",
+        at_least(0),
+    )
+}
 
 
 def patch_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
@@ -61,14 +70,16 @@ def patch_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 def patch_cnn(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """f(x) = 1/n sum_j sum_r a_r ReLU(<w_r, x_j>): one network of as many neurons as the mixture's experts together, on all n patches.
 
-    A `patch_moe` with the same weights is this where each expert takes all patches with gates of 1.
+    A `patch_moe` with the same weights is this where each expert takes all patches with gates of 1. With `experts.largest` = l, a
+    neuron's mean is over its l largest responses: each picks its own patches, and no router learns which.
     """
     del mesh
     own = node_of(config).experts
     outputs, count, width = TASKS[config.data.name].outputs(config.data), own.count, own.width
     own.count, own.width = 1, count * width
     part = EXPERTS[own.name]
-    net = on_rows(part.make(own, outputs))
+    expert = part.make(own, outputs)
+    net = on_rows(expert)
 
     def init(key, batch):
         params, state = net.init(key, batch)
@@ -76,6 +87,10 @@ def patch_cnn(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return _fixed(params, part.readout, signs), state
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
+        if own.largest:
+            patches = batch.x.reshape(*batch.cluster.shape, -1)
+            tree = {"params": _joined(params)["experts"]}
+            return Outputs(expert.clone(largest=own.largest).apply(tree, patches), {}, state)
         outputs = net.apply(_joined(params), state, batch, rule, dispatch, key, step)
         return outputs._replace(prediction=outputs.prediction / batch.cluster.shape[1])
 
@@ -90,6 +105,10 @@ def check(config: ConfigDict) -> None:
             config.model,
             f"needs samples of several patches, those of data.name={config.data.name!r} have one token",
         )
+    if "largest" in config.experts and config.experts.largest > (
+        most := TASKS[config.data.name].positions(config.data)
+    ):
+        refuse("experts.largest", config.experts.largest, f"is more than the {most} patches of a sample; lower it")
     if not EXPERTS[config.experts.name].readout:
         fits = [name for name, one in EXPERTS.items() if one.readout]
         words = f"model={config.model!r} has fixed output weights; use {' or '.join(map(repr, fits))}"

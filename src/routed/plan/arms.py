@@ -130,6 +130,26 @@ ARMS: dict[str, Arm] = {
     "hash": Arm({"router.frozen": True, "router.name": "hash", **_TOP1}, "hash of the input", "#56B4E9"),
     # A fixed table of token ids, balanced by how often they occur (language models).
     "hash_token": Arm({"router.frozen": True, "router.name": "hash_id"}, "hash of the token id", "#56B4E9"),
+    # Patches of a sample. The router is trained by itself, to set the experts' summed scores apart by class, then fixed (Chowdhury
+    # et al. 2023, their separate training; `learned` is their joint training); then one patch is known to decide, or all are as good.
+    "separate": Arm(
+        {
+            "phases": ("epochs=100 train=router loss=scores", "train=experts"),
+            "selection.gate": "one",
+            "selection.eval.gate": "one",
+        },
+        "router trained first, then fixed",
+        "#4477AA",
+    ),
+    "oracle_patch": Arm({"router.frozen": True, "router.name": "decisive"}, "oracle (patch that decides)", "#000000"),
+    "random_patches": Arm(
+        {"router.frozen": True, "router.name": "random"}, "random patches, anew in each step", "#EE6677"
+    ),
+    "fixed_patches": Arm(
+        {"router.frozen": True, "router.name": "random", "router.anew": False}, "random patches, fixed", "#BB5566"
+    ),
+    # No router: one network of all neurons on all patches.
+    "cnn": Arm({"model": "patch_cnn"}, "CNN on all patches", "#777777"),
     # The learned arm's trained router, frozen, in a network that starts anew.
     "transplant": Arm({"router.frozen": True}, "learned elsewhere, frozen", "#009E73", transplants="learned"),
     # No router: the FLOPs of one routed token, or the parameters of the whole layer, or one expert alone, no deeper.

@@ -131,12 +131,11 @@ def _check_parts(config: ConfigDict, data: Any, problem: ProblemPart) -> None:
             f"needs {missing[0]}, which {where} does not have; use one of {', '.join(fits)}",
         )
     _check_selection(config, problem)
-    if "entropy" in config.router and 0 < config.router.entropy >= math.log(config.experts.count):
-        refuse(
-            "router.entropy",
-            config.router.entropy,
-            f"must be below ln(experts.count)={math.log(config.experts.count):.4g}",
-        )
+    shared = ("experts.count", config.experts.count)
+    if SELECTIONS[config.selection.name].within_samples:
+        shared = "data.positions", config.data.positions
+    if "entropy" in config.router and 0 < config.router.entropy >= math.log(shared[1]):
+        refuse("router.entropy", config.router.entropy, f"must be below ln({shared[0]})={math.log(shared[1]):.4g}")
 
 
 def _check_selection(config: ConfigDict, problem: ProblemPart) -> None:

@@ -3,7 +3,15 @@
 import flax.linen as nn
 
 from routed.routers.features import Convolutions, Flat, Hidden, Windows
-from routed.routers.fixed import HashIdRouter, HashRouter, OracleRouter, RandomRouter, balanced_table, check_table
+from routed.routers.fixed import (
+    DecisiveRouter,
+    HashIdRouter,
+    HashRouter,
+    OracleRouter,
+    RandomRouter,
+    balanced_table,
+    check_table,
+)
 from routed.routers.fourier import ROUTER as FOURIER
 from routed.routers.noise import NOISES, Noise, ScoreNoise, jitter
 from routed.routers.product import MEASURES, PRODUCT, CosineRouter, ProductRouter
@@ -84,7 +92,19 @@ ROUTERS: dict[str, Router] = {
         },
         reads=("choices",),
     ),
-    "random": Router(lambda own, experts: RandomRouter(experts), tokens=(), learns=False),
+    "decisive": Router(
+        lambda own, experts: DecisiveRouter(experts, own.kinds),
+        tokens=(),
+        needs=("cluster",),
+        learns=False,
+        settings={"kinds": Setting(2, "labels of patches, from 0 on, that decide a class", at_least(1))},
+    ),
+    "random": Router(
+        lambda own, experts: RandomRouter(experts, own.anew),
+        tokens=(),
+        learns=False,
+        settings={"anew": Setting(True, "scores are drawn in each training step; else a token's bits decide them")},
+    ),
 }
 
 
@@ -139,7 +159,7 @@ SHARED: dict[str, Setting] = {
 }
 
 __all__ = [
-    "CLUSTERS", "NOISES", "ROUTERS", "SHARED", "Convolutions", "CosineRouter", "Flat", "HashIdRouter", "HashRouter", "Hidden", "Noise",
+    "CLUSTERS", "NOISES", "ROUTERS", "SHARED", "Convolutions", "CosineRouter", "DecisiveRouter", "Flat", "HashIdRouter", "HashRouter", "Hidden", "Noise",
     "OracleRouter", "ProductRouter", "RandomRouter", "Router", "ScoreNoise", "Windows", "initial_parameters", "jitter",
     "sharpness_for", "sharpness_of",
 ]  # fmt: skip

@@ -101,18 +101,34 @@ def balanced_table(counts: np.ndarray, experts: int, k: int, seed: int = 0) -> n
     return table
 
 
+class DecisiveRouter(nn.Module):
+    """Scores the patches that decide the class of their sample, those with a label below `kinds`, alike for every expert.
+
+    No expert can tell the class by what it is given. All other patches score 0, so the first in the sample come next.
+    """
+
+    num_experts: int
+    kinds: int = 2
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "T ..."], *, cluster: Int[Array, " T"], **context) -> Float[Array, "T E"]:
+        del x, context
+        return CERTAIN * jnp.broadcast_to((cluster < self.kinds)[:, None], (len(cluster), self.num_experts))
+
+
 class RandomRouter(nn.Module):
-    """Scores every token at random, N(0, 1): anew in each call that has the random stream `noise`.
+    """Scores every token at random, N(0, 1): anew in each call that has the random stream `noise`, if it is to be `anew`.
 
     Without the stream (evaluation) a token's scores depend on its own bits only: neither on its place nor on the batch.
     """
 
     num_experts: int
+    anew: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], **context) -> Float[Array, "T E"]:
         del context
-        if self.has_rng("noise"):
+        if self.anew and self.has_rng("noise"):
             return jax.random.normal(self.make_rng("noise"), (len(x), self.num_experts))
         bits = jax.lax.bitcast_convert_type(x.reshape(len(x), -1).astype(jnp.float32).sum(1), jnp.uint32)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(0), bits)

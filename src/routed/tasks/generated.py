@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 from ml_collections import ConfigDict
 
-from routed.contracts import Batch
+from routed.contracts import Batch, Column
 from routed.settings.setting import Allowed, Setting, at_least, between, refuse
 from routed.tasks.task import Task, World
 from routed.tasks.worlds import clusters_of
@@ -91,6 +91,40 @@ def batch(world: World, draws: Batch, data) -> Batch:
     return draws
 
 
+def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]:
+    """What the first two router rows have in common with o1 - o2 (Lemmas E.1 and D.4). Only of routers whose rows are patches.
+
+    direction: the cosine of w_1 - w_2 with o1 - o2. growth: <w_1 - w_2, o1 - o2> / |o1 - o2|^2, which is rate x steps in expectation where
+    the router is trained by its own loss. margin: the lesser of (<w_1, o1> - max <w_1, q>) / |w_1| and the same of o2, over the irrelevant
+    patches q of the test samples that lean to neither; above 0, no such patch is taken before the one that decides. The key is not used.
+    """
+    del world, key
+    rows, tokens = params["router"].get("kernel", jnp.zeros((1, 1))), test.tokens
+    if rows.shape[0] != tokens.shape[1] or rows.shape[1] < 2:
+        return {}
+    patterns = tokens[jnp.stack([(test.label == which).argmax() for which in (0, 1)])]
+    apart, between = patterns[0] - patterns[1], rows[:, 0] - rows[:, 1]
+    lengths = jnp.linalg.norm(rows[:, :2], axis=0)
+    neutral = (test.label >= 2) & ((test.label - 2) % KINDS >= 2)
+    others = jnp.where(neutral[:, None], tokens @ rows[:, :2], -jnp.inf).max(0)
+    product = between @ apart
+    return {
+        "theory/direction": product / jnp.maximum(jnp.linalg.norm(between) * jnp.linalg.norm(apart), 1e-12),
+        "theory/growth": product / (apart @ apart),
+        "theory/margin": ((jnp.diag(patterns @ rows[:, :2]) - others) / jnp.maximum(lengths, 1e-12)).min(),
+    }
+
+
+#: How the columns above are shown.
+COLUMNS = {
+    "theory/direction": Column("cosine of w1 - w2 and o1 - o2", higher_is_better=True),
+    "theory/growth": Column("length of w1 - w2 along o1 - o2,\nin units of |o1 - o2|"),
+    "theory/margin": Column(
+        "margin of the pattern over neutral patches,\nover the length of the row", higher_is_better=True
+    ),
+}
+
+
 def _check(config: ConfigDict) -> None:
     data = config.data
     if data.sets + 3 > data.dim:
@@ -115,6 +149,8 @@ TASK = Task(
     labels=lambda data: 2 + data.sets,
     positions=lambda data: data.positions,
     decisive=2,
+    watch=watch,
+    columns=COLUMNS,
     reads=("dim", "positions"),
     settings={
         "delta_d": Setting(0.0, "<o1, o2> of the patterns that decide the class", between(-1, 1), traced=True),

@@ -123,5 +123,8 @@ SHARED: dict[str, Setting] = {
     "samples": Setting(8192, "training samples, drawn with replacement in batches", COUNT, traced=True),
     "fresh": Setting(False, "every batch is new: none comes from the training samples"),
     "whole": Setting(False, "every batch is all of the training samples: batch_size of them"),
+    "epochs": Setting(
+        False, "batches go through all training samples, each time in a new random order: none comes twice in an epoch"
+    ),
     "test_samples": Setting(6400, "test samples, the same number from each cluster", at_least(1)),
 }

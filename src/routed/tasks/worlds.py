@@ -25,12 +25,22 @@ def draw_world(task: Task, key: PRNGKeyArray, data, pool: int) -> World:
     )
 
 
-def train_batch(task: Task, world: World, key: PRNGKeyArray, size: int, data) -> Batch:
-    """The next `size` training samples, by the rule of `data.fresh` and `data.whole`. The key is consumed.
+def train_batch(
+    task: Task, world: World, order: PRNGKeyArray, size: int, data, step: Int[Array, ""] | int = 0
+) -> Batch:
+    """The `size` training samples of a step, by the rule of `data.fresh`, `data.whole` and `data.epochs`.
 
-    Samples are drawn with replacement from the first `data.samples` of the pool; or they are samples that nobody has seen
-    (fresh), or the first `size` of the pool in order (whole), for gradient descent on all of them.
+    `order` is the key of all steps. Samples are drawn with replacement from the first `data.samples` of the pool; or they are
+    samples that nobody has seen (fresh), the first `size` of the pool in order (whole: gradient descent on all of them), or the
+    next `size` of a random order of all of them, a new one in each epoch of data.samples / size steps (epochs).
     """
+    if data.epochs:
+        epoch, place = jnp.divmod(step, data.samples // size)
+        pool = len(jax.tree.leaves(world.train)[0])
+        shuffled = shuffle(jax.random.fold_in(order, epoch), pool, data.samples)
+        index = jax.lax.dynamic_slice(shuffled, (place * size,), (size,))
+        return task.batch(world, jax.tree.map(lambda a: a[index], world.train), data)
+    key = jax.random.fold_in(order, step)
     if data.fresh:
         cluster_key, noise_key = jax.random.split(key)
         return task.batch(world, task.draw(world.fixed, cluster_key, noise_key, size, data), data)
@@ -38,6 +48,16 @@ def train_batch(task: Task, world: World, key: PRNGKeyArray, size: int, data) ->
         return task.batch(world, jax.tree.map(lambda a: a[:size], world.train), data)
     index = jax.random.randint(key, (size,), 0, data.samples)
     return task.batch(world, jax.tree.map(lambda a: a[index], world.train), data)
+
+
+def shuffle(key: PRNGKeyArray, pool: int, count) -> Int[Array, " pool"]:
+    """The numbers below `count` in random order, then the others below `pool`; `count` may be traced. The key is consumed.
+
+    Random bits above each number, and one sort: an argsort takes five times as long (pool of 1,000 on CPU: .27 against .05 ms).
+    """
+    number, below = jnp.arange(pool, dtype=jnp.uint32), jnp.uint32(2 ** (pool - 1).bit_length() - 1)
+    drawn = jnp.where(number < count, jax.random.bits(key, (pool,)), jnp.uint32(2**32 - 1))
+    return (jnp.sort((drawn & ~below) | number) & below).astype(jnp.int32)
 
 
 def examples(task: Task, world: World, count: int, data) -> Batch:

@@ -238,6 +238,7 @@ COLUMNS = {
     "train/experts": Column("experts computed per training token", log=True, bounds=AT_LEAST_0),
     "train/flops": Column("training FLOPs so far", log=True, bounds=AT_LEAST_0),
     "train/steps": Column("steps until the run stopped", bounds=AT_LEAST_0),
+    "train/stopped": Column("share of runs that stopped", bounds=SHARE),
     "train/rate_scale": Column("multiplier of all rates", log=True, bounds=AT_LEAST_0),
 }
 

@@ -2,7 +2,7 @@
 
 A run's phases are the setting `phases`, a tuple of texts such as "until=500 train=router loss=squared". The first phase that
 applies at a step is the one that is trained: an earlier one may take a `share` of the steps only, by a coin. Words of a phase:
-`until` (steps; default: the end), `share` (of the steps before `until`; default 1), `train` (groups, joined by +; default all),
+`until` (steps; default: the end) or `epochs` (of data.epochs), `share` (of the steps before `until`; default 1), `train` (groups, joined by +; default all),
 and KEY=VALUE for any key of the nodes `selection` and `losses`, for `loss` and for `dispatch`.
 """
 
@@ -23,12 +23,25 @@ NODES, KEYS = ("selection.", "losses."), ("loss", "dispatch")
 
 
 class Phase(NamedTuple):
-    """One phase: steps before `until`, on a `share` of them; `groups` train (None: all), under `changes` to the config."""
+    """One phase: steps before `until`, on a `share` of them; `groups` train (None: all), under `changes` to the config.
+
+    With `epochs` it is the steps of so many epochs of the training samples, however many samples there are.
+    """
 
     until: int
     share: float
     groups: tuple[str, ...] | None
     changes: dict[str, Any]
+    epochs: int = 0
+
+    def end(self, per_epoch: Any) -> Any:
+        """The step before which it is, with so many steps an epoch."""
+        return self.epochs * per_epoch if self.epochs else self.until
+
+
+def steps_per_epoch(config: Any) -> Any:
+    """Steps in which every training sample comes once (`data.epochs`)."""
+    return config.data.samples // config.batch_size
 
 
 def phases_of(config: ConfigDict) -> tuple[Phase, ...]:
@@ -38,7 +51,7 @@ def phases_of(config: ConfigDict) -> tuple[Phase, ...]:
       UserError: a word that is unknown or has a wrong value, or steps that no phase covers.
     """
     phases = tuple(_phase(config, text) for text in config.phases) or (Phase(config.steps, 1.0, None, {}),)
-    if phases[-1].until < config.steps or phases[-1].share < 1:
+    if phases[-1].until < config.steps or phases[-1].epochs or phases[-1].share < 1:
         raise UserError(
             f"config key phases={config.phases!r}: no phase covers all of the last steps; end with one without until and share"
         )
@@ -46,7 +59,7 @@ def phases_of(config: ConfigDict) -> tuple[Phase, ...]:
 
 
 def _phase(config: ConfigDict, text: str) -> Phase:
-    until, share, groups, changes = config.steps, 1.0, None, {}
+    until, share, groups, changes, epochs = config.steps, 1.0, None, {}, 0
     for word in text.split():
         key, equals, value = word.partition("=")
         try:
@@ -54,6 +67,8 @@ def _phase(config: ConfigDict, text: str) -> Phase:
                 raise ValueError
             if key == "until":
                 until = int(value)
+            elif key == "epochs":
+                epochs = int(value)
             elif key == "share":
                 share = float(value)
             elif key == "train":
@@ -64,14 +79,19 @@ def _phase(config: ConfigDict, text: str) -> Phase:
                 raise ValueError
         except ValueError:
             raise UserError(
-                f"config key phases: {text!r}: {word!r} is not until=STEP, share=FRACTION, train=GROUP+GROUP, or KEY=VALUE of"
+                f"config key phases: {text!r}: {word!r} is not until=STEP, epochs=NUMBER, share=FRACTION, train=GROUP+GROUP, or KEY=VALUE of"
                 f" {', '.join(f'{node}*' for node in NODES)}, {', '.join(KEYS)}"
             ) from None
     if not 0 < until <= config.steps or not 0 < share <= 1:
         raise UserError(f"config key phases: {text!r}: until must be in 1 to steps={config.steps}, share in (0, 1]")
+    if epochs and not (config.data.epochs and 0 < epochs * steps_per_epoch(config) < config.steps):
+        raise UserError(
+            f"config key phases: {text!r}: epochs={epochs} of data.samples={config.data.samples} must be"
+            f" fewer than steps={config.steps}, with data.epochs=true"
+        )
     if groups is not None and (unknown := [name for name in groups if name not in GROUPS[:-1]]):
         raise UserError(f"config key phases: {text!r}: unknown group {unknown[0]!r}; known: {', '.join(GROUPS[:-1])}")
-    return Phase(until, share, groups, changes)
+    return Phase(until, share, groups, changes, epochs)
 
 
 def configs_of(config: ConfigDict) -> list[ConfigDict]:
@@ -79,10 +99,12 @@ def configs_of(config: ConfigDict) -> list[ConfigDict]:
     return [override(config, phase.changes) if phase.changes else config for phase in phases_of(config)]
 
 
-def active_phase(phases: tuple[Phase, ...], step: Int[Array, ""], key: PRNGKeyArray) -> Int[Array, ""]:
-    """The number of the first phase that applies at a step. The key, one of the step's own, is consumed."""
+def active_phase(
+    phases: tuple[Phase, ...], step: Int[Array, ""], key: PRNGKeyArray, per_epoch: Int[Array, ""] | int = 0
+) -> Int[Array, ""]:
+    """The number of the first phase that applies at a step, with so many steps an epoch. The key, one of the step's own, is consumed."""
     coins = jax.random.uniform(key, (len(phases),))
     applies = jnp.stack(
-        [(step < phase.until) & (coin < phase.share) for phase, coin in zip(phases, coins, strict=True)]
+        [(step < phase.end(per_epoch)) & (coin < phase.share) for phase, coin in zip(phases, coins, strict=True)]
     )
     return applies.argmax()

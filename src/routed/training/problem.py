@@ -48,6 +48,12 @@ class TaskLoss(Protocol):
     def __call__(self, config: Any, outputs: Outputs, batch: Any, /) -> tuple[Scalar, Scalar]: ...
 
 
+class Wrong(Protocol):
+    """How many samples of a batch the outputs are wrong about, under the config of a phase."""
+
+    def __call__(self, config: Any, outputs: Outputs, batch: Any, /) -> Int[Array, ""] | int: ...
+
+
 class Evaluate(Protocol):
     """All metrics of one moment, as scalars and arrays by name. `memory` is what `remember` kept at the last evaluation."""
 
@@ -68,6 +74,8 @@ class Problem(NamedTuple):
     #: What divides the reported training loss; and what an evaluation wants to know of the one before it.
     unit: Callable[[Inputs], Scalar | float] = lambda inputs: 1.0
     remember: Callable[[dict[str, Any], dict[str, Any]], Any] = lambda params, state: ()
+    #: Of samples that are right or wrong; asked for where a run stops when none is wrong any more.
+    wrong: Wrong = lambda config, outputs, batch: 0
 
 
 class Cost(NamedTuple):

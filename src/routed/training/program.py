@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,21 +24,23 @@ from routed.settings.setting import COUNT, Allowed, Component, Setting, When, at
 from routed.settings.tree import node_of, override
 from routed.training.freezing import has_moved, keep_router, router_of
 from routed.training.optimiser import optimiser, update
-from routed.training.phases import Phase, active_phase, phases_of
+from routed.training.phases import Phase, active_phase, phases_of, steps_per_epoch
 from routed.training.problem import Inputs, Problem
 
 #: Independent random streams of a seed; any of them can be held fixed over seeds (config key `held`).
 STREAMS = ("world", "init", "order", "noise")
-#: What a training step changes, of a run's state; `taken` counts the steps, and falls behind `step` in a run that stopped early.
-MOVING = ("params", "state", "opt", "taken", "total", "loss", "lowest", "stopped")
+#: What a training step changes, of a run's state; `taken` counts the steps, and falls behind `step` in a run that stopped early;
+#: `wrong` counts the samples of this epoch that were wrong when they were trained on.
+MOVING = ("params", "state", "opt", "taken", "total", "loss", "lowest", "wrong", "stopped")
 #: What of a run's state an evaluation sees.
-SEEN = ("params", "state", "router0", "memory", "taken")
+SEEN = ("params", "state", "router0", "memory", "taken", "stopped")
 #: The most phases of a run.
 PHASES = 32
 #: Folded into the key of a step for the coin that chooses among phases.
 COIN = 2**31 - 1
 
 _STOPS = When(lambda config: config.stop.rise > 0, "stop.rise > 0")
+_EPOCHS = When(lambda config: config.data.epochs, "data.epochs=true")
 
 #: What the training program itself reads.
 SETTINGS = Component(
@@ -52,13 +55,17 @@ SETTINGS = Component(
         "batch_size": Setting(32, "training samples (rows of text) per step", at_least(1)),
         "phases": Setting(
             (),
-            'phases of training, in order, as "until=STEP share=FRACTION train=GROUP+GROUP KEY=VALUE"; empty: one, of everything',
+            'phases of training, in order, as "until=STEP epochs=NUMBER share=FRACTION train=GROUP+GROUP KEY=VALUE"; empty: one, of everything',
             Allowed(lambda v: len(v) <= PHASES, lambda: f"must be at most {PHASES}, as each is compiled"),
         ),
         "stop.rise": Setting(
             0.0, "a run stops when its training loss is above the lowest so far by more than this; 0: never", at_least(0)
         ),
         "stop.floor": Setting(0.0, "a run also stops when its training loss is above the lowest so far, and at most this", at_least(0), when=_STOPS),
+        "stop.errors": Setting(
+            False, "a run stops after an epoch of the last phase in which no sample was wrong when it was trained on", when=_EPOCHS
+        ),
+        "stop.epochs": Setting(0, "a run stops after so many epochs of the last phase; 0: never", at_least(0), when=_EPOCHS),
         "stop.after": Setting(0, "steps before which a run goes on", at_least(0), when=_STOPS),
     },
     uses=("data.name", "optimizer.name", "optimizer.schedule"),
@@ -110,6 +117,7 @@ def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) ->
         "step": jnp.int32(0),
         "taken": jnp.int32(0),
         "loss": jnp.float32(0),
+        "wrong": jnp.int32(0),
         "lowest": jnp.float32(jnp.inf),
         "stopped": jnp.array(False),
     }
@@ -132,7 +140,7 @@ def advance(
     end = run["step"] + steps
     moving = {name: run[name] for name in MOVING}
     step = partial(training_step, program, inputs, traced, feed)
-    if program.config.stop.rise:
+    if stops_early(program.config):
         moved = jax.lax.while_loop(lambda now: (now["taken"] < end) & ~now["stopped"], step, moving)
     else:  # as many steps for each run of a batch: a condition of each would select all that moves, in each step
         moved = jax.lax.fori_loop(0, steps, lambda _, now: step(now), moving)
@@ -156,7 +164,8 @@ def training_step(program: Program, inputs: Inputs, traced, feed, now: dict[str,
     if len(steps) == 1:
         return steps[0](now)
     key = jax.random.fold_in(jax.random.fold_in(inputs.keys["noise"], COIN), now["taken"])
-    return jax.lax.switch(active_phase(program.phases, now["taken"], key), steps, now)
+    per_epoch = steps_per_epoch(inputs.config) if any(phase.epochs for phase in program.phases) else 0
+    return jax.lax.switch(active_phase(program.phases, now["taken"], key, per_epoch), steps, now)
 
 
 def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phase, now: dict[str, Any]):
@@ -165,7 +174,7 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
     key = jax.random.fold_in(inputs.keys["noise"], now["taken"])
     frozen = _frozen(config)
     loss = partial(training_loss, program.problem, config, batch, key, now["taken"])
-    grads, (value, state) = jax.grad(loss, has_aux=True)(now["params"], now["state"])
+    grads, (value, wrong, state) = jax.grad(loss, has_aux=True)(now["params"], now["state"])
     transform = optimiser(inputs.config, now["params"])
     with jax.named_scope("optimiser"):
         params, opt = update(transform, now["params"], grads, now["opt"], frozen, phase.groups)
@@ -173,15 +182,32 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
     new = now | {"params": params, "state": keep_router(still, now["state"], state), "opt": opt}
     new |= {"total": now["total"] + value, "loss": value, "taken": now["taken"] + 1}
     stop = program.config.stop
+    if stop.errors or stop.epochs:
+        new |= _end_of_epoch(program, inputs, phase, wrong, new)
     if not stop.rise:
         return new
     stopped = stops(stop, value, now["lowest"], now["taken"])
     new |= {"lowest": jnp.minimum(now["lowest"], value)}
-    return jax.tree.map(partial(jnp.where, stopped), now, new) | {"stopped": stopped, "loss": value}
+    return jax.tree.map(partial(jnp.where, stopped), now, new) | {"stopped": stopped | new["stopped"], "loss": value}
+
+
+def _end_of_epoch(program: Program, inputs: Inputs, phase: Phase, wrong, new: dict[str, Any]) -> dict[str, Any]:
+    """Whether a run that has just taken a step stops behind its epoch, and its wrong samples since the epoch began."""
+    stop, per_epoch = program.config.stop, steps_per_epoch(inputs.config)
+    wrong = new["wrong"] + wrong
+    *earlier, last = program.phases
+    if phase is not last:  # whose epochs count
+        return {"wrong": jnp.ones_like(wrong)}
+    over = new["taken"] % per_epoch == 0
+    before = functools.reduce(jnp.maximum, [one.end(per_epoch) for one in earlier], jnp.int32(0))
+    stopped = over & (wrong == 0) & stop.errors
+    if stop.epochs:
+        stopped |= new["taken"] >= before + stop.epochs * per_epoch
+    return {"wrong": jnp.where(over, 0, wrong), "stopped": stopped}
 
 
 def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step, params, state):
-    """(what is minimised, (what is reported, the state after the step)): the task's loss and the auxiliary ones."""
+    """(what is minimised, (what is reported, wrong samples, the state after the step)): the task's loss and the auxiliary ones."""
     rule, dispatch = rule_and_dispatch(config)
     outputs = problem.model.apply(params, state, batch, rule, dispatch, key, step)
     total, reported = problem.task_loss(config, outputs, batch)
@@ -190,7 +216,7 @@ def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step,
     if outputs.sites and (own := SELECTIONS[rule.name].loss) is not None:
         learned = sum(_of_layers(partial(own, rule), site.routing).sum() for site in outputs.sites.values())
         total += jnp.where(_frozen(config), 0.0, learned)
-    return total, (reported, outputs.state)
+    return total, (reported, problem.wrong(config, outputs, batch), outputs.state)
 
 
 def _of_layers(value: Callable[[Any], Array], routing: Any) -> Array:
@@ -238,6 +264,11 @@ def _responses(problem: Problem, params, site: str, features) -> Array:
     return problem.model.responses(params, site, features[None])[0]
 
 
+def stops_early(config: ConfigDict) -> bool:
+    """May a run take fewer steps than others?"""
+    return bool(config.stop.rise or config.stop.errors or config.stop.epochs)
+
+
 def stops(stop: Any, value, lowest, taken):
     """Does a run stop at a training loss of `value`, after `taken` steps none of which was below `lowest`?"""
     return (taken >= stop.after) & (value > lowest) & ((value > lowest + stop.rise) | (value <= stop.floor))
@@ -275,8 +306,8 @@ def evaluate(
         "train/rate_scale": inputs.config.optimizer.rate_scale,
         "router/moved": has_moved(router_of(params, state), run["router0"]),
     }
-    if config.stop.rise:
-        seen["train/steps"] = run["taken"].astype(jnp.float32)
+    if stops_early(config):
+        seen |= {"train/steps": run["taken"].astype(jnp.float32), "train/stopped": run["stopped"].astype(jnp.float32)}
     return seen
 
 

@@ -14,6 +14,7 @@ from routed.training.task_losses import TASK_LOSSES
 COLUMNS = {
     "test/loss": Column("top-1 test loss (1 = trivial)", log=True, bounds=AT_LEAST_0),
     "test/accuracy": Column("test accuracy", bounds=SHARE, higher_is_better=True),
+    "test/accuracy_all": Column("test accuracy where experts\ntake all patches", bounds=SHARE, higher_is_better=True),
     "test/loss_soft": Column("soft test loss (1 = trivial)", log=True, bounds=AT_LEAST_0),
     "test/excess": Column("excess over Bayes (1 = trivial)", log=True),
     "test/bayes": Column("loss of the Bayes predictor (1 = trivial)", log=True, bounds=AT_LEAST_0),
@@ -21,9 +22,10 @@ COLUMNS = {
     "train/dispatch_entropy": Column(
         "dispatch entropy H(cluster | expert),\ntraining samples (nats)", bounds=AT_LEAST_0
     ),
-    "router/entropy_token_train": Column("entropy of a token's gate,\ntraining samples (nats)", bounds=AT_LEAST_0),
+    "router/entropy_token_train": Column("entropy of a gate,\ntraining samples (nats)", bounds=AT_LEAST_0),
     "router/entropy_asked": Column("entropy that a gate was asked for,\ntraining samples (nats)", bounds=AT_LEAST_0),
     "train/steps": Column("steps until the run stopped", bounds=AT_LEAST_0),
+    "train/stopped": Column("share of runs that stopped", bounds=SHARE),
     "train/experts": Column("experts computed per training token", log=True, bounds=AT_LEAST_0),
     "train/rate_scale": Column("multiplier of all rates", log=True, bounds=AT_LEAST_0),
 }

@@ -11,25 +11,26 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from routed.contracts import Batch, UserError
+from routed.contracts import Batch
 from routed.experts import EXPERTS
 from routed.layer.moe import CONTROL
 from routed.layer.rule import Rule, rule_of
-from routed.layer.selection import SELECTIONS, group_of, in_samples
+from routed.layer.selection import SELECTIONS, gate_rows, group_of, in_samples
 from routed.metrics import entropies, patches, regret, router, specialists
 from routed.models import SAMPLE_MODELS
 from routed.models.model import Model
 from routed.models.single_layer import SITE, sharpness
 from routed.routers import CLUSTERS, EXAMPLES, ROUTERS, initial_parameters, sharpness_of
-from routed.settings.setting import Setting, at_least, refuse
+from routed.settings.setting import Setting, at_least
 from routed.settings.tree import node_of
 from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.program import rule_and_dispatch
+from routed.training.sample_checks import check
 from routed.training.sample_columns import columns_of
 from routed.training.sample_history import ALONE, alone, offline
-from routed.training.task_losses import TASK_LOSSES, correct, squared
+from routed.training.task_losses import TASK_LOSSES, apart, correct, squared
 
 #: FLOPs that take as long as the update of a parameter: of the headline's soft and hard arms, which differ in FLOPs 57-fold and
 #: in time 3-fold (2.35 and .72 ms a step on 2 CPU cores).
@@ -43,12 +44,18 @@ def build(config: ConfigDict, pool: int, mesh: Mesh | None = None) -> Problem:
 
     def batch_of(inputs: Inputs, feed: Any, step) -> Batch:
         del feed
-        key = jax.random.fold_in(inputs.keys["order"], step)
-        return worlds.train_batch(task, _world(inputs), key, config.batch_size, inputs.config.data)
+        order, data = inputs.keys["order"], inputs.config.data
+        return worlds.train_batch(task, _world(inputs), order, config.batch_size, data, step)
 
     def task_loss(phase: Any, outputs, batch):
-        value = TASK_LOSSES[phase.loss].value(outputs.prediction, batch.y).mean()
+        loss, prediction = TASK_LOSSES[phase.loss], outputs.prediction
+        if loss.of_scores:
+            prediction = apart(outputs.sites[SITE].routing.scores, len(batch.y))
+        value = loss.value(prediction, batch.y).mean()
         return value, value
+
+    def wrong(phase: Any, outputs, batch):
+        return (~correct(outputs.prediction, batch.y, phase.losses.threshold)).sum() if config.stop.errors else 0
 
     def unit(inputs: Inputs):
         return 1.0 if labelled else worlds.variance(task, _world(inputs), inputs.config.data)
@@ -65,6 +72,7 @@ def build(config: ConfigDict, pool: int, mesh: Mesh | None = None) -> Problem:
         task_loss=task_loss,
         evaluate=evaluate,
         unit=unit,
+        wrong=wrong,
     )
 
 
@@ -91,10 +99,19 @@ def _init(config: ConfigDict, task: Task, model: Model, inputs: Inputs, pool: in
     module = part.make(node_of(config).router, count)
     clustered = _samples(task, inputs, pool) if config.router.rows == CLUSTERS else None
     own = initial_parameters(part, module, params["router"], examples.tokens[:count], inputs.config.router, clustered)
-    params, gauge = params | {"router": own}, worlds.examples(task, world, GAUGED, data)
+    params = params | {"router": own}
     # At the last step, where arms are compared: scores may depend on the step.
-    scores = model.scores(params, state, SITE, gauge.tokens[None], gauge, config.steps)[0]
+    scores = _gauged(config, task, model, world, params, state, data, config.steps)
     return params, state | {CONTROL: {"sharpness": sharpness_of(scores, inputs.config.router.entropy)}}
+
+
+def _gauged(config, task: Task, model: Model, world, params, state, data, step):
+    """Scores of training samples in rows, of which each is a gate's: of fewer samples where each has several gates."""
+    rule, positions = rule_of(config.selection), task.positions(data)
+    count = max(1, GAUGED // positions) if SELECTIONS[rule.name].within_samples else GAUGED
+    gauge = worlds.examples(task, world, count, data)
+    assert model.scores is not None
+    return gate_rows(rule, model.scores(params, state, SITE, gauge.tokens[None], gauge, step)[0], positions)
 
 
 def _samples(task: Task, inputs: Inputs, pool: int):
@@ -118,18 +135,28 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
         key = jax.random.fold_in(noise_key, number) if noisy else None
         rule = evaluation._replace(group_size=group_of(evaluation.group_size, len(block.tokens)))
         outputs = model.apply(params, state, block, rule, "dense", key, step)
+        everything = None
+        if experts_take and model.scores is not None:
+            all_patches = rule._replace(patches=block.cluster.shape[1])
+            everything = model.apply(params, state, block, all_patches, "dense", key, step).prediction
         soft = None if loss.labelled else model.apply(params, state, block, Rule("soft"), "dense", step=step)
         site = outputs.sites[SITE] if outputs.sites else None
         features = site.features if site and experts and experts.slope is not None else None
-        return outputs.prediction, soft and soft.prediction, site and site.routing, features
+        return outputs.prediction, soft and soft.prediction, site and site.routing, features, everything
 
-    prediction, mixture, routing, features = _in_blocks(forward, test)
+    experts_take = SELECTIONS[evaluation.name].within_samples
+    prediction, mixture, routing, features, everything = _in_blocks(forward, test)
     seen = {
         "test/loss": loss.value(prediction, test.y).mean() / unit,
         "train/experts": jnp.asarray(experts_per_token(inputs.config), jnp.float32),
     }
     if loss.labelled:
-        right = correct(prediction, test.y)
+        threshold = inputs.config.losses.threshold if "threshold" in config.losses else 0.0
+        right = correct(prediction, test.y, threshold)
+        if task.decisive:
+            seen["test/success"] = (right.mean() >= patches.SUCCESS).astype(jnp.float32)
+        if everything is not None:
+            seen["test/accuracy_all"] = correct(everything, test.y, threshold).mean()
         seen |= {"test/accuracy": right.mean(), "right": right[: router.PROBE]}
         if ALONE in task.columns and model.responses is not None:
             seen["alone"] = alone(task, model.responses, params, jax.tree.map(lambda a: a[: router.PROBE], test), data)
@@ -140,10 +167,15 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
         seen["test/excess"] = loss.value(prediction, ideal).mean() / unit
         seen["test/bayes"] = loss.value(ideal, test.y).mean() / unit
     seen |= model.watch(params, world, test, noise_key) | task.watch(params, world, test, noise_key)
-    experts_take = SELECTIONS[evaluation.name].within_samples
     if task.decisive:
         seen |= patches.columns(routing, experts_take, test.cluster, task.decisive, params)
-    if routing is None or model.scores is None or experts_take:
+    if routing is None or model.scores is None:
+        return seen
+    probs = jax.nn.softmax(_gauged(config, task, model, world, params, state, data, step))
+    asked = inputs.config.router.entropy
+    seen["router/entropy_token_train"] = entropies.entropy(probs).mean()
+    seen["router/entropy_asked"] = jnp.where(asked > 0, asked, jnp.nan)
+    if experts_take:
         return seen  # what follows is about tokens that choose their experts
     labels, count = task.labels(data), config.experts.count
     if experts is not None:
@@ -164,11 +196,7 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
         from_data = jnp.asarray(inputs.config.router.from_data)
         found = specialists.columns(*told)
         seen |= {name: jnp.where(from_data, value, jnp.nan) for name, value in found.items()}
-    scores, gauge = model.scores, worlds.examples(task, world, GAUGED, data)
-    probs = jax.nn.softmax(scores(params, state, SITE, gauge.tokens[None], gauge, step)[0])
-    asked = inputs.config.router.entropy
-    seen["router/entropy_token_train"] = entropies.entropy(probs).mean()
-    seen["router/entropy_asked"] = jnp.where(asked > 0, asked, jnp.nan)
+    scores = model.scores
     return seen | router.columns(
         routing,
         params["router"],
@@ -238,72 +266,6 @@ def cost(config: ConfigDict) -> Cost:
     return Cost(tokens, 6.0 * tokens * served, UPDATE * (sizes["router"] + sizes["experts"]))
 
 
-def _check(config: ConfigDict) -> None:
-    """What the task, the loss and the batches ask of each other."""
-    task, data, loss = TASKS[config.data.name], config.data, TASK_LOSSES[config.loss]
-    if data.target not in task.targets:
-        refuse("data.target", data.target, f"data.name={data.name!r} has the targets {', '.join(task.targets)}")
-    if data.target_dim != task.outputs(data):
-        refuse(
-            "data.target_dim",
-            data.target_dim,
-            f"the target {data.target!r} of data.name={data.name!r} has another number of outputs; set"
-            f" data.target_dim={task.outputs(data)}",
-        )
-    target = task.targets[data.target]
-    if target not in loss.fits:
-        fitting = [name for name, other in TASK_LOSSES.items() if target in other.fits]
-        refuse(
-            "loss",
-            config.loss,
-            f"does not fit data.target={data.target!r} of data.name={data.name!r}; use {' or '.join(map(repr, fitting))}",
-        )
-    if loss.labelled and task.bayes is not None:
-        refuse(
-            "data.target",
-            data.target,
-            f"predictions of a {target} are logits, and `bayes` of data.name={data.name!r} is E[y|x]; leave bayes out of the task",
-        )
-    if data.whole and (data.fresh or config.batch_size != data.samples):
-        refuse(
-            "data.whole",
-            True,
-            f"needs data.fresh=false and batch_size={config.batch_size} equal to data.samples={data.samples}",
-        )
-    if data.test_samples % (clusters := task.labels(data)):
-        made = f"data.clusters={data.clusters}" if "clusters" in data else f"{clusters} clusters"
-        made = (
-            made
-            if "clusters" not in data or clusters == data.clusters
-            else f"{clusters}, the combinations that {made} make"
-        )
-        refuse("data.test_samples", data.test_samples, f"must be a multiple of {made}")
-    size = config.selection.group_size if "selection" in config and "group_size" in config.selection else 0
-    if size and config.batch_size % size:
-        refuse("selection.group_size", size, f"must divide batch_size={config.batch_size}")
-    if "selection" in config:
-        _refuse_more_patches(config, task.positions(data))
-    if "router" in config and "window" in config.router and (positions := task.dims(data)) % config.router.window:
-        refuse("router.window", config.router.window, f"must divide the {positions} positions of a sample")
-    if config.mesh.data * config.mesh.expert > 1:
-        raise UserError(
-            f"config keys mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: the runs of"
-            f" data.name={data.name!r} are small and are shared out whole; use mesh.run"
-        )
-    if config.checkpoint.final:
-        refuse("checkpoint.final", True, f"runs of data.name={data.name!r} keep rows, no parameters; set it to false")
-
-
-def _refuse_more_patches(config: ConfigDict, positions: int) -> None:
-    """Refuses experts that would take more patches than a sample has."""
-    for key, evaluation in (("selection", False), ("selection.eval", True)):
-        rule = rule_of(config.selection, evaluation=evaluation)
-        places = SELECTIONS[rule.name].places
-        if places is not None and places(rule) > positions:
-            words = f"is more than the patches of a sample of data.name={config.data.name!r}, which has {positions}; lower it"
-            refuse(f"{key}.patches", places(rule), words)
-
-
 SAMPLES = ProblemPart(
     build=build,
     data=TASKS,
@@ -321,7 +283,7 @@ SAMPLES = ProblemPart(
     settings={"shuffles": Setting(32, "draws of the shuffled-router baseline at an evaluation; 0: none", at_least(0))},
     uses=("model", "loss", "optimizer.normalise"),
     reads=(
-        "data.samples", "data.fresh", "data.whole", "data.test_samples", "data.target", "data.target_dim",
+        "data.samples", "data.fresh", "data.whole", "data.epochs", "data.test_samples", "data.target", "data.target_dim",
     ),
-    check=_check,
+    check=check,
 )  # fmt: skip

@@ -17,6 +17,7 @@ from routed.analysis.plots.frame import STYLE, Data, drawn
 from routed.analysis.plots.maps import forest, methods, phase, routing
 from routed.analysis.plots.paired import languages, paired
 from routed.analysis.plots.parts import parts
+from routed.analysis.plots.reached import ratios, reached
 from routed.analysis.plots.swept import against, multiples
 
 
@@ -98,6 +99,16 @@ PLOTS: dict[str, Plot] = {
     "parts": Plot(
         parts,
         "The loss of every arm as a sum, means over seeds (routed.metrics.regret): what its partition costs the best experts, how far its experts are from these, and what the weights of its gate add (hatched; below 0 it lies on the others, back to the measured loss). Black: the measured loss with its 95 % t interval; hollow: the loss of experts trained on a frozen copy of the partition, predicted from its cells and the number of samples (too low where the partition was learned from the same samples). Bars that are longer than the axis say what they are made of.",
+    ),
+    "reached": Plot(
+        reached,
+        "Means over seeds with 95 % intervals; dotted: the level. Last panel: the value at which the mean over seeds reaches it, linear between the logarithms of values, with 95 % percentile intervals of a bootstrap over seeds, cut at the largest value.",
+        lambda spec, data: data.swept,
+    ),
+    "ratios": Plot(
+        ratios,
+        "Ratios of the samples that a level needs, from means over seeds, with 95 % percentile intervals of a bootstrap over common seeds; slopes by least squares on logarithms; dotted: the bound's power, through 1 at 1.",
+        lambda spec, data: data.swept,
     ),
     "axes": Plot(
         axes,

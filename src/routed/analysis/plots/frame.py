@@ -28,6 +28,7 @@ KEYS = {
     "data.dim": "dimensions",
     "data.noise": "sigma",
     "experts.count": "experts",
+    "selection.patches": "patches that an expert takes (l)",
     "optimizer.weight_decay": "weight decay",
     "transformer.dim": "width of the trunk",
     "selection.share": "share of competing steps (lambda)",

@@ -1,0 +1,108 @@
+"""What the task, the model, the loss and the batches of samples ask of each other."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
+from routed.layer.rule import rule_of
+from routed.layer.selection import SELECTIONS
+from routed.models import SAMPLE_MODELS
+from routed.settings.setting import refuse
+from routed.tasks import TASKS
+from routed.training.phases import phases_of
+from routed.training.task_losses import TASK_LOSSES
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses what does not fit."""
+    task, data, loss = TASKS[config.data.name], config.data, TASK_LOSSES[config.loss]
+    if data.target not in task.targets:
+        refuse("data.target", data.target, f"data.name={data.name!r} has the targets {', '.join(task.targets)}")
+    if data.target_dim != task.outputs(data):
+        refuse(
+            "data.target_dim",
+            data.target_dim,
+            f"the target {data.target!r} of data.name={data.name!r} has another number of outputs; set"
+            f" data.target_dim={task.outputs(data)}",
+        )
+    target = task.targets[data.target]
+    if target not in loss.fits:
+        fitting = [name for name, other in TASK_LOSSES.items() if target in other.fits]
+        refuse(
+            "loss",
+            config.loss,
+            f"does not fit data.target={data.target!r} of data.name={data.name!r}; use {' or '.join(map(repr, fitting))}",
+        )
+    if loss.labelled and task.bayes is not None:
+        refuse(
+            "data.target",
+            data.target,
+            f"predictions of a {target} are logits, and `bayes` of data.name={data.name!r} is E[y|x]; leave bayes out of the task",
+        )
+    if data.whole and (data.fresh or config.batch_size != data.samples):
+        refuse(
+            "data.whole",
+            True,
+            f"needs data.fresh=false and batch_size={config.batch_size} equal to data.samples={data.samples}",
+        )
+    if data.epochs and (data.fresh or data.whole or data.samples % config.batch_size):
+        refuse(
+            "data.epochs",
+            True,
+            f"needs data.fresh=false, data.whole=false, and data.samples={data.samples} a multiple of batch_size={config.batch_size}",
+        )
+    _check_stop(config)
+    if data.test_samples % (clusters := task.labels(data)):
+        made = f"data.clusters={data.clusters}" if "clusters" in data else f"{clusters} clusters"
+        made = (
+            made
+            if "clusters" not in data or clusters == data.clusters
+            else f"{clusters}, the combinations that {made} make"
+        )
+        refuse("data.test_samples", data.test_samples, f"must be a multiple of {made}")
+    size = config.selection.group_size if "selection" in config and "group_size" in config.selection else 0
+    if size and config.batch_size % size:
+        refuse("selection.group_size", size, f"must divide batch_size={config.batch_size}")
+    if "selection" in config:
+        _refuse_more_patches(config, task.positions(data))
+    if "router" in config and "window" in config.router and (positions := task.dims(data)) % config.router.window:
+        refuse("router.window", config.router.window, f"must divide the {positions} positions of a sample")
+    if config.mesh.data * config.mesh.expert > 1:
+        raise UserError(
+            f"config keys mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: the runs of"
+            f" data.name={data.name!r} are small and are shared out whole; use mesh.run"
+        )
+    if config.checkpoint.final:
+        refuse("checkpoint.final", True, f"runs of data.name={data.name!r} keep rows, no parameters; set it to false")
+
+
+def _check_stop(config: ConfigDict) -> None:
+    """Refuses to wait for samples that are neither right nor wrong, and losses and phases of routers that are not there."""
+    loss, routed = TASK_LOSSES[config.loss], SAMPLE_MODELS[config.model].routed
+    if config.stop.errors and "threshold" not in loss.settings:
+        fits = [name for name, one in TASK_LOSSES.items() if "threshold" in one.settings and not one.of_scores]
+        refuse(
+            "stop.errors",
+            True,
+            f"counts wrong samples of a sign, which loss={config.loss!r} has none of; use {' or '.join(fits)}",
+        )
+    if not routed and (loss.of_scores or any("router" in (phase.groups or ()) for phase in phases_of(config))):
+        key, value = ("loss", config.loss) if loss.of_scores else ("phases", config.phases)
+        refuse(
+            key,
+            value,
+            f"trains a router, and model={config.model!r} has none; leave it out, or use a model with a router",
+        )
+    if loss.of_scores and config.experts.count < 2:
+        refuse("loss", config.loss, f"sets experts apart, and experts.count={config.experts.count}; use at least 2")
+
+
+def _refuse_more_patches(config: ConfigDict, positions: int) -> None:
+    """Refuses experts that would take more patches than a sample has."""
+    for key, evaluation in (("selection", False), ("selection.eval", True)):
+        rule = rule_of(config.selection, evaluation=evaluation)
+        places = SELECTIONS[rule.name].places
+        if places is not None and places(rule) > positions:
+            words = f"is more than the patches of a sample of data.name={config.data.name!r}, which has {positions}; lower it"
+            refuse(f"{key}.patches", places(rule), words)
