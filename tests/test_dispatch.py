@@ -19,7 +19,7 @@ from routed.experts.activations import ACTIVATIONS
 from routed.experts.cnn import Cnn
 from routed.experts.constant import Constant
 from routed.experts.ffn import Ffn
-from routed.experts.matmul import FEW, matmul
+from routed.routers.matmul import FEW, matmul
 from routed.experts.mlp import Linear, Mlp, mlp_parameters, width_for
 from routed.experts.neurons import Neurons
 from routed.layer import dispatch

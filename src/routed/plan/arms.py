@@ -118,6 +118,12 @@ ARMS: dict[str, Arm] = {
     "hash_token": Arm({"router.frozen": True, "router.name": "hash_id"}, "hash of the token id", "#56B4E9"),
     # The learned arm's trained router, frozen, in a network that starts anew.
     "transplant": Arm({"router.frozen": True}, "learned elsewhere, frozen", "#009E73", transplants="learned"),
+    # Patches of a sample: all are as good, whatever is on them.
+    "random_patches": Arm(
+        {"router.frozen": True, "router.name": "random"}, "random patches, anew in each step", "#EE6677"
+    ),
+    # No router: the wide ResNet whose last convolution has as many weights as all experts.
+    "wide_resnet": Arm({"model": "wide_resnet"}, "wide ResNet, no mixture", "#228833"),
     # No router: the FLOPs of one routed token, or the parameters of the whole layer, or one expert alone, no deeper.
     "dense_active": Arm({"model": "dense_active"}, "dense, active parameters", "#999999"),
     "dense_total": Arm({"model": "dense_total"}, "dense, all parameters", "#666666"),

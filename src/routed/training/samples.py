@@ -206,8 +206,14 @@ def experts_per_token(config: ConfigDict) -> float:
     rule, _ = rule_and_dispatch(config)
     if not SAMPLE_MODELS[config.model].routed:
         return 1.0
-    rule = in_samples(rule, TASKS[config.data.name].positions(config.data))
+    rule = in_samples(rule, positions_of(config))
     return SELECTIONS[rule.name].experts_per_token(rule, config.batch_size, config.experts.count)
+
+
+def positions_of(config: ConfigDict) -> int:
+    """Tokens of a sample that are routed one by one: the task's, or those that the model makes of a sample."""
+    inner = SAMPLE_MODELS[config.model].inner
+    return TASKS[config.data.name].positions(config.data) if inner is None else inner(config)
 
 
 def _in_blocks(forward: Callable[[Any, Batch], Any], batch: Batch, largest: int = 640) -> Any:
@@ -235,7 +241,9 @@ def cost(config: ConfigDict) -> Cost:
     share = experts_per_token(config) / config.experts.count if problem.model.scores is not None else 1.0
     tokens = config.batch_size * math.prod(test.cluster.shape[1:])
     served = sizes["router"] + sizes["experts"] * share
-    return Cost(tokens, 6.0 * tokens * served, UPDATE * (sizes["router"] + sizes["experts"]))
+    counted = SAMPLE_MODELS[config.model].flops
+    flops = 6.0 * tokens * served if counted is None else 3.0 * tokens * counted(config)
+    return Cost(tokens, flops, UPDATE * sum(sizes[name] for name in sizes if name != "fixed"))
 
 
 def _check(config: ConfigDict) -> None:
@@ -282,7 +290,7 @@ def _check(config: ConfigDict) -> None:
     if size and config.batch_size % size:
         refuse("selection.group_size", size, f"must divide batch_size={config.batch_size}")
     if "selection" in config:
-        _refuse_more_patches(config, task.positions(data))
+        _refuse_more_patches(config, positions_of(config))
     if "router" in config and "window" in config.router and (positions := task.dims(data)) % config.router.window:
         refuse("router.window", config.router.window, f"must divide the {positions} positions of a sample")
     if config.mesh.data * config.mesh.expert > 1:
