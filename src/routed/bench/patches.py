@@ -1,7 +1,8 @@
 """Time per training step of one run of the networks of Chowdhury et al. (2023) at the sizes of its Section 5.1, beside floor and baseline.
 
 Joint: 8 experts of 5 neurons take 6 of 16 patches of 28 x 28 pixels, softmax over these; CNN: 40 neurons on all patches. Batches of 20
-of 1,000 collages of random pixels: only the time counts. Training only, no evaluation.
+of 1,000 collages of random pixels: only the time counts. Then the wide ResNet and its mixture of experiments/patch_wrn.py, default scale,
+one run (seconds of Table 2). Training only, no evaluation.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from routed.bench.baseline import lines as baseline_lines
 from routed.bench.gmm import Timed
 from routed.contracts import UserError
 from routed.engine.devices import split_host
+from routed.models import wide_resnet
+from routed.plan import experiment
 from routed.plan.config import base, canonical
 from routed.settings.tree import override
 from routed.system.machine import matrix_rate, memory_bandwidth
@@ -24,6 +27,8 @@ from routed.tasks.image_files import SETS, ImageSet, Split
 
 #: One run alone, and the seeds of Fig. 5 at once; training steps of one timed call for each.
 RUNS = {1: 400, 20: 100}
+#: Training steps of one timed call of a wide ResNet, and its file.
+STEPS, EXPERIMENT = 10, "experiments/patch_wrn.py"
 #: The set of images that only this bench has.
 PIXELS = "random pixels"
 
@@ -48,7 +53,12 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     print(f"float32 matrix rate {rate / 1e9:.0f} GFLOP/s, bandwidth {bandwidth / 1e9:.0f} GB/s")
     configs = {name: override(base(), COMMON | changes) for name, changes in MODELS.items()}
     timed = {(n, runs): Timed(canonical(c), runs, steps) for n, c in configs.items() for runs, steps in RUNS.items()}
-    ours, theirs = {case: [] for case in timed}, {name: [] for name in MODELS}
+    _, wide = experiment.configure(EXPERIMENT, ["data.images=patterns", "data.samples=1000", "data.test_samples=100"])
+    for name in ("wide_resnet", "wide_resnet_moe"):
+        configs[name] = override(wide, {"model": name})
+        timed[name, 1] = Timed(canonical(configs[name]), 1, STEPS)
+    ours = {case: [] for case in timed}
+    theirs = {name: [] for name in MODELS}
     for _ in range(rounds):
         for case, run in timed.items():
             ours[case].append(run())
@@ -58,7 +68,7 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     for (name, runs), times in ours.items():
         record = {"model": name, "runs": runs, "ms_per_step": statistics.median(times)}
         record["floor_ms"] = floor_ms(configs[name], rate, bandwidth)
-        if baseline:
+        if theirs.get(name):
             record["baseline_ms"] = statistics.median(theirs[name])
             record["speedup"] = record["baseline_ms"] / record["ms_per_step"]
         records.append(record)
@@ -81,8 +91,10 @@ def floor_ms(config: ConfigDict, rate: float, bandwidth: float) -> float:
 
     FLOPs: 2 P D H forward and as many for the gradient of H neurons on P patches, of D pixels; a router's scores are of all patches,
     their gradient of the chosen ones. Pixels have no gradient. Bytes: a digit is a byte a pixel, the batch is written once as floats and read
-    once for each direction; weights are read twice and written once.
+    once for each direction; weights are read twice and written once. Of a wide ResNet: three times the FLOPs forward.
     """
+    if config.data.name == "scenes":
+        return 1e3 * 3 * config.batch_size * wide_resnet.flops(config)[0] / rate
     experts, each, dim = config.experts, config.data.positions, 784
     samples, neurons = config.batch_size, experts.count * experts.width
     if config.model == "patch_moe":
