@@ -115,7 +115,7 @@ def test_ratios_against_a_number():
     }
     spec |= {
         "base": {"arm": "frozen"},
-        "lines": {"a": dict.fromkeys((2, 8), {"arm": "learned"}), "b": {2: {"arm": "oracle"}}},
+        "lines": {"a": {2: {"arm": "learned"}, 8: {"arm": "learned"}}, "b": {2: {"arm": "oracle"}}},
     }
     (panel,) = plots.draw(spec, data).axes
     (line,) = panel.containers

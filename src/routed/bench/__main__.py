@@ -1,4 +1,5 @@
-"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch, t5, lm, cluster, scaling, tables, pods or gpu."""
+"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch, t5, lm, cluster,
+patches, scaling, tables, pods or gpu."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-from routed.bench import cluster, dispatch, gmm, gpu, lm, pods, scaling, t5, tables
+from routed.bench import cluster, dispatch, gmm, gpu, lm, patches, pods, scaling, t5, tables
 from routed.contracts import UserError
 from routed.system import commands, files
 
@@ -20,13 +21,14 @@ BASELINE = flags.DEFINE_string(
     "baseline",
     None,
     "A command to run in turn with ours. gmm: it prints `constant ... MS` and `depth-3 ... MS`; t5: lines"
-    " `NAME s per step: SECONDS parameters: COUNT`; lm: lines `SHAPE KIND s per step: SECONDS tokens per s: COUNT`; cluster: lines `seed I: SECONDS s, N steps, ...`.",
+    " `NAME s per step: SECONDS parameters: COUNT`; lm: lines `SHAPE KIND s per step: SECONDS tokens per s: COUNT`; cluster: lines `seed I: SECONDS s, N steps, ...`;"
+    " patches: lines `joint ms per step: MS` and `cnn ms per step: MS`.",
 )
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; medians are reported.", lower_bound=1)
 
 BENCHES: dict[str, Callable[..., Iterable[dict[str, Any]]]] = {
-    "gmm": gmm.bench, "dispatch": dispatch.bench, "t5": t5.bench, "lm": lm.bench, "cluster": cluster.bench, "scaling": scaling.bench,
-    "tables": tables.bench, "pods": pods.bench, "gpu": gpu.bench,
+    "gmm": gmm.bench, "dispatch": dispatch.bench, "t5": t5.bench, "lm": lm.bench, "cluster": cluster.bench, "patches": patches.bench,
+    "scaling": scaling.bench, "tables": tables.bench, "pods": pods.bench, "gpu": gpu.bench,
 }  # fmt: skip
 
 

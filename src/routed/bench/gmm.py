@@ -18,7 +18,7 @@ from routed.bench.baseline import lines as baseline_lines
 from routed.contracts import UserError
 from routed.engine.compilation import Compiled, compile_group, stack_traced
 from routed.engine.devices import make_mesh, split_host
-from routed.plan.config import base, canonical, traced
+from routed.plan.config import base, canonical, problem_of, traced
 from routed.settings.tree import override
 from routed.system.machine import matrix_rate, memory_bandwidth
 
@@ -74,14 +74,17 @@ class Timed:
         self.traced = place(stack_traced([traced(config)] * runs))
         self.active = place(np.ones(runs, bool))
         self.count = self.compiled.place_shared(np.int32(steps))
+        self.shared = self.compiled.place_shared(problem_of(config).shared_arrays(config))
         self.runs, self.steps = runs, steps
-        self.worlds, self.states = self.compiled.start(self.seeds, self.traced, ())
+        self.worlds, self.states = self.compiled.start(self.seeds, self.traced, self.shared)
         self()  # the first call touches the memory
 
     def __call__(self) -> float:
         begun = time.perf_counter()
         self.states = jax.block_until_ready(
-            self.compiled.advance(self.active, self.count, self.seeds, self.traced, self.worlds, self.states, (), ())
+            self.compiled.advance(
+                self.active, self.count, self.seeds, self.traced, self.worlds, self.states, (), self.shared
+            )
         )
         return (time.perf_counter() - begun) / self.steps / self.runs * 1e3
 
@@ -89,7 +92,7 @@ class Timed:
         """Milliseconds of an evaluation of the whole batch."""
         begun = time.perf_counter()
         self.states = jax.block_until_ready(
-            self.compiled.record(self.active, self.seeds, self.traced, self.worlds, self.states, ())
+            self.compiled.record(self.active, self.seeds, self.traced, self.worlds, self.states, self.shared)
         )
         return (time.perf_counter() - begun) * 1e3
 

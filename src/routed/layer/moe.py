@@ -84,7 +84,7 @@ class MoE(nn.Module):
             if self.dispatch != dispatch.AUTO and not dispatch.DISPATCHES[self.dispatch].exchanged:
                 raise TypeError(f"dispatch {self.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")
             return dispatch.parallel(run, params, x, routing, places, self.mesh), routing
-        return dispatch.DISPATCHES[self._dispatch(len(x))].run(run, params, x, routing, places), routing
+        return dispatch.DISPATCHES[self._dispatch(x, params, places)].run(run, params, x, routing, places), routing
 
     def _contested(self, run, params, x, routing, places, routed_by, context) -> tuple[Float[Array, "T O"], Routing]:
         """The layer where its experts may compete; without random numbers, as at an evaluation, they do."""
@@ -131,13 +131,20 @@ class MoE(nn.Module):
             bias.value = load.rebalanced(bias.value, load.load_of(routing, mask)[0], self.balance_rate)
         return routing
 
-    def _dispatch(self, tokens: int) -> str:
+    def _dispatch(self, x, params, places: Places) -> str:
         if self.dispatch != dispatch.AUTO:
             if reason := dispatch.misfit(self.dispatch, self.rule.name):
                 raise TypeError(reason)
             return self.dispatch
         name, reason = dispatch.choose(
-            self.rule.name, tokens, self.rule.k, self.num_experts, not self.rule.capacity_factor, platform()
+            self.rule.name,
+            len(x),
+            self.rule.k,
+            self.num_experts,
+            not self.rule.capacity_factor,
+            platform(),
+            taken=self.num_experts * places.capacity / places.group_size,
+            width=sum(leaf.size for leaf in jax.tree.leaves(params)) / self.num_experts / x[0].size,
         )
         log.log_first_n(log.INFO, "dispatch auto is %s: %s", 1, name, reason)
         return name

@@ -1,6 +1,6 @@
 """Models: what is trained. Each is an `init` and an `apply` on a batch; `apply` also returns what its gates decided."""
 
-from routed.models import dense, kmeans, patch_moe, two_experts
+from routed.models import dense, kmeans, patch_moe, two_experts, wide_resnet
 from routed.models.decoder import decoder
 from routed.models.language_model import expert_axis
 from routed.models.model import Model, ModelPart, Outputs, Site
@@ -33,6 +33,36 @@ SAMPLE_MODELS: dict[str, ModelPart] = {
         reads=("experts.count", "experts.learning_rate"),
         settings=patch_moe.READOUTS | patch_moe.LARGEST,
         check=patch_moe.check,
+    ),
+    "wide_resnet": ModelPart(
+        wide_resnet.wide_resnet,
+        targets=("class", "vector"),
+        flops=lambda config: wide_resnet.flops(config)[0],
+        columns=wide_resnet.COLUMNS,
+        settings=wide_resnet.SETTINGS,
+        reads=("experts.learning_rate",),
+        check=wide_resnet.check,
+    ),
+    "wide_resnet_moe": ModelPart(
+        wide_resnet.wide_resnet_moe,
+        routed=True,
+        targets=("class", "vector"),
+        inner=wide_resnet.positions,
+        flops=lambda config: wide_resnet.flops(config)[0],
+        columns=wide_resnet.COLUMNS,
+        settings=wide_resnet.SETTINGS | wide_resnet.PATCHES,
+        uses=("router.name", "selection.name", "selection.eval.name", "dispatch"),
+        reads=(
+            "experts.count",
+            "experts.width",
+            "experts.learning_rate",
+            "selection.no_gradient",
+            "selection.balance_rate",
+            "router.frozen",
+            "router.learning_rate",
+            "transformer.learning_rate",
+        ),
+        check=wide_resnet.check_patches,
     ),
     "dense_active": ModelPart(
         dense.dense_active,

@@ -81,13 +81,16 @@ class Model(NamedTuple):
 class ModelPart(NamedTuple):
     """A model as a part: `build(config, mesh)`, what it needs of the data, and whether it has routers, and experts as a group.
 
-    `targets` are the kinds of targets that it can be trained on (empty: any).
+    `targets` are the kinds of targets that it can be trained on (empty: any). `inner(config)` are the tokens of a sample that its layer
+    routes, where these are hidden ones and not the task's; `flops(config)` those of a sample, forward, where parameters do not tell them.
     """
 
     build: Callable[[ConfigDict, Mesh | None], Model]
     routed: bool = False
     needs: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    inner: Callable[[ConfigDict], int] | None = None
+    flops: Callable[[ConfigDict], float] | None = None
     columns: Mapping[str, Column] = {}
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()

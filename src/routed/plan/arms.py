@@ -152,6 +152,8 @@ ARMS: dict[str, Arm] = {
     "cnn": Arm({"model": "patch_cnn"}, "CNN on all patches", "#777777"),
     # The learned arm's trained router, frozen, in a network that starts anew.
     "transplant": Arm({"router.frozen": True}, "learned elsewhere, frozen", "#009E73", transplants="learned"),
+    # No router: the wide ResNet whose last convolution has as many weights as all experts.
+    "wide_resnet": Arm({"model": "wide_resnet"}, "wide ResNet, no mixture", "#228833"),
     # No router: the FLOPs of one routed token, or the parameters of the whole layer, or one expert alone, no deeper.
     "dense_active": Arm({"model": "dense_active"}, "dense, active parameters", "#999999"),
     "dense_total": Arm({"model": "dense_total"}, "dense, all parameters", "#666666"),

@@ -91,7 +91,7 @@ def _check_run(config: ConfigDict) -> None:
 def _check_parts(config: ConfigDict, data: Any, problem: ProblemPart) -> None:
     """Parts by what they say of themselves: what they read, need, fit and see."""
     model, where = problem.models[config.model], f"data.name={config.data.name!r}"
-    provided = data.provides
+    provided, kind = data.provides, "hidden" if model.inner is not None else data.tokens
     if missing := [need for need in model.needs if need not in provided]:
         refuse("model", config.model, f"needs {missing[0]}, which {where} does not have; use {_having(missing[0])}")
     if model.targets and data.targets[config.data.target] not in model.targets:
@@ -102,12 +102,12 @@ def _check_parts(config: ConfigDict, data: Any, problem: ProblemPart) -> None:
             f"does not fit model={config.model!r}; use {' or '.join(fits) or 'another task'}",
         )
     tokens = EXPERTS[config.experts.name].tokens if "experts" in config and "name" in config.experts else ()
-    if tokens and data.tokens not in tokens:
-        fits = _reading(EXPERTS, data.tokens)
+    if tokens and kind not in tokens:
+        fits = _reading(EXPERTS, kind)
         refuse(
             "experts.name",
             config.experts.name,
-            f"computes on {' or '.join(tokens)}, the tokens of {where} are {data.tokens}; use one of {', '.join(fits)}",
+            f"computes on {' or '.join(tokens)}, the tokens of {where} are {kind}; use one of {', '.join(fits)}",
         )
     if not model.routed:
         if "normalise" in config.optimizer and NORMALISATIONS[config.optimizer.normalise].divides:
@@ -116,15 +116,15 @@ def _check_parts(config: ConfigDict, data: Any, problem: ProblemPart) -> None:
             )
         return
     router = ROUTERS[config.router.name]
-    if router.tokens and data.tokens not in router.tokens:
-        fits = _reading(ROUTERS, data.tokens, provided)
+    if router.tokens and kind not in router.tokens:
+        fits = _reading(ROUTERS, kind, provided)
         refuse(
             "router.name",
             config.router.name,
-            f"routes {' or '.join(router.tokens)}, the tokens of {where} are {data.tokens}; use one of {', '.join(fits)}",
+            f"routes {' or '.join(router.tokens)}, the tokens of {where} are {kind}; use one of {', '.join(fits)}",
         )
     if missing := [need for need in router.needs if need not in provided]:
-        fits = _reading(ROUTERS, data.tokens, provided)
+        fits = _reading(ROUTERS, kind, provided)
         refuse(
             "router.name",
             config.router.name,

@@ -83,12 +83,17 @@ class Convolutions(nn.Module):
         return jax.vmap(one)(x) if len(x) <= IMAGES else jax.lax.map(one, x, batch_size=IMAGES)
 
 
-def patches(image: Float[Array, "*positions C"]) -> Float[Array, "*half P"]:
-    """The 3 x 3 positions from every second one on, side by side; beyond the end there are zeros."""
+def patches(image: Float[Array, "*positions C"], stride: int = 2) -> Float[Array, "*half P"]:
+    """The 3 x 3 positions from every second one on (stride 1: around every one), side by side; beyond the ends there are zeros."""
     *positions, _ = image.shape
-    half = [math.ceil(n / 2) for n in positions]
-    image = jnp.pad(image, [(0, 2 * h + 1 - n) for h, n in zip(half, positions, strict=True)] + [(0, 0)])
+    half, before = [math.ceil(n / stride) for n in positions], 2 - stride
+    after = [stride * (h - 1) + 3 - before - n for h, n in zip(half, positions, strict=True)]
+    image = jnp.pad(image, [(before, a) for a in after] + [(0, 0)])
     starts = itertools.product(range(3), repeat=len(positions))
     return jnp.concatenate(
-        [image[tuple(slice(a, a + 2 * h - 1, 2) for a, h in zip(start, half, strict=True))] for start in starts], -1
+        [
+            image[tuple(slice(a, a + stride * (h - 1) + 1, stride) for a, h in zip(start, half, strict=True))]
+            for start in starts
+        ],
+        -1,
     )

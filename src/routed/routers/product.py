@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from routed.routers.clusters import closeness
+from routed.routers.matmul import matmul
 
 #: What a score may be (`router.measure`).
 PRODUCT, DISTANCE = MEASURES = ("product", "distance")
@@ -40,7 +41,7 @@ class ProductRouter(nn.Module):
         del context
         features = self.features(x.astype(jnp.float32))
         kernel = self.param("kernel", columns, features.shape[-1], self.num_experts)
-        scores = closeness(kernel.T, features) if self.measure == DISTANCE else features @ kernel
+        scores = closeness(kernel.T, features) if self.measure == DISTANCE else matmul(features, kernel)
         if self.biased:
             scores += self.param("bias", nn.initializers.zeros, (self.num_experts,))[None]
         return scores

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Float32, Int, Int32, Integer, Key, PRNGKeyAr
 from ml_collections import ConfigDict
 
 from routed.contracts import Batch, UserError
-from routed.settings.setting import Allowed, Setting
+from routed.settings.setting import Allowed, Setting, refuse
 from routed.tasks import image_files
 from routed.tasks.image_files import Images, digest, load
 from routed.tasks.task import Task, World
@@ -153,6 +153,8 @@ def _dims(data) -> int:
 
 def check_directory(config: ConfigDict) -> None:
     """Settings only: classes and shapes are looked at when the files are read."""
+    if config.data.images == "celeba" and config.data.name != "scenes":
+        refuse("data.images", "celeba", "faces have attributes and no class; use data.name=scenes")
     if config.data.images != "patterns" and not config.data.directory:
         raise UserError(
             f"config key data.directory is empty: name the folder with the files of data.images={config.data.images!r}"
@@ -177,9 +179,9 @@ TASK = Task(
     settings={
         "images": Setting(
             "patterns",
-            "the image set: idx (MNIST, Fashion-MNIST), cifar10, cifar100, tfds:NAME, or artificial patterns",
+            "the image set: idx (MNIST, Fashion-MNIST), cifar10, cifar100, tfds:NAME, celeba (of scenes), or artificial patterns",
             Allowed(
-                lambda v: v in image_files.SETS or (v.startswith("tfds:") and v != "tfds:"),
+                lambda v: v in (*image_files.SETS, "celeba") or (v.startswith("tfds:") and v != "tfds:"),
                 lambda: f"must be one of {', '.join(image_files.SETS)}, tfds:NAME",
             ),
         )

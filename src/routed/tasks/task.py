@@ -80,6 +80,8 @@ class Task(NamedTuple):
     #: that decides its class (0: there is no such token).
     positions: Callable[[Any], int] = lambda data: 1
     decisive: int = 0
+    #: Of images: pixels of a side, where settings alone tell.
+    pixels: Callable[[Any], int] | None = None
     #: Leading input dimensions that carry information, for the columns that ask what a router's weights rest on.
     signal: Callable[[Any], int] | None = None
     #: Of targets that are a vector or the input; where they are a sign or a class, predictions are logits, and it is refused.

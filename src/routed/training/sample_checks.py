@@ -14,6 +14,12 @@ from routed.training.phases import phases_of
 from routed.training.task_losses import TASK_LOSSES
 
 
+def positions_of(config: ConfigDict) -> int:
+    """Tokens of a sample that are routed one by one: the task's, or those that the model makes of a sample."""
+    inner = SAMPLE_MODELS[config.model].inner
+    return TASKS[config.data.name].positions(config.data) if inner is None else inner(config)
+
+
 def check(config: ConfigDict) -> None:
     """Refuses what does not fit."""
     task, data, loss = TASKS[config.data.name], config.data, TASK_LOSSES[config.loss]
@@ -65,7 +71,7 @@ def check(config: ConfigDict) -> None:
     if size and config.batch_size % size:
         refuse("selection.group_size", size, f"must divide batch_size={config.batch_size}")
     if "selection" in config:
-        _refuse_more_patches(config, task.positions(data))
+        _refuse_more_patches(config, positions_of(config))
     if "router" in config and "window" in config.router and (positions := task.dims(data)) % config.router.window:
         refuse("router.window", config.router.window, f"must divide the {positions} positions of a sample")
     if config.mesh.data * config.mesh.expert > 1:

@@ -27,7 +27,7 @@ from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.program import rule_and_dispatch
-from routed.training.sample_checks import check
+from routed.training.sample_checks import check, positions_of
 from routed.training.sample_columns import columns_of
 from routed.training.sample_history import ALONE, alone, offline
 from routed.training.task_losses import TASK_LOSSES, apart, correct, squared
@@ -234,7 +234,7 @@ def experts_per_token(config: Any) -> Any:
     rule, _ = rule_and_dispatch(config)
     if not SAMPLE_MODELS[config.model].routed:
         return 1.0
-    rule = in_samples(rule, TASKS[config.data.name].positions(config.data))
+    rule = in_samples(rule, positions_of(config))
     return SELECTIONS[rule.name].experts_per_token(rule, config.batch_size, config.experts.count)
 
 
@@ -263,7 +263,9 @@ def cost(config: ConfigDict) -> Cost:
     share = experts_per_token(config) / config.experts.count if problem.model.scores is not None else 1.0
     tokens = config.batch_size * math.prod(test.cluster.shape[1:])
     served = sizes["router"] + sizes["experts"] * share
-    return Cost(tokens, 6.0 * tokens * served, UPDATE * (sizes["router"] + sizes["experts"]))
+    counted = SAMPLE_MODELS[config.model].flops
+    flops = 6.0 * tokens * served if counted is None else 3.0 * tokens * counted(config)
+    return Cost(tokens, flops, UPDATE * sum(sizes[name] for name in sizes if name != "fixed"))
 
 
 SAMPLES = ProblemPart(

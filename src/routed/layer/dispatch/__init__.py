@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.contracts import ExpertFunction
-from routed.layer.dispatch.direct import combine, combined, dense, gather
+from routed.layer.dispatch.direct import apart, apart_dense, combine, combined, dense, gather
 from routed.layer.dispatch.parallel import DATA, EXPERT, parallel, parallel_select
 from routed.layer.dispatch.ragged import alone, ragged
 from routed.layer.dispatch.slots import slots
@@ -63,13 +63,33 @@ def misfit(name: str, selection: str) -> str | None:
     return None
 
 
-def choose(selection: str, tokens: int, k: int, experts: int, dropless: bool, platform: str) -> tuple[str, str]:
-    """The dispatch for `auto`, and why (see `python -m routed.bench dispatch`)."""
+#: Products of a number that take as long, on a CPU, as copying it to where its expert computes and back (`python -m routed.bench patches`).
+COPY = 16
+
+
+def choose(
+    selection: str,
+    tokens: int,
+    k: int,
+    experts: int,
+    dropless: bool,
+    platform: str,
+    *,
+    taken: float = 0.0,
+    width: float = 1.0,
+) -> tuple[str, str]:
+    """The dispatch for `auto`, and why (see `python -m routed.bench dispatch`).
+
+    `taken` are the experts that a token has on average where they choose within samples, `width` the parameters of an expert for each
+    number of a token.
+    """
     chosen = SELECTIONS[selection]
     if not chosen.sparse:
         return "dense", "soft routing needs every expert on every token"
     if tokens * k <= experts:
         return "gather", f"{tokens * k} assignments are no more than {experts} experts"
+    if chosen.within_samples and platform == "cpu" and experts * width <= taken * (width + COPY):
+        return "dense", f"copying tokens takes longer than {experts} experts of {width:.3g} products a number"
     if not dropless or chosen.bounded:
         return "slots", "the capacity bounds its slots"
     return "ragged", "dropless: " + ("grouped products" if platform == "tpu" else "blocks of sorted rows")
@@ -81,6 +101,8 @@ __all__ = [
     "DISPATCHES",
     "EXPERT",
     "alone",
+    "apart",
+    "apart_dense",
     "choose",
     "combine",
     "combined",

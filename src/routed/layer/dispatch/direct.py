@@ -53,3 +53,22 @@ def combine(routing: Routing, outputs: Float[Array, "A O"], tokens: int) -> Floa
     weight = jnp.where(routing.kept, routing.weight, 0.0)[:, None].astype(outputs.dtype)
     outputs = jnp.where(routing.kept[:, None], outputs, 0)
     return jnp.zeros((tokens, outputs.shape[-1]), outputs.dtype).at[routing.token].add(weight * outputs)
+
+
+def apart(expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing) -> Float[Array, "T E O"]:
+    """The weighted output of each expert on each token, side by side and not added up; 0 where it did not take the token.
+
+    Of a selection whose experts all take as many tokens of each group: experts compute these, and nothing else.
+    """
+    experts, tokens = routing.scores.shape[1], len(x)
+    order = jnp.argsort(routing.expert, stable=True).reshape(experts, -1)
+    token, weight = routing.token[order], jnp.where(routing.kept, routing.weight, 0.0)[order]
+    outputs = jax.vmap(expert)(params, x[token]) * weight[:, :, None]
+    spread = jnp.zeros((experts, tokens, outputs.shape[-1]), outputs.dtype)
+    return jax.vmap(lambda spread, token, own: spread.at[token].set(own))(spread, token, outputs).swapaxes(0, 1)
+
+
+def apart_dense(expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing) -> Float[Array, "T E O"]:
+    """The same, where every expert computes every token: the oracle for it."""
+    outputs = jax.vmap(expert, in_axes=(0, None))(params, x)
+    return outputs.swapaxes(0, 1) * combine_weights(routing)[:, :, None]

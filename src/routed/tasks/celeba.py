@@ -1,0 +1,93 @@
+"""Faces with attributes: CelebA as TFDS prepared it, cut and reduced to 64 x 64 pixels (Chowdhury et al. 2023, 5.2).
+
+Classes are combinations of attributes. With a share s > 0, hair is a spurious attribute of the first one: of the training images with it a
+share s have black hair, of those without it a share s blond hair, the rest the other; of the test images it is the other way round.
+Faces with neither or both are left out then. The paper says neither how faces are cut nor which images are taken: the middle square, the
+first ones of each split.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import pathlib
+
+import numpy as np
+
+from routed.contracts import UserError
+from routed.tasks.image_files import Images
+from routed.tasks.prepared import newest
+
+#: The image set, and that of TFDS; pixels of a side; images read of each split at most; attributes of hair.
+NAME, PREPARED, SIDE = "celeba", "celeb_a", 64
+MOST = {"train": 60_000, "test": 20_000}
+HAIR = ("Black_Hair", "Blond_Hair")
+
+
+@functools.lru_cache(maxsize=2)
+def load(directory: str, attributes: tuple[str, ...], spurious: float) -> Images:
+    """Faces and their classes, sum_i 2^i [attribute i], read once in a process.
+
+    Raises:
+      UserError: not prepared or damaged, attributes that it does not have, a class without faces.
+    """
+    builder, path = newest(directory, PREPARED)
+    known = dict(builder.info.features.items()).get("attributes", {})
+    if missing := [one for one in attributes if one not in known]:
+        raise UserError(
+            f"config key data.attributes={attributes}: {path} has no attribute {missing[0]}; it has {', '.join(known) or 'none'}"
+        )
+    found = []
+    for split, sign in (("train", 1), ("test", -1)):
+        x, told, hair = _part(builder, path, split, attributes)
+        y = (told << np.arange(len(attributes))[None]).sum(1)
+        if spurious:
+            keep = misled(told[:, 0], hair, spurious if sign > 0 else 1 - spurious)
+            x, y = x[keep], y[keep]
+        if empty := sorted(set(range(2 ** len(attributes))) - set(y.tolist())):
+            raise UserError(
+                f"{path}: split {split} has no face of class {empty[0]} of data.attributes={attributes}; prepare celeb_a again, or name"
+                " other attributes"
+            )
+        found += [x, y.astype(np.int32)]
+    return Images(*found)
+
+
+def misled(told: np.ndarray, hair: np.ndarray, share: float) -> np.ndarray:
+    """The most faces, in their order, of which in either class a share has the hair that goes with it: black if told, else blond."""
+    keep = []
+    for has in (0, 1):
+        agrees, differs = (
+            np.flatnonzero((told == has) & (hair[:, a] == 1) & (hair[:, 1 - a] == 0)) for a in (1 - has, has)
+        )
+        whole = (
+            min(len(agrees) / share, len(differs) / (1 - share)) if 0 < share < 1 else max(len(agrees), len(differs))
+        )
+        keep += [agrees[: round(share * whole)], differs[: round((1 - share) * whole)]]
+    return np.sort(np.concatenate(keep))
+
+
+def _part(builder, path: pathlib.Path, split: str, attributes: tuple[str, ...]):
+    if split not in builder.info.splits:
+        raise UserError(f"{path}: has no split {split}; prepare {PREPARED} again")
+    faces, told, hair = [], [], []
+    try:
+        for record in itertools.islice(iter(builder.as_data_source(split=split)), MOST[split]):
+            faces.append(cut(record["image"]))
+            told.append([bool(record["attributes"][name]) for name in attributes])
+            hair.append([bool(record["attributes"][name]) for name in HAIR])
+    except (RuntimeError, ValueError, OSError, KeyError) as error:  # a wrong checksum, a damaged image, no hair
+        raise UserError(f"{path}: split {split} cannot be read ({error}); prepare {PREPARED} again") from error
+    return np.stack(faces), np.array(told, np.int64), np.array(hair, np.int64)
+
+
+def cut(face: np.ndarray) -> np.ndarray:
+    """The middle square, reduced to 64 x 64: a pixel is the mean of those of the square whose centre it is nearest to."""
+    height, width = face.shape[:2]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    square = face[top : top + side, left : left + side].astype(np.float64)
+    edges = np.round(np.arange(SIDE) * side / SIDE).astype(int)
+    sums = np.add.reduceat(np.add.reduceat(square, edges, 0), edges, 1)
+    each = np.diff([*edges, side])
+    return np.round(sums / (each[:, None] * each[None])[..., None]).astype(np.uint8)

@@ -1,0 +1,282 @@
+"""Images whose class is told by all of them or by a part: as they are, on a background, among others, or with a misleading colour.
+
+After the wide ResNets' data of Chowdhury et al. (2023, 5.2 and A), from images at hand. plain: the image. backgrounds: the image at half
+its size, anywhere on a larger scene (theirs: plants of ImageNet; here: another image of the set whose tiles are in random order, which has
+colours and edges of images but no object). vehicles: at half its size in a random quadrant, the others are filled with images of classes
+that are not to be told. `data.spurious`: every class has a colour, which the background takes in that share of the training samples; in
+as large a share of the test samples it is another class's (theirs: hair colour and smiling). `data.images=celeba`: see `celeba.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int, Int32, Key, PRNGKeyArray, UInt8, UInt32
+from ml_collections import ConfigDict
+
+from routed.contracts import Batch, UserError
+from routed.settings.setting import FRACTION, Allowed, Setting, at_least, one_of, refuse
+from routed.tasks import celeba, images
+from routed.tasks.image_files import Images, load
+from routed.tasks.task import Task, World
+
+#: Side of a tile of a background, in pixels; how far a colour moves a channel, of its range.
+TILE, TINT = 4, 0.25
+
+
+class Shared(NamedTuple):
+    """All images, those for training first; which of them are objects, which fill scenes, each for training and then for tests."""
+
+    pixels: UInt8[np.ndarray, "N H W C"]
+    label: Int32[np.ndarray, " N"]
+    objects: Int32[np.ndarray, " O"]
+    fills: Int32[np.ndarray, " F"]
+    mean: Float32[np.ndarray, " C"]
+    std: Float32[np.ndarray, " C"]
+
+
+class Draws(NamedTuple):
+    """Numbers of an object and of what fills its scene; where it is, in half sizes; how far its colour is from its own; tiles' order."""
+
+    object: Int[Array, " B"]
+    fill: Int[Array, "B 4"]
+    place: Float[Array, "B 2"]
+    colour: Int[Array, " B"]
+    order: UInt32[Array, " B"]
+
+
+class Part(NamedTuple):
+    """Training or test images, counted among all: objects (of tests: class i % K at place i), their classes, and what fills scenes."""
+
+    objects: Int32[np.ndarray, " O"]
+    label: Int32[np.ndarray, " O"]
+    fills: Int32[np.ndarray, " F"]
+
+
+def source(data) -> Images:
+    """The images that `data` names.
+
+    Raises:
+      UserError: missing or damaged files, images that cannot be halved or reduced, another number of classes than data.clusters.
+    """
+    if data.images == celeba.NAME:
+        found = celeba.load(data.directory, tuple(data.attributes), data.spurious)
+    else:
+        found = load(data.images, data.directory)
+    height, width = found.train_x.shape[1:3]
+    if height != width or height % 2 or height % TILE:
+        raise UserError(
+            f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and scenes are made of squares of a"
+            f" multiple of {TILE}; use others"
+        )
+    if height % data.side:
+        refuse(
+            "data.side",
+            data.side,
+            f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}",
+        )
+    known = int(found.train_y.max()) + 1
+    told = len(data.objects) if data.scene == "vehicles" else known
+    if told != data.clusters:
+        refuse("data.clusters", data.clusters, f"there are {told} classes to tell; set data.clusters={told}")
+    if data.scene == "vehicles":
+        if wrong := [one for one in data.objects if one >= known]:
+            refuse(
+                "data.objects",
+                data.objects,
+                f"the images have no class {wrong[0]}, only 0 to {known - 1}; leave it out",
+            )
+        if told == known:
+            refuse("data.objects", data.objects, "no class is left to fill the other quadrants; leave one out")
+    return found
+
+
+def parts(found: Images, data) -> tuple[Part, Part]:
+    """The images for training and those for tests."""
+    classes = np.array(data.objects if data.scene == "vehicles" else range(data.clusters))
+    number = np.full(int(found.train_y.max()) + 1, -1, np.int32)
+    number[classes] = np.arange(len(classes))
+    made, first = [], 0
+    for y, tests in ((found.train_y, False), (found.test_y, True)):
+        label = number[y]
+        own = np.flatnonzero(label >= 0)
+        own = own[images.in_turn(label[own])] if tests else own
+        fills = np.flatnonzero(label < 0) if data.scene == "vehicles" else np.arange(len(y))
+        made.append(Part((own + first).astype(np.int32), label[own], (fills + first).astype(np.int32)))
+        first += len(y)
+    return made[0], made[1]
+
+
+def shared_arrays(data) -> Shared:
+    """The images, with mean and standard deviation of each channel (in [0, 1]) over those for training."""
+    return _shared(source(data), data)
+
+
+def _shared(found: Images, data) -> Shared:
+    train, test = parts(found, data)
+    label = np.full(len(found.train_y) + len(found.test_y), -1, np.int32)
+    for part in (train, test):
+        label[part.objects] = part.label
+    mean, std = _moments(data.images, data.directory) if data.images != celeba.NAME else images.moments(found.train_x)
+    return Shared(
+        pixels=np.concatenate([found.train_x, found.test_x]),
+        label=label,
+        objects=np.concatenate([train.objects, test.objects]),
+        fills=np.concatenate([train.fills, test.fills]),
+        mean=mean,
+        std=std,
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def _moments(name: str, directory: str):
+    return images.moments(load(name, directory).train_x)
+
+
+def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
+    """Nothing."""
+    del keys, data
+    return ()
+
+
+def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
+    """Scenes: training images in random order, again and again; test images in turn, in scenes filled with test images."""
+    del fixed
+    train, test = parts(source(data), data)
+    tests, place = cluster_key is None, jnp.arange(size)
+    fill_key, place_key, odd_key, other_key, order_key = jax.random.split(noise_key, 5)
+    if cluster_key is None:
+        number = len(train.objects) + place % len(test.objects)
+    else:
+        number = jax.random.permutation(cluster_key, len(train.objects))[place % len(train.objects)]
+    own = test if tests else train
+    first = len(train.fills) if tests else 0
+    # Another colour than the class's own: in the rest of the training samples, in as large a share of the test samples.
+    odd = jax.random.uniform(odd_key, (size,)) < (data.spurious if tests else 1 - data.spurious)
+    return Draws(
+        object=number,
+        fill=first + jax.random.randint(fill_key, (size, 4), 0, len(own.fills)),
+        place=jax.random.uniform(place_key, (size, 2)),
+        colour=jnp.where(odd, jax.random.randint(other_key, (size,), 1, max(data.clusters, 2)), 0),
+        order=jax.random.bits(order_key, (size,)),
+    )
+
+
+def batch(world: World, draws: Draws, data) -> Batch:
+    """x = the scene, reduced to `data.side` pixels a side, each channel minus its mean, over its deviation; y = the class, one-hot."""
+    shared = jax.tree.map(jnp.asarray, world.shared)
+    chosen = shared.objects[draws.object]
+    label, object = shared.label[chosen], shared.pixels[chosen].astype(jnp.float32) / 255
+    fills = shared.fills[draws.fill] if data.scene != "plain" else None
+    tint = (
+        _tints(data.clusters)[(label + draws.colour) % data.clusters] if _coloured(data) else jnp.zeros((len(label), 3))
+    )
+    x = SCENES[data.scene](object, shared.pixels, fills, draws, tint[:, None, None])
+    x = (jnp.clip(x, 0, 1) - shared.mean[None, None, None]) / shared.std[None, None, None]
+    return Batch(x=shrunk(x, x.shape[1] // data.side), y=jax.nn.one_hot(label, data.clusters), cluster=label)
+
+
+def _coloured(data) -> bool:
+    return data.spurious > 0 and data.images != celeba.NAME
+
+
+def _tints(classes: int) -> Float[Array, "K 3"]:
+    """Colours evenly around the circle of hues."""
+    angle = 2 * jnp.pi * (jnp.arange(classes)[:, None] / classes + jnp.arange(3)[None] / 3)
+    return TINT * jnp.cos(angle)
+
+
+def plain(object, pixels, fills, draws: Draws, tint):
+    """The image itself, all of it coloured."""
+    del pixels, fills, draws
+    return object + tint
+
+
+def backgrounds(object, pixels, fills, draws: Draws, tint):
+    """The image at half size, anywhere on the tiles of another one, which alone are coloured."""
+    other = pixels[fills[:, 0]].astype(jnp.float32) / 255
+    samples, side, _, channels = other.shape
+    each = side // TILE
+    tiles = other.reshape(samples, each, TILE, each, TILE, channels).swapaxes(2, 3).reshape(samples, each**2, -1)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(0), draws.order)
+    order = jax.vmap(lambda key: jax.random.permutation(key, each**2))(keys)
+    tiles = jnp.take_along_axis(tiles, order[:, :, None], 1).reshape(samples, each, each, TILE, TILE, channels)
+    scene = tiles.swapaxes(2, 3).reshape(other.shape)
+    return _put(scene + tint, object, jnp.floor(draws.place * (side // 2 + 1)).astype(int))
+
+
+def vehicles(object, pixels, fills, draws: Draws, tint):
+    """The image at half size in a quadrant, images of other classes in the others, which alone are coloured."""
+    four = shrunk(pixels[fills].astype(jnp.float32).reshape(-1, *object.shape[1:]) / 255, 2)
+    four = four.reshape(len(object), 2, 2, *four.shape[1:])
+    scene = four.swapaxes(2, 3).reshape(object.shape)
+    return _put(scene + tint, object, jnp.floor(2 * draws.place).astype(int) * (object.shape[1] // 2))
+
+
+def _put(scene, object, place):
+    """Each scene with its object at half size, whose corner is at `place`."""
+    one = lambda scene, object, at: jax.lax.dynamic_update_slice(scene, object, (at[0], at[1], 0))  # noqa: E731
+    return jax.vmap(one)(scene, shrunk(object, 2), place)
+
+
+def shrunk(x: Float[Array, "B H W C"], times: int) -> Float[Array, "B h w C"]:
+    """Means of squares of so many pixels a side."""
+    samples, height, width, channels = x.shape
+    return x.reshape(samples, height // times, times, width // times, times, channels).mean((2, 4))
+
+
+#: name -> scene.
+SCENES = {"plain": plain, "backgrounds": backgrounds, "vehicles": vehicles}
+
+
+def _digest(data) -> str:
+    if data.images == celeba.NAME:
+        return f"celeba {images.digest(source(data))}"
+    return images.digest_of_files(data.images, data.directory)
+
+
+def _check(config: ConfigDict) -> None:
+    images.check_directory(config)
+    data = config.data
+    if data.images == celeba.NAME and data.scene != "plain":
+        refuse("data.scene", data.scene, "faces are scenes already; use 'plain'")
+
+
+TASK = Task(
+    tokens="images",
+    targets={"class": "class"},
+    fixed=fixed,
+    draw=draw,
+    batch=batch,
+    dims=lambda data: data.side**2 * source(data).train_x.shape[-1],
+    outputs=lambda data: data.clusters,
+    pixels=lambda data: data.side,
+    shared=shared_arrays,
+    digest=_digest,
+    about=lambda data: f"data.images={data.images}, scenes ({data.scene}) put together by the task's own file",
+    reads=("clusters", "directory", "data.images"),
+    settings={
+        "scene": Setting("plain", "what an image is part of", one_of(SCENES)),
+        "side": Setting(32, "pixels of a side to which scenes are reduced", at_least(4)),
+        "objects": Setting(
+            (0, 1, 8, 9),
+            "of scene vehicles: classes that are told apart (CIFAR-10: airplane, automobile, ship, truck); others fill the scene",
+            Allowed(lambda v: len(set(v)) == len(v) > 1 and min(v) >= 0, lambda: "must be different classes, at least two"),
+        ),
+        "spurious": Setting(
+            0.0,
+            "share of training samples with their class's colour, and of test samples with another's; 0: no colours (celeba: of hair)",
+            FRACTION,
+        ),
+        "attributes": Setting(
+            ("Smiling",),
+            "of celeba: what is told, each yes or no, so 2^n classes",
+            Allowed(lambda v: 0 < len(set(v)) == len(v) <= 3, lambda: "must be one to three different attributes"),
+        ),
+    },
+    check=_check,
+)  # fmt: skip
