@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float
 
 from routed.contracts import Places, Routing, SoftRouting
 from routed.layer import dispatch
+from routed.layer.published import scaled_inputs
 from routed.layer.rule import Rule
 from routed.layer.selection import capacity, select
 from routed.metrics import load
@@ -55,6 +56,10 @@ class MoE(nn.Module):
     noise_in_weights: bool = False
     balance_rate: float = 0.0
     dtype: Any = None  # of the experts' inputs and weights; None: as they are. Scores are float32 always
+    shared: nn.Module | None = (
+        None  # an expert of every token, of weight 1 (DeepSeek, Llama 4); its parameters are `shared`
+    )
+    weigh_inputs: bool = False  # the weight scales the input of a token's one expert, not its output (Llama 4)
     mesh: Mesh | None = None  # with axes `data` and `expert`: experts are shared out over the latter
 
     @nn.compact
@@ -67,6 +72,9 @@ class MoE(nn.Module):
         **context,
     ) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:
         routing = self._route(x if routed_by is None else routed_by, mask, context)
+        common = 0.0 if self.shared is None else self.shared(x)
+        if self.weigh_inputs:
+            x, routing = scaled_inputs(x, routing)
         expert = self.expert.clone(parent=None)  # unbound: its parameters are stacked and held here
 
         params = self.param("experts", partial(_initialise, expert, self.num_experts, x[:1]))
@@ -81,8 +89,8 @@ class MoE(nn.Module):
         if self.mesh is not None and not isinstance(routing, SoftRouting):
             if self.dispatch != dispatch.AUTO and not dispatch.DISPATCHES[self.dispatch].exchanged:
                 raise TypeError(f"dispatch {self.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")
-            return dispatch.parallel(run, params, x, routing, places, self.mesh), routing
-        return dispatch.DISPATCHES[self._dispatch(len(x))].run(run, params, x, routing, places), routing
+            return common + dispatch.parallel(run, params, x, routing, places, self.mesh), routing
+        return common + dispatch.DISPATCHES[self._dispatch(len(x))].run(run, params, x, routing, places), routing
 
     def _route(self, x, mask, context) -> Routing | SoftRouting:
         routed_input = x
