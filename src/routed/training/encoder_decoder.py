@@ -26,7 +26,7 @@ from routed.settings.setting import Setting, at_least, refuse
 from routed.tasks import text
 from routed.training import text_feed
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
-from routed.training.text_history import offline
+from routed.training.text_history import offline, traced
 
 
 def build(config: ConfigDict, pool: int, mesh: Mesh | None = None) -> Problem:
@@ -206,6 +206,7 @@ ENCODER_DECODER = ProblemPart(
     feed=text_feed.feed,
     feed_shape=text_feed.feed_shape,
     offline=offline,
+    traced=traced,
     digest=lambda config: f"{config.data.name} {text_feed.corpus(config).digest}",
     about=_about,
     cost=lambda config: Cost(

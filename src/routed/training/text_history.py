@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -31,18 +32,47 @@ def offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.
     return found | {f"router/{metric}": np.mean(values, axis=0) for metric, values in columns.items()}
 
 
-def _of_layers(config: ConfigDict, history) -> Iterator[tuple[str, int, str, np.ndarray]]:
+class Tokens(NamedTuple):
+    """What is known of a stack's validation tokens [T]: row of text, token id (of the decoder: its input), language (an index)."""
+
+    row: np.ndarray
+    token: np.ndarray
+    language: np.ndarray
+
+
+def tokens_of(config: ConfigDict) -> dict[str, Tokens]:
+    """The tokens that encoder and decoder route at an evaluation, in their order."""
     rows = text.validation(corpus(config), config)
     shifted = np.pad(rows.targets, ((0, 0), (1, 0)))[:, :-1]
-    every = config.transformer.layers // max(config.transformer.sparse_layers, 1)
+    found = {}
     for stack, ids in (("encoder", rows.inputs), ("decoder", shifted)):
+        row = np.repeat(np.arange(len(ids)), ids.shape[1])
+        found[stack] = Tokens(row, np.asarray(ids).reshape(-1), np.asarray(rows.language)[row])
+    return found
+
+
+def layer_of(config: ConfigDict, place: int) -> int:
+    """The layer of a stack in which its sparse layer number `place` is."""
+    return (place + 1) * (config.transformer.layers // max(config.transformer.sparse_layers, 1)) - 1
+
+
+def traced(config: ConfigDict) -> dict[str, dict[str, Any]]:
+    """What is known of the tokens of the arrays of choices: `ProblemPart.traced`."""
+    names, found = np.asarray(corpus(config).languages), {}
+    for stack, (row, token, language) in tokens_of(config).items():
+        layers = [f"{stack}_{layer_of(config, place)}" for place in range(config.transformer.sparse_layers)]
+        known = {"sequence": row, "token_ids": token, "labels": {"language": names[language]}, "layers": layers}
+        found[f"{stack}/choices"] = known
+    return found
+
+
+def _of_layers(config: ConfigDict, history) -> Iterator[tuple[str, int, str, np.ndarray]]:
+    for stack, (row, token, language) in tokens_of(config).items():
         if f"{stack}/choices" not in history:
             continue
-        row, token = np.repeat(np.arange(len(ids)), ids.shape[1]), np.asarray(ids).reshape(-1)
-        language = np.asarray(rows.language)[row]
         choices, stale = history[f"{stack}/choices"], history[f"{stack}/stale"]
         for s in range(choices.shape[1]):
-            layer = (s + 1) * every - 1
+            layer = layer_of(config, s)
             for name, values in history.items():
                 if name.startswith(f"{stack}/") and values.ndim == 2:
                     yield stack, layer, name.removeprefix(f"{stack}/"), values[:, s]
