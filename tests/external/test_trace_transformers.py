@@ -107,7 +107,7 @@ def test_a_trace_holds_what_the_model_computed(name, tmp_path):
             kept = column(found, layer, "kept") if "kept" in found.held else np.ones_like(experts, bool)
             np.put_along_axis(dense, experts.astype(int), np.where(kept, weights, 0), 1)
             np.testing.assert_allclose(dense, combined(name, seen[part], scores), atol=1e-5)
-            assert (np.diff(weights, axis=1) <= 1e-6).all()
+            assert name == "nllb" or (np.diff(weights, axis=1) <= 1e-6).all()
             if name == "switch":
                 assert 0 < (~kept).mean() < 1
 

@@ -1,4 +1,4 @@
-"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch, t5, cluster, scaling, tables, pods or gpu."""
+"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch, t5, cluster, scaling, tables, pods, gpu or trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from absl import flags
 
-from routed.bench import cluster, dispatch, gmm, gpu, pods, scaling, t5, tables
+from routed.bench import cluster, dispatch, gmm, gpu, pods, scaling, t5, tables, trace
 from routed.contracts import UserError
 from routed.system import commands, files
 
@@ -27,6 +27,7 @@ ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; median
 BENCHES: dict[str, Callable[..., Iterable[dict[str, Any]]]] = {
     "gmm": gmm.bench, "dispatch": dispatch.bench, "t5": t5.bench, "cluster": cluster.bench, "scaling": scaling.bench,
     "tables": tables.bench, "pods": pods.bench, "gpu": gpu.bench,
+    "trace": trace.bench,
 }  # fmt: skip
 
 

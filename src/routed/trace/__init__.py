@@ -5,7 +5,8 @@
 writes one from arrays; `python -m routed.trace report trace` makes its page, and `routed.analyse` does both. docs/traces.md has the format.
 """
 
+from routed.trace.features import Features
 from routed.trace.format import Trace, read
 from routed.trace.writing import append, finish, parts_of, write
 
-__all__ = ["Trace", "append", "finish", "parts_of", "read", "write"]
+__all__ = ["Features", "Trace", "append", "finish", "parts_of", "read", "write"]

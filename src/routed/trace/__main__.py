@@ -23,9 +23,12 @@ from routed.contracts import UserError
 from routed.system import commands, files
 
 OUT = flags.DEFINE_string(
-    "out", None, "report: the page, default report.html in the last DIR; capture: the folder of the trace."
+    "out",
+    "",
+    "report: the page, default report.html in the last DIR; capture: the folder of the trace.",
+    allow_override=True,
 )
-MODEL = flags.DEFINE_string("model", None, "A model of transformers: a folder, or a name on the hub.")
+MODEL = flags.DEFINE_string("model", "", "A model of transformers: a folder, or a name on the hub.")
 TEXT = flags.DEFINE_multi_string(
     "text", [], "A text file; may be repeated. Its name is the label `file` of its tokens."
 )

@@ -12,6 +12,7 @@ from absl import logging as log
 from routed.metrics import information
 from routed.routers.fixed import balanced_table
 from routed.trace import between, counts, numbers, tokens
+from routed.trace.controls import controls
 from routed.trace.format import Trace
 
 
@@ -19,7 +20,7 @@ class Analysis(NamedTuple):
     """What the page is made of.
 
     `table` has a row a layer and number: value, low, high, chance, and hash, which is the value that a balanced table of token ids
-    has. `maps` name -> [L, C, E] assignments by label and expert, `loads` [L, E], `pairs` [L, E, E] or None.
+    has. `maps` name -> [L, C, E] assignments by label and expert, `loads` [L, E], `pairs` [L, E, E] or None; `controls` what other routers do on the features that the trace has.
     """
 
     trace: Trace
@@ -30,6 +31,7 @@ class Analysis(NamedTuple):
     pairs: np.ndarray | None
     between: between.Between | None
     churn: pd.DataFrame
+    controls: pd.DataFrame
 
 
 def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
@@ -59,7 +61,7 @@ def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
     churned = between.checkpoints(traces, known, weights) if len(traces) > 1 else []
     return Analysis(
         trace, known, table, {name: np.stack(of) for name, of in maps.items()}, np.stack(loads),
-        np.stack(pairs) if pairs else None, seen, pd.DataFrame(churned),
+        np.stack(pairs) if pairs else None, seen, pd.DataFrame(churned), controls(trace, known, seed) if trace.has_features else pd.DataFrame(),
     )  # fmt: skip
 
 

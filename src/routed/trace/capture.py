@@ -17,8 +17,10 @@ from absl import logging as log
 
 from routed.contracts import UserError
 from routed.system import files
+from routed.trace.arrays import as_array
+from routed.trace.features import KEPT, Features
 from routed.trace.format import DESCRIPTION, Trace, read
-from routed.trace.hooks import arrays_of, listening, routers_of
+from routed.trace.hooks import arrays_of, listening, routers_of, weights_of
 from routed.trace.writing import append, finish, parts_of
 
 #: Tokens of a part, about: what a kill may lose.
@@ -63,6 +65,7 @@ def capture(
     if all((place / DESCRIPTION).exists() for place in places.values()):
         return [read(place) for place in places.values()]
     each = max(1, PART // (batch_size * len(rows[0]))) * batch_size  # rows of a part
+    share = max(1, KEPT * each // max(len(rows), each))  # tokens of a part whose features are kept
     done = min(parts_of(place) for place in places.values())
     if done:
         log.info("going on behind %d parts of %d rows", done, each)
@@ -71,19 +74,28 @@ def capture(
         for begin in range(done * each, len(rows), each):
             some = rows[begin : begin + each]
             found: dict[str, list[dict[str, Any]]] = {stack: [] for stack in stacks}
+            picked = np.sort(np.random.default_rng(begin).permutation(len(some) * len(rows[0]))[:share])
+            sample: dict[str, list[np.ndarray]] = {member: [] for member in known}
             for first in range(0, len(some), batch_size):
                 ids = torch.as_tensor(np.stack(some[first : first + batch_size])).to(model.device)
                 more = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
                 model(input_ids=ids, **more)
                 for stack, members in stacks.items():
                     found[stack].append(arrays_of([seen[member] for member in members]))
+                    for member in members:
+                        sample[member].append(_sampled(seen[member].features, first * len(rows[0]), picked))
             for stack, members in stacks.items():
+                linear = [weights_of(known[member][0]) for member in members]
                 if parts_of(places[stack]) * each > begin:
                     continue  # written before the kill, as the other stack's was not
                 append(
                     places[stack], **_joined(found[stack]), token_ids=np.concatenate(some), layers=members,
                     sequence=np.repeat(np.arange(begin, begin + len(some)), [len(row) for row in some]),
                     labels={"file": np.repeat(names[begin : begin + each], [len(row) for row in some])} if names is not None else None,
+                    features=Features(
+                        picked, [np.concatenate(sample[member]) for member in members], [one[0] for one in linear if one],
+                        [one[1] for one in linear if one],
+                    ) if all(linear) else None,
                     num_experts=found[stack][0]["scores"][0].shape[1], keep_scores=keep_scores, model=name, source=source,
                 )  # fmt: skip
             log.info("%d of %d rows", min(begin + each, len(rows)), len(rows))
@@ -95,6 +107,13 @@ def _stacks(names: list[str]) -> dict[str, list[str]]:
     inside = {stack: [name for name in names if stack in name.split(".")] for stack in ("encoder", "decoder")}
     both = {stack: members for stack, members in inside.items() if members}
     return both if sum(map(len, both.values())) == len(names) and len(both) > 1 else {"": names}
+
+
+def _sampled(features: Any, begin: int, picked: np.ndarray) -> np.ndarray:
+    """The features [n, D] of a batch, whose first token is number `begin` of its part, at the picked tokens that are in it."""
+    flat = features.reshape(-1, features.shape[-1])
+    here = picked[(picked >= begin) & (picked < begin + len(flat))] - begin
+    return as_array(flat[here])
 
 
 def _joined(batches: list[dict[str, Any]]) -> dict[str, Any]:

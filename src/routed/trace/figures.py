@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -73,13 +74,12 @@ def _line(panel, found: Analysis, name: str) -> None:
     base, _, code = name.partition(".")
     column = COLUMNS.get(base) or COLUMNS[name.partition("_")[0]]
     words = {
-        "table": f"choices that a table\nby {code} names (share)",
-        "mi": f"I(expert; {code})\n(nats)",
-        "given": f"I(expert; {code} | token id)\n(nats)",
+        "table": f"choices that a table by {code} names (share)",
+        "mi": f"I(expert; {code}) (nats)",
+        "given": f"I(expert; {code} | token id) (nats)",
     }
-    panel.set_ylabel(
-        words.get(base, column.label + ("\nat capacity 1.25" if name == "dropped_1.25" else "")), fontsize=8
-    )
+    told = words.get(base, column.label.replace("\n", " ") + (" at capacity 1.25" if name == "dropped_1.25" else ""))
+    panel.set_ylabel("\n".join(textwrap.wrap(told, 24)), fontsize=8)
     if (rows.value >= 0).all() and name not in ("load_max",):
         panel.set_ylim(bottom=0)
     _name_layers(panel, found.trace.layers)

@@ -16,7 +16,7 @@ MOST = 0.8
 
 def findings(found: Analysis) -> list[str]:
     """Sentences on the middle layer (median over layers), with the range over layers."""
-    return [*_tables(found), *_labels(found), *_others(found), *_churn(found)]
+    return [*_tables(found), *_labels(found), *_controls(found), *_others(found), *_churn(found)]
 
 
 def _of(found: Analysis, name: str) -> pd.DataFrame:
@@ -30,7 +30,7 @@ def _spread(values: pd.Series, form: str = "{:.2g}") -> str:
 
 
 def _percent(values: pd.Series) -> str:
-    return _spread(100 * values, "{:.0f}") + " %"
+    return _spread(100 * values, "{:.0f} %")
 
 
 def _above(rows: pd.DataFrame) -> tuple[int, int]:
@@ -48,18 +48,11 @@ def _sure(rows: pd.DataFrame) -> str:
 def _tables(found: Analysis) -> Iterator[str]:
     rows = _of(found, "table.token")
     if len(rows):
-        constant = _percent(rows.chance)
-        share = float(rows.value.median())
-        told = (
-            "most of the routing"
-            if share > MOST
-            else "part of the routing"
-            if share > 2 * float(rows.chance.median())
-            else "little of the routing"
-        )
+        more = ((rows.value - rows.chance) / (1 - rows.chance).clip(lower=1e-9)).clip(lower=0)
         yield (
             f"A table by token id, filled from half of the sequences, names {_percent(rows.value)} of the choices in the other half;"
-            f" naming the most loaded experts for every token gets {constant}. So a hash that was made for it could do {told}."
+            f" naming the most loaded experts for every token gets {_percent(rows.chance)}. So a hash that was made for it would decide"
+            f" {_percent(more)} of what these leave open."
         )
 
 
@@ -72,7 +65,7 @@ def _labels(found: Analysis) -> Iterator[str]:
             f"Experts tell {_spread(beyond)} nats of {name} beyond shuffled labels, of {whole:.2g} nats that it has;"
             f" {_sure(rows)}."
         )
-        if rows.hash.notna().all():
+        if rows.hash.notna().all() and (rows.low.isna().all() or _above(rows)[0]):
             hashed = float(rows.hash.median() - rows.chance.median())
             much = (
                 "as much, so this needs no learning"
@@ -125,6 +118,26 @@ def _others(found: Analysis) -> Iterator[str]:
         yield text
 
 
+def _controls(found: Analysis) -> Iterator[str]:
+    for name in ("token", *found.trace.labels) if len(found.controls) else ():
+        rows = found.controls[found.controls.number == f"mi.{name}"]
+        if not len(rows):
+            continue
+        trained, shuffled, initial = (
+            float((rows[of] - rows.chance).clip(lower=0).median()) for of in ("trained", "shuffled", "initial")
+        )
+        what = "token id" if name == "token" else name
+        if trained > 0:
+            yield (
+                f"On the features that were kept, a router drawn anew tells {initial:.2g} nats of the {what} beyond chance ({initial / trained:.0%}"
+                f" of the trained one's {trained:.2g}), and the trained one with shuffled features {shuffled:.2g}: the features sort tokens"
+                " whoever routes."
+                if initial > 0.5 * trained
+                else f"On the features that were kept, a router drawn anew tells {initial:.2g} nats of the {what} beyond chance, the trained"
+                f" one {trained:.2g}, and the trained one with shuffled features {shuffled:.2g}."
+            )
+
+
 def _churn(found: Analysis) -> Iterator[str]:
     if not len(found.churn):
         return
@@ -151,8 +164,9 @@ def unsaid(found: Analysis) -> list[str]:
         says.append("What training changed: give traces of several checkpoints on the same text, in order.")
     if trace.tokens < 100 * trace.experts:
         says.append("Which experts are dead: this takes 100 tokens an expert.")
-    says.append(
-        "Whether a shuffled router, or one at initialisation, would route the same features likewise: a trace holds none."
-    )
+    if not trace.has_features:
+        says.append(
+            "Whether a shuffled router, or one drawn anew, would do likewise: keep features of some tokens and router weights."
+        )
     says.append("What the routing is worth: a trace has no loss of a model with other routers.")
     return says

@@ -50,6 +50,7 @@ class Trace(NamedTuple):
     source: str = ""
     step: int | None = None
     rule: Mapping[str, Any] = {}
+    has_features: bool = False
 
     def path(self, layer: int) -> pathlib.Path:
         """The file of a layer."""
@@ -79,7 +80,7 @@ def read(folder: str | os.PathLike) -> Trace:
     try:
         held = json.loads((path / DESCRIPTION).read_text("utf-8"))
         version = held.pop("format")
-        known = {key: tuple(value) if isinstance(value, list) else value for key, value in held.items()}
+        known: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in held.items()}
         trace = Trace(path, **{key: value for key, value in known.items() if key in Trace._fields})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path / DESCRIPTION} is damaged ({error}): write the trace again") from error

@@ -14,12 +14,16 @@ from routed.trace.arrays import as_array
 
 
 class Seen(NamedTuple):
-    """What a router returned for a batch, as tensors with a row a token: scores [T, E], experts and weights [T, k], kept or None."""
+    """What a router returned for a batch, as tensors with a row a token: scores [T, E], experts and weights [T, k], kept or None.
+
+    `features` are what it was given, as it was given it.
+    """
 
     scores: Any
     experts: Any
     weights: Any
     kept: Any = None
+    features: Any = None
 
 
 #: What a router's module and its output say.
@@ -115,7 +119,7 @@ def listening(routers: Mapping[str, tuple[Any, Reader]]) -> Iterator[dict[str, S
 
     def listen(name: str, read: Reader):
         def hook(module, inputs, output):
-            seen[name] = read(module, output)
+            seen[name] = read(module, output)._replace(features=inputs[0] if inputs else None)
 
         return hook
 
@@ -125,6 +129,15 @@ def listening(routers: Mapping[str, tuple[Any, Reader]]) -> Iterator[dict[str, S
     finally:
         for handle in handles:
             handle.remove()
+
+
+def weights_of(module: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """(kernel [D, E], offset [E]) of a router that is a linear map of its input; None: it has no such weights."""
+    linear = getattr(module, "classifier", module)
+    weight, offset = getattr(linear, "weight", None), getattr(linear, "bias", None)
+    if weight is None or weight.ndim != 2:
+        return None
+    return as_array(weight).T, np.zeros(len(weight), np.float32) if offset is None else as_array(offset)
 
 
 def arrays_of(seen: list[Seen]) -> dict[str, Any]:

@@ -98,18 +98,8 @@ def _of_load(
 ) -> dict[str, Number]:
     """load_max, experts_used and dead, as `routed.metrics.load.load_summary` and the exp of `entropy` have them."""
     experts = load.shape[1]
-
-    def measures(loads: np.ndarray) -> dict[str, np.ndarray]:
-        shares = loads / loads.sum(-1, keepdims=True)
-        logs = np.log(np.where(shares > 0, shares, 1))
-        return {
-            "load_max": experts * shares.max(-1),
-            "experts_used": np.exp(-(shares * logs).sum(-1)),
-            "dead": (shares < DEAD_SHARE / experts).mean(-1),
-        }
-
-    values = measures(load.sum(0))
-    drawn = measures(weights @ load) if weights is not None else {}
+    values = _measures(load.sum(0))
+    drawn = _measures(weights @ load) if weights is not None else {}
     found = {
         name: _interval(float(value), drawn[name], chance[name])
         if drawn
@@ -121,17 +111,22 @@ def _of_load(
     return found
 
 
+def _measures(loads: np.ndarray) -> dict[str, Any]:
+    """load_max, experts_used and dead of counts [..., E]."""
+    shares = loads / np.maximum(loads.sum(-1, keepdims=True), 1e-30)
+    logs = np.log(np.where(shares > 0, shares, 1))
+    return {
+        "load_max": shares.shape[-1] * shares.max(-1),
+        "experts_used": np.exp(-(shares * logs).sum(-1)),
+        "dead": (shares < DEAD_SHARE / shares.shape[-1]).mean(-1),
+    }
+
+
 def by_chance(tokens: int, k: int, experts: int, seed: int = 0) -> dict[str, float]:
     """Loads and drops of tokens that choose k experts at random: multinomial counts, means of draws."""
     random, fair = np.random.default_rng(seed), np.full(experts, 1 / experts)
     whole = random.multinomial(tokens * k, fair, CHANCES)
-    shares = whole / (tokens * k)
-    logs = np.log(np.where(shares > 0, shares, 1))
-    found = {
-        "load_max": float((experts * shares.max(1)).mean()),
-        "experts_used": float(np.exp(-(shares * logs).sum(1)).mean()),
-        "dead": float((shares < DEAD_SHARE / experts).mean()),
-    }
+    found = {name: float(np.mean(drawn)) for name, drawn in _measures(whole).items()}
     size = min(QUEUE, tokens)
     queued = random.multinomial(size * k, fair, CHANCES * 10)
     for factor in FACTORS:

@@ -62,6 +62,7 @@ def report(traces: Sequence[Trace | str | os.PathLike], out: str | os.PathLike, 
     shares = None if found.between is None else found.between.shares
     return {
         "numbers": found.table, "maps": found.maps, "loads": found.loads, "between": shares, "churn": found.churn,
+        "controls": found.controls,
         "findings": said,
     }  # fmt: skip
 
@@ -81,8 +82,15 @@ def _page(found: Analysis, said: list[str]) -> str:
         "trace/report.html", title=f"Routing of {trace.model or trace.folder.resolve().name}", facts=facts, findings=said,
         unsaid=unsaid(found), summary=summarise(found.table), groups=known.groups, figures=figures,
         table=Markup(_shown(found.table)), churn=Markup(_shown(found.churn)) if len(found.churn) else None,
-        described=describe(trace),
+        controls=Markup(_controls(found)) if len(found.controls) else None, described=describe(trace),
     )  # fmt: skip
+
+
+def _controls(found: Analysis) -> str:
+    """Medians over layers of what other routers do on the features that were kept."""
+    middle = found.controls.groupby("number", sort=False)[["trained", "shuffled", "initial", "chance"]].median()
+    middle.index = pd.Index([words_of(str(name)) for name in middle.index], name="median over layers")
+    return middle.map(_number).reset_index().to_html(index=False, border=0)
 
 
 def words_of(name: str) -> str:

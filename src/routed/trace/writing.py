@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 
 from routed.system import files
 from routed.trace.arrays import Arrays, Layer, choices_of, refuse, token_table
+from routed.trace.features import Features, join, store
 from routed.trace.format import DESCRIPTION, NUMBERED, ROW_GROUP, TOKENS, Trace, describe, read
 
 #: Above it a float16 is infinite.
@@ -39,13 +41,14 @@ def write(
     source: str = "",
     step: int | None = None,
     rule: Mapping[str, Any] | None = None,
+    features: Features | None = None,
 ) -> Trace:
     """Writes a trace into the folder `out` from arrays over layers and tokens, and returns it.
 
     `scores` [layers, T, E] are what the routers returned, before any softmax; a token's experts are its `k` highest, with softmax
     probabilities as weights, unless `experts` [layers, T, k] says them (-1: none), `weights` and `kept` beside it. All else is
     optional: `token_ids`, `sequence` and `position` [T] (tokens of a sequence stand together, in order), `labels` name -> [T].
-    Scores are kept as float16; `keep_scores=False` leaves them out. A trace that is in the folder is replaced.
+    Scores are kept as float16; `keep_scores=False` leaves them out. `features` are what routers saw of some tokens, with their weights. A trace that is in the folder is replaced.
 
     Raises:
       UserError: shapes that do not agree, scores that are not finite, experts beyond the count, rows without a label.
@@ -58,12 +61,14 @@ def write(
     names = tuple(str(name) for name in layers) or tuple(str(i) for i in range(layer_count))
     trace = Trace(
         files.folder(out), names, experts_count, most, tokens, tuple(labels or {}), held, token_ids is not None,
-        sequence is not None, model, source, step, dict(rule or {}),
+        sequence is not None, model, source, step, dict(rule or {}), features is not None,
     )  # fmt: skip
     with files.explained(trace.folder):
         trace.folder.mkdir(parents=True, exist_ok=True)
         (trace.folder / DESCRIPTION).unlink(missing_ok=True)
     _write_files(trace, table, layer_arrays)
+    if features is not None:
+        store(trace.folder, features, layer_count, tokens, experts_count)
     files.write(trace.folder / DESCRIPTION, describe(trace))
     return trace
 
@@ -102,22 +107,28 @@ def finish(out: str | os.PathLike) -> Trace:
             refuse(
                 f"part {part.folder} is of another model or setting than the first: remove {folder / PARTS} and capture again"
             )
-    for i, name in enumerate([TOKENS, *(NUMBERED.format(i) for i in range(len(first.layers)))]):
+    files.write(folder / TOKENS, functools.partial(_join_tokens, [part.folder / TOKENS for part in parts]))
+    for layer in range(len(first.layers)):
         files.write(
-            folder / name, lambda path, name=name, i=i: _join([p.folder / name for p in parts], path, labels=not i)
+            folder / NUMBERED.format(layer), functools.partial(_join_layer, [part.path(layer) for part in parts])
         )
+    if first.has_features:
+        begins = np.cumsum([0, *(part.tokens for part in parts[:-1])])
+        join([(part.folder, int(begin)) for part, begin in zip(parts, begins, strict=True)], folder, len(first.layers))
     whole = first._replace(folder=folder, tokens=sum(part.tokens for part in parts))
     files.write(folder / DESCRIPTION, describe(whole))
     files.remove(folder / PARTS)
     return whole
 
 
-def _join(sources: list[pathlib.Path], path: pathlib.Path, labels: bool) -> None:
-    """The row groups of several files in one; labels get one dictionary."""
-    if labels:
-        tables = pa.concat_tables([pq.read_table(source) for source in sources]).unify_dictionaries()
-        pq.write_table(tables.combine_chunks(), path, row_group_size=ROW_GROUP)
-        return
+def _join_tokens(sources: list[pathlib.Path], path: pathlib.Path) -> None:
+    """The tables of several files in one, with one dictionary a label."""
+    tables = pa.concat_tables([pq.read_table(source) for source in sources]).unify_dictionaries()
+    pq.write_table(tables.combine_chunks(), path, row_group_size=ROW_GROUP)
+
+
+def _join_layer(sources: list[pathlib.Path], path: pathlib.Path) -> None:
+    """The row groups of several files in one."""
     schema = pq.read_schema(sources[0])
     with pq.ParquetWriter(path, schema, **_style(schema.names)) as writer:
         for source in sources:
@@ -130,11 +141,10 @@ def _write_files(trace: Trace, table: pa.Table, arrays: Layer) -> None:
     """tokens.parquet and the layers' files, a row group at a time."""
     files.write(trace.folder / TOKENS, lambda path: pq.write_table(table, path, row_group_size=ROW_GROUP))
     for layer in range(len(trace.layers)):
-        found = arrays(layer)
-        files.write(trace.path(layer), lambda path, found=found: _write_layer(path, found, trace))
+        files.write(trace.path(layer), functools.partial(_write_layer, arrays(layer), trace))
 
 
-def _write_layer(path: pathlib.Path, found: dict[str, np.ndarray], trace: Trace) -> None:
+def _write_layer(found: dict[str, np.ndarray], trace: Trace, path: pathlib.Path) -> None:
     kinds: dict[str, Any] = {"expert": np.int16, "weight": np.float32, "kept": bool}
     if "scores" in found:
         kinds["scores"] = np.float16 if np.abs(found["scores"]).max() < LARGEST_HALF else np.float32
