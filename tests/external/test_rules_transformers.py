@@ -19,8 +19,8 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from routed.layer.dispatch import dense
-from routed.layer.published import scaled_inputs
-from routed.layer.published_losses import balance_pooled
+from routed.layer.model_losses import balance_pooled
+from routed.layer.model_rules import scaled_inputs
 from routed.layer.rule import Rule
 from routed.layer.selection import select
 from routed.metrics.load import load

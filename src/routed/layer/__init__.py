@@ -1,5 +1,5 @@
 """The Mixture-of-Experts layer: selection, dispatch, the module that joins them, auxiliary losses, and Soft MoE."""
 
-from routed.layer import published, published_losses
+from routed.layer import model_losses, model_rules
 
-__all__ = ["published", "published_losses"]
+__all__ = ["model_losses", "model_rules"]

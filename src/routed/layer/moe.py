@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 
 from routed.contracts import Places, Routing, SoftRouting
 from routed.layer import dispatch
-from routed.layer.published import scaled_inputs
+from routed.layer.model_rules import scaled_inputs
 from routed.layer.rule import Rule
 from routed.layer.selection import capacity, select
 from routed.metrics import load

@@ -48,7 +48,7 @@ def balance_pooled(probs: Float[Array, "L T E"], load: Float[Array, "L E"]) -> S
 def l1(scores: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bool[Array, " T"]) -> Scalar:
     """Mean over tokens and experts of the positive scores, each times its expert's load over a fair one: what ReLU gates pay.
 
-    ReMoE's regularisation with balance (Wang et al. 2024, equation 9); loads have no gradient. `published.adapted` moves its coefficient.
+    ReMoE's regularisation with balance (Wang et al. 2024, equation 9); loads have no gradient. `model_rules.adapted` moves its coefficient.
     """
     groups, experts = load.shape
     real = jnp.where(mask[:, None], jax.nn.relu(scores), 0.0).reshape(groups, -1, experts)

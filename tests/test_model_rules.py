@@ -10,7 +10,7 @@ from ml_collections import FrozenConfigDict
 from routed.contracts import UserError
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Mlp
-from routed.layer import published, published_losses, selection
+from routed.layer import model_losses, model_rules, selection
 from routed.layer.auxiliary import auxiliary
 from routed.layer.moe import MoE
 from routed.layer.rule import Rule
@@ -24,7 +24,7 @@ X = jax.random.normal(jax.random.key(0), (6, 4))
 
 
 def own(**changes):
-    defaults = {name: setting.default for name, setting in published.GROUPS.items()}
+    defaults = {name: setting.default for name, setting in model_rules.GROUPS.items()}
     return FrozenConfigDict(defaults | changes)
 
 
@@ -84,16 +84,16 @@ def test_what_relu_gates_pay():
     assert float(auxiliary(routing, {"l1": 1.0})[1]["l1"]) == pytest.approx(2.0)
     even = select(Rule("relu"), jnp.array([[1.0, 1.0], [3.0, 3.0]]))  # fair: (1 + 1 + 3 + 3) / 4
     assert float(auxiliary(even, {"l1": 1.0})[1]["l1"]) == pytest.approx(2.0)
-    assert float(published.adapted(1e-8, 0.5, 0.25)) == pytest.approx(1.2e-8)
-    assert float(published.adapted(1e-8, 0.1, 0.25)) == pytest.approx(1e-8 / 1.2)
+    assert float(model_rules.adapted(1e-8, 0.5, 0.25)) == pytest.approx(1.2e-8)
+    assert float(model_rules.adapted(1e-8, 0.1, 0.25)) == pytest.approx(1e-8 / 1.2)
 
 
 def test_the_load_loss_by_hand():
     """Scores 0 and 1, k = 1, deviation 1: chances 1 - Phi(1) = .158655 and 1/2; mean .329328, variance .170672^2 = .029129."""
     scores = jnp.array([[0.0, 1.0]])
-    assert float(published_losses.load(scores, scores, 1.0, 1)) == pytest.approx(0.029129 / 0.329328**2, rel=1e-4)
-    assert float(published_losses.load(jnp.zeros((3, 4)), jnp.zeros((3, 4)), 1.0, 2)) == pytest.approx(0, abs=1e-7)
-    padded = published_losses.load(
+    assert float(model_losses.load(scores, scores, 1.0, 1)) == pytest.approx(0.029129 / 0.329328**2, rel=1e-4)
+    assert float(model_losses.load(jnp.zeros((3, 4)), jnp.zeros((3, 4)), 1.0, 2)) == pytest.approx(0, abs=1e-7)
+    padded = model_losses.load(
         jnp.array([[0.0, 1.0], [9.0, 0.0]]), jnp.array([[0.0, 1.0], [9.0, 0.0]]), 1.0, 1, jnp.array([True, False])
     )
     assert float(padded) == pytest.approx(0.029129 / 0.329328**2, rel=1e-4)
@@ -113,8 +113,8 @@ def test_balance_of_sigmoids_by_sequence():
 def test_balance_pooled_over_layers_lets_layers_make_up_for_each_other():
     """One layer all on expert 0, one all on expert 1, probabilities .8: each alone 2 (.8) = 1.6, together 2 (.25 + .25) = 1."""
     probs = jnp.array([[[0.8, 0.2]] * 3, [[0.2, 0.8]] * 3])
-    assert float(published_losses.balance_pooled(probs, jnp.array([[1.0, 0.0], [0.0, 1.0]]))) == pytest.approx(1.0)
-    assert float(published_losses.balance_pooled(probs[:1], jnp.array([[1.0, 0.0]]))) == pytest.approx(1.6)
+    assert float(model_losses.balance_pooled(probs, jnp.array([[1.0, 0.0], [0.0, 1.0]]))) == pytest.approx(1.0)
+    assert float(model_losses.balance_pooled(probs[:1], jnp.array([[1.0, 0.0]]))) == pytest.approx(1.6)
 
 
 def test_a_capacity_is_rounded_up_to_a_multiple():
