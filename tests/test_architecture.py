@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent / "src" / "routed"
-README = pathlib.Path(__file__).parent.parent / "README.md"
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "architecture.md"
 
 #: A module may import from its own room and from those before it.
 ROOMS = (
@@ -58,8 +58,8 @@ def test_a_room_imports_only_rooms_before_it(room):
             assert {*imported_rooms(path)} <= allowed, path
 
 
-def test_the_readme_names_the_rooms_in_this_order():
-    lines = [line.split("`")[1] for line in README.read_text().splitlines() if line.startswith("| `")]
+def test_the_page_names_the_rooms_in_this_order():
+    lines = [line.split("`")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     assert [
         name.rstrip("/").removesuffix(".py") for name in lines if name.rstrip("/").removesuffix(".py") in ROOMS
     ] == [*ROOMS]

@@ -1,4 +1,4 @@
-"""The files of docs/parts.md are whole experiments of at most 30 lines, run as their command lines say, and do what they say."""
+"""The files of docs/extending.md are whole experiments of at most 30 lines, run as their command lines say, and do what they say."""
 
 import pathlib
 import re
@@ -31,7 +31,7 @@ from routed.training.program import streams
 pytestmark = pytest.mark.slow  # processes, or several programs to compile
 
 ROOT = pathlib.Path(__file__).parent.parent
-TEXT = (ROOT / "docs" / "parts.md").read_text()
+TEXT = (ROOT / "docs" / "extending.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)+)", TEXT, re.MULTILINE))
 
 #: Every dict that an example adds to.

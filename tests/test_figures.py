@@ -145,6 +145,13 @@ def test_arms_that_ran_at_one_point_stand_beside_each_other_and_the_axis_says_so
     assert panel.get_xlabel() == "training samples\n(arms that ran at one point stand right of it)"
 
 
+def test_arms_of_the_only_point_stand_beside_each_other():
+    panel = drawn({"data.samples": (8192,)})["loss"].drawn.axes[0]
+    places = [float(line.get_xdata()[0]) for line in panel.lines if line.get_marker() not in ("None", "_", "|")]
+    assert len(places) > 3 and len(set(places)) == len(places)
+    assert panel.get_xlabel() == "arms at training samples = 8192" and not len(panel.get_xticks())
+
+
 @pytest.mark.parametrize(
     ("values", "scale", "places"),
     (

@@ -1,65 +1,56 @@
-"""The files that the README tells users to write do what it says, and stay under 30 lines."""
+"""What the README and the pages of docs/ say can be done: links lead somewhere, commands plan, files are where they are said to be."""
 
 import pathlib
 import re
-import textwrap
+import shlex
 
 import pytest
 
-from routed import routers, tasks
-from routed.analysis import page
-from routed.engine import execution, results
-from routed.engine.devices import make_mesh
-from routed.plan import experiment
-from routed.plan.experiment import figure_of
+from routed.plan import experiment, points
 from routed.plan.runs import plan_runs
-from routed.settings.tree import override
-
-pytestmark = pytest.mark.slow  # processes, or several programs to compile
 
 ROOT = pathlib.Path(__file__).parent.parent
-
-
-def block(heading):
-    """The first indented block below a heading."""
-    section = (ROOT / "README.md").read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
-    return (
-        textwrap.dedent(re.search(r"(?:^(?:    .*)?\n)+(?:^    .*\n)", section, re.MULTILINE).group(0)).strip() + "\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("heading", "figure", "swept"),
-    [
-        ("Add your own router", "fig2c", {"router.slope": 3.0}),
-        ("Add your own router", "", {}),
-        ("Add your own task", "phase", {"data.inner": 3.0}),
-    ],
+PAGES = [ROOT / "README.md", ROOT / "launch" / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+#: Commands of our own experiments, without what a shell does with them.
+COMMANDS = sorted(
+    {
+        line.strip().removesuffix("\\").partition(" #")[0].strip()
+        for page in PAGES
+        for line in page.read_text().splitlines()
+        if re.match(r"    (\$P|\.venv/bin/python -m routed\.main|routed run) --config=experiments/", line)
+    }
 )
-def test_add_your_own(heading, figure, swept, tmp_path, monkeypatch):
-    text = block(heading)
-    assert len([line for line in text.splitlines() if line.strip()]) <= 30
-    monkeypatch.chdir(tmp_path)
-    for known in (routers.ROUTERS, tasks.TASKS):  # other tests see what they always saw
-        for name in ("distance", "shells"):
-            monkeypatch.setitem(known, name, None)
-            monkeypatch.delitem(known, name)
-    (tmp_path / "mine.py").write_text(text)
-    spec = f"{tmp_path / 'mine.py'}:{figure},smoke" if figure else f"{tmp_path / 'mine.py'}:smoke"
-    module, config = experiment.configure(spec, [])
-    few = {
-        "steps": 2,
-        "eval_every": 1,
-        "data.test_samples": 80,
-        "experts.depth": 1,
-    }  # of one layer they compile fastest
-    config = override(config, few)
-    last = figure_of(module, config).sweep(config)[-1] | {"arms": ("learned", "frozen_data")}
-    sweep = (last, last | swept) if swept else (last,)
-    runs = plan_runs(config, sweep)
-    (work := tmp_path / "work").mkdir()
-    table = execution.execute(runs, results.open_workdir(work, spec, config, sweep), work, make_mesh(config))
-    assert set(table.status) == {"ok"} and page.write(work, module, config, table)
-    for key in swept:  # each value has rows of its own
-        ends = table[(table.step == 2) & (table.arm == "learned") & (table.seed == table.seed.min())]
-        assert ends[key].nunique() == ends["test/loss_soft"].nunique() == 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_page_is_linked_from_the_readme():
+    text = PAGES[0].read_text()
+    assert [
+        page for page in PAGES[1:] if f"({page.relative_to(ROOT)})" not in text and page.parent == ROOT / "docs"
+    ] == []
+
+
+def test_the_readme_is_one_screen():
+    assert len(PAGES[0].read_text().splitlines()) <= 70
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_of_the_pages_plans(line):
+    """Its figure, its settings and its sweep are known, and make runs; no data are read for it."""
+    flags = [word for word in shlex.split(line) if word.startswith("--")]
+    spec = flags[0].removeprefix("--config=")
+    given = [flag.removeprefix("--config.") for flag in flags if flag.startswith("--config.")]
+    swept = [flag.removeprefix("--sweep=") for flag in flags if flag.startswith("--sweep=")]
+    module, config = experiment.configure(str(ROOT / spec), given)
+    own = experiment.figure_of(module, config).sweep(config)[-1:]
+    keys = [key.partition("=")[0] for key in given]
+    assert plan_runs(config, points.of_command(config, own, keys, swept), [flag.partition("=")[0] for flag in swept])
+
+
+def test_there_are_commands_to_test():
+    assert len(COMMANDS) > 12

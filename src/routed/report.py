@@ -1,14 +1,17 @@
 """From rows to statistics, verdicts, figures and one self-contained page.
 
     routed report DIR... [--out=FILE]        (or python -m routed.report)
+    routed report --docs=docs/results DIR...
 
 makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): every claim of theirs in one
-table, and their pages below it. Parts of one sweep (main's --shard), or other disjoint runs of one config and commit, are joined.
+table, and their pages below it. Parts of one sweep (main's --shard), or other disjoint runs of one config and commit, are joined. With --docs the tables of these workdirs are kept in that
+folder's `data/`, and its pages are made of all that is kept there: one for each paper.
 """
 
 from __future__ import annotations
 
 import functools
+import pathlib
 import sys
 
 from routed.system import signals
@@ -25,18 +28,22 @@ from routed.system import commands, files
 OUT = flags.DEFINE_string(
     "out", None, "The page to write; default report.html in the folder, or in the first one's parent."
 )
+DOCS = flags.DEFINE_string(
+    "docs", None, "The folder of result pages: keeps these workdirs' tables in its data/ and makes its pages again."
+)
 
 
 def main(argv: list[str]) -> None:
     """The page of one workdir or of several."""
     # Here, since --help needs none of it, and pandas and the rest take seconds.
+    from routed.analysis import published
     from routed.analysis.page import as_text, make_part, write_files, write_page
     from routed.analysis.workdirs import _experiment_of, joined_table, merged
 
     folders = [
         path for name in argv[1:] if not (path := files.folder(name)).is_file()
     ]  # runs/* holds the page of before
-    if not folders:
+    if not folders and not DOCS.value:
         raise UserError("no folder with results is named; usage: routed report DIR... [--out=FILE]")
     parts = []
     for group in merged(folders):
@@ -46,7 +53,13 @@ def main(argv: list[str]) -> None:
             log.warning("%s has no finished runs yet: left out", group[0])
             continue
         parts.append(make_part(group, module, config, table))
+        if DOCS.value:
+            published.keep(parts[-1], group[0], config, table, pathlib.Path(DOCS.value))
         files.tell(f"{parts[-1]['name']}\n{as_text(parts[-1])}\n")
+    if DOCS.value:
+        for page in published.write_pages(pathlib.Path(DOCS.value)):
+            files.tell(f"wrote {page}")
+        return
     if not parts:
         raise UserError("none of these folders has finished runs")
     out = (

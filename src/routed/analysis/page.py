@@ -79,6 +79,7 @@ def make_part(
     judged = verdicts.judge(claims, table, config, swept)
     point = data.at_point(last, {})
     gap = diagnosis.gap(point)
+    arms = points.by_arm(summary, data)
     described = results.stored_config(workdir)
     document = (module.__doc__ or "").strip()
     return {
@@ -95,7 +96,8 @@ def make_part(
         ],
         "figures": figures,
         "undrawn": undrawn,
-        "arms": Markup(points.by_arm(summary, data).to_html(index=False, border=0)),
+        "arms": Markup(arms.to_html(index=False, border=0)),
+        "arms_table": arms,
         "loss": problem.loss,
         "table": summary,
         "summary": Markup(_wide(summary, swept)),

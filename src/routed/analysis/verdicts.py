@@ -309,7 +309,7 @@ def _side_text(claim: Claim, side: Mapping[str, Any], arm: str, values: Any) -> 
     return " ".join([*filter(None, words), f"{mean:{'.3g' if claim.unit == 'ratio' else '.4f'}}"])
 
 
-def to_json(records: list[dict[str, Any]]) -> str:
+def to_json(records: list[dict[str, Any]] | dict[str, Any]) -> str:
     """claims.json; NaN becomes null."""
 
     def clean(value):

@@ -46,7 +46,11 @@ def curve(panel, spec: dict[str, Any], data: Data) -> bool:
     (metric,), rows = spec["metrics"], data.at_point(data.last, spec)
     if not _metrics(spec, rows):
         return False
-    places = lay_out(panel, spec["x"], sorted(rows[spec["x"]].unique()))
+    values = sorted(rows[spec["x"]].unique())
+    if len(values) == 1:
+        _arms_beside(panel, spec, rows, data)
+        return True
+    places = lay_out(panel, spec["x"], values)
     for words, reference in data.axes[metric].references.items():
         heights = [_height(reference, rows[rows[spec["x"]] == value], data) for value in places]
         panel.plot(list(places.values()), heights, color="black", lw=0.8, ls=":", label=REFERENCE_LINE)
@@ -55,7 +59,7 @@ def curve(panel, spec: dict[str, Any], data: Data) -> bool:
     alone = 0
     for arm in _arms(spec, rows):
         groups = rows[rows.arm == arm].groupby(spec["x"])
-        alone += (only := len(groups) == 1 < len(places))
+        alone += (only := len(groups) == 1)
         at = _beside(panel, places, alone) if only else places
         points = [(at[value], mean(group[metric], data.axes[metric])) for value, group in groups]
         line(panel, arm, points, joined=are_numbers(places))
@@ -63,6 +67,28 @@ def curve(panel, spec: dict[str, Any], data: Data) -> bool:
         panel.set_xlabel(f"{panel.get_xlabel()}\n(arms that ran at one point stand right of it)")
     panel.set_ylabel(data.axes[metric].label)
     return True
+
+
+def _arms_beside(panel, spec: dict[str, Any], rows: pd.DataFrame, data: Data) -> None:
+    """The arms of a sweep's only point, each at a place of its own: above one place they would hide each other."""
+    metric, value = spec["metrics"][0], rows[spec["x"]].iloc[0]
+    for words, reference in data.axes[metric].references.items():
+        panel.axhline(height := _height(reference, rows, data), color="black", lw=0.8, ls=":", label=REFERENCE_LINE)
+        panel.annotate(
+            words,
+            (1, height),
+            (0, 1),
+            xycoords=panel.get_yaxis_transform(),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=7,
+        )
+    for place, arm in enumerate(_arms(spec, rows)):
+        line(panel, arm, [(place, mean(rows[rows.arm == arm][metric], data.axes[metric]))], joined=False)
+    panel.set_xticks([])
+    panel.set_xlabel(f"arms at {KEYS.get(spec['x'], spec['x'])} = {shown(value)}")
+    panel.set_ylabel(data.axes[metric].label)
 
 
 def _beside(panel, places: dict[Any, float], number: int) -> dict[Any, float]:

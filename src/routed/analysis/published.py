@@ -1,0 +1,212 @@
+"""The result pages of docs/: a page for each paper and one for our own questions, made from small committed tables.
+
+`keep` takes from a workdir what is committed (DIR/data/NAME/: claims.json, arms.csv, about.json, figures), `write_pages` makes the
+pages of all that is kept. Why a number differs is written by hand, once, in DIR/data/causes.json: claim id -> sentence.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import pathlib
+import re
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+from ml_collections import ConfigDict
+
+from routed.analysis import plots, verdicts
+from routed.analysis.page import shown_share
+from routed.contracts import UserError
+from routed.engine import results
+from routed.plan import experiment
+from routed.settings.tree import flatten, value_of
+from routed.system import files
+
+#: What a claim's id begins with -> (file of its page, heading).
+SOURCES = {
+    "dikkala": ("dikkala2023", "Dikkala et al. (2023), On the Benefits of Learning to Route in Mixture-of-Experts Models"),
+    "chen": ("chen2022", "Chen et al. (2022), Towards Understanding Mixture of Experts in Deep Learning"),
+    "chowdhury": ("chowdhury2023", "Chowdhury et al. (2023), Patch-level Routing in Mixture-of-Experts"),
+    "pham": ("pham2024", "Pham et al. (2024), CompeteSMoE"),
+    "routed": ("ours", "Our own questions"),
+}  # fmt: skip
+#: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the workdir.
+FIRST, ALSO = 2, ("routing",)
+#: What a dark page has in place of ink, paper and the arms that are dark on it.
+DARK = {"#000000": "#e6edf3", "#ffffff": "#0d1117", "#b0b0b0": "#484f58", "#5a2a00": "#c08a5a", "#666666": "#a0a8b0"}
+
+
+def keep(
+    part: dict[str, Any], workdir: pathlib.Path, config: ConfigDict, table: pd.DataFrame, root: pathlib.Path
+) -> None:
+    """Puts what the pages say of a workdir, whose rows are `table`, under root/data, in place of what was kept under its name."""
+    folder, described = root / "data" / part["name"], results.stored_config(workdir)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    for old in (folder / "figures").iterdir():
+        old.unlink()
+    figures = [figure for i, figure in enumerate(part["figures"]) if i < FIRST or figure["name"] in ALSO]
+    for figure in figures:
+        files.write(
+            folder / "figures" / f"{figure['name']}.svg", light := lightened(plots.svg(figure["drawn"], "none"))
+        )
+        files.write(folder / "figures" / f"{figure['name']}-dark.svg", darkened(light))
+    about = {
+        "question": part["question"], "command": command_of(described["experiment"], config, table), "seconds": _seconds(workdir),
+        "machine": described["machine"], "devices": len(described["devices"]), "commit": described["commit"],
+        "gap_at": part["gap_at"], "gap": part["gap"],
+        "figures": [{"name": figure["name"], "caption": figure["caption"]} for figure in figures],
+    }  # fmt: skip
+    files.write(folder / "about.json", verdicts.to_json(about))
+    files.write(folder / "claims.json", verdicts.to_json([claim | {"points": []} for claim in part["claims"]]))
+    files.write(folder / "arms.csv", part["arms_table"].to_csv(index=False))
+
+
+def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
+    """The page of every source that a kept claim has.
+
+    Raises:
+      UserError: nothing is kept; a cause is of a claim that nothing kept makes.
+    """
+    kept = [_read(folder) for folder in sorted((root / "data").glob("*/"))]
+    if not kept:
+        raise UserError(f"{root / 'data'} holds no results: name workdirs to take them from")
+    causes = json.loads(path.read_text()) if (path := root / "data" / "causes.json").exists() else {}
+    if unknown := sorted(set(causes) - {claim["id"] for one in kept for claim in one["claims"]}):
+        raise UserError(f"{path}: no claim of the kept results has the id {unknown[0]!r}")
+    written: list[pathlib.Path] = []
+    told: dict[str, str] = {}
+    for prefix, (name, heading) in SOURCES.items():
+        lines = [f"# {heading}", "", "Made by `routed report --docs=DIR` from `data/`; not edited by hand.", ""]
+        for one in kept:
+            claims = [claim for claim in one["claims"] if claim["id"].partition(".")[0] == prefix]
+            if claims:
+                lines += _section(one | {"claims": claims}, causes, told.setdefault(one["name"], name), name)
+        if len(lines) > 4:
+            files.write(root / f"{name}.md", "\n".join(lines))
+            written.append(root / f"{name}.md")
+    return written
+
+
+def command_of(spec: str, config: ConfigDict, table: pd.DataFrame) -> str:
+    """The command that makes these rows: the experiment, and each setting that has not the values that its file gives it."""
+    path, arg = experiment.split(spec)
+    module, own = experiment.configure(spec, [])
+    points = experiment.figure_of(module, own).sweep(own)
+    keys = dict.fromkeys([*(key for point in points for key in point), *flatten(own)])
+    flags = []
+    for key in keys:
+        if key in ("name", "figure", "scale", "arms", "seeds") and key not in flatten(config):
+            continue
+        asked = {point.get(key, value_of(own, key)) for point in points}
+        there = {*table[key].unique()} if key in table and key not in ("arm", "seed") else {value_of(config, key)}
+        if there != asked and key not in ("name", "figure", "scale"):
+            values = ",".join(map(_word, sorted(there, key=str)))
+            flags.append(f"--config.{key}={values}" if len(there) == 1 else f"--sweep={key}={values}")
+    name = pathlib.Path(path).name.removesuffix(".py")
+    return shlex.join(["routed", "run", f"--config={name}" + (f":{arg}" if arg else ""), *flags])
+
+
+def lightened(svg: str) -> str:
+    """A figure as small as a repository likes: coordinates to a tenth of a point, without comments and metadata."""
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    return re.sub(r"(\d\.\d)\d{4,}", r"\1", svg)  # not the .05 of an axis
+
+
+def darkened(svg: str) -> str:
+    """A figure for a dark page: ink and paper change places, colours of arms stay."""
+    svg = re.sub("|".join(DARK), lambda found: DARK[found.group()], svg)
+    return svg.replace("<svg ", f'<svg fill="{DARK["#000000"]}" ', 1)  # letters have the fill of the whole
+
+
+def _section(one: dict[str, Any], causes: dict[str, str], told: str, page: str) -> list[str]:
+    """An experiment on a page: its claims of that source; on the first of its pages, `told`, also its gap, arms and figures."""
+    about = one["about"]
+    lines = [f"## {one['name']}", "", about["question"], ""]
+    if told == page:
+        lines += [
+            f"    {about['command']}",
+            "",
+            f"{_minutes(about['seconds'])} on {about['machine']}, {about['devices']} devices; commit {about['commit']}.",
+            "",
+        ]
+    else:
+        lines += [f"Arms, figures and the command: [{told}]({told}.md#{one['name']}).", ""]
+    lines += ["| claim | paper | ours | verdict |", "|---|---|---|---|"]
+    for claim in one["claims"]:
+        ours = f"{claim['text'] or 'no rows'} (n = {claim['n']})"
+        why = "; ".join(filter(None, (claim["reason"], causes.get(claim["id"]))))
+        cells = (
+            f"`{claim['id']}` {claim['statement']}",
+            claim["paper"],
+            ours,
+            f"**{claim['verdict']}**" + (f": {why}" if why else ""),
+        )
+        lines.append(_row(cells))
+    if told == page:
+        lines += ["", *_gap(about), *_arms(one["arms"]), ""]
+        for figure in about["figures"]:
+            path = f"data/{one['name']}/figures/{figure['name']}"
+            dark = f'<source media="(prefers-color-scheme: dark)" srcset="{path}-dark.svg">'
+            lines += [
+                f'<picture>{dark}<img src="{path}.svg" alt="{figure["name"]}"></picture>',
+                "",
+                figure["caption"],
+                "",
+            ]
+    return [*lines, ""]
+
+
+def _row(cells: Iterable[Any]) -> str:
+    return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
+
+
+def _gap(about: dict[str, Any]) -> list[str]:
+    """The parts of the gap as a table, where there are any."""
+    if not about["gap"]:
+        return []
+    number = lambda value: math.nan if value is None else value  # noqa: E731
+    lines = [
+        f"The gap decomposed, at {about['gap_at']} (logs of ratios of loss, 95 % intervals):",
+        "",
+        "| part | log ratio | share |",
+        "|---|---|---|",
+    ]
+    for part in about["gap"]:
+        share = "" if part["share"] is None else shown_share(part | {"share_low": number(part["share_low"])})
+        lines.append(
+            _row(
+                (part["part"], f"{part['mean']:+.3f} [{number(part['low']):+.3f}, {number(part['high']):+.3f}]", share)
+            )
+        )
+    return [*lines, ""]
+
+
+def _arms(rows: list[list[str]]) -> list[str]:
+    """Loss by arm: a line for each point; of the only point, for each arm."""
+    head, *lines = rows
+    table = [("arm", "loss"), *zip(head, lines[0], strict=True)] if len(lines) == 1 else rows
+    return [_row(table[0]), "|---" * len(table[0]) + "|", *map(_row, table[1:])]
+
+
+def _read(folder: pathlib.Path) -> dict[str, Any]:
+    with (folder / "arms.csv").open(newline="") as file:
+        arms = list(csv.reader(file))
+    about, claims = (json.loads((folder / f"{name}.json").read_text()) for name in ("about", "claims"))
+    return {"name": folder.name, "about": about, "claims": claims, "arms": arms}
+
+
+def _seconds(workdir: pathlib.Path) -> float:
+    with (workdir / "timing.csv").open(newline="") as file:
+        return sum(float(row["compile_s"]) + float(row["run_s"]) for row in csv.DictReader(file))
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+
+
+def _word(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)

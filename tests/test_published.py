@@ -1,0 +1,53 @@
+"""The pages of docs/results: made of the committed tables, and of nothing else."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from routed.analysis import page, published, workdirs
+from routed.contracts import UserError
+from routed.engine import results
+from tests.test_command_line import command, write_experiment
+
+ROOT = pathlib.Path(__file__).parent.parent / "docs" / "results"
+
+
+def test_the_committed_pages_are_those_of_the_committed_tables(tmp_path):
+    shutil.copytree(ROOT / "data", tmp_path / "data")
+    made = published.write_pages(tmp_path)
+    assert made and {path.name for path in made} == {path.name for path in ROOT.glob("*.md")} - {"README.md"}
+    for path in made:
+        assert path.read_text() == (ROOT / path.name).read_text(), path.name
+
+
+def test_figures_keep_their_words_and_lose_decimals():
+    small = published.lightened('<svg width="1"><!-- a --><path d="M 1.234567 2"/><text>0.05</text></svg>')
+    assert small == '<svg width="1"><path d="M 1.2 2"/><text>0.05</text></svg>'
+    dark = published.darkened('<svg ><path style="fill: #ffffff; stroke: #d55e00"/><text>a</text></svg>')
+    assert dark == '<svg fill="#e6edf3" ><path style="fill: #0d1117; stroke: #d55e00"/><text>a</text></svg>'
+
+
+@pytest.mark.slow
+def test_a_workdir_is_kept_with_its_command_and_again_in_its_place(tmp_path):
+    experiment, workdir, pages = write_experiment(tmp_path), tmp_path / "mine", tmp_path / "pages"
+    command(f"--config={experiment}", f"--workdir={workdir}", "--config.seeds=1", "--sweep=data.separation=1,2")
+    module, config = workdirs._experiment_of(workdir)
+    table = results.read_table(workdir)
+    part = page.make_part([workdir], module, config, table)
+    for _ in range(2):
+        published.keep(part, workdir, config, table, pages)
+    about = json.loads((pages / "data" / "mine" / "about.json").read_text())
+    assert about["command"] == "routed run --config=tiny --sweep=data.separation=1.0,2.0 --config.seeds=1"
+    assert about["seconds"] > 0 and len([*(pages / "data" / "mine" / "figures").iterdir()]) == 2 * len(about["figures"])
+    assert "data.separation,learned,frozen" in (pages / "data" / "mine" / "arms.csv").read_text()
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"data holds no results: name workdirs to take them from"):
+        published.write_pages(tmp_path)
+    shutil.copytree(ROOT / "data", tmp_path / "data")
+    (tmp_path / "data" / "causes.json").write_text('{"dikkala.fig9": "because"}')
+    with pytest.raises(UserError, match=r"causes\.json: no claim of the kept results has the id 'dikkala.fig9'"):
+        published.write_pages(tmp_path)
