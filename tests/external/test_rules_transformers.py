@@ -86,9 +86,9 @@ def expert_of(name):
         return (jax.nn.silu(gate) * up) @ params["down"]
 
     def gpt_oss(params, x):
-        both = x @ params["gate_up"] + params["gate_up_bias"]
+        both = x @ params["gate_up"] + params["gate_up_bias"][None]
         gate, up = jnp.minimum(both[..., ::2], 7.0), jnp.clip(both[..., 1::2], -7.0, 7.0)
-        return ((up + 1) * gate * jax.nn.sigmoid(1.702 * gate)) @ params["down"] + params["down_bias"]
+        return ((up + 1) * gate * jax.nn.sigmoid(1.702 * gate)) @ params["down"] + params["down_bias"][None]
 
     return gpt_oss if name == "gpt_oss" else gated
 
@@ -120,7 +120,7 @@ def test_outputs_and_gradients_are_those_of_transformers(name):
     pull = torch.randn(TOKENS, SMALL["hidden_size"])
 
     def ours(x, kernel):
-        scores = x @ kernel.T + (0 if offset is None else array(offset))
+        scores = x @ kernel.T + (0 if offset is None else array(offset)[None])
         routing = select(rule, scores, bias=None if bias is None else array(bias))
         common = 0 if shared is None else expert(shared, x)
         if name == "llama4":

@@ -10,12 +10,15 @@ import numpy as np
 
 from routed.contracts import UserError
 from routed.metrics import information
+from routed.trace.counts import accumulate
 from routed.trace.format import Trace, stripes, token_column
-from routed.trace.numbers import Number, ratio
-from routed.trace.tokens import Tokens
+from routed.trace.numbers import Number, ratio, resampler
+from routed.trace.tokens import Tokens, within
 
 #: Tokens of a stripe where every layer's first choice is in memory.
 STRIPE = 1 << 18
+#: Cells of the tables of a pair of layers, in all groups.
+CELLS = 1 << 20
 
 
 class Between(NamedTuple):
@@ -30,39 +33,34 @@ class Between(NamedTuple):
 
 def layers(trace: Trace, tokens: Tokens, weights: np.ndarray | None) -> Between | None:
     """Of all layers, on all tokens; None where there is one layer."""
-    count, experts, groups = len(trace.layers), trace.experts, tokens.groups
+    count, experts, random = len(trace.layers), trace.experts, np.random.default_rng(0)
     if count < 2:
         return None
-    joint = np.zeros((count, count, experts, experts), np.int64)
-    mixed = np.zeros((count, experts, experts), np.int64)
-    by_group = np.zeros((count, groups, experts, experts), np.int32)
+    groups = min(tokens.groups, max(8, CELLS // experts**2))  # fewer where tables are large
+    weights = weights if groups == tokens.groups or weights is None else resampler(groups)
+    joint = {(i, j): np.zeros((experts, experts), np.int32) for i in range(count) for j in range(i + 1, count)}
+    mixed = np.zeros((count, experts, experts), np.int32)
+    by_group = np.zeros((count - 1, groups, experts, experts), np.int32)
     readers = [stripes(trace, layer, "expert", size=STRIPE) for layer in range(count)]
     begin = 0
     for found in zip(*readers, strict=True):
         first = [np.maximum(expert[:, 0], 0).astype(np.int64) for (expert,) in found]
-        size = len(first[0])
-        group = tokens.group[begin : begin + size].astype(np.int64)
-        order = tokens.orders[0][begin : begin + size] - begin
-        order = np.where(
-            (order >= 0) & (order < size), order, np.arange(size)
-        )  # of a sequence that goes on in the next stripe
-        begin += size
-        for i in range(count):
-            for j in range(i + 1, count):
-                if j == i + 1:
-                    key = (group * experts + first[i]) * experts + first[j]
-                    one = np.bincount(key, minlength=by_group[i].size).reshape(by_group[i].shape)
-                    by_group[i] += one.astype(np.int32)
-                    joint[i, j] += one.sum(0)
-                    mixed[i] += information.joint(first[i], first[j][order][:, None], experts, experts)
-                else:
-                    joint[i, j] += information.joint(first[i], first[j][:, None], experts, experts)
+        here = slice(begin, begin := begin + len(first[0]))
+        group, order = tokens.group[here].astype(np.int64) % groups, within(tokens.rows[here], random)
+        for i, j in joint:
+            key = first[i] * experts + first[j]
+            if j == i + 1:
+                one = np.bincount(group * experts**2 + key, minlength=by_group[i].size).reshape(by_group[i].shape)
+                accumulate(by_group[i], one)
+                accumulate(joint[i, j], one.sum(0))
+                accumulate(mixed[i], information.joint(first[i], first[j][order][:, None], experts, experts))
+            else:
+                accumulate(joint[i, j], np.bincount(key, minlength=experts**2).reshape(experts, experts))
     shares, following = np.full((count, count), np.nan), []
-    for i in range(count):
-        for j in range(i + 1, count):
-            least = min(information.entropy(joint[i, j].sum(axis)) for axis in (0, 1))
-            bias = (experts - 1) ** 2 / (2 * max(trace.tokens, 1))  # of a plug-in estimate, to first order
-            shares[i, j] = shares[j, i] = max(0.0, information.mutual(joint[i, j]) - bias) / max(least, 1e-12)
+    for (i, j), table in joint.items():
+        least = min(information.entropy(table.sum(axis)) for axis in (0, 1))
+        bias = (experts - 1) ** 2 / (2 * max(trace.tokens, 1))  # of a plug-in estimate, to first order
+        shares[i, j] = shares[j, i] = max(0.0, information.mutual(table) - bias) / max(least, 1e-12)
     for i in range(count - 1):
         influence = information.pointwise(joint[i, i + 1])
         told = (by_group[i] * influence[None]).sum((1, 2), dtype=float)

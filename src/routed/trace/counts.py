@@ -19,6 +19,8 @@ from routed.trace.tokens import Given, Tokens
 SCORED = 1 << 16
 #: Tokens that would queue together, for the drops that a capacity would cause.
 QUEUE = 4096
+#: Cells of a table of which one shuffle is counted, and not several.
+LARGE = 1 << 23
 #: Capacity factors whose drops are counted: a queue holds ceil(factor k T / E) assignments.
 FACTORS = (1.0, 1.25, 2.0)
 
@@ -70,10 +72,13 @@ def count(stream: Stream, tokens: Tokens, given: Given | None) -> Counts:
     """Both passes over a stream."""
     experts, groups = stream.experts, tokens.groups
     load = np.zeros((groups, experts), np.int64)
-    pairs = np.zeros((groups, experts, experts), np.int64) if stream.k > 1 else None
+    pairs = np.zeros((groups, experts, experts), np.int32) if stream.k > 1 else None
     sums: dict[str, np.ndarray] = {"tokens": np.bincount(tokens.group, minlength=groups)}
-    tables = {name: np.zeros((2 * size, experts), np.int64) for name, size in tokens.counts.items()}
-    mixed = {name: [np.zeros((size, experts), np.int64) for _ in tokens.orders] for name, size in tokens.counts.items()}
+    tables = {name: np.zeros((2 * size, experts), np.int32) for name, size in tokens.counts.items()}
+    mixed = {
+        name: [np.zeros((size, experts), np.int32) for _ in tokens.orders[: 1 if size * experts > LARGE else None]]
+        for name, size in tokens.counts.items()
+    }
     chosen_given, begin = [], 0
     columns = ["expert", *(name for name in ("kept", "weight") if name in stream.held)]
     for found in stream.read(*columns):
@@ -83,11 +88,10 @@ def count(stream: Stream, tokens: Tokens, given: Given | None) -> Counts:
         load += information.joint(group, expert, groups, experts)
         for name, size in tokens.counts.items():
             code = tokens.codes[name][here]
-            tables[name] += information.joint(
-                tokens.half[here].astype(np.int64) * size + code, expert, 2 * size, experts
-            )
+            halved = tokens.half[here].astype(np.int64) * size + code
+            accumulate(tables[name], information.joint(halved, expert, 2 * size, experts))
             for draw, table in enumerate(mixed[name]):
-                table += information.joint(tokens.shuffled(name, draw, here), expert, size, experts)
+                accumulate(table, information.joint(tokens.shuffled(name, draw, here), expert, size, experts))
         if pairs is not None:
             _count_pairs(pairs, group, expert)
         _count_drops(sums, group, expert, stream, groups)
@@ -107,6 +111,11 @@ def count(stream: Stream, tokens: Tokens, given: Given | None) -> Counts:
     return Counts(load, pairs, halves, nulls, sums, within)
 
 
+def accumulate(table: np.ndarray, more: np.ndarray) -> None:
+    """Adds counts to those of 32 bits, which 10^9 tokens do not fill."""
+    np.add(table, more, out=table, casting="unsafe")
+
+
 def _add(sums: dict[str, np.ndarray], name: str, group: np.ndarray, values: np.ndarray, groups: int) -> None:
     sums[name] = sums.get(name, 0) + np.bincount(group, weights=values, minlength=groups)
 
@@ -118,7 +127,7 @@ def _count_pairs(pairs: np.ndarray, group: np.ndarray, expert: np.ndarray) -> No
             both = (expert[:, i] >= 0) & (expert[:, j] >= 0)
             where = slice(None) if both.all() else both
             key = (group[where].astype(np.int64) * experts + expert[where, i]) * experts + expert[where, j]
-            pairs += np.bincount(key, minlength=pairs.size).reshape(pairs.shape)
+            accumulate(pairs, np.bincount(key, minlength=pairs.size).reshape(pairs.shape))
 
 
 def _count_drops(sums, group: np.ndarray, expert: np.ndarray, stream: Stream, groups: int) -> None:

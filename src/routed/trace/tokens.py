@@ -94,7 +94,7 @@ def make(codes, counts, names, rows: np.ndarray, ids: np.ndarray | None, seed: i
             else None
         )
     draws = DRAWS if len(rows) <= MANY else 1
-    orders = tuple(_within(rows, random) for _ in range(draws))
+    orders = tuple(within(rows, random) for _ in range(draws))
     row_orders = tuple(random.permutation(sequences) for _ in range(draws))
     return Tokens(codes, counts, names, constant, rows, group, groups, half, orders, row_orders, ids)
 
@@ -131,8 +131,10 @@ def dense(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(seen), place[values]
 
 
-def _within(rows: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """A random order of tokens that leaves each in its sequence; stripe by stripe of whole sequences, so that it stays small."""
+def within(rows: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """A random order of tokens that leaves each in its sequence, or moves any if all are sequences of one; by whole sequences, so that it stays small."""
+    if len(rows) > 1 and (np.diff(rows) != 0).all():
+        return random.permutation(len(rows)).astype(np.int32)
     order, begin = np.empty(len(rows), np.int32), 0
     while begin < len(rows):
         end = int(np.searchsorted(rows, rows[min(begin + MANY, len(rows)) - 1], "right"))
