@@ -51,7 +51,8 @@ def test_a_language_model_has_traces_of_its_stacks_with_the_numbers_of_its_colum
     assert [trace.folder.relative_to(tmp_path / "traces").parts[1:] for trace in traces] == [
         (stack, f"step_{step:06d}") for stack in ("decoder", "encoder") for step in (0, 4)
     ]
-    columns = text_history.offline(run.config, history)
+    by_language = {f"language/{metric}": np.zeros((EVALUATIONS, 2)) for metric in ("loss", "accuracy")}
+    columns = text_history.offline(run.config, history | by_language)
     for stack, pair in (("decoder", traces[:2]), ("encoder", traces[2:])):
         found, last = analysis.analyse(pair), history[f"{stack}/choices"][-1, 0]
         assert found.trace.layers == (f"{stack}_0",) and found.trace.labels == ("language",)

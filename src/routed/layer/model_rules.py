@@ -55,7 +55,7 @@ def group_limited(rule: Rule, scores, preference, bias, mask) -> Routing:
 def _check(config: ConfigDict) -> None:
     """Groups that do not divide the experts, or too few places in those that are kept."""
     for node in (config.selection, config.selection.eval):
-        if node.name != "group_limited":
+        if SELECTIONS[node.name].route is not group_limited:
             continue
         experts = config.experts.count
         if experts % node.expert_groups:
@@ -108,4 +108,5 @@ def scaled_inputs(x: Float[Array, "T ..."], routing: Routing | SoftRouting) -> t
             f"weights scale the input of one expert a token, and {len(x)} tokens have {len(routing.weight)}"
         )
     weight = routing.weight.reshape(-1, *[1] * (x.ndim - 1))
-    return x * weight.astype(x.dtype), routing._replace(weight=jnp.ones_like(routing.weight))
+    scaled: Routing = routing._replace(weight=jnp.ones_like(routing.weight))
+    return x * weight.astype(x.dtype), scaled
