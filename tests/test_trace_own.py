@@ -1,5 +1,6 @@
 """Traces of own runs: what was kept of their choices, and the columns that results.parquet has of the same."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -56,7 +57,7 @@ def test_a_language_model_has_traces_of_its_stacks_with_the_numbers_of_its_colum
     for stack, pair in (("decoder", traces[:2]), ("encoder", traces[2:])):
         found, last = analysis.analyse(pair), history[f"{stack}/choices"][-1, 0]
         assert found.trace.layers == (f"{stack}_0",) and found.trace.labels == ("language",)
-        expected = load.load_summary(load.load(last, EXPERTS), len(last))
+        expected = load.load_summary(load.load(jnp.asarray(last), EXPERTS), len(last))
         assert value(found, "load_max") == pytest.approx(float(expected["load_max"]), rel=1e-5)
         assert found.churn.value.item() == pytest.approx(columns[f"router/churn_to_final/{stack}_0"][0], rel=1e-6)
         for number, column in (("mi.language", "mi_language"), ("given.language", "mi_language_given_token")):

@@ -103,10 +103,9 @@ def scaled_inputs(x: Float[Array, "T ..."], routing: Routing | SoftRouting) -> t
     Raises:
       ValueError: tokens have several experts, and an input for each.
     """
-    if len(routing.weight) != len(x):
-        raise ValueError(
-            f"weights scale the input of one expert a token, and {len(x)} tokens have {len(routing.weight)}"
-        )
+    if not isinstance(routing, Routing) or len(routing.weight) != len(x):
+        counts = f"{len(x)} tokens have {routing.weight.size}"
+        raise ValueError(f"weights scale the input of one expert a token, and {counts}")
     weight = routing.weight.reshape(-1, *[1] * (x.ndim - 1))
     scaled: Routing = routing._replace(weight=jnp.ones_like(routing.weight))
     return x * weight.astype(x.dtype), scaled
