@@ -23,6 +23,7 @@ ROOMS = (
     "plan",
     "engine",
     "analysis",
+    "trace",
 )
 #: What a user starts: each may import any room, and none another of them.
 COMMANDS = ("main", "report", "predict", "bench")

@@ -503,7 +503,8 @@ def test_the_command_has_commands(tmp_path):
     assert [one.returncode for one in found] == [0, 0, 2, 2, 0]
     assert found[0].stdout == found[1].stdout and all(f"  routed {word} " in found[0].stdout for word in COMMANDS)
     assert (
-        found[2].stderr == "error: unknown command 'rnu'; known: run, list, report, predict, bench; see routed --help\n"
+        found[2].stderr
+        == "error: unknown command 'rnu'; known: run, list, report, predict, trace, bench; see routed --help\n"
     )
     assert "'workdri'" in found[3].stderr and "gmm_router  " in found[4].stdout
     closed = subprocess.run(f"{sys.executable} -c '{script}' | true", shell=True, capture_output=True, cwd=tmp_path)

@@ -1,14 +1,17 @@
 """Experiments on Mixture-of-Experts routers: does learning to route help, and what did the router learn?"""
 
+import importlib
 from typing import Any
 
-__all__ = ["load"]
+#: name -> where it is.
+_LAZY = {"load": "routed.engine.results", "analyse": "routed.trace.report"}
+__all__ = ["analyse", "load", "trace"]
 
 
 def __getattr__(name: str) -> Any:
-    """`load`, when somebody asks for it: JAX and pandas take seconds to load, and `--help` needs neither."""
-    if name in __all__:
-        from routed.engine import results
-
-        return getattr(results, name)
+    """What `__all__` names, when somebody asks for it: JAX and pandas take seconds to load, and `--help` needs neither."""
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name == "trace":
+        return importlib.import_module("routed.trace")
     raise AttributeError(f"module 'routed' has no attribute {name!r}")

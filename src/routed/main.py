@@ -94,6 +94,7 @@ def main(argv: list[str]) -> None:
     from routed.plan.workdir import default_workdir
     from routed.settings.tree import override
     from routed.system import hosts
+    from routed.trace import own
 
     devices.split_host()  # before anything asks JAX for its devices
     module, config = experiment.configure(spec, _OVERRIDES)
@@ -151,6 +152,8 @@ def main(argv: list[str]) -> None:
         with files.explained(workdir / "report.html"):
             hosts.once(lambda: told.append(page.write(workdir, module, config, table)))
         hosts.once(lambda: files.tell(*told))
+        if config.trace.every:
+            hosts.once(lambda: own.write(workdir, runs))
         log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
 
 

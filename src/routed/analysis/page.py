@@ -74,7 +74,7 @@ def make_part(
     drawn, undrawn = draw_all(asked.plots(config), data)
     figures = [figure._asdict() | {"file": plots.svg(figure.drawn)} for figure in drawn]
     for figure in figures:
-        figure["svg"] = Markup(_unique_ids(figure["file"], f"{workdir.name}/{figure['name']}"))
+        figure["svg"] = Markup(unique_ids(figure["file"], f"{workdir.name}/{figure['name']}"))
     claims = asked.claims(config)
     judged = verdicts.judge(claims, table, config, swept)
     point = data.at_point(last, {})
@@ -110,19 +110,28 @@ def make_part(
 
 def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
     """One HTML file that opens offline."""
-    source = importlib.resources.files("routed.analysis").joinpath("report.html").read_text("utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
     title = parts[0]["name"] if len(parts) == 1 else "Overview"
     question = parts[0]["question"] if len(parts) == 1 else f"What {len(parts)} experiments found."
     overview = every_claim(parts) if len(parts) > 1 else []
     counts = collections.Counter(claim["verdict"] for claim in overview)
-    page = environment.from_string(source).render(
-        title=title, question=question, parts=parts, overview=overview, counts=dict(counts.most_common()),
-        shown_share=shown_share,
+    page = render(
+        "analysis/report.html", title=title, question=question, parts=parts, overview=overview,
+        counts=dict(counts.most_common()), shown_share=shown_share,
     )  # fmt: skip
     files.write(path, page)
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of the package, such as analysis/report.html, filled in; what is no `Markup` is escaped."""
+    held = importlib.resources.files("routed")
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: held.joinpath(name).read_text("utf-8")),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template(template).render(**values)
 
 
 def every_claim(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -186,7 +195,7 @@ def _wide(summary: pd.DataFrame, swept: list[str]) -> str:
     )
 
 
-def _unique_ids(svg: str, name: str) -> str:
+def unique_ids(svg: str, name: str) -> str:
     """Inline SVGs share the page's name space: their ids and references get a prefix, a hash of a name; XML headers go."""
     svg, prefix = svg[svg.index("<svg") :], f"f{hashlib.sha256(name.encode()).hexdigest()[:12]}"
     for mark in ('id="', 'href="#', "url(#"):

@@ -1,5 +1,5 @@
 """`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch, t5, lm, cluster,
-patches, scaling, tables, pods or gpu."""
+patches, scaling, tables, pods, gpu or trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-from routed.bench import cluster, dispatch, gmm, gpu, lm, patches, pods, scaling, t5, tables
+from routed.bench import cluster, dispatch, gmm, gpu, lm, patches, pods, scaling, t5, tables, trace
 from routed.contracts import UserError
 from routed.system import commands, files
 
@@ -28,7 +28,7 @@ ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; median
 
 BENCHES: dict[str, Callable[..., Iterable[dict[str, Any]]]] = {
     "gmm": gmm.bench, "dispatch": dispatch.bench, "t5": t5.bench, "lm": lm.bench, "cluster": cluster.bench, "patches": patches.bench,
-    "scaling": scaling.bench, "tables": tables.bench, "pods": pods.bench, "gpu": gpu.bench,
+    "scaling": scaling.bench, "tables": tables.bench, "pods": pods.bench, "gpu": gpu.bench, "trace": trace.bench,
 }  # fmt: skip
 
 

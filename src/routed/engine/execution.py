@@ -32,6 +32,8 @@ TOGETHER, TOGETHER_EACH = 16, 4
 
 #: Further arrays of the base seed that figures of classes are drawn from, and how they are kept.
 PICTURED = (("counts", np.int32), ("products", np.float32), ("choices", np.int16), ("right", np.bool_))
+#: What the choices of a run are kept under for its traces (`trace.every`).
+TRACED = "trace"
 
 
 def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0) -> list[Group]:
@@ -170,6 +172,10 @@ def keep(
             maps[run.key] = history["probs"].astype(np.float16)
             if "right" in history:
                 maps |= {f"{run.key}/{n}": history[n].astype(dtype) for n, dtype in PICTURED if n in history}
+
+        if run.seed == run.config.seed and (every := run.config.trace.every):
+            names = [name for name in history if name.rpartition("/")[2] == "choices"]
+            maps |= {f"{run.key}/{TRACED}/{name}": history[name][::every].astype(np.int16) for name in names}
 
     def write() -> None:
         tables.add_part(workdir, rows, maps)

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float
 
 from routed.contracts import Contest, Places, Routing, SoftRouting
 from routed.layer import competition, dispatch
+from routed.layer.model_rules import scaled_inputs
 from routed.layer.rule import Rule
 from routed.layer.selection import SELECTIONS, capacity, select
 from routed.metrics import load
@@ -55,6 +56,10 @@ class MoE(nn.Module):
     noise_in_weights: bool = False
     balance_rate: float = 0.0
     dtype: Any = None  # of the experts' inputs and weights; None: as they are. Scores are float32 always
+    shared: nn.Module | None = (
+        None  # an expert of every token, of weight 1 (DeepSeek, Llama 4); its parameters are `shared`
+    )
+    weigh_inputs: bool = False  # the weight scales the input of a token's one expert, not its output (Llama 4)
     mesh: Mesh | None = None  # with axes `data` and `expert`: experts are shared out over the latter
 
     @nn.compact
@@ -67,6 +72,9 @@ class MoE(nn.Module):
         **context,
     ) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:
         routing = self._route(x if routed_by is None else routed_by, mask, context)
+        common = 0.0 if self.shared is None else self.shared(x)
+        if self.weigh_inputs:
+            x, routing = scaled_inputs(x, routing)
         expert = self.expert.clone(parent=None)  # unbound: its parameters are stacked and held here
 
         params = self.param("experts", partial(_initialise, expert, self.num_experts, x[:1]))
@@ -79,12 +87,18 @@ class MoE(nn.Module):
 
         run = partial(_apply, expert)
         if SELECTIONS[self.rule.name].contested:
-            return self._contested(run, params, x, routing, places, x if routed_by is None else routed_by, context)
+            y, routing = self._contested(
+                run, params, x, routing, places, x if routed_by is None else routed_by, context
+            )
+            return common + y, routing
         if self.mesh is not None and not isinstance(routing, SoftRouting):
             if self.dispatch != dispatch.AUTO and not dispatch.DISPATCHES[self.dispatch].exchanged:
                 raise TypeError(f"dispatch {self.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")
-            return dispatch.parallel(run, params, x, routing, places, self.mesh), routing
-        return dispatch.DISPATCHES[self._dispatch(x, params, places)].run(run, params, x, routing, places), routing
+            return common + dispatch.parallel(run, params, x, routing, places, self.mesh), routing
+        return common + self._dispatched(run, params, x, routing, places), routing
+
+    def _dispatched(self, run, params, x, routing, places) -> Float[Array, "T O"]:
+        return dispatch.DISPATCHES[self._dispatch(x, params, places)].run(run, params, x, routing, places)
 
     def _contested(self, run, params, x, routing, places, routed_by, context) -> tuple[Float[Array, "T O"], Routing]:
         """The layer where its experts may compete; without random numbers, as at an evaluation, they do."""
@@ -100,8 +114,7 @@ class MoE(nn.Module):
             )
 
         def route():
-            y = dispatch.DISPATCHES[self._dispatch(len(x))].run(run, params, x, routing, places)
-            return y, routing, jnp.zeros_like(scores)
+            return self._dispatched(run, params, x, routing, places), routing, jnp.zeros_like(scores)
 
         y, routing, norms = jax.lax.cond(took_part, jax.checkpoint(compete), route)
         return y, routing._replace(contest=Contest(took_part, scores, norms))

@@ -25,6 +25,7 @@ class Rule(NamedTuple):
     priority: str = "position"
     patches: int = 1
     gate: str = "chosen"
+    capacity_multiple: int = 1  # places are rounded up to it (vmoe)
     own: Any = None  # the config node, for selections with settings of their own
 
 

@@ -58,7 +58,7 @@ def capacity(rule: Rule, tokens: int, experts: int) -> int:
     """Places in the queue of one expert in a group of `tokens`; with capacity factor 0 nothing is ever dropped.
 
     per_assignment: ceil(factor k T / E) (GShard, V-MoE). per_token: round(factor T / E), whatever k (flaxformer, hence
-    the T5 papers). At least `min_capacity`, at most T, since a token chooses an expert once.
+    the T5 papers). Rounded up to `capacity_multiple`, at least `min_capacity`, at most T, since a token chooses an expert once.
     """
     chosen = SELECTIONS[rule.name]
     if chosen.places is not None:
@@ -68,6 +68,7 @@ def capacity(rule: Rule, tokens: int, experts: int) -> int:
     share = (rule.capacity_factor or 1.0) * tokens / experts
     # Rounded first: 1.1 * 1 * 100 / 10 is 11.000000000000002.
     places = round(share) if rule.capacity_rule == "per_token" else math.ceil(round(share * rule.k, 6))
+    places += -places % rule.capacity_multiple
     return min(max(places, rule.min_capacity, 1), tokens)
 
 

@@ -81,15 +81,22 @@ def information(
 
     def beyond_chance(given):
         """I(expert; label | given), less what labels of permuted rows tell."""
-        _, first, block = np.unique(given * (int(row.max()) + 1) + row, return_index=True, return_inverse=True)
-        owner, within = label[first], given[first]  # of the tokens of a row with one id; sorted by id
-        mixed = [owner[np.lexsort((rng.random(len(owner)), within))][block] for _ in range(draws)]
+        mixed = [mixed_labels(label, row, given, rng) for _ in range(draws)]
         return told(label, given) - float(np.mean([told(one, given) for one in mixed]))
 
     return {
         "mi_language": beyond_chance(np.zeros(len(token), np.int64)),
         "mi_language_given_token": beyond_chance(token.astype(np.int64)),
     }
+
+
+def mixed_labels(
+    label: Int[np.ndarray, " T"], row: Int[np.ndarray, " T"], given: Int[np.ndarray, " T"], rng: np.random.Generator
+) -> Int[np.ndarray, " T"]:
+    """Labels permuted among the rows that have a `given`, for each of these by itself; tokens of a row with one `given` share theirs."""
+    _, first, block = np.unique(given * (int(row.max()) + 1) + row, return_index=True, return_inverse=True)
+    owner, within = label[first], given[first]  # sorted by what is given
+    return owner[np.lexsort((rng.random(len(owner)), within))][block]
 
 
 def _mutual(a: np.ndarray, b: np.ndarray, given: np.ndarray) -> float:

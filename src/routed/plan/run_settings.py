@@ -92,6 +92,12 @@ ENGINE = Component(
             at_least(1),
             identity=False,
         ),
+        "trace.every": Setting(
+            0,
+            "evaluations between routing traces of the base seed's runs, under traces/ (routed trace report); 0: none",
+            at_least(0),
+            identity=False,
+        ),
         "checkpoint.final": Setting(False, "keep the parameters of finished runs, under models/", identity=False),
     }
 )

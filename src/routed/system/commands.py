@@ -41,6 +41,11 @@ COMMANDS = {
         "[--config.KEY=VALUE]...",
         "what learning to route is expected to gain, by the law of the experiment law",
     ),
+    "trace": Command(
+        "routed.trace.__main__",
+        "report DIR... | capture --model=NAME --text=FILE --out=DIR",
+        "what the routers of any model decided: one page of its trace, or the trace",
+    ),
     "bench": Command("routed.bench.__main__", "NAME [--json=FILE]", "measures how fast this machine is"),
 }
 

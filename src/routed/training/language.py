@@ -31,7 +31,7 @@ from routed.tasks import text
 from routed.tasks.text import Form
 from routed.training import text_feed
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
-from routed.training.text_history import offline
+from routed.training.text_history import offline, traced
 
 #: FLOPs of training on a row of a config, of which so many experts compute a token (None: as its selection says).
 Flops = Callable[..., Any]
@@ -269,6 +269,7 @@ def language_part(
         feed=partial(text_feed.feed, form),
         feed_shape=partial(text_feed.feed_shape, form),
         offline=lambda config, history: offline(form, read, config, history) | finished(history),
+        traced=lambda config: traced(form, read, config),
         digest=lambda config: f"{config.data.name} {text_feed.corpus(form, config).digest}",
         about=_about,
         cost=lambda config: Cost(config.batch_size * form.tokens(config.data), config.batch_size * flops(config)),

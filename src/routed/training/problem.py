@@ -120,6 +120,8 @@ class ProblemPart(NamedTuple):
     watched: bool = False
     #: Devices may share one run.
     shareable: bool = False
+    #: By the name of an array of choices [evaluations, (layers,) T, k]: what `routed.trace.write` takes of its tokens.
+    traced: Callable[[ConfigDict], dict[str, dict[str, Any]]] = lambda config: {}
     #: What XLA's YNNPACK may fuse on a CPU.
     fuse: str = ""
     settings: Mapping[str, Setting] = {}

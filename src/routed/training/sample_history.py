@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,12 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Batch
 from routed.metrics import agreement
+from routed.metrics.router import PROBE
 from routed.models.single_layer import SITE
-from routed.tasks import TASKS
+from routed.settings.tree import node_of
+from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task
+from routed.training.program import streams
 from routed.training.task_losses import correct
 
 #: The column of a router's agreement with a grouping of the clusters, which a task asks for among its `columns`.
@@ -45,6 +49,14 @@ def offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.
             errors = [agreement.group_errors(history["groups"][0], 1 - right) for right in history["alone"]]
             found[ALONE], found["theory/other_error"] = np.array(errors).T
     return found
+
+
+def traced(config: ConfigDict) -> dict[str, dict[str, Any]]:
+    """What is known of the test tokens of the array of choices: `ProblemPart.traced`. The test samples of the base seed, made again."""
+    task, data = TASKS[config.data.name], node_of(config).data
+    world = worlds.draw_world(task, streams(config.seed, config)["world"], data, config.data.samples)
+    label = np.asarray(worlds.test_batch(task, world, data).label)[:PROBE]
+    return {"choices": {"labels": {"cluster": label}, "sequence": np.arange(len(label)), "layers": ["0"]}}
 
 
 def alone(task: Task, responses: Callable[..., Array], params, test: Batch, data) -> Float[Array, "C E"]:

@@ -29,7 +29,7 @@ from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.program import rule_and_dispatch
 from routed.training.sample_checks import check, positions_of
 from routed.training.sample_columns import columns_of
-from routed.training.sample_history import ALONE, alone, offline
+from routed.training.sample_history import ALONE, alone, offline, traced
 from routed.training.task_losses import TASK_LOSSES, apart, correct, squared
 
 #: FLOPs that take as long as the update of a parameter: of the headline's soft and hard arms, which differ in FLOPs 57-fold and
@@ -278,6 +278,7 @@ SAMPLES = ProblemPart(
     feed=lambda config, seed, rows=slice(None): lambda first, steps: (),
     feed_shape=lambda config, steps: (),
     offline=offline,
+    traced=traced,
     digest=lambda config: TASKS[config.data.name].digest(config.data),
     about=lambda config: TASKS[config.data.name].about(config.data),
     cost=cost,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -32,18 +33,46 @@ def offline(form: Form, read: Read, config: ConfigDict, history: dict[str, np.nd
     return found | {f"router/{metric}": np.mean(values, axis=0) for metric, values in columns.items()}
 
 
-def _of_layers(form: Form, read: Read, config: ConfigDict, history) -> Iterator[tuple[str, int, str, np.ndarray]]:
-    rows = held_out(form, config)["validation"]
-    every = config.transformer.layers // max(config.transformer.sparse_layers, 1)
+class Tokens(NamedTuple):
+    """What is known of a stack's validation tokens [T]: row of text, token id (of the decoder: its input), language (an index)."""
+
+    row: np.ndarray
+    token: np.ndarray
+    language: np.ndarray
+
+
+def tokens_of(form: Form, read: Read, config: ConfigDict) -> dict[str, Tokens]:
+    """The tokens that each stack routes at an evaluation, in their order."""
+    rows, found = held_out(form, config)["validation"], {}
     for stack, ids_of in read.items():
+        ids = np.asarray(ids_of(rows))
+        row = np.repeat(np.arange(len(ids)), ids.shape[1])
+        found[stack] = Tokens(row, ids.reshape(-1), np.asarray(rows.language)[row])
+    return found
+
+
+def layer_of(config: ConfigDict, place: int) -> int:
+    """The layer of a stack in which its sparse layer number `place` is."""
+    return (place + 1) * (config.transformer.layers // max(config.transformer.sparse_layers, 1)) - 1
+
+
+def traced(form: Form, read: Read, config: ConfigDict) -> dict[str, dict[str, Any]]:
+    """What is known of the tokens of the arrays of choices: `ProblemPart.traced`."""
+    names, found = np.asarray(corpus(form, config).languages), {}
+    for stack, (row, token, language) in tokens_of(form, read, config).items():
+        layers = [f"{stack}_{layer_of(config, place)}" for place in range(config.transformer.sparse_layers)]
+        known = {"sequence": row, "token_ids": token, "labels": {"language": names[language]}, "layers": layers}
+        found[f"{stack}/choices"] = known
+    return found
+
+
+def _of_layers(form: Form, read: Read, config: ConfigDict, history) -> Iterator[tuple[str, int, str, np.ndarray]]:
+    for stack, (row, token, language) in tokens_of(form, read, config).items():
         if f"{stack}/choices" not in history:
             continue
-        ids = np.asarray(ids_of(rows))
-        row, token = np.repeat(np.arange(len(ids)), ids.shape[1]), ids.reshape(-1)
-        language = np.asarray(rows.language)[row]
         choices, stale = history[f"{stack}/choices"], history[f"{stack}/stale"]
         for s in range(choices.shape[1]):
-            layer = (s + 1) * every - 1
+            layer = layer_of(config, s)
             for name, values in history.items():
                 if name.startswith(f"{stack}/") and values.ndim == 2:
                     yield stack, layer, name.removeprefix(f"{stack}/"), values[:, s]

@@ -1,0 +1,111 @@
+"""Selections of published models: DeepSeek's choice within groups of experts, ReMoE's ReLU gates. Loading the room adds them to SELECTIONS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Scalar
+from ml_collections import ConfigDict
+
+from routed.contracts import Routing, SoftRouting
+from routed.layer.rule import QUEUES, Rule, Selection
+from routed.layer.selection import SELECTIONS, _highest, _queued
+from routed.settings.setting import POSITIVE, Setting, at_least, one_of, refuse
+
+GROUPS: dict[str, Setting] = {
+    "expert_groups": Setting(1, "groups of neighbouring experts, of one size; 1: no limit", at_least(1)),
+    "groups_kept": Setting(1, "groups that a token may choose from", at_least(1)),
+    "affinity": Setting(
+        "sigmoid",
+        "sigmoid of a score (DeepSeek-V3: a group counts the sum of its two best) or softmax over experts (V2: its best)",
+        one_of(("sigmoid", "softmax")),
+    ),
+    "scaling": Setting(1.0, "factor on the k weights", POSITIVE),
+}
+
+
+def _own(rule: Rule, name: str) -> Any:
+    return GROUPS[name].default if rule.own is None else rule.own[name]
+
+
+def group_limited(rule: Rule, scores, preference, bias, mask) -> Routing:
+    """The k experts of highest affinity + bias in the groups of experts that count most (DeepSeek-V2 and -V3).
+
+    V3: affinity sigmoid(score); a group counts the sum of its two highest, bias included. V2: softmax over all experts; its highest.
+    Weights are affinities without the bias, over their sum when `renormalise`, times `scaling`.
+    """
+    groups, kept, of = _own(rule, "expert_groups"), _own(rule, "groups_kept"), _own(rule, "affinity")
+    tokens, experts = scores.shape
+    gate = jax.nn.sigmoid if of == "sigmoid" else jax.nn.softmax
+    wanted = gate(preference) + bias[None]
+    if groups > kept:
+        inside = wanted.reshape(tokens, groups, experts // groups)
+        best = min(2 if of == "sigmoid" else 1, experts // groups)
+        counts = jax.lax.top_k(inside, best)[0].sum(-1)
+        chosen = jax.nn.one_hot(_highest(counts, kept), groups, dtype=bool).any(1)
+        wanted = jnp.where(chosen[:, :, None], inside, -jnp.inf).reshape(tokens, experts)
+    expert = _highest(wanted, rule.k)
+    affinity = jnp.take_along_axis(gate(scores), expert, axis=1)
+    weight = affinity / (affinity.sum(1, keepdims=True) + 1e-20) if rule.renormalise else affinity
+    return _queued(rule, scores, expert, _own(rule, "scaling") * weight, mask, affinity)
+
+
+def _check(config: ConfigDict) -> None:
+    """Groups that do not divide the experts, or too few places in those that are kept."""
+    for node in (config.selection, config.selection.eval):
+        if SELECTIONS[node.name].route is not group_limited:
+            continue
+        experts = config.experts.count
+        if experts % node.expert_groups:
+            refuse("selection.expert_groups", node.expert_groups, f"does not divide experts.count={experts}")
+        if node.groups_kept > node.expert_groups or node.k > node.groups_kept * experts // node.expert_groups:
+            refuse(
+                "selection.groups_kept",
+                node.groups_kept,
+                "must leave k experts, in at most selection.expert_groups groups",
+            )
+
+
+def relu(rule: Rule, scores, preference, bias, mask) -> Routing:
+    """Every expert whose score is positive, weighted by it: ReLU gates (ReMoE, Wang et al. 2024).
+
+    How many these are is learned: `losses.l1` pays for them. All of a token's experts are in the list, the others not kept, so a
+    dispatch computes for every expert; the bias has no part.
+    """
+    del preference, bias
+    every = jnp.broadcast_to(jnp.arange(scores.shape[1]), scores.shape)
+    weight = jax.nn.relu(scores)
+    routing = _queued(rule._replace(k=scores.shape[1]), scores, every, weight, mask, weight)
+    return routing._replace(kept=routing.kept & (routing.weight > 0))
+
+
+def adapted(coefficient: Scalar | float, share: Scalar | float, wanted: float, rate: float = 1.2) -> Scalar:
+    """ReMoE's coefficient of `losses.l1` after a step: times `rate` while more than the wanted share of gates is positive, else over it.
+
+    Wang et al. (2024), equation 8, from 1e-8 on, with rate 1.2; `wanted` is k / E.
+    """
+    return coefficient * rate ** jnp.sign(jnp.asarray(share) - wanted)
+
+
+SELECTIONS["group_limited"] = Selection(
+    group_limited, biased=True, settings=GROUPS, reads=("k", "renormalise", *QUEUES), check=_check
+)
+SELECTIONS["relu"] = Selection(
+    relu, experts_per_token=lambda rule, tokens, experts: float(experts), reads=("group_size",)
+)
+
+
+def scaled_inputs(x: Float[Array, "T ..."], routing: Routing | SoftRouting) -> tuple[Float[Array, "T ..."], Routing]:
+    """Tokens times the weight of their one expert, and the routing with weights of 1: Llama 4 scales an expert's input, not its output.
+
+    Raises:
+      ValueError: tokens have several experts, and an input for each.
+    """
+    if not isinstance(routing, Routing) or len(routing.weight) != len(x):
+        counts = f"{len(x)} tokens have {routing.weight.size}"
+        raise ValueError(f"weights scale the input of one expert a token, and {counts}")
+    weight = routing.weight.reshape(-1, *[1] * (x.ndim - 1))
+    scaled: Routing = routing._replace(weight=jnp.ones_like(routing.weight))
+    return x * weight.astype(x.dtype), scaled

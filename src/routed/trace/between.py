@@ -1,0 +1,118 @@
+"""Layers against each other, and checkpoints of one model: what a token's expert tells of its next one, and what changed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from routed.contracts import UserError
+from routed.metrics import information
+from routed.trace.counts import accumulate
+from routed.trace.format import Trace, stripes, token_column
+from routed.trace.numbers import Number, ratio, resampler
+from routed.trace.tokens import Tokens, within
+
+#: Tokens of a stripe where every layer's first choice is in memory.
+STRIPE = 1 << 18
+#: Cells of the tables of a pair of layers, in all groups.
+CELLS = 1 << 20
+
+
+class Between(NamedTuple):
+    """`shares` [L, L]: information that the first experts of two layers have of each other, less its null, over the smaller entropy.
+
+    `following` [L - 1]: that of a layer and the next in nats, with the null of first experts shuffled within their sequences.
+    """
+
+    shares: np.ndarray
+    following: list[Number]
+
+
+def layers(trace: Trace, tokens: Tokens, weights: np.ndarray | None) -> Between | None:
+    """Of all layers, on all tokens; None where there is one layer."""
+    count, experts, random = len(trace.layers), trace.experts, np.random.default_rng(0)
+    if count < 2:
+        return None
+    groups = min(tokens.groups, max(8, CELLS // experts**2))  # fewer where tables are large
+    weights = weights if groups == tokens.groups or weights is None else resampler(groups)
+    joint = {(i, j): np.zeros((experts, experts), np.int32) for i in range(count) for j in range(i + 1, count)}
+    mixed = np.zeros((count, experts, experts), np.int32)
+    by_group = np.zeros((count - 1, groups, experts, experts), np.int32)
+    readers = [stripes(trace, layer, "expert", size=STRIPE) for layer in range(count)]
+    begin = 0
+    for found in zip(*readers, strict=True):
+        first = [np.maximum(expert[:, 0], 0).astype(np.int64) for (expert,) in found]
+        here = slice(begin, begin := begin + len(first[0]))
+        group, order = tokens.group[here].astype(np.int64) % groups, within(tokens.rows[here], random)
+        for i, j in joint:
+            key = first[i] * experts + first[j]
+            if j == i + 1:
+                one = np.bincount(group * experts**2 + key, minlength=by_group[i].size).reshape(by_group[i].shape)
+                accumulate(by_group[i], one)
+                accumulate(joint[i, j], one.sum(0))
+                accumulate(mixed[i], information.joint(first[i], first[j][order][:, None], experts, experts))
+            else:
+                accumulate(joint[i, j], np.bincount(key, minlength=experts**2).reshape(experts, experts))
+    shares, following = np.full((count, count), np.nan), []
+    for (i, j), table in joint.items():
+        least = min(information.entropy(table.sum(axis)) for axis in (0, 1))
+        bias = (experts - 1) ** 2 / (2 * max(trace.tokens, 1))  # of a plug-in estimate, to first order
+        shares[i, j] = shares[j, i] = max(0.0, information.mutual(table) - bias) / max(least, 1e-12)
+    for i in range(count - 1):
+        influence = information.pointwise(joint[i, i + 1])
+        told = (by_group[i] * influence[None]).sum((1, 2), dtype=float)
+        following.append(ratio(told, by_group[i].sum((1, 2)), weights, information.mutual(mixed[i])))
+    return Between(shares, following)
+
+
+def checkpoints(traces: Sequence[Trace], tokens: Tokens, weights: np.ndarray | None) -> list[dict]:
+    """Churn between each trace and the next, by layer: 1 - |S and S'| / k, beside that of one of them with shuffled tokens.
+
+    Raises:
+      UserError: they are not of one model on the same tokens.
+    """
+    first = traces[0]
+    for other in traces[1:]:
+        for name in ("layers", "experts", "k", "tokens"):
+            ours, theirs = getattr(first, name), getattr(other, name)
+            if ours != theirs:
+                raise UserError(
+                    f"{other.folder} has {name} {theirs}, {first.folder} has {ours}: checkpoints of one model are compared on the same tokens"
+                )
+        for name in ("token",) if first.has_ids and other.has_ids else ():
+            if not np.array_equal(token_column(first, name), token_column(other, name)):
+                raise UserError(
+                    f"{other.folder} has other token ids than {first.folder}: capture both on the same text"
+                )
+    rows = []
+    for before, after in itertools.pairwise(traces):
+        for layer, name in enumerate(first.layers):
+            changed, shuffled = np.zeros(tokens.groups), np.zeros(tokens.groups)
+            sizes, begin = np.zeros(tokens.groups), 0
+            for (old,), (new,) in zip(stripes(before, layer, "expert"), stripes(after, layer, "expert"), strict=True):
+                group = tokens.group[begin : begin + len(old)]
+                begin += len(old)
+                mixed = np.random.default_rng(layer).permutation(len(new))
+                changed += _churned(old, new, group, tokens.groups)
+                shuffled += _churned(old, new[mixed], group, tokens.groups)
+                sizes += np.bincount(group, minlength=tokens.groups)
+            chance = float(shuffled.sum() / sizes.sum())
+            number = ratio(changed, sizes, weights, chance)
+            rows.append({"before": _name(before), "after": _name(after), "layer": name} | number._asdict())
+    return rows
+
+
+def _churned(old: np.ndarray, new: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
+    """The sum over the tokens of each group of `routed.metrics.agreement.churn`."""
+    kept = np.zeros(len(old), np.float32)
+    for i in range(old.shape[1]):
+        kept += ((old[:, i, None] == new) & (old[:, i, None] >= 0)).any(1)
+    there = np.maximum((old >= 0).sum(1), 1)
+    return np.bincount(group, weights=1 - kept / there, minlength=groups)
+
+
+def _name(trace: Trace) -> str:
+    return f"step {trace.step}" if trace.step is not None else trace.folder.name

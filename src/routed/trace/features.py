@@ -1,0 +1,81 @@
+"""What a router saw: the features of some tokens and the router's weights, with which other routers can be asked about the same tokens."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from routed.system import files
+from routed.trace.arrays import Arrays, as_array, refuse
+
+NUMBERED = "features_{:02d}.npz"
+#: Tokens whose features are kept by a capture, about.
+KEPT = 4096
+
+
+class Features(NamedTuple):
+    """Of the tokens `where` [F] (rows of the trace, ascending): by layer the features [F, D], kernels [D, E] and offsets [E] or None.
+
+    The scores of a router are features @ kernel + offset; a layer whose router is no such function has no place here.
+    """
+
+    where: Arrays
+    values: Sequence[Arrays]
+    kernels: Sequence[Arrays]
+    offsets: Sequence[Arrays] | None = None
+
+
+def store(folder: pathlib.Path, features: Features, layers: int, tokens: int, experts: int) -> None:
+    """Writes a file a layer: token, features (float16), kernel, offset.
+
+    Raises:
+      UserError: shapes that do not agree with each other or with the trace.
+    """
+    where = as_array(features.where)
+    if where.ndim != 1 or len(where) == 0 or where.min() < 0 or where.max() >= tokens or (np.diff(where) <= 0).any():
+        refuse(f"features.where must name tokens of the trace, 0 to {tokens - 1}, in ascending order")
+    for name, of in (("values", features.values), ("kernels", features.kernels), ("offsets", features.offsets)):
+        if of is not None and len(of) != layers:
+            refuse(f"features.{name} has {len(of)} layers, the trace has {layers}")
+    for layer in range(layers):
+        values, kernel = as_array(features.values[layer]), as_array(features.kernels[layer])
+        offset = as_array(features.offsets[layer]) if features.offsets is not None else np.zeros(experts, np.float32)
+        if values.shape != (len(where), len(kernel)) or kernel.shape[1:] != (experts,) or offset.shape != (experts,):
+            refuse(
+                f"features of layer {layer}: values {list(values.shape)}, kernel {list(kernel.shape)}, offset {list(offset.shape)} must be"
+                f" [{len(where)}, D], [D, {experts}] and [{experts}]"
+            )
+        _write(folder / NUMBERED.format(layer), where, values.astype(np.float16), kernel, offset)
+
+
+def load(folder: pathlib.Path, layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(tokens [F], features [F, D], kernel [D, E], offset [E]) of a layer, float32."""
+    with np.load(folder / NUMBERED.format(layer), allow_pickle=False) as held:
+        return held["token"], held["features"].astype(np.float32), held["kernel"], held["offset"]
+
+
+def join(parts: Sequence[tuple[pathlib.Path, int]], out: pathlib.Path, layers: int) -> None:
+    """The features of parts (folder, its first token) in one folder."""
+    for layer in range(layers):
+        found = [load(folder, layer) for folder, _ in parts]
+        where = np.concatenate([begin + one[0] for one, (_, begin) in zip(found, parts, strict=True)])
+        values = np.concatenate([one[1] for one in found]).astype(np.float16)
+        _write(out / NUMBERED.format(layer), where, values, found[0][2], found[0][3])
+
+
+def _write(path: pathlib.Path, where, values, kernel, offset) -> None:
+    held: dict[str, Any] = {
+        "token": where.astype(np.int64),
+        "features": values,
+        "kernel": kernel.astype(np.float32),
+        "offset": offset.astype(np.float32),
+    }
+
+    def write(beside: pathlib.Path) -> None:
+        with open(beside, "wb") as file:
+            np.savez(file, allow_pickle=False, **held)
+
+    files.write(path, write)

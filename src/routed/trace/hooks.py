@@ -1,0 +1,152 @@
+"""Routers of Hugging Face transformers, listened to while the model runs: which modules they are, and what their outputs mean."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from routed.contracts import UserError
+from routed.trace.arrays import as_array
+
+
+class Seen(NamedTuple):
+    """What a router returned for a batch, as tensors with a row a token: scores [T, E], experts and weights [T, k], kept or None.
+
+    `features` are what it was given, as it was given it.
+    """
+
+    scores: Any
+    experts: Any
+    weights: Any
+    kept: Any = None
+    features: Any = None
+
+
+#: What a router's module and its output say.
+Reader = Callable[[Any, Any], Seen]
+
+
+def indexed(module: Any, output: Any) -> Seen:
+    """(logits, weights, indices), the weights in any order."""
+    scores, weights, experts = output
+    weights, order = weights.sort(dim=-1, descending=True, stable=True)
+    return Seen(scores, experts.gather(-1, order), weights)
+
+
+def scattered(module: Any, output: Any) -> Seen:
+    """(weights of all experts, 0 where not chosen; logits): Llama 4, whose weights scale the experts' inputs."""
+    all_weights, scores = output
+    weights, experts = all_weights.topk(module.top_k, dim=-1)
+    return Seen(scores, experts, weights)
+
+
+def switch(module: Any, output: Any) -> Seen:
+    """(one-hot mask of what found a place, weight, logits), with axes of batch and position."""
+    mask, weights, scores = (one.reshape(-1, one.shape[-1]) for one in output)
+    return Seen(scores, scores.argmax(-1, keepdim=True), weights, mask.any(-1, keepdim=True))
+
+
+def nllb(module: Any, output: Any) -> Seen:
+    """(mask, weights of all experts, 0 where dropped; logits): the two highest logits."""
+    _, all_weights, scores = output
+    experts = scores.topk(2, dim=-1).indices
+    weights = all_weights.gather(-1, experts)
+    return Seen(scores, experts, weights, weights > 0)
+
+
+def plain(k: int) -> Reader:
+    """Logits and nothing else, as of a linear layer: the k highest, weighted by their softmax probabilities."""
+
+    def read(module: Any, output: Any) -> Seen:
+        scores = (output[0] if isinstance(output, tuple) else output).float()
+        weights, experts = scores.softmax(-1).topk(k, dim=-1)
+        return Seen(scores, experts, weights)
+
+    return read
+
+
+#: The class of a router's module -> how its output is read. Names are those of transformers 5.
+ROUTERS: dict[str, Reader] = {
+    "MixtralTopKRouter": indexed, "OlmoeTopKRouter": indexed, "Qwen2MoeTopKRouter": indexed, "Qwen3MoeTopKRouter": indexed,
+    "DeepseekV2TopkRouter": indexed, "DeepseekV3TopkRouter": indexed, "GptOssTopKRouter": indexed, "Llama4Router": scattered,
+    "SwitchTransformersTop1Router": switch, "NllbMoeTop2Router": nllb,
+}  # fmt: skip
+
+
+def routers_of(model: Any, pattern: str = "", k: int = 0) -> dict[str, tuple[Any, Reader]]:
+    """The routers of a model by name, in order: those that `ROUTERS` knows, or the modules whose whole name matches `pattern`.
+
+    Raises:
+      UserError: there are none; it says how to name them.
+    """
+    if pattern:
+        try:
+            named = {name: module for name, module in model.named_modules() if re.fullmatch(pattern, name)}
+        except re.error as error:
+            raise UserError(f"--routers={pattern}: no regular expression ({error})") from None
+        if named and k < 1:
+            raise UserError(f"--routers={pattern} needs --k, the experts of a token")
+        found = {name: (module, ROUTERS.get(type(module).__name__, plain(k))) for name, module in named.items()}
+    else:
+        found = {
+            name: (module, ROUTERS[type(module).__name__])
+            for name, module in model.named_modules()
+            if type(module).__name__ in ROUTERS
+        }
+    if not found:
+        likely = [name for name, _ in model.named_modules() if re.search(r"(^|\.)(gate|router)\w*$", name)]
+        kind = type(model).__name__
+        what = (
+            f"no module of {kind} is named {pattern}"
+            if pattern
+            else f"{kind} has no router that is known ({', '.join(ROUTERS)})"
+        )
+        seen = f"; perhaps {re.sub(r'[.][0-9]+[.]', '.[0-9]+.', likely[0])}" if likely else ""
+        raise UserError(
+            f"{what}: name its router modules, whose output are scores of the experts, with --routers=REGEX --k=K{seen}"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def listening(routers: Mapping[str, tuple[Any, Reader]]) -> Iterator[dict[str, Seen]]:
+    """While it lasts, every forward pass leaves what each router returned in the dict that is given, by name."""
+    seen: dict[str, Seen] = {}
+
+    def listen(name: str, read: Reader):
+        def hook(module, inputs, output):
+            seen[name] = read(module, output)._replace(features=inputs[0] if inputs else None)
+
+        return hook
+
+    handles = [module.register_forward_hook(listen(name, read)) for name, (module, read) in routers.items()]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def weights_of(module: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """(kernel [D, E], offset [E]) of a router that is a linear map of its input; None: it has no such weights."""
+    linear = getattr(module, "classifier", module)
+    weight, offset = getattr(linear, "weight", None), getattr(linear, "bias", None)
+    if weight is None or weight.ndim != 2:
+        return None
+    return as_array(weight).T, np.zeros(len(weight), np.float32) if offset is None else as_array(offset)
+
+
+def arrays_of(seen: list[Seen]) -> dict[str, Any]:
+    """The arguments of `routed.trace.write` that layers of one stack give: their scores, experts, weights and what was kept."""
+    given: dict[str, Any] = {
+        "scores": [as_array(one.scores).reshape(-1, one.scores.shape[-1]) for one in seen],
+        "experts": [as_array(one.experts).astype(np.int16) for one in seen],
+        "weights": [as_array(one.weights) for one in seen],
+    }
+    if seen[0].kept is not None:
+        given["kept"] = [as_array(one.kept) for one in seen]
+    return given

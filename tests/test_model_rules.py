@@ -1,0 +1,162 @@
+"""Rules and losses of published models against hand-computed values; tests/external compares them with transformers' own modules."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import FrozenConfigDict
+
+from routed.contracts import UserError
+from routed.experts.ffn import Ffn
+from routed.experts.mlp import Mlp
+from routed.layer import model_losses, model_rules, selection
+from routed.layer.auxiliary import auxiliary
+from routed.layer.moe import MoE
+from routed.layer.rule import Rule
+from routed.layer.selection import capacity, combine_weights, select
+from routed.plan.config import base
+from routed.routers.features import Flat
+from routed.routers.product import ProductRouter
+from routed.settings.tree import override
+
+X = jax.random.normal(jax.random.key(0), (6, 4))
+
+
+def own(**changes):
+    defaults = {name: setting.default for name, setting in model_rules.GROUPS.items()}
+    return FrozenConfigDict(defaults | changes)
+
+
+def logit(rows):
+    p = np.array(rows, np.float32)
+    return jnp.asarray(np.log(p / (1 - p)))
+
+
+def weights(rule, scores, **more):
+    return np.asarray(combine_weights(select(rule, scores, **more)))
+
+
+def test_groups_of_experts_by_hand():
+    """V3: groups count .9 + .1 = 1 and .6 + .7 = 1.3, so the best expert of all is out of reach; with a bias of .4 it is not."""
+    scores = logit([[0.9, 0.1, 0.6, 0.7]])
+    rule = Rule("group_limited", k=1, own=own(expert_groups=2, groups_kept=1, scaling=2.5))
+    np.testing.assert_allclose(weights(rule, scores), [[0, 0, 0, 2.5 * 0.7]], rtol=1e-5)
+    bias = jnp.array([0.4, 0, 0, 0])  # chooses, and does not weigh
+    np.testing.assert_allclose(weights(rule, scores, bias=bias), [[2.5 * 0.9, 0, 0, 0]], rtol=1e-5)
+    both = rule._replace(k=2, renormalise=True)
+    np.testing.assert_allclose(weights(both, scores), [[0, 0, 2.5 * 6 / 13, 2.5 * 7 / 13]], rtol=1e-5)
+    free = Rule("group_limited", k=2, own=own())
+    np.testing.assert_allclose(weights(free, scores), [[0.9, 0, 0, 0.7]], rtol=1e-5)
+
+
+def test_groups_of_experts_by_their_best():
+    """V2: of shares 5/12, 1/12, 3/12, 3/12 the first group has the best, and its second expert is chosen before better ones elsewhere."""
+    scores = jnp.log(jnp.array([[5.0, 1.0, 3.0, 3.0]]))
+    rule = Rule("group_limited", k=2, own=own(expert_groups=2, groups_kept=1, affinity="softmax"))
+    np.testing.assert_allclose(weights(rule, scores), [[5 / 12, 1 / 12, 0, 0]], rtol=1e-5)
+
+
+def test_groups_that_do_not_fit_are_refused():
+    for changes, message in (
+        ({"selection.expert_groups": 3}, "does not divide experts.count=8"),
+        ({"selection.expert_groups": 4, "selection.groups_kept": 1, "selection.k": 3}, "must leave k experts"),
+    ):
+        config = override(base(), {"experts.count": 8, "selection.name": "group_limited"} | changes)
+        with pytest.raises(UserError, match=message):
+            selection.SELECTIONS["group_limited"].check(config)
+
+
+def test_relu_gates_weigh_with_their_scores_and_keep_what_is_positive():
+    scores = jnp.array([[1.0, -1.0, 2.0], [-1.0, -2.0, -3.0]])
+    routing = select(Rule("relu"), scores)
+    np.testing.assert_allclose(combine_weights(routing), [[1, 0, 2], [0, 0, 0]])
+    assert routing.kept.reshape(2, 3).tolist() == [[True, False, True], [False, False, False]]
+    gradient = jax.grad(lambda s: (combine_weights(select(Rule("relu"), s)) * jnp.array([[3.0, 5.0, 7.0]] * 2)).sum())(
+        scores
+    )
+    np.testing.assert_allclose(gradient, [[3, 0, 7], [0, 0, 0]])
+
+
+def test_what_relu_gates_pay():
+    """Two tokens, scores (1, -1) and (3, -1): expert 0 has all the load, twice a fair one: 2 (1 + 3) / (2 tokens x 2 experts) = 2."""
+    routing = select(Rule("relu"), jnp.array([[1.0, -1.0], [3.0, -1.0]]))
+    assert float(auxiliary(routing, {"l1": 1.0})[1]["l1"]) == pytest.approx(2.0)
+    even = select(Rule("relu"), jnp.array([[1.0, 1.0], [3.0, 3.0]]))  # fair: (1 + 1 + 3 + 3) / 4
+    assert float(auxiliary(even, {"l1": 1.0})[1]["l1"]) == pytest.approx(2.0)
+    assert float(model_rules.adapted(1e-8, 0.5, 0.25)) == pytest.approx(1.2e-8)
+    assert float(model_rules.adapted(1e-8, 0.1, 0.25)) == pytest.approx(1e-8 / 1.2)
+
+
+def test_the_load_loss_by_hand():
+    """Scores 0 and 1, k = 1, deviation 1: chances 1 - Phi(1) = .158655 and 1/2; mean .329328, variance .170672^2 = .029129."""
+    scores = jnp.array([[0.0, 1.0]])
+    assert float(model_losses.load(scores, scores, 1.0, 1)) == pytest.approx(0.029129 / 0.329328**2, rel=1e-4)
+    assert float(model_losses.load(jnp.zeros((3, 4)), jnp.zeros((3, 4)), 1.0, 2)) == pytest.approx(0, abs=1e-7)
+    padded = model_losses.load(
+        jnp.array([[0.0, 1.0], [9.0, 0.0]]), jnp.array([[0.0, 1.0], [9.0, 0.0]]), 1.0, 1, jnp.array([True, False])
+    )
+    assert float(padded) == pytest.approx(0.029129 / 0.329328**2, rel=1e-4)
+    found = auxiliary(select(Rule(k=1), scores), {"load": 1.0})[1]["load"]
+    assert float(found) == pytest.approx(0.029129 / 0.329328**2, rel=1e-4)
+
+
+def test_balance_of_sigmoids_by_sequence():
+    """A sequence a group. First: both tokens go to expert 0, gates (.8, .2) of sum 1: 2 (.8) = 1.6; second: one each, mirrored: 1."""
+    scores = logit([[0.8, 0.2], [0.8, 0.2], [0.8, 0.2], [0.2, 0.8]])
+    routing = select(Rule("sigmoid", k=1), scores)
+    assert float(auxiliary(routing, {"balance_sigmoid": 1.0}, groups=2)[1]["balance_sigmoid"]) == pytest.approx(
+        (1.6 + 1.0) / 2, rel=1e-5
+    )
+
+
+def test_balance_pooled_over_layers_lets_layers_make_up_for_each_other():
+    """One layer all on expert 0, one all on expert 1, probabilities .8: each alone 2 (.8) = 1.6, together 2 (.25 + .25) = 1."""
+    probs = jnp.array([[[0.8, 0.2]] * 3, [[0.2, 0.8]] * 3])
+    assert float(model_losses.balance_pooled(probs, jnp.array([[1.0, 0.0], [0.0, 1.0]]))) == pytest.approx(1.0)
+    assert float(model_losses.balance_pooled(probs[:1], jnp.array([[1.0, 0.0]]))) == pytest.approx(1.6)
+
+
+def test_a_capacity_is_rounded_up_to_a_multiple():
+    rule = Rule(k=1, capacity_factor=1.0)
+    assert [capacity(rule._replace(capacity_multiple=m), 20, 4) for m in (1, 4, 8, 64)] == [
+        5,
+        8,
+        8,
+        20,
+    ]  # 20 / 4; at most 20
+
+
+def test_a_shared_expert_is_added_to_all():
+    experts = {
+        "router": ProductRouter(4, Flat()),
+        "expert": Mlp(4, 2, 5),
+        "num_experts": 4,
+        "rule": Rule(k=2),
+        "dispatch": "dense",
+    }
+    moe, plain = MoE(**experts, shared=Ffn(4, 3)), MoE(**experts)
+    params = nn.meta.unbox(moe.init(jax.random.key(1), X))["params"]
+    common = Ffn(4, 3).apply({"params": params["shared"]}, X)
+    apart = plain.apply({"params": {name: params[name] for name in ("router", "experts")}}, X)[0]
+    np.testing.assert_allclose(moe.apply({"params": params}, X)[0], apart + common, atol=1e-6)
+
+
+@pytest.mark.parametrize("dispatch", ["dense", "gather", "slots"])
+def test_weights_may_scale_the_input(dispatch):
+    """Of a linear expert without bias nothing changes; of one with a bias b, w (A x + b) becomes A (w x) + b."""
+    experts = {
+        "router": ProductRouter(4, Flat()),
+        "expert": nn.Dense(3),
+        "num_experts": 4,
+        "rule": Rule("sigmoid", k=1),
+        "dispatch": dispatch,
+    }
+    moe, outside = MoE(**experts, weigh_inputs=True), MoE(**experts)
+    params = nn.meta.unbox(moe.init(jax.random.key(1), X))["params"]
+    np.testing.assert_allclose(moe.apply({"params": params}, X)[0], outside.apply({"params": params}, X)[0], atol=1e-6)
+    params["experts"]["bias"] = jnp.ones((4, 3))
+    y, routing = outside.apply({"params": params}, X)
+    np.testing.assert_allclose(moe.apply({"params": params}, X)[0], y - routing.weight[:, None] + 1, atol=1e-6)
+    with pytest.raises(ValueError, match="6 tokens have 12"):
+        MoE(**experts | {"rule": Rule("sigmoid", k=2)}, weigh_inputs=True).apply({"params": params}, X)

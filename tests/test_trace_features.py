@@ -1,0 +1,80 @@
+"""Other routers on the features of a trace: the trained one is itself, one that ignores the features knows nothing, and parts are joined."""
+
+import numpy as np
+import pytest
+
+import routed
+from routed import trace
+from routed.contracts import UserError
+from routed.trace import controls, features, tokens
+
+RNG = np.random.default_rng(2)
+TOKENS, DIM, EXPERTS = 800, 6, 4
+LABEL = RNG.integers(0, EXPERTS, TOKENS)
+#: The first four features say the label, the others nothing; the trained router reads those of the label.
+VALUES = np.concatenate([3 * np.eye(EXPERTS)[LABEL], np.zeros((TOKENS, 2))], 1).astype(np.float32)
+VALUES += 0.01 * RNG.standard_normal(VALUES.shape).astype(np.float32)
+KERNEL = np.eye(DIM, EXPERTS, dtype=np.float32)
+GIVEN = {"k": 1, "labels": {"kind": LABEL}, "sequence": np.arange(TOKENS) // 10}
+
+
+def seen(where, layers=1, kernel=KERNEL, **more):
+    return features.Features(where, [VALUES[where]] * layers, [kernel] * layers, **more)
+
+
+def test_the_trained_router_on_all_features_is_that_of_the_trace(tmp_path):
+    found = routed.analyse((VALUES @ KERNEL)[None], out=tmp_path, features=seen(np.arange(TOKENS)), **GIVEN)
+    ours = found["numbers"].set_index("number").value
+    for row in found["controls"].itertuples():
+        assert row.trained == pytest.approx(ours[row.number], rel=0.02), row.number  # halves and shuffles are others
+    row = found["controls"].set_index("number").loc["mi.kind"]
+    assert row.trained == pytest.approx(np.log(4), rel=0.01) and row.trained > row.initial > row.chance
+    assert any("a router drawn anew tells" in text for text in found["findings"])
+    assert "Other routers on the same features" in (tmp_path / "report.html").read_text()
+
+
+def test_a_router_of_what_tells_nothing_has_chance(tmp_path):
+    kernel = np.zeros((DIM, EXPERTS), np.float32)
+    kernel[4:] = RNG.standard_normal((2, EXPERTS))
+    where = np.arange(0, TOKENS, 2)
+    made = trace.write(tmp_path, scores=(VALUES @ kernel)[None], features=seen(where, kernel=kernel), **GIVEN)
+    row = controls.controls(made, tokens.of(made)).set_index("number").loc["mi.kind"]
+    assert row.trained < 0.05 < row.shuffled  # shuffled, it reads the features of the label half of the time
+
+
+def test_a_subset_of_tokens_keeps_its_sequences_and_codes():
+    rows = np.repeat(np.arange(4), 3)
+    known = tokens.make({"token": np.array([5, 1, 1, 0, 2, 2, 2, 3, 3, 4, 4, 5])}, {"token": 6}, {}, rows, None)
+    some = controls.subset(known, np.array([0, 2, 9, 11]))
+    assert (
+        some.codes["token"].tolist() == [2, 0, 1, 2]
+        and some.counts["token"] == 3
+        and some.rows.tolist() == [0, 0, 1, 1]
+    )
+
+
+def test_features_of_parts_are_joined(tmp_path):
+    for begin in (0, 400):
+        here = slice(begin, begin + 400)
+        part = features.Features([3, 7], [VALUES[here][[3, 7]]] * 2, [KERNEL] * 2, [np.ones(EXPERTS)] * 2)
+        trace.append(tmp_path, scores=np.stack([(VALUES @ KERNEL)[here]] * 2), k=1, features=part)
+    made = trace.finish(tmp_path)
+    assert made.has_features and trace.read(tmp_path) == made
+    where, values, kernel, offset = features.load(tmp_path, 1)
+    assert where.tolist() == [3, 7, 403, 407] and offset.tolist() == [1] * EXPERTS
+    np.testing.assert_allclose(values, VALUES[where], atol=2e-3)
+    np.testing.assert_array_equal(kernel, KERNEL)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (seen(np.array([5, 3])), "in ascending order"),
+        (seen(np.array([0, 1]))._replace(where=np.array([1, TOKENS])), "0 to 799"),
+        (seen(np.array([0, 1]), layers=2), "features.values has 2 layers, the trace has 1"),
+        (seen(np.array([0, 1]), kernel=KERNEL[:, :3]), r"kernel \[6, 3\]"),
+    ],
+)
+def test_features_that_do_not_agree_are_refused(given, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        trace.write(tmp_path, scores=(VALUES @ KERNEL)[None], features=given, **GIVEN)

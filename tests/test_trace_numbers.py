@@ -1,0 +1,218 @@
+"""The numbers of a trace against plain NumPy and hand-computed values, its nulls, its page, and its command."""
+
+import itertools
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+import routed
+from routed import trace
+from routed.contracts import UserError
+from routed.metrics import information
+from routed.trace import __main__ as command
+from routed.trace import analysis, counts, numbers, tokens
+
+RNG = np.random.default_rng(1)
+LAYERS, TOKENS, EXPERTS, K, ROWS = 3, 600, 5, 2, 30
+IDS = RNG.integers(0, 7, TOKENS)
+SEQUENCE = np.repeat(np.arange(ROWS), TOKENS // ROWS)
+LANGUAGE = np.array(["de", "en", "fr"])[SEQUENCE % 3]
+SCORES = RNG.normal(size=(LAYERS, TOKENS, EXPERTS)) + 2 * RNG.normal(size=(3, EXPERTS))[SEQUENCE % 3][None]
+SCORES = SCORES.astype(np.float16).astype(np.float32)  # as a trace keeps them
+GIVEN = {"k": K, "token_ids": IDS, "sequence": SEQUENCE, "labels": {"language": LANGUAGE}}
+CHOSEN = np.argsort(-SCORES, axis=2, kind="stable")[:, :, :K]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(what `analyse` returns, its folder)"""
+    out = tmp_path_factory.mktemp("trace")
+    return routed.analyse(SCORES, out=out, **GIVEN), out
+
+
+def value(found, layer, number, of="value"):
+    rows = found["numbers"]
+    (one,) = rows[(rows.layer == str(layer)) & (rows.number == number)][of]
+    return one
+
+
+def plain_information(code, chosen):
+    """I(code; expert) by its definition, one assignment at a time."""
+    pairs = [(c, e) for c, experts in zip(code, chosen, strict=True) for e in experts]
+
+    def count(items):
+        return {item: items.count(item) / len(pairs) for item in set(items)}
+
+    both, codes, experts = count(pairs), count([c for c, _ in pairs]), count([e for _, e in pairs])
+    return sum(p * math.log(p / codes[c] / experts[e]) for (c, e), p in both.items())
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_numbers_are_those_of_plain_numpy(made, layer):
+    found, _ = made
+    chosen, scores = CHOSEN[layer], SCORES[layer].astype(float)
+    load = np.array([(chosen == e).mean() for e in range(EXPERTS)])
+    probs = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    highest = -np.sort(-probs, axis=1)
+    language, position = np.unique(LANGUAGE, return_inverse=True)[1], np.arange(TOKENS) % 20
+    bucket = [0 if p == 0 else 1 + int(math.log2(p)) for p in position]
+    capacity = math.ceil(1.25 * K * TOKENS / EXPERTS)
+    expected = {
+        "load_max": EXPERTS * load.max(), "experts_used": np.exp(-(load * np.log(load)).sum()),
+        "dropped_1.25": np.maximum(load * TOKENS * K - capacity, 0).sum() / (TOKENS * K),
+        "entropy_token": -(probs * np.log(probs)).sum(1).mean(), "confidence": highest[:, 0].mean(),
+        "margin": (highest[:, K - 1] - highest[:, K]).mean(), "weight_first": highest[:, 0].mean(),
+        "weight_all": highest[:, :K].sum(1).mean(), "mi.token": plain_information(IDS.tolist(), chosen),
+        "mi.language": plain_information(language.tolist(), chosen), "mi.position": plain_information(bucket, chosen),
+        "given.language": plain_information([*zip(IDS.tolist(), language.tolist(), strict=True)], chosen) - plain_information(IDS.tolist(), chosen),
+    }  # fmt: skip
+    for name, number in expected.items():
+        assert value(found, layer, name) == pytest.approx(number, rel=2e-4, abs=1e-6), name
+    np.testing.assert_allclose(found["loads"][layer], load * TOKENS * K, rtol=1e-9)
+    for code, e in itertools.product(range(3), range(EXPERTS)):
+        assert found["maps"]["language"][layer, code, e] == (chosen[language == code] == e).sum()
+
+
+def test_nulls_say_what_chance_has(made):
+    """Language decides the experts; positions tell nothing, and a hash of the id knows no language beyond chance."""
+    found, _ = made
+    for layer in range(LAYERS):
+        assert value(found, layer, "mi.language", "low") > 2 * value(found, layer, "mi.language", "chance")
+        assert value(found, layer, "mi.position") < 2 * value(found, layer, "mi.position", "chance")
+        assert value(found, layer, "mi.language", "hash") < 0.05 < value(found, layer, "mi.language")
+        assert value(found, layer, "given.language", "hash") < 1e-6 < value(found, layer, "given.language", "low")
+        for number in ("load_max", "entropy_token", "mi.language"):
+            assert (
+                value(found, layer, number, "low") < value(found, layer, number) < value(found, layer, number, "high")
+            )
+    assert value(found, 0, "entropy_token", "chance") == pytest.approx(math.log(EXPERTS))
+    assert math.isnan(value(found, 0, "entropy_token", "hash"))
+
+
+def test_a_table_by_token_id_is_filled_from_the_other_half(tmp_path):
+    """A router by token id is named entirely, one that ignores it no better than by its load; neither by tokens it was filled from."""
+    ids = np.tile(np.arange(4), 100)
+    rows = np.repeat(np.arange(20), 20)
+    by_id, random = (ids % 4)[:, None], RNG.integers(0, 4, (400, 1))
+    found = routed.analyse(experts=np.stack([by_id, random]), num_experts=4, token_ids=ids, sequence=rows, out=tmp_path)
+    assert value(found, 0, "table.token") == 1
+    assert abs(value(found, 1, "table.token") - 0.25) < 0.08  # 400 draws: 3.7 deviations of .0217
+    assert value(found, 0, "mi.token") == pytest.approx(math.log(4), rel=1e-5)
+
+
+def test_information_of_a_table_by_hand():
+    table = np.array([[2, 0], [1, 1]])  # p = .5, 0, .25, .25; rows .5, .5; columns .75, .25
+    by_hand = (
+        0.5 * math.log(0.5 / (0.5 * 0.75)) + 0.25 * math.log(0.25 / (0.5 * 0.75)) + 0.25 * math.log(0.25 / (0.5 * 0.25))
+    )
+    assert information.mutual(table) == pytest.approx(by_hand)
+    assert (information.pointwise(table) * table).sum() / 4 == pytest.approx(by_hand, rel=1e-6)
+    joint = information.joint(np.array([0, 0, 1]), np.array([[0, -1], [1, 0], [1, -1]]), 2, 2)
+    np.testing.assert_array_equal(joint, [[2, 1], [0, 1]])
+
+
+def test_pairs_of_independent_experts_by_hand():
+    """Three experts, equal loads: each of the three pairs a third. Loads 1/2, 1/4, 1/4: expert 0 is in every pair."""
+    third = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0]]) / 6
+    np.testing.assert_allclose(information.independent_pairs(np.ones(3)), third, atol=1e-9)
+    q = information.independent_pairs(np.array([2.0, 1.0, 1.0]))
+    np.testing.assert_allclose(q, [[0, 0.25, 0.25], [0.25, 0, 0], [0.25, 0, 0]], atol=5e-3)
+    loads = np.array([0.4, 0.3, 0.2, 0.1])
+    np.testing.assert_allclose(information.independent_pairs(loads).sum(0), loads, atol=1e-6)
+
+
+def test_shuffles_keep_the_unit_of_a_label():
+    """A label of sequences stays one of sequences, with the lengths it falls on; a label of tokens stays within its sequence."""
+    rows = np.repeat(np.arange(40), 25)
+    language, speech = np.repeat(RNG.integers(0, 2, 40), 25), RNG.integers(0, 3, 1000) + 3 * (rows % 2)
+    known = tokens.make({"language": language, "speech": speech}, {"language": 2, "speech": 6}, {}, rows, None)
+    mixed = known.shuffled("language", 0, slice(0, 1000)).reshape(40, 25)
+    assert (mixed == mixed[:, :1]).all() and mixed.sum() == language.sum() and (mixed.ravel() != language).any()
+    mixed = known.shuffled("speech", 1, slice(0, 1000)).reshape(40, 25)
+    assert (np.sort(mixed, 1) == np.sort(speech.reshape(40, 25), 1)).all() and (mixed.ravel() != speech).any()
+    np.testing.assert_array_equal(known.shuffled("speech", 1, slice(100, 200)), mixed.ravel()[100:200])
+
+
+def test_intervals_draw_sequences_and_not_tokens():
+    """The mean of 20 sequences of 50 equal tokens has the error of 20 values, 1 / sqrt(20), not of 1,000."""
+    values = RNG.normal(size=20)
+    found = numbers.ratio(50 * values, np.full(20, 50.0), numbers.resampler(20))
+    error = values.std() / math.sqrt(20)
+    assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.15)
+    assert math.isnan(numbers.ratio(values, np.ones(20), None).low)
+
+
+def test_drops_by_hand():
+    """Four tokens of one expert each, all the first: two experts, factor 1: two places, so half is dropped; factor 2: none."""
+    sums = {}
+    stream = counts.Stream(2, 1, ("expert",), lambda *columns: iter(()))
+    counts._count_drops(sums, np.zeros(4, int), np.zeros((4, 1), int), stream, 1)
+    assert (sums["dropped_1"], sums["dropped_1.25"], sums["dropped_2"], sums["queued"]) == (2, 1, 0, 4)
+
+
+def test_what_a_model_dropped_is_of_what_it_chose(tmp_path):
+    chosen = np.array([[[0, 1], [0, -1], [0, 2], [1, 2]]])
+    kept = np.array([[[1, 1], [1, 0], [0, 1], [1, 1]]], bool)  # one of seven assignments was dropped
+    found = routed.analyse(experts=chosen, kept=kept, num_experts=3, out=tmp_path)
+    assert value(found, 0, "dropped") == pytest.approx(1 / 7)
+    np.testing.assert_array_equal(found["loads"], [[3, 2, 2]])
+    page = (tmp_path / "report.html").read_text()
+    for missing in ("give token_ids", "give sequence", "give labels", "keep its scores"):
+        assert missing in page
+
+
+def test_the_page_opens_offline_and_says_every_number(made):
+    found, out = made
+    page = (out / "report.html").read_text()
+    assert not re.search(r'(src|href)="(?!#|data:)', page)
+    assert page.count("<svg") == 4 and all(
+        text.split(" (")[0].replace("'", "&#39;") in page for text in found["findings"]
+    )
+    assert "keep its scores" not in page and "several checkpoints" in page
+    assert set(found) == {"numbers", "maps", "loads", "between", "churn", "controls", "findings"}
+    assert (out / "numbers.csv").read_text().count("\n") == 1 + len(found["numbers"])
+    again = routed.analyse(SCORES, out=out, **GIVEN)
+    assert again["findings"] == found["findings"] and (out / "report.html").read_text() == page
+
+
+def test_layers_and_checkpoints_are_compared(tmp_path, monkeypatch):
+    """The next layer repeats the first, so it tells its whole entropy; of two checkpoints half of the experts changed."""
+    first = RNG.integers(0, 4, (200, 1))
+    rows = np.repeat(np.arange(20), 10)
+    for step, changed in ((1, first), (2, np.where(np.arange(200)[:, None] % 2, first, (first + 1) % 4))):
+        trace.write(
+            tmp_path / str(step), experts=np.stack([first, first, changed]), num_experts=4, sequence=rows, step=step
+        )
+    found = analysis.analyse([trace.read(tmp_path / "1"), trace.read(tmp_path / "2")])
+    share = np.bincount(first[:, 0]) / 200
+    whole = -(share * np.log(share)).sum()
+    (after,) = found.table[(found.table.number == "next") & (found.table.layer == "0")].value
+    assert after == pytest.approx(whole, rel=1e-5)
+    assert found.churn.value.tolist() == [0, 0, 0.5] and found.churn.chance.between(0.6, 0.9).all()
+    told = []
+    monkeypatch.setattr(command.files, "tell", told.append)
+    monkeypatch.setattr(command.OUT, "_value", str(tmp_path / "page.html"), raising=False)
+    command.flags.FLAGS.mark_as_parsed()
+    command.main(["trace", "report", str(tmp_path / "1"), str(tmp_path / "2")])
+    assert "From step 1 to step 2, 0 % (0 % to 50 % over layers) of a token's experts changed" in told[0]
+    trace.write(tmp_path / "3", experts=first[None], num_experts=4, sequence=rows)
+    with pytest.raises(UserError, match=r"has layers \('0',\)"):
+        analysis.analyse([trace.read(tmp_path / "1"), trace.read(tmp_path / "3")])
+
+
+@pytest.mark.parametrize(
+    "argv", [["trace"], ["trace", "report"], ["trace", "capture", "more"], ["trace", "reprt", "x"]]
+)
+def test_a_wrong_command_says_the_right_one(argv):
+    with pytest.raises(UserError, match="usage: routed trace report DIR"):
+        command.main(argv)
+
+
+def test_the_columns_of_the_format_are_what_the_documentation_says(made):
+    _, out = made
+    held = json.loads((out / "trace.json").read_text())
+    assert held["format"] == 1 and held["layers"] == ["0", "1", "2"] and held["labels"] == ["language"]
+    assert held["held"] == ["expert", "weight", "scores"]
