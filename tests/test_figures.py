@@ -285,6 +285,7 @@ def test_lines_and_figures_are_on_the_page(tmp_path):
     part = {
         "name": "n", "question": "q", "gap": [], "shares": [], "gap_at": "", "threats": [], "figures": [], "undrawn": ["lost"], "arms": "",
         "loss": "test/loss", "horizon": 4.0, "summary": "", "summary_of": "every point", "config": "", "versions": "", "document": "", "claims": [*judged((write,)).values()],
+        "in_short": "Of 1 claim", "answer": [], "standings": None, "loss_definition": "",
     }  # fmt: skip
     page.write_page(tmp_path / "report.html", [part])
     text = (tmp_path / "report.html").read_text()

@@ -40,6 +40,8 @@ SVG_TAGS = {
     "RDF", "Work", "agent", "cc", "clipPath", "creator", "date", "defs", "format", "g", "image", "metadata", "path", "rect",
     "style", "svg", "title", "type", "use", "Agent",
 }  # fmt: skip
+#: What the page tells, one after the other.
+ORDER = ("The arms", "Figures", "The gap decomposed", "Claims, by source", "Threats to validity", "Everything")
 SWEEP = ({"data.samples": 8}, {"data.samples": 32})
 
 
@@ -101,6 +103,7 @@ def test_load_gives_the_tables(finished):
 def test_the_page_opens_offline_and_is_whole(finished):
     _, path, _, _ = finished
     page = (path / "report.html").read_text()
+    assert [page.index(f"<h2>{name}") for name in ORDER] == sorted(page.index(f"<h2>{name}") for name in ORDER)
     assert page.count("<svg") == 5 and "Threats to validity" in page and "Is the page whole?" in page
     assert not re.search(r"(src|href)=\"https?://", page)
     ids = re.findall(r"\bid=\"([^\"]+)\"", page)
@@ -247,7 +250,17 @@ def tags_of(path):
 def test_names_are_text_wherever_they_come_from(finished, tmp_path, monkeypatch):
     """A workdir, an arm and its label, a language, a swept value, a claim, a document, what config.json says."""
     config, path, table, _ = finished
-    allowed = tags_of(path / "report.html").seen | {"a", "a href", "h1 id", "br", "em"}
+    allowed = tags_of(path / "report.html").seen | {
+        "a",
+        "a href",
+        "h1 id",
+        "br",
+        "em",
+        "details class",
+        "td class",
+        "tr class",
+        "small",
+    }
     work = shutil.copytree(path, tmp_path / HOSTILE.replace("/", ""))
     arm = f"frozen {HOSTILE}"
     monkeypatch.setitem(ARMS, arm, ARMS["frozen_data"]._replace(label=HOSTILE))

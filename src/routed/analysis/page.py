@@ -22,16 +22,25 @@ import pandas as pd
 from markupsafe import Markup
 from ml_collections import ConfigDict
 
-from routed.analysis import controls, diagnosis, plots, points, shares, statistics, verdicts
+from routed.analysis import answer, arms, controls, diagnosis, plots, points, shares, statistics, verdicts
 from routed.analysis.plots.further import draw_all
 from routed.engine import results, rows
 from routed.plan import experiment
 from routed.plan.config import problem_of
-from routed.settings.tree import flatten
+from routed.settings.tree import flatten, override
 from routed.system import files
 
 #: Points and arms in the page's table, which a browser has to lay out.
 SHOWN = 500
+
+#: What headings of the claims mean.
+WORDS = {
+    "verdict": "What the interval says of the claim, by rules that were fixed before: see “How a verdict is reached”. Below it: how"
+    " comparable the setting is with the paper's.",
+    "ours": "Both sides, then the effect with its 95 % interval over seeds, paired. A ratio is the second side over the first.",
+    "n": "Seeds on which both sides are compared.",
+    "holds": "At how many of the points of the settings that the claim names, and that should not matter, it is supported too.",
+}
 
 
 def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame) -> str:
@@ -78,6 +87,7 @@ def make_part(
     claims = asked.claims(config)
     judged = verdicts.judge(claims, table, config, swept)
     point = data.at_point(last, {})
+    there = override(config, {key: points.as_python(point[key].iloc[0]) for key in swept} if len(point) else {})
     gap = diagnosis.gap(point)
     described = results.stored_config(workdir)
     document = (module.__doc__ or "").strip()
@@ -85,6 +95,9 @@ def make_part(
         "name": workdir.name,
         "question": document.splitlines()[0] if document else config.name,
         "claims": points.add(judged, claims, table, config, swept, own),
+        "in_short": answer.summary(judged),
+        "answer": answer.answer(judged),
+        "standings": arms.table(point, data, there) if len(point) else None,
         "horizon": config.gate.horizon,
         "gap": gap.to_dict("records"),
         "shares": shares.shares(point).to_dict("records"),
@@ -97,6 +110,7 @@ def make_part(
         "undrawn": undrawn,
         "arms": Markup(points.by_arm(summary, data).to_html(index=False, border=0)),
         "loss": problem.loss,
+        "loss_definition": columns[problem.loss].definition,
         "table": summary,
         "summary": Markup(_wide(summary, swept)),
         "summary_of": _places(summary, swept),
@@ -108,7 +122,6 @@ def make_part(
 
 def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
     """One HTML file that opens offline."""
-    source = importlib.resources.files("routed.analysis").joinpath("report.html").read_text("utf-8")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -116,11 +129,24 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
     question = parts[0]["question"] if len(parts) == 1 else f"What {len(parts)} experiments found."
     overview = every_claim(parts) if len(parts) > 1 else []
     counts = collections.Counter(claim["verdict"] for claim in overview)
-    page = environment.from_string(source).render(
+    page = environment.from_string(_file("report.html")).render(
         title=title, question=question, parts=parts, overview=overview, counts=dict(counts.most_common()),
-        shown_share=shown_share,
+        shown_share=shown_share, by_source=by_source, words=WORDS, style=Markup(_file("report.css")),
     )  # fmt: skip
     files.write(path, page)
+
+
+def _file(name: str) -> str:
+    """A file of the page that stands beside this one."""
+    return importlib.resources.files("routed.analysis").joinpath(name).read_text("utf-8")
+
+
+def by_source(claims: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The claims of each source, which is what their ids begin with: a paper, or ours."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for claim in claims:
+        found.setdefault(claim["id"].partition(".")[0], []).append(claim)
+    return found
 
 
 def every_claim(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from routed.metrics.router import COLUMNS as ROUTER_COLUMNS
 from routed.models import ENCODER_DECODERS, flops_per_row
 from routed.models.model import Model, Site
 from routed.settings.setting import Setting, at_least, refuse
+from routed.settings.tree import override
 from routed.tasks import text
 from routed.training import text_feed
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
@@ -176,19 +177,77 @@ def _at(logits: Float[Array, "B M V"], targets: Int[Array, "B M"]) -> Float[Arra
 
 #: How the problem's columns are shown.
 COLUMNS = {
-    "train/loss": Column("training loss (nats per token)", bounds=AT_LEAST_0),
-    "eval/loss": Column("validation loss (nats per token)", bounds=AT_LEAST_0),
-    "eval/bigram": Column("loss of a bigram model (nats per token)", bounds=AT_LEAST_0),
-    "eval/floor": Column("least loss that is possible (nats per token)", bounds=AT_LEAST_0),
-    "eval/floor_blind": Column("least loss without the dialect (nats per token)", bounds=AT_LEAST_0),
-    "eval/accuracy": Column("validation token accuracy", bounds=SHARE, higher_is_better=True),
-    "router/mi_language": Column("I(expert; language) (nats)", bounds=AT_LEAST_0),
-    "router/mi_language_given_token": Column("I(expert; language | token id) (nats)", bounds=AT_LEAST_0),
-    "router/churn_router": Column("churn by the router in the last interval", bounds=SHARE),
-    "router/churn_features": Column("churn by its features in the last interval", bounds=SHARE),
-    "train/steps": Column("steps until the run stopped", bounds=AT_LEAST_0),
-    "train/rate_scale": Column("multiplier of all rates", log=True, bounds=AT_LEAST_0),
+    "train/loss": Column(
+        "training loss (nats per token)",
+        bounds=AT_LEAST_0,
+        definition="Mean cross-entropy of the training batches since the last evaluation, in nats for each target token.",
+    ),
+    "eval/loss": Column(
+        "validation loss (nats per token)",
+        bounds=AT_LEAST_0,
+        definition="Cross-entropy on held-out rows, in nats for each target token; all arms are asked about the same tokens.",
+    ),
+    "eval/bigram": Column(
+        "loss of a bigram model (nats per token)",
+        bounds=AT_LEAST_0,
+        definition="Loss of a smoothed model that sees only the token before: an arm that is not better has learned nothing that needs a network.",
+    ),
+    "eval/floor": Column(
+        "least loss that is possible (nats per token)",
+        bounds=AT_LEAST_0,
+        definition="Entropy of the language that generated the text: no model does better on average.",
+    ),
+    "eval/floor_blind": Column(
+        "least loss without the dialect (nats per token)",
+        bounds=AT_LEAST_0,
+        definition="The least loss of a model that is not told which dialect a row is in.",
+    ),
+    "eval/accuracy": Column(
+        "validation token accuracy",
+        bounds=SHARE,
+        higher_is_better=True,
+        definition="Share of held-out target tokens that the model ranks first.",
+    ),
+    "router/mi_language": Column(
+        "I(expert; language) (nats)",
+        bounds=AT_LEAST_0,
+        definition="Mutual information of the chosen expert and the language of the row: 0 where routing ignores language.",
+    ),
+    "router/mi_language_given_token": Column(
+        "I(expert; language | token id) (nats)",
+        bounds=AT_LEAST_0,
+        definition="Mutual information of expert and language among occurrences of the same token id: what routing knows of the language beyond which words it has.",
+    ),
+    "router/churn_router": Column(
+        "churn by the router in the last interval",
+        bounds=SHARE,
+        definition="Share of probe tokens whose experts change when the router of now replaces that of the last evaluation, on the features of now.",
+    ),
+    "router/churn_features": Column(
+        "churn by its features in the last interval",
+        bounds=SHARE,
+        definition="Share of probe tokens whose experts change when the features move and the router of the last evaluation stays.",
+    ),
+    "train/steps": Column(
+        "steps until the run stopped",
+        bounds=AT_LEAST_0,
+        definition="Optimiser steps after which the run stopped by itself, or all of them.",
+    ),
+    "train/rate_scale": Column(
+        "multiplier of all rates",
+        log=True,
+        bounds=AT_LEAST_0,
+        definition="The factor on all learning rates that tuning chose for the run, or 1.",
+    ),
 }
+
+
+def _parameters(config: ConfigDict) -> int:
+    """Parameters of the model, whatever the batch and the text."""
+    small = override(config, {"batch_size": 1, "selection.group_size": 0})
+    rows = TextBatch(*(jnp.zeros(shape, jnp.int32) for shape in ((1, 1), (1, 1), (1,))))
+    params, _ = jax.eval_shape(ENCODER_DECODERS[config.model].build(small, None).init, jax.random.key(0), rows)
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def _about(config: ConfigDict) -> str:
@@ -212,6 +271,7 @@ ENCODER_DECODER = ProblemPart(
         config.batch_size * (config.data.input_length + text.lengths(config.data)[1]),
         config.batch_size * flops_per_row(config),
     ),
+    parameters=_parameters,
     causal=True,
     watched=True,
     shareable=True,
