@@ -133,7 +133,8 @@ def _beside(good: pd.DataFrame, arm: str, rival: str, data: Data) -> Cell:
         return _interval(difference(good, arm, data.loss) if rival == REFERENCE else statistics.estimate([]), "{:+.3g}")
     fairest = fair_gap(good, data.loss) if arm == REFERENCE else None
     logs = fairest.estimate if fairest else statistics.estimate(paired(good, rival, arm, data.loss))
-    return _interval(statistics.Estimate(*(float(np.exp(-end)) for end in (logs.mean, logs.high, logs.low)), logs.n))
+    mean, low, high = (float(np.exp(-end)) for end in (logs.mean, logs.high, logs.low))
+    return _interval(statistics.Estimate(mean, low, high, logs.n))
 
 
 def _large(value: float | None) -> str:
@@ -158,5 +159,9 @@ def _cost(config: ConfigDict, arm: str) -> tuple[float | None, int | None]:
             cost = problem.cost(mine)
             _COSTS[key] = cost.flops / cost.tokens, problem.parameters(mine) if problem.parameters else None
         return _COSTS[key]
-    except (UserError, LookupError, ValueError):  # text or images that are not here, a value that this version does not know
+    except (
+        UserError,
+        LookupError,
+        ValueError,
+    ):  # text or images that are not here, a value that this version does not know
         return None, None

@@ -22,8 +22,10 @@ import pandas as pd
 from markupsafe import Markup
 from ml_collections import ConfigDict
 
-from routed.analysis import answer, arms, controls, diagnosis, plots, points, shares, statistics, verdicts
+from routed.analysis import answer, arms, controls, diagnosis, live, plots, points, shares, statistics, verdicts
 from routed.analysis.plots.further import draw_all
+from routed.analysis.plots.histories import as_json, histories
+from routed.analysis.workdirs import command_of
 from routed.engine import results, rows
 from routed.plan import experiment
 from routed.plan.config import problem_of
@@ -33,12 +35,20 @@ from routed.system import files
 #: Points and arms in the page's table, which a browser has to lay out.
 SHOWN = 500
 
+#: Bytes of a page's figures and maps, at most; with the library and the tables it stays below 4 MB.
+LARGEST = 2_600_000
+
 #: What headings of the claims mean.
 WORDS = {
     "verdict": "What the interval says of the claim, by rules that were fixed before: see “How a verdict is reached”. Below it: how"
     " comparable the setting is with the paper's.",
     "ours": "Both sides, then the effect with its 95 % interval over seeds, paired. A ratio is the second side over the first.",
     "n": "Seeds on which both sides are compared.",
+    "maps": "Mean probability of each expert over the test tokens of a row, on a log scale from a tenth of 1 / E to 1: a fresh router is near"
+    " 1 / E everywhere.",
+    "load": "E times the share of the assignments that an expert gets, before drops: 1 (dotted) is fair. A cross: dead, below 1 % of that.",
+    "course": "Churn: share of the choices that are others than at the evaluation before. Dead: share of the experts with less than 1 % of a"
+    " fair load. The line is at the slider's step.",
     "holds": "At how many of the points of the settings that the claim names, and that should not matter, it is supported too.",
 }
 
@@ -83,6 +93,8 @@ def make_part(
     drawn, undrawn = draw_all(asked.plots(config), data)
     figures = [figure._asdict() | {"file": plots.svg(figure.drawn)} for figure in drawn]
     for figure in figures:
+        figure |= {"panels": live.panels(figure["drawn"], columns), "legend": live.legend(figure["drawn"])}
+        figure["seeds"] = live.has_seeds(figure["drawn"])
         figure["svg"] = Markup(_unique_ids(figure["file"], f"{workdir.name}/{figure['name']}"))
     claims = asked.claims(config)
     judged = verdicts.judge(claims, table, config, swept)
@@ -107,7 +119,10 @@ def make_part(
             ("Controls", controls.named(last, swept, problem_of(config).loss, described.get("left_out", {}))),
         ],
         "figures": figures,
+        "figures_elsewhere": "",
         "undrawn": undrawn,
+        "maps": as_json(list(histories(data))),
+        "command": command_of(described, config, own, data),
         "arms": Markup(points.by_arm(summary, data).to_html(index=False, border=0)),
         "loss": problem.loss,
         "loss_definition": columns[problem.loss].definition,
@@ -128,10 +143,13 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
     title = parts[0]["name"] if len(parts) == 1 else "Overview"
     question = parts[0]["question"] if len(parts) == 1 else f"What {len(parts)} experiments found."
     overview = every_claim(parts) if len(parts) > 1 else []
+    alive = any(part["maps"] or any(figure["panels"] for figure in part["figures"]) for part in parts)
+    fit(parts)
     counts = collections.Counter(claim["verdict"] for claim in overview)
     page = environment.from_string(_file("report.html")).render(
         title=title, question=question, parts=parts, overview=overview, counts=dict(counts.most_common()),
         shown_share=shown_share, by_source=by_source, words=WORDS, style=Markup(_file("report.css")),
+        script=Markup(_file("report.js")), library=Markup(live.library()) if alive else "",
     )  # fmt: skip
     files.write(path, page)
 
@@ -139,6 +157,23 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
 def _file(name: str) -> str:
     """A file of the page that stands beside this one."""
     return importlib.resources.files("routed.analysis").joinpath(name).read_text("utf-8")
+
+
+def fit(parts: list[dict[str, Any]]) -> None:
+    """Leaves out of a page what would make it larger than `LARGEST`: printed pictures that also answer a pointer, then maps, then figures."""
+    sizes = lambda part: [len(json.dumps(figure["panels"])) + len(figure["svg"]) for figure in part["figures"]]  # noqa: E731
+    room = lambda: LARGEST - sum(sum(sizes(part)) + len(json.dumps(part["maps"])) for part in parts)  # noqa: E731
+    for part in parts if len(parts) > 1 or room() < 0 else ():
+        for figure in part["figures"]:
+            figure["svg"] = "" if figure["panels"] else figure["svg"]
+    for part in reversed(parts) if room() < 0 else ():
+        part["maps"] = None
+    for part in reversed(parts):
+        if room() < 0 and part["figures"]:
+            count, part["figures"] = len(part["figures"]), []
+            part["figures_elsewhere"] = (
+                f"{count} figures: in the report of {part['name']} itself, as this page would be too large."
+            )
 
 
 def by_source(claims: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -130,7 +130,10 @@ def _summary(experts: int, blocks: dict[str, Array]) -> dict[str, Array]:
     )
     shares = jax.vmap(lambda c: load.load(c, experts))(choices)
     found |= jax.vmap(lambda share: load.load_summary(share, tokens))(shares)
+    sums = blocks["probs"].sum(0)
     return found | {
+        "maps": sums / jnp.maximum(sums.sum(-1, keepdims=True), 1e-9),
+        "load": shares,
         "dropped": blocks["dropped"].sum(0) / tokens,
         "choices": choices,
         "stale": jnp.moveaxis(blocks["stale"], 0, 1).reshape(choices.shape),

@@ -79,7 +79,7 @@ PLOTS: dict[str, Plot] = {
     ),
     "routing": Plot(
         routing,
-        "Mean routing probability by cluster and expert for the base seed, ordered by the best match at the end: a specialised router is a diagonal. A frozen router is shown once.",
+        "Mean routing probability by cluster and expert for the base seed, ordered by the best match at the end: a specialised router is a diagonal. Crosses: dead experts. A frozen router is shown once.",
     ),
     "paired": Plot(
         paired,

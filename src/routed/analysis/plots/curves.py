@@ -16,13 +16,12 @@ from routed.analysis.plots.frame import (
     SHADES,
     Data,
     are_numbers,
-    bars,
     finish,
     lay_out,
     legend,
     line,
-    mean,
 )
+from routed.analysis.plots.marks import Marks, Point, bars, intervals, keep
 from routed.engine.rows import shown
 from routed.plan.arms import ARMS
 
@@ -61,8 +60,9 @@ def curve(panel, spec: dict[str, Any], data: Data) -> bool:
         groups = rows[rows.arm == arm].groupby(spec["x"])
         alone += (only := len(groups) == 1)
         at = _beside(panel, places, alone) if only else places
-        points = [(at[value], mean(group[metric], data.axes[metric])) for value, group in groups]
-        line(panel, arm, points, joined=are_numbers(places))
+        line(
+            panel, arm, [(at[value], group) for value, group in groups], metric, data.axes[metric], are_numbers(places)
+        )
     if alone:
         panel.set_xlabel(f"{panel.get_xlabel()}\n(arms that ran at one point stand right of it)")
     panel.set_ylabel(data.axes[metric].label)
@@ -85,7 +85,7 @@ def _arms_beside(panel, spec: dict[str, Any], rows: pd.DataFrame, data: Data) ->
             fontsize=7,
         )
     for place, arm in enumerate(_arms(spec, rows)):
-        line(panel, arm, [(place, mean(rows[rows.arm == arm][metric], data.axes[metric]))], joined=False)
+        line(panel, arm, [(place, rows[rows.arm == arm])], metric, data.axes[metric], joined=False)
     panel.set_xticks([])
     panel.set_xlabel(f"arms at {KEYS.get(spec['x'], spec['x'])} = {shown(value)}")
     panel.set_ylabel(data.axes[metric].label)
@@ -116,7 +116,7 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
     for panel, metric in zip(panels, metrics, strict=True):
         for arm in _arms(spec, rows):
             groups = rows[rows.arm == arm].groupby("step")
-            line(panel, arm, [(step, mean(group[metric], data.axes[metric])) for step, group in groups])
+            line(panel, arm, list(groups), metric, data.axes[metric])
         panel.set_xlabel("optimiser steps")
         panel.locator_params(axis="x", nbins=5)  # numbers of five digits beside each other
         panel.set_ylabel(data.axes[metric].label)
@@ -148,9 +148,10 @@ def success(spec: dict[str, Any], data: Data) -> Figure | None:
         here = rows[rows["data.separation"] == separation]
         for i, (clusters, group) in enumerate(here.groupby("data.clusters")):
             shares = {n: statistics.proportion(runs[spec["metric"]].dropna()) for n, runs in group.groupby(spec["x"])}
-            x, heights = [experts / clusters for experts in shares], [share.mean for share in shares.values()]
+            x = [experts / clusters for experts in shares]
             style = {"marker": MARKERS[i], "ms": 4, "capsize": 2, "lw": 1.2, "color": SHADES[i % len(SHADES)]}
-            panel.errorbar(x, heights, bars(list(shares.values())), label=f"{clusters} clusters", **style)
+            points = [Point(place, share) for place, share in zip(x, shares.values(), strict=True)]
+            intervals(panel, points, f"{clusters} clusters", style)
             predicted = [spec["predicted"](clusters, experts) for experts in shares]
             panel.plot(x, predicted, color=style["color"], ls=":", lw=1.2)
         panel.set_title(f"separation {shown(separation)}", fontsize=9)
@@ -183,12 +184,23 @@ def gap(spec: dict[str, Any], data: Data) -> Figure | None:
         rows = {place: row.iloc[0] for place, row in rows.items() if len(row)}
         if rows:
             marker, face, edge = LOOKS[i % len(LOOKS)]
-            estimates = [statistics.Estimate(row["mean"], row.low, row.high, row.n) for row in rows.values()]
-            places = [place + 0.18 * (i - 1) for place in rows]
+            points = [
+                Point(place + 0.18 * (i - 1), statistics.Estimate(row["mean"], row.low, row.high, row.n))
+                for place, row in rows.items()
+            ]
             arms = next(iter(rows.values())).arms
             words = f"{name}: {arms}" if name.startswith("whole") else f"not a part: {name}, {arms}"
-            style = {"marker": marker, "mfc": face, "mec": edge, "ecolor": edge, "ms": 5, "capsize": 2, "ls": ""}
-            right.errorbar(places, [one.mean for one in estimates], bars(estimates), label=words, **style)
+            style = {
+                "color": edge,
+                "marker": marker,
+                "mfc": face,
+                "mec": edge,
+                "ecolor": edge,
+                "ms": 5,
+                "capsize": 2,
+                "ls": "",
+            }
+            intervals(right, points, words, style)
     right.axhline(0, color="black", lw=0.8)
     left.set_title("steps that add up to the whole gap, one confound at a time", fontsize=8.5)
     right.set_title("the whole, and other comparisons", fontsize=8.5)
@@ -208,9 +220,10 @@ def steps(panel, spec: dict[str, Any], data: Data) -> bool:
             at, words = place + 0.26 * (i - (len(path) - 1) / 2), f"{part.part}: {part.arms}"
             colour = COLOURS[part.arms.split(" / ")[1]]
             panel.bar(at, part["mean"], 0.24, bottom=start, color=colour, label=None if words in labels else words)
+            one = statistics.Estimate(part["mean"], part.low, part.high, part.n)
+            keep(panel, Marks("bars", words, colour, [Point(at, one, part.note, start=start)]))
             start += part["mean"]
-            interval = bars([statistics.Estimate(part["mean"], part.low, part.high, part.n)])
-            panel.errorbar(at, start, interval, color="#444444", capsize=2, lw=1)
+            panel.errorbar(at, start, bars([one]), color="#444444", capsize=2, lw=1)
             labels.add(words)
     panel.axhline(0, color="black", lw=0.8)
     panel.set_ylabel("log(frozen / learned), step by step")
