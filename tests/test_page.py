@@ -1,10 +1,13 @@
 """What a report says first: the answer in words, the arms, the words that explain themselves."""
 
 import json
+import re
+import types
 
 import pytest
 
-from routed.analysis import answer, arms
+from routed import report
+from routed.analysis import answer, arms, live, page
 from routed.contracts import UserError
 from routed.plan.config import base, problem_of
 from routed.settings.tree import override
@@ -94,3 +97,35 @@ def test_findings_are_read_from_claims_alone(tmp_path):
     (tmp_path / "claims.json").unlink()
     with pytest.raises(UserError, match=r"no claims\.json: name a finished workdir"):
         answer.findings([tmp_path])
+
+
+def test_the_command_finds_the_runs_of_the_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "FINDINGS", types.SimpleNamespace(value=True))
+    with pytest.raises(UserError, match=r"no finished runs below runs/"):
+        report.main(["routed findings"])
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "claims.json").write_text(json.dumps([claim("supported")]))
+    (tmp_path / "runs" / "report.html").write_text("the overview")
+    for names in ([], ["runs/one", "runs/report.html"]):
+        report.main(["routed findings", *names])
+        assert capsys.readouterr().out.startswith("one\nOf 1 claim: 1 supported.\n  Supported: “a beats b”")
+
+
+def test_the_overview_begins_with_experiments_against_verdicts(tmp_path):
+    """Two experiments of 1 and 30 claims: a matrix of two rows before any claim, and every claim names its experiment."""
+    some = {"in_short": "", "answer": [], "standings": None, "figures": [], "figures_elsewhere": "", "undrawn": [], "maps": None,
+            "gap": [], "shares": [], "gap_at": "", "threats": [], "arms": "", "loss": "test/loss", "loss_definition": "", "horizon": 4.0,
+            "summary": "", "summary_of": "", "config": "", "versions": "", "document": "", "command": "", "question": "q"}  # fmt: skip
+    shown = claim("supported", comparability="same", robustness=None, points=[], points_there=0)
+    parts = [
+        some | {"name": "a", "claims": [shown]},
+        some | {"name": "b", "claims": [shown | {"verdict": "opposite"}] * 30},
+    ]
+    page.write_page(tmp_path / "report.html", parts)
+    text = (tmp_path / "report.html").read_text()
+    matrix, claims = text.index('class="matrix"'), text.index('class="claim"')
+    cells = re.findall(r"<td[^>]*>(\d+|·)</td>", text[matrix:claims])
+    assert matrix < claims and cells == ["·", "1", "30", "·"]  # the commonest verdict first
+    assert text[claims:].count('href="#b"') == 30 and text.count("<h1 id=") == 2
+    assert live.library() not in text  # nothing there to draw

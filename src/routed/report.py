@@ -1,14 +1,16 @@
 """From rows to statistics, verdicts, figures and one self-contained page.
 
     routed report DIR... [--out=FILE]        (or python -m routed.report)
+    routed findings [DIR...]                 (the answers of finished runs in the terminal; default runs/*)
 
-makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): every claim of theirs in one
-table, and their pages below it. Parts of one sweep (main's --shard), or other disjoint runs of one config and commit, are joined.
+makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): experiments against
+verdicts, every claim of theirs in one table, and their pages below it. Parts of one sweep (main's --shard), or other disjoint runs of one config and commit, are joined.
 """
 
 from __future__ import annotations
 
 import functools
+import pathlib
 import sys
 
 from routed.system import signals
@@ -25,10 +27,13 @@ from routed.system import commands, files
 OUT = flags.DEFINE_string(
     "out", None, "The page to write; default report.html in the folder, or in the first one's parent."
 )
+FINDINGS = flags.DEFINE_bool("findings", False, "Print the answers and verdicts of finished runs; write nothing.")
 
 
 def main(argv: list[str]) -> None:
     """The page of one workdir or of several."""
+    if FINDINGS.value:
+        return _tell_findings(argv[1:])
     # Here, since --help needs none of it, and pandas and the rest take seconds.
     from routed.analysis.page import as_text, make_part, write_files, write_page
     from routed.analysis.workdirs import _experiment_of, joined_table, merged
@@ -58,6 +63,18 @@ def main(argv: list[str]) -> None:
         write_files(folders[0], parts[0])  # else they would tell of the code of before
     write_page(out, parts)
     files.tell(f"wrote {out}")
+
+
+def _tell_findings(names: list[str]) -> None:
+    """What workdirs found, from their claims.json alone; without names, those below runs/."""
+    from routed.analysis.answer import findings
+
+    folders = [files.folder(name) for name in names] or sorted(
+        path.parent for path in pathlib.Path("runs").glob("*/claims.json")
+    )
+    if not folders:
+        raise UserError("no finished runs below runs/: name their folders, routed findings DIR...")
+    files.tell(findings([folder for folder in folders if not folder.is_file()]))  # runs/* holds a page
 
 
 def run() -> None:

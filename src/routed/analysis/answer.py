@@ -5,24 +5,26 @@ from __future__ import annotations
 import collections
 import json
 import pathlib
+import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from routed.contracts import UserError
 from routed.system import files
 
-#: verdict -> how a sentence about it begins, and whether the claim stands. In the order in which they are told.
+#: verdict -> how a sentence about it begins. In the order in which they are told.
 VERDICTS: dict[str, str] = {
     "opposite": "The opposite holds of",
-    "not reproduced": "Not reproduced",
-    "supported": "Supported",
-    "reproduced": "Reproduced",
-    "inconclusive": "Open",
-    "underpowered": "Underpowered",
-    "not comparable": "Beside the paper, not judged",
-    "measured": "Measured, not judged",
-    "not judged": "Not judged",
-    "not run": "Not run",
+    "not reproduced": "Not reproduced:",
+    "supported": "Supported:",
+    "reproduced": "Reproduced:",
+    "inconclusive": "Open:",
+    "underpowered": "Underpowered:",
+    "not comparable": "Beside the paper, not judged:",
+    "measured": "Measured, not judged:",
+    "not judged": "Not judged:",
+    "not run": "Not run:",
 }
 
 #: Claims of a verdict that are told in the answer; the others are counted.
@@ -86,11 +88,12 @@ def findings(folders: Sequence[pathlib.Path]) -> str:
     Raises:
       UserError: a folder without one.
     """
-    texts = []
+    texts, width = [], min(shutil.get_terminal_size().columns, 110)
     for folder in folders:
         claims = read(folder)
         lines = [folder.resolve().name, summary(claims)]
-        lines += [f"  {one.begins} {one.says}" + (f" ({one.rests})" if one.rests else "") for one in answer(claims)]
+        told = [f"{one.begins} {one.says}" + (f" ({one.rests})" if one.rests else "") for one in answer(claims)]
+        lines += [textwrap.fill(text, width, initial_indent="  ", subsequent_indent="    ") for text in told]
         lines += ["", *(f"  {claim['verdict'].upper():15} {claim['id']}: {claim['statement']}" for claim in claims)]
         texts.append("\n".join(lines))
     return "\n\n".join(texts)

@@ -120,7 +120,7 @@ def _add(rows: dict[str, list], number: int, one: Marks, point: Point, axes: Map
         )
         return
     place = _short(point.place)
-    at = {"p": place, "at": axes["y" if one.horizontal else "x"]["names"].get(place, f"{place:g}")}
+    at = {"p": place, "at": point.at or _name(place, axes["y" if one.horizontal else "x"]["names"])}
     if one.kind == "bars":
         width = 0.36 if one.horizontal else 0.12
         start = point.start or 0.0
@@ -142,6 +142,11 @@ def _add(rows: dict[str, list], number: int, one: Marks, point: Point, axes: Map
         for seed, value in point.seeds.items()
         if np.isfinite(value)
     ]
+
+
+def _name(place: float, names: Mapping[float, str]) -> str:
+    """The tick at a place, or beside which it stands, as marks of one line do; else the number."""
+    return names.get(place) or names.get(float(round(place))) or f"{place:g}"
 
 
 def _short(value: Any) -> float:

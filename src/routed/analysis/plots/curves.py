@@ -60,9 +60,9 @@ def curve(panel, spec: dict[str, Any], data: Data) -> bool:
         groups = rows[rows.arm == arm].groupby(spec["x"])
         alone += (only := len(groups) == 1)
         at = _beside(panel, places, alone) if only else places
-        line(
-            panel, arm, [(at[value], group) for value, group in groups], metric, data.axes[metric], are_numbers(places)
-        )
+        names = {place: shown(value) for value, place in at.items()}
+        here = [(at[value], group) for value, group in groups]
+        line(panel, arm, here, metric, data.axes[metric], are_numbers(places), names)
     if alone:
         panel.set_xlabel(f"{panel.get_xlabel()}\n(arms that ran at one point stand right of it)")
     panel.set_ylabel(data.axes[metric].label)
@@ -84,8 +84,10 @@ def _arms_beside(panel, spec: dict[str, Any], rows: pd.DataFrame, data: Data) ->
             va="bottom",
             fontsize=7,
         )
-    for place, arm in enumerate(_arms(spec, rows)):
-        line(panel, arm, [(place, rows[rows.arm == arm])], metric, data.axes[metric], joined=False)
+    for index, arm in enumerate(_arms(spec, rows)):
+        place = float(index)
+        names = {place: f"{KEYS.get(spec['x'], spec['x'])} {shown(value)}"}
+        line(panel, arm, [(place, rows[rows.arm == arm])], metric, data.axes[metric], joined=False, names=names)
     panel.set_xticks([])
     panel.set_xlabel(f"arms at {KEYS.get(spec['x'], spec['x'])} = {shown(value)}")
     panel.set_ylabel(data.axes[metric].label)

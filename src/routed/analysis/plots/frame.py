@@ -147,10 +147,22 @@ def marker_of(arm: str) -> str:
 
 
 def line(
-    panel, arm: str, groups: Iterable[tuple[float, pd.DataFrame]], metric: str, column: Column, joined: bool = True
+    panel,
+    arm: str,
+    groups: Iterable[tuple[float, pd.DataFrame]],
+    metric: str,
+    column: Column,
+    joined: bool = True,
+    names: Mapping[float, str] = {},
 ) -> None:
-    """Means and intervals of an arm's rows at places of the x axis, in the arm's colour and marker; dashed if it is a control."""
-    points = [Point(place, mean(rows[metric], column), seeds=by_seed(rows, metric)) for place, rows in groups]
+    """Means and intervals of an arm's rows at places of the x axis, in the arm's colour and marker; dashed if it is a control.
+
+    `names` are those of places that have no tick.
+    """
+    points = [
+        Point(place, mean(rows[metric], column), seeds=by_seed(rows, metric), at=names.get(place, ""))
+        for place, rows in groups
+    ]
     style = {"color": ARMS[arm].colour, "marker": marker_of(arm), "ms": 4, "capsize": 2, "lw": 1.2, "elinewidth": 0.8}
     style["ls"] = "" if not joined else "--" if is_control(arm) else "-"
     intervals(panel, points, ARMS[arm].label, style)

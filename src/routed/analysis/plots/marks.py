@@ -20,13 +20,14 @@ Seeds = Mapping[int, float]
 
 
 class Point(NamedTuple):
-    """A mean at a place of the other axis; `start` is where a bar begins, `words` say more of it."""
+    """A mean at a place of the other axis, which is called `at` (else as its tick); `start` is where a bar begins, `words` say more."""
 
     place: float | tuple[int, int]
     estimate: Estimate
     words: str = ""
     seeds: Seeds = MappingProxyType({})
     start: float | None = None
+    at: str = ""
 
 
 class Marks(NamedTuple):
