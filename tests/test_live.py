@@ -112,21 +112,24 @@ def test_dead_experts_are_marked_in_the_printed_map():
     assert {int(columns[int(x)]) for x, _ in last} == {2, 3}
 
 
-def part(name, figures, maps=None):
-    return {"name": name, "figures": figures, "maps": maps}
+def part(name, maps=None):
+    figure = {"panels": [{"spec": "x" * 86}], "svg": "s" * 100}  # 100 bytes as JSON
+    return {"name": name, "figures": [figure], "maps": maps, "summary": "t" * 100, "left_out": []}
 
 
 def test_what_is_too_large_for_a_page_is_left_out_and_named(monkeypatch):
-    figure = lambda: {"panels": [{"spec": "x" * 50}], "svg": "s" * 100}  # noqa: E731
-    alone = part("a", [figure()])
-    page.fit([alone])
-    assert alone["figures"][0]["svg"]
-    two = [part("a", [figure()]), part("b", [figure()], {"entries": "m" * 500})]
-    page.fit(two)
-    assert (
-        not any(one["figures"][0]["svg"] for one in two) and two[1]["maps"]
-    )  # beside others the printed ones are in their own
-    monkeypatch.setattr(page, "LARGEST", 100)
-    page.fit(two)
-    assert two[1]["maps"] is None and two[0]["figures"] and not two[1]["figures"]
-    assert two[1]["figures_elsewhere"] == "1 figures: in the report of b itself, as this page would be too large."
+    """Each part has 100 bytes of prints, of tables and of panels."""
+    assert len(json.dumps(part("a")["figures"][0]["panels"])) == 100
+    for size, gone in (
+        (1000, ([], [])),
+        (1001, ([], ["printed pictures"])),
+        (1101, (["printed pictures"], ["printed pictures"])),
+        (1400, (["printed pictures", "the table of every metric"], ["printed pictures", "the table of every metric"])),
+        (1401, (["printed pictures", "the table of every metric"], ["printed pictures", "the table of every metric", "maps over training"])),
+    ):  # fmt: skip
+        two = [part("a"), part("b", {"entries": "m" * 500})]
+        monkeypatch.setattr(page, "LARGEST", 1000)
+        page.fit(two, size)
+        assert ([*two[0]["left_out"]], [*two[1]["left_out"]]) == gone
+    page.fit(two, 9999)
+    assert not two[0]["figures"] and two[0]["left_out"][-1] == "figures"

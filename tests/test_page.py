@@ -114,7 +114,7 @@ def test_the_command_finds_the_runs_of_the_folder(tmp_path, monkeypatch, capsys)
 
 def test_the_overview_begins_with_experiments_against_verdicts(tmp_path):
     """Two experiments of 1 and 30 claims: a matrix of two rows before any claim, and every claim names its experiment."""
-    some = {"in_short": "", "answer": [], "standings": None, "figures": [], "figures_elsewhere": "", "undrawn": [], "maps": None,
+    some = {"in_short": "", "answer": [], "standings": None, "figures": [], "left_out": [], "undrawn": [], "maps": None,
             "gap": [], "shares": [], "gap_at": "", "threats": [], "arms": "", "loss": "test/loss", "loss_definition": "", "horizon": 4.0,
             "summary": "", "summary_of": "", "config": "", "versions": "", "document": "", "command": "", "question": "q"}  # fmt: skip
     shown = claim("supported", comparability="same", robustness=None, points=[], points_there=0)
@@ -126,6 +126,6 @@ def test_the_overview_begins_with_experiments_against_verdicts(tmp_path):
     text = (tmp_path / "report.html").read_text()
     matrix, claims = text.index('class="matrix"'), text.index('class="claim"')
     cells = re.findall(r"<td[^>]*>(\d+|·)</td>", text[matrix:claims])
-    assert matrix < claims and cells == ["·", "1", "30", "·"]  # the commonest verdict first
+    assert matrix < claims and cells == ["·", "1", "30", "·"]  # what speaks against a claim first
     assert text[claims:].count('href="#b"') == 30 and text.count("<h1 id=") == 2
     assert live.library() not in text  # nothing there to draw

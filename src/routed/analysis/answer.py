@@ -47,7 +47,7 @@ def summary(claims: Sequence[Mapping[str, Any]]) -> str:
         return "It makes no claims: its figures and tables are the answer."
     if set(counts) <= {"not run", "not judged"}:
         return f"Nothing can be said yet: of {len(claims)} claims none is judged ({_reason(claims)})."
-    parts = [f"{counts[verdict]} {verdict}" for verdict in _order(counts)]
+    parts = [f"{counts[verdict]} {verdict}" for verdict in in_order(counts)]
     return f"Of {len(claims)} claim{'s' * (len(claims) > 1)}: {', '.join(parts)}."
 
 
@@ -78,7 +78,8 @@ def _rests(claim: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, [*parts, claim["reason"]]))
 
 
-def _order(counts: Mapping[str, int]) -> list[str]:
+def in_order(counts: Mapping[str, int]) -> list[str]:
+    """The verdicts that occur, those first that speak against a claim."""
     return [*(verdict for verdict in VERDICTS if verdict in counts), *sorted(set(counts) - VERDICTS.keys())]
 
 

@@ -15,6 +15,7 @@ import io
 import json
 import pathlib
 import types
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -35,8 +36,8 @@ from routed.system import files
 #: Points and arms in the page's table, which a browser has to lay out.
 SHOWN = 500
 
-#: Bytes of a page's figures and maps, at most; with the library and the tables it stays below 4 MB.
-LARGEST = 2_600_000
+#: Bytes of a page, at most: it goes by mail, and a telephone has to lay it out.
+LARGEST = 3_900_000
 
 #: What headings of the claims mean.
 WORDS = {
@@ -119,7 +120,7 @@ def make_part(
             ("Controls", controls.named(last, swept, problem_of(config).loss, described.get("left_out", {}))),
         ],
         "figures": figures,
-        "figures_elsewhere": "",
+        "left_out": [],
         "undrawn": undrawn,
         "maps": as_json(list(histories(data))),
         "command": command_of(described, config, own, data),
@@ -144,13 +145,17 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
     question = parts[0]["question"] if len(parts) == 1 else f"What {len(parts)} experiments found."
     overview = every_claim(parts) if len(parts) > 1 else []
     alive = any(part["maps"] or any(figure["panels"] for figure in part["figures"]) for part in parts)
-    fit(parts)
     counts = collections.Counter(claim["verdict"] for claim in overview)
-    page = environment.from_string(_file("report.html")).render(
-        title=title, question=question, parts=parts, overview=overview, counts=dict(counts.most_common()),
+    template = environment.from_string(_file("report.html"))
+    render = lambda: template.render(  # noqa: E731
+        title=title, question=question, parts=parts, overview=overview, counts={name: counts[name] for name in answer.in_order(counts)},
         shown_share=shown_share, by_source=by_source, words=WORDS, style=Markup(_file("report.css")),
         script=Markup(_file("report.js")), library=Markup(live.library()) if alive else "",
     )  # fmt: skip
+    page = render()
+    if (size := len(page.encode())) > LARGEST:
+        fit(parts, size)
+        page = render()
     files.write(path, page)
 
 
@@ -159,21 +164,40 @@ def _file(name: str) -> str:
     return importlib.resources.files("routed.analysis").joinpath(name).read_text("utf-8")
 
 
-def fit(parts: list[dict[str, Any]]) -> None:
-    """Leaves out of a page what would make it larger than `LARGEST`: printed pictures that also answer a pointer, then maps, then figures."""
-    sizes = lambda part: [len(json.dumps(figure["panels"])) + len(figure["svg"]) for figure in part["figures"]]  # noqa: E731
-    room = lambda: LARGEST - sum(sum(sizes(part)) + len(json.dumps(part["maps"])) for part in parts)  # noqa: E731
-    for part in parts if len(parts) > 1 or room() < 0 else ():
-        for figure in part["figures"]:
-            figure["svg"] = "" if figure["panels"] else figure["svg"]
-    for part in reversed(parts) if room() < 0 else ():
-        part["maps"] = None
-    for part in reversed(parts):
-        if room() < 0 and part["figures"]:
-            count, part["figures"] = len(part["figures"]), []
-            part["figures_elsewhere"] = (
-                f"{count} figures: in the report of {part['name']} itself, as this page would be too large."
-            )
+def fit(parts: list[dict[str, Any]], size: int) -> None:
+    """Leaves out of a page of `size` bytes what makes it larger than `LARGEST`, and names it in `left_out`.
+
+    First printed pictures that also answer a pointer, then wide tables, maps over training, figures; of the last part first.
+    """
+    for words, take in (
+        ("printed pictures", _without_prints), ("the table of every metric", partial(_without, "summary")),
+        ("maps over training", partial(_without, "maps")), ("figures", partial(_without, "figures")),
+    ):  # fmt: skip
+        for part in reversed(parts):
+            if size <= LARGEST:
+                return
+            if freed := take(part):
+                part["left_out"] = [*part["left_out"], words]
+                size -= freed
+
+
+def _without_prints(part: dict[str, Any]) -> int:
+    """The bytes that go with the printed pictures of interactive figures."""
+    freed = 0
+    for figure in part["figures"]:
+        if figure["panels"]:
+            freed += len(figure["svg"].encode())
+            figure["svg"] = ""
+    return freed
+
+
+def _without(name: str, part: dict[str, Any]) -> int:
+    """The bytes that go with something of a part."""
+    empty: dict[str, Any] = {"summary": "", "maps": None, "figures": []}
+    freed, part[name] = part[name], empty[name]
+    if name == "figures":
+        return sum(len(json.dumps(figure["panels"])) + len(figure["svg"].encode()) for figure in freed)
+    return (len(freed.encode()) if isinstance(freed, str) else len(json.dumps(freed))) if freed else 0
 
 
 def by_source(claims: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

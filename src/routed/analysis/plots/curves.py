@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -55,16 +54,14 @@ def curve(panel, spec: dict[str, Any], data: Data) -> bool:
         panel.plot(list(places.values()), heights, color="black", lw=0.8, ls=":", label=REFERENCE_LINE)
         place = {"textcoords": "offset points", "ha": "right", "va": "bottom", "fontsize": 7}
         panel.annotate(words, (max(places.values()), heights[-1]), (0, 1), **place)
-    alone = 0
-    for arm in _arms(spec, rows):
-        groups = rows[rows.arm == arm].groupby(spec["x"])
-        alone += (only := len(groups) == 1)
-        at = _beside(panel, places, alone) if only else places
+    arms = {arm: rows[rows.arm == arm].groupby(spec["x"]) for arm in _arms(spec, rows)}
+    alone = {arm: next(iter(groups))[0] for arm, groups in arms.items() if len(groups) == 1}
+    strip = _strip(panel, places, alone)
+    for arm, groups in arms.items():
+        at = {alone[arm]: strip[arm]} if arm in alone else places
         names = {place: shown(value) for value, place in at.items()}
         here = [(at[value], group) for value, group in groups]
         line(panel, arm, here, metric, data.axes[metric], are_numbers(places), names)
-    if alone:
-        panel.set_xlabel(f"{panel.get_xlabel()}\n(arms that ran at one point stand right of it)")
     panel.set_ylabel(data.axes[metric].label)
     return True
 
@@ -93,11 +90,23 @@ def _arms_beside(panel, spec: dict[str, Any], rows: pd.DataFrame, data: Data) ->
     panel.set_ylabel(data.axes[metric].label)
 
 
-def _beside(panel, places: dict[Any, float], number: int) -> dict[Any, float]:
-    """Places to the right: arms that stand at one place only, the first, the second, ..., would hide each other there."""
+def _strip(panel, places: dict[Any, float], alone: dict[str, Any]) -> dict[str, float]:
+    """Where arms stand that ran at one value: behind a line at the end of the axis, which says at which; on it they would hide each other."""
+    if not alone:
+        return {}
     axis = panel.xaxis.get_transform()
-    at = axis.transform(list(places.values()))
-    return dict(zip(places, axis.inverted().transform(at + 0.06 * number * np.diff(at).min()), strict=True))
+    start, *_, end = sorted(axis.transform(list(places.values())))
+    at = lambda share: float(axis.inverted().transform(end + share * (end - start)))  # noqa: E731
+    ordered = sorted(alone, key=lambda arm: (str(alone[arm]), list(ARMS).index(arm)))
+    found = {arm: at(0.14 + 0.07 * number) for number, arm in enumerate(ordered)}
+    panel.axvline(at(0.07), color="0.75", lw=0.8, label="_strip")
+    for value in dict.fromkeys(alone.values()):
+        mine = [found[arm] for arm in ordered if alone[arm] == value]
+        style = {"ha": "center", "va": "bottom", "fontsize": 6.5, "rotation": 90 if len(mine) < 3 else 0}
+        panel.text(
+            mine[(len(mine) - 1) // 2], 1.01, f"{shown(value)} only", transform=panel.get_xaxis_transform(), **style
+        )
+    return found
 
 
 #: Losses of others on the same rows, drawn where they are known.

@@ -210,16 +210,16 @@ def finish(panel, column: Column) -> None:
         return
     means = np.concatenate([line.get_ydata() for line in lines]).astype(float)
     means = np.log10(np.maximum(means, 10**low)) if column.log else means
-    if not column.log:  # nothing lies beyond a bound, but the markers at it need room
-        least, most = (np.nan if end is None else end for end in column.bounds)
-        margin = 0.03 * (np.fmin(high, most) - np.fmax(low, least))
-        low, high = np.fmax(low, least - margin), np.fmin(high, most + margin)
     room = max(np.ptp(means), 0.3 if column.log else 0.5 * np.abs(means).max()) or np.inf
     if low < means.min() - room or high > means.max() + room:
         low, high = max(low, means.min() - room), min(high, means.max() + room)
         panel.text(
             0.02, 0.99, "intervals are cut where the axis ends", transform=panel.transAxes, fontsize=6.5, va="top"
         )
+    if not column.log:  # nothing lies beyond a bound, but the markers at it need room
+        least, most = (np.nan if end is None else end for end in column.bounds)
+        margin = 0.03 * (np.fmin(high, most) - np.fmax(low, least))
+        low, high = np.fmax(low, least - margin), np.fmin(high, most + margin)
     if low < high:
         panel.set_ylim(*(10 ** np.array([low, high]) if column.log else (low, high)))
 

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from routed.analysis.plots import PLOTS, draw
-from routed.analysis.plots.frame import Data
+from routed.analysis.plots.frame import KEYS, Data
 from routed.analysis.plots.swept import MOST, ONTO
 from routed.engine.rows import shown
 
@@ -35,6 +35,8 @@ def draw_all(specs: Sequence[Spec], data: Data) -> tuple[list[Drawn], list[str]]
     own = [(spec, figure) for spec in specs if (figure := draw(spec, data)) is not None]
     added = further([spec for spec, _ in own], data)
     pairs = [(spec, figure) for spec in added if (figure := draw(spec, data)) is not None] + own
+    for spec, figure in pairs:
+        figure.suptitle(title(spec, data), fontsize=8, x=0.01, ha="left", color="#444444")
     texts = captions([spec for spec, _ in pairs], data)
     figures = [
         Drawn(number, spec["name"], figure, text)
@@ -42,6 +44,20 @@ def draw_all(specs: Sequence[Spec], data: Data) -> tuple[list[Drawn], list[str]]
     ]
     names = {figure.name for figure in figures}
     return figures, [spec["name"] for spec in specs if spec["name"] not in names]
+
+
+def title(spec: Spec, data: Data) -> str:
+    """What a figure shows when it has left its page: the values of what it does not draw, and its seeds."""
+    point = data.settled(axes_of(spec, data), spec.get("at", {}))
+    words = [f"{KEYS.get(key, key)} = {shown(value)}" for key, value in point.items() if key in data.varying]
+    if PLOTS[spec["kind"]].alone:
+        return ", ".join([*words, f"seed {data.base['seed']}"])
+    rows = data.last
+    for key, value in point.items():
+        rows = rows[rows[key] == value]
+    seeds = rows.groupby([*data.swept, "arm"]).seed.nunique()
+    count = f"{seeds.min()} to {seeds.max()}" if len(seeds) and seeds.min() < seeds.max() else f"{seeds.max()}"
+    return ", ".join([*words, f"n = {count} seeds" if len(seeds) else "no finished run"])
 
 
 def further(specs: Sequence[Spec], data: Data) -> list[Spec]:
