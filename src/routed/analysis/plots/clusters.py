@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from matplotlib import ticker
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
@@ -59,6 +60,7 @@ def series(spec: dict[str, Any], data: Data) -> Figure | None:
             logarithmic(panel)
         panel.set_ylabel(column.label)
         panel.set_xlabel("optimiser steps")
+        panel.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
     legend(figure, figure.axes[0])
     return figure
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
+from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from routed.analysis import diagnosis, statistics
@@ -129,7 +130,7 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
             groups = rows[rows.arm == arm].groupby("step")
             line(panel, arm, list(groups), metric, data.axes[metric])
         panel.set_xlabel("optimiser steps")
-        panel.locator_params(axis="x", nbins=5)  # numbers of five digits beside each other
+        panel.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))  # numbers of five digits beside each other
         panel.set_ylabel(data.axes[metric].label)
         for column in REFERENCES if metric == data.loss else ():
             if column not in rows:

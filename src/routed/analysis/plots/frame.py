@@ -217,11 +217,16 @@ def finish(panel, column: Column) -> None:
             0.02, 0.99, "intervals are cut where the axis ends", transform=panel.transAxes, fontsize=6.5, va="top"
         )
     if not column.log:  # nothing lies beyond a bound, but the markers at it need room
-        least, most = (np.nan if end is None else end for end in column.bounds)
-        margin = 0.03 * (np.fmin(high, most) - np.fmax(low, least))
-        low, high = np.fmax(low, least - margin), np.fmin(high, most + margin)
+        low, high = bounded(low, high, column)
     if low < high:
         panel.set_ylim(*(10 ** np.array([low, high]) if column.log else (low, high)))
+
+
+def bounded(low: float, high: float, column: Column) -> tuple[float, float]:
+    """The ends of an axis of a column, no further beyond its bounds than markers need."""
+    least, most = (np.nan if end is None else end for end in column.bounds)
+    margin = 0.03 * (np.fmin(high, most) - np.fmax(low, least))
+    return float(np.fmax(low, least - margin)), float(np.fmin(high, most + margin))
 
 
 def logarithmic(panel, axis: str = "y") -> None:

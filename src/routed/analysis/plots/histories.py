@@ -11,6 +11,7 @@ import pandas as pd
 from scipy.optimize import linear_sum_assignment
 
 from routed.analysis.plots.frame import Data
+from routed.metrics.load import DEAD_SHARE
 from routed.plan.arms import ARMS
 
 #: Numbers of all maps of a page, at most: two bytes each, and a third more as text.
@@ -92,6 +93,11 @@ def _entry(history: History, total: int) -> dict[str, Any]:
         "shape": list(kept.shape), "order": [one.tolist() for one in order], "values": base64.b64encode(words.tobytes()).decode(),
         "load": np.round(history.load[moments] * fair, 4).tolist(), "exact": bool(history.exact and known), "course": _course(history.course),
     }  # fmt: skip
+
+
+def dead_at(load: np.ndarray) -> np.ndarray:
+    """Which experts are dead by their shares of the assignments; in single precision, as where `router/dead` is counted."""
+    return load.astype(np.float32) < np.float32(DEAD_SHARE / len(load))
 
 
 def diagonal(final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,13 +11,12 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import KEYS, Data, legend, logarithmic, marker_of, mean
-from routed.analysis.plots.histories import diagonal, histories
+from routed.analysis.plots.frame import KEYS, Data, bounded, legend, logarithmic, marker_of, mean
+from routed.analysis.plots.histories import dead_at, diagonal, histories
 from routed.analysis.plots.marks import Marks, Point, by_seed, intervals, keep
 from routed.analysis.plots.paired import advantage, advantage_words, rivals
 from routed.analysis.sides import ANY_FAIR
 from routed.engine.rows import shown
-from routed.metrics.load import DEAD_SHARE
 from routed.plan.arms import ARMS, UNTRAINED
 from routed.routers import ROUTERS
 
@@ -134,7 +133,7 @@ def routing(spec: dict[str, Any], data: Data) -> Figure | None:
             share = history.course["router/dead"].iloc[moment] if "router/dead" in history.course else np.nan
             panel.set_title(step + (f"\n{100 * share:.0f} % of experts dead" if np.isfinite(share) else ""), fontsize=8)
             if history.exact and np.isfinite(share):
-                dead = np.flatnonzero(history.load[moment][columns] < DEAD_SHARE * fair)
+                dead = np.flatnonzero(dead_at(history.load[moment])[columns])
                 style = {"marker": "x", "s": 9, "lw": 0.8, "color": "#D55E00", "clip_on": False}
                 panel.scatter(dead, np.full(len(dead), 1.015), transform=panel.get_xaxis_transform(), **style)
             panel.grid(visible=False)
@@ -199,6 +198,9 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
                     intervals(panel, [point], look_of.pop("label"), look_of, horizontal=True, listed=False)
         if data.axes[metric].log:
             logarithmic(panel, "x")
+        else:
+            low, high = panel.get_xlim()
+            panel.set_xlim(bounded(low, high, data.axes[metric]))
         panel.set_xlabel("\n".join(textwrap.wrap(data.axes[metric].label, 24)))
     panels[0].set_yticks(range(len(names)), names)
     panels[0].set_ylim(len(names) - 0.5, -0.5)
