@@ -59,6 +59,13 @@ def test_a_point_tells_value_interval_n_place_and_seeds():
     assert live.has_seeds(figure)
 
 
+def test_panels_of_a_map_share_a_scale_around_no_effect():
+    """Largest gap: log(1 / .05) = 3.0 of frozen over learned at 4 experts, of the fairest control 1.39; all are above 0."""
+    panels = live.panels(plots.draw(SPECS["phase"], data(table(SWEPT), SWEPT)), AXES)
+    scales = [panel["spec"]["layer"][0]["encoding"]["color"]["scale"]["domain"] for panel in panels]
+    assert len(scales) == 2 and all(scale == pytest.approx([-np.log(20), np.log(20)]) for scale in scales)
+
+
 def test_too_many_seeds_are_left_out(monkeypatch):
     monkeypatch.setattr(live, "MOST_SEEDS", 3)
     (panel,) = live.panels(plots.draw(TRAINING, data(table(SWEPT), SWEPT)), AXES)

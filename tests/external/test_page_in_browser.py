@@ -73,6 +73,19 @@ def test_a_pointer_is_told_the_value_its_interval_and_n(opened):
     assert "mean [95 %]" in text and "[" in text.split("mean [95 %]")[1] and "n" in text and "learned router" in text
 
 
+def test_the_values_are_there_without_a_pointer(opened):
+    details = opened.locator("figure details.values").first
+    details.locator("summary").focus()
+    opened.keyboard.press("Enter")
+    details.locator("table").wait_for()
+    assert details.locator("tr").count() == 1 + 2 * 4 * 2  # panels, arms, sizes
+    assert details.locator("tr").nth(1).inner_text().split("\t")[:3] == [
+        "top-1 test loss (1 = trivial)",
+        "learned router",
+        "8",
+    ]
+
+
 def test_the_slider_moves_the_map_over_training(opened):
     maps = opened.locator(".live.maps")
     slider, said = maps.locator("input.step"), maps.locator("output")

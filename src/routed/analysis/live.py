@@ -80,9 +80,11 @@ def spec(panel) -> dict[str, Any]:
     if len(rows["seeds"]) > MOST_SEEDS:
         rows["seeds"] = []
     horizontal = marks[0].horizontal
+    if horizontal:
+        axes["x"]["channel"]["axis"]["title"] = None  # it is the panel's heading
     layers = _references(panel, marks)
     layers += _bars(horizontal) if rows["bars"] else []
-    layers += _cells() if rows["cells"] else []
+    layers += _cells(panel) if rows["cells"] else []
     layers += _seeds(horizontal, any(one.joined for one in marks)) if rows["seeds"] else []
     layers += _means(horizontal) if rows["means"] else []
     labels = {one.label: one for one in marks if one.kind != "cells"}
@@ -258,15 +260,25 @@ def _bars(horizontal: bool) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _cells() -> list[dict[str, Any]]:
+def _cells(panel) -> list[dict[str, Any]]:
+    """Cells coloured as in print: 0 is white, and the panels of a figure share their scale."""
+    shown = [kept(other) for other in panel.figure.axes]
+    bound = max(
+        abs(point.estimate.mean) for marks in shown for one in marks if one.kind == "cells" for point in one.points
+    )
     data = {"name": "cells"}
     box = {"x": {"field": "x"}, "x2": {"field": "x2"}, "y": {"field": "y"}, "y2": {"field": "y2"}}
-    colour = {"field": "m", "type": "quantitative", "scale": {"scheme": "redblue", "domainMid": 0}, "legend": None}
+    colour = {
+        "field": "m",
+        "type": "quantitative",
+        "scale": {"scheme": "redblue", "domain": [-(bound or 1), bound or 1]},
+        "legend": None,
+    }
     tip = _tip(("w", "at"), ("t", "advantage [95 %]"), ("n", "n"))
     return [
         {"data": data, "mark": "rect", "encoding": box | {"color": colour, "tooltip": tip}},
         {
-            "data": data, "mark": {"type": "text", "fontSize": 10, "fill": "#000000", "stroke": "#ffffff", "strokeWidth": 2.5, "tooltip": None, "blend": None},
+            "data": data, "mark": {"type": "text", "fontSize": 10, "fill": "#000000", "stroke": "#ffffff", "strokeWidth": 2.5, "tooltip": None},
             "encoding": {"x": {"field": "cx"}, "y": {"field": "cy"}, "text": {"field": "s"}},
         },
         {"data": data, "mark": {"type": "text", "fontSize": 10, "fill": "#111111", "tooltip": None}, "encoding": {"x": {"field": "cx"}, "y": {"field": "cy"}, "text": {"field": "s"}}},

@@ -131,6 +131,23 @@
     node.dataset.ready = "yes";
   };
 
+  // What a pointer would be told, for those who have none: every point of a figure's panels as a table, made when it is opened.
+  for (const details of all("details.values")) {
+    const panels = all(".panel", details.parentElement);
+    details.hidden = !window.vegaEmbed;
+    details.ontoggle = () => {
+      const place = details.querySelector("div");
+      if (place.firstChild) return;
+      const table = document.createElement("table"), row = (cells, tag) => { const line = table.insertRow(); for (const text of cells) { const cell = document.createElement(tag); cell.textContent = text; line.append(cell); } };
+      row(["panel", "shows", "at", "mean [95 %]", "n"], "th");
+      for (const panel of panels) {
+        const heading = panel.querySelector("h4").firstElementChild?.firstChild || panel.querySelector("h4").firstChild;
+        for (const some of Object.entries(read(panel.querySelector("script")).datasets)) if (some[0] !== "seeds") for (const one of some[1]) row([heading.textContent.trim(), one.g, one.at || one.w, one.t, one.n], "td");
+      }
+      place.append(table);
+    };
+  }
+
   // Figures are drawn when they come near, and again when the colours of the system change.
   const draw = (node) => (node.classList.contains("maps") ? maps(node) : figure(node));
   const live = all(".live");
@@ -140,7 +157,7 @@
   if (window.vegaEmbed) {
     document.body.classList.add("alive");
     for (const node of live) { node.hidden = false; near.observe(node); }
-    for (const still of all(".live + details.still")) still.open = false;
+    for (const still of all(".live ~ details.still")) still.open = false;
     dark.addEventListener("change", () => { for (const node of live) if (node.dataset.ready) draw(node); });
   }
   for (const swatch of all(".swatch")) swatch.style.setProperty("--c", tone(swatch.dataset.colour));
