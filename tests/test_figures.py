@@ -131,8 +131,8 @@ def test_every_arm_stands_exactly_at_its_point():
     assert {tuple(one.lines[0].get_xdata()) for one in panel.containers} == {(512, 2048, 8192)}
 
 
-def test_arms_that_ran_at_one_point_stand_beside_each_other_and_the_axis_says_so():
-    """At 8192 alone: .06 and .12 of the distance between samples to the right, a factor 16 ** .06 = 1.181 and 16 ** .12 = 1.395."""
+def test_arms_that_ran_at_one_point_stand_behind_a_line_that_says_where():
+    """At 8192 alone: behind the axis' end by .14 and .21 of its length, a factor 16 ** .14 = 1.474 and 16 ** .21 = 1.790."""
     axes = {"data.samples": (512, 8192)}
     rows = table(axes)
     rows = rows[~rows.arm.isin(("frozen_data", "oracle")) | (rows["data.samples"] == 8192)]
@@ -140,9 +140,17 @@ def test_arms_that_ran_at_one_point_stand_beside_each_other_and_the_axis_says_so
     panel = found[0].drawn.axes[0]
     places = [tuple(one.lines[0].get_xdata()) for one in panel.containers]
     assert places[:3] == [(512, 8192)] * 3 and np.ravel(places[3:]) == pytest.approx(
-        [8192 * 1.181, 8192 * 1.395], rel=1e-3
+        [8192 * 1.474, 8192 * 1.790], rel=1e-3
     )
-    assert panel.get_xlabel() == "training samples\n(arms that ran at one point stand right of it)"
+    (line,) = (one for one in panel.lines if one.get_label() == "_strip")
+    assert 8192 < line.get_xdata()[0] < 8192 * 1.474
+    assert "8192 only" in [text.get_text() for text in panel.texts] and panel.get_xlabel() == "training samples"
+
+
+def test_a_figure_says_its_point_and_its_seeds():
+    figures = drawn()
+    assert figures["loss"].drawn.get_suptitle() == "experts = 16, n = 4 seeds"
+    assert figures["training"].drawn.get_suptitle() == "training samples = 8192, experts = 16, n = 4 seeds"
 
 
 def test_arms_of_the_only_point_stand_beside_each_other():
@@ -285,6 +293,7 @@ def test_lines_and_figures_are_on_the_page(tmp_path):
     part = {
         "name": "n", "question": "q", "gap": [], "shares": [], "gap_at": "", "threats": [], "figures": [], "undrawn": ["lost"], "arms": "",
         "loss": "test/loss", "horizon": 4.0, "summary": "", "summary_of": "every point", "config": "", "versions": "", "document": "", "claims": [*judged((write,)).values()],
+        "left_out": [], "maps": None, "command": "", "in_short": "Of 1 claim", "answer": [], "standings": None, "loss_definition": "",
     }  # fmt: skip
     page.write_page(tmp_path / "report.html", [part])
     text = (tmp_path / "report.html").read_text()

@@ -14,7 +14,7 @@ import pytest
 
 import routed
 from routed import report
-from routed.analysis import page, plots, workdirs
+from routed.analysis import live, page, plots, workdirs
 from routed.analysis.claims import FROZEN, LEARNED, Writer
 from routed.analysis.plots import frame
 from routed.contracts import UserError
@@ -40,6 +40,8 @@ SVG_TAGS = {
     "RDF", "Work", "agent", "cc", "clipPath", "creator", "date", "defs", "format", "g", "image", "metadata", "path", "rect",
     "style", "svg", "title", "type", "use", "Agent",
 }  # fmt: skip
+#: What the page tells, one after the other.
+ORDER = ("The arms", "Figures", "The gap decomposed", "Claims, by source", "Threats to validity", "Everything")
 SWEEP = ({"data.samples": 8}, {"data.samples": 32})
 
 
@@ -86,7 +88,7 @@ def test_load_gives_the_tables(finished):
     loaded = routed.load(path)
     pd.testing.assert_frame_equal(loaded["results"], table)
     assert loaded["config"]["data.clusters"] == 4 and loaded["claims"][0]["id"] == "x.order"
-    assert {a.shape for a in loaded["heatmaps"].values()} == {(3, 4, 4)}
+    assert {a.shape for a in loaded["heatmaps"].values()} == {(3, 4, 4), (3, 4)}
     summary = loaded["summary"]
     one = summary[(summary.metric == "test/loss") & (summary.arm == "learned") & (summary["data.samples"] == 32)].iloc[
         0
@@ -101,8 +103,22 @@ def test_load_gives_the_tables(finished):
 def test_the_page_opens_offline_and_is_whole(finished):
     _, path, _, _ = finished
     page = (path / "report.html").read_text()
-    assert page.count("<svg") == 5 and "Threats to validity" in page and "Is the page whole?" in page
+    assert [page.index(f"<h2>{name}") for name in ORDER] == sorted(page.index(f"<h2>{name}") for name in ORDER)
+    assert (
+        page.partition("<script>")[0].count("<svg") == 5
+        and "Threats to validity" in page
+        and "Is the page whole?" in page
+    )
     assert not re.search(r"(src|href)=\"https?://", page)
+    assert not re.search(
+        r"<(script|link|img|iframe)[^>]*(src|href)=|@import|url\(http", page.replace(live.library(), "")
+    )
+    assert page.count("window.vegaEmbed=") == 1 and len(page.encode()) < 4_000_000
+    specs = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page, re.S)]
+    assert len(specs) == 2 + 1 + 2 + 1 + 1 and [entry["label"] for entry in specs[-1]["entries"]][:2] == [
+        "learned router",
+        "frozen at initialisation",
+    ]
     ids = re.findall(r"\bid=\"([^\"]+)\"", page)
     assert len(ids) == len(set(ids))  # figures do not steal each other's markers
 
@@ -247,7 +263,20 @@ def tags_of(path):
 def test_names_are_text_wherever_they_come_from(finished, tmp_path, monkeypatch):
     """A workdir, an arm and its label, a language, a swept value, a claim, a document, what config.json says."""
     config, path, table, _ = finished
-    allowed = tags_of(path / "report.html").seen | {"a", "a href", "h1 id", "br", "em"}
+    overview = {
+        "div role",
+        "div aria-label",
+        "details class",
+        "h1 id",
+        "td class",
+        "tr class",
+        "em",
+        "br",
+        "a",
+        "a href",
+        "small",
+    }
+    allowed = tags_of(path / "report.html").seen | overview
     work = shutil.copytree(path, tmp_path / HOSTILE.replace("/", ""))
     arm = f"frozen {HOSTILE}"
     monkeypatch.setitem(ARMS, arm, ARMS["frozen_data"]._replace(label=HOSTILE))
@@ -340,7 +369,7 @@ def test_phase_map(finished):
 
 def test_a_specialised_router_is_shown_as_a_diagonal():
     shuffled = np.eye(5)[[3, 1, 4, 0, 2]]
-    rows, columns = plots.maps._diagonal(shuffled)
+    rows, columns = plots.maps.diagonal(shuffled)
     np.testing.assert_array_equal(shuffled[np.ix_(rows, columns)], np.eye(5))
 
 

@@ -2,10 +2,12 @@
 
     routed report DIR... [--out=FILE]        (or python -m routed.report)
     routed report --docs=docs/results DIR...
+    routed findings [DIR...]                 (the answers of finished runs in the terminal; default runs/*)
 
-makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): every claim of theirs in one
-table, and their pages below it. Parts of one sweep (main's --shard), or other disjoint runs of one config and commit, are joined. With --docs the tables of these workdirs are kept in that
-folder's `data/`, and its pages are made of all that is kept there: one for each paper.
+makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): experiments against
+verdicts, every claim of theirs in one table, and their pages below it. Parts of one sweep (main's --shard), or other disjoint runs of
+one config and commit, are joined. With --docs the tables of these workdirs are kept in that folder's `data/`, and its pages are made
+of all that is kept there: one for each paper.
 """
 
 from __future__ import annotations
@@ -31,10 +33,13 @@ OUT = flags.DEFINE_string(
 DOCS = flags.DEFINE_string(
     "docs", None, "The folder of result pages: keeps these workdirs' tables in its data/ and makes its pages again."
 )
+FINDINGS = flags.DEFINE_bool("findings", False, "Print the answers and verdicts of finished runs; write nothing.")
 
 
 def main(argv: list[str]) -> None:
     """The page of one workdir or of several."""
+    if FINDINGS.value:
+        return _tell_findings(argv[1:])
     # Here, since --help needs none of it, and pandas and the rest take seconds.
     from routed.analysis import published
     from routed.analysis.page import as_text, make_part, write_files, write_page
@@ -71,6 +76,18 @@ def main(argv: list[str]) -> None:
         write_files(folders[0], parts[0])  # else they would tell of the code of before
     write_page(out, parts)
     files.tell(f"wrote {out}")
+
+
+def _tell_findings(names: list[str]) -> None:
+    """What workdirs found, from their claims.json alone; without names, those below runs/."""
+    from routed.analysis.answer import findings
+
+    folders = [files.folder(name) for name in names] or sorted(
+        path.parent for path in pathlib.Path("runs").glob("*/claims.json")
+    )
+    if not folders:
+        raise UserError("no finished runs below runs/: name their folders, routed findings DIR...")
+    files.tell(findings([folder for folder in folders if not folder.is_file()]))  # runs/* holds a page
 
 
 def run() -> None:

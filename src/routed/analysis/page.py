@@ -15,6 +15,7 @@ import io
 import json
 import pathlib
 import types
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -22,16 +23,35 @@ import pandas as pd
 from markupsafe import Markup
 from ml_collections import ConfigDict
 
-from routed.analysis import controls, diagnosis, plots, points, shares, statistics, verdicts
+from routed.analysis import answer, controls, diagnosis, live, plots, points, shares, statistics, verdicts
 from routed.analysis.plots.further import draw_all
+from routed.analysis.plots.histories import as_json, histories
+from routed.analysis.workdirs import command_of
 from routed.engine import results, rows
 from routed.plan import experiment
 from routed.plan.config import problem_of
-from routed.settings.tree import flatten
+from routed.settings.tree import flatten, override
 from routed.system import files
 
 #: Points and arms in the page's table, which a browser has to lay out.
 SHOWN = 500
+
+#: Bytes of a page, at most: it goes by mail, and a telephone has to lay it out.
+LARGEST = 3_900_000
+
+#: What headings of the claims mean.
+WORDS = {
+    "verdict": "What the interval says of the claim, by rules that were fixed before: see “How a verdict is reached”. Below it: how"
+    " comparable the setting is with the paper's.",
+    "ours": "Both sides, then the effect with its 95 % interval over seeds, paired. A ratio is the second side over the first.",
+    "n": "Seeds on which both sides are compared.",
+    "maps": "Mean probability of each expert over the test tokens of a row, on a log scale from a tenth of 1 / E to 1: a fresh router is near"
+    " 1 / E everywhere.",
+    "load": "E times the share of the assignments that an expert gets, before drops: 1 (dotted) is fair. A cross: dead, below 1 % of that.",
+    "course": "Churn: share of the choices that are others than at the evaluation before. Dead: share of the experts with less than 1 % of a"
+    " fair load. The line is at the slider's step.",
+    "holds": "At how many of the points of the settings that the claim names, and that should not matter, it is supported too.",
+}
 
 
 def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame) -> str:
@@ -74,10 +94,13 @@ def make_part(
     drawn, undrawn = draw_all(asked.plots(config), data)
     figures = [figure._asdict() | {"file": plots.svg(figure.drawn)} for figure in drawn]
     for figure in figures:
+        figure |= {"panels": live.panels(figure["drawn"], columns), "legend": live.legend(figure["drawn"])}
+        figure["seeds"] = live.has_seeds(figure["drawn"])
         figure["svg"] = Markup(unique_ids(figure["file"], f"{workdir.name}/{figure['name']}"))
     claims = asked.claims(config)
     judged = verdicts.judge(claims, table, config, swept)
     point = data.at_point(last, {})
+    there = override(config, {key: points.as_python(point[key].iloc[0]) for key in swept} if len(point) else {})
     gap = diagnosis.gap(point)
     arms = points.by_arm(summary, data)
     described = results.stored_config(workdir)
@@ -86,6 +109,9 @@ def make_part(
         "name": workdir.name,
         "question": document.splitlines()[0] if document else config.name,
         "claims": points.add(judged, claims, table, config, swept, own),
+        "in_short": answer.summary(judged),
+        "answer": answer.answer(judged),
+        "standings": arms.table(point, data, there) if len(point) else None,
         "horizon": config.gate.horizon,
         "gap": gap.to_dict("records"),
         "shares": shares.shares(point).to_dict("records"),
@@ -95,10 +121,14 @@ def make_part(
             ("Controls", controls.named(last, swept, problem_of(config).loss, described.get("left_out", {}))),
         ],
         "figures": figures,
+        "left_out": [],
         "undrawn": undrawn,
+        "maps": as_json(list(histories(data))),
+        "command": command_of(described, config, own, data),
         "arms": Markup(arms.to_html(index=False, border=0)),
         "arms_table": arms,
         "loss": problem.loss,
+        "loss_definition": columns[problem.loss].definition,
         "table": summary,
         "summary": Markup(_wide(summary, swept)),
         "summary_of": _places(summary, swept),
@@ -113,11 +143,16 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
     title = parts[0]["name"] if len(parts) == 1 else "Overview"
     question = parts[0]["question"] if len(parts) == 1 else f"What {len(parts)} experiments found."
     overview = every_claim(parts) if len(parts) > 1 else []
+    alive = any(part["maps"] or any(figure["panels"] for figure in part["figures"]) for part in parts)
     counts = collections.Counter(claim["verdict"] for claim in overview)
-    page = render(
-        "analysis/report.html", title=title, question=question, parts=parts, overview=overview,
-        counts=dict(counts.most_common()), shown_share=shown_share,
+    filled = lambda: render(  # noqa: E731
+        "analysis/report.html", title=title, question=question, parts=parts, overview=overview, counts={name: counts[name] for name in answer.in_order(counts)},
+        shown_share=shown_share, by_source=by_source, words=WORDS, library=Markup(live.library()) if alive else "",
     )  # fmt: skip
+    page = filled()
+    if (size := len(page.encode())) > LARGEST:
+        fit(parts, size)
+        page = filled()
     files.write(path, page)
 
 
@@ -132,6 +167,50 @@ def render(template: str, **values: Any) -> str:
         undefined=jinja2.StrictUndefined,
     )
     return environment.get_template(template).render(**values)
+
+
+def fit(parts: list[dict[str, Any]], size: int) -> None:
+    """Leaves out of a page of `size` bytes what makes it larger than `LARGEST`, and names it in `left_out`.
+
+    First printed pictures that also answer a pointer, then wide tables, maps over training, figures; of the last part first.
+    """
+    for words, take in (
+        ("printed pictures", _without_prints), ("the table of every metric", partial(_without, "summary")),
+        ("maps over training", partial(_without, "maps")), ("figures", partial(_without, "figures")),
+    ):  # fmt: skip
+        for part in reversed(parts):
+            if size <= LARGEST:
+                return
+            if freed := take(part):
+                part["left_out"] = [*part["left_out"], words]
+                size -= freed
+
+
+def _without_prints(part: dict[str, Any]) -> int:
+    """The bytes that go with the printed pictures of interactive figures."""
+    freed = 0
+    for figure in part["figures"]:
+        if figure["panels"]:
+            freed += len(figure["svg"].encode())
+            figure["svg"] = ""
+    return freed
+
+
+def _without(name: str, part: dict[str, Any]) -> int:
+    """The bytes that go with something of a part."""
+    empty: dict[str, Any] = {"summary": "", "maps": None, "figures": []}
+    freed, part[name] = part[name], empty[name]
+    if name == "figures":
+        return sum(len(json.dumps(figure["panels"])) + len(figure["svg"].encode()) for figure in freed)
+    return (len(freed.encode()) if isinstance(freed, str) else len(json.dumps(freed))) if freed else 0
+
+
+def by_source(claims: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The claims of each source, which is what their ids begin with: a paper, or ours."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for claim in claims:
+        found.setdefault(claim["id"].partition(".")[0], []).append(claim)
+    return found
 
 
 def every_claim(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ def add(
         for place, (values, rows) in enumerate(places):
             if place not in chosen:
                 continue
-            point = dict(zip(keys, map(_python, values), strict=True))
+            point = dict(zip(keys, map(as_python, values), strict=True))
             moved = tuple(claims[index]._replace(at={**claims[index].at, **point}, over=()) for index in members)
             for index, record in zip(members, verdicts.judge(moved, rows, config, swept), strict=True):
                 if record["n"]:
@@ -87,7 +87,7 @@ def by_arm(summary: pd.DataFrame, data: Data) -> pd.DataFrame:
     arms, controls = [arm for arm in ARMS if arm in present], rivals(data)[:1]
     lines = []
     for place, rows in data.last.groupby(keys, dropna=False) if keys else [((), data.last)]:
-        line = {key: shown(_python(value)) for key, value in zip(keys, place, strict=True)}
+        line = {key: shown(as_python(value)) for key, value in zip(keys, place, strict=True)}
         ran = set(rows.arm)
         line |= {arm: texts.get((*place, arm), "diverged" if arm in ran else "") for arm in arms}
         for control in controls:
@@ -102,5 +102,6 @@ def _words(mean: float, low: float, high: float, n: float, usual: float) -> str:
     return f"{mean:.3g}{ends}" + (f" n={n:.0f}" if n != usual else "")
 
 
-def _python(value: Any) -> Any:
+def as_python(value: Any) -> Any:
+    """A value of a column as Python has it."""
     return value.item() if isinstance(value, np.generic) else value

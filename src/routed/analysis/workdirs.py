@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shlex
 import types
+from collections.abc import Collection
 from typing import Any
 
 import pandas as pd
 from absl import logging as log
 from ml_collections import ConfigDict
 
+from routed.analysis.plots.frame import Data
 from routed.contracts import UserError
 from routed.engine import results
+from routed.engine.rows import plain
 from routed.plan import experiment, shards
+from routed.settings.tree import flatten
 
 #: Settings that may differ between workdirs that are joined: disjoint seeds or arms of one config.
 APART = ("seed", "seeds", "arms")
@@ -86,3 +91,18 @@ def _experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:
     except UserError as error:
         raise UserError(f"{folder}: {error}; if {name} is elsewhere now, run the report in its folder") from None
     return module, results.config_of(folder, config)
+
+
+def command_of(described: dict[str, Any], config: ConfigDict, own: Collection[str], data: Data) -> str:
+    """The command that makes a workdir's rows, and so its figures, again: what it changes of the experiment file, and what it sweeps on top."""
+    spec = described.get("experiment", config.name)
+    words = ["routed", "run", f"--config={spec}"]
+    try:
+        before = flatten(experiment.configure(spec, [])[1])
+    except UserError:
+        before = flatten(config)
+    for key, value in flatten(config).items():
+        if key in before and key not in data.swept and before[key] != value:
+            words.append(f"--config.{key}={plain(value)}")
+    words += [f"--sweep={key}={','.join(map(str, data.values(key)))}" for key in data.swept if key not in own]
+    return shlex.join(words)

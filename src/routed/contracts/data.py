@@ -103,7 +103,8 @@ AT_MOST_1: Bounds = (None, 1.0)
 class Column(NamedTuple):
     """How a metric column is shown: its axis label, whether the axis is logarithmic, what it cannot leave, and which end is better.
 
-    `references` are values to compare with, by their words: a number, or the key of the setting that is the number.
+    `references` are values to compare with, by their words: a number, or the key of the setting that is the number. `definition` says what
+    it measures, and what its ends mean, to a reader who has not met it.
     """
 
     label: str
@@ -111,6 +112,7 @@ class Column(NamedTuple):
     bounds: Bounds = (None, None)
     higher_is_better: bool = False
     references: Mapping[str, float | str] = {}
+    definition: str = ""
 
 
 #: Groups of parameters, each with a learning rate of its own: a model's `params` has those it needs. `fixed` are never trained.

@@ -164,14 +164,12 @@ def keep(
     workdir: pathlib.Path, batch: list[Run], histories: list[dict[str, np.ndarray]], swept: list[str]
 ) -> dict[str, dict[str, Any]]:
     """Writes the rows and maps of finished runs, before their checkpoint goes; the last row of each by key."""
-    rows, maps, ends = [], {}, {}
+    rows, ends, maps = [], {}, dict[str, np.ndarray]()
     for run, history in zip(batch, histories, strict=True):
         rows += rows_of(run, history, swept)
         ends[run.key] = rows[-1]
-        if run.seed == run.config.seed and "probs" in history:
-            maps[run.key] = history["probs"].astype(np.float16)
-            if "right" in history:
-                maps |= {f"{run.key}/{n}": history[n].astype(dtype) for n, dtype in PICTURED if n in history}
+        if run.seed == run.config.seed:
+            maps |= {f"{run.key}/{name}".rstrip("/"): array for name, array in maps_of(history).items()}
 
         if run.seed == run.config.seed and (every := run.config.trace.every):
             names = [name for name in history if name.rpartition("/")[2] == "choices"]
@@ -183,6 +181,21 @@ def keep(
 
     hosts.once(write)
     return ends
+
+
+def maps_of(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays of a run that figures show, by name: mean probabilities of experts for each cluster ("") or language, and loads.
+
+    [evaluations, rows, experts] and [evaluations, experts]; of a language model with a stack before the name and an axis of layers.
+    """
+    found = {name: history[name].astype(np.float16) for name in history if name.endswith(("/maps", "/load"))}
+    if "probs" in history:
+        assigned = history["counts"].sum(1)
+        found |= {"": history["probs"].astype(np.float16)}
+        found |= {"load": (assigned / np.maximum(assigned.sum(1, keepdims=True), 1)).astype(np.float32)}
+        if "right" in history:
+            found |= {name: history[name].astype(dtype) for name, dtype in PICTURED if name in history}
+    return found
 
 
 def finish(workdir: pathlib.Path, runs: list[Run]) -> pd.DataFrame:

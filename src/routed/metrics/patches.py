@@ -19,24 +19,42 @@ COLUMNS: dict[str, Column] = {
         f"share of runs with a test\naccuracy of at least {SUCCESS:g}", bounds=SHARE, higher_is_better=True
     ),
     "patches/hit": Column(
-        "share of samples whose decisive patch\nits class's best expert takes", bounds=SHARE, higher_is_better=True
+        "share of samples whose decisive patch\nits class's best expert takes",
+        bounds=SHARE,
+        higher_is_better=True,
+        definition="Share of test samples whose decisive patch is among those that the best expert of its class selects.",
     ),
     "patches/hit_any": Column(
-        "share of samples whose decisive patch\nany expert takes", bounds=SHARE, higher_is_better=True
+        "share of samples whose decisive patch\nany expert takes",
+        bounds=SHARE,
+        higher_is_better=True,
+        definition="Share of test samples whose decisive patch is selected by some expert.",
     ),
     "patches/router_alone": Column("accuracy of the router as a classifier", bounds=SHARE, higher_is_better=True),
     "patches/largest_first": Column(
         "share of samples of the first class whose decisive\npatch has the largest gate at one expert",
         bounds=SHARE,
         higher_is_better=True,
+        definition="Share of samples of the first class for which some expert weighs the decisive patch most.",
     ),
     "patches/largest_second": Column(
         "share of samples of the second class whose decisive\npatch has the largest gate at one expert",
         bounds=SHARE,
         higher_is_better=True,
+        definition="Share of samples of the second class for which some expert weighs the decisive patch most.",
     ),
-    "patches/computed": Column("patches computed a sample, once for each expert", log=True, bounds=AT_LEAST_0),
-    "patches/flops": Column("FLOPs a sample, forward", log=True, bounds=AT_LEAST_0),
+    "patches/computed": Column(
+        "patches computed a sample, once for each expert",
+        log=True,
+        bounds=AT_LEAST_0,
+        definition="Patches that experts compute for a sample, counted once for each expert that does.",
+    ),
+    "patches/flops": Column(
+        "FLOPs a sample, forward",
+        log=True,
+        bounds=AT_LEAST_0,
+        definition="Floating-point operations of a forward pass for one sample.",
+    ),
 }
 
 

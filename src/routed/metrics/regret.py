@@ -45,10 +45,26 @@ FEW, TERMS = 20.0, 64
 
 #: How the columns are shown.
 COLUMNS = {
-    "regret/partition": Column("partition: best experts for the cells", bounds=AT_LEAST_0),
-    "regret/estimation": Column("estimation: experts off the best", bounds=AT_LEAST_0),
-    "regret/gate": Column("gate: its weights"),
-    "regret/predicted": Column("loss predicted from the partition (1 = trivial)", log=True, bounds=AT_LEAST_0),
+    "regret/partition": Column(
+        "partition: best experts for the cells",
+        bounds=AT_LEAST_0,
+        definition="Loss of the best experts of this kind for the cells that the router makes: what the partition costs.",
+    ),
+    "regret/estimation": Column(
+        "estimation: experts off the best",
+        bounds=AT_LEAST_0,
+        definition="Loss of the experts there are beyond that of the best ones for the same cells.",
+    ),
+    "regret/gate": Column(
+        "gate: its weights",
+        definition="What the weights that experts are combined with add to the loss of each token's first expert.",
+    ),
+    "regret/predicted": Column(
+        "loss predicted from the partition (1 = trivial)",
+        log=True,
+        bounds=AT_LEAST_0,
+        definition="Loss of experts trained on a frozen copy of the partition, foretold from its cells and the number of samples.",
+    ),
 }
 
 

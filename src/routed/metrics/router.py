@@ -41,47 +41,170 @@ ONE_TO_ALL: dict[str, float | str] = {"one expert": 1.0, "all experts": "experts
 #: How the columns below are shown, and those made of several evaluations (`training`).
 COLUMNS: dict[str, Column] = {
     "router/sparsity": Column(
-        "sparsity: effective experts per cluster", log=True, bounds=AT_LEAST_1, references=ONE_TO_ALL
+        "sparsity: effective experts per cluster",
+        log=True,
+        bounds=AT_LEAST_1,
+        references=ONE_TO_ALL,
+        definition="Mean over clusters (of text: languages) of exp H(expert | cluster): how many experts share a cluster's tokens. 1: one expert each; E: routing ignores clusters.",
     ),
-    "router/sparsity_exp_mean": Column("exp of the mean entropy of a cluster's experts", log=True, bounds=AT_LEAST_1),
+    "router/sparsity_exp_mean": Column(
+        "exp of the mean entropy of a cluster's experts",
+        log=True,
+        bounds=AT_LEAST_1,
+        definition="exp of the mean over clusters of H(expert | cluster), beside the mean of exps.",
+    ),
     "router/sparsity_shuffled": Column(
-        "sparsity of the shuffled router", log=True, bounds=AT_LEAST_1, references=ONE_TO_ALL
+        "sparsity of the shuffled router",
+        log=True,
+        bounds=AT_LEAST_1,
+        references=ONE_TO_ALL,
+        definition="The sparsity of the same weights when the input features are permuted: what a router without knowledge of the inputs shows. Mean of several permutations.",
     ),
-    "router/sparsity_shuffled_std": Column("deviation over shuffles of the router", bounds=AT_LEAST_0),
-    "router/hard_sparsity": Column("effective experts per cluster, hard choices", log=True, bounds=AT_LEAST_1),
-    "router/hard_sparsity_exp_mean": Column("exp of the mean entropy, hard choices", log=True, bounds=AT_LEAST_1),
-    "router/experts_used": Column("experts used over all samples", log=True, bounds=AT_LEAST_1),
+    "router/sparsity_shuffled_std": Column(
+        "deviation over shuffles of the router",
+        bounds=AT_LEAST_0,
+        definition="Standard deviation of that baseline over permutations.",
+    ),
+    "router/hard_sparsity": Column(
+        "effective experts per cluster, hard choices",
+        log=True,
+        bounds=AT_LEAST_1,
+        definition="Sparsity of the choices made, not of the probabilities: effective experts that a cluster's tokens go to.",
+    ),
+    "router/hard_sparsity_exp_mean": Column(
+        "exp of the mean entropy, hard choices",
+        log=True,
+        bounds=AT_LEAST_1,
+        definition="exp of the mean entropy of the choices of a cluster.",
+    ),
+    "router/experts_used": Column(
+        "experts used over all samples",
+        log=True,
+        bounds=AT_LEAST_1,
+        definition="exp of the entropy of the mean probabilities: experts in effective use over all samples.",
+    ),
     "router/signal_share": Column(
-        "share of squared norm on\nthe informative dimensions", bounds=SHARE, higher_is_better=True
+        "share of squared norm on\nthe informative dimensions",
+        bounds=SHARE,
+        higher_is_better=True,
+        definition="Share of the squared norm of the router's first weights on dimensions that tell clusters apart.",
     ),
-    "router/norm_ratio": Column("norm ratio E|w|² / (E|w|)²", bounds=AT_LEAST_1),
-    "router/norm_mean": Column("mean norm of a router row", bounds=AT_LEAST_0),
+    "router/norm_ratio": Column(
+        "norm ratio E|w|² / (E|w|)²",
+        bounds=AT_LEAST_1,
+        definition="Mean squared norm of the router's rows over the squared mean norm: 1 where all are equally long.",
+    ),
+    "router/norm_mean": Column(
+        "mean norm of a router row",
+        bounds=AT_LEAST_0,
+        definition="Mean length of the router's rows, times what multiplies its scores.",
+    ),
     "router/ami": Column(
-        "adjusted mutual information\nof experts and clusters", bounds=AT_MOST_1, higher_is_better=True
+        "adjusted mutual information\nof experts and clusters",
+        bounds=AT_MOST_1,
+        higher_is_better=True,
+        definition="Specialisation: how much the chosen expert tells of the cluster, corrected for chance. 1: experts and clusters are the same partition; about 0: unrelated; below 0: less than chance.",
     ),
-    "router/homogeneity": Column("homogeneity of experts (1 = one cluster each)", bounds=SHARE, higher_is_better=True),
-    "router/dead": Column("share of dead experts", bounds=SHARE),
-    "router/churn": Column("churn in the last evaluation interval", bounds=SHARE),
-    "router/churn_to_final": Column("churn from here to the end", bounds=SHARE),
-    "router/load_max": Column("largest load (1 = balanced)", bounds=AT_LEAST_1),
-    "router/dropped": Column("share of assignments dropped", bounds=SHARE),
-    "router/entropy_token": Column("entropy of a token's gate (nats)", bounds=AT_LEAST_0),
-    "router/entropy_cluster": Column("entropy of a cluster's experts (nats)", bounds=AT_LEAST_0),
-    "router/entropy_load": Column("entropy of the load (nats)", bounds=AT_LEAST_0),
-    "router/hard_entropy_token": Column("entropy of a token's hard choices (nats)", bounds=AT_LEAST_0),
-    "router/hard_entropy_cluster": Column("entropy of a cluster's hard choices (nats)", bounds=AT_LEAST_0),
-    "router/hard_entropy_load": Column("entropy of the load of hard choices (nats)", bounds=AT_LEAST_0),
+    "router/homogeneity": Column(
+        "homogeneity of experts (1 = one cluster each)",
+        bounds=SHARE,
+        higher_is_better=True,
+        definition="1 - H(cluster | expert) / H(cluster): 1 where no expert mixes clusters. Not corrected for chance.",
+    ),
+    "router/dead": Column(
+        "share of dead experts",
+        bounds=SHARE,
+        definition="Share of the experts that get less than 1 % of a fair load (1 / E) of at least 100 E tokens; undefined with fewer tokens.",
+    ),
+    "router/churn": Column(
+        "churn in the last evaluation interval",
+        bounds=SHARE,
+        definition="Share of the choices on a fixed set of tokens that are others than at the evaluation before.",
+    ),
+    "router/churn_to_final": Column(
+        "churn from here to the end",
+        bounds=SHARE,
+        definition="Share of the choices on a fixed set of tokens that are others than at the end of training.",
+    ),
+    "router/load_max": Column(
+        "largest load (1 = balanced)",
+        bounds=AT_LEAST_1,
+        definition="E times the largest share of the assignments that one expert gets: 1 is balanced, E is collapse onto one.",
+    ),
+    "router/dropped": Column(
+        "share of assignments dropped",
+        bounds=SHARE,
+        definition="Share of the assignments that found no place in their expert's queue.",
+    ),
+    "router/entropy_token": Column(
+        "entropy of a token's gate (nats)",
+        bounds=AT_LEAST_0,
+        definition="Mean over tokens of the entropy of the probabilities: 0 is a sharp gate, log E a uniform one.",
+    ),
+    "router/entropy_cluster": Column(
+        "entropy of a cluster's experts (nats)",
+        bounds=AT_LEAST_0,
+        definition="Mean over clusters of the entropy of a cluster's mean probabilities.",
+    ),
+    "router/entropy_load": Column(
+        "entropy of the load (nats)",
+        bounds=AT_LEAST_0,
+        definition="Entropy of the mean probabilities over all tokens: log E where all experts are used equally.",
+    ),
+    "router/hard_entropy_token": Column(
+        "entropy of a token's hard choices (nats)",
+        bounds=AT_LEAST_0,
+        definition="Entropy of the experts chosen for a token: 0 for top-1, log k for k of equal share.",
+    ),
+    "router/hard_entropy_cluster": Column(
+        "entropy of a cluster's hard choices (nats)",
+        bounds=AT_LEAST_0,
+        definition="Mean over clusters of the entropy of the choices made for it.",
+    ),
+    "router/hard_entropy_load": Column(
+        "entropy of the load of hard choices (nats)",
+        bounds=AT_LEAST_0,
+        definition="Entropy of the share of assignments of each expert: log E where balanced.",
+    ),
     "router/all_covered": Column(
-        "share of runs in which\nevery cluster has specialists", bounds=SHARE, higher_is_better=True
+        "share of runs in which\nevery cluster has specialists",
+        bounds=SHARE,
+        higher_is_better=True,
+        definition="Share of runs in which every cluster has specialists: 90 % of its tokens go to experts 90 % of whose tokens are its own.",
     ),
-    "router/covered": Column("share of clusters with specialists", bounds=SHARE, higher_is_better=True),
-    "router/rows_hit": Column("share of runs in which rows from examples\nwould come from every cluster", bounds=SHARE),
-    "router/moved": Column("share of runs whose router moved", bounds=SHARE),
+    "router/covered": Column(
+        "share of clusters with specialists",
+        bounds=SHARE,
+        higher_is_better=True,
+        definition="Share of the clusters 90 % of whose tokens go to experts 90 % of whose tokens are of that cluster.",
+    ),
+    "router/rows_hit": Column(
+        "share of runs in which rows from examples\nwould come from every cluster",
+        bounds=SHARE,
+        definition="Share of runs in which as many examples as experts, drawn at random, would come from every cluster (coupon collector).",
+    ),
+    "router/moved": Column(
+        "share of runs whose router moved",
+        bounds=SHARE,
+        definition="1 in a run whose router parameters differ from step 0 in any bit: 0 for every frozen arm, or the run fails.",
+    ),
     "router/spurious_ratio": Column(
-        "norm on the spurious dimensions\nover norm on the others", log=True, bounds=AT_LEAST_0
+        "norm on the spurious dimensions\nover norm on the others",
+        log=True,
+        bounds=AT_LEAST_0,
+        definition="Norm of the router's weights on dimensions that say nothing, over that on the others.",
     ),
-    "router/spurious_norm": Column("norm on the spurious dimensions", log=True, bounds=AT_LEAST_0),
-    "router/dispatch_entropy": Column("dispatch entropy H(cluster | expert),\ntest samples (nats)", bounds=AT_LEAST_0),
+    "router/spurious_norm": Column(
+        "norm on the spurious dimensions",
+        log=True,
+        bounds=AT_LEAST_0,
+        definition="Norm of the router's weights on dimensions that say nothing.",
+    ),
+    "router/dispatch_entropy": Column(
+        "dispatch entropy H(cluster | expert),\ntest samples (nats)",
+        bounds=AT_LEAST_0,
+        definition="H(cluster | expert) over test samples: 0 where every expert serves one cluster.",
+    ),
 }
 
 #: Test tokens whose choices are kept at every evaluation, for churn.

@@ -61,6 +61,16 @@ def _apart(a: Float[Array, "E D"], b: Float[Array, "E D"]) -> Scalar:
 
 #: How its columns are shown.
 COLUMNS = {
-    "theory/gradient_step": Column("distance from a descent step on the inertia", log=True, bounds=AT_LEAST_0),
-    "theory/lloyd_step": Column("distance from an iteration of k-means", log=True, bounds=AT_LEAST_0),
+    "theory/gradient_step": Column(
+        "distance from a descent step on the inertia",
+        log=True,
+        bounds=AT_LEAST_0,
+        definition="Distance of the router's step from a step of gradient descent on the k-means inertia.",
+    ),
+    "theory/lloyd_step": Column(
+        "distance from an iteration of k-means",
+        log=True,
+        bounds=AT_LEAST_0,
+        definition="Distance of the router's step from an iteration of Lloyd's algorithm.",
+    ),
 }

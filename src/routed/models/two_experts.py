@@ -117,12 +117,37 @@ def lemma_2(key: PRNGKeyArray) -> dict[str, Scalar]:
 
 #: How its columns are shown.
 COLUMNS = {
-    "theory/cosine": Column("|cos(w, z)|", bounds=SHARE, higher_is_better=True),
-    "theory/norm": Column("|w|", bounds=AT_LEAST_0),
-    "theory/target_error": Column("|u ∓ v| / |v|", log=True, bounds=AT_LEAST_0),
-    "theory/claim1": Column("margin of Claim 1"),
-    "theory/claim2": Column("margin of Claim 2"),
-    "theory/claim3": Column("margin of Claim 3"),
-    "theory/lemma2_parabola": Column("margin of Lemma 2, parabola"),
-    "theory/lemma2_logarithm": Column("margin of Lemma 2, logarithm"),
+    "theory/cosine": Column(
+        "|cos(w, z)|",
+        bounds=SHARE,
+        higher_is_better=True,
+        definition="Absolute cosine of the router and the direction that separates the two Gaussians.",
+    ),
+    "theory/norm": Column("|w|", bounds=AT_LEAST_0, definition="Norm of the router."),
+    "theory/target_error": Column(
+        "|u ∓ v| / |v|",
+        log=True,
+        bounds=AT_LEAST_0,
+        definition="Distance of the expert from its target (up to the sign), over the target's norm.",
+    ),
+    "theory/claim1": Column(
+        "margin of Claim 1",
+        definition="By how much Claim 1 of the proof holds at the worst place tried: above 0 it holds.",
+    ),
+    "theory/claim2": Column(
+        "margin of Claim 2",
+        definition="By how much Claim 2 of the proof holds at the worst place tried: above 0 it holds.",
+    ),
+    "theory/claim3": Column(
+        "margin of Claim 3",
+        definition="By how much Claim 3 of the proof holds at the worst place tried: above 0 it holds.",
+    ),
+    "theory/lemma2_parabola": Column(
+        "margin of Lemma 2, parabola",
+        definition="By how much Lemma 2 holds with its parabola, at the worst distribution tried: above 0 it holds.",
+    ),
+    "theory/lemma2_logarithm": Column(
+        "margin of Lemma 2, logarithm",
+        definition="By how much Lemma 2 holds with its logarithm, at the worst distribution tried: above 0 it holds.",
+    ),
 }

@@ -36,6 +36,7 @@ COMMANDS = {
     "report": Command(
         "routed.report", "DIR... [--out=FILE]", "writes a run's report again, or one report of several runs"
     ),
+    "findings": Command("routed.report", "[DIR...]", "prints what runs found, in words, and every verdict"),
     "predict": Command(
         "routed.predict",
         "[--config.KEY=VALUE]...",
@@ -62,6 +63,8 @@ def run() -> None:
         sys.exit(2)
     if word == "list":
         rest = ["--list", *(text if text.startswith("-") else f"--config={text}" for text in rest)]
+    if word == "findings":
+        rest = ["--findings", *rest]
     sys.argv = [f"routed {word}", *rest]
     importlib.import_module(COMMANDS[word].module).run()
 

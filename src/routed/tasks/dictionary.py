@@ -126,7 +126,14 @@ TASK = Task(
     signal=lambda data: data.dim,
     labels=judged,
     groupings=groupings,
-    columns={"router/sparsity_by_atom": Column("effective experts per atom", log=True, bounds=AT_LEAST_1)},
+    columns={
+        "router/sparsity_by_atom": Column(
+            "effective experts per atom",
+            log=True,
+            bounds=AT_LEAST_1,
+            definition="Mean over the dictionary's atoms of exp H(expert | atom).",
+        )
+    },
     reads=("clusters", "dim", "rank", "separation"),
     check=_check,
 )

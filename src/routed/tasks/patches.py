@@ -179,22 +179,71 @@ TASK = Task(
     watch=watch,
     columns={
         "router/group_hit": Column(
-            "share of experts that serve the cluster\ntheir initial filters favour", bounds=SHARE, higher_is_better=True
+            "share of experts that serve the cluster\ntheir initial filters favour",
+            bounds=SHARE,
+            higher_is_better=True,
+            definition="Share of the experts that mostly serve the cluster that their filters at initialisation favour.",
         ),
-        "signals/expert_feature": Column("largest product of an expert\nwith a feature", bounds=AT_LEAST_0),
-        "signals/expert_second": Column("second largest product of an expert\nwith a feature", bounds=AT_LEAST_0),
-        "signals/expert_centre": Column("largest product of an expert\nwith a centre", bounds=AT_LEAST_0),
-        "signals/router_feature": Column("largest product of a router row\nwith a feature", bounds=AT_LEAST_0),
-        "signals/router_centre": Column("largest product of a router row\nwith a centre", bounds=AT_LEAST_0),
-        "theory/lemma51": Column("change of routing over its bound\n(Lemma 5.1)", bounds=AT_LEAST_0),
-        "theory/lemma_c3": Column("difference of chances over its bound\n(Lemma C.3)", bounds=AT_LEAST_0),
-        "theory/lemma_c4": Column("1 + chance of a hopeless expert\n(Lemma C.4)", bounds=AT_LEAST_1),
-        "theory/hopeless": Column("share of experts whose score is\n1 below the highest (Lemma C.4)", bounds=SHARE),
+        "signals/expert_feature": Column(
+            "largest product of an expert\nwith a feature",
+            bounds=AT_LEAST_0,
+            definition="Largest inner product of a filter of an expert with a cluster's feature vector.",
+        ),
+        "signals/expert_second": Column(
+            "second largest product of an expert\nwith a feature",
+            bounds=AT_LEAST_0,
+            definition="Second largest inner product of an expert with feature vectors: small where it specialised.",
+        ),
+        "signals/expert_centre": Column(
+            "largest product of an expert\nwith a centre",
+            bounds=AT_LEAST_0,
+            definition="Largest inner product of a filter of an expert with a cluster's centre vector.",
+        ),
+        "signals/router_feature": Column(
+            "largest product of a router row\nwith a feature",
+            bounds=AT_LEAST_0,
+            definition="Largest inner product of a router row with a feature vector.",
+        ),
+        "signals/router_centre": Column(
+            "largest product of a router row\nwith a centre",
+            bounds=AT_LEAST_0,
+            definition="Largest inner product of a router row with a cluster's centre vector: what routing by cluster needs.",
+        ),
+        "theory/lemma51": Column(
+            "change of routing over its bound\n(Lemma 5.1)",
+            bounds=AT_LEAST_0,
+            definition="Measured change of routing under a change of scores, over the bound of Lemma 5.1: at most 1 where the lemma holds.",
+        ),
+        "theory/lemma_c3": Column(
+            "difference of chances over its bound\n(Lemma C.3)",
+            bounds=AT_LEAST_0,
+            definition="Measured difference of the chances of two experts over the bound of Lemma C.3: at most 1 where it holds.",
+        ),
+        "theory/lemma_c4": Column(
+            "1 + chance of a hopeless expert\n(Lemma C.4)",
+            bounds=AT_LEAST_1,
+            definition="1 + the measured chance that an expert whose score is 1 below the highest is chosen; Lemma C.4 says that it is never.",
+        ),
+        "theory/hopeless": Column(
+            "share of experts whose score is\n1 below the highest (Lemma C.4)",
+            bounds=SHARE,
+            definition="Share of experts whose score is at least 1 below the highest.",
+        ),
         "theory/own_error": Column(
-            "error of experts on the cluster that\ntheir filters favour (Lemma 5.2)", bounds=SHARE
+            "error of experts on the cluster that\ntheir filters favour (Lemma 5.2)",
+            bounds=SHARE,
+            definition="Error of experts on samples of the cluster that their filters favour.",
         ),
-        "theory/other_error": Column("smallest error of experts on\nanother cluster (Lemma 5.2)", bounds=SHARE),
-        "theory/row_sum": Column("|sum of router rows| over\nthe norm of all (Lemma E.1)", bounds=AT_LEAST_0),
+        "theory/other_error": Column(
+            "smallest error of experts on\nanother cluster (Lemma 5.2)",
+            bounds=SHARE,
+            definition="Smallest error of experts on samples of a cluster that their filters do not favour: a half is chance.",
+        ),
+        "theory/row_sum": Column(
+            "|sum of router rows| over\nthe norm of all (Lemma E.1)",
+            bounds=AT_LEAST_0,
+            definition="Norm of the sum of the router's rows over the norm of all rows: Lemma E.1 says that it stays 0.",
+        ),
     },
     reads=("clusters", "dim"),
     settings={

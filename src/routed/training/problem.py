@@ -114,6 +114,8 @@ class ProblemPart(NamedTuple):
     digest: Callable[[ConfigDict], str]
     about: Callable[[ConfigDict], str]
     cost: Callable[[ConfigDict], Cost]
+    #: Parameters of a model, of all of its experts; None where nobody counts them.
+    parameters: Callable[[ConfigDict], int] | None = None
     #: The model has a decoder, whose routing must not depend on later tokens.
     causal: bool = False
     #: Event files for TensorBoard are written while a run trains, as its runs are few and long.

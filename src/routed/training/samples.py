@@ -249,6 +249,17 @@ def _in_blocks(forward: Callable[[Any, Batch], Any], batch: Batch, largest: int 
 
 def cost(config: ConfigDict) -> Cost:
     """6 FLOPs for each token and parameter that serves it, and UPDATE for each parameter."""
+    problem, test, sizes = _sizes(config)
+    share = experts_per_token(config) / config.experts.count if problem.model.scores is not None else 1.0
+    tokens = config.batch_size * math.prod(test.cluster.shape[1:])
+    served = sizes["router"] + sizes["experts"] * share
+    counted = SAMPLE_MODELS[config.model].flops
+    flops = 6.0 * tokens * served if counted is None else 3.0 * tokens * counted(config)
+    return Cost(tokens, flops, UPDATE * sum(sizes[name] for name in sizes if name != "fixed"))
+
+
+def _sizes(config: ConfigDict) -> tuple[Problem, Batch, dict[str, int]]:
+    """The problem, the shapes of its test batch, and how many parameters each group has."""
     problem, key = build(config, config.data.samples), jax.random.key(0)
     task = TASKS[config.data.name]
 
@@ -259,13 +270,7 @@ def cost(config: ConfigDict) -> Cost:
         return test, problem.model.init(key, test)[0]
 
     test, params = jax.eval_shape(init)
-    sizes = {name: sum(a.size for a in jax.tree.leaves(tree)) for name, tree in params.items()}
-    share = experts_per_token(config) / config.experts.count if problem.model.scores is not None else 1.0
-    tokens = config.batch_size * math.prod(test.cluster.shape[1:])
-    served = sizes["router"] + sizes["experts"] * share
-    counted = SAMPLE_MODELS[config.model].flops
-    flops = 6.0 * tokens * served if counted is None else 3.0 * tokens * counted(config)
-    return Cost(tokens, flops, UPDATE * sum(sizes[name] for name in sizes if name != "fixed"))
+    return problem, test, {name: sum(a.size for a in jax.tree.leaves(tree)) for name, tree in params.items()}
 
 
 SAMPLES = ProblemPart(
@@ -282,6 +287,7 @@ SAMPLES = ProblemPart(
     digest=lambda config: TASKS[config.data.name].digest(config.data),
     about=lambda config: TASKS[config.data.name].about(config.data),
     cost=cost,
+    parameters=lambda config: sum(_sizes(config)[2].values()),
     fuse="LIBRARY_FUSION_TYPE_REDUCE",
     settings={"shuffles": Setting(32, "draws of the shuffled-router baseline at an evaluation; 0: none", at_least(0))},
     uses=("model", "loss", "optimizer.normalise"),

@@ -30,12 +30,13 @@ def named_axes(spec: dict[str, Any], data: Data) -> list[str]:
 class Plot(NamedTuple):
     """A kind of figure: `draw(spec, data)` gives it, or None when its rows are missing; and the caption below it.
 
-    `axes(spec, data)` are the swept keys of which it shows every value; of the others it shows one, and its caption says so.
+    `axes(spec, data)` are the swept keys of which it shows every value; of the others it shows one, and its title and caption say so. It may show the base seed `alone`.
     """
 
     draw: Callable[[dict[str, Any], Data], Figure | None]
     caption: str
     axes: Callable[[dict[str, Any], Data], list[str]] = named_axes
+    alone: bool = False
 
 
 #: kind -> plot. A user's file adds to it.
@@ -81,7 +82,8 @@ PLOTS: dict[str, Plot] = {
     ),
     "routing": Plot(
         routing,
-        "Mean routing probability by cluster and expert for the base seed, ordered by the best match at the end: a specialised router is a diagonal. A frozen router is shown once.",
+        "Mean routing probability by cluster and expert for the base seed, ordered by the best match at the end: a specialised router is a diagonal. Crosses: dead experts. A frozen router is shown once.",
+        alone=True,
     ),
     "paired": Plot(
         paired,
@@ -127,14 +129,17 @@ PLOTS: dict[str, Plot] = {
     "dispatch": Plot(
         dispatch,
         "Test samples of each cluster (rows) that go to each expert (columns), for the base seed.",
+        alone=True,
     ),
     "products": Plot(
         products,
         "Largest absolute product of an expert's filters, or of its router row, with each cluster's signals, for the base seed: a line an expert and cluster.",
+        alone=True,
     ),
     "embedding": Plot(
         embedding,
         "t-SNE of test samples of the base seed; colour and marker: the expert; background: the predicted class, by a vote of the 15 nearest samples.",
+        alone=True,
     ),
 }
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from matplotlib import ticker
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 from sklearn.neighbors import KNeighborsClassifier
 
 from routed.analysis.plots.frame import MARKERS, SHADES, Data, legend, logarithmic, mean
+from routed.analysis.plots.marks import Marks, Point, keep
 from routed.plan.arms import REFERENCE
 from routed.plan.config import base
 from routed.settings.tree import node_of, override
@@ -47,6 +49,10 @@ def series(spec: dict[str, Any], data: Data) -> Figure | None:
             steps = [step for step, _ in estimates]
             colour = SHADES[i if len(found) <= len(SHADES) else i // 2 % len(SHADES)]  # of many, neighbours share one
             panel.plot(steps, [e.mean for _, e in estimates], color=colour, lw=1.3, ls=("-", "--")[i % 2], label=name)
+            keep(
+                panel,
+                Marks("points", name, colour, [Point(*one) for one in estimates], joined=True, dashed=bool(i % 2)),
+            )
             panel.fill_between(
                 steps, [e.low for _, e in estimates], [e.high for _, e in estimates], color=colour, alpha=0.2, lw=0
             )
@@ -54,6 +60,7 @@ def series(spec: dict[str, Any], data: Data) -> Figure | None:
             logarithmic(panel)
         panel.set_ylabel(column.label)
         panel.set_xlabel("optimiser steps")
+        panel.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
     legend(figure, figure.axes[0])
     return figure
 

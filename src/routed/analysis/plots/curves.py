@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
+from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from routed.analysis import diagnosis, statistics
@@ -16,13 +16,12 @@ from routed.analysis.plots.frame import (
     SHADES,
     Data,
     are_numbers,
-    bars,
     finish,
     lay_out,
     legend,
     line,
-    mean,
 )
+from routed.analysis.plots.marks import Marks, Point, bars, intervals, keep
 from routed.engine.rows import shown
 from routed.plan.arms import ARMS
 
@@ -56,15 +55,14 @@ def curve(panel, spec: dict[str, Any], data: Data) -> bool:
         panel.plot(list(places.values()), heights, color="black", lw=0.8, ls=":", label=REFERENCE_LINE)
         place = {"textcoords": "offset points", "ha": "right", "va": "bottom", "fontsize": 7}
         panel.annotate(words, (max(places.values()), heights[-1]), (0, 1), **place)
-    alone = 0
-    for arm in _arms(spec, rows):
-        groups = rows[rows.arm == arm].groupby(spec["x"])
-        alone += (only := len(groups) == 1)
-        at = _beside(panel, places, alone) if only else places
-        points = [(at[value], mean(group[metric], data.axes[metric])) for value, group in groups]
-        line(panel, arm, points, joined=are_numbers(places))
-    if alone:
-        panel.set_xlabel(f"{panel.get_xlabel()}\n(arms that ran at one point stand right of it)")
+    arms = {arm: rows[rows.arm == arm].groupby(spec["x"]) for arm in _arms(spec, rows)}
+    alone = {arm: next(iter(groups))[0] for arm, groups in arms.items() if len(groups) == 1}
+    strip = _strip(panel, places, alone)
+    for arm, groups in arms.items():
+        at = {alone[arm]: strip[arm]} if arm in alone else places
+        names = {place: shown(value) for value, place in at.items()}
+        here = [(at[value], group) for value, group in groups]
+        line(panel, arm, here, metric, data.axes[metric], are_numbers(places), names)
     panel.set_ylabel(data.axes[metric].label)
     return True
 
@@ -84,18 +82,32 @@ def _arms_beside(panel, spec: dict[str, Any], rows: pd.DataFrame, data: Data) ->
             va="bottom",
             fontsize=7,
         )
-    for place, arm in enumerate(_arms(spec, rows)):
-        line(panel, arm, [(place, mean(rows[rows.arm == arm][metric], data.axes[metric]))], joined=False)
+    for index, arm in enumerate(_arms(spec, rows)):
+        place = float(index)
+        names = {place: f"{KEYS.get(spec['x'], spec['x'])} {shown(value)}"}
+        line(panel, arm, [(place, rows[rows.arm == arm])], metric, data.axes[metric], joined=False, names=names)
     panel.set_xticks([])
     panel.set_xlabel(f"arms at {KEYS.get(spec['x'], spec['x'])} = {shown(value)}")
     panel.set_ylabel(data.axes[metric].label)
 
 
-def _beside(panel, places: dict[Any, float], number: int) -> dict[Any, float]:
-    """Places to the right: arms that stand at one place only, the first, the second, ..., would hide each other there."""
+def _strip(panel, places: dict[Any, float], alone: dict[str, Any]) -> dict[str, float]:
+    """Where arms stand that ran at one value: behind a line at the end of the axis, which says at which; on it they would hide each other."""
+    if not alone:
+        return {}
     axis = panel.xaxis.get_transform()
-    at = axis.transform(list(places.values()))
-    return dict(zip(places, axis.inverted().transform(at + 0.06 * number * np.diff(at).min()), strict=True))
+    start, *_, end = sorted(axis.transform(list(places.values())))
+    at = lambda share: float(axis.inverted().transform(end + share * (end - start)))  # noqa: E731
+    ordered = sorted(alone, key=lambda arm: (str(alone[arm]), list(ARMS).index(arm)))
+    found = {arm: at(0.14 + 0.07 * number) for number, arm in enumerate(ordered)}
+    panel.axvline(at(0.07), color="0.75", lw=0.8, label="_strip")
+    for value in dict.fromkeys(alone.values()):
+        mine = [found[arm] for arm in ordered if alone[arm] == value]
+        style = {"ha": "center", "va": "bottom", "fontsize": 6.5, "rotation": 90 if len(mine) < 3 else 0}
+        panel.text(
+            mine[(len(mine) - 1) // 2], 1.01, f"{shown(value)} only", transform=panel.get_xaxis_transform(), **style
+        )
+    return found
 
 
 #: Losses of others on the same rows, drawn where they are known.
@@ -116,9 +128,9 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
     for panel, metric in zip(panels, metrics, strict=True):
         for arm in _arms(spec, rows):
             groups = rows[rows.arm == arm].groupby("step")
-            line(panel, arm, [(step, mean(group[metric], data.axes[metric])) for step, group in groups])
+            line(panel, arm, list(groups), metric, data.axes[metric])
         panel.set_xlabel("optimiser steps")
-        panel.locator_params(axis="x", nbins=5)  # numbers of five digits beside each other
+        panel.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))  # numbers of five digits beside each other
         panel.set_ylabel(data.axes[metric].label)
         for column in REFERENCES if metric == data.loss else ():
             if column not in rows:
@@ -148,9 +160,10 @@ def success(spec: dict[str, Any], data: Data) -> Figure | None:
         here = rows[rows["data.separation"] == separation]
         for i, (clusters, group) in enumerate(here.groupby("data.clusters")):
             shares = {n: statistics.proportion(runs[spec["metric"]].dropna()) for n, runs in group.groupby(spec["x"])}
-            x, heights = [experts / clusters for experts in shares], [share.mean for share in shares.values()]
+            x = [experts / clusters for experts in shares]
             style = {"marker": MARKERS[i], "ms": 4, "capsize": 2, "lw": 1.2, "color": SHADES[i % len(SHADES)]}
-            panel.errorbar(x, heights, bars(list(shares.values())), label=f"{clusters} clusters", **style)
+            points = [Point(place, share) for place, share in zip(x, shares.values(), strict=True)]
+            intervals(panel, points, f"{clusters} clusters", style)
             predicted = [spec["predicted"](clusters, experts) for experts in shares]
             panel.plot(x, predicted, color=style["color"], ls=":", lw=1.2)
         panel.set_title(f"separation {shown(separation)}", fontsize=9)
@@ -183,12 +196,23 @@ def gap(spec: dict[str, Any], data: Data) -> Figure | None:
         rows = {place: row.iloc[0] for place, row in rows.items() if len(row)}
         if rows:
             marker, face, edge = LOOKS[i % len(LOOKS)]
-            estimates = [statistics.Estimate(row["mean"], row.low, row.high, row.n) for row in rows.values()]
-            places = [place + 0.18 * (i - 1) for place in rows]
+            points = [
+                Point(place + 0.18 * (i - 1), statistics.Estimate(row["mean"], row.low, row.high, row.n))
+                for place, row in rows.items()
+            ]
             arms = next(iter(rows.values())).arms
             words = f"{name}: {arms}" if name.startswith("whole") else f"not a part: {name}, {arms}"
-            style = {"marker": marker, "mfc": face, "mec": edge, "ecolor": edge, "ms": 5, "capsize": 2, "ls": ""}
-            right.errorbar(places, [one.mean for one in estimates], bars(estimates), label=words, **style)
+            style = {
+                "color": edge,
+                "marker": marker,
+                "mfc": face,
+                "mec": edge,
+                "ecolor": edge,
+                "ms": 5,
+                "capsize": 2,
+                "ls": "",
+            }
+            intervals(right, points, words, style)
     right.axhline(0, color="black", lw=0.8)
     left.set_title("steps that add up to the whole gap, one confound at a time", fontsize=8.5)
     right.set_title("the whole, and other comparisons", fontsize=8.5)
@@ -208,9 +232,10 @@ def steps(panel, spec: dict[str, Any], data: Data) -> bool:
             at, words = place + 0.26 * (i - (len(path) - 1) / 2), f"{part.part}: {part.arms}"
             colour = COLOURS[part.arms.split(" / ")[1]]
             panel.bar(at, part["mean"], 0.24, bottom=start, color=colour, label=None if words in labels else words)
+            one = statistics.Estimate(part["mean"], part.low, part.high, part.n)
+            keep(panel, Marks("bars", words, colour, [Point(at, one, part.note, start=start)]))
             start += part["mean"]
-            interval = bars([statistics.Estimate(part["mean"], part.low, part.high, part.n)])
-            panel.errorbar(at, start, interval, color="#444444", capsize=2, lw=1)
+            panel.errorbar(at, start, bars([one]), color="#444444", capsize=2, lw=1)
             labels.add(words)
     panel.axhline(0, color="black", lw=0.8)
     panel.set_ylabel("log(frozen / learned), step by step")

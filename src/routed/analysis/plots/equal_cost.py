@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import Data, are_numbers, bars, finish, lay_out, legend, line, marker_of, mean
+from routed.analysis.plots.frame import Data, are_numbers, finish, lay_out, legend, line, marker_of, mean
+from routed.analysis.plots.marks import bars
 from routed.plan.arms import ARMS, REFERENCE
 
 
@@ -45,7 +46,7 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
             continue
         for arm in arms:
             groups = short[short.arm == arm].groupby(key)
-            line(panel, arm, [(places[at], mean(group[metric], column)) for at, group in groups], are_numbers(places))
+            line(panel, arm, [(places[at], group) for at, group in groups], metric, column, are_numbers(places))
         points = [(places[at], mean(runs[metric], column)) for at, runs in dear.items() if len(runs)]
         _draw(panel, [place for place, _ in points], [one for _, one in points], "black", "x", "as many FLOPs")
         panel.set_ylabel(column.label)

@@ -9,7 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from routed.analysis import law, statistics
-from routed.analysis.plots.frame import Data, bars, legend, logarithmic, marker_of
+from routed.analysis.plots.frame import Data, legend, logarithmic, marker_of
+from routed.analysis.plots.marks import Point, bars, intervals
 from routed.analysis.sides import fair_gap
 from routed.plan.arms import ARMS
 
@@ -95,8 +96,5 @@ def _by_control(panel, points: list[tuple[float, statistics.Least]]) -> None:
     order = {arm: place for place, arm in enumerate(ARMS)}
     ranked = sorted(points, key=lambda one: order[one[1].name])
     for arm, group in itertools.groupby(ranked, key=lambda one: one[1].name):
-        some = list(group)
-        panel.errorbar(
-            [place for place, _ in some], [gap.estimate.mean for _, gap in some], bars([gap.estimate for _, gap in some]),
-            ls="", color=ARMS[arm].colour, marker=marker_of(arm), ms=4, elinewidth=0.8, label=ARMS[arm].label,
-        )  # fmt: skip
+        style = {"ls": "", "color": ARMS[arm].colour, "marker": marker_of(arm), "ms": 4, "elinewidth": 0.8}
+        intervals(panel, [Point(place, gap.estimate) for place, gap in group], ARMS[arm].label, style)

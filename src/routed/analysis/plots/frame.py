@@ -13,6 +13,7 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
+from routed.analysis.plots.marks import Point, by_seed, intervals
 from routed.contracts import Column
 from routed.engine.rows import at_base, last, shown
 from routed.plan.arms import ARMS, is_control
@@ -142,26 +143,31 @@ def mean(values: pd.Series, column: Column) -> statistics.Estimate:
     return statistics.Estimate(float(np.exp(logs.mean)), float(np.exp(logs.low)), float(np.exp(logs.high)), logs.n)
 
 
-def bars(found: Sequence[statistics.Estimate]) -> np.ndarray:
-    """Lengths of error bars, [2, n], none where there is no interval; a mean beyond a bound, which is cut, has none on that side."""
-    lengths = [[one.mean - one.low for one in found], [one.high - one.mean for one in found]]
-    return np.nan_to_num(np.maximum(lengths, 0))
-
-
 def marker_of(arm: str) -> str:
     """The marker of an arm in every figure; there are fewer markers than arms."""
     return MARKERS[list(ARMS).index(arm) % len(MARKERS)]
 
 
-def line(panel, arm: str, points: Sequence[tuple[float, statistics.Estimate]], joined: bool = True) -> None:
-    """Means and intervals of an arm at places of the x axis, in the arm's colour and marker; dashed if it is a control."""
-    points = [(place, one) for place, one in points if np.isfinite(one.mean)]
-    if points:
-        panel.errorbar(
-            [place for place, _ in points], [one.mean for _, one in points], bars([one for _, one in points]),
-            color=ARMS[arm].colour, marker=marker_of(arm), ms=4, capsize=2, lw=1.2, elinewidth=0.8, label=ARMS[arm].label,
-            ls="" if not joined else "--" if is_control(arm) else "-",
-        )  # fmt: skip
+def line(
+    panel,
+    arm: str,
+    groups: Iterable[tuple[float, pd.DataFrame]],
+    metric: str,
+    column: Column,
+    joined: bool = True,
+    names: Mapping[float, str] = {},
+) -> None:
+    """Means and intervals of an arm's rows at places of the x axis, in the arm's colour and marker; dashed if it is a control.
+
+    `names` are those of places that have no tick.
+    """
+    points = [
+        Point(place, mean(rows[metric], column), seeds=by_seed(rows, metric), at=names.get(place, ""))
+        for place, rows in groups
+    ]
+    style = {"color": ARMS[arm].colour, "marker": marker_of(arm), "ms": 4, "capsize": 2, "lw": 1.2, "elinewidth": 0.8}
+    style["ls"] = "" if not joined else "--" if is_control(arm) else "-"
+    intervals(panel, points, ARMS[arm].label, style)
 
 
 def are_numbers(values: Iterable[Any]) -> bool:
@@ -206,18 +212,23 @@ def finish(panel, column: Column) -> None:
         return
     means = np.concatenate([line.get_ydata() for line in lines]).astype(float)
     means = np.log10(np.maximum(means, 10**low)) if column.log else means
-    if not column.log:  # nothing lies beyond a bound, but the markers at it need room
-        least, most = (np.nan if end is None else end for end in column.bounds)
-        margin = 0.03 * (np.fmin(high, most) - np.fmax(low, least))
-        low, high = np.fmax(low, least - margin), np.fmin(high, most + margin)
     room = max(np.ptp(means), 0.3 if column.log else 0.5 * np.abs(means).max()) or np.inf
     if low < means.min() - room or high > means.max() + room:
         low, high = max(low, means.min() - room), min(high, means.max() + room)
         panel.text(
             0.02, 0.99, "intervals are cut where the axis ends", transform=panel.transAxes, fontsize=6.5, va="top"
         )
+    if not column.log:  # nothing lies beyond a bound, but the markers at it need room
+        low, high = bounded(low, high, column)
     if low < high:
         panel.set_ylim(*(10 ** np.array([low, high]) if column.log else (low, high)))
+
+
+def bounded(low: float, high: float, column: Column) -> tuple[float, float]:
+    """The ends of an axis of a column, no further beyond its bounds than markers need."""
+    least, most = (np.nan if end is None else end for end in column.bounds)
+    margin = 0.03 * (np.fmin(high, most) - np.fmax(low, least))
+    return float(np.fmax(low, least - margin)), float(np.fmin(high, most + margin))
 
 
 def logarithmic(panel, axis: str = "y") -> None:

@@ -7,6 +7,7 @@ figure that shows one value of a key of several says so, and where the others ar
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,11 +15,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from routed.analysis.plots import PLOTS, draw
-from routed.analysis.plots.frame import Data
+from routed.analysis.plots.frame import KEYS, Data
 from routed.analysis.plots.swept import MOST, ONTO
 from routed.engine.rows import shown
 
 Spec = dict[str, Any]
+
+#: Settings that a figure's title names, at most.
+NAMED = 3
 
 
 class Drawn(NamedTuple):
@@ -35,6 +39,9 @@ def draw_all(specs: Sequence[Spec], data: Data) -> tuple[list[Drawn], list[str]]
     own = [(spec, figure) for spec in specs if (figure := draw(spec, data)) is not None]
     added = further([spec for spec, _ in own], data)
     pairs = [(spec, figure) for spec in added if (figure := draw(spec, data)) is not None] + own
+    for spec, figure in pairs:
+        words = textwrap.fill(title(spec, data), int(17 * figure.get_figwidth()))
+        figure.suptitle(words, fontsize=8, x=0.01, ha="left", color="#444444")
     texts = captions([spec for spec, _ in pairs], data)
     figures = [
         Drawn(number, spec["name"], figure, text)
@@ -42,6 +49,22 @@ def draw_all(specs: Sequence[Spec], data: Data) -> tuple[list[Drawn], list[str]]
     ]
     names = {figure.name for figure in figures}
     return figures, [spec["name"] for spec in specs if spec["name"] not in names]
+
+
+def title(spec: Spec, data: Data) -> str:
+    """What a figure shows when it has left its page: the values of what it does not draw, and its seeds."""
+    point = data.settled(axes_of(spec, data), spec.get("at", {}))
+    told = [key for key in point if key in data.varying] or [*point][:NAMED]
+    words = [f"{KEYS.get(key, key)} = {shown(point[key])}" for key in told[:NAMED]]
+    words += [f"{len(told) - NAMED} more settings as in the caption"] if len(told) > NAMED else []
+    if PLOTS[spec["kind"]].alone:
+        return ", ".join([*words, f"seed {data.base['seed']}"])
+    rows = data.last
+    for key, value in point.items():
+        rows = rows[rows[key] == value]
+    seeds = rows.groupby([*data.swept, "arm"]).seed.nunique()
+    count = f"{seeds.min()} to {seeds.max()}" if len(seeds) and seeds.min() < seeds.max() else f"{seeds.max()}"
+    return ", ".join([*words, f"n = {count} seeds" if len(seeds) else "no finished run"])
 
 
 def further(specs: Sequence[Spec], data: Data) -> list[Spec]:

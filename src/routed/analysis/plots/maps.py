@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from scipy.optimize import linear_sum_assignment
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import KEYS, Data, bars, legend, logarithmic, marker_of, mean
+from routed.analysis.plots.frame import KEYS, Data, bounded, legend, logarithmic, marker_of, mean
+from routed.analysis.plots.histories import dead_at, diagonal, histories
+from routed.analysis.plots.marks import Marks, Point, by_seed, intervals, keep
 from routed.analysis.plots.paired import advantage, advantage_words, rivals
 from routed.analysis.sides import ANY_FAIR
 from routed.engine.rows import shown
@@ -61,6 +62,12 @@ def phase(spec: dict[str, Any], data: Data) -> Figure | None:
             words = f"{value:+.2f}{star}{name}" if np.isfinite(value) else "no rows"
             style = {"ha": "center", "va": "center", "fontsize": 7.5}
             panel.text(j, i, words, color="white" if abs(value) > 0.6 * bound else "black", **style)
+        points = []
+        for (i, j), value in np.ndenumerate(means):
+            where = f"{KEYS.get(spec['x'], spec['x'])} {shown(xs[j])}, {KEYS.get(spec['y'], spec['y'])} {shown(ys[i])}"
+            estimate, arm = cells[i][j]
+            points += [Point((j, i), estimate, f"{where}; {arm or against}")] if np.isfinite(value) else []
+        keep(panel, Marks("cells", "", "", points))
         for places, values in ((panel.set_xticks, xs), (panel.set_yticks, ys)):
             every = -(-len(values) // 15)
             places(range(0, len(values), every), [shown(value) for value in values[::every]])
@@ -86,15 +93,10 @@ def forest(spec: dict[str, Any], data: Data) -> Figure | None:
         changed = [f"{KEYS.get(key, key)} = {shown(point[key])}" for key in data.swept if point[key] != base[key]]
         names.append(", ".join(changed) or "the protocol")
         for against, colour, marker, offset in ((UNTRAINED, "#D55E00", "o", 0.12), (ANY_FAIR, "#0072B2", "s", -0.12)):
-            one, _ = advantage(rows, against, data)
-            label = (
-                {UNTRAINED: "against frozen", ANY_FAIR: "against the fairest frozen control"}[against]
-                if not place
-                else None
-            )
-            panel.errorbar(
-                one.mean, place + offset, xerr=bars([one]), color=colour, marker=marker, capsize=2, ls="", label=label
-            )
+            one, name = advantage(rows, against, data)
+            label = {UNTRAINED: "against frozen", ANY_FAIR: "against the fairest frozen control"}[against]
+            style = {"color": colour, "marker": marker, "capsize": 2, "ls": ""}
+            intervals(panel, [Point(place + offset, one, name or "")], label, style, horizontal=True, listed=not place)
     panel.axvline(0, color="black", lw=0.8)
     panel.set_yticks(range(len(names)), names)
     panel.invert_yaxis()
@@ -107,51 +109,39 @@ def routing(spec: dict[str, Any], data: Data) -> Figure | None:
     """Mean routing probability of each expert for each cluster, at several moments of training, for the base seed.
 
     Clusters and experts are put into the order of the best one-to-one match at the end, so a specialised router is a
-    diagonal. A router that never changes is shown once.
+    diagonal. A router that never changes is shown once. Experts that are dead at a moment have a cross above their column.
     """
-    rows = data.at_point(data.last, spec | {"x": None})
-    found = [
-        (arm, run, data.heatmaps[run])
-        for arm in spec["arms"]
-        for run in rows[rows.arm == arm].run
-        if run in data.heatmaps and np.isfinite(data.heatmaps[run]).all()  # not of a run that diverged at once
-    ]
+    found = [history for history in histories(data, spec) if history.row == "cluster"]
     if not found:
         return None
-    count = len(found[0][2])
+    count = len(found[0].values)
     moments = sorted({0, 1, count // 2, count - 1} & set(range(count)))
-    figure = Figure(figsize=(2.05 * len(moments) + 0.9, 2.35 * len(found) + 0.4))
+    figure = Figure(figsize=(2.05 * len(moments) + 0.9, 2.45 * len(found) + 0.4))
     panels = figure.subplots(len(found), len(moments), squeeze=False, sharex=True, sharey=True)
-    for place, (line, (arm, run, maps)) in enumerate(zip(panels, found, strict=True)):
-        history = data.table[data.table.run == run].drop_duplicates("step").sort_values("step")
-        still = bool((maps == maps[-1]).all())
-        order = _diagonal(maps[-1].astype(float))
-        fair = 1 / maps.shape[2]
+    for place, (line, history) in enumerate(zip(panels, found, strict=True)):
+        still = bool((history.values == history.values[-1]).all())
+        rows, columns = diagonal(history.values[-1])
+        fair = 1 / history.values.shape[2]
         for panel, moment in zip(line, moments, strict=True):
             if still and moment:
                 panel.set_visible(False)
                 continue
-            seen = np.maximum(maps[moment].astype(float)[np.ix_(*order)], 0.1 * fair)
+            seen = np.maximum(history.values[moment][np.ix_(rows, columns)], 0.1 * fair)
             scale = LogNorm(vmin=0.1 * fair, vmax=1)  # a fresh router is near 1 / E everywhere: black on a linear scale
             image = panel.imshow(seen, norm=scale, cmap="cividis", aspect="auto", interpolation="nearest")
-            step = "every step" if still else f"step {history.step.iloc[moment]}"
-            dead = history["router/dead"].iloc[moment] if "router/dead" in history else np.nan
-            panel.set_title(step + (f"\n{100 * dead:.0f} % of experts dead" if np.isfinite(dead) else ""), fontsize=8)
+            step = "every step" if still else f"step {history.steps[moment]:,}"
+            share = history.course["router/dead"].iloc[moment] if "router/dead" in history.course else np.nan
+            panel.set_title(step + (f"\n{100 * share:.0f} % of experts dead" if np.isfinite(share) else ""), fontsize=8)
+            if history.exact and np.isfinite(share):
+                dead = np.flatnonzero(dead_at(history.load[moment])[columns])
+                style = {"marker": "x", "s": 9, "lw": 0.8, "color": "#D55E00", "clip_on": False}
+                panel.scatter(dead, np.full(len(dead), 1.015), transform=panel.get_xaxis_transform(), **style)
             panel.grid(visible=False)
             panel.set_xlabel("expert" if place == len(found) - 1 else "")
-        line[0].set_ylabel("\n".join(textwrap.wrap(ARMS[arm].label, 20)) + "\ncluster")
+        line[0].set_ylabel("\n".join(textwrap.wrap(history.label, 20)) + "\ncluster")
     bar = figure.colorbar(image, ax=panels, label="mean routing probability", extend="min")
     bar.set_ticks([fair, 1], labels=["1 / E", "1"])
     return figure
-
-
-def _diagonal(final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Orders of clusters and experts that put the best match on the diagonal, the surest clusters first."""
-    rows, columns = linear_sum_assignment(-final)
-    best = np.argsort(-final[rows, columns], kind="stable")
-    rows, columns = rows[best], columns[best]
-    rest = lambda size, used: np.concatenate([used, np.setdiff1d(np.arange(size), used)])  # noqa: E731
-    return rest(final.shape[0], rows), rest(final.shape[1], columns)
 
 
 #: Methods that have nothing to learn, whatever their arm is called: their marker and words.
@@ -191,7 +181,7 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
 
     names = sorted(found, key=rank)
     room = 0.085 * max(map(len, names)) + 0.5  # inches, for the names
-    figure = Figure(figsize=(2.1 * len(metrics) + room, 0.32 * len(names) + 1.3))
+    figure = Figure(figsize=(2.1 * len(metrics) + room, max(2.2, 0.32 * len(names) + 1.3)))
     panels = np.atleast_1d(figure.subplots(1, len(metrics), sharey=True))
     looks = {}
     for panel, metric in zip(panels, metrics, strict=True):
@@ -202,11 +192,15 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
                 if np.isfinite(one.mean):
                     style = looks[arm, look(name, arm)["label"]] = look(name, arm)
                     height = place + 0.2 * (i - (len(there) - 1) / 2)
-                    panel.errorbar(
-                        one.mean, height, xerr=bars([one]), **style | {"label": None}, ms=4, capsize=2, ls=""
-                    )
+                    seeds = by_seed(found[name][found[name].arm == arm], metric)
+                    point = Point(height, one, name, seeds)
+                    look_of = {**style, "ms": 4, "capsize": 2, "ls": ""}
+                    intervals(panel, [point], look_of.pop("label"), look_of, horizontal=True, listed=False)
         if data.axes[metric].log:
             logarithmic(panel, "x")
+        else:
+            low, high = panel.get_xlim()
+            panel.set_xlim(bounded(low, high, data.axes[metric]))
         panel.set_xlabel("\n".join(textwrap.wrap(data.axes[metric].label, 24)))
     panels[0].set_yticks(range(len(names)), names)
     panels[0].set_ylim(len(names) - 0.5, -0.5)

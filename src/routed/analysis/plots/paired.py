@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import sides, statistics
-from routed.analysis.plots.frame import SHADES, Data, are_numbers, bars, lay_out, legend, marker_of
+from routed.analysis.plots.frame import SHADES, Data, are_numbers, lay_out, legend, marker_of
+from routed.analysis.plots.marks import Point, intervals
 from routed.analysis.sides import ANY_FAIR, fair_gap
 from routed.plan.arms import ARMS, REFERENCE, is_control
 
@@ -72,9 +73,8 @@ def paired(spec: dict[str, Any], data: Data) -> Figure | None:
     rows = data.at_point(data.last, spec)
     for place, arm in enumerate(arms):
         one = difference(rows, arm, spec["metric"], data.axes[spec["metric"]].log)
-        panel.errorbar(
-            one.mean, place, xerr=bars([one]), marker=marker_of(arm), color=ARMS[arm].colour, capsize=3, ls=""
-        )
+        style = {"marker": marker_of(arm), "color": ARMS[arm].colour, "capsize": 3, "ls": ""}
+        intervals(panel, [Point(place, one)], ARMS[arm].label, style, horizontal=True)
     panel.axvline(0, color="black", lw=0.8)
     panel.set_yticks(range(len(arms)), [ARMS[arm].label for arm in arms])
     panel.set_ylim(len(arms) - 0.5, -0.5)
@@ -98,8 +98,7 @@ def paired_lines(panel, spec: dict[str, Any], data: Data) -> bool:
             colour = ARMS[arm].colour if by is None else SHADES[values.index(value) % len(SHADES)]
             style = {"marker": marker_of(arm), "color": colour, "capsize": 3, "lw": 1.2, "ms": 4}
             style["ls"] = "-" if are_numbers(places) else ""
-            heights = [one.mean for one in found.values()]
-            panel.errorbar(list(found), heights, bars(list(found.values())), label=name, **style)
+            intervals(panel, [Point(place, one) for place, one in found.items()], name, style)
             some = True
     panel.axhline(0, color="black", lw=0.8)
     panel.set_ylabel(_words(metric, data))
@@ -128,10 +127,8 @@ def languages(spec: dict[str, Any], data: Data) -> Figure | None:
     figure = Figure(figsize=(max(4.0, 0.3 * len(found) + 1.4), 3.4))
     panel = figure.subplots()
     colour = ARMS[spec["arm"]].colour
-    panel.errorbar(
-        range(len(found)), [one.mean for one in found.values()], bars(list(found.values())), marker="o", ls="",
-        capsize=3, color=colour,
-    )  # fmt: skip
+    points = [Point(place, one) for place, one in enumerate(found.values())]
+    intervals(panel, points, ARMS[spec["arm"]].label, {"marker": "o", "ls": "", "capsize": 3, "color": colour})
     panel.axhline(0, color="black", lw=0.8)
     panel.set_xticks(range(len(found)), list(found))
     panel.set_xlabel("language")

@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import FLOOR, KEYS, SHADES, Data, bars, legend
+from routed.analysis.plots.frame import FLOOR, KEYS, SHADES, Data, legend
+from routed.analysis.plots.marks import Marks, Point, by_seed, intervals, keep
 from routed.engine.rows import shown
 from routed.plan.arms import ARMS, REFERENCE
 
@@ -71,13 +72,19 @@ def _stack(panel, rows: pd.DataFrame, arms: list[str], loss: str) -> None:
             )
             if column != GATE or abs(size) > THIN * end:
                 panel.barh(place, size, 0.72, left=start, lw=0.8, label=words, **style)
+                one = statistics.estimate(mine[column])
+                keep(
+                    panel,
+                    Marks("bars", words, colour, [Point(place, one, ARMS[arm].label, start=start)], horizontal=True),
+                )
             start += size
             reach = max(reach, start)
         measured = statistics.estimate(mine[loss])
         cut = measured.mean > end
         if not cut:
             style = {"color": "black", "marker": "D", "ms": 3.5, "capsize": 2.5, "lw": 1, "ls": ""}
-            panel.errorbar(measured.mean, place, xerr=bars([measured]), label="measured loss", **style)
+            seeds = by_seed(mine, loss)
+            intervals(panel, [Point(place, measured, ARMS[arm].label, seeds)], "measured loss", style, horizontal=True)
         predicted = mine[PREDICTED].mean() if PREDICTED in mine else np.nan
         if predicted <= end:
             style = {"marker": "o", "ms": 6.5, "mfc": "none", "mec": "black", "mew": 1, "ls": ""}

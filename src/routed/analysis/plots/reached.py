@@ -10,7 +10,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import MARKERS, Data, bars, finish, lay_out, legend, logarithmic, mean
+from routed.analysis.plots.frame import MARKERS, Data, finish, lay_out, legend, logarithmic, mean
+from routed.analysis.plots.marks import bars
 from routed.analysis.reach import drawn, estimate, fitted_slope
 from routed.analysis.reach import reached as first_reached
 

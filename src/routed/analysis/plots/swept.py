@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis.plots.curves import curve, steps
-from routed.analysis.plots.frame import KEYS, MARKERS, Data, are_numbers, bars, finish, lay_out, legend, line, mean
+from routed.analysis.plots.frame import KEYS, MARKERS, Data, are_numbers, finish, lay_out, legend, line
+from routed.analysis.plots.marks import Point, intervals
 from routed.analysis.plots.paired import advantage, advantage_words, paired_lines, rivals
 from routed.engine.rows import shown
 from routed.plan.arms import ARMS
@@ -38,8 +39,14 @@ def against(spec: dict[str, Any], data: Data) -> Figure | None:
             continue
         for arm in (arm for arm in ARMS if arm in set(rows.arm)):
             groups = rows[rows.arm == arm].groupby(spec["x"])
-            points = [(places[value], mean(group[metric], data.axes[metric])) for value, group in groups]
-            line(panel, arm, points, joined=are_numbers(places))
+            line(
+                panel,
+                arm,
+                [(places[value], group) for value, group in groups],
+                metric,
+                data.axes[metric],
+                are_numbers(places),
+            )
         panel.set_ylabel(data.axes[metric].label)
         finish(panel, data.axes[metric])
         if not panel.containers:
@@ -54,10 +61,10 @@ def _advantages(panel, rows: pd.DataFrame, key: str, places: dict[Any, float], d
     for marker, control in zip(MARKERS, rivals(data), strict=False):
         lost = {place: advantage(rows[rows[key] == value], control, data) for value, place in places.items()}
         lost = {place: (estimate, arm) for place, (estimate, arm) in lost.items() if np.isfinite(estimate.mean)}
-        estimates = [estimate for estimate, _ in lost.values()]
         style = {"color": "black", "marker": marker, "ms": 4, "capsize": 2, "lw": 1.2}
-        style |= {"ls": "-" if are_numbers(places) else "", "label": advantage_words(control, data)}
-        panel.errorbar(list(lost), [estimate.mean for estimate in estimates], bars(estimates), **style)
+        style |= {"ls": "-" if are_numbers(places) else ""}
+        points = [Point(place, estimate, arm or "") for place, (estimate, arm) in lost.items()]
+        intervals(panel, points, advantage_words(control, data), style)
         for place, (estimate, arm) in lost.items():
             if arm is not None and arm != control:
                 words = {"textcoords": "offset points", "fontsize": 6.5, "rotation": 20}

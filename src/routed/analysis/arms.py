@@ -1,0 +1,167 @@
+"""The arms of one point beside each other: what a report shows first."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from routed.analysis import statistics
+from routed.analysis.plots.frame import Data
+from routed.analysis.plots.paired import difference
+from routed.analysis.sides import fair_gap, paired
+from routed.contracts import UserError
+from routed.plan.arms import ARMS, REFERENCE
+from routed.plan.config import canonical, problem_of
+from routed.plan.runs import static_key
+from routed.settings.tree import override
+
+#: Metrics after the losses, where the rows have them: how many experts are dead, and what the experts know of the labels.
+SEEN = ("router/dead", "router/ami", "router/mi_language_given_token")
+
+#: Other losses of the same runs, beside the one that arms are compared by.
+ALSO = ("test/loss_soft", "test/accuracy", "eval/accuracy")
+
+#: What the headings mean that are no metric.
+FLOPS = (
+    "Floating-point operations of a training step for each token: 6 for every parameter that serves it (2 forward, 4 backward)."
+    " A soft mixture computes all experts, a top-1 router one."
+)
+PARAMETERS = "Weights of the whole model, all experts and the router included."
+SEEDS = "Runs of the arm, each with its own data, order and initial weights, which the arms of a seed share. Intervals are over these."
+
+
+class Heading(NamedTuple):
+    """A column of the table: its words, and what they mean."""
+
+    words: str
+    definition: str
+
+
+class Cell(NamedTuple):
+    """A mean and its interval, as text."""
+
+    value: str
+    interval: str = ""
+
+
+class Table(NamedTuple):
+    """Headings, and a line an arm: its words, its name, its colour, and a cell for each heading."""
+
+    headings: list[Heading]
+    lines: list[dict[str, Any]]
+
+
+def table(rows: pd.DataFrame, data: Data, config: ConfigDict) -> Table:
+    """The arms at one point, the best first: losses, against the fairest control, dead experts, specialisation, cost, seeds.
+
+    `rows` are the last rows there, `config` is that of the point.
+    """
+    good = rows[rows.status == "ok"]
+    arms = [arm for arm in ARMS if arm in set(rows.arm)]
+    losses = {arm: good[good.arm == arm][data.loss].mean() for arm in arms}
+    metrics = [name for name in (*ALSO, *SEEN) if name in good and good[name].notna().any()]
+    before = [name for name in metrics if name in ALSO]
+    rival = _rival(good, data)
+    cost = {arm: _cost(config, arm) for arm in arms}
+    headings = [_heading(data.loss, data), *(_heading(name, data) for name in before)]
+    headings += [_against(rival, data)] if rival else []
+    headings += [_heading(name, data) for name in metrics if name not in ALSO]
+    headings += [Heading("FLOPs a token", FLOPS), Heading("parameters", PARAMETERS), Heading("n", SEEDS)]
+    lines = []
+    for arm in sorted(arms, key=lambda arm: losses[arm] if np.isfinite(losses[arm]) else np.inf):
+        mine, lost = good[good.arm == arm], rows[(rows.arm == arm) & (rows.status == "diverged")]
+        cells = [_cell(mine, name, data) for name in (data.loss, *before)]
+        cells += [_beside(good, arm, rival, data)] if rival else []
+        cells += [_cell(mine, name, data) for name in metrics if name not in ALSO]
+        cells += [Cell(_large(cost[arm][0])), Cell(_large(cost[arm][1]))]
+        cells += [Cell(f"{len(mine)}", f"{len(lost)} diverged" if len(lost) else "")]
+        lines.append({"arm": arm, "label": ARMS[arm].label, "colour": ARMS[arm].colour, "cells": cells})
+    return Table(headings, lines)
+
+
+def _rival(good: pd.DataFrame, data: Data) -> str | None:
+    """The fairest control at the point; the learned router where none is fair, and nothing without it."""
+    fairest = fair_gap(good, data.loss)
+    return fairest.name if fairest else REFERENCE if REFERENCE in set(good.arm) else None
+
+
+def _heading(metric: str, data: Data) -> Heading:
+    column = data.axes[metric]
+    return Heading(" ".join(column.label.split()), column.definition)
+
+
+def _against(rival: str, data: Data) -> Heading:
+    what = "learned router" if rival == REFERENCE else "fairest control"
+    how = "over" if data.axes[data.loss].log else "minus"
+    definition = (
+        f"The arm's loss {how} that of “{ARMS[rival].label}” ({rival}), paired by seed, with its 95 % t interval: "
+    )
+    definition += "below 1 the arm is better." if how == "over" else "below 0 the arm is better (nats per token)."
+    if rival != REFERENCE:
+        definition += (
+            " The fairest control is the frozen router with the lowest loss here, of those that answer a confound"
+            " (as sharp as the learned one, trained as evaluated, rows from data, k-means) and did control it. The learned"
+            " router's interval knows that it was chosen among several."
+        )
+    return Heading(f"against the {what}", definition)
+
+
+def _cell(rows: pd.DataFrame, metric: str, data: Data) -> Cell:
+    """A mean with its interval, both as summary.csv has them."""
+    one = statistics.estimate(rows[metric].dropna(), bounds=data.axes[metric].bounds)
+    if metric == "router/dead":
+        return _interval(one._replace(mean=100 * one.mean, low=100 * one.low, high=100 * one.high), "{:.0f}", " %")
+    return _interval(one)
+
+
+def _interval(one: statistics.Estimate, form: str = "{:.3g}", unit: str = "") -> Cell:
+    if not np.isfinite(one.mean):
+        return Cell("–")
+    low, high = form.format(one.low), form.format(one.high)
+    return Cell(form.format(one.mean) + unit, f"[{low}, {high}]" if np.isfinite(one.low) and low != high else "")
+
+
+def _beside(good: pd.DataFrame, arm: str, rival: str, data: Data) -> Cell:
+    """The arm's loss over the rival's (minus it, of a loss without a log axis), paired by seed."""
+    if arm == rival:
+        return Cell("is it" if rival != REFERENCE else "–")
+    log = data.axes[data.loss].log
+    if not log:
+        return _interval(difference(good, arm, data.loss) if rival == REFERENCE else statistics.estimate([]), "{:+.3g}")
+    fairest = fair_gap(good, data.loss) if arm == REFERENCE else None
+    logs = fairest.estimate if fairest else statistics.estimate(paired(good, rival, arm, data.loss))
+    mean, low, high = (float(np.exp(-end)) for end in (logs.mean, logs.high, logs.low))
+    return _interval(statistics.Estimate(mean, low, high, logs.n))
+
+
+def _large(value: float | None) -> str:
+    """A number with three digits and a unit of thousands."""
+    if value is None:
+        return "–"
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+#: static settings -> FLOPs of a training step for each token, and parameters: arms that share a program share these.
+_COSTS: dict[str, tuple[float | None, int | None]] = {}
+
+
+def _cost(config: ConfigDict, arm: str) -> tuple[float | None, int | None]:
+    try:
+        mine = canonical(override(config, dict(ARMS[arm].changes)))
+        if (key := static_key(mine)) not in _COSTS:
+            problem = problem_of(mine)
+            cost = problem.cost(mine)
+            _COSTS[key] = cost.flops / cost.tokens, problem.parameters(mine) if problem.parameters else None
+        return _COSTS[key]
+    except (
+        UserError,
+        LookupError,
+        ValueError,
+    ):  # text or images that are not here, a value that this version does not know
+        return None, None

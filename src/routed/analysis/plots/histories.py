@@ -1,0 +1,121 @@
+"""How routers routed at every evaluation of the base seed: what a map over training shows, of clusters or of languages and layers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import linear_sum_assignment
+
+from routed.analysis.plots.frame import Data
+from routed.metrics.load import DEAD_SHARE
+from routed.plan.arms import ARMS
+
+#: Numbers of all maps of a page, at most: two bytes each, and a third more as text.
+MOST = 400_000
+
+#: Stacks of an encoder-decoder, by the names of their arrays; the one without is of samples.
+STACKS = ("encoder", "decoder")
+
+
+class History(NamedTuple):
+    """One router over training: mean probabilities [evaluations, rows, experts], and shares of the assignments [evaluations, experts].
+
+    `rows` names clusters or languages. `load` is that of the mean probabilities where choices were not kept (`exact` is False).
+    """
+
+    label: str
+    row: str
+    rows: list[str]
+    steps: list[int]
+    values: np.ndarray
+    load: np.ndarray
+    exact: bool
+    course: pd.DataFrame
+
+
+def histories(data: Data, spec: Mapping[str, Any] = {}) -> Iterator[History]:
+    """The routers of a figure's arms at its point whose maps were kept, layer by layer, without those that diverged at once."""
+    rows = data.at_point(data.last, {**spec, "x": None})
+    for arm in spec.get("arms", ARMS):
+        for run in rows[rows.arm == arm].run:
+            seen = data.table[data.table.run == run].drop_duplicates("step").sort_values("step")
+            for history in _of_run(run, ARMS[arm].label, seen, data):
+                if np.isfinite(history.values).all():
+                    yield history
+
+
+def _of_run(run: str, label: str, seen: pd.DataFrame, data: Data) -> Iterator[History]:
+    steps = seen.step.tolist()
+    if run in data.heatmaps:
+        values = data.heatmaps[run].astype(float)
+        exact = f"{run}/load" in data.heatmaps
+        load = data.heatmaps[f"{run}/load"].astype(float) if exact else values.mean(1)
+        names = [str(row + 1) for row in range(values.shape[1])]
+        yield History(label, "cluster", names, steps, values, load, exact, seen)
+    for stack in STACKS:
+        if f"{run}/{stack}/maps" not in data.heatmaps:
+            continue
+        maps, loads = (data.heatmaps[f"{run}/{stack}/{name}"].astype(float) for name in ("maps", "load"))
+        names = [column.rpartition("/")[2] for column in seen if column.startswith("eval/loss/")]
+        columns = [column for column in seen if column.startswith("router/dead/" + stack)]
+        for layer, place in enumerate(sorted(columns, key=lambda name: int(name.rpartition("_")[2]))):
+            end = place.rpartition("/")[2]
+            renamed = {f"router/{name}/{end}": f"router/{name}" for name in ("dead", "churn", "load_max")}
+            course = seen.drop(columns=[*renamed.values()], errors="ignore").rename(columns=renamed)
+            words = f"{label}, {stack} layer {int(end.rpartition('_')[2]) + 1}"
+            yield History(words, "language", names, steps, maps[:, layer], loads[:, layer], True, course)
+
+
+def as_json(found: list[History]) -> dict[str, Any] | None:
+    """The histories for a page: probabilities as 16-bit numbers in base64, evaluations thinned evenly where there are too many."""
+    if not found:
+        return None
+    total = sum(history.values.size for history in found)
+    return {"row": found[0].row, "entries": [_entry(history, total) for history in found]}
+
+
+def _entry(history: History, total: int) -> dict[str, Any]:
+    count = len(history.values)
+    moments = np.unique(np.linspace(0, count - 1, max(2, min(count, count * MOST // total))).round().astype(int))
+    kept = history.values[moments]
+    order = diagonal(history.values[-1])
+    words = np.round(np.clip(kept, 0, 1) * 65535).astype("<u2")
+    fair = history.load.shape[1]
+    known = (
+        "router/dead" in history.course and history.course["router/dead"].notna().any()
+    )  # else there were too few tokens
+    return {
+        "label": history.label, "rows": history.rows, "experts": [*range(1, fair + 1)], "steps": [history.steps[i] for i in moments],
+        "shape": list(kept.shape), "order": [one.tolist() for one in order], "values": base64.b64encode(words.tobytes()).decode(),
+        "load": np.round(history.load[moments] * fair, 4).tolist(), "exact": bool(history.exact and known), "course": _course(history.course),
+    }  # fmt: skip
+
+
+def dead_at(load: np.ndarray) -> np.ndarray:
+    """Which experts are dead by their shares of the assignments; in single precision, as where `router/dead` is counted."""
+    return load.astype(np.float32) < np.float32(DEAD_SHARE / len(load))
+
+
+def diagonal(final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Orders of rows and experts that put the best match on the diagonal, the surest rows first."""
+    rows, columns = linear_sum_assignment(-final)
+    best = np.argsort(-final[rows, columns], kind="stable")
+    rows, columns = rows[best], columns[best]
+    rest = lambda size, used: np.concatenate([used, np.setdiff1d(np.arange(size), used)])  # noqa: E731
+    return rest(final.shape[0], rows), rest(final.shape[1], columns)
+
+
+def _course(seen: pd.DataFrame) -> list[dict[str, Any]]:
+    """Churn and dead experts at every evaluation that has them."""
+    names: Mapping[str, str] = {"router/churn": "churn", "router/dead": "dead experts"}
+    return [
+        {"name": words, "step": int(step), "v": float(f"{value:.4g}"), "t": f"{value:.1%}"}
+        for column, words in names.items()
+        if column in seen
+        for step, value in zip(seen.step, seen[column], strict=True)
+        if np.isfinite(value)
+    ]

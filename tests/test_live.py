@@ -1,0 +1,142 @@
+"""Interactive figures hold what is printed: their specs compile, and their rows are the means, intervals, n and seeds of the figure."""
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+import vl_convert
+
+from routed.analysis import live, page, plots
+from routed.analysis.plots import frame, histories
+from routed.analysis.plots.marks import kept
+from routed.plan.config import base
+from routed.settings.tree import flatten
+from tests.test_figures import AXES, LOSS, SWEPT, TRAINING, data, table
+
+SPECS = {
+    "curves": LOSS,
+    "training": TRAINING,
+    "against": {"kind": "against", "name": "a", "x": "experts.count"},
+    "phase": {"kind": "phase", "name": "p", "x": "data.samples", "y": "experts.count"},
+    "forest": {"kind": "forest", "name": "f"},
+    "gap": {"kind": "gap", "name": "g", "x": "data.samples"},
+    "paired": {"kind": "paired", "name": "d", "metric": "test/loss", "x": "data.samples"},
+    "methods": {"kind": "methods", "name": "m", "metrics": ("test/loss",), "methods": {"it's \\ <b>": {"data.samples": 512}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_every_panel_compiles_and_holds_what_is_drawn(kind):
+    figure = plots.draw(SPECS[kind], data(table(SWEPT), SWEPT))
+    plots.svg(figure)
+    panels = live.panels(figure, AXES)
+    assert panels and len(panels) == len([panel for panel in figure.axes if kept(panel)])
+    for panel, drawn in zip(panels, [panel for panel in figure.axes if kept(panel)], strict=True):
+        vl_convert.vegalite_to_vega(json.dumps(panel["spec"], allow_nan=False))
+        rows = [row for name in ("means", "bars", "cells") for row in panel["spec"]["datasets"].get(name, [])]
+        points = [point for marks in kept(drawn) for point in marks.points]
+        assert [row["m"] for row in rows] == pytest.approx([point.estimate.mean for point in points], rel=1e-3)
+        assert [row["n"] for row in rows] == [point.estimate.n for point in points]
+        axes = [layer["encoding"].get("y", {}).get("scale", {}) for layer in panel["spec"]["layer"]]
+        assert all(scale.get("domain", [0])[0] == min(drawn.get_ylim()) for scale in axes if scale)
+
+
+def test_a_point_tells_value_interval_n_place_and_seeds():
+    """Seeds of .1 times 1, 1.02, 1.04, 1.06 (learned, at 8 experts): on a log axis the geometric mean, .1030."""
+    figure = plots.draw(
+        LOSS | {"metrics": ("test/loss",)}, data(table({"data.samples": (512, 8192)}), ("data.samples",))
+    )
+    (panel,) = live.panels(figure, AXES)
+    row = next(row for row in panel["spec"]["datasets"]["means"] if row["g"] == "learned router")
+    assert (row["m"], row["n"], row["at"], row["p"]) == (0.103, 4, "512", 512)
+    assert re.fullmatch(r"0\.103 \[0\.09\d+, 0\.10\d+\]", row["t"])
+    seeds = [one["v"] for one in panel["spec"]["datasets"]["seeds"] if one["g"] == "learned router" and one["p"] == 512]
+    assert seeds == pytest.approx([0.1, 0.102, 0.104, 0.106])
+    assert panel["heading"] == "top-1 test loss (1 = trivial)" and "variance of the targets" in panel["definition"]
+    assert [one["label"] for one in live.legend(figure)][:2] == ["learned router", "frozen at initialisation"]
+    assert live.has_seeds(figure)
+
+
+def test_panels_of_a_map_share_a_scale_around_no_effect():
+    """Largest gap: log(1 / .05) = 3.0 of frozen over learned at 4 experts, of the fairest control 1.39; all are above 0."""
+    panels = live.panels(plots.draw(SPECS["phase"], data(table(SWEPT), SWEPT)), AXES)
+    scales = [panel["spec"]["layer"][0]["encoding"]["color"]["scale"]["domain"] for panel in panels]
+    assert len(scales) == 2 and all(scale == pytest.approx([-np.log(20), np.log(20)]) for scale in scales)
+
+
+def test_too_many_seeds_are_left_out(monkeypatch):
+    monkeypatch.setattr(live, "MOST_SEEDS", 3)
+    (panel,) = live.panels(plots.draw(TRAINING, data(table(SWEPT), SWEPT)), AXES)
+    assert "seeds" not in panel["spec"]["datasets"]
+
+
+def maps(evaluations=3, rows=4, experts=4, load=True):
+    """A router that ends with its clusters at the experts 3, 1, 0, 2 and nothing for one of them when `dead`."""
+    seen = table({"data.samples": (512,)}, {"learned": 0.1})
+    seen = seen[seen.seed == 0].assign(run="r")
+    values = np.full((evaluations, rows, experts), 0.05)
+    values[-1, np.arange(4), [3, 1, 0, 2]] = 0.85
+    arrays = {"r": values} | (
+        {"r/load": np.array([[0.25] * 4] * (evaluations - 1) + [[0.4, 0.6, 0.0, 0.0]])} if load else {}
+    )
+    seen = seen[seen.step.isin([0, 10])]
+    return frame.Data(seen, ["data.samples"], flatten(base()), arrays, AXES)
+
+
+def test_maps_over_training_survive_their_packing():
+    drawing = maps(evaluations=2)
+    (history,) = histories.histories(drawing)
+    packed = histories.as_json([history])
+    (entry,) = packed["entries"]
+    values = np.frombuffer(base64.b64decode(entry["values"]), "<u2").reshape(entry["shape"]) / 65535
+    np.testing.assert_allclose(values, history.values, atol=1e-5)
+    assert entry["steps"] == [0, 10] and packed["row"] == "cluster" and entry["exact"]
+    assert np.array(entry["load"])[-1].tolist() == [1.6, 2.4, 0, 0]  # 4 experts times the share
+    rows, columns = entry["order"]
+    assert [int(values[-1][row].argmax()) for row in rows] == columns
+    assert not histories.as_json([]) and not next(histories.histories(maps(2, load=False))).exact
+
+
+def test_maps_are_thinned_evenly_to_their_room(monkeypatch):
+    monkeypatch.setattr(histories, "MOST", 3 * 16)
+    values = np.tile(np.eye(4), (9, 1, 1))
+    course = table({"data.samples": (512,)}).head(1)
+    one = histories.History("a", "cluster", list("1234"), [*range(0, 90, 10)], values, values.mean(1), True, course)
+    (entry,) = histories.as_json([one])["entries"]
+    assert entry["steps"] == [0, 40, 80] and entry["shape"] == [3, 4, 4]
+
+
+def test_dead_experts_are_marked_in_the_printed_map():
+    """At the end two of four have no load; their columns are the last two but in the order of the best match: experts 2 and 3 (from 0)."""
+    figure = plots.draw({"kind": "routing", "name": "r", "arms": ("learned",)}, maps(2))
+    crosses = [panel.collections for panel in figure.axes[:2]]
+    first, last = (some[0].get_offsets() for some in crosses)
+    assert len(first) == 0 and len(last) == 2
+    order = next(histories.histories(maps(2))).values[-1]
+    columns = histories.diagonal(order)[1]
+    assert {int(columns[int(x)]) for x, _ in last} == {2, 3}
+
+
+def part(name, maps=None):
+    figure = {"panels": [{"spec": "x" * 86}], "svg": "s" * 100}  # 100 bytes as JSON
+    return {"name": name, "figures": [figure], "maps": maps, "summary": "t" * 100, "left_out": []}
+
+
+def test_what_is_too_large_for_a_page_is_left_out_and_named(monkeypatch):
+    """Each part has 100 bytes of prints, of tables and of panels."""
+    assert len(json.dumps(part("a")["figures"][0]["panels"])) == 100
+    for size, gone in (
+        (1000, ([], [])),
+        (1001, ([], ["printed pictures"])),
+        (1101, (["printed pictures"], ["printed pictures"])),
+        (1400, (["printed pictures", "the table of every metric"], ["printed pictures", "the table of every metric"])),
+        (1401, (["printed pictures", "the table of every metric"], ["printed pictures", "the table of every metric", "maps over training"])),
+    ):  # fmt: skip
+        two = [part("a"), part("b", {"entries": "m" * 500})]
+        monkeypatch.setattr(page, "LARGEST", 1000)
+        page.fit(two, size)
+        assert ([*two[0]["left_out"]], [*two[1]["left_out"]]) == gone
+    page.fit(two, 9999)
+    assert not two[0]["figures"] and two[0]["left_out"][-1] == "figures"
