@@ -25,6 +25,8 @@ from routed.trace.writing import append, finish, parts_of
 
 #: Tokens of a part, about: what a kill may lose.
 PART = 1 << 16
+#: Scores of a part, over layers and experts, at most: half a GiB of float32.
+HELD = 1 << 27
 #: What a half-written capture is known by.
 SETTINGS = "capture.json"
 BYTES = "bytes"
@@ -64,7 +66,9 @@ def capture(
     )
     if all((place / DESCRIPTION).exists() for place in places.values()):
         return [read(place) for place in places.values()]
-    each = max(1, PART // (batch_size * len(rows[0]))) * batch_size  # rows of a part
+    experts = [len(linear[1]) for module, _ in known.values() if (linear := weights_of(module))]
+    tokens = min(PART, HELD // (len(known) * max(experts, default=256)))
+    each = max(1, tokens // (batch_size * len(rows[0]))) * batch_size  # rows of a part
     share = max(1, KEPT * each // max(len(rows), each))  # tokens of a part whose features are kept
     done = min(parts_of(place) for place in places.values())
     if done:
@@ -179,6 +183,7 @@ def load(model: str, tokens: str = "") -> tuple[Any, Any]:
       UserError: transformers is not installed, or has no such model.
     """
     try:
+        import torch
         import transformers
     except ImportError as error:
         raise UserError("a capture needs PyTorch and transformers: pip install 'routed[torch]'") from error
@@ -190,7 +195,7 @@ def load(model: str, tokens: str = "") -> tuple[Any, Any]:
             else (transformers.AutoModelForCausalLM, transformers.AutoModel)
         )
         kind = next((kind for kind in kinds if type(config) in kind._model_mapping), kinds[-1])
-        loaded = kind.from_pretrained(model, dtype="auto")
+        loaded = kind.from_pretrained(model, dtype="auto").to("cuda" if torch.cuda.is_available() else "cpu")
         reader = BYTES if tokens == BYTES else transformers.AutoTokenizer.from_pretrained(tokens or model)
     except (OSError, ValueError) as error:
         raise UserError(f"--model={model}: {str(error).splitlines()[0]}") from error
