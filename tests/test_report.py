@@ -226,6 +226,15 @@ def test_every_figure_can_do_without_a_finished_run(finished):
         "languages": {"arm": "frozen"},
         "foretold": {"points": [({"data.samples": 8}, (0.5, 0.0, 1.0))]},
         "routing": {"arms": ("learned", "frozen")},
+        "reached": {"metric": "test/loss", "level": 0.5, "families": {"one": {"a": {"arm": "learned"}}}},
+        "ratios": {
+            "metric": "test/loss",
+            "level": 0.5,
+            "bound": 8.0,
+            "words": "n / l",
+            "base": {"arm": "frozen"},
+            "lines": {"one": {2: {"arm": "learned"}}},
+        },
         "multiples": {
             "of": {"kind": "curves", "x": "data.samples", "metrics": ("test/loss",)},
             "over": "data.clusters",
