@@ -273,8 +273,8 @@ ENCODER_DECODER = ProblemPart(
     cost=lambda config: Cost(
         config.batch_size * (config.data.input_length + text.lengths(config.data)[1]),
         config.batch_size * flops_per_row(config),
+        parameters=partial(_parameters, config),
     ),
-    parameters=_parameters,
     causal=True,
     watched=True,
     shareable=True,

@@ -225,7 +225,8 @@ def cost(config: ConfigDict) -> Cost:
     share = experts_per_token(config) / config.experts.count if problem.model.scores is not None else 1.0
     tokens = config.batch_size * math.prod(test.cluster.shape[1:])
     served = sizes["router"] + sizes["experts"] * share
-    return Cost(tokens, 6.0 * tokens * served, UPDATE * (sizes["router"] + sizes["experts"]))
+    total = sum(sizes.values())
+    return Cost(tokens, 6.0 * tokens * served, UPDATE * (sizes["router"] + sizes["experts"]), lambda: total)
 
 
 def _sizes(config: ConfigDict) -> tuple[Problem, Batch, dict[str, int]]:
@@ -321,7 +322,6 @@ SAMPLES = ProblemPart(
     digest=lambda config: TASKS[config.data.name].digest(config.data),
     about=lambda config: TASKS[config.data.name].about(config.data),
     cost=cost,
-    parameters=lambda config: sum(_sizes(config)[2].values()),
     fuse="LIBRARY_FUSION_TYPE_REDUCE",
     settings={"shuffles": Setting(32, "draws of the shuffled-router baseline at an evaluation; 0: none", at_least(0))},
     uses=("model", "loss", "optimizer.normalise"),
