@@ -37,7 +37,7 @@ def test_a_workdir_is_kept_with_its_command_and_again_in_its_place(tmp_path):
     table = results.read_table(workdir)
     part = page.make_part([workdir], module, config, table)
     for _ in range(2):
-        published.keep(part, workdir, config, table, pages)
+        published.keep(part, workdir, pages)
     about = json.loads((pages / "data" / "mine" / "about.json").read_text())
     assert about["command"] == "routed run --config=tiny --sweep=data.separation=1.0,2.0 --config.seeds=1"
     assert about["seconds"] > 0 and len([*(pages / "data" / "mine" / "figures").iterdir()]) == 2 * len(about["figures"])

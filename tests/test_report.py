@@ -154,7 +154,8 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
         (runs / name / "config.json").write_text(json.dumps(described))
     (runs / "report.html").write_text("the last one")
     monkeypatch.setattr(workdirs, "_experiment_of", lambda folder: (experiment(), config))
-    monkeypatch.setattr(report, "OUT", types.SimpleNamespace(value=None))
+    for flag in ("OUT", "DOCS", "FINDINGS"):
+        monkeypatch.setattr(report, flag, types.SimpleNamespace(value=None))
     report.main(["report", *map(str, sorted(runs.iterdir()))])
     text = (runs / "report.html").read_text()
     overview = text.split("Every claim")[1].split("<h1 id=")[0]
@@ -163,6 +164,8 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "config.json").write_text('{"config": {}, "swept": []}')
     monkeypatch.undo()
+    for flag in ("OUT", "DOCS", "FINDINGS"):
+        monkeypatch.setattr(report, flag, types.SimpleNamespace(value=None))
     with pytest.raises(UserError, match="old does not say which experiment it is of"):
         workdirs._experiment_of(tmp_path / "old")
     (tmp_path / "old" / "config.json").write_text('{"experiment": "there/x.py:fig", "config": {}, "swept": []}')
@@ -184,7 +187,8 @@ def test_a_report_of_one_workdir_makes_its_files_again(finished, tmp_path, monke
         (tmp_path / "one" / name).write_text("of before")
     monkeypatch.setattr(workdirs, "_experiment_of", lambda folder: (experiment(), config))
     for page_elsewhere, again in ((str(tmp_path / "page.html"), 0), (None, len(names))):
-        monkeypatch.setattr(report, "OUT", types.SimpleNamespace(value=page_elsewhere))
+        for flag, value in (("OUT", page_elsewhere), ("DOCS", None), ("FINDINGS", None)):
+            monkeypatch.setattr(report, flag, types.SimpleNamespace(value=value))
         report.main(["report", str(tmp_path / "one")])
         assert sum((tmp_path / "one" / name).read_bytes() != b"of before" for name in names) == again
 
@@ -226,6 +230,7 @@ def test_every_figure_can_do_without_a_finished_run(finished):
         "languages": {"arm": "frozen"},
         "foretold": {"points": [({"data.samples": 8}, (0.5, 0.0, 1.0))]},
         "routing": {"arms": ("learned", "frozen")},
+        "equal_cost": {"steps": 1},
         "reached": {"metric": "test/loss", "level": 0.5, "families": {"one": {"a": {"arm": "learned"}}}},
         "ratios": {
             "metric": "test/loss",

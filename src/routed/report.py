@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
             continue
         parts.append(make_part(group, module, config, table))
         if DOCS.value:
-            published.keep(parts[-1], group[0], config, table, pathlib.Path(DOCS.value))
+            published.keep(parts[-1], group[0], pathlib.Path(DOCS.value))
         files.tell(f"{parts[-1]['name']}\n{as_text(parts[-1])}\n")
     if DOCS.value:
         for page in published.write_pages(pathlib.Path(DOCS.value)):

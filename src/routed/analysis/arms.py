@@ -155,9 +155,8 @@ def _cost(config: ConfigDict, arm: str) -> tuple[float | None, int | None]:
     try:
         mine = canonical(override(config, dict(ARMS[arm].changes)))
         if (key := static_key(mine)) not in _COSTS:
-            problem = problem_of(mine)
-            cost = problem.cost(mine)
-            _COSTS[key] = cost.flops / cost.tokens, problem.parameters(mine) if problem.parameters else None
+            cost = problem_of(mine).cost(mine)
+            _COSTS[key] = cost.flops / cost.tokens, cost.parameters() if cost.parameters else None
         return _COSTS[key]
     except (
         UserError,

@@ -23,7 +23,7 @@ import pandas as pd
 from markupsafe import Markup
 from ml_collections import ConfigDict
 
-from routed.analysis import answer, controls, diagnosis, live, plots, points, shares, statistics, verdicts
+from routed.analysis import answer, arms, controls, diagnosis, live, plots, points, shares, statistics, verdicts
 from routed.analysis.plots.further import draw_all
 from routed.analysis.plots.histories import as_json, histories
 from routed.analysis.workdirs import command_of
@@ -102,7 +102,7 @@ def make_part(
     point = data.at_point(last, {})
     there = override(config, {key: points.as_python(point[key].iloc[0]) for key in swept} if len(point) else {})
     gap = diagnosis.gap(point)
-    arms = points.by_arm(summary, data)
+    by_arm = points.by_arm(summary, data)
     described = results.stored_config(workdir)
     document = (module.__doc__ or "").strip()
     return {
@@ -124,9 +124,9 @@ def make_part(
         "left_out": [],
         "undrawn": undrawn,
         "maps": as_json(list(histories(data))),
-        "command": command_of(described, config, own, data),
-        "arms": Markup(arms.to_html(index=False, border=0)),
-        "arms_table": arms,
+        "command": command_of(described.get("experiment", config.name), config, table),
+        "arms": Markup(by_arm.to_html(index=False, border=0)),
+        "by_arm": by_arm,
         "loss": problem.loss,
         "loss_definition": columns[problem.loss].definition,
         "table": summary,

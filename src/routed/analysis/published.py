@@ -11,19 +11,13 @@ import json
 import math
 import pathlib
 import re
-import shlex
 from collections.abc import Iterable
 from typing import Any
-
-import pandas as pd
-from ml_collections import ConfigDict
 
 from routed.analysis import plots, verdicts
 from routed.analysis.page import shown_share
 from routed.contracts import UserError
 from routed.engine import results
-from routed.plan import experiment
-from routed.settings.tree import flatten, value_of
 from routed.system import files
 
 #: What a claim's id begins with -> (file of its page, heading).
@@ -40,10 +34,8 @@ FIRST, ALSO = 2, ("routing",)
 DARK = {"#000000": "#e6edf3", "#ffffff": "#0d1117", "#b0b0b0": "#484f58", "#5a2a00": "#c08a5a", "#666666": "#a0a8b0"}
 
 
-def keep(
-    part: dict[str, Any], workdir: pathlib.Path, config: ConfigDict, table: pd.DataFrame, root: pathlib.Path
-) -> None:
-    """Puts what the pages say of a workdir, whose rows are `table`, under root/data, in place of what was kept under its name."""
+def keep(part: dict[str, Any], workdir: pathlib.Path, root: pathlib.Path) -> None:
+    """Puts what the pages say of a workdir under root/data, in place of what was kept under its name."""
     folder, described = root / "data" / part["name"], results.stored_config(workdir)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for old in (folder / "figures").iterdir():
@@ -55,14 +47,14 @@ def keep(
         )
         files.write(folder / "figures" / f"{figure['name']}-dark.svg", darkened(light))
     about = {
-        "question": part["question"], "command": command_of(described["experiment"], config, table), "seconds": _seconds(workdir),
+        "question": part["question"], "command": part["command"], "seconds": _seconds(workdir),
         "machine": described["machine"], "devices": len(described["devices"]), "commit": described["commit"],
         "gap_at": part["gap_at"], "gap": part["gap"],
         "figures": [{"name": figure["name"], "caption": figure["caption"]} for figure in figures],
     }  # fmt: skip
     files.write(folder / "about.json", verdicts.to_json(about))
     files.write(folder / "claims.json", verdicts.to_json([claim | {"points": []} for claim in part["claims"]]))
-    files.write(folder / "arms.csv", part["arms_table"].to_csv(index=False))
+    files.write(folder / "arms.csv", part["by_arm"].to_csv(index=False))
 
 
 def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
@@ -89,25 +81,6 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
             files.write(root / f"{name}.md", "\n".join(lines))
             written.append(root / f"{name}.md")
     return written
-
-
-def command_of(spec: str, config: ConfigDict, table: pd.DataFrame) -> str:
-    """The command that makes these rows: the experiment, and each setting that has not the values that its file gives it."""
-    path, arg = experiment.split(spec)
-    module, own = experiment.configure(spec, [])
-    points = experiment.figure_of(module, own).sweep(own)
-    keys = dict.fromkeys([*(key for point in points for key in point), *flatten(own)])
-    flags = []
-    for key in keys:
-        if key in ("name", "figure", "scale", "arms", "seeds") and key not in flatten(config):
-            continue
-        asked = {point.get(key, value_of(own, key)) for point in points}
-        there = {*table[key].unique()} if key in table and key not in ("arm", "seed") else {value_of(config, key)}
-        if there != asked and key not in ("name", "figure", "scale"):
-            values = ",".join(map(_word, sorted(there, key=str)))
-            flags.append(f"--config.{key}={values}" if len(there) == 1 else f"--sweep={key}={values}")
-    name = pathlib.Path(path).name.removesuffix(".py")
-    return shlex.join(["routed", "run", f"--config={name}" + (f":{arg}" if arg else ""), *flags])
 
 
 def lightened(svg: str) -> str:
@@ -206,7 +179,3 @@ def _seconds(workdir: pathlib.Path) -> float:
 
 def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
-
-
-def _word(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)

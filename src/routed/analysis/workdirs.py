@@ -6,19 +6,17 @@ import json
 import pathlib
 import shlex
 import types
-from collections.abc import Collection
 from typing import Any
 
 import pandas as pd
 from absl import logging as log
 from ml_collections import ConfigDict
 
-from routed.analysis.plots.frame import Data
 from routed.contracts import UserError
 from routed.engine import results
 from routed.engine.rows import plain
 from routed.plan import experiment, shards
-from routed.settings.tree import flatten
+from routed.settings.tree import flatten, value_of
 
 #: Settings that may differ between workdirs that are joined: disjoint seeds or arms of one config.
 APART = ("seed", "seeds", "arms")
@@ -93,16 +91,23 @@ def _experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:
     return module, results.config_of(folder, config)
 
 
-def command_of(described: dict[str, Any], config: ConfigDict, own: Collection[str], data: Data) -> str:
-    """The command that makes a workdir's rows, and so its figures, again: what it changes of the experiment file, and what it sweeps on top."""
-    spec = described.get("experiment", config.name)
-    words = ["routed", "run", f"--config={spec}"]
+def command_of(spec: str, config: ConfigDict, table: pd.DataFrame) -> str:
+    """The command that makes these rows: the experiment, and each setting that has not the values that its file gives it."""
     try:
-        before = flatten(experiment.configure(spec, [])[1])
-    except UserError:
-        before = flatten(config)
-    for key, value in flatten(config).items():
-        if key in before and key not in data.swept and before[key] != value:
-            words.append(f"--config.{key}={plain(value)}")
-    words += [f"--sweep={key}={','.join(map(str, data.values(key)))}" for key in data.swept if key not in own]
-    return shlex.join(words)
+        module, own = experiment.configure(spec, [])
+    except UserError:  # the file has gone, or changed
+        return shlex.join(["routed", "run", f"--config={spec}"])
+    points = experiment.figure_of(module, own).sweep(own)
+    keys = dict.fromkeys([*(key for point in points for key in point), *flatten(own)])
+    flags = []
+    for key in keys:
+        if key in ("name", "figure", "scale") or key not in flatten(config):
+            continue
+        asked = {point.get(key, value_of(own, key)) for point in points}
+        there = {*table[key].unique()} if key in table and key not in ("arm", "seed") else {value_of(config, key)}
+        if there != asked and not (key in ("arms", "seeds") and value_of(config, key) == value_of(own, key)):
+            values = ",".join(str(plain(value)) for value in sorted(there, key=str))
+            flags.append(f"--config.{key}={values}" if len(there) == 1 else f"--sweep={key}={values}")
+    path, arg = experiment.split(spec)
+    name = pathlib.Path(path).name.removesuffix(".py")
+    return shlex.join(["routed", "run", f"--config={name}" + (f":{arg}" if arg else ""), *flags])

@@ -151,7 +151,7 @@ def seconds_of(estimate: Estimate, group: Group, mesh: Mesh, moved: float, topol
     Without cycles (GPUs) products run at the peak: no step is shorter than that.
     """
     config, chip = group.config, topology.chip
-    tokens, model, _ = problem_of(config).cost(config)
+    tokens, model, *_ = problem_of(config).cost(config)
     peak = topology.share * chip.peak[config.transformer.dtype if "transformer" in config else "float32"]
     batches, evaluations = math.ceil(len(group.runs) / group.size), config.steps // config.eval_every + 1
     runs = len(group.runs) / batches  # in a batch, whose other places are padding

@@ -16,7 +16,10 @@ SUCCESS = 0.95
 #: How the columns below are shown.
 COLUMNS: dict[str, Column] = {
     "test/success": Column(
-        f"share of runs with a test\naccuracy of at least {SUCCESS:g}", bounds=SHARE, higher_is_better=True
+        f"share of runs with a test\naccuracy of at least {SUCCESS:g}",
+        bounds=SHARE,
+        higher_is_better=True,
+        definition="Share of runs that have at least .95 of the test samples right: the success that Chowdhury et al. (2023) map in their Fig. 5.",
     ),
     "patches/hit": Column(
         "share of samples whose decisive patch\nits class's best expert takes",
@@ -30,7 +33,12 @@ COLUMNS: dict[str, Column] = {
         higher_is_better=True,
         definition="Share of test samples whose decisive patch is selected by some expert.",
     ),
-    "patches/router_alone": Column("accuracy of the router as a classifier", bounds=SHARE, higher_is_better=True),
+    "patches/router_alone": Column(
+        "accuracy of the router as a classifier",
+        bounds=SHARE,
+        higher_is_better=True,
+        definition="Share of test samples whose class the router tells by itself: the largest score of its first row minus that of its second, by their sign.",
+    ),
     "patches/largest_first": Column(
         "share of samples of the first class whose decisive\npatch has the largest gate at one expert",
         bounds=SHARE,

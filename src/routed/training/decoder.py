@@ -11,10 +11,27 @@ from routed.tasks.text import CONTINUED
 from routed.training.language import language_part
 
 COLUMNS = {
-    "eval/ngram": Column("loss of an interpolated 5-gram model (nats per token)", bounds=AT_LEAST_0),
-    "test/loss": Column("test loss (nats per token)", bounds=AT_LEAST_0),
-    "test/bits": Column("bits per token, test,\nat the best validation so far", bounds=AT_LEAST_0),
-    "test/perplexity": Column("perplexity, test,\nat the best validation so far", log=True, bounds=AT_LEAST_1),
+    "eval/ngram": Column(
+        "loss of an interpolated 5-gram model (nats per token)",
+        bounds=AT_LEAST_0,
+        definition="Loss on the held-out rows of a 5-gram model of the training text, interpolated by Witten and Bell: an arm that is not better needs no network.",
+    ),
+    "test/loss": Column(
+        "test loss (nats per token)",
+        bounds=AT_LEAST_0,
+        definition="Cross-entropy on the test rows, in nats for each token.",
+    ),
+    "test/bits": Column(
+        "bits per token, test,\nat the best validation so far",
+        bounds=AT_LEAST_0,
+        definition="Cross-entropy on the test rows in bits, of the model at the evaluation with the lowest validation loss so far.",
+    ),
+    "test/perplexity": Column(
+        "perplexity, test,\nat the best validation so far",
+        log=True,
+        bounds=AT_LEAST_1,
+        definition="exp of the cross-entropy on the test rows in nats, of the model at the evaluation with the lowest validation loss so far.",
+    ),
 }
 
 #: What of `data` a row that is continued reads: nothing of spans.

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from routed.contracts import AT_LEAST_0, SHARE, Column, SoftRouting, TextBatch
+from routed.contracts import Column, SoftRouting, TextBatch
 from routed.layer.dispatch import parallel_select
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import group_of, groupless, select
@@ -31,6 +31,7 @@ from routed.settings.tree import override
 from routed.tasks import text
 from routed.tasks.text import Form
 from routed.training import text_feed
+from routed.training.language_columns import COLUMNS
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.text_history import offline, traced
 
@@ -229,80 +230,6 @@ def _at(logits: Float[Array, "B M V"], targets: Int[Array, "B M"]) -> Float[Arra
     return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
 
 
-#: How the columns of any text are shown.
-COLUMNS = {
-    "train/loss": Column(
-        "training loss (nats per token)",
-        bounds=AT_LEAST_0,
-        definition="Mean cross-entropy of the training batches since the last evaluation, in nats for each target token.",
-    ),
-    "eval/loss": Column(
-        "validation loss (nats per token)",
-        bounds=AT_LEAST_0,
-        definition="Cross-entropy on held-out rows, in nats for each target token; all arms are asked about the same tokens.",
-    ),
-    "eval/accuracy": Column(
-        "validation token accuracy",
-        bounds=SHARE,
-        higher_is_better=True,
-        definition="Share of held-out target tokens that the model ranks first.",
-    ),
-    "router/mi_language": Column(
-        "I(expert; language) (nats)",
-        bounds=AT_LEAST_0,
-        definition="Mutual information of the chosen expert and the language of the row: 0 where routing ignores language.",
-    ),
-    "router/mi_language_given_token": Column(
-        "I(expert; language | token id) (nats)",
-        bounds=AT_LEAST_0,
-        definition="Mutual information of expert and language among occurrences of the same token id: what routing knows of the language beyond which words it has.",
-    ),
-    "router/alike": Column(
-        "mean cosine of two experts' outputs",
-        bounds=(-1.0, 1.0),
-        definition="Mean over held-out tokens and pairs of experts of the cosine of their outputs: 1 where all experts say the same.",
-    ),
-    "router/churn_router": Column(
-        "churn by the router in the last interval",
-        bounds=SHARE,
-        definition="Share of probe tokens whose experts change when the router of now replaces that of the last evaluation, on the features of now.",
-    ),
-    "router/churn_features": Column(
-        "churn by its features in the last interval",
-        bounds=SHARE,
-        definition="Share of probe tokens whose experts change when the features move and the router of the last evaluation stays.",
-    ),
-    "train/experts": Column(
-        "experts computed per training token",
-        log=True,
-        bounds=AT_LEAST_0,
-        definition="Experts that are computed for a training token on average: k, and all of them on steps on which they compete.",
-    ),
-    "train/flops": Column(
-        "training FLOPs so far",
-        log=True,
-        bounds=AT_LEAST_0,
-        definition="FLOPs of the model's products until the evaluation, forward and backward, by their sizes.",
-    ),
-    "train/steps": Column(
-        "steps until the run stopped",
-        bounds=AT_LEAST_0,
-        definition="Optimiser steps after which the run stopped by itself, or all of them.",
-    ),
-    "train/stopped": Column(
-        "share of runs that stopped",
-        bounds=SHARE,
-        definition="Share of runs that ended by a rule of the config before their last step.",
-    ),
-    "train/rate_scale": Column(
-        "multiplier of all rates",
-        log=True,
-        bounds=AT_LEAST_0,
-        definition="The factor on all learning rates that tuning chose for the run, or 1.",
-    ),
-}
-
-
 def _about(config: ConfigDict) -> str:
     languages = f"{len(config.data.languages)} languages" if config.data.languages else "all languages there"
     source = text.SOURCES[config.data.name].about(config.data)
@@ -338,10 +265,13 @@ def language_part(
         feed_shape=partial(text_feed.feed_shape, form),
         offline=lambda config, history: offline(form, read, config, history) | finished(history),
         traced=lambda config: traced(form, read, config),
-        parameters=partial(parameters, models),
         digest=lambda config: f"{config.data.name} {text_feed.corpus(form, config).digest}",
         about=_about,
-        cost=lambda config: Cost(config.batch_size * form.tokens(config.data), config.batch_size * flops(config)),
+        cost=lambda config: Cost(
+            config.batch_size * form.tokens(config.data),
+            config.batch_size * flops(config),
+            parameters=partial(parameters, models, config),
+        ),
         causal=True,
         watched=True,
         shareable=True,

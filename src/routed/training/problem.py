@@ -84,6 +84,8 @@ class Cost(NamedTuple):
     tokens: int
     flops: float
     other: float = 0.0
+    #: Counts the parameters of the whole model, which may take a second; None where nobody does.
+    parameters: Callable[[], int] | None = None
 
     @property
     def work(self) -> float:
@@ -114,8 +116,6 @@ class ProblemPart(NamedTuple):
     digest: Callable[[ConfigDict], str]
     about: Callable[[ConfigDict], str]
     cost: Callable[[ConfigDict], Cost]
-    #: Parameters of a model, of all of its experts; None where nobody counts them.
-    parameters: Callable[[ConfigDict], int] | None = None
     #: The model has a decoder, whose routing must not depend on later tokens.
     causal: bool = False
     #: Event files for TensorBoard are written while a run trains, as its runs are few and long.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
@@ -14,7 +16,7 @@ from routed.training.phases import phases_of
 from routed.training.task_losses import TASK_LOSSES
 
 
-def positions_of(config: ConfigDict) -> int:
+def positions_of(config: Any) -> int:
     """Tokens of a sample that are routed one by one: the task's, or those that the model makes of a sample."""
     inner = SAMPLE_MODELS[config.model].inner
     return TASKS[config.data.name].positions(config.data) if inner is None else inner(config)

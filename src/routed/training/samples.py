@@ -255,7 +255,8 @@ def cost(config: ConfigDict) -> Cost:
     served = sizes["router"] + sizes["experts"] * share
     counted = SAMPLE_MODELS[config.model].flops
     flops = 6.0 * tokens * served if counted is None else 3.0 * tokens * counted(config)
-    return Cost(tokens, flops, UPDATE * sum(sizes[name] for name in sizes if name != "fixed"))
+    total = sum(size for name, size in sizes.items() if name != "fixed")
+    return Cost(tokens, flops, UPDATE * total, lambda: total)
 
 
 def _sizes(config: ConfigDict) -> tuple[Problem, Batch, dict[str, int]]:
@@ -287,7 +288,6 @@ SAMPLES = ProblemPart(
     digest=lambda config: TASKS[config.data.name].digest(config.data),
     about=lambda config: TASKS[config.data.name].about(config.data),
     cost=cost,
-    parameters=lambda config: sum(_sizes(config)[2].values()),
     fuse="LIBRARY_FUSION_TYPE_REDUCE",
     settings={"shuffles": Setting(32, "draws of the shuffled-router baseline at an evaluation; 0: none", at_least(0))},
     uses=("model", "loss", "optimizer.normalise"),
