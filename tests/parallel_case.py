@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from routed.experts.ffn import Ffn
 from routed.layer.auxiliary import auxiliary
 from routed.layer.moe import MoE
-from routed.layer.rule import Rule
+from routed.layer.rule import Rule, rule_of
 from routed.metrics import load
 from routed.routers.features import Flat
 from routed.routers.product import ProductRouter
@@ -23,6 +23,20 @@ RULE = Rule(k=2, capacity_factor=0.75, group_size=8)
 def make_mesh(data, expert):
     devices = jax.devices()[: data * expert]
     return jax.make_mesh((data, expert), ("data", "expert"), axis_types=(AxisType.Auto,) * 2, devices=devices)
+
+
+def loss_and_gradients(build, config, batch, mesh):
+    """Of a language model with the parameters of key 0, on one device or a mesh."""
+    params, state = jax.jit(build(config).init)(jax.random.key(0), batch)
+    model, dispatch = build(config, mesh), "auto" if mesh else "dense"
+
+    def loss(params, batch):
+        logits = model.apply(params, state, batch, rule_of(config.selection), dispatch)[0]
+        right = jnp.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
+        return (jax.nn.logsumexp(logits, -1) - right).mean()
+
+    on = batch if mesh is None else jax.device_put(batch, NamedSharding(mesh, P(("data", "expert"))))
+    return jax.jit(jax.value_and_grad(loss))(params, on)
 
 
 def layer(mesh, rule=RULE, experts=EXPERTS):

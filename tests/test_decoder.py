@@ -22,6 +22,7 @@ from routed.tasks import text
 from routed.tasks.text import files, ngram, stream, tokenizers
 from routed.tasks.text.corpus import Corpus
 from routed.training.decoder import at_best
+from tests.parallel_case import loss_and_gradients, make_mesh
 
 TINY = {
     "data.name": "artificial", "data.tokens": "characters", "data.vocabulary": 30, "data.input_length": 8, "model": "decoder",
@@ -97,6 +98,28 @@ def test_a_later_character_changes_no_earlier_logit(form, training):
 def test_selections_that_see_the_future_are_refused(selection):
     with pytest.raises(UserError, match=f"selection.name='{selection}'"):
         validate(settings(**{"selection.name": selection, "dispatch": "dense"}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["buckets", "rotary, post-norm"])
+def test_a_mesh_gives_the_numbers_of_one_device(form):
+    config = settings(**FORMS[form] | {"selection.group_size": 8, "selection.capacity_factor": 0.75, "batch_size": 8})
+    expected, found = (loss_and_gradients(decoder, config, rows(8), mesh) for mesh in (None, make_mesh(2, 4)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), found, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"), [({"transformer.remat": True}, 1e-5), ({"transformer.dtype": "bfloat16"}, 0.1)]
+)
+def test_cheaper_ways_to_compute_give_nearly_the_same(changes, most):
+    config, model, params, state = ready(())
+    other = settings(**changes)
+    logits = [
+        jax.jit(lambda m=m, c=c: m.apply(params, state, rows(), rule_of(c.selection), "dense").prediction)()
+        for m, c in ((model, config), (decoder(other), other))
+    ]
+    np.testing.assert_allclose(*logits, atol=most, rtol=0)
+    assert most == 1e-5 or (logits[0] != logits[1]).any()
 
 
 # --- sizes and positions ---

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from routed.bench.t5 import SHAPES, run_baseline
 from routed.contracts import TextBatch, UserError
@@ -19,7 +17,7 @@ from routed.models.transformer import Block, Plan
 from routed.models.transformer_sizes import flops_per_row, twin_width
 from routed.plan.config import base
 from routed.settings.tree import override
-from tests.parallel_case import make_mesh
+from tests.parallel_case import loss_and_gradients, make_mesh
 
 TINY = {
     "data.vocabulary": 20, "data.input_length": 8, "transformer.layers": 1, "transformer.dim": 8, "transformer.heads": 2,
@@ -354,22 +352,7 @@ def test_flops_by_hand():
 def test_a_mesh_gives_the_numbers_of_one_device():
     changes = {"selection.group_size": 8, "selection.capacity_factor": 0.75}
     config, batch = settings(**changes), rows(8, 8, 8)
-    params, state = jax.jit(t5(config).init)(jax.random.key(0), batch)
-
-    def numbers(mesh):
-        model = t5(config, mesh)
-        dispatch = "auto" if mesh else "dense"
-
-        def loss(params, batch):
-            logits = model.apply(params, state, batch, rule_of(config.selection), dispatch)[0]
-            return (
-                jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
-            ).mean()
-
-        placed = batch if mesh is None else jax.device_put(batch, NamedSharding(mesh, P(("data", "expert"))))
-        return jax.jit(jax.value_and_grad(loss))(params, placed)
-
-    expected, found = numbers(None), numbers(make_mesh(2, 4))
+    expected, found = (loss_and_gradients(t5, config, batch, mesh) for mesh in (None, make_mesh(2, 4)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), found, expected)
 
 
