@@ -66,7 +66,7 @@ def capture(
     )
     if all((place / DESCRIPTION).exists() for place in places.values()):
         return [read(place) for place in places.values()]
-    experts = [len(linear[1]) for module, _ in known.values() if (linear := weights_of(module))]
+    experts = [len(held[1]) for held in (weights_of(module) for module, _ in known.values()) if held]
     tokens = min(PART, HELD // (len(known) * max(experts, default=256)))
     each = max(1, tokens // (batch_size * len(rows[0]))) * batch_size  # rows of a part
     share = max(1, KEPT * each // max(len(rows), each))  # tokens of a part whose features are kept

@@ -108,7 +108,7 @@ def given_token(tokens: Tokens, labels: list[str], seed: int = 0) -> Given | Non
     order = random.permutation(len(lengths))
     wanted = np.zeros(len(lengths), bool)
     wanted[order[: max(1, int(np.searchsorted(np.cumsum(lengths[order]), CONDITIONAL, "right")))]] = True
-    where = np.flatnonzero(wanted[tokens.rows])
+    where = np.flatnonzero(wanted[tokens.rows])[:CONDITIONAL]  # of one long sequence its beginning
     token = dense(tokens.codes["token"][where])[1].astype(np.int64)
     row, pairs = tokens.rows[where].astype(np.int64), {}
     for name in labels:
