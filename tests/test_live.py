@@ -140,3 +140,14 @@ def test_what_is_too_large_for_a_page_is_left_out_and_named(monkeypatch):
         assert ([*two[0]["left_out"]], [*two[1]["left_out"]]) == gone
     page.fit(two, 9999)
     assert not two[0]["figures"] and two[0]["left_out"][-1] == "figures"
+
+
+def test_the_library_is_made_once_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made = []
+    monkeypatch.setattr(live.vl_convert, "javascript_bundle", lambda snippet: made.append(snippet) or "a</script>b")
+    live.library.cache_clear()
+    assert [live.library(), live.library.__wrapped__()] == ["a<\\/script>b"] * 2 and len(made) == 1
+    monkeypatch.setenv("HOME", "/dev/null")  # nothing can be kept there
+    assert live.library.__wrapped__() == "a<\\/script>b" and len(made) == 2
+    live.library.cache_clear()

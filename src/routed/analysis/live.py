@@ -6,7 +6,10 @@ rounded to four digits, as they are for reading; results.parquet has all.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.metadata
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +18,8 @@ import vl_convert
 from matplotlib.figure import Figure
 
 from routed.analysis.plots.marks import Marks, Point, kept
-from routed.contracts import Column
+from routed.contracts import Column, UserError
+from routed.system import files
 
 #: Rows of single seeds that a panel holds at most; beyond them it shows means alone.
 MOST_SEEDS = 1500
@@ -31,8 +35,17 @@ SHAPES = {
 
 @functools.cache
 def library() -> str:
-    """The JavaScript of Vega, Vega-Lite and Vega-Embed, in one piece."""
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
+    """The JavaScript of Vega, Vega-Lite and Vega-Embed in one piece, which takes seconds to make and is kept in ~/.cache/routed."""
+    kept_at = (
+        pathlib.Path("~/.cache/routed").expanduser() / f"vega-{importlib.metadata.version('vl-convert-python')}.js"
+    )
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return kept_at.read_text("utf-8")
+    made = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
+    with contextlib.suppress(OSError, UserError):  # without a home each process makes it
+        kept_at.parent.mkdir(parents=True, exist_ok=True)
+        files.write(kept_at, made)
+    return made
 
 
 def panels(figure: Figure, columns: Mapping[str, Column]) -> list[dict[str, Any]]:
