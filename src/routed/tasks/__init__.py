@@ -8,6 +8,7 @@ from routed.tasks import (
     gmm,
     images,
     patches,
+    sentences,
     sequence,
     stripes,
     subspaces,
@@ -26,6 +27,7 @@ TASKS: dict[str, Task] = {
     "patches": patches.TASK,
     "generated": generated.TASK,
     "collages": collages.TASK,
+    "sentences": sentences.TASK,
     "stripes": stripes.TASK,
     "two_gaussians": two_gaussians.TASK,
 }
