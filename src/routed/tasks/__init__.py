@@ -9,6 +9,7 @@ from routed.tasks import (
     images,
     patches,
     scenes,
+    sentences,
     sequence,
     stripes,
     subspaces,
@@ -28,6 +29,7 @@ TASKS: dict[str, Task] = {
     "patches": patches.TASK,
     "generated": generated.TASK,
     "collages": collages.TASK,
+    "sentences": sentences.TASK,
     "stripes": stripes.TASK,
     "two_gaussians": two_gaussians.TASK,
 }

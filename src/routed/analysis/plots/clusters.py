@@ -184,6 +184,8 @@ def _samples(data: Data, point: dict[str, Any], count: int) -> tuple[np.ndarray,
     """The first test samples of the base seed at a point, patches added up, and whether their class is the second; made again."""
     config = override(override(base(), data.base), point)
     task, data_node = TASKS[config.data.name], node_of(config).data
-    world = worlds.draw_world(task, streams(config.seed, config)["world"], data_node, config.data.samples)
+    world = worlds.draw_world(task, streams(config.seed, config)["world"], data_node, config.data.samples)._replace(
+        shared=task.shared(data_node)
+    )
     test = worlds.test_batch(task, world, data_node)
     return np.asarray(test.x[:count].sum(1)), np.asarray(test.y[:count, -1] > 0)

