@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -33,7 +35,7 @@ def offline(form: Form, read: Read, config: ConfigDict, history: dict[str, np.nd
 
 
 def _of_layers(form: Form, read: Read, config: ConfigDict, history) -> Iterator[tuple[str, int, str, np.ndarray]]:
-    rows = held_out(form, config)["validation"]
+    rows = jax.tree.map(jnp.asarray, held_out(form, config)["validation"])
     every = config.transformer.layers // max(config.transformer.sparse_layers, 1)
     for stack, ids_of in read.items():
         if f"{stack}/choices" not in history:
