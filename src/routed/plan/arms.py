@@ -105,7 +105,7 @@ ARMS: dict[str, Arm] = {
     "learned_balanced": Arm(_BALANCED, "learned, load balanced", "#999933"),
     # Competition (Pham et al. 2024), and what takes one thing out of it: the target's meaning, the winners' merit, the winners
     # (all experts run and learn on as many steps), the winners' part in the output.
-    "compete": Arm(_COMPETE, "competition", "#D55E00"),
+    "compete": Arm(_COMPETE, "competition", "#661100"),
     "compete_shuffled": Arm(
         _COMPETE | {"selection.distil_target": "shuffled"}, "competition, shuffled target", "#E69F00"
     ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -43,7 +45,7 @@ class Tokens(NamedTuple):
 
 def tokens_of(form: Form, read: Read, config: ConfigDict) -> dict[str, Tokens]:
     """The tokens that each stack routes at an evaluation, in their order."""
-    rows, found = held_out(form, config)["validation"], {}
+    rows, found = jax.tree.map(jnp.asarray, held_out(form, config)["validation"]), {}
     for stack, ids_of in read.items():
         ids = np.asarray(ids_of(rows))
         row = np.repeat(np.arange(len(ids)), ids.shape[1])

@@ -48,7 +48,14 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
             groups = short[short.arm == arm].groupby(key)
             line(panel, arm, [(places[at], group) for at, group in groups], metric, column, are_numbers(places))
         points = [(places[at], mean(runs[metric], column)) for at, runs in dear.items() if len(runs)]
-        _draw(panel, [place for place, _ in points], [one for _, one in points], "black", "x", "as many FLOPs")
+        _draw(
+            panel,
+            [place for place, _ in points],
+            [one for _, one in points],
+            "black",
+            "x",
+            f"{ARMS[REFERENCE].label}, as many FLOPs",
+        )
         panel.set_ylabel(column.label)
         finish(panel, column)
     legend(figure, *panels)

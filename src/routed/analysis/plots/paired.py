@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from routed.analysis import sides, statistics
@@ -78,6 +79,7 @@ def paired(spec: dict[str, Any], data: Data) -> Figure | None:
     panel.axvline(0, color="black", lw=0.8)
     panel.set_yticks(range(len(arms)), [ARMS[arm].label for arm in arms])
     panel.set_ylim(len(arms) - 0.5, -0.5)
+    panel.xaxis.set_major_locator(ticker.MaxNLocator(6))  # more of three decimals run into each other
     panel.set_xlabel(_words(spec["metric"], data))
     return figure
 
