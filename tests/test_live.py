@@ -4,6 +4,7 @@ import base64
 import json
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import vl_convert
@@ -11,8 +12,10 @@ import vl_convert
 from routed.analysis import live, page, plots
 from routed.analysis.plots import frame, histories
 from routed.analysis.plots.marks import kept
+from routed.engine.execution import maps_of
 from routed.plan.config import base
 from routed.settings.tree import flatten
+from routed.training import encoder_decoder
 from tests.test_figures import AXES, LOSS, SWEPT, TRAINING, data, table
 
 SPECS = {
@@ -151,3 +154,45 @@ def test_the_library_is_made_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/dev/null")  # nothing can be kept there
     assert live.library.__wrapped__() == "a<\\/script>b" and len(made) == 2
     live.library.cache_clear()
+
+
+def test_what_is_kept_of_a_run_for_its_maps():
+    """Of 2 clusters of 4 assignments each, 6 went to the first expert: a load of .75, .25, 0."""
+    counts = np.array([[[4.0, 0, 0], [2, 2, 0]]])
+    history = {
+        "probs": np.full((1, 2, 3), 1 / 3),
+        "counts": counts,
+        "encoder/maps": np.ones((1, 1, 2, 3)),
+        "encoder/choices": counts,
+    }
+    found = maps_of(history)
+    assert found.keys() == {"", "load", "encoder/maps"} and found[""].dtype == np.float16
+    assert found["load"].tolist() == [[0.75, 0.25, 0.0]]
+
+
+def test_maps_of_languages_are_rows_of_probabilities():
+    """One layer, 2 languages, 2 experts: the first language's tokens gave 3 and 1 in sum, the second has none."""
+    blocks = {
+        "probs": jnp.array([[[[2.0, 1.0], [0.0, 0.0]]], [[[1.0, 0.0], [0.0, 0.0]]]]), "token": jnp.zeros((2, 1)), "dropped": jnp.zeros((2, 1)),
+        "choices": jnp.array([[[[0], [0]]], [[[0], [1]]]]), "stale": jnp.zeros((2, 1, 2, 1), int),
+    }  # fmt: skip
+    found = encoder_decoder._summary(2, blocks)
+    assert found["maps"].tolist() == [[[0.75, 0.25], [0.0, 0.0]]] and found["load"].tolist() == [[0.75, 0.25]]
+
+
+def test_a_language_model_has_a_map_for_each_layer():
+    seen = table({"data.samples": (512,)}, {"learned": 0.1})
+    seen = seen[seen.seed == 0].assign(
+        run="r",
+        **{"eval/loss/de": 1.0, "eval/loss/en": 1.0, "router/dead/encoder_1": 0.5, "router/dead/encoder_11": 0.0},
+    )
+    arrays = {"r/encoder/maps": np.full((2, 2, 2, 4), 0.25), "r/encoder/load": np.full((2, 2, 4), 0.25)}
+    found = [*histories.histories(frame.Data(seen, ["data.samples"], flatten(base()), arrays, AXES))]
+    assert [one.label for one in found] == ["learned router, encoder layer 2", "learned router, encoder layer 12"]
+    assert found[0].rows == ["de", "en"] and found[0].row == "language" and found[0].values.shape == (2, 2, 4)
+    assert [one.course["router/dead"].iloc[-1] for one in found] == [0.5, 0.0]
+
+
+def test_an_expert_at_the_limit_is_not_dead():
+    """1 % of a fair load of 8 experts is .00125, as 2 of 1,600 assignments are, in single precision too."""
+    assert histories.dead_at(np.array([2 / 1600, 1 / 1600] + [0.1665] * 6)).tolist() == [False, True] + [False] * 6

@@ -61,6 +61,14 @@ def experiment():
     return module
 
 
+@pytest.fixture(autouse=True)
+def not_findings():
+    """What the command line would have set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "FINDINGS", types.SimpleNamespace(value=False))
+        yield
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     config = override(base(), SMALL | {"arms": ("learned", "frozen", "frozen_sharp", "frozen_data")})

@@ -60,7 +60,7 @@ def series(spec: dict[str, Any], data: Data) -> Figure | None:
             logarithmic(panel)
         panel.set_ylabel(column.label)
         panel.set_xlabel("optimiser steps")
-        panel.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
+        panel.xaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
     legend(figure, figure.axes[0])
     return figure
 

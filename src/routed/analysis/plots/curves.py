@@ -130,7 +130,9 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
             groups = rows[rows.arm == arm].groupby("step")
             line(panel, arm, list(groups), metric, data.axes[metric])
         panel.set_xlabel("optimiser steps")
-        panel.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))  # numbers of five digits beside each other
+        panel.xaxis.set_major_locator(
+            ticker.MaxNLocator(5, steps=[1, 2, 5, 10], integer=True)
+        )  # numbers of five digits beside each other
         panel.set_ylabel(data.axes[metric].label)
         for column in REFERENCES if metric == data.loss else ():
             if column not in rows:
