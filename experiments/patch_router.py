@@ -253,7 +253,7 @@ def decisive_claims(config: ConfigDict) -> tuple[Claim, ...]:
 
 
 def decisive_plots(config: ConfigDict) -> tuple[dict, ...]:
-    return (reached_plot(config, DECISIVE),)
+    return reached_plot(config, DECISIVE), reached_plot(config, DECISIVE, name="samples_90", level=EASIER)
 
 
 # The same on the theory's data, where n/l goes from 2 to 32 at n = 32.
