@@ -58,6 +58,9 @@ def test_a_ratio_of_needs_and_its_bounds():
     assert turned["verdict"] == "opposite" and turned["ours"] == pytest.approx(4 / 2**0.5)
     same = verdict(write(higher={"arm": "learned"}), rows())
     assert same["verdict"] == "inconclusive" and same["ours"] == 1
+    # The mean of the three seeds is just there, but not every draw of them: where nobody is, the ratio is 1.
+    rarely = verdict(write(), rows({"learned": (0.5, 0.6, 0.9), "frozen": (0.1, 0.1, 0.1)}))
+    assert rarely["ours"] == 0 and rarely["interval"] == [0, 1] and rarely["verdict"] == "inconclusive"
     never = verdict(write(), rows({arm: (0.1, 0.1, 0.1) for arm in CURVES}))
     assert never["verdict"] == "inconclusive" and never["reason"] == "neither side reaches the level"
     assert verdict(write(), rows(noise=(0.0,)))["reason"] == "one seed"
@@ -115,7 +118,7 @@ def test_ratios_against_a_number():
     }
     spec |= {
         "base": {"arm": "frozen"},
-        "lines": {"a": {2: {"arm": "learned"}, 8: {"arm": "learned"}}, "b": {2: {"arm": "oracle"}}},
+        "lines": {"a": {key: {"arm": "learned"} for key in (2, 8)}, "b": {2: {"arm": "oracle"}}},
     }
     (panel,) = plots.draw(spec, data).axes
     (line,) = panel.containers

@@ -27,6 +27,7 @@ def reached(values: Float[np.ndarray, " V"], curves: Float[np.ndarray, "B V"], l
     after = np.maximum(above.argmax(1), 1)
     low, high = curves[row, after - 1], curves[row, after]
     way = np.divide(level - low, high - low, out=np.zeros(len(curves)), where=high != low)
+    way = way.clip(0, 1)  # of curves that are never there, where it is not used, it may be anything
     logs = np.log(values)
     inside = np.exp(logs[after - 1] + (logs[after] - logs[after - 1]) * way)
     return np.where(above[:, 0], values[0], np.where(above.any(1), inside, np.inf))
@@ -74,13 +75,16 @@ def needs(
 def reach(claim: Claim, rows: Rows) -> dict[str, Any]:
     """The ratio of needs, `lower` over `higher`; supported where its interval lies below 1, opposite where above.
 
-    Of a need beyond the largest value only a bound is known, so that a ratio may be 0 or infinite.
+    Of a need beyond the largest value only a bound is known, so that a ratio may be 0 or infinite; it is 1 in a draw of seeds in which
+    neither side reaches the level.
     """
     low, high, n = needs(claim, rows, (claim.at, claim.at))
     if not n:
         return {}
     with np.errstate(invalid="ignore"):
-        found = estimate(low / high, n)
+        ratio = low / high
+    ratio[1:] = np.where(np.isnan(ratio[1:]), 1.0, ratio[1:])  # neither is there in this draw: no evidence for either
+    found = estimate(ratio, n)
     words = [
         f"{_words(side, other)} needs {_shown(estimate(one, n))}"
         for side, other, one in ((claim.lower, claim.higher, low), (claim.higher, claim.lower, high))
@@ -136,4 +140,5 @@ def _words(side: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def _shown(one: statistics.Estimate) -> str:
-    return f"{one.mean:.3g} [{one.low:.3g}, {one.high:.3g}]"
+    words = (f"{value:.3g}" if np.isfinite(value) else "not reached" for value in one[:3])
+    return "{} [{}, {}]".format(*words)
