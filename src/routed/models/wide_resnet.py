@@ -25,7 +25,7 @@ from routed.models.single_layer import SITE
 from routed.routers import ROUTERS
 from routed.routers.features import IMAGES, patches
 from routed.routers.matmul import matmul
-from routed.settings.setting import FRACTION, Setting, at_least, one_of, refuse
+from routed.settings.setting import FRACTION, Allowed, Setting, at_least, one_of, refuse
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
 
@@ -45,7 +45,9 @@ SETTINGS: dict[str, Setting] = {
 PATCHES: dict[str, Setting] = {
     "resnet.patch": Setting(1, "positions of a side of a patch of the last map", at_least(1)),
     "resnet.filter": Setting(
-        1, "positions of a side of an expert's filters: 1, or 3, which see their patch only", one_of((1, 3))
+        1,
+        "positions of a side of an expert's filters: 1, or 3, which see their patch only",
+        Allowed(lambda v: v in (1, 3), lambda: "must be 1 or 3"),
     ),
 }
 COLUMNS = {
