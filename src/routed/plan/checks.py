@@ -133,7 +133,7 @@ def _check_parts(config: ConfigDict, data: Any, problem: ProblemPart) -> None:
     _check_selection(config, problem)
     shared = ("experts.count", config.experts.count)
     if SELECTIONS[config.selection.name].within_samples:
-        shared = "data.positions", config.data.positions
+        shared = "patches of a sample", problem.positions(config)
     if "entropy" in config.router and 0 < config.router.entropy >= math.log(shared[1]):
         refuse("router.entropy", config.router.entropy, f"must be below ln({shared[0]})={math.log(shared[1]):.4g}")
 

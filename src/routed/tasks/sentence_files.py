@@ -65,7 +65,7 @@ SETS = ("artificial", "npy", *ENCODERS)
 
 
 @functools.lru_cache(maxsize=2)
-def load(name: str, directory: str, labels: tuple[str, ...]) -> Sentences:
+def load(source: str, directory: str, labels: tuple[str, ...]) -> Sentences:
     """The sentences of every table of a folder, read once in a process; rows with other labels than `labels` are left out.
 
     `NAME-train.tsv` and `NAME-test.tsv` have a head with `text`, `label` and, if they hold several languages, `language`; without
@@ -74,7 +74,7 @@ def load(name: str, directory: str, labels: tuple[str, ...]) -> Sentences:
     Raises:
       UserError: no table, no column, no sentence of a label; embeddings that do not fit their table; an encoder that is missing.
     """
-    if name == "artificial":
+    if source == "artificial":
         return _artificial(len(labels))
     folder = pathlib.Path(directory).expanduser()
     tables = sorted(folder.glob("*-train.tsv"))
@@ -88,7 +88,7 @@ def load(name: str, directory: str, labels: tuple[str, ...]) -> Sentences:
         for part in rows:
             path = table.with_name(table.name.replace("-train.tsv", f"-{part}.tsv"))
             found = _read(path)
-            vectors[part].append(_embeddings(name, path, [row.text for row in found]))
+            vectors[part].append(_embeddings(source, path, [row.text for row in found]))
             rows[part] += found
     joined = {part: _joined(arrays) for part, arrays in vectors.items()}
     if joined["train"].shape[1] != joined["test"].shape[1]:

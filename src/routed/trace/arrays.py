@@ -40,7 +40,7 @@ def choices_of(scores, experts, weights, kept, k, num_experts, keep_scores):
         if array is not None:
             shapes[name] = (len(array), *as_array(array[0]).shape) if len(array) else (0,)
             if len(shapes[name]) != 3 or 0 in shapes[name]:
-                last = "experts" if name == "scores" else "k"
+                last = "experts" if array is scores else "k"
                 refuse(
                     f"{name} has shape {list(shapes[name])}: must be [layers, tokens, {last}], none of them 0; of one layer {name}[None]"
                 )

@@ -122,6 +122,8 @@ class ProblemPart(NamedTuple):
     watched: bool = False
     #: Devices may share one run.
     shareable: bool = False
+    #: Tokens of a sample that are routed one by one.
+    positions: Callable[[ConfigDict], int] = lambda config: 1
     #: By the name of an array of choices [evaluations, (layers,) T, k]: what `routed.trace.write` takes of its tokens.
     traced: Callable[[ConfigDict], dict[str, dict[str, Any]]] = lambda config: {}
     #: What XLA's YNNPACK may fuse on a CPU.

@@ -285,6 +285,7 @@ SAMPLES = ProblemPart(
     feed_shape=lambda config, steps: (),
     offline=offline,
     traced=traced,
+    positions=positions_of,
     digest=lambda config: TASKS[config.data.name].digest(config.data),
     about=lambda config: TASKS[config.data.name].about(config.data),
     cost=cost,
