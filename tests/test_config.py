@@ -130,11 +130,14 @@ def test_points_written_differently_share_their_sources(small):
         ),
         (
             {"selection.balance_rate": 0.1},
-            "selection.name='soft' takes no bias; use one of top_k, raw, sigmoid, sinkhorn or 0",
+            "selection.name='soft' takes no bias; use one of top_k, compete, raw, sigmoid, sinkhorn or 0",
         ),
         ({"selection.group_size": 3}, "selection.group_size=3: must divide batch_size=8"),
         ({"selection.capacity_factor": -1.0}, "selection.capacity_factor=-1.0: must be at least 0"),
-        ({"selection.eval.name": "expert_choice"}, "by its neighbours; must be one of soft, top_k, raw, sigmoid"),
+        (
+            {"selection.eval.name": "expert_choice"},
+            "by its neighbours; must be one of soft, top_k, compete, raw, sigmoid",
+        ),
         (
             {"router.name": "hash_id"},
             "needs token_id, which data.name='gmm' does not have; use one of linear, mlp",
