@@ -26,6 +26,9 @@ Rules, written before the evaluation seeds (2100 on) ran; none looks at competit
 Expected: competition lowers the excess loss of mlp experts at equal steps and not at equal FLOPs; dense steps do as well; constant experts lose
 all agreement where lambda is large.
 
+Found (BUILD_NOTES.md, section 3; mlp experts only, 5 and 10 seeds): no lower loss, not even at equal steps; agreement .02 higher, and as much with a
+shuffled target; every arm chose the largest rate that was tried, so there is no verdict.
+
 Cost: smoke under half a minute of processor time; the others see BUILD_NOTES.md.
 """
 

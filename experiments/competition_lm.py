@@ -25,8 +25,8 @@ Rules of the default scale, fixed before its evaluation seeds ran; none looks at
   shape       3 layers of width 64, all sparse, 4 heads of 16, T5's relative buckets, pre-norm, rows of 128 characters, 8 a step: many small
               steps, as large batches leave a 5-gram unbeaten in this time. No dropout, no cached states.
   steps       12,000 (12 million characters): what two hours of two cores give 2 arms x 10 seeds.
-  rates       Adam, one rate for all: 200 steps of warm-up, then linearly to 0. The best of .3, 1 and 3 times 3e-3 for *SMoE* on a seed
-              that is never evaluated, after 1,000 steps.
+  rates       Adam, one rate for all: 200 steps of warm-up, then linearly to 0. 3e-3 has not been tuned yet: it is to be
+              the best of .3, 1 and 3 times that for *SMoE* on a seed that is never evaluated, after 1,000 steps, before seed 3100 runs.
   cost        `longer` SMoE: steps times the ratio of model FLOPs, rounded up to whole evaluations.
   seeds       3100 on.
   gate        no verdict unless every arm beats an interpolated 5-gram of the training text on the validation rows.
