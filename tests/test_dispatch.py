@@ -19,7 +19,6 @@ from routed.experts.activations import ACTIVATIONS
 from routed.experts.cnn import Cnn
 from routed.experts.constant import Constant
 from routed.experts.ffn import Ffn
-from routed.routers.matmul import FEW, matmul
 from routed.experts.mlp import Linear, Mlp, mlp_parameters, width_for
 from routed.experts.neurons import Neurons
 from routed.layer import dispatch
@@ -28,6 +27,7 @@ from routed.layer.dispatch.grouped import grouped, product
 from routed.layer.dispatch.ragged import sorted_run
 from routed.layer.rule import Rule
 from routed.layer.selection import SELECTIONS, capacity, select
+from routed.routers.matmul import FEW, matmul
 
 
 def run_grouped(expert, params, x, routing, places=None):
