@@ -225,7 +225,8 @@ def claims_of_colour(id: str, words: str, same: bool):
     def claims(config: ConfigDict) -> tuple[Claim, ...]:
         paper, ours = writers(config, same)
         write = paper if id.startswith("fig") else ours
-        at, without, misled = {"data.samples": sizes_of(config)[-1]}, {"data.spurious": 0.0}, {"data.spurious": 0.95}
+        at: Point = {"data.samples": sizes_of(config)[-1]}
+        without, misled = {"data.spurious": 0.0}, {"data.spurious": 0.95}
         order, also = write._replace(at=at).order, ours._replace(at=at | misled)
         return (
             order(f"{id}.mixture", f"{words}, misled: WRN-pMoE above WRN", "above", WRN, LEARNED, at=at | misled),

@@ -240,7 +240,7 @@ def test_the_cost_of_a_step_is_that_of_the_chosen_patches(config):
         ({"selection.eval.patches": 5}, "selection.eval.patches=5: is more than the patches"),
         ({"selection.gate": "one"}, "selection.gate='one': gives the router no gradient; set router.frozen=true"),
         ({"selection.gate": "two"}, "selection.gate='two': must be one of one, even, chosen, all"),
-        ({"router.entropy": 1.4}, r"router.entropy=1.4: must be below ln\(data.positions\)=1.386"),
+        ({"router.entropy": 1.4}, r"router.entropy=1.4: must be below ln\(patches of a sample\)=1.386"),
         ({"router.entropy": 0.5, "selection.gate": "even", "router.frozen": True}, "selection.gate='even' is as sharp for any scores"),
         ({"selection.gate": "even"}, "selection.gate='even': gives the router no gradient; set router.frozen=true"),
         ({"model": "patch_cnn", "experts.largest": 5}, "experts.largest=5: is more than the 4 patches of a sample"),

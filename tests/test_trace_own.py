@@ -6,9 +6,11 @@ import pytest
 
 from routed.engine import execution
 from routed.metrics import load
+from routed.models.t5 import READ
 from routed.plan.config import base
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
+from routed.tasks.text import SPANS
 from routed.trace import analysis, own
 from routed.training import sample_history, text_history
 from tests.language_case import TINY
@@ -41,7 +43,7 @@ def test_a_language_model_has_traces_of_its_stacks_with_the_numbers_of_its_colum
     cache = tmp_path_factory.getbasetemp() / "text"
     config = override(base(), TINY | {"data.cache": str(cache), "trace.every": 2})
     (run,) = plan_runs(config, ({},))
-    known = text_history.tokens_of(run.config)
+    known = text_history.tokens_of(SPANS, READ, run.config)
     history = history_of({f"{stack}/choices": len(tokens.row) for stack, tokens in known.items()})
     for stack, tokens in known.items():  # the last ones know the language
         history[f"{stack}/choices"][-1, 0, :, 0] = tokens.language
@@ -53,7 +55,7 @@ def test_a_language_model_has_traces_of_its_stacks_with_the_numbers_of_its_colum
         (stack, f"step_{step:06d}") for stack in ("decoder", "encoder") for step in (0, 4)
     ]
     by_language = {f"language/{metric}": np.zeros((EVALUATIONS, 2)) for metric in ("loss", "accuracy")}
-    columns = text_history.offline(run.config, history | by_language)
+    columns = text_history.offline(SPANS, READ, run.config, history | by_language)
     for stack, pair in (("decoder", traces[:2]), ("encoder", traces[2:])):
         found, last = analysis.analyse(pair), history[f"{stack}/choices"][-1, 0]
         assert found.trace.layers == (f"{stack}_0",) and found.trace.labels == ("language",)

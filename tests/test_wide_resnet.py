@@ -117,11 +117,11 @@ def test_flops_are_those_of_the_parameters(config):
     """2 x weights x positions of every convolution, and of the mixture what is taken. Map sides 8, 4, 2; factor 1."""
     # First 64 x 27 x 16; block 1: 64 x (144 + 144) x 16; block 2: 16 x (144 + 288 + 16) x 32; block 3: 4 x (288 + 576 + 32) x 64; 256.
     whole = 2 * (64 * 27 * 16 + 64 * 288 * 16 + 16 * 448 * 32 + 4 * 896 * 64 + 64 * 4)
-    assert wide_resnet.flops(override(config, {"model": "wide_resnet"})) == (whole, 2 * 4 * 576 * 64)
+    assert wide_resnet.flops(override(config, {"model": "wide_resnet"}), routed=False) == (whole, 2 * 4 * 576 * 64)
     # The mixture: 3 experts x 64 channels x (2 patches x 4 filters + 4 scores); no shortcut; 12 channels go to the head.
     last = 2 * 3 * 64 * (2 * 4 + 4)
     rest = 2 * (64 * 27 * 16 + 64 * 288 * 16 + 16 * 448 * 32 + 4 * 288 * 64 + 12 * 4)
-    assert wide_resnet.flops(config) == (rest + last, last)
+    assert wide_resnet.flops(config, routed=True) == (rest + last, last)
     assert experts_per_token(config) == 3 * 2 / 4
 
 

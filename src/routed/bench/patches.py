@@ -18,7 +18,7 @@ from routed.bench.baseline import lines as baseline_lines
 from routed.bench.gmm import Timed
 from routed.contracts import UserError
 from routed.engine.devices import split_host
-from routed.models import wide_resnet
+from routed.models import SAMPLE_MODELS
 from routed.plan import experiment
 from routed.plan.config import base, canonical
 from routed.settings.tree import override
@@ -39,7 +39,7 @@ COMMON = {
     "experts.count": 8, "experts.width": 5, "steps": 1_000_000, "eval_every": 1_000_000, "mesh.batching": "auto",
 }  # fmt: skip
 TAKEN = {"name": "patch_choice", "patches": 6, "gate": "chosen", "eval.name": "patch_choice", "eval.patches": 6}
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "cnn": {"model": "patch_cnn"},
     "joint": {"model": "patch_moe", **{f"selection.{key}": value for key, value in TAKEN.items()}},
 }
@@ -57,8 +57,8 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     for name in ("wide_resnet", "wide_resnet_moe"):
         configs[name] = override(wide, {"model": name})
         timed[name, 1] = Timed(canonical(configs[name]), 1, STEPS)
-    ours = {case: [] for case in timed}
-    theirs = {name: [] for name in MODELS}
+    ours: dict[tuple[str, int], list[float]] = {case: [] for case in timed}
+    theirs: dict[str, list[float]] = {name: [] for name in MODELS}
     for _ in range(rounds):
         for case, run in timed.items():
             ours[case].append(run())
@@ -66,7 +66,7 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
             theirs[name].append(ms)
     records = []
     for (name, runs), times in ours.items():
-        record = {"model": name, "runs": runs, "ms_per_step": statistics.median(times)}
+        record: dict[str, Any] = {"model": name, "runs": runs, "ms_per_step": statistics.median(times)}
         record["floor_ms"] = floor_ms(configs[name], rate, bandwidth)
         if theirs.get(name):
             record["baseline_ms"] = statistics.median(theirs[name])
@@ -93,8 +93,8 @@ def floor_ms(config: ConfigDict, rate: float, bandwidth: float) -> float:
     their gradient of the chosen ones. Pixels have no gradient. Bytes: a digit is a byte a pixel, the batch is written once as floats and read
     once for each direction; weights are read twice and written once. Of a wide ResNet: three times the FLOPs forward.
     """
-    if config.data.name == "scenes":
-        return 1e3 * 3 * config.batch_size * wide_resnet.flops(config)[0] / rate
+    if (counted := SAMPLE_MODELS[config.model].flops) is not None:
+        return 1e3 * 3 * config.batch_size * counted(config) / rate
     experts, each, dim = config.experts, config.data.positions, 784
     samples, neurons = config.batch_size, experts.count * experts.width
     if config.model == "patch_moe":

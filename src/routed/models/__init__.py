@@ -1,6 +1,6 @@
 """Models: what is trained. Each is an `init` and an `apply` on a batch; `apply` also returns what its gates decided."""
 
-from routed.models import dense, kmeans, patch_moe, two_experts, wide_resnet
+from routed.models import dense, kmeans, patch_moe, two_experts, wide_resnet, wide_resnet_settings
 from routed.models.decoder import decoder
 from routed.models.language_model import expert_axis
 from routed.models.model import Model, ModelPart, Outputs, Site
@@ -37,9 +37,9 @@ SAMPLE_MODELS: dict[str, ModelPart] = {
     "wide_resnet": ModelPart(
         wide_resnet.wide_resnet,
         targets=("class", "vector"),
-        flops=lambda config: wide_resnet.flops(config)[0],
-        columns=wide_resnet.COLUMNS,
-        settings=wide_resnet.SETTINGS,
+        flops=lambda config: wide_resnet.flops(config, routed=False)[0],
+        columns=wide_resnet_settings.COLUMNS,
+        settings=wide_resnet_settings.SETTINGS,
         reads=("experts.learning_rate",),
         check=wide_resnet.check,
     ),
@@ -48,9 +48,9 @@ SAMPLE_MODELS: dict[str, ModelPart] = {
         routed=True,
         targets=("class", "vector"),
         inner=wide_resnet.positions,
-        flops=lambda config: wide_resnet.flops(config)[0],
-        columns=wide_resnet.COLUMNS,
-        settings=wide_resnet.SETTINGS | wide_resnet.PATCHES,
+        flops=lambda config: wide_resnet.flops(config, routed=True)[0],
+        columns=wide_resnet_settings.COLUMNS,
+        settings=wide_resnet_settings.SETTINGS | wide_resnet_settings.PATCHES,
         uses=("router.name", "selection.name", "selection.eval.name", "dispatch"),
         reads=(
             "experts.count",

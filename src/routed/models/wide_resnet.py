@@ -17,7 +17,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from routed.contracts import AT_LEAST_0, Column
 from routed.layer.dispatch import apart, apart_dense
 from routed.layer.selection import SELECTIONS, in_samples, select
 from routed.models.model import Model, Outputs, Site
@@ -25,7 +24,7 @@ from routed.models.single_layer import SITE
 from routed.routers import ROUTERS
 from routed.routers.features import IMAGES, patches
 from routed.routers.matmul import matmul
-from routed.settings.setting import FRACTION, Allowed, Setting, at_least, one_of, refuse
+from routed.settings.setting import refuse
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
 
@@ -34,48 +33,8 @@ FIRST, WIDTHS, STRIDES = 16, (16, 32, 64), (1, 2, 2)
 #: What a router's initial weights are, N(0, std^2) (released code).
 STD = 1e-4
 
-SETTINGS: dict[str, Setting] = {
-    "resnet.factor": Setting(10, "widening factor: a block has 16, 32 and 64 filters times this", at_least(1)),
-    "resnet.norm": Setting(
-        "batch", "what is normalised: channels over a batch, or groups of 8 of a sample", one_of(("batch", "group"))
-    ),
-    "resnet.momentum": Setting(0.9, "what the statistics of a batch normalisation keep in a step", FRACTION),
-}
-#: Of the mixture alone.
-PATCHES: dict[str, Setting] = {
-    "resnet.patch": Setting(1, "positions of a side of a patch of the last map", at_least(1)),
-    "resnet.filter": Setting(
-        1,
-        "positions of a side of an expert's filters: 1, or 3, which see their patch only",
-        Allowed(lambda v: v in (1, 3), lambda: "must be 1 or 3"),
-    ),
-}
-COLUMNS = {
-    "model/flops": Column(
-        "FLOPs a sample, forward",
-        log=True,
-        bounds=AT_LEAST_0,
-        definition="FLOPs of the products and convolutions of one sample, forward, by their sizes.",
-    ),
-    "model/flops_last": Column(
-        "FLOPs a sample of the last convolution\nor of the mixture, forward",
-        log=True,
-        bounds=AT_LEAST_0,
-        definition="The part of these that the last convolution has, or the mixture in its place.",
-    ),
-    "model/train_flops": Column(
-        "FLOPs of the whole training",
-        log=True,
-        bounds=AT_LEAST_0,
-        definition="Three times the FLOPs of a forward pass, of all samples of the training.",
-    ),
-    "model/parameters": Column(
-        "parameters that are trained",
-        log=True,
-        bounds=AT_LEAST_0,
-        definition="Trained numbers of the model, of all of its experts.",
-    ),
-}
+#: dispatch -> how the experts' outputs are computed, side by side.
+APART = {"auto": apart, "slots": apart, "dense": apart_dense}
 
 
 class Convolution(nn.Module):
@@ -194,7 +153,7 @@ def wide_resnet(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         y, moved = run(batch.x) if key is not None else (_in_parts(lambda x: run(x)[0], batch.x), {})
         return Outputs(y, {}, state | moved)
 
-    return Model(init, apply, watch=_watch(config))
+    return Model(init, apply, watch=_watch(config, routed=False))
 
 
 def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
@@ -242,7 +201,7 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
             rngs = {"noise": key} if key is not None else {}
             scores = router.apply({"params": params["router"]}, tokens, rngs=rngs, step=step)
             routing = select(rule, scores)
-            compute = apart_dense if dispatch == "dense" and key is not None else apart
+            compute = APART[dispatch] if key is not None else apart
             y = compute(lambda own, x: expert.apply({"params": own}, x), params["experts"], tokens, routing)
             head = Head(own, key is not None, outputs)
             y, moved_head = _run(head, "head", params["trunk"], state, joined(y, x.shape), key)
@@ -257,7 +216,7 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
             (y, routing, tokens), moved = run(batch.x)
         return Outputs(y, {SITE: Site(routing, tokens)}, state | moved)
 
-    return Model(init, apply, watch=_watch(config))
+    return Model(init, apply, watch=_watch(config, routed=True))
 
 
 def _run(module: nn.Module, name: str, params, state, x, key):
@@ -288,9 +247,9 @@ def _in_parts(run, x):
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), made)
 
 
-def flops(config: ConfigDict, channels: int = 3) -> tuple[float, float]:
+def flops(config: ConfigDict, routed: bool, channels: int = 3) -> tuple[float, float]:
     """Products and sums of a sample, forward: of the whole network, and of the last convolution or the mixture with its router."""
-    own, routed = config.resnet, config.model == "wide_resnet_moe"
+    own = config.resnet
     side, inputs, last = 4 * side_of_map(config), FIRST, 0.0
     total = 2.0 * side**2 * 9 * channels * FIRST
     for width, stride in zip(WIDTHS, STRIDES, strict=True):
@@ -310,10 +269,10 @@ def flops(config: ConfigDict, channels: int = 3) -> tuple[float, float]:
     return total + 2.0 * width * TASKS[config.data.name].outputs(config.data), last
 
 
-def _watch(config: ConfigDict):
+def _watch(config: ConfigDict, routed: bool):
     def watch(params, world, test, key):
         del world, key
-        whole, last = flops(config, test.x.shape[-1])
+        whole, last = flops(config, routed, test.x.shape[-1])
         trained = sum(a.size for a in jax.tree.leaves(params))
         return {
             "model/flops": jnp.float32(whole),
@@ -337,8 +296,8 @@ def check_patches(config: ConfigDict) -> None:
     check(config)
     side, patch = side_of_map(config), config.resnet.patch
     if side % patch:
-        fits = max(n for n in range(1, min(patch, side) + 1) if side % n == 0)
-        refuse("resnet.patch", patch, f"does not divide the {side} positions of a side of the last map; use {fits}")
+        size = max(n for n in range(1, min(patch, side) + 1) if side % n == 0)
+        refuse("resnet.patch", patch, f"does not divide the {side} positions of a side of the last map; use {size}")
     for key, name in (("selection.name", config.selection.name), ("selection.eval.name", config.selection.eval.name)):
         if not SELECTIONS[name].within_samples:
             fits = [other for other, one in SELECTIONS.items() if one.within_samples]
@@ -347,5 +306,5 @@ def check_patches(config: ConfigDict) -> None:
                 name,
                 f"experts of model={config.model!r} take patches of a sample; use {' or '.join(map(repr, fits))}",
             )
-    if config.dispatch not in ("dense", "slots", "auto"):
+    if config.dispatch not in APART:
         refuse("dispatch", config.dispatch, f"model={config.model!r} has 'slots', or 'dense' as a check; use 'auto'")

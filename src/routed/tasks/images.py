@@ -18,6 +18,8 @@ from routed.tasks import image_files
 from routed.tasks.image_files import Images, digest, load
 from routed.tasks.task import Task, World
 
+#: Images that scenes are made of, and nothing else: they have attributes.
+FACES = "celeba"
 #: Training images whose pixels are summed at once.
 BLOCK = 1000
 
@@ -151,10 +153,10 @@ def _dims(data) -> int:
     return math.prod(source(data).train_x.shape[1:]) + data.dim
 
 
-def check_directory(config: ConfigDict) -> None:
-    """Settings only: classes and shapes are looked at when the files are read."""
-    if config.data.images == "celeba" and config.data.name != "scenes":
-        refuse("data.images", "celeba", "faces have attributes and no class; use data.name=scenes")
+def check_directory(config: ConfigDict, faces: bool = False) -> None:
+    """Settings only: classes and shapes are looked at when the files are read. `faces`: a task of attributes, which need no class."""
+    if config.data.images == FACES and not faces:
+        refuse("data.images", FACES, "faces have attributes and no class; use data.name=scenes")
     if config.data.images != "patterns" and not config.data.directory:
         raise UserError(
             f"config key data.directory is empty: name the folder with the files of data.images={config.data.images!r}"
@@ -181,7 +183,7 @@ TASK = Task(
             "patterns",
             "the image set: idx (MNIST, Fashion-MNIST), cifar10, cifar100, tfds:NAME, celeba (of scenes), or artificial patterns",
             Allowed(
-                lambda v: v in (*image_files.SETS, "celeba") or (v.startswith("tfds:") and v != "tfds:"),
+                lambda v: v in (*image_files.SETS, FACES) or (v.startswith("tfds:") and v != "tfds:"),
                 lambda: f"must be one of {', '.join(image_files.SETS)}, tfds:NAME",
             ),
         )

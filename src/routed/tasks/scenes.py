@@ -240,7 +240,7 @@ def _digest(data) -> str:
 
 
 def _check(config: ConfigDict) -> None:
-    images.check_directory(config)
+    images.check_directory(config, faces=True)
     data = config.data
     if data.images == celeba.NAME and data.scene != "plain":
         refuse("data.scene", data.scene, "faces are scenes already; use 'plain'")
