@@ -488,7 +488,7 @@ def test_help_ends_well_shows_our_flags_only_and_loads_little(tmp_path, module):
     *text, loaded = found.stdout.splitlines()
     flags_of = {
         "routed.main": {*re.findall(r'DEFINE_\w+\(\s*"(\w+)"', inspect.getsource(main))},
-        "routed.report": {"out"},
+        "routed.report": {"docs", "findings", "out"},
         "routed.predict": {"law", "points", "fit", "write"},
     }
     assert {line.split()[0][2:] for line in text if line.startswith("  --")} == flags_of[module]
@@ -504,7 +504,7 @@ def test_the_command_has_commands(tmp_path):
     assert found[0].stdout == found[1].stdout and all(f"  routed {word} " in found[0].stdout for word in COMMANDS)
     assert (
         found[2].stderr
-        == "error: unknown command 'rnu'; known: run, list, report, predict, trace, bench; see routed --help\n"
+        == "error: unknown command 'rnu'; known: run, list, report, findings, predict, trace, bench; see routed --help\n"
     )
     assert "'workdri'" in found[3].stderr and "gmm_router  " in found[4].stdout
     closed = subprocess.run(f"{sys.executable} -c '{script}' | true", shell=True, capture_output=True, cwd=tmp_path)

@@ -15,7 +15,7 @@ from routed.analysis.plots.marks import kept
 from routed.engine.execution import maps_of
 from routed.plan.config import base
 from routed.settings.tree import flatten
-from routed.training import encoder_decoder
+from routed.training import language
 from tests.test_figures import AXES, LOSS, SWEPT, TRAINING, data, table
 
 SPECS = {
@@ -173,10 +173,10 @@ def test_what_is_kept_of_a_run_for_its_maps():
 def test_maps_of_languages_are_rows_of_probabilities():
     """One layer, 2 languages, 2 experts: the first language's tokens gave 3 and 1 in sum, the second has none."""
     blocks = {
-        "probs": jnp.array([[[[2.0, 1.0], [0.0, 0.0]]], [[[1.0, 0.0], [0.0, 0.0]]]]), "token": jnp.zeros((2, 1)), "dropped": jnp.zeros((2, 1)),
+        "probs": jnp.array([[[[2.0, 1.0], [0.0, 0.0]]], [[[1.0, 0.0], [0.0, 0.0]]]]), "token": jnp.zeros((2, 1)), "dropped": jnp.zeros((2, 1)), "alike": jnp.zeros((2, 1)),
         "choices": jnp.array([[[[0], [0]]], [[[0], [1]]]]), "stale": jnp.zeros((2, 1, 2, 1), int),
     }  # fmt: skip
-    found = encoder_decoder._summary(2, blocks)
+    found = language._summary(2, blocks)
     assert found["maps"].tolist() == [[[0.75, 0.25], [0.0, 0.0]]] and found["load"].tolist() == [[0.75, 0.25]]
 
 

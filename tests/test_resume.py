@@ -514,7 +514,7 @@ def test_damaged_heatmaps_cost_only_themselves(finished, run, saves):
     run(last_batch_undone(finished))
     assert saves == [10, 20, 30] and "routing.npz is damaged" in logged(finished)
     same(table(finished), good)
-    assert len(results.read_heatmaps(finished)) == 1
+    assert len([name for name in results.read_heatmaps(finished) if not name.endswith("/load")]) == 1
 
 
 # Extended

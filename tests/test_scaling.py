@@ -1,5 +1,6 @@
 """What a training step sends, in the compiled program and by the formula, and how long that takes on links."""
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.system.interconnect import SENT, Collective, nodes, torus
+from routed.training.language import ALIKE
 from tests.parallel_case import make_mesh
 
 #: A step that runs a layer three times; an evaluation behind it, which does not count.
@@ -114,12 +116,17 @@ def test_the_compiled_step_sends_what_the_formula_says_and_nothing_else(mesh, tm
 
 @pytest.mark.slow
 def test_an_evaluation_gathers_choices_and_no_scores(tmp_path_factory):
-    """What each token chose (2 bytes an expert) is kept whole on every device; its scores, 16 numbers of 4 bytes, stay where they are."""
+    """What each token chose (2 bytes an expert) is kept whole on every device; its scores, 16 numbers of 4 bytes, stay where they are.
+
+    Of each block the first tokens' features go to all experts, whose outputs are compared.
+    """
     cache = tmp_path_factory.getbasetemp() / "text"
     config = override(base(), SMALL | {"data.cache": str(cache), "mesh.data": 2, "mesh.expert": 4})
     text = compilation.lower_group(config, 0, 1, devices.make_mesh(config)).record.compile().as_text()
     gathers = [line for line in text.splitlines() if " all-gather(" in line]
-    assert gathers and all(" = s16[" in line for line in gathers)
+    shapes = [re.search(r" = (\w+)\[([\d,]+)\]", line).groups() for line in gathers]
+    features = [tuple(map(int, shape.split(","))) for kind, shape in shapes if kind != "s16"]
+    assert gathers and all(shape[-1] == config.transformer.dim and shape[-2] <= ALIKE for shape in features), shapes
 
 
 def test_validation_rows_that_devices_cannot_share_are_refused(tmp_path_factory):

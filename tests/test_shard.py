@@ -116,7 +116,8 @@ def test_joined_parts_are_the_whole(parts, tmp_path, caplog):
 def test_the_command_joins_parts(parts, tmp_path, monkeypatch, capsys):
     out = tmp_path / "page.html"
     monkeypatch.setattr(report, "OUT", type("Out", (), {"value": str(out)}))
-    monkeypatch.setattr(report, "FINDINGS", type("Findings", (), {"value": False}))
+    for flag in ("FINDINGS", "DOCS"):
+        monkeypatch.setattr(report, flag, type("Unset", (), {"value": None}))
     report.main(["report", str(parts / "part1"), str(parts / "part2")])
     assert "tiny.claim" in capsys.readouterr().out and out.exists()
 

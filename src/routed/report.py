@@ -2,7 +2,7 @@
 
     routed report DIR... [--out=FILE]        (or python -m routed.report)
     routed report --docs=docs/results DIR...
-    routed findings [DIR...]                 (the answers of finished runs in the terminal; default runs/*)
+    routed findings [DIR...]      (the answers, in the terminal; default runs/*)
 
 makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): experiments against
 verdicts, every claim of theirs in one table, and their pages below it. Parts of one sweep (main's --shard), or other disjoint runs of

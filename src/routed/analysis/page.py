@@ -30,7 +30,7 @@ from routed.analysis.workdirs import command_of
 from routed.engine import results, rows
 from routed.plan import experiment
 from routed.plan.config import problem_of
-from routed.settings.tree import flatten, override
+from routed.settings.tree import flatten, override, parse
 from routed.system import files
 
 #: Points and arms in the page's table, which a browser has to lay out.
@@ -100,7 +100,7 @@ def make_part(
     claims = asked.claims(config)
     judged = verdicts.judge(claims, table, config, swept)
     point = data.at_point(last, {})
-    there = override(config, {key: points.as_python(point[key].iloc[0]) for key in swept} if len(point) else {})
+    there = override(config, {key: _setting(config, key, point[key].iloc[0]) for key in swept} if len(point) else {})
     gap = diagnosis.gap(point)
     by_arm = points.by_arm(summary, data)
     described = results.stored_config(workdir)
@@ -136,6 +136,12 @@ def make_part(
         "versions": json.dumps({k: v for k, v in described.items() if k != "config"}, indent=1),
         "document": document,
     }
+
+
+def _setting(config: ConfigDict, key: str, value: Any) -> Any:
+    """The value of a column as the setting has it: a tuple is text there."""
+    value = points.as_python(value)
+    return parse(config, key, value) if isinstance(value, str) else value
 
 
 def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:

@@ -116,13 +116,13 @@ class Filters(nn.Module):
         return Convolution(self.filters, self.size)(x).reshape(len(x), -1)
 
 
-def side_of_map(config: ConfigDict) -> int:
+def side_of_map(config: Any) -> int:
     """Positions of a side of the last map, which two blocks have halved."""
     pixels = TASKS[config.data.name].pixels
     return math.ceil(math.ceil(pixels(config.data) / 2) / 2) if pixels else 0
 
 
-def positions(config: ConfigDict) -> int:
+def positions(config: Any) -> int:
     """Patches of a sample that the mixture routes."""
     return (side_of_map(config) // config.resnet.patch) ** 2
 

@@ -118,16 +118,14 @@ def _evaluate(
         assert model.responses is not None  # a model with gates has them
         stale = _choose(config, model, mesh, params | {"router": router}, held, name, site.features, block, step)
         choices = _choose(config, model, mesh, params, state, name, site.features, block, step)
-        found = {
+        return {
             "probs": jax.vmap(lambda p: entropies.cluster_sums(p, language, languages))(probs),
             "token": entropies.entropy(probs).sum(1),
             "dropped": jax.vmap(load.dropped)(site.routing) * tokens,
             "choices": choices.astype(jnp.int16),
             "stale": stale.astype(jnp.int16),
+            "alike": jax.vmap(alike_by_cosine)(model.responses(params, name, site.features[:, :ALIKE])),
         }
-        if mesh is None:  # whose devices have the tokens of some and the experts of others
-            found["alike"] = jax.vmap(alike_by_cosine)(model.responses(params, name, site.features[:, :ALIKE]))
-        return found
 
     def tested(block: TextBatch):
         logits = model.apply(params, state, block, rule, dispatch, step=step).prediction
@@ -181,7 +179,7 @@ def _summary(experts: int, blocks: dict[str, Array]) -> dict[str, Array]:
     )
     shares = jax.vmap(lambda c: load.load(c, experts))(choices)
     found |= jax.vmap(lambda share: load.load_summary(share, tokens))(shares)
-    found |= {name: blocks[name].mean(0) for name in ("alike",) if name in blocks}
+    found["alike"] = blocks["alike"].mean(0)
     sums = blocks["probs"].sum(0)
     return found | {
         "maps": sums / jnp.maximum(sums.sum(-1, keepdims=True), 1e-9),
