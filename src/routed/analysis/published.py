@@ -30,6 +30,8 @@ SOURCES = {
 }  # fmt: skip
 #: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the workdir.
 FIRST, ALSO = 2, ("routing",)
+#: Points whose losses stand open on a page; more are folded.
+FEW = 12
 #: What a dark page has in place of ink, paper and the arms that are dark on it.
 DARK = {"#000000": "#e6edf3", "#ffffff": "#0d1117", "#b0b0b0": "#484f58", "#5a2a00": "#c08a5a", "#666666": "#a0a8b0"}
 
@@ -162,7 +164,10 @@ def _arms(rows: list[list[str]]) -> list[str]:
     """Loss by arm: a line for each point; of the only point, for each arm."""
     head, *lines = rows
     table = [("arm", "loss"), *zip(head, lines[0], strict=True)] if len(lines) == 1 else rows
-    return [_row(table[0]), "|---" * len(table[0]) + "|", *map(_row, table[1:])]
+    shown = [_row(table[0]), "|---" * len(table[0]) + "|", *map(_row, table[1:])]
+    if len(lines) <= FEW:
+        return shown
+    return [f"<details><summary>Loss by arm at each of {len(lines)} points</summary>", "", *shown, "", "</details>"]
 
 
 def _read(folder: pathlib.Path) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from routed.engine.rows import plain
 from routed.plan import experiment, shards
 from routed.settings.tree import flatten, value_of
 
+#: Settings that are places on a machine: a command that others read names none.
+PLACES = ("data.directory",)
 #: Settings that may differ between workdirs that are joined: disjoint seeds or arms of one config.
 APART = ("seed", "seeds", "arms")
 
@@ -101,12 +103,12 @@ def command_of(spec: str, config: ConfigDict, table: pd.DataFrame) -> str:
     keys = dict.fromkeys([*(key for point in points for key in point), *flatten(own)])
     flags = []
     for key in keys:
-        if key in ("name", "figure", "scale") or key not in flatten(config):
+        if key in ("name", "figure", "scale", "data.cache") or key not in flatten(config):
             continue
         asked = {point.get(key, value_of(own, key)) for point in points}
         there = {*table[key].unique()} if key in table and key not in ("arm", "seed") else {value_of(config, key)}
         if there != asked and not (key in ("arms", "seeds") and value_of(config, key) == value_of(own, key)):
-            values = ",".join(str(plain(value)) for value in sorted(there, key=str))
+            values = "DIR" if key in PLACES else ",".join(str(plain(value)) for value in sorted(there, key=str))
             flags.append(f"--config.{key}={values}" if len(there) == 1 else f"--sweep={key}={values}")
     path, arg = experiment.split(spec)
     name = pathlib.Path(path).name.removesuffix(".py")
