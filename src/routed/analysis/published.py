@@ -33,7 +33,14 @@ FIRST, ALSO = 2, ("routing",)
 #: Points whose losses stand open on a page; more are folded.
 FEW = 12
 #: What a dark page has in place of ink, paper and the arms that are dark on it.
-DARK = {"#000000": "#e6edf3", "#ffffff": "#0d1117", "#b0b0b0": "#484f58", "#5a2a00": "#c08a5a", "#666666": "#a0a8b0"}
+DARK = {
+    "#000000": "#e6edf3",
+    "#ffffff": "#0d1117",
+    "#b0b0b0": "#484f58",
+    "#5a2a00": "#c08a5a",
+    "#666666": "#a0a8b0",
+    "#444444": "#b0b8c0",
+}
 
 
 def keep(part: dict[str, Any], workdir: pathlib.Path, root: pathlib.Path) -> None:
