@@ -301,12 +301,14 @@ def test_mlp_parameters_and_width():
     assert width_for(62, 3, 2, 3) == 5 and width_for(63, 3, 2, 3) == 5
 
 
+@pytest.mark.parametrize("columns", [2, 4])
 @pytest.mark.parametrize("rows", [1, FEW - 1, FEW])
-def test_the_derivative_of_a_product_is_that_of_a_product(rows):
-    """Fewer rows than FEW take another path backwards; mapped over experts, as the dispatches do."""
+def test_the_derivative_of_a_product_is_that_of_a_product(rows, columns):
+    """Fewer rows than FEW take another path backwards, and so do at least FEW with at most half of 5 columns; mapped over experts, as the
+    dispatches do."""
     keys = jax.random.split(jax.random.key(0), 3)
-    x, w = jax.random.normal(keys[0], (3, rows, 5)), jax.random.normal(keys[1], (3, 5, 4))
-    steer = jax.random.normal(keys[2], (3, rows, 4))
+    x, w = jax.random.normal(keys[0], (3, rows, 5)), jax.random.normal(keys[1], (3, 5, columns))
+    steer = jax.random.normal(keys[2], (3, rows, columns))
 
     def gradients(multiply):
         return jax.grad(lambda x, w: (steer * jax.vmap(multiply)(x, w)).sum(), argnums=(0, 1))(x, w)

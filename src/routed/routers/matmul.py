@@ -17,8 +17,8 @@ def matmul(x: Float[Array, "T D"], weights: Float[Array, "D H"]) -> Float[Array,
     """x W, with derivatives for a CPU, where the order of a product matters; barriers keep XLA from joining it again with what turns it.
 
     Of few rows: W g^T in place of g W^T, as XLA:CPU reads transposed weights 2 to 3 times slower (512 experts of 128 x 256 with 10 rows
-    each: 21 ms against 9.5). Of weights with fewer columns than rows: g^T x in place of x^T g, as its inner loop is over the columns of
-    the result (320 x 784 with 320 x 40: .14 ms against .27, with 320 x 5: .02 against .18).
+    each: 21 ms against 9.5). Of many rows and weights with fewer columns than rows: g^T x in place of x^T g, as its inner loop is over the
+    columns of the result (320 x 784 with 320 x 40: .14 ms against .27, with 320 x 5: .02 against .18); of few rows turning the result costs more.
     """
     return x @ weights
 
@@ -30,7 +30,8 @@ def _save(x, weights):
 def _backward(saved, cotangent):
     x, weights = saved
     rows, columns = weights.shape
-    few, narrow = (platform() == "cpu" and so for so in (len(x) < FEW, 2 * columns <= rows))
+    few = len(x) < FEW
+    few, narrow = (platform() == "cpu" and so for so in (few, 2 * columns <= rows and not few))
     of_x = jax.lax.optimization_barrier(weights @ cotangent.T).T if few else cotangent @ weights.T
     return of_x, jax.lax.optimization_barrier(cotangent.T @ x).T if narrow else x.T @ cotangent
 
