@@ -31,21 +31,25 @@ SLICES = {"default": ("v5e:2x4", "v5e:8x8", "v4:2x2x2", "v5p:2x2x2"), "paper": (
 FILES = (
     "gmm_router", "dictionary_router", "subspaces_router", "sequence_router", "image_clusters_router", "cluster_cnn", "router_zoo",
     "theory_specialists", "theory_spurious", "theory_two_gaussians", "geometry", "regret", "law", "shares", "gmm_causes", "cluster_causes",
+    "patch_router", "patch_wrn", "competition_gmm", "competition_lm", "chen_text",
 )  # fmt: skip
-#: Images that need no files, in the number and shape of CIFAR-10; text that needs none.
+#: Images that need no files, in the number and shape of CIFAR-10; text that needs none; embeddings of sentences.
 IMAGES = {"data.images": "patterns"}
 TEXT = {"data.name": "artificial", "data.tokens": "bytes", "data.languages": ("qaa", "qba"), "arms": ("learned",)}
 SHARED = TEXT | {"mesh.data": 8, "mesh.expert": 8, "data.eval_rows": 64, "selection.group_size": 114}
+#: By file, in the place of data that are read: of the size of the real ones.
+STAND_IN: dict[str, dict[str, Any]] = {
+    "image_clusters_router": IMAGES,
+    "patch_wrn": IMAGES,
+    "competition_lm": {"data.name": "artificial", "data.languages": ("qaa",)},
+    "chen_text": {"data.sentences": "artificial"},
+}
 #: T5's own width, where the paper's is 32.
 WIDE = {"transformer.dim": 768, "transformer.width": 2048, "experts.width": 2048}
 
 #: (experiment, what changes, slices)
 CASES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
-    *(
-        (f"{name}:{scale}", IMAGES if "image" in name else {}, slices)
-        for name in FILES
-        for scale, slices in SLICES.items()
-    ),
+    *((f"{name}:{scale}", STAND_IN.get(name, {}), slices) for name in FILES for scale, slices in SLICES.items()),
     ("gmm_router:default", {}, ("v6e:2x4", "h200:8")),
     ("gmm_router:fig2a", {}, ("v5e:2x4",)),
     ("t5_mc4:fig5", TEXT, SLICES["default"]),
