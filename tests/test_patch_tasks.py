@@ -136,6 +136,24 @@ def test_collages_by_hand(small, digits):
         )  # of 3,200 irrelevant digits half are of either class, deviation 28
 
 
+def test_a_digit_goes_with_the_label_in_training_and_with_the_other_in_tests(small, digits):
+    """Of 400 samples 90 % (deviation 1.5 %) have class 1 beside label 1 and class 4 beside -1; of tests 10 %. All else is of class 2."""
+    changes = {"data.irrelevant": (1, 2, 4), "data.spurious": 0.9, "data.misleading": (1, 4)}
+    _, test, train, _ = drawn(collage(small, digits, **changes), 400)
+    for part, batch, share in ((0, train, 0.9), (1, test, 0.1)):
+        code, cluster = np.asarray(batch.x)[:, :, 0] * 255, np.asarray(batch.cluster)
+        of_class = (code.round().astype(int) - 100 * part) // 10
+        np.testing.assert_array_equal(of_class, np.array([3, 0, 2, 1, 4])[cluster])
+        misleads, y = cluster >= 3, np.asarray(batch.y)[:, 0]
+        assert (misleads.sum(1) == 1).all() and ((cluster < 2).sum(1) == 1).all()
+        goes = (of_class == np.where(y > 0, 1, 4)[:, None])[misleads]
+        for label in (1, -1):
+            assert abs(goes[y == label].mean() - share) < 0.08
+        # Where it is says nothing of where the other is: each distance of 1 to 8 places, around the corner, as often.
+        distance = (misleads.argmax(1) - (cluster < 2).argmax(1)) % 9
+        assert (np.bincount(distance, minlength=9)[1:] > 25).all()  # 50 each, deviation 6.6
+
+
 def test_places_and_scaling_of_collages(small, digits):
     """The first and last of 9 places are left out; 9 equal pixels of a patch of length 1 are 1/3 each."""
     _, test, *_ = drawn(collage(small, digits, **{"data.places": "inner", "data.scaling": "unit"}), 8)
@@ -172,6 +190,18 @@ def test_impossible_patterns_are_refused_by_name(small, changes, words):
         ({"data.irrelevant": (1, 3)}, "class 3 is in data.discriminative too; leave it out of one"),
         ({"data.discriminative": (3, 3)}, "must be two different classes"),
         ({"data.directory": ""}, "data.directory is empty: name the folder"),
+        (
+            {"data.spurious": 0.9, "data.misleading": (1, 3)},
+            r"data.misleading=\(1, 3\): class 3 is in data.discriminative too",
+        ),
+        (
+            {"data.spurious": 0.9, "data.misleading": (1, 2)},
+            r"data.irrelevant=\(1, 2\): all of them are in data.misleading",
+        ),
+        (
+            {"data.spurious": 0.9, "data.positions": 1},
+            "data.spurious=0.9: a digit that misleads needs a place of its own",
+        ),
     ],
 )
 def test_impossible_collages_are_refused_by_name(small, digits, changes, words):

@@ -17,7 +17,7 @@ from jaxtyping import Array, Int, Integer, Key, PRNGKeyArray, UInt8
 from ml_collections import ConfigDict
 
 from routed.contracts import Batch, UserError
-from routed.settings.setting import Allowed, Setting, one_of, refuse
+from routed.settings.setting import FRACTION, Allowed, Setting, one_of, refuse
 from routed.tasks import images
 from routed.tasks.image_files import Images, load
 from routed.tasks.task import Task, World
@@ -32,8 +32,9 @@ class Draws(NamedTuple):
 
 
 def classes(data) -> tuple[int, ...]:
-    """The class of each cluster: those that decide, then the irrelevant ones."""
-    return (*data.discriminative, *data.irrelevant)
+    """The class of each cluster: those that decide, then the irrelevant ones, then those that mislead."""
+    misleading = data.misleading if data.spurious else ()
+    return (*data.discriminative, *(one for one in data.irrelevant if one not in misleading), *misleading)
 
 
 def source(data) -> Images:
@@ -49,7 +50,7 @@ def source(data) -> Images:
             f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and patches are square; use others"
         )
     known = int(loaded.train_y.max()) + 1
-    for key in ("discriminative", "irrelevant"):
+    for key in ("discriminative", "irrelevant", *(("misleading",) if data.spurious else ())):
         if missing := [one for one in data[key] if one >= known]:
             refuse(
                 f"data.{key}", data[key], f"the images have no class {missing[0]}, only 0 to {known - 1}; leave it out"
@@ -81,12 +82,17 @@ def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyA
     del fixed
     starts, counts = by_class(source(data))
     part, every = int(cluster_key is None), np.array(classes(data))
-    place_key, class_key, digit_key = jax.random.split(noise_key, 3)
-    inner = int(data.places == "inner")
-    place = jax.random.randint(place_key, (size, 1), inner, data.positions - inner)
-    irrelevant = jax.random.randint(class_key, (size, data.positions), 2, len(every))
-    decides = jnp.arange(data.positions)[None] == place
-    cluster = jnp.where(decides, clusters_of(None, (size,), 2)[:, None], irrelevant)
+    place_key, class_key, digit_key, other_key, wrong_key = jax.random.split(noise_key, 5)
+    inner, misleading = int(data.places == "inner"), 2 if data.spurious else 0
+    places = data.positions - 2 * inner
+    place = jax.random.randint(place_key, (size, 1), 0, places)
+    at, label = jnp.arange(data.positions)[None] - inner, clusters_of(None, (size,), 2)[:, None]
+    cluster = jax.random.randint(class_key, (size, data.positions), 2, len(every) - misleading)
+    cluster = jnp.where(at == place, label, cluster)
+    if misleading:
+        other = (place + jax.random.randint(other_key, (size, 1), 1, places)) % places
+        wrong = jax.random.uniform(wrong_key, (size, 1)) < (data.spurious if part else 1 - data.spurious)
+        cluster = jnp.where(at == other, len(every) - 2 + (label + wrong) % 2, cluster)
     first, number = (jnp.asarray(one[part][every])[cluster] for one in (starts, counts))
     return Draws(first + jax.random.randint(digit_key, cluster.shape, 0, number), cluster)
 
@@ -109,6 +115,18 @@ def _check(config: ConfigDict) -> None:
         )
     if data.places == "inner" and data.positions < 3:
         refuse("data.places", data.places, f"no place of data.positions={data.positions} is left; use 'any'")
+    if data.spurious and data.positions < 2:
+        refuse(
+            "data.spurious",
+            data.spurious,
+            "a digit that misleads needs a place of its own; use data.positions=4 or more",
+        )
+    if data.spurious and (twice := sorted(set(data.discriminative) & set(data.misleading))):
+        refuse(
+            "data.misleading", data.misleading, f"class {twice[0]} is in data.discriminative too; leave it out of one"
+        )
+    if data.spurious and not set(data.irrelevant) - set(data.misleading):
+        refuse("data.irrelevant", data.irrelevant, "all of them are in data.misleading; add one that is not")
     if twice := sorted(set(data.discriminative) & set(data.irrelevant)):
         refuse(
             "data.irrelevant", data.irrelevant, f"class {twice[0]} is in data.discriminative too; leave it out of one"
@@ -141,6 +159,16 @@ TASK = Task(
             (2, 3, 4, 5, 6, 7, 8, 9),
             "classes of all other digits",
             Allowed(lambda v: len(set(v)) == len(v) > 0 and min(v) >= 0, lambda: f"must be {_CLASSES}, at least one"),
+        ),
+        "spurious": Setting(
+            0.0,
+            "share of training samples with a digit that goes with their label, and of test samples with the other label's; 0: no such digit",
+            FRACTION,
+        ),
+        "misleading": Setting(
+            (2, 3),
+            "where spurious > 0, classes of the digit that goes with label 1, and with label -1; no other digit is of them",
+            Allowed(lambda v: len(set(v)) == len(v) == 2 and min(v) >= 0, lambda: f"must be two {_CLASSES}"),
         ),
         "places": Setting(
             "any", "where a digit that decides may be; inner: not in the first and last place (released)", one_of(("any", "inner"))
