@@ -168,8 +168,9 @@ def parts_of(config: ConfigDict) -> list[ActivePart]:
         waiting += part.uses
     model = problem.models[config.model]
     if model.routed:
+        settings = loss_settings()
         for name, loss in AUXILIARY.items():
-            own = {key: setting for key, setting in loss_settings().items() if key == name or key in loss.settings}
+            own = {key: settings[key] for key in (name, *loss.settings) if key in settings}
             active[f"losses.{name}"] = ActivePart(
                 f"loss {name}", "losses", Component(own, loss.reads, loss.uses, loss.check)
             )

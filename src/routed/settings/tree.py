@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 
 from routed.contracts import UserError
 
@@ -54,7 +54,11 @@ def from_flat(flat: Mapping[str, Any]) -> Node:
 def flatten(config: ConfigDict) -> dict[str, Any]:
     """Dotted keys and values, in declared order."""
     flat: dict[str, Any] = {}
-    for key, value in config.items():
+    for key, value in config.items(
+        preserve_field_references=True
+    ):  # resolving each value anew takes most of planning's time
+        if isinstance(value, FieldReference):
+            value = value.get()
         if isinstance(value, ConfigDict):
             flat |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()}
         else:
@@ -128,10 +132,12 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
 
 
 def _declared(config: ConfigDict, key: str) -> Any:
-    flat = flatten(config)
-    if key not in flat:
-        raise UserError(f"unknown config key {key!r}{nearest(key, flat)}")
-    return flat[key]
+    value: Any = config
+    for part in key.split("."):
+        value = value[part] if isinstance(value, ConfigDict) and part in value else None
+    if value is None or isinstance(value, ConfigDict):
+        raise UserError(f"unknown config key {key!r}{nearest(key, flatten(config))}")
+    return value
 
 
 def _convert(key: str, current: Any, text: str) -> Any:
