@@ -81,6 +81,7 @@ ONE_POINT = ("cluster_cnn", "dictionary_router", "gmm_causes", "sequence_router"
 #: What a file has of its own among arms.
 ARMS_OF = {
     ("gmm_router", ""): ("learned", "frozen", "dense_active"),
+    ("patch_wrn", ""): ("learned", "wide_resnet"),
     ("competition_gmm", ""): ("learned", "compete"),
     ("competition_lm", ""): ("learned", "compete"),
 }

@@ -151,7 +151,7 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
         "train/experts": jnp.asarray(experts_per_token(inputs.config), jnp.float32),
     }
     if loss.labelled:
-        threshold = inputs.config.losses.threshold if "threshold" in config.losses else 0.0
+        threshold = inputs.config.losses.threshold if "threshold" in loss.settings else 0.0
         right = correct(prediction, test.y, threshold)
         if task.decisive:
             seen["test/success"] = (right.mean() >= patches.SUCCESS).astype(jnp.float32)
