@@ -214,9 +214,13 @@ def test_a_claim_never_pools_points():
         order(lower="learned", at={}), both.assign(**{"data.name": "gmm"}), ("data.samples", "steps", "data.name")
     )
     assert words["n"] > 0  # a key whose values are words
-    side = {"arm": "frozen", "data.name": "gmm"}
-    named = both.assign(**{"data.name": "gmm"})
-    assert "data.name=gmm" in verdict(order()._replace(higher=side), named, ("data.name", "steps"))["text"]
+    for name, told in (
+        ("xor", True),
+        ("gmm", False),
+    ):  # of another arm what the figure's config says anyway is not repeated
+        side, named = {"arm": "frozen", "data.name": name}, both.assign(**{"data.name": name})
+        text = verdict(order()._replace(higher=side), named, ("data.name", "steps"))["text"]
+        assert (f"data.name={name}" in text) == told
 
 
 def test_small_effects_say_so():

@@ -15,7 +15,6 @@ from jaxtyping import Float
 from routed.analysis import statistics
 from routed.analysis.claims import Claim
 from routed.analysis.sides import Rows
-from routed.engine.rows import shown
 
 #: Times that seeds are drawn for an interval.
 DRAWS = 2000
@@ -86,7 +85,7 @@ def reach(claim: Claim, rows: Rows) -> dict[str, Any]:
     ratio[1:] = np.where(np.isnan(ratio[1:]), 1.0, ratio[1:])  # neither is there in this draw: no evidence for either
     found = estimate(ratio, n)
     words = [
-        f"{_words(side, other)} needs {_shown(estimate(one, n))}"
+        f"{rows.words(side, other, side['arm'])} needs {_shown(estimate(one, n))}"
         for side, other, one in ((claim.lower, claim.higher, low), (claim.higher, claim.lower, high))
     ]
     text = f"{words[0]}, {words[1]}; ratio {_shown(found)}"
@@ -131,12 +130,6 @@ def fitted_slope(places: np.ndarray, heights: np.ndarray) -> float:
     """The least-squares slope of what is finite; NaN of fewer than two points."""
     known = np.isfinite(heights)
     return float(np.polyfit(places[known], heights[known], 1)[0]) if known.sum() > 1 else np.nan
-
-
-def _words(side: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """The arm of a side, and in what else it differs from the other side."""
-    own = {key: value for key, value in side.items() if key != "arm" and other.get(key) != value}
-    return " ".join([side["arm"], *(f"{key}={shown(value)}" for key, value in own.items())])
 
 
 def _shown(one: statistics.Estimate) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from routed.analysis import controls, statistics
-from routed.engine.rows import at_base, last
+from routed.engine.rows import at_base, last, shown
 from routed.plan.arms import REFERENCE, fair_arms
 from routed.plan.config import problem_of
 from routed.settings.tree import flatten
@@ -67,6 +67,13 @@ class Rows:
         """The last rows of an arm's finite runs at the point of a side."""
         rows = self.at(_place(side, at))
         return rows[(rows.arm == arm) & (rows.status == "ok")]
+
+    def words(self, side: Mapping[str, Any], other: Mapping[str, Any], arm: str) -> str:
+        """The arm of a side and what tells it from the other side; of different arms nothing that the figure's config says already."""
+        alike = side.get("arm") == other.get("arm")
+        own = {key: value for key, value in side.items() if key not in ("arm", "value") and other.get(key) != value}
+        told = [f"{key}={shown(value)}" for key, value in own.items() if alike or value != self._base.get(key)]
+        return " ".join(filter(None, [arm, *told]))
 
     def edge(self, side: Mapping[str, Any], at: Mapping[str, Any]) -> str | None:
         """Which arm of a side chose the lowest or highest rate that was tried, beyond which a better one may lie; or None."""

@@ -19,7 +19,6 @@ from routed.analysis.needs import share, unfit
 from routed.analysis.reach import exponent, reach
 from routed.analysis.sides import ANY_FAIR, Rows, ends
 from routed.contracts import UserError
-from routed.engine.rows import shown
 from routed.settings.tree import nearest
 
 #: How two sides are compared, with the smallest effect of interest: losses that approach 0 by their log ratio (a factor
@@ -153,8 +152,8 @@ def _compare(claim: Claim, rows: Rows) -> Compared | None:
                 name = low_arm if claim.lower.get("arm") == ANY_FAIR else high_arm
                 now[name], later[name] = difference["now"], difference["later"]
                 sides[name] = (
-                    _side_text(claim, claim.lower, low_arm, low),
-                    _side_text(claim, claim.higher, high_arm, high),
+                    f"{rows.words(claim.lower, claim.higher, low_arm)} {_mean_text(claim, low)}".lstrip(),
+                    f"{rows.words(claim.higher, claim.lower, high_arm)} {_mean_text(claim, high)}".lstrip(),
                 )
     return Compared(now, later, sides[statistics.least(now).name]) if now else None
 
@@ -302,12 +301,11 @@ def _effect_text(claim: Claim, interval: statistics.Estimate) -> str:
     return f"difference {interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
 
 
-def _side_text(claim: Claim, side: Mapping[str, Any], arm: str, values: Any) -> str:
-    """The arm of a side, what it fixes, and its mean, for the table of verdicts."""
+def _mean_text(claim: Claim, values: Any) -> str:
+    """The mean of a side, or the constant that it is."""
     now = values if isinstance(values, float) else values["now"]
     mean = float(np.mean(np.exp(now) if claim.unit == "ratio" else now))
-    words = [arm, *(f"{k}={shown(v)}" for k, v in side.items() if k not in ("arm", "metric", "value"))]
-    return " ".join([*filter(None, words), f"{mean:{'.3g' if claim.unit == 'ratio' else '.4f'}}"])
+    return f"{mean:{'.3g' if claim.unit == 'ratio' else '.4f'}}"
 
 
 def to_json(records: list[dict[str, Any]] | dict[str, Any]) -> str:
