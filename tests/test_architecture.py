@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import tomllib
 
 import pytest
 
@@ -75,3 +76,13 @@ def test_files_are_short_and_say_what_they_are_for():
 def test_only_one_module_asks_for_the_platform_of_the_host():
     asking = [path.name for path in ROOT.rglob("*.py") if "default_backend" in path.read_text(encoding="utf-8")]
     assert asking == ["platform.py"]
+
+
+def test_shapes_are_checked_in_every_room_that_has_arrays():
+    """Rooms without arrays are left out on purpose: mypy knows their types, and planning took five times as long under the checker."""
+    asked = tomllib.loads((ROOT.parent.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"][
+        "addopts"
+    ]
+    checked = asked.partition("--jaxtyping-packages=")[2].partition(",beartype")[0].split(",")
+    annotated = {room_of(path) for path in MODULES if "jaxtyping" in path.read_text()}
+    assert annotated and {f"routed.{room}" for room in annotated} == set(checked)

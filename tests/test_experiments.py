@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+from functools import cache
 
 import pytest
 
@@ -44,7 +45,12 @@ def test_every_variant_is_consistent(file, figure, scale):
     runs = plan_runs(config, sweep)  # validates every point and arm
     assert len({r.key for r in runs}) == len(runs)
     columns = {key for point in sweep for key in point if key not in PLANNED}
-    rows = [{**{k: place[k] for k in columns}, "arm": r.arm} for r in runs for place in r.places]
+    rows = {(r.arm, *((k, place[k]) for k in sorted(columns))): r.arm for r in runs for place in r.places}
+
+    @cache
+    def arms_at(*where):
+        return {arm for row, arm in rows.items() if set(where) <= set(row)}
+
     ids: dict[str, None] = {}  # in their order
     for claim in figure_of(module, config).claims(config):
         assert claim.id not in ids
@@ -56,7 +62,7 @@ def test_every_variant_is_consistent(file, figure, scale):
                 continue
             where = claim.at | {k: v for k, v in side.items() if k not in ("arm", "metric")}
             assert set(where) <= columns, f"{claim.id}: {set(where) - columns} is not swept"
-            arms = {row["arm"] for row in rows if all(row[k] == v for k, v in where.items())}
+            arms = arms_at(*where.items())
             assert arms >= ({"frozen_data"} if side["arm"] == "fairest" else {side["arm"]}), claim.id
     assert [*ids] == CLAIM_IDS[pathlib.Path(spec(file, figure, scale)).name]
     for plot in figure_of(module, config).plots(config):
