@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 
 from routed.contracts import UserError
@@ -24,6 +25,7 @@ from routed.plan import experiment
 from routed.plan.checks import validate
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
+from routed.tasks.image_files import SETS, ImageSet, Split
 
 #: scale -> slices that every file is compiled for.
 SLICES = {"default": ("v5e:2x4", "v5e:8x8", "v4:2x2x2", "v5p:2x2x2"), "paper": ("v5e:2x4", "v5e:8x8")}
@@ -33,16 +35,16 @@ FILES = (
     "theory_specialists", "theory_spurious", "theory_two_gaussians", "geometry", "regret", "law", "shares", "gmm_causes", "cluster_causes",
     "patch_router", "patch_wrn", "competition_gmm", "competition_lm", "chen_text",
 )  # fmt: skip
-#: Images that need no files, in the number and shape of CIFAR-10; text that needs none; embeddings of sentences.
+#: Images and text that need no files.
 IMAGES = {"data.images": "patterns"}
 TEXT = {"data.name": "artificial", "data.tokens": "bytes", "data.languages": ("qaa", "qba"), "arms": ("learned",)}
 SHARED = TEXT | {"mesh.data": 8, "mesh.expert": 8, "data.eval_rows": 64, "selection.group_size": 114}
 #: By file, in the place of data that are read: of the size of the real ones.
 STAND_IN: dict[str, dict[str, Any]] = {
     "image_clusters_router": IMAGES,
-    "patch_wrn": IMAGES,
+    "patch_wrn": {"data.images": "blank"},
     "competition_lm": {"data.name": "artificial", "data.languages": ("qaa",)},
-    "chen_text": {"data.sentences": "artificial"},
+    "chen_text": {"data.sentences": "artificial", "data.clusters": 4},
 }
 #: T5's own width, where the paper's is 32.
 WIDE = {"transformer.dim": 768, "transformer.width": 2048, "experts.width": 2048}
@@ -58,6 +60,16 @@ CASES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("t5_mc4:fig5,paper", SHARED, ("v5e:8x8", "v5p:4x4x4", "h100:8x8")),
     ("t5_mc4:fig5,paper", SHARED | WIDE, ("v5e:8x8", "v5p:4x4x4")),
 )
+
+
+def _blank(folder: object) -> tuple[Split, Split, int]:
+    """Images of the number and shape of CIFAR-10's, all black."""
+    del folder
+    train, test = (Split(np.zeros((n, 32, 32, 3), np.uint8), np.arange(n) % 10, "blank images") for n in (50000, 10000))
+    return train, test, 10
+
+
+SETS["blank"] = ImageSet(_blank)
 
 
 def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
