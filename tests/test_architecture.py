@@ -2,9 +2,13 @@
 
 import ast
 import pathlib
-import tomllib
 
+import jax.numpy as jnp
+import jaxtyping
 import pytest
+
+from routed.layer.auxiliary import z
+from tests.conftest import CHECKED
 
 ROOT = pathlib.Path(__file__).parent.parent / "src" / "routed"
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "architecture.md"
@@ -79,10 +83,6 @@ def test_only_one_module_asks_for_the_platform_of_the_host():
 
 
 def test_shapes_are_checked_in_every_room_that_has_arrays():
-    """Rooms without arrays are left out on purpose: mypy knows their types, and planning took five times as long under the checker."""
-    asked = tomllib.loads((ROOT.parent.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"][
-        "addopts"
-    ]
-    checked = asked.partition("--jaxtyping-packages=")[2].partition(",beartype")[0].split(",")
-    annotated = {room_of(path) for path in MODULES if "jaxtyping" in path.read_text()}
-    assert annotated and {f"routed.{room}" for room in annotated} == set(checked)
+    assert {room_of(path) for path in MODULES if "jaxtyping" in path.read_text()} == set(CHECKED)
+    with pytest.raises(jaxtyping.TypeCheckError, match="Type-check error"):
+        z(jnp.ones(3), None)

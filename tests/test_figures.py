@@ -175,6 +175,14 @@ def test_axes_of_swept_keys(values, scale, places):
     assert list(frame.lay_out(panel, "k", values).values()) == places and panel.get_xscale() == scale
 
 
+def test_labels_of_a_log_axis_do_not_touch():
+    """34 letters wide, 900 stands at 34 x log 9 = 32.4, 3.7 letters behind 700 (28.7), and each takes 4: it has no label."""
+    panel = plots.Figure().subplots()
+    places = frame.lay_out(panel, "k", (100, 300, 500, 700, 900, 1000))
+    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["100", "300", "500", "700", "1000"]
+    assert places[900] == 900
+
+
 def test_what_a_log_axis_cuts_off_is_named():
     """The caption said that axes end at .001, which most did not."""
     found = drawn({"data.samples": (512, 8192)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -189,12 +190,23 @@ def lay_out(panel, key: str, values: Sequence[Any]) -> dict[Any, float]:
     elif not numbers or (len(steps) and steps.min() < min(steps.sum() / 8, steps.mean() / 2)):
         places = {value: float(place) for place, value in enumerate(values)}
         panel.set_xlim(-0.5, len(values) - 0.5)
-    kept = values[:: -(-len(values) // 12)]
+    kept = _apart(values) if panel.get_xscale() == "log" else values[:: -(-len(values) // 12)]
     crowded = sum(len(shown(value)) + 2 for value in kept) > 34
     turned = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
     panel.set_xticks([places[value] for value in kept], [shown(value) for value in kept], **turned)
     panel.set_xlabel(KEYS.get(key, key))
     return places
+
+
+def _apart(values: Sequence[Any]) -> list[Any]:
+    """The values of a logarithmic axis whose labels do not touch, on an axis as wide as 34 letters; both ends are among them."""
+    letters = 34 * (np.log(values) - math.log(values[0])) / math.log(values[-1] / values[0])
+    wide = [len(shown(value)) + 1 for value in values]
+    kept = [0]
+    for i in range(1, len(values) - 1):
+        free = [abs(letters[i] - letters[other]) >= (wide[i] + wide[other]) / 2 for other in (kept[-1], -1)]
+        kept += [i] if all(free) else []
+    return [values[i] for i in [*kept, len(values) - 1]]
 
 
 def finish(panel, column: Column) -> None:
