@@ -24,6 +24,7 @@ ROOMS = (
     "engine",
     "analysis",
     "trace",
+    "suite",
 )
 #: What a user starts: each may import any room, and none another of them.
 COMMANDS = ("main", "report", "predict", "bench")

@@ -5,9 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from routed.contracts import UserError
+from routed.plan.checks import validate
 from routed.settings.tree import node_of, override
 from routed.tasks import worlds
 from routed.tasks.gmm import TASK as gmm
+from routed.tasks.gmm import frequencies
 
 
 @pytest.mark.parametrize("separation", [0.5, 2.0])
@@ -78,3 +81,46 @@ def test_variance_is_the_loss_of_the_mean(small, target):
     y = np.asarray(worlds.test_batch(gmm, world, config.data).y)
     trivial = ((y - y.mean(0)) ** 2).sum(-1).mean()
     assert float(gmm.variance(world, config.data)) == pytest.approx(trivial, rel=0.03)
+
+
+def test_unequal_clusters_by_hand(small):
+    """1 + 1/2 + 1/3 + 1/4 = 25/12: shares 12/25, 6/25, 4/25, 3/25 of training samples; test samples stay equal."""
+    config = override(small, {"data.imbalance": 1.0})
+    np.testing.assert_allclose(frequencies(config.data), np.array([12, 6, 4, 3]) / 25, rtol=1e-6)
+    world = worlds.draw_world(gmm, jax.random.key(5), config.data, 20000)
+    np.testing.assert_allclose(np.bincount(world.train.cluster) / 20000, np.array([12, 6, 4, 3]) / 25, atol=0.02)
+    assert np.bincount(world.test.cluster).tolist() == [100] * 4
+
+
+def test_label_noise_is_in_training_samples_only(small):
+    config = override(small, {"data.label_noise": 2.0})
+    clean, noisy = (worlds.draw_world(gmm, jax.random.key(6), one.data, 5000) for one in (small, config))
+    np.testing.assert_array_equal(clean.train.noise, noisy.train.noise)  # inputs are the same
+    batch = gmm.batch(noisy, noisy.train, config.data)
+    errors = np.asarray(batch.y - noisy.fixed.targets[batch.cluster])
+    assert errors.std() == pytest.approx(2.0, rel=0.03) and abs(errors.mean()) < 0.05
+    inputs = np.asarray(noisy.train.noise)
+    assert abs(np.corrcoef(errors[:, 0], inputs[:, 0])[0, 1]) < 0.05
+    test = worlds.test_batch(gmm, noisy, config.data)
+    np.testing.assert_array_equal(test.y, noisy.fixed.targets[test.cluster])
+
+
+def test_groups_share_places_and_targets(small):
+    """400 clusters in 4 groups: inside of a group a tenth of a target's variance, and centres three times closer than the groups'."""
+    config = override(small, {"data.clusters": 400, "data.groups": 4, "data.target_dim": 50, "data.dim": 50})
+    centres, targets = worlds.draw_world(gmm, jax.random.key(7), config.data, 8).fixed
+    squared = ((centres[:, None] - centres[None]) ** 2).sum(-1) + np.where(np.eye(400), np.inf, 0)
+    assert float(squared.min()) == pytest.approx(50, rel=1e-3)  # separation 1, as without groups
+    for values, inside, between in (
+        (targets, 0.1, 0.9),
+        (centres / np.sqrt(np.asarray(centres[::4]).var(0).mean()), 1.0, 9.0),
+    ):
+        by_group = np.asarray(values).reshape(100, 4, 50)
+        assert by_group.var(0).mean() == pytest.approx(inside, rel=0.1)
+        means = by_group.mean(0)
+        assert means.var(0, ddof=1).mean() == pytest.approx(between, rel=0.4)  # of 4 draws in 50 dimensions
+
+
+def test_more_groups_than_clusters_are_refused(small):
+    with pytest.raises(UserError, match=r"data.groups=5: must be at most data.clusters=4"):
+        validate(override(small, {"data.groups": 5}))
