@@ -121,6 +121,17 @@ def test_groups_share_places_and_targets(small):
         assert means.var(0, ddof=1).mean() == pytest.approx(between, rel=0.4)  # of 4 draws in 50 dimensions
 
 
+@pytest.mark.parametrize("target", ["constant", "linear", "input"])
+def test_an_offset_moves_inputs_and_nothing_else(small, target):
+    plain, moved = (override(small, {"data.target": target, "data.offset": offset}).data for offset in (0.0, 2.0))
+    world = worlds.draw_world(gmm, jax.random.key(4), plain, 8)
+    before, after = (worlds.test_batch(gmm, world, data) for data in (plain, moved))
+    np.testing.assert_allclose(after.x, before.x + 2, atol=1e-5)
+    further = 2 if target == "input" else 0
+    np.testing.assert_allclose(after.y, before.y + further, atol=1e-5)
+    np.testing.assert_allclose(gmm.bayes(world, after, moved), gmm.bayes(world, before, plain) + further, atol=1e-4)
+
+
 def test_more_groups_than_clusters_are_refused(small):
     with pytest.raises(UserError, match=r"data.groups=5: must be at most data.clusters=4"):
         validate(override(small, {"data.groups": 5}))

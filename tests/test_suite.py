@@ -11,6 +11,7 @@ import pytest
 from sklearn.cluster import KMeans
 
 from routed.contracts import UserError
+from routed.plan import code, experiment
 from routed.plan.runs import plan_runs
 from routed.routers import ROUTERS
 from routed.suite import card, measures, probes, reference, run, subject
@@ -19,7 +20,7 @@ from routed.system import files
 DOCS = pathlib.Path(__file__).parent.parent / "docs" / "suite.md"
 
 #: What a version of the suite stands for: a change of what probes run or how they score is a new version.
-DIGESTS = {1: "PINNED"}
+DIGESTS = {1: "e0e13c42b3560fec"}
 
 ROUTER = '''"""Is the nearest place the right one?"""
 
@@ -39,10 +40,12 @@ class DistanceRouter(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def same_routers():
-    """Other tests see the routers that they always saw."""
+def one_command(monkeypatch):
+    """A test is a command: it has loaded no file before, and leaves the routers that there were."""
+    monkeypatch.setattr(experiment, "LOADED", loaded := {})
+    monkeypatch.setattr(code, "LOADED", loaded)
     before = dict(ROUTERS)
-    yield
+    yield loaded
     ROUTERS.clear()
     ROUTERS.update(before)
 
@@ -137,16 +140,15 @@ def test_what_gradients_have_in_common_by_hand():
         assert float(measures.common_share(jnp.array(nothing, jnp.float32))) == 0
 
 
-def test_seeds_follow_the_code_and_nothing_else(saved):
+def test_seeds_follow_the_code_and_nothing_else(saved, one_command):
     """A comment, a docstring or the file's name changes no seed; a constant that the class reads does, and so does a setting."""
-    path = saved()
-    plain = subject.find(f"{path}:DistanceRouter", [], quick=True).config.seed
-    again = subject.find(
-        f"{saved(lambda text: text.replace('right one?', 'best?') + '# end', 'other.py')}:DistanceRouter", [], True
-    )
-    changed = subject.find(
-        f"{saved(lambda text: text.replace('SCALE = 1.0', 'SCALE = 1.5'))}:DistanceRouter", [], quick=True
-    )
+    plain = subject.find(f"{saved()}:DistanceRouter", [], quick=True).config.seed
+    one_command.clear()
+    other = saved(lambda text: text.replace("right one?", "best?") + "# end", "other.py")
+    again = subject.find(f"{other}:DistanceRouter", [], quick=True)
+    one_command.clear()
+    edited = saved(lambda text: text.replace("SCALE = 1.0", "SCALE = 1.5"))
+    changed = subject.find(f"{edited}:DistanceRouter", [], quick=True)
     scaled = subject.find("linear", ["router.bias=true"], quick=True)
     assert again.config.seed == plain
     assert changed.config.seed != plain and changed.code != again.code
@@ -226,10 +228,9 @@ def test_every_point_is_planned_and_every_probe_has_its_rows(quick):
     runs = plan_runs(found.config, probes.sweep(quick))
     evaluated, tuned = ({run.seed for run in runs if run.tuning == tuning} for tuning in (False, True))
     assert len(evaluated) == (3 if quick else 5) and not evaluated & tuned and len(tuned) == (0 if quick else 2)
-    by_arm = {
-        arm: {(run.seed, json.dumps(run.points)) for run in runs if run.arm == arm} for arm in ("learned", "frozen")
-    }
-    assert by_arm["learned"] == by_arm["frozen"] and {run.arm for run in runs} == {*by_arm}
+    sides = (probes.LEARNED, probes.SELF)
+    by_arm = [{(run.seed, json.dumps(run.points)) for run in runs if run.arm == arm} for arm in sides]
+    assert by_arm[0] == by_arm[1] and {run.arm for run in runs} == {*sides}
     for probe in probes.chosen(quick):
         assert (probe.score is None) == (not probe.points)
 

@@ -85,10 +85,10 @@ def scores(
             values = measured[probe.name]
             found[probe.name] = {"score": _told(values), "seeds": [_short(value) for value in values]}
             continue
-        arms = {arm: probes.rows_at(table, probe, arm, base) for arm in ("learned", "frozen")}
+        arms = {arm: probes.rows_at(table, probe, arm, base) for arm in (probes.LEARNED, probes.SELF, probes.FIXED)}
         by_arm = {arm: probe.score(rows) for arm, rows in arms.items() if len(rows)}
-        frozen, learned = by_arm["frozen"], by_arm.get("learned", by_arm["frozen"])
-        gain = (learned - frozen) if "learned" in by_arm else None
+        learned, frozen = ([*by_arm.values()] * 2)[:2]  # of a router that cannot learn both are the only one
+        gain = (learned - frozen) if probes.LEARNED in by_arm else None
         found[probe.name] = {
             "score": _told(learned),
             "frozen": _told(frozen),

@@ -63,7 +63,7 @@ def find(spec: str, given: list[str], quick: bool) -> Subject:
                 " learning_rate"
             )
         config = override(config, {key: parse(config, key, value)})
-    arms = ("learned", "frozen") if ROUTERS[name].learns else ("frozen",)
+    arms = (probes.LEARNED, probes.SELF) if ROUTERS[name].learns else (probes.FIXED,)
     config = override(config, {"arms": arms})
     checks.validate(config)
     _try(spec, config)

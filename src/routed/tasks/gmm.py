@@ -1,6 +1,6 @@
 """Mixtures of spherical Gaussians with a constant or a linear target per cluster (Dikkala et al. 2023, 3.1-3.2).
 
-Ours: clusters in groups, training samples of unequal clusters, and noise in their targets. Test samples are as they always are.
+Ours: clusters in groups, far from the origin, of unequal sizes in training, and with noise in the targets that are trained on.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """x = mu_c + noise; y = v_c, or w_c^T (x - mu_c), or x itself; plus data.label_noise times the error of a training sample."""
-    x = world.fixed.centres[draws.cluster] * data.separation + draws.noise
+    """x = mu_c + noise + offset; y = v_c, or w_c^T (x - mu_c), or x itself; plus data.label_noise times the error of a training sample."""
+    x = world.fixed.centres[draws.cluster] * data.separation + draws.noise + data.offset
     target = world.fixed.targets[draws.cluster]
     if data.target == "linear":
         target = (target * draws.noise[:, : target.shape[1]]).sum(-1, keepdims=True)
@@ -93,16 +93,17 @@ def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
     if data.target == "input":
         return batch.x
     centres, targets = world.fixed.centres * data.separation, world.fixed.targets
-    likely = posterior(batch.x, centres)
+    x = batch.x - data.offset
+    likely = posterior(x, centres)
     if data.target == "constant":
         return likely @ targets
     signal = centres.shape[1] - data.spurious_dims
-    per_cluster = batch.x[:, :signal] @ targets.T - (centres[:, :signal] * targets).sum(-1)[None]
+    per_cluster = x[:, :signal] @ targets.T - (centres[:, :signal] * targets).sum(-1)[None]
     return (likely * per_cluster).sum(-1, keepdims=True)
 
 
 def variance(world: World, data) -> Scalar:
-    """constant: mean_c |v_c - mean v|^2; linear: mean_c |w_c|^2, as y = w_c^T noise has mean 0; input: that of x."""
+    """constant: mean_c |v_c - mean v|^2; linear: mean_c |w_c|^2, as y = w_c^T noise has mean 0; input: that of x, whose offset is none."""
     centres, targets = world.fixed
     if data.target == "linear":
         return (targets**2).sum(-1).mean()
@@ -140,6 +141,12 @@ TASK = Task(
     reads=("clusters", "dim", "separation"),
     settings={
         "spurious_dims": Setting(0, "further dimensions, the same for every cluster", at_least(0)),
+        "offset": Setting(
+            0.0,
+            "what is added to every input along every dimension, as hidden states have a mean",
+            within(-1e6, 1e6),
+            traced=True,
+        ),
         "groups": Setting(
             0,
             "groups that clusters are in: centres lie around those of their groups, three times as far apart, and .9 of a target's"
