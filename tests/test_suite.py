@@ -1,8 +1,8 @@
 """The score card: scores by hand, seeds that follow the code, what is refused, the reference, and a small card from end to end."""
 
-import importlib
 import json
 import pathlib
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 from sklearn.cluster import KMeans
 
 from routed.contracts import UserError
+from routed.engine import compilation, execution
 from routed.plan import code, experiment
 from routed.plan.runs import plan_runs
 from routed.routers import ROUTERS
@@ -310,10 +311,10 @@ def test_a_page_says_what_the_numbers_say():
 
 
 def test_a_corner_of_the_radar_by_hand():
-    """Of four axes the second points to the right: score .5 of radius 140 is 70 beside the centre (230, 200)."""
-    assert card.point(0, 4, 1.0) == (230.0, 60.0)
-    assert card.point(1, 4, 0.5) == pytest.approx((300.0, 200.0))
-    assert card.outline([1.0, None]) == "230.0,60.0 230.0,200.0"
+    """Of four axes the second points to the right: score .5 of radius 160 is 80 beside the centre (230, 190)."""
+    assert card.point(0, 4, 1.0) == (230.0, 30.0)
+    assert card.point(1, 4, 0.5) == pytest.approx((310.0, 190.0))
+    assert card.outline([1.0, None]) == "230.0,30.0 230.0,190.0"
 
 
 def test_a_workdir_of_another_card_is_refused(tmp_path, saved):
@@ -345,22 +346,32 @@ def test_the_document_says_of_each_probe_what_the_page_says():
             assert words in text, words
 
 
+def test_the_router_of_the_document_is_one(tmp_path):
+    (block,) = re.findall(r"^```python\n(.*?)^```$", DOCS.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_router.py").write_text(block)
+    assert subject.find(f"{tmp_path / 'my_router.py'}:DistanceRouter", [], quick=True).name == "DistanceRouter"
+
+
 @pytest.mark.slow
 def test_a_small_card_from_end_to_end(tmp_path, saved, monkeypatch):
-    """Two probes, tiny: it is written, made again without running anything, and needs no seed but its own."""
+    """A few probes, tiny: it is written, made again without running anything, and needs no seed but its own."""
     small = {"steps": 60, "eval_every": 20, "seeds": 2, "data.test_samples": 160, "data.samples": 64, "mesh.run": 1}
     monkeypatch.setattr(
-        probes, "PROBES", tuple(p for p in probes.PROBES if p.name in ("separation", "keeps", "gradient", "cost"))
+        probes, "PROBES", tuple(p for p in probes.PROBES if p.name in ("samples", "keeps", "gradient", "cost"))
     )
     monkeypatch.setattr(probes, "QUICK", probes.QUICK | small)
     monkeypatch.setattr(measures, "SIZE", (32, 8, 4))
+    monkeypatch.setattr(compilation, "BRIEF", 5e10)  # with little effort, as a command compiles it
     found = subject.find(saved(), [], quick=True)
     first = run.make(found, True, tmp_path / "w")
-    assert [*first["probes"]] == ["separation", "keeps", "gradient", "cost"]
-    assert first["probes"]["separation"]["gain"]["n"] == 2 and first["probes"]["keeps"]["frozen"]["mean"] == 1
+    assert [*first["probes"]] == ["samples", "keeps", "gradient", "cost"]
+    assert (
+        first["probes"]["samples"]["gain"]["n"] == 2
+        and len(first["probes"]["samples"]["points"]) == 4
+        and first["probes"]["keeps"]["frozen"]["mean"] == 1
+    )
     assert 0 < first["probes"]["gradient"]["score"]["mean"] <= 1 and 0 < first["probes"]["cost"]["score"]["mean"] <= 1
     assert first["seeds"] == [found.config.seed, found.config.seed + 1] and first["router"]["code"]
-    execution = importlib.import_module("routed.engine.execution")
     monkeypatch.setattr(execution, "_run", lambda *given: pytest.fail("it ran again"))
     again = run.make(found, True, tmp_path / "w")
     assert (

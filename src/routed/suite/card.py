@@ -14,7 +14,7 @@ from routed.suite import probes, reference
 #: The reference router that a card is first drawn beside.
 FIRST = "linear"
 #: Radar: size, centre, and radius of score 1, in units of the picture.
-WIDTH, HEIGHT, RADIUS = 460.0, 400.0, 140.0
+WIDTH, HEIGHT, RADIUS = 460.0, 380.0, 160.0
 
 
 def page(card: dict[str, Any], known: dict[str, Any], spec: str) -> str:
@@ -30,13 +30,7 @@ def page(card: dict[str, Any], known: dict[str, Any], spec: str) -> str:
     }
     rows = [_row(probe, card["probes"][probe.name], others) for probe in asked]
     compared = {
-        name: {
-            probe.name: {
-                "text": _number(other["probes"][probe.name]["score"]),
-                "away": _away(away[name].get(probe.name)),
-            }
-            for probe in asked
-        }
+        name: {probe.name: _beside(other["probes"][probe.name]["score"], away[name].get(probe.name)) for probe in asked}
         for name, other in others.items()
     }
     return pages.render(
@@ -69,6 +63,7 @@ def _row(probe: probes.Probe, scores: dict[str, Any], others: dict[str, Any]) ->
         "gain": _number(scores["gain"], sign=True) if scores.get("gain") else "–",
         "best": f"{best} {ranked[best]:.2f}" if best else "–",
         "seeds": ", ".join(f"{value:.2f}" for value in scores["seeds"]),
+        "points": ", ".join(f"{value:.2f}" for value in scores.get("points", [])),
     }
 
 
@@ -77,6 +72,12 @@ def _number(one: dict[str, Any], sign: bool = False) -> str:
     form = "+.2f" if sign else ".2f"
     text = f"{one['mean']:{form}}"
     return text if one["low"] is None else f"{text} [{one['low']:{form}}, {one['high']:{form}}]"
+
+
+def _beside(score: dict[str, Any], away: Any) -> dict[str, str]:
+    """What a cell says of another router: its mean, its interval, and where this card is."""
+    mean, _, ends = _number(score).partition(" ")
+    return {"mean": mean, "ends": ends, "away": _away(away)}
 
 
 def _away(one: Any) -> str:
@@ -95,7 +96,7 @@ def in_words(card: dict[str, Any], away: dict[str, Any], first: str | None) -> l
         rest = [name for name in gains if name not in better and name not in worse]
         lines.append(f"Learning helps in {len(better)} of {len(gains)} probes: {_list(better)}.")
         lines += [f"Its frozen self scores higher in {_list(worse)}."] if worse else []
-        lines += [f"The two are not told apart in {_list(rest)}."] if rest else []
+        lines += [f"Learned and frozen are not told apart in {_list(rest)}."] if rest else []
     else:
         lines.append("This router does not learn: it is its own frozen self.")
     if away and first:
@@ -141,7 +142,7 @@ def radar(card: dict[str, Any], asked: tuple[probes.Probe, ...]) -> dict[str, An
     frozen = [one["frozen"]["mean"] if one.get("frozen") else None for one in scores]
     return {
         "axes": axes,
-        "rings": [(level, outline([level] * count)) for level in (0.25, 0.5, 0.75, 1.0)],
+        "rings": [(level, outline([level] * count), point(0, count, level)[1]) for level in (0.25, 0.5, 0.75, 1.0)],
         "learned": outline([one["score"]["mean"] for one in scores]),
         "dots": [point(i, count, one["score"]["mean"]) for i, one in enumerate(scores)],
         # A measure without a frozen self has no corner: the line goes past its axis.

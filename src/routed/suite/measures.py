@@ -32,7 +32,7 @@ def gradient_signal(config: ConfigDict, seeds: Sequence[int]) -> np.ndarray:
     """
     config = canonical(config)
     problem = problem_of(config).build(config, config.data.samples, None)
-    values = traced(config)
+    values = {key: jnp.asarray(value) for key, value in traced(config).items()}
 
     def of_seed(seed) -> Float[Array, ""]:
         keys, run = streams(seed, config), node_of(config, values)

@@ -196,7 +196,7 @@ PROBES: tuple[Probe, ...] = (
         "What if experts are too few, or too many?",
         "Mean of E with 8 experts for 32 clusters, over what k-means of the targets would explain (at most 1), and with 32 experts for 8.",
         "Clusters share an expert where their targets are alike; experts that nobody needs do no harm.",
-        "Which of the two fails: the JSON has both values.",
+        "Which of the two fails: E by point says so.",
         (
             {"data.clusters": 32, "experts.count": 8, "data.separation": 1.5, "data.samples": 4096},
             {"data.clusters": 8, "experts.count": 32, "data.separation": 1.5},

@@ -75,7 +75,7 @@ def identity(quick: bool) -> dict[str, Any]:
 def scores(
     table: pd.DataFrame, base: dict[str, Any], measured: dict[str, list[float]], quick: bool
 ) -> dict[str, dict[str, Any]]:
-    """name -> score, its frozen self's, the paired gain, each with a 95 % interval, and the values by seed.
+    """name -> score, its frozen self's, the paired gain, each with a 95 % interval, the values by seed, and E by point where there are several.
 
     What was `measured` without training has no frozen self. A router without a learned arm has its frozen self's score, and no gain.
     """
@@ -96,6 +96,9 @@ def scores(
             "seeds": [_short(value) for value in learned],
             "seeds_frozen": [_short(value) for value in frozen],
         }
+        if len(probe.points) > 1:  # all of them are scored by E
+            by_point = probes.explained(next(rows for rows in arms.values() if len(rows))).groupby("place").mean()
+            found[probe.name]["points"] = [_short(value) for value in by_point]
     return found
 
 

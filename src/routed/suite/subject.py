@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 import types
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -133,13 +134,17 @@ def _is_own_module(value: Any, module: types.ModuleType) -> bool:
     return isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__
 
 
-def scores_of(config: ConfigDict, experts: int):
-    """(init(key, x), apply(variables, x)) of the config's router, called as the layer calls it; clusters and step are 0."""
+def scores_of(config: ConfigDict, experts: int) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    """(init(key, x), apply(variables, x)) of the config's router, called as the layer calls it; clusters and the step are 0."""
     module = ROUTERS[config.router.name].make(node_of(canonical(config)).router, experts)
-    context = lambda x: {"cluster": jnp.zeros(len(x), jnp.int32), "step": 0}  # noqa: E731
-    init = lambda key, x: module.init({"params": key, "noise": key}, x, **context(x))  # noqa: E731
-    apply = lambda variables, x: module.apply(variables, x, **context(x))  # noqa: E731
-    return init, apply
+
+    def context(x: Any) -> dict[str, Any]:
+        return {"cluster": jnp.zeros(len(x), jnp.int32), "step": 0}
+
+    def init(key: Any, x: Any) -> Any:
+        return module.init({"params": key, "noise": key}, x, **context(x))
+
+    return init, lambda variables, x: module.apply(variables, x, **context(x))
 
 
 def _try(spec: str, config: ConfigDict) -> None:
