@@ -92,10 +92,10 @@ def test_explained_by_hand():
 
 
 def test_a_mean_is_over_points_and_relative_to_what_is_possible():
-    """Seed 1: E = .5 and 1; over bests .5 and 1 that is 1 and 1."""
+    """Seed 1: E = .5 and 1; over bests .4 and 1 that is 1.25, cut at 1, and 1."""
     table = rows(test__excess=[0.5, 0.0], test__bayes=[0.0, 0.0]).assign(seed=1, place=[0, 1])
     assert probes.mean_explained(table).tolist() == [0.75]
-    assert probes.of_the_best(0.5, 1.0)(table).tolist() == [1.0]
+    assert probes.of_the_best(0.4, 1.0)(table).tolist() == [1.0]
     assert probes.of_the_best(1.0, 1.0)(table).tolist() == [0.75]
 
 
@@ -350,6 +350,17 @@ def test_the_router_of_the_document_is_one(tmp_path):
     (block,) = re.findall(r"^```python\n(.*?)^```$", DOCS.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     (tmp_path / "my_router.py").write_text(block)
     assert subject.find(f"{tmp_path / 'my_router.py'}:DistanceRouter", [], quick=True).name == "DistanceRouter"
+
+
+@pytest.mark.parametrize("name", ["shortened", "prototypes", "cooling"])
+def test_the_routers_of_extending_have_cards(name, tmp_path):
+    """Whole experiment files: with settings, with state, and one that uses the step."""
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", DOCS.with_name("extending.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    (block,) = (block for block in blocks if f'ROUTERS["{name}"]' in block)
+    (tmp_path / "mine.py").write_text(block)
+    assert subject.find(f"{tmp_path / 'mine.py'}:{name}", [], quick=True).code
 
 
 @pytest.mark.slow
