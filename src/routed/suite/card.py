@@ -19,9 +19,7 @@ WIDTH, HEIGHT, RADIUS = 460.0, 380.0, 160.0
 
 def page(card: dict[str, Any], known: dict[str, Any], spec: str) -> str:
     """The whole page; `spec` is how the command named the router."""
-    why_not = reference.comparable(card, known)
-    others = {} if why_not else {name: one for name, one in known["routers"].items() if name != card["router"]["name"]}
-    first = FIRST if FIRST in others else next(iter(others), None)
+    why_not, others, first = _neighbours(card, known)
     asked = probes.chosen(card["suite"]["quick"])
     away = {name: reference.against(card, other) for name, other in others.items()}
     shapes = {
@@ -39,6 +37,14 @@ def page(card: dict[str, Any], known: dict[str, Any], spec: str) -> str:
         shapes_json=Markup(_script(shapes)), compared_json=Markup(_script(compared)), compared=compared, size=(WIDTH, HEIGHT),
         learners=_learners(others), card_json=json.dumps(card, indent=1, default=list), left_out=[p.name for p in probes.PROBES if p not in asked],
     )  # fmt: skip
+
+
+def _neighbours(card: dict[str, Any], known: dict[str, Any]) -> tuple[str, dict[str, Any], str | None]:
+    """Why nothing stands beside a card, or the other routers of the reference, and the one that is drawn first."""
+    why_not = reference.comparable(card, known)
+    # A router of that name with settings or code of its own is another one.
+    others = {name: one for name, one in known["routers"].items() if not why_not and one["router"] != card["router"]}
+    return why_not, others, FIRST if FIRST in others else next(iter(others), None)
 
 
 def _script(value: Any) -> str:
@@ -157,9 +163,7 @@ def radar(card: dict[str, Any], asked: tuple[probes.Probe, ...]) -> dict[str, An
 
 def as_text(card: dict[str, Any], known: dict[str, Any]) -> str:
     """The card for the terminal."""
-    why_not = reference.comparable(card, known)
-    others = {} if why_not else {name: one for name, one in known["routers"].items() if name != card["router"]["name"]}
-    first = FIRST if FIRST in others else next(iter(others), None)
+    why_not, others, first = _neighbours(card, known)
     lines = [f"{'':12} {'score':20} {'frozen self':20} {'gain':22} {first or ''}".rstrip()]
     for name, one in card["probes"].items():
         cells = [
