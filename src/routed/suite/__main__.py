@@ -1,4 +1,4 @@
-"""A score card for a router: what it can do and what it cannot, beside the routers that come with routed.
+"""A score card for a router: what it can do and what it cannot, beside its frozen self and reference routers.
 
     routed suite my_router.py:DistanceRouter        (or python -m routed.suite ...; --quick first)
     routed suite linear
@@ -28,7 +28,7 @@ from routed.contracts import UserError
 from routed.system import commands, files
 
 QUICK = flags.DEFINE_bool(
-    "quick", False, "Half of the probes, fewer seeds and steps, no tuning: about two minutes. Not comparable."
+    "quick", False, "Half of the probes, fewer seeds and steps, no tuning: a first look in minutes. Not comparable."
 )
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where everything is written; default runs/suite-ROUTER.", allow_override=True

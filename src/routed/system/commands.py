@@ -50,7 +50,7 @@ COMMANDS = {
     "suite": Command(
         "routed.suite.__main__",
         "FILE.py:NAME [--quick]",
-        "a score card for a router: what it can do and what not, beside the routers of routed",
+        "a score card for a router: what it can do and what not, beside its frozen self",
     ),
     "bench": Command("routed.bench.__main__", "NAME [--json=FILE]", "measures how fast this machine is"),
 }
