@@ -29,6 +29,7 @@ ROOMS = (
     "engine",
     "analysis",
     "trace",
+    "suite",
 )
 #: What a user starts: each may import any room, and none another of them.
 COMMANDS = ("main", "report", "predict", "bench")

@@ -504,7 +504,7 @@ def test_the_command_has_commands(tmp_path):
     assert found[0].stdout == found[1].stdout and all(f"  routed {word} " in found[0].stdout for word in COMMANDS)
     assert (
         found[2].stderr
-        == "error: unknown command 'rnu'; known: run, list, report, findings, predict, trace, bench; see routed --help\n"
+        == "error: unknown command 'rnu'; known: run, list, report, findings, predict, trace, suite, bench; see routed --help\n"
     )
     assert "'workdri'" in found[3].stderr and "gmm_router  " in found[4].stdout
     closed = subprocess.run(f"{sys.executable} -c '{script}' | true", shell=True, capture_output=True, cwd=tmp_path)

@@ -150,3 +150,34 @@ class Node:
 
     def __getattr__(self, name):
         return getattr(self.data, name)
+
+
+def test_after_the_shift_the_mixtures_have_changed_places(small):
+    """At s = .5, from step 10 on: what an input had along one half of the frame it has along the other, in training and at evaluation."""
+    data, world, _ = made(small, 0.5, **{"data.shift": 10})
+    before, first, never = (
+        worlds.train_batch(TASK, world, jax.random.key(0), 50, one, step)
+        for one, step in ((data, 9), (data, 10), (settled(small, 0.5).data, 10))
+    )
+    assert not np.allclose(first.x, never.x)
+    np.testing.assert_array_equal(
+        before.x, worlds.train_batch(TASK, world, jax.random.key(0), 50, settled(small, 0.5).data, 9).x
+    )
+    np.testing.assert_array_equal(first.y, never.y)
+    noise = np.asarray(never.x) - np.asarray(placed(world, never.cluster, data)) @ np.asarray(world.fixed.frame).T
+    moved = np.asarray(first.x) - noise
+    relevant, irrelevant = parts(placed(world, never.cluster, data) @ world.fixed.frame.T, world)
+    np.testing.assert_allclose(parts(moved, world)[1], relevant, atol=1e-4)
+    np.testing.assert_allclose(parts(moved, world)[0], irrelevant, atol=1e-4)
+    later = TASK.at(world, 10, data)
+    ideal = TASK.bayes(later, worlds.test_batch(TASK, later, data), data)
+    stale = TASK.bayes(world, worlds.test_batch(TASK, later, data), data)
+    y = worlds.test_batch(TASK, later, data).y
+    assert float(((ideal - y) ** 2).mean()) < float(((stale - y) ** 2).mean())
+
+
+def placed(world, cluster, data):
+    """The centres of cells in the frame's coordinates."""
+    centres = np.asarray(world.fixed.centres)
+    parts = centres[np.asarray(cluster) % 4], centres[np.asarray(cluster) // 4]
+    return data.separation * np.sqrt(0.5) * np.concatenate(parts, 1)

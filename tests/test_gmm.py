@@ -5,9 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from routed.contracts import UserError
+from routed.plan.checks import validate
 from routed.settings.tree import node_of, override
 from routed.tasks import worlds
 from routed.tasks.gmm import TASK as gmm
+from routed.tasks.gmm import frequencies
 
 
 @pytest.mark.parametrize("separation", [0.5, 2.0])
@@ -78,3 +81,54 @@ def test_variance_is_the_loss_of_the_mean(small, target):
     y = np.asarray(worlds.test_batch(gmm, world, config.data).y)
     trivial = ((y - y.mean(0)) ** 2).sum(-1).mean()
     assert float(gmm.variance(world, config.data)) == pytest.approx(trivial, rel=0.03)
+
+
+def test_unequal_clusters_by_hand(small):
+    """1 + 1/2 + 1/3 + 1/4 = 25/12: shares 12/25, 6/25, 4/25, 3/25 of training samples; test samples stay equal."""
+    config = override(small, {"data.imbalance": 1.0})
+    np.testing.assert_allclose(frequencies(config.data), np.array([12, 6, 4, 3]) / 25, rtol=1e-6)
+    world = worlds.draw_world(gmm, jax.random.key(5), config.data, 20000)
+    np.testing.assert_allclose(np.bincount(world.train.cluster) / 20000, np.array([12, 6, 4, 3]) / 25, atol=0.02)
+    assert np.bincount(world.test.cluster).tolist() == [100] * 4
+
+
+def test_label_noise_is_in_training_samples_only(small):
+    config = override(small, {"data.label_noise": 2.0})
+    clean, noisy = (worlds.draw_world(gmm, jax.random.key(6), one.data, 5000) for one in (small, config))
+    np.testing.assert_array_equal(clean.train.noise, noisy.train.noise)  # inputs are the same
+    batch = gmm.batch(noisy, noisy.train, config.data)
+    errors = np.asarray(batch.y - noisy.fixed.targets[batch.cluster])
+    assert errors.std() == pytest.approx(2.0, rel=0.03) and abs(errors.mean()) < 0.05
+    inputs = np.asarray(noisy.train.noise)
+    assert abs(np.corrcoef(errors[:, 0], inputs[:, 0])[0, 1]) < 0.05
+    test = worlds.test_batch(gmm, noisy, config.data)
+    np.testing.assert_array_equal(test.y, noisy.fixed.targets[test.cluster])
+
+
+def test_groups_share_places_and_targets(small):
+    """40 clusters in 4 groups: of a target's variance .1 is inside and .9 between; of places 1 and 9. A mean of 10 keeps a tenth of inside."""
+    sizes = {"data.clusters": 40, "data.groups": 4, "data.target_dim": 3000, "data.dim": 3000}
+    centres, targets = worlds.draw_world(gmm, jax.random.key(7), override(small, sizes).data, 8).fixed
+    squared = ((centres[:, None] - centres[None]) ** 2).sum(-1) + np.where(np.eye(40), np.inf, 0)
+    assert float(squared.min()) == pytest.approx(3000, rel=1e-3)  # separation 1, as without groups
+    for values, inside, between in ((targets, 0.1, 0.9), (centres, 1.0, 9.0)):
+        by_group = np.asarray(values).reshape(10, 4, 3000)
+        within, among = by_group.var(0, ddof=1).mean(), by_group.mean(0).var(0, ddof=1).mean()
+        assert among / within == pytest.approx(between / inside + 0.1, rel=0.05)
+        assert values is centres or within == pytest.approx(inside, rel=0.03)
+
+
+@pytest.mark.parametrize("target", ["constant", "linear", "input"])
+def test_an_offset_moves_inputs_and_nothing_else(small, target):
+    plain, moved = (override(small, {"data.target": target, "data.offset": offset}).data for offset in (0.0, 2.0))
+    world = worlds.draw_world(gmm, jax.random.key(4), plain, 8)
+    before, after = (worlds.test_batch(gmm, world, data) for data in (plain, moved))
+    np.testing.assert_allclose(after.x, before.x + 2, atol=1e-5)
+    further = 2 if target == "input" else 0
+    np.testing.assert_allclose(after.y, before.y + further, atol=1e-5)
+    np.testing.assert_allclose(gmm.bayes(world, after, moved), gmm.bayes(world, before, plain) + further, atol=1e-4)
+
+
+def test_more_groups_than_clusters_are_refused(small):
+    with pytest.raises(UserError, match=r"data.groups=5: must be at most data.clusters=4"):
+        validate(override(small, {"data.groups": 5}))

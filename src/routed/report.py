@@ -48,6 +48,7 @@ def main(argv: list[str]) -> None:
     folders = [
         path for name in argv[1:] if not (path := files.folder(name)).is_file()
     ]  # runs/* holds the page of before
+    folders = [path for path in folders if not _is_card(path, alone=len(folders) == 1)]
     if not folders and not DOCS.value:
         raise UserError("no folder with results is named; usage: routed report DIR... [--out=FILE]")
     parts = []
@@ -76,6 +77,20 @@ def main(argv: list[str]) -> None:
         write_files(folders[0], parts[0])  # else they would tell of the code of before
     write_page(out, parts)
     files.tell(f"wrote {out}")
+
+
+def _is_card(folder: pathlib.Path, alone: bool) -> bool:
+    """Does it hold a score card, whose runs make no report of an experiment?
+
+    Raises:
+      UserError: it is all that was asked for.
+    """
+    if not (folder / "suite.json").exists():
+        return False
+    if alone:
+        raise UserError(f"{folder} holds a score card: open {folder / 'card.html'}, which routed suite makes again")
+    log.warning("%s holds a score card: left out", folder)
+    return True
 
 
 def _tell_findings(names: list[str]) -> None:

@@ -100,12 +100,13 @@ _KNOWN: dict[int, tuple[Any, dict[str, str]]] = {}
 def reached(name: str, part: Any) -> dict[pathlib.Path, set[str]]:
     """What a part has of users' files: file -> statements without comments, formatting and docstrings.
 
-    It has what these files do beside naming things, as a loop that makes several parts does, but for what they do for another
-    name: TABLE["another"] = ... counts only if something that the part names reads that table.
+    It has what they call by its name, and what these files do beside naming things, as a loop that makes several parts does, but for
+    what they do for another name: TABLE["another"] = ... counts only if something that the part names reads that table.
     """
     found: dict[pathlib.Path, set[str]] = {}
     acts = [(file, one) for file, source in LOADED.items() for one in _parsed(source.text).body if _acts(one)]
     waiting = [(file, one) for file, one in acts if name in (_keys(one) or {name})]
+    waiting += [(file, one) for file, source in LOADED.items() for one in _binding(name, _parsed(source.text))]
     modules = [sys.modules.get(getattr(value, "__module__", "")) for value in part]
     while waiting:
         file, statement = waiting.pop()

@@ -87,11 +87,11 @@ def find(name: str) -> pathlib.Path:
     raise UserError(f"{name}: no such file{known}{hint}")
 
 
-def load(name: str) -> types.ModuleType:
-    """The experiment file of this path, or `routed`'s own experiment of this name.
+def load(name: str, needs: tuple[str, ...] = NAMES) -> types.ModuleType:
+    """The experiment file of this path, or `routed`'s own experiment of this name; of a file of parts only, `needs` is empty.
 
     Raises:
-      UserError: no such file, not an experiment, or it does not import.
+      UserError: no such file, not an experiment (it lacks what it `needs`), or it does not import.
     """
     file = find(name)
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -108,7 +108,7 @@ def load(name: str) -> types.ModuleType:
         raise UserError(f"{name}: the file does not import: {type(error).__name__}: {error}") from error
     finally:
         _IMPORTING.pop()
-    missing = [name for name in NAMES if not hasattr(module, name)]
+    missing = [name for name in needs if not hasattr(module, name)]
     if missing:
         raise UserError(f"{name}: not an experiment, it lacks {', '.join(missing)}")
     return module

@@ -47,6 +47,11 @@ COMMANDS = {
         "report DIR... | capture --model=NAME --text=FILE --out=DIR",
         "what the routers of any model decided: one page of its trace, or the trace",
     ),
+    "suite": Command(
+        "routed.suite.__main__",
+        "FILE.py:NAME [--quick]",
+        "a score card for a router: what it can do and what not, beside its frozen self",
+    ),
     "bench": Command("routed.bench.__main__", "NAME [--json=FILE]", "measures how fast this machine is"),
 }
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from routed.contracts import AT_LEAST_1, AT_MOST_1, Batch, Column
-from routed.settings.setting import Setting, within
+from routed.settings.setting import Setting, at_least, within
 from routed.tasks.task import Task, World
 from routed.tasks.worlds import clusters_of, posterior, separated
 
@@ -88,6 +88,16 @@ def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
     return {name: jax.nn.one_hot(number, data.clusters) for name, number in numbers.items()}
 
 
+def at(world: World, step, data) -> World:
+    """From step `data.shift` on, the mixtures have changed places: what lay along one half of the frame lies along the other.
+
+    At s = .5 inputs have the same law as before, and only what decides the target is another.
+    """
+    frame, shifted = world.fixed.frame, (data.shift > 0) & (step >= data.shift)
+    frame = jnp.where(shifted, jnp.roll(frame, frame.shape[1] // 2, axis=1), frame)
+    return world._replace(fixed=world.fixed._replace(frame=frame))
+
+
 TASK = Task(
     tokens="rows",
     targets={"constant": "vector"},
@@ -99,6 +109,7 @@ TASK = Task(
     outputs=lambda data: data.target_dim,
     labels=lambda data: data.clusters**2,
     groupings=groupings,
+    at=at,
     columns={
         f"router/{name}_by_{which}": column
         for which in ("relevant", "irrelevant")
@@ -123,6 +134,12 @@ TASK = Task(
             "s: of the squared distances between clusters, what lies between those that do not matter for the target",
             within(0.0, 1.0),
             traced=True,
-        )
+        ),
+        "shift": Setting(
+            0,
+            "step from which the two mixtures have changed places, in training and in evaluations; 0: never",
+            at_least(0),
+            traced=True,
+        ),
     },
 )

@@ -1,4 +1,7 @@
-"""Mixtures of spherical Gaussians with a constant or a linear target per cluster (Dikkala et al. 2023, 3.1-3.2)."""
+"""Mixtures of spherical Gaussians with a constant or a linear target per cluster (Dikkala et al. 2023, 3.1-3.2).
+
+Ours: clusters in groups, far from the origin, of unequal sizes in training, and with noise in the targets that are trained on.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, Scalar
+from ml_collections import ConfigDict
 
 from routed.contracts import Batch
-from routed.settings.setting import Setting, at_least
+from routed.settings.setting import Setting, at_least, refuse, within
 from routed.tasks.task import Task, World
 from routed.tasks.worlds import clusters_of, posterior, separated
+
+#: With `data.groups`: how much farther apart groups' centres are than the clusters' around them, and what of a target's variance is
+#: its group's.
+SPREAD, SHARED = 3.0, 0.9
 
 
 class Draws(NamedTuple):
@@ -19,6 +27,7 @@ class Draws(NamedTuple):
 
     cluster: Int[Array, " T"]
     noise: Float[Array, "T D"]
+    error: Float[Array, "T O"] | None = None  # N(0, I), of training samples with data.label_noise
 
 
 class Fixed(NamedTuple):
@@ -30,29 +39,53 @@ class Fixed(NamedTuple):
 
 def fixed(keys: Key[Array, " n"], data) -> Fixed:
     """Centres (0 in the spurious dimensions), and N(0, I) targets (linear: N(0, I/dim), so that y has variance |w|^2 ~ 1)."""
-    centres = separated(keys[0], data.clusters, data.dim)
+    around = SPREAD * _of_groups(keys[0], data.dim, data) if data.groups else 0.0
+    centres = separated(keys[0], data.clusters, data.dim, around)
     centres = jnp.pad(centres, ((0, 0), (0, data.spurious_dims)))
     if data.target == "linear":
-        return Fixed(centres, jax.random.normal(keys[1], (data.clusters, data.dim)) / jnp.sqrt(data.dim))
-    return Fixed(centres, jax.random.normal(keys[1], (data.clusters, data.target_dim)))
+        return Fixed(centres, _targets(keys[1], data.dim, data) / jnp.sqrt(data.dim))
+    return Fixed(centres, _targets(keys[1], data.target_dim, data))
+
+
+def _targets(key: PRNGKeyArray, size: int, data) -> Float[Array, "C P"]:
+    """N(0, I); with groups sqrt(SHARED) of a group's vector and sqrt(1 - SHARED) of the cluster's own, which is N(0, I) as well."""
+    own = jax.random.normal(key, (data.clusters, size))
+    if not data.groups:
+        return own
+    return jnp.sqrt(SHARED) * _of_groups(key, size, data) + jnp.sqrt(1 - SHARED) * own
+
+
+def _of_groups(key: PRNGKeyArray, size: int, data) -> Float[Array, "C P"]:
+    """A N(0, I) vector of its group for each cluster: cluster c is in group c mod data.groups."""
+    drawn = jax.random.normal(jax.random.fold_in(key, 1), (data.groups, size))
+    return drawn[jnp.arange(data.clusters) % data.groups]
+
+
+def frequencies(data) -> Float[Array, " C"]:
+    """The probability of each cluster among training samples: proportional to (c + 1) ** -data.imbalance (Zipf)."""
+    weight = (1.0 + jnp.arange(data.clusters)) ** -data.imbalance
+    return weight / weight.sum()
 
 
 def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
-    """Clusters and N(0, I) noise."""
+    """Clusters and N(0, I) noise; what is only of training samples is left out of test samples, which have no key of clusters."""
     del fixed
-    return Draws(
-        cluster=clusters_of(cluster_key, (size,), data.clusters),
-        noise=jax.random.normal(noise_key, (size, data.dim + data.spurious_dims)),
-    )
+    cluster, error = clusters_of(cluster_key, (size,), data.clusters), None
+    if cluster_key is not None and data.imbalance:
+        cluster = jax.random.choice(cluster_key, data.clusters, (size,), p=frequencies(data))
+    if cluster_key is not None and data.label_noise:
+        error = jax.random.normal(jax.random.fold_in(noise_key, 1), (size, _outputs(data)))
+    return Draws(cluster, jax.random.normal(noise_key, (size, data.dim + data.spurious_dims)), error)
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """x = mu_c + noise; y = v_c, or w_c^T (x - mu_c), or x itself."""
-    x = world.fixed.centres[draws.cluster] * data.separation + draws.noise
+    """x = mu_c + noise + offset; y = v_c, or w_c^T (x - mu_c), or x itself; plus data.label_noise times the error of a training sample."""
+    x = world.fixed.centres[draws.cluster] * data.separation + draws.noise + data.offset
     target = world.fixed.targets[draws.cluster]
     if data.target == "linear":
         target = (target * draws.noise[:, : target.shape[1]]).sum(-1, keepdims=True)
-    return Batch(x=x, y=x if data.target == "input" else target, cluster=draws.cluster)
+    y = x if data.target == "input" else target
+    return Batch(x=x, y=y if draws.error is None else y + data.label_noise * draws.error, cluster=draws.cluster)
 
 
 def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
@@ -60,16 +93,17 @@ def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
     if data.target == "input":
         return batch.x
     centres, targets = world.fixed.centres * data.separation, world.fixed.targets
-    likely = posterior(batch.x, centres)
+    x = batch.x - data.offset
+    likely = posterior(x, centres)
     if data.target == "constant":
         return likely @ targets
     signal = centres.shape[1] - data.spurious_dims
-    per_cluster = batch.x[:, :signal] @ targets.T - (centres[:, :signal] * targets).sum(-1)[None]
+    per_cluster = x[:, :signal] @ targets.T - (centres[:, :signal] * targets).sum(-1)[None]
     return (likely * per_cluster).sum(-1, keepdims=True)
 
 
 def variance(world: World, data) -> Scalar:
-    """constant: mean_c |v_c - mean v|^2; linear: mean_c |w_c|^2, as y = w_c^T noise has mean 0; input: that of x."""
+    """constant: mean_c |v_c - mean v|^2; linear: mean_c |w_c|^2, as y = w_c^T noise has mean 0; input: that of x, whose offset is none."""
     centres, targets = world.fixed
     if data.target == "linear":
         return (targets**2).sum(-1).mean()
@@ -88,6 +122,11 @@ def _outputs(data) -> int:
     return {"constant": data.target_dim, "linear": 1, "input": whole}[data.target]
 
 
+def _check(config: ConfigDict) -> None:
+    if config.data.groups > config.data.clusters:
+        refuse("data.groups", config.data.groups, f"must be at most data.clusters={config.data.clusters}")
+
+
 TASK = Task(
     tokens="rows",
     targets={"constant": "vector", "linear": "vector", "input": "input"},
@@ -100,5 +139,26 @@ TASK = Task(
     outputs=_outputs,
     variance=variance,
     reads=("clusters", "dim", "separation"),
-    settings={"spurious_dims": Setting(0, "further dimensions, the same for every cluster", at_least(0))},
+    settings={
+        "spurious_dims": Setting(0, "further dimensions, the same for every cluster", at_least(0)),
+        "offset": Setting(
+            0.0,
+            "what is added to every input along every dimension, as hidden states have a mean",
+            within(-1e6, 1e6),
+            traced=True,
+        ),
+        "groups": Setting(
+            0,
+            "groups that clusters are in: centres lie around those of their groups, three times as far apart, and .9 of a target's"
+            " variance is its group's; 0: none",
+            at_least(0),
+        ),
+        "imbalance": Setting(
+            0.0, "a: cluster c has a share of training samples proportional to (c + 1)^-a (Zipf)", within(0.0, 10.0)
+        ),
+        "label_noise": Setting(
+            0.0, "standard deviation of what is added to each output of a training sample's target", at_least(0)
+        ),
+    },
+    check=_check,
 )

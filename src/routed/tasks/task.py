@@ -59,6 +59,18 @@ def watch_nothing(params: Any, world: World, test: Batch, key: PRNGKeyArray) -> 
     return {}
 
 
+class WorldAt(Protocol):
+    """The world as it is at a step: of data that change while a run trains. Evaluations see that of their step."""
+
+    def __call__(self, world: World, step: Any, data: Any) -> World: ...
+
+
+def unchanged(world: World, step: Any, data: Any) -> World:
+    """Data that do not change in training."""
+    del step, data
+    return world
+
+
 class Task(NamedTuple):
     """A generator of samples. `data` is the config node of that name, with arrays for its traced settings.
 
@@ -90,6 +102,7 @@ class Task(NamedTuple):
     variance: Callable[[World, Any], Scalar] | None = None
     #: Coarser clusters: name -> [labels, groups] membership.
     groupings: Callable[[World, Any], dict[str, Float[Array, "labels groups"]]] = lambda world, data: {}
+    at: WorldAt = unchanged
     #: Arrays that all runs share, in `world.shared` whenever a batch is made.
     shared: Callable[[Any], Any] = lambda data: ()
     watch: Watch = watch_nothing

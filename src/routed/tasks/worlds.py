@@ -33,7 +33,9 @@ def train_batch(
     `order` is the key of all steps. Samples are drawn with replacement from the first `data.samples` of the pool; or they are
     samples that nobody has seen (fresh), the first `size` of the pool in order (whole: gradient descent on all of them), or the
     next `size` of a random order of all of them, a new one in each epoch of data.samples / size steps (epochs).
+    The world is that of the step (`Task.at`).
     """
+    world = task.at(world, step, data)
     if data.epochs:
         epoch, place = jnp.divmod(step, data.samples // size)
         pool = len(jax.tree.leaves(world.train)[0])
@@ -86,9 +88,11 @@ def clusters_of(key: PRNGKeyArray | None, shape: tuple[int, ...], clusters: int)
     return jax.random.randint(key, shape, 0, clusters)
 
 
-def separated(key: PRNGKeyArray, count: int, dim: int) -> Float[Array, "C D"]:
-    """Centres with separation 1: N(0, I) draws, scaled so that the closest pair is sqrt(dim) apart (sigma = 1)."""
-    centres = jax.random.normal(key, (count, dim))
+def separated(
+    key: PRNGKeyArray, count: int, dim: int, around: Float[Array, "C D"] | float = 0.0
+) -> Float[Array, "C D"]:
+    """Centres with separation 1: N(0, I) draws `around` places, scaled so that the closest pair is sqrt(dim) apart (sigma = 1)."""
+    centres = around + jax.random.normal(key, (count, dim))
     squared = ((centres[:, None] - centres[None]) ** 2).sum(-1)
     closest = jnp.sqrt(jnp.where(jnp.eye(count, dtype=bool), jnp.inf, squared).min())
     return centres * (jnp.sqrt(dim) / closest)

@@ -124,7 +124,8 @@ def _samples(task: Task, inputs: Inputs, pool: int):
 
 def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, params, state, step):
     """All metrics of one moment. Test tokens pass in blocks, which keeps the experts' activations in cache."""
-    data, world, noise_key = inputs.config.data, _world(inputs), inputs.keys["noise"]
+    data, noise_key = inputs.config.data, inputs.keys["noise"]
+    world = task.at(_world(inputs), step, data)
     loss, test = TASK_LOSSES[config.loss], worlds.test_batch(task, world, data)
     training, evaluation = rule_and_dispatch(inputs.config)[0], _evaluation_rule(inputs.config)
     experts = _affine(config, model, test, params)

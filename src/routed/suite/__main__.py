@@ -1,0 +1,113 @@
+"""A score card for a router: what it can do and what it cannot, beside its frozen self and reference routers.
+
+    routed suite my_router.py:DistanceRouter        (or python -m routed.suite ...; --quick first)
+    routed suite linear
+    routed suite --reference[=NAME,...]
+
+A router is a built-in name, or FILE.py:NAME: what the file puts into ROUTERS, a Router, or a Flax module that is made with the number
+of experts alone. Its settings are given with --config.router.KEY=VALUE. The same command goes on where an earlier one ended. The
+workdir gets card.html and card.json. docs/suite.md says what each score means and does not mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import sys
+import time
+
+from routed.system import signals
+
+if __name__ == "__main__":
+    signals.end_on_signals()  # before the other imports, which take seconds
+
+from absl import flags
+from absl import logging as log
+
+from routed.contracts import UserError
+from routed.system import commands, files
+
+QUICK = flags.DEFINE_bool(
+    "quick", False, "Half of the probes, fewer seeds and steps, no tuning: a first look in minutes. Not comparable."
+)
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Where everything is written; default runs/suite-ROUTER.", allow_override=True
+)
+REFERENCE = flags.DEFINE_string(
+    "reference",
+    None,
+    "NAME,...: make the cards of these built-in routers (all: of every one that fits), below runs/, and put their scores into the"
+    " reference of this installation.",
+)
+
+_OVERRIDES: list[str] = []
+
+
+def main(argv: list[str]) -> None:
+    """One card, or those of the reference."""
+    specs = argv[1:]
+    if REFERENCE.value is not None:
+        if specs or QUICK.value or WORKDIR.value or _OVERRIDES:
+            raise UserError("--reference=NAME,... makes whole cards of built-in routers in runs/: drop everything else")
+        return _reference(REFERENCE.value)
+    if len(specs) != 1:
+        raise UserError("name one router: routed suite FILE.py:NAME, or a built-in name; see routed suite --help")
+    _card(specs[0], QUICK.value, WORKDIR.value)
+
+
+def _card(spec: str, quick: bool, workdir: str | None = None) -> dict:
+    """A router's card, written as card.json and card.html; prints its table."""
+    # Here, since --help needs none of it, and JAX and the rest take seconds.
+    from routed.engine import devices
+
+    devices.split_host()
+    from routed.suite import card, reference, run, subject
+
+    found, begun = subject.find(spec, _OVERRIDES, quick), time.monotonic()
+    folder = files.folder(workdir or pathlib.Path("runs") / subject.folder_name(spec, _OVERRIDES, quick))
+    with contextlib.ExitStack() as held:
+        held.enter_context(files.locked(folder))
+        made = run.make(found, quick, folder)
+        known = reference.read()
+        files.write(folder / "card.html", card.page(made, known, spec))
+    files.tell(card.as_text(made, known))
+    log.info("finished in %.0f s; open %s", time.monotonic() - begun, folder / "card.html")
+    return made
+
+
+def _reference(names: str) -> None:
+    from routed.engine import devices
+
+    devices.split_host()
+    from routed.suite import reference, subject
+
+    fitting = subject.fitting()
+    wanted = fitting if names == "all" else names.split(",")
+    for name in wanted:
+        if name not in fitting:
+            raise UserError(
+                f"--reference={name}: not a built-in router of rows of numbers; known: {', '.join(fitting)}, all"
+            )
+    for name in wanted:
+        reference.add(_card(name, quick=False))
+        files.tell(f"wrote {reference.FILE}: {name}")
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+    """Takes --config.KEY=VALUE out of the command line, and leaves the rest to absl.
+
+    Raises:
+      UserError: an unknown flag, or a value of the wrong type.
+    """
+    _OVERRIDES[:], rest = commands.take_overrides(argv)
+    rest = ["--reference=all" if text in ("--reference", "-reference") else text for text in rest]
+    return commands.parse_flags(rest, sys.modules[__name__])
+
+
+def run() -> None:
+    """Entry point."""
+    commands.start(main, parse_flags)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,150 @@
+"""A card from the first run to the JSON: the sweep of all probes in one workdir, then what is measured beside it, then scores."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from absl import logging as log
+
+from routed.analysis.statistics import Estimate, estimate
+from routed.contracts import UserError
+from routed.engine import devices, execution, results
+from routed.plan.run_settings import TUNING_OFFSET
+from routed.plan.runs import plan_runs
+from routed.routers import ROUTERS
+from routed.settings.tree import flatten
+from routed.suite import measures, probes
+from routed.suite.subject import Subject
+from routed.system import files
+
+#: What a workdir says of the card that it is of, and the card itself.
+MARK, CARD = "suite.json", "card.json"
+
+#: Significant digits of what is published.
+DIGITS = 4
+
+
+def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]:
+    """The card of a router, as JSON; what is finished in the workdir is not run again.
+
+    Raises:
+      UserError: the workdir is of another card, another router or other code, or the user interrupted.
+    """
+    config, sweep = subject.config, probes.sweep(quick)
+    runs = plan_runs(config, sweep)
+    _claim(workdir, subject, quick)
+    devices.keep_programs(workdir)
+    log.info(
+        "%s: %d points, %d runs, seeds from %d, workdir %s", subject.name, len(sweep), len(runs), config.seed, workdir
+    )
+    table = results.open_workdir(workdir, "suite", config, sweep)
+    table = execution.execute(runs, table, workdir, devices.make_mesh(config))
+    seeds = [config.seed + i for i in range(config.seeds)]
+    signal = measures.gradient_signal(config, seeds) if ROUTERS[subject.name].learns else np.zeros(len(seeds))
+    cost = measures.cost(config)
+    measured = {"gradient": [float(value) for value in signal], "cost": [cost.score]}
+    described = results.stored_config(workdir)
+    card = {
+        "suite": identity(quick),
+        "router": {
+            "name": subject.name, "settings": list(subject.given), "code": subject.code, "learns": ROUTERS[subject.name].learns,
+        },
+        "seeds": seeds,
+        "tuning": _tuning(config),
+        "probes": scores(table, flatten(config), measured, quick),
+        "cost": {name: _short(value) for name, value in cost._asdict().items()},
+        "settings": {key: value for key, value in probes.settings(quick).items()},
+        "versions": described["versions"],
+        "commit": described["commit"],
+        "machine": f"{described['machine']}, {jax.device_count()} devices of kind {jax.devices()[0].device_kind}",
+    }  # fmt: skip
+    files.write(workdir / CARD, json.dumps(card, indent=1, default=list) + "\n")
+    return card
+
+
+def identity(quick: bool) -> dict[str, Any]:
+    """What has to be equal for two cards to be compared."""
+    return {"version": probes.VERSION, "digest": probes.digest(quick), "quick": quick}
+
+
+def scores(
+    table: pd.DataFrame, base: dict[str, Any], measured: dict[str, list[float]], quick: bool
+) -> dict[str, dict[str, Any]]:
+    """name -> score, its frozen self's, the paired gain, each with a 95 % interval, the values by seed, and E by point where there are several.
+
+    What was `measured` without training has no frozen self. A router without a learned arm has its frozen self's score, and no gain.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for probe in probes.chosen(quick):
+        if probe.score is None:
+            values = measured[probe.name]
+            found[probe.name] = {"score": _told(values), "seeds": [_short(value) for value in values]}
+            continue
+        arms = {arm: probes.rows_at(table, probe, arm, base) for arm in (probes.LEARNED, probes.SELF, probes.FIXED)}
+        by_arm = {arm: probe.score(rows) for arm, rows in arms.items() if len(rows)}
+        learned, frozen = ([*by_arm.values()] * 2)[:2]  # of a router that cannot learn both are the only one
+        gain = (learned - frozen) if probes.LEARNED in by_arm else None
+        found[probe.name] = {
+            "score": _told(learned),
+            "frozen": _told(frozen),
+            "gain": None if gain is None else _told(gain, low=-1.0),
+            "seeds": [_short(value) for value in learned],
+            "seeds_frozen": [_short(value) for value in frozen],
+        }
+        if len(probe.points) > 1:  # all of them are scored by E
+            by_point = probes.explained(next(rows for rows in arms.values() if len(rows))).groupby("place").mean()
+            found[probe.name]["points"] = [_short(value) for value in by_point]
+    return found
+
+
+def _told(values: Any, low: float = 0.0) -> dict[str, Any]:
+    """A mean in [low, 1] with its interval over seeds; of a single value none."""
+    one: Estimate = estimate(values, bounds=(low, 1.0))
+    return {name: _short(value) if value == value else None for name, value in one._asdict().items()}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _tuning(config: Any) -> dict[str, Any]:
+    if config.rates != "tuned":
+        return {"seeds": [], "multipliers": [1.0]}
+    first = config.seed + TUNING_OFFSET
+    return {"seeds": [first + i for i in range(config.tune.seeds)], "multipliers": list(config.tune.multipliers)}
+
+
+def _claim(workdir: pathlib.Path, subject: Subject, quick: bool) -> None:
+    """Writes whose workdir it is, or refuses that of another card."""
+    mine = {
+        "suite": identity(quick),
+        "router": subject.name,
+        "settings": list(subject.given),
+        "seed": subject.config.seed,
+    }
+    file = workdir / MARK
+    if file.exists():
+        try:
+            there = json.loads(file.read_text("utf-8"))
+            other = next((key for key, value in mine.items() if there[key] != value), None)
+        except (ValueError, LookupError, TypeError):
+            raise UserError(f"{file} is damaged: choose another --workdir") from None
+        if other == "seed":
+            raise UserError(
+                f"workdir {workdir} is of other code of {subject.name}, whose seeds are others: choose another --workdir, or undo the edit"
+            )
+        if other:
+            raise UserError(
+                f"workdir {workdir} holds a card of {other}={there[other]}, this command makes one of {other}={mine[other]}: choose"
+                " another --workdir"
+            )
+    elif (workdir / "config.json").exists():
+        raise UserError(f"workdir {workdir} holds runs that are of no card: choose another --workdir")
+    with files.explained(file):
+        workdir.mkdir(parents=True, exist_ok=True)
+    files.write(file, json.dumps(mine) + "\n")
