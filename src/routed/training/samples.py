@@ -51,7 +51,8 @@ def build(config: ConfigDict, pool: int, mesh: Mesh | None = None) -> Problem:
         loss, prediction = TASK_LOSSES[phase.loss], outputs.prediction
         if loss.of_scores:
             prediction = apart(outputs.sites[SITE].routing.scores, len(batch.y))
-        value = loss.value(prediction, batch.y).mean()
+        members = len(prediction) // len(batch.y)  # more than one where every expert answers for itself
+        value = loss.value(prediction, jnp.tile(batch.y, (members, 1)) if members > 1 else batch.y).mean()
         return value, value
 
     def wrong(phase: Any, outputs, batch):
@@ -151,7 +152,9 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
         "train/experts": jnp.asarray(experts_per_token(inputs.config), jnp.float32),
     }
     if loss.labelled:
-        threshold = inputs.config.losses.threshold if "threshold" in config.losses else 0.0
+        # A model without a router has no auxiliary losses; the node is there if the loss of the task has settings.
+        judged = "losses" in config and "threshold" in config.losses
+        threshold = inputs.config.losses.threshold if judged else 0.0
         right = correct(prediction, test.y, threshold)
         if task.decisive:
             seen["test/success"] = (right.mean() >= patches.SUCCESS).astype(jnp.float32)
@@ -233,7 +236,7 @@ def experts_per_token(config: Any) -> Any:
     """Experts that compute for one training token: the FLOPs of a selection, in units of one expert."""
     rule, _ = rule_and_dispatch(config)
     if not SAMPLE_MODELS[config.model].routed:
-        return 1.0
+        return float(config.experts.count) if SAMPLE_MODELS[config.model].every else 1.0
     rule = in_samples(rule, positions_of(config))
     return SELECTIONS[rule.name].experts_per_token(rule, config.batch_size, config.experts.count)
 
@@ -248,15 +251,25 @@ def _in_blocks(forward: Callable[[Any, Batch], Any], batch: Batch, largest: int 
 
 
 def cost(config: ConfigDict) -> Cost:
-    """6 FLOPs for each token and parameter that serves it, and UPDATE for each parameter."""
+    """6 FLOPs for each token and parameter that serves it (of experts on images: 3 times those that they say), and UPDATE for each parameter."""
     problem, test, sizes = _sizes(config)
     share = experts_per_token(config) / config.experts.count if problem.model.scores is not None else 1.0
     tokens = config.batch_size * math.prod(test.cluster.shape[1:])
     served = sizes["router"] + sizes["experts"] * share
-    counted = SAMPLE_MODELS[config.model].flops
+    counted, each = SAMPLE_MODELS[config.model].flops, flops_of_expert(config, test)
     flops = 6.0 * tokens * served if counted is None else 3.0 * tokens * counted(config)
+    if each is not None:
+        flops = tokens * (6.0 * sizes["router"] + 3.0 * each * experts_per_token(config))
     total = sum(size for name, size in sizes.items() if name != "fixed")
     return Cost(tokens, flops, UPDATE * total, lambda: total)
+
+
+def flops_of_expert(config: ConfigDict, batch: Batch) -> float | None:
+    """FLOPs of an expert on an image of the batch, forward; None where its parameters tell them."""
+    counted = EXPERTS[config.experts.name].flops if "experts" in config and "name" in config.experts else None
+    if counted is None:
+        return None
+    return counted(config.experts.width, *batch.x.shape[2:], TASKS[config.data.name].outputs(config.data))
 
 
 def _sizes(config: ConfigDict) -> tuple[Problem, Batch, dict[str, int]]:
