@@ -174,7 +174,9 @@ class Cell(NamedTuple):
     @property
     def side(self) -> Point:
         """What claims call its runs."""
-        return {"arm": "dense_expert" if self.single else "learned"} | self.where
+        return {"arm": "dense_expert" if self.single else "learned"} | {
+            k: self.point[k] for k in ("experts.name", "data.name")
+        }
 
 
 def cells(config: ConfigDict, released: bool = False) -> list[Cell]:
@@ -234,7 +236,7 @@ def plots_of_cells(config: ConfigDict, released: bool) -> tuple[dict, ...]:
             "metrics": ("train/loss", "test/loss", "test/accuracy"),
             "at": last.where,
         },
-        {"kind": "dispatch", "name": "dispatch", "lines": {last.words: last.where}},
+        {"kind": "dispatch", "name": "dispatch", "lines": {f"{last.name}, rotated": last.where}},
     )
 
 

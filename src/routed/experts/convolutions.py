@@ -74,7 +74,7 @@ def _each(stride: int, x: Float[Array, "B H W C"], kernel: Float[Array, "9 C"]) 
     x = jnp.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)])
     places = itertools.product(range(3), repeat=2)
     shifted = (x[:, a : a + high : stride, b : b + wide : stride] for a, b in places)
-    return functools.reduce(jnp.add, (one * kernel[i] for i, one in enumerate(shifted)))
+    return functools.reduce(jnp.add, (one * kernel[i][None, None, None] for i, one in enumerate(shifted)))
 
 
 class Convolution(nn.Module):
@@ -93,7 +93,7 @@ class Convolution(nn.Module):
         else:
             x = x[:, :: self.stride, :: self.stride]
             y = matmul(x.reshape(-1, x.shape[-1]), kernel).reshape(*x.shape[:-1], self.filters)
-        return y + self.param("bias", nn.initializers.zeros, (self.filters,)) if self.bias else y
+        return y + self.param("bias", nn.initializers.zeros, (self.filters,))[None, None, None] if self.bias else y
 
 
 class Depthwise(nn.Module):
@@ -127,5 +127,5 @@ class Norm(nn.Module):
             return jnp.repeat(values.reshape(samples, -1, size).mean(2), size, axis=1)
 
         mean, square = over_groups(x.mean((1, 2))), over_groups((x**2).mean((1, 2)))
-        factor = scale * jax.lax.rsqrt(jnp.maximum(square - mean**2, 0) + 1e-5)
-        return x * factor[:, None, None] + (bias - mean * factor)[:, None, None]
+        factor = scale[None] * jax.lax.rsqrt(jnp.maximum(square - mean**2, 0) + 1e-5)
+        return x * factor[:, None, None] + (bias[None] - mean * factor)[:, None, None]
