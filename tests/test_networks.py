@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from routed.contracts import Batch
+from routed.engine.limits import bytes_of_run
 from routed.experts import EXPERTS, Network
 from routed.experts.convolutions import Depthwise, Norm, convolve, windows
 from routed.experts.networks import ConvNet, MobileNetV2, ResNet18
 from routed.layer.dispatch import DISPATCHES
 from routed.layer.rule import Rule
 from routed.layer.selection import select
+from routed.plan.config import canonical
 from routed.settings.tree import override
 from routed.training.samples import build
 from routed.training.task_losses import cross_entropy
@@ -45,12 +47,17 @@ def test_a_convolution_and_its_gradients_are_those_of_xla(stride):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_a_depthwise_convolution_is_that_of_xla(stride):
-    x = jax.random.normal(jax.random.key(0), (2, 6, 6, 4))
-    params = Depthwise(stride).init(jax.random.key(1), x)
-    kernel = params["params"]["kernel"].reshape(3, 3, 1, 4)
-    theirs = jax.lax.conv_general_dilated(x, kernel, (stride,) * 2, [(1, 1)] * 2, feature_group_count=4, **LAYOUT)
-    np.testing.assert_allclose(Depthwise(stride).apply(params, x), theirs, rtol=1e-4, atol=1e-5)
+def test_a_depthwise_convolution_and_its_gradients_are_those_of_xla(stride):
+    keys, shape = jax.random.split(jax.random.key(0), 3), (2, 6 // stride, 6 // stride, 4)
+    x, kernel, weight = (jax.random.normal(k, s) for k, s in zip(keys, ((2, 6, 6, 4), (9, 4), shape), strict=True))
+    theirs = lambda x, kernel: jax.lax.conv_general_dilated(  # noqa: E731
+        x, kernel.reshape(3, 3, 1, 4), (stride,) * 2, [(1, 1)] * 2, feature_group_count=4, **LAYOUT
+    )
+    expected, pull = jax.vjp(theirs, x, kernel)
+    ours, own_pull = jax.vjp(lambda x, kernel: Depthwise(stride).apply({"params": {"kernel": kernel}}, x), x, kernel)
+    np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
+    for got, right in zip(own_pull(weight), pull(weight), strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
 
 
 def test_a_norm_by_hand():
@@ -120,6 +127,12 @@ def test_dispatches_agree_and_an_expert_knows_one_image(small):
     )
     for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(right), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_a_network_alone_is_evaluated_without_the_settings_of_a_router(small):
+    """Of a model without a router the node `losses` is not read: shapes of a run come out all the same."""
+    config = canonical(override(small, IMAGES | {"model": "dense_expert", "optimizer.normalise": "none"}))
+    assert "losses" not in config and bytes_of_run(config) > 0
 
 
 def test_an_ensemble_trains_each_member_and_averages_probabilities(small):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 
 import flax.linen as nn
 import jax
@@ -68,13 +69,41 @@ def _backward(stride, saved, cotangent):
 _product.defvjp(_save, _backward)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _each(stride: int, x: Float[Array, "B H W C"], kernel: Float[Array, "9 C"]) -> Float[Array, "B h w C"]:
     """Responses of a filter for each channel: a sum of shifted products, which XLA:CPU makes one loop of."""
+    products = (one * kernel[i][None, None, None] for i, one in enumerate(_shifted(x, stride)))
+    return functools.reduce(jnp.add, products)
+
+
+def _shifted(x: Float[Array, "B H W C"], stride: int) -> Iterator[Float[Array, "B h w C"]]:
+    """What stands at each place of the windows, row by row."""
     _, high, wide, _ = x.shape
     x = jnp.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)])
-    places = itertools.product(range(3), repeat=2)
-    shifted = (x[:, a : a + high : stride, b : b + wide : stride] for a, b in places)
-    return functools.reduce(jnp.add, (one * kernel[i][None, None, None] for i, one in enumerate(shifted)))
+    for row, column in itertools.product(range(3), repeat=2):
+        yield x[:, row : row + high : stride, column : column + wide : stride]
+
+
+def _save_each(stride, x, kernel):
+    return _each(stride, x, kernel), (x, kernel)
+
+
+def _backward_each(stride, saved, cotangent):
+    """A sum of shifted products too, with zeros between the positions of a stride: slices have the gradient of nine padded sums."""
+    x, kernel = saved
+    of_kernel = jnp.stack([(one * cotangent).sum((0, 1, 2)) for one in _shifted(x, stride)])
+    _, high, wide, _ = x.shape
+    *_, h, w, _ = cotangent.shape
+    rest = [
+        (0, 0, 0),
+        (0, high - stride * (h - 1) - 1, stride - 1),
+        (0, wide - stride * (w - 1) - 1, stride - 1),
+        (0, 0, 0),
+    ]
+    return _each(1, jax.lax.pad(cotangent, jnp.float32(0), rest), kernel[::-1]), of_kernel
+
+
+_each.defvjp(_save_each, _backward_each)
 
 
 class Convolution(nn.Module):

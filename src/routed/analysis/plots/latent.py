@@ -84,5 +84,7 @@ def examples(spec: dict[str, Any], data: Data) -> Figure | None:
             panel.set_xticks([])
             panel.set_yticks([])
             panel.grid(visible=False)
-        line[0].set_title(words, fontsize=9, loc="left")
+        line[0].set_title(words, fontsize=9, loc="left").set_in_layout(
+            False
+        )  # or its length would widen the first image
     return figure
