@@ -21,6 +21,7 @@ from routed.models import SAMPLE_MODELS
 from routed.models.model import Model
 from routed.models.single_layer import SITE, sharpness
 from routed.routers import CLUSTERS, EXAMPLES, ROUTERS, initial_parameters, sharpness_of
+from routed.routers.features import IMAGES
 from routed.settings.setting import Setting, at_least
 from routed.settings.tree import node_of
 from routed.tasks import TASKS, worlds
@@ -146,7 +147,10 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
         return outputs.prediction, soft and soft.prediction, site and site.routing, features, everything
 
     experts_take = SELECTIONS[evaluation.name].within_samples
-    prediction, mixture, routing, features, everything = _in_blocks(forward, test)
+    # Fewer images at once where experts are networks on them: all experts' windows are in memory.
+    networks = "experts" in config and "name" in config.experts and EXPERTS[config.experts.name].flops is not None
+    blocks = _in_blocks(forward, test, IMAGES) if networks else _in_blocks(forward, test)
+    prediction, mixture, routing, features, everything = blocks
     seen = {
         "test/loss": loss.value(prediction, test.y).mean() / unit,
         "train/experts": jnp.asarray(experts_per_token(inputs.config), jnp.float32),
