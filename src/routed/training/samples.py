@@ -273,7 +273,8 @@ def flops_of_expert(config: ConfigDict, batch: Batch) -> float | None:
     counted = EXPERTS[config.experts.name].flops if "experts" in config and "name" in config.experts else None
     if counted is None:
         return None
-    return counted(config.experts.width, *batch.x.shape[2:], TASKS[config.data.name].outputs(config.data))
+    _, _, side, channels = batch.x.shape
+    return counted(config.experts.width, side, channels, TASKS[config.data.name].outputs(config.data))
 
 
 def _sizes(config: ConfigDict) -> tuple[Problem, Batch, dict[str, int]]:
