@@ -60,6 +60,8 @@ def test_rate_scale_multiplies_both(small):
         # Warm-up over 2 steps: 1/2, 1. Then 1; or (6 - t) / (6 - 2) for t = 2 .. 5; or sqrt(2 / (t + 1)).
         ("constant", [0.5, 1, 1, 1, 1, 1]),
         ("linear", [0.5, 1, 1, 0.75, 0.5, 0.25]),
+        # (1 + cos(pi (t - 2) / 4)) / 2, where cos(pi / 4) = .7071
+        ("cosine", [0.5, 1, 1, 0.85355339, 0.5, 0.14644661]),
         ("rsqrt", [0.5, 1, (2 / 3) ** 0.5, (2 / 4) ** 0.5, (2 / 5) ** 0.5, (2 / 6) ** 0.5]),
     ],
 )

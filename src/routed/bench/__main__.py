@@ -1,5 +1,5 @@
 """`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch, t5, lm, cluster,
-patches, scaling, tables, pods, gpu or trace."""
+patches, images, scaling, tables, pods, gpu or trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-from routed.bench import cluster, dispatch, gmm, gpu, lm, patches, pods, scaling, t5, tables, trace
+from routed.bench import cluster, dispatch, gmm, gpu, images, lm, patches, pods, scaling, t5, tables, trace
 from routed.contracts import UserError
 from routed.system import commands, files
 
@@ -22,12 +22,12 @@ BASELINE = flags.DEFINE_string(
     None,
     "A command to run in turn with ours. gmm: it prints `constant ... MS` and `depth-3 ... MS`; t5: lines"
     " `NAME s per step: SECONDS parameters: COUNT`; lm: lines `SHAPE KIND s per step: SECONDS tokens per s: COUNT`; cluster: lines `seed I: SECONDS s, N steps, ...`;"
-    " patches: lines `joint ms per step: MS` and `cnn ms per step: MS`.",
+    " patches: lines `joint ms per step: MS` and `cnn ms per step: MS`; images: a line `resnet18 ms per step: MS`.",
 )
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; medians are reported.", lower_bound=1)
 
 BENCHES: dict[str, Callable[..., Iterable[dict[str, Any]]]] = {
-    "gmm": gmm.bench, "dispatch": dispatch.bench, "t5": t5.bench, "lm": lm.bench, "cluster": cluster.bench, "patches": patches.bench,
+    "gmm": gmm.bench, "dispatch": dispatch.bench, "t5": t5.bench, "lm": lm.bench, "cluster": cluster.bench, "patches": patches.bench, "images": images.bench,
     "scaling": scaling.bench, "tables": tables.bench, "pods": pods.bench, "gpu": gpu.bench, "trace": trace.bench,
 }  # fmt: skip
 

@@ -31,7 +31,13 @@ from routed.system.progress import Progress
 TOGETHER, TOGETHER_EACH = 16, 4
 
 #: Further arrays of the base seed that figures of classes are drawn from, and how they are kept.
-PICTURED = (("counts", np.int32), ("products", np.float32), ("choices", np.int16), ("right", np.bool_))
+PICTURED = (
+    ("counts", np.int32),
+    ("products", np.float32),
+    ("choices", np.int16),
+    ("right", np.bool_),
+    ("embeddings", np.float32),
+)
 #: What the choices of a run are kept under for its traces (`trace.every`).
 TRACED = "trace"
 

@@ -1,6 +1,9 @@
 """Experts: ONE expert each, on tokens; the layer maps them. The dense twins are the same modules, wider or deeper."""
 
 import math
+from collections.abc import Callable
+
+import flax.linen as nn
 
 from routed.experts.activations import ACTIVATIONS
 from routed.experts.cnn import Cnn
@@ -8,9 +11,30 @@ from routed.experts.constant import Constant
 from routed.experts.expert import Expert
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Linear, Mlp
+from routed.experts.networks import (
+    ConvNet,
+    MobileNetV2,
+    Network,
+    ResNet18,
+    flops_of_conv_net,
+    flops_of_mobilenet_v2,
+    flops_of_resnet18,
+)
 from routed.experts.neurons import READOUT, Neurons
 from routed.metrics.regret import Affine
 from routed.settings.setting import LAYERS, Setting, at_least, one_of
+
+
+def _network(body: Callable[[int], nn.Module], flops: Callable[[int, int, int, int], float]) -> Expert:
+    """A whole network on images."""
+    make = lambda own, outputs: Network(outputs, own.width, body)  # noqa: E731
+    return Expert(make, tokens=("images",), reads=("width",), flops=flops, embeds=True, settings=EMBEDDINGS)
+
+
+#: Of networks on images.
+EMBEDDINGS = {
+    "embeddings": Setting(False, "evaluations keep what every expert makes of the first test images (plots `latent`)")
+}
 
 #: name -> ONE expert. Experts of images compute on what stands beside an image and on the router's features of it: rows.
 EXPERTS: dict[str, Expert] = {
@@ -62,15 +86,34 @@ EXPERTS: dict[str, Expert] = {
         tokens=("rows", "images", "hidden"),
         reads=("width", "activation"),
     ),
+    "conv_net": _network(ConvNet, flops_of_conv_net),
+    "mobilenet_v2": _network(MobileNetV2, flops_of_mobilenet_v2),
+    "resnet18": _network(ResNet18, flops_of_resnet18),
 }
 
 #: Settings of the node `experts` that several experts, or the models around them, read.
 SHARED: dict[str, Setting] = {
     "count": Setting(64, "experts", at_least(1)),
     "depth": Setting(3, "weight layers of an mlp", LAYERS),
-    "width": Setting(96, "hidden units; of a cnn: filters for each output", at_least(1)),
+    "width": Setting(
+        96,
+        "hidden units; of a cnn: filters for each output; of a network on images: of its first convolution",
+        at_least(1),
+    ),
     "activation": Setting("relu", "between the layers", one_of(ACTIVATIONS)),
     "learning_rate": Setting(0.01, "of the experts' parameters", at_least(0), traced=True),
 }
 
-__all__ = ["ACTIVATIONS", "EXPERTS", "SHARED", "Cnn", "Constant", "Expert", "Ffn", "Linear", "Mlp", "Neurons"]
+__all__ = [
+    "ACTIVATIONS",
+    "EXPERTS",
+    "SHARED",
+    "Cnn",
+    "Constant",
+    "Expert",
+    "Ffn",
+    "Linear",
+    "Mlp",
+    "Network",
+    "Neurons",
+]

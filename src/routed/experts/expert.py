@@ -35,3 +35,7 @@ class Expert(NamedTuple):
     check: Callable[[ConfigDict], None] = accept
     affine: Callable[[Any], Affine] | None = None
     readout: str = ""
+    #: Of images: products and sums of one, forward, from the width, the pixels of a side, the channels and the outputs, where parameters do
+    #: not tell them; and whether the module has an `embed`, what its last layer is given.
+    flops: Callable[[int, int, int, int], float] | None = None
+    embeds: bool = False

@@ -1,6 +1,6 @@
 """Models: what is trained. Each is an `init` and an `apply` on a batch; `apply` also returns what its gates decided."""
 
-from routed.models import dense, kmeans, patch_moe, two_experts, wide_resnet, wide_resnet_settings
+from routed.models import dense, ensemble, kmeans, patch_moe, two_experts, wide_resnet, wide_resnet_settings
 from routed.models.decoder import decoder
 from routed.models.language_model import expert_axis
 from routed.models.model import Model, ModelPart, Outputs, Site
@@ -73,6 +73,13 @@ SAMPLE_MODELS: dict[str, ModelPart] = {
         reads=("experts.count", "experts.depth", "experts.width", "experts.activation", "experts.learning_rate"),
     ),
     "dense_expert": ModelPart(dense.dense_expert, uses=("experts.name",), reads=("experts.learning_rate",)),
+    "ensemble": ModelPart(
+        ensemble.ensemble,
+        every=True,
+        targets=("class",),
+        uses=("experts.name",),
+        reads=("experts.count", "experts.learning_rate"),
+    ),
     "kmeans": ModelPart(
         kmeans.kmeans,
         targets=("input",),

@@ -83,10 +83,12 @@ class ModelPart(NamedTuple):
 
     `targets` are the kinds of targets that it can be trained on (empty: any). `inner(config)` are the tokens of a sample that its layer
     routes, where these are hidden ones and not the task's; `flops(config)` those of a sample, forward, where parameters do not tell them.
+    `every`: without a router all experts compute every sample, each with a loss of its own, and divide their gradients as in a mixture.
     """
 
     build: Callable[[ConfigDict, Mesh | None], Model]
     routed: bool = False
+    every: bool = False
     needs: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     inner: Callable[[ConfigDict], int] | None = None

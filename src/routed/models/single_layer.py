@@ -14,10 +14,12 @@ from routed.experts import EXPERTS
 from routed.layer.moe import CONTROL, MoE
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import in_samples
+from routed.metrics.router import PROBE
 from routed.models.model import Model, Outputs, Site
 from routed.routers import ROUTERS, Flat
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
+from routed.tasks.task import watch_nothing
 
 #: The name of the only site.
 SITE = "layer"
@@ -88,7 +90,15 @@ def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         each = jax.vmap(lambda own: expert.apply({"params": own}, x))(params["experts"])  # [E, T or 1, O]
         return jnp.broadcast_to(each, (count, len(x), each.shape[-1])).swapaxes(0, 1)[None]
 
-    return Model(init, apply, scores, responses)
+    def watch(params, world, test, key):
+        """What each expert makes of the first test images."""
+        del world, key
+        seen = test.tokens[:PROBE]
+        made = jax.lax.map(lambda p: expert.apply({"params": p}, seen, method="embed"), params["experts"])
+        return {"embeddings": made.swapaxes(0, 1)}
+
+    kept = "embeddings" in config.experts and config.experts.embeddings
+    return Model(init, apply, scores, responses, watch if kept else watch_nothing)
 
 
 def sharpness(state) -> Float[Array, ""] | float:

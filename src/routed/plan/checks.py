@@ -110,7 +110,7 @@ def _check_parts(config: ConfigDict, data: Any, problem: ProblemPart) -> None:
             f"computes on {' or '.join(tokens)}, the tokens of {where} are {kind}; use one of {', '.join(fits)}",
         )
     if not model.routed:
-        if "normalise" in config.optimizer and NORMALISATIONS[config.optimizer.normalise].divides:
+        if not model.every and "normalise" in config.optimizer and NORMALISATIONS[config.optimizer.normalise].divides:
             refuse(
                 "optimizer.normalise", config.optimizer.normalise, f"model={config.model!r} has no experts; set 'none'"
             )

@@ -47,7 +47,7 @@ ROUTERS: dict[str, Router] = {
     ),
     "conv": Router(
         lambda own, experts: ProductRouter(experts, Windows(own.window), own.bias, own.measure),
-        tokens=("rows", "patches"),
+        tokens=("rows", "patches", "images"),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
         from_clusters=kernel_from_clusters,

@@ -1,6 +1,7 @@
 """Tasks: what a generator draws once (a world), and the batches it makes of it; and sources of text, under `text`."""
 
 from routed.tasks import (
+    augmented,
     collages,
     crossed,
     dictionary,
@@ -26,6 +27,8 @@ TASKS: dict[str, Task] = {
     "dictionary": dictionary.TASK,
     "images": images.TASK,
     "scenes": scenes.TASK,
+    "rotated": augmented.ROTATED,
+    "augmented": augmented.AUGMENTED,
     "patches": patches.TASK,
     "generated": generated.TASK,
     "collages": collages.TASK,

@@ -66,10 +66,15 @@ class Schedule(NamedTuple):
     check: Callable[[ConfigDict], None] = accept
 
 
-#: name -> schedule. Linear: 0 after the last step, so that step still learns; rsqrt: T5's.
+#: name -> schedule. Linear and cosine (Loshchilov and Hutter 2017): 0 after the last step, so that step still learns; rsqrt: T5's.
 SCHEDULES: dict[str, Schedule] = {
     "constant": Schedule(),
     "linear": Schedule(lambda step, warmup, steps: jnp.clip((steps - step) / max(steps - warmup, 1), 0.0, 1.0)),
+    "cosine": Schedule(
+        lambda step, warmup, steps: (
+            0.5 + 0.5 * jnp.cos(jnp.pi * jnp.clip((step - warmup) / max(steps - warmup, 1), 0.0, 1.0))
+        )
+    ),
     "rsqrt": Schedule(lambda step, warmup, steps: jnp.sqrt(warmup / jnp.maximum(step + 1, warmup))),
 }
 

@@ -74,8 +74,11 @@ def check(config: ConfigDict) -> None:
         refuse("selection.group_size", size, f"must divide batch_size={config.batch_size}")
     if "selection" in config:
         _refuse_more_patches(config, positions_of(config))
-    if "router" in config and "window" in config.router and (positions := task.dims(data)) % config.router.window:
-        refuse("router.window", config.router.window, f"must divide the {positions} positions of a sample")
+    if "router" in config and "window" in config.router:
+        positions = task.dims(data) if task.pixels is None else task.pixels(data)
+        where = "positions of a sample" if task.pixels is None else "pixels of a side of an image"
+        if positions % config.router.window:
+            refuse("router.window", config.router.window, f"must divide the {positions} {where}")
     if config.mesh.data * config.mesh.expert > 1:
         raise UserError(
             f"config keys mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: the runs of"

@@ -21,6 +21,7 @@ from routed.models import SAMPLE_MODELS
 from routed.models.model import Model
 from routed.models.single_layer import SITE, sharpness
 from routed.routers import CLUSTERS, EXAMPLES, ROUTERS, initial_parameters, sharpness_of
+from routed.routers.features import IMAGES
 from routed.settings.setting import Setting, at_least
 from routed.settings.tree import node_of
 from routed.tasks import TASKS, worlds
@@ -51,7 +52,8 @@ def build(config: ConfigDict, pool: int, mesh: Mesh | None = None) -> Problem:
         loss, prediction = TASK_LOSSES[phase.loss], outputs.prediction
         if loss.of_scores:
             prediction = apart(outputs.sites[SITE].routing.scores, len(batch.y))
-        value = loss.value(prediction, batch.y).mean()
+        members = len(prediction) // len(batch.y)  # more than one where every expert answers for itself
+        value = loss.value(prediction, jnp.tile(batch.y, (members, 1)) if members > 1 else batch.y).mean()
         return value, value
 
     def wrong(phase: Any, outputs, batch):
@@ -146,7 +148,10 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
         return outputs.prediction, soft and soft.prediction, site and site.routing, features, everything
 
     experts_take = SELECTIONS[evaluation.name].within_samples
-    prediction, mixture, routing, features, everything = _in_blocks(forward, test)
+    # Fewer images at once where experts are networks on them: all experts' windows are in memory.
+    networks = "experts" in config and "name" in config.experts and EXPERTS[config.experts.name].flops is not None
+    blocks = _in_blocks(forward, test, IMAGES) if networks else _in_blocks(forward, test)
+    prediction, mixture, routing, features, everything = blocks
     seen = {
         "test/loss": loss.value(prediction, test.y).mean() / unit,
         "train/experts": jnp.asarray(experts_per_token(inputs.config), jnp.float32),
@@ -234,7 +239,7 @@ def experts_per_token(config: Any) -> Any:
     """Experts that compute for one training token: the FLOPs of a selection, in units of one expert."""
     rule, _ = rule_and_dispatch(config)
     if not SAMPLE_MODELS[config.model].routed:
-        return 1.0
+        return float(config.experts.count) if SAMPLE_MODELS[config.model].every else 1.0
     rule = in_samples(rule, positions_of(config))
     return SELECTIONS[rule.name].experts_per_token(rule, config.batch_size, config.experts.count)
 
@@ -249,15 +254,26 @@ def _in_blocks(forward: Callable[[Any, Batch], Any], batch: Batch, largest: int 
 
 
 def cost(config: ConfigDict) -> Cost:
-    """6 FLOPs for each token and parameter that serves it, and UPDATE for each parameter."""
+    """6 FLOPs for each token and parameter that serves it (of experts on images: 3 times those that they say), and UPDATE for each parameter."""
     problem, test, sizes = _sizes(config)
     share = experts_per_token(config) / config.experts.count if problem.model.scores is not None else 1.0
     tokens = config.batch_size * math.prod(test.cluster.shape[1:])
     served = sizes["router"] + sizes["experts"] * share
-    counted = SAMPLE_MODELS[config.model].flops
+    counted, each = SAMPLE_MODELS[config.model].flops, flops_of_expert(config, test)
     flops = 6.0 * tokens * served if counted is None else 3.0 * tokens * counted(config)
+    if each is not None:
+        flops = tokens * (6.0 * sizes["router"] + 3.0 * each * experts_per_token(config))
     total = sum(size for name, size in sizes.items() if name != "fixed")
     return Cost(tokens, flops, UPDATE * total, lambda: total)
+
+
+def flops_of_expert(config: ConfigDict, batch: Batch) -> float | None:
+    """FLOPs of an expert on an image of the batch, forward; None where its parameters tell them."""
+    counted = EXPERTS[config.experts.name].flops if "experts" in config and "name" in config.experts else None
+    if counted is None:
+        return None
+    _, _, side, channels = batch.x.shape
+    return counted(config.experts.width, side, channels, TASKS[config.data.name].outputs(config.data))
 
 
 def _sizes(config: ConfigDict) -> tuple[Problem, Batch, dict[str, int]]:

@@ -14,6 +14,7 @@ from routed.analysis.plots.curves import curves, gap, success, training
 from routed.analysis.plots.equal_cost import equal_cost
 from routed.analysis.plots.foretold import axes, foretold
 from routed.analysis.plots.frame import STYLE, Data, drawn
+from routed.analysis.plots.latent import examples, latent
 from routed.analysis.plots.maps import forest, methods, phase, routing
 from routed.analysis.plots.paired import languages, paired
 from routed.analysis.plots.parts import parts
@@ -134,6 +135,17 @@ PLOTS: dict[str, Plot] = {
     "products": Plot(
         products,
         "Largest absolute product of an expert's filters, or of its router row, with each cluster's signals, for the base seed: a line an expert and cluster.",
+        alone=True,
+    ),
+    "latent": Plot(
+        latent,
+        "t-SNE of what its expert made of each test image with one label, base seed, at the end of training. Left: the expert; right: the class; classes without a name are grey.",
+        lambda spec, data: sorted({key for point, *_ in spec["panels"].values() for key in point if key in data.own}),
+        alone=True,
+    ),
+    "examples": Plot(
+        examples,
+        "The first test images of the base seed, as routers and experts see them.",
         alone=True,
     ),
     "embedding": Plot(

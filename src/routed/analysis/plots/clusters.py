@@ -65,7 +65,7 @@ def series(spec: dict[str, Any], data: Data) -> Figure | None:
     return figure
 
 
-def _arrays(spec: dict[str, Any], data: Data, *names: str) -> dict[str, list[np.ndarray]]:
+def arrays_of(spec: dict[str, Any], data: Data, *names: str) -> dict[str, list[np.ndarray]]:
     """The arrays `names` of the base seed for each line that has them."""
     found = {}
     for line, point in spec["lines"].items():
@@ -77,7 +77,7 @@ def _arrays(spec: dict[str, Any], data: Data, *names: str) -> dict[str, list[np.
 
 def dispatch(spec: dict[str, Any], data: Data) -> Figure | None:
     """Test samples of each cluster that go to each expert, before and after training."""
-    found = _arrays(spec, data, "counts")
+    found = arrays_of(spec, data, "counts")
     if not found:
         return None
     clusters, experts = next(iter(found.values()))[0].shape[1:]
@@ -113,7 +113,7 @@ PRODUCTS = ("expert and feature", "expert and centre", "router and feature", "ro
 
 def products(spec: dict[str, Any], data: Data) -> Figure | None:
     """Products of each expert's filters and router row with each signal over training, a colour a cluster (base seed)."""
-    found = _arrays(spec, data, "products")
+    found = arrays_of(spec, data, "products")
     if not found:
         return None
     figure = Figure(figsize=(10.4, 2.5 * len(found) + 0.5))
@@ -147,7 +147,7 @@ def embedding(spec: dict[str, Any], data: Data) -> Figure | None:
     Colour and marker say which expert a sample goes to; background and line say which class is predicted, by a vote among the
     nearest samples.
     """
-    found = _arrays(spec, data, "choices", "right")
+    found = arrays_of(spec, data, "choices", "right")
     if not found:
         return None
     figure = Figure(figsize=(7.6, 3.5 * len(found) + 0.5))

@@ -22,6 +22,8 @@ from routed.system.platform import platform
 
 #: Largest block of rows. On a GPU a block must keep all its cores busy.
 BLOCK = {"cpu": 128, "gpu": 1024, "tpu": 512}
+#: Largest block of images on a CPU: what a network makes of them has to stay in cache, and few are to be there only to fill a block.
+IMAGES = 8
 
 
 def ragged(
@@ -62,7 +64,8 @@ def blocks(expert: ExpertFunction, params, rows: Float[Array, "A ..."], sizes: I
     each block: it runs the block again instead of saving activations.
     """
     experts = len(sizes)
-    size = max(8, min(BLOCK[platform()], 1 << max(0, len(rows) // experts - 1).bit_length()))
+    most = IMAGES if platform() == "cpu" and rows.ndim == 4 else BLOCK[platform()]
+    size = max(8, min(most, 1 << max(0, len(rows) // experts - 1).bit_length()))
     padded = jnp.pad(rows, [(0, size), *[(0, 0)] * (rows.ndim - 1)])  # the last block may read past the end
     return _blocks(expert, size, params, padded, jnp.cumsum(sizes) - sizes, sizes)[: len(rows)]
 

@@ -1,0 +1,40 @@
+"""An ensemble: as many experts as the mixture has, each trained by itself on every sample, averaged at evaluation; no router."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from routed.experts import EXPERTS
+from routed.layer.dispatch import alone
+from routed.models.model import Model, Outputs
+from routed.settings.tree import node_of
+from routed.tasks import TASKS
+
+
+def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
+    """Logits of all members in training, one member's after the other's [E B, O]; at evaluation the logarithm of their mean probability [B, O].
+
+    Members differ in their initial weights only: expert e starts as expert e of the mixture. The loss is the mean over members, so a
+    member's gradient is 1 / E of what it would be alone, which normalised gradients (`optimizer.normalise`) undo.
+    """
+    del mesh
+    count = config.experts.count
+    member = EXPERTS[config.experts.name].make(node_of(config).experts, TASKS[config.data.name].outputs(config.data))
+
+    def init(key, batch):
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(count))
+        return {"router": {}, "experts": jax.vmap(lambda k: member.init(k, batch.tokens[:1])["params"])(keys)}, {}
+
+    def apply(params, state, batch, rule, dispatch, key=None, step=0):
+        del rule, dispatch, step
+        one = lambda own: alone(lambda own, x: member.apply({"params": own}, x), own, batch.tokens)  # noqa: E731
+        logits = jax.lax.map(one, params["experts"])
+        if key is not None:
+            return Outputs(logits.reshape(-1, logits.shape[-1]), {}, state)
+        mean = jax.nn.logsumexp(jax.nn.log_softmax(logits), axis=0) - jnp.log(count)
+        return Outputs(mean, {}, state)
+
+    return Model(init, apply)

@@ -1,0 +1,229 @@
+"""Images with a class, changed anew each time they are seen: was it turned (`rotated`), or what is on it (`augmented`)? (Chen et al. 2022, A.3).
+
+rotated: every image stands there as it is and turned by 30 degrees; the label says which. Both are cropped to the middle 3/4 of a side, so
+that no corner tells, enlarged again and blurred. augmented: the class, of images that are flipped and moved at random while they are trained on.
+Changes are part of the draws of a sample: with data.fresh=true every batch draws its own, a pure function of seed and step.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Integer, Key, PRNGKeyArray
+from ml_collections import ConfigDict
+
+from routed.contracts import Batch, Column, UserError
+from routed.settings.setting import Setting, one_of, refuse
+from routed.tasks import images
+from routed.tasks.scenes import shrunk
+from routed.tasks.task import Task, World
+
+#: Degrees by which an image is turned, counter-clockwise; what is left of a side by the crop.
+ANGLE, KEPT = 30.0, 3 / 4
+#: Rows and columns of the blur, and the standard deviations among which it is drawn, in pixels (released code).
+ROWS, COLUMNS, SIGMA = 7, 3, (1.1, 2.2)
+#: A standard deviation that leaves an image as it is.
+SHARP = 1e-3
+#: Parts of a side by which an image is moved at most: 4 of 32 pixels.
+MOVED = 1 / 8
+
+
+class Turned(NamedTuple):
+    """Which image, counted through those for training and then those for tests; is it turned; how blurred."""
+
+    image: Int[Array, " B"]
+    turned: Bool[Array, " B"]
+    sigma: Float[Array, " B"]
+
+
+class Moved(NamedTuple):
+    """Which image; is it flipped; the pixels by which it is moved down and right."""
+
+    image: Int[Array, " B"]
+    flipped: Bool[Array, " B"]
+    shift: Int[Array, "B 2"]
+
+
+def counts(data) -> tuple[int, int]:
+    """Images for training, and for tests: of these the same number from each class.
+
+    Raises:
+      UserError: images that are not square or too small, a side that does not divide theirs.
+    """
+    found = images.source(data)
+    height, width = found.train_x.shape[1:3]
+    if height != width or height % 8:
+        raise UserError(
+            f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and squares of a multiple of 8"
+            " are turned and cropped; use others"
+        )
+    if height % data.side:
+        words = f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}"
+        refuse("data.side", data.side, words)
+    return len(found.train_y), data.clusters * int(np.bincount(found.test_y).min())
+
+
+def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
+    """Nothing."""
+    del keys, data
+    return ()
+
+
+def draw_turned(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Turned:
+    """Any training images, half of them turned; test images in turn, each as it is and then turned."""
+    del fixed
+    train, tests = counts(data)
+    sigma = jax.random.uniform(jax.random.fold_in(noise_key, 0), (size,), minval=SIGMA[0], maxval=SIGMA[1])
+    if cluster_key is None:
+        place = jnp.arange(size)
+        sharp = jnp.full(size, SHARP)
+        return Turned(train + place // 2 % tests, place % 2 == 1, sigma if data.blur == "all" else sharp)
+    image = jax.random.randint(cluster_key, (size,), 0, train)
+    turned = jax.random.bernoulli(jax.random.fold_in(noise_key, 1), shape=(size,))
+    return Turned(image, turned, sigma if data.blur != "none" else jnp.full(size, SHARP))
+
+
+def draw_moved(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Moved:
+    """Any training images, half of them flipped, moved by up to an eighth of a side; test images in turn as they are."""
+    del fixed
+    train, tests = counts(data)
+    if cluster_key is None:
+        return Moved(train + jnp.arange(size) % tests, jnp.zeros(size, bool), jnp.zeros((size, 2), int))
+    flip_key, shift_key = jax.random.split(noise_key)
+    most = round(MOVED * images.source(data).train_x.shape[1])
+    return Moved(
+        image=jax.random.randint(cluster_key, (size,), 0, train),
+        flipped=jax.random.bernoulli(flip_key, shape=(size,)),
+        shift=jax.random.randint(shift_key, (size, 2), -most, most + 1),
+    )
+
+
+def batch_of_turned(world: World, draws: Turned, data) -> Batch:
+    """x = the image as `standardised` makes it; y = whether it is turned, one-hot; cluster = 2 class + turned."""
+    image, label = _images(world, draws)
+    x = blurred(turned_and_cropped(image, draws.turned), draws.sigma)
+    y = jax.nn.one_hot(draws.turned.astype(int), 2)
+    return Batch(x=standardised(x, world, data), y=y, cluster=2 * label + draws.turned)
+
+
+def batch_of_moved(world: World, draws: Moved, data) -> Batch:
+    """x = the image as `standardised` makes it; y = its class, one-hot, which is the cluster too."""
+    image, label = _images(world, draws)
+    x = moved(jnp.where(draws.flipped[:, None, None, None], image[:, :, ::-1], image), draws.shift)
+    return Batch(x=standardised(x, world, data), y=jax.nn.one_hot(label, data.clusters), cluster=label)
+
+
+def _images(world: World, draws: Any) -> tuple[Float[Array, "B H W C"], Int[Array, " B"]]:
+    pixels, label = jnp.asarray(world.shared.pixels), jnp.asarray(world.shared.label)
+    return pixels[draws.image].astype(jnp.float32) / 255, label[draws.image]
+
+
+def standardised(x: Float[Array, "B H W C"], world: World, data) -> Float[Array, "B h w C"]:
+    """Each channel minus its mean over the training images, over its deviation; then `data.side` pixels a side."""
+    mean, std = (jnp.asarray(a)[None, None, None] for a in (world.shared.mean, world.shared.std))
+    return shrunk((x - mean) / std, x.shape[1] // data.side)
+
+
+@functools.lru_cache(maxsize=4)
+def places(side: int) -> Integer[np.ndarray, "2 P"]:
+    """Pixels, counted row by row, that stand at each place of the crop: of the image as it is, and of the turned one.
+
+    The nearest pixel to where a place was before it was turned around the middle; of 56 pixels a side and more a corner would have been outside.
+    """
+    kept = round(KEPT * side)
+    rows, columns = np.mgrid[:kept, :kept] + 0.5 - kept / 2
+    found = []
+    for angle in (0.0, math.radians(ANGLE)):
+        x = math.cos(angle) * columns - math.sin(angle) * rows + side / 2
+        y = math.sin(angle) * columns + math.cos(angle) * rows + side / 2
+        x, y = (np.clip(np.floor(a + 1e-9), 0, side - 1).astype(int) for a in (x, y))
+        found.append((y * side + x).reshape(-1))
+    return np.stack(found)
+
+
+def turned_and_cropped(x: Float[Array, "B H W C"], turned: Bool[Array, " B"]) -> Float[Array, "B H W C"]:
+    """The middle of each image, of some after they were turned, as large as the image was (bilinear)."""
+    samples, side, _, channels = x.shape
+    kept = round(KEPT * side)
+    crop = jnp.asarray(places(side))[turned.astype(int)]
+    x = jnp.take_along_axis(x.reshape(samples, side**2, channels), crop[:, :, None], 1)
+    return jax.image.resize(x.reshape(samples, kept, kept, channels), (samples, side, side, channels), "bilinear")
+
+
+def blurred(x: Float[Array, "B H W C"], sigma: Float[Array, " B"]) -> Float[Array, "B H W C"]:
+    """Means of neighbours with Gaussian weights, over 7 rows and 3 columns; beyond its ends an image is mirrored."""
+    for axis, size in ((1, ROWS), (2, COLUMNS)):
+        half, length = size // 2, x.shape[axis]
+        distance = jnp.arange(-half, half + 1)
+        weight = jnp.exp(-0.5 * (distance[None] / sigma[:, None]) ** 2)
+        weight /= weight.sum(1, keepdims=True)
+        padded = jnp.pad(x, [(half, half) if i == axis else (0, 0) for i in range(4)], mode="reflect")
+        shifted = (jax.lax.slice_in_dim(padded, i, i + length, axis=axis) for i in range(size))
+        x = sum((one * weight[:, i, None, None, None] for i, one in enumerate(shifted)), jnp.zeros_like(x))
+    return x
+
+
+def moved(x: Float[Array, "B H W C"], shift: Int[Array, "B 2"]) -> Float[Array, "B H W C"]:
+    """Each image moved down and right by its own pixels; what comes in is black."""
+    most = round(MOVED * x.shape[1])
+    padded = jnp.pad(x, [(0, 0), (most, most), (most, most), (0, 0)])
+    cut = lambda image, at: jax.lax.dynamic_slice(image, (most - at[0], most - at[1], 0), x.shape[1:])  # noqa: E731
+    return jax.vmap(cut)(padded, shift)
+
+
+def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
+    """The two halves of a cluster's number: the class, and whether it is turned."""
+    del world
+    label = jnp.arange(2 * data.clusters)
+    return {"class": jax.nn.one_hot(label // 2, data.clusters), "turned": jax.nn.one_hot(label % 2, 2)}
+
+
+def _task(draw: Callable, batch: Callable, **own: Any) -> Task:
+    return Task(
+        tokens="images",
+        targets={"class": "class"},
+        fixed=fixed,
+        draw=draw,
+        batch=batch,
+        dims=lambda data: data.side**2 * images.source(data).train_x.shape[-1],
+        pixels=lambda data: data.side,
+        shared=images.shared_arrays,
+        digest=images.digest_of,
+        about=lambda data: f"data.images={data.images}, changed by the task's own file",
+        reads=("clusters", "directory", "data.images", "data.side"),
+        check=_check,
+        **own,
+    )
+
+
+def _check(config: ConfigDict) -> None:
+    """Settings only: images are looked at when their files are read."""
+    images.check_directory(config)
+
+
+_AMI = "Adjusted mutual information of experts and {}: 0 is chance, 1 each tells the other."
+
+ROTATED = _task(
+    draw_turned,
+    batch_of_turned,
+    outputs=lambda data: 2,
+    labels=lambda data: 2 * data.clusters,
+    groupings=groupings,
+    columns={
+        "router/ami_by_class": Column("AMI of experts and classes", definition=_AMI.format("classes of images")),
+        "router/ami_by_turned": Column("AMI of experts and turns", definition=_AMI.format("the turns, which are the label")),
+    },
+    settings={
+        "blur": Setting(
+            "all", "images of rotated that are blurred: all (paper), training (released code) or none", one_of(("all", "training", "none"))
+        )
+    },
+)  # fmt: skip
+
+AUGMENTED = _task(draw_moved, batch_of_moved, outputs=lambda data: data.clusters)
