@@ -87,8 +87,12 @@ def test_the_router_of_step_0_is_put_back_once(small):
     assert equal(back["params"]["experts"], learned["params"]["experts"])
     phases = ("until=20%", "router=initial train=router")
     _, _, first, on = states(small, 4, 1, 3, phases=phases)
-    assert not equal(first["params"]["router"], back["params"]["router"]) and equal(on["params"]["experts"], learned["params"]["experts"])
-    assert not equal(first["params"]["router"], on["params"]["router"])  # put back at the first step of the phase, and not again
+    assert not equal(first["params"]["router"], back["params"]["router"]) and equal(
+        on["params"]["experts"], learned["params"]["experts"]
+    )
+    assert not equal(
+        first["params"]["router"], on["params"]["router"]
+    )  # put back at the first step of the phase, and not again
     assert equal(on["params"], states(small, 8, phases=phases)[-1]["params"])
 
 

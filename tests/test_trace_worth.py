@@ -97,9 +97,7 @@ def test_the_page_has_the_table_and_its_figures(tmp_path):
     assert (
         page.count("<svg") == 2
         and "keeps of the worth" in page
-        and all(
-        text.split("(")[0].replace("'", "&#39;") in page for text in made["findings"]
-    )
+        and all(text.split("(")[0].replace("'", "&#39;") in page for text in made["findings"])
     )
     assert len((tmp_path / "surgery.csv").read_text().splitlines()) == 1 + len(made["worth"])
     alone = {job: losses for job, losses in found().losses.items() if not job.repaired}

@@ -8,7 +8,7 @@ from routed.contracts import UserError
 from routed.layer.rule import rule_of
 from routed.layer.selection import groupless
 from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, shared_group, tokens_of, whole_groups
-from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, at_least, one_of, refuse
+from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, When, at_least, one_of, refuse
 
 TRANSFORMER: dict[str, Setting] = {
     "layers": Setting(2, "of the encoder, and as many of the decoder", LAYERS),
@@ -18,6 +18,11 @@ TRANSFORMER: dict[str, Setting] = {
     "head_dim": Setting(16, "numbers of a head", at_least(1)),
     "ffn": Setting("gated_ffn", "of the dense layers; its activation is experts.activation", one_of(FFNS)),
     "width": Setting(128, "hidden units of the dense layers' FFN", at_least(1)),
+    "shared_expert": Setting(
+        False,
+        "sparse layers have one more expert, of every token and with weight 1 (DeepSeek, Llama 4); the trunk's, by its rate",
+        when=When(lambda config: config.transformer.shared_expert, "transformer.shared_expert=true"),
+    ),
     "tied": Setting(False, "logits through the embedding"),
     "buckets": Setting(
         32, "of relative positions", Allowed(lambda v: v >= 4 and v % 4 == 0, lambda: "must be a multiple of 4")

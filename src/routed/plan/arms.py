@@ -162,7 +162,9 @@ ARMS: dict[str, Arm] = {
         {"phases": (_LEARNED, "router=initial train=router")}, "learned, then router of step 0, repaired", "#AA4499"
     ),
     "surgery_adapted": Arm(
-        {"phases": (_LEARNED, "router=initial train=experts+trunk")}, "learned, then router of step 0, all else adapts", "#44AA99"
+        {"phases": (_LEARNED, "router=initial train=experts+trunk")},
+        "learned, then router of step 0, all else adapts",
+        "#44AA99",
     ),
     "surgery_none": Arm({"phases": (_LEARNED, "train=router")}, "learned, then its router alone", "#6699CC"),
     # No router: the wide ResNet whose last convolution has as many weights as all experts.

@@ -204,5 +204,7 @@ def unsaid(found: Analysis) -> list[str]:
         says.append(
             "Whether a shuffled router, or one drawn anew, would do likewise: keep features of some tokens and router weights."
         )
-    says.append("What the routing is worth: a trace has no loss of a model with other routers; routed trace surgery measures it.")
+    says.append(
+        "What the routing is worth: a trace has no loss of a model with other routers; routed trace surgery measures it."
+    )
     return says

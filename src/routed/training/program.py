@@ -15,9 +15,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
-from routed.layer.auxiliary import auxiliary, coefficients_of
+from routed.layer.auxiliary import POOLED, auxiliary, coefficients_of
+from routed.layer.model_losses import balance_pooled
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import SELECTIONS, group_of
+from routed.metrics.load import load_of
 from routed.models.model import Site
 from routed.routers import ROUTERS
 from routed.settings.setting import COUNT, Allowed, Component, Setting, When, at_least
@@ -243,6 +245,8 @@ def rule_and_dispatch(config: Any) -> tuple[Rule, str]:
 def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step) -> Array:
     """The weighted auxiliary losses, mean over all layers of all sites."""
     coefficients = {name: one for name, one in coefficients_of(config.losses).items() if one}
+    if config.losses.balance_scope == POOLED:
+        coefficients.pop("balance", None)  # below
 
     def of_layer(site: str, routing, features, responses) -> Array:
         tokens = len(routing.scores)
@@ -266,7 +270,24 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
             return of_layer(name, routing, features, respond)
 
         values.append(jax.vmap(one)(routing, features, layers))
-    return jnp.concatenate(values).mean()
+    return jnp.concatenate(values).mean() + _pooled(config, sites)
+
+
+def _pooled(config: Any, sites: dict[str, Site]) -> Array:
+    """The weighted balance loss of all layers of all sites together, where it is asked for."""
+    if not (config.losses.balance and config.losses.balance_scope == POOLED):
+        return jnp.float32(0)
+    stacks = [
+        site.routing if site.routing.scores.ndim == 3 else jax.tree.map(lambda a: a[None], site.routing)
+        for site in sites.values()
+    ]
+    gate = jax.nn.softmax if config.losses.balance_of == "probabilities" else lambda scores: scores
+    probs = jnp.concatenate(
+        [gate(stack.scores).mean(1) for stack in stacks]
+    )  # [L, E], as stacks have other numbers of tokens
+    loads = jnp.concatenate([jax.vmap(lambda one: load_of(one)[0])(stack) for stack in stacks])
+    value = balance_pooled(probs[:, None], loads)
+    return jnp.where(_frozen(config), 0.0, config.losses.balance * value)
 
 
 def _responses(problem: Problem, params, site: str, features) -> Array:
