@@ -80,4 +80,4 @@ class Selection(NamedTuple):
 
 
 #: What any rule reads of its queues.
-QUEUES = ("capacity_factor", "capacity_rule", "min_capacity", "group_size", "priority")
+QUEUES = ("capacity_factor", "capacity_rule", "min_capacity", "capacity_multiple", "group_size", "priority")

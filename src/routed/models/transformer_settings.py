@@ -8,7 +8,7 @@ from routed.contracts import UserError
 from routed.layer.rule import rule_of
 from routed.layer.selection import groupless
 from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, shared_group, tokens_of, whole_groups
-from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, When, at_least, one_of, refuse
+from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, at_least, one_of, refuse
 
 TRANSFORMER: dict[str, Setting] = {
     "layers": Setting(2, "of the encoder, and as many of the decoder", LAYERS),
@@ -21,7 +21,7 @@ TRANSFORMER: dict[str, Setting] = {
     "shared_expert": Setting(
         False,
         "sparse layers have one more expert, of every token and with weight 1 (DeepSeek, Llama 4); the trunk's, by its rate",
-        when=When(lambda config: config.transformer.shared_expert, "transformer.shared_expert=true"),
+        late=True,
     ),
     "tied": Setting(False, "logits through the embedding"),
     "buckets": Setting(
