@@ -84,7 +84,7 @@ def test_sentences_and_what_cannot_be_said():
     assert "Going on with the trained routers alone for 9 steps changes the loss by -0.1" in said
     unsaid = "\n".join(worth.unsaid(one, table))
     assert (
-        "were trained for the trained router" in unsaid
+        "these experts were trained for the trained router" in unsaid
         and "one expert a token, anywhere: a token has one expert already" in unsaid
     )
     assert "one draw" not in unsaid and "--draws above 1" in "\n".join(worth.unsaid(one._replace(draws=1), table))

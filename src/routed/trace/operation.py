@@ -102,6 +102,7 @@ def _together(found: Found, worth: pd.DataFrame) -> Iterator[Drawn]:
         )  # fmt: skip
     panel.axvline(0, color=REFERENCE, lw=1, ls=":")
     panel.set_yticks(range(len(names)), [EVERY[name].words for name in names])
+    panel.set_ylim(-0.6, len(names) - 0.4)
     panel.set_xlabel("loss above the model's own (nats a token)")
     if found.repair_steps:
         legend(figure, panel)

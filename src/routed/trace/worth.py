@@ -94,7 +94,7 @@ def _ends(number: Number, name: str) -> dict[str, float]:
 
 def nats(row: Any) -> str:
     """What is lost, with its interval."""
-    return f"{row.lost:.3g} [{row.low:.2g}, {row.high:.2g}]" if row.low == row.low else f"{row.lost:.3g}"
+    return f"{row.lost:.3g} [{row.low:.3g}, {row.high:.3g}]" if row.low == row.low else f"{row.lost:.3g}"
 
 
 def kept(row: Any) -> str:
@@ -187,14 +187,14 @@ def _row(worth: pd.DataFrame, place: str, name: str, repaired: int = 0) -> Any:
 
 
 def _signed(row: Any) -> str:
-    return f"{row.lost:+.3g} [{row.low:+.2g}, {row.high:+.2g}]" if row.low == row.low else f"{row.lost:+.3g}"
+    return f"{row.lost:+.3g} [{row.low:+.3g}, {row.high:+.3g}]" if row.low == row.low else f"{row.lost:+.3g}"
 
 
 def unsaid(found: Found, worth: pd.DataFrame) -> list[str]:
     """What cannot be said from this surgery, and what it would take."""
     says = [
-        "What such a router would cost a model that was trained with it: these experts were trained for the trained router, so all losses here are"
-        " above that. It takes a training of its own (docs/method.md).",
+        "What a model that was trained with such a router would lose: these experts were trained for the trained router, so that is another number,"
+        " and likely a smaller one. It takes a training of its own.",
         "What is lost on other text than this, or in tasks: the loss is that of the next token.",
     ]
     if len(next(iter(found.losses.values()))) < 2:
