@@ -196,8 +196,11 @@ def test_another_checkpoint_and_models_that_cannot_be_operated(tmp_path):
     found = operate(model, tmp_path / "twin", replace=["checkpoint"], foreign=twin)
     as_is = found.losses[Job(ALL, "")]
     np.testing.assert_allclose(found.losses[Job(ALL, "checkpoint")], as_is, atol=1e-5)
-    found = operate(model, tmp_path / "none", replace=["checkpoint"])
-    assert "--router_from" in found.reasons[Job(ALL, "checkpoint")]
+    for more in ({"replace": ["checkpoint"]}, {"replace": ["noise"], "foreign": twin}):
+        with pytest.raises(UserError, match=r"--replace=checkpoint needs --router_from, and --router_from needs it"):
+            operate(model, tmp_path / "none", **more)
+    with pytest.raises(UserError, match=r"the text has token id 300, the model knows 300: use its own tokenizer"):
+        surgery.surgery(model, [np.array([1, 300])], OTHER, tmp_path / "d")
     with pytest.raises(UserError, match="is an encoder-decoder"):
         operate(model_of("switch"), tmp_path / "a")
     with pytest.raises(UserError, match=r"--replace=nothing: no such replacement; known: noise, uniform"):

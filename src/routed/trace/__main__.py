@@ -101,7 +101,6 @@ def _capture() -> None:
 def _surgery() -> None:
     from routed.trace.capture import BYTES, load, rows_of
     from routed.trace.operation import report
-    from routed.trace.replacements import REPLACEMENTS
     from routed.trace.surgery import halves, surgery
 
     _required()
@@ -114,9 +113,8 @@ def _surgery() -> None:
     else:
         other, rows = halves(rows, names)
         source += ", the second half of each; tables and repairs: the first"
-    replace = REPLACE.value or [name for name in REPLACEMENTS if name != "checkpoint" or FROM.value]
     found = surgery(
-        model, rows, other, OUT.value, replace=replace, repair_steps=REPAIR.value, repair_rate=RATE.value, draws=DRAWS.value, seed=SEED.value,
+        model, rows, other, OUT.value, replace=REPLACE.value, repair_steps=REPAIR.value, repair_rate=RATE.value, draws=DRAWS.value, seed=SEED.value,
         batch_size=BATCH.value, routers=ROUTERS.value, k=EXPERTS.value, foreign=load(FROM.value, BYTES)[0] if FROM.value else None,
         name=MODEL.value, source=source,
     )  # fmt: skip

@@ -69,13 +69,14 @@ class Router(NamedTuple):
 class Replacement(NamedTuple):
     """`make` gives the router for a site, or says in words why there is none; `drawn`: another seed gives another.
 
-    One that is not `learns` has no parameters for a repair to train.
+    One that is not `learns` has no parameters for a repair to train; a `foreign` one takes those of another checkpoint.
     """
 
     make: Callable[[Site, np.random.Generator], Router | str]
     words: str
     drawn: bool = False
     learns: bool = True
+    foreign: bool = False
 
 
 NOT_LINEAR = "the router is not a linear map of its input, so it has no weights to take"
@@ -181,7 +182,7 @@ def next_layer(site: Site, random: np.random.Generator) -> Router | str:
 
 def checkpoint(site: Site, random: np.random.Generator) -> Router | str:
     """The weights of the router of that name in another checkpoint."""
-    return _of(site.foreign, site, "no other checkpoint was given, or it has no router of that name (--router_from)")
+    return _of(site.foreign, site, "the other checkpoint has no router of that name (--router_from)")
 
 
 def _of(weights: Linear | None, site: Site, lacking: str) -> Router | str:
@@ -200,7 +201,7 @@ REPLACEMENTS: dict[str, Replacement] = {
     "shuffled": Replacement(shuffled, "trained router, experts shuffled", drawn=True),
     "random": Replacement(drawn_anew, "weights drawn anew, as sharp", drawn=True),
     "layer": Replacement(next_layer, "the next layer's router"),
-    "checkpoint": Replacement(checkpoint, "another checkpoint's router"),
+    "checkpoint": Replacement(checkpoint, "another checkpoint's router", foreign=True),
     "table": Replacement(table, "table by token id, of other text"),
     "top1": Replacement(top1, "trained router, one expert a token"),
 }

@@ -23,8 +23,9 @@ from routed.contracts import UserError
 from routed.system import files
 from routed.trace.arrays import as_array
 from routed.trace.capture import same_command
-from routed.trace.hooks import CHOOSES, ROUTERS, Reader, Seen, listening, replacing, routers_of, rule_of, weights_of
-from routed.trace.replacements import EVERY, NOT_LINEAR, REPLACEMENTS, TRAINED, Given, Linear, Router, Site
+from routed.trace.hooks import CHOOSES, listening, routers_of, weights_of
+from routed.trace.replacements import EVERY, NOT_LINEAR, REPLACEMENTS, TRAINED, Linear, Router, Site
+from routed.trace.stand_ins import is_constant, losses_of, operated, repair
 
 #: Tokens of other text whose scores and features are kept.
 KEPT = 4096
@@ -71,7 +72,7 @@ def surgery(
     other: Sequence[np.ndarray],
     out: str | os.PathLike,
     *,
-    replace: Sequence[str] = tuple(REPLACEMENTS),
+    replace: Sequence[str] = (),
     repair_steps: int = 200,
     repair_rate: float = 0.02,
     draws: int = 1,
@@ -85,22 +86,27 @@ def surgery(
 ) -> Found:
     """Measures `model` (a causal one of transformers, on its device) on `rows` of token ids of one length, with other routers.
 
+    `replace` names what stands in for them (`REPLACEMENTS`; default: all, `checkpoint` if there is a `foreign` one).
+
     Tables are filled from the rows `other`, and a repair trains the parameters of the routers that were replaced on them, everything
     else frozen: `repair_steps` of Adam with the loss of the text alone, steps of `repair_rate` times the standard deviation of each
-    parameter at the start, falling linearly to 0. What is drawn is drawn `draws` times. `foreign` is another checkpoint.
+    parameter at the start, falling linearly to 0. What is drawn is drawn `draws` times. `foreign` is another checkpoint of the model.
 
     Raises:
       UserError: an encoder-decoder; an unknown architecture or replacement; too few rows; `out` holds another surgery.
     """
-    folder, unknown = files.folder(out), [one for one in replace if one not in REPLACEMENTS]
-    if unknown:
-        raise UserError(f"--replace={unknown[0]}: no such replacement; known: {', '.join(REPLACEMENTS)}")
+    folder, replace = files.folder(out), _replacements(replace, foreign is not None)
     if model.config.is_encoder_decoder:
         raise UserError(
             f"{type(model).__name__} is an encoder-decoder, whose loss on plain text says nothing: surgery takes models that predict the next token"
         )
     if not rows or not other or len(rows[0]) < 2:
         raise UserError("surgery takes at least a row of text to measure on, a row of other text, and two tokens a row")
+    most, vocabulary = max(int(row.max()) for row in [*rows, *other]), len(model.get_input_embeddings().weight)
+    if most >= vocabulary:
+        raise UserError(
+            f"--tokens: the text has token id {most}, the model knows {vocabulary:,}: use its own tokenizer"
+        )
     known = routers_of(model, routers, k)
     layers, weights = tuple(known), _linear_of(known)
     others = {} if foreign is None else _linear_of(routers_of(foreign, routers, k))
@@ -118,12 +124,32 @@ def surgery(
         pace = (time.monotonic() - begun) / len(other)
         measure = functools.partial(_job, model, known, sites, rows, other, repair_rate, batch_size, seed)
         found = _run(jobs, measure, lambda job: len(rows) + STEP * job.repaired * batch_size, folder, pace)
+    if why := found[Job(ALL, "")][1]:
+        raise UserError(
+            f"the model as it is has no loss to compare with: {why}; remove {folder} and look at model and text"
+        )
     losses = {job: one for job, (one, why) in found.items() if not why}
     reasons = {job: why for job, (_, why) in found.items() if why}
     first = next(iter(sites.values()))
     ids = np.concatenate(rows)
     unseen = float((first.row_of[ids] == len(first.counts) - 1).mean())
     return Found(layers, first.experts, losses, reasons, unseen, len(ids), repair_steps, draws, name, source)
+
+
+def _replacements(asked: Sequence[str], has_foreign: bool) -> Sequence[str]:
+    """What is asked for, or everything that can be.
+
+    Raises:
+      UserError: a replacement that is unknown, or another checkpoint that is not there or not asked for.
+    """
+    if unknown := [one for one in asked if one not in REPLACEMENTS]:
+        raise UserError(f"--replace={unknown[0]}: no such replacement; known: {', '.join(REPLACEMENTS)}")
+    of_foreign = [name for name, one in REPLACEMENTS.items() if one.foreign]
+    if asked and has_foreign != any(name in asked for name in of_foreign):
+        raise UserError(
+            f"--replace={of_foreign[0]} needs --router_from, and --router_from needs it: give both or neither"
+        )
+    return asked or [name for name in REPLACEMENTS if has_foreign or name not in of_foreign]
 
 
 def halves(rows: Sequence[np.ndarray], names: Sequence[str]) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -198,7 +224,7 @@ def _sites(model, known, own, foreign, other: Sequence[np.ndarray], batch_size: 
     log.info("reading %d rows of other text", len(other))
     ids = np.concatenate(other)
     codes = np.unique(ids)
-    row_of = np.full(max(int(model.get_input_embeddings().weight.shape[0]), int(ids.max()) + 1), len(codes), np.int64)
+    row_of = np.full(len(model.get_input_embeddings().weight), len(codes), np.int64)
     row_of[codes] = np.arange(len(codes))
     picked = np.sort(np.random.default_rng(0).permutation(len(ids))[:KEPT])
     counts: dict[str, np.ndarray] = {}
@@ -279,94 +305,12 @@ def _job(model, known, sites, rows, other, rate: float, batch_size: int, seed: i
     if job.repaired and not all(router.start for router in made.values()):
         return none, NOT_LINEAR
     try:
-        if job.repaired and all(_is_constant(*known[name], sites[name], router) for name, router in made.items()):
+        if job.repaired and all(is_constant(*known[name], sites[name], router) for name, router in made.items()):
             return none, "its weights are the same whatever its scores, so there is no gradient to repair it by"
         with operated(model, known, made) as (params, now):
             if job.repaired:
-                _repair(model, params, now, other, job.repaired, rate, batch_size, seed)
+                repair(model, params, now, other, job.repaired, rate, batch_size, seed)
             losses = losses_of(model, rows, now, batch_size)
     except UserError as error:  # a rule that the router cannot have
         return none, str(error)
     return (losses, "") if np.isfinite(losses).all() else (none, "its loss is not finite")
-
-
-def _is_constant(module: Any, read: Reader, site: Site, router: Router) -> bool:
-    """Are the weights of the experts the same for other scores that choose alike, as of one expert whose weight is 1?"""
-    import torch
-
-    if type(module).__name__ not in ROUTERS:
-        return False
-    rule = rule_of(module, site.experts, router.k)
-    some = torch.as_tensor(site.scores[:64]).to(module.weight.device)
-    first, second = (read(module, rule(factor * some, None)).weights for factor in (1.0, 0.5))
-    return bool(torch.allclose(first, second, atol=1e-4))
-
-
-@contextlib.contextmanager
-def operated(
-    model: Any, known: Mapping[str, tuple[Any, Any]], made: Mapping[str, Router]
-) -> Iterator[tuple[list[Any], dict[str, Any]]]:
-    """While it lasts, these routers stand in the model. Gives their parameters, and a dict for who runs it: `ids` [T] and `batch` of now."""
-    import torch
-
-    now: dict[str, Any] = {}
-    instead, every = dict[str, Any](), list[Any]()
-    for name, router in made.items():
-        start = router.start.items()
-        params = {key: torch.tensor(value, dtype=torch.float32, device=model.device) for key, value in start}
-        instead[name] = _instead(known[name][0], router, params, now)
-        every += params.values()
-    with replacing(instead, known):
-        yield every, now
-
-
-def _instead(
-    module: Any, router: Router, params: Mapping[str, Any], now: Mapping[str, Any]
-) -> Callable[[Seen, Any], Any]:
-    """What a router returns, made of what it returned."""
-
-    def replaced(seen: Seen, output: Any) -> Any:
-        experts = seen.scores.shape[-1]
-        scores = seen.scores.reshape(-1, experts).float()
-        given = Given(scores, seen.features.reshape(len(scores), -1), now["ids"], now["batch"])
-        return rule_of(module, experts, router.k, router.bias)(router.scores(params, given), output)
-
-    return replaced
-
-
-def losses_of(model: Any, rows: Sequence[np.ndarray], now: dict[str, Any], batch_size: int) -> np.ndarray:
-    """Mean loss of the next tokens of each row [R], nats."""
-    import torch
-
-    found = []
-    with torch.no_grad():
-        for batch, begin in enumerate(range(0, len(rows), batch_size)):
-            found.append(as_array(_loss(model, rows[begin : begin + batch_size], now, batch)))
-    return np.concatenate(found)
-
-
-def _loss(model: Any, rows: Sequence[np.ndarray], now: dict[str, Any], batch: int) -> Any:
-    import torch
-
-    ids = torch.as_tensor(np.stack(rows)).to(model.device)
-    now |= {"ids": ids.reshape(-1), "batch": batch}
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").mean(1)
-
-
-def _repair(model, params, now, other, steps: int, rate: float, batch_size: int, seed: int) -> None:
-    """Trains the routers' parameters on other text."""
-    import torch
-
-    groups = [{"params": [one], "lr": rate * float(one.std())} for one in params]
-    adam = torch.optim.Adam(groups)
-    falling = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / steps)
-    random = np.random.default_rng(seed)
-    for one in params:
-        one.requires_grad_(True)
-    for step in range(steps):
-        some = [other[i] for i in random.choice(len(other), min(batch_size, len(other)), replace=False)]
-        adam.zero_grad()
-        _loss(model, some, now, step).mean().backward()
-        adam.step()
-        falling.step()
