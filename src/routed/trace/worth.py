@@ -101,7 +101,7 @@ def kept(row: Any) -> str:
     """The share of the worth that is kept, with its interval; a dash where there is none."""
     if row.kept != row.kept:
         return "–"
-    return f"{100 * row.kept:.0f} % [{100 * row.kept_low:.0f}, {100 * row.kept_high:.0f}]"
+    return f"{100 * row.kept:z.0f} % [{100 * row.kept_low:z.0f}, {100 * row.kept_high:z.0f}]"
 
 
 def findings(found: Found, worth: pd.DataFrame) -> list[str]:
