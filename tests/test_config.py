@@ -8,6 +8,7 @@ import pytest
 
 from routed.contracts import UserError
 from routed.layer.auxiliary import AUXILIARY
+from routed.layer.rule import rule_of
 from routed.plan.arms import ARMS
 from routed.plan.checks import validate
 from routed.plan.config import CHOICES, base, canonical, declared
@@ -130,7 +131,7 @@ def test_points_written_differently_share_their_sources(small):
         ),
         (
             {"selection.balance_rate": 0.1},
-            "selection.name='soft' takes no bias; use one of top_k, compete, raw, sigmoid, sinkhorn, group_limited or 0",
+            "selection.name='soft' takes no bias; use one of top_k, compete, raw, sigmoid, sinkhorn, group_limited, sigmoid_input or 0",
         ),
         ({"selection.group_size": 3}, "selection.group_size=3: must divide batch_size=8"),
         ({"selection.capacity_factor": -1.0}, "selection.capacity_factor=-1.0: must be at least 0"),
@@ -173,6 +174,14 @@ def test_a_run_has_the_settings_of_its_parts_and_no_others(small):
     assert "router" not in canonical(override(small, {"model": "dense_active"}))
     with pytest.raises(UserError, match=r"'radius' is read, but no part of this run declares it: add it to `settings`"):
         node_of(read).data.radius  # noqa: B018
+
+
+def test_a_setting_that_came_late_is_in_the_identity_of_those_who_set_it(small):
+    """Runs that were kept before there was such a setting are those of its default."""
+    config = override(small, {"selection.capacity_factor": 1.0})
+    assert "capacity_multiple" not in decisive(config)
+    assert '"selection.capacity_multiple": 4' in decisive(override(config, {"selection.capacity_multiple": 4}))
+    assert rule_of(override(config, {"selection.capacity_multiple": 4}).selection).capacity_multiple == 4
 
 
 def test_identity_ignores_what_is_not_read(small):

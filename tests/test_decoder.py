@@ -10,17 +10,20 @@ import pytest
 
 from routed.bench import lm
 from routed.contracts import TextBatch, UserError
+from routed.layer.model_losses import balance_pooled
 from routed.layer.rule import rule_of
 from routed.layer.selection import SELECTIONS
+from routed.metrics.load import load_of
 from routed.models.attention import rotated
 from routed.models.decoder import decoder
-from routed.models.transformer_sizes import flops_of_decoder_row
+from routed.models.transformer_sizes import expert_weights, flops_of_decoder_row, twin_width
 from routed.plan.checks import validate
-from routed.plan.config import base
-from routed.settings.tree import override
+from routed.plan.config import base, problem_of
+from routed.settings.tree import node_of, override
 from routed.tasks import text
 from routed.tasks.text import files, ngram, stream, tokenizers
 from routed.tasks.text.corpus import Corpus
+from routed.training import program
 from routed.training.decoder import at_best
 from tests.parallel_case import loss_and_gradients, make_mesh
 
@@ -258,3 +261,47 @@ def test_pieces_end_behind_a_space(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIECE", 4)
     (tmp_path / "train.txt").write_bytes("ab cdefgh i\u00e9\u00e9\u00e9".encode())
     assert list(files._pieces(tmp_path / "train.txt")) == ["ab ", "cdefgh ", "i\u00e9\u00e9\u00e9"]
+
+
+# --- settings of published models ---
+
+
+def test_a_shared_expert_is_in_every_sparse_layer():
+    """It is the trunk's: one expert more a layer in FLOPs and weights; taken out of the parameters, the loss is another."""
+    config, model, params, state = ready((("transformer.shared_expert", True),))
+    plain = ready(())[2]
+    moe = params["trunk"]["decoder"]["blocks"]["layer_0"]["moe"]
+    assert set(moe) == {"shared"} and set(params["router"]["decoder"]) == {"router"}
+    count = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))  # noqa: E731
+    one = expert_weights(config)
+    assert count(params) - count(plain) == 2 * one
+    assert flops_of_decoder_row(config) - flops_of_decoder_row(settings()) == 6 * 8 * 2 * one  # 8 tokens, 2 layers
+    twin = override(config, {"model": "decoder_active"})
+    # Weights of a router 8 x 4, of 2 experts or 3 of 2 x 8 x 6 = 96, over those of a hidden unit of a gated FFN, 3 x 8.
+    assert twin_width(override(settings(), {"model": "decoder_active"})) == round((32 + 2 * 96) / 24)
+    assert twin_width(twin) == round((32 + 3 * 96) / 24)
+    run = jax.jit(lambda params: model.apply(params, state, rows(), rule_of(config.selection), "dense").prediction)
+    without = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jnp.zeros_like(leaf) if "shared" in jax.tree_util.keystr(path) else leaf, params
+    )
+    assert (run(params) != run(without)).any()
+
+
+def test_the_balance_loss_may_be_of_all_layers_together():
+    """Against the pooled loss of the two layers' own probabilities and loads; other losses stay means over layers."""
+    config, model, params, state = ready(())
+    asked = override(config, {"losses.balance": 0.5, "losses.z": 0.1, "losses.balance_scope": "layers"})
+    problem = problem_of(asked).build(asked, 0, None)
+    outputs = jax.jit(lambda: model.apply(params, state, rows(), rule_of(config.selection), "dense"))()
+    routing = outputs.sites["decoder"].routing
+    load = jnp.stack([load_of(jax.tree.map(lambda a, i=i: a[i], routing))[0] for i in range(2)])
+    expected = 0.5 * balance_pooled(jax.nn.softmax(routing.scores), load)
+    z = (jax.nn.logsumexp(routing.scores, axis=-1) ** 2).mean()
+
+    def of(frozen=False, **changes):
+        node = node_of(override(asked, changes), {"router.frozen": jnp.array(frozen)})
+        return float(program._auxiliary(problem, node, outputs.sites, params, 0))
+
+    assert of() == pytest.approx(float(expected + 0.1 * z), rel=1e-5)
+    assert abs(of(**{"losses.balance_scope": "batch"}) - of()) > 1e-4
+    assert of(frozen=True) == 0

@@ -160,3 +160,21 @@ def test_weights_may_scale_the_input(dispatch):
     np.testing.assert_allclose(moe.apply({"params": params}, X)[0], y - routing.weight[:, None] + 1, atol=1e-6)
     with pytest.raises(ValueError, match="6 tokens have 12"):
         MoE(**experts | {"rule": Rule("sigmoid", k=2)}, weigh_inputs=True).apply({"params": params}, X)
+
+
+def test_llama_4s_rule_is_a_selection():
+    """As `weigh_inputs` with sigmoid; it is refused where tokens have several experts, or are evaluated by another rule."""
+    experts = {"router": ProductRouter(4, Flat()), "expert": Mlp(4, 2, 5), "num_experts": 4, "dispatch": "dense"}
+    known = MoE(**experts, rule=Rule("sigmoid", k=1), weigh_inputs=True)
+    params = nn.meta.unbox(known.init(jax.random.key(1), X))["params"]
+    found = MoE(**experts, rule=Rule("sigmoid_input", k=1)).apply({"params": params}, X)[0]
+    np.testing.assert_array_equal(found, known.apply({"params": params}, X)[0])
+    asked = {"selection.name": "sigmoid_input", "selection.eval.name": "sigmoid_input"}
+    check = selection.SELECTIONS["sigmoid_input"].check
+    check(override(base(), asked))
+    for changes, message in (
+        ({"selection.k": 2}, r"selection\.k=2.*scales the input of one expert a token"),
+        ({"selection.eval.name": "top_k"}, r"selection\.eval\.name='top_k'.*use the same"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check(override(base(), asked | changes))

@@ -172,7 +172,7 @@ def test_the_page_opens_offline_and_says_every_number(made):
         text.split(" (")[0].replace("'", "&#39;") in page for text in found["findings"]
     )
     assert "keep its scores" not in page and "several checkpoints" in page
-    assert set(found) == {"numbers", "maps", "loads", "between", "churn", "controls", "findings"}
+    assert set(found) == {"numbers", "maps", "loads", "between", "equal", "churn", "controls", "findings"}
     assert (out / "numbers.csv").read_text().count("\n") == 1 + len(found["numbers"])
     again = routed.analyse(SCORES, out=out, **GIVEN)
     assert again["findings"] == found["findings"] and (out / "report.html").read_text() == page

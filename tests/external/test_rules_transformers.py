@@ -1,4 +1,4 @@
-"""The layer's rules against transformers' own modules, with copied weights: outputs and gradients, and the pooled balance loss.
+"""The layer's rules against transformers' own modules, with copied weights: outputs, drops and gradients, and the pooled balance loss.
 
 Needs torch==2.13.0 and transformers 5.
 """
@@ -17,6 +17,7 @@ from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, load_balancing_loss_func
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersSparseMLP
 
 from routed.layer.dispatch import dense
 from routed.layer.model_losses import balance_pooled
@@ -145,3 +146,93 @@ def test_the_pooled_balance_loss_is_that_of_transformers():
     scores = jnp.stack([array(one) for one in logits])
     loads = jnp.stack([load(jax.lax.top_k(one, 2)[1], EXPERTS) for one in scores])
     assert 2 * float(balance_pooled(jax.nn.softmax(scores), loads)) == pytest.approx(float(theirs), rel=1e-5)
+
+
+def as_ours(layer, x, kernel, pull):
+    """(outputs, kept [T, k], gradients to x and to the router's kernel [E, D]) of ours, a function of tokens and scores."""
+    y, pulled, routing = jax.vjp(lambda x, kernel: layer(x, x @ kernel.T), x, kernel, has_aux=True)
+    return y, np.asarray(routing.kept).reshape(len(x), -1), *pulled(pull)
+
+
+def close(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        scale = float(np.abs(array(other)).max())
+        np.testing.assert_allclose(one / scale, array(other) / scale, atol=1e-5)
+
+
+def relu_experts(params, x):
+    return jax.nn.relu(x @ params["up"]) @ params["down"]
+
+
+def test_switch_with_its_drops():
+    """A queue of 3 places for each sequence of 20: round(1.2 * 20 / 8)."""
+    torch.manual_seed(1)
+    config = hf.SwitchTransformersConfig(d_model=32, d_ff=24, num_experts=EXPERTS, expert_capacity=3, router_bias=False)
+    module = SwitchTransformersSparseMLP(config).float().eval()
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor.normal_(std=0.3)
+    x = torch.randn(2, TOKENS // 2, 32, requires_grad=True)
+    pull = torch.randn(TOKENS, 32)
+    theirs = module(x).reshape(TOKENS, -1)
+    (theirs * pull).sum().backward()
+    mask = module.router(x)[0].reshape(TOKENS, EXPERTS).any(-1)
+    each = [module.experts[f"expert_{i}"] for i in range(EXPERTS)]
+    params = {
+        "up": jnp.stack([array(one.wi.weight).T for one in each]),
+        "down": jnp.stack([array(one.wo.weight).T for one in each]),
+    }
+    rule = Rule(k=1, capacity_factor=1.2, capacity_rule="per_token", group_size=TOKENS // 2)
+
+    def layer(x, scores):
+        routing = select(rule, scores)
+        return dense(relu_experts, params, x, routing), routing
+
+    kernel = module.router.classifier.weight
+    y, kept, to_x, to_router = as_ours(layer, array(x).reshape(TOKENS, -1), array(kernel), array(pull))
+    np.testing.assert_array_equal(kept[:, 0], mask.numpy())
+    assert 0.1 < (~kept).mean() < 0.6
+    close((y, to_x, to_router), (theirs, x.grad.reshape(TOKENS, -1), kernel.grad))
+
+
+def vmoe(x, kernel, params, k, factor, priority):
+    """(outputs, kept [T, k]) by V-MoE's rule, token by token, as google-research/vmoe has it (vmoe/moe.py, 1030c71).
+
+    Weights are softmax probabilities over all experts; places ceil(factor k T / E), rounded up to a multiple of 4. All first choices
+    come before second ones; with batch priority the tokens of the largest first weight come first within a choice.
+    """
+    gates = (x @ kernel.T).softmax(-1)
+    weights, experts = gates.topk(k)
+    places = -(-int(np.ceil(factor * k * len(x) / EXPERTS)) // 4) * 4
+    order = (-weights[:, 0]).argsort(stable=True).tolist() if priority else range(len(x))
+    used, kept, y = [0] * EXPERTS, np.zeros((len(x), k), bool), [torch.zeros(x.shape[1]) for _ in x]
+    for choice in range(k):
+        for token in order:
+            expert = int(experts[token, choice])
+            used[expert] += 1
+            if used[expert] <= places:
+                kept[token, choice] = True
+                hidden = torch.relu(x[token] @ params["up"][expert]) @ params["down"][expert]
+                y[token] = y[token] + weights[token, choice] * hidden
+    return torch.stack(y), kept
+
+
+@pytest.mark.parametrize("priority", [False, True])
+def test_vmoe_with_its_drops(priority):
+    torch.manual_seed(2)
+    x, kernel = torch.randn(TOKENS, 32, requires_grad=True), (0.3 * torch.randn(EXPERTS, 32)).requires_grad_()
+    params = {"up": 0.3 * torch.randn(EXPERTS, 32, 24), "down": 0.3 * torch.randn(EXPERTS, 24, 32)}
+    pull = torch.randn(TOKENS, 32)
+    theirs, places = vmoe(x, kernel, params, 2, 0.5, priority)  # 5 places, 8 with the multiple
+    (theirs * pull).sum().backward()
+    rule = Rule(k=2, capacity_factor=0.5, capacity_multiple=4, priority="score" if priority else "position")
+    copied = {name: array(value) for name, value in params.items()}
+
+    def layer(x, scores):
+        routing = select(rule, scores)
+        return dense(relu_experts, copied, x, routing), routing
+
+    y, kept, to_x, to_router = as_ours(layer, array(x), array(kernel), array(pull))
+    np.testing.assert_array_equal(kept, places)
+    assert 0.05 < (~kept).mean() < 0.5
+    close((y, to_x, to_router), (theirs, x.grad, kernel.grad))

@@ -87,6 +87,9 @@ def _balance(inputs: LossInputs) -> Scalar:
     return balance(shares, inputs.load, inputs.mask)
 
 
+#: The scope of a balance loss over the layers of a model together.
+POOLED = "layers"
+
 _BALANCED = When(lambda config: config.losses.balance > 0, "losses.balance > 0")
 
 #: name -> auxiliary loss.
@@ -103,8 +106,8 @@ AUXILIARY: dict[str, Auxiliary] = {
             ),
             "balance_scope": Setting(
                 "batch",
-                "batch or group: over which tokens load and probability are taken",
-                one_of(("batch", "group")),
+                "batch, group, or layers: over which tokens load and probability are taken; layers: the batch, in all layers together (transformers)",
+                one_of(("batch", "group", POOLED)),
                 when=_BALANCED,
             ),
         },

@@ -1,4 +1,4 @@
-"""Selections of published models: DeepSeek's choice within groups of experts, ReMoE's ReLU gates. Loading the room adds them to SELECTIONS."""
+"""Selections of published models: DeepSeek's choice within groups of experts, ReMoE's ReLU gates, Llama 4's weights of inputs. Loading the room adds them to SELECTIONS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
 from routed.layer.rule import QUEUES, Rule, Selection
-from routed.layer.selection import SELECTIONS, _highest, _queued
+from routed.layer.selection import SELECTIONS, _highest, _queued, sigmoid
 from routed.settings.setting import POSITIVE, Setting, at_least, one_of, refuse
 
 GROUPS: dict[str, Setting] = {
@@ -94,6 +94,29 @@ SELECTIONS["group_limited"] = Selection(
 )
 SELECTIONS["relu"] = Selection(
     relu, experts_per_token=lambda rule, tokens, experts: float(experts), reads=("group_size",)
+)
+
+
+def _check_one(config: ConfigDict) -> None:
+    """An input for each of several experts, or a weight that is 1 whatever the score."""
+    for node in (config.selection, config.selection.eval):
+        if SELECTIONS[node.name].weighs_inputs and node.k != 1:
+            refuse(
+                "selection.k",
+                node.k,
+                f"selection.name={node.name!r} scales the input of one expert a token; set it to 1",
+            )
+    if SELECTIONS[config.selection.name].weighs_inputs != SELECTIONS[config.selection.eval.name].weighs_inputs:
+        refuse(
+            "selection.eval.name",
+            config.selection.eval.name,
+            f"experts learn inputs as selection.name={config.selection.name!r} scales them; use the same",
+        )
+
+
+#: Llama 4: the expert of the highest score gets its token times sigmoid(score).
+SELECTIONS["sigmoid_input"] = Selection(
+    sigmoid, biased=True, weighs_inputs=True, reads=("k", "renormalise", *QUEUES), check=_check_one
 )
 
 

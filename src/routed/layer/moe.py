@@ -73,7 +73,7 @@ class MoE(nn.Module):
     ) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:
         routing = self._route(x if routed_by is None else routed_by, mask, context)
         common = 0.0 if self.shared is None else self.shared(x)
-        if self.weigh_inputs:
+        if self.weigh_inputs or SELECTIONS[self.rule.name].weighs_inputs:
             x, routing = scaled_inputs(x, routing)
         expert = self.expert.clone(parent=None)  # unbound: its parameters are stacked and held here
 

@@ -68,6 +68,8 @@ class Selection(NamedTuple):
     within_samples: bool = False
     places: Callable[[Rule], int] | None = None
     experts_per_token: Callable[[Rule, int, int], float] = lambda rule, tokens, experts: float(rule.k)
+    #: Weights scale the input of a token's one expert, not its output.
+    weighs_inputs: bool = False
     #: Experts compete on a share of the steps (`layer/competition.py`); and what the router of a layer learns beside the task's loss.
     contested: bool = False
     loss: Callable[[Rule, Routing], Scalar] | None = None
@@ -78,4 +80,4 @@ class Selection(NamedTuple):
 
 
 #: What any rule reads of its queues.
-QUEUES = ("capacity_factor", "capacity_rule", "min_capacity", "group_size", "priority")
+QUEUES = ("capacity_factor", "capacity_rule", "min_capacity", "capacity_multiple", "group_size", "priority")

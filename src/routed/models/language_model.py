@@ -67,6 +67,8 @@ def language_model(
             moe = params[stack]["blocks"][last].pop("moe")
             router[stack] = {name: moe[name] for name in ("router", "noise") if name in moe}
             experts[stack] = moe["experts"]
+            if "shared" in moe:
+                params[stack]["blocks"][last]["moe"] = {"shared": moe["shared"]}  # the trunk's
         scale = config.transformer.init_scale**0.5
         scaled = _of_kernels(lambda kernel: kernel * scale, {"experts": experts, "trunk": params})
         return {"router": router, **scaled}, state

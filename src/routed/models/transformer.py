@@ -148,9 +148,11 @@ def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
     size = plan.rule.group_size
     if plan.mesh is not None and groupless(plan.rule):
         size = tokens // plan.mesh.size  # so every device has its own group
+    expert = EXPERTS[config.experts.name].make(node_of(config).experts, config.transformer.dim)
     return MoE(
         router=plan.router(stack),
-        expert=EXPERTS[config.experts.name].make(node_of(config).experts, config.transformer.dim),
+        expert=expert,
+        shared=expert.clone() if config.transformer.shared_expert else None,
         num_experts=count,
         # Groups of at most the configured size, as the decoder has another number of tokens; and its queues are causal.
         rule=plan.rule._replace(

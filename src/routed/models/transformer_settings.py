@@ -18,6 +18,11 @@ TRANSFORMER: dict[str, Setting] = {
     "head_dim": Setting(16, "numbers of a head", at_least(1)),
     "ffn": Setting("gated_ffn", "of the dense layers; its activation is experts.activation", one_of(FFNS)),
     "width": Setting(128, "hidden units of the dense layers' FFN", at_least(1)),
+    "shared_expert": Setting(
+        False,
+        "sparse layers have one more expert, of every token and with weight 1 (DeepSeek, Llama 4); the trunk's, by its rate",
+        late=True,
+    ),
     "tied": Setting(False, "logits through the embedding"),
     "buckets": Setting(
         32, "of relative positions", Allowed(lambda v: v >= 4 and v % 4 == 0, lambda: "must be a multiple of 4")

@@ -60,10 +60,10 @@ def blocks_of(config: ConfigDict) -> tuple[int, int]:
 def twin_width(config: ConfigDict) -> int:
     """Hidden units of the FFN that a dense twin has where the other is sparse.
 
-    As many as give it the weights of the router (D E) and of the experts that TWINS counts.
+    As many as give it the weights of the router (D E), of the experts that TWINS counts, and of a shared one.
     """
     t = config.transformer
-    weights = t.dim * config.experts.count + TWINS[config.model](config) * expert_weights(config)
+    weights = t.dim * config.experts.count + (TWINS[config.model](config) + shared(config)) * expert_weights(config)
     return max(1, round(weights / (_matrices(t.ffn) * t.dim)))
 
 
@@ -94,8 +94,13 @@ def feed_of_token(config: ConfigDict, experts: Any = None) -> Any:
     last = _matrices(t.ffn) * t.dim * (twin_width(config) if is_twin(config) else t.width)
     if is_sparse(config):
         experts = experts_of_token(config) if experts is None else experts
-        last = t.dim * config.experts.count + experts * expert_weights(config)
+        last = t.dim * config.experts.count + (experts + shared(config)) * expert_weights(config)
     return (t.layers - blocks) * _matrices(t.ffn) * t.dim * t.width + blocks * last
+
+
+def shared(config: ConfigDict) -> int:
+    """Experts of every token in a sparse layer."""
+    return int(config.transformer.shared_expert)
 
 
 def experts_of_token(config: Any) -> Any:

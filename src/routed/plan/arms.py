@@ -37,6 +37,9 @@ _EVALUATED = {"selection.eval.name": "top_k", "selection.eval.k": 1, "selection.
 _SWITCH = {**_TOP1, **_EVALUATED, "selection.renormalise": False, "selection.eval.renormalise": False}
 _TOP2 = {**_TOP1, **_EVALUATED, "selection.k": 2, "selection.eval.k": 2}
 
+#: The phase that is before an operation on the router.
+_LEARNED = "until=90%"
+
 #: What a balancing bias adds in a step, in units of score. Of a short run: it crosses the spread of a fresh router in 100 steps.
 _BALANCED = {"selection.balance_rate": 1e-2}
 
@@ -152,6 +155,18 @@ ARMS: dict[str, Arm] = {
     "cnn": Arm({"model": "patch_cnn"}, "CNN on all patches", "#777777"),
     # The learned arm's trained router, frozen, in a network that starts anew.
     "transplant": Arm({"router.frozen": True}, "learned elsewhere, frozen", "#009E73", transplants="learned"),
+    # Surgery on a model of ours: the router of step 0 takes the learned one's place at nine tenths of the steps, and of all else nothing trains
+    # on, or the router alone, or all but it; compare with the learned router, or where the last tenth trained the learned router alone.
+    "surgery": Arm({"phases": (_LEARNED, "router=initial train=nothing")}, "learned, then router of step 0", "#CC6677"),
+    "surgery_repaired": Arm(
+        {"phases": (_LEARNED, "router=initial train=router")}, "learned, then router of step 0, repaired", "#AA4499"
+    ),
+    "surgery_adapted": Arm(
+        {"phases": (_LEARNED, "router=initial train=experts+trunk")},
+        "learned, then router of step 0, all else adapts",
+        "#44AA99",
+    ),
+    "surgery_none": Arm({"phases": (_LEARNED, "train=router")}, "learned, then its router alone", "#6699CC"),
     # No router: the wide ResNet whose last convolution has as many weights as all experts.
     "wide_resnet": Arm({"model": "wide_resnet"}, "wide ResNet, no mixture", "#228833"),
     # No router: the FLOPs of one routed token, or the parameters of the whole layer, or one expert alone, no deeper.

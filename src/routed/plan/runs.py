@@ -226,12 +226,21 @@ def _warn_of_arms(swept: set[str], arms: set[str]) -> None:
 
 def decisive(config: ConfigDict) -> str:
     """All that a run's numbers depend on but arm and seed, as JSON: settings, users' code, version; `config` is what a run reads."""
-    known = declared()
-    flat = {key: value for key, value in flatten(config).items() if known[key].identity}
+    flat = _decisive_settings(config)
     if config.held:
         flat["seed"] = config.seed
     code = {label: sorted(files.values()) for label, files in code_of(config).items()}
     return json.dumps([flat, code, VERSION], sort_keys=True, default=list)
+
+
+def _decisive_settings(config: ConfigDict) -> dict[str, Any]:
+    """The settings that change what a run computes; of those that came late the ones that are not at their default."""
+    known, flat = declared(), flatten(config)
+    return {
+        key: value
+        for key, value in flat.items()
+        if known[key].identity and not (known[key].late and value == known[key].default)
+    }
 
 
 def identity(settings: str, arm: str, seed: int, tuning: bool, source: str = "") -> str:
@@ -243,7 +252,7 @@ def identity(settings: str, arm: str, seed: int, tuning: bool, source: str = "")
 def static_key(config: ConfigDict) -> str:
     """Equal for configs that one compiled program can serve; `config` is what a run reads."""
     known = declared()
-    flat = {key: value for key, value in flatten(config).items() if known[key].identity and not known[key].traced}
+    flat = {key: value for key, value in _decisive_settings(config).items() if not known[key].traced}
     for key in ("rates", "tune.multipliers", "tune.seeds"):
         flat.pop(key, None)
     flat |= {"seed": config.seed if config.held else None, "batching": config.mesh.batching}

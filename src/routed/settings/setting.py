@@ -32,7 +32,8 @@ class Setting(NamedTuple):
     """A config key without its node: what it is, which values it may have, and what it costs to change it.
 
     A `traced` setting may differ between runs of one compiled program; all others are static. A setting without `identity`
-    does not change what a run computes. Where `when` does not hold, nothing reads the setting: it counts as its default there.
+    does not change what a run computes. Where `when` does not hold, nothing reads the setting: it counts as its default there. One that came
+    `late`, when runs without it were kept, leaves their identity alone: at its default it is no part of it.
     """
 
     default: Any
@@ -41,6 +42,7 @@ class Setting(NamedTuple):
     traced: bool = False
     identity: bool = True
     when: When | None = None
+    late: bool = False
 
 
 class Part(Protocol):

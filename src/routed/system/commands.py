@@ -44,8 +44,8 @@ COMMANDS = {
     ),
     "trace": Command(
         "routed.trace.__main__",
-        "report DIR... | capture --model=NAME --text=FILE --out=DIR",
-        "what the routers of any model decided: one page of its trace, or the trace",
+        "report DIR... | capture | surgery --model=NAME --text=FILE --out=DIR",
+        "what the routers of any model decided: a page of its trace, the trace, or its loss with other routers",
     ),
     "suite": Command(
         "routed.suite.__main__",

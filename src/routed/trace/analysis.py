@@ -11,7 +11,7 @@ from absl import logging as log
 
 from routed.metrics import information
 from routed.routers.fixed import balanced_table
-from routed.trace import between, counts, numbers, tokens
+from routed.trace import between, counts, numbers, similarity, tokens
 from routed.trace.controls import controls
 from routed.trace.format import Trace
 
@@ -20,7 +20,8 @@ class Analysis(NamedTuple):
     """What the page is made of.
 
     `table` has a row a layer and number: value, low, high, chance, and hash, which is the value that a balanced table of token ids
-    has. `maps` name -> [L, C, E] assignments by label and expert, `loads` [L, E], `pairs` [L, E, E] or None; `controls` what other routers do on the features that the trace has.
+    has. `maps` name -> [L, C, E] assignments by label and expert, `loads` [L, E], `pairs` [L, E, E] or None; `controls` what other routers do on the features that the trace has,
+    `routers` what `similarity.routers` says of them.
     """
 
     trace: Trace
@@ -32,6 +33,7 @@ class Analysis(NamedTuple):
     between: between.Between | None
     churn: pd.DataFrame
     controls: pd.DataFrame
+    routers: tuple[np.ndarray, np.ndarray] | None
 
 
 def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
@@ -54,14 +56,17 @@ def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
         for label in trace.labels:
             maps[label].append(found.tables[label].sum(0))
     seen = between.layers(trace, known, weights)
-    for name, number in zip(trace.layers, seen.following if seen else (), strict=False):
-        rows += numbers.as_rows({"next": number}, layer=name)
+    for name, number, alike in zip(
+        trace.layers, seen.following if seen else (), seen.alike if seen else (), strict=False
+    ):
+        rows += numbers.as_rows({"next": number, "alike": alike}, layer=name)
     table = pd.DataFrame(rows)
     table["hash"] = [hashed[name].value if name in hashed else np.nan for name in table.number]
     churned = between.checkpoints(traces, known, weights) if len(traces) > 1 else []
     return Analysis(
         trace, known, table, {name: np.stack(of) for name, of in maps.items()}, np.stack(loads),
         np.stack(pairs) if pairs else None, seen, pd.DataFrame(churned), controls(trace, known, seed) if trace.has_features else pd.DataFrame(),
+        similarity.routers(trace, seed) if trace.has_features and len(trace.layers) > 1 else None,
     )  # fmt: skip
 
 
@@ -74,5 +79,8 @@ def _of_hash(known: tokens.Tokens, trace: Trace, given, weights) -> dict[str, nu
     found = counts.count(counts.of_table(known, table, trace.experts), known, given)
     both = np.zeros((trace.experts, trace.experts))
     np.add.at(both, (table[:, 0], other[:, 0]), often)
-    after = numbers.Number(information.mutual(both), np.nan, np.nan, np.nan)
-    return numbers.numbers(found, trace.k, weights) | {"next": after}
+    after, alike = (
+        numbers.Number(value, np.nan, np.nan, np.nan)
+        for value in (information.mutual(both), similarity.matched(both)[0])
+    )
+    return numbers.numbers(found, trace.k, weights) | {"next": after, "alike": alike}

@@ -10,6 +10,7 @@ import numpy as np
 
 from routed.contracts import UserError
 from routed.metrics import information
+from routed.trace import similarity
 from routed.trace.counts import accumulate
 from routed.trace.format import Trace, stripes, token_column
 from routed.trace.numbers import Number, ratio, resampler
@@ -24,11 +25,16 @@ CELLS = 1 << 20
 class Between(NamedTuple):
     """`shares` [L, L]: information that the first experts of two layers have of each other, less its null, over the smaller entropy.
 
-    `following` [L - 1]: that of a layer and the next in nats, with the null of first experts shuffled within their sequences.
+    `following` [L - 1]: that of a layer and the next in nats, with the null of first experts shuffled within their sequences. `equal`
+    and `chance` [L, L]: shares of equal first choices under the best permutation of experts, and those of independent ones with the
+    same loads; `alike` [L - 1] that of a layer and the next.
     """
 
     shares: np.ndarray
     following: list[Number]
+    equal: np.ndarray
+    chance: np.ndarray
+    alike: list[Number]
 
 
 def layers(trace: Trace, tokens: Tokens, weights: np.ndarray | None) -> Between | None:
@@ -56,20 +62,29 @@ def layers(trace: Trace, tokens: Tokens, weights: np.ndarray | None) -> Between 
                 accumulate(mixed[i], information.joint(first[i], first[j][order][:, None], experts, experts))
             else:
                 accumulate(joint[i, j], np.bincount(key, minlength=experts**2).reshape(experts, experts))
-    shares, following = np.full((count, count), np.nan), []
+    shares, equal, chance = (np.full((count, count), np.nan) for _ in range(3))
+    following, alike = list[Number](), list[Number]()
     for (i, j), table in joint.items():
+        equal[i, j] = equal[j, i] = similarity.matched(table)[0]
+        chance[i, j] = chance[j, i] = similarity.by_chance(table)
         least = min(information.entropy(table.sum(axis)) for axis in (0, 1))
         bias = (experts - 1) ** 2 / (2 * max(trace.tokens, 1))  # of a plug-in estimate, to first order
         shares[i, j] = shares[j, i] = max(0.0, information.mutual(table) - bias) / max(least, 1e-12)
     for i in range(count - 1):
         influence = information.pointwise(joint[i, i + 1])
         told = (by_group[i] * influence[None]).sum((1, 2), dtype=float)
-        following.append(ratio(told, by_group[i].sum((1, 2)), weights, information.mutual(mixed[i])))
-    return Between(shares, following)
+        sizes, permutation = by_group[i].sum((1, 2)), similarity.matched(joint[i, i + 1])[1]
+        following.append(ratio(told, sizes, weights, information.mutual(mixed[i])))
+        same = by_group[i][:, np.arange(experts), permutation].sum(1)
+        alike.append(ratio(same, sizes, weights, chance[i, i + 1]))
+    return Between(shares, following, equal, chance, alike)
 
 
 def checkpoints(traces: Sequence[Trace], tokens: Tokens, weights: np.ndarray | None) -> list[dict]:
     """Churn between each trace and the next, by layer: 1 - |S and S'| / k, beside that of one of them with shuffled tokens.
+
+    `alike` is |pi(S) and S'| / k under the permutation pi of experts for which it is largest, `alike_chance` that of independent choices;
+    `router_alone` the churn of `similarity.router_alone`.
 
     Raises:
       UserError: they are not of one model on the same tokens.
@@ -91,7 +106,7 @@ def checkpoints(traces: Sequence[Trace], tokens: Tokens, weights: np.ndarray | N
     for before, after in itertools.pairwise(traces):
         for layer, name in enumerate(first.layers):
             changed, shuffled = np.zeros(tokens.groups), np.zeros(tokens.groups)
-            sizes, begin = np.zeros(tokens.groups), 0
+            sizes, begin, table = np.zeros(tokens.groups), 0, np.zeros((first.experts, first.experts), np.int64)
             for (old,), (new,) in zip(stripes(before, layer, "expert"), stripes(after, layer, "expert"), strict=True):
                 group = tokens.group[begin : begin + len(old)]
                 begin += len(old)
@@ -99,9 +114,15 @@ def checkpoints(traces: Sequence[Trace], tokens: Tokens, weights: np.ndarray | N
                 changed += _churned(old, new, group, tokens.groups)
                 shuffled += _churned(old, new[mixed], group, tokens.groups)
                 sizes += np.bincount(group, minlength=tokens.groups)
+                table += similarity.together(old, new, first.experts)
             chance = float(shuffled.sum() / sizes.sum())
             number = ratio(changed, sizes, weights, chance)
-            rows.append({"before": _name(before), "after": _name(after), "layer": name} | number._asdict())
+            # Every expert of the one meets all k of the other, so a share of the pairs is a k-th of that of the experts.
+            alike = {
+                "alike": first.k * similarity.matched(table)[0], "alike_chance": first.k * similarity.by_chance(table),
+                "router_alone": similarity.router_alone((before, after), layer),
+            }  # fmt: skip
+            rows.append({"before": _name(before), "after": _name(after), "layer": name} | number._asdict() | alike)
     return rows
 
 

@@ -58,7 +58,7 @@ def capture(
     folder, known = files.folder(out), routers_of(model, routers, k)
     stacks = _stacks(list(known))
     places = {stack: folder / stack if len(stacks) > 1 else folder for stack in stacks}
-    _same_command(
+    same_command(
         folder,
         model,
         rows,
@@ -128,8 +128,10 @@ def _joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _same_command(folder: pathlib.Path, model: Any, rows: Sequence[np.ndarray], settings: dict[str, Any]) -> None:
-    """Writes down what is captured, or compares it with what was.
+def same_command(
+    folder: pathlib.Path, model: Any, rows: Sequence[np.ndarray], settings: dict[str, Any], name: str = SETTINGS
+) -> None:
+    """Writes down what is captured (or operated on) in the file `name`, or compares it with what was.
 
     Raises:
       UserError: they differ.
@@ -140,15 +142,15 @@ def _same_command(folder: pathlib.Path, model: Any, rows: Sequence[np.ndarray], 
     settings |= {"class": type(model).__name__, "rows": len(rows), "text": digest.hexdigest()[:16]}
     with files.explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    if (folder / SETTINGS).exists():
-        before = json.loads((folder / SETTINGS).read_text("utf-8"))
+    if (folder / name).exists():
+        before = json.loads((folder / name).read_text("utf-8"))
         for key, value in settings.items():
             if before.get(key) != value:
                 raise UserError(
-                    f"{folder} holds a capture with {key}={before.get(key)}, now {value}: choose another --out, or remove it"
+                    f"{folder} holds a {pathlib.Path(name).stem} with {key}={before.get(key)}, now {value}: choose another --out, or remove it"
                 )
         return
-    files.write(folder / SETTINGS, json.dumps(settings, indent=1) + "\n")
+    files.write(folder / name, json.dumps(settings, indent=1) + "\n")
 
 
 def rows_of(paths: Sequence[str], tokenizer: Any, length: int) -> tuple[list[np.ndarray], list[str]]:

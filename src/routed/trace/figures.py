@@ -23,7 +23,19 @@ LABELS, MAPS, EXPERTS = 24, 3, 128
 #: Maps of ratios end here, in octaves.
 OCTAVES = 3.0
 #: Numbers over layers, in this order; those with a dot once for each code.
-DRAWN = ("load_max", "dead", "dropped_1.25", "entropy_token", "confidence", "table", "mi", "given", "pairs", "next")
+DRAWN = (
+    "load_max",
+    "dead",
+    "dropped_1.25",
+    "entropy_token",
+    "confidence",
+    "table",
+    "mi",
+    "given",
+    "pairs",
+    "next",
+    "alike",
+)
 
 
 class Drawn(NamedTuple):
@@ -82,10 +94,11 @@ def _line(panel, found: Analysis, name: str) -> None:
     panel.set_ylabel("\n".join(textwrap.wrap(told, 24)), fontsize=8)
     if (rows.value >= 0).all() and name not in ("load_max",):
         panel.set_ylim(bottom=0)
-    _name_layers(panel, found.trace.layers)
+    name_layers(panel, found.trace.layers)
 
 
-def _name_layers(panel, layers: tuple[str, ...], axis: str = "x") -> None:
+def name_layers(panel, layers: tuple[str, ...], axis: str = "x") -> None:
+    """Ticks of an axis of layers: short names, or numbers, at most eight."""
     step = -(-len(layers) // 8)
     places, shown = (
         range(0, len(layers), step),
@@ -175,17 +188,37 @@ def _pairs(found: Analysis) -> Iterator[Drawn]:
 def _between(found: Analysis) -> Iterator[Drawn]:
     if found.between is None or len(found.trace.layers) < 3:
         return
-    figure = Figure(figsize=(4.8, 3.9))
-    panel = figure.subplots()
-    image = panel.imshow(found.between.shares, cmap="cividis", vmin=0, interpolation="nearest")
-    panel.grid(visible=False)
-    for axis in ("x", "y"):
-        _name_layers(panel, found.trace.layers, axis)
-    figure.colorbar(image, ax=panel, label="information of first experts,\nshare of the smaller entropy")
-    yield Drawn(
-        "pairs of layers", figure,
-        "What a token's first expert in one layer tells of that in another, over the smaller of their entropies (1: one decides the other).",
-    )  # fmt: skip
+    seen, maps = found.between, list[tuple[np.ndarray, str]]()
+    maps.append((seen.shares, "information of first experts,\nshare of the smaller entropy"))
+    maps.append(
+        (np.maximum(seen.equal - seen.chance, 0), "equal first choices under the best\npermutation, less chance")
+    )
+    caption = (
+        "What a token's first expert in one layer tells of that in another: information, over the smaller of their entropies (1: one decides"
+        " the other); and the share of tokens with the same one, if experts are renumbered for it, less that of independent choices."
+    )
+    if found.routers is not None:
+        shares, chance = found.routers
+        maps.append(
+            (
+                np.maximum(shares - chance[:, None], 0),
+                "equal choices of its router and another\nlayer's, on its features, less chance",
+            )
+        )
+        caption += (
+            " Last: both routers read the features of the layer on the left, on the tokens whose features were kept, less what routers"
+            " drawn anew share."
+        )
+    figure = Figure(figsize=(3.4 * len(maps), 2.9))
+    for panel, (values, label) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps, strict=True):
+        shown = values.copy()
+        np.fill_diagonal(shown, np.nan)  # itself
+        image = panel.imshow(shown, cmap="cividis", vmin=0, interpolation="nearest")
+        panel.grid(visible=False)
+        for axis in ("x", "y"):
+            name_layers(panel, found.trace.layers, axis)
+        figure.colorbar(image, ax=panel, shrink=0.8).set_label(label, fontsize=8)
+    yield Drawn("pairs of layers", figure, caption)
 
 
 def _churn(found: Analysis) -> Iterator[Drawn]:
@@ -197,12 +230,12 @@ def _churn(found: Analysis) -> Iterator[Drawn]:
         _churn_line(panel, rows, f"{before} to {after}", SHADES[i % len(SHADES)])
     panel.set_ylim(bottom=0)
     panel.set_ylabel(COLUMNS["churn"].label)
-    _name_layers(panel, found.trace.layers)
+    name_layers(panel, found.trace.layers)
     legend(figure, panel)
     yield Drawn(
         "churn", figure,
         "Share of a token's experts that changed between checkpoints, with 95 % intervals over sequences; dotted: the share that differs"
-        " between unrelated tokens.",
+        " between unrelated tokens. Crosses: the share that differs if experts are renumbered for the fewest changes.",
     )  # fmt: skip
 
 
@@ -211,3 +244,4 @@ def _churn_line(panel, rows: pd.DataFrame, name: str, colour: str) -> None:
     bars = np.nan_to_num(np.maximum([rows.value - rows.low, rows.high - rows.value], 0))
     panel.errorbar(places, rows.value, bars, color=colour, marker="o", ms=3, lw=1.2, capsize=2, label=name)
     panel.plot(places, rows.chance, color=colour, lw=1, ls=":")
+    panel.plot(places, 1 - rows.alike, color=colour, marker="x", ms=4, lw=0)

@@ -116,6 +116,29 @@ def _others(found: Analysis) -> Iterator[str]:
         if after.hash.notna().all():
             text += f" Two hashes of the token id tell {after.hash.median():.2g} of each other, through the id alone."
         yield text
+    alike = _of(found, "alike")
+    if len(alike):
+        text = (
+            f"If experts are renumbered for it, {_percent(alike.value)} of the tokens have the same first expert in the next layer (independent"
+            f" choices: {_percent(alike.chance)}); {_sure(alike)}."
+        )
+        if alike.hash.notna().all():
+            text += f" Two hashes of the token id agree on {100 * alike.hash.median():.0f} %."
+        yield text + _read_alike(found)
+
+
+def _read_alike(found: Analysis) -> str:
+    """Do routers of neighbouring layers read the same of the same features?"""
+    if found.routers is None:
+        return ""
+    shares, chance = found.routers
+    after = np.diagonal(shares, 1)
+    return (
+        f" Given a layer's features, the next layer's router agrees with its own on {_percent(pd.Series(after))} of the tokens, one drawn anew on"
+        f" {_percent(pd.Series(chance))}."
+        if np.isfinite(after).all()
+        else ""
+    )
 
 
 def _controls(found: Analysis) -> Iterator[str]:
@@ -142,7 +165,20 @@ def _churn(found: Analysis) -> Iterator[str]:
     if not len(found.churn):
         return
     for (before, after), rows in found.churn.groupby(["before", "after"], sort=False):
-        yield f"From {before} to {after}, {_percent(rows.value)} of a token's experts changed; of unrelated tokens' {_percent(rows.chance)} differ."
+        yield (
+            f"From {before} to {after}, {_percent(rows.value)} of a token's experts changed; of unrelated tokens' {_percent(rows.chance)} differ."
+            + _renumbered(rows)
+        )
+
+
+def _renumbered(rows: pd.DataFrame) -> str:
+    """Are the changes a renumbering of experts, and are they the router's own?"""
+    text, fewer = "", 1 - rows.alike
+    if (rows.value - fewer).median() > 0.05:
+        text += f" Experts renumbered for the fewest changes, {_percent(fewer)} did (independent choices: {_percent(1 - rows.alike_chance)}): the partition is more alike than its numbers."
+    if rows.router_alone.notna().all():
+        text += f" On the later features the earlier router chooses {_percent(rows.router_alone)} otherwise: what the routers' own weights changed, the features apart."
+    return text
 
 
 def unsaid(found: Analysis) -> list[str]:
@@ -168,5 +204,7 @@ def unsaid(found: Analysis) -> list[str]:
         says.append(
             "Whether a shuffled router, or one drawn anew, would do likewise: keep features of some tokens and router weights."
         )
-    says.append("What the routing is worth: a trace has no loss of a model with other routers.")
+    says.append(
+        "What the routing is worth: a trace has no loss of a model with other routers; routed trace surgery measures it."
+    )
     return says

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -77,6 +78,10 @@ ROUTERS: dict[str, Reader] = {
 }  # fmt: skip
 
 
+#: The buffer of a router that is added to its scores where experts are chosen, and not in their weights (DeepSeek-V3).
+CHOOSES = "e_score_correction_bias"
+
+
 def routers_of(model: Any, pattern: str = "", k: int = 0) -> dict[str, tuple[Any, Reader]]:
     """The routers of a model by name, in order: those that `ROUTERS` knows, or the modules whose whole name matches `pattern`.
 
@@ -110,6 +115,74 @@ def routers_of(model: Any, pattern: str = "", k: int = 0) -> dict[str, tuple[Any
             f"{what}: name its router modules, whose output are scores of the experts, with --routers=REGEX --k=K{seen}"
         )
     return found
+
+
+def rule_of(module: Any, experts: int, k: int = 0, bias: np.ndarray | None = None) -> Callable[[Any, Any], Any]:
+    """The rule of a router as a function of (scores [T, E], an output of the router) to what it would return for these scores.
+
+    In the types of that output, if it is not None.
+
+    A known router is asked itself: it is a rule behind a linear map, and the map of this copy of it is the identity. So its groups of
+    experts, scalings and norms hold for any scores. `k` is another count of experts (0: its own), `bias` [E] is added where it chooses,
+    if it has such a bias. Of other modules, whose outputs are the scores, the rule is the model's own and behind them.
+
+    Raises:
+      UserError: a router whose k cannot be set.
+    """
+    if type(module).__name__ not in ROUTERS:
+        if k:
+            raise UserError(
+                f"{type(module).__name__} returns scores alone, and the model takes its k experts behind it"
+            )
+        return _in_place_of_scores
+    import torch
+
+    asked, device = copy.copy(module), module.weight.device
+    asked._parameters, asked._buffers = dict(module._parameters), dict(module._buffers)
+    asked._parameters["weight"] = torch.eye(experts, device=device)
+    if asked._parameters.get("bias") is not None:
+        asked._parameters["bias"] = torch.zeros(experts, device=device)
+    if CHOOSES in asked._buffers:
+        asked._buffers[CHOOSES] = (
+            torch.zeros(experts, device=device) if bias is None else torch.as_tensor(bias, device=device)
+        )
+    asked.__dict__ |= {"hidden_dim": experts} | ({"top_k": k} if k else {})
+
+    def returned(scores: Any, output: Any) -> Any:
+        found = type(module).forward(asked, scores.float())
+        return found if output is None else tuple(a.to(b.dtype) for a, b in zip(found, output, strict=True))
+
+    return returned
+
+
+def _in_place_of_scores(scores: Any, output: Any) -> Any:
+    """The output of a module that returns scores, alone or as the first of several."""
+    if isinstance(output, tuple):
+        return scores.reshape(output[0].shape).to(output[0].dtype), *output[1:]
+    return scores.reshape(output.shape).to(output.dtype)
+
+
+@contextlib.contextmanager
+def replacing(
+    routers: Mapping[str, Callable[[Seen, Any], Any]], known: Mapping[str, tuple[Any, Reader]]
+) -> Iterator[None]:
+    """While it lasts, the routers of these names return what their functions make of (what they returned, their output)."""
+
+    def replace(read: Reader, instead: Callable[[Seen, Any], Any]):
+        def hook(module, inputs, output):
+            return instead(read(module, output)._replace(features=inputs[0]), output)
+
+        return hook
+
+    handles = []
+    try:
+        for name, instead in routers.items():
+            module, read = known[name]
+            handles.append(module.register_forward_hook(replace(read, instead)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ COLUMNS: dict[str, Column] = {
     "given": Column("information beyond the token id (nats)", bounds=AT_LEAST_0),
     "pairs": Column("dependence of a token's\nexperts (nats a pair)", bounds=AT_LEAST_0),
     "next": Column("information of the next layer's\nfirst expert (nats)", bounds=AT_LEAST_0),
+    "alike": Column("equal first choices of this\nand the next layer", bounds=SHARE),
     "churn": Column("share of experts that changed", bounds=SHARE),
 }
 

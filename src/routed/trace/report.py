@@ -33,6 +33,7 @@ NULLS = {
     "table": "the most loaded experts for every token", "mi": PERMUTED,
     "given": "labels permuted among sequences that have the id (of labels of tokens: among tokens)",
     "pairs": "as many pairs of independent experts with the same loads", "next": "the next layer's tokens permuted within sequences",
+    "alike": "independent choices with the same loads",
 }  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def analyse(
 
     All but scores and k is optional: `token_ids`, `sequence`, `labels={"language": [...]}` and what else `routed.trace.write` takes.
     Returned: `numbers` (a row a layer and number: value, low, high, chance, hash), `maps` label -> assignments [L, C, E], `loads`
-    [L, E], `between` [L, L], `churn`, `findings`.
+    [L, E], `between` and `equal` [L, L], `churn`, `controls`, `findings`.
 
     Raises:
       UserError: as `routed.trace.write`.
@@ -62,8 +63,7 @@ def report(traces: Sequence[Trace | str | os.PathLike], out: str | os.PathLike, 
     shares = None if found.between is None else found.between.shares
     return {
         "numbers": found.table, "maps": found.maps, "loads": found.loads, "between": shares, "churn": found.churn,
-        "controls": found.controls,
-        "findings": said,
+        "equal": None if found.between is None else found.between.equal, "controls": found.controls, "findings": said,
     }  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def _shown(table: pd.DataFrame) -> str:
         _number(v) + (f" [{_number(low)}, {_number(high)}]" if low == low else "")
         for v, low, high in zip(table.value, table.low, table.high, strict=True)
     ]
-    for name in ("chance", "hash"):
+    for name in ("chance", "hash", "alike", "alike_chance", "router_alone"):
         if name in shown:
             shown[name] = [_number(v) for v in np.asarray(shown[name], float)]
     return shown.drop(columns=["low", "high"]).to_html(index=False, border=0)

@@ -15,16 +15,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
-from routed.layer.auxiliary import auxiliary, coefficients_of
+from routed.layer.auxiliary import POOLED, auxiliary, coefficients_of
+from routed.layer.model_losses import balance_pooled
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import SELECTIONS, group_of
+from routed.metrics.load import load_of
 from routed.models.model import Site
 from routed.routers import ROUTERS
 from routed.settings.setting import COUNT, Allowed, Component, Setting, When, at_least
 from routed.settings.tree import node_of, override
-from routed.training.freezing import has_moved, keep_router, router_of
+from routed.training.freezing import has_moved, keep_router, router_of, with_router
 from routed.training.optimiser import optimiser, update
-from routed.training.phases import Phase, active_phase, phases_of, steps_per_epoch
+from routed.training.phases import Phase, active_phase, begins, phases_of, steps_per_epoch
 from routed.training.problem import Inputs, Problem
 
 #: Independent random streams of a seed; any of them can be held fixed over seeds (config key `held`).
@@ -55,7 +57,7 @@ SETTINGS = Component(
         "batch_size": Setting(32, "training samples (rows of text) per step", at_least(1)),
         "phases": Setting(
             (),
-            'phases of training, in order, as "until=STEP epochs=NUMBER share=FRACTION train=GROUP+GROUP KEY=VALUE"; empty: one, of everything',
+            'phases of training, in order, as "until=STEP epochs=NUMBER share=FRACTION train=GROUP+GROUP router=initial KEY=VALUE"; empty: one, of everything',
             Allowed(lambda v: len(v) <= PHASES, lambda: f"must be at most {PHASES}, as each is compiled"),
         ),
         "stop.rise": Setting(
@@ -139,7 +141,7 @@ def advance(
     inputs = Inputs(streams(seed, program.config), node_of(program.config, traced), world, shared)
     end = run["step"] + steps
     moving = {name: run[name] for name in MOVING}
-    step = partial(training_step, program, inputs, traced, feed)
+    step = partial(training_step, program, inputs, traced, feed, router0=run["router0"])
     if stops_early(program.config):
         moved = jax.lax.while_loop(lambda now: (now["taken"] < end) & ~now["stopped"], step, moving)
     else:  # as many steps for each run of a batch: a condition of each would select all that moves, in each step
@@ -147,8 +149,8 @@ def advance(
     return run | moved | {"step": end}
 
 
-def training_step(program: Program, inputs: Inputs, traced, feed, now: dict[str, Any]) -> dict[str, Any]:
-    """One step under the phase that applies."""
+def training_step(program: Program, inputs: Inputs, traced, feed, now: dict[str, Any], router0: Any) -> dict[str, Any]:
+    """One step under the phase that applies; `router0` is the router of step 0."""
     # What a phase changes stays as it says, also where the setting is traced.
     steps = [
         partial(
@@ -158,6 +160,7 @@ def training_step(program: Program, inputs: Inputs, traced, feed, now: dict[str,
             node_of(config, {key: value for key, value in traced.items() if key not in phase.changes}),
             feed,
             phase,
+            router0=router0,
         )
         for phase, config in zip(program.phases, program.configs, strict=True)
     ]
@@ -168,8 +171,10 @@ def training_step(program: Program, inputs: Inputs, traced, feed, now: dict[str,
     return jax.lax.switch(active_phase(program.phases, now["taken"], key, per_epoch), steps, now)
 
 
-def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phase, now: dict[str, Any]):
+def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phase, now: dict[str, Any], router0: Any):
     """One step: batch, gradient, update; a run that stops does not take the step at which it stops."""
+    if phase.router:
+        now = _put_back(program, inputs, phase, now, router0)
     batch = program.problem.batch(inputs, feed, now["taken"])
     key = jax.random.fold_in(inputs.keys["noise"], now["taken"])
     frozen = _frozen(config)
@@ -189,6 +194,14 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
     stopped = stops(stop, value, now["lowest"], now["taken"])
     new |= {"lowest": jnp.minimum(now["lowest"], value)}
     return jax.tree.map(partial(jnp.where, stopped), now, new) | {"stopped": stopped | new["stopped"], "loss": value}
+
+
+def _put_back(program: Program, inputs: Inputs, phase: Phase, now: dict[str, Any], router0: Any) -> dict[str, Any]:
+    """What moves, at the first step of the phase with the router of step 0; what the optimiser knows of it stays."""
+    per_epoch = steps_per_epoch(inputs.config) if any(one.epochs for one in program.phases) else 0
+    first = now["taken"] == begins(program.phases, phase, per_epoch)
+    params, own = jax.tree.map(partial(jnp.where, first), router0, router_of(now["params"], now["state"]))
+    return now | {"params": now["params"] | {"router": params}, "state": with_router(now["state"], own)}
 
 
 def _end_of_epoch(program: Program, inputs: Inputs, phase: Phase, wrong, new: dict[str, Any]) -> dict[str, Any]:
@@ -232,6 +245,8 @@ def rule_and_dispatch(config: Any) -> tuple[Rule, str]:
 def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step) -> Array:
     """The weighted auxiliary losses, mean over all layers of all sites."""
     coefficients = {name: one for name, one in coefficients_of(config.losses).items() if one}
+    if config.losses.balance_scope == POOLED:
+        coefficients.pop("balance", None)  # below
 
     def of_layer(site: str, routing, features, responses) -> Array:
         tokens = len(routing.scores)
@@ -255,7 +270,24 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
             return of_layer(name, routing, features, respond)
 
         values.append(jax.vmap(one)(routing, features, layers))
-    return jnp.concatenate(values).mean()
+    return jnp.concatenate(values).mean() + _pooled(config, sites)
+
+
+def _pooled(config: Any, sites: dict[str, Site]) -> Array:
+    """The weighted balance loss of all layers of all sites together, where it is asked for."""
+    if not (config.losses.balance and config.losses.balance_scope == POOLED):
+        return jnp.float32(0)
+    stacks = [
+        site.routing if site.routing.scores.ndim == 3 else jax.tree.map(lambda a: a[None], site.routing)
+        for site in sites.values()
+    ]
+    gate = jax.nn.softmax if config.losses.balance_of == "probabilities" else lambda scores: scores
+    probs = jnp.concatenate(
+        [gate(stack.scores).mean(1) for stack in stacks]
+    )  # [L, E], as stacks have other numbers of tokens
+    loads = jnp.concatenate([jax.vmap(lambda one: load_of(one)[0])(stack) for stack in stacks])
+    value = balance_pooled(probs[:, None], loads)
+    return jnp.where(_frozen(config), 0.0, config.losses.balance * value)
 
 
 def _responses(problem: Problem, params, site: str, features) -> Array:

@@ -1,0 +1,89 @@
+"""Routers whose experts have other numbers: equal choices under the best permutation, beside those of chance."""
+
+import numpy as np
+import pytest
+
+import routed
+from routed import trace
+from routed.trace import analysis, between, features, findings, similarity
+
+RNG = np.random.default_rng(3)
+TOKENS, EXPERTS, DIM = 900, 6, 8
+ROWS = np.arange(TOKENS) // 30
+FIRST = RNG.integers(0, EXPERTS, TOKENS)
+CYCLE = (np.arange(EXPERTS) + 1) % EXPERTS
+
+
+def test_the_best_permutation_by_hand():
+    # 0 -> 1 has 5, 1 -> 0 has 4, 2 -> 2 has 1: 10 of 16. The largest cell of every row would name column 1 twice.
+    table = np.array([[3, 5, 0], [4, 2, 1], [0, 0, 1]])
+    share, permutation = similarity.matched(table)
+    assert share == 10 / 16 and permutation.tolist() == [1, 0, 2]
+
+
+def test_chance_is_what_independent_choices_reach():
+    """A constant pair of routers is equal by chance too; with equal loads it is 1 / E and what the best of permutations adds."""
+    assert similarity.by_chance(np.array([[9, 0], [0, 0]])) == 1 and similarity.matched(np.zeros((3, 3)))[0] == 0
+    other = RNG.permutation(FIRST)
+    table = similarity.together(FIRST[:, None], other[:, None], EXPERTS)
+    chance = similarity.by_chance(table, draws=50)
+    assert 1 / EXPERTS < chance < 1.3 / EXPERTS and similarity.matched(table)[0] == pytest.approx(chance, abs=0.02)
+
+
+def test_pairs_of_experts_are_counted_by_hand():
+    old, new = np.array([[0, 1], [1, 2]]), np.array([[2, 1], [0, -1]])
+    np.testing.assert_array_equal(similarity.together(old, new, 3), [[0, 1, 1], [1, 1, 1], [1, 0, 0]])
+
+
+def test_a_renumbered_layer_is_alike_and_a_hash_is_beside_it(tmp_path):
+    """Layer 1 is layer 0 with other numbers, layer 2 differs from that for a third of the tokens, layer 3 is independent."""
+    third = np.where(np.arange(TOKENS) % 3 == 0, RNG.integers(0, EXPERTS, TOKENS), FIRST)
+    layers = np.stack([FIRST, CYCLE[FIRST], third, RNG.permutation(FIRST)])[:, :, None]
+    found = routed.analyse(experts=layers, num_experts=EXPERTS, sequence=ROWS, token_ids=FIRST, out=tmp_path)
+    rows = found["numbers"][found["numbers"].number == "alike"]
+    assert rows.value.iloc[0] == 1 and rows.value.iloc[1] == (third == FIRST).mean()
+    assert (rows.low < rows.value).tolist()[1:] == [True, True] and rows.value.iloc[2] == pytest.approx(
+        rows.chance.iloc[2], abs=0.03
+    )
+    assert rows.hash.nunique() == 1 and found["equal"][0, 2] == rows.value.iloc[1]
+    assert any("If experts are renumbered for it," in text for text in found["findings"])
+
+
+def checkpoint(out, experts, step, kernel):
+    values = RNG.standard_normal((50, DIM)).astype(np.float32)
+    held = features.Features(np.arange(50), [values] * 2, [kernel] * 2)
+    return trace.write(
+        out, experts=np.stack([experts] * 2), num_experts=EXPERTS, sequence=ROWS, step=step, features=held
+    )
+
+
+def test_checkpoints_whose_experts_were_renumbered(tmp_path):
+    """Every choice changed, and none did under the best permutation; on the later features the earlier router's kernel decides."""
+    chosen = np.stack([FIRST, (FIRST + 2) % EXPERTS], 1)
+    kernel = RNG.standard_normal((DIM, EXPERTS)).astype(np.float32)
+    before = checkpoint(tmp_path / "1", chosen, 1, kernel)
+    after = checkpoint(tmp_path / "2", CYCLE[chosen], 2, kernel[:, np.argsort(CYCLE)])
+    found = analysis.analyse([before, after])
+    assert found.churn.alike.tolist() == pytest.approx([1, 1]) and (found.churn.value > 0.4).all()
+    # chance: the best permutation has about a sixth of all pairs, 2 / 6 of the experts
+    assert found.churn.alike_chance.between(0.33, 0.42).all()
+    _, values, _, _ = features.load(after.folder, 0)
+    first, second = (np.argsort(-values @ one, axis=1)[:, :2] for one in (kernel, kernel[:, np.argsort(CYCLE)]))
+    same = np.mean([len(set(a) & set(b)) / 2 for a, b in zip(first, second, strict=True)])
+    assert found.churn.router_alone[0] == pytest.approx(1 - same)
+    (said,) = [text for text in findings.findings(found) if text.startswith("From step 1 to step 2")]
+    assert "the partition is more alike than its numbers" in said and "On the later features the earlier router" in said
+    assert np.isnan(between.similarity.router_alone((before, before._replace(has_features=False)), 0))
+
+
+def test_routers_that_read_the_same_are_told_from_others(tmp_path):
+    """The second layer's kernel is the first's with other columns; a third reads other features."""
+    values = RNG.standard_normal((400, DIM)).astype(np.float32)
+    kernel, other = np.zeros((2, DIM, EXPERTS), np.float32)
+    kernel[:4], other[4:] = RNG.standard_normal((2, 4, EXPERTS))
+    kernels = [kernel, kernel[:, CYCLE], other]
+    held = features.Features(np.arange(400), [values] * 3, kernels)
+    made = trace.write(tmp_path, scores=np.stack([values @ one for one in kernels]), k=1, features=held)
+    shares, chance = similarity.routers(made)
+    assert shares[0, 1] == shares[1, 0] == shares[2, 2] == 1
+    assert shares[0, 2] < 0.45 and (chance < 0.6).all() and (chance > 1 / EXPERTS).all()

@@ -1,0 +1,116 @@
+"""What a surgery says of losses that are given: differences paired by row, shares of a router's worth, sentences, the page."""
+
+import numpy as np
+import pytest
+
+from routed.contracts import UserError
+from routed.trace import operation, worth
+from routed.trace.surgery import ALL, Found, Job, halves
+
+RNG = np.random.default_rng(4)
+ROWS = 60
+AS_IS = 3 + RNG.normal(size=ROWS)  # rows differ by far more than routers do
+SMALL = 0.01 * RNG.normal(size=ROWS)
+
+
+def found(**more):
+    """Two layers: noise loses 1 in both, .5 and .3 in one; a table a quarter of that, repaired a tenth; the repair alone gains .1."""
+    losses = {Job(ALL, ""): AS_IS, Job(ALL, "trained", 0, 9): AS_IS - 0.1}
+    for place, lost in ((ALL, 1.0), ("a", 0.5), ("b", 0.3)):
+        losses[Job(place, "trained", 0, 9)] = AS_IS - 0.1
+        losses |= {Job(place, "noise", draw): AS_IS + lost + SMALL + 0.02 * draw for draw in (0, 1)}
+        losses[Job(place, "table")] = AS_IS + lost / 4 + SMALL
+        losses[Job(place, "table", 0, 9)] = AS_IS - 0.1 + lost / 10 + SMALL
+    held = {"losses": losses, "reasons": {Job(ALL, "top1"): "a token has one expert already"}} | more
+    return Found(
+        layers=("a", "b"),
+        experts=4,
+        unseen=0.125,
+        tokens=60 * 9,
+        repair_steps=9,
+        draws=2,
+        model="m",
+        source="t.txt",
+        **held,
+    )
+
+
+def row(table, place, name, repaired=0):
+    (one,) = table[(table.place == place) & (table.router == name) & (table.repaired == repaired)].itertuples()
+    return one
+
+
+def test_losses_are_paired_and_repaired_ones_compared_with_their_like():
+    table = worth.table(found())
+    noise = row(table, ALL, "noise")
+    assert noise.lost == pytest.approx(1.01 + SMALL.mean()) and noise.draws == 2 and noise.spread == pytest.approx(0.02)
+    # SMALL, not the rows' deviation of 1: 2 * 1.96 * .01 / sqrt(60)
+    assert noise.high - noise.low == pytest.approx(2 * 1.96 * SMALL.std() / 60**0.5, rel=0.15)
+    assert row(table, "a", "table").lost == pytest.approx(0.125 + SMALL.mean())
+    repaired = row(table, "a", "table", 9)
+    assert repaired.lost == pytest.approx(0.05 + SMALL.mean()) and repaired.against == pytest.approx(AS_IS.mean() - 0.1)
+    # of the worth .51 + s against the model as it is, .61 + s against the repaired one
+    s = SMALL.mean()
+    assert row(table, "a", "table").kept == pytest.approx(1 - (0.125 + s) / (0.51 + s))
+    assert (
+        repaired.kept == pytest.approx(1 - (0.05 + s) / (0.61 + s))
+        and repaired.kept_low < repaired.kept < repaired.kept_high
+    )
+    assert row(table, ALL, "trained", 9).lost == pytest.approx(-0.1)
+    assert row(table, ALL, "top1").reason == "a token has one expert already" and np.isnan(row(table, ALL, "top1").lost)
+
+
+def test_a_router_that_is_worth_nothing_leaves_no_share():
+    losses = {Job(ALL, ""): AS_IS, Job(ALL, "noise"): AS_IS + SMALL - SMALL.mean(), Job(ALL, "table"): AS_IS + 0.1}
+    table = worth.table(found(losses=losses))
+    assert np.isnan(row(table, ALL, "table").kept) and worth.kept(row(table, ALL, "table")) == "–"
+
+
+def test_sentences_and_what_cannot_be_said():
+    one = found()
+    table = worth.table(one)
+    said = "\n".join(worth.findings(one, table))
+    assert f"has a loss of {AS_IS.mean():.4g} nats a token" in said and "on 540 tokens" in said
+    assert (
+        "from 0.31" in said
+        and "(b) to 0.51" in said
+        and "their sum, 0.82" in said
+        and "less than what all are worth together" in said
+    )
+    assert (
+        "Table by token id, of other text, in every layer: loses 0.25" in said
+        and "12.5 % of the tokens have an id that the other text lacks" in said
+    )
+    assert "Going on with the trained routers alone for 9 steps changes the loss by -0.1" in said
+    unsaid = "\n".join(worth.unsaid(one, table))
+    assert (
+        "these experts were trained for the trained router" in unsaid
+        and "one expert a token, anywhere: a token has one expert already" in unsaid
+    )
+    assert "one draw" not in unsaid and "--draws above 1" in "\n".join(worth.unsaid(one._replace(draws=1), table))
+    assert "set --repair_steps" in "\n".join(worth.unsaid(one._replace(repair_steps=0), table))
+
+
+def test_the_page_has_the_table_and_its_figures(tmp_path):
+    made = operation.report(found(), tmp_path)
+    page = (tmp_path / "surgery.html").read_text()
+    assert (
+        page.count("<svg") == 2
+        and "keeps of the worth" in page
+        and all(text.split("(")[0].replace("'", "&#39;") in page for text in made["findings"])
+    )
+    assert len((tmp_path / "surgery.csv").read_text().splitlines()) == 1 + len(made["worth"])
+    alone = {job: losses for job, losses in found().losses.items() if not job.repaired}
+    operation.report(found(losses=alone)._replace(repair_steps=0), tmp_path)
+    assert (
+        "repaired"
+        not in (tmp_path / "surgery.html").read_text().partition("<h2>All routers")[2].partition("</table>")[0]
+    )
+
+
+def test_halves_are_of_every_file():
+    rows = [np.array([i]) for i in range(7)]
+    first, second = halves(rows, ["de"] * 4 + ["en"] * 3)
+    assert [int(row[0]) for row in first] == [0, 1, 4] and [int(row[0]) for row in second] == [2, 3, 5, 6]
+    with pytest.raises(UserError, match="en has one row, which cannot be halved"):
+        halves(rows[:5], ["de"] * 4 + ["en"])
