@@ -57,7 +57,7 @@ def _summary(found: Found, worth: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """A row a router that stands in every layer."""
     whole = worth[worth.place == ALL].set_index(["router", "repaired"])
     for name, replacement in EVERY.items():
-        cells = {}
+        cells: dict[str, str] = {}
         for repaired, end in ((0, ""), (found.repair_steps, "_repaired")):
             row = whole.loc[(name, repaired)] if (name, repaired) in whole.index else None
             there = row is not None and row.reason == ""
