@@ -36,6 +36,8 @@ MOVING = ("params", "state", "opt", "taken", "total", "loss", "lowest", "wrong",
 SEEN = ("params", "state", "router0", "memory", "taken", "stopped")
 #: The most phases of a run.
 PHASES = 32
+#: The collection in which a router may leave, for each layer, a loss of its own that is minimised too.
+OBJECTIVE = "objective"
 #: Folded into the key of a step for the coin that chooses among phases.
 COIN = 2**31 - 1
 
@@ -216,6 +218,8 @@ def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step,
     if outputs.sites and (own := SELECTIONS[rule.name].loss) is not None:
         learned = sum(_of_layers(partial(own, rule), site.routing).sum() for site in outputs.sites.values())
         total += jnp.where(_frozen(config), 0.0, learned)
+    for own in jax.tree.leaves(outputs.state.get(OBJECTIVE, {})):
+        total += jnp.where(_frozen(config), 0.0, own.sum())
     return total, (reported, problem.wrong(config, outputs, batch), outputs.state)
 
 
