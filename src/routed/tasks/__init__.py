@@ -4,6 +4,7 @@ from routed.tasks import (
     collages,
     crossed,
     dictionary,
+    gated_gaussians,
     generated,
     gmm,
     images,
@@ -32,6 +33,7 @@ TASKS: dict[str, Task] = {
     "sentences": sentences.TASK,
     "stripes": stripes.TASK,
     "two_gaussians": two_gaussians.TASK,
+    "gated_gaussians": gated_gaussians.TASK,
 }
 
 __all__ = ["SHARED", "TASKS", "Task", "World"]
