@@ -10,18 +10,21 @@ own weights, which the paper says is slower in general, differ where both have a
 From the paper: eq. 6, f a Gaussian with *variance* v, scalar g, bounded X, D over the K worst Voronoi cells (metrics.gated).
 
 Rules where the paper is silent, set on seeds from 9000 on.
-  truth       k* = 3 experts g = a x + b, K = 2, X uniform on [-1, 1]: a, b = (2, 1), (-1, 1.5), (1.5, -.5), variances .2, .1, .3; all three pairs of
-              experts are chosen somewhere. Each g is 0 at one point only, and its derivatives x and 1 are independent, as asked. The softmax gate
-              scores 1.5 x + .5, -1.5 x + .5 and 0; its D has the gate's weights too, minus their means.
-  data        n = 200, 800, 3,200, 12,800 samples; replicates are seeds, 4100 on; a seed's 200 samples are the first of its 800.
-  maximum     full-batch Adam on the mean log likelihood, 1,500 steps from .03 linearly to 0, which stop it; three starts at once, the truth plus
-              N(0, .1^2) and two at random, of which the likeliest end is the estimate. Variances stay in [.02, 5] (a compact set is asked).
-              Who is chosen has no gradient, so no step sees that the likelihood jumps where a sample changes its experts.
-  converged   the estimate is at least as likely as the truth, and root n times the gradient's norm is below .1. Other replicates are left out of h
-              and D, and counted (theory/settled).
+  truth       k* = 3 experts g = a x + b, X uniform on [-1, 1]: a, b = (2, 1), (-1, 1.5), (1.5, -.5), variances .2, .1, .3. Each g is 0 at one point
+              only, and its derivatives x and 1 are independent, as asked. The softmax gate scores 1.5 x + .5, -1.5 x + .5 and 0; its D has the
+              gate's weights too, minus their means.
+  chosen      K = 3: all experts, weighed by the softmax of their norms. There the likelihood is smooth and gradients find its maximum. With K = 2
+              (all three pairs are chosen somewhere) it jumps wherever a sample changes its experts, by more than estimates may differ: on a seed
+              that is not evaluated the end of the gradients (n = 3,200, residual .001) was 9 nats *less* likely than the truth. So of K = 2 the end of the
+              gradients is shown, which solves an unbiased equation but is not the estimate of the theorem, and no claim `pham.*` rests on it.
+  data        n = 100, 400, 1,600, 6,400 samples; replicates are seeds, 4100 on; a seed's 100 samples are the first of its 400.
+  maximum     full-batch Adam on the mean log likelihood, 1,000 steps from .03 linearly to 0, which stop it; two starts at once, the truth plus
+              N(0, .1^2) and one at random, of which the likelier end is the estimate. Variances stay in [.02, 5] (a compact set is asked).
+  converged   root n times the gradient's norm is below .1 and, with K = 3, the estimate is at least as likely as the truth. Other replicates are
+              left out of h and D, and counted (theory/settled).
   distance    h by quadrature over y (121 points within +-8) at 384 midpoints of x.
   ratio       smallest E h / D over 12 random directions at distance .01 to 1 from G*, and over 12 random G, for each seed.
-  verdict     a power is supported where the 95 % interval of the slope lies within .1 of -1/2 (sqrt(log n / n) itself has slope -.43 here);
+  verdict     a power is supported where the 95 % interval of the slope lies within .1 of -1/2 (sqrt(log n / n) itself has slope -.42 here);
               a steeper one would contradict no bound. The ratio: above .02 everywhere, and not less at .01 than half of what it is at .3.
 
 Expected: -1/2 for both gates and both distances. Slower rates of softmax gates are proved for more experts than the truth has, which is not asked
@@ -35,31 +38,41 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
-from routed.metrics.gated import GATES, NORMS, SOFTMAX
+from routed.metrics.gated import NORMS, SOFTMAX
 from routed.models.gated_experts import RADII, ratio_name
-from routed.plan import Figure, Point, cross, make_config, product
+from routed.plan import Figure, Point, make_config
 
 PROTOCOL = {
-    "arms": ("learned",), "seed": 4100, "seeds": 20, "model": "gated_experts", "gate.horizon": 1.0,
-    "data.name": "gated_gaussians", "data.whole": True, "data.samples": 200, "data.test_samples": 300, "data.target_dim": 1, "loss": "likelihood", "batch_size": 200,
-    "optimizer.name": "adam", "optimizer.schedule": "linear", "router.learning_rate": 0.03, "experts.learning_rate": 0.03,
-    "steps": 1500, "eval_every": 1500, "mesh.runs_per_batch": 10,
+    "arms": ("learned",), "seed": 4100, "seeds": 16, "model": "gated_experts", "gate.horizon": 1.0, "starts": 2,
+    "data.name": "gated_gaussians", "data.whole": True, "data.samples": 100, "data.test_samples": 300, "data.target_dim": 1, "batch_size": 100,
+    "loss": "likelihood", "optimizer.name": "adam", "optimizer.schedule": "linear", "router.learning_rate": 0.03, "experts.learning_rate": 0.03,
+    "steps": 1000, "eval_every": 1000, "mesh.runs_per_batch": 16,
 }  # fmt: skip
 
 SCALES = {
-    "smoke": lambda config: {"steps": 40, "eval_every": 40, "seeds": 2},
+    "smoke": lambda config: {"steps": 300, "eval_every": 300, "seeds": 3},
     "default": lambda config: {},
     "paper": lambda config: {"steps": 6000, "eval_every": 6000, "seeds": 100, "starts": 10},
 }
 
-SAMPLES = {"smoke": (50, 100), "default": (200, 800, 3200, 12800), "paper": (200, 800, 3200, 12800, 51200)}
+SAMPLES = {"smoke": (50, 200), "default": (100, 400, 1600, 6400), "paper": (100, 400, 1600, 6400, 25600, 102400)}
 
-#: Metric -> id, what it is, and words of an axis.
+#: Metric -> id, what it is.
 RATES = {
     "theory/hellinger": ("theorem4.1", "mean Hellinger distance"),
-    "theory/voronoi": ("theorem4.1.parameters", "Voronoi loss of the parameters"),
+    "theory/voronoi": ("theorem4.2.rate", "Voronoi loss of the parameters"),
 }
-WORDS = {NORMS: "competition", SOFTMAX: "softmax gate"}
+#: Prefix of ids -> what is estimated, in words, and its point. The paper's is the first.
+GATED: dict[str, tuple[str, Point]] = {
+    "pham.": ("competition, all chosen", {"data.gate": NORMS, "data.chosen": 3}),
+    "routed.competition.softmax.": ("softmax gate, all chosen", {"data.gate": SOFTMAX, "data.chosen": 3}),
+    "routed.competition.top2.": ("competition, 2 of 3 (not the maximum)", {"data.gate": NORMS, "data.chosen": 2}),
+}
+
+
+def gated(config: ConfigDict) -> dict[str, tuple[str, Point]]:
+    """What a scale estimates: smoke the paper's gate alone."""
+    return GATED if config.scale != "smoke" else dict(list(GATED.items())[:1])
 
 
 def size(n: int) -> Point:
@@ -68,59 +81,59 @@ def size(n: int) -> Point:
 
 
 def sweep_sizes(config: ConfigDict) -> tuple[Point, ...]:
-    """Both gates times the numbers of samples."""
-    return cross(product(data__gate=GATES), tuple(size(n) for n in SAMPLES[config.scale]))
+    """Gates times the numbers of samples."""
+    return tuple(at | size(n) for _, at in gated(config).values() for n in SAMPLES[config.scale])
 
 
 def claim_rates(config: ConfigDict) -> Iterator[Claim]:
     """The powers of n, the ratio of both distances, and that fits converged."""
     sizes = SAMPLES[config.scale]
     slope = tuple((float(n), size(n), {}) for n in sizes)
-    for gate in GATES:
-        prefix = "pham." if gate == NORMS else "routed.competition.theory.softmax."
-        write = Writer(comparability(config), at={"data.gate": gate}, prefix=prefix)
-        paper = "n^(-1/2) up to logarithms" if gate == NORMS else "not asked"
-        for metric, (id, words) in RATES.items():
-            yield write.power(id, f"{WORDS[gate]}: the {words} falls as n^(-1/2)", -0.5, LEARNED, slope, metric=metric)
-        least = write._replace(at={"data.gate": gate, **size(sizes[-1])})
-        for name in (*map(ratio_name, RADII), "theory/ratio_far"):
-            words = f"{WORDS[gate]}: h / D is above .02 ({name.removeprefix('theory/ratio_')})"
+    for prefix, (words, at) in gated(config).items():
+        write = Writer(comparability(config), at=at, prefix=prefix)
+        for metric, (id, name) in RATES.items():
+            yield write.power(id, f"{words}: the {name} falls as n^(-1/2)", -0.5, LEARNED, slope, metric=metric)
+        least = write._replace(at=at | size(sizes[-1]))
+        for column in (*map(ratio_name, RADII), "theory/ratio_far"):
+            where = column.removeprefix("theory/ratio_")
+            said = f"{words}: h / D is above .02 ({where if where == 'far' else f'at {where}'})"
             yield least.order(
-                f"theorem4.2.{name.removeprefix('theory/ratio_')}",
-                words,
-                "bounded away from 0",
-                {"value": 0.02},
-                LEARNED,
-                metric=name,
+                f"theorem4.2.{where}", said, "bounded away from 0", {"value": 0.02}, LEARNED, metric=column
             )
+        said = f"{words}: h / D does not fall towards G*: at .01 it is above half of that at .3"
         yield least.order(
-            "theorem4.2.near", f"{WORDS[gate]}: h / D does not fall towards G*: at .01 it is above half of that at .3", paper,
-            {"value": -0.69}, LEARNED, metric="theory/ratio_fall", unit="difference",
-        )  # fmt: skip
-        yield least.order("converged", f"{WORDS[gate]}: more than .9 of the fits converge", "not asked", {"value": 0.9}, LEARNED,
-                          metric="theory/settled", unit="probability")  # fmt: skip
+            "theorem4.2.near",
+            said,
+            "bounded away from 0",
+            {"value": -0.69},
+            LEARNED,
+            metric="theory/ratio_fall",
+            unit="difference",
+        )
+        said = f"{words}: more than .9 of the fits converge"
+        yield least.order(
+            "theory.converged", said, "not asked", {"value": 0.9}, LEARNED, metric="theory/settled", unit="probability"
+        )
 
 
 def draw_rates(config: ConfigDict) -> tuple[dict, ...]:
-    """Both distances against n beside -1/2, and the ratio against the distance from the truth."""
+    """Both distances against n beside -1/2, the ratio against the distance from the truth, and what converged."""
     sizes = SAMPLES[config.scale]
 
-    def against_n(metric: str) -> dict:
+    def lines(numbers: dict[float, tuple[int, str]]) -> dict:
         return {
-            words: {float(n): LEARNED | {"data.gate": gate, "data.samples": n, "metric": metric} for n in sizes}
-            for gate, words in WORDS.items()
+            words: {x: LEARNED | at | {"data.samples": n, "metric": metric} for x, (n, metric) in numbers.items()}
+            for words, at in gated(config).values()
         }
 
-    ratio = {
-        words: {r: LEARNED | {"data.gate": gate, "data.samples": sizes[-1], "metric": ratio_name(r)} for r in RADII}
-        for gate, words in WORDS.items()
-    }
-    rates = {words: against_n(metric) for metric, (_, words) in RATES.items()}
+    rates = {name: lines({float(n): (n, metric) for n in sizes}) for metric, (_, name) in RATES.items()}
+    ratio = {"smallest h / D over random G": lines({r: (sizes[-1], ratio_name(r)) for r in RADII})}
+    fits = {"kind": "curves", "x": "data.samples", "metrics": ("theory/settled", "theory/residual", "theory/gain")}
     return (
         {"kind": "powers", "name": "rates", "x": "data.samples", "bound": -0.5, "panels": rates},
-        {"kind": "powers", "name": "ratio", "x": "distance from the truth", "panels": {"smallest h / D over random G": ratio}},
-        {"kind": "curves", "name": "fits", "x": "data.samples", "at": {"data.gate": NORMS}, "metrics": ("theory/settled", "theory/residual")},
-    )  # fmt: skip
+        {"kind": "powers", "name": "ratio", "x": "distance from the truth", "panels": ratio},
+        *(fits | {"name": f"fits{i}", "at": at} for i, (_, at) in enumerate(gated(config).values())),
+    )
 
 
 HEADLINE = Figure(

@@ -61,6 +61,8 @@ def grid(xs: int, ys: int, reach: float) -> tuple[Float[np.ndarray, " X"], Float
 def hellinger(one: Components, other: Components, gate: str, most: int, nodes: tuple) -> Scalar:
     """E_X h, h^2 = 1/2 integral (sqrt f - sqrt f')^2 dy, for X uniform on [-1, 1]: by quadrature on `grid`, in both."""
     x, y, step = nodes
+    # Without the barrier XLA computes the truth's density while it compiles.
+    x, y = jax.lax.optimization_barrier((jnp.asarray(x), jnp.asarray(y)))
     roots = [jnp.exp(0.5 * log_density(own, gate, most, x, y)) for own in (one, other)]
     return jnp.sqrt(0.5 * step * ((roots[0] - roots[1]) ** 2).sum(1)).mean()
 

@@ -85,7 +85,7 @@ SAMPLE_MODELS: dict[str, ModelPart] = {
         targets=("density",),
         columns=gated_experts.COLUMNS,
         settings=gated_experts.SETTINGS,
-        reads=("data.gate", "experts.learning_rate", "router.frozen", "router.learning_rate"),
+        reads=("data.gate", "data.chosen", "experts.learning_rate", "router.frozen", "router.learning_rate"),
     ),
     "two_experts": ModelPart(
         two_experts.two_experts,
