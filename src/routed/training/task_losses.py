@@ -21,7 +21,7 @@ class Value(Protocol):
 
 
 class TaskLoss(NamedTuple):
-    """A loss of samples: `fits` are the kinds of targets (vector, input, sign, class) that it can be computed for.
+    """A loss of samples: `fits` are the kinds of targets (vector, input, sign, class, density) that it can be computed for.
 
     A `labelled` one is in nats, and its samples are right or wrong; others are reported over the variance of the target. One
     `of_scores` is a router's: its prediction is the difference of the summed scores of experts in turn (`apart`).
