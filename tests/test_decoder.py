@@ -28,7 +28,7 @@ from routed.training.decoder import at_best
 from tests.parallel_case import loss_and_gradients, make_mesh
 
 TINY = {
-    "data.name": "artificial", "data.tokens": "characters", "data.vocabulary": 30, "data.input_length": 8, "model": "decoder",
+    "data.name": "artificial", "data.tokens": "characters", "data.vocabulary": 30, "router.vocabulary": 30, "data.input_length": 8, "model": "decoder",
     "transformer.layers": 2, "transformer.sparse_layers": 2, "transformer.dim": 8, "transformer.heads": 2, "transformer.head_dim": 4,
     "transformer.width": 12, "transformer.buckets": 8, "transformer.max_distance": 16, "experts.name": "ffn", "experts.width": 6,
     "experts.count": 4, "selection.name": "top_k", "selection.k": 2, "selection.eval.k": 2, "dispatch": "auto", "batch_size": 4,
@@ -73,6 +73,12 @@ FORMS = {
         "selection.name": "compete", "selection.share": 1.0, "selection.forward": False, "selection.distil_target": "shuffled",
     },
     "random winners": {"selection.name": "compete", "selection.share": 1.0, "selection.winners": "random"},
+    "StableMoE, which learns and teaches": {"router.name": "stable", "selection.name": "sigmoid", "router.choices": 2},
+    "StableMoE, whose table chooses": {
+        "router.name": "stable", "selection.name": "sigmoid", "router.choices": 2, "router.teach_steps": 0,
+    },
+    "HyperRouter": {"router.name": "hyper"},
+    "SMoE-Dropout, all experts": {"router.frozen": True, "selection.k": 4, "selection.eval.k": 4},
     "steps without winners": {"selection.name": "compete", "selection.share": 1.0, "selection.winners": "all"},
 }  # fmt: skip
 

@@ -47,8 +47,9 @@ def test_every_router(name):
 @pytest.mark.parametrize("name", ROUTERS)
 def test_only_routers_with_weights_have_a_gradient(name):
     router = ROUTERS[name].make(node(), 4)
-    params = jax.jit(router.init)(jax.random.key(1), X, **CONTEXT).get("params", {})
-    loss = lambda p: (jax.nn.softmax(router.apply({"params": p}, X, **CONTEXT))[:, 0] ** 2).sum()  # noqa: E731
+    state = dict(jax.jit(router.init)(jax.random.key(1), X, **CONTEXT))
+    params = state.pop("params", {})
+    loss = lambda p: (jax.nn.softmax(router.apply({"params": p, **state}, X, **CONTEXT))[:, 0] ** 2).sum()  # noqa: E731
     moves = any(bool(g.any()) for g in jax.tree.leaves(jax.jit(jax.grad(loss))(params)))
     assert moves is ROUTERS[name].learns
 

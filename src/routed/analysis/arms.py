@@ -13,7 +13,7 @@ from routed.analysis.plots.frame import Data
 from routed.analysis.plots.paired import difference
 from routed.analysis.sides import fair_gap, paired
 from routed.contracts import UserError
-from routed.plan.arms import ARMS, REFERENCE
+from routed.plan.arms import ARMS, REFERENCE, changes_of
 from routed.plan.config import canonical, problem_of
 from routed.plan.runs import static_key
 from routed.settings.tree import override
@@ -153,7 +153,7 @@ _COSTS: dict[str, tuple[float | None, int | None]] = {}
 
 def _cost(config: ConfigDict, arm: str) -> tuple[float | None, int | None]:
     try:
-        mine = canonical(override(config, dict(ARMS[arm].changes)))
+        mine = canonical(override(config, changes_of(arm, config)))
         if (key := static_key(mine)) not in _COSTS:
             cost = problem_of(mine).cost(mine)
             _COSTS[key] = cost.flops / cost.tokens, cost.parameters() if cost.parameters else None

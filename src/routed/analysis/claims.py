@@ -4,7 +4,7 @@ Kinds: `order` (one side is lower than the other), `number` (the paper's value l
 run; a value with standard deviation and number of runs, `Measured`, is compared by Welch's test), `null` (two sides are
 equivalent), `beside` (a number on a scale that the paper does not state: both are shown, nothing is judged), `crossing` (along a
 swept key one side is lower first, the other last, and where they change places), `share` (how much of what one arm gains another
-does: shown, not judged), `reach` (one side needs fewer samples to reach a level), `exponent` (how that ratio grows with a setting), `prediction` (gaps at points of a sweep are as they were foretold). A side is a dict: `arm` (or "fairest": each fair control in turn), swept keys, `metric` to replace the
+does: shown, not judged), `reach` (one side needs fewer samples to reach a level), `exponent` (how that ratio grows with a setting), `power` (by which power of a number a metric goes), `prediction` (gaps at points of a sweep are as they were foretold). A side is a dict: `arm` (or "fairest": each fair control in turn), swept keys, `metric` to replace the
 claim's, or `value` for a constant.
 """
 
@@ -69,7 +69,7 @@ class Claim(NamedTuple):
     is the level that the adjusted p value of an order, a null or a crossing has to reach; `along` is a crossing's. A claim whose
     `needs` are not all met is inconclusive. `best` is the side below `higher` that a share is a share of. `foretold` is a prediction's.
     `level` is what the metric has to reach of a `reach` or an `exponent`; `slope` of the latter are its points: a number, and what the two
-    sides change there.
+    sides change there (of a `power` the first alone).
     """
 
     kind: str
@@ -161,6 +161,10 @@ class Writer(NamedTuple):
         """What `higher` needs over what `lower` needs grows with the numbers of `slope`; the paper's is the exponent of its bound."""
         own = {"along": along, "level": level, "slope": slope}
         return self._claim("exponent", id, statement, paper, lower, higher, changes | own)
+
+    def power(self, id: str, statement: str, paper: float, side: dict, slope: tuple, **changes: Any) -> Claim:
+        """The metric of the side goes by this power of the numbers of `slope`, whose points come first in each; the others are not read."""
+        return self._claim("power", id, statement, paper, side, {}, changes | {"slope": slope})
 
     def prediction(
         self, id: str, statement: str, paper: Any, lower: dict, higher: dict, foretold: Foretold, **changes: Any

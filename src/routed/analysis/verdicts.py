@@ -16,6 +16,7 @@ from routed.analysis.claims import Claim, Measured
 from routed.analysis.crossing import crossing
 from routed.analysis.foretold import prediction
 from routed.analysis.needs import share, unfit
+from routed.analysis.powers import power
 from routed.analysis.reach import exponent, reach
 from routed.analysis.sides import ANY_FAIR, Rows, ends
 from routed.contracts import UserError
@@ -334,4 +335,5 @@ KINDS: dict[str, Callable[[Claim, Rows], dict[str, Any]]] = {
     "prediction": prediction,
     "reach": reach,
     "exponent": exponent,
+    "power": power,
 }

@@ -1,6 +1,15 @@
 """Models: what is trained. Each is an `init` and an `apply` on a batch; `apply` also returns what its gates decided."""
 
-from routed.models import dense, ensemble, kmeans, patch_moe, two_experts, wide_resnet, wide_resnet_settings
+from routed.models import (
+    dense,
+    ensemble,
+    gated_experts,
+    kmeans,
+    patch_moe,
+    two_experts,
+    wide_resnet,
+    wide_resnet_settings,
+)
 from routed.models.decoder import decoder
 from routed.models.language_model import expert_axis
 from routed.models.model import Model, ModelPart, Outputs, Site
@@ -85,6 +94,14 @@ SAMPLE_MODELS: dict[str, ModelPart] = {
         targets=("input",),
         columns=kmeans.COLUMNS,
         reads=("experts.count", "experts.learning_rate"),
+    ),
+    "gated_experts": ModelPart(
+        gated_experts.gated_experts,
+        needs=("gated Gaussians",),
+        targets=("density",),
+        columns=gated_experts.COLUMNS,
+        settings=gated_experts.SETTINGS,
+        reads=("data.gate", "data.chosen", "experts.learning_rate", "router.frozen", "router.learning_rate"),
     ),
     "two_experts": ModelPart(
         two_experts.two_experts,

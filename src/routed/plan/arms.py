@@ -1,9 +1,14 @@
-"""Arms: the sides of a comparison. An arm is a dict of config overrides; nothing else differs between arms of a seed."""
+"""Arms: the sides of a comparison. An arm is a dict of config overrides; nothing else differs between arms of a seed.
+
+An override may be a function of the config of the point: what grows with its steps or experts, say.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
 
 
 class Match(NamedTuple):
@@ -15,7 +20,7 @@ class Match(NamedTuple):
 
 
 class Arm(NamedTuple):
-    """One side: what it changes, its words in a legend, and its colour in every figure.
+    """One side: what it changes (values, or functions of the config), its words in a legend, and its colour in every figure.
 
     `match`: a setting that it takes from a finished run of another arm; `transplants`: the arm whose trained router it gets. A
     `fair` arm is a frozen control that answers a confound; the fairest at a point is the one with the lowest test loss there.
@@ -51,6 +56,18 @@ _PLACES = {
     "router.frozen": True, "router.measure": "distance", "router.from_data": True,
     **_TOP1, **_EVALUATED,
 }  # fmt: skip
+
+#: Stages, equal in steps, in which the K of SMoE-Dropout grows: each is compiled.
+STAGES = 4
+
+
+def growing(config: ConfigDict) -> tuple[str, ...]:
+    """Phases in which K grows linearly from selection.k to all experts."""
+    k, rest = config.selection.k, config.experts.count - config.selection.k
+    texts = [f"selection.k={k + round(rest * stage / (STAGES - 1))}" for stage in range(STAGES)]
+    ends = [f"until={max(1, config.steps * (stage + 1) // STAGES)} " for stage in range(STAGES - 1)]
+    return tuple(end + text for end, text in zip([*ends, ""], texts, strict=True))
+
 
 #: name -> arm. Colours: Okabe and Ito's colour-blind palette, Tol's wine for its yellow; then brown,
 #: violet and Tol's muted ones, of which those that meet in a figure are far apart in normal vision and without red or green.
@@ -114,6 +131,37 @@ ARMS: dict[str, Arm] = {
     ),
     "compete_random": Arm(_COMPETE | {"selection.winners": "random"}, "random winners", "#CC79A7"),
     "compete_dense": Arm(_COMPETE | {"selection.winners": "all"}, "dense steps, nobody wins", "#009E73"),
+    # Published methods, as published. StableMoE (Dai et al. 2022): one expert, weighed by a sigmoid; for a tenth of the steps the router
+    # learns and teaches a router of token ids, which then decides. SMoE-Dropout (Chen et al. 2023): a frozen router whose K grows to all
+    # experts. HyperRouter (Do et al. 2023): a frozen network makes the router's weights of an embedding that learns.
+    "stable": Arm(
+        {
+            "router.name": "stable",
+            "router.choices": 1,
+            "router.teach_steps": lambda config: -(-config.steps // 10),
+            "selection.name": "sigmoid",
+            "selection.k": 1,
+            "selection.renormalise": False,
+            "selection.eval.name": "sigmoid",
+            "selection.eval.k": 1,
+            "selection.eval.renormalise": False,
+        },
+        "StableMoE",
+        "#44AA99",
+    ),
+    "smoe_dropout": Arm(
+        {"router.frozen": True, "phases": growing, "selection.eval.k": lambda config: config.experts.count},
+        "SMoE-Dropout",
+        "#CC6677",
+    ),
+    "hyper": Arm({"router.name": "hyper"}, "HyperRouter", "#AA4499"),
+    # StableMoE and XMoE as in the code of Pham et al. (2024): nothing but embeddings of length 1, of tokens or of 8 numbers of each.
+    "stable_coded": Arm({"router.measure": "direction"}, "StableMoE as Pham et al. coded it", "#88CCEE"),
+    "xmoe_coded": Arm(
+        {"router.name": "projected", "router.measure": "direction", "router.dim": 8},
+        "XMoE as Pham et al. coded it",
+        "#DDCC77",
+    ),
     # Embeddings of experts in few dimensions, compared by cosine with a learned temperature (XMoE, Chi et al. 2022).
     "xmoe": Arm({"router.name": "cosine"}, "XMoE's router", "#332288"),
     "compete_distil": Arm(_COMPETE | {"selection.forward": False}, "competition, only distilled", "#56B4E9"),
@@ -178,6 +226,11 @@ ARMS: dict[str, Arm] = {
     # As many experts as the mixture has, each on every sample, averaged at evaluation.
     "ensemble": Arm({"model": "ensemble"}, "ensemble of all experts", "#009988"),
 }
+
+
+def changes_of(arm: str, config: ConfigDict) -> dict[str, Any]:
+    """What an arm changes at a point with this config."""
+    return {key: value(config) if callable(value) else value for key, value in ARMS[arm].changes.items()}
 
 
 #: What every other arm is compared with, and the arm that nobody trained.

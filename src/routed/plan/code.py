@@ -68,7 +68,9 @@ def code_of_metrics() -> Code:
 def definition_of(arm: str) -> Code:
     """What an arm changes, and what it takes from another."""
     one = ARMS[arm]
-    text = json.dumps([dict(one.changes), one.match, one.transplants], sort_keys=True, default=list)
+    # A function by its name: what it returns stands in the config of each run.
+    changes = {key: value.__qualname__ if callable(value) else value for key, value in one.changes.items()}
+    text = json.dumps([changes, one.match, one.transplants], sort_keys=True, default=list)
     return {f"arm {arm}": {"ARMS": hashlib.sha256(text.encode()).hexdigest()[:16]}}
 
 

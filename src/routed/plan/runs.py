@@ -11,7 +11,7 @@ from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
-from routed.plan.arms import ARMS, source_of
+from routed.plan.arms import ARMS, changes_of, source_of
 from routed.plan.checks import PLANNED, refuse_unread, validate
 from routed.plan.code import VERSION, Code, code_of, code_of_metrics, definition_of
 from routed.plan.config import canonical, declared, read_keys
@@ -104,7 +104,7 @@ def left_out(config: ConfigDict, sweep: tuple[Point, ...]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for point in sweep or ({},):
         settled = override(config, point)
-        wholes = {arm: override(settled, dict(ARMS[arm].changes)) for arm in _arms_of(settled)}
+        wholes = {arm: override(settled, changes_of(arm, settled)) for arm in _arms_of(settled)}
         for arm, why in _idle(wholes).items():
             found.setdefault(arm, []).append(why)
     return _in_words(found, sweep)
@@ -133,7 +133,7 @@ def read_by(config: ConfigDict, sweep: tuple[Point, ...], arms: Iterable[str] = 
     for point in sweep or ({},):
         settled = override(config, point)
         for arm in {*settled.arms, *arms} & ARMS.keys():
-            whole = override(settled, dict(ARMS[arm].changes))
+            whole = override(settled, changes_of(arm, settled))
             keys |= read_keys(whole)[1]
             code |= code_of(whole) | definition_of(arm)
     return keys, code
@@ -159,7 +159,7 @@ def _side(settled: ConfigDict, arm: str, changes: Mapping[str, Any] | None = Non
     Raises:
       UserError: its config is impossible.
     """
-    whole = override(settled, dict(ARMS[arm].changes) | dict(changes or {}))
+    whole = override(settled, changes_of(arm, settled) | dict(changes or {}))
     if changes is None:
         validate(whole)
     return _Side(arm, whole, canonical(whole))

@@ -14,7 +14,8 @@ from routed.routers.fixed import (
 )
 from routed.routers.fourier import ROUTER as FOURIER
 from routed.routers.noise import NOISES, Noise, ScoreNoise, jitter
-from routed.routers.product import MEASURES, PRODUCT, CosineRouter, ProductRouter
+from routed.routers.product import DIRECTION, MEASURES, PRODUCT, CosineRouter, ProductRouter
+from routed.routers.published import HyperRouter, StableRouter, check_stable
 from routed.routers.router import (
     CLUSTERS,
     EXAMPLES,
@@ -26,6 +27,9 @@ from routed.routers.router import (
 )
 from routed.routers.sharpness import sharpness_for, sharpness_of
 from routed.settings.setting import LAYERS, Setting, When, at_least, one_of, within
+
+_DIM = Setting(16, "dimensions of the down-projection", at_least(1))
+_VOCABULARY = Setting(32128, "token ids", at_least(1))
 
 #: name -> router.
 ROUTERS: dict[str, Router] = {
@@ -68,7 +72,43 @@ ROUTERS: dict[str, Router] = {
         scale=scale_kernel,
         from_examples=kernel_from_examples,
         from_clusters=kernel_from_clusters,
-        settings={"dim": Setting(16, "dimensions of the down-projection", at_least(1))},
+        settings={"dim": _DIM},
+    ),
+    "projected": Router(
+        lambda own, experts: ProductRouter(experts, nn.Dense(own.dim, use_bias=False), own.bias, own.measure),
+        tokens=("rows", "patches", "hidden"),
+        scale=scale_kernel,
+        from_examples=kernel_from_examples,
+        from_clusters=kernel_from_clusters,
+        settings={"dim": _DIM},
+        reads=("bias", "measure"),
+    ),
+    "stable": Router(
+        lambda own, experts: StableRouter(
+            experts, own.vocabulary, own.choices, own.teach_steps, own.token_dim, own.distil, own.even
+        ),
+        tokens=("hidden",),
+        needs=("token_id",),
+        settings={
+            "vocabulary": _VOCABULARY,
+            "teach_steps": Setting(
+                400,
+                "steps in which scores choose and a router of token ids learns it, which then chooses for good",
+                at_least(0),
+            ),
+            "token_dim": Setting(50, "dimensions of the token ids' embeddings", at_least(1)),
+            "distil": Setting(
+                0.3, "coefficient of what the router of token ids learns, summed over layers", at_least(0)
+            ),
+            "even": Setting(0.3, "coefficient of its loss of uneven load, summed over layers", at_least(0)),
+        },
+        reads=("choices",),
+        check=check_stable,
+    ),
+    "hyper": Router(
+        lambda own, experts: HyperRouter(experts, own.hidden),
+        tokens=("rows", "hidden"),
+        settings={"hidden": Setting(256, "units of the frozen network that makes its weights", at_least(1))},
     ),
     "fourier": FOURIER,
     "hash": Router(lambda own, experts: HashRouter(experts), tokens=(), learns=False),
@@ -77,7 +117,7 @@ ROUTERS: dict[str, Router] = {
         tokens=(),
         needs=("token_id",),
         learns=False,
-        settings={"vocabulary": Setting(32128, "token ids", at_least(1))},
+        settings={"vocabulary": _VOCABULARY},
         reads=("choices",),
         from_counts=balanced_table,
         check=check_table,
@@ -124,7 +164,10 @@ SHARED: dict[str, Setting] = {
         "times the initial weights",
         at_least(0),
         traced=True,
-        when=When(_has("scale"), "the router says how its weights are scaled (Router.scale)"),
+        when=When(
+            lambda config: _has("scale")(config) and config.router.measure != DIRECTION,
+            "the router says how its weights are scaled (Router.scale), and its scores depend on it (not measure=direction)",
+        ),
     ),
     "from_data": Setting(
         False,
@@ -144,7 +187,7 @@ SHARED: dict[str, Setting] = {
     ),
     "measure": Setting(
         PRODUCT,
-        "what a score is: product f.w, or distance f.w - |w|^2 / 2, the softmax of minus half the squared distances",
+        "what a score is: product f.w, distance f.w - |w|^2 / 2 (the softmax of minus half the squared distances), or direction f.w / |w|",
         one_of(MEASURES),
     ),
     "entropy": Setting(
@@ -159,7 +202,7 @@ SHARED: dict[str, Setting] = {
 }
 
 __all__ = [
-    "CLUSTERS", "NOISES", "ROUTERS", "SHARED", "Convolutions", "CosineRouter", "DecisiveRouter", "Flat", "HashIdRouter", "HashRouter", "Hidden", "Noise",
-    "OracleRouter", "ProductRouter", "RandomRouter", "Router", "ScoreNoise", "Windows", "initial_parameters", "jitter",
-    "sharpness_for", "sharpness_of",
+    "CLUSTERS", "NOISES", "ROUTERS", "SHARED", "Convolutions", "CosineRouter", "DecisiveRouter", "Flat", "HashIdRouter", "HashRouter", "Hidden",
+    "HyperRouter", "Noise", "OracleRouter", "ProductRouter", "RandomRouter", "Router", "ScoreNoise", "StableRouter", "Windows",
+    "initial_parameters", "jitter", "sharpness_for", "sharpness_of",
 ]  # fmt: skip

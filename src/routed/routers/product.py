@@ -18,7 +18,7 @@ from routed.routers.clusters import closeness
 from routed.routers.matmul import matmul
 
 #: What a score may be (`router.measure`).
-PRODUCT, DISTANCE = MEASURES = ("product", "distance")
+PRODUCT, DISTANCE, DIRECTION = MEASURES = ("product", "distance", "direction")
 
 #: Temperature of a fresh cosine router (Chi et al. 2022).
 TEMPERATURE = 0.07
@@ -28,7 +28,7 @@ class ProductRouter(nn.Module):
     """Scores f(x) W, without bias (Dikkala et al. 2023, Section 2) or with one (their Theorem 3); or the closeness of f(x) to places.
 
     `kernel` is [F, E], lecun-normal; `bias` is [E] and starts at 0. With the `measure` distance a column w of `kernel` is a place
-    and its score f.w - |w|^2 / 2, whose softmax is that of minus half the squared distances.
+    and its score f.w - |w|^2 / 2, whose softmax is that of minus half the squared distances; with direction its score is f.w / |w|.
     """
 
     num_experts: int
@@ -41,7 +41,10 @@ class ProductRouter(nn.Module):
         del context
         features = self.features(x.astype(jnp.float32))
         kernel = self.param("kernel", columns, features.shape[-1], self.num_experts)
-        scores = closeness(kernel.T, features) if self.measure == DISTANCE else matmul(features, kernel)
+        if self.measure == DISTANCE:
+            scores = closeness(kernel.T, features)
+        else:
+            scores = matmul(features, unit(kernel, axis=0) if self.measure == DIRECTION else kernel)
         if self.biased:
             scores += self.param("bias", nn.initializers.zeros, (self.num_experts,))[None]
         return scores

@@ -22,7 +22,8 @@ class Make(Protocol):
 
     The module is called with tokens [T, ...] and with context that it may ignore: `cluster` [T], `token_id` [T], `step`.
     It returns scores [T, E] before any softmax. It may hold variables of further collections: they move when the layer is
-    called with mutable state (training), and are frozen with the parameters.
+    called with mutable state (training), and are frozen with the parameters. Those of the collection `objective` are losses of
+    its own, minimised beside the task's.
     """
 
     def __call__(self, own: Any, experts: int) -> nn.Module: ...

@@ -16,8 +16,9 @@ from ml_collections import ConfigDict
 from routed.plan.config import canonical, problem_of, traced
 from routed.settings.tree import node_of, override
 from routed.suite.subject import scores_of
+from routed.training.objective import training_loss
 from routed.training.problem import Inputs
-from routed.training.program import streams, training_loss
+from routed.training.program import streams
 
 #: Batches whose gradients are compared.
 BATCHES = 64

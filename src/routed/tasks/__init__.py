@@ -5,6 +5,7 @@ from routed.tasks import (
     collages,
     crossed,
     dictionary,
+    gated_gaussians,
     generated,
     gmm,
     images,
@@ -35,6 +36,7 @@ TASKS: dict[str, Task] = {
     "sentences": sentences.TASK,
     "stripes": stripes.TASK,
     "two_gaussians": two_gaussians.TASK,
+    "gated_gaussians": gated_gaussians.TASK,
 }
 
 __all__ = ["SHARED", "TASKS", "Task", "World"]

@@ -75,7 +75,7 @@ class Task(NamedTuple):
     """A generator of samples. `data` is the config node of that name, with arrays for its traced settings.
 
     `tokens` is what the router gets of a token: rows, patches or images. `targets` maps each value of `data.target` to what a
-    loss has to fit: a vector, the input, a sign (-1 or 1) or a class (one-hot).
+    loss has to fit: a vector, the input, a sign (-1 or 1), a class (one-hot) or a density (y itself, of which a model says how likely it is).
     """
 
     tokens: str

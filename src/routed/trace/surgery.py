@@ -305,7 +305,9 @@ def _job(model, known, sites, rows, other, rate: float, batch_size: int, seed: i
     if job.repaired and not all(router.start for router in made.values()):
         return none, NOT_LINEAR
     try:
-        if job.repaired and all(is_constant(known[name][0], known[name][1], sites[name], router) for name, router in made.items()):
+        if job.repaired and all(
+            is_constant(known[name][0], known[name][1], sites[name], router) for name, router in made.items()
+        ):
             return none, "its weights are the same whatever its scores, so there is no gradient to repair it by"
         with operated(model, known, made) as (params, now):
             if job.repaired:

@@ -25,13 +25,14 @@ from routed.metrics.router import COLUMNS as ROUTER_COLUMNS
 from routed.metrics.specialists import alike_by_cosine
 from routed.models.language_model import Read
 from routed.models.model import Model, ModelPart, Site
-from routed.models.transformer_sizes import experts_of_token
+from routed.models.transformer_sizes import experts_of_token, is_sparse
 from routed.settings.setting import Setting, at_least, refuse
-from routed.settings.tree import override
+from routed.settings.tree import flatten, node_of, override, value_of
 from routed.tasks import text
 from routed.tasks.text import Form
 from routed.training import text_feed
 from routed.training.language_columns import COLUMNS
+from routed.training.phases import mean_so_far, phases_of
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.text_history import offline, traced
 
@@ -142,7 +143,7 @@ def _evaluate(
         "language/loss": by_language[:, 0],
         "language/accuracy": by_language[:, 1],
     }
-    experts = experts_of_token(inputs.config) if stacks else None
+    experts = _computed(config, inputs.config, step) if stacks else None
     if experts is not None:
         seen["train/experts"] = jnp.asarray(experts, jnp.float32)
     seen["train/flops"] = jnp.float32(step) * config.batch_size * flops(config, experts)
@@ -151,6 +152,21 @@ def _evaluate(
     for name, one in stacks.items():
         seen |= {f"{name}/{metric}": values for metric, values in _summary(config.experts.count, one).items()}
     return seen
+
+
+def _computed(config: ConfigDict, own: Any, step: Any) -> Any:
+    """Experts that compute a training token, on average over the steps so far; `own` holds the run's traced settings."""
+    phases = phases_of(config)
+    if len(phases) == 1:
+        return experts_of_token(own)
+    given = {key: value_of(own, key) for key in flatten(config)}
+    values = [
+        experts_of_token(
+            node_of(override(config, phase.changes), {k: v for k, v in given.items() if k not in phase.changes})
+        )
+        for phase in phases
+    ]
+    return mean_so_far(phases, values, step)
 
 
 def _in_blocks(config: ConfigDict, rows: TextBatch) -> TextBatch:
@@ -267,7 +283,8 @@ def language_part(
         about=_about,
         cost=lambda config: Cost(
             config.batch_size * form.tokens(config.data),
-            config.batch_size * flops(config),
+            config.batch_size
+            * flops(config, float(_computed(config, config, config.steps)) if is_sparse(config) else None),
             parameters=partial(parameters, models, config),
         ),
         causal=True,

@@ -9,6 +9,7 @@ applies at a step is the one that is trained: an earlier one may take a `share` 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -115,6 +116,25 @@ def _phase(config: ConfigDict, text: str) -> Phase:
 def configs_of(config: ConfigDict) -> list[ConfigDict]:
     """The config of each phase."""
     return [override(config, phase.changes) if phase.changes else config for phase in phases_of(config)]
+
+
+def mean_so_far(phases: tuple[Phase, ...], values: Sequence[Any], step: Any) -> Any:
+    """The mean over the steps before `step` of a value that each phase has; at step 0 that of the first step.
+
+    Of phases that take a share of the steps the expected one. Phases that end by epochs are not counted.
+    """
+    ends = sorted({phase.until for phase in phases})
+    total: Any = 0.0
+    start = 0
+    for end in ends:
+        rest, value = 1.0, 0.0
+        for phase, own in zip(phases, values, strict=True):
+            if phase.until >= end:
+                value += rest * phase.share * own
+                rest *= 1 - phase.share
+        total += value * (jnp.clip(jnp.maximum(step, 1), start, end) - start)
+        start = end
+    return total / jnp.maximum(step, 1)
 
 
 def active_phase(

@@ -15,16 +15,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
-from routed.layer.auxiliary import POOLED, auxiliary, coefficients_of
-from routed.layer.model_losses import balance_pooled
-from routed.layer.rule import Rule, rule_of
-from routed.layer.selection import SELECTIONS, group_of
-from routed.metrics.load import load_of
-from routed.models.model import Site
-from routed.routers import ROUTERS
 from routed.settings.setting import COUNT, Allowed, Component, Setting, When, at_least
 from routed.settings.tree import node_of, override
 from routed.training.freezing import has_moved, keep_router, router_of, with_router
+from routed.training.objective import is_frozen, training_loss
 from routed.training.optimiser import optimiser, update
 from routed.training.phases import Phase, active_phase, begins, phases_of, steps_per_epoch
 from routed.training.problem import Inputs, Problem
@@ -177,7 +171,7 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
         now = _put_back(program, inputs, phase, now, router0)
     batch = program.problem.batch(inputs, feed, now["taken"])
     key = jax.random.fold_in(inputs.keys["noise"], now["taken"])
-    frozen = _frozen(config)
+    frozen = is_frozen(config)
     loss = partial(training_loss, program.problem, config, batch, key, now["taken"])
     grads, (value, wrong, state) = jax.grad(loss, has_aux=True)(now["params"], now["state"])
     transform = optimiser(inputs.config, now["params"])
@@ -217,83 +211,6 @@ def _end_of_epoch(program: Program, inputs: Inputs, phase: Phase, wrong, new: di
     if stop.epochs:
         stopped |= new["taken"] >= before + stop.epochs * per_epoch
     return {"wrong": jnp.where(over, 0, wrong), "stopped": stopped}
-
-
-def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step, params, state):
-    """(what is minimised, (what is reported, wrong samples, the state after the step)): the task's loss and the auxiliary ones."""
-    rule, dispatch = rule_and_dispatch(config)
-    outputs = problem.model.apply(params, state, batch, rule, dispatch, key, step)
-    total, reported = problem.task_loss(config, outputs, batch)
-    if outputs.sites and ROUTERS[config.router.name].learns and any(coefficients_of(config.losses).values()):
-        total += _auxiliary(problem, config, outputs.sites, params, step)
-    if outputs.sites and (own := SELECTIONS[rule.name].loss) is not None:
-        learned = sum(_of_layers(partial(own, rule), site.routing).sum() for site in outputs.sites.values())
-        total += jnp.where(_frozen(config), 0.0, learned)
-    return total, (reported, problem.wrong(config, outputs, batch), outputs.state)
-
-
-def _of_layers(value: Callable[[Any], Array], routing: Any) -> Array:
-    """A value of the routing of each layer of a site."""
-    return value(routing) if routing.scores.ndim == 2 else jax.vmap(value)(routing)
-
-
-def rule_and_dispatch(config: Any) -> tuple[Rule, str]:
-    """The rule and the dispatch of training; of a model without a router, any."""
-    return (rule_of(config.selection), config.dispatch) if "dispatch" in config else (Rule(), "dense")
-
-
-def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step) -> Array:
-    """The weighted auxiliary losses, mean over all layers of all sites."""
-    coefficients = {name: one for name, one in coefficients_of(config.losses).items() if one}
-    if config.losses.balance_scope == POOLED:
-        coefficients.pop("balance", None)  # below
-
-    def of_layer(site: str, routing, features, responses) -> Array:
-        tokens = len(routing.scores)
-        size = group_of(config.selection.group_size, tokens) if "group_size" in config.selection else tokens
-        groups = tokens // size if config.losses.balance_scope == "group" else 1
-        return auxiliary(
-            routing, coefficients, learned=~_frozen(config), groups=groups, losses=config.losses, features=features,
-            responses=responses, step=step,
-        )[0]  # fmt: skip
-
-    values = []
-    for name, (routing, features) in sites.items():
-        if routing.scores.ndim == 2:
-            respond = partial(_responses, problem, params, name, features)
-            values.append(of_layer(name, routing, features, respond)[None])
-            continue
-        layers = jnp.arange(len(routing.scores))
-
-        def one(routing, features, layer, name=name, all_features=features):
-            respond = lambda: problem.model.responses(params, name, all_features)[layer]  # type: ignore[misc]  # noqa: E731
-            return of_layer(name, routing, features, respond)
-
-        values.append(jax.vmap(one)(routing, features, layers))
-    return jnp.concatenate(values).mean() + _pooled(config, sites)
-
-
-def _pooled(config: Any, sites: dict[str, Site]) -> Array:
-    """The weighted balance loss of all layers of all sites together, where it is asked for."""
-    if not (config.losses.balance and config.losses.balance_scope == POOLED):
-        return jnp.float32(0)
-    stacks = [
-        site.routing if site.routing.scores.ndim == 3 else jax.tree.map(lambda a: a[None], site.routing)
-        for site in sites.values()
-    ]
-    gate = jax.nn.softmax if config.losses.balance_of == "probabilities" else lambda scores: scores
-    probs = jnp.concatenate(
-        [gate(stack.scores).mean(1) for stack in stacks]
-    )  # [L, E], as stacks have other numbers of tokens
-    loads = jnp.concatenate([jax.vmap(lambda one: load_of(one)[0])(stack) for stack in stacks])
-    value = balance_pooled(probs[:, None], loads)
-    return jnp.where(_frozen(config), 0.0, config.losses.balance * value)
-
-
-def _responses(problem: Problem, params, site: str, features) -> Array:
-    """All experts' outputs on the tokens of a single layer."""
-    assert problem.model.responses is not None  # a model with gates has them
-    return problem.model.responses(params, site, features[None])[0]
 
 
 def stops_early(config: ConfigDict) -> bool:
@@ -348,8 +265,3 @@ def _new_history(seen: dict[str, Any], evaluations: int) -> dict[str, Any]:
     seen = seen | {"train/loss": jnp.float32(0)}
     history = {name: jnp.zeros((evaluations, *one.shape), one.dtype) for name, one in seen.items()}
     return {"history": history, "total": jnp.float32(0)}
-
-
-def _frozen(config: Any):
-    """Whether the router is frozen; True for a model without one."""
-    return config.router.frozen if "router" in config and "frozen" in config.router else jnp.array(True)

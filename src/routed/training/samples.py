@@ -26,8 +26,8 @@ from routed.settings.setting import Setting, at_least
 from routed.settings.tree import node_of
 from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task
+from routed.training.objective import rule_and_dispatch
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
-from routed.training.program import rule_and_dispatch
 from routed.training.sample_checks import check, positions_of
 from routed.training.sample_columns import columns_of
 from routed.training.sample_history import ALONE, alone, offline, traced

@@ -21,7 +21,7 @@ class Value(Protocol):
 
 
 class TaskLoss(NamedTuple):
-    """A loss of samples: `fits` are the kinds of targets (vector, input, sign, class) that it can be computed for.
+    """A loss of samples: `fits` are the kinds of targets (vector, input, sign, class, density) that it can be computed for.
 
     A `labelled` one is in nats, and its samples are right or wrong; others are reported over the variance of the target. One
     `of_scores` is a router's: its prediction is the difference of the summed scores of experts in turn (`apart`).
@@ -71,6 +71,12 @@ def apart(scores: Float[Array, "T E"], samples: int) -> Float[Array, "B 1"]:
     return (scores @ signs).reshape(samples, -1).sum(1, keepdims=True)
 
 
+def given(prediction: Float[Array, "B O"], y: Float[Array, "B O"]) -> Float[Array, " B"]:
+    """Mean of what a model says is the loss of a sample: of one that predicts -log p(y), a column a start."""
+    del y
+    return prediction.mean(-1)
+
+
 #: What says whether a sample of one output is right.
 THRESHOLD = {
     "threshold": Setting(
@@ -82,6 +88,7 @@ THRESHOLD = {
 
 #: name -> loss.
 TASK_LOSSES: dict[str, TaskLoss] = {
+    "likelihood": TaskLoss(given, fits=("density",), labelled=False),
     "squared": TaskLoss(squared, fits=("vector", "input"), labelled=False),
     "logistic": TaskLoss(logistic, fits=("sign",), settings=THRESHOLD),
     "scores": TaskLoss(linear, fits=("sign",), of_scores=True, settings=THRESHOLD),

@@ -18,6 +18,7 @@ from routed.analysis.plots.latent import examples, latent
 from routed.analysis.plots.maps import forest, methods, phase, routing
 from routed.analysis.plots.paired import languages, paired
 from routed.analysis.plots.parts import parts
+from routed.analysis.plots.powers import powers
 from routed.analysis.plots.reached import ratios, reached
 from routed.analysis.plots.swept import against, multiples
 
@@ -106,6 +107,11 @@ PLOTS: dict[str, Plot] = {
     "reached": Plot(
         reached,
         "Means over seeds with 95 % intervals; dotted: the level. Last panel: the value at which the mean over seeds reaches it, linear between the logarithms of values, with 95 % percentile intervals of a bootstrap over seeds, cut at the largest value.",
+        lambda spec, data: data.swept,
+    ),
+    "powers": Plot(
+        powers,
+        "Means over seeds with 95 % intervals; lines: least squares on the logarithms of the means, slopes with 95 % percentile intervals of a bootstrap over seeds; dotted: the power that was foretold.",
         lambda spec, data: data.swept,
     ),
     "ratios": Plot(

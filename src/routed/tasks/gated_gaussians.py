@@ -1,0 +1,73 @@
+"""Numbers drawn from three Gaussian experts of which a gate chooses some: what Theorems 4.1 and 4.2 of Pham et al. (2024) are about."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from routed.contracts import Batch
+from routed.metrics.gated import GATES, NORMS, Components, answers, log_weights
+from routed.settings.setting import Setting, one_of, within
+from routed.tasks.task import Task, World
+
+#: The measure that data come from. If two are chosen: by norm, experts 2 and 3 for x below -1/7, 1 and 2 up to .8, 1 and 3 beyond; by the
+#: gate's own scores 2 and 3 below -1/3, 1 and 2 up to 1/3, 1 and 3 beyond. No g_i is 0 but at a point.
+TRUE = Components(
+    line=np.array([[2.0, 1.0], [-1.0, 1.5], [1.5, -0.5]], np.float32),  # type: ignore[arg-type]
+    variance=np.array([0.2, 0.1, 0.3], np.float32),  # type: ignore[arg-type]
+    gate=np.array([[1.5, 0.5], [-1.5, 0.5], [0.0, 0.0]], np.float32),  # type: ignore[arg-type]
+)
+
+
+class Draws(NamedTuple):
+    """x uniform on [-1, 1], y given it, and the expert that it is of."""
+
+    x: Float[Array, " T"]
+    y: Float[Array, " T"]
+    expert: Int[Array, " T"]
+
+
+def draw(fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
+    """x, then an expert by its weight, then y of it. Test samples are drawn as training samples are."""
+    del fixed, cluster_key
+    where, who, noise = jax.random.split(noise_key, 3)
+    x = jax.random.uniform(where, (size,), minval=-1, maxval=1)
+    expert = jax.random.categorical(who, log_weights(TRUE, data.gate, data.chosen, x))
+    mean = jnp.take_along_axis(answers(TRUE, x), expert[:, None], axis=1)[:, 0]
+    y = mean + jnp.sqrt(jnp.asarray(TRUE.variance)[expert]) * jax.random.normal(noise, (size,))
+    return Draws(x, y, expert)
+
+
+def batch(world: World, draws: Draws, data) -> Batch:
+    """x and y as columns."""
+    del world, data
+    return Batch(draws.x[:, None], draws.y[:, None], draws.expert)
+
+
+TASK = Task(
+    tokens="rows",
+    targets={"constant": "density"},
+    fixed=lambda keys, data: (),
+    draw=draw,
+    batch=batch,
+    dims=lambda data: 1,
+    labels=lambda data: len(TRUE.variance),
+    variance=lambda world, data: jnp.float32(1.0),  # losses are nats, over nothing
+    provides=frozenset({"cluster", "gated Gaussians"}),
+    settings={
+        "gate": Setting(
+            NORMS,
+            "scores that choose among three experts: norms |g(x)|, or softmax: a gate's own weights",
+            one_of(GATES),
+        ),
+        "chosen": Setting(
+            3,
+            "K: experts of a sample; of fewer than 3 the likelihood jumps where a sample changes its experts",
+            within(2, 3),
+        ),
+    },
+)
