@@ -629,12 +629,14 @@ def option_claims(config: ConfigDict) -> tuple[Claim, ...]:
 
 
 def option_plots(config: ConfigDict) -> tuple[dict, ...]:
-    found = families_of(config, option_sides(config))
-    methods = {
-        f"{option}: {name}": {key: value for key, value in side.items() if key != "arm"}
-        for option, sides in found.items() for name, side in sides.items()
-        if option == "paper" or OPTIONS[option][("separate", "joint", "CNN").index(name)] is not None
-    }  # fmt: skip
+    """A line for each point of an option; the separate mixture and the CNN share one where they differ in their arms only."""
+    methods: dict[str, Point] = {}
+    for option, sides in families_of(config, option_sides(config)).items():
+        points: dict[tuple, list[str]] = {}
+        for i, (name, side) in enumerate(sides.items()):
+            if option == "paper" or OPTIONS[option][i] is not None:
+                points.setdefault(tuple((key, value) for key, value in side.items() if key != "arm"), []).append(name)
+        methods |= {f"{option}: {', '.join(names)}": dict(point) for point, names in points.items()}
     return ({"kind": "methods", "name": "options", "methods": methods, "metrics": ("test/accuracy", "train/steps")},)
 
 
