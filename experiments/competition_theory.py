@@ -130,8 +130,8 @@ def draw_rates(config: ConfigDict) -> tuple[dict, ...]:
     ratio = {"smallest h / D over random G": lines({r: (sizes[-1], ratio_name(r)) for r in RADII})}
     fits = {"kind": "curves", "x": "data.samples", "metrics": ("theory/settled", "theory/residual", "theory/gain")}
     return (
-        {"kind": "powers", "name": "rates", "x": "data.samples", "bound": -0.5, "panels": rates},
-        {"kind": "powers", "name": "ratio", "x": "distance from the truth", "panels": ratio},
+        {"kind": "powers", "name": "rates", "words": "data.samples", "bound": -0.5, "panels": rates},
+        {"kind": "powers", "name": "ratio", "words": "distance from the truth", "panels": ratio},
         *(fits | {"name": f"fits{i}", "at": at} for i, (_, at) in enumerate(gated(config).values())),
     )
 

@@ -17,6 +17,7 @@ from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.tasks.gated_gaussians import TASK, TRUE, draw
+from routed.tasks.task import World
 from tests.conftest import build_model
 from tests.test_claims import table as table_of
 
@@ -97,12 +98,12 @@ def test_the_estimate_knows_when_it_is_one(gate):
     """At the truth nothing is away from it; its gradient on 60 samples is not 0, so that it is no maximum."""
     config = override(base(), SETTINGS | {"data.gate": gate})
     model = build_model(config)
-    test = TASK.batch(None, draw((), None, jax.random.key(3), 30, config.data), config.data)
+    test = TASK.batch(World((), (), ()), draw((), None, jax.random.key(3), 30, config.data), config.data)
     params, _ = model.init(jax.random.key(1), test)
     assert params["experts"]["line"].shape == (config.starts, 3, 2) and bool(params["router"]) == (gate == SOFTMAX)
     truth = {"line": TRUE.line[None], "log_variance": np.log(TRUE.variance)[None]}
     at = {"router": {"gate": TRUE.gate[None]} if gate == SOFTMAX else {}, "experts": truth}
-    world = type("World", (), {"train": draw((), None, jax.random.key(0), 60, config.data)})
+    world = World((), draw((), None, jax.random.key(0), 60, config.data), ())
     seen = model.watch(jax.tree.map(jnp.asarray, at), world, test, jax.random.key(2))
     assert seen["theory/settled"] == 0 and jnp.isnan(seen["theory/voronoi"]) and seen["theory/residual"] > 0.1
     assert float(seen["theory/gain"]) == pytest.approx(0, abs=1e-3)

@@ -37,8 +37,8 @@ def log_weights(own: Components, gate: str, most: int, x: Float[Array, " T"]) ->
     """log softmax(TopK(scores, most)); NEVER where an expert is not chosen. Who is chosen has no gradient, as everywhere."""
     scores = answers(own, x)
     scores = jnp.abs(scores) if gate == NORMS else x[:, None] * own.gate[None, :, 0] + own.gate[None, :, 1]
-    least = jax.lax.top_k(jax.lax.stop_gradient(scores), most)[0][:, -1:]
-    chosen = jax.lax.stop_gradient(scores) >= least
+    # By their numbers: a comparison with the K-th score may miss that very expert, where XLA computes the score twice.
+    chosen = jax.nn.one_hot(jax.lax.top_k(jax.lax.stop_gradient(scores), most)[1], scores.shape[1]).sum(1) > 0
     return jnp.where(chosen, scores - jax.nn.logsumexp(jnp.where(chosen, scores, NEVER), axis=1, keepdims=True), NEVER)
 
 

@@ -122,7 +122,7 @@ def _components(params) -> Components:
     return Components(line, jnp.clip(variance, LEAST, LARGEST), gate)
 
 
-def _moved(own: Components, key, scale: float, unit: bool = False) -> Components:
+def _moved(own: Components, key, scale: Float[Array, ""] | float, unit: bool = False) -> Components:
     """The components plus noise of deviation `scale`; `unit`: by `scale` in a random direction. Variances move in logarithms."""
     keys = jax.random.split(key, 3)
     noise = [jax.random.normal(one, part.shape) for one, part in zip(keys, own, strict=True)]

@@ -19,7 +19,7 @@ from routed.analysis.powers import fitted
 def powers(spec: dict[str, Any], data: Data) -> Figure | None:
     """A panel for each of `panels` (words -> name -> number -> side): means over seeds, the line fitted to their logarithms, its slope.
 
-    `x` are the words of the number. Dotted, where `bound` names a power: that power through the first line's first mean.
+    `words` are those of the number. Dotted, where `bound` names a power: that power through the first line's first mean.
     """
     panels = {
         words: {name: _table(sides, data) for name, sides in lines.items()} for words, lines in spec["panels"].items()
@@ -31,7 +31,7 @@ def powers(spec: dict[str, Any], data: Data) -> Figure | None:
     figure = Figure(figsize=(4.6 * len(panels), 4.4))
     drawn = figure.subplots(1, len(panels), squeeze=False)[0]
     for panel, (words, lines) in zip(drawn, panels.items(), strict=True):
-        lay_out(panel, spec["x"], sorted({float(x) for table in lines.values() for x in table}))
+        lay_out(panel, spec["words"], sorted({float(x) for table in lines.values() for x in table}))
         for place, (name, table) in enumerate(lines.items()):
             _line(panel, place, name, table, spec.get("bound"))
         panel.set_yscale("log")
