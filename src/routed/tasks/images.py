@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from routed.contracts import Batch, UserError
 from routed.settings.setting import Allowed, Setting, refuse
 from routed.tasks import image_files
-from routed.tasks.image_files import Images, digest, load
+from routed.tasks.image_files import SETS, Images, digest, load
 from routed.tasks.task import Task, World
 
 #: Images that scenes are made of, and nothing else: they have attributes.
@@ -157,7 +157,8 @@ def check_directory(config: ConfigDict, faces: bool = False) -> None:
     """Settings only: classes and shapes are looked at when the files are read. `faces`: a task of attributes, which need no class."""
     if config.data.images == FACES and not faces:
         refuse("data.images", FACES, "faces have attributes and no class; use data.name=scenes")
-    if config.data.images != "patterns" and not config.data.directory:
+    made = config.data.images in SETS and not SETS[config.data.images].files
+    if not made and not config.data.directory:
         raise UserError(
             f"config key data.directory is empty: name the folder with the files of data.images={config.data.images!r}"
         )
