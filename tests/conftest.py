@@ -21,7 +21,20 @@ import pytest
 
 #: Rooms in which shapes and types are checked at every call: those that have arrays. mypy knows the types of the others, and planning
 #: took five times as long under the checker. (The option of jaxtyping's plugin takes one package beside a checker with arguments.)
-CHECKED = ("analysis", "bench", "contracts", "experts", "layer", "metrics", "models", "routers", "tasks", "training")
+CHECKED = (
+    "analysis",
+    "bench",
+    "contracts",
+    "experts",
+    "layer",
+    "metrics",
+    "models",
+    "routers",
+    "suite",
+    "tasks",
+    "trace",
+    "training",
+)
 jaxtyping.install_import_hook(
     [f"routed.{room}" for room in CHECKED], "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 )

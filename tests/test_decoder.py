@@ -23,7 +23,7 @@ from routed.settings.tree import node_of, override
 from routed.tasks import text
 from routed.tasks.text import files, ngram, stream, tokenizers
 from routed.tasks.text.corpus import Corpus
-from routed.training import program
+from routed.training import objective
 from routed.training.decoder import at_best
 from tests.parallel_case import loss_and_gradients, make_mesh
 
@@ -306,7 +306,7 @@ def test_the_balance_loss_may_be_of_all_layers_together():
 
     def of(frozen=False, **changes):
         node = node_of(override(asked, changes), {"router.frozen": jnp.array(frozen)})
-        return float(program._auxiliary(problem, node, outputs.sites, params, 0))
+        return float(objective._auxiliary(problem, node, outputs.sites, params, 0))
 
     assert of() == pytest.approx(float(expected + 0.1 * z), rel=1e-5)
     assert abs(of(**{"losses.balance_scope": "batch"}) - of()) > 1e-4

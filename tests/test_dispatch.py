@@ -134,6 +134,8 @@ def test_extreme_loads(name, case):
             assert not found[0][~mask].any()
 
 
+#: Whole networks for images go through every dispatch in tests/test_networks.py.
+NETWORKS = ("conv_net", "mobilenet_v2", "resnet18")
 KINDS = {
     "constant": Constant(2), "linear": Linear(2), "mlp": Mlp(2, 3, 5, "cubic"), "ffn": Ffn(2, 5, "gelu"),
     "gated_ffn": Ffn(2, 5, "silu", gated=True), "cnn": Cnn(2, 3), "neurons": Neurons(2, 5, 0.5),
@@ -152,7 +154,7 @@ def dense_of_kind(kind):
 @pytest.mark.parametrize("name", ["slots", "ragged", "grouped", "gather"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_expert_through_every_dispatch(name, kind):
-    assert set(KINDS) == set(EXPERTS)
+    assert set(KINDS) | set(NETWORKS) == set(EXPERTS)
     if (name, kind) == ("grouped", "constant"):
         return  # refused by name, below
     given, expected = dense_of_kind(kind)

@@ -98,7 +98,7 @@ ARMS_OF = {
 def test_two_steps_end_to_end(file, figure, tmp_path, tmp_path_factory):
     module, config = experiment.configure(spec(file, figure, "smoke"), [])
     few = {"steps": 2, "eval_every": 1, "checkpoint.every": 0, "seeds": 1, "tune.multipliers": (1.0,)}
-    few |= {"data.test_samples": 80, "data.cache": str(tmp_path_factory.getbasetemp() / "text")}
+    few |= {"data.test_samples": 240, "data.cache": str(tmp_path_factory.getbasetemp() / "text")}
     config = override(config, few)
     sweep = figure_of(module, config).sweep(config)
     if config.name != "router_zoo":  # arms have tests of their own too: what is new is the data and the points

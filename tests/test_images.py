@@ -465,7 +465,10 @@ def test_arms_without_features_see_the_vector_only(config):
         ({"data.images": "png"}, r"data\.images='png': must be one of idx, cifar10, cifar100, patterns, tfds:NAME"),
         ({"data.images": "tfds:"}, r"data\.images='tfds:'"),
         ({"data.directory": ""}, r"data\.directory is empty: name the folder with the files of data\.images='idx'"),
-        ({"router.name": "linear"}, r"router\.name='linear': .* the tokens of .* are images; use one of cnn, hash"),
+        (
+            {"router.name": "linear"},
+            r"router\.name='linear': .* the tokens of .* are images; use one of conv, cnn, hash",
+        ),
         (
             {"data.name": "gmm"},
             r"router\.name='cnn': routes images, the tokens of data\.name='gmm' are rows; use one of linear",

@@ -220,7 +220,7 @@ def test_rows_that_are_alike_tell_nothing_of_labels_that_are_drawn_for_them(ids)
         ({"checkpoint.every": 3}, "must divide eval_every=2"),
         ({"model": "kmeans"}, "model='kmeans': not for data.name='artificial'; use one of moe, dense_active"),
         ({"selection.name": "expert_choice"}, "it routes a token of the decoder by later ones"),
-        ({"router.name": "conv"}, "routes rows or patches, the tokens of data.name='artificial' are hidden"),
+        ({"router.name": "conv"}, "routes rows or patches or images, the tokens of data.name='artificial' are hidden"),
     ],
 )
 def test_impossible_settings_are_refused(tiny, changes, part):

@@ -248,12 +248,20 @@ def test_every_figure_can_do_without_a_finished_run(finished):
             "base": {"arm": "frozen"},
             "lines": {"one": {2: {"arm": "learned"}}},
         },
+        "latent": {"panels": {"one": ({"data.samples": 8}, 0, ("a", "b"))}},
+        "powers": {
+            "words": "data.samples",
+            "panels": {"loss": {"one": {8.0: {"arm": "learned", "metric": "test/loss"}}}},
+        },
         "multiples": {
             "of": {"kind": "curves", "x": "data.samples", "metrics": ("test/loss",)},
             "over": "data.clusters",
             "values": [4],
         },
-    } | {kind: {"lines": {"one": {"data.samples": 8}}} for kind in ("series", "dispatch", "products", "embedding")}
+    } | {
+        kind: {"lines": {"one": {"data.samples": 8}}}
+        for kind in ("series", "dispatch", "products", "embedding", "examples")
+    }
     for kind in plots.PLOTS:
         spec = {"kind": kind, "name": kind, "x": "data.samples", "metrics": ("test/loss", "train/loss")}
         if (figure := plots.draw(spec | specs.get(kind, {}), data)) is not None:

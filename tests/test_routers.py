@@ -219,7 +219,8 @@ def test_initial_weights_are_scaled_or_examples(name):
 def test_the_sharpness_of_any_router_gives_the_entropy_asked_for(name):
     """1.2 nats is softer than a fresh router of some, .3 sharper than one of any. A NaN entropy is a NaN sharpness; 0 asks for none."""
     router, x = ROUTERS[name].make(node(), 4), jax.random.normal(jax.random.key(1), (50, 4))
-    scores = jax.jit(lambda: router.apply(router.init(jax.random.key(0), x), x))()
+    ids = {"token_id": jnp.arange(50) % 7} if "token_id" in ROUTERS[name].needs else {}
+    scores = jax.jit(lambda: router.apply(router.init(jax.random.key(0), x, **ids), x, **ids))()
     for entropy in (0.3, 1.2):
         probs = jax.nn.softmax(scores * sharpness_of(scores, jnp.float32(entropy)))
         assert float(-jax.scipy.special.xlogy(probs, probs).sum(-1).mean()) == pytest.approx(entropy, abs=1e-3)

@@ -83,6 +83,10 @@ def base_seed(name: str, given: list[str] | tuple[str, ...], code: dict[str, dic
     return low + int(hashlib.sha256(text.encode()).hexdigest(), 16) % (high - low)
 
 
+#: Routers that know which patch of a sample decides, which no probe has.
+OF_PATCHES = ("decisive",)
+
+
 def _built_in(name: str) -> str:
     if name not in ROUTERS:
         raise UserError(
@@ -93,8 +97,8 @@ def _built_in(name: str) -> str:
 
 def fitting() -> list[str]:
     """The built-in routers that can route rows of numbers without knowing more of them: those of the reference."""
-    found = [name for name, one in ROUTERS.items() if not one.tokens or "rows" in one.tokens]
-    return [name for name in found if not {"token_id"} & {*ROUTERS[name].needs} and name != "decisive"]
+    found = {name: one for name, one in ROUTERS.items() if not one.tokens or "rows" in one.tokens}
+    return [name for name, one in found.items() if "token_id" not in one.needs and name not in OF_PATCHES]
 
 
 def _of_file(path: str, name: str) -> str:

@@ -71,7 +71,7 @@ def apart(scores: Float[Array, "T E"], samples: int) -> Float[Array, "B 1"]:
     return (scores @ signs).reshape(samples, -1).sum(1, keepdims=True)
 
 
-def given(prediction: Float[Array, "B O"], y: Float[Array, "B O"]) -> Float[Array, " B"]:
+def given(prediction: Float[Array, "B S"], y: Float[Array, "B O"]) -> Float[Array, " B"]:
     """Mean of what a model says is the loss of a sample: of one that predicts -log p(y), a column a start."""
     del y
     return prediction.mean(-1)

@@ -74,6 +74,9 @@ def examples(spec: dict[str, Any], data: Data) -> Figure | None:
     `lines` maps words to points.
     """
     found = {words: np.asarray(samples(data, point, SHOWN).x) for words, point in spec["lines"].items()}
+    found = {words: images for words, images in found.items() if images.ndim == 4}  # rows of numbers are no pictures
+    if not found:
+        return None
     figure = Figure(figsize=(0.95 * SHOWN, 1.2 * len(found) + 0.3))
     panels = figure.subplots(len(found), SHOWN, squeeze=False)
     for line, (words, images) in zip(panels, found.items(), strict=True):
