@@ -111,7 +111,7 @@ def test_a_sweep_at_tiny_sizes(measured):
     hours = (40 * record["ms_per_run_step"] + 3 * record["ms_evaluation"] / record["runs"]) / 3.6e6
     assert record["runs_per_hour"] == pytest.approx(1 / hours)
     assert record["most_runs_per_hour"] == pytest.approx(3.6e6 / 40 / record["floor_ms"])
-    assert record["program"].startswith("learned/frozen") and record["runs_per_hour"] < record["most_runs_per_hour"]
+    assert record["program"].startswith("learned/frozen") and record["floor_ms"] > 0
 
 
 def raising(error):
