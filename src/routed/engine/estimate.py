@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from routed.engine import hlo
 from routed.engine.compilation import Lowerings, batching_of, lower_group
@@ -153,7 +152,8 @@ def seconds_of(estimate: Estimate, group: Group, mesh: Mesh, moved: float, topol
     """
     config, chip = group.config, topology.chip
     tokens, model, *_ = problem_of(config).cost(config)
-    peak = topology.share * chip.peak[config.get("transformer", ConfigDict()).get("dtype", "float32")]
+    chosen = "transformer" in config and "dtype" in config.transformer  # other models compute in float32
+    peak = topology.share * chip.peak[config.transformer.dtype if chosen else "float32"]
     batches, evaluations = math.ceil(len(group.runs) / group.size), config.steps // config.eval_every + 1
     runs = len(group.runs) / batches  # in a batch, whose other places are padding
     flops, collectives = model * group.size / mesh.size, sum(chip.seconds(one) for one in estimate.collectives)
