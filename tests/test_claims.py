@@ -376,6 +376,8 @@ def test_threats_are_filled_from_the_rows():
     assert "4" in free["Seeds and power"]
     single = dict(diagnosis.threats(table()[lambda rows: rows.step != 5], base(), swept))
     assert "unknown, as there is one evaluation" in single["Converged?"] and "nan" not in single["Converged?"]
+    moved = table().assign(**{"train/coefficient_l1": [1e20, *[3.0] * (len(table()) - 1)]})
+    assert "steered?" not in str(answers) and dict(diagnosis.threats(moved, base(), swept))["losses.l1 steered?"]
     loose = override(base(), {"selection.eval.renormalise": False})
     assert "do not sum to 1 in evaluation" in dict(diagnosis.threats(table(), loose, swept))["Weight scale"]
 

@@ -15,10 +15,13 @@ from routed.layer.auxiliary import auxiliary
 from routed.layer.moe import MoE
 from routed.layer.rule import Rule
 from routed.layer.selection import capacity, combine_weights, select
+from routed.metrics import load
+from routed.metrics.agreement import churn
+from routed.metrics.router import chosen
 from routed.plan.config import base
 from routed.routers.features import Flat
 from routed.routers.product import ProductRouter
-from routed.settings.tree import override
+from routed.settings.tree import from_flat, override
 
 X = jax.random.normal(jax.random.key(0), (6, 4))
 
@@ -84,8 +87,26 @@ def test_what_relu_gates_pay():
     assert float(auxiliary(routing, {"l1": 1.0})[1]["l1"]) == pytest.approx(2.0)
     even = select(Rule("relu"), jnp.array([[1.0, 1.0], [3.0, 3.0]]))  # fair: (1 + 1 + 3 + 3) / 4
     assert float(auxiliary(even, {"l1": 1.0})[1]["l1"]) == pytest.approx(2.0)
-    assert float(model_rules.adapted(1e-8, 0.5, 0.25)) == pytest.approx(1.2e-8)
-    assert float(model_rules.adapted(1e-8, 0.1, 0.25)) == pytest.approx(1e-8 / 1.2)
+
+
+def test_the_coefficient_of_what_relu_gates_pay_follows_how_many_are_positive():
+    """Two layers of 2 tokens with 2, 1, 1 and 0 positive scores: 1 a token, so the coefficient rises if .5 are wanted, falls if 1.5."""
+    scores = [jnp.array([[1.0, 2.0], [3.0, -1.0]]), jnp.array([[[-1.0, 1.0], [-1.0, 0.0]]])]
+    for wanted, expected in ((0.5, 1.2e-8), (1.5, 1e-8 / 1.2), (1.0, 1e-8)):
+        losses = from_flat({"l1_gates": wanted, "l1_factor": 1.2})
+        assert float(model_losses.adapted(losses, 1e-8, scores)) == pytest.approx(expected)
+    many = from_flat({"l1_gates": 2.0, "l1_factor": 1.2})
+    assert float(model_losses.adapted(many, 1e-20, scores)) == pytest.approx(1e-20)  # from where it can return
+
+
+def test_places_of_relu_gates_that_are_not_chosen_are_no_load_and_no_drop():
+    """Scores (1, -1), (3, -1), (-1, 2): experts have 2 and 1 of 3 choices; nothing found no place."""
+    routing = select(Rule("relu"), jnp.array([[1.0, -1.0], [3.0, -1.0], [-1.0, 2.0]]))
+    np.testing.assert_allclose(load.load_of(routing), [[2 / 3, 1 / 3]])
+    assert float(load.dropped(routing)) == 0
+    assert chosen(routing).tolist() == [[0, -1], [0, -1], [-1, 1]]
+    np.testing.assert_allclose(load.load(chosen(routing), 2), [2 / 3, 1 / 3])
+    assert churn(np.asarray(chosen(routing)), np.array([[0, 1], [1, -1], [-1, 1]])) == pytest.approx(1 / 3)
 
 
 def test_the_load_loss_by_hand():

@@ -130,3 +130,34 @@ def test_pieces_of_a_run_are_the_whole_across_phases(small):
 def test_a_wrong_phase_is_named(small, phases, text):
     with pytest.raises(UserError, match=text):
         validate(override(small, TOP2 | {"phases": phases}))
+
+
+RELU = {"selection.name": "relu", "selection.eval.name": "relu", "dispatch": "dense", "losses.l1": 1e-8}
+
+
+@pytest.mark.slow
+def test_the_coefficient_of_relu_gates_is_steered_where_it_is_paid(small):
+    """A fresh router has more than half a positive gate a token, so the coefficient grows 1.2-fold a step, from the start of its phase."""
+    steer = RELU | {"losses.l1_gates": 0.5}
+    start, later = states(small, 3, **steer)
+    assert float(start["coefficients"]["l1"]) == pytest.approx(1e-8)
+    assert float(later["coefficients"]["l1"]) == pytest.approx(1.2**3 * 1e-8)
+    assert not states(small, 1, **RELU)[-1]["coefficients"]  # steered by nothing
+    *_, phased = states(small, 3, **steer | {"losses.l1": 0.0}, phases=("until=2 losses.l1_gates=0", "losses.l1=1e-8"))
+    assert float(phased["coefficients"]["l1"]) == pytest.approx(1.2e-8)
+    *_, still = states(small, 3, **steer | {"router.frozen": True})
+    assert float(still["coefficients"]["l1"]) == pytest.approx(1e-8)
+
+
+def test_a_coefficient_that_cannot_be_steered_is_refused(small):
+    for changes, message in (
+        (
+            {"selection.name": "top_k", "selection.renormalise": False},
+            "steers the gates of selection.name='relu', not of 'top_k'",
+        ),
+        ({"losses.l1": 0.0}, "multiplies losses.l1, which is 0"),
+        ({"losses.l1_gates": 64.0}, "must be below experts.count="),
+    ):
+        config = override(small, RELU | {"losses.l1_gates": 2.0} | changes)
+        with pytest.raises(UserError, match=message):
+            validate(config)

@@ -182,16 +182,17 @@ def test_an_unknown_architecture_says_how_to_name_its_routers():
 def test_text_is_cut_into_rows_by_file(tmp_path):
     (tmp_path / "de.txt").write_text("abcdefgh")
     (tmp_path / "en.txt").write_text("xyz")
-    rows, names = rows_of([tmp_path / "de.txt", tmp_path / "en.txt"], BYTES, 3)
+    de, en, fr = (str(tmp_path / f"{name}.txt") for name in ("de", "en", "fr"))
+    rows, names = rows_of([de, en], BYTES, 3)
     assert [row.tolist() for row in rows] == [[97, 98, 99], [100, 101, 102], [120, 121, 122]] and names == [
         "de",
         "de",
         "en",
     ]
     with pytest.raises(UserError, match=r"en.txt has 3 tokens, less than one row"):
-        rows_of([tmp_path / "en.txt"], BYTES, 4)
+        rows_of([en], BYTES, 4)
     with pytest.raises(UserError, match=r"--text=.*fr.txt: No such file"):
-        rows_of([tmp_path / "fr.txt"], BYTES, 4)
+        rows_of([fr], BYTES, 4)
 
 
 def test_the_command_captures_a_folder_of_a_model(tmp_path, monkeypatch):

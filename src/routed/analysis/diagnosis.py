@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from routed.analysis import controls, statistics
 from routed.analysis.sides import Rows, at_edge, ends, paired
 from routed.engine.rows import shown
+from routed.layer.model_losses import LIMITS
 from routed.layer.selection import SELECTIONS
 from routed.plan.arms import REFERENCE, UNTRAINED, fair_arms
 from routed.plan.config import problem_of
@@ -20,6 +21,9 @@ PATH = (
     ("initial partition", "frozen_data", "rows from training examples instead of noise"),
     ("learning to route", REFERENCE, "what training the router adds to that"),
 )
+
+#: Columns of the coefficients of auxiliary losses that move.
+STEERED = "train/coefficient_"
 
 #: Shown beside the path: other comparisons on the same scale.
 BESIDE = (
@@ -105,6 +109,8 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
         answers.append(
             ("Dead experts", f"{dead}{where}" if dead else "undefined: fewer than 100 test tokens an expert")
         )
+    steered = [column for column in good if column.startswith(STEERED) and good[column].notna().any()]
+    answers += [(f"losses.{column.removeprefix(STEERED)} steered?", _steered(good, column)) for column in steered]
     answers += [
         ("Weight scale", _weight_scale(config)),
         ("Trunk gradient", _trunk(config, swept)),
@@ -170,6 +176,16 @@ def _tuned(table: pd.DataFrame, rows: pd.DataFrame, config: ConfigDict, swept: l
     text = f"where rates=tuned, {tried.max()} candidates for every arm; chosen multipliers: {chosen}"
     edge = _counted(tuned[at_edge(tuned, config)])
     return text + (f"; runs at the edge of what was tried: {edge}" if edge else "; none at the edge of what was tried")
+
+
+def _steered(good: pd.DataFrame, column: str) -> str:
+    """What a coefficient that moves has become, and whether it ran to the end of its range, asking in vain."""
+    ends = good[column].dropna()
+    vain = int(((ends <= 1.001 * LIMITS[0]) | (ends >= 0.999 * LIMITS[1])).sum())
+    text = f"coefficients at the end: {ends.min():.2g} to {ends.max():.2g}"
+    if vain:
+        text += f"; in {vain} of {len(ends)} runs at the end of its range: it did not reach what it is steered to"
+    return text
 
 
 def _weight_scale(config: ConfigDict) -> str:

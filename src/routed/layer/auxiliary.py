@@ -6,8 +6,8 @@ optimise decisions that are never executed, so `auxiliary` is 0 for routers that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +38,17 @@ class LossInputs(NamedTuple):
     step: Int[Array, ""] | int = 0
 
 
+class Adapted(Protocol):
+    """The coefficient of a loss after a step, from the node `losses`, the coefficient before, and the scores of each site."""
+
+    def __call__(self, losses: Any, coefficient: Scalar, scores: Sequence[Float[Array, "... T E"]]) -> Scalar: ...
+
+
 class Auxiliary(NamedTuple):
-    """A loss of a inputs. Its coefficient is the setting `losses.NAME`; `settings` are further ones of the node `losses`."""
+    """A loss of a layer. Its coefficient is the setting `losses.NAME`; `settings` are further ones of the node `losses`.
+
+    With `adapted`, and where the setting `steered_by` is not 0, `losses.NAME` is the coefficient of the first step only.
+    """
 
     value: Callable[[LossInputs], Scalar]
     doc: str
@@ -47,6 +56,8 @@ class Auxiliary(NamedTuple):
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     check: Callable[[ConfigDict], None] = accept
+    adapted: Adapted | None = None
+    steered_by: str = ""
 
 
 def balance(probs: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bool[Array, " T"]) -> Scalar:
@@ -136,9 +147,15 @@ def coefficients_of(losses: Any) -> dict[str, float]:
     return {name: losses[name] for name in AUXILIARY}
 
 
+def steered(losses: Any) -> dict[str, float]:
+    """The coefficients that move during training, as they are at its start."""
+    moving = {name: one.steered_by for name, one in AUXILIARY.items() if one.adapted is not None}
+    return {name: losses[name] for name, by in moving.items() if losses[name] and losses[by]}
+
+
 def auxiliary(
     routing: Routing | SoftRouting,
-    coefficients: Mapping[str, float],
+    coefficients: Mapping[str, float | Scalar],
     *,
     learned: Bool[Array, ""] | bool = True,
     mask: Bool[Array, " T"] | None = None,

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Scalar
+from ml_collections import ConfigDict
 
 from routed.contracts import Routing
 from routed.layer.auxiliary import AUXILIARY, Auxiliary, LossInputs, balance
-from routed.settings.setting import POSITIVE, Setting, When
+from routed.layer.selection import SELECTIONS
+from routed.settings.setting import POSITIVE, Allowed, Setting, When, at_least, refuse
+
+#: The least and the largest that a steered coefficient becomes.
+LIMITS = (1e-20, 1e20)
 
 
 def load(
@@ -48,12 +56,22 @@ def balance_pooled(probs: Float[Array, "L T E"], load: Float[Array, "L E"]) -> S
 def l1(scores: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bool[Array, " T"]) -> Scalar:
     """Mean over tokens and experts of the positive scores, each times its expert's load over a fair one: what ReLU gates pay.
 
-    ReMoE's regularisation with balance (Wang et al. 2024, equation 9); loads have no gradient. `model_rules.adapted` moves its coefficient.
+    ReMoE's regularisation with balance (Wang et al. 2024, equation 9); loads have no gradient. `adapted` moves its coefficient.
     """
     groups, experts = load.shape
     real = jnp.where(mask[:, None], jax.nn.relu(scores), 0.0).reshape(groups, -1, experts)
     count = jnp.maximum(mask.reshape(groups, -1).sum(1), 1)
     return ((experts * jax.lax.stop_gradient(load) * real.sum(1)).sum(1) / (count * experts)).mean()
+
+
+def adapted(losses: Any, coefficient: Scalar | float, scores: Sequence[Float[Array, "... T E"]]) -> Scalar:
+    """The coefficient of `l1` after a step: times `l1_factor` while tokens have more than `l1_gates` positive scores, over it while fewer.
+
+    Mean over the tokens of all layers (Wang et al. 2024, equation 8, from 1e-8 on, with factor 1.2; the same where as many). It stays
+    within LIMITS, from which it can return: factors of hundreds of steps leave float32.
+    """
+    positive = sum((one > 0).sum() for one in scores) / sum(one.size // one.shape[-1] for one in scores)
+    return jnp.clip(coefficient * losses.l1_factor ** jnp.sign(positive - losses.l1_gates), *LIMITS)
 
 
 def _load(inputs: LossInputs) -> Scalar:
@@ -63,13 +81,7 @@ def _load(inputs: LossInputs) -> Scalar:
 
 
 def _l1(inputs: LossInputs) -> Scalar:
-    routing = inputs.routing
-    used = inputs.load
-    if isinstance(routing, Routing):  # of what is kept: of ReLU gates every expert is in the list
-        groups, experts = inputs.load.shape
-        kept = (jax.nn.one_hot(routing.expert, experts) * routing.kept[:, None]).reshape(groups, -1, experts).sum(1)
-        used = kept / jnp.maximum(kept.sum(1, keepdims=True), 1e-9)
-    return l1(routing.scores, used, inputs.mask)
+    return l1(inputs.routing.scores, inputs.load, inputs.mask)
 
 
 AUXILIARY["balance_sigmoid"] = Auxiliary(
@@ -88,4 +100,42 @@ AUXILIARY["load"] = Auxiliary(
         )
     },
 )
-AUXILIARY["l1"] = Auxiliary(_l1, "mean positive score, weighted by its expert's load over a fair one (for ReLU gates)")
+
+
+def _check(config: ConfigDict) -> None:
+    """A coefficient that is steered by gates of another kind, to all of the experts, or from 0, where factors leave it."""
+    losses, gates = config.losses, config.losses.l1_gates
+    if not gates:
+        return
+    if not SELECTIONS[config.selection.name].open:
+        fits = " or ".join(repr(name) for name, one in SELECTIONS.items() if one.open)
+        refuse("losses.l1_gates", gates, f"steers the gates of selection.name={fits}, not of {config.selection.name!r}")
+    if not losses.l1:
+        refuse("losses.l1_gates", gates, "multiplies losses.l1, which is 0; start it at 1e-8, say")
+    if gates >= config.experts.count:
+        refuse("losses.l1_gates", gates, f"must be below experts.count={config.experts.count}")
+
+
+AUXILIARY["l1"] = Auxiliary(
+    _l1,
+    "mean positive score, weighted by its expert's load over a fair one (for ReLU gates)",
+    settings={
+        "l1_gates": Setting(
+            0.0,
+            "positive gates a token to which losses.l1 is steered, step by step from its value on (ReMoE: 1e-8); 0: it stays. Scores need an offset"
+            " to get there: a linear router without one is positive on half of what lies around 0",
+            at_least(0),
+            late=True,
+        ),
+        "l1_factor": Setting(
+            1.2,
+            "factor on losses.l1 after a step with more positive gates than l1_gates, divisor after one with fewer",
+            Allowed(lambda value: value > 1, lambda: "must be above 1"),
+            when=When(lambda config: config.losses.l1_gates > 0, "losses.l1_gates > 0"),
+            late=True,
+        ),
+    },
+    adapted=adapted,
+    steered_by="l1_gates",
+    check=_check,
+)

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Scalar
+from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
@@ -71,7 +71,7 @@ def _check(config: ConfigDict) -> None:
 def relu(rule: Rule, scores, preference, bias, mask) -> Routing:
     """Every expert whose score is positive, weighted by it: ReLU gates (ReMoE, Wang et al. 2024).
 
-    How many these are is learned: `losses.l1` pays for them. All of a token's experts are in the list, the others not kept, so a
+    How many these are is learned: `losses.l1` pays for them, and `losses.l1_gates` steers what they cost. All of a token's experts are in the list, the others not kept, so a
     dispatch computes for every expert; the bias has no part.
     """
     del preference, bias
@@ -81,19 +81,11 @@ def relu(rule: Rule, scores, preference, bias, mask) -> Routing:
     return routing._replace(kept=routing.kept & (routing.weight > 0))
 
 
-def adapted(coefficient: Scalar | float, share: Scalar | float, wanted: float, rate: float = 1.2) -> Scalar:
-    """ReMoE's coefficient of `losses.l1` after a step: times `rate` while more than the wanted share of gates is positive, else over it.
-
-    Wang et al. (2024), equation 8, from 1e-8 on, with rate 1.2; `wanted` is k / E.
-    """
-    return coefficient * rate ** jnp.sign(jnp.asarray(share) - wanted)
-
-
 SELECTIONS["group_limited"] = Selection(
     group_limited, biased=True, settings=GROUPS, reads=("k", "renormalise", *QUEUES), check=_check
 )
 SELECTIONS["relu"] = Selection(
-    relu, experts_per_token=lambda rule, tokens, experts: float(experts), reads=("group_size",)
+    relu, open=True, experts_per_token=lambda rule, tokens, experts: float(experts), reads=("group_size",)
 )
 
 

@@ -25,8 +25,9 @@ def covered(counts: Float[Array, "C E"], share: float = 0.9) -> Bool[Array, " C"
 
 
 def churn(choices: Int[np.ndarray, "T k"], other: Int[np.ndarray, "T k"]) -> float:
-    """1 - |S and S'| / k, mean over tokens: the share of a token's experts that differ between two moments."""
-    return 1.0 - float((choices[:, :, None] == other[:, None, :]).any(-1).mean())
+    """1 - |S and S'| / k, mean over choices of all tokens: the share of experts that differ between two moments; -1 is none."""
+    real = choices >= 0
+    return 1.0 - float((choices[:, :, None] == other[:, None, :]).any(-1)[real].mean()) if real.any() else 0.0
 
 
 def group_hit(groups: np.ndarray, counts: np.ndarray) -> float:
@@ -76,8 +77,11 @@ def information(
     rng = np.random.default_rng(seed)
     k = choices.shape[1]
 
+    chosen = choices.reshape(-1)
+    real = chosen >= 0
+
     def told(label, given):
-        return _mutual(choices.reshape(-1), np.repeat(label, k), np.repeat(given, k))
+        return _mutual(chosen[real], np.repeat(label, k)[real], np.repeat(given, k)[real])
 
     def beyond_chance(given):
         """I(expert; label | given), less what labels of permuted rows tell."""

@@ -19,8 +19,18 @@ DEAD_TOKENS = 100
 
 
 def load(choices: Int[Array, "T k"], num_experts: int) -> Float[Array, " E"]:
-    """Share of the assignments chosen for each expert, before drops; sums to 1."""
-    return jnp.zeros(num_experts).at[choices.reshape(-1)].add(1.0) / choices.size
+    """Share of the assignments chosen for each expert, before drops; sums to 1. Choices below 0 are none."""
+    chosen = choices.reshape(-1)
+    total = jnp.zeros(num_experts).at[jnp.where(chosen < 0, num_experts, chosen)].add(1.0, mode="drop")
+    return total / jnp.maximum((chosen >= 0).sum(), 1)
+
+
+def asked(routing: Routing) -> Bool[Array, " A"] | None:
+    """Which assignments of a list with all experts of every token were chosen; None: any other list holds chosen ones only.
+
+    ReLU gates list what they do not choose too, with weight 0 and not kept: how many a token chooses is no shape.
+    """
+    return routing.kept | (routing.weight != 0) if len(routing.token) == routing.scores.size else None
 
 
 def load_of(
@@ -36,6 +46,8 @@ def load_of(
         total = routing.weight.reshape(groups, -1, experts).sum(1)
     else:
         chosen = jax.nn.one_hot(routing.expert, experts)
+        if (counted := asked(routing)) is not None:
+            chosen *= counted[:, None]
         if mask is not None:
             chosen *= mask[routing.token][:, None]
         total = chosen.reshape(groups, -1, experts).sum(1)
@@ -48,6 +60,8 @@ def dropped(routing: Routing | SoftRouting, mask: Bool[Array, " T"] | None = Non
         return jnp.float32(0)
     real = jnp.ones(len(routing.scores), bool) if mask is None else mask
     real = real[routing.token]
+    if (counted := asked(routing)) is not None:
+        real &= counted
     return (real & ~routing.kept).sum() / jnp.maximum(real.sum(), 1)
 
 

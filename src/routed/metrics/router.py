@@ -131,6 +131,11 @@ COLUMNS: dict[str, Column] = {
         bounds=AT_LEAST_1,
         definition="E times the largest share of the assignments that one expert gets: 1 is balanced, E is collapse onto one.",
     ),
+    "router/chosen": Column(
+        "experts chosen per test token",
+        bounds=AT_LEAST_0,
+        definition="Experts that a test token chooses, where each may choose another number (ReLU gates).",
+    ),
     "router/dropped": Column(
         "share of assignments dropped",
         bounds=SHARE,
@@ -212,10 +217,12 @@ PROBE = 1024
 
 
 def chosen(routing: Routing | SoftRouting) -> Int[Array, "T k"]:
-    """The experts of each token, where it has as many as any other; of soft routing the one with the highest score."""
+    """The experts of each token, -1 in places of a whole list that were not chosen; of soft routing the one with the highest score."""
     if isinstance(routing, SoftRouting):
         return routing.scores.argmax(-1)[:, None]
-    return routing.expert.reshape(len(routing.scores), -1)
+    counted = load.asked(routing)
+    expert = routing.expert if counted is None else jnp.where(counted, routing.expert, -1)
+    return expert.reshape(len(routing.scores), -1)
 
 
 def dispatched(routing: Routing | SoftRouting, label: Int[Array, " T"], labels: int) -> Float[Array, "labels E"]:
@@ -247,8 +254,12 @@ def columns(
     """
     label, scores, experts = test.label, routing.scores, routing.scores.shape[-1]
     choices = chosen(routing)
-    probs, hard = jax.nn.softmax(scores), jax.nn.one_hot(choices, experts).mean(1)
+    probs, each = jax.nn.softmax(scores), jax.nn.one_hot(choices, experts)
+    hard = each.mean(1) if choices.shape[1] < experts else each.sum(1) / jnp.maximum(each.sum((1, 2)), 1)[:, None]
     sums, counts = (entropies.cluster_sums(p, label, labels) for p in (probs, hard))
+    assigned = counts * choices.shape[1]
+    if choices.shape[1] == experts:
+        assigned = entropies.cluster_sums(each.sum(1), label, labels)
     soft_entropies, hard_entropies = (
         entropies.split(total, entropies.entropy(p).mean()) for total, p in ((sums, probs), (counts, hard))
     )
@@ -261,6 +272,8 @@ def columns(
         "all_covered": covered.all().astype(jnp.float32),
         "dropped": load.dropped(routing),
     }
+    if choices.shape[1] == experts:
+        seen["chosen"] = (choices >= 0).sum(1).mean()
     if shuffles:
         shuffled = entropies.shuffled_sparsity(score, test.tokens, label, labels, key, shuffles)
         seen |= {"sparsity_shuffled": shuffled.mean(), "sparsity_shuffled_std": shuffled.std()}
@@ -280,8 +293,8 @@ def columns(
         | further
         | {
             "choices": choices[:PROBE],
-            "counts": jnp.round(counts * choices.shape[1]),  # assignments
+            "counts": jnp.round(assigned),
             "probs": sums / counts.sum(-1, keepdims=True),
         }
-        | {f"counts_by_{name}": jnp.round(members.T @ counts * choices.shape[1]) for name, members in groupings.items()}
+        | {f"counts_by_{name}": jnp.round(members.T @ assigned) for name, members in groupings.items()}
     )

@@ -16,12 +16,13 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from routed.contracts import Column, SoftRouting, TextBatch
+from routed.contracts import Column, TextBatch
 from routed.layer.dispatch import parallel_select
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import group_of, groupless, select
 from routed.metrics import entropies, load
 from routed.metrics.router import COLUMNS as ROUTER_COLUMNS
+from routed.metrics.router import chosen
 from routed.metrics.specialists import alike_by_cosine
 from routed.models.language_model import Read
 from routed.models.model import Model, ModelPart, Site
@@ -195,6 +196,8 @@ def _summary(experts: int, blocks: dict[str, Array]) -> dict[str, Array]:
     )
     shares = jax.vmap(lambda c: load.load(c, experts))(choices)
     found |= jax.vmap(lambda share: load.load_summary(share, tokens))(shares)
+    if choices.shape[-1] == experts:
+        found["chosen"] = (choices >= 0).sum(-1).mean(-1)
     found["alike"] = blocks["alike"].mean(0)
     sums = blocks["probs"].sum(0)
     return found | {
@@ -227,12 +230,10 @@ def _choose(
     if mesh is not None and groupless(rule):  # every device for its own tokens
         pick = partial(parallel_select, rule._replace(group_size=features.shape[1] // mesh.size), mesh, mask=None)
 
-    def chosen(scores, bias):
-        routing = pick(scores, preference=scores, bias=bias)
-        soft = isinstance(routing, SoftRouting)
-        return scores.argmax(-1)[:, None] if soft else routing.expert.reshape(len(scores), -1)
+    def choose(scores, bias):
+        return chosen(pick(scores, preference=scores, bias=bias))
 
-    return jax.vmap(chosen)(scores, bias)
+    return jax.vmap(choose)(scores, bias)
 
 
 def _evaluation_gate(config: ConfigDict) -> tuple[Rule, str]:

@@ -69,6 +69,12 @@ COLUMNS = {
         bounds=SHARE,
         definition="Share of runs that ended by a rule of the config before their last step.",
     ),
+    "train/coefficient_l1": Column(
+        "coefficient of the L1 loss",
+        log=True,
+        bounds=AT_LEAST_0,
+        definition="What losses.l1 has become where losses.l1_gates steers it.",
+    ),
     "train/rate_scale": Column(
         "multiplier of all rates",
         log=True,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from routed.layer.auxiliary import POOLED, auxiliary, coefficients_of
+from routed.layer.auxiliary import AUXILIARY, POOLED, auxiliary, coefficients_of, steered
 from routed.layer.model_losses import balance_pooled
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import SELECTIONS, group_of
@@ -23,19 +23,34 @@ from routed.training.problem import Problem
 OBJECTIVE = "objective"
 
 
-def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step, params, state):
-    """(what is minimised, (what is reported, wrong samples, the state after the step)): the task's loss and the auxiliary ones."""
+def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step, params, state, moving):
+    """(what is minimised, (what is reported, wrong samples, the state and the `moving` coefficients after the step)).
+
+    It is the task's loss and the auxiliary ones, of which some have a coefficient that moves.
+    """
     rule, dispatch = rule_and_dispatch(config)
     outputs = problem.model.apply(params, state, batch, rule, dispatch, key, step)
     total, reported = problem.task_loss(config, outputs, batch)
     if outputs.sites and ROUTERS[config.router.name].learns and any(coefficients_of(config.losses).values()):
-        total += _auxiliary(problem, config, outputs.sites, params, step)
+        total += _auxiliary(problem, config, outputs.sites, params, step, moving)
     if outputs.sites and (own := SELECTIONS[rule.name].loss) is not None:
         learned = sum(_of_layers(partial(own, rule), site.routing).sum() for site in outputs.sites.values())
         total += jnp.where(is_frozen(config), 0.0, learned)
     for own in jax.tree.leaves(outputs.state.get(OBJECTIVE, {})):
         total += jnp.where(is_frozen(config), 0.0, own.sum())
-    return total, (reported, problem.wrong(config, outputs, batch), outputs.state)
+    moved = _moved(config, outputs.sites, moving)
+    return total, (reported, problem.wrong(config, outputs, batch), outputs.state, moved)
+
+
+def _moved(config: Any, sites: dict[str, Site], moving: dict[str, Array]) -> dict[str, Array]:
+    """The coefficients after a step; those of a loss that this step has not, or of a frozen router, stay."""
+    scores, stays = [site.routing.scores for site in sites.values()], is_frozen(config)
+    moved = dict(moving)
+    for name in steered(config.losses) if moving else ():
+        adapted = AUXILIARY[name].adapted
+        assert adapted is not None  # as it is steered
+        moved[name] = jnp.where(stays, moving[name], adapted(config.losses, moving[name], scores))
+    return moved
 
 
 def _of_layers(value: Callable[[Any], Array], routing: Any) -> Array:
@@ -48,9 +63,10 @@ def rule_and_dispatch(config: Any) -> tuple[Rule, str]:
     return (rule_of(config.selection), config.dispatch) if "dispatch" in config else (Rule(), "dense")
 
 
-def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step) -> Array:
+def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step, moving) -> Array:
     """The weighted auxiliary losses, mean over all layers of all sites."""
     coefficients = {name: one for name, one in coefficients_of(config.losses).items() if one}
+    coefficients |= {name: moving[name] for name in steered(config.losses) if moving}
     if config.losses.balance_scope == POOLED:
         coefficients.pop("balance", None)  # below
 

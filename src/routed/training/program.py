@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
+from routed.layer.auxiliary import steered
 from routed.settings.setting import COUNT, Allowed, Component, Setting, When, at_least
 from routed.settings.tree import node_of, override
 from routed.training.freezing import has_moved, keep_router, router_of, with_router
@@ -26,10 +27,10 @@ from routed.training.problem import Inputs, Problem
 #: Independent random streams of a seed; any of them can be held fixed over seeds (config key `held`).
 STREAMS = ("world", "init", "order", "noise")
 #: What a training step changes, of a run's state; `taken` counts the steps, and falls behind `step` in a run that stopped early;
-#: `wrong` counts the samples of this epoch that were wrong when they were trained on.
-MOVING = ("params", "state", "opt", "taken", "total", "loss", "lowest", "wrong", "stopped")
+#: `wrong` counts the samples of this epoch that were wrong when they were trained on; `coefficients` are those of auxiliary losses that move.
+MOVING = ("params", "state", "opt", "coefficients", "taken", "total", "loss", "lowest", "wrong", "stopped")
 #: What of a run's state an evaluation sees.
-SEEN = ("params", "state", "router0", "memory", "taken", "stopped")
+SEEN = ("params", "state", "router0", "memory", "coefficients", "taken", "stopped")
 #: The most phases of a run.
 PHASES = 32
 #: Folded into the key of a step for the coin that chooses among phases.
@@ -108,6 +109,7 @@ def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) ->
         "params": params,
         "state": state,
         "opt": optimiser(config, params).init(params),
+        "coefficients": {name: jnp.float32(one) for name, one in _steered(program.configs).items()},
         "router0": router_of(params, state),
         "memory": program.problem.remember(params, state),
         "step": jnp.int32(0),
@@ -173,12 +175,15 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
     key = jax.random.fold_in(inputs.keys["noise"], now["taken"])
     frozen = is_frozen(config)
     loss = partial(training_loss, program.problem, config, batch, key, now["taken"])
-    grads, (value, wrong, state) = jax.grad(loss, has_aux=True)(now["params"], now["state"])
+    grads, (value, wrong, state, coefficients) = jax.grad(loss, has_aux=True)(
+        now["params"], now["state"], now["coefficients"]
+    )
     transform = optimiser(inputs.config, now["params"])
     with jax.named_scope("optimiser"):
         params, opt = update(transform, now["params"], grads, now["opt"], frozen, phase.groups)
     still = frozen if phase.groups is None or "router" in phase.groups else jnp.array(True)
     new = now | {"params": params, "state": keep_router(still, now["state"], state), "opt": opt}
+    new |= {"coefficients": coefficients}
     new |= {"total": now["total"] + value, "loss": value, "taken": now["taken"] + 1}
     stop = program.config.stop
     if stop.errors or stop.epochs:
@@ -255,9 +260,15 @@ def evaluate(
         "train/rate_scale": inputs.config.optimizer.rate_scale,
         "router/moved": has_moved(router_of(params, state), run["router0"]),
     }
+    seen |= {f"train/coefficient_{name}": one for name, one in run["coefficients"].items()}
     if stops_early(config):
         seen |= {"train/steps": run["taken"].astype(jnp.float32), "train/stopped": run["stopped"].astype(jnp.float32)}
     return seen
+
+
+def _steered(configs: Sequence[ConfigDict]) -> dict[str, float]:
+    """The coefficients that move in any phase, as they are at the start of the first that has them."""
+    return functools.reduce(lambda later, config: later | steered(config.losses), reversed(configs), {})
 
 
 def _new_history(seen: dict[str, Any], evaluations: int) -> dict[str, Any]:

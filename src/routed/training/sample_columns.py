@@ -84,6 +84,12 @@ COLUMNS = {
         bounds=AT_LEAST_0,
         definition="Experts that are computed for a training token: all of a soft mixture, k of a sparse one. What a step costs.",
     ),
+    "train/coefficient_l1": Column(
+        "coefficient of the L1 loss",
+        log=True,
+        bounds=AT_LEAST_0,
+        definition="What losses.l1 has become where losses.l1_gates steers it.",
+    ),
     "train/rate_scale": Column(
         "multiplier of all rates",
         log=True,
