@@ -26,10 +26,10 @@ from routed.routers.router import (
     scale_kernel,
 )
 from routed.routers.sharpness import sharpness_for, sharpness_of
+from routed.routers.stand_in import STAND_INS
 from routed.settings.setting import LAYERS, Setting, When, at_least, one_of, within
 
 _DIM = Setting(16, "dimensions of the down-projection", at_least(1))
-_VOCABULARY = Setting(32128, "token ids", at_least(1))
 
 #: name -> router.
 ROUTERS: dict[str, Router] = {
@@ -90,7 +90,6 @@ ROUTERS: dict[str, Router] = {
         tokens=("hidden",),
         needs=("token_id",),
         settings={
-            "vocabulary": _VOCABULARY,
             "teach_steps": Setting(
                 400,
                 "steps in which scores choose and a router of token ids learns it, which then chooses for good",
@@ -102,7 +101,7 @@ ROUTERS: dict[str, Router] = {
             ),
             "even": Setting(0.3, "coefficient of its loss of uneven load, summed over layers", at_least(0)),
         },
-        reads=("choices",),
+        reads=("choices", "vocabulary"),
         check=check_stable,
     ),
     "hyper": Router(
@@ -117,8 +116,7 @@ ROUTERS: dict[str, Router] = {
         tokens=(),
         needs=("token_id",),
         learns=False,
-        settings={"vocabulary": _VOCABULARY},
-        reads=("choices",),
+        reads=("choices", "vocabulary"),
         from_counts=balanced_table,
         check=check_table,
     ),
@@ -145,6 +143,7 @@ ROUTERS: dict[str, Router] = {
         learns=False,
         settings={"anew": Setting(True, "scores are drawn in each training step; else a token's bits decide them")},
     ),
+    **STAND_INS,
 }
 
 
@@ -197,6 +196,8 @@ SHARED: dict[str, Setting] = {
         at_least(0),
         traced=True,
     ),
+    "vocabulary": Setting(32128, "token ids", at_least(1)),
+    "replaced_at": Setting(0, "steps in which a linear router learns, before a stand-in decides", at_least(0)),
     "learning_rate": Setting(0.1, "of the router's parameters", at_least(0), traced=True),
     "stop_gradient": Setting(False, "what the router learns does not reach the layers below it"),
 }

@@ -43,7 +43,7 @@ def gradient_signal(config: ConfigDict, seeds: Sequence[int]) -> np.ndarray:
         def gradient(step):
             batch = problem.batch(inputs, (), step)
             loss = partial(training_loss, problem, run, batch, jax.random.fold_in(keys["noise"], step), 0)
-            grads = jax.grad(lambda router: loss(params | {"router": router}, state)[0])(params["router"])
+            grads = jax.grad(lambda router: loss(params | {"router": router}, state, {})[0])(params["router"])
             return jnp.concatenate([jnp.zeros(1), *(leaf.ravel() for leaf in jax.tree.leaves(grads))])
 
         return common_share(jax.lax.map(gradient, jnp.arange(BATCHES)))
