@@ -6,6 +6,8 @@ import pytest
 
 from routed import trace
 from routed.contracts import UserError
+from routed.system import files
+from routed.trace import __main__ as command
 from routed.trace.format import label_names, stripes, token_column
 
 RNG = np.random.default_rng(0)
@@ -140,3 +142,14 @@ def test_parts_of_different_models_are_refused(tmp_path):
         trace.finish(tmp_path)
     with pytest.raises(UserError, match="nothing was captured"):
         trace.finish(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("word", ["capture", "surgery"])
+def test_one_process_a_folder(tmp_path, word):
+    """Before a model is looked for: the other process may have hours of it behind it."""
+    command.flags.FLAGS(["trace", "--model=none", "--text=none", f"--out={tmp_path}"])
+    try:
+        with files.locked(tmp_path), pytest.raises(UserError, match=r"out .* is in use by process .* another --out"):
+            command.main(["trace", word])
+    finally:
+        command.flags.FLAGS.unparse_flags()

@@ -209,3 +209,8 @@ def test_the_command_captures_a_folder_of_a_model(tmp_path, monkeypatch):
     found = trace.read(tmp_path / "out")
     assert told[0].startswith("wrote ") and found.tokens == 38 * 16 and found.labels == ("file",)
     command.flags.FLAGS.unparse_flags()
+
+
+def test_ids_of_another_tokenizer_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"the text has token id 999999, the model knows .*: use its own tokenizer"):
+        capture(model_of("olmoe"), [np.array([1, 999999])], tmp_path)

@@ -163,8 +163,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextlib.contextmanager
-def locked(directory: pathlib.Path) -> Iterator[None]:
-    """Holds the directory for this process; the kernel lets go when the process ends, however it ends. No lock in a bucket.
+def locked(directory: pathlib.Path, flag: str = "workdir") -> Iterator[None]:
+    """Holds the directory that a flag names for this process; the kernel lets go when it ends, however it ends. No lock in a bucket.
 
     Raises:
       UserError: another process holds it.
@@ -182,7 +182,7 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
             file.seek(0)
             holder = file.read().decode(errors="replace").strip() or "unknown"
             raise UserError(
-                f"workdir {directory} is in use by process {holder}: wait for it, stop it, or choose another --workdir"
+                f"{flag} {directory} is in use by process {holder}: wait for it, stop it, or choose another --{flag}"
             ) from None
         with explained(directory):
             file.truncate(0)

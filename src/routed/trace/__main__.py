@@ -74,10 +74,10 @@ def main(argv: list[str]) -> None:
         out = files.folder(OUT.value) if OUT.value else folders[-1] / "report.html"
         found = report(folders, out)
         files.tell("\n".join([*found["findings"], f"wrote {out}"]))
-    elif word == "capture" and not rest:
-        _capture()
-    elif word == "surgery" and not rest:
-        _surgery()
+    elif word in (known := {"capture": _capture, "surgery": _surgery}) and not rest:
+        _required()
+        with files.locked(files.folder(OUT.value), "out"):
+            known[word]()
     else:
         raise UserError(USAGE)
 
@@ -85,7 +85,6 @@ def main(argv: list[str]) -> None:
 def _capture() -> None:
     from routed.trace.capture import capture, load, rows_of
 
-    _required()
     model, tokenizer = load(MODEL.value, TOKENS.value)
     rows, names = rows_of(TEXT.value, tokenizer, LENGTH.value)
     made = capture(
@@ -103,7 +102,6 @@ def _surgery() -> None:
     from routed.trace.operation import report
     from routed.trace.surgery import halves, surgery
 
-    _required()
     model, tokenizer = load(MODEL.value, TOKENS.value)
     rows, names = rows_of(TEXT.value, tokenizer, LENGTH.value)
     source = ", ".join(TEXT.value)

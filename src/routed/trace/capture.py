@@ -51,10 +51,11 @@ def capture(
     read. Returns a trace, or two of an encoder-decoder.
 
     Raises:
-      UserError: an unknown architecture; `out` holds a capture of other rows or another model.
+      UserError: an unknown architecture; token ids that the model lacks; `out` holds a capture of other rows or another model.
     """
     import torch
 
+    check_ids(model, rows)
     folder, known = files.folder(out), routers_of(model, routers, k)
     stacks = _stacks(list(known))
     places = {stack: folder / stack if len(stacks) > 1 else folder for stack in stacks}
@@ -151,6 +152,19 @@ def same_command(
                 )
         return
     files.write(folder / name, json.dumps(settings, indent=1) + "\n")
+
+
+def check_ids(model: Any, rows: Sequence[np.ndarray]) -> None:
+    """Refuses text of another tokenizer's ids, which a lookup would answer with a traceback.
+
+    Raises:
+      UserError: a token id that the model has no embedding of.
+    """
+    most, vocabulary = max((int(row.max()) for row in rows), default=0), len(model.get_input_embeddings().weight)
+    if most >= vocabulary:
+        raise UserError(
+            f"--tokens: the text has token id {most}, the model knows {vocabulary:,}: use its own tokenizer"
+        )
 
 
 def rows_of(paths: Sequence[str], tokenizer: Any, length: int) -> tuple[list[np.ndarray], list[str]]:

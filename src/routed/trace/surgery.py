@@ -22,7 +22,7 @@ from absl import logging as log
 from routed.contracts import UserError
 from routed.system import files
 from routed.trace.arrays import as_array
-from routed.trace.capture import same_command
+from routed.trace.capture import check_ids, same_command
 from routed.trace.hooks import CHOOSES, listening, routers_of, weights_of
 from routed.trace.replacements import EVERY, NOT_LINEAR, REPLACEMENTS, TRAINED, Linear, Router, Site
 from routed.trace.stand_ins import is_constant, losses_of, operated, repair
@@ -102,11 +102,7 @@ def surgery(
         )
     if not rows or not other or len(rows[0]) < 2:
         raise UserError("surgery takes at least a row of text to measure on, a row of other text, and two tokens a row")
-    most, vocabulary = max(int(row.max()) for row in [*rows, *other]), len(model.get_input_embeddings().weight)
-    if most >= vocabulary:
-        raise UserError(
-            f"--tokens: the text has token id {most}, the model knows {vocabulary:,}: use its own tokenizer"
-        )
+    check_ids(model, [*rows, *other])
     known = routers_of(model, routers, k)
     layers, weights = tuple(known), _linear_of(known)
     others = {} if foreign is None else _linear_of(routers_of(foreign, routers, k))
