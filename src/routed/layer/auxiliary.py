@@ -148,9 +148,9 @@ def coefficients_of(losses: Any) -> dict[str, float]:
 
 
 def steered(losses: Any) -> dict[str, float]:
-    """The coefficients that move during training, as they are at its start."""
+    """The coefficients that move during training, as they are at its start; `losses` may lack what no part reads."""
     moving = {name: one.steered_by for name, one in AUXILIARY.items() if one.adapted is not None}
-    return {name: losses[name] for name, by in moving.items() if losses[name] and losses[by]}
+    return {name: losses[name] for name, by in moving.items() if by in losses and losses[name] and losses[by]}
 
 
 def auxiliary(

@@ -268,7 +268,8 @@ def evaluate(
 
 def _steered(configs: Sequence[ConfigDict]) -> dict[str, float]:
     """The coefficients that move in any phase, as they are at the start of the first that has them."""
-    return functools.reduce(lambda later, config: later | steered(config.losses), reversed(configs), {})
+    routed = [config for config in configs if "losses" in config]
+    return functools.reduce(lambda later, config: later | steered(config.losses), reversed(routed), {})
 
 
 def _new_history(seen: dict[str, Any], evaluations: int) -> dict[str, Any]:
