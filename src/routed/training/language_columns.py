@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from routed.contracts import AT_LEAST_0, SHARE, Column
+from routed.training.program_columns import PROGRAM
 
 #: How the columns of any text are shown.
 COLUMNS = {
@@ -59,26 +60,4 @@ COLUMNS = {
         bounds=AT_LEAST_0,
         definition="FLOPs of the model's products until the evaluation, forward and backward, by their sizes.",
     ),
-    "train/steps": Column(
-        "steps until the run stopped",
-        bounds=AT_LEAST_0,
-        definition="Optimiser steps after which the run stopped by itself, or all of them.",
-    ),
-    "train/stopped": Column(
-        "share of runs that stopped",
-        bounds=SHARE,
-        definition="Share of runs that ended by a rule of the config before their last step.",
-    ),
-    "train/coefficient_l1": Column(
-        "coefficient of the L1 loss",
-        log=True,
-        bounds=AT_LEAST_0,
-        definition="What losses.l1 has become where losses.l1_gates steers it.",
-    ),
-    "train/rate_scale": Column(
-        "multiplier of all rates",
-        log=True,
-        bounds=AT_LEAST_0,
-        definition="The factor on all learning rates that tuning chose for the run, or 1.",
-    ),
-}
+} | PROGRAM

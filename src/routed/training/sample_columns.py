@@ -8,6 +8,7 @@ from routed.contracts import AT_LEAST_0, SHARE, Column
 from routed.metrics import patches, regret, router, specialists
 from routed.models import SAMPLE_MODELS
 from routed.tasks import TASKS
+from routed.training.program_columns import PROGRAM
 from routed.training.task_losses import TASK_LOSSES
 
 #: How the problem's columns are shown; losses of classes have no trivial scale.
@@ -68,35 +69,13 @@ COLUMNS = {
         bounds=AT_LEAST_0,
         definition="The per-token entropy that a matched gate was sharpened to: the source arm's final one.",
     ),
-    "train/steps": Column(
-        "steps until the run stopped",
-        bounds=AT_LEAST_0,
-        definition="Optimiser steps after which the run stopped by itself, or all of them.",
-    ),
-    "train/stopped": Column(
-        "share of runs that stopped",
-        bounds=SHARE,
-        definition="Share of runs that ended by a rule of the config before their last step.",
-    ),
     "train/experts": Column(
         "experts computed per training token",
         log=True,
         bounds=AT_LEAST_0,
         definition="Experts that are computed for a training token: all of a soft mixture, k of a sparse one. What a step costs.",
     ),
-    "train/coefficient_l1": Column(
-        "coefficient of the L1 loss",
-        log=True,
-        bounds=AT_LEAST_0,
-        definition="What losses.l1 has become where losses.l1_gates steers it.",
-    ),
-    "train/rate_scale": Column(
-        "multiplier of all rates",
-        log=True,
-        bounds=AT_LEAST_0,
-        definition="The factor on all learning rates that tuning chose for the run, or 1.",
-    ),
-}
+} | PROGRAM
 LABELLED = {
     "train/loss": Column(
         "training loss (nats per sample)",
