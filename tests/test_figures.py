@@ -307,3 +307,15 @@ def test_lines_and_figures_are_on_the_page(tmp_path):
     text = (tmp_path / "report.html").read_text()
     assert "at each of 6 points: 6 supported" in text and "data.samples = 512, experts.count = 16" in text
     assert "Not drawn, as nothing of theirs has run: lost." in text
+
+
+def test_powers_have_plain_numbers_and_their_slopes_beside_the_axes():
+    sides = {name: {x: {"arm": arm, "metric": "test/loss", "data.samples": x} for x in (512, 8192)} for name, arm in (("one", "learned"), ("two", "frozen"))}  # fmt: skip
+    spec = {"kind": "powers", "name": "p", "words": "data.samples", "panels": {"loss": sides}, "bound": -0.5}
+    figure = plots.draw(spec, data(table({"data.samples": (512, 8192)}), ("data.samples",)))
+    figure.canvas.draw()
+    (panel,) = figure.axes
+    assert {"0.1", "1"} <= {text.get_text() for text in panel.get_yticklabels()}
+    legend = panel.get_legend()
+    assert next(iter(legend.get_texts())).get_text() == "slope -0.5"
+    assert legend.get_window_extent().y1 < panel.get_window_extent().y0  # no line runs through it

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import MARKERS, Data, lay_out
+from routed.analysis.plots.frame import MARKERS, Data, lay_out, logarithmic
 from routed.analysis.plots.marks import bars
 from routed.analysis.plots.reached import COLOURS
 from routed.analysis.powers import fitted
@@ -34,9 +34,11 @@ def powers(spec: dict[str, Any], data: Data) -> Figure | None:
         lay_out(panel, spec["words"], sorted({float(x) for table in lines.values() for x in table}))
         for place, (name, table) in enumerate(lines.items()):
             _line(panel, place, name, table, spec.get("bound"))
-        panel.set_yscale("log")
+        logarithmic(panel)
         panel.set_ylabel(words)
-        panel.legend(fontsize=7)
+        panel.legend(
+            fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False
+        )  # its slopes are the panel's own
     return figure
 
 
