@@ -29,6 +29,12 @@ Rules where the paper is silent, set on seeds from 9000 on.
 
 Expected: -1/2 for both gates and both distances. Slower rates of softmax gates are proved for more experts than the truth has, which is not asked
 here.
+
+Found (seeds 4100 to 4115, all fits of K = 3 but one converged): slopes of h -.55 [-.60, -.50] under competition and -.53 [-.57, -.49] with a softmax
+gate, of D -.56 [-.62, -.50] and -.56 [-.66, -.45]: nothing slower than n^(-1/2), and no difference between the gates; the interval of the first ends
+just beyond the .1 that a verdict asks for. h / D is above .08 at every distance for all, and does not fall towards the truth.
+
+Cost on 2 cores: 6 minutes.
 """
 
 from __future__ import annotations
