@@ -71,8 +71,8 @@ def _check(config: ConfigDict) -> None:
 def relu(rule: Rule, scores, preference, bias, mask) -> Routing:
     """Every expert whose score is positive, weighted by it: ReLU gates (ReMoE, Wang et al. 2024).
 
-    How many these are is learned: `losses.l1` pays for them, and `losses.l1_gates` steers what they cost. All of a token's experts are in the list, the others not kept, so a
-    dispatch computes for every expert; the bias has no part.
+    How many these are is learned: `losses.l1` pays for them, and `losses.l1_gates` steers what they cost. All of a token's
+    experts are in the list, the others not kept, so a dispatch computes for every expert; the bias has no part.
     """
     del preference, bias
     every = jnp.broadcast_to(jnp.arange(scores.shape[1]), scores.shape)

@@ -43,8 +43,8 @@ _SWITCH = {**_TOP1, **_EVALUATED, "selection.renormalise": False, "selection.eva
 _TOP2 = {**_TOP1, **_EVALUATED, "selection.k": 2, "selection.eval.k": 2}
 
 #: The phase that is before an operation on the router.
-LEARNED = 0.9
-_LEARNED = f"until={100 * LEARNED:g}%"
+_BEFORE = 0.9
+_LEARNED = f"until={100 * _BEFORE:g}%"
 
 #: What a balancing bias adds in a step, in units of score. Of a short run: it crosses the spread of a fresh router in 100 steps.
 _BALANCED = {"selection.balance_rate": 1e-2}
@@ -72,7 +72,7 @@ def growing(config: ConfigDict) -> tuple[str, ...]:
 
 def _replaced(router: str) -> dict[str, Any]:
     """A linear router that learns for nine tenths of the steps; then nothing does, and a stand-in decides."""
-    at = lambda config: round(LEARNED * config.steps)  # noqa: E731
+    at = lambda config: round(_BEFORE * config.steps)  # noqa: E731
     return {"router.name": router, "router.replaced_at": at, "phases": (_LEARNED, "train=nothing")}
 
 

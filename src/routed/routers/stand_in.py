@@ -73,6 +73,7 @@ class StandInRouter(nn.Module):
         """What is kept of the router's scores of a training batch."""
 
     def stand_in(self, scores: Float[Array, "T E"], x: Any, context: dict[str, Any]) -> Float[Array, "T E"]:
+        """Its scores of tokens that the router scores so."""
         raise NotImplementedError
 
 

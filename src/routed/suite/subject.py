@@ -20,6 +20,7 @@ from routed.plan import checks, experiment
 from routed.plan.code import code_of
 from routed.plan.config import base, canonical
 from routed.routers import ROUTERS, Router
+from routed.routers.stand_in import STAND_INS
 from routed.settings.tree import nearest, node_of, override, parse
 from routed.suite import probes
 
@@ -98,7 +99,8 @@ def _built_in(name: str) -> str:
 def fitting() -> list[str]:
     """The built-in routers that can route rows of numbers without knowing more of them: those of the reference."""
     found = {name: one for name, one in ROUTERS.items() if not one.tokens or "rows" in one.tokens}
-    return [name for name, one in found.items() if "token_id" not in one.needs and name not in OF_PATCHES]
+    other = {*OF_PATCHES, *STAND_INS}  # what a stand-in replaces is the linear router
+    return [name for name, one in found.items() if "token_id" not in one.needs and name not in other]
 
 
 def _of_file(path: str, name: str) -> str:
