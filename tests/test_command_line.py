@@ -229,6 +229,27 @@ def test_an_experiment_file_cannot_bend_the_config(tiny, line, parts):
     assert all(part in text for part in parts), text
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        (
+            '.order("tiny.claim", "s", "", LEARNED, FROZEN)',
+            '.order("tiny.claim", "s", "", LEARNED, FROZEN)._replace(kind="oder")',
+            ["claim tiny.claim: unknown kind 'oder' (did you mean 'order'?)"],
+        ),
+        ("FIGURES = ", 'FIGURE = FIGURE._replace(plots=lambda config: ({"kind": "curvs", "name": "f"},))\nFIGURES = ',
+         ["figure f: unknown kind 'curvs' (did you mean 'curves'?)"]),
+    ],
+)  # fmt: skip
+def test_what_the_page_cannot_say_is_refused_before_anything_trains(tiny, old, new, parts):
+    text = tiny.read_text()
+    assert old in text
+    tiny.write_text(text.replace(old, new))
+    told = refusal(f"--config={tiny}", "--workdir=out")
+    assert all(part in told for part in parts), told
+    assert not (tiny.parent / "out").exists()
+
+
 def test_a_workdir_that_cannot_be_one(tiny):
     """A file in the way, a file above it."""
     assert "file exists" in refusal(f"--config={tiny}", f"--workdir={tiny}")

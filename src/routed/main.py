@@ -103,6 +103,7 @@ def main(argv: list[str]) -> None:
     if LIST.value == "settings" and not config.data.directory:
         config = override(config, {"data.directory": "DIR"})  # which need not be there to be listed
     checks.validate(config)
+    page.check(experiment.figure_of(module, config), config)
     given = [text.partition("=")[0] for text in _OVERRIDES]
     sweep = points.of_command(config, experiment.figure_of(module, config).sweep(config), given, SWEEP.value)
     checks.validate_sweep(sweep)

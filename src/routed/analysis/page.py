@@ -79,6 +79,18 @@ def write_files(workdir: pathlib.Path, part: dict[str, Any]) -> None:
     files.write(workdir / "claims.json", verdicts.to_json(part["claims"]))
 
 
+def check(asked: Any, config: ConfigDict) -> None:
+    """Refuses claims and figures of an experiment that nothing knows, before it trains for hours.
+
+    Raises:
+      UserError: an unknown kind of either.
+    """
+    for claim in asked.claims(config):
+        verdicts.check(claim)
+    for spec in asked.plots(config):
+        plots.check(spec)
+
+
 def make_part(
     joined: list[pathlib.Path], module: types.ModuleType, config: ConfigDict, table: pd.DataFrame
 ) -> dict[str, Any]:

@@ -44,8 +44,8 @@ def judge(claims: tuple[Claim, ...], table: pd.DataFrame, config: ConfigDict, sw
     return records
 
 
-def judge_one(claim: Claim, rows: Rows) -> dict[str, Any]:
-    """The verdict on one claim by itself, with the numbers that it rests on.
+def check(claim: Claim) -> None:
+    """Refuses a claim that nothing can judge.
 
     Raises:
       UserError: an unknown kind, or one that cannot be asked of several controls.
@@ -58,6 +58,15 @@ def judge_one(claim: Claim, rows: Rows) -> dict[str, Any]:
         raise UserError(
             f"claim {claim.id}: only an order or a prediction can be claimed against the fairest control; name one arm"
         )
+
+
+def judge_one(claim: Claim, rows: Rows) -> dict[str, Any]:
+    """The verdict on one claim by itself, with the numbers that it rests on.
+
+    Raises:
+      UserError: as `check`.
+    """
+    check(claim)
     record = {
         "id": claim.id, "kind": claim.kind, "comparability": claim.comparability, "statement": claim.statement,
         "metric": claim.metric, "at": claim.at, "paper": claim.paper, "ours": None, "interval": None, "later": None, "n": 0,

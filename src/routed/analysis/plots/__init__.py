@@ -21,6 +21,8 @@ from routed.analysis.plots.parts import parts
 from routed.analysis.plots.powers import powers
 from routed.analysis.plots.reached import ratios, reached
 from routed.analysis.plots.swept import against, multiples
+from routed.contracts import UserError
+from routed.settings.tree import nearest
 
 
 def named_axes(spec: dict[str, Any], data: Data) -> list[str]:
@@ -162,8 +164,21 @@ PLOTS: dict[str, Plot] = {
 }
 
 
+def check(spec: dict[str, Any]) -> None:
+    """Refuses a figure that nothing can draw.
+
+    Raises:
+      UserError: an unknown kind.
+    """
+    if (kind := spec["kind"]) not in PLOTS:
+        raise UserError(
+            f"figure {spec.get('name', '')}: unknown kind {kind!r}{nearest(kind, PLOTS)}; known: {', '.join(PLOTS)}"
+        )
+
+
 def draw(spec: dict[str, Any], data: Data) -> Figure | None:
     """The figure that `spec` asks for, or None when its rows are missing."""
+    check(spec)
     with matplotlib.rc_context(STYLE):
         return PLOTS[spec["kind"]].draw(spec, data)
 
