@@ -319,3 +319,13 @@ def test_powers_have_plain_numbers_and_their_slopes_beside_the_axes():
     legend = panel.get_legend()
     assert next(iter(legend.get_texts())).get_text() == "slope -0.5"
     assert legend.get_window_extent().y1 < panel.get_window_extent().y0  # no line runs through it
+
+
+def test_lines_of_dispatch_have_as_many_clusters_as_their_own_task():
+    axes = {"data.clusters": (2, 3)}
+    rows = table(axes, {"learned": 0.1})
+    counts = {run: np.ones((2, n, 8), int) for n in (2, 3) for run in rows.run[rows["data.clusters"] == n]}
+    spec = {"kind": "dispatch", "name": "d", "lines": {str(n): {"data.clusters": n} for n in (2, 3)}}
+    heat = {f"{run}/counts": value for run, value in counts.items()}
+    figure = plots.draw(spec, frame.Data(rows, list(axes), flatten(base()), heat, AXES, own=tuple(axes)))
+    assert [[text.get_text() for text in panel.get_yticklabels()] for panel in figure.axes[::2]] == [["1", "2"], ["1", "2", "3"]]  # fmt: skip

@@ -80,10 +80,11 @@ def dispatch(spec: dict[str, Any], data: Data) -> Figure | None:
     found = arrays_of(spec, data, "counts")
     if not found:
         return None
-    clusters, experts = next(iter(found.values()))[0].shape[1:]
-    figure = Figure(figsize=(2 * (0.42 * experts + 0.9), len(found) * (0.3 * clusters + 0.75)))
-    panels = figure.subplots(len(found), 2, squeeze=False)
-    for line, (name, (counts,)) in zip(panels, found.items(), strict=True):
+    sizes = [counts.shape[1:] for (counts,) in found.values()]  # lines may be of other tasks
+    heights = [0.3 * clusters + 0.75 for clusters, _ in sizes]
+    figure = Figure(figsize=(2 * (0.42 * max(experts for _, experts in sizes) + 0.9), sum(heights)))
+    panels = figure.subplots(len(found), 2, squeeze=False, height_ratios=heights)
+    for line, (name, (counts,)), (clusters, experts) in zip(panels, found.items(), sizes, strict=True):
         for panel, table, when in zip(line, (counts[0], counts[-1]), ("before", "after"), strict=True):
             panel.imshow(table, cmap="Blues", vmin=0, vmax=counts.sum(2).max(), aspect="auto")
             for (cluster, expert), number in np.ndenumerate(table):
