@@ -249,7 +249,7 @@ def test_plain_files_by_split(tmp_path):
     config = plain(
         tmp_path, train=b"the cat sat on", valid=b"a mat, in 1 hat", test="d\u00e9j\u00e0 vu, he said".encode()
     )
-    found = text.load(config.data, stream.CONTINUED.cut(config.data))
+    found = stream.CONTINUED.load(config.data)
     assert [len(one) for one in (found.train[0], found.validation[0], found.test[0])] == [1, 2, 1]
     assert tokenizers.decode(found.tokenizer, found.test[0][0]) == "deja vu h"
     (tmp_path / "test.txt").unlink()
@@ -260,7 +260,7 @@ def test_plain_files_by_split(tmp_path):
 def test_a_file_of_another_encoding_is_named(tmp_path):
     config = plain(tmp_path, train=b"caf\xe9 " * 9, valid=b"a b" * 9, test=b"a b" * 9)
     with pytest.raises(UserError, match=r"train.txt is not UTF-8"):
-        text.load(config.data, stream.CONTINUED.cut(config.data))
+        stream.CONTINUED.load(config.data)
 
 
 def test_pieces_end_behind_a_space(tmp_path, monkeypatch):

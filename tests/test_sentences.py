@@ -65,12 +65,18 @@ def test_a_batch_is_standardised_and_tests_take_languages_in_turn(folder):
 
 
 def test_an_encoder_is_asked_once(folder, monkeypatch):
+    """For the longest texts first; every text keeps its place."""
     asked = []
-    monkeypatch.setitem(sentence_files.ENCODERS, "usem3", lambda texts: asked.append(texts) or np.ones((len(texts), 2)))
+
+    def encode(texts):
+        asked.append(texts)
+        return [[len(text), 1] for text in texts]
+
+    monkeypatch.setitem(sentence_files.ENCODERS, "usem3", encode)
     for labels in (LABELS, LABELS[::-1]):  # read twice, as another set of labels is another load
         assert load("usem3", str(folder), labels).train.x.shape == (4, 2)
-    assert asked[:2] == [["good", "bad", "so so"], ["fine", "bad", "poor"]] and len(asked) == 4
-    assert np.load(folder / "films-en-train.usem3.npy").shape == (3, 2)
+    assert asked[:2] == [["so so", "good", "bad"], ["fine", "poor", "bad"]] and len(asked) == 4
+    assert np.load(folder / "films-en-train.usem3.npy")[:, 0].tolist() == [4, 3, 5]  # good, bad, so so
 
 
 @pytest.mark.parametrize(

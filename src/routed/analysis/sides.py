@@ -10,7 +10,7 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from routed.analysis import controls, statistics
-from routed.engine.rows import at_base, last, shown
+from routed.engine.rows import at_base, last, plain, shown
 from routed.plan.arms import REFERENCE, fair_arms
 from routed.plan.config import problem_of
 from routed.settings.tree import flatten
@@ -40,7 +40,7 @@ class Rows:
         for key, value in filters.items():
             if key not in rows:
                 return rows.iloc[:0]
-            same = np.isclose(rows[key], value, rtol=1e-9) if isinstance(value, float) else rows[key] == value
+            same = np.isclose(rows[key], value, rtol=1e-9) if isinstance(value, float) else rows[key] == plain(value)
             rows = rows[same]
         return at_base(rows, [key for key in self.swept if key not in filters], self._base)
 

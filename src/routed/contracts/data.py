@@ -115,5 +115,6 @@ class Column(NamedTuple):
     definition: str = ""
 
 
-#: Groups of parameters, each with a learning rate of its own: a model's `params` has those it needs. `fixed` are never trained.
-GROUPS = ("router", "experts", "trunk", "fixed")
+#: Groups of parameters, each with a learning rate of its own: a model's `params` has those it needs. `head` is what a network that was
+#: trained before gets anew, by the trunk's rate; `fixed` are never trained.
+GROUPS = ("router", "experts", "trunk", "head", "fixed")

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
-from routed.engine import checkpoint
+from routed.engine import checkpoint, initial
 from routed.engine.compilation import Compiled, stack_traced
 from routed.engine.events import Events
 from routed.engine.limits import steps_fed
@@ -25,7 +24,6 @@ from routed.plan.config import problem_of
 from routed.plan.runs import Run
 from routed.system import files, hosts
 from routed.system.progress import Progress
-from routed.training.freezing import with_router
 
 #: Seconds of work after which a run asks whether it should stop: SIGTERM before a preemption leaves 30.
 PATIENCE = 10.0
@@ -60,7 +58,7 @@ def advance(
     feed = _feed(compiled, config, seeds)
     begun = time.perf_counter()
     worlds, states = compiled.start(placed, stacked, shared)
-    states, first = _resumed(_transplanted(compiled, states, batch, workdir), saved, batch)
+    states, first = _resumed(initial.begun(compiled, states, batch, workdir), saved, batch)
     active = np.array([True] * count + [False] * padding)
     if first is not None:
         active[:count] = hosts.fetch(states["step"])[:count] == first  # the others had diverged
@@ -113,7 +111,8 @@ def advance(
     if config.checkpoint.final:
         for i, run in enumerate(batch):
             kept = states["params"] | {"state": states["state"]}
-            checkpoint.save_model(workdir / "models" / run.key, jax.tree.map(lambda a, i=i: a[i], kept))
+            model = jax.tree.map(lambda a, i=i: a[i], kept)
+            checkpoint.save_model(workdir / initial.MODELS / run.key, model, initial.about(run))
     ran = [
         _until({n: values[i] for n, values in history.items()}, int(reached[i]) // config.eval_every)
         for i in range(count)
@@ -168,28 +167,6 @@ def _until(history: dict[str, np.ndarray], row: int) -> dict[str, np.ndarray]:
     for values in history.values():
         values[row + 1 :] = np.nan if values.ndim == 1 else values[row]
     return history
-
-
-def _transplanted(compiled: Compiled, states, batch: list[Run], workdir: pathlib.Path):
-    """Gives the runs of the arm `transplant` the trained routers of their sources."""
-    for i, run in enumerate(batch):
-        if run.transplant is None:
-            continue
-        like = jax.tree.map(lambda a, i=i: a[i], states["router0"])
-        router = checkpoint.load_router(workdir / "models" / run.transplant, like)
-
-        def put(held, i=i, router=router):
-            return jax.tree.map(lambda old, new: jax.device_put(old.at[i].set(new), old.sharding), held, router)
-
-        router0 = put(states["router0"])
-        params, state = states["params"] | {"router": router0[0]}, with_router(states["state"], router0[1])
-        memory = jax.tree.map(
-            lambda new, old: jax.device_put(new, old.sharding), compiled.remember(params, state), states["memory"]
-        )
-        # Copies, as each buffer is donated to the next step.
-        copies = jax.tree.map(jnp.copy, {"router0": router0, "memory": memory})
-        states = states | {"params": params, "state": state, **copies}
-    return states
 
 
 def _drop_diverged(active: np.ndarray, losses: np.ndarray, batch: list[Run], step: int, workdir: pathlib.Path) -> None:

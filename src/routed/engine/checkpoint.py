@@ -14,6 +14,7 @@ import os
 import pathlib
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -65,13 +66,28 @@ def save(
             files.remove(steps[other])
 
 
-def save_model(target: pathlib.Path, params: Any) -> None:
-    """Saves the parameters (by group, with the model's state as one more) of a finished run.
+def save_model(target: pathlib.Path, params: Any, about: dict[str, Any]) -> None:
+    """Saves the parameters (by group, with the model's state as one more) of a finished run, and what to know of it.
 
     Raises:
       UserError: the disk is full or read-only.
     """
-    _write(target, params, {"form": _form(params)})
+    _write(target, params, {"form": _form(params), **about})
+
+
+def models(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, dict]]:
+    """The models in a folder, by name, with what is known of each; damaged ones are named in the log and passed over."""
+    for path in sorted(folder.glob("*")):
+        if (meta := _meta(path)) is not None:
+            yield path, meta
+        else:
+            log.warning("model %s is damaged: it is passed over", path)
+
+
+def load_model(path: pathlib.Path) -> dict[str, Any]:
+    """What `save_model` left, as NumPy arrays."""
+    with _quiet():
+        return jax.tree.map(np.asarray, ocp.load(_state(path)))
 
 
 def _write(target: pathlib.Path, state: Any, meta: dict) -> None:
@@ -161,12 +177,11 @@ def load_router(path: pathlib.Path, like: Any) -> Any:
             f"{path} is missing or damaged, and a transplanted arm needs the router in it: choose another --workdir, where the"
             " learned runs train again with checkpoint.final=true"
         )
-    with _quiet():
-        stored = ocp.load(_state(path))
+    stored = load_model(path)
     router = router_of(stored, stored.get("state", {}))
     if _form(router) != _form(like):
         raise UserError(f"{path} holds a router of another shape: choose another --workdir")
-    return jax.tree.map(np.asarray, router)
+    return router
 
 
 def _read(path: pathlib.Path, like: Any) -> Any:

@@ -13,7 +13,7 @@ import pandas as pd
 from absl import logging as log
 from jax.sharding import Mesh
 
-from routed.engine import checkpoint, limits, results, tables
+from routed.engine import checkpoint, initial, limits, results, tables
 from routed.engine.batches import advance, interruption
 from routed.engine.compilation import Compiled, compile_group
 from routed.engine.rows import fill_places, rows_of
@@ -79,6 +79,7 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
     Raises:
       UserError: the disk failed, or the user interrupted; everything finished is saved.
     """
+    initial.check(runs)
     done = set(table.run) if len(table) else set()
     pending = [run for run in runs if run.key not in done]
     ends = _ends(table, {key for run in pending for key in run.needs})

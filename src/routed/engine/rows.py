@@ -100,8 +100,8 @@ def at_base(rows: pd.DataFrame, keys: Iterable[str], base: dict[str, Any]) -> pd
     """The rows at one point of the swept `keys`: each has its value in the flat config `base`, or else its largest."""
     for key in keys:
         if len(rows):
-            values = set(rows[key])
-            rows = rows[rows[key] == (base[key] if base[key] in values else max(values))]
+            values, own = set(rows[key]), plain(base[key])
+            rows = rows[rows[key] == (own if own in values else max(values))]
     return rows
 
 

@@ -10,13 +10,14 @@ from routed.models import (
     wide_resnet,
     wide_resnet_settings,
 )
+from routed.models.classifier import classifier
 from routed.models.decoder import decoder
 from routed.models.language_model import expert_axis
 from routed.models.model import Model, ModelPart, Outputs, Site
 from routed.models.single_layer import single_layer
 from routed.models.t5 import t5
 from routed.models.transformer_settings import DECODER, TRANSFORMER, check_decoder, check_t5
-from routed.models.transformer_sizes import flops_of_decoder_row, flops_per_row
+from routed.models.transformer_sizes import flops_of_classifier_row, flops_of_decoder_row, flops_per_row
 
 #: What a layer with a router uses and reads, in any model.
 _ROUTED = ("router.name", "router.noise", "experts.name", "selection.name", "selection.eval.name", "dispatch")
@@ -149,7 +150,13 @@ DECODERS: dict[str, ModelPart] = {
     ),
 }
 
+#: name -> model, for texts with a class.
+CLASSIFIERS: dict[str, ModelPart] = {
+    "classifier": DECODERS["decoder"]._replace(build=classifier),
+}
+
 __all__ = [
+    "CLASSIFIERS",
     "DECODERS",
     "ENCODER_DECODERS",
     "SAMPLE_MODELS",
@@ -158,6 +165,7 @@ __all__ = [
     "Outputs",
     "Site",
     "expert_axis",
+    "flops_of_classifier_row",
     "flops_of_decoder_row",
     "flops_per_row",
 ]

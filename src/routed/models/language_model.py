@@ -34,11 +34,12 @@ def language_model(
     read: Read,
     config: ConfigDict,
     mesh: Mesh | None = None,
+    head: str = "",
 ) -> Model:
     """The `network` that the config describes, or its dense twin (`transformer_sizes.TWINS`); `read` are the ids that each stack reads.
 
     The sites are the stacks. Parameters are `router` (with the noise that learns) and `experts` by stack,
-    every leaf with a leading axis of sparse layers, and `trunk`, which is all else. With a mesh (axes `data` and `expert`) all
+    every leaf with a leading axis of sparse layers, the submodule `head` if there is one, and `trunk`, which is all else. With a mesh (axes `data` and `expert`) all
     devices share the rows of a batch, and those of an `expert` axis the experts.
 
     Raises:
@@ -70,12 +71,14 @@ def language_model(
             if "shared" in moe:
                 params[stack]["blocks"][last]["moe"] = {"shared": moe["shared"]}  # the trunk's
         scale = config.transformer.init_scale**0.5
-        scaled = _of_kernels(lambda kernel: kernel * scale, {"experts": experts, "trunk": params})
+        own = {"head": params.pop(head)} if head else {}
+        scaled = _of_kernels(lambda kernel: kernel * scale, {"experts": experts, "trunk": params}) | own
         return {"router": router, **scaled}, state
 
     def apply(params, state, batch: TextBatch, rule: Rule, dispatch: str, key=None, step=0):
         dtype = jnp.dtype(config.transformer.dtype)
         whole = jax.tree.map(lambda a: a.astype(dtype), params["trunk"])
+        whole |= {head: params["head"]} if head else {}
         for stack in routers:  # routers are float32, whatever the others are
             experts = jax.tree.map(lambda a: a.astype(dtype), params["experts"][stack])
             whole = _put(whole, (stack, *path), params["router"][stack] | {"experts": experts})

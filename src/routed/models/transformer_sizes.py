@@ -88,6 +88,13 @@ def flops_of_decoder_row(config: ConfigDict, experts: Any = None) -> Any:
     return 6.0 * (products + length * t.dim * config.data.vocabulary)
 
 
+def flops_of_classifier_row(config: ConfigDict, experts: Any = None) -> Any:
+    """The same of a decoder with a head of two layers on a row's last token in place of logits."""
+    t, length = config.transformer, config.data.input_length
+    products = t.layers * _attention(config, length, length) + feed_of_token(config, experts) * length
+    return 6.0 * (products + t.dim * (t.dim + len(config.data.labels)))
+
+
 def feed_of_token(config: ConfigDict, experts: Any = None) -> Any:
     """Multiplications of a token in the FFNs, routers and experts of a stack."""
     t, blocks = config.transformer, blocks_of(config)[1]

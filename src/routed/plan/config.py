@@ -14,7 +14,7 @@ from routed.layer.dispatch import AUTO, DISPATCHES
 from routed.layer.selection import SELECTIONS
 from routed.layer.selection_settings import SHARED as SELECTION
 from routed.layer.selection_settings import SHARED_EVAL
-from routed.models import DECODERS, ENCODER_DECODERS, SAMPLE_MODELS
+from routed.models import CLASSIFIERS, DECODERS, ENCODER_DECODERS, SAMPLE_MODELS
 from routed.models.transformer_settings import DECODER, TRANSFORMER
 from routed.plan.run_settings import ANALYSIS, ENGINE, PLAN
 from routed.routers.noise import NOISES
@@ -23,21 +23,21 @@ from routed.settings.setting import Choice, Component, Setting, one_of
 from routed.settings.tree import flatten, unflatten, value_of
 from routed.tasks import SHARED as TASK
 from routed.tasks import TASKS
+from routed.tasks.text import LABELLED, SOURCES
 from routed.tasks.text import SHARED as TEXT
-from routed.tasks.text import SOURCES
 from routed.training import PROBLEMS, ProblemPart, program
 from routed.training.optimiser import NORMALISATIONS, OPTIMISERS, SCHEDULES
 from routed.training.optimiser import SHARED as OPTIMISER
 from routed.training.phases import configs_of
 from routed.training.task_losses import TASK_LOSSES
 
-#: Where data come from: tasks draw their own, sources read text.
-DATA: Mapping[str, Any] = ChainMap(TASKS, SOURCES)  # type: ignore[arg-type]
+#: Where data come from: tasks draw their own, sources read text, tables have a class for each.
+DATA: Mapping[str, Any] = ChainMap(TASKS, SOURCES, LABELLED)  # type: ignore[arg-type]
 
 #: Every key that names a part, and the table it is looked up in. A user's file adds to the tables.
 CHOICES: dict[str, Choice] = {
     "data.name": Choice("data", "gmm", "the task, or the source of text", DATA),
-    "model": Choice("", "moe", "what is trained; moe has routers, dense_* are its twins", ChainMap(SAMPLE_MODELS, ENCODER_DECODERS, DECODERS)),
+    "model": Choice("", "moe", "what is trained; moe has routers, dense_* are its twins", ChainMap(SAMPLE_MODELS, ENCODER_DECODERS, DECODERS, CLASSIFIERS)),
     "loss": Choice("losses", "squared", "what is minimised on samples", TASK_LOSSES),
     "router.name": Choice("router", "linear", "the router", routers.ROUTERS),
     "router.noise": Choice("router", "none", "noise on its scores or its input", NOISES),

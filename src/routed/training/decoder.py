@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from routed.contracts import AT_LEAST_0, AT_LEAST_1, Column
+from routed.contracts import AT_LEAST_0, AT_LEAST_1, SHARE, Column
 from routed.models import DECODERS, flops_of_decoder_row
 from routed.models.decoder import READ
 from routed.tasks.text import CONTINUED
@@ -20,6 +20,12 @@ COLUMNS = {
         "test loss (nats per token)",
         bounds=AT_LEAST_0,
         definition="Cross-entropy on the test rows, in nats for each token.",
+    ),
+    "test/accuracy": Column(
+        "test token accuracy",
+        bounds=SHARE,
+        higher_is_better=True,
+        definition="Share of the test tokens that the model ranks first.",
     ),
     "test/bits": Column(
         "bits per token, test,\nat the best validation so far",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -131,7 +132,8 @@ def _evaluate(
 
     def tested(block: TextBatch):
         logits = model.apply(params, state, block, rule, dispatch, step=step).prediction
-        return (jax.nn.logsumexp(logits, axis=-1) - _at(logits, block.targets)).mean(1)
+        nats = jax.nn.logsumexp(logits, axis=-1) - _at(logits, block.targets)
+        return jnp.stack([nats, logits.argmax(-1) == block.targets]).mean((1, 2))
 
     blocks = _in_blocks(config, rows)
     sums, stacks = jax.lax.map(forward, blocks)
@@ -149,7 +151,8 @@ def _evaluate(
         seen["train/experts"] = jnp.asarray(experts, jnp.float32)
     seen["train/flops"] = jnp.float32(step) * config.batch_size * flops(config, experts)
     if "test" in inputs.shared:
-        seen["test/loss"] = jax.lax.map(tested, _in_blocks(config, inputs.shared["test"])).mean()
+        tests = jax.lax.map(tested, _in_blocks(config, inputs.shared["test"])).mean(0)
+        seen |= {"test/loss": tests[0], "test/accuracy": tests[1]}
     for name, one in stacks.items():
         seen |= {f"{name}/{metric}": values for metric, values in _summary(config.experts.count, one).items()}
     return seen
@@ -245,10 +248,12 @@ def _at(logits: Float[Array, "B M V"], targets: Int[Array, "B M"]) -> Float[Arra
     return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
 
 
-def _about(config: ConfigDict) -> str:
-    languages = f"{len(config.data.languages)} languages" if config.data.languages else "all languages there"
-    source = text.SOURCES[config.data.name].about(config.data)
-    return f"data.name={config.data.name}, {languages}{source}; {config.steps * config.batch_size:,} rows a run"
+def _about(sources: Mapping[str, Any], reads: tuple[str, ...], config: ConfigDict) -> str:
+    languages = ""
+    if "languages" in reads:
+        languages = f", {len(config.data.languages)} languages" if config.data.languages else ", all languages there"
+    source = sources[config.data.name].about(config.data)
+    return f"data.name={config.data.name}{languages}{source}; {config.steps * config.batch_size:,} rows a run"
 
 
 def parameters(models: Mapping[str, ModelPart], config: ConfigDict) -> int:
@@ -267,11 +272,16 @@ def language_part(
     flops: Flops,
     reads: tuple[str, ...],
     finished: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda history: {},
+    sources: Mapping[str, Any] = text.SOURCES,
+    settings: Mapping[str, Setting] = MappingProxyType({}),
 ) -> ProblemPart:
-    """The problem of rows of a `form`, for models whose stacks `read` them; `flops` are a row's, `finished` adds columns to a history."""
+    """The problem of rows of a `form`, for models whose stacks `read` them.
+
+    `flops` are a row's, `finished` adds columns to a history; `sources` is the table of `data.name`, and there may be further settings.
+    """
     return ProblemPart(
         build=partial(build, form, models, flops),
-        data=text.SOURCES,
+        data=sources,
         models=models,
         loss="eval/loss",
         columns=lambda config: ROUTER_COLUMNS | COLUMNS | dict(columns),
@@ -281,7 +291,7 @@ def language_part(
         offline=lambda config, history: offline(form, read, config, history) | finished(history),
         traced=lambda config: traced(form, read, config),
         digest=lambda config: f"{config.data.name} {text_feed.corpus(form, config).digest}",
-        about=_about,
+        about=partial(_about, sources, reads),
         cost=lambda config: Cost(
             config.batch_size * form.tokens(config.data),
             config.batch_size
@@ -293,6 +303,7 @@ def language_part(
         shareable=True,
         settings={
             "losses.logits_z": Setting(0.0, "coefficient: mean squared log-partition of the logits", at_least(0)),
+            **settings,
         },
         uses=("model",),
         reads=tuple(f"data.{name}" for name in reads),

@@ -19,6 +19,7 @@ RATES = {
     "router": "router.learning_rate",
     "experts": "experts.learning_rate",
     "trunk": "transformer.learning_rate",
+    "head": "transformer.learning_rate",
 }
 
 

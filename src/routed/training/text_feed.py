@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from routed.contracts import TextBatch
 from routed.routers import ROUTERS
 from routed.tasks import text
-from routed.tasks.text import SPANS, Corpus, Form, bigram, stream
+from routed.tasks.text import CLASSIFIED, SPANS, Corpus, Form, bigram, stream
 
 #: The seed of the batches in which token ids are counted, and how many.
 COUNTING, COUNTED = 2**31 - 1, 64
@@ -22,8 +22,7 @@ COUNTING, COUNTED = 2**31 - 1, 64
 
 @functools.lru_cache(maxsize=4)
 def _corpus(form: Form, key: str) -> Corpus:
-    data = ConfigDict(json.loads(key)).data
-    return text.load(data, form.cut(data))
+    return form.load(ConfigDict(json.loads(key)).data)
 
 
 def corpus(form: Form, config: ConfigDict) -> Corpus:
@@ -56,6 +55,9 @@ def _references(form: Form, key: str) -> dict[str, np.float32]:
     """Losses on the validation rows: of counts, and what the source says that can be reached."""
     config = ConfigDict(json.loads(key) | {"batch_size": 64})
     there, rows = _corpus(form, key), held_out(form, config)["validation"]
+    if form is CLASSIFIED:  # as often as each class is in training
+        counts = np.bincount(there.train[0][:, 0], minlength=len(config.data.labels))
+        return {"prior": np.float32(-np.log(counts / counts.sum())[np.asarray(rows.targets)].mean())}
     if form is not SPANS:
         texts = [one[:, :-1].reshape(-1) for one in there.train]
         loss = text.ngram_loss(texts, np.asarray(rows.inputs), np.asarray(rows.targets), there.vocabulary)

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from routed.analysis import statistics
 from routed.analysis.plots.marks import Point, by_seed, intervals
 from routed.contracts import Column
-from routed.engine.rows import at_base, last, shown
+from routed.engine.rows import at_base, last, plain, shown
 from routed.plan.arms import ARMS, is_control
 
 #: swept key -> its words on an axis.
@@ -107,13 +107,15 @@ class Data:
         """
         rows, drawn = self.last, [key for key in drawn if key in self.swept]
         for key, value in at.items():
-            rows = rows[rows[key] == value]
+            rows = rows[rows[key] == plain(value)]
         others = [key for key in self.swept if key not in (*drawn, *at)]
         if drawn and len(rows):
             values = rows.groupby(drawn)[others].nunique()
             others = [key for key in others if (values[key] > 1).any()]
         rows = at_base(rows, others, self.base)
-        return dict(at) | ({key: rows[key].iloc[0] for key in others} if len(rows) else {})
+        return {key: plain(value) for key, value in at.items()} | (
+            {key: rows[key].iloc[0] for key in others} if len(rows) else {}
+        )
 
     def at_point(self, rows: pd.DataFrame, spec: dict[str, Any]) -> pd.DataFrame:
         """The rows at the one point that a figure shows (`settled`), with all values of the keys that it draws."""
@@ -125,7 +127,7 @@ class Data:
         """The last rows (or those of `rows`) at exactly this point: a swept key that it does not name has its base value."""
         rows = self.last if rows is None else rows
         for key in self.swept:
-            rows = rows[rows[key] == point.get(key, self.base[key])]
+            rows = rows[rows[key] == plain(point.get(key, self.base[key]))]
         return rows
 
 

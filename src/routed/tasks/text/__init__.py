@@ -2,14 +2,17 @@
 
 from routed.tasks.text.bigram import bigram_loss
 from routed.tasks.text.corpus import Corpus, load
+from routed.tasks.text.labelled import LABELLED
 from routed.tasks.text.ngram import ngram_loss
 from routed.tasks.text.sources import SHARED, SOURCES, TextSource
 from routed.tasks.text.spans import lengths
-from routed.tasks.text.stream import CONTINUED, SPANS, Form, batch_function, batches, held_out, validation
+from routed.tasks.text.stream import CLASSIFIED, CONTINUED, SPANS, Form, batch_function, batches, held_out, validation
 from routed.tasks.text.tokenizers import Tokenizer, decode, encode
 
 __all__ = [
+    "CLASSIFIED",
     "CONTINUED",
+    "LABELLED",
     "SHARED",
     "SOURCES",
     "SPANS",

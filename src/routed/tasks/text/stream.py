@@ -11,8 +11,8 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch, UserError
-from routed.tasks.text import spans
-from routed.tasks.text.corpus import Corpus, Cut
+from routed.tasks.text import labelled, spans
+from routed.tasks.text.corpus import Corpus, Cut, load
 from routed.tasks.text.documents import shares
 
 #: Languages are dealt from shuffled decks of this many rows, each language its share (and at least one): the row that
@@ -62,7 +62,8 @@ def batch_function(
 ) -> Callable[[int], TextBatch]:
     """step -> the rows `part` of its global batch."""
     sizes = [len(rows) for rows in corpus.train]
-    cards = np.maximum(1, np.round(DECK * shares(sizes, config.data.temperature))).astype(int)
+    temperature = config.data.temperature if "temperature" in config.data else 1.0  # one language has none
+    cards = np.maximum(1, np.round(DECK * shares(sizes, temperature))).astype(int)
 
     @functools.lru_cache(maxsize=4)
     def deck(number: int) -> Int[np.ndarray, "2 D"]:
@@ -150,14 +151,21 @@ def _continued(rows, language, data: ConfigDict, rng: np.random.Generator, part:
     return TextBatch(ids[:, :-1], ids[:, 1:], language.astype(np.int32))  # type: ignore[arg-type]
 
 
+def _classified(rows, language, data: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
+    """The tokens of rows behind the first, which is the class."""
+    del data, rng, part, size
+    ids = rows.astype(np.int32)
+    return TextBatch(ids[:, 1:], ids[:, :1], language.astype(np.int32))  # type: ignore[arg-type]
+
+
 class Form(NamedTuple):
-    """What a row becomes: how texts are cut into rows (None: as for spans), the batch made of some, and its lengths.
+    """What a row becomes: how text is loaded in rows, the batch made of some, and its lengths.
 
     `lengths(data)` are those of a row's inputs and targets, `tokens(data)` those that stacks read of it. A form that is `tested` holds
     rows out for a test, too.
     """
 
-    cut: Callable[[ConfigDict], Cut | None]
+    load: Callable[[ConfigDict], Corpus]
     batch: Callable[..., TextBatch]
     lengths: Callable[[ConfigDict], tuple[int, int]]
     tokens: Callable[[ConfigDict], int]
@@ -166,7 +174,7 @@ class Form(NamedTuple):
 
 #: For an encoder and a decoder: spans of a row are cut out, and have to be filled in.
 SPANS = Form(
-    lambda data: None,
+    load,
     _corrupted,
     lambda data: (data.input_length, spans.lengths(data)[1]),
     lambda data: data.input_length + spans.lengths(data)[1],
@@ -174,9 +182,18 @@ SPANS = Form(
 
 #: For a decoder alone: contiguous text, of which a row's last token is the first that the next row reads.
 CONTINUED = Form(
-    lambda data: Cut(data.input_length + 1, shared=1),
+    lambda data: load(data, Cut(data.input_length + 1, shared=1)),
     _continued,
     lambda data: (data.input_length, data.input_length),
+    lambda data: data.input_length,
+    tested=True,
+)
+
+#: For a decoder with a head: a text whose only target is its class.
+CLASSIFIED = Form(
+    labelled.load,
+    _classified,
+    lambda data: (data.input_length, 1),
     lambda data: data.input_length,
     tested=True,
 )

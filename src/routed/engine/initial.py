@@ -1,0 +1,125 @@
+"""What a run begins with beside what it draws: the router of another arm, or the model of a finished run in another workdir."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr, tree_leaves_with_path
+
+from routed.contracts import UserError
+from routed.engine import checkpoint
+from routed.engine.compilation import Compiled
+from routed.plan.runs import Run
+from routed.settings.setting import refuse
+from routed.settings.tree import flatten
+from routed.training.freezing import router_of, with_router
+
+#: Where the models of finished runs are, in a workdir.
+MODELS = "models"
+
+#: Settings of a model that have to be alike, and those in these nodes that need not be.
+ALIKE = ("data.tokens", "data.vocabulary", "router.name", "experts.", "transformer.")
+FREE = {"experts.learning_rate", *(f"transformer.{name}" for name in ("learning_rate", "dtype", "init_scale", "remat", "tied"))}  # fmt: skip
+
+
+def about(run: Run) -> dict[str, Any]:
+    """What is kept of a run beside its model: whose it is."""
+    return {"arm": run.arm, "seed": run.seed, "settings": _settings(run)}
+
+
+def check(runs: list[Run]) -> None:
+    """Refuses runs that begin with a model that is not there, or is of another kind.
+
+    Raises:
+      UserError: names the workdir and what differs.
+    """
+    for run in runs:
+        if _begins(run):
+            _model(run)
+
+
+def begun(compiled: Compiled, states: Any, batch: list[Run], workdir: pathlib.Path) -> Any:
+    """The states of a batch at step 0: those of arms that are transplanted or begin with a model have what they take."""
+    for i, run in enumerate(batch):
+        if run.transplant is not None:
+            like = jax.tree.map(lambda a, i=i: a[i], states["router0"])
+            path = workdir / MODELS / run.transplant
+            router, own = checkpoint.load_router(path, like)
+            params = states["params"] | {"router": _put(i, states["params"]["router"], router)}
+            old = router_of(states["params"], states["state"])[1]
+            states |= {"params": params, "state": with_router(states["state"], _put(i, old, own))}
+        elif _begins(run):
+            model = checkpoint.load_model(path := _model(run))
+            params, state = states["params"], model.pop("state", {})
+            fitting = {
+                name: {key: model[name][key] for key in params[name]} if name == "trunk" else model[name]
+                for name in params.keys() & model.keys()
+            }
+            _refuse_misfit(path, fitting | {"state": state}, {k: params[k] for k in fitting} | {"state": states["state"]})  # fmt: skip
+            put = {name: _put(i, params[name], own) for name, own in fitting.items()}
+            states |= {"params": params | put, "state": _put(i, states["state"], state)}
+        else:
+            continue
+        router0 = router_of(states["params"], states["state"])
+        memory = jax.tree.map(
+            lambda new, old: jax.device_put(new, old.sharding),
+            compiled.remember(states["params"], states["state"]),
+            states["memory"],
+        )
+        # Copies, as each buffer is donated to the next step.
+        states |= jax.tree.map(jnp.copy, {"router0": router0, "memory": memory})
+    return states
+
+
+def _put(i: int, held: Any, new: Any) -> Any:
+    """`held` with `new` at place i of every leaf's first axis."""
+    return jax.tree.map(lambda old, one: jax.device_put(old.at[i].set(one), old.sharding), held, new)
+
+
+def _begins(run: Run) -> bool:
+    return bool("initial" in run.config and run.config.initial.workdir)
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    kept = {key: value for key, value in flatten(run.config).items() if key.startswith(ALIKE) and key not in FREE}
+    return json.loads(json.dumps(kept, default=list))
+
+
+def _model(run: Run) -> pathlib.Path:
+    """The folder of the model that a run begins with: of its arm, its seed, and alike in every setting that both have."""
+    given, arm = run.config.initial.workdir, run.config.initial.arm or run.arm
+    folder = pathlib.Path(given).expanduser() / MODELS
+    known = {path: meta for path, meta in checkpoint.models(folder) if "settings" in meta}
+    if not known:
+        refuse("initial.workdir", given, "no models in it; run its command again with --config.checkpoint.final=true")
+    fitting = {path: meta for path, meta in known.items() if (meta["arm"], meta["seed"]) == (arm, run.seed)}
+    if not fitting:
+        there = ", ".join(sorted({f"{meta['arm']} of seed {meta['seed']}" for meta in known.values()}))
+        refuse("initial.workdir", given, f"no model of the arm {arm} with seed {run.seed} in it; there are: {there}")
+    own, others = _settings(run), {path: meta["settings"] for path, meta in fitting.items()}
+    unlike = {path: [key for key in own.keys() & one.keys() if own[key] != one[key]] for path, one in others.items()}
+    alike = [path for path, keys in unlike.items() if not keys]
+    if len(alike) == 1:
+        return alike[0]
+    if alike:
+        raise UserError(
+            f"config key initial.workdir={given}: {len(alike)} models of the arm {arm} with seed {run.seed} fit; name a workdir of one point"
+        )
+    path, keys = min(unlike.items(), key=lambda item: len(item[1]))
+    words = ", ".join(f"{key}={others[path][key]!r} (here {own[key]!r})" for key in sorted(keys))
+    raise UserError(f"config key initial.workdir={given}: its model of the arm {arm} has {words}; set them alike")
+
+
+def _refuse_misfit(path: pathlib.Path, stored: Any, held: Any) -> None:
+    """Refuses a model whose leaves are not those of a run; of `held` every leaf has a first axis of runs."""
+    there = {keystr(key): leaf.shape for key, leaf in tree_leaves_with_path(stored)}
+    wanted = {keystr(key): leaf.shape[1:] for key, leaf in tree_leaves_with_path(held)}
+    if there != wanted:
+        key = sorted(k for k in there.keys() | wanted.keys() if there.get(k) != wanted.get(k))[0]
+        raise UserError(
+            f"{path}: {key} is {there.get(key, 'missing')}, and {wanted.get(key, 'nothing')} here: not a model of this kind"
+        )

@@ -1,0 +1,146 @@
+"""Texts with a class each, from plain tables: what a language model is fine-tuned on. A row is the class, then the tokens."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from absl import logging as log
+from jaxtyping import Integer
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
+from routed.settings.setting import Setting, refuse
+from routed.tasks.sentence_files import LABELS, Row, read_table
+from routed.tasks.text import cache, tokenizers
+from routed.tasks.text.corpus import Corpus
+from routed.tasks.text.documents import Source
+
+#: The only language: a table may have several, but nothing here goes by them.
+LANGUAGE = "text"
+
+#: Of the training texts every so many-th is one to validate on, where no table is.
+EVERY = 10
+
+#: Texts of the artificial table, by part.
+ARTIFICIAL = {"train": 400, "valid": 40, "test": 40}
+
+#: What `data.table` may be beside the name of a table.
+MADE = "artificial"
+
+
+class Tables(NamedTuple):
+    """Where such texts come from, as a part; `about(data)` ends the sentence that says what the data are."""
+
+    about: Callable[[ConfigDict], str]
+    check: Callable[[ConfigDict], None]
+    tokens: str = "hidden"
+    provides: frozenset[str] = frozenset({"token_id"})
+    settings: Mapping[str, Setting] = {}
+    reads: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+
+
+def load(data: ConfigDict) -> Corpus:
+    """The texts of `data.table`, of the classes `data.labels`, as rows of 1 + `data.input_length` numbers.
+
+    NAME-train.tsv and NAME-test.tsv have a head with `text` and `label`; NAME-valid.tsv is there, or every tenth training text is held out.
+    Texts of other labels are left out. A long text is cut at its end; before a short one stand pads, as its last token is read.
+
+    Raises:
+      UserError: a table that is missing, damaged, or has no text of a class.
+    """
+    tables = _artificial(data.labels) if data.table == MADE else _tables(data)
+    # Its text decides nothing of a tokenizer, which is that of the text before (`check`).
+    tokenizer = tokenizers.tokenizer(data, Source((), _none, lambda *_: "", len), 0)
+    made = {part: _rows(data, tokenizer, rows, part) for part, rows in tables.items()}
+    digest = cache.key(
+        tokenizer.digest, data.table, str(data.input_length), *(_digest(rows) for rows in tables.values())
+    )
+    train, valid, test = ((made[part],) for part in ("train", "valid", "test"))
+    return Corpus((LANGUAGE,), train, valid, data.vocabulary, digest, tokenizer, test)
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses a folder that nobody named, and tokens of the table's own.
+
+    Raises:
+      UserError: names the key.
+    """
+    data = config.data
+    if data.table != MADE and not data.directory:
+        raise UserError(f"config key data.directory is empty: name the folder with the table {data.table}-train.tsv")
+    if data.tokens == "train":
+        refuse(
+            "data.tokens",
+            "train",
+            "texts with classes have the tokens of the text before; name bytes, characters or the SentencePiece model file",
+        )
+
+
+def _tables(data: ConfigDict) -> dict[str, list[Row]]:
+    folder = pathlib.Path(data.directory).expanduser()
+    paths = {part: folder / f"{data.table}-{part}.tsv" for part in ("train", "valid", "test")}
+    if not paths["train"].exists() and (there := sorted(folder.glob("*-train.tsv"))):
+        names = ", ".join(path.name.removesuffix("-train.tsv") for path in there)
+        refuse("data.table", data.table, f"{folder} has no {paths['train'].name}; there are: {names}")
+    train, test = read_table(paths["train"]), read_table(paths["test"])
+    if paths["valid"].exists():
+        return {"train": train, "valid": read_table(paths["valid"]), "test": test}
+    held = train[EVERY - 1 :: EVERY]
+    return {"train": [row for i, row in enumerate(train) if i % EVERY != EVERY - 1], "valid": held, "test": test}
+
+
+def _rows(data: ConfigDict, tokenizer: tokenizers.Tokenizer, rows: list[Row], part: str) -> Integer[np.ndarray, "N R"]:
+    kept = [row for row in rows if row.label in data.labels]
+    if missing := [name for name in data.labels if name not in {row.label for row in kept}]:
+        found = ", ".join(sorted({row.label for row in rows})[:10])
+        raise UserError(
+            f"{data.table}: no text to {'test on' if part == 'test' else part} has the label {missing[0]!r} (its labels: {found}); set"
+            " data.labels to two or more that it has"
+        )
+    ids = tokenizers.encode(tokenizer, [row.text for row in kept])
+    made, length = np.zeros((len(kept), 1 + data.input_length), np.int32), data.input_length
+    for row, one, text in zip(made, ids, kept, strict=True):
+        row[0] = data.labels.index(text.label)
+        row[1 + length - min(len(one), length) :] = one[:length]
+    if long := sum(len(one) > length for one in ids):
+        log.info("%s: %d of %d texts (%s) are cut after %d tokens", data.table, long, len(kept), part, length)
+    return made
+
+
+def _digest(rows: list[Row]) -> str:
+    return cache.key(*(f"{row.label}\t{row.text}" for row in rows))
+
+
+def _artificial(labels: Sequence[str]) -> dict[str, list[Row]]:
+    """Words of two letters, of which each class has one of its own."""
+    random, found = np.random.default_rng(0), {}
+    for part, count in ARTIFICIAL.items():
+        classes = np.arange(count) % len(labels)
+        words = [["ab", "ba", *[chr(ord("c") + label % 20) * 2] * 2] for label in classes]
+        texts = [" ".join(random.choice(some, 4)) for some in words]
+        found[part] = [Row(text, labels[label], LANGUAGE) for text, label in zip(texts, classes.tolist(), strict=True)]
+    return found
+
+
+def _none(*_):
+    return iter(())
+
+
+#: By `data.name`.
+LABELLED: dict[str, Tables] = {
+    "labelled": Tables(
+        lambda data: f", table {data.table}, classes {', '.join(data.labels)}",
+        check,
+        settings={
+            "labels": LABELS,
+            "table": Setting(
+                MADE, f"NAME of NAME-train.tsv and NAME-test.tsv in data.directory; {MADE}: one of its own"
+            ),
+        },
+        reads=("directory",),
+    )
+}

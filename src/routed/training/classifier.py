@@ -1,0 +1,78 @@
+"""The problem of texts with a class each: a decoder that was trained on text, or not, learns them with a new head."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from routed.contracts import AT_LEAST_0, SHARE, Column
+from routed.models import CLASSIFIERS, flops_of_classifier_row
+from routed.models.decoder import READ
+from routed.settings.setting import Setting
+from routed.tasks.text import CLASSIFIED, LABELLED
+from routed.training.language import language_part
+
+COLUMNS = {
+    "train/loss": Column(
+        "training loss (nats per text)",
+        bounds=AT_LEAST_0,
+        definition="Mean cross-entropy of the training batches since the last evaluation, in nats for each text.",
+    ),
+    "eval/loss": Column(
+        "validation loss (nats per text)",
+        bounds=AT_LEAST_0,
+        definition="Cross-entropy on held-out texts, in nats for each text; all arms are asked about the same texts.",
+    ),
+    "eval/accuracy": Column(
+        "validation accuracy",
+        bounds=SHARE,
+        higher_is_better=True,
+        definition="Share of held-out texts whose class the model ranks first.",
+    ),
+    "eval/prior": Column(
+        "loss of the classes' shares (nats per text)",
+        bounds=AT_LEAST_0,
+        definition="Loss on the held-out texts of who knows only how often each class is in training.",
+    ),
+    "test/loss": Column(
+        "test loss (nats per text),\nat the best validation so far",
+        bounds=AT_LEAST_0,
+        definition="Cross-entropy on the test texts, in nats for each text, of the model at the evaluation with the lowest validation loss so far.",
+    ),
+    "test/accuracy": Column(
+        "test accuracy,\nat the best validation so far",
+        bounds=SHARE,
+        higher_is_better=True,
+        definition="Share of the test texts whose class the model ranks first, at the evaluation with the lowest validation loss so far.",
+    ),
+}
+
+#: Where an arm begins: `engine.initial` reads them.
+SETTINGS = {
+    "initial.workdir": Setting(
+        "", "a finished workdir whose models (checkpoint.final=true) runs begin with, by arm and seed; empty: untrained"
+    ),
+    "initial.arm": Setting("", "the arm there; empty: that of the same name"),
+}
+
+#: What of `data` a text with a class reads.
+READS = ("tokens", "vocabulary", "input_length", "eval_rows", "cache")
+
+
+def at_best(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """At each evaluation, what the test says of the model with the lowest validation loss until then."""
+    losses = np.where(np.isfinite(history["eval/loss"]), history["eval/loss"], np.inf)
+    best = [int(losses[: last + 1].argmin()) for last in range(len(losses))]
+    return {name: history[name][best] for name in ("test/loss", "test/accuracy")}
+
+
+CLASSIFIER = language_part(
+    CLASSIFIED,
+    READ,
+    CLASSIFIERS,
+    COLUMNS,
+    flops_of_classifier_row,
+    reads=READS,
+    finished=at_best,
+    sources=LABELLED,
+    settings=SETTINGS,
+)

@@ -1,0 +1,206 @@
+"""Fine-tuning: texts with classes as rows, the head, and what a run begins with that another workdir holds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from routed.contracts import TextBatch, UserError
+from routed.engine import checkpoint, execution, initial, results
+from routed.engine.devices import make_mesh
+from routed.layer.rule import rule_of
+from routed.models.classifier import classifier
+from routed.models.decoder import decoder
+from routed.models.transformer_sizes import flops_of_classifier_row, flops_of_decoder_row
+from routed.plan.checks import validate
+from routed.plan.config import base, problem_of
+from routed.plan.runs import plan_runs
+from routed.settings.tree import override
+from routed.tasks.text import labelled
+from routed.training.classifier import at_best
+from tests.test_decoder import TINY
+
+TUNED = TINY | {
+    "data.name": "labelled", "model": "classifier", "data.eval_rows": 8, "steps": 4, "eval_every": 2, "seeds": 1,
+    "arms": ("learned",), "optimizer.name": "adam",
+}  # fmt: skip
+
+
+def settings(**changes):
+    return override(base(), TUNED | changes)
+
+
+def write(folder, **tables):
+    """NAME-PART.tsv by name_part, of (text, label)."""
+    for name, rows in tables.items():
+        lines = ["text\tlabel", *(f"{text}\t{label}" for text, label in rows)]
+        (folder / f"{name.replace('_', '-')}.tsv").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def run(config, workdir):
+    workdir.mkdir(exist_ok=True)
+    validate(config)
+    runs = plan_runs(config, ({},))
+    execution.execute(runs, results.open_workdir(workdir, "tiny", config, ({},)), workdir, make_mesh(config))
+    return {run.arm: checkpoint.load_model(workdir / initial.MODELS / run.key) for run in runs}
+
+
+# --- rows ---
+
+
+def test_a_row_is_its_class_and_its_tokens_behind_pads(tmp_path):
+    """Letter a is id 4 and the space 3 (`characters`); what is longer than 8 tokens is cut at its end."""
+    write(
+        tmp_path,
+        t_train=[("ab", "good"), ("abcdefghij", "bad"), ("b", "neutral")],
+        t_valid=[("c", "good"), ("c", "bad")],
+        t_test=[("d", "bad"), ("d", "good")],
+    )
+    names = {"data.table": "t", "data.directory": str(tmp_path), "data.labels": ("bad", "good")}
+    corpus = labelled.load(settings(**names).data)
+    assert corpus.train[0].tolist() == [[1, 0, 0, 0, 0, 0, 4, 5, 3], [0, 4, 5, 6, 7, 8, 9, 10, 11]]
+    assert corpus.validation[0][:, 0].tolist() == [1, 0]
+    assert corpus.test[0][:, 0].tolist() == [0, 1]
+    other = labelled.load(settings(**names | {"data.labels": ("good", "bad")}).data)
+    assert other.train[0][:, 0].tolist() == [0, 1]
+    config = settings(**names)
+    shared = problem_of(config).shared_arrays(config)
+    # One good and one bad text of two in training: log 2 for each.
+    assert shared["references"]["prior"] == pytest.approx(np.log(2))
+    batch = problem_of(config).feed(config, 0)(0, 3)
+    assert batch.inputs.shape == (3, 4, 8) and batch.targets.shape == (3, 4, 1)
+    assert set(map(tuple, np.concatenate([batch.targets, batch.inputs], -1).reshape(-1, 9).tolist())) == set(
+        map(tuple, corpus.train[0].tolist())
+    )
+
+
+def test_every_tenth_text_is_held_out_where_no_table_is(tmp_path):
+    rows = [("abc"[i % 3] * (1 + i % 5), "good" if i % 3 else "bad") for i in range(60)]
+    write(tmp_path, t_train=rows, t_test=rows[:6])
+    config = settings(**{"data.table": "t", "data.directory": str(tmp_path), "data.labels": ("bad", "good")})
+    corpus = labelled.load(config.data)
+    assert len(corpus.train[0]) == 54
+    assert corpus.validation[0][:, 0].tolist() == [int(rows[i][1] == "good") for i in range(9, 60, 10)]
+
+
+@pytest.mark.parametrize(
+    "changes, tables, words",
+    [
+        ({}, {"t_train": [("a", "good"), ("b", "good")], "t_test": [("a", "good")]}, "no text to train has the label 'bad' \\(its labels: good\\)"),
+        ({"data.table": "other"}, {"t_train": [("a", "good")]}, "has no other-train.tsv; there are: t"),
+        ({"data.table": "t"}, {"t_train": [("a", "good"), ("b", "bad")] * 10}, "t-test.tsv: missing"),
+        ({"data.labels": ("good",)}, {}, "data.labels.*at least two different labels"),
+        ({"data.directory": ""}, {}, "data.directory is empty: name the folder with the table t-train.tsv"),
+        ({"data.tokens": "train"}, {}, "have the tokens of the text before; name bytes"),
+    ],
+)  # fmt: skip
+def test_bad_tables_are_refused_in_a_line(tmp_path, changes, tables, words):
+    write(tmp_path, **tables)
+    names = {"data.table": "t", "data.directory": str(tmp_path), "data.labels": ("bad", "good")}
+    with pytest.raises(UserError, match=words):
+        config = settings(**names | changes)
+        validate(config)
+        labelled.load(config.data)
+
+
+# --- the model ---
+
+
+def test_a_classifier_is_the_decoder_with_another_head():
+    """Every leaf but the head has its name and shape there; it reads the last token, and so all before it."""
+    config = settings(**{"data.labels": ("a", "b", "c")})
+    rows = TextBatch(jnp.arange(32).reshape(4, 8) % 27 + 3, jnp.zeros((4, 1), int), jnp.zeros(4, int))
+    model = classifier(config)
+    params, state = model.init(jax.random.key(0), rows)
+    plain, _ = decoder(settings(**{"model": "decoder", "transformer.tied": True})).init(jax.random.key(0), rows)
+    forms = jax.tree.map(jnp.shape, {name: own for name, own in params.items() if name != "head"})
+    assert forms == jax.tree.map(jnp.shape, plain)
+    assert params["head"]["out"]["kernel"].shape == (8, 3)
+
+    read = lambda ids: (  # noqa: E731
+        model.apply(params, state, rows._replace(inputs=ids), rule_of(config.selection), "dense").prediction
+    )
+    logits = read(rows.inputs)
+    assert logits.shape == (4, 1, 3)
+    for place in (0, 7):  # the first and the last token both matter, and only to their own row
+        moved = read(rows.inputs.at[0, place].set(3 + (rows.inputs[0, place] - 2) % 27)) - logits
+        assert np.abs(moved[0]).max() > 1e-5 and np.abs(moved[1:]).max() == 0
+
+
+def test_flops_of_a_classifier_row():
+    """The decoder's without its logits (6 x 8 tokens x 8 x 30), and the head's: 6 (8 x 8 + 8 x 2)."""
+    config = settings()
+    more = flops_of_classifier_row(config) - flops_of_decoder_row(override(config, {"model": "decoder"}))
+    assert more == 6 * (8 * 8 + 8 * 2) - 6 * 8 * 8 * 30
+
+
+def test_tests_are_read_at_the_best_validation():
+    """Validation is best at the second evaluation, and a loss that is no number is not."""
+    history = {
+        "eval/loss": np.array([0.7, 0.5, np.nan, 0.6]),
+        "test/loss": np.array([0.9, 0.8, 0.1, 0.2]),
+        "test/accuracy": np.array([0.5, 0.6, 0.9, 0.8]),
+    }
+    assert at_best(history)["test/accuracy"].tolist() == [0.5, 0.6, 0.6, 0.6]
+    assert at_best(history)["test/loss"].tolist() == [0.9, 0.8, 0.8, 0.8]
+
+
+# --- what a run begins with ---
+
+LANGUAGE = {"model": "decoder", "data.name": "artificial", "data.languages": ("qaa",), "checkpoint.final": True}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The models of a decoder, and their workdir."""
+    workdir = tmp_path_factory.mktemp("trained")
+    cache = {"data.cache": str(tmp_path_factory.getbasetemp() / "text")}
+    return workdir, run(settings(**LANGUAGE | cache | {"arms": ("learned", "xmoe")}), workdir)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled")
+def test_a_run_begins_with_the_model_of_its_arm(trained, tmp_path):
+    """With rates of 0 it ends with it. Of the phase `train=experts+head` only these move; who begins with nothing has something else."""
+    workdir, models = trained
+    rates = dict.fromkeys(("router.learning_rate", "experts.learning_rate", "transformer.learning_rate"), 0.0)
+    begins = {"initial.workdir": str(workdir), "checkpoint.final": True}
+    still = run(settings(**begins | rates | {"arms": ("learned", "xmoe")}), tmp_path / "still")
+
+    def same(one, other, groups):
+        return {
+            name
+            for name in groups
+            if all(
+                np.array_equal(a, b)
+                for a, b in zip(jax.tree.leaves(one[name]), jax.tree.leaves(other[name]), strict=True)
+            )
+        }
+
+    for arm in ("learned", "xmoe"):
+        models[arm]["trunk"].pop("head", None)  # its logits
+        assert same(still[arm], models[arm], ("router", "experts", "trunk")) == {"router", "experts", "trunk"}
+    tuned = run(settings(**begins | {"phases": ("train=experts+head",)}), tmp_path / "tuned")["learned"]
+    assert same(tuned, still["learned"], tuned.keys() - {"state"}) == {"router", "trunk"}
+    fresh = run(settings(**rates | {"checkpoint.final": True}), tmp_path / "fresh")["learned"]
+    assert same(fresh, still["learned"], ("router", "experts", "trunk")) == set()
+    other = run(settings(**begins | rates | {"initial.arm": "learned", "arms": ("frozen",)}), tmp_path / "other")
+    assert same(other["frozen"], models["learned"], ("router",)) == {"router"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"data.vocabulary": 260, "data.tokens": "bytes"}, "has data.tokens='characters' \\(here 'bytes'\\), data.vocabulary=30 \\(here 260\\); set them alike"),
+        ({"transformer.dim": 16}, "has transformer.dim=8 \\(here 16\\); set them alike"),
+        ({"arms": ("frozen",)}, "no model of the arm frozen with seed 0 in it; there are: learned of seed 0, xmoe of seed 0"),
+        ({"seed": 5}, "no model of the arm learned with seed 5"),
+        ({"initial.workdir": "nowhere"}, "'nowhere': no models in it; run its command again with --config.checkpoint.final=true"),
+    ],
+)  # fmt: skip
+def test_a_model_that_does_not_fit_is_refused_before_anything_runs(trained, tmp_path, changes, words):
+    config = settings(**{"initial.workdir": str(trained[0])} | changes)
+    with pytest.raises(UserError, match=words):
+        run(config, tmp_path)
