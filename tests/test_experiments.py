@@ -9,6 +9,7 @@ import pytest
 from routed.analysis import page, plots
 from routed.engine import execution, results
 from routed.engine.devices import make_mesh
+from routed.engine.rows import plain
 from routed.plan import experiment
 from routed.plan.arms import ARMS, source_of
 from routed.plan.checks import PLANNED
@@ -46,10 +47,17 @@ def test_every_variant_is_consistent(file, figure, scale):
     assert len({r.key for r in runs}) == len(runs)
     columns = {key for point in sweep for key in point if key not in PLANNED}
     rows = {(r.arm, *((k, place[k]) for k in sorted(columns))): r.arm for r in runs for place in r.places}
+    base = flatten(config)
 
     @cache
-    def arms_at(*where):
-        return {arm for row, arm in rows.items() if set(where) <= set(row)}
+    def arms_at(*where, settled=True):
+        """The arms that a claim finds there: each swept key that it does not name has its base value, or the largest (`at_base`)."""
+        found = [(dict(row[1:]), arm) for row, arm in rows.items() if set(where) <= set(row)]
+        for key in sorted(columns - {key for key, _ in where}) if found and settled else ():
+            values = {plain(place[key]) for place, _ in found}
+            own = plain(base[key]) if plain(base[key]) in values else max(values)
+            found = [(place, arm) for place, arm in found if plain(place[key]) == own]
+        return {arm for _, arm in found}
 
     ids: dict[str, None] = {}  # in their order
     for claim in figure_of(module, config).claims(config):
@@ -62,7 +70,7 @@ def test_every_variant_is_consistent(file, figure, scale):
                 continue
             where = claim.at | {k: v for k, v in side.items() if k not in ("arm", "metric")}
             assert set(where) <= columns, f"{claim.id}: {set(where) - columns} is not swept"
-            arms = arms_at(*where.items())
+            arms = arms_at(*where.items(), settled=not claim.slope)  # whose points name what they need
             assert arms >= ({"frozen_data"} if side["arm"] == "fairest" else {side["arm"]}), claim.id
     assert [*ids] == CLAIM_IDS[pathlib.Path(spec(file, figure, scale)).name]
     for plot in figure_of(module, config).plots(config):
