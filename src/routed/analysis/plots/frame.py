@@ -50,7 +50,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 STYLE: Any = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "routed",
     "text.parse_math": False,  # names are text, also one with two dollars
-    "figure.constrained_layout.use": True, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.25, "figure.dpi": 110,
+    # Laid out for one format, and text is a little wider in another.
+    "figure.constrained_layout.use": True, "figure.constrained_layout.w_pad": 0.08, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.25, "figure.dpi": 110,
 }  # fmt: skip
 
 

@@ -144,6 +144,8 @@ def routing(spec: dict[str, Any], data: Data) -> Figure | None:
     return figure
 
 
+#: Characters of a line of a method's name.
+NAME = 32
 #: Methods that have nothing to learn, whatever their arm is called: their marker and words.
 FIXED = {"color": "black", "marker": "D", "label": "nothing to learn: fixed rule"}
 
@@ -180,8 +182,10 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
         return {"color": ARMS[arm].colour, "marker": marker_of(arm), "label": ARMS[arm].label}
 
     names = sorted(found, key=rank)
-    room = 0.085 * max(map(len, names)) + 0.5  # inches, for the names
-    figure = Figure(figsize=(2.1 * len(metrics) + room, max(2.2, 0.32 * len(names) + 1.3)))
+    words = [textwrap.fill(name, NAME) for name in names]
+    room = 0.085 * min(NAME, max(map(len, names))) + 0.5  # inches, for the names
+    each = 0.32 if max(map(len, names)) <= NAME else 0.42
+    figure = Figure(figsize=(2.1 * len(metrics) + room, max(2.2, each * len(names) + 1.3)))
     panels = np.atleast_1d(figure.subplots(1, len(metrics), sharey=True))
     looks = {}
     for panel, metric in zip(panels, metrics, strict=True):
@@ -202,7 +206,7 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
             low, high = panel.get_xlim()
             panel.set_xlim(bounded(low, high, data.axes[metric]))
         panel.set_xlabel("\n".join(textwrap.wrap(data.axes[metric].label, 24)))
-    panels[0].set_yticks(range(len(names)), names)
+    panels[0].set_yticks(range(len(names)), words)
     panels[0].set_ylim(len(names) - 0.5, -0.5)
     for _, style in sorted(looks.items(), key=lambda item: arms.index(item[0][0])):
         panels[0].errorbar([], [], **style, ls="")
