@@ -13,9 +13,9 @@ DIR holds train.txt, valid.txt and test.txt, as text8 and enwik8 are laid out (f
 --config.data.vocabulary=260); smoke makes its own text.
 
 Figures. table9 (also without a name): competition and SMoE, paired. flops: every control against lambda, at equal FLOPs. table2: Switch and GLaM
-blocks x methods. fig2: after fewer steps. fig3: K. table4: lambda at equal steps. table5: alpha, as the code has it. table10: the routers' entropy.
-options: what paper and released code do differently. Scales: smoke (half a minute), default (2 CPU cores), gpu (the paper's tiny size), paper (its
-small size). Table 3 (fine-tuning) is not here, Theorems 4.1 and 4.2 are in competition_theory.py; figures 4 to 6 are pictures of one sample.
+blocks x methods. fig2: after fewer steps. fig3: K. table4: lambda at equal steps. table5: alpha, as the code has it. table10: the routers' entropy,
+with Figs. 4 to 6, their probabilities on one row. options: what paper and released code do differently. Scales: smoke (half a minute), default (2 CPU
+cores), gpu (the paper's tiny size), paper (its small size). Table 3 (fine-tuning) is competition_tuning.py, Theorems 4.1 and 4.2 competition_theory.py.
 
 From the paper: decoder, 16 experts, top-2, weights that sum to 1, experts with one hidden layer as wide as the model, no balance loss, lambda = .05,
 evaluated by the router alone; test at the best validation. Its equations: the router learns softmax(TopK(norms)) with softmax(TopK(scores)), with
@@ -385,10 +385,14 @@ def claim_table10(config: ConfigDict) -> tuple[Claim, ...]:
 
 
 TABLE10 = Figure(
-    "Table 10: entropy of the routers",
+    "Table 10 and Figs. 4 to 6: entropy of the routers, and what they make of one row",
     {"arms": ("learned", "compete", "frozen"), "seeds": 5},
     claims=claim_table10,
-    plots=lambda config: ({"kind": "paired", "name": "table10", "metric": "router/entropy_token"}, *TRAINING),
+    plots=lambda config: (
+        {"kind": "paired", "name": "table10", "metric": "router/entropy_token"},
+        {"kind": "sample", "name": "fig4", "stack": "decoder"},
+        *TRAINING,
+    ),
 )
 
 # One difference of paper and code at a time

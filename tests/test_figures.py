@@ -329,3 +329,18 @@ def test_lines_of_dispatch_have_as_many_clusters_as_their_own_task():
     heat = {f"{run}/counts": value for run, value in counts.items()}
     figure = plots.draw(spec, frame.Data(rows, list(axes), flatten(base()), heat, AXES, own=tuple(axes)))
     assert [[text.get_text() for text in panel.get_yticklabels()] for panel in figure.axes[::2]] == [["1", "2"], ["1", "2", "3"]]  # fmt: skip
+
+
+def test_a_sample_has_a_row_an_arm_and_the_entropy_of_each_layer():
+    """Two tokens, two experts: (1/2, 1/2) and (1, 0) have log 2 / 2 = .35 nats on average. Who kept none has no row."""
+    rows = table({}, {"learned": 0.1, "frozen": 0.2, "oracle": 0.1})
+    kept = {"learned0()": [[[0.5, 0.5], [1, 0]], [[1, 0], [1, 0]]], "frozen0()": [[[0.5, 0.5]] * 2] * 2}
+    heat = {f"{run}/decoder/sample": np.array(probs, np.float16) for run, probs in kept.items()}
+    spec = {"kind": "sample", "name": "s", "stack": "decoder"}
+    figure = plots.draw(spec, frame.Data(rows, [], flatten(base()), heat, AXES, own=()))
+    titles = [panel.get_title().partition(": ")[2] for panel in figure.axes[:4]]
+    assert (
+        titles == ["0.35 nats", "0.00 nats", "0.69 nats", "0.69 nats"] and len(figure.axes) == 5
+    )  # the last is the bar
+    assert figure.axes[0].images[0].get_array().tolist() == [[0.5, 1.0], [0.5, 0.0]]  # experts down, tokens across
+    assert plots.draw(spec, frame.Data(rows, [], flatten(base()), {}, AXES, own=())) is None

@@ -175,8 +175,10 @@ def test_maps_of_languages_are_rows_of_probabilities():
     blocks = {
         "probs": jnp.array([[[[2.0, 1.0], [0.0, 0.0]]], [[[1.0, 0.0], [0.0, 0.0]]]]), "token": jnp.zeros((2, 1)), "dropped": jnp.zeros((2, 1)), "alike": jnp.zeros((2, 1)),
         "choices": jnp.array([[[[0], [0]]], [[[0], [1]]]]), "stale": jnp.zeros((2, 1, 2, 1), int),
+        "sample": jnp.array([[[[0.75, 0.25]]], [[[0.0, 1.0]]]]),
     }  # fmt: skip
     found = language._summary(2, blocks)
+    assert found["sample"].tolist() == [[[0.75, 0.25]]]  # of the first block
     assert found["maps"].tolist() == [[[0.75, 0.25], [0.0, 0.0]]] and found["load"].tolist() == [[0.75, 0.25]]
 
 

@@ -193,9 +193,11 @@ def keep(
 def maps_of(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays of a run that figures show, by name: mean probabilities of experts for each cluster ("") or language, and loads.
 
-    [evaluations, rows, experts] and [evaluations, experts]; of a language model with a stack before the name and an axis of layers.
+    [evaluations, rows, experts] and [evaluations, experts]; of a language model with a stack before the name and an axis of layers. Then
+    also `sample`, probabilities of one row's tokens after training [layers, tokens, experts].
     """
     found = {name: history[name].astype(np.float16) for name in history if name.endswith(("/maps", "/load"))}
+    found |= {name: history[name][-1].astype(np.float16) for name in history if name.endswith("/sample")}
     if "probs" in history:
         assigned = history["counts"].sum(1)
         found |= {"": history["probs"].astype(np.float16)}

@@ -43,6 +43,8 @@ Flops = Callable[..., Any]
 
 #: Tokens of a block of rows on which the outputs of all experts are compared.
 ALIKE = 256
+#: Tokens of the first validation row whose routing probabilities are kept one by one.
+SAMPLE = 64
 
 
 def build(
@@ -124,6 +126,7 @@ def _evaluate(
         return {
             "probs": jax.vmap(lambda p: entropies.cluster_sums(p, language, languages))(probs),
             "token": entropies.entropy(probs).sum(1),
+            "sample": probs[:, : min(SAMPLE, tokens // len(block.language))],
             "dropped": jax.vmap(load.dropped)(site.routing) * tokens,
             "choices": choices.astype(jnp.int16),
             "stale": stale.astype(jnp.int16),
@@ -205,6 +208,7 @@ def _summary(experts: int, blocks: dict[str, Array]) -> dict[str, Array]:
     sums = blocks["probs"].sum(0)
     return found | {
         "maps": sums / jnp.maximum(sums.sum(-1, keepdims=True), 1e-9),
+        "sample": blocks["sample"][0],
         "load": shares,
         "dropped": blocks["dropped"].sum(0) / tokens,
         "choices": choices,

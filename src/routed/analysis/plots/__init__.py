@@ -20,6 +20,7 @@ from routed.analysis.plots.paired import languages, paired
 from routed.analysis.plots.parts import parts
 from routed.analysis.plots.powers import powers
 from routed.analysis.plots.reached import ratios, reached
+from routed.analysis.plots.sample import sample
 from routed.analysis.plots.swept import against, multiples
 from routed.contracts import UserError
 from routed.settings.tree import nearest
@@ -138,6 +139,11 @@ PLOTS: dict[str, Plot] = {
     "dispatch": Plot(
         dispatch,
         "Test samples of each cluster (rows) that go to each expert (columns), for the base seed.",
+        alone=True,
+    ),
+    "sample": Plot(
+        sample,
+        "Routing probabilities of each token (columns) for each expert (rows), of the first validation row and the base seed after training; in the titles the mean entropy of these tokens, at most the logarithm of the number of experts.",
         alone=True,
     ),
     "products": Plot(
