@@ -240,6 +240,8 @@ def test_numbers_on_an_unknown_scale_stand_beside_ours():
     # Mean of .10, .11, .09, .10; t(3) s / sqrt(4) = 3.182 x .00816 / 2 = .0130.
     assert found["ours"] == pytest.approx(0.1) and found["interval"] == pytest.approx([0.087, 0.113], abs=1e-4)
     assert (found["verdict"], found["p"]) == ("not comparable", None)
+    smaller = number(0.04)._replace(kind="beside", metric="test/loss", comparability="scaled")
+    assert verdict(smaller, table())["reason"] == "ours is scaled down"
     missing = number(0.04)._replace(kind="beside", lower={"arm": "oracle"})
     assert verdict(missing, table())["verdict"] == "not run"
 

@@ -123,7 +123,7 @@ def _section(one: dict[str, Any], causes: dict[str, str], told: str, page: str) 
         why = "; ".join(filter(None, (claim["reason"], causes.get(claim["id"]))))
         cells = (
             f"`{claim['id']}` {claim['statement']}",
-            claim["paper"],
+            f"{claim['paper']:.4g}" if isinstance(claim["paper"], float) else claim["paper"],
             ours,
             f"**{claim['verdict']}**" + (f": {why}" if why else ""),
         )

@@ -284,6 +284,10 @@ def _number_rule(claim: Claim, values: pd.Series) -> statistics.Estimate:
     return statistics.Estimate(theirs + difference, theirs + low, theirs + high, n)
 
 
+#: Why a number of the paper is only shown beside ours, by comparability.
+UNLIKE = {"scaled": "ours is scaled down", "stand_in": "ours is of other data"}
+
+
 def _beside(claim: Claim, rows: Rows) -> dict[str, Any]:
     history = _only_history(claim, rows)
     if not len(history):
@@ -291,7 +295,7 @@ def _beside(claim: Claim, rows: Rows) -> dict[str, Any]:
     mean, low, high, n = statistics.estimate(history.iloc[-1])
     return {
         "ours": mean, "interval": [low, high], "n": n, "verdict": "not comparable",
-        "reason": "the paper does not state its scale", "text": f"{mean:.3g} [{low:.3g}, {high:.3g}]",
+        "reason": UNLIKE.get(claim.comparability, "the paper does not state its scale"), "text": f"{mean:.3g} [{low:.3g}, {high:.3g}]",
     }  # fmt: skip
 
 
