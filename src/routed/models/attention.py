@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from routed.layer.dispatch.parallel import DATA, EXPERT
 
@@ -110,7 +110,8 @@ class Kernel(nn.Module):
 class Attention(nn.Module):
     """sum_s softmax_s(q k_s + bias) v_s for each head, without biases or 1/sqrt(d), which T5 has in its initial scales.
 
-    Queries come from `x`, keys and values from `source` (default: `x`). The softmax is float32 whatever the type of `x`. With a mesh
+    Queries come from `x`, keys and values from `source` (default: `x`), of which each query sees those that `seen` has, if it is given.
+    The softmax is float32 whatever the type of `x`. With a mesh
     every device attends to its own rows: left to itself XLA would gather queries, keys and values, as it cannot divide the second
     of two joined axes, and each device would do the work of all.
     """
@@ -122,7 +123,11 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B Q D"], bias: Float[Array, "H Q S"] | None, source: Float[Array, "B S D"] | None = None
+        self,
+        x: Float[Array, "B Q D"],
+        bias: Float[Array, "H Q S"] | None,
+        source: Float[Array, "B S D"] | None = None,
+        seen: Bool[Array, "B Q S"] | None = None,
     ) -> Float[Array, "B Q D"]:
         source = x if source is None else source
         dim, inner = x.shape[-1], self.heads * self.head_dim
@@ -132,11 +137,11 @@ class Attention(nn.Module):
         attend = partial(_attend, self.heads, self.rotary)
         if self.mesh is not None:
             rows = P((DATA, EXPERT))
-            attend = jax.shard_map(attend, mesh=self.mesh, in_specs=(rows, rows, rows, P()), out_specs=rows)
-        return attend(x, source, bias, kernels)
+            attend = jax.shard_map(attend, mesh=self.mesh, in_specs=(rows, rows, rows, P(), rows), out_specs=rows)
+        return attend(x, source, bias, kernels, seen)
 
 
-def _attend(heads: int, rotary: bool, x, source, bias, kernels):
+def _attend(heads: int, rotary: bool, x, source, bias, kernels, seen):
     query, key, value, out = kernels
     q, k, v = split(x, query, heads), split(source, key, heads), split(source, value, heads)
     if rotary:
@@ -144,6 +149,8 @@ def _attend(heads: int, rotary: bool, x, source, bias, kernels):
     scores = jnp.einsum("NQK,NSK->NQS", q, k, preferred_element_type=jnp.float32)
     if bias is not None:
         scores = (scores.reshape(heads, -1, *bias.shape[1:]) + bias[:, None]).reshape(scores.shape)
+    if seen is not None:
+        scores = jnp.where(seen, scores.reshape(heads, *seen.shape), HIDDEN).reshape(scores.shape)
     mixed = jnp.einsum("NQS,NSK->NQK", jax.nn.softmax(scores).astype(x.dtype), v)
     return joined(mixed, out, heads)
 

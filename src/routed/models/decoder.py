@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import flax.linen as nn
+import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch
 from routed.models.language_model import Read, language_model, told
 from routed.models.model import Model, Site
 from routed.models.transformer import CAUSAL, Plan, Stack, logits
+from routed.tasks.text.spans import END
+from routed.tasks.text.stream import DOCUMENTS
 
 
 class Decoder(nn.Module):
@@ -29,8 +32,18 @@ class Decoder(nn.Module):
         embedding = self.param(
             "embedding", nn.initializers.normal(1.0), (config.data.vocabulary, config.transformer.dim)
         )
-        y, sites = Stack(self.plan, CAUSAL, name=CAUSAL)(embedding[batch.inputs], told(batch.inputs, batch, step))
+        ids, packed = batch.inputs, config.data.packing == DOCUMENTS
+        y, sites = Stack(self.plan, CAUSAL, name=CAUSAL)(
+            embedding[ids], told(ids, batch, step), seen=same_document(ids) if packed else None
+        )
         return logits(self.plan, y, embedding), {CAUSAL: sites}
+
+
+def same_document(ids: Int[Array, "B L"]) -> Bool[Array, "B L L"]:
+    """Whether two tokens of a row are of one document, which an END ends."""
+    ends = ids == END
+    document = jnp.cumsum(ends, 1) - ends
+    return document[:, :, None] == document[:, None, :]
 
 
 #: What the only stack reads.

@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 from ml_collections import ConfigDict
 
 from routed.experts import EXPERTS
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 
 class Stack(nn.Module):
-    """The encoder or the decoder, which may attend to a `source`, of embedded ids: the blocks, a norm."""
+    """The encoder or the decoder, which may attend to a `source`, of embedded ids: the blocks, a norm. `seen`: what tokens may see of their row."""
 
     plan: Plan
     stack: str
@@ -57,6 +57,7 @@ class Stack(nn.Module):
         x: Float[Array, "B L D"],
         context: dict[str, Any],
         source: Float[Array, "B N D"] | None = None,
+        seen: Bool[Array, "B L L"] | None = None,
     ) -> tuple[Float[Array, "B L D"], Site | None]:
         config = self.plan.config.transformer
         if self.plan.positions == "rotary":
@@ -69,13 +70,13 @@ class Stack(nn.Module):
             # The barrier against merging with the first computation is only needed outside of a scan.
             nn.remat(Block, prevent_cse=False) if config.remat else Block,
             length=blocks_of(self.plan.config)[1],
-            in_axes=(nn.broadcast,) * 3,
+            in_axes=(nn.broadcast,) * 4,
             variable_axes={True: 0},  # type: ignore[dict-item]
             split_rngs={"params": True, "noise": True},
             check_constancy_invariants=False,  # traces a block once and not twice: nothing that it could check is there
             metadata_params={nn.PARTITION_NAME: "layer"},
         )
-        x, sites = blocks(self.plan, self.stack, name="blocks")(x, bias, source, context)
+        x, sites = blocks(self.plan, self.stack, name="blocks")(x, bias, source, context, seen)
         return (x if self.plan.norm == "post" else _norm("norm")(x)), sites
 
 
@@ -86,10 +87,10 @@ class Block(nn.Module):
     stack: str
 
     @nn.compact
-    def __call__(self, x, bias, source, context):
+    def __call__(self, x, bias, source, context, seen):
         count = blocks_of(self.plan.config)[0]
         for i in range(count):
-            x, site = Layer(self.plan, self.stack, i == count - 1, name=f"layer_{i}")(x, bias, source, context)
+            x, site = Layer(self.plan, self.stack, i == count - 1, name=f"layer_{i}")(x, bias, source, context, seen)
         return x, site
 
 
@@ -110,6 +111,7 @@ class Layer(nn.Module):
         bias: Float[Array, "H L L"],
         source: Float[Array, "B N D"] | None,
         context: dict[str, Any],
+        seen: Bool[Array, "B L L"] | None,
     ) -> tuple[Float[Array, "B L D"], Site | None]:
         config, mesh = self.plan.config, self.plan.mesh
         heads, size = config.transformer.heads, config.transformer.head_dim
@@ -119,7 +121,7 @@ class Layer(nn.Module):
         # Attention is always computed again for its gradient: that costs what keeping its scores does, in a seventh of the memory.
         attention = nn.remat(Attention, prevent_cse=False)
         own = attention(heads, size, mesh, self.plan.positions == "rotary", name="self")
-        x = after("self_norm")(x + own(before("self_norm")(x), bias))
+        x = after("self_norm")(x + own(before("self_norm")(x), bias, None, seen))
         if source is not None:
             x = after("cross_norm")(
                 x + attention(heads, size, mesh, name="cross")(before("cross_norm")(x), None, source)

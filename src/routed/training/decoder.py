@@ -7,7 +7,8 @@ import numpy as np
 from routed.contracts import AT_LEAST_0, AT_LEAST_1, SHARE, Column
 from routed.models import DECODERS, flops_of_decoder_row
 from routed.models.decoder import READ
-from routed.tasks.text import CONTINUED
+from routed.settings.setting import Setting, one_of
+from routed.tasks.text import CONTINUED, DOCUMENTS, STREAM
 from routed.training.language import language_part
 
 COLUMNS = {
@@ -55,4 +56,15 @@ def at_best(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"test/bits": nats / np.log(2), "test/perplexity": np.exp(nats)}
 
 
-DECODER = language_part(CONTINUED, READ, DECODERS, COLUMNS, flops_of_decoder_row, reads=READS, finished=at_best)
+SETTINGS = {
+    "data.packing": Setting(
+        STREAM,
+        "stream: a decoder's rows are one text; documents: each ends with END, no token sees another document's, and none is predicted across",
+        one_of((STREAM, DOCUMENTS)),
+        late=True,
+    )
+}
+
+DECODER = language_part(
+    CONTINUED, READ, DECODERS, COLUMNS, flops_of_decoder_row, reads=READS, finished=at_best, settings=SETTINGS
+)

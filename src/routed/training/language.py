@@ -70,7 +70,9 @@ def build(
     def task_loss(phase: Any, outputs, batch: TextBatch):
         logits = outputs.prediction
         partition = jax.nn.logsumexp(logits, axis=-1)
-        nats = (partition - _at(logits, batch.targets)).mean()
+        nats = partition - _at(logits, batch.targets)
+        counted = text_feed.counted_of(config, batch.inputs)
+        nats = nats.mean() if counted is None else (nats * counted).sum() / counted.sum()
         if not phase.losses.logits_z:
             return nats, nats
         return nats + phase.losses.logits_z * (partition**2).mean(), nats
@@ -108,11 +110,24 @@ def _evaluate(
     rows = inputs.shared["validation"]
     rule, dispatch = _evaluation_gate(config)
 
+    def by_row(values: Float[Array, "B M"], block: TextBatch) -> Float[Array, " B"]:
+        """The mean of each row; targets that do not count are 0 in it."""
+        counted = text_feed.counted_of(config, block.inputs)
+        return (values if counted is None else values * counted).mean(1)
+
+    def share(of: TextBatch) -> tuple[Any, Any]:
+        """The share of the targets that count, of all rows and by language."""
+        if (counted := text_feed.counted_of(config, of.inputs)) is None:
+            return 1.0, 1.0
+        sums = entropies.cluster_sums(counted.mean(1)[:, None], of.language, languages)
+        return counted.mean(), sums / jnp.maximum(jnp.bincount(of.language, length=languages), 1)[:, None]
+
     def forward(block: TextBatch):
         logits, sites, _ = model.apply(params, state, block, rule, dispatch, step=step)
         nats = jax.nn.logsumexp(logits, axis=-1) - _at(logits, block.targets)
         right = (logits.argmax(-1) == block.targets).astype(jnp.float32)
-        sums = entropies.cluster_sums(jnp.stack([nats.mean(1), right.mean(1)], 1), block.language, languages)
+        both = jnp.stack([by_row(values, block) for values in (nats, right)], 1)
+        sums = entropies.cluster_sums(both, block.language, languages)
         return sums, {name: of_stack(name, site, block) for name, site in sites.items()}
 
     def of_stack(name: str, site: Site, block: TextBatch):
@@ -136,12 +151,14 @@ def _evaluate(
     def tested(block: TextBatch):
         logits = model.apply(params, state, block, rule, dispatch, step=step).prediction
         nats = jax.nn.logsumexp(logits, axis=-1) - _at(logits, block.targets)
-        return jnp.stack([nats, logits.argmax(-1) == block.targets]).mean((1, 2))
+        right = (logits.argmax(-1) == block.targets).astype(jnp.float32)
+        return jnp.stack([by_row(values, block).mean() for values in (nats, right)])
 
     blocks = _in_blocks(config, rows)
     sums, stacks = jax.lax.map(forward, blocks)
-    by_language = sums.sum(0) / jnp.maximum(jnp.bincount(rows.language, length=languages), 1)[:, None]
-    nats, right = sums.sum((0, 1)) / len(rows.inputs)
+    counting, each = share(rows)
+    by_language = sums.sum(0) / jnp.maximum(jnp.bincount(rows.language, length=languages), 1)[:, None] / each
+    nats, right = sums.sum((0, 1)) / len(rows.inputs) / counting
     seen = {
         "eval/loss": nats,
         "eval/accuracy": right,
@@ -154,7 +171,7 @@ def _evaluate(
         seen["train/experts"] = jnp.asarray(experts, jnp.float32)
     seen["train/flops"] = jnp.float32(step) * config.batch_size * flops(config, experts)
     if "test" in inputs.shared:
-        tests = jax.lax.map(tested, _in_blocks(config, inputs.shared["test"])).mean(0)
+        tests = jax.lax.map(tested, _in_blocks(config, inputs.shared["test"])).mean(0) / share(inputs.shared["test"])[0]
         seen |= {"test/loss": tests[0], "test/accuracy": tests[1]}
     for name, one in stacks.items():
         seen |= {f"{name}/{metric}": values for metric, values in _summary(config.experts.count, one).items()}

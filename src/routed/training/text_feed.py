@@ -8,13 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch
 from routed.routers import ROUTERS
 from routed.tasks import text
 from routed.tasks.text import CLASSIFIED, SPANS, Corpus, Form, bigram, stream
+from routed.tasks.text.spans import END
 
 #: The seed of the batches in which token ids are counted, and how many.
 COUNTING, COUNTED = 2**31 - 1, 64
@@ -60,7 +63,11 @@ def _references(form: Form, key: str) -> dict[str, np.float32]:
         return {"prior": np.float32(-np.log(counts / counts.sum())[np.asarray(rows.targets)].mean())}
     if form is not SPANS:
         texts = [one[:, :-1].reshape(-1) for one in there.train]
-        loss = text.ngram_loss(texts, np.asarray(rows.inputs), np.asarray(rows.targets), there.vocabulary)
+        weights = counted_of(config, rows.inputs)
+        counted = None if weights is None else np.asarray(weights, bool)
+        loss = text.ngram_loss(
+            texts, np.asarray(rows.inputs), np.asarray(rows.targets), there.vocabulary, counted=counted
+        )
         return {"ngram": np.float32(loss)}
     found = {"bigram": bigram.bigram_loss(there, config)}
     if (floors := text.SOURCES[config.data.name].floors) is not None:
@@ -94,3 +101,10 @@ def feed_shape(form: Form, config: ConfigDict, steps: int) -> TextBatch:
     inputs, targets = form.lengths(config.data)
     shapes = (config.batch_size, inputs), (config.batch_size, targets), (config.batch_size,)
     return TextBatch(*(jax.ShapeDtypeStruct((steps, *s), np.int32) for s in shapes))  # type: ignore[arg-type]
+
+
+def counted_of(config: Any, inputs: Int[Array, "B L"]) -> Float[Array, "B L"] | None:
+    """1 for each target that counts, 0 for those that another document's end would predict (`data.packing`); None where all count."""
+    if "packing" not in config.data or config.data.packing != text.DOCUMENTS:
+        return None
+    return (inputs != END).astype(jnp.float32)

@@ -6,16 +6,29 @@ from routed.tasks.text.labelled import LABELLED
 from routed.tasks.text.ngram import ngram_loss
 from routed.tasks.text.sources import SHARED, SOURCES, TextSource
 from routed.tasks.text.spans import lengths
-from routed.tasks.text.stream import CLASSIFIED, CONTINUED, SPANS, Form, batch_function, batches, held_out, validation
+from routed.tasks.text.stream import (
+    CLASSIFIED,
+    CONTINUED,
+    DOCUMENTS,
+    SPANS,
+    STREAM,
+    Form,
+    batch_function,
+    batches,
+    held_out,
+    validation,
+)
 from routed.tasks.text.tokenizers import Tokenizer, decode, encode
 
 __all__ = [
     "CLASSIFIED",
     "CONTINUED",
+    "DOCUMENTS",
     "LABELLED",
     "SHARED",
     "SOURCES",
     "SPANS",
+    "STREAM",
     "Corpus",
     "Form",
     "TextSource",

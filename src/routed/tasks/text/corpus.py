@@ -20,17 +20,19 @@ from routed.settings.tree import nearest
 from routed.tasks.text import cache, spans, tokenizers
 from routed.tasks.text.documents import TEST, Damage, because, damage_rule
 from routed.tasks.text.sources import SOURCES
+from routed.tasks.text.spans import END
 
 #: Characters that are tokenised at a time.
 CHUNK = 1 << 20
 
 
 class Cut(NamedTuple):
-    """How a text is cut: tokens of a row, those of them that are also the next row's first, and ids that no piece may have."""
+    """How a text is cut: tokens of a row, those of them that are also the next row's first, ids that no piece may have; documents may have `ends`."""
 
     length: int
     shared: int = 0
     sentinels: int = 0
+    ends: bool = False
 
 
 class Corpus(NamedTuple):
@@ -56,7 +58,7 @@ def load(data: ConfigDict, cut: Cut | None = None) -> Corpus:
     """
     if data.name not in SOURCES:
         raise UserError(f"data.name={data.name!r}: not a source of text{nearest(data.name, SOURCES)}")
-    length, shared, sentinels = cut or _for_spans(data)
+    length, shared, sentinels, ends = cut or _for_spans(data)
     source = SOURCES[data.name].open(data)
     tokenizer = tokenizers.tokenizer(data, source, sentinels)
     folder = cache.folder(data)
@@ -64,10 +66,10 @@ def load(data: ConfigDict, cut: Cut | None = None) -> Corpus:
     damaged: list[str] = []  # of all languages
     rows: dict[str, list[np.ndarray]] = {split: [] for split in source.splits}
     for language, split in itertools.product(source.languages, source.splits):
-        key = cache.key(language, split, source.fingerprint(language, split), tokenizer.digest)
+        key = cache.key(language, split, source.fingerprint(language, split), tokenizer.digest, *["ends"] * ends)
         documents, here = functools.partial(source.documents, language, split), len(damaged)
         flat = _tokens(
-            folder / f"{key}.npy", documents, tokenizer, damage_rule(data, damaged), name=f"{language} {split}"
+            folder / f"{key}.npy", documents, tokenizer, damage_rule(data, damaged), f"{language} {split}", ends
         )
         if len(flat) < length:
             raise UserError(
@@ -102,6 +104,7 @@ def _tokens(
     tokenizer: tokenizers.Tokenizer,
     report: Damage,
     name: str,
+    ends: bool,
 ) -> Integer[np.ndarray, " N"]:
     """The flat array of a text, mapped into memory. What was damaged is reported from the cache, too."""
     if (note := cache.note_of(path)) is not None:
@@ -124,7 +127,8 @@ def _tokens(
             _header(file, tokenizer, 0)
             total = 0
             for texts in _chunks(documents(damage)):
-                ids = np.concatenate(tokenizers.encode(tokenizer, texts))
+                made = tokenizers.encode(tokenizer, texts)
+                ids = np.concatenate([np.append(one, one.dtype.type(END)) for one in made] if ends else made)
                 file.write(ids.tobytes())
                 total += len(ids)
                 bar.update(len(ids))

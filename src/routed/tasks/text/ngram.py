@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Bool, Float, Int, Integer
 
 #: Tokens of the longest context that is counted, and one.
 ORDER = 5
@@ -20,8 +20,9 @@ def ngram_loss(
     targets: Int[np.ndarray, "B L"],
     vocabulary: int,
     order: int = ORDER,
+    counted: Bool[np.ndarray, "B L"] | None = None,
 ) -> float:
-    """Nats per target of an interpolated model of `text`, which sees the inputs of a row up to the target, as a decoder does.
+    """Nats per target (of those that are `counted`) of an interpolated model of `text`, which sees the inputs of a row up to the target, as a decoder does.
 
     Witten-Bell: p(w|c) = (n(c w) + t(c) p(w|c')) / (n(c) + t(c)), t(c) the number of different tokens after c, and c' the context
     without its first token; p(w) is smoothed with the uniform distribution in turn (Chen and Goodman 1999, 2.5). A context that
@@ -42,7 +43,7 @@ def ngram_loss(
         probability[:, start:] = _mixed(
             np.concatenate(grams), asked[:, length == 1 :], probability[:, start:], vocabulary
         )
-    return float(-np.log(probability).mean())
+    return float(-np.log(probability if counted is None else probability[counted]).mean())
 
 
 def _mixed(

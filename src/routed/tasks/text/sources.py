@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch, UserError
-from routed.settings.setting import COUNT, POSITIVE, Setting, accept, at_least, between, one_of
+from routed.settings.setting import COUNT, POSITIVE, Setting, accept, at_least, between, one_of, refuse
 from routed.tasks.text import dialects
 from routed.tasks.text.artificial import artificial
 from routed.tasks.text.dialect_floors import floors
@@ -73,6 +73,12 @@ def _check(config: ConfigDict) -> None:
         )
 
 
+def _check_files(config: ConfigDict) -> None:
+    _check(config)
+    if config.data.packing != "stream":
+        refuse("data.packing", config.data.packing, "plain files are one text each, without documents; use stream")
+
+
 def _stand_in(data: ConfigDict) -> str:
     del data
     return "; a stand-in unless that is mC4 itself"
@@ -82,7 +88,7 @@ def _stand_in(data: ConfigDict) -> str:
 SOURCES: dict[str, TextSource] = {
     "mc4_jsonl": TextSource(mc4_jsonl, _stand_in, reads=("directory",), check=_check),
     "tfds": TextSource(tfds, _stand_in, reads=("directory",), check=_check),
-    "files": TextSource(files, lambda data: ", plain files", reads=("directory",), check=_check),
+    "files": TextSource(files, lambda data: ", plain files", reads=("directory",), check=_check_files),
     "artificial": TextSource(artificial, lambda data: ", artificial languages"),
     "dialects": TextSource(
         dialects.dialects,

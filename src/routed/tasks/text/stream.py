@@ -180,9 +180,12 @@ SPANS = Form(
     lambda data: data.input_length + spans.lengths(data)[1],
 )
 
+#: How a decoder's rows are packed: one stream, or documents that END ends.
+STREAM, DOCUMENTS = "stream", "documents"
+
 #: For a decoder alone: contiguous text, of which a row's last token is the first that the next row reads.
 CONTINUED = Form(
-    lambda data: load(data, Cut(data.input_length + 1, shared=1)),
+    lambda data: load(data, Cut(data.input_length + 1, shared=1, ends=data.packing == DOCUMENTS)),
     _continued,
     lambda data: (data.input_length, data.input_length),
     lambda data: data.input_length,
