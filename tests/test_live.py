@@ -15,7 +15,7 @@ from routed.analysis.plots.marks import kept
 from routed.engine.execution import maps_of
 from routed.plan.config import base
 from routed.settings.tree import flatten
-from routed.training import language
+from routed.training import language_evaluation
 from tests.test_figures import AXES, LOSS, SWEPT, TRAINING, data, table
 
 SPECS = {
@@ -177,7 +177,7 @@ def test_maps_of_languages_are_rows_of_probabilities():
         "choices": jnp.array([[[[0], [0]]], [[[0], [1]]]]), "stale": jnp.zeros((2, 1, 2, 1), int),
         "sample": jnp.array([[[[0.75, 0.25]]], [[[0.0, 1.0]]]]),
     }  # fmt: skip
-    found = language._summary(2, blocks)
+    found = language_evaluation.summary(2, blocks)
     assert found["sample"].tolist() == [[[0.75, 0.25]]]  # of the first block
     assert found["maps"].tolist() == [[[0.75, 0.25], [0.0, 0.0]]] and found["load"].tolist() == [[0.75, 0.25]]
 

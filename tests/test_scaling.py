@@ -19,7 +19,7 @@ from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.system.interconnect import SENT, Collective, nodes, torus
-from routed.training.language import ALIKE
+from routed.training.language_evaluation import ALIKE
 from tests.parallel_case import make_mesh
 
 #: A step that runs a layer three times; an evaluation behind it, which does not count.

@@ -93,6 +93,9 @@ class Claim(NamedTuple):
     slope: tuple[tuple[float, Mapping[str, Any], Mapping[str, Any]], ...] = ()
 
 
+#: Why a number of the paper is only shown beside ours, by comparability.
+UNLIKE = {"scaled": "ours is scaled down", "stand_in": "ours is of other data"}
+
 LEARNED, FROZEN, FAIREST = {"arm": "learned"}, {"arm": "frozen"}, {"arm": "fairest"}
 
 

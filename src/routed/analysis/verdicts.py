@@ -12,7 +12,7 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from routed.analysis import statistics
-from routed.analysis.claims import Claim, Measured
+from routed.analysis.claims import UNLIKE, Claim, Measured
 from routed.analysis.crossing import crossing
 from routed.analysis.foretold import prediction
 from routed.analysis.needs import share, unfit
@@ -282,10 +282,6 @@ def _number_rule(claim: Claim, values: pd.Series) -> statistics.Estimate:
     difference, low, high, n = statistics.welch(values, *claim.paper)
     theirs = claim.paper.mean
     return statistics.Estimate(theirs + difference, theirs + low, theirs + high, n)
-
-
-#: Why a number of the paper is only shown beside ours, by comparability.
-UNLIKE = {"scaled": "ours is scaled down", "stand_in": "ours is of other data"}
 
 
 def _beside(claim: Claim, rows: Rows) -> dict[str, Any]:

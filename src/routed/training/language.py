@@ -14,37 +14,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
 from routed.contracts import Column, TextBatch
-from routed.layer.dispatch import parallel_select
-from routed.layer.rule import Rule, rule_of
-from routed.layer.selection import group_of, groupless, select
-from routed.metrics import entropies, load
 from routed.metrics.router import COLUMNS as ROUTER_COLUMNS
-from routed.metrics.router import chosen
-from routed.metrics.specialists import alike_by_cosine
 from routed.models.language_model import Read
-from routed.models.model import Model, ModelPart, Site
-from routed.models.transformer_sizes import experts_of_token, is_sparse
-from routed.settings.setting import Setting, at_least, refuse
-from routed.settings.tree import flatten, node_of, override, value_of
+from routed.models.model import ModelPart
+from routed.models.transformer_sizes import is_sparse
+from routed.settings.setting import Setting, at_least
+from routed.settings.tree import override
 from routed.tasks import text
 from routed.tasks.text import Form
 from routed.training import text_feed
 from routed.training.language_columns import COLUMNS
-from routed.training.phases import mean_so_far, phases_of
+from routed.training.language_evaluation import at, computed, evaluate
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.text_history import offline, traced
 
 #: FLOPs of training on a row of a config, of which so many experts compute a token (None: as its selection says).
 Flops = Callable[..., Any]
-
-#: Tokens of a block of rows on which the outputs of all experts are compared.
-ALIKE = 256
-#: Tokens of the first validation row whose routing probabilities are kept one by one.
-SAMPLE = 64
 
 
 def build(
@@ -70,7 +58,7 @@ def build(
     def task_loss(phase: Any, outputs, batch: TextBatch):
         logits = outputs.prediction
         partition = jax.nn.logsumexp(logits, axis=-1)
-        nats = partition - _at(logits, batch.targets)
+        nats = partition - at(logits, batch.targets)
         counted = text_feed.counted_of(config, batch.inputs)
         nats = nats.mean() if counted is None else (nats * counted).sum() / counted.sum()
         if not phase.losses.logits_z:
@@ -83,190 +71,11 @@ def build(
         init=init,
         batch=lambda inputs, feed, step: jax.tree.map(lambda a: a[step % len(a)], feed),
         task_loss=task_loss,
-        evaluate=lambda inputs, params, state, step, memory: _evaluate(
+        evaluate=lambda inputs, params, state, step, memory: evaluate(
             config, model, flops, languages, mesh, inputs, params, state, step, memory
         ),
         remember=lambda params, state: (params["router"], state),
     )
-
-
-def _evaluate(
-    config: ConfigDict,
-    model: Model,
-    flops: Flops,
-    languages: int,
-    mesh: Mesh | None,
-    inputs: Inputs,
-    params,
-    state,
-    step,
-    memory,
-) -> dict[str, Array]:
-    """All metrics of one moment; rows pass in blocks of at most a batch.
-
-    Raises:
-      UserError: devices that share a run cannot share these blocks.
-    """
-    rows = inputs.shared["validation"]
-    rule, dispatch = _evaluation_gate(config)
-
-    def by_row(values: Float[Array, "B M"], block: TextBatch) -> Float[Array, " B"]:
-        """The mean of each row; targets that do not count are 0 in it."""
-        counted = text_feed.counted_of(config, block.inputs)
-        return (values if counted is None else values * counted).mean(1)
-
-    def share(of: TextBatch) -> tuple[Any, Any]:
-        """The share of the targets that count, of all rows and by language."""
-        if (counted := text_feed.counted_of(config, of.inputs)) is None:
-            return 1.0, 1.0
-        sums = entropies.cluster_sums(counted.mean(1)[:, None], of.language, languages)
-        return counted.mean(), sums / jnp.maximum(jnp.bincount(of.language, length=languages), 1)[:, None]
-
-    def forward(block: TextBatch):
-        logits, sites, _ = model.apply(params, state, block, rule, dispatch, step=step)
-        nats = jax.nn.logsumexp(logits, axis=-1) - _at(logits, block.targets)
-        right = (logits.argmax(-1) == block.targets).astype(jnp.float32)
-        both = jnp.stack([by_row(values, block) for values in (nats, right)], 1)
-        sums = entropies.cluster_sums(both, block.language, languages)
-        return sums, {name: of_stack(name, site, block) for name, site in sites.items()}
-
-    def of_stack(name: str, site: Site, block: TextBatch):
-        tokens = site.features.shape[1]
-        language = jnp.repeat(block.language, tokens // len(block.language))
-        probs = jax.nn.softmax(site.routing.scores)
-        router, held = memory
-        assert model.responses is not None  # a model with gates has them
-        stale = _choose(config, model, mesh, params | {"router": router}, held, name, site.features, block, step)
-        choices = _choose(config, model, mesh, params, state, name, site.features, block, step)
-        return {
-            "probs": jax.vmap(lambda p: entropies.cluster_sums(p, language, languages))(probs),
-            "token": entropies.entropy(probs).sum(1),
-            "sample": probs[:, : min(SAMPLE, tokens // len(block.language))],
-            "dropped": jax.vmap(load.dropped)(site.routing) * tokens,
-            "choices": choices.astype(jnp.int16),
-            "stale": stale.astype(jnp.int16),
-            "alike": jax.vmap(alike_by_cosine)(model.responses(params, name, site.features[:, :ALIKE])),
-        }
-
-    def tested(block: TextBatch):
-        logits = model.apply(params, state, block, rule, dispatch, step=step).prediction
-        nats = jax.nn.logsumexp(logits, axis=-1) - _at(logits, block.targets)
-        right = (logits.argmax(-1) == block.targets).astype(jnp.float32)
-        return jnp.stack([by_row(values, block).mean() for values in (nats, right)])
-
-    blocks = _in_blocks(config, rows)
-    sums, stacks = jax.lax.map(forward, blocks)
-    counting, each = share(rows)
-    by_language = sums.sum(0) / jnp.maximum(jnp.bincount(rows.language, length=languages), 1)[:, None] / each
-    nats, right = sums.sum((0, 1)) / len(rows.inputs) / counting
-    seen = {
-        "eval/loss": nats,
-        "eval/accuracy": right,
-        **{f"eval/{name}": loss for name, loss in inputs.shared["references"].items()},
-        "language/loss": by_language[:, 0],
-        "language/accuracy": by_language[:, 1],
-    }
-    experts = _computed(config, inputs.config, step) if stacks else None
-    if experts is not None:
-        seen["train/experts"] = jnp.asarray(experts, jnp.float32)
-    seen["train/flops"] = jnp.float32(step) * config.batch_size * flops(config, experts)
-    if "test" in inputs.shared:
-        tests = jax.lax.map(tested, _in_blocks(config, inputs.shared["test"])).mean(0) / share(inputs.shared["test"])[0]
-        seen |= {"test/loss": tests[0], "test/accuracy": tests[1]}
-    for name, one in stacks.items():
-        seen |= {f"{name}/{metric}": values for metric, values in _summary(config.experts.count, one).items()}
-    return seen
-
-
-def _computed(config: ConfigDict, own: Any, step: Any) -> Any:
-    """Experts that compute a training token, on average over the steps so far; `own` holds the run's traced settings."""
-    phases = phases_of(config)
-    if len(phases) == 1:
-        return experts_of_token(own)
-    given = {key: value_of(own, key) for key in flatten(config)}
-    values = [
-        experts_of_token(
-            node_of(override(config, phase.changes), {k: v for k, v in given.items() if k not in phase.changes})
-        )
-        for phase in phases
-    ]
-    return mean_so_far(phases, values, step)
-
-
-def _in_blocks(config: ConfigDict, rows: TextBatch) -> TextBatch:
-    """Rows [blocks, size, ...], of at most a batch each.
-
-    Raises:
-      UserError: devices that share a run cannot share these blocks.
-    """
-    size = group_of(config.batch_size, len(rows.inputs))
-    if size % (devices := config.mesh.data * config.mesh.expert):
-        found, fits = len(rows.inputs), max(1, len(rows.inputs) // devices) * devices
-        refuse(
-            "data.eval_rows",
-            config.data.eval_rows,
-            f"the validation text gives {found} rows, of which {devices} devices cannot share blocks of {size}; use {fits}",
-        )
-    return jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), rows)
-
-
-def _summary(experts: int, blocks: dict[str, Array]) -> dict[str, Array]:
-    """The metrics of a stack's layers from those of its blocks of validation rows."""
-    layers, tokens = blocks["choices"].shape[1], blocks["choices"].shape[0] * blocks["choices"].shape[2]
-    choices = jnp.moveaxis(blocks["choices"], 0, 1).reshape(layers, tokens, -1)
-    found = jax.vmap(lambda probs, token: entropies.split(probs, token / tokens))(
-        blocks["probs"].sum(0), blocks["token"].sum(0)
-    )
-    shares = jax.vmap(lambda c: load.load(c, experts))(choices)
-    found |= jax.vmap(lambda share: load.load_summary(share, tokens))(shares)
-    if choices.shape[-1] == experts:
-        found["chosen"] = (choices >= 0).sum(-1).mean(-1)
-    found["alike"] = blocks["alike"].mean(0)
-    sums = blocks["probs"].sum(0)
-    return found | {
-        "maps": sums / jnp.maximum(sums.sum(-1, keepdims=True), 1e-9),
-        "sample": blocks["sample"][0],
-        "load": shares,
-        "dropped": blocks["dropped"].sum(0) / tokens,
-        "choices": choices,
-        "stale": jnp.moveaxis(blocks["stale"], 0, 1).reshape(choices.shape),
-    }
-
-
-def _choose(
-    config: ConfigDict,
-    model: Model,
-    mesh: Mesh | None,
-    params,
-    state,
-    site: str,
-    features: Float[Array, "S T D"],
-    block: TextBatch,
-    step,
-) -> Int[Array, "S T k"]:
-    """The experts that a stack's routers, and their balancing bias, choose on given features."""
-    assert model.scores is not None  # a dense twin has no sites to choose for
-    scores = model.scores(params, state, site, features, block, step)
-    biases = jax.tree.leaves(state.get("balance", {}).get(site, {}))
-    bias = biases[0] if biases else jnp.zeros((len(scores), config.experts.count))
-    rule = _evaluation_gate(config)[0]._replace(capacity_factor=0.0, group_size=0)
-    pick = partial(select, rule)
-    if mesh is not None and groupless(rule):  # every device for its own tokens
-        pick = partial(parallel_select, rule._replace(group_size=features.shape[1] // mesh.size), mesh, mask=None)
-
-    def choose(scores, bias):
-        return chosen(pick(scores, preference=scores, bias=bias))
-
-    return jax.vmap(choose)(scores, bias)
-
-
-def _evaluation_gate(config: ConfigDict) -> tuple[Rule, str]:
-    """The rule and the dispatch of evaluation; of a dense twin, any."""
-    return (rule_of(config.selection, evaluation=True), config.dispatch) if "dispatch" in config else (Rule(), "dense")
-
-
-def _at(logits: Float[Array, "B M V"], targets: Int[Array, "B M"]) -> Float[Array, "B M"]:
-    return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
 
 
 def _about(sources: Mapping[str, Any], reads: tuple[str, ...], config: ConfigDict) -> str:
@@ -316,7 +125,7 @@ def language_part(
         cost=lambda config: Cost(
             config.batch_size * form.tokens(config.data),
             config.batch_size
-            * flops(config, float(_computed(config, config, config.steps)) if is_sparse(config) else None),
+            * flops(config, float(computed(config, config, config.steps)) if is_sparse(config) else None),
             parameters=partial(parameters, models, config),
         ),
         causal=True,
