@@ -317,7 +317,7 @@ def plots_of_gates(config: ConfigDict) -> tuple[dict, ...]:
     methods = {words: where(config, point) for words, point in gates(config).items()}
     drawn = methods["gate from random"]
     return (
-        {"kind": "methods", "name": "gates", "methods": methods, "metrics": ("test/accuracy", "test/loss")},
+        {"kind": "methods", "name": "gates", "methods": methods, "metrics": ("test/accuracy", "router/ami_by_class")},
         {"kind": "training", "name": "training", "metrics": ("test/accuracy", "router/ami_by_class"), "at": drawn},
         {"kind": "dispatch", "name": "dispatch", "lines": dict(list(methods.items())[:2])},
     )

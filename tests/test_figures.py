@@ -323,12 +323,17 @@ def test_powers_have_plain_numbers_and_their_slopes_beside_the_axes():
 
 def test_lines_of_dispatch_have_as_many_clusters_as_their_own_task():
     axes = {"data.clusters": (2, 3)}
-    rows = table(axes, {"learned": 0.1})
-    counts = {run: np.ones((2, n, 8), int) for n in (2, 3) for run in rows.run[rows["data.clusters"] == n]}
+    rows = table(axes, {"learned": 0.1, "frozen": 0.2})
+    counts = {
+        run: np.full((2, n, 8), 1 if run.startswith("learned") else 7)
+        for n in (2, 3)
+        for run in rows.run[rows["data.clusters"] == n]
+    }
     spec = {"kind": "dispatch", "name": "d", "lines": {str(n): {"data.clusters": n} for n in (2, 3)}}
     heat = {f"{run}/counts": value for run, value in counts.items()}
     figure = plots.draw(spec, frame.Data(rows, list(axes), flatten(base()), heat, AXES, own=tuple(axes)))
     assert [[text.get_text() for text in panel.get_yticklabels()] for panel in figure.axes[::2]] == [["1", "2"], ["1", "2", "3"]]  # fmt: skip
+    assert {text.get_text() for panel in figure.axes for text in panel.texts} == {"1"}  # of the learned router
 
 
 def test_a_sample_has_a_row_an_arm_and_the_entropy_of_each_layer():

@@ -138,7 +138,7 @@ PLOTS: dict[str, Plot] = {
     ),
     "dispatch": Plot(
         dispatch,
-        "Test samples of each cluster (rows) that go to each expert (columns), for the base seed.",
+        "Test samples of each cluster (rows) that go to each expert (columns), learned router, base seed.",
         alone=True,
     ),
     "sample": Plot(

@@ -66,10 +66,11 @@ def series(spec: dict[str, Any], data: Data) -> Figure | None:
 
 
 def arrays_of(spec: dict[str, Any], data: Data, *names: str) -> dict[str, list[np.ndarray]]:
-    """The arrays `names` of the base seed for each line that has them."""
+    """The arrays `names` of the learned router (or spec's `arm`) and the base seed for each line that has them."""
     found = {}
     for line, point in spec["lines"].items():
-        for run in data.at(point).run:
+        rows = data.at(point)
+        for run in rows[rows.arm == spec.get("arm", REFERENCE)].run:
             if all(f"{run}/{name}" in data.heatmaps for name in names):
                 found[line] = [data.heatmaps[f"{run}/{name}"] for name in names]
     return found
@@ -81,7 +82,7 @@ def dispatch(spec: dict[str, Any], data: Data) -> Figure | None:
     if not found:
         return None
     sizes = [counts.shape[1:] for (counts,) in found.values()]  # lines may be of other tasks
-    heights = [0.3 * clusters + 0.75 for clusters, _ in sizes]
+    heights = [0.3 * clusters + 0.9 for clusters, _ in sizes]
     figure = Figure(figsize=(2 * (0.42 * max(experts for _, experts in sizes) + 0.9), sum(heights)))
     panels = figure.subplots(len(found), 2, squeeze=False, height_ratios=heights)
     for line, (name, (counts,)), (clusters, experts) in zip(panels, found.items(), sizes, strict=True):
@@ -100,7 +101,7 @@ def dispatch(spec: dict[str, Any], data: Data) -> Figure | None:
                 )
             panel.set_xticks(range(experts), range(1, experts + 1))
             panel.set_yticks(range(clusters), range(1, clusters + 1))
-            panel.set_title(f"{name}, {when} training", fontsize=9)
+            panel.set_title(f"{name},\n{when} training", fontsize=9)
             panel.grid(visible=False)
         line[0].set_ylabel("cluster")
     for panel in panels[-1]:

@@ -184,7 +184,9 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
     names = sorted(found, key=rank)
     words = [textwrap.fill(name, NAME) for name in names]
     room = 0.085 * min(NAME, max(map(len, names))) + 0.5  # inches, for the names
-    each = 0.32 if max(map(len, names)) <= NAME else 0.42
+    most = max(len({*rows.arm}) for rows in found.values())  # of one method, side by side in its line
+    apart = min(0.2, 0.8 / most)
+    each = max(0.32 if max(map(len, names)) <= NAME else 0.42, 0.12 * most)
     figure = Figure(figsize=(2.1 * len(metrics) + room, max(2.2, each * len(names) + 1.3)))
     panels = np.atleast_1d(figure.subplots(1, len(metrics), sharey=True))
     looks = {}
@@ -195,7 +197,7 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
                 one = estimate(found[name], arm, metric)
                 if np.isfinite(one.mean):
                     style = looks[arm, look(name, arm)["label"]] = look(name, arm)
-                    height = place + 0.2 * (i - (len(there) - 1) / 2)
+                    height = place + apart * (i - (len(there) - 1) / 2)
                     seeds = by_seed(found[name][found[name].arm == arm], metric)
                     point = Point(height, one, name, seeds)
                     look_of = {**style, "ms": 4, "capsize": 2, "ls": ""}
