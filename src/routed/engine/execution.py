@@ -79,12 +79,12 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
     Raises:
       UserError: the disk failed, or the user interrupted; everything finished is saved.
     """
-    initial.check(runs)
     done = set(table.run) if len(table) else set()
     pending = [run for run in runs if run.key not in done]
     ends = _ends(table, {key for run in pending for key in run.needs})
     del table  # it is on the disk, and may be large
     if pending:
+        initial.check(pending)
         _run(runs, pending, done, ends, workdir, mesh)
     else:
         hosts.once(lambda: checkpoint.clear(workdir / "checkpoints"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 from typing import Any
@@ -92,9 +93,7 @@ def _settings(run: Run) -> dict[str, Any]:
 def _model(run: Run) -> pathlib.Path:
     """The folder of the model that a run begins with: of its arm, its seed, and alike in every setting that both have."""
     given, arm = run.config.initial.workdir, run.config.initial.arm or run.arm
-    folder = pathlib.Path(given).expanduser() / MODELS
-    known = {path: meta for path, meta in checkpoint.models(folder) if "settings" in meta}
-    if not known:
+    if not (known := _known(pathlib.Path(given).expanduser() / MODELS)):
         refuse("initial.workdir", given, "no models in it; run its command again with --config.checkpoint.final=true")
     fitting = {path: meta for path, meta in known.items() if (meta["arm"], meta["seed"]) == (arm, run.seed)}
     if not fitting:
@@ -112,6 +111,12 @@ def _model(run: Run) -> pathlib.Path:
     path, keys = min(unlike.items(), key=lambda item: len(item[1]))
     words = ", ".join(f"{key}={others[path][key]!r} (here {own[key]!r})" for key in sorted(keys))
     raise UserError(f"config key initial.workdir={given}: its model of the arm {arm} has {words}; set them alike")
+
+
+@functools.lru_cache(maxsize=4)
+def _known(folder: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
+    """The whole models of a finished workdir, read once in a process: every file of each is hashed."""
+    return {path: meta for path, meta in checkpoint.models(folder) if "settings" in meta}
 
 
 def _refuse_misfit(path: pathlib.Path, stored: Any, held: Any) -> None:
