@@ -103,7 +103,7 @@ def feed_shape(form: Form, config: ConfigDict, steps: int) -> TextBatch:
     return TextBatch(*(jax.ShapeDtypeStruct((steps, *s), np.int32) for s in shapes))  # type: ignore[arg-type]
 
 
-def counted_of(config: Any, inputs: Int[Array, "B L"]) -> Float[Array, "B L"] | None:
+def counted_of(config: Any, inputs: Int[Array | np.ndarray, "B L"]) -> Float[Array | np.ndarray, "B L"] | None:
     """1 for each target that counts, 0 for those that another document's end would predict (`data.packing`); None where all count."""
     if "packing" not in config.data or config.data.packing != text.DOCUMENTS:
         return None
