@@ -204,3 +204,12 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_runs(trained, tmp_
     config = settings(**{"initial.workdir": str(trained[0])} | changes)
     with pytest.raises(UserError, match=words):
         run(config, tmp_path)
+
+
+def test_runs_that_all_begin_untrained_say_so(caplog):
+    """Also where an arm does not; a decoder, which cannot begin with anything, says nothing."""
+    initial.check(plan_runs(settings(), ({},)))
+    assert "initial.workdir is empty: every run begins untrained" in caplog.text
+    caplog.clear()
+    initial.check(plan_runs(settings(**LANGUAGE), ({},)))
+    assert not caplog.text

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from absl import logging as log
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from routed.contracts import UserError
@@ -33,7 +34,7 @@ def about(run: Run) -> dict[str, Any]:
 
 
 def check(runs: list[Run]) -> None:
-    """Refuses runs that begin with a model that is not there, or is of another kind.
+    """Refuses runs that begin with a model that is not there, or is of another kind; says where none of those that may begins with one.
 
     Raises:
       UserError: names the workdir and what differs.
@@ -41,6 +42,9 @@ def check(runs: list[Run]) -> None:
     for run in runs:
         if _begins(run):
             _model(run)
+    may = [run for run in runs if "initial" in run.config]
+    if may and not any(map(_begins, may)):
+        log.warning("config key initial.workdir is empty: every run begins untrained, so nothing is fine-tuned")
 
 
 def begun(compiled: Compiled, states: Any, batch: list[Run], workdir: pathlib.Path) -> Any:
