@@ -244,7 +244,7 @@ ARMS: dict[str, Arm] = {
     "decoder_active": Arm({"model": "decoder_active"}, "dense, active parameters", "#999999"),
     "dense_expert": Arm({"model": "dense_expert"}, "dense, one expert", "#332288"),
     # As many experts as the mixture has, each on every sample, averaged at evaluation.
-    "ensemble": Arm({"model": "ensemble"}, "ensemble of all experts", "#009988"),
+    "ensemble": Arm({"model": "ensemble"}, "ensemble of all experts", "#EE3377"),
 }
 
 
