@@ -40,10 +40,13 @@ Arms of our own: k-means and hash of what the gate sees, true class (classes 0, 
 this is a ceiling and no control), one network with the experts' optimiser, one of twice the width (four times the weights and FLOPs), an ensemble of four.
 
 Cost at the default scale, planned from CPU time per step of one core (single: ResNet18 45 ms, MobileNetV2 91; a mixture 1.3 times that): Table 2 20 minutes
-on 2 free cores, released 9, gates 30, fig7 2; compiling included.
+on 2 free cores, released 9, gates 30, fig7 2; compiling included. Beside other work they took 45, 8, 42 and 3.
 
 Expected: the mixture of four above one on rotated images where both learn by normalised gradients; the ensemble at least as good as the mixture; k-means
 about as good as learned.
+
+Found at the default scale (docs/results/chen2022.md): after .8 epochs one network is ahead everywhere, printed and released, which more steps may turn
+(so no verdict but one); a learned gate is no better than a frozen one or the true class, the average of four networks is best.
 """
 
 from __future__ import annotations

@@ -51,3 +51,19 @@ def test_what_is_not_there_is_named(tmp_path):
     (tmp_path / "data" / "causes.json").write_text('{"dikkala.fig9": "because"}')
     with pytest.raises(UserError, match=r"causes\.json: no claim of the kept results has the id 'dikkala.fig9'"):
         published.write_pages(tmp_path)
+
+
+def test_results_without_claims_are_with_their_experiments_others(tmp_path):
+    """Figures alone: on the page of the paper that the experiment's claims are about, else among our own; nowhere twice."""
+    shutil.copytree(ROOT / "data", tmp_path / "data")
+    kept = json.loads((tmp_path / "data" / "chen_images-fig6" / "claims.json").read_text())
+    assert kept == []
+    stranger = tmp_path / "data" / "stranger"
+    shutil.copytree(tmp_path / "data" / "chen_images-fig6", stranger)
+    about = json.loads((stranger / "about.json").read_text())
+    (stranger / "about.json").write_text(json.dumps(about | {"command": "routed run --config=stranger"}))
+    pages = {path.stem: path.read_text() for path in published.write_pages(tmp_path)}
+    assert [name for name, text in pages.items() if "\n## chen_images-fig6\n" in text] == ["chen2022"]
+    assert [name for name, text in pages.items() if "\n## stranger\n" in text] == ["ours"]
+    section = pages["ours"].partition("\n## stranger\n")[2]
+    assert "| claim |" not in section.partition("\n## ")[0] and "figures/fig6.svg" in section

@@ -67,7 +67,7 @@ def keep(part: dict[str, Any], workdir: pathlib.Path, root: pathlib.Path) -> Non
 
 
 def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
-    """The page of every source that a kept claim has.
+    """The page of every source that a kept claim has; results without a claim are on the page of their experiment's others, or among our own.
 
     Raises:
       UserError: nothing is kept; a cause is of a claim that nothing kept makes.
@@ -83,13 +83,24 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
     for prefix, (name, heading) in SOURCES.items():
         lines = [f"# {heading}", "", "Made by `routed report --docs=DIR` from `data/`; not edited by hand.", ""]
         for one in kept:
-            claims = [claim for claim in one["claims"] if claim["id"].partition(".")[0] == prefix]
-            if claims:
+            claims = [claim for claim in one["claims"] if _source(claim) == prefix]
+            if claims or (not one["claims"] and _home(one, kept) == prefix):
                 lines += _section(one | {"claims": claims}, causes, told.setdefault(one["name"], name), name)
         if len(lines) > 4:
             files.write(root / f"{name}.md", "\n".join(lines))
             written.append(root / f"{name}.md")
     return written
+
+
+def _source(claim: dict[str, Any]) -> str:
+    return claim["id"].partition(".")[0]
+
+
+def _home(one: dict[str, Any], kept: list[dict[str, Any]]) -> str:
+    """The source of the first claim that another result of the same experiment has."""
+    experiment = lambda other: re.findall(r"--config=([^\s:]+)", other["about"]["command"])[:1]  # noqa: E731
+    claims = (claim for other in kept if experiment(other) == experiment(one) for claim in other["claims"])
+    return next((_source(claim) for claim in claims if _source(claim) != "routed"), "routed")
 
 
 def lightened(svg: str) -> str:
@@ -117,7 +128,7 @@ def _section(one: dict[str, Any], causes: dict[str, str], told: str, page: str) 
         ]
     else:
         lines += [f"Arms, figures and the command: [{told}]({told}.md#{one['name']}).", ""]
-    lines += ["| claim | paper | ours | verdict |", "|---|---|---|---|"]
+    lines += ["| claim | paper | ours | verdict |", "|---|---|---|---|"] if one["claims"] else []
     for claim in one["claims"]:
         ours = f"{claim['text'] or 'no rows'} (n = {claim['n']})"
         why = "; ".join(filter(None, (claim["reason"], causes.get(claim["id"]))))
