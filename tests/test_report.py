@@ -238,6 +238,7 @@ def test_every_figure_can_do_without_a_finished_run(finished):
         "languages": {"arm": "frozen"},
         "foretold": {"points": [({"data.samples": 8}, (0.5, 0.0, 1.0))]},
         "routing": {"arms": ("learned", "frozen")},
+        "sample": {"stack": "decoder"},
         "equal_cost": {"steps": 1},
         "reached": {"metric": "test/loss", "level": 0.5, "families": {"one": {"a": {"arm": "learned"}}}},
         "ratios": {

@@ -196,7 +196,7 @@ def test_scanned_is_unrolled():
         x = own["embedding"][ids]
         for i in range(2):
             layer = jax.tree.map(lambda a, i=i: a[i], own[name]["blocks"])
-            x, _ = Block(plan, name).apply({"params": layer}, x, bias, source, {})
+            x, _ = Block(plan, name).apply({"params": layer}, x, bias, source, {}, None)
         return nn.RMSNorm(epsilon=1e-6).apply({"params": own[name]["norm"]}, x)
 
     def forward():

@@ -184,7 +184,7 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
     names = sorted(found, key=rank)
     words = [textwrap.fill(name, NAME) for name in names]
     room = 0.085 * min(NAME, max(map(len, names))) + 0.5  # inches, for the names
-    most = max(len({*rows.arm}) for rows in found.values())  # of one method, side by side in its line
+    most = max(1, *(len({*rows.arm}) for rows in found.values()))  # of one method, side by side in its line
     apart = min(0.2, 0.8 / most)
     each = max(0.32 if max(map(len, names)) <= NAME else 0.42, 0.12 * most)
     figure = Figure(figsize=(2.1 * len(metrics) + room, max(2.2, each * len(names) + 1.3)))
