@@ -74,6 +74,19 @@ def full_effort():
 #: Programs of this process, and the bytes of runs: asking for them again takes nearly all of the time of a small command.
 PROGRAMS, SIZES = {}, {}
 
+#: A program takes tens of memory maps. The suite's take some 100,000.
+MOST_MAPS = 20_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_maps():
+    """Forgets programs before there are so many that the system refuses more memory maps (65,530 a process), which ends a worker."""
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        PROGRAMS.clear()
+        jax.clear_caches()
+        gc.collect()
+
 
 @pytest.fixture(scope="module")
 def compiled():
