@@ -113,10 +113,9 @@ FIG8 = Figure(
     plots=lambda config: ({"kind": "embedding", "name": "fig8", "lines": {"mixture": MIXTURE}},),
 )
 
-FIGURES = {
-    "": Figure("Tables 10 and 11: accuracy by arm, and dispatch by language", sweep=sweep, claims=claims, plots=plots),
-    "fig8": FIG8,
-}
+TABLES = Figure("Tables 10 and 11: accuracy by arm, and dispatch by language", sweep=sweep, claims=claims, plots=plots)
+
+FIGURES = {"": TABLES, "table10": TABLES, "table11": TABLES, "fig8": FIG8}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
