@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib import ticker
 from matplotlib.figure import Figure
@@ -113,6 +114,7 @@ def _strip(panel, places: dict[Any, float], alone: dict[str, Any]) -> dict[str, 
 #: Losses of others on the same rows, drawn where they are known.
 REFERENCES = {
     "eval/bigram": "bigram model",
+    "eval/ngram": "5-gram model",
     "eval/floor_blind": "least without the dialect",
     "eval/floor": "least possible",
 }
@@ -139,9 +141,30 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
                 continue
             height = rows[column].mean()
             panel.axhline(height, color="black", lw=0.8, ls=":", label=REFERENCE_LINE)
-            place = {"transform": panel.get_yaxis_transform(), "ha": "right", "va": "bottom", "fontsize": 7.5}
-            panel.text(1, height, f"{REFERENCES[column]} ", **place)
+            place = {"transform": panel.get_yaxis_transform(), "ha": "left", "va": "bottom", "fontsize": 7.5}
+            panel.text(0, height, f" {REFERENCES[column]}", **place)  # losses fall: most room is below their start
+        if not data.axes[metric].log:
+            _leave_out_start(panel, rows.groupby(["step", "arm"])[metric].mean().unstack("step"))
     return _finished(figure, panels, metrics, data)
+
+
+def _leave_out_start(panel, means: pd.DataFrame) -> None:
+    """Ends the y axis short of the values before training where these would take more than half of it, and says so.
+
+    `means` has a column a step and a row an arm.
+    """
+    means = means.dropna(how="all")
+    if means.shape[1] < 4 or means.columns[0] != 0 or not np.isfinite(means).all(axis=None):
+        return
+    start, during = means[0].mean(), means.drop(columns=0).to_numpy()
+    bars = [line.get_ydata()[0] for line in panel.lines if line.get_label() == REFERENCE_LINE]
+    low, high = min(during.min(), *bars, np.inf), max(during.max(), *bars, -np.inf)
+    span = high - low
+    if low - span <= start <= high + span:
+        return
+    panel.set_ylim(low - 0.15 * span, high + 0.15 * span)
+    words, place = f"before training: {start:.3g}", {"transform": panel.transAxes, "ha": "center", "va": "top"}
+    panel.text(0.5, 0.99, words, fontsize=6.5, **place)
 
 
 def success(spec: dict[str, Any], data: Data) -> Figure | None:
