@@ -92,7 +92,7 @@ def choose(
         return "dense", f"copying tokens takes longer than {experts} experts of {width:.3g} products a number"
     if not dropless or chosen.bounded:
         return "slots", "the capacity bounds its slots"
-    return "ragged", "dropless: " + ("grouped products" if platform == "tpu" else "blocks of sorted rows")
+    return "ragged", "dropless: rows are sorted by expert"
 
 
 __all__ = [

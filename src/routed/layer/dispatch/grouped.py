@@ -35,14 +35,12 @@ def grouped(
     owner = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
 
     def layer(next_function, args, kwargs, context):
-        module = context.module
-        own = {k: v for k, v in module.variables.get("params", {}).items() if not isinstance(v, dict)}
-        if context.method_name != "__call__" or not own:
+        if not (own := _own(context)):
             return next_function(*args, **kwargs)
-        if type(module) is not nn.Dense:
+        if type(module := context.module) is not nn.Dense:
             raise TypeError(
-                f"dispatch 'ragged' on this platform needs experts whose parameters are in nn.Dense layers; "
-                f"{type(module).__name__} has its own: {', '.join(own)}. Use dispatch 'slots' or 'dense'"
+                "grouped products need experts whose parameters are in nn.Dense layers; "
+                f"{type(module).__name__} has its own: {', '.join(own)}"
             )
         (x,) = args
         each = x.size // (len(rows) * x.shape[-1])  # rows of this layer for each row routed, such as its patches
@@ -53,6 +51,26 @@ def grouped(
 
     with nn.intercept_methods(layer):
         return expert(params, rows)
+
+
+def is_dense(expert: ExpertFunction, params, rows: Float[Array, "A ..."]) -> bool:
+    """Whether all parameters of an expert are in `nn.Dense` layers, so that `grouped` can run it; `params` are those of all experts."""
+    others = []
+
+    def layer(next_function, args, kwargs, context):
+        others.extend(_own(context) if type(context.module) is not nn.Dense else ())
+        return next_function(*args, **kwargs)
+
+    with nn.intercept_methods(layer):
+        jax.eval_shape(expert, jax.tree.map(lambda leaf: leaf[0], params), rows[:1])
+    return not others
+
+
+def _own(context: nn.module.InterceptorContext) -> dict[str, Array]:
+    """The parameters of the layer that is being called; none of other methods'."""
+    if context.method_name != "__call__":
+        return {}
+    return {k: v for k, v in context.module.variables.get("params", {}).items() if not isinstance(v, dict)}
 
 
 @jax.custom_vjp

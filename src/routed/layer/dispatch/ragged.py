@@ -1,7 +1,8 @@
 """Dropless dispatch at any load: assignments sorted by expert, each expert running over its own stretch of rows.
 
 Two ways to run the experts. `blocks` goes over the experts one after the other, in blocks of rows: for CPUs and GPUs, where
-`jax.lax.ragged_dot` multiplies every row with every expert. `grouped` runs all of them at once through the kernels of TPUs.
+`jax.lax.ragged_dot` multiplies every row with every expert. `grouped` runs all of them at once through the kernels of TPUs, if they
+are made of `nn.Dense` layers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from routed.contracts import ExpertFunction, Places, Routing
 from routed.layer.dispatch.direct import combine
-from routed.layer.dispatch.grouped import grouped
+from routed.layer.dispatch.grouped import grouped, is_dense
 from routed.layer.selection import ranks
 from routed.system.platform import platform
 
@@ -34,7 +35,8 @@ def ragged(
     Dropped assignments are sorted behind all others and belong to no expert.
     """
     del places
-    return sorted_run(expert, params, x, routing, grouped if platform() == "tpu" else blocks)
+    run = grouped if platform() == "tpu" and is_dense(expert, params, x) else blocks
+    return sorted_run(expert, params, x, routing, run)
 
 
 def sorted_run(expert: ExpertFunction, params, x, routing: Routing, run: Callable) -> Float[Array, "T O"]:
