@@ -19,7 +19,9 @@ from routed.engine.execution import make_groups
 from routed.engine.flops import products_of
 from routed.engine.targets import topology_of
 from routed.engine.topology import describe
+from routed.experts import networks
 from routed.layer.dispatch import kernels
+from routed.plan import experiment
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
 from routed.system.platform import tracing_for
@@ -100,3 +102,27 @@ def test_the_steps_loop_is_found_where_nothing_is_estimated(small):
     (group,) = make_groups(plan_runs(config, ({},)), mesh, there.memory(mesh))
     estimate, spent = measure(group, mesh, there)
     assert estimate.endless == 0 and spent.step > 0
+
+
+def test_networks_are_compiled_where_products_are_grouped():
+    """Four ResNet18, dropless: their convolutions are no layers that a TPU's grouped products could run."""
+    there = topology_of("v5e:2x4")
+    _, config = experiment.configure("chen_images:smoke", [])
+    config = override(config, {"mesh.run": 1, "arms": ("learned",), "experts.name": "resnet18", "data.target_dim": 2})
+    assert "fits: a device holds" in describe(plan_runs(config, ({},)), make_mesh(config, there.devices[:1]), there)
+
+
+def test_networks_of_several_seeds_are_compiled_for_a_gpu():
+    """The gradient of a product with every second position of images, of two seeds, ended this process (jax 0.10.2)."""
+    mesh = jax.sharding.Mesh(topology_of("h100:1").devices, ("run",))
+    here = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    net, images = networks.ResNet18(16), jnp.zeros((64, 16, 16, 3))
+
+    def gradient(key, images):
+        params = net.init(key, images)
+        return jax.grad(lambda params: (net.apply(params, images) ** 2).sum())(params)
+
+    keys, images = jax.random.split(jax.random.key(0), 2), jnp.stack([images, images])
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here) for a in (keys, images)]
+    with tracing_for(mesh):
+        assert jax.jit(jax.vmap(gradient)).lower(*shapes).compile().as_text()
