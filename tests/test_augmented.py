@@ -110,3 +110,10 @@ def test_images_that_do_not_fit_are_refused():
         augmented.counts(data(side=7))
     with pytest.raises(UserError, match=r"data.clusters=4: .* have 10 classes; set data.clusters=10"):
         augmented.counts(data(clusters=4))
+
+
+@pytest.mark.parametrize(("small", "side"), [(29, 32), (7, 8), (14, 16), (4, 4)])
+def test_enlarged_is_bilinear(small, side):
+    x = jax.random.normal(jax.random.key(small), (2, small, small, 3))
+    expected = jax.image.resize(x, (2, side, side, 3), "bilinear", precision=jax.lax.Precision.HIGHEST)
+    np.testing.assert_allclose(augmented.enlarged(x, side), expected, atol=2e-6)

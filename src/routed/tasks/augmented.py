@@ -153,7 +153,21 @@ def turned_and_cropped(x: Float[Array, "B H W C"], turned: Bool[Array, " B"]) ->
     kept = round(KEPT * side)
     crop = jnp.asarray(places(side))[turned.astype(int)]
     x = jnp.take_along_axis(x.reshape(samples, side**2, channels), crop[:, :, None], 1)
-    return jax.image.resize(x.reshape(samples, kept, kept, channels), (samples, side, side, channels), "bilinear")
+    return enlarged(x.reshape(samples, kept, kept, channels), side)
+
+
+def enlarged(x: Float[Array, "B h h C"], side: int) -> Float[Array, "B H H C"]:
+    """Images of so many pixels a side, bilinear.
+
+    As `jax.image.resize` does it, but no products of matrices: for those XLA 0.10.2 finds no tiles on a GPU.
+    """
+    place = np.clip((np.arange(side) + 0.5) * x.shape[1] / side - 0.5, 0, x.shape[1] - 1)
+    low = np.minimum(place.astype(int), x.shape[1] - 2)
+    after = (place - low).astype(np.float32)
+    for axis in (1, 2):
+        part = np.expand_dims(after, [one for one in range(4) if one != axis])
+        x = jnp.take(x, low, axis) * (1 - part) + jnp.take(x, low + 1, axis) * part
+    return x
 
 
 def blurred(x: Float[Array, "B H W C"], sigma: Float[Array, " B"]) -> Float[Array, "B H W C"]:
