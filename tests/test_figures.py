@@ -355,10 +355,10 @@ def test_a_sample_has_a_row_an_arm_and_the_entropy_of_each_layer():
 def test_what_was_before_training_takes_no_more_than_half_of_an_axis(start):
     """Training goes from 3 to 1: a start at 30 is said, and the axis ends .15 of that span, 2, beyond it; one at 4 is less than a span away."""
     rows = pd.concat(
-        table({"data.samples": (512,)}).query("step == 0").assign(step=step, **{"router/sparsity": value})
+        table({"data.samples": (512,)}).query("step == 0").assign(step=step, **{"router/norm_mean": value})
         for step, value in ((0, start), (10, 3.0), (20, 2.0), (30, 1.0))
     )
-    found, _ = further.draw_all((TRAINING | {"metrics": ("router/sparsity",)},), data(rows, ()))
+    found, _ = further.draw_all((TRAINING | {"metrics": ("router/norm_mean",)},), data(rows, ()))
     (panel,) = found[-1].drawn.axes
     words = [text.get_text() for text in panel.texts]
     if start == 30:
