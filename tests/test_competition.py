@@ -15,6 +15,7 @@ from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.routers import ROUTERS
 from routed.settings.tree import node_of, override
+from tests.parallel_case import make_mesh
 from tests.test_decoder import ready
 from tests.test_decoder import rows as rows_of_text
 
@@ -24,10 +25,10 @@ def settings(**changes):
     return override(base(), flat | changes)
 
 
-def layer(expert, **changes):
+def layer(expert, mesh=None, **changes):
     config = settings(**changes)
     return MoE(
-        router=ROUTERS["linear"].make(node_of(config).router, 4), expert=expert, num_experts=4, rule=rule_of(config.selection)
+        router=ROUTERS["linear"].make(node_of(config).router, 4), expert=expert, num_experts=4, rule=rule_of(config.selection), mesh=mesh
     )  # fmt: skip
 
 
@@ -173,6 +174,39 @@ def test_every_layer_tosses_its_own_coin():
 
     tossed = {tuple(coins(jax.random.key(seed)).tolist()) for seed in range(16)}
     assert tossed == {(a, b) for a in (False, True) for b in (False, True)}
+
+
+CONTESTS: dict[str, dict] = {
+    "the largest outputs win": {},
+    "with queues": {"selection.capacity_factor": 0.75},
+    "by random norms": {"selection.winners": "random"},
+    "nobody wins": {"selection.winners": "all"},
+    "the router hears alone, of other tokens": {"selection.forward": False, "selection.distil_target": "shuffled"},
+    "no contest on this step": {"selection.share": 0.0},
+}
+
+
+@pytest.mark.parametrize("contest", CONTESTS)
+def test_a_contest_over_devices_has_the_numbers_of_one(contest):
+    """Output, loss of the router, and gradients, of 64 tokens in groups of 8, on 2 x 4 devices with an expert each."""
+    changes = {"selection.share": 1.0, "selection.group_size": 8, "selection.distil_detached": False} | CONTESTS[
+        contest
+    ]
+    x = jax.random.normal(jax.random.key(0), (64, 3))
+    params = made(layer(Linear(2)))
+
+    def numbers(mesh):
+        moe = layer(Linear(2), mesh, **changes)
+
+        def loss(params, x):
+            y, routing = ran(moe, params, x)
+            return (y**2).sum() + competition.distillation(moe.rule, routing), (y, routing.expert)
+
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(params, x)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), numbers(make_mesh(2, 4)), numbers(None)
+    )
 
 
 def test_computed_experts():

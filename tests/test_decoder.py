@@ -110,7 +110,7 @@ def test_selections_that_see_the_future_are_refused(selection):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["buckets", "rotary, post-norm"])
+@pytest.mark.parametrize("form", ["buckets", "rotary, post-norm", "competition"])
 def test_a_mesh_gives_the_numbers_of_one_device(form):
     config = settings(**FORMS[form] | {"selection.group_size": 8, "selection.capacity_factor": 0.75, "batch_size": 8})
     expected, found = (loss_and_gradients(decoder, config, rows(8), mesh) for mesh in (None, make_mesh(2, 4)))

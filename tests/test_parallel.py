@@ -1,5 +1,6 @@
 """Experts over devices: the same numbers on every mesh, one copy of the weights, and no collective too many."""
 
+import os
 import re
 
 import jax
@@ -8,8 +9,11 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
+from routed.engine.devices import allow_collectives
 from routed.layer.dispatch.parallel import check
 from routed.layer.rule import Rule
+from routed.plan.config import base
+from routed.settings.tree import override
 from tests.parallel_case import EXPERTS, RULE, case, layer, make_mesh, numbers
 
 MESHES = [(8, 1), (1, 8), (2, 4), (4, 2)]
@@ -69,6 +73,18 @@ def test_what_does_not_divide_is_refused_with_what_does():
     with pytest.raises(TypeError, match="'ragged' cannot share experts over a mesh; use 'slots' or 'auto'"):
         jax.eval_shape(layer(mesh).clone(dispatch="ragged").init, jax.random.key(0), x)
     assert RULE.group_size == 8
+
+
+def test_devices_of_a_cpu_that_share_a_run_have_threads_to_wait_in(monkeypatch):
+    """Four for each of 8 devices, unless the user said otherwise; a run of one device is left alone."""
+    shared = override(base(), {"mesh.data": 2, "mesh.expert": 4})
+    for config, given, expected in ((base(), None, None), (shared, None, "32"), (shared, "20", "20")):
+        monkeypatch.delenv("PJRT_NPROC", raising=False)
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+        if given:
+            monkeypatch.setenv("PJRT_NPROC", given)
+        allow_collectives(config)
+        assert os.environ.get("PJRT_NPROC") == expected
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ def main(argv: list[str]) -> None:
 
     devices.split_host()  # before anything asks JAX for its devices
     module, config = experiment.configure(spec, _OVERRIDES)
+    devices.allow_collectives(config)
     if LIST.value == "figures":  # whatever is still to be set
         return files.tell(listing.list_figures(module, experiment.split(spec)[0], config))
     if LIST.value == "settings" and not config.data.directory:

@@ -33,6 +33,20 @@ def split_host() -> None:
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 
+#: Threads of a virtual device of a CPU that shares runs with others.
+THREADS = 4
+
+
+def allow_collectives(config: ConfigDict) -> None:
+    """Gives a CPU's devices that share a run threads to wait for each other in. Before JAX's first use only.
+
+    XLA:CPU has a thread a device or core, and runs collectives side by side that do not depend on each other: once every thread waits
+    for a device that has none, it ends the process after 40 s.
+    """
+    if (shared := config.mesh.data * config.mesh.expert) > 1:
+        os.environ.setdefault("PJRT_NPROC", str(THREADS * max(shared, len(os.sched_getaffinity(0)))))
+
+
 def keep_programs(workdir: pathlib.Path) -> None:
     """Compiled programs stay in the workdir, unless JAX_COMPILATION_CACHE_DIR names a place that many share."""
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -91,13 +92,13 @@ class MoE(nn.Module):
                 run, params, x, routing, places, x if routed_by is None else routed_by, context
             )
             return common + y, routing
-        if self.mesh is not None and not isinstance(routing, SoftRouting):
-            if self.dispatch != dispatch.AUTO and not dispatch.DISPATCHES[self.dispatch].exchanged:
-                raise TypeError(f"dispatch {self.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")
-            return common + dispatch.parallel(run, params, x, routing, places, self.mesh), routing
         return common + self._dispatched(run, params, x, routing, places), routing
 
     def _dispatched(self, run, params, x, routing, places) -> Float[Array, "T O"]:
+        if self.mesh is not None and not isinstance(routing, SoftRouting):
+            if self.dispatch != dispatch.AUTO and not dispatch.DISPATCHES[self.dispatch].exchanged:
+                raise TypeError(f"dispatch {self.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")
+            return dispatch.parallel(run, params, x, routing, places, self.mesh)
         return dispatch.DISPATCHES[self._dispatch(x, params, places)].run(run, params, x, routing, places)
 
     def _contested(self, run, params, x, routing, places, routed_by, context) -> tuple[Float[Array, "T O"], Routing]:
@@ -108,10 +109,12 @@ class MoE(nn.Module):
         scores = self.router(jax.lax.stop_gradient(routed_by), **context)
 
         def compete():
-            outputs = jax.vmap(run, in_axes=(0, None))(params, x)
-            return competition.contest(
-                self.rule, partial(select, self.rule), dispatch.combined, outputs, routing, draws
-            )
+            if self.mesh is None:
+                outputs, combined = jax.vmap(run, in_axes=(0, None))(params, x), dispatch.combined
+            else:
+                outputs = dispatch.parallel_outputs(run, self.mesh, params, x)
+                combined = partial(dispatch.parallel_combined, self.mesh)
+            return competition.contest(self.rule, self._select(), combined, outputs, routing, draws)
 
         def route():
             return self._dispatched(run, params, x, routing, places), routing, jnp.zeros_like(scores)
@@ -133,9 +136,7 @@ class MoE(nn.Module):
                 noise.draw, self.noise_scale, self.num_experts, noise.learned, name="noise"
             )(x)
         weighing = preference if self.noise_in_weights else scores
-        pick = (
-            partial(select, self.rule) if self.mesh is None else partial(dispatch.parallel_select, self.rule, self.mesh)
-        )
+        pick = self._select()
         if not self.balance_rate:
             return pick(weighing, preference=preference, mask=mask)
         bias = self.variable("balance", "bias", jnp.zeros, self.num_experts)
@@ -143,6 +144,11 @@ class MoE(nn.Module):
         if self.is_mutable_collection("balance") and not self.is_initializing():
             bias.value = load.rebalanced(bias.value, load.load_of(routing, mask)[0], self.balance_rate)
         return routing
+
+    def _select(self) -> Callable[..., Routing | SoftRouting]:
+        if self.mesh is None:
+            return partial(select, self.rule)
+        return partial(dispatch.parallel_select, self.rule, self.mesh)
 
     def _dispatch(self, x, params, places: Places) -> str:
         if self.dispatch != dispatch.AUTO:

@@ -13,7 +13,14 @@ from ml_collections import ConfigDict
 
 from routed.contracts import ExpertFunction
 from routed.layer.dispatch.direct import apart, apart_dense, combine, combined, dense, gather
-from routed.layer.dispatch.parallel import DATA, EXPERT, parallel, parallel_select
+from routed.layer.dispatch.parallel import (
+    DATA,
+    EXPERT,
+    parallel,
+    parallel_combined,
+    parallel_outputs,
+    parallel_select,
+)
 from routed.layer.dispatch.ragged import alone, ragged
 from routed.layer.dispatch.slots import slots
 from routed.layer.selection import SELECTIONS
@@ -110,6 +117,8 @@ __all__ = [
     "gather",
     "misfit",
     "parallel",
+    "parallel_combined",
+    "parallel_outputs",
     "parallel_select",
     "ragged",
     "slots",

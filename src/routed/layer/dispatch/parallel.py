@@ -13,9 +13,10 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from routed.contracts import ExpertFunction, Places, Routing, SoftRouting, UserError
+from routed.layer.dispatch.direct import combined
 from routed.layer.dispatch.slots import slots
 from routed.layer.rule import Rule
-from routed.layer.selection import select
+from routed.layer.selection import combine_weights, select
 
 #: Mesh axes: replicas of the experts, and the devices that share one replica.
 DATA, EXPERT = "data", "expert"
@@ -43,7 +44,7 @@ def parallel(
 
 
 def parallel_select(
-    rule: Rule, mesh: Mesh, scores: Float[Array, "T E"], *, preference, mask, bias=None
+    rule: Rule, mesh: Mesh, scores: Float[Array, "T E"], *, preference=None, mask=None, bias=None
 ) -> Routing | SoftRouting:
     """`select`, each device its own groups: left to itself XLA would gather all scores for the top-k.
 
@@ -54,6 +55,7 @@ def parallel_select(
     both = P((DATA, EXPERT))
     mask = jnp.ones(len(scores), bool) if mask is None else mask
     bias = jnp.zeros(scores.shape[1]) if bias is None else bias
+    preference = scores if preference is None else preference
 
     def local(scores, preference, mask, bias):
         routing = select(rule, scores, preference=preference, mask=mask, bias=bias)
@@ -63,6 +65,35 @@ def parallel_select(
 
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(both, both, both, P()), out_specs=both)
     return mapped(scores, preference, mask, bias)
+
+
+def parallel_outputs(expert: ExpertFunction, mesh: Mesh, params, x: Float[Array, "T ..."]) -> Float[Array, "E T O"]:
+    """Outputs of all experts on all tokens: a device has those of its experts on the tokens of its replica, and no others."""
+
+    def local(params, x):
+        return jax.vmap(expert, in_axes=(0, None))(params, jax.lax.all_gather(x, EXPERT, tiled=True))
+
+    both = P((DATA, EXPERT))
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), both), out_specs=P(EXPERT, DATA), check_vma=False)
+    return mapped(params, x)
+
+
+def parallel_combined(
+    mesh: Mesh, routing: Routing | SoftRouting, outputs: Float[Array, "E T O"]
+) -> Float[Array, "T O"]:
+    """`combined`, where `outputs` are shared out so: weights travel to the experts, and sums of their outputs to the tokens."""
+    both = P((DATA, EXPERT))
+
+    def local(routing, outputs):
+        tokens = len(routing.scores)
+        if isinstance(routing, Routing):
+            routing = routing._replace(token=routing.token - jax.lax.axis_index((DATA, EXPERT)) * tokens)
+        weight = jax.lax.all_to_all(combine_weights(routing), EXPERT, split_axis=1, concat_axis=0, tiled=True)
+        sums = combined(SoftRouting(weight, weight), outputs)
+        return jax.lax.psum_scatter(sums, EXPERT, tiled=True)
+
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(both, P(EXPERT, DATA)), out_specs=both, check_vma=False)
+    return mapped(routing, outputs)
 
 
 def exchange(run, params, filled: Float[Array, "E S ..."]) -> Float[Array, "E S O"]:
