@@ -308,7 +308,7 @@ def fig3_claims(config: ConfigDict) -> tuple[Claim, ...]:
 
 FIG3 = Figure(
     "loss and sparsity against samples with depth-3 experts, constant target; also with tuned rates",
-    {"seeds": 10, "tune.multipliers": (1.0, 3.0, 10.0)},
+    {"seeds": 10, "tune.multipliers": (0.3, 1.0, 3.0, 10.0, 30.0)},
     sweep=fig3_sweep,
     claims=fig3_claims,
     plots=lambda config: BY_SAMPLES,
