@@ -131,6 +131,15 @@ def test_every_arm_stands_exactly_at_its_point():
     assert {tuple(one.lines[0].get_xdata()) for one in panel.containers} == {(512, 2048, 8192)}
 
 
+def test_arms_stand_beside_each_other_where_values_are_words():
+    """Two rates, five arms .12 apart: from -.24 to .24 about 0 and 1."""
+    axes = {"rates": ("paper", "tuned")}
+    panel = drawn(axes, ())["by-rates"].drawn.axes[0]
+    places = sorted(one.lines[0].get_xdata()[0] for one in panel.containers)
+    assert places == pytest.approx([-0.24, -0.12, 0, 0.12, 0.24])
+    assert all(np.diff(one.lines[0].get_xdata()) == 1 for one in panel.containers)
+
+
 def test_arms_that_ran_at_one_point_stand_behind_a_line_that_says_where():
     """At 8192 alone: behind the axis' end by .14 and .21 of its length, a factor 16 ** .14 = 1.474 and 16 ** .21 = 1.790."""
     axes = {"data.samples": (512, 8192)}

@@ -17,6 +17,7 @@ from routed.analysis.plots.frame import (
     SHADES,
     Data,
     are_numbers,
+    beside,
     finish,
     lay_out,
     legend,
@@ -59,8 +60,11 @@ def curve(panel, spec: dict[str, Any], data: Data) -> bool:
     arms = {arm: rows[rows.arm == arm].groupby(spec["x"]) for arm in _arms(spec, rows)}
     alone = {arm: next(iter(groups))[0] for arm, groups in arms.items() if len(groups) == 1}
     strip = _strip(panel, places, alone)
+    shift = beside(places, [arm for arm in arms if arm not in alone])
     for arm, groups in arms.items():
-        at = {alone[arm]: strip[arm]} if arm in alone else places
+        at = (
+            {alone[arm]: strip[arm]} if arm in alone else {value: place + shift[arm] for value, place in places.items()}
+        )
         names = {place: shown(value) for value, place in at.items()}
         here = [(at[value], group) for value, group in groups]
         line(panel, arm, here, metric, data.axes[metric], are_numbers(places), names)

@@ -179,6 +179,12 @@ def are_numbers(values: Iterable[Any]) -> bool:
     return all(isinstance(value, (int, float, np.number)) and not isinstance(value, bool) for value in values)
 
 
+def beside(values: Iterable[Any], arms: Sequence[str]) -> dict[str, float]:
+    """How far each arm stands from the place of a value: words have room for all arms side by side, and numbers are where they are."""
+    apart = 0.0 if are_numbers(values) else 0.6 / len(arms)
+    return {arm: apart * (number - (len(arms) - 1) / 2) for number, arm in enumerate(arms)}
+
+
 def lay_out(panel, key: str, values: Sequence[Any]) -> dict[Any, float]:
     """Where the values of a swept key stand on an x axis, which is labelled with them and is logarithmic where they span decades.
 

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis.plots.curves import curve, steps
-from routed.analysis.plots.frame import KEYS, MARKERS, Data, are_numbers, finish, lay_out, legend, line
+from routed.analysis.plots.frame import KEYS, MARKERS, Data, are_numbers, beside, finish, lay_out, legend, line
 from routed.analysis.plots.marks import Point, intervals
 from routed.analysis.plots.paired import advantage, advantage_words, paired_lines, rivals
 from routed.engine.rows import shown
@@ -37,12 +37,13 @@ def against(spec: dict[str, Any], data: Data) -> Figure | None:
         if metric is None:
             _advantages(panel, rows, spec["x"], places, data)
             continue
-        for arm in (arm for arm in ARMS if arm in set(rows.arm)):
+        arms = [arm for arm in ARMS if arm in set(rows.arm)]
+        for arm, shift in beside(places, arms).items():
             groups = rows[rows.arm == arm].groupby(spec["x"])
             line(
                 panel,
                 arm,
-                [(places[value], group) for value, group in groups],
+                [(places[value] + shift, group) for value, group in groups],
                 metric,
                 data.axes[metric],
                 are_numbers(places),
