@@ -210,6 +210,19 @@ def test_methods_are_sorted_best_first_whichever_end_is_better():
         assert [text.get_text() for text in panel.get_yticklabels()] == best
 
 
+def test_a_method_is_as_high_as_its_arms_or_its_name():
+    """Inches: a name of two lines takes .52, and its one arm stands at .26; five arms .11 apart take .66, so the second is at .52 + .33."""
+    axes = {"experts.count": (4, 8)}
+    rows = table(axes)
+    rows = rows[(rows["experts.count"] == 4) | (rows.arm == "oracle")]
+    methods = {"few": {"experts.count": 4}, "a name of more than thirty-two letters": {"experts.count": 8}}
+    spec = {"kind": "methods", "name": "m", "methods": methods, "metrics": ("test/loss",)}
+    panel = plots.draw(spec, data(rows, axes)).axes[0]
+    heights = [one.lines[0].get_ydata()[0] for one in panel.containers if len(one.lines[0].get_ydata())]
+    assert heights == pytest.approx([0.26, 0.63, 0.74, 0.85, 0.96, 1.07])
+    assert list(panel.get_yticks()) == pytest.approx([0.26, 0.85]) and panel.get_ylim() == pytest.approx((1.18, 0))
+
+
 def test_a_method_without_anything_to_learn_is_not_called_untrained():
     axes = {"router.name": ("linear", "oracle")}
     methods = {name: {"router.name": name} for name in axes["router.name"]}

@@ -144,8 +144,8 @@ def routing(spec: dict[str, Any], data: Data) -> Figure | None:
     return figure
 
 
-#: Characters of a line of a method's name.
-NAME = 32
+#: Characters of a line of a method's name; inches of that line, and between two arms of a method.
+NAME, LINE, APART = 32, 0.26, 0.11
 #: Methods that have nothing to learn, whatever their arm is called: their marker and words.
 FIXED = {"color": "black", "marker": "D", "label": "nothing to learn: fixed rule"}
 
@@ -184,20 +184,24 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
     names = sorted(found, key=rank)
     words = [textwrap.fill(name, NAME) for name in names]
     room = 0.085 * min(NAME, max(map(len, names))) + 0.5  # inches, for the names
-    most = max(1, *(len({*rows.arm}) for rows in found.values()))  # of one method, side by side in its line
-    apart = min(0.2, 0.8 / most)
-    each = max(0.32 if max(map(len, names)) <= NAME else 0.42, 0.12 * most)
-    figure = Figure(figsize=(2.1 * len(metrics) + room, max(2.2, each * len(names) + 1.3)))
+    beside = {name: [arm for arm in arms if (found[name].arm == arm).any()] for name in names}
+    tall = [
+        max(LINE * (1 + text.count("\n")), APART * (len(beside[name]) + 1))
+        for name, text in zip(names, words, strict=True)
+    ]
+    places = np.cumsum(tall) - np.array(tall) / 2
+    figure = Figure(figsize=(2.1 * len(metrics) + room, max(2.2, sum(tall) + 1.3)))
     panels = np.atleast_1d(figure.subplots(1, len(metrics), sharey=True))
     looks = {}
     for panel, metric in zip(panels, metrics, strict=True):
-        for place, name in enumerate(names):
-            there = [arm for arm in arms if (found[name].arm == arm).any()]
-            for i, arm in enumerate(there):
+        for place, inches in list(zip(places, tall, strict=True))[1::2]:  # so that each arm is seen to be of one method
+            panel.axhspan(place - inches / 2, place + inches / 2, color="black", alpha=0.04, lw=0)
+        for place, name in zip(places, names, strict=True):
+            for i, arm in enumerate(beside[name]):
                 one = estimate(found[name], arm, metric)
                 if np.isfinite(one.mean):
                     style = looks[arm, look(name, arm)["label"]] = look(name, arm)
-                    height = place + apart * (i - (len(there) - 1) / 2)
+                    height = place + APART * (i - (len(beside[name]) - 1) / 2)
                     seeds = by_seed(found[name][found[name].arm == arm], metric)
                     point = Point(height, one, name, seeds)
                     look_of = {**style, "ms": 4, "capsize": 2, "ls": ""}
@@ -208,8 +212,8 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
             low, high = panel.get_xlim()
             panel.set_xlim(bounded(low, high, data.axes[metric]))
         panel.set_xlabel("\n".join(textwrap.wrap(data.axes[metric].label, 24)))
-    panels[0].set_yticks(range(len(names)), words)
-    panels[0].set_ylim(len(names) - 0.5, -0.5)
+    panels[0].set_yticks(places, words)
+    panels[0].set_ylim(sum(tall), 0)
     for _, style in sorted(looks.items(), key=lambda item: arms.index(item[0][0])):
         panels[0].errorbar([], [], **style, ls="")
     legend(figure, panels[0])
