@@ -131,6 +131,19 @@ def test_every_arm_stands_exactly_at_its_point():
     assert {tuple(one.lines[0].get_xdata()) for one in panel.containers} == {(512, 2048, 8192)}
 
 
+def test_no_interval_is_cut_off_where_the_start_is_left_out():
+    """Seeds at 1 +- .2 at the end: their interval ends below .8, and the axis, which ended at .7 about the means, below it by .15 of the span."""
+    rows = pd.concat(
+        table({"data.samples": (512,)}).query("step == 0").assign(step=step, **{"router/norm_mean": value})
+        for step, value in ((0, 30.0), (10, 3.0), (20, 2.0), (30, 1.0))
+    )
+    rows.loc[rows.step == 30, "router/norm_mean"] += np.where(rows.seed[rows.step == 30] % 2, 0.2, -0.2)
+    found, _ = further.draw_all((TRAINING | {"metrics": ("router/norm_mean",)},), data(rows, ()))
+    (panel,) = found[-1].drawn.axes
+    low = min(part[0, 1] for one in panel.containers for part in one.lines[2][0].get_segments())
+    assert low < 0.8 and panel.get_ylim()[0] == pytest.approx(low - 0.15 * (3 - low))
+
+
 def test_arms_stand_beside_each_other_where_values_are_words():
     """Two rates, five arms .12 apart: from -.24 to .24 about 0 and 1."""
     axes = {"rates": ("paper", "tuned")}
@@ -384,6 +397,6 @@ def test_what_was_before_training_takes_no_more_than_half_of_an_axis(start):
     (panel,) = found[-1].drawn.axes
     words = [text.get_text() for text in panel.texts]
     if start == 30:
-        assert panel.get_ylim()[1] == pytest.approx(3.3) and "before training: 30" in words
+        assert panel.get_ylim() == pytest.approx((0.7, 3.3)) and "before training: 30" in words
     else:
         assert panel.get_ylim()[1] > 4 and not words

@@ -160,9 +160,11 @@ def _leave_out_start(panel, means: pd.DataFrame) -> None:
     means = means.dropna(how="all")
     if means.shape[1] < 4 or means.columns[0] != 0 or not np.isfinite(means).all(axis=None):
         return
-    start, during = means[0].mean(), means.drop(columns=0).to_numpy()
+    start, during = means[0].mean(), means.drop(columns=0).to_numpy().ravel()
     bars = [line.get_ydata()[0] for line in panel.lines if line.get_label() == REFERENCE_LINE]
-    low, high = min(during.min(), *bars, np.inf), max(during.max(), *bars, -np.inf)
+    drawn = np.concatenate([part for one in panel.containers for each in one.lines[2] for part in each.get_segments()])
+    ends = drawn[(drawn[:, 0] > 0) & np.isfinite(drawn[:, 1]), 1]  # of intervals
+    low, high = min(*during, *ends, *bars), max(*during, *ends, *bars)
     span = high - low
     if low - span <= start <= high + span:
         return
