@@ -162,8 +162,8 @@ def _leave_out_start(panel, means: pd.DataFrame) -> None:
         return
     start, during = means[0].mean(), means.drop(columns=0).to_numpy().ravel()
     bars = [line.get_ydata()[0] for line in panel.lines if line.get_label() == REFERENCE_LINE]
-    drawn = np.concatenate([part for one in panel.containers for each in one.lines[2] for part in each.get_segments()])
-    ends = drawn[(drawn[:, 0] > 0) & np.isfinite(drawn[:, 1]), 1]  # of intervals
+    drawn = [part for one in panel.containers for each in one.lines[2] for part in each.get_segments()]  # intervals
+    ends = [y for part in drawn for x, y in part if x > 0 and np.isfinite(y)]
     low, high = min(*during, *ends, *bars), max(*during, *ends, *bars)
     span = high - low
     if low - span <= start <= high + span:
