@@ -70,6 +70,21 @@ def test_a_program_by_hand():
 
 
 @pytest.mark.parametrize(
+    ("groups", "devices"),
+    [
+        ("{{0,2,4},{1,3,5}}", 3),
+        ("[2,4]<=[4,2]T(1,0)", 4),
+        ("mesh['x'=2,'y'=4] {'x','y'}", 8),
+        ("mesh['x'=8] {'x':(2)4}", 4),
+        ("mesh['axis_0'=4,'axis_1'=2,'axis_2'=1], device_ids=([2,4]T(1,0)) {'axis_0'}", 4),
+    ],
+)
+def test_devices_of_a_group(groups, devices):
+    line = f"  %all = f32[3]{{0}} all-reduce(%a), channel_id=10, replica_groups={groups}, to_apply=%add"
+    assert hlo.collective(line).devices == devices
+
+
+@pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
         ("all-to-all(", "ragged-all-to-all(", "unknown collective: %exchange"),

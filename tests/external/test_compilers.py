@@ -126,3 +126,13 @@ def test_networks_of_several_seeds_are_compiled_for_a_gpu():
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here) for a in (keys, images)]
     with tracing_for(mesh):
         assert jax.jit(jax.vmap(gradient)).lower(*shapes).compile().as_text()
+
+
+@pytest.mark.parametrize("name", ["v5e:2x4", "h100:8"])
+def test_a_contest_of_experts_over_a_mesh_is_compiled_and_its_collectives_are_known(name):
+    there = topology_of(name)
+    _, config = experiment.configure("competition_lm:smoke", [])
+    changes = {"batch_size": 8, "selection.group_size": 16, "mesh.data": 2, "mesh.expert": 4, "seeds": 1}
+    config = override(config, changes | {"arms": ("compete_shuffled",)})
+    text = describe(plan_runs(config, ({},)), make_mesh(config, there.devices), there)
+    assert "fits: a device holds" in text and "all-to-all of 4" in text

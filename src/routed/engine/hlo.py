@@ -147,12 +147,12 @@ def collective(line: str) -> Collective | None:
 
 
 def _devices(line: str) -> int:
-    """Devices of a group: {{0,1},{2,3}}, [2,4]<=[8] or mesh['a'=2,'b'=4] {'b'}."""
+    """Devices of a group: {{0,1},{2,3}}, [2,4]<=[8], or mesh['a'=2,'b'=4] {'b'}, whose devices may be in another order, device_ids=(..)."""
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
         return len(listed[1].split(","))
     if shaped := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
         return int(shaped[1])
-    if named := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line):
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\([^{]*\))? \{([^}]*)\}", line):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
         return math.prod(int(part or sizes[axis]) for axis, part in re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", named[2]))
     raise ValueError(f"unknown groups: {line.strip()}")
