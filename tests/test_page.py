@@ -34,7 +34,7 @@ def test_arms_stand_best_first_against_the_fairest_control():
     assert found.lines[1]["cells"][0].value == "0.103"
     # .01 times the mean of 0, 1, 2, 3: a share is told in percent, with its interval inside 0 and 100 %.
     dead = found.lines[0]["cells"][[head.words for head in found.headings].index("share of dead experts")]
-    assert dead.value == "2 %" and 0 <= float(dead.interval.strip("[]").split(",")[0]) < 1.5
+    assert dead.value == "1.5 %" and 0 <= float(dead.interval.strip("[]").split(",")[0]) < 1.5
     assert "k-means" in found.headings[place].definition
 
 

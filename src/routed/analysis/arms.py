@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from routed.analysis import statistics
+from routed.analysis import digits, statistics
 from routed.analysis.plots.frame import Data
 from routed.analysis.plots.paired import difference
 from routed.analysis.sides import fair_gap, paired
@@ -113,15 +113,15 @@ def _cell(rows: pd.DataFrame, metric: str, data: Data) -> Cell:
     """A mean with its interval, both as summary.csv has them."""
     one = statistics.estimate(rows[metric].dropna(), bounds=data.axes[metric].bounds)
     if metric == "router/dead":
-        return _interval(one._replace(mean=100 * one.mean, low=100 * one.low, high=100 * one.high), "{:.0f}", " %")
+        return _interval(one._replace(mean=100 * one.mean, low=100 * one.low, high=100 * one.high), unit=" %")
     return _interval(one)
 
 
-def _interval(one: statistics.Estimate, form: str = "{:.3g}", unit: str = "") -> Cell:
+def _interval(one: statistics.Estimate, sign: str = "", unit: str = "") -> Cell:
     if not np.isfinite(one.mean):
         return Cell("–")
-    low, high = form.format(one.low), form.format(one.high)
-    return Cell(form.format(one.mean) + unit, f"[{low}, {high}]" if np.isfinite(one.low) and low != high else "")
+    mean, *ends = digits.parts(one[:3], sign)
+    return Cell(mean + unit, f"[{', '.join(ends)}]" if len({*ends}) > 1 else "")
 
 
 def _beside(good: pd.DataFrame, arm: str, rival: str, data: Data) -> Cell:
@@ -130,7 +130,7 @@ def _beside(good: pd.DataFrame, arm: str, rival: str, data: Data) -> Cell:
         return Cell("is it" if rival != REFERENCE else "–")
     log = data.axes[data.loss].log
     if not log:
-        return _interval(difference(good, arm, data.loss) if rival == REFERENCE else statistics.estimate([]), "{:+.3g}")
+        return _interval(difference(good, arm, data.loss) if rival == REFERENCE else statistics.estimate([]), "+")
     fairest = fair_gap(good, data.loss) if arm == REFERENCE else None
     logs = fairest.estimate if fairest else statistics.estimate(paired(good, rival, arm, data.loss))
     mean, low, high = (float(np.exp(-end)) for end in (logs.mean, logs.high, logs.low))

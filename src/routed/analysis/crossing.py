@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
-from routed.analysis import statistics
+from routed.analysis import digits, statistics
 from routed.analysis.claims import Along, Claim
 from routed.analysis.sides import Rows, ends
 from routed.engine.rows import shown
@@ -58,11 +58,11 @@ def crossing(claim: Claim, rows: Rows) -> dict[str, Any]:
     seen = locate(values, now[good].to_numpy())
     size, place = math.exp if claim.unit == "ratio" else float, seen.place
     at_ends = ", ".join(
-        f"{size(one.mean):.3g} [{size(one.low):.3g}, {size(one.high):.3g}] at {shown(value)}"
+        f"{digits.with_interval(map(size, one[:3]))} at {shown(value)}"
         for one, value in ((seen.first, values[0]), (seen.last, values[-1]))
     )
     record: dict[str, Any] = {"ours": place.mean, "interval": [place.low, place.high], "n": place.n}
-    where = f"changes sign at {key} = {place.mean:.3g} [{place.low:.3g}, {place.high:.3g}]"
+    where = f"changes sign at {key} = {digits.with_interval(place[:3])}"
     record["text"] = f"{where if seen.changes else 'no change of sign'}; {claim.unit} {at_ends}"
     if place.n < 2:
         return record | {"verdict": "inconclusive", "reason": "one seed"}

@@ -17,6 +17,7 @@ import numpy as np
 import vl_convert
 from matplotlib.figure import Figure
 
+from routed.analysis import digits
 from routed.analysis.plots.marks import Marks, Point, kept
 from routed.contracts import Column, UserError
 from routed.system import files
@@ -124,8 +125,14 @@ def spec(panel) -> dict[str, Any]:
 def _add(rows: dict[str, list], number: int, one: Marks, point: Point, axes: Mapping[str, Any]) -> None:
     """The rows of a point in the data sets of a spec."""
     mean, low, high, n = point.estimate
-    ends = f" [{low:.3g}, {high:.3g}]" if np.isfinite(low) else ""
-    shared = {"g": one.label, "k": number, "m": _short(mean), "t": f"{mean:.3g}{ends}", "n": int(n), "w": point.words}
+    shared = {
+        "g": one.label,
+        "k": number,
+        "m": _short(mean),
+        "t": digits.with_interval((mean, low, high)),
+        "n": int(n),
+        "w": point.words,
+    }
     if one.kind == "cells":
         x, y = point.place  # type: ignore[misc]
         star = "*" if low > 0 or high < 0 else ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from routed.analysis import statistics
+from routed.analysis import digits, statistics
 from routed.analysis.claims import Claim
 from routed.analysis.sides import Rows
 
@@ -72,4 +72,4 @@ def _last(claim: Claim, rows: Rows, **arms: str) -> pd.DataFrame:
 
 
 def _words(found: statistics.Estimate) -> str:
-    return f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
+    return digits.with_interval(found[:3])

@@ -23,7 +23,7 @@ import pandas as pd
 from markupsafe import Markup
 from ml_collections import ConfigDict
 
-from routed.analysis import answer, arms, controls, diagnosis, live, plots, points, shares, statistics, verdicts
+from routed.analysis import answer, arms, controls, diagnosis, digits, live, plots, points, shares, statistics, verdicts
 from routed.analysis.plots.further import draw_all
 from routed.analysis.plots.histories import as_json, histories
 from routed.analysis.workdirs import command_of
@@ -282,7 +282,7 @@ def _wide(summary: pd.DataFrame, swept: list[str]) -> str:
         return ""
     shown = summary.merge(summary[[*swept, "arm"]].drop_duplicates().head(SHOWN))
     shown["value"] = [
-        f"{m:.4g} [{low:.3g}, {high:.3g}] n={n}"
+        f"{digits.with_interval((m, low, high))} n={n}"
         for m, low, high, n in zip(shown["mean"], shown.low, shown.high, shown.n, strict=True)
     ]
     return (

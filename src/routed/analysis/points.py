@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from routed.analysis import verdicts
+from routed.analysis import digits, verdicts
 from routed.analysis.claims import Claim
 from routed.analysis.plots.frame import Data
 from routed.analysis.plots.paired import advantage, advantage_words, rivals
@@ -98,8 +98,7 @@ def by_arm(summary: pd.DataFrame, data: Data) -> pd.DataFrame:
 
 
 def _words(mean: float, low: float, high: float, n: float, usual: float) -> str:
-    ends = f" [{low:.3g}, {high:.3g}]" if np.isfinite(low) else ""
-    return f"{mean:.3g}{ends}" + (f" n={n:.0f}" if n != usual else "")
+    return digits.with_interval((mean, low, high)) + (f" n={n:.0f}" if n != usual else "")
 
 
 def as_python(value: Any) -> Any:

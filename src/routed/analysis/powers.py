@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from routed.analysis import statistics
+from routed.analysis import digits, statistics
 from routed.analysis.claims import Claim
 from routed.analysis.reach import drawn, estimate, fitted_slope
 from routed.analysis.sides import Rows
@@ -72,7 +72,7 @@ def power(claim: Claim, rows: Rows) -> dict[str, Any]:
         }
     mean, low, high, n = found.slope
     record: dict[str, Any] = {"ours": mean, "interval": [low, high], "n": n}
-    record["text"] = f"power {mean:.2f} [{low:.2f}, {high:.2f}] of {found.used} runs, {found.left_out} left out"
+    record["text"] = f"power {digits.with_interval((mean, low, high))} of {found.used} runs, {found.left_out} left out"
     least, most = claim.paper - MARGIN, claim.paper + MARGIN
     verdict = (
         "supported" if least < low and high < most else "opposite" if high < least or most < low else "inconclusive"

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from routed.analysis import statistics
+from routed.analysis import digits, statistics
 from routed.analysis.claims import Claim
 from routed.analysis.sides import Rows
 
@@ -116,7 +116,7 @@ def exponent(claim: Claim, rows: Rows) -> dict[str, Any]:
     best = estimate(slopes, n)
     at = ", ".join(f"{np.exp(r):.3g} at {x:g}" for (x, _, _), r in zip(claim.slope, ratios[:, 0], strict=True))
     record: dict[str, Any] = {"ours": best.mean, "interval": [best.low, best.high], "n": n}
-    record["text"] = f"exponent {best.mean:.2f} [{best.low:.2f}, {best.high:.2f}]; ratios {at}"
+    record["text"] = f"exponent {digits.with_interval(best[:3])}; ratios {at}"
     if np.isnan(best.mean) or np.isnan(best.low):
         return record | {
             "verdict": "inconclusive",

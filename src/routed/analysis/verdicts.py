@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from routed.analysis import statistics
+from routed.analysis import digits, statistics
 from routed.analysis.claims import UNLIKE, Claim, Measured
 from routed.analysis.crossing import crossing
 from routed.analysis.foretold import prediction
@@ -246,7 +246,7 @@ def _number(claim: Claim, rows: Rows) -> dict[str, Any]:
     mean, low, high, n = now
     record: dict[str, Any] = {"ours": mean, "interval": [low, high], "n": n, "paper": str(paper) if paper else size}
     of = f"for our mean, against {paper}" if paper else "for one run"
-    record["text"] = f"{mean:.4g} [{low:.4g}, {high:.4g}] {of}"
+    record["text"] = f"{digits.with_interval((mean, low, high))} {of}"
     if n < 2:
         return record | {"verdict": "inconclusive", "reason": "one seed"}
     inside = low <= size <= high
@@ -264,7 +264,7 @@ def _number(claim: Claim, rows: Rows) -> dict[str, Any]:
         later = _number_rule(claim, values["later"])
         record["later"] = [*later[:3]]
         if inside != (later.low <= size <= later.high):
-            ahead = f"{later.mean:.3g} [{later.low:.3g}, {later.high:.3g}]"
+            ahead = digits.with_interval(later[:3])
             reason = f"{verdict} now, but could turn; at {rows.config.gate.horizon:g} times the steps, if the curve goes on as it ends: {ahead}"
             return record | {"verdict": "inconclusive", "reason": reason}
     uninformed = history.iloc[0].mean() if claim.uninformed is None else claim.uninformed
@@ -291,7 +291,7 @@ def _beside(claim: Claim, rows: Rows) -> dict[str, Any]:
     mean, low, high, n = statistics.estimate(history.iloc[-1])
     return {
         "ours": mean, "interval": [low, high], "n": n, "verdict": "not comparable",
-        "reason": UNLIKE.get(claim.comparability, "the paper does not state its scale"), "text": f"{mean:.3g} [{low:.3g}, {high:.3g}]",
+        "reason": UNLIKE.get(claim.comparability, "the paper does not state its scale"), "text": digits.with_interval((mean, low, high)),
     }  # fmt: skip
 
 
@@ -307,8 +307,8 @@ def _shown_size(claim: Claim) -> Callable[[float], float]:
 
 def _effect_text(claim: Claim, interval: statistics.Estimate) -> str:
     if claim.unit == "ratio":
-        return f"ratio {math.exp(interval.mean):.3g} [{math.exp(interval.low):.3g}, {math.exp(interval.high):.3g}]"
-    return f"difference {interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
+        return f"ratio {digits.with_interval(map(math.exp, interval[:3]))}"
+    return f"difference {digits.with_interval(interval[:3], sign='+')}"
 
 
 def _mean_text(claim: Claim, values: Any) -> str:

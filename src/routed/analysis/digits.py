@@ -1,0 +1,41 @@
+"""Means and intervals as people read them: with as many digits as the interval is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+#: Half-widths below this share of the ends are rounding: no width.
+ROUNDING = 1e-9
+#: Sizes that are written out; others have an exponent.
+WRITTEN_OUT = 1e-4, 1e6
+
+
+def with_interval(values: Iterable[float], sign: str = "") -> str:
+    """A mean and its interval in brackets, all with the same digits; without one (ends that are NaN), three digits of the mean."""
+    mean, *ends = parts(values, sign)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
+
+
+def parts(values: Iterable[float], sign: str = "") -> tuple[str, ...]:
+    """(mean, low, high) as texts; without an interval, ends that are NaN, only the mean.
+
+    The decimals are those of the half-width h of the interval, rounded as the Particle Data Group rounds (Review of Particle Physics,
+    Introduction, 5.3): to two digits where the first three digits of h are at most 354, to one above. Where an end would become 0 or
+    the ends alike, as of an interval over orders of magnitude, or of no width, each number has its own three digits.
+
+    sign "+" shows the sign of positive numbers too.
+    """
+    mean, low, high = values
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return (f"{mean:{sign}.3g}",)
+    half, size = (high - low) / 2, max(abs(low), abs(high))
+    if half > ROUNDING * size and WRITTEN_OUT[0] <= size < WRITTEN_OUT[1]:
+        power = math.floor(math.log10(half))
+        decimals = max(0, (1 if half / 10**power < 3.55 else 0) - power)
+        texts = tuple(f"{value:{sign}z.{decimals}f}" for value in (mean, low, high))
+        if texts[1] != texts[2] and all(
+            bool(value) == bool(float(text)) for value, text in zip((low, high), texts[1:], strict=True)
+        ):
+            return texts
+    return tuple(f"{value:{sign}.3g}" for value in (mean, low, high))
