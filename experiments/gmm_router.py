@@ -32,8 +32,8 @@ Rules where the paper is silent. None looks at learned against frozen; BUILD_NOT
   samples     8, 32 and 128 per cluster for depth-3: of the powers of two, the largest with which every arm's training
               loss falls below .1 in these steps on one exploration seed (256 per cluster did not: frozen .13).
   decay       0 and 1e-2 (PyTorch's AdamW default), 1e-3 beside it; decoupled, on router and experts.
-  tuning      (fig3) 1, 3 and 10 times both rates for each arm, by final test loss on a seed that is never evaluated. An
-              earlier grid of .3, 1 and 3 had its last chosen by every arm, so that nobody knew what a larger rate does.
+  tuning      (fig3) .3 to 30 times both rates for each arm, by final test loss on a seed that is never evaluated. Earlier
+              grids, .3 to 3 and 1 to 10, had an end chosen, so that nobody knew what a rate beyond it does.
   clusters    k-means of the training inputs (frozen_kmeans; of at most 16,384): scikit-learn's algorithm and tolerance, one start, no labels.
   top-1       frozen_kmeans trains and is evaluated with one expert of weight 1, as frozen_top1; learned_top1 with one expert
               of its probability as weight (Switch), without which it gets no gradient. A step of theirs computes a 64th of the

@@ -263,10 +263,10 @@ def as_text(part: dict[str, Any]) -> str:
 
 def shown_share(part: dict[str, Any]) -> str:
     """A part's share of the whole gap, with its interval where there are seeds enough for one."""
-    text = f"{100 * part['share']:.0f} %"
+    text = f"{100 * part['share']:z.0f} %"
     if part["share_low"] != part["share_low"]:
         return text
-    return f"{text} [{100 * part['share_low']:.0f}, {100 * part['share_high']:.0f}]"
+    return f"{text} [{100 * part['share_low']:z.0f}, {100 * part['share_high']:z.0f}]"
 
 
 def _places(summary: pd.DataFrame, swept: list[str]) -> str:
