@@ -290,7 +290,17 @@ def test_an_arm_of_a_users_file_is_in_figures_and_tables(monkeypatch):
         assert "my own router" in words
     summary = statistics.summarise(drawing.last, ["data.samples"], AXES)
     # Mean .05 x 1.03; the deviation of 0, .02, .04, .06 is .0258: t(3) s / 2 = .0411 x .05.
-    assert list(points.by_arm(summary, drawing)["mine"]) == ["0.0515 [0.0495, 0.0536]"] * 2
+    assert list(points.by_arm(summary, drawing, {})["mine"]) == ["0.0515 [0.0495, 0.0536]"] * 2
+
+
+def test_the_table_of_arms_names_methods_in_their_order_where_they_cover_all_points():
+    drawing = data(table({"data.samples": (512, 8192)}, LEVELS), ("data.samples",))
+    summary = statistics.summarise(drawing.last, ["data.samples"], AXES)
+    methods = {"many": {"data.samples": 8192}, "few": {"data.samples": 512}}
+    named = points.by_arm(summary, drawing, methods)
+    assert named.columns[0] == "method" and list(named["method"]) == ["many", "few"] and "data.samples" not in named
+    plain = points.by_arm(summary, drawing, {"many": methods["many"]})  # nobody's point has no name
+    assert list(plain["data.samples"]) == ["512", "8192"] and list(plain["learned"]) == list(named["learned"])[::-1]
 
 
 WRITE = Writer("gaps_filled", at={"data.samples": 8192}, over=("data.samples",))

@@ -114,7 +114,8 @@ def make_part(
     point = data.at_point(last, {})
     there = override(config, {key: _setting(config, key, point[key].iloc[0]) for key in swept} if len(point) else {})
     gap = diagnosis.gap(point)
-    by_arm = points.by_arm(summary, data)
+    methods = {name: point for spec in asked.plots(config) for name, point in spec.get("methods", {}).items()}
+    by_arm = points.by_arm(summary, data, methods)
     described = results.stored_config(workdir)
     document = (module.__doc__ or "").strip()
     return {

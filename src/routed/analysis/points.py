@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from routed.analysis import digits, verdicts
 from routed.analysis.claims import Claim
 from routed.analysis.plots.frame import Data
 from routed.analysis.plots.paired import advantage, advantage_words, rivals
-from routed.engine.rows import shown
+from routed.engine.rows import plain, shown
 from routed.plan.arms import ARMS
+from routed.plan.points import Point
 
 #: Lines of a claim, at most: nobody reads more, and each has to be judged.
 MOST = 200
@@ -70,10 +71,10 @@ def tried(claim: Claim, swept: Sequence[str], own: Collection[str]) -> tuple[str
     return tuple(key for key in swept if (key in claim.over or key not in own) and key not in fixed)
 
 
-def by_arm(summary: pd.DataFrame, data: Data) -> pd.DataFrame:
+def by_arm(summary: pd.DataFrame, data: Data, methods: Mapping[str, Point]) -> pd.DataFrame:
     """The loss of every arm at every point, mean and 95 % interval, and what the frozen controls lose against the learned router.
 
-    n stands where it is not that of most.
+    n stands where it is not that of most. Where the `methods` that figures name cover all points, a method's name stands in place of its settings.
     """
     keys, losses = data.varying, summary[summary.metric == data.loss]
     usual = float(losses.n.mode().iloc[0]) if len(losses) else 0.0
@@ -85,16 +86,30 @@ def by_arm(summary: pd.DataFrame, data: Data) -> pd.DataFrame:
     }
     present = set(data.last.arm)
     arms, controls = [arm for arm in ARMS if arm in present], rivals(data)[:1]
+    told, names = _named(methods, data)
     lines = []
     for place, rows in data.last.groupby(keys, dropna=False) if keys else [((), data.last)]:
-        line = {key: shown(as_python(value)) for key, value in zip(keys, place, strict=True)}
+        at = dict(zip(keys, map(as_python, place), strict=True))
+        line = {"method": names[tuple(at[key] for key in told)]} if told else {}
+        line |= {key: shown(value) for key, value in at.items() if key not in told}
         ran = set(rows.arm)
         line |= {arm: texts.get((*place, arm), "diverged" if arm in ran else "") for arm in arms}
         for control in controls:
             estimate, _ = advantage(rows, control, data)
             line[advantage_words(control, data)] = _words(*estimate, usual) if np.isfinite(estimate.mean) else ""
         lines.append(line)
-    return pd.DataFrame(lines)
+    table = pd.DataFrame(lines)
+    return (
+        table.sort_values("method", key=lambda column: column.map([*methods].index), kind="stable") if told else table
+    )
+
+
+def _named(methods: Mapping[str, Point], data: Data) -> tuple[list[str], dict[tuple, str]]:
+    """The varying keys that methods set, and the method that has these values; none where a point is nobody's."""
+    told = [key for key in data.varying if any(key in point for point in methods.values())]
+    names = {tuple(plain(point.get(key, data.base[key])) for key in told): name for name, point in methods.items()}
+    there = {tuple(map(as_python, place)) for place in data.last[told].drop_duplicates().itertuples(index=False)}
+    return (told, names) if there <= {*names} else ([], {})
 
 
 def _words(mean: float, low: float, high: float, n: float, usual: float) -> str:
