@@ -232,6 +232,14 @@ def test_ngram_by_hand():
         assert ngram.ngram_loss(text_of, *asked, vocabulary=2, order=order) == pytest.approx(expected), order
 
 
+def test_ngram_counts_all_parts_of_a_text_that_is_too_long(monkeypatch):
+    """Of 0 0 0 0 1 1 1 1 four tokens in two pieces: 0 0 and 1 1, so p(1) = (2 + 2 / 2) / 6 = 1/2, not that of 0 0 0 0."""
+    monkeypatch.setattr(ngram, "COUNTED", 4)
+    monkeypatch.setattr(ngram, "PIECES", 2)
+    loss = ngram.ngram_loss([np.repeat([0, 1], 4)], np.array([[0]]), np.array([[1]]), vocabulary=2, order=1)
+    assert loss == pytest.approx(np.log(2))
+
+
 def test_the_test_is_taken_at_the_best_validation():
     history = {"eval/loss": np.array([3.0, 1.0, np.nan, 2.0]), "test/loss": np.log(np.array([8.0, 4.0, 1.0, 2.0]))}
     found = at_best(history)

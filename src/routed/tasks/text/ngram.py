@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int, Integer
 #: Tokens of the longest context that is counted, and one.
 ORDER = 5
 
-#: Training tokens that are counted, at most.
-COUNTED = 1 << 24
+#: Training tokens that are counted, at most; of a longer text, as many in each of its PIECES, as books stand one behind the other.
+COUNTED, PIECES = 1 << 24, 256
 
 
 def ngram_loss(
@@ -29,8 +29,7 @@ def ngram_loss(
     never came says nothing, nor one longer than what was read. The order is less where `order` tokens are no 63-bit number.
     """
     order = min(order, int(63 * np.log(2) / np.log(vocabulary)))
-    share = COUNTED // len(text)
-    streams = [one[:share].astype(np.int64) for one in text]
+    streams = [part.astype(np.int64) for one in text for part in _spread(one, COUNTED // len(text))]
     rows = np.concatenate([inputs, targets[:, -1:]], 1).astype(np.int64)
     probability = np.full(targets.shape, 1 / vocabulary)
     grams, asked = streams, rows
@@ -44,6 +43,13 @@ def ngram_loss(
             np.concatenate(grams), asked[:, length == 1 :], probability[:, start:], vocabulary
         )
     return float(-np.log(probability if counted is None else probability[counted]).mean())
+
+
+def _spread(text: Integer[np.ndarray, " N"], size: int) -> list[Integer[np.ndarray, " M"]]:
+    """The text, or, if it is longer than `size`, the first part of each of its PIECES, of `size` together."""
+    if len(text) <= size:
+        return [text]
+    return [piece[: size // PIECES] for piece in np.array_split(text, PIECES)]
 
 
 def _mixed(
