@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from routed.layer.dispatch.parallel import DATA, EXPERT
+from routed.layer.selection import divisors
+from routed.system.platform import platform
 
 #: Added to the scores of what must not be seen: its softmax is exactly 0 in float32.
 HIDDEN = -1e9
@@ -111,15 +113,16 @@ class Attention(nn.Module):
     """sum_s softmax_s(q k_s + bias) v_s for each head, without biases or 1/sqrt(d), which T5 has in its initial scales.
 
     Queries come from `x`, keys and values from `source` (default: `x`), of which each query sees those that `seen` has, if it is given.
-    The softmax is float32 whatever the type of `x`. With a mesh
-    every device attends to its own rows: left to itself XLA would gather queries, keys and values, as it cannot divide the second
-    of two joined axes, and each device would do the work of all.
+    The softmax is float32 whatever the type of `x`. All is computed again for the gradient: that costs what keeping the scores
+    does, in a seventh of the memory. With a mesh every device attends to its own rows: left to itself XLA would gather queries, keys
+    and values, as it cannot divide the second of two joined axes, and each device would do the work of all.
     """
 
     heads: int
     head_dim: int
     mesh: Mesh | None = None
     rotary: bool = False
+    causal: bool = False  # the bias hides what comes after a query: on a CPU it is not computed
 
     @nn.compact
     def __call__(
@@ -134,25 +137,51 @@ class Attention(nn.Module):
         scales = {"query": (dim * self.head_dim) ** -0.5, "key": dim**-0.5, "value": dim**-0.5}
         kernels = [Kernel((dim, inner), scale, name=name)() for name, scale in scales.items()]
         kernels.append(Kernel((inner, dim), inner**-0.5, name="out")())
-        attend = partial(_attend, self.heads, self.rotary)
+        attend = partial(_attend, self.heads, self.rotary, self.causal)
         if self.mesh is not None:
             rows = P((DATA, EXPERT))
             attend = jax.shard_map(attend, mesh=self.mesh, in_specs=(rows, rows, rows, P(), rows), out_specs=rows)
         return attend(x, source, bias, kernels, seen)
 
 
-def _attend(heads: int, rotary: bool, x, source, bias, kernels, seen):
+#: Bytes of the scores that a CPU core computes at once, as they should stay in its cache; and queries, the least and most, whose future is skipped.
+SCORES, QUERIES = 2**19, (64, 128)
+
+
+def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, seen):
+    """Attention of all rows; on a CPU some rows after the other (`python -m routed.bench lm`, BUILD_NOTES.md, section 4)."""
+    if platform() != "cpu":
+        run = jax.checkpoint(partial(_rows, heads, rotary, x.shape[1]), prevent_cse=False)
+        return run(bias, kernels, (x, source, seen))
+    rows, length = x.shape[:2]
+    chunk = max(QUERIES[0], min(QUERIES[1], length // 2)) if causal else length
+    most = max(1, SCORES // (4 * heads * min(chunk, length) * source.shape[1]))
+    group = max(n for n in divisors(rows) if n <= most)
+    run = jax.checkpoint(partial(_rows, heads, rotary, chunk), prevent_cse=False)
+    parts = jax.tree.map(lambda a: a.reshape(-1, group, *a.shape[1:]), (x, source, seen))
+    return jax.lax.map(lambda part: run(bias, kernels, part), parts).reshape(x.shape)
+
+
+def _rows(heads: int, rotary: bool, chunk: int, bias, kernels, part):
+    """Attention of a few rows; of so many queries at once, where fewer than all see nothing behind the last of them."""
+    x, source, seen = part
     query, key, value, out = kernels
     q, k, v = split(x, query, heads), split(source, key, heads), split(source, value, heads)
     if rotary:
         q, k = rotated(q), rotated(k)
-    scores = jnp.einsum("NQK,NSK->NQS", q, k, preferred_element_type=jnp.float32)
-    if bias is not None:
-        scores = (scores.reshape(heads, -1, *bias.shape[1:]) + bias[:, None]).reshape(scores.shape)
-    if seen is not None:
-        scores = jnp.where(seen, scores.reshape(heads, *seen.shape), HIDDEN).reshape(scores.shape)
-    mixed = jnp.einsum("NQS,NSK->NQK", jax.nn.softmax(scores).astype(x.dtype), v)
-    return joined(mixed, out, heads)
+    length, mixed = x.shape[1], []
+    for first in range(0, length, chunk):
+        last = min(first + chunk, length)
+        keys = last if chunk < length else source.shape[1]
+        scores = jnp.einsum("NQK,NSK->NQS", q[:, first:last], k[:, :keys], preferred_element_type=jnp.float32)
+        by_head = scores.reshape(heads, -1, *scores.shape[1:])
+        if bias is not None:
+            by_head += bias[:, None, first:last, :keys]
+        if seen is not None:
+            by_head = jnp.where(seen[None, :, first:last, :keys], by_head, HIDDEN)
+        weight = jax.nn.softmax(by_head.reshape(scores.shape)).astype(x.dtype)
+        mixed.append(jnp.einsum("NQS,NSK->NQK", weight, v[:, :keys]))
+    return joined(jnp.concatenate(mixed, 1) if len(mixed) > 1 else mixed[0], out, heads)
 
 
 def split(x: Float[Array, "B L D"], kernel: Float[Array, "D I"], heads: int) -> Float[Array, "N L K"]:

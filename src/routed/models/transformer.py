@@ -118,13 +118,11 @@ class Layer(nn.Module):
         before, after = (_norm, _pass)[:: 1 if self.plan.norm == "pre" else -1]
         if mesh is not None:
             x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec((DATA, EXPERT))))
-        # Attention is always computed again for its gradient: that costs what keeping its scores does, in a seventh of the memory.
-        attention = nn.remat(Attention, prevent_cse=False)
-        own = attention(heads, size, mesh, self.plan.positions == "rotary", name="self")
+        own = Attention(heads, size, mesh, self.plan.positions == "rotary", self.stack == CAUSAL, name="self")
         x = after("self_norm")(x + own(before("self_norm")(x), bias, None, seen))
         if source is not None:
             x = after("cross_norm")(
-                x + attention(heads, size, mesh, name="cross")(before("cross_norm")(x), None, source)
+                x + Attention(heads, size, mesh, name="cross")(before("cross_norm")(x), None, source)
             )
         rows, site = before("feed_norm")(x).reshape(-1, x.shape[-1]), None
         if self.last and is_sparse(config):

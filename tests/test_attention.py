@@ -1,0 +1,62 @@
+"""Attention in parts, a few rows and queries at once, against all of it at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from routed.models import attention
+from routed.models.attention import HIDDEN, Attention, rotated
+
+HEADS, SIZE, DIM = 2, 4, 12
+
+
+def at_once(params, x, bias, source, seen, rotary):
+    """softmax(q k + bias) v, head by head, in the order of the formula."""
+    weight = {name: params[name]["kernel"] for name in ("query", "key", "value", "out")}
+    split = lambda a, name: jnp.einsum("BLD,DHK->HBLK", a, weight[name].reshape(DIM, HEADS, SIZE))  # noqa: E731
+    q, k, v = split(x, "query"), split(source, "key"), split(source, "value")
+    if rotary:
+        q, k = jax.vmap(rotated)(q), jax.vmap(rotated)(k)
+    scores = jnp.einsum("HBQK,HBSK->HBQS", q, k)
+    scores = scores if bias is None else scores + bias[:, None]
+    scores = scores if seen is None else jnp.where(seen[None], scores, HIDDEN)
+    mixed = jnp.einsum("HBQS,HBSK->BQHK", jax.nn.softmax(scores), v)
+    return mixed.reshape(*x.shape[:2], HEADS * SIZE) @ weight["out"]
+
+
+@pytest.mark.parametrize(
+    ("causal", "length", "keys", "rotary", "packed"),
+    [
+        (True, 150, 150, False, False),  # queries 0-74, 75-149
+        (True, 300, 300, True, True),  # 0-127, 128-255, 256-299
+        (True, 20, 20, False, True),  # all at once
+        (False, 70, 70, False, False),
+        (False, 5, 90, False, False),  # of another source
+    ],
+)
+@pytest.mark.parametrize("most", [2**19, 2**14])  # all rows at once, or (but for the least) one by one
+def test_parts_make_the_whole(causal, length, keys, rotary, packed, most, monkeypatch):
+    monkeypatch.setattr(attention, "SCORES", most)
+    key = jax.random.key(0)
+    x, other = jax.random.normal(key, (3, length, DIM)), jax.random.normal(key, (3, keys, DIM))
+    source = None if keys == length else other
+    bias = None if source is not None else jax.random.normal(key, (HEADS, length, length))
+    if causal:
+        bias = jnp.where(np.tri(length, dtype=bool), bias, HIDDEN)
+    seen = None
+    if packed:
+        document = jnp.arange(length) // 7
+        seen = jnp.broadcast_to(document[:, None] == document[None, :], (3, length, length))
+    module = Attention(HEADS, SIZE, rotary=rotary, causal=causal)
+    params = jax.tree.map(lambda a: 3 * a, module.init(key, x, bias, source, seen)["params"])
+
+    def loss(run):
+        return jax.jit(jax.value_and_grad(lambda params, x, bias: (run(params, x, bias) ** 2).sum(), (0, 1)))(
+            params, x, bias
+        )
+
+    parts = loss(lambda params, x, bias: module.apply({"params": params}, x, bias, source, seen))
+    whole = loss(lambda params, x, bias: at_once(params, x, bias, x if source is None else source, seen, rotary))
+    for ours, right in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(ours, right, rtol=2e-4, atol=1e-4 * float(jnp.abs(right).max()))
