@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routed.models import attention
+from routed.models import attention, products
 from routed.models.attention import HIDDEN, Attention, rotated
 
 HEADS, SIZE, DIM = 2, 4, 12
@@ -60,3 +60,32 @@ def test_parts_make_the_whole(causal, length, keys, rotary, packed, most, monkey
     whole = loss(lambda params, x, bias: at_once(params, x, bias, x if source is None else source, seen, rotary))
     for ours, right in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(ours, right, rtol=2e-4, atol=1e-4 * float(jnp.abs(right).max()))
+
+
+@pytest.mark.parametrize(
+    ("product", "plain", "shapes"),
+    [
+        (products.compared, "NQK,NSK->NQS", ((3, 5, 4), (3, 7, 4))),
+        (products.mixed, "NQS,NSK->NQK", ((3, 5, 7), (3, 7, 4))),
+        (products.projected, "BMD,DV->BMV", ((3, 5, 4), (4, 7))),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_in_order_have_the_gradients_of_plain_ones(product, plain, shapes, dtype):
+    first, second = (jax.random.normal(jax.random.key(i), shape, dtype) for i, shape in enumerate(shapes))
+
+    def gradients(run):
+        return jax.jit(jax.value_and_grad(lambda a, b: jnp.sin(run(a, b).astype(jnp.float32)).sum(), (0, 1)))(
+            first, second
+        )
+
+    ours, right = gradients(product), gradients(lambda a, b: jnp.einsum(plain, a, b))
+    assert [leaf.dtype for leaf in jax.tree.leaves(ours)] == [leaf.dtype for leaf in jax.tree.leaves(right)]
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(right), strict=True):
+        scale = float(jnp.abs(b.astype(jnp.float32)).max())
+        np.testing.assert_allclose(
+            a.astype(jnp.float32),
+            b.astype(jnp.float32),
+            rtol=0,
+            atol=scale * {"float32": 1e-5, "bfloat16": 3e-2}[dtype],
+        )

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.layer.selection import divisors
+from routed.models import products
 from routed.system.platform import platform
 
 #: Added to the scores of what must not be seen: its softmax is exactly 0 in float32.
@@ -173,14 +174,14 @@ def _rows(heads: int, rotary: bool, chunk: int, bias, kernels, part):
     for first in range(0, length, chunk):
         last = min(first + chunk, length)
         keys = last if chunk < length else source.shape[1]
-        scores = jnp.einsum("NQK,NSK->NQS", q[:, first:last], k[:, :keys], preferred_element_type=jnp.float32)
+        scores = products.compared(q[:, first:last], k[:, :keys])
         by_head = scores.reshape(heads, -1, *scores.shape[1:])
         if bias is not None:
             by_head += bias[:, None, first:last, :keys]
         if seen is not None:
             by_head = jnp.where(seen[None, :, first:last, :keys], by_head, HIDDEN)
         weight = jax.nn.softmax(by_head.reshape(scores.shape)).astype(x.dtype)
-        mixed.append(jnp.einsum("NQS,NSK->NQK", weight, v[:, :keys]))
+        mixed.append(products.mixed(weight, v[:, :keys]))
     return joined(jnp.concatenate(mixed, 1) if len(mixed) > 1 else mixed[0], out, heads)
 
 

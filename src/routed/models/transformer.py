@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float
 from ml_collections import ConfigDict
@@ -22,6 +21,7 @@ from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.layer.moe import MoE
 from routed.layer.rule import Rule
 from routed.layer.selection import group_of, groupless
+from routed.models import products
 from routed.models.attention import Attention, Kernel, PositionBias, causal_mask
 from routed.models.model import Site
 from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, is_twin, twin_width
@@ -140,7 +140,7 @@ def logits(plan: Plan, y: Float[Array, "B M D"], embedding: Float[Array, "V D"])
         y, head = y * transformer.dim**-0.5, embedding.T
     else:
         head = Kernel((transformer.dim, plan.config.data.vocabulary), transformer.dim**-0.5, name="head")()
-    return jnp.einsum("BMD,DV->BMV", y, head, preferred_element_type=jnp.float32)
+    return products.projected(y, head)
 
 
 def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
