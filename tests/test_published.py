@@ -22,6 +22,24 @@ def test_the_committed_pages_are_those_of_the_committed_tables(tmp_path):
         assert path.read_text() == (ROOT / path.name).read_text(), path.name
 
 
+def test_what_speaks_against_a_paper_has_a_cause_or_is_open():
+    """A sentence beside every verdict that the paper's number or order does not hold; of our own questions none is needed."""
+    causes = json.loads((ROOT / "data" / "causes.json").read_text())
+    silent = [
+        claim["id"]
+        for path in ROOT.glob("data/*/claims.json")
+        for claim in json.loads(path.read_text())
+        if claim["verdict"] in ("opposite", "not reproduced") and claim["paper"] != "not asked"
+        if not (claim["reason"] or claim["id"] in causes)
+    ]
+    assert silent == []
+    assert all(why.startswith(("because", "still open")) for why in causes.values())
+
+
+def test_claims_of_papers_without_a_page_stand_among_our_own():
+    assert "| `fan.random` a frozen random router" in (ROOT / "ours.md").read_text()
+
+
 def test_figures_keep_their_words_and_lose_decimals():
     small = published.lightened('<svg width="1"><!-- a --><path d="M 1.234567 2"/><text>0.05</text></svg>')
     assert small == '<svg width="1"><path d="M 1.2 2"/><text>0.05</text></svg>'

@@ -26,8 +26,10 @@ SOURCES = {
     "chen": ("chen2022", "Chen et al. (2022), Towards Understanding Mixture of Experts in Deep Learning"),
     "chowdhury": ("chowdhury2023", "Chowdhury et al. (2023), Patch-level Routing in Mixture-of-Experts"),
     "pham": ("pham2024", "Pham et al. (2024), CompeteSMoE"),
-    "routed": ("ours", "Our own questions"),
+    "routed": ("ours", "Our own questions, and what others claimed of them"),
 }  # fmt: skip
+#: Claims of papers without a page (`fan.random`, say) stand beside our own.
+OTHERS = "routed"
 #: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the workdir.
 FIRST, ALSO = 2, ("routing",)
 #: Points whose losses stand open on a page; more are folded.
@@ -58,7 +60,7 @@ def keep(part: dict[str, Any], workdir: pathlib.Path, root: pathlib.Path) -> Non
     about = {
         "question": part["question"], "command": part["command"], "seconds": _seconds(workdir),
         "machine": described["machine"], "devices": len(described["devices"]), "commit": described["commit"],
-        "gap_at": part["gap_at"], "gap": part["gap"],
+        "gap_at": part["gap_at"], "gap": part["gap"], "shares": part["shares"],
         "figures": [{"name": figure["name"], "caption": figure["caption"]} for figure in figures],
     }  # fmt: skip
     files.write(folder / "about.json", verdicts.to_json(about))
@@ -93,14 +95,15 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _source(claim: dict[str, Any]) -> str:
-    return claim["id"].partition(".")[0]
+    prefix = claim["id"].partition(".")[0]
+    return prefix if prefix in SOURCES else OTHERS
 
 
 def _home(one: dict[str, Any], kept: list[dict[str, Any]]) -> str:
     """The source of the first claim that another result of the same experiment has."""
     experiment = lambda other: re.findall(r"--config=([^\s:]+)", other["about"]["command"])[:1]  # noqa: E731
     claims = (claim for other in kept if experiment(other) == experiment(one) for claim in other["claims"])
-    return next((_source(claim) for claim in claims if _source(claim) != "routed"), "routed")
+    return next((_source(claim) for claim in claims if _source(claim) != OTHERS), OTHERS)
 
 
 def lightened(svg: str) -> str:
@@ -175,6 +178,23 @@ def _gap(about: dict[str, Any]) -> list[str]:
                 (part["part"], f"{part['mean']:+.3f} [{number(part['low']):+.3f}, {number(part['high']):+.3f}]", share)
             )
         )
+    return [*lines, "", *_shares(about)]
+
+
+def _shares(about: dict[str, Any]) -> list[str]:
+    """The parts of the gap over every order in which they can go, of both evaluations; none of what was kept before there were any."""
+    if not about.get("shares"):
+        return []
+    lines = [
+        f"Its parts as means over the {about['shares'][0]['orders']} orders in which they can go (learning comes last in each):",
+        "",
+        "| evaluation | part | log ratio | share |",
+        "|---|---|---|---|",
+    ]
+    for part in about["shares"]:
+        share = "" if part["share"] is None else shown_share(part)
+        ratio = f"{part['mean']:+.3f} [{part['low']:+.3f}, {part['high']:+.3f}]"
+        lines.append(_row((part["evaluation"], part["part"], ratio, share)))
     return [*lines, ""]
 
 
