@@ -4,20 +4,23 @@ import pathlib
 import re
 import shlex
 
+import numpy as np
 import pytest
 
 from routed.plan import experiment, points
 from routed.plan.runs import plan_runs
+from tests.test_law import command as predict_command
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "launch" / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-#: Commands of our own experiments, without what a shell does with them.
+#: Commands of our own experiments, wherever they stand in an indented line, without what a shell does with them.
+COMMAND = re.compile(r"^    (?:.*&& )?(?:\$P|\.venv/bin/python -m routed\.main|routed run) (--config=experiments/.*)")
 COMMANDS = sorted(
     {
-        line.strip().removesuffix("\\").partition(" #")[0].strip()
+        found.group(1).removesuffix("\\").partition(" #")[0].strip()
         for page in PAGES
         for line in page.read_text().splitlines()
-        if re.match(r"    (\$P|\.venv/bin/python -m routed\.main|routed run) --config=experiments/", line)
+        if (found := COMMAND.match(line))
     }
 )
 
@@ -53,4 +56,41 @@ def test_a_command_of_the_pages_plans(line):
 
 
 def test_there_are_commands_to_test():
-    assert len(COMMANDS) > 12
+    assert len(COMMANDS) > 12 and "--config=experiments/gmm_router.py" in COMMANDS
+
+
+def indented(page):
+    """The indented lines of a page, without comments."""
+    lines = (line for line in page.read_text().splitlines() if line.startswith("    "))
+    return [line.partition("  #")[0].strip() for line in lines]
+
+
+def test_files_that_the_readme_runs_are_on_the_page_that_it_names():
+    """Their commands are tested there, in test_docs; a score card is of a router that one of them has."""
+    extending = ROOT / "docs" / "extending.md"
+    mine = [line for line in indented(PAGES[0]) if line.startswith("$P --config=my_")]
+    assert len(mine) == 2
+    for line in mine:
+        file = line.split()[1].removeprefix("--config=").partition(":")[0]
+        assert any(known.startswith("$P --config=" + file) for known in indented(extending)), line
+    (card,) = [line for line in indented(PAGES[0]) if "routed suite" in line]
+    file, _, name = card.split()[-1].partition(":")
+    assert f'ROUTERS["{name}"]' in extending.read_text() and f"--config={file}" in extending.read_text()
+
+
+def test_the_readmes_prediction_is_made(capsys):
+    (line,) = [line for line in indented(PAGES[0]) if "routed predict" in line]
+    predict_command(*line.split()[2:])
+    assert "for a mean over 5 seeds" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_readmes_snippet_writes_its_page(tmp_path, monkeypatch):
+    """Of 2 layers, 64 tokens and 16 experts, in 8 rows of two languages."""
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in indented(PAGES[0]) if line.startswith(("import routed", "routed.analyse"))]
+    rng = np.random.default_rng(0)
+    given = {"scores": rng.normal(size=(2, 64, 16)).astype(np.float32), "ids": rng.integers(0, 30, 64)}
+    rows = np.repeat(np.arange(8), 8)
+    exec("\n".join(lines), given | {"rows": rows, "languages": np.array(["de", "en"])[rows % 2]})
+    assert (tmp_path / "trace" / "report.html").stat().st_size > 1000
