@@ -136,8 +136,8 @@ def test_a_section_has_one_file_of_at_most_30_lines_and_its_command(heading):
     assert f'"name": "{file.removesuffix(".py")}"' in block(heading) or f'make_config("{file[:-3]}"' in block(heading)
 
 
-def test_there_are_ten_sections():
-    assert len(SECTIONS) == 10 and TEXT.count("```python") == 10
+def test_there_are_eleven_sections():
+    assert len(SECTIONS) == 11 and TEXT.count("```python") == 11
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
@@ -335,6 +335,20 @@ def test_an_auxiliary_loss_by_hand(tmp_path):
             routing, {"discord": 2.0}, losses=node_of(config).losses, responses=lambda: outputs, step=step
         )
         assert float(values["discord"]) == pytest.approx(expected) and float(total) == pytest.approx(2 * expected)
+
+
+def test_a_claim(tmp_path):
+    """At the point that ran it has numbers of both sides; at the other it has none, and no verdict on either is drawn from one seed."""
+    _, config = load("A claim", tmp_path)
+    assert [claim.id for claim in experiment.figure_of(*load("A claim", tmp_path)).claims(config)] == [
+        "mine.kmeans.512", "mine.kmeans.2048"
+    ]  # fmt: skip
+    changes = {"arms": ("learned", "frozen_kmeans"), "data.samples": 2048}
+    _, table, part = train("A claim", tmp_path, changes)
+    missing, there = part["claims"]
+    assert missing["verdict"] == "not run" and missing["statement"].startswith("512 samples")
+    last = table[table.step == table.step.max()].set_index("arm")["test/loss"]
+    assert there["n"] == 1 and f"learned {last['learned']:.3g} against frozen_kmeans" in there["text"]
 
 
 def test_a_metric_column_and_a_plot(tmp_path):
