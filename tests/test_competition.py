@@ -10,7 +10,7 @@ from routed.experts import Constant, Linear
 from routed.layer import competition
 from routed.layer.moe import MoE
 from routed.layer.rule import rule_of
-from routed.layer.selection import select
+from routed.layer.selection import select, work
 from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.routers import ROUTERS
@@ -25,10 +25,11 @@ def settings(**changes):
     return override(base(), flat | changes)
 
 
-def layer(expert, mesh=None, **changes):
+def layer(expert, mesh=None, dispatch="auto", **changes):
     config = settings(**changes)
     return MoE(
-        router=ROUTERS["linear"].make(node_of(config).router, 4), expert=expert, num_experts=4, rule=rule_of(config.selection), mesh=mesh
+        router=ROUTERS["linear"].make(node_of(config).router, 4), expert=expert, num_experts=4, rule=rule_of(config.selection), mesh=mesh,
+        dispatch=dispatch,
     )  # fmt: skip
 
 
@@ -176,6 +177,51 @@ def test_every_layer_tosses_its_own_coin():
     assert tossed == {(a, b) for a in (False, True) for b in (False, True)}
 
 
+ELECTIONS: dict[str, dict] = {
+    "by norms": {},
+    "all share the router's loss": {"selection.distil_detached": False, "selection.distil_trunk": True},
+    "of other tokens": {"selection.distil_target": "shuffled", "selection.distil_detached": False},
+    "the router hears alone": {"selection.forward": False, "selection.alpha": 3.0},
+    "by random norms": {"selection.winners": "random"},
+    "no contest on this step": {"selection.share": 0.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("election", "training"),
+    [*((name, True) for name in ELECTIONS), *((name, False) for name in ELECTIONS if "random" not in name)],
+)
+def test_winners_computed_alone_are_those_of_all_at_once(election, training):
+    """Output, choices, norms, the router's loss and every gradient: all experts at once (dispatch dense) are the oracle."""
+    changes = {"selection.share": 1.0} | ELECTIONS[election]
+    x, params = jax.random.normal(jax.random.key(0), (40, 3)), made(layer(Linear(2)))
+
+    def numbers(dispatch):
+        moe = layer(Linear(2), dispatch=dispatch, **changes)
+
+        def loss(params, x):
+            y, routing = ran(moe, params, x) if training else moe.apply({"params": params}, x, step=0)
+            learned = competition.distillation(moe.rule, routing)
+            return (y**2).sum() + learned, (y, routing.expert, routing.weight, learned)
+
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(params, x)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), numbers("ragged"), numbers("dense")
+    )
+
+
+def test_losers_leave_nothing_for_the_gradient():
+    """A compiled step holds no array of every expert's output on every token: 4 x 512 x 2 numbers, which all at once hold."""
+    x, params = jnp.ones((512, 3)), made(layer(Linear(2)))
+
+    def text(dispatch):
+        moe = layer(Linear(2), dispatch=dispatch, **{"selection.share": 0.5})
+        return jax.jit(jax.grad(lambda p: (ran(moe, p, x)[0] ** 2).sum())).lower(params).as_text()
+
+    assert "4x512x2xf32" in text("dense") and "4x512x2xf32" not in text("ragged")
+
+
 CONTESTS: dict[str, dict] = {
     "the largest outputs win": {},
     "with queues": {"selection.capacity_factor": 0.75},
@@ -212,6 +258,14 @@ def test_a_contest_over_devices_has_the_numbers_of_one(contest):
 def test_computed_experts():
     rule = rule_of(node_of(settings(**{"selection.share": 0.25})).selection)
     assert competition.experts_per_token(rule, 9, 16) == 2 + 0.25 * 14
+
+
+def test_what_losers_cost():
+    """14 of 16 lose on a quarter of the steps and compute forward only, one pass of three; where nobody wins, all 16 learn."""
+    for winners, expected in (("norms", 2 + 0.25 * 14 / 3), ("random", 2 + 0.25 * 14 / 3), ("all", 2 + 0.25 * 14)):
+        changes = {"selection.share": 0.25, "selection.winners": winners}
+        assert work(rule_of(node_of(settings(**changes)).selection), 9, 16) == pytest.approx(expected)
+    assert work(rule_of(settings(**{"selection.name": "top_k"}).selection), 9, 16) == 2
 
 
 @pytest.mark.parametrize(("changes", "words"), [

@@ -3,6 +3,9 @@
 A selection with a contest routes as `top_k` does. In training a layer also tosses a coin: where it competes, all experts compute every
 token, and the winners are the K with the largest norms of their outputs. At evaluation (`selection.eval.name=compete`) it competes always.
 With share 0 nothing is left of it but the selection: the same program, for any value.
+
+Gradients reach the winners and the router, nobody else. So `elected` computes all experts forward only, for who wins, and then the
+winners as any sparse layer does; `contest` computes all of them at once, and is its oracle.
 """
 
 from __future__ import annotations
@@ -64,6 +67,57 @@ def held(rule: Rule, key: PRNGKeyArray, step: Any) -> Bool[Array, ""]:
     return jax.random.uniform(key) < share
 
 
+def is_elected(rule: Rule) -> bool:
+    """Whether `elected` computes it: nobody learns through the norm of an expert that does not compute the output."""
+    own = rule.own
+    return own.winners == "random" or (own.winners == "norms" and (own.forward or own.distil_detached))
+
+
+def elected(
+    rule: Rule,
+    select: Callable[..., Any],
+    norms_of_all: Callable[[], Float[Array, "T E"]],
+    outputs_of: Callable[[Routing], Float[Array, "A O"]],
+    routing: Routing,
+    took_part: Bool[Array, ""],
+    key: PRNGKeyArray | None,
+) -> tuple[Float[Array, "A O"], Routing, Float[Array, "T E"]]:
+    """(outputs of the assignments, these, what the router is to learn) of a layer that competes if it `took_part`; the key is consumed.
+
+    `norms_of_all`, called where it did, gives the norm of every expert's output, and no gradient; `outputs_of` runs the experts of a
+    routing.
+    """
+    absent = lambda: jnp.zeros_like(routing.scores)  # noqa: E731
+    norms = jax.lax.stop_gradient(jax.lax.cond(took_part, norms_of_all, absent))
+    deal, order = jax.random.split(key) if key is not None else (None, None)
+    if rule.own.winners == "random" and deal is not None:
+        norms = jax.random.permutation(deal, norms, axis=1, independent=True)
+    winners, learned, ours = select(norms), norms, routing.weight
+    if rule.own.forward:
+        chosen = _where(took_part, winners, routing)
+    else:
+        fixed = jax.lax.stop_gradient(ours)
+        chosen, ours = routing, jnp.where(took_part, fixed + rule.own.alpha * (ours - fixed), ours)
+    outputs = outputs_of(chosen)
+    if rule.own.forward and rule.own.winners == "norms":
+        learned = jnp.where(took_part, norms.at[chosen.token, chosen.expert].set(norms_of(outputs)), norms)
+        winners = select(learned, preference=norms)
+    if rule.own.forward:
+        ours = jnp.where(took_part, winners.weight, ours)
+    if rule.own.distil_target == "shuffled" and order is not None:
+        learned = jax.random.permutation(order, learned)
+    return outputs, chosen._replace(scores=routing.scores, weight=ours), learned
+
+
+def _where(first: Bool[Array, ""], one: Routing, other: Routing) -> Routing:
+    return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
+
+
+def norms_of(outputs: Float[Array, "*N O"]) -> Float[Array, "*N"]:
+    """|f|, float32."""
+    return jnp.sqrt((outputs.astype(jnp.float32) ** 2).sum(-1) + 1e-24)  # the derivative of a root at 0 is infinite
+
+
 def contest(
     rule: Rule,
     select: Callable[[Float[Array, "T E"]], Routing],
@@ -74,14 +128,14 @@ def contest(
 ) -> tuple[Float[Array, "T O"], Routing, Float[Array, "T E"]]:
     """(the layer's output, who computes it, what the router is to learn) where a layer competes; the key is consumed.
 
+    Norms dealt anew (winners random) are numbers: no expert is to learn from another's.
     `outputs` are those of all experts (N: one row for all tokens, or T), which `combine` weighs; `routing` is what the router says, and
     `select` routes by other scores.
     """
-    norms = jnp.sqrt((outputs.astype(jnp.float32) ** 2).sum(-1) + 1e-24).T  # the derivative of a root at 0 is infinite
-    norms = jnp.broadcast_to(norms, routing.scores.shape)
+    norms = jnp.broadcast_to(norms_of(outputs).T, routing.scores.shape)
     deal, order = jax.random.split(key) if key is not None else (None, None)
     if rule.own.winners == "random" and deal is not None:
-        norms = jax.random.permutation(deal, norms, axis=1, independent=True)
+        norms = jax.lax.stop_gradient(jax.random.permutation(deal, norms, axis=1, independent=True))
     learned = (
         jax.random.permutation(order, norms) if rule.own.distil_target == "shuffled" and order is not None else norms
     )
@@ -127,8 +181,17 @@ def _softmax_of_largest(values: Float[Array, "T E"], k: int) -> Float[Array, "T 
 def experts_per_token(rule: Rule, tokens: int, experts: int) -> Any:
     """Experts that compute a training token, on average: all of them where the layer competes. Of the schedule root, at its start."""
     del tokens
-    share = rule.own.share * (2 / 3 if rule.own.schedule == "root" else 1)
-    return rule.k + share * (experts - rule.k)
+    return rule.k + _share(rule) * (experts - rule.k)
+
+
+def work(rule: Rule, tokens: int, experts: int) -> Any:
+    """The same in experts that learn: who does not win computes forward only, a third of a training step; if nobody wins, all learn."""
+    del tokens
+    return rule.k + _share(rule) * (experts - rule.k) / (1 if rule.own.winners == "all" else 3)
+
+
+def _share(rule: Rule) -> Any:
+    return rule.own.share * (2 / 3 if rule.own.schedule == "root" else 1)
 
 
 def check(config: ConfigDict) -> None:

@@ -107,6 +107,18 @@ class MoE(nn.Module):
         coin, draws = jax.random.split(key) if key is not None else (None, None)
         took_part = jnp.array(True) if coin is None else competition.held(self.rule, coin, context["step"])
         scores = self.router(jax.lax.stop_gradient(routed_by), **context)
+        if self.mesh is None and competition.is_elected(self.rule) and self._dispatch(x, params, places) == "ragged":
+            outputs, routing, norms = competition.elected(
+                self.rule,
+                self._select(),
+                lambda: dispatch.in_turn(run, *jax.lax.stop_gradient((params, x)), competition.norms_of),
+                partial(dispatch.ragged_outputs, run, params, x),
+                routing,
+                took_part,
+                draws,
+            )
+            y = dispatch.combine(routing, outputs, len(x))
+            return y, routing._replace(contest=Contest(took_part, scores, norms))
 
         def compete():
             if self.mesh is None:

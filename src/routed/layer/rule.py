@@ -68,6 +68,8 @@ class Selection(NamedTuple):
     within_samples: bool = False
     places: Callable[[Rule], int] | None = None
     experts_per_token: Callable[[Rule, int, int], float] = lambda rule, tokens, experts: float(rule.k)
+    #: What a training token costs, in experts that learn from it; None: all that compute do. One that only computes costs a third.
+    work: Callable[[Rule, int, int], Any] | None = None
     #: A token chooses as many experts as it likes: its list has all of them, and those with weight 0 are not kept (`metrics.load.asked`).
     open: bool = False
     #: Weights scale the input of a token's one expert, not its output.

@@ -248,6 +248,7 @@ SELECTIONS: dict[str, Selection] = {
         contested=True,
         loss=competition.distillation,
         experts_per_token=competition.experts_per_token,
+        work=competition.work,
         settings=competition.SETTINGS,
         reads=("k", "renormalise", *QUEUES),
         check=competition.check,
@@ -269,6 +270,12 @@ SELECTIONS: dict[str, Selection] = {
         check=_check_patches,
     ),
 }
+
+
+def work(rule: Rule, tokens: int, experts: int) -> Any:
+    """What a training token costs in experts that learn from it, forward and backward: the FLOPs of a selection in units of one of them."""
+    chosen = SELECTIONS[rule.name]
+    return (chosen.work or chosen.experts_per_token)(rule, tokens, experts)
 
 
 def combine_weights(routing: Routing | SoftRouting) -> Float[Array, "T E"]:

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.experts import EXPERTS
 from routed.layer.rule import rule_of
-from routed.layer.selection import SELECTIONS, divisors, group_of
+from routed.layer.selection import SELECTIONS, divisors, group_of, work
 from routed.settings.tree import node_of
 from routed.tasks.text import spans
 
@@ -100,7 +100,7 @@ def feed_of_token(config: ConfigDict, experts: Any = None) -> Any:
     t, blocks = config.transformer, blocks_of(config)[1]
     last = _matrices(t.ffn) * t.dim * (twin_width(config) if is_twin(config) else t.width)
     if is_sparse(config):
-        experts = experts_of_token(config) if experts is None else experts
+        experts = work_of_token(config) if experts is None else experts
         last = t.dim * config.experts.count + (experts + shared(config)) * expert_weights(config)
     return (t.layers - blocks) * _matrices(t.ffn) * t.dim * t.width + blocks * last
 
@@ -114,6 +114,11 @@ def experts_of_token(config: Any) -> Any:
     """Experts that compute a training token in a sparse layer, on average over the steps."""
     rule, tokens = rule_of(config.selection), config.batch_size * config.data.input_length
     return SELECTIONS[rule.name].experts_per_token(rule, tokens, config.experts.count)
+
+
+def work_of_token(config: Any) -> Any:
+    """The same in experts that learn from it, of which one that only computes is a third."""
+    return work(rule_of(config.selection), config.batch_size * config.data.input_length, config.experts.count)
 
 
 def _attention(config: ConfigDict, queries: int, keys: int) -> int:

@@ -20,14 +20,14 @@ from routed.contracts import Column, TextBatch
 from routed.metrics.router import COLUMNS as ROUTER_COLUMNS
 from routed.models.language_model import Read
 from routed.models.model import ModelPart
-from routed.models.transformer_sizes import is_sparse
+from routed.models.transformer_sizes import is_sparse, work_of_token
 from routed.settings.setting import Setting, at_least
 from routed.settings.tree import override
 from routed.tasks import text
 from routed.tasks.text import Form
 from routed.training import text_feed
 from routed.training.language_columns import COLUMNS
-from routed.training.language_evaluation import at, computed, evaluate
+from routed.training.language_evaluation import at, evaluate, mean_so_far_of
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.text_history import offline, traced
 
@@ -125,7 +125,10 @@ def language_part(
         cost=lambda config: Cost(
             config.batch_size * form.tokens(config.data),
             config.batch_size
-            * flops(config, float(computed(config, config, config.steps)) if is_sparse(config) else None),
+            * flops(
+                config,
+                float(mean_so_far_of(work_of_token, config, config, config.steps)) if is_sparse(config) else None,
+            ),
             parameters=partial(parameters, models, config),
         ),
         causal=True,

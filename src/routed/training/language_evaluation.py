@@ -20,7 +20,7 @@ from routed.metrics import entropies, load
 from routed.metrics.router import chosen
 from routed.metrics.specialists import alike_by_cosine
 from routed.models.model import Model, Site
-from routed.models.transformer_sizes import experts_of_token
+from routed.models.transformer_sizes import experts_of_token, work_of_token
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten, node_of, override, value_of
 from routed.training import text_feed
@@ -109,10 +109,11 @@ def evaluate(
         "language/loss": by_language[:, 0],
         "language/accuracy": by_language[:, 1],
     }
-    experts = computed(config, inputs.config, step) if stacks else None
-    if experts is not None:
-        seen["train/experts"] = jnp.asarray(experts, jnp.float32)
-    seen["train/flops"] = jnp.float32(step) * config.batch_size * flops(config, experts)
+    learning = None
+    if stacks:
+        seen["train/experts"] = jnp.asarray(mean_so_far_of(experts_of_token, config, inputs.config, step), jnp.float32)
+        learning = mean_so_far_of(work_of_token, config, inputs.config, step)
+    seen["train/flops"] = jnp.float32(step) * config.batch_size * flops(config, learning)
     if "test" in inputs.shared:
         tests = jax.lax.map(tested, _in_blocks(config, inputs.shared["test"])).mean(0) / share(inputs.shared["test"])[0]
         seen |= {"test/loss": tests[0], "test/accuracy": tests[1]}
@@ -121,16 +122,14 @@ def evaluate(
     return seen
 
 
-def computed(config: ConfigDict, own: Any, step: Any) -> Any:
-    """Experts that compute a training token, on average over the steps so far; `own` holds the run's traced settings."""
+def mean_so_far_of(count: Callable[[Any], Any], config: ConfigDict, own: Any, step: Any) -> Any:
+    """A count of a training token's experts, on average over the steps so far; `own` holds the run's traced settings."""
     phases = phases_of(config)
     if len(phases) == 1:
-        return experts_of_token(own)
+        return count(own)
     given = {key: value_of(own, key) for key in flatten(config)}
     values = [
-        experts_of_token(
-            node_of(override(config, phase.changes), {k: v for k, v in given.items() if k not in phase.changes})
-        )
+        count(node_of(override(config, phase.changes), {k: v for k, v in given.items() if k not in phase.changes}))
         for phase in phases
     ]
     return mean_so_far(phases, values, step)

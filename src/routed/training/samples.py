@@ -15,7 +15,7 @@ from routed.contracts import Batch
 from routed.experts import EXPERTS
 from routed.layer.moe import CONTROL
 from routed.layer.rule import Rule, rule_of
-from routed.layer.selection import SELECTIONS, gate_rows, group_of, in_samples
+from routed.layer.selection import SELECTIONS, gate_rows, group_of, in_samples, work
 from routed.metrics import entropies, patches, regret, router, specialists
 from routed.models import SAMPLE_MODELS
 from routed.models.model import Model
@@ -236,12 +236,15 @@ def _evaluation_rule(config: Any) -> Rule:
 
 
 def experts_per_token(config: Any) -> Any:
-    """Experts that compute for one training token: the FLOPs of a selection, in units of one expert."""
+    """Experts that compute for one training token."""
+    return _of_token(config, lambda rule, *sizes: SELECTIONS[rule.name].experts_per_token(rule, *sizes))
+
+
+def _of_token(config: Any, count: Callable[..., Any]) -> Any:
     rule, _ = rule_and_dispatch(config)
     if not SAMPLE_MODELS[config.model].routed:
         return float(config.experts.count) if SAMPLE_MODELS[config.model].every else 1.0
-    rule = in_samples(rule, positions_of(config))
-    return SELECTIONS[rule.name].experts_per_token(rule, config.batch_size, config.experts.count)
+    return count(in_samples(rule, positions_of(config)), config.batch_size, config.experts.count)
 
 
 def _in_blocks(forward: Callable[[Any, Batch], Any], batch: Batch, largest: int = 640) -> Any:
@@ -256,13 +259,14 @@ def _in_blocks(forward: Callable[[Any, Batch], Any], batch: Batch, largest: int 
 def cost(config: ConfigDict) -> Cost:
     """6 FLOPs for each token and parameter that serves it (of experts on images: 3 times those that they say), and UPDATE for each parameter."""
     problem, test, sizes = _sizes(config)
-    share = experts_per_token(config) / config.experts.count if problem.model.scores is not None else 1.0
+    learning = _of_token(config, work)
+    share = learning / config.experts.count if problem.model.scores is not None else 1.0
     tokens = config.batch_size * math.prod(test.cluster.shape[1:])
     served = sizes["router"] + sizes["experts"] * share
     counted, each = SAMPLE_MODELS[config.model].flops, flops_of_expert(config, test)
     flops = 6.0 * tokens * served if counted is None else 3.0 * tokens * counted(config)
     if each is not None:
-        flops = tokens * (6.0 * sizes["router"] + 3.0 * each * experts_per_token(config))
+        flops = tokens * (6.0 * sizes["router"] + 3.0 * each * learning)
     total = sum(size for name, size in sizes.items() if name != "fixed")
     return Cost(tokens, flops, UPDATE * total, lambda: total)
 

@@ -35,12 +35,28 @@ def ragged(
     Dropped assignments are sorted behind all others and belong to no expert.
     """
     del places
+    return combine(routing, ragged_outputs(expert, params, x, routing), len(x))
+
+
+def ragged_outputs(expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing) -> Float[Array, "A O"]:
+    """The output of each assignment, in their order."""
     run = grouped if platform() == "tpu" and is_dense(expert, params, x) else blocks
-    return sorted_run(expert, params, x, routing, run)
+    return _sorted_outputs(expert, params, x, routing, run)
 
 
 def sorted_run(expert: ExpertFunction, params, x, routing: Routing, run: Callable) -> Float[Array, "T O"]:
     """Outputs where `run(expert, params, rows, sizes)` computes rows that are sorted by expert."""
+    return combine(routing, _sorted_outputs(expert, params, x, routing, run), len(x))
+
+
+def in_turn(
+    expert: ExpertFunction, params, x: Float[Array, "T ..."], of: Callable[[Float[Array, "T O"]], Float[Array, " T"]]
+) -> Float[Array, "T E"]:
+    """`of` the outputs of every expert on every token, one expert after the other, so that nothing is [E, T, O]; for no gradient."""
+    return jax.lax.map(lambda weights: jnp.broadcast_to(of(alone(expert, weights, x)), len(x)), params).T
+
+
+def _sorted_outputs(expert: ExpertFunction, params, x, routing: Routing, run: Callable) -> Float[Array, "A O"]:
     experts, assignments = routing.scores.shape[1], len(routing.token)
     owner = jnp.where(routing.kept, routing.expert, experts)
     sizes = jnp.zeros(experts + 1, jnp.int32).at[owner].add(1)
@@ -48,7 +64,7 @@ def sorted_run(expert: ExpertFunction, params, x, routing: Routing, run: Callabl
     source = jnp.zeros(assignments, jnp.int32).at[row].set(routing.token.astype(jnp.int32), unique_indices=True)
     # As flat rows: XLA:CPU copies [4, 50] values in 2.3 times the time of 200.
     rows = x.reshape(len(x), -1)[source].reshape(-1, *x.shape[1:])
-    return combine(routing, run(expert, params, rows, sizes[:-1])[row], len(x))
+    return run(expert, params, rows, sizes[:-1])[row]
 
 
 def alone(expert: ExpertFunction, params, x: Float[Array, "T ..."]) -> Float[Array, "T O"]:
