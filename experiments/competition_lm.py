@@ -31,7 +31,13 @@ Rules of the default scale, fixed before its evaluation seeds ran; none looks at
               stages, evaluated with all) and HyperRouter. The column of experts a token, and FLOPs, say what each computed.
   rates       Adam, one rate for all methods: 200 steps of warm-up, then linearly to 0. 9e-3 is the best for *SMoE*: validation loss after 1,000
               steps, seed 9000, of 1e-3, 3e-3, 9e-3 and (as that was the edge) 2.7e-2: 2.287, 1.919, 1.762, 1.794 nats.
-  cost        `longer` SMoE: steps times the ratio of model FLOPs, rounded up to whole evaluations.
+  light       every other figure: 1,500 steps, an eighth, with four seeds, as all figures are to take six hours of two cores. No arm beats the 5-gram
+              so soon, so these have estimates with intervals and no verdict. --config.steps=12000 --config.eval_every=1000 is table 9's length.
+  flops       controls at lambda = .05, .3 and 1, random winners and distillation alone at .05; table2: GLaM with the paper's methods.
+  cost        `longer` SMoE: steps times the ratio of model FLOPs, with as many evaluations (within 4 steps; with checkpoints, rounded up to
+              them: checkpoint.every=0 for longer runs, or a small one). Of a contest the losers compute
+              forward only, as no gradient reaches them: 2.23 trained experts a token at lambda = .05, where 2.7 compute. Dense steps, from
+              which all learn, cost 2.7 and are compared with the same SMoE: in their favour.
   seeds       3100 on.
   gate        no verdict unless every arm beats an interpolated 5-gram of the training text on the validation rows.
   effect      smallest effect of interest: .01 bits per character.
@@ -52,11 +58,12 @@ from ml_collections import ConfigDict
 
 from routed.analysis.claims import FROZEN, LEARNED, Claim, Writer
 from routed.models import flops_of_decoder_row
-from routed.plan import Figure, Point, chain, make_config, override, product, value_of
+from routed.plan import Figure, Point, make_config, override, product, value_of
 from routed.plan.experiment import Scales
 
 COMPETE = {"arm": "compete"}
-CONTROLS = ("compete_shuffled", "compete_random", "compete_dense", "compete_distil")
+COMPETING = {"selection.name": "compete"}
+CONTROLS = ("compete_shuffled", "compete_dense", "compete_random", "compete_distil")
 
 PROTOCOL = {
     "arms": ("learned", "compete"), "seed": 3100, "seeds": 10, "model": "decoder",
@@ -71,6 +78,9 @@ PROTOCOL = {
     "batch_size": 8, "steps": 12000, "eval_every": 1000, "checkpoint.every": 500,
     "mesh.runs_per_batch": 2,  # on two cores: one each
 }  # fmt: skip
+
+#: Of every figure but table 9, of whose steps it has an eighth: what two cores have time for.
+LIGHT = {"steps": 1500, "eval_every": 375, "checkpoint.every": 0, "data.eval_rows": 512, "seeds": 4}
 
 #: The paper's tiny (its size: inferred from logs of the released code) and small.
 _TINY = {
@@ -103,12 +113,15 @@ def writer(config: ConfigDict, at: Point, metric: str = BITS) -> Writer:
     return Writer("scaled" if config.scale == "smoke" else "stand_in", metric, at, "difference")
 
 
-def longer(config: ConfigDict, share: float) -> int:
-    """Steps in which SMoE has as many model FLOPs as competition in the config's steps, in whole evaluations."""
-    all_of_them = config.selection.k + share * (config.experts.count - config.selection.k)
-    smoe = override(config, {"selection.name": "top_k"})
-    more = flops_of_decoder_row(smoe, all_of_them) / flops_of_decoder_row(smoe)
-    return config.eval_every * math.ceil(config.steps * more / config.eval_every)
+def longer(config: ConfigDict, share: float) -> Point:
+    """Steps in which SMoE has as many model FLOPs as competition in the config's steps, with as many evaluations (and checkpoints between)."""
+    cost = flops_of_decoder_row(override(config, COMPETING | {"selection.share": share}))
+    ratio, unit = (
+        cost / flops_of_decoder_row(override(config, {"selection.name": "top_k"})),
+        config.checkpoint.every or 1,
+    )
+    every = unit * math.ceil(config.eval_every * ratio / unit)
+    return {"steps": config.steps // config.eval_every * every, "eval_every": every}
 
 
 # Table 9
@@ -141,7 +154,8 @@ TABLE9 = Figure(
 # At equal FLOPs
 
 SHARES = {"smoke": (0.3,), "default": (0.01, 0.03, 0.05, 0.09, 0.3, 1.0)}
-SWEPT = ("compete", "compete_shuffled", "compete_dense")
+#: Controls by the share at which they run; at the paper's own all of them do.
+CONTROLLED = {0.05: CONTROLS, 0.3: CONTROLS[:2], 1.0: CONTROLS[:2]}
 
 
 def shares_of(config: ConfigDict) -> tuple[float, ...]:
@@ -149,29 +163,37 @@ def shares_of(config: ConfigDict) -> tuple[float, ...]:
     return SHARES.get(config.scale, SHARES["default"])
 
 
+def arms_at(config: ConfigDict, share: float) -> tuple[str, ...]:
+    """Those of the config's arms that run with this share."""
+    return tuple(arm for arm in config.arms if arm not in CONTROLS or arm in CONTROLLED.get(share, ()))
+
+
 def flops(config: ConfigDict) -> tuple[Point, ...]:
     """Each share for as many steps, and SMoE for as many FLOPs."""
-    fair = (
-        {"selection.share": share, "steps": longer(config, share), "arms": ("learned",)} for share in shares_of(config)
+    same = {"steps": config.steps, "eval_every": config.eval_every}
+    return tuple(
+        {"selection.share": share, **schedule, "arms": arms}
+        for share in shares_of(config)
+        for schedule, arms in ((same, arms_at(config, share)), (longer(config, share), ("learned",)))
     )
-    return chain(product(selection__share=shares_of(config), steps=(config.steps,), arms=(config.arms,)), tuple(fair))
 
 
 def claim_flops(config: ConfigDict) -> Iterator[Claim]:
     """At each share: competition and each of its controls against SMoE of as many FLOPs."""
     write = writer(config, {}, "test/loss")
     for share in shares_of(config):
-        fair = LEARNED | {"selection.share": share, "steps": longer(config, share)}
-        for arm in config.arms[1:]:
-            side = {"arm": arm, "selection.share": share, "steps": config.steps}
+        at = {"selection.share": share}
+        for arm in arms_at(config, share)[1:]:
+            side = {"arm": arm, **at, "steps": config.steps, "eval_every": config.eval_every}
             name = arm.replace("compete_", "").replace("compete", "competition")
             words = f"lambda = {share:g}: {name} has a lower loss than SMoE of as many FLOPs"
+            fair = LEARNED | at | longer(config, share)
             yield write.order(f"routed.competition.lm.flops.{share:g}.{name}", words, "not asked", side, fair)
 
 
 FLOPS = Figure(
     "competition and controls against lambda, paired with SMoE of as many FLOPs",
-    {"arms": ("learned", *SWEPT), "seeds": 5},
+    LIGHT | {"arms": ("learned", "compete", *CONTROLS)},
     sweep=flops,
     claims=lambda config: tuple(claim_flops(config)),
     plots=lambda config: (
@@ -208,6 +230,11 @@ PAPER = {
 UNASKED = ("stable_coded", "xmoe_coded", "smoe_dropout", "hyper")
 
 
+def methods(config: ConfigDict, block: str) -> tuple[str, ...]:
+    """The config's arms that run with this block: all with Switch's, those of the paper with GLaM's."""
+    return tuple(arm for arm in config.arms if block == "switch" or (block, arm) in PAPER)
+
+
 def claim_table2(config: ConfigDict) -> Iterator[Claim]:
     """Competition is best of each block's methods; the paper's bits beside ours."""
     for (block, arm), bits in PAPER.items():
@@ -225,7 +252,7 @@ def claim_table2(config: ConfigDict) -> Iterator[Claim]:
             paper = f"{PAPER[block, 'compete']} against {bits}"
             yield write.order(f"pham.table2.{block}.{arm}", words, paper, COMPETE, {"arm": arm})
     for block, at in blocks(config).items():
-        for arm in (arm for arm in UNASKED if arm in config.arms):
+        for arm in (arm for arm in UNASKED if arm in methods(config, block)):
             words = f"{block}: competition has fewer bits than {arm}"
             yield writer(config, at).order(
                 f"routed.competition.lm.{block}.{arm}", words, "not asked", COMPETE, {"arm": arm}
@@ -235,8 +262,8 @@ def claim_table2(config: ConfigDict) -> Iterator[Claim]:
 TABLE2 = Figure(
     "Table 2: Switch and GLaM blocks x methods",
     {"arms": ("learned", "compete", "frozen", "xmoe", "stable", *UNASKED, "learned_balanced", "frozen_balanced", "hash_token",
-              "decoder_active"), "seeds": 5},
-    sweep=lambda config: tuple(blocks(config).values()),
+              "decoder_active")} | LIGHT,
+    sweep=lambda config: tuple(point | {"arms": methods(config, block)} for block, point in blocks(config).items()),
     claims=lambda config: tuple(claim_table2(config)),
     plots=lambda config: tuple(PAIRED | {"name": name, "at": at} for name, at in blocks(config).items()),
 )  # fmt: skip
@@ -261,7 +288,7 @@ def early(config: ConfigDict) -> tuple[Point, ...]:
 
 FIG2 = Figure(
     "Fig. 2: competition and SMoE after fewer steps",
-    {"seeds": 5},
+    LIGHT,
     sweep=early,
     claims=lambda config: tuple(claim_fig2(config)),
     plots=lambda config: ({"kind": "paired", "name": "fig2", "x": "steps", "metric": "eval/loss"},),
@@ -290,7 +317,7 @@ def claim_fig3(config: ConfigDict) -> Iterator[Claim]:
 
 FIG3 = Figure(
     "Fig. 3: experts per token",
-    {"arms": ("learned", "compete", "frozen"), "seeds": 5},
+    LIGHT | {"arms": ("learned", "compete", "frozen")},
     sweep=active,
     claims=lambda config: tuple(claim_fig3(config)),
     plots=lambda config: (
@@ -327,7 +354,7 @@ def lambdas(config: ConfigDict) -> tuple[Point, ...]:
 
 TABLE4 = Figure(
     "Table 4: lambda at equal steps; is it continuous as lambda tends to 0?",
-    {"seeds": 5},
+    LIGHT,
     sweep=lambdas,
     claims=lambda config: tuple(claim_table4(config)),
     plots=lambda config: ({"kind": "paired", "name": "table4", "x": "selection.share", "metric": BITS},),
@@ -360,7 +387,7 @@ def claim_table5(config: ConfigDict) -> Iterator[Claim]:
 
 TABLE5 = Figure(
     "Table 5: alpha, which multiplies the router's loss as in the released code",
-    {"seeds": 5},
+    LIGHT,
     sweep=alphas,
     claims=lambda config: tuple(claim_table5(config)),
     plots=lambda config: ({"kind": "paired", "name": "table5", "x": "selection.distil", "metric": BITS},),
@@ -389,7 +416,7 @@ def claim_table10(config: ConfigDict) -> tuple[Claim, ...]:
 
 TABLE10 = Figure(
     "Table 10 and Figs. 4 to 6: entropy of the routers, and what they make of one row",
-    {"arms": ("learned", "compete", "frozen"), "seeds": 5},
+    LIGHT | {"arms": ("learned", "compete", "frozen")},
     claims=claim_table10,
     plots=lambda config: (
         {"kind": "paired", "name": "table10", "metric": "router/entropy_token"},
@@ -434,7 +461,7 @@ def claim_options(config: ConfigDict) -> Iterator[Claim]:
 
 METHODS = Figure(
     "what paper and released code do differently, one at a time",
-    {"seeds": 5},
+    LIGHT,
     sweep=lambda config: tuple(options(config).values()),
     claims=lambda config: tuple(claim_options(config)),
     plots=lambda config: (
