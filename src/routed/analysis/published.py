@@ -164,7 +164,6 @@ def _gap(about: dict[str, Any]) -> list[str]:
     """The parts of the gap as a table, where there are any."""
     if not about["gap"]:
         return []
-    number = lambda value: math.nan if value is None else value  # noqa: E731
     lines = [
         f"The gap decomposed, at {about['gap_at']} (logs of ratios of loss, 95 % intervals):",
         "",
@@ -172,18 +171,13 @@ def _gap(about: dict[str, Any]) -> list[str]:
         "|---|---|---|",
     ]
     for part in about["gap"]:
-        share = "" if part["share"] is None else shown_share(part | {"share_low": number(part["share_low"])})
-        lines.append(
-            _row(
-                (part["part"], f"{part['mean']:+.3f} [{number(part['low']):+.3f}, {number(part['high']):+.3f}]", share)
-            )
-        )
+        lines.append(_row((part["part"], _ratio(part), _share(part))))
     return [*lines, "", *_shares(about)]
 
 
 def _shares(about: dict[str, Any]) -> list[str]:
-    """The parts of the gap over every order in which they can go, of both evaluations; none of what was kept before there were any."""
-    if not about.get("shares"):
+    """The parts of the gap over every order in which they can go, of both evaluations, where there are several; none of what was kept before they were."""
+    if not about.get("shares") or about["shares"][0]["orders"] < 2:  # one order is the table above
         return []
     lines = [
         f"Its parts as means over the {about['shares'][0]['orders']} orders in which they can go (learning comes last in each):",
@@ -192,10 +186,20 @@ def _shares(about: dict[str, Any]) -> list[str]:
         "|---|---|---|---|",
     ]
     for part in about["shares"]:
-        share = "" if part["share"] is None else shown_share(part)
-        ratio = f"{part['mean']:+.3f} [{part['low']:+.3f}, {part['high']:+.3f}]"
-        lines.append(_row((part["evaluation"], part["part"], ratio, share)))
+        lines.append(_row((part["evaluation"], part["part"], _ratio(part), _share(part))))
     return [*lines, ""]
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _ratio(part: dict[str, Any]) -> str:
+    return f"{part['mean']:+.3f} [{_number(part['low']):+.3f}, {_number(part['high']):+.3f}]"
+
+
+def _share(part: dict[str, Any]) -> str:
+    return "" if part["share"] is None else shown_share(part | {"share_low": _number(part["share_low"])})
 
 
 def _arms(rows: list[list[str]]) -> list[str]:
