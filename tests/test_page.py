@@ -104,6 +104,12 @@ def test_the_command_finds_the_runs_of_the_folder(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(report, "FINDINGS", types.SimpleNamespace(value=True))
     with pytest.raises(UserError, match=r"no finished runs below runs/"):
         report.main(["routed findings"])
+    (published := tmp_path / "docs" / "results" / "data" / "two").mkdir(parents=True)
+    (published / "claims.json").write_text(json.dumps([claim("opposite")]))
+    report.main(["routed findings"])
+    assert capsys.readouterr().out.startswith(
+        "no finished runs below runs/; what is published in docs/results:\n\ntwo\n"
+    )
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "claims.json").write_text(json.dumps([claim("supported")]))
     (tmp_path / "runs" / "report.html").write_text("the overview")

@@ -2,7 +2,7 @@
 
     routed report DIR... [--out=FILE]        (or python -m routed.report)
     routed report --docs=docs/results DIR...
-    routed findings [DIR...]      (the answers, in the terminal; default runs/*)
+    routed findings [DIR...]      (the answers, in the terminal; default runs/*, in a checkout without any the published ones)
 
 makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): experiments against
 verdicts, every claim of theirs in one table, and their pages below it. Parts of one sweep (main's --shard), or other disjoint runs of
@@ -94,15 +94,19 @@ def _is_card(folder: pathlib.Path, alone: bool) -> bool:
 
 
 def _tell_findings(names: list[str]) -> None:
-    """What workdirs found, from their claims.json alone; without names, those below runs/."""
+    """What workdirs found, from their claims.json alone; without names, those below runs/, or else the published ones of a checkout."""
     from routed.analysis.answer import findings
 
-    folders = [files.folder(name) for name in names] or sorted(
-        path.parent for path in pathlib.Path("runs").glob("*/claims.json")
-    )
+    folders = [files.folder(name) for name in names] or _finished("runs")
+    if not folders and (folders := _finished("docs/results/data")):
+        files.tell("no finished runs below runs/; what is published in docs/results:\n")
     if not folders:
         raise UserError("no finished runs below runs/: name their folders, routed findings DIR...")
     files.tell(findings([folder for folder in folders if not folder.is_file()]))  # runs/* holds a page
+
+
+def _finished(below: str) -> list[pathlib.Path]:
+    return sorted(path.parent for path in pathlib.Path(below).glob("*/claims.json"))
 
 
 def run() -> None:
