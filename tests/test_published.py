@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 
 import pytest
@@ -20,6 +21,13 @@ def test_the_committed_pages_are_those_of_the_committed_tables(tmp_path):
     assert made and {path.name for path in made} == {path.name for path in ROOT.glob("*.md")} - {"README.md"}
     for path in made:
         assert path.read_text() == (ROOT / path.name).read_text(), path.name
+
+
+def test_a_page_begins_with_what_is_on_it():
+    """A line for each section, with its verdicts."""
+    text = (ROOT / "ours.md").read_text()
+    assert re.findall(r"^\| \[(.+?)\]\(#", text, re.MULTILINE) == re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert "| 3 supported |\n" in re.search(r"\| \[law-again\].*\n", text).group()
 
 
 def test_what_speaks_against_a_paper_has_a_cause_or_is_open():

@@ -11,10 +11,12 @@ import json
 import math
 import pathlib
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from routed.analysis import plots, verdicts
+from routed.analysis.answer import in_order
 from routed.analysis.page import shown_share
 from routed.contracts import UserError
 from routed.engine import results
@@ -83,12 +85,17 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
     written: list[pathlib.Path] = []
     told: dict[str, str] = {}
     for prefix, (name, heading) in SOURCES.items():
-        lines = [f"# {heading}", "", "Made by `routed report --docs=DIR` from `data/`; not edited by hand.", ""]
-        for one in kept:
-            claims = [claim for claim in one["claims"] if _source(claim) == prefix]
-            if claims or (not one["claims"] and _home(one, kept) == prefix):
-                lines += _section(one | {"claims": claims}, causes, told.setdefault(one["name"], name), name)
-        if len(lines) > 4:
+        mine = [one | {"claims": [claim for claim in one["claims"] if _source(claim) == prefix]} for one in kept]
+        mine = [
+            part
+            for one, part in zip(kept, mine, strict=True)
+            if part["claims"] or (not one["claims"] and _home(one, kept) == prefix)
+        ]
+        if mine:
+            lines = [f"# {heading}", "", "Made by `routed report --docs=DIR` from `data/`; not edited by hand.", ""]
+            lines += ["| results | question | claims |", "|---|---|---|", *map(_contents, mine), ""]
+            for part in mine:
+                lines += _section(part, causes, told.setdefault(part["name"], name), name)
             files.write(root / f"{name}.md", "\n".join(lines))
             written.append(root / f"{name}.md")
     return written
@@ -116,6 +123,13 @@ def darkened(svg: str) -> str:
     """A figure for a dark page: ink and paper change places, colours of arms stay."""
     svg = re.sub("|".join(DARK), lambda found: DARK[found.group()], svg)
     return svg.replace("<svg ", f'<svg fill="{DARK["#000000"]}" ', 1)  # letters have the fill of the whole
+
+
+def _contents(one: dict[str, Any]) -> str:
+    """A line for a section: where it is, what it asks, and how many claims of it have which verdict."""
+    counts = Counter(claim["verdict"] for claim in one["claims"])
+    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in in_order(counts)) or "figures and tables"
+    return _row((f"[{one['name']}](#{one['name']})", one["about"]["question"], told))
 
 
 def _section(one: dict[str, Any], causes: dict[str, str], told: str, page: str) -> list[str]:
