@@ -1,6 +1,7 @@
 """The pages of docs/results: made of the committed tables, and of nothing else."""
 
 import json
+import math
 import pathlib
 import re
 import shutil
@@ -21,6 +22,40 @@ def test_the_committed_pages_are_those_of_the_committed_tables(tmp_path):
     assert made and {path.name for path in made} == {path.name for path in ROOT.glob("*.md")} - {"README.md"}
     for path in made:
         assert path.read_text() == (ROOT / path.name).read_text(), path.name
+
+
+#: An interval of the README -> (kept result, claim or part of the gap, what is done to its ends).
+FINDINGS = {
+    "[13.1, 14.7]": ("gmm_router", "dikkala.fig3a.frozen", float),
+    "[53, 56]": ("gmm_router", "sharpness", lambda share: 100 * share),
+    "[2.2, 2.4]": ("gmm_router", "learning to route", math.exp),
+    "[.48, .57]": ("gmm_router", "routed.gmm.fair", float),
+    "[3.3, 6.8]": ("geometry", "routed.geometry.learned-wins-high", float),
+    "[23, 29]": ("geometry-overlap-60", "routed.geometry.overlap.crossing", lambda share: 100 * share),
+    "[.44, .98]": ("law-again", "routed.law.again.r2", float),
+}
+
+
+def ends_of(kept, name):
+    """The interval of a claim, of a part's share where it has one in per cent, or of a part's log ratio."""
+    claims = {claim["id"]: claim for claim in json.loads((ROOT / "data" / kept / "claims.json").read_text())}
+    if name in claims:
+        return claims[name]["interval"]
+    (part,) = [
+        part for part in json.loads((ROOT / "data" / kept / "about.json").read_text())["gap"] if part["part"] == name
+    ]
+    return (part["share_low"], part["share_high"]) if name == "sharpness" else (part["low"], part["high"])
+
+
+@pytest.mark.parametrize("interval", FINDINGS)
+def test_a_finding_of_the_readme_is_that_of_its_table(interval):
+    kept, name, shown = FINDINGS[interval]
+    for text, end in zip(interval.strip("[]").split(", "), ends_of(kept, name), strict=True):
+        assert float(text) == pytest.approx(round(shown(end), len(text.partition(".")[2])), abs=1e-9)
+
+
+def test_every_interval_of_the_readme_is_checked():
+    assert set(re.findall(r"\[[\d.]+, [\d.]+\]", (ROOT.parent.parent / "README.md").read_text())) == set(FINDINGS)
 
 
 def test_a_page_begins_with_what_is_on_it():
