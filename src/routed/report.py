@@ -2,12 +2,12 @@
 
     routed report DIR... [--out=FILE]        (or python -m routed.report)
     routed report --docs=docs/results DIR...
-    routed findings [DIR...]      (the answers, in the terminal; default runs/*, in a checkout without any the published ones)
+    routed findings [DIR...]      (the answers, in the terminal; default runs/*)
 
 makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): experiments against
 verdicts, every claim of theirs in one table, and their pages below it. Parts of one sweep (main's --shard), or other disjoint runs of
 one config and commit, are joined. With --docs the tables of these workdirs are kept in that folder's `data/`, and its pages are made
-of all that is kept there: one for each paper.
+of all that is kept there: one for each paper. Without runs, findings in a checkout are those that docs/results publishes.
 """
 
 from __future__ import annotations
