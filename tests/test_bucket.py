@@ -14,6 +14,7 @@ import urllib.request
 import pandas as pd
 import pytest
 
+from tests.patience import PATIENCE
 from tests.test_command_line import command, write_experiment
 from tests.test_hosts import SHARED, Processes, same, table, wait_for
 
@@ -99,7 +100,7 @@ def test_processes_killed_and_resumed_leave_the_rows_of_a_disk(bucket, tmp_path)
 
 def test_a_bucket_that_is_not_there_ends_in_one_line(bucket, tmp_path):
     line = [sys.executable, "-m", "routed.main", f"--config={write_experiment(tmp_path)}", "--workdir=gs://none/tiny"]
-    found = subprocess.run(line, capture_output=True, text=True, timeout=100)
+    found = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE)
     assert found.returncode == 2
     assert "error: cannot use gs://none/tiny/routed.log" in found.stderr.splitlines()[-1]
     assert "check the bucket's name and your right to it" in found.stderr and "Traceback" not in found.stderr
@@ -108,6 +109,6 @@ def test_a_bucket_that_is_not_there_ends_in_one_line(bucket, tmp_path):
 def test_what_reads_buckets_is_named_when_it_is_missing(tmp_path):
     script = "import sys; sys.modules['gcsfs'] = None; from routed import main; main.run()"
     line = [sys.executable, "-c", script, f"--config={write_experiment(tmp_path)}", "--workdir=gs://lab/x"]
-    found = subprocess.run(line, capture_output=True, text=True, timeout=100)
+    found = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE)
     assert found.returncode == 2 and "Traceback" not in found.stderr
     assert "install what reads buckets: pip install '.[gcs]'" in found.stderr.splitlines()[-1]

@@ -24,6 +24,7 @@ from routed.settings.tree import override, parse
 from routed.system import files
 from routed.system.commands import COMMANDS
 from routed.system.experiments import packaged
+from tests.patience import PATIENCE
 
 #: 3 chunks of 10 steps; two arms of two seeds make 4 runs. Constant experts compile fastest.
 EXPERIMENT = '''"""Is it {name}?"""
@@ -78,7 +79,7 @@ def refusal(*arguments):
 def process(*arguments, **options):
     """The command as a process of its own, finished."""
     return subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=100, **options
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE, **options
     )
 
 
@@ -461,7 +462,7 @@ last = Last()
 signals.end_on_signals()
 sys.exit(2)
 """
-    assert subprocess.run([sys.executable, "-c", lines], timeout=60).returncode == 2
+    assert subprocess.run([sys.executable, "-c", lines], timeout=PATIENCE).returncode == 2
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import pytest
 from routed.contracts import UserError
 from routed.system import hosts, supervisor
 from tests.language_case import TINY
+from tests.patience import PATIENCE
 from tests.test_command_line import command, refusal, write_experiment
 
 # Processes, or several programs to compile; the tests are about what is run.
@@ -41,7 +42,7 @@ class Processes(list):
                 subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
             )
 
-    def ended(self, seconds=120):
+    def ended(self, seconds=PATIENCE):
         """(exit code, what it said) of each."""
         try:
             said = [process.communicate(timeout=seconds)[1] for process in self]
@@ -55,7 +56,7 @@ class Processes(list):
         return int(pathlib.Path(f"/proc/{self[i].pid}/task/{self[i].pid}/children").read_text().split()[0])
 
 
-def wait_for(condition, seconds=120):
+def wait_for(condition, seconds=PATIENCE):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -124,20 +125,18 @@ def test_a_signal_to_one_saves_once_and_the_loss_of_process_0_costs_nothing_save
     first = Processes(2, *line)
     wait_for(saved)
     first[1].send_signal(signal.SIGTERM)
-    begun = time.monotonic()
-    for code, said in first.ended(30):
+    for code, said in first.ended():
         assert code == 2
         assert said.splitlines()[-1].endswith(
             f"error: interrupted and saved in {tmp_path}: the same command goes on from here"
         )
-    assert time.monotonic() - begun < 30
     assert not (tmp_path / "results.parquet").exists()
     at = max(int(path.name) for path in saved())
 
     second = Processes(2, *line)
     wait_for(lambda: max(int(path.name) for path in saved()) > at)
     os.kill(second.child(0), signal.SIGKILL)
-    (code, said), (other, heard) = second.ended(60)
+    (code, said), (other, heard) = second.ended()
     resume = "the same command, started on every host again, goes on from the last checkpoint"
     assert "resuming" in said and code == other == 1
     assert said.splitlines()[-1] == f"error: process 0 was killed (SIGKILL; out of memory?): {resume}"
@@ -150,7 +149,7 @@ def test_the_loss_of_another_process_is_told_within_a_minute(experiment, tmp_pat
     wait_for(lambda: [*(tmp_path / "checkpoints").glob("[0-9]*")])
     os.kill(running.child(1), signal.SIGKILL)
     begun = time.monotonic()
-    (code, said), (other, _) = running.ended(60)
+    (code, said), (other, _) = running.ended()
     assert time.monotonic() - begun < 60
     assert code == other == 1
     assert said.splitlines()[-1].startswith("error: process 1 died, so process 0 stopped: the same")
@@ -201,7 +200,7 @@ def test_a_coordinator_that_nobody_answers_at_ends_in_one_line(experiment, tmp_p
         f"--config={experiment}",
         f"--workdir={tmp_path}",
         own=lambda i: ("--num_processes=2", "--process_id=1", "--join_seconds=2"),
-    ).ended(60)
+    ).ended()
     assert said[0] == 1
     assert re.search(
         r"^error: process 1 met nobody, or not all, at localhost:\d+: start all processes", said[1].splitlines()[-1]

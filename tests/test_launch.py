@@ -17,6 +17,8 @@ import time
 import pytest
 import yaml
 
+from tests.patience import PATIENCE
+
 pytestmark = pytest.mark.slow  # processes, or several programs to compile
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -122,7 +124,7 @@ class Fakes:
 
     def run(self, script, *arguments, **environment):
         process = self.start(script, *arguments, **environment)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def record(self, *commands):
@@ -139,7 +141,7 @@ def fakes(tmp_path):
 
 def until(condition):
     """Waits for something that happens soon."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -316,7 +318,7 @@ def test_local_signals_reach_every_process_once(fakes, heard, sent):
     process = fakes.start("local_processes.sh", "3", "--", "--config=x", PYTHON=fakes.python, WORK="300")
     until(lambda: all((fakes.folder / f"started-{i}").exists() for i in range(3)))
     process.send_signal(sent)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (2, "")
     for i in range(3):
         assert [line for line in out.splitlines() if line.startswith(f"[{i}] ")][2:] == [
@@ -329,7 +331,7 @@ def test_local_processes_do_not_hear_the_terminal(fakes, heard):
     process = fakes.start("local_processes.sh", "2", "--", "--config=x", PYTHON=fakes.python, WORK="300")
     until(lambda: all((fakes.folder / f"started-{i}").exists() for i in range(2)))
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out.count("SIGINT"), out.count("saved")) == (2, 2, 2)
 
 
@@ -781,7 +783,7 @@ def test_slurm_saves_and_queues_again_before_the_time_limit(fakes, job, name):
     until(lambda: (fakes.folder / "task").exists() and fakes.record("routed"))
     time.sleep(0.3)  # until routed has set its traps
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2 and out.endswith("SIGTERM\nsaved\n")
     assert fakes.record("scancel", "scontrol") == [
         ["scancel", "--signal=TERM", name],
@@ -793,7 +795,7 @@ def test_slurm_does_not_queue_again_what_just_ended(fakes):
     process = fakes.start("slurm.sbatch", "--config=x", **JOB, PYTHON=fakes.python, WORK="10", FAIL="signal=TERM")
     until(lambda: (fakes.folder / "task").exists())
     process.send_signal(signal.SIGTERM)  # which scancel, failing, does not pass on
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     assert fakes.record("scancel", "scontrol") == [["scancel", "--signal=TERM", "71"]]
 
@@ -824,7 +826,7 @@ def test_skypilot_runs(fakes, environment, expected, code):
     fakes.write("codes", code)
     environment = fakes.environment | TASK["envs"] | {"SKYPILOT_NUM_NODES": "1"} | environment
     done = subprocess.run(
-        ["bash", "-c", TASK["run"]], cwd=fakes.checkout, env=environment, capture_output=True, timeout=60
+        ["bash", "-c", TASK["run"]], cwd=fakes.checkout, env=environment, capture_output=True, timeout=PATIENCE
     )
     assert done.returncode == code
     assert fakes.record("python") == [["python", "-m", "routed.main", *expected]]
@@ -835,7 +837,7 @@ def test_skypilot_installs_what_the_machine_has(fakes, device, extra):
     for name in ("nvidia-smi", "ls"):
         fakes.script(f"bin/{name}", "echo /dev/accel0" if name == device else "exit 1")
     done = subprocess.run(
-        ["bash", "-c", TASK["setup"]], cwd=fakes.checkout, env=fakes.environment, capture_output=True, timeout=60
+        ["bash", "-c", TASK["setup"]], cwd=fakes.checkout, env=fakes.environment, capture_output=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     assert fakes.record("python3")[-1] == ["python3", "-m", "uv", *f"pip install -q --python .venv -e {extra}".split()]
@@ -843,6 +845,6 @@ def test_skypilot_installs_what_the_machine_has(fakes, device, extra):
         ["bash", "-c", TASK["setup"]],
         cwd=fakes.checkout,
         env=fakes.environment | {"FAIL": "pip install -q uv"},
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert failed.returncode == 9

@@ -9,6 +9,8 @@ import zipfile
 
 import pytest
 
+from tests.patience import PATIENCE
+
 ROOT = pathlib.Path(__file__).parent.parent
 #: What a build reads, of a checkout that may hold runs and environments.
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", ".gitignore", "src", "experiments")
@@ -27,7 +29,7 @@ def site(tmp_path_factory):
         copy(ROOT / name, source / name)
     before = tree(source)
     line = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", str(built)]
-    done = subprocess.run(line, cwd=source, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(line, cwd=source, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert tree(source) == before
     (wheel,) = built.glob("*.whl")
@@ -50,7 +52,7 @@ def test_the_command_of_a_wheel_finds_its_experiments_from_any_folder(site, tmp_
     def run(code, *words):
         return subprocess.run(
             [sys.executable, "-c", code, *words],
-            cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True, timeout=100,
+            cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True, timeout=PATIENCE,
         )  # fmt: skip
 
     command = "from routed.system.commands import run; run()"
