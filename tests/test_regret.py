@@ -117,7 +117,6 @@ def test_linear_experts_against_least_squares():
         partition += ((np.asarray(y)[own] - phi[own] @ best) ** 2).sum() / 60
         estimation += ((np.asarray(prediction)[own] - phi[own] @ best) ** 2).sum() / 60
     assert [float(part) for part in found[:3]] == pytest.approx([partition, estimation, 0], rel=1e-4, abs=1e-5)
-    assert found.cells is None
 
 
 def test_prediction_against_simulation():
@@ -136,6 +135,41 @@ def test_prediction_against_simulation():
     assert float(regret.predicted(many, 40.0)) == pytest.approx(np.mean(losses), rel=0.02)
 
 
+def test_what_is_left_to_linear_experts_by_hand():
+    """One cell, inputs -1, 0, 1 and targets 1, -2, 1: the line is flat at 0."""
+    # Leverages are 1/3 + x^2 / 2: 5/6, 1/3, 5/6. Squares 1, 4, 1 over 1 - leverage: 6, 6, 6. Variance 6; spread 6 (5/6 + 1/3 + 5/6) = 12.
+    x, y, choice = jnp.array([[-1.0], [0.0], [1.0]]), jnp.array([[1.0], [-2.0], [1.0]]), jnp.zeros(3, int)
+    experts = regret.Affine(jnp.ones((1, 1, 1)), jnp.zeros((1, 1)))
+    found = regret.parts(experts, x, y, choice, x)
+    assert float(found.partition) == pytest.approx(2) and float(found.estimation) == pytest.approx(2 / 3)
+    assert [float(value[0]) for value in found.cells] == pytest.approx([3, 6, 12])
+    # Of Poisson(m = 10): 1/n is (1 + 1/10) / 10 = .11, 1 / (n - 3) is (1 + 10 / 49) / 7 = .172012: 6 + 12/2 (.11 + 1.11 * .172012).
+    assert float(regret.predicted_fits(found.cells, 1, 10.0)) == pytest.approx(7.80560, rel=1e-5)
+    assert np.isnan(regret.predicted_fits(found.cells, 1, 3.0))  # twice its two features would be enough
+
+
+def test_linear_prediction_against_simulation():
+    """Least squares of 400 samples in 3 cells, of 4 inputs and a target that no line has, 300 times."""
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(3, 5))
+
+    def draw(count):
+        cell, x = rng.choice(3, count, p=[0.5, 0.3, 0.2]), rng.normal(size=(count, 4))
+        phi = np.c_[x, np.ones(count)]
+        return cell, phi, (phi * weights[cell]).sum(1) + (0.5 + cell) * rng.normal(size=count) + 0.3 * x[:, 0] ** 2
+
+    cell, phi, y = draw(60_000)
+    losses = []
+    for _ in range(300):
+        mine, inputs, targets = draw(400)
+        fits = [np.linalg.lstsq(inputs[mine == j], targets[mine == j], rcond=None)[0] for j in range(3)]
+        losses.append(((y - (phi * np.array(fits)[cell]).sum(1)) ** 2).mean())
+    experts = regret.Affine(jnp.zeros((3, 4, 1)), jnp.zeros((3, 1)))
+    told = (jnp.array(a, jnp.float32) for a in (phi[:, :4], y[:, None]))
+    cells = regret.parts(experts, *told, jnp.array(cell), jnp.zeros((60_000, 1))).cells
+    assert float(regret.predicted_fits(cells, 4, 400.0)) == pytest.approx(np.mean(losses), rel=0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("experts", "arms"),
@@ -150,7 +184,8 @@ def test_columns_of_a_run(small, experts, arms, tmp_path):
     if experts == "mlp":
         assert not [name for name in table if name.startswith("regret/")]
         return
-    assert ("regret/predicted" in table) == (experts == "constant")
+    predicted = table[table.arm != "dense_expert"]["regret/predicted"]
+    assert predicted.notna().all() if experts == "constant" else predicted.isna().all()  # 32 samples: too few for lines
     rows = table[table.arm != "dense_expert"]
     parts = rows[["regret/partition", "regret/estimation", "regret/gate"]]
     np.testing.assert_allclose(parts.sum(axis=1), rows["test/loss"], rtol=1e-3)

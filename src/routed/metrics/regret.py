@@ -20,7 +20,7 @@ Where y = v_c, the partition is E Var(v_c | j) = sum_cj P(c, j) |v_c - m_j|^2, f
 
 Sample and population: b_j is fitted on the samples that it is judged by. The sum is exact; of the split, E F numbers (F of phi) are
 fitted to T samples, so the partition is too low, and the estimation too high, by a share E F / T of the partition (if all cells
-are alike): 1 % for 64 constants on 6,400 samples, 25 % for 64 linear maps of 24 inputs. `predicted` corrects its cells for that.
+are alike): 1 % for 64 constants on 6,400 samples, 25 % for 64 linear maps of 24 inputs. What is predicted corrects its cells for that.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ UNTRAINED = 1.0
 
 #: Expected samples of a cell up to which a sum over their number is exact, and its terms; from there on a series is.
 FEW, TERMS = 20.0, 64
+
+#: Linear experts: cells with fewer expected training samples than so many for each feature are taken to have those, and where such
+#: cells hold a larger share of the tokens nothing is predicted: least squares diverges there, and gradients do not get that far.
+ENOUGH, OUTSIDE = 2.0, 0.05
 
 #: How the columns are shown.
 COLUMNS = {
@@ -83,13 +87,21 @@ class Cells(NamedTuple):
     variance: Float[Array, " E"]
 
 
+class Fits(NamedTuple):
+    """What a partition leaves to linear experts: samples of each cell, E|y - phi^T b_j|^2, and tr(E[phi phi^T]^-1 E[phi phi^T |y - phi^T b_j|^2])."""
+
+    size: Float[Array, " E"]
+    variance: Float[Array, " E"]
+    spread: Float[Array, " E"]
+
+
 class Regret(NamedTuple):
-    """The three parts of a squared error, in its units, and the cells of the partition (of constant experts)."""
+    """The three parts of a squared error, in its units, and the cells of the partition."""
 
     partition: Scalar
     estimation: Scalar
     gate: Scalar
-    cells: Cells | None
+    cells: Cells | Fits
 
 
 def parts(
@@ -106,16 +118,25 @@ def parts(
         error = y - jnp.einsum("tf,tfo->to", phi, weights[choice])
         gram = jax.lax.map(lambda own: (phi * own[:, None]).T @ phi, member.T)  # [E, F, F], an expert at a time
         moment = jnp.einsum("te,tf,to->efo", member, phi, error)
-        shift = _inverse(gram) @ moment  # b_j - w_j
+        inverse = _inverse(gram)
+        shift = inverse @ moment  # b_j - w_j
         left = error - jnp.einsum("tf,tfo->to", phi, shift[choice])
         squares = (left**2).sum(1)
         estimation = (shift * (gram @ shift)).sum() / len(y)
         gate = ((y - prediction) ** 2).sum(1).mean() - (error**2).sum(1).mean()
-        if experts.slope is not None:
-            return Regret(squares.mean(), estimation, gate, None)
         sizes = member.sum(0)
-        cells = Cells(sizes, (weights + shift)[:, 0], squares @ member / jnp.maximum(sizes, 1))
+        cells: Cells | Fits = Cells(sizes, (weights + shift)[:, 0], squares @ member / jnp.maximum(sizes, 1))
+        if experts.slope is not None:
+            cells = _fits(phi, squares, member, inverse, choice)
     return Regret(squares.mean(), estimation, gate, cells)
+
+
+def _fits(phi, squares: Float[Array, " T"], member: Float[Array, "T E"], inverse, choice) -> Fits:
+    """Squares by 1 - leverage are those of samples that b_j was not fitted to (MacKinnon & White 1985, HC2)."""
+    leverage = (phi * jnp.einsum("tf,tfg->tg", phi, inverse[choice])).sum(1)
+    honest = jnp.where(leverage < 1 - 1e-3, squares / jnp.maximum(1 - leverage, 1e-3), 0.0)
+    sizes = member.sum(0)
+    return Fits(sizes, honest @ member / jnp.maximum(sizes, 1), (honest * leverage) @ member)
 
 
 def cells_of(counts: Float[Array, "C E"], targets: Float[Array, "C O"]) -> Cells:
@@ -142,6 +163,23 @@ def predicted(cells: Cells, samples: Scalar | float) -> Scalar:
     return (share * (variance * (1 + mean_inverse(expected)) + untrained)).sum()
 
 
+def predicted_fits(cells: Fits, inputs: int, samples: Scalar | float) -> Scalar:
+    """E|y - phi^T u_j|^2 of least squares u_j of so many training samples, given a frozen partition's cells.
+
+    n samples of a cell with Gaussian inputs in D dimensions leave its expert off the best one by S / F (1/n + (1 + 1/n) D / (n - D - 2)),
+    S being `spread` and F = D + 1 the features; this, over n ~ Poisson(samples q_j) to second order.
+    NaN where cells with too few expected samples (`ENOUGH`) hold a share of more than `OUTSIDE`.
+    """
+    share = cells.size / cells.size.sum()
+    features = inputs + 1
+    least = ENOUGH * features
+    expected = jnp.maximum(samples * share, least)
+    inverse, beyond = ((1 + expected / (expected - off) ** 2) / (expected - off) for off in (0, features + 1))
+    excess = cells.spread / features * (inverse + (1 + inverse) * inputs * beyond)
+    outside = jnp.where(samples * share < least, share, 0.0).sum()
+    return jnp.where(outside > OUTSIDE, jnp.nan, (share * (cells.variance + excess)).sum())
+
+
 def mean_inverse(expected: Float[Array, " E"]) -> Float[Array, " E"]:
     """E[1 / n; n > 0] of n ~ Poisson(expected): a sum over n, or 1/m + 1/m^2 + 2/m^3 + 6/m^4 where n is large."""
     n, few = jnp.arange(1.0, TERMS)[None], jnp.clip(expected, 1e-9, FEW)[:, None]
@@ -150,11 +188,13 @@ def mean_inverse(expected: Float[Array, " E"]) -> Float[Array, " E"]:
     return jnp.where(expected < FEW, summed, inverse * (1 + inverse * (1 + inverse * (2 + inverse * 6))))
 
 
-def columns(regret: Regret, unit: Scalar | float, samples: Scalar | float) -> dict[str, Scalar]:
+def columns(regret: Regret, experts: Affine, unit: Scalar | float, samples: Scalar | float) -> dict[str, Scalar]:
     """The columns `regret/`, over `unit` as the loss is; `samples` are those that a run has trained on."""
     found = {name: getattr(regret, name) / unit for name in ("partition", "estimation", "gate")}
-    if regret.cells is not None:
+    if isinstance(regret.cells, Cells):
         found["predicted"] = predicted(regret.cells, samples) / unit
+    elif experts.slope is not None:
+        found["predicted"] = predicted_fits(regret.cells, experts.slope.shape[1], samples) / unit
     return {f"regret/{name}": value for name, value in found.items()}
 
 

@@ -186,7 +186,8 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
     labels, count = task.labels(data), config.experts.count
     if experts is not None:
         parts = regret.parts(experts, features, test.y, router.chosen(routing)[:, 0], prediction)
-        seen |= regret.columns(parts, unit, step * config.batch_size if data.fresh else data.samples)
+        trained_on = step * config.batch_size if data.fresh else data.samples
+        seen |= regret.columns(parts, experts, unit, trained_on)
     if config.data.whole:  # all training samples, routed as in training; XLA leaves out their outputs
         batch = batch_of(inputs, (), step)
         key = jax.random.fold_in(noise_key, step)
