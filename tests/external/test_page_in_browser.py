@@ -1,44 +1,21 @@
 """The page in a real browser: it answers a pointer and keys, in one file, without a network; needs playwright and Debian's chromium."""
 
-import shutil
-
 import pytest
-from playwright.sync_api import sync_playwright
 
+from tests.external.browsing import LOOKS, browser, visited  # noqa: F401, a fixture
 from tests.test_report import finished  # noqa: F401, the fixture
 
 pytestmark = pytest.mark.usefixtures("compiled")
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-@pytest.fixture(scope="module")
-def browser():
-    if BROWSER is None:
-        pytest.skip("no chromium here: apt-get install chromium")
-    with sync_playwright() as started:
-        one = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield one
-        one.close()
-
-
-@pytest.fixture(params=[("light", 1100), ("dark", 1100), ("light", 400)], ids=str)
+@pytest.fixture(params=LOOKS, ids=str)
 def opened(browser, finished, request):  # noqa: F811
-    """The page, scrolled through; it fails on what the browser complains of and on what it asks a network for."""
-    scheme, width = request.param
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    one, said, asked = context.new_page(), [], []
-    one.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-    one.on("pageerror", lambda error: said.append(str(error)))
-    one.on(
-        "request", lambda request: asked.append(request.url) if not request.url.startswith(("file:", "data:")) else None
-    )
-    one.goto((finished[1] / "report.html").as_uri())
-    for node in one.locator(".live").all():
-        node.scroll_into_view_if_needed()
-    one.wait_for_function("[...document.querySelectorAll('.live')].every(node => node.dataset.ready)")
-    yield one
-    assert not said and not asked
-    context.close()
+    """The page, scrolled through."""
+    with visited(browser, finished[1] / "report.html", *request.param) as one:
+        for node in one.locator(".live").all():
+            node.scroll_into_view_if_needed()
+        one.wait_for_function("[...document.querySelectorAll('.live')].every(node => node.dataset.ready)")
+        yield one
 
 
 def points(figure):
