@@ -20,7 +20,7 @@ rows from data -5 % [-6, -4], learning 30 % [28, 32]; 67 % [63, 70] are gone if 
 98 % [91, 106]: sharpening a frozen gate only costs there. Constant experts: sharpness 37 % [36, 39], rows 4 % [3, 4], learning 59 % [57, 61];
 29 % [27, 31] gone if evaluated soft, of which learning then has 92 % [90, 93].
 
-Cost on 2 cores: 5 minutes, constant 2.
+Cost on 2 cores beside other runs: 18 minutes, constant 2.
 """
 
 from __future__ import annotations
