@@ -246,6 +246,13 @@ def test_numbers_on_an_unknown_scale_stand_beside_ours():
     assert verdict(missing, table())["verdict"] == "not run"
 
 
+def test_an_arm_that_ran_without_the_metric_is_named():
+    claim = order(higher="frozen")._replace(lower={"arm": "learned", "metric": "regret/predicted"})
+    found = verdict(claim, table().assign(**{"regret/predicted": np.nan}))
+    assert (found["verdict"], found["text"]) == ("not run", "learned ran, and has no regret/predicted there")
+    assert verdict(order("oracle"), table())["text"] == ""  # it did not run
+
+
 def test_shares_of_successful_runs_are_equal_within_a_twentieth():
     claim = order()._replace(
         kind="null", metric="won", lower={"value": 0.5}, higher={"arm": "learned"}, unit="probability"

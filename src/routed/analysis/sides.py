@@ -85,13 +85,14 @@ class Rows:
         return None
 
     def history(self, side: Mapping[str, Any], at: Mapping[str, Any], metric: str, arm: str) -> pd.DataFrame:
-        """The metric of an arm's runs [evaluations, seeds] with steps and seeds as labels; empty where nobody recorded it."""
+        """The metric of an arm's runs [evaluations, seeds] with steps and seeds as labels; empty where there is none."""
         runs, name = self.runs(side, at, arm), side.get("metric", metric)
         if not len(runs) or name not in self._table:
             return pd.DataFrame()
         rows = self._table.iloc[np.concatenate([self._places[run] for run in runs.run])]
         rows = rows.drop_duplicates(["run", "step"])  # a run has rows at every point that asks for it
-        return rows.pivot(index="step", columns="seed", values=name).dropna(axis="columns", how="all").dropna()
+        found = rows.pivot(index="step", columns="seed", values=name).dropna(axis="columns", how="all").dropna()
+        return found if found.size else pd.DataFrame()
 
 
 def at_edge(rows: pd.DataFrame, config: ConfigDict) -> pd.Series:

@@ -75,7 +75,19 @@ def judge_one(claim: Claim, rows: Rows) -> dict[str, Any]:
     if record["n"] and rows.config.scale == "smoke":
         reason = "a smoke run shows that the figure runs, not what it finds"
         record |= {"verdict": "not judged", "reason": reason, "p": None, "robustness": None}
+    if not record["n"] and not record["text"]:
+        record["text"] = _why_nothing(claim, rows)
     return record
+
+
+def _why_nothing(claim: Claim, rows: Rows) -> str:
+    """Which side ran without the metric of the claim (what is not defined there, such as a prediction from too few samples); or nothing."""
+    for side in (one for one in (claim.lower, claim.higher) if "arm" in one):
+        metric = side.get("metric", claim.metric)
+        for arm in rows.arms(side, claim.at):
+            if not len(rows.history(side, claim.at, metric, arm)):
+                return f"{arm} ran, and has no {metric} there"
+    return ""
 
 
 class Compared(NamedTuple):
