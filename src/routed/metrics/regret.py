@@ -131,7 +131,13 @@ def parts(
     return Regret(squares.mean(), estimation, gate, cells)
 
 
-def _fits(phi, squares: Float[Array, " T"], member: Float[Array, "T E"], inverse, choice) -> Fits:
+def _fits(
+    phi: Float[Array, "T F"],
+    squares: Float[Array, " T"],
+    member: Float[Array, "T E"],
+    inverse: Float[Array, "E F F"],
+    choice: Int[Array, " T"],
+) -> Fits:
     """Squares by 1 - leverage are those of samples that b_j was not fitted to (MacKinnon & White 1985, HC2)."""
     leverage = (phi * jnp.einsum("tf,tfg->tg", phi, inverse[choice])).sum(1)
     honest = jnp.where(leverage < 1 - 1e-3, squares / jnp.maximum(1 - leverage, 1e-3), 0.0)
