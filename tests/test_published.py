@@ -79,6 +79,33 @@ def test_what_speaks_against_a_paper_has_a_cause_or_is_open():
     assert all(why.startswith(("because", "still open")) for why in causes.values())
 
 
+def test_a_paper_s_page_lists_what_does_not_hold(tmp_path):
+    """An order and a number, each once though two results say the same; not what was never asked of the paper."""
+    made = {"verdict": "opposite", "paper": "better", "statement": "s", "text": "t", "reason": "", "n": 3}
+    first = [
+        made | {"id": "pham.a"},
+        made | {"id": "pham.b", "verdict": "not reproduced", "paper": 0.5, "text": "other"},
+    ]
+    second = [
+        made | {"id": "pham.a"},
+        made | {"id": "pham.c", "paper": "not asked"},
+        made | {"id": "pham.d", "verdict": "supported"},
+    ]
+    about = {"question": "?", "command": "routed run --config=x", "seconds": 1, "machine": "m", "devices": 1, "commit": "c",
+             "gap": [], "gap_at": "", "figures": []}  # fmt: skip
+    for name, claims in (("one", first), ("two", second)):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "claims.json").write_text(json.dumps(claims))
+        (tmp_path / "data" / name / "about.json").write_text(json.dumps(about))
+        (tmp_path / "data" / name / "arms.csv").write_text("learned\n1\n")
+    (tmp_path / "data" / "causes.json").write_text('{"pham.a": "because of a"}')
+    (page,) = published.write_pages(tmp_path)
+    table = page.read_text().partition("**What does not hold here**")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| \[.*$", table, re.MULTILINE) == [
+        "| [one](#one) | s | better | t | because of a |", "| [one](#one) | s | 0.5 | other |  |",
+    ]  # fmt: skip
+
+
 def test_claims_of_papers_without_a_page_stand_among_our_own():
     assert "| `fan.random` a frozen random router" in (ROOT / "ours.md").read_text()
 

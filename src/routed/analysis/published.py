@@ -32,6 +32,8 @@ SOURCES = {
 }  # fmt: skip
 #: Claims of papers without a page (`fan.random`, say) stand beside our own.
 OTHERS = "routed"
+#: Verdicts that speak against a paper; what a claim has in the place of a paper's value where the question is ours.
+AGAINST, NOT_ASKED = ("opposite", "not reproduced"), "not asked"
 #: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the workdir.
 FIRST, ALSO = 2, ("routing",)
 #: Points whose losses stand open on a page; more are folded.
@@ -94,6 +96,7 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
         if mine:
             lines = [f"# {heading}", "", "Made by `routed report --docs=DIR` from `data/`; not edited by hand.", ""]
             lines += ["| results | question | claims |", "|---|---|---|", *map(_contents, mine), ""]
+            lines += _against(mine, causes) if prefix != OTHERS else []
             for part in mine:
                 lines += _section(part, causes, told.setdefault(part["name"], name), name)
             files.write(root / f"{name}.md", "\n".join(lines))
@@ -132,6 +135,27 @@ def _contents(one: dict[str, Any]) -> str:
     return _row((f"[{one['name']}](#{one['name']})", one["about"]["question"], told))
 
 
+def _against(parts: list[dict[str, Any]], causes: dict[str, str]) -> list[str]:
+    """What of a paper does not hold here, in one table, with the cause of each; what two results say alike stands once."""
+    found: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
+    for part in parts:
+        for claim in part["claims"]:
+            if claim["verdict"] in AGAINST and claim["paper"] != NOT_ASKED:
+                found.setdefault((claim["id"], claim["text"]), (part["name"], claim))
+    if not found:
+        return []
+    head = "**What does not hold here**, the opposite of an order or a number that is not reproduced:"
+    lines = [
+        _row((f"[{name}](#{name})", claim["statement"], _paper(claim), claim["text"], causes.get(claim["id"], "")))
+        for name, claim in found.values()
+    ]
+    return [head, "", "| results | claim | paper | ours | why |", "|---|---|---|---|---|", *lines, ""]
+
+
+def _paper(claim: dict[str, Any]) -> str:
+    return f"{claim['paper']:.4g}" if isinstance(claim["paper"], float) else claim["paper"]
+
+
 def _section(one: dict[str, Any], causes: dict[str, str], told: str, page: str) -> list[str]:
     """An experiment on a page: its claims of that source; on the first of its pages, `told`, also its gap, arms and figures."""
     about = one["about"]
@@ -151,7 +175,7 @@ def _section(one: dict[str, Any], causes: dict[str, str], told: str, page: str) 
         why = "; ".join(filter(None, (claim["reason"], causes.get(claim["id"]))))
         cells = (
             f"`{claim['id']}` {claim['statement']}",
-            f"{claim['paper']:.4g}" if isinstance(claim["paper"], float) else claim["paper"],
+            _paper(claim),
             ours,
             f"**{claim['verdict']}**" + (f": {why}" if why else ""),
         )
