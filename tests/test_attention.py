@@ -62,6 +62,25 @@ def test_parts_make_the_whole(causal, length, keys, rotary, packed, most, monkey
         np.testing.assert_allclose(ours, right, rtol=2e-4, atol=1e-4 * float(jnp.abs(right).max()))
 
 
+def test_gradients_of_many_parts_lose_nothing_in_few_bits(monkeypatch):
+    """64 rows that are all the same, one after the other: 64 times the gradient of one. Sums in bfloat16 would stop to grow."""
+    monkeypatch.setattr(attention, "SCORES", 1)
+    row = jax.random.normal(jax.random.key(0), (1, 6, DIM), jnp.bfloat16)
+    module = Attention(HEADS, SIZE)
+    params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), module.init(jax.random.key(1), row, None)["params"])
+    loss = lambda params, x: module.apply({"params": params}, x, None).astype(jnp.float32).sum()  # noqa: E731
+    one, many = (jax.jit(jax.grad(loss))(params, jnp.tile(row, (n, 1, 1))) for n in (1, 64))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many), strict=True):
+        a, b = (np.asarray(leaf, np.float32) for leaf in (a, b))
+        np.testing.assert_allclose(b, 64 * a, rtol=0.02, atol=0.02 * 64 * np.abs(a).max())
+
+
+def test_causal_attention_needs_a_bias_that_hides_the_future():
+    x = jnp.ones((1, 4, DIM))
+    with pytest.raises(ValueError, match="its bias hides what comes after"):
+        Attention(HEADS, SIZE, causal=True).init(jax.random.key(0), x, None)
+
+
 @pytest.mark.parametrize(
     ("product", "plain", "shapes"),
     [

@@ -253,6 +253,15 @@ def test_an_arm_that_ran_without_the_metric_is_named():
     assert verdict(order("oracle"), table())["text"] == ""  # it did not run
 
 
+def test_a_seed_that_ends_without_a_number_is_left_out_alone():
+    """Seed 3 of learned is 1.2 halfway and has no number at the end; seeds 0 to 2 keep their last."""
+    rows = table({"learned": [0.1, 0.2, 0.3, 0.4], "frozen": [1.0, 1.0, 1.0, 1.0]}, halfway=3.0)
+    rows.loc[(rows.arm == "learned") & (rows.seed == 3) & (rows.step == 10), "test/loss"] = np.nan
+    found = verdict(order(), rows)
+    # Geometric means of 1 / .1, 1 / .2, 1 / .3: (10 * 5 * 3.333) ** (1 / 3) = 5.503.
+    assert found["n"] == 3 and found["ours"] == pytest.approx(5.503, rel=1e-3)
+
+
 def test_shares_of_successful_runs_are_equal_within_a_twentieth():
     claim = order()._replace(
         kind="null", metric="won", lower={"value": 0.5}, higher={"arm": "learned"}, unit="probability"

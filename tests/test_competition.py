@@ -184,6 +184,8 @@ ELECTIONS: dict[str, dict] = {
     "the router hears alone": {"selection.forward": False, "selection.alpha": 3.0},
     "by random norms": {"selection.winners": "random"},
     "no contest on this step": {"selection.share": 0.0},
+    "weights of all norms": {"selection.renormalise": False},
+    "with queues": {"selection.capacity_factor": 0.75},
 }
 
 

@@ -146,6 +146,8 @@ def test_what_is_left_to_linear_experts_by_hand():
     # Of Poisson(m = 10): 1/n is (1 + 1/10) / 10 = .11, 1 / (n - 3) is (1 + 10 / 49) / 7 = .172012: 6 + 12/2 (.11 + 1.11 * .172012).
     assert float(regret.predicted_fits(found.cells, 1, 10.0)) == pytest.approx(7.80560, rel=1e-5)
     assert np.isnan(regret.predicted_fits(found.cells, 1, 3.0))  # twice its two features would be enough
+    judged_by_two = regret.parts(experts, x[:2], y[:2], choice[:2], x[:2]).cells  # a line goes through both
+    assert np.isnan(regret.predicted_fits(judged_by_two, 1, 10.0))
 
 
 def test_linear_prediction_against_simulation():

@@ -91,7 +91,11 @@ class Rows:
             return pd.DataFrame()
         rows = self._table.iloc[np.concatenate([self._places[run] for run in runs.run])]
         rows = rows.drop_duplicates(["run", "step"])  # a run has rows at every point that asks for it
-        found = rows.pivot(index="step", columns="seed", values=name).dropna(axis="columns", how="all").dropna()
+        ended = rows.sort_values("step").drop_duplicates("seed", keep="last").dropna(subset=name).seed
+        rows = rows[
+            rows.seed.isin(ended)
+        ]  # a seed that ends without a number does not take the others back to where it had one
+        found = rows.pivot(index="step", columns="seed", values=name).dropna()
         return found if found.size else pd.DataFrame()
 
 

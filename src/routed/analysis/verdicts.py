@@ -82,7 +82,7 @@ def judge_one(claim: Claim, rows: Rows) -> dict[str, Any]:
 
 def _why_nothing(claim: Claim, rows: Rows) -> str:
     """Which side ran without the metric of the claim (what is not defined there, such as a prediction from too few samples); or nothing."""
-    for side in (one for one in (claim.lower, claim.higher) if "arm" in one):
+    for side in (one for one in (claim.lower, claim.higher, claim.best) if "arm" in one):
         metric = side.get("metric", claim.metric)
         for arm in rows.arms(side, claim.at):
             if not len(rows.history(side, claim.at, metric, arm)):

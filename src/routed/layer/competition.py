@@ -4,8 +4,8 @@ A selection with a contest routes as `top_k` does. In training a layer also toss
 token, and the winners are the K with the largest norms of their outputs. At evaluation (`selection.eval.name=compete`) it competes always.
 With share 0 nothing is left of it but the selection: the same program, for any value.
 
-Gradients reach the winners and the router, nobody else. So `elected` computes all experts forward only, for who wins, and then the
-winners as any sparse layer does; `contest` computes all of them at once, and is its oracle.
+Where weights are renormalised and nothing is dropped, gradients reach the winners and the router, nobody else. So `elected` computes all
+experts forward only, for who wins, and then the winners as any sparse layer does; `contest` computes all of them at once, and is its oracle.
 """
 
 from __future__ import annotations
@@ -68,9 +68,15 @@ def held(rule: Rule, key: PRNGKeyArray, step: Any) -> Bool[Array, ""]:
 
 
 def is_elected(rule: Rule) -> bool:
-    """Whether `elected` computes it: nobody learns through the norm of an expert that does not compute the output."""
+    """Whether `elected` computes it: nobody learns through the norm of an expert that does not compute the output.
+
+    Without `renormalise` the winners' weights are shares of all norms, and a winner that is dropped has a norm of its own.
+    """
     own = rule.own
-    return own.winners == "random" or (own.winners == "norms" and (own.forward or own.distil_detached))
+    if own.winners == "random":
+        return True
+    alone = rule.renormalise and not rule.capacity_factor if own.forward else own.distil_detached
+    return own.winners == "norms" and alone
 
 
 def elected(

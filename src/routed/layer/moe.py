@@ -111,7 +111,7 @@ class MoE(nn.Module):
             outputs, routing, norms = competition.elected(
                 self.rule,
                 self._select(),
-                lambda: dispatch.in_turn(run, *jax.lax.stop_gradient((params, x)), competition.norms_of),
+                lambda: dispatch.one_by_one(run, *jax.lax.stop_gradient((params, x)), competition.norms_of),
                 partial(dispatch.ragged_outputs, run, params, x),
                 routing,
                 took_part,

@@ -138,7 +138,7 @@ def _fits(
     inverse: Float[Array, "E F F"],
     choice: Int[Array, " T"],
 ) -> Fits:
-    """Squares by 1 - leverage are those of samples that b_j was not fitted to (MacKinnon & White 1985, HC2)."""
+    """Squares by 1 - leverage are on average those around the best map of the whole cell (MacKinnon & White 1985, HC2)."""
     leverage = (phi * jnp.einsum("tf,tfg->tg", phi, inverse[choice])).sum(1)
     honest = jnp.where(leverage < 1 - 1e-3, squares / jnp.maximum(1 - leverage, 1e-3), 0.0)
     sizes = member.sum(0)
@@ -174,7 +174,7 @@ def predicted_fits(cells: Fits, inputs: int, samples: Scalar | float) -> Scalar:
 
     n samples of a cell with Gaussian inputs in D dimensions leave its expert off the best one by S / F (1/n + (1 + 1/n) D / (n - D - 2)),
     S being `spread` and F = D + 1 the features; this, over n ~ Poisson(samples q_j) to second order.
-    NaN where cells with too few expected samples (`ENOUGH`) hold a share of more than `OUTSIDE`.
+    NaN where cells with too few expected samples (`ENOUGH`), or no more than F to judge by, hold a share of more than `OUTSIDE`.
     """
     share = cells.size / cells.size.sum()
     features = inputs + 1
@@ -182,7 +182,7 @@ def predicted_fits(cells: Fits, inputs: int, samples: Scalar | float) -> Scalar:
     expected = jnp.maximum(samples * share, least)
     inverse, beyond = ((1 + expected / (expected - off) ** 2) / (expected - off) for off in (0, features + 1))
     excess = cells.spread / features * (inverse + (1 + inverse) * inputs * beyond)
-    outside = jnp.where(samples * share < least, share, 0.0).sum()
+    outside = jnp.where((samples * share < least) | (cells.size <= features), share, 0.0).sum()
     return jnp.where(outside > OUTSIDE, jnp.nan, (share * (cells.variance + excess)).sum())
 
 

@@ -133,6 +133,8 @@ class Attention(nn.Module):
         source: Float[Array, "B S D"] | None = None,
         seen: Bool[Array, "B Q S"] | None = None,
     ) -> Float[Array, "B Q D"]:
+        if self.causal and (bias is None or source is not None):
+            raise ValueError("causal attention is of x to itself, and its bias hides what comes after a query")
         source = x if source is None else source
         dim, inner = x.shape[-1], self.heads * self.head_dim
         scales = {"query": (dim * self.head_dim) ** -0.5, "key": dim**-0.5, "value": dim**-0.5}
@@ -160,13 +162,14 @@ def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, se
     group = max(n for n in divisors(rows) if n <= most)
     run = jax.checkpoint(partial(_rows, heads, rotary, chunk), prevent_cse=False)
     parts = jax.tree.map(lambda a: a.reshape(-1, group, *a.shape[1:]), (x, source, seen))
-    return jax.lax.map(lambda part: run(bias, kernels, part), parts).reshape(x.shape)
+    wide = [kernel.astype(jnp.float32) for kernel in kernels]  # their gradients are sums over parts
+    return jax.lax.map(lambda part: run(bias, wide, part), parts).reshape(x.shape)
 
 
 def _rows(heads: int, rotary: bool, chunk: int, bias, kernels, part):
     """Attention of a few rows; of so many queries at once, where fewer than all see nothing behind the last of them."""
     x, source, seen = part
-    query, key, value, out = kernels
+    query, key, value, out = (kernel.astype(x.dtype) for kernel in kernels)
     q, k, v = split(x, query, heads), split(source, key, heads), split(source, value, heads)
     if rotary:
         q, k = rotated(q), rotated(k)

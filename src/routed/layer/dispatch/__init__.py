@@ -21,7 +21,7 @@ from routed.layer.dispatch.parallel import (
     parallel_outputs,
     parallel_select,
 )
-from routed.layer.dispatch.ragged import alone, in_turn, ragged, ragged_outputs
+from routed.layer.dispatch.ragged import alone, one_by_one, ragged, ragged_outputs
 from routed.layer.dispatch.slots import slots
 from routed.layer.selection import SELECTIONS
 from routed.settings.setting import Setting, accept
@@ -115,8 +115,8 @@ __all__ = [
     "combined",
     "dense",
     "gather",
-    "in_turn",
     "misfit",
+    "one_by_one",
     "parallel",
     "parallel_combined",
     "parallel_outputs",

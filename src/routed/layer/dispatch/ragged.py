@@ -49,7 +49,7 @@ def sorted_run(expert: ExpertFunction, params, x, routing: Routing, run: Callabl
     return combine(routing, _sorted_outputs(expert, params, x, routing, run), len(x))
 
 
-def in_turn(
+def one_by_one(
     expert: ExpertFunction, params, x: Float[Array, "T ..."], of: Callable[[Float[Array, "T O"]], Float[Array, " T"]]
 ) -> Float[Array, "T E"]:
     """`of` the outputs of every expert on every token, one expert after the other, so that nothing is [E, T, O]; for no gradient."""
