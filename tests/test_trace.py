@@ -8,6 +8,7 @@ from routed import trace
 from routed.contracts import UserError
 from routed.system import files
 from routed.trace import __main__ as command
+from routed.trace import hooks
 from routed.trace.format import label_names, stripes, token_column
 
 RNG = np.random.default_rng(0)
@@ -56,6 +57,11 @@ def test_scores_beyond_half_precision_are_kept(tmp_path):
     assert "scores" not in trace.write(tmp_path, scores=SCORES, k=1, keep_scores=False).held
 
 
+def test_numbers_of_numpy_are_those_of_python(tmp_path):
+    found = trace.write(tmp_path, experts=np.zeros((1, 4, 1), int), num_experts=np.int64(4), step=np.int64(3))
+    assert trace.read(tmp_path) == found and (found.experts, found.step, type(found.step)) == (4, 3, int)
+
+
 def changed(**changes):
     return GIVEN | changes
 
@@ -77,6 +83,7 @@ def changed(**changes):
         (changed(labels={"token": WORDS}), "'token' is a column of every trace"),
         (changed(labels={"loss": np.zeros(TOKENS)}), "labels are words or integers"),
         (changed(sequence=np.tile([0, 1], 20)), "tokens of a sequence must stand together"),
+        ({"experts": [np.array([[40000]])], "num_experts": 50000}, "50,000 experts: a trace holds at most 32,767"),
         (changed(layers=["a"]), "layers names 1 layers, the arrays have 3"),
     ],
 )  # fmt: skip
@@ -135,6 +142,19 @@ def test_a_capture_that_was_killed_goes_on_where_it_stopped(tmp_path):
     np.testing.assert_array_equal(token_column(found, "language"), token_column(whole, "language"))
 
 
+def test_parts_are_joined_in_the_precision_that_one_of_them_needs(tmp_path):
+    """float16 ends at 65,504: the second part is float32, so the whole is."""
+    large = SCORES[:, 20:] * np.float32(1e5)
+    trace.append(tmp_path, scores=SCORES[:, :20], k=1)
+    trace.append(tmp_path, scores=large, k=1)
+    found = trace.finish(tmp_path)
+    whole = column(found, 2, "scores")
+    assert whole.dtype == np.float32
+    np.testing.assert_array_equal(whole[:20], SCORES[2, :20].astype(np.float16))
+    np.testing.assert_array_equal(whole[20:], large[2])
+    np.testing.assert_array_equal(column(found, 2, "expert")[:, 0], SCORES[2].argmax(1))
+
+
 def test_parts_of_different_models_are_refused(tmp_path):
     trace.append(tmp_path, experts=np.zeros((1, 4, 1), int), num_experts=4)
     trace.append(tmp_path, experts=np.zeros((1, 4, 1), int), num_experts=5)
@@ -142,6 +162,11 @@ def test_parts_of_different_models_are_refused(tmp_path):
         trace.finish(tmp_path)
     with pytest.raises(UserError, match="nothing was captured"):
         trace.finish(tmp_path / "empty")
+
+
+def test_experts_of_a_token_go_with_named_routers():
+    with pytest.raises(UserError, match="--k=2 goes with --routers"):
+        hooks.routers_of(None, "", 2)
 
 
 @pytest.mark.parametrize("word", ["capture", "surgery"])

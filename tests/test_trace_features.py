@@ -66,12 +66,25 @@ def test_features_of_parts_are_joined(tmp_path):
     np.testing.assert_array_equal(kernel, KERNEL)
 
 
+def test_features_beyond_half_precision_are_kept(tmp_path):
+    """3e5 is above 65,504, where a float16 ends; so of parts the one, and the whole."""
+    large = VALUES * np.float32(1e5)
+    for values in (VALUES, large):
+        part = features.Features([3, 7], [values[[3, 7]]], [KERNEL])
+        trace.append(tmp_path, scores=(VALUES @ KERNEL)[None], k=1, features=part)
+    trace.finish(tmp_path)
+    _, values, _, _ = features.load(tmp_path, 0)
+    np.testing.assert_array_equal(values[:2], VALUES[[3, 7]].astype(np.float16))
+    np.testing.assert_array_equal(values[2:], large[[3, 7]])
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (seen(np.array([5, 3])), "in ascending order"),
         (seen(np.array([0, 1]))._replace(where=np.array([1, TOKENS])), "0 to 799"),
         (seen(np.array([0, 1]), layers=2), "features.values has 2 layers, the trace has 1"),
+        (seen(np.array([0, 1]))._replace(values=[np.full((2, DIM), np.inf)]), "features of layer 0 are not finite"),
         (seen(np.array([0, 1]), kernel=KERNEL[:, :3]), r"kernel \[6, 3\]"),
     ],
 )

@@ -145,6 +145,38 @@ def test_intervals_draw_sequences_and_not_tokens():
     assert math.isnan(numbers.ratio(values, np.ones(20), None).low)
 
 
+def test_draws_that_have_nothing_below_are_left_out():
+    """The one group of ten that counts has 2 / 10 in every draw that has it; .9^10 = .35 of the draws have not, and said 0."""
+    at_last = np.arange(10) == 9
+    found = numbers.ratio(2.0 * at_last, 10.0 * at_last, numbers.resampler(10))
+    assert (found.value, found.low, found.high) == pytest.approx((0.2, 0.2, 0.2))
+    none = numbers.ratio(np.zeros(10), np.zeros(10), numbers.resampler(10))
+    assert none.value == 0 and math.isnan(none.low) and math.isnan(none.high)
+
+
+@pytest.mark.parametrize(("queues", "enough"), [(7, False), (8, True)])
+def test_drops_have_an_interval_where_queues_are_many(queues, enough):
+    queued = np.where(np.arange(20) < queues, 4096.0, 0)
+    sums = {"tokens": np.full(20, 2048), "queued": queued}
+    sums |= {f"dropped_{factor:g}": queued * np.linspace(0, 0.5, 20) for factor in counts.FACTORS}
+    made = counts.Counts(np.full((20, 2), 1024), None, {}, {}, sums, {})
+    found = numbers.numbers(made, 1, numbers.resampler(20))
+    # shares 0, .5 / 19, ..., (queues - 1) / 38 of equal queues: their mean is (queues - 1) / 2 / 38
+    assert found["dropped_1.25"].value == pytest.approx((queues - 1) / 76)
+    assert (found["dropped_1.25"].low < found["dropped_1.25"].high) == enough
+    assert found["load_max"].low == found["load_max"].high == 1
+
+
+def test_positions_that_are_given_count_without_sequences(tmp_path):
+    """From 0 too, where they were taken for those that are counted: 4 values by powers of two, of positions 0 to 4."""
+    experts = np.zeros((1, 20, 1), int)
+    given = tokens.of(
+        trace.write(tmp_path / "given", experts=experts, num_experts=2, position=np.tile(np.arange(5), 4))
+    )
+    assert given.codes["position"].tolist() == [0, 1, 2, 2, 3] * 4 and given.counts["position"] == 4
+    assert "position" not in tokens.of(trace.write(tmp_path / "none", experts=experts, num_experts=2)).codes
+
+
 def test_drops_by_hand():
     """Four tokens of one expert each, all the first: two experts, factor 1: two places, so half is dropped; factor 2: none."""
     sums = {}

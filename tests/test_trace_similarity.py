@@ -1,11 +1,13 @@
 """Routers whose experts have other numbers: equal choices under the best permutation, beside those of chance."""
 
+import math
+
 import numpy as np
 import pytest
 
 import routed
 from routed import trace
-from routed.trace import analysis, between, features, findings, similarity
+from routed.trace import analysis, between, features, findings, similarity, tokens
 
 RNG = np.random.default_rng(3)
 TOKENS, EXPERTS, DIM = 900, 6, 8
@@ -47,6 +49,69 @@ def test_a_renumbered_layer_is_alike_and_a_hash_is_beside_it(tmp_path):
     )
     assert rows.hash.nunique() == 1 and found["equal"][0, 2] == rows.value.iloc[1]
     assert any("If experts are renumbered for it," in text for text in found["findings"])
+
+
+def test_tokens_without_a_first_expert_are_in_no_pair(tmp_path):
+    """Tokens 0 and 1 have both: cells (0, 1) and (1, 0), one each, so layers tell ln 2 and are alike. As expert 0, -1 made it 3 of 4."""
+    first, second = np.array([[0], [1], [-1], [1]]), np.array([[1], [0], [0], [-1]])
+    made = trace.write(tmp_path, experts=[first, second], num_experts=2)
+    found = between.layers(made, tokens.of(made), None)
+    assert found.alike[0].value == found.equal[0, 1] == 1
+    assert found.following[0].value == pytest.approx(math.log(2), rel=1e-5)
+    # the bias of the information is (2 - 1)^2 / (2 * 2 tokens), and both entropies are ln 2
+    assert found.shares[0, 1] == pytest.approx((math.log(2) - 0.25) / math.log(2), rel=1e-5)
+
+
+def test_the_first_of_open_choices_is_that_of_the_largest_weight(tmp_path):
+    """Column e holds expert e or -1. By weight token 0 has 2 first, token 1 has 1, token 2 none: cells (2, 2) and (1, 1), so ln 2."""
+    chosen = np.array([[0, -1, 2], [-1, 1, -1], [-1, -1, -1]])
+    weights = np.array([[0.2, 0, 0.7], [0, 0.5, 0], [0, 0, 0]], np.float32)
+    made = trace.write(tmp_path / "weighed", experts=[chosen] * 2, weights=[weights] * 2, num_experts=3)
+    found = between.layers(made, tokens.of(made), None)
+    assert found.alike[0].value == 1 and found.following[0].value == pytest.approx(math.log(2), rel=1e-5)
+    made = trace.write(tmp_path / "plain", experts=[chosen] * 2, num_experts=3)
+    assert between.layers(made, tokens.of(made), None) is None
+
+
+def test_a_page_of_open_choices_says_what_it_lacks(tmp_path):
+    random = np.random.default_rng(5)
+    layers = np.where(random.random((2, 200, 3)) < 0.6, np.arange(3), -1)
+    found = routed.analyse(experts=layers, num_experts=3, out=tmp_path)
+    assert not found["numbers"].number.isin(["next", "alike"]).any() and found["between"] is None
+    assert "are in no order; give weights" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "churn", "alike"),
+    [
+        ([[0], [-1]], [[0], [-1]], 0, 1),  # kept 1 of 1; by tokens it was the half that has none
+        # kept 2 of 2; pairs (0, 0) and (1, 1) for 2 experts, which times k were twice as many
+        ([[0, -1], [1, -1]], [[0, -1], [1, -1]], 0, 1),
+        # kept 2 of 3; of pairs (0, 0), (0, 2), (1, 0), (1, 2), (2, 2) a permutation has two at most
+        ([[0, 1], [2, -1]], [[0, 2], [2, -1]], 1 / 3, 2 / 3),
+    ],
+)
+def test_churn_is_of_the_experts_that_are_there(old, new, churn, alike, tmp_path):
+    traces = [
+        trace.write(tmp_path / name, experts=[np.array(experts)], num_experts=3)
+        for name, experts in (("old", old), ("new", new))
+    ]
+    (row,) = between.checkpoints(traces, tokens.of(traces[1]), None)
+    assert row["value"] == pytest.approx(churn) and row["alike"] == pytest.approx(alike)
+    assert 0 <= row["chance"] <= 1 and (row["before"], row["after"]) == ("old", "new")
+
+
+def test_checkpoints_of_one_name_are_numbered(tmp_path):
+    """As the encoders of three captures: two pairs, not one of all their rows."""
+    traces = [
+        trace.write(tmp_path / name / "encoder", experts=FIRST[None, :, None], num_experts=EXPERTS, sequence=ROWS)
+        for name in "abc"
+    ]
+    found = analysis.analyse(traces)
+    assert found.churn.before.tolist() == ["encoder (1)", "encoder (2)"]
+    assert found.churn.after.tolist() == ["encoder (2)", "encoder (3)"]
+    said = [text for text in findings.findings(found) if text.startswith("From encoder (")]
+    assert len(said) == 2
 
 
 def checkpoint(out, experts, step, kernel):

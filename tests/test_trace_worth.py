@@ -5,6 +5,7 @@ import pytest
 
 from routed.contracts import UserError
 from routed.trace import operation, worth
+from routed.trace.capture import BYTES, rows_of
 from routed.trace.surgery import ALL, Found, Job, halves
 
 RNG = np.random.default_rng(4)
@@ -114,3 +115,16 @@ def test_halves_are_of_every_file():
     assert [int(row[0]) for row in first] == [0, 1, 4] and [int(row[0]) for row in second] == [2, 3, 5, 6]
     with pytest.raises(UserError, match="en has one row, which cannot be halved"):
         halves(rows[:5], ["de"] * 4 + ["en"])
+
+
+def test_files_of_one_name_are_halved_each(tmp_path):
+    """a/x and b/x have two rows of three bytes each: the first row of each, then the second; as one file all of a came first."""
+    paths = [tmp_path / folder / "x.txt" for folder in "ab"]
+    for path, text in zip(paths, ("abcdef", "uvwxyz"), strict=True):
+        path.parent.mkdir()
+        path.write_text(text)
+    rows, names = rows_of([str(path) for path in paths], BYTES, 3)
+    assert names == [str(paths[0])] * 2 + [str(paths[1])] * 2
+    first, second = halves(rows, names)
+    assert [bytes(row.astype(np.uint8)) for row in first] == [b"abc", b"uvw"]
+    assert [bytes(row.astype(np.uint8)) for row in second] == [b"def", b"xyz"]

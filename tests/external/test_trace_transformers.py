@@ -152,6 +152,18 @@ def test_a_killed_capture_goes_on(tmp_path, monkeypatch):
     assert capture(model, ROWS, tmp_path / "killed", batch_size=4) == [found] and len(calls) == 4
 
 
+def test_a_capture_of_another_k_or_other_weights_is_another(tmp_path):
+    model, named = model_of("olmoe"), {"routers": r"model\.layers\.[0-9]+\.mlp\.gate", "k": 2}
+    (found,) = capture(model, ROWS, tmp_path, name="m", **named)
+    assert capture(model, ROWS, tmp_path, name="m", **named) == [found]
+    with pytest.raises(UserError, match="holds a capture with k=2, now 4"):
+        capture(model, ROWS, tmp_path, name="m", **named | {"k": 4})
+    with torch.no_grad():  # a later checkpoint of the same name
+        model.get_submodule(found.layers[1]).weight[0, 0] += 1
+    with pytest.raises(UserError, match="holds a capture with weights="):
+        capture(model, ROWS, tmp_path, name="m", **named)
+
+
 class Unknown(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -165,6 +177,12 @@ def test_an_unknown_architecture_says_how_to_name_its_routers():
         hooks.routers_of(Unknown())
     with pytest.raises(UserError, match="no module of Unknown is named nothing"):
         hooks.routers_of(Unknown(), "nothing", 2)
+    for refused in (
+        lambda: hooks.routers_of(Unknown(), "layers.[0-9]+.gate", 7),
+        lambda: hooks.plain(7)(None, torch.ones(1, 6)),
+    ):
+        with pytest.raises(UserError, match="--k=7: a token has at most all experts of its router, 6"):
+            refused()
     with pytest.raises(UserError, match="needs --k"):
         hooks.routers_of(Unknown(), "layers.[0-9]+.gate")
     model = Unknown()

@@ -32,7 +32,7 @@ OUT = flags.DEFINE_string(
 )
 MODEL = flags.DEFINE_string("model", "", "A model of transformers: a folder, or a name on the hub.")
 TEXT = flags.DEFINE_multi_string(
-    "text", [], "A text file; may be repeated. Its name is the label `file` of its tokens."
+    "text", [], "A text file; may be repeated. Its name (if two have one, its path) is the label `file` of its tokens."
 )
 TOKENS = flags.DEFINE_string("tokens", "", "The tokenizer, if it is not the model's: a folder, a name, or bytes.")
 LENGTH = flags.DEFINE_integer("length", 512, "Tokens of a row.", lower_bound=1)

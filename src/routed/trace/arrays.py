@@ -11,6 +11,9 @@ import pyarrow as pa
 from routed.contracts import UserError
 from routed.trace.format import OWN, ROW_GROUP
 
+#: Above it a float16 is infinite.
+LARGEST_HALF = 65504.0
+
 Arrays = Any  # NumPy, JAX or torch, or a sequence of them, one a layer
 
 
@@ -21,6 +24,11 @@ def as_array(values: Arrays) -> np.ndarray:
         values = values.float() if values.is_floating_point() else values
     array = np.asarray(values)
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def half(values: np.ndarray) -> type[np.floating]:
+    """float16, or float32 where a float16 would be infinite."""
+    return np.float16 if np.abs(values).max(initial=0) < LARGEST_HALF else np.float32
 
 
 def refuse(text: str) -> NoReturn:
@@ -62,7 +70,9 @@ def choices_of(scores, experts, weights, kept, k, num_experts, keep_scores):
         if num_experts not in (None, count):
             refuse(f"num_experts={num_experts}, but scores has {count} experts")
     else:
-        count = num_experts or 1 + max(int(as_array(layer).max()) for layer in experts)
+        count = int(num_experts) if num_experts else 1 + max(int(as_array(layer).max()) for layer in experts)
+    if count > np.iinfo(np.int16).max:  # a larger expert would be stored as another, or as none
+        refuse(f"{count:,} experts: a trace holds at most {np.iinfo(np.int16).max:,}")
     most = shapes["experts"][2] if experts is not None else k
     if most is None:
         refuse("k, the experts of a token, is missing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,28 +38,33 @@ class Between(NamedTuple):
 
 
 def layers(trace: Trace, tokens: Tokens, weights: np.ndarray | None) -> Between | None:
-    """Of all layers, on all tokens; None where there is one layer."""
+    """Of all layers, on the tokens that have a first expert in both; None where there is one layer, or nothing says which is the first."""
     count, experts, random = len(trace.layers), trace.experts, np.random.default_rng(0)
-    if count < 2:
+    columns = [_ranked(trace, layer) for layer in range(count)] if count > 1 else []
+    if not columns or not all(columns):
         return None
     groups = min(tokens.groups, max(8, CELLS // experts**2))  # fewer where tables are large
     weights = weights if groups == tokens.groups or weights is None else resampler(groups)
     joint = {(i, j): np.zeros((experts, experts), np.int32) for i in range(count) for j in range(i + 1, count)}
     mixed = np.zeros((count, experts, experts), np.int32)
     by_group = np.zeros((count - 1, groups, experts, experts), np.int32)
-    readers = [stripes(trace, layer, "expert", size=STRIPE) for layer in range(count)]
+    readers = [stripes(trace, layer, *names, size=STRIPE) for layer, names in enumerate(columns)]
     begin = 0
     for found in zip(*readers, strict=True):
-        first = [np.maximum(expert[:, 0], 0).astype(np.int64) for (expert,) in found]
+        first = [_first(*arrays) for arrays in found]
+        has: list[Any] = [slice(None) if (one >= 0).all() else one >= 0 for one in first]  # a slice copies nothing
+        whole = all(isinstance(one, slice) for one in has)
         here = slice(begin, begin := begin + len(first[0]))
         group, order = tokens.group[here].astype(np.int64) % groups, within(tokens.rows[here], random)
         for i, j in joint:
-            key = first[i] * experts + first[j]
+            both: Any = slice(None) if whole else (first[i] >= 0) & (first[j] >= 0)
+            key = first[i][both] * experts + first[j][both]
             if j == i + 1:
-                one = np.bincount(group * experts**2 + key, minlength=by_group[i].size).reshape(by_group[i].shape)
+                one = np.bincount(group[both] * experts**2 + key, minlength=by_group[i].size).reshape(by_group[i].shape)
                 accumulate(by_group[i], one)
                 accumulate(joint[i, j], one.sum(0))
-                accumulate(mixed[i], information.joint(first[i], first[j][order][:, None], experts, experts))
+                after = first[j][order][has[i], None]
+                accumulate(mixed[i], information.joint(first[i][has[i]], after, experts, experts))
             else:
                 accumulate(joint[i, j], np.bincount(key, minlength=experts**2).reshape(experts, experts))
     shares, equal, chance = (np.full((count, count), np.nan) for _ in range(3))
@@ -68,7 +73,7 @@ def layers(trace: Trace, tokens: Tokens, weights: np.ndarray | None) -> Between 
         equal[i, j] = equal[j, i] = similarity.matched(table)[0]
         chance[i, j] = chance[j, i] = similarity.by_chance(table)
         least = min(information.entropy(table.sum(axis)) for axis in (0, 1))
-        bias = (experts - 1) ** 2 / (2 * max(trace.tokens, 1))  # of a plug-in estimate, to first order
+        bias = (experts - 1) ** 2 / (2 * max(int(table.sum()), 1))  # of a plug-in estimate, to first order
         shares[i, j] = shares[j, i] = max(0.0, information.mutual(table) - bias) / max(least, 1e-12)
     for i in range(count - 1):
         influence = information.pointwise(joint[i, i + 1])
@@ -80,10 +85,29 @@ def layers(trace: Trace, tokens: Tokens, weights: np.ndarray | None) -> Between 
     return Between(shares, following, equal, chance, alike)
 
 
-def checkpoints(traces: Sequence[Trace], tokens: Tokens, weights: np.ndarray | None) -> list[dict]:
-    """Churn between each trace and the next, by layer: 1 - |S and S'| / k, beside that of one of them with shuffled tokens.
+def _ranked(trace: Trace, layer: int) -> tuple[str, ...]:
+    """The columns that say a token's first expert: the experts', which are in order unless -1 stands before one, else weights; or none do.
 
-    `alike` is |pi(S) and S'| / k under the permutation pi of experts for which it is largest, `alike_chance` that of independent choices;
+    An open choice, as ReLU gates make, has a column an expert: expert e or -1 in column e, whatever its weight.
+    """
+    for (expert,) in stripes(trace, layer, "expert", size=STRIPE) if trace.k > 1 else ():
+        if ((expert[:, :-1] < 0) & (expert[:, 1:] >= 0)).any():
+            return ("expert", "weight") if "weight" in trace.held else ()
+    return ("expert",)
+
+
+def _first(expert: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
+    """The first expert [n] of each token, -1 if it has none: that of column 0, or with weights the one of the largest."""
+    if weight is None:
+        return expert[:, 0].astype(np.int64)
+    column = np.where(expert >= 0, weight, -np.inf).argmax(1)
+    return expert[np.arange(len(expert)), column].astype(np.int64)
+
+
+def checkpoints(traces: Sequence[Trace], tokens: Tokens, weights: np.ndarray | None) -> list[dict]:
+    """Churn between each trace and the next, by layer: 1 - |S and S'| / |S|, both summed over tokens, beside that of shuffled tokens.
+
+    `alike` is |pi(S) and S'| / |S| under the permutation pi of experts for which it is largest, `alike_chance` that of independent choices;
     `router_alone` the churn of `similarity.router_alone`.
 
     Raises:
@@ -103,7 +127,7 @@ def checkpoints(traces: Sequence[Trace], tokens: Tokens, weights: np.ndarray | N
                     f"{other.folder} has other token ids than {first.folder}: capture both on the same text"
                 )
     rows = []
-    for before, after in itertools.pairwise(traces):
+    for (before, name_before), (after, name_after) in itertools.pairwise(zip(traces, _names(traces), strict=True)):
         for layer, name in enumerate(first.layers):
             changed, shuffled = np.zeros(tokens.groups), np.zeros(tokens.groups)
             sizes, begin, table = np.zeros(tokens.groups), 0, np.zeros((first.experts, first.experts), np.int64)
@@ -111,29 +135,32 @@ def checkpoints(traces: Sequence[Trace], tokens: Tokens, weights: np.ndarray | N
                 group = tokens.group[begin : begin + len(old)]
                 begin += len(old)
                 mixed = np.random.default_rng(layer).permutation(len(new))
-                changed += _churned(old, new, group, tokens.groups)
-                shuffled += _churned(old, new[mixed], group, tokens.groups)
-                sizes += np.bincount(group, minlength=tokens.groups)
+                there = np.bincount(group, weights=(old >= 0).sum(1), minlength=tokens.groups)
+                changed += there - _kept(old, new, group, tokens.groups)
+                shuffled += there - _kept(old, new[mixed], group, tokens.groups)
+                sizes += there
                 table += similarity.together(old, new, first.experts)
-            chance = float(shuffled.sum() / sizes.sum())
+            chance = float(shuffled.sum() / max(sizes.sum(), 1))
             number = ratio(changed, sizes, weights, chance)
-            # Every expert of the one meets all k of the other, so a share of the pairs is a k-th of that of the experts.
+            # Every expert of the one meets all those of the other, up to k, so shares of the pairs are smaller than those of the experts.
+            each = float(table.sum() / max(sizes.sum(), 1))
             alike = {
-                "alike": first.k * similarity.matched(table)[0], "alike_chance": first.k * similarity.by_chance(table),
+                "alike": each * similarity.matched(table)[0], "alike_chance": each * similarity.by_chance(table),
                 "router_alone": similarity.router_alone((before, after), layer),
             }  # fmt: skip
-            rows.append({"before": _name(before), "after": _name(after), "layer": name} | number._asdict() | alike)
+            rows.append({"before": name_before, "after": name_after, "layer": name} | number._asdict() | alike)
     return rows
 
 
-def _churned(old: np.ndarray, new: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
-    """The sum over the tokens of each group of `routed.metrics.agreement.churn`."""
+def _kept(old: np.ndarray, new: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
+    """How many experts of the tokens of each group are chosen again."""
     kept = np.zeros(len(old), np.float32)
     for i in range(old.shape[1]):
         kept += ((old[:, i, None] == new) & (old[:, i, None] >= 0)).any(1)
-    there = np.maximum((old >= 0).sum(1), 1)
-    return np.bincount(group, weights=1 - kept / there, minlength=groups)
+    return np.bincount(group, weights=kept, minlength=groups)
 
 
-def _name(trace: Trace) -> str:
-    return f"step {trace.step}" if trace.step is not None else trace.folder.name
+def _names(traces: Sequence[Trace]) -> list[str]:
+    """Steps, else folders; with their places where several have one name, as those of the encoders of several captures."""
+    names = [f"step {trace.step}" if trace.step is not None else trace.folder.name for trace in traces]
+    return [f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names, 1)]

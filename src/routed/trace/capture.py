@@ -59,15 +59,19 @@ def capture(
     folder, known = files.folder(out), routers_of(model, routers, k)
     stacks = _stacks(list(known))
     places = {stack: folder / stack if len(stacks) > 1 else folder for stack in stacks}
+    linear_maps = [weights_of(module) for module, _ in known.values()]
     same_command(
         folder,
         model,
         rows,
-        {"routers": list(known), "batch_size": batch_size, "keep_scores": keep_scores, "name": name},
-    )
+        {
+            "routers": list(known), "k": k, "batch_size": batch_size, "keep_scores": keep_scores, "name": name,
+            "weights": digest_of([array for one in linear_maps if one for array in one]),
+        },
+    )  # fmt: skip
     if all((place / DESCRIPTION).exists() for place in places.values()):
         return [read(place) for place in places.values()]
-    experts = [len(held[1]) for held in (weights_of(module) for module, _ in known.values()) if held]
+    experts = [len(held[1]) for held in linear_maps if held]
     tokens = min(PART, HELD // (len(known) * max(experts, default=256)))
     each = max(1, tokens // (batch_size * len(rows[0]))) * batch_size  # rows of a part
     share = max(1, KEPT * each // max(len(rows), each))  # tokens of a part whose features are kept
@@ -154,6 +158,14 @@ def same_command(
     files.write(folder / name, json.dumps(settings, indent=1) + "\n")
 
 
+def digest_of(arrays: Sequence[np.ndarray]) -> str:
+    """What arrays are known by."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]
+
+
 def check_ids(model: Any, rows: Sequence[np.ndarray]) -> None:
     """Refuses text of another tokenizer's ids, which a lookup would answer with a traceback.
 
@@ -168,12 +180,15 @@ def check_ids(model: Any, rows: Sequence[np.ndarray]) -> None:
 
 
 def rows_of(paths: Sequence[str], tokenizer: Any, length: int) -> tuple[list[np.ndarray], list[str]]:
-    """Rows of `length` token ids of each text file, and the file's name (without its ending) of each; the rest of a file is left out.
+    """Rows of `length` token ids of each text file, and the file's name of each; the rest of a file is left out.
+
+    A name is without folder and ending, unless two files have it: theirs are their paths.
 
     Raises:
       UserError: a file is missing, no text, or shorter than a row.
     """
     rows, names = list[np.ndarray](), list[str]()
+    stems = [pathlib.Path(path).stem for path in paths]
     for path in map(pathlib.Path, paths):
         try:
             text = path.read_text("utf-8")
@@ -188,7 +203,7 @@ def rows_of(paths: Sequence[str], tokenizer: Any, length: int) -> tuple[list[np.
             raise UserError(f"--text={path} has {len(ids)} tokens, less than one row: choose --length below it")
         some = ids[: len(ids) // length * length].reshape(-1, length)
         rows += [*some]
-        names += [path.stem] * len(some)
+        names += [path.stem if stems.count(path.stem) == 1 else str(path)] * len(some)
     return rows, names
 
 

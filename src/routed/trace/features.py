@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from routed.system import files
-from routed.trace.arrays import Arrays, as_array, refuse
+from routed.trace.arrays import Arrays, as_array, half, refuse
 
 NUMBERED = "features_{:02d}.npz"
 #: Tokens whose features are kept by a capture, about.
@@ -29,10 +29,10 @@ class Features(NamedTuple):
 
 
 def store(folder: pathlib.Path, features: Features, layers: int, tokens: int, experts: int) -> None:
-    """Writes a file a layer: token, features (float16), kernel, offset.
+    """Writes a file a layer: token, features (float16, or float32 where they need it), kernel, offset.
 
     Raises:
-      UserError: shapes that do not agree with each other or with the trace.
+      UserError: shapes that do not agree with each other or with the trace; features that are not finite.
     """
     where = as_array(features.where)
     if where.ndim != 1 or len(where) == 0 or where.min() < 0 or where.max() >= tokens or (np.diff(where) <= 0).any():
@@ -48,7 +48,9 @@ def store(folder: pathlib.Path, features: Features, layers: int, tokens: int, ex
                 f"features of layer {layer}: values {list(values.shape)}, kernel {list(kernel.shape)}, offset {list(offset.shape)} must be"
                 f" [{len(where)}, D], [D, {experts}] and [{experts}]"
             )
-        _write(folder / NUMBERED.format(layer), where, values.astype(np.float16), kernel, offset)
+        if not np.isfinite(values).all():
+            refuse(f"features of layer {layer} are not finite: leave such tokens out of features.where")
+        _write(folder / NUMBERED.format(layer), where, values, kernel, offset)
 
 
 def load(folder: pathlib.Path, layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -62,14 +64,14 @@ def join(parts: Sequence[tuple[pathlib.Path, int]], out: pathlib.Path, layers: i
     for layer in range(layers):
         found = [load(folder, layer) for folder, _ in parts]
         where = np.concatenate([begin + one[0] for one, (_, begin) in zip(found, parts, strict=True)])
-        values = np.concatenate([one[1] for one in found]).astype(np.float16)
+        values = np.concatenate([one[1] for one in found])
         _write(out / NUMBERED.format(layer), where, values, found[0][2], found[0][3])
 
 
 def _write(path: pathlib.Path, where, values, kernel, offset) -> None:
     held: dict[str, Any] = {
         "token": where.astype(np.int64),
-        "features": values,
+        "features": values.astype(half(values)),
         "kernel": kernel.astype(np.float32),
         "offset": offset.astype(np.float32),
     }

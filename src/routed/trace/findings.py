@@ -188,12 +188,17 @@ def unsaid(found: Analysis) -> list[str]:
         says.append("How much a hash of the token id could do, and what experts know beyond it: give token_ids.")
     if not trace.has_sequences:
         says.append(
-            "How sure any number is, as tokens of one text are alike: give sequence. Positions are not known either."
+            "How sure any number is, as tokens of one text are alike: give sequence."
+            + ("" if "position" in found.tokens.codes else " Positions are not known either.")
         )
     if not trace.labels:
         says.append("What experts know of languages, domains or parts of speech: give labels.")
     if "scores" not in trace.held:
         says.append("Entropies, confidence and margins of the router: keep its scores.")
+    if found.between is None and len(trace.layers) > 1:
+        says.append(
+            "What a layer's first expert tells of the next one's: a token's experts are in no order; give weights."
+        )
     if "kept" not in trace.held:
         says.append("What was dropped when the model ran: give kept. The drops here are those that queues would cause.")
     if len(found.churn) == 0:

@@ -51,6 +51,7 @@ class Trace(NamedTuple):
     step: int | None = None
     rule: Mapping[str, Any] = {}
     has_features: bool = False
+    has_positions: bool = False
 
     def path(self, layer: int) -> pathlib.Path:
         """The file of a layer."""

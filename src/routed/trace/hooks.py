@@ -64,10 +64,16 @@ def plain(k: int) -> Reader:
 
     def read(module: Any, output: Any) -> Seen:
         scores = (output[0] if isinstance(output, tuple) else output).float()
+        _check_k(k, scores.shape[-1])
         weights, experts = scores.softmax(-1).topk(k, dim=-1)
         return Seen(scores, experts, weights)
 
     return read
+
+
+def _check_k(k: int, experts: int) -> None:
+    if k > experts:
+        raise UserError(f"--k={k}: a token has at most all experts of its router, {experts}")
 
 
 #: The class of a router's module -> how its output is read. Names are those of transformers 5.
@@ -86,8 +92,10 @@ def routers_of(model: Any, pattern: str = "", k: int = 0) -> dict[str, tuple[Any
     """The routers of a model by name, in order: those that `ROUTERS` knows, or the modules whose whole name matches `pattern`.
 
     Raises:
-      UserError: there are none; it says how to name them.
+      UserError: there are none; it says how to name them. `k` is more than their experts, or goes with no pattern.
     """
+    if k and not pattern:
+        raise UserError(f"--k={k} goes with --routers: a router that is known says itself how many experts a token has")
     if pattern:
         try:
             named = {name: module for name, module in model.named_modules() if re.fullmatch(pattern, name)}
@@ -96,6 +104,9 @@ def routers_of(model: Any, pattern: str = "", k: int = 0) -> dict[str, tuple[Any
         if named and k < 1:
             raise UserError(f"--routers={pattern} needs --k, the experts of a token")
         found = {name: (module, ROUTERS.get(type(module).__name__, plain(k))) for name, module in named.items()}
+        for module in named.values():  # before anything is written down; of others their outputs tell
+            if type(module).__name__ not in ROUTERS and (held := weights_of(module)):
+                _check_k(k, len(held[1]))
     else:
         found = {
             name: (module, ROUTERS[type(module).__name__])

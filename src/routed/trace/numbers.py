@@ -16,10 +16,12 @@ from routed.trace.counts import FACTORS, QUEUE, Counts, capacity
 DRAWS, LEVEL = 1000, 0.95
 #: Draws of routing by chance.
 CHANCES = 20
+#: Groups that hold a queue, at least, for an interval of drops: resampling fewer says little of what other queues would drop.
+QUEUES = 8
 
 
 class Number(NamedTuple):
-    """A value with its 95 % interval (NaN ends: one sequence), and the same of routing by chance; NaN: it has none."""
+    """A value with its 95 % interval (NaN ends: one sequence, or few queues), and the same of routing by chance; NaN: it has none."""
 
     value: float
     low: float
@@ -56,14 +58,17 @@ def resampler(groups: int, seed: int = 0) -> np.ndarray | None:
 
 
 def ratio(above: np.ndarray, below: np.ndarray, weights: np.ndarray | None, chance: float = np.nan) -> Number:
-    """sum(above) / sum(below) over groups, with the percentiles of the bootstrap."""
+    """sum(above) / sum(below) over groups, with the percentiles of the bootstrap over the draws that have something below."""
     value = float(above.sum() / max(below.sum(), 1e-30))
     if weights is None:
         return Number(value, np.nan, np.nan, chance)
-    return _interval(value, (weights @ above) / np.maximum(weights @ below, 1e-30), chance)
+    sizes = weights @ below
+    return _interval(value, np.where(sizes == 0, np.nan, (weights @ above) / np.maximum(sizes, 1e-30)), chance)
 
 
 def _interval(value: float, drawn: np.ndarray, chance: float) -> Number:
+    if np.isnan(drawn).all():
+        return Number(value, np.nan, np.nan, chance)
     low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Number(value, float(low), float(high), chance)
 
@@ -74,9 +79,10 @@ def numbers(counts: Counts, k: int, weights: np.ndarray | None) -> dict[str, Num
     experts = counts.load.shape[1]
     chance = by_chance(tokens, k, experts)
     found = _of_load(counts.load, tokens, weights, chance)
+    enough = np.count_nonzero(sums["queued"]) >= QUEUES  # a queue is counted in the group of its first token
     for factor in FACTORS:
         name = f"dropped_{factor:g}"
-        found[name] = ratio(sums[name], sums["queued"], weights, chance[name])
+        found[name] = ratio(sums[name], sums["queued"], weights if enough else None, chance[name])
     if "dropped" in sums:
         found["dropped"] = ratio(sums["dropped"], sums["chosen"], weights)
     uniform = {"entropy_token": np.log(experts), "confidence": 1 / experts, "margin": 0.0}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import hashlib
 import os
 import pathlib
 import time
@@ -22,7 +21,7 @@ from absl import logging as log
 from routed.contracts import UserError
 from routed.system import files
 from routed.trace.arrays import as_array
-from routed.trace.capture import check_ids, same_command
+from routed.trace.capture import check_ids, digest_of, same_command
 from routed.trace.hooks import CHOOSES, listening, routers_of, weights_of
 from routed.trace.replacements import EVERY, NOT_LINEAR, REPLACEMENTS, TRAINED, Linear, Router, Site
 from routed.trace.stand_ins import is_constant, losses_of, operated, repair
@@ -108,7 +107,7 @@ def surgery(
     others = {} if foreign is None else _linear_of(routers_of(foreign, routers, k))
     settings = {
         "routers": list(layers), "k": k, "batch_size": batch_size, "repair_rate": repair_rate, "seed": seed, "name": name,
-        "other": _digest(other), "weights": _digest(_kernels(weights)), "router_from": _digest(_kernels(others)),
+        "other": digest_of(other), "weights": digest_of(_kernels(weights)), "router_from": digest_of(_kernels(others)),
     }  # fmt: skip
     same_command(folder, model, rows, settings, "surgery.json")
     with files.explained(folder):
@@ -168,13 +167,6 @@ def halves(rows: Sequence[np.ndarray], names: Sequence[str]) -> tuple[list[np.nd
 
 def _kernels(weights: Mapping[str, Linear | None]) -> list[np.ndarray]:
     return [one.kernel for one in weights.values() if one is not None]
-
-
-def _digest(arrays: Sequence[np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _jobs(layers: Sequence[str], replace: Sequence[str], draws: int, repair_steps: int) -> list[Job]:

@@ -67,7 +67,8 @@ def of(trace: Trace, seed: int = 0) -> Tokens:
     if trace.has_ids:
         ids, codes["token"] = dense(token_column(trace, "token"))
         counts["token"] = len(ids)
-    if trace.has_sequences or token_column(trace, "position")[0]:
+    # Of a trace whose description is older than `has_positions`, those that do not begin at 0 were given.
+    if trace.has_sequences or trace.has_positions or token_column(trace, "position")[0]:
         position = token_column(trace, "position")
         codes["position"] = np.frexp(position.astype(np.float32))[1].astype(np.uint8)  # 0, 1, 2, 2, 3, ...
         counts["position"] = int(codes["position"].max()) + 1

@@ -13,12 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from routed.system import files
-from routed.trace.arrays import Arrays, Layer, choices_of, refuse, token_table
+from routed.trace.arrays import Arrays, Layer, choices_of, half, refuse, token_table
 from routed.trace.features import Features, join, store
 from routed.trace.format import DESCRIPTION, NUMBERED, ROW_GROUP, TOKENS, Trace, describe, read
 
-#: Above it a float16 is infinite.
-LARGEST_HALF = 65504.0
 PARTS = "parts"
 
 
@@ -30,7 +28,7 @@ def write(
     weights: Arrays = None,
     kept: Arrays = None,
     k: int | None = None,
-    num_experts: int | None = None,
+    num_experts: int | np.integer | None = None,
     token_ids: Arrays = None,
     sequence: Arrays = None,
     position: Arrays = None,
@@ -39,7 +37,7 @@ def write(
     keep_scores: bool = True,
     model: str = "",
     source: str = "",
-    step: int | None = None,
+    step: int | np.integer | None = None,
     rule: Mapping[str, Any] | None = None,
     features: Features | None = None,
 ) -> Trace:
@@ -48,10 +46,11 @@ def write(
     `scores` [layers, T, E] are what the routers returned, before any softmax; a token's experts are its `k` highest, with softmax
     probabilities as weights, unless `experts` [layers, T, k] says them (-1: none), `weights` and `kept` beside it. All else is
     optional: `token_ids`, `sequence` and `position` [T] (tokens of a sequence stand together, in order), `labels` name -> [T].
-    Scores are kept as float16; `keep_scores=False` leaves them out. `features` are what routers saw of some tokens, with their weights. A trace that is in the folder is replaced.
+    Scores are kept as float16, or float32 where they need it; `keep_scores=False` leaves them out. `features` are what routers saw of
+    some tokens, with their weights. A trace that is in the folder is replaced.
 
     Raises:
-      UserError: shapes that do not agree, scores that are not finite, experts beyond the count, rows without a label.
+      UserError: shapes that do not agree, scores or features that are not finite, experts beyond the count, rows without a label.
     """
     found = choices_of(scores, experts, weights, kept, k, num_experts, keep_scores)
     layer_count, tokens, experts_count, most, held, layer_arrays = found
@@ -61,7 +60,8 @@ def write(
     names = tuple(str(name) for name in layers) or tuple(str(i) for i in range(layer_count))
     trace = Trace(
         files.folder(out), names, experts_count, most, tokens, tuple(labels or {}), held, token_ids is not None,
-        sequence is not None, model, source, step, dict(rule or {}), features is not None,
+        sequence is not None, model, source, None if step is None else int(step), dict(rule or {}), features is not None,
+        position is not None,
     )  # fmt: skip
     with files.explained(trace.folder):
         trace.folder.mkdir(parents=True, exist_ok=True)
@@ -128,13 +128,13 @@ def _join_tokens(sources: list[pathlib.Path], path: pathlib.Path) -> None:
 
 
 def _join_layer(sources: list[pathlib.Path], path: pathlib.Path) -> None:
-    """The row groups of several files in one."""
-    schema = pq.read_schema(sources[0])
+    """The row groups of several files in one, whose scores are float32 if those of one of them are."""
+    schema = max(map(pq.read_schema, sources), key=lambda one: sum(kind.bit_width for kind in one.types))
     with pq.ParquetWriter(path, schema, **_style(schema.names)) as writer:
         for source in sources:
             with pq.ParquetFile(source) as file:
                 for group in range(file.num_row_groups):
-                    writer.write_table(file.read_row_group(group))
+                    writer.write_table(file.read_row_group(group).cast(schema))
 
 
 def _write_files(trace: Trace, table: pa.Table, arrays: Layer) -> None:
@@ -147,7 +147,7 @@ def _write_files(trace: Trace, table: pa.Table, arrays: Layer) -> None:
 def _write_layer(found: dict[str, np.ndarray], trace: Trace, path: pathlib.Path) -> None:
     kinds: dict[str, Any] = {"expert": np.int16, "weight": np.float32, "kept": bool}
     if "scores" in found:
-        kinds["scores"] = np.float16 if np.abs(found["scores"]).max() < LARGEST_HALF else np.float32
+        kinds["scores"] = half(found["scores"])
     writer = None
     try:
         for begin in range(0, trace.tokens, ROW_GROUP):
