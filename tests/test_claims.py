@@ -273,6 +273,37 @@ def test_shares_of_successful_runs_are_equal_within_a_twentieth():
     assert verdict(claim, few.assign(won=few.seed % 2))["verdict"] == "inconclusive"  # .098 is wider than .05
 
 
+def test_runs_that_all_succeed_leave_a_doubt():
+    """16 of 16 are not surely above .9: that many in a row have a chance of .9^16 = .185. Nor are two pairs of successes equal shares."""
+    rows = table({"learned": [0.1] * 16, "oracle": [0.1] * 16}).assign(won=1.0)
+    above = order()._replace(metric="won", lower={"value": 0.9}, higher={"arm": "learned"}, unit="probability")
+    found = verdict(above, rows)
+    # Wilson: (1 + z^2 / 32 - z sqrt(z^2 / 1024)) / (1 + z^2 / 16) = 1 / (1 + 3.8415 / 16) = .8064.
+    assert found["verdict"] == "inconclusive" and found["interval"] == pytest.approx([0.8064 - 0.9, 0.1], abs=1e-4)
+    below = above._replace(lower={"arm": "learned"}, higher={"value": 0.9})
+    assert verdict(below, rows)["interval"] == pytest.approx([-0.1, 0.9 - 0.8064], abs=1e-4)
+    many = table({"learned": [0.1] * 60}).assign(won=1.0)
+    assert verdict(above, many)["verdict"] == "supported"  # .9^60 = .0018; from 1 / (1 + 3.84 / 60) = .940 on
+    alike = order(higher="oracle")._replace(kind="null", metric="won", unit="probability")
+    assert verdict(alike, rows)["verdict"] == "inconclusive"  # .95^16 = .44
+    sixty = table({"learned": [0.1] * 60, "oracle": [0.1] * 60}).assign(won=1.0)
+    assert verdict(alike, sixty)["verdict"] == "supported" and verdict(alike, sixty)["p"] == pytest.approx(0.95**60)
+
+
+def test_shares_of_the_same_runs_are_compared_by_those_that_differ():
+    """Six of eight runs succeed with learned only, none with the oracle only: 2 / 2^6 = .031 (McNemar's exact test)."""
+    rows = table({"learned": [0.1] * 8, "oracle": [0.1] * 8})
+    rows["won"] = np.where(rows.arm == "learned", 1.0, (rows.seed >= 6).astype(float))
+    found = verdict(order("oracle", "learned")._replace(metric="won", unit="probability"), rows)
+    assert found["p"] == pytest.approx(2 / 2**6) and found["verdict"] == "supported"
+
+
+def test_sides_are_named_with_means_of_their_ratio():
+    """Seeds 0 and 1 are common: sqrt(.1 * .4) = .2 and sqrt(.8 * .8) = .8, ratio 4; seed 2 of frozen is alone."""
+    rows = table({"learned": [0.1, 0.4], "frozen": [0.8, 0.8, 9.0]})
+    assert verdict(order(), rows)["text"].startswith("learned 0.2 against frozen 0.8; ratio 4 ")
+
+
 def test_numbers_are_compared_with_a_prediction_interval():
     assert verdict(number(1.0215), table())["verdict"] == "reproduced"
     assert verdict(number(1.5), table())["verdict"] == "not reproduced"

@@ -63,7 +63,9 @@ def test_places_of_curves():
 
 def test_the_other_way_round_is_opposite():
     found = verdict(claim(), rows(curve=(0.4, -0.2, -0.6)))
-    assert found["verdict"] == "opposite"
+    assert found["verdict"] == "opposite" and found["ours"] == pytest.approx(
+        1 / 3
+    )  # of the way from .4 to -.2, two thirds
     assert verdict(claim(lower={"arm": "frozen"}, higher={"arm": "learned"}), rows())["verdict"] == "opposite"
 
 

@@ -17,7 +17,7 @@ from tests.test_claims import table
 SIZES = (100, 200, 400)
 #: Accuracy of both arms by size. learned: .9 at 100 x 2^.5 (half way in log N from .8 to 1); frozen: .9 at 400.
 CURVES = {"learned": (0.8, 1.0, 1.0), "frozen": (0.5, 0.7, 0.9)}
-NOISE = (-0.02, 0.0, 0.02)
+NOISE = (-0.02, -0.01, 0.0, 0.01, 0.02)
 
 
 def rows(curves=CURVES, noise=NOISE, **columns):
@@ -58,7 +58,7 @@ def test_a_ratio_of_needs_and_its_bounds():
     assert turned["verdict"] == "opposite" and turned["ours"] == pytest.approx(4 / 2**0.5)
     same = verdict(write(higher={"arm": "learned"}), rows())
     assert same["verdict"] == "inconclusive" and same["ours"] == 1
-    # The mean of the three seeds is just there, but not every draw of them: where nobody is, the ratio is 1.
+    # The mean of the seeds is just there, but not every draw of them: where nobody is, the ratio is 1.
     rarely = verdict(write(), rows({"learned": (0.5, 0.6, 0.9), "frozen": (0.1, 0.1, 0.1)}))
     assert rarely["ours"] == 0 and rarely["interval"] == [0, 1] and rarely["verdict"] == "inconclusive"
     never = verdict(write(), rows({arm: (0.1, 0.1, 0.1) for arm in CURVES}))
@@ -68,20 +68,25 @@ def test_a_ratio_of_needs_and_its_bounds():
 
 
 def test_an_exponent_by_hand():
-    """Needs of 400 and of 100 x 2^.5 at n/l = 2, and of 400 and 100 at n/l = 8: ratios 2^1.5 and 2^2, so the slope is .5 / 2."""
-    curves = [CURVES, CURVES | {"learned": (0.95, 1.0, 1.0)}]
+    """Needs of 400 and of 100 x 2^.5 at n/l = 2, and of 400 and 100 x 2^.25 at n/l = 8: ratios 2^1.5 and 2^1.75, so the slope is .25 / 2.
+
+    At n/l = 16 the need is at most 100, the smallest size: its ratio is a bound, and it is left out.
+    """
+    curves = [CURVES, CURVES | {"learned": (0.85, 1.05, 1.05)}, CURVES | {"learned": (0.95, 1.0, 1.0)}]
     found = pd.concat(
-        [rows(one, (0.0, 0.0), **{"selection.patches": taken}) for one, taken in zip(curves, (8, 2), strict=True)]
+        [rows(one, (0.0,) * 5, **{"selection.patches": taken}) for one, taken in zip(curves, (8, 2, 1), strict=True)]
     )
     found = found.assign(run=found.run + found["selection.patches"].astype(str))
-    slope = tuple((16 / taken, {"selection.patches": taken}, {"selection.patches": 8}) for taken in (8, 2))
+    slope = tuple((16 / taken, {"selection.patches": taken}, {"selection.patches": 8}) for taken in (8, 2, 1))
     writer = Writer("gaps_filled", "test/accuracy")
     claim = writer.exponent(
         "x", "s", 8.0, {"arm": "learned"}, {"arm": "frozen"}, Along("data.samples", SIZES), 0.9, slope
     )
     seen = verdict(claim, found, ("data.samples", "selection.patches"))
-    assert seen["ours"] == pytest.approx(0.25) and seen["verdict"] == "supported"
-    assert "2.83 at 2, 4 at 8" in seen["text"] and "the bound's exponent is 8" in seen["reason"]
+    assert seen["ours"] == pytest.approx(0.125) and seen["verdict"] == "supported"
+    assert "2.83 at 2, 3.36 at 8, a bound only at 16" in seen["text"] and "the bound's exponent is 8" in seen["reason"]
+    lone = found[found.seed < 4]
+    assert "fewer than 5 seeds" in verdict(claim, lone, ("data.samples", "selection.patches"))["reason"]
     few = verdict(claim._replace(slope=slope[:1]), found, ("data.samples", "selection.patches"))
     assert few["verdict"] == "inconclusive"
 

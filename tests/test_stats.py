@@ -172,3 +172,9 @@ def test_intervals_of_bounded_quantities_cover(n):
         half = stats.t.ppf(0.975, n - 1) * values.std(1, ddof=1) / np.sqrt(n)
         low, high = statistics.within(values.mean(1), half, *bounds)
         assert 0.93 < ((low <= mean) & (mean <= high)).mean() < 0.965
+
+
+def test_percentiles_of_a_bootstrap_are_as_far_out_as_a_t_interval_is_wide():
+    """n = 10: t(9) = 2.2622, times sqrt(10 / 9) = 2.3845, below which a normal has .00855. Of many values .025."""
+    assert statistics.percentiles(10) == pytest.approx((0.00855, 1 - 0.00855), abs=1e-5)
+    assert statistics.percentiles(10**6)[0] == pytest.approx(0.025, abs=1e-5)

@@ -91,11 +91,14 @@ def crossing(claim: Claim, rows: Rows) -> dict[str, Any]:
 
 
 def locate(values: tuple[float, ...], differences: Float[np.ndarray, "n V"]) -> Crossing:
-    """The crossing of the mean over seeds, differences [seeds, values]; its interval is a percentile bootstrap that draws seeds."""
+    """The crossing of the mean over seeds, differences [seeds, values]; its interval is a bootstrap that draws seeds (`statistics.percentiles`)."""
     n = len(differences)
     drawn = np.random.default_rng(0).integers(n, size=(DRAWS, n))
-    where = first_above(np.array(values, float), differences.mean(0)[None])[0]
-    low, high = np.quantile(first_above(np.array(values, float), differences[drawn].mean(1)), (0.025, 0.975))
+    places, means = np.array(values, float), differences.mean(0)
+    turned = -1.0 if means[0] > 0 > means[-1] else 1.0  # the other change: where it comes below 0
+    where = first_above(places, turned * means[None])[0]
+    levels = statistics.percentiles(n) if n > 1 else (0.0, 1.0)
+    low, high = np.quantile(first_above(places, turned * differences[drawn].mean(1)), levels)
     above: Bool[np.ndarray, " V"] = differences.mean(0) > 0
     return Crossing(
         statistics.Estimate(float(where), *((float(low), float(high)) if n > 1 else (np.nan, np.nan)), n),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -17,6 +18,29 @@ COUNTS = {"eval/bigram": "a bigram model", "eval/ngram": "a 5-gram model"}
 def unfit(claim: Claim, rows: Rows) -> str | None:
     """Why these runs cannot tell whether a claim holds, or None."""
     return _incompetent(claim, rows) or _unmet(claim, rows)
+
+
+def edge_of(claim: Claim, rows: Rows, verdict: str) -> str | None:
+    """Which side could have done better at a rate that nobody tried, so that it would turn the verdict; or None.
+
+    Of an order that is the side that lost: the one that won would only win by more.
+    """
+    if verdict == "inconclusive":
+        return None
+    sides: tuple[Mapping[str, Any], ...] = (claim.lower, claim.higher)
+    if claim.kind == "order":
+        sides = sides[1:] if verdict == "supported" else sides[:1]
+    return next(filter(None, (rows.edge(side, claim.at) for side in sides)), None)
+
+
+def why_nothing(claim: Claim, rows: Rows) -> str:
+    """Which side ran without the metric of the claim (what is not defined there, such as a prediction from too few samples); or nothing."""
+    for side in (one for one in (claim.lower, claim.higher, claim.best) if "arm" in one):
+        metric = side.get("metric", claim.metric)
+        for arm in rows.arms(side, claim.at):
+            if not len(rows.history(side, claim.at, metric, arm)):
+                return f"{arm} ran, and has no {metric} there"
+    return ""
 
 
 def _incompetent(claim: Claim, rows: Rows) -> str | None:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from routed.analysis import digits, statistics
 from routed.analysis.claims import Claim
-from routed.analysis.reach import drawn, estimate, fitted_slope
+from routed.analysis.reach import FEW, SEEDS, drawn, estimate, fitted_slope
 from routed.analysis.sides import Rows
 
 #: Powers that differ by less are taken for equal.
@@ -73,6 +73,8 @@ def power(claim: Claim, rows: Rows) -> dict[str, Any]:
     mean, low, high, n = found.slope
     record: dict[str, Any] = {"ours": mean, "interval": [low, high], "n": n}
     record["text"] = f"power {digits.with_interval((mean, low, high))} of {found.used} runs, {found.left_out} left out"
+    if n < SEEDS:
+        return record | {"verdict": "inconclusive", "reason": FEW}
     least, most = claim.paper - MARGIN, claim.paper + MARGIN
     verdict = (
         "supported" if least < low and high < most else "opposite" if high < least or most < low else "inconclusive"

@@ -16,8 +16,9 @@ from routed.analysis import digits, statistics
 from routed.analysis.claims import Claim
 from routed.analysis.sides import Rows
 
-#: Times that seeds are drawn for an interval.
-DRAWS = 2000
+#: Times that seeds are drawn for an interval, and seeds from which on it means something: of fewer, single seeds are its ends.
+DRAWS, SEEDS = 2000, 5
+FEW = f"fewer than {SEEDS} seeds: draws of them tell no interval"
 
 
 def reached(values: Float[np.ndarray, " V"], curves: Float[np.ndarray, "B V"], level: float) -> Float[np.ndarray, " B"]:
@@ -47,11 +48,12 @@ def drawn(count: int) -> np.ndarray:
 
 
 def estimate(draws: Float[np.ndarray, " B"], n: int) -> statistics.Estimate:
-    """The first of the draws, with the 95 % percentile interval of the others; infinite needs stay infinite, undefined ones are left out."""
+    """The first of the draws, with the 95 % interval of the others (`statistics.percentiles`); infinite needs stay infinite, undefined ones are left out."""
     known = draws[1:][~np.isnan(draws[1:])]
     if n < 2 or not len(known):
         return statistics.Estimate(float(draws[0]), np.nan, np.nan, n)
-    low, high = np.quantile(known, 0.025, method="lower"), np.quantile(known, 0.975, method="higher")
+    least, most = statistics.percentiles(n)
+    low, high = np.quantile(known, least, method="lower"), np.quantile(known, most, method="higher")
     return statistics.Estimate(float(draws[0]), float(low), float(high), n)
 
 
@@ -80,18 +82,19 @@ def reach(claim: Claim, rows: Rows) -> dict[str, Any]:
     low, high, n = needs(claim, rows, (claim.at, claim.at))
     if not n:
         return {}
-    with np.errstate(invalid="ignore"):
-        ratio = low / high
-    ratio[1:] = np.where(np.isnan(ratio[1:]), 1.0, ratio[1:])  # neither is there in this draw: no evidence for either
-    found = estimate(ratio, n)
+    found = estimate(ratio_of(low, high), n)
+    assert claim.along is not None
+    least = min(claim.along.values)
     words = [
-        f"{rows.words(side, other, side['arm'])} needs {_shown(estimate(one, n))}"
+        f"{rows.words(side, other, side['arm'])} needs {'at most ' if one[0] <= least else ''}{_shown(estimate(one, n))}"
         for side, other, one in ((claim.lower, claim.higher, low), (claim.higher, claim.lower, high))
     ]
     text = f"{words[0]}, {words[1]}; ratio {_shown(found)}"
     record: dict[str, Any] = {"ours": found.mean, "interval": [found.low, found.high], "n": n, "text": text}
     if np.isnan(found.mean) or np.isnan(found.low):
         return record | {"verdict": "inconclusive", "reason": "neither side reaches the level" if n > 1 else "one seed"}
+    if n < SEEDS:
+        return record | {"verdict": "inconclusive", "reason": FEW}
     verdict = "supported" if found.high < 1 else "opposite" if found.low > 1 else "inconclusive"
     paper = claim.paper
     if isinstance(paper, float):
@@ -100,28 +103,46 @@ def reach(claim: Claim, rows: Rows) -> dict[str, Any]:
     return record | {"verdict": verdict}
 
 
+def ratio_of(low: Float[np.ndarray, " B"], high: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
+    """low / high of every draw; 1, no evidence for either, in a draw of seeds in which neither side is there."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = low / high
+    ratio[1:] = np.where(np.isnan(ratio[1:]), 1.0, ratio[1:])
+    return ratio
+
+
 def exponent(claim: Claim, rows: Rows) -> dict[str, Any]:
     """The slope of log(need of `higher` / need of `lower`) against log of the first of `slope`'s numbers, by least squares.
 
-    Supported where its interval lies above 0, opposite where below. A need that is not reached in a draw leaves its point out of that draw.
+    Supported where its interval lies above 0, opposite where below. A need that is not reached in a draw, or reached at the smallest
+    value, of which only a bound is known, leaves its point out of that draw.
     """
     places = np.log([x for x, _, _ in claim.slope])
     found = [needs(claim, rows, ({**claim.at, **low}, {**claim.at, **high})) for _, low, high in claim.slope]
     n = min((one[2] for one in found), default=0)
     if not n:
         return {}
+    assert claim.along is not None
+    least = min(claim.along.values)
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratios = np.stack([np.log(high / low) for low, high, _ in found])  # [points, draws]
+        ratios = np.stack(
+            [np.where(np.minimum(low, high) > least, np.log(high / low), np.nan) for low, high, _ in found]
+        )  # [points, draws]
     slopes = np.array([fitted_slope(places, one) for one in ratios.T])
     best = estimate(slopes, n)
-    at = ", ".join(f"{np.exp(r):.3g} at {x:g}" for (x, _, _), r in zip(claim.slope, ratios[:, 0], strict=True))
+    at = ", ".join(
+        f"{np.exp(r):.3g} at {x:g}" if np.isfinite(r) else f"a bound only at {x:g}"
+        for (x, _, _), r in zip(claim.slope, ratios[:, 0], strict=True)
+    )
     record: dict[str, Any] = {"ours": best.mean, "interval": [best.low, best.high], "n": n}
     record["text"] = f"exponent {digits.with_interval(best[:3])}; ratios {at}"
     if np.isnan(best.mean) or np.isnan(best.low):
         return record | {
             "verdict": "inconclusive",
-            "reason": "fewer than two points at which both sides reach the level",
+            "reason": "fewer than two points at which both sides reach the level, above the smallest value",
         }
+    if n < SEEDS:
+        return record | {"verdict": "inconclusive", "reason": FEW}
     verdict = "supported" if best.low > 0 else "opposite" if best.high < 0 else "inconclusive"
     return record | {"verdict": verdict, "reason": f"the bound's exponent is {claim.paper:g}"}
 

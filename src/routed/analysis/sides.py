@@ -132,18 +132,20 @@ def ends(history: pd.DataFrame, horizon: float, logs: bool) -> pd.DataFrame:
     return pd.DataFrame({"now": values[-1], "later": later}, index=history.columns)
 
 
-def paired(rows: pd.DataFrame, worse: str, better: str, metric: str) -> pd.Series:
-    """log(worse / better) by seed at one point, of the seeds in which neither arm diverged."""
+def paired(rows: pd.DataFrame, worse: str, better: str, metric: str, logs: bool = True) -> pd.Series:
+    """log(worse / better), or their difference, by seed at one point, of the seeds in which neither arm diverged."""
     if metric not in rows:
         return pd.Series(dtype=float)
     good = rows[rows.status == "ok"].pivot_table(index="seed", columns="arm", values=metric)
     if worse not in good or better not in good:
         return pd.Series(dtype=float)
     both = good[[worse, better]].dropna()
+    if not logs:
+        return both[worse] - both[better]
     return pd.Series(statistics.log_ratio(both[worse].to_numpy(), both[better].to_numpy()), both.index)
 
 
-def fair_gap(rows: pd.DataFrame, metric: str = "test/loss") -> statistics.Least | None:
-    """log(control / learned) at one point for the fairest control, with an interval that knows of the others; None without one."""
-    gaps = {arm: values for arm in _fair(rows) if len(values := paired(rows, arm, REFERENCE, metric))}
+def fair_gap(rows: pd.DataFrame, metric: str = "test/loss", logs: bool = True) -> statistics.Least | None:
+    """log(control / learned), or their difference, at one point for the fairest control, with an interval that knows of the others; None without one."""
+    gaps = {arm: values for arm in _fair(rows) if len(values := paired(rows, arm, REFERENCE, metric, logs))}
     return statistics.least(gaps) if gaps else None

@@ -15,7 +15,8 @@ from routed.analysis import digits, statistics
 from routed.analysis.claims import UNLIKE, Claim, Measured
 from routed.analysis.crossing import crossing
 from routed.analysis.foretold import prediction
-from routed.analysis.needs import share, unfit
+from routed.analysis.needs import edge_of, share, unfit, why_nothing
+from routed.analysis.outcomes import outcomes_of
 from routed.analysis.powers import power
 from routed.analysis.reach import exponent, reach
 from routed.analysis.sides import ANY_FAIR, Rows, ends
@@ -72,22 +73,18 @@ def judge_one(claim: Claim, rows: Rows) -> dict[str, Any]:
         "metric": claim.metric, "at": claim.at, "paper": claim.paper, "ours": None, "interval": None, "later": None, "n": 0,
         "verdict": "not run", "reason": "", "p": None, "p_adjusted": None, "robustness": None, "text": "",
     } | KINDS[claim.kind](claim, rows)  # fmt: skip
+    if record["verdict"] in DECIDED and (weak := unfit(claim, rows)):
+        record |= {"verdict": "inconclusive", "reason": weak}
     if record["n"] and rows.config.scale == "smoke":
         reason = "a smoke run shows that the figure runs, not what it finds"
         record |= {"verdict": "not judged", "reason": reason, "p": None, "robustness": None}
     if not record["n"] and not record["text"]:
-        record["text"] = _why_nothing(claim, rows)
+        record["text"] = why_nothing(claim, rows)
     return record
 
 
-def _why_nothing(claim: Claim, rows: Rows) -> str:
-    """Which side ran without the metric of the claim (what is not defined there, such as a prediction from too few samples); or nothing."""
-    for side in (one for one in (claim.lower, claim.higher, claim.best) if "arm" in one):
-        metric = side.get("metric", claim.metric)
-        for arm in rows.arms(side, claim.at):
-            if not len(rows.history(side, claim.at, metric, arm)):
-                return f"{arm} ran, and has no {metric} there"
-    return ""
+#: Verdicts that an unmet need takes back, whatever the kind of claim.
+DECIDED = ("supported", "opposite", "reproduced", "not reproduced")
 
 
 class Compared(NamedTuple):
@@ -123,22 +120,9 @@ def _comparison(claim: Claim, rows: Rows, rule: Callable[[Claim, Mapping[str, pd
             return record | {"verdict": "inconclusive", "reason": why, "p": None}
     if weak := unfit(claim, rows):
         return record | {"verdict": "inconclusive", "reason": weak}
-    if edge := _edge(claim, rows, answer.verdict):
+    if edge := edge_of(claim, rows, answer.verdict):
         return record | {"verdict": "inconclusive", "reason": f"{answer.verdict}, but {edge}"}
     return record | _outlook(claim, rows, answer, rule, compared)
-
-
-def _edge(claim: Claim, rows: Rows, verdict: str) -> str | None:
-    """Which side could have done better at a rate that nobody tried, so that it would turn the verdict; or None.
-
-    Of an order that is the side that lost: the one that won would only win by more.
-    """
-    if verdict == "inconclusive":
-        return None
-    sides: tuple[Mapping[str, Any], ...] = (claim.lower, claim.higher)
-    if claim.kind == "order":
-        sides = sides[1:] if verdict == "supported" else sides[:1]
-    return next(filter(None, (rows.edge(side, claim.at) for side in sides)), None)
 
 
 def _outlook(claim: Claim, rows: Rows, answer: Answer, rule: Callable, compared: Compared) -> dict[str, Any]:
@@ -173,9 +157,10 @@ def _compare(claim: Claim, rows: Rows) -> Compared | None:
             if len(difference):
                 name = low_arm if claim.lower.get("arm") == ANY_FAIR else high_arm
                 now[name], later[name] = difference["now"], difference["later"]
+                both = difference.index
                 sides[name] = (
-                    f"{rows.words(claim.lower, claim.higher, low_arm)} {_mean_text(claim, low)}".lstrip(),
-                    f"{rows.words(claim.higher, claim.lower, high_arm)} {_mean_text(claim, high)}".lstrip(),
+                    f"{rows.words(claim.lower, claim.higher, low_arm)} {_mean_text(claim, low, both)}".lstrip(),
+                    f"{rows.words(claim.higher, claim.lower, high_arm)} {_mean_text(claim, high, both)}".lstrip(),
                 )
     return Compared(now, later, sides[statistics.least(now).name]) if now else None
 
@@ -202,8 +187,10 @@ def _order(claim: Claim, rows: Rows) -> dict[str, Any]:
 
 def _order_rule(claim: Claim, differences: Mapping[str, pd.Series]) -> Answer:
     """Supported when the interval lies above 0, opposite when it lies below."""
-    del claim
-    _, interval, p = statistics.least(differences)
+    if counted := outcomes_of(claim, differences):
+        interval, p = counted.compared()
+    else:
+        _, interval, p = statistics.least(differences)
     return Answer("supported" if interval.low > 0 else "opposite" if interval.high < 0 else "inconclusive", p, interval)
 
 
@@ -214,10 +201,11 @@ def _null(claim: Claim, rows: Rows) -> dict[str, Any]:
 def _null_rule(claim: Claim, differences: Mapping[str, pd.Series]) -> Answer:
     """Supported when both one-sided tests put the difference within the smallest effect of interest."""
     (values,) = differences.values()
-    effect, interval = EFFECTS[claim.unit], statistics.estimate(values)
+    effect, counted = EFFECTS[claim.unit], outcomes_of(claim, differences)
+    interval = counted.compared()[0] if counted else statistics.estimate(values)
     if interval.low > effect or interval.high < -effect:
         return Answer("opposite", statistics.beyond(values, effect), interval)
-    p = statistics.equivalence(values, effect)
+    p = counted.equal(effect) if counted else statistics.equivalence(values, effect)
     return Answer("supported" if p < claim.alpha else "inconclusive", p, interval)
 
 
@@ -323,10 +311,10 @@ def _effect_text(claim: Claim, interval: statistics.Estimate) -> str:
     return f"difference {digits.with_interval(interval[:3], sign='+')}"
 
 
-def _mean_text(claim: Claim, values: Any) -> str:
-    """The mean of a side, or the constant that it is."""
-    now = values if isinstance(values, float) else values["now"]
-    mean = float(np.mean(np.exp(now) if claim.unit == "ratio" else now))
+def _mean_text(claim: Claim, values: Any, seeds: pd.Index) -> str:
+    """The mean of a side over the seeds that both have (geometric for ratios, so that theirs is that of the means), or the constant that it is."""
+    mean = float(values if isinstance(values, float) else values["now"][seeds].mean())
+    mean = math.exp(mean) if claim.unit == "ratio" else mean
     return f"{mean:{'.3g' if claim.unit == 'ratio' else '.4f'}}"
 
 

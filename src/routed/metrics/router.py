@@ -294,7 +294,7 @@ def columns(
         | {
             "choices": choices[:PROBE],
             "counts": jnp.round(assigned),
-            "probs": sums / counts.sum(-1, keepdims=True),
+            "probs": sums / sums.sum(-1, keepdims=True),  # not over choices, of which a token may have none
         }
         | {f"counts_by_{name}": jnp.round(members.T @ assigned) for name, members in groupings.items()}
     )

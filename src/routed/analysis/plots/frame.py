@@ -161,13 +161,13 @@ def line(
     joined: bool = True,
     names: Mapping[float, str] = {},
 ) -> None:
-    """Means and intervals of an arm's rows at places of the x axis, in the arm's colour and marker; dashed if it is a control.
+    """Means and intervals of an arm's finite runs at places of the x axis, in the arm's colour and marker; dashed if it is a control.
 
     `names` are those of places that have no tick.
     """
     points = [
         Point(place, mean(rows[metric], column), seeds=by_seed(rows, metric), at=names.get(place, ""))
-        for place, rows in groups
+        for place, rows in ((place, rows[rows.status == "ok"]) for place, rows in groups)
     ]
     style = {"color": ARMS[arm].colour, "marker": marker_of(arm), "ms": 4, "capsize": 2, "lw": 1.2, "elinewidth": 0.8}
     style["ls"] = "" if not joined else "--" if is_control(arm) else "-"

@@ -43,7 +43,7 @@ def advantage(rows: pd.DataFrame, control: str, data: Data) -> tuple[statistics.
     log(control / learned) of a loss with a log axis, which may approach 0; control - learned of another (nats per token).
     """
     if control == ANY_FAIR:
-        least = fair_gap(rows, data.loss)
+        least = fair_gap(rows, data.loss, data.axes[data.loss].log)
         return (least.estimate, least.name) if least else (statistics.estimate([]), None)
     if not data.axes[data.loss].log:
         return difference(rows, control, data.loss), control

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from routed.analysis import statistics
 from routed.analysis.plots.frame import MARKERS, Data, finish, lay_out, legend, logarithmic, mean
 from routed.analysis.plots.marks import bars
-from routed.analysis.reach import drawn, estimate, fitted_slope
+from routed.analysis.reach import drawn, estimate, fitted_slope, ratio_of
 from routed.analysis.reach import reached as first_reached
 
 #: Okabe and Ito's palette without its yellow, then Tol's darker ones: lines of a figure are few enough to be told apart by colour and marker.
@@ -115,7 +115,7 @@ def ratios(spec: dict[str, Any], data: Data) -> Figure | None:
     """
     if spec["x"] not in data.swept:
         return None
-    reach: list[float] = []
+    seen_by: dict[str, tuple[np.ndarray, list[statistics.Estimate]]] = {}
     tables = {name: {x: _table(side, spec, data) for x, side in sides.items()} for name, sides in spec["lines"].items()}
     base = _table(spec["base"], spec, data)
     figure = Figure(figsize=(5.2, 4.4))
@@ -125,21 +125,25 @@ def ratios(spec: dict[str, Any], data: Data) -> Figure | None:
         found = {x: draws for x, draws in found.items() if len(draws) and np.isfinite(draws[0])}
         if not found:
             continue
-        seen = [estimate(draws, 2) for draws in found.values()]
+        seen = [estimate(draws, len(base)) for draws in found.values()]
         slope = fitted_slope(np.log(list(found)), np.log([one.mean for one in seen]))
-        place = np.array(list(found)) * (1 + 0.04 * (i - 1))
-        ends = [one._replace(high=one.high if np.isfinite(one.high) else one.mean) for one in seen]
-        reach += [value for one in ends for value in (one.low, one.high) if np.isfinite(value) and value > 0]
-        panel.errorbar(place, [one.mean for one in seen], bars(ends), color=COLOURS[i], marker=MARKERS[i], ms=5, capsize=2, lw=1.2,
-                       label=f"{name}: slope {slope:.2f}")  # fmt: skip
+        seen_by[f"{name}: slope {slope:.2f}"] = np.array(list(found)) * (1 + 0.04 * (i - 1)), seen
+    reach = [end for _, seen in seen_by.values() for one in seen for end in one[:3] if np.isfinite(end) and end > 0]
     if not reach:
         return None
+    bottom, top = min(*reach, 1) / 1.3, max(*reach, 1) * 2
+    for i, (label, (place, seen)) in enumerate(seen_by.items()):
+        ends = [
+            one._replace(low=max(one.low, bottom), high=min(one.high, top)) for one in seen
+        ]  # open ones go to the edge
+        panel.errorbar(place, [one.mean for one in seen], bars(ends), color=COLOURS[i], marker=MARKERS[i], ms=5, capsize=2, lw=1.2,
+                       label=label)  # fmt: skip
     numbers = np.geomspace(1, max(x for line in spec["lines"].values() for x in line), 50)
     panel.plot(numbers, numbers ** spec["bound"], color="black", ls=":", lw=1, label=f"bound: power {spec['bound']:g}")
     panel.axhline(1, color="black", lw=0.8)
     lay_out(panel, spec["words"], sorted({x for line in spec["lines"].values() for x in line}))
     panel.set_yscale("log")
-    panel.set_ylim(min(*reach, 1) / 1.3, max(*reach, 1) * 2)
+    panel.set_ylim(bottom, top)
     logarithmic(panel)
     panel.set_ylabel(f"samples for {spec['level']:g}: CNN's over those of the line")
     legend(figure, panel)
@@ -162,8 +166,7 @@ def _ratio(base: pd.DataFrame, other: pd.DataFrame, level: float) -> np.ndarray:
         first_reached(one.columns.to_numpy(float), one.loc[seeds].to_numpy()[which].mean(1), level)
         for one in (base, other)
     )
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return high / low
+    return ratio_of(high, low)
 
 
 def _rows(side: Mapping[str, Any], x: str, default: str, data: Data) -> pd.DataFrame:
