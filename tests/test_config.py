@@ -10,7 +10,7 @@ from routed.contracts import UserError
 from routed.layer.auxiliary import AUXILIARY
 from routed.layer.rule import rule_of
 from routed.plan.arms import ARMS
-from routed.plan.checks import validate
+from routed.plan.checks import refuse_unread, validate
 from routed.plan.config import CHOICES, base, canonical, declared
 from routed.plan.experiment import variant
 from routed.plan.points import chain, cross, from_flag, product
@@ -131,8 +131,9 @@ def test_points_written_differently_share_their_sources(small):
         ),
         (
             {"selection.balance_rate": 0.1},
-            "selection.name='soft' takes no bias; use one of top_k, compete, raw, sigmoid, sinkhorn, group_limited, sigmoid_input or 0",
+            "selection.name='soft' takes no bias; use one of top_k, compete, raw, sigmoid, group_limited, sigmoid_input or 0",
         ),
+        ({"selection.name": "sinkhorn", "selection.balance_rate": 0.1}, "selection.name='sinkhorn' takes no bias"),
         ({"selection.group_size": 3}, "selection.group_size=3: must divide batch_size=8"),
         ({"selection.capacity_factor": -1.0}, "selection.capacity_factor=-1.0: must be at least 0"),
         (
@@ -223,6 +224,26 @@ def test_a_point_that_an_arm_does_not_read_is_the_same_run(small):
 def test_what_nothing_reads_can_neither_be_set_nor_swept(small, changed, sweep, words):
     with pytest.raises(UserError, match=words):
         plan_runs(small, sweep, changed)
+
+
+def test_noise_at_evaluation_is_of_samples(small):
+    """Text is evaluated without it."""
+    noisy = override(small, {"router.noise": "gaussian", "router.noise_at_eval": True})
+    refuse_unread(["router.noise_at_eval"], [noisy])
+    with pytest.raises(UserError, match=r"router\.noise_at_eval: nothing .* it is read where data are samples"):
+        refuse_unread(["router.noise_at_eval"], [override(noisy, {"data.name": "artificial"})])
+
+
+def test_a_balance_of_sigmoids_has_a_scope(small):
+    """Read by either balance loss; over all layers together only the first is taken."""
+    scoped = override(small, {"losses.balance_scope": "group"})
+    assert canonical(scoped).losses.balance_scope == "batch"
+    for name in ("losses.balance", "losses.balance_sigmoid"):
+        assert canonical(override(scoped, {name: 0.1})).losses.balance_scope == "group"
+    pooled = {"losses.balance_scope": "layers"}
+    AUXILIARY["balance"].check(override(small, pooled | {"losses.balance": 0.1, "losses.balance_sigmoid": 0.1}))
+    with pytest.raises(UserError, match=r"losses\.balance_scope='layers': is a scope of losses\.balance, which is 0"):
+        AUXILIARY["balance"].check(override(small, pooled | {"losses.balance_sigmoid": 0.1}))
 
 
 def test_an_arm_without_effect_is_refused_by_name(small):

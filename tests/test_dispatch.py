@@ -24,7 +24,7 @@ from routed.experts.neurons import Neurons
 from routed.layer import dispatch
 from routed.layer.dispatch import direct, kernels, ragged, slots
 from routed.layer.dispatch.grouped import grouped, product
-from routed.layer.dispatch.ragged import sorted_run
+from routed.layer.dispatch.ragged import blocks, sorted_run
 from routed.layer.rule import Rule
 from routed.layer.selection import SELECTIONS, capacity, select
 from routed.routers.matmul import FEW, matmul
@@ -222,11 +222,26 @@ def test_unsupported_pairs_are_refused_by_name():
         (("top_k", 64, 2, 8, True), "ragged"),
         (("top_k", 64, 2, 8, False), "slots"),
         (("expert_choice", 64, 2, 8, True), "slots"),
+        (("relu", 64, 1, 8, False), "ragged"),  # which has places for all, whatever the capacity
+        (("relu", 4, 1, 8, True), "ragged"),  # 4 x 8 assignments, not 4 x 1
     ],
 )
 def test_auto(arguments, name):
     chosen, reason = dispatch.choose(*arguments, "cpu")
     assert chosen == name and reason
+
+
+def test_gradients_of_many_blocks_are_summed_in_float32():
+    """Three blocks of 8 rows give 8 x 32 = 256, 1 and 1. bfloat16 has steps of 2 from 256 on: 256 + 1 is 256 again, and 258 is exact."""
+    rows = jnp.zeros((24, 1), jnp.bfloat16).at[:8].set(32).at[jnp.array([8, 16])].set(1)
+    params = {"scale": jnp.ones((3, 1), jnp.bfloat16)}
+
+    def total(params):
+        outputs = blocks(lambda own, x: x * own["scale"][None], params, rows, jnp.array([24, 0, 0]))
+        return outputs.astype(jnp.float32).sum()
+
+    gradient = jax.grad(total)(params)["scale"]
+    assert gradient.dtype == jnp.bfloat16 and gradient.astype(jnp.float32).tolist() == [[258.0], [0.0], [0.0]]
 
 
 def test_a_dense_program_is_refused_by_name():

@@ -53,6 +53,14 @@ def test_groups_of_experts_by_hand():
     np.testing.assert_allclose(weights(free, scores), [[0.9, 0, 0, 0.7]], rtol=1e-5)
 
 
+def test_sure_sigmoids_are_chosen_by_their_scores_and_counted_by_their_sigmoids():
+    """sigmoid(20) = sigmoid(30) = 1 in float32. Groups count 1 + 1 and 1 + sigmoid(-5) = 1.007: the first, though 40 is elsewhere."""
+    scores = jnp.array([[20.0, 30.0, -5.0, 40.0]])
+    assert select(Rule("group_limited", own=own()), scores).expert.tolist() == [3]
+    rule = Rule("group_limited", own=own(expert_groups=2, groups_kept=1))
+    assert select(rule, scores).expert.tolist() == [1]
+
+
 def test_groups_of_experts_by_their_best():
     """V2: of shares 5/12, 1/12, 3/12, 3/12 the first group has the best, and its second expert is chosen before better ones elsewhere."""
     scores = jnp.log(jnp.array([[5.0, 1.0, 3.0, 3.0]]))
@@ -79,6 +87,17 @@ def test_relu_gates_weigh_with_their_scores_and_keep_what_is_positive():
         scores
     )
     np.testing.assert_allclose(gradient, [[3, 0, 7], [0, 0, 0]])
+
+
+def test_relu_gates_have_places_for_all_tokens_whatever_the_capacity():
+    """All of 4 tokens choose both experts: ranks reach 3, and with 1.0 x 1 x 4 / 2 = 2 places an expert would write over the other's."""
+    x, rule = jnp.abs(X[:4]), Rule("relu", capacity_factor=1.0)
+    of = lambda dispatch: MoE(ProductRouter(2, Flat()), Mlp(4, 2, 5), 2, rule, dispatch=dispatch)  # noqa: E731
+    params = nn.meta.unbox(of("dense").init(jax.random.key(1), x))["params"] | {"router": {"kernel": jnp.ones((4, 2))}}
+    expected, routing = of("dense").apply({"params": params}, x)
+    assert bool(routing.kept.all()) and int(routing.rank.max()) == 3
+    for dispatch in ("slots", "auto"):
+        np.testing.assert_allclose(of(dispatch).apply({"params": params}, x)[0], expected, atol=1e-5)
 
 
 def test_what_relu_gates_pay():
@@ -181,6 +200,9 @@ def test_weights_may_scale_the_input(dispatch):
     np.testing.assert_allclose(moe.apply({"params": params}, X)[0], y - routing.weight[:, None] + 1, atol=1e-6)
     with pytest.raises(ValueError, match="6 tokens have 12"):
         MoE(**experts | {"rule": Rule("sigmoid", k=2)}, weigh_inputs=True).apply({"params": params}, X)
+    # 8 tokens, 4 experts of 2 places: as many weights as tokens, and they are not the tokens'.
+    with pytest.raises(ValueError, match="with selection 'expert_choice' experts choose"):
+        MoE(**experts | {"rule": Rule("expert_choice")}, weigh_inputs=True).apply({"params": params}, jnp.ones((8, 4)))
 
 
 def test_llama_4s_rule_is_a_selection():

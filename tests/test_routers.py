@@ -18,7 +18,8 @@ from routed.routers.features import Flat, Windows
 from routed.routers.fixed import HashIdRouter, HashRouter, OracleRouter, RandomRouter, balanced_table
 from routed.routers.fourier import Waves
 from routed.routers.product import CosineRouter, ProductRouter
-from routed.settings.tree import override
+from routed.settings.tree import node_of, override
+from routed.training.optimiser import optimiser, update
 
 CONTEXT = {"cluster": jnp.arange(6) % 4, "token_id": jnp.array([0, 5, 5, 2, 7, 0])}
 X = jnp.round(8 * jax.random.normal(jax.random.key(0), (6, 4))) / 8  # sums are exact, in whatever order
@@ -136,6 +137,20 @@ def test_hash_of_token_ids_is_balanced_and_ignores_the_input():
     assert again.tolist() == expert[::-1].tolist()
 
 
+@pytest.mark.parametrize("decay", ["optimizer.weight_decay", "optimizer.l2"])
+def test_a_table_does_not_decay(decay):
+    """Entry 5 would be 5 - .1 x .1 x 5 = 4.95 after a step, and so expert 4; of the experts 4 becomes 4 - .1 x .1 x 4 = 3.96."""
+    rates = {"router.learning_rate": 0.1, "experts.learning_rate": 0.1}
+    config = override(base(), {"router.name": "hash_id", decay: 0.1} | rates)
+    params = {"router": {"table": jnp.array([[5.0]])}, "experts": {"value": jnp.array([4.0])}}
+    transform = optimiser(node_of(config), params)
+    moved, _ = update(transform, params, jax.tree.map(jnp.zeros_like, params), transform.init(params), False)
+    assert moved["router"]["table"].tolist() == [[5.0]]
+    assert float(moved["experts"]["value"][0]) == pytest.approx(3.96)
+    scores = HashIdRouter(8, vocabulary=1).apply({"params": moved["router"]}, X[:1], token_id=jnp.array([0]))
+    assert scores.argmax(1).tolist() == [5]
+
+
 def test_the_experts_of_a_token_id_are_any_and_share_out_the_ids():
     """64 ids, 8 experts, 3 each: each expert is the first, the second and the third of 8 ids; all 28 pairs can meet."""
     router, ids = HashIdRouter(8, vocabulary=64, choices=3), jnp.arange(64)
@@ -196,6 +211,13 @@ def test_noise(kind, mean, spread):
         assert float(drawn.min()) >= 0 and float(drawn.max()) <= 2
     assert not noise.apply(variables, x).any()  # evaluation
     assert bool(jax.tree.leaves(variables)) is (kind == "learned")
+
+
+def test_noise_that_only_chooses_cannot_be_learned():
+    learned = override(base(), {"router.noise": "learned", "router.noise_in_weights": True})
+    NOISES["learned"].check(learned)
+    with pytest.raises(UserError, match=r"router\.noise_in_weights=False: the noise would not learn"):
+        NOISES["learned"].check(override(learned, {"router.noise_in_weights": False}))
 
 
 def initial(name, router, params, x, **changes):

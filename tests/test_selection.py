@@ -61,6 +61,14 @@ def test_sigmoids_that_vanish_have_weights_and_gradients(score):
     np.testing.assert_allclose(gradient, [expected * (1 - expected) * np.array(slopes)], atol=1e-3)
 
 
+def test_sigmoids_that_are_1_or_0_in_float32_keep_the_order_of_their_scores():
+    """1 - sigmoid(20) = 2e-9 and 1 - sigmoid(30) = 9e-14 are less than half a step below 1; e^-150 is less than the smallest number."""
+    scores = jnp.array([[20.0, 30.0, 0.0], [-200.0, -150.0, -160.0], [-150.0, 1.0, 20.0]])
+    assert select(Rule("sigmoid", k=2), scores).expert.tolist() == [1, 0, 1, 2, 2, 1]
+    biased = select(Rule("sigmoid"), scores[:1], bias=jnp.array([0.1, 0.0, 0.0]))
+    assert biased.expert.tolist() == [0]  # 1.1 against 1: a bias is in units of sigmoids
+
+
 @pytest.mark.parametrize("name", ["top_k", "sigmoid"])
 def test_ties_go_to_the_lower_index(name):
     routing = select(Rule(name, k=2), jnp.zeros((3, 4)))
@@ -88,6 +96,7 @@ def test_router_gradient_through_selection(name, k, renormalise, gradient):
         (Rule(k=1, capacity_factor=100.0), 8),  # a token chooses an expert once
         (Rule(k=2), 8),  # dropless
         (Rule("expert_choice", k=2), 4),  # k T / E
+        (Rule("relu", capacity_factor=1.0), 8),  # all tokens may choose an expert
     ],
 )
 def test_capacity_of_8_tokens_and_4_experts(rule, places):

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
 from routed.metrics.load import load_of
-from routed.settings.setting import Setting, When, accept, at_least, one_of
+from routed.settings.setting import Setting, When, accept, at_least, one_of, refuse
 from routed.settings.tree import from_flat
 
 
@@ -102,6 +102,18 @@ def _balance(inputs: LossInputs) -> Scalar:
 POOLED = "layers"
 
 _BALANCED = When(lambda config: config.losses.balance > 0, "losses.balance > 0")
+_SCOPED = When(
+    lambda config: config.losses.balance > 0 or config.losses.balance_sigmoid > 0,
+    "losses.balance > 0 or losses.balance_sigmoid > 0",
+)
+
+
+def _check_pooled(config: ConfigDict) -> None:
+    """All layers together, where the only balance loss is taken layer by layer."""
+    losses = config.losses
+    if losses.balance_scope == POOLED and losses.balance_sigmoid and not losses.balance:
+        refuse("losses.balance_scope", POOLED, "is a scope of losses.balance, which is 0; use batch or group")
+
 
 #: name -> auxiliary loss.
 AUXILIARY: dict[str, Auxiliary] = {
@@ -119,9 +131,10 @@ AUXILIARY: dict[str, Auxiliary] = {
                 "batch",
                 "batch, group, or layers: over which tokens load and probability are taken; layers: the batch, in all layers together (transformers)",
                 one_of(("batch", "group", POOLED)),
-                when=_BALANCED,
+                when=_SCOPED,
             ),
         },
+        check=_check_pooled,
     ),
     "importance": Auxiliary(
         lambda inputs: importance(inputs.probs, inputs.mask), "squared variation of the experts' summed probabilities"

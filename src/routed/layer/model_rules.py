@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
 from routed.layer.rule import QUEUES, Rule, Selection
-from routed.layer.selection import SELECTIONS, _highest, _queued, sigmoid
+from routed.layer.selection import SELECTIONS, _highest, _queued, sigmoid, sigmoid_order
 from routed.settings.setting import POSITIVE, Setting, at_least, one_of, refuse
 
 GROUPS: dict[str, Setting] = {
@@ -40,13 +40,14 @@ def group_limited(rule: Rule, scores, preference, bias, mask) -> Routing:
     tokens, experts = scores.shape
     gate = jax.nn.sigmoid if of == "sigmoid" else jax.nn.softmax
     wanted = gate(preference) + bias[None]
+    order = sigmoid_order(preference, bias) if of == "sigmoid" else wanted
     if groups > kept:
         inside = wanted.reshape(tokens, groups, experts // groups)
         best = min(2 if of == "sigmoid" else 1, experts // groups)
         counts = jax.lax.top_k(inside, best)[0].sum(-1)
         chosen = jax.nn.one_hot(_highest(counts, kept), groups, dtype=bool).any(1)
-        wanted = jnp.where(chosen[:, :, None], inside, -jnp.inf).reshape(tokens, experts)
-    expert = _highest(wanted, rule.k)
+        order = jnp.where(chosen[:, :, None], order.reshape(inside.shape), -jnp.inf).reshape(tokens, experts)
+    expert = _highest(order, rule.k)
     affinity = jnp.take_along_axis(gate(scores), expert, axis=1)
     weight = affinity / (affinity.sum(1, keepdims=True) + 1e-20) if rule.renormalise else affinity
     return _queued(rule, scores, expert, _own(rule, "scaling") * weight, mask, affinity)
@@ -112,12 +113,20 @@ SELECTIONS["sigmoid_input"] = Selection(
 )
 
 
-def scaled_inputs(x: Float[Array, "T ..."], routing: Routing | SoftRouting) -> tuple[Float[Array, "T ..."], Routing]:
+def scaled_inputs(
+    x: Float[Array, "T ..."], routing: Routing | SoftRouting, selection: str = ""
+) -> tuple[Float[Array, "T ..."], Routing]:
     """Tokens times the weight of their one expert, and the routing with weights of 1: Llama 4 scales an expert's input, not its output.
 
+    `selection` names the one that routed; "": one in which tokens choose.
+
     Raises:
-      ValueError: tokens have several experts, and an input for each.
+      ValueError: tokens have several experts, and an input for each; or experts choose, and weights come expert by expert.
     """
+    if selection and SELECTIONS[selection].bounded:
+        raise ValueError(
+            f"weights scale the input of a token's one expert; with selection {selection!r} experts choose"
+        )
     if not isinstance(routing, Routing) or len(routing.weight) != len(x):
         counts = f"{len(x)} tokens have {routing.weight.size}"
         raise ValueError(f"weights scale the input of one expert a token, and {counts}")

@@ -75,7 +75,7 @@ class MoE(nn.Module):
         routing = self._route(x if routed_by is None else routed_by, mask, context)
         common = 0.0 if self.shared is None else self.shared(x)
         if self.weigh_inputs or SELECTIONS[self.rule.name].weighs_inputs:
-            x, routing = scaled_inputs(x, routing)
+            x, routing = scaled_inputs(x, routing, self.rule.name)
         expert = self.expert.clone(parent=None)  # unbound: its parameters are stacked and held here
 
         params = self.param("experts", partial(_initialise, expert, self.num_experts, x[:1]))

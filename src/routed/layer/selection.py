@@ -63,7 +63,7 @@ def capacity(rule: Rule, tokens: int, experts: int) -> int:
     chosen = SELECTIONS[rule.name]
     if chosen.places is not None:
         return min(chosen.places(rule), tokens)
-    if not rule.capacity_factor and not chosen.bounded:
+    if chosen.open or not (rule.capacity_factor or chosen.bounded):  # open: any number of tokens may choose an expert
         return tokens
     share = (rule.capacity_factor or 1.0) * tokens / experts
     # Rounded first: 1.1 * 1 * 100 / 10 is 11.000000000000002.
@@ -121,12 +121,19 @@ def raw(rule: Rule, scores, preference, bias, mask) -> Routing:
 
 def sigmoid(rule: Rule, scores, preference, bias, mask) -> Routing:
     """The k highest of sigmoid(score) + bias, weighted by sigmoid(score); over its sum when `renormalise` (DeepSeek-V3)."""
-    expert = _highest(jax.nn.sigmoid(preference) + bias[None], rule.k)
+    expert = _highest(sigmoid_order(preference, bias), rule.k)
     affinity = jnp.take_along_axis(jax.nn.sigmoid(scores), expert, axis=1)
     weight = affinity
     if rule.renormalise:  # affinity over its sum, where the affinities of all chosen experts are 0 in float32 too
         weight = jax.nn.softmax(jax.nn.log_sigmoid(jnp.take_along_axis(scores, expert, axis=1)))
     return _queued(rule, scores, expert, weight, mask, affinity)
+
+
+def sigmoid_order(preference: Float[Array, "T E"], bias: Float[Array, " E"]) -> Float[Array, "T E"]:
+    """sigmoid(preference) + bias, to choose by; without any bias, preferences whose sigmoid is 0 or 1 in float32 keep their order."""
+    gate = jax.nn.sigmoid(preference)
+    told_apart = ((gate > 0) & (gate < 1)) | bias.any()
+    return jnp.where(told_apart, gate + bias[None], preference)  # of a 1 it is above all other gates, of a 0 below
 
 
 #: Rounds of Sinkhorn's normalisation; rows come last, so a token's plan sums to 1.
@@ -136,9 +143,10 @@ SINKHORN_ROUNDS = 8
 def sinkhorn(rule: Rule, scores, preference, bias, mask) -> Routing:
     """The k largest entries of each token's row in the balanced transport plan of the scores (Clark et al. 2022).
 
-    The plan exp(score + u_t + v_e) gives every expert T/E tokens; it only chooses. Weights are those of `top_k`.
+    The plan exp(score + u_t + v_e) gives every expert T/E tokens; it only chooses. Weights are those of `top_k`. The bias has no
+    part: v_e would take it out.
     """
-    plan = jax.lax.stop_gradient(preference + bias[None])
+    plan = jax.lax.stop_gradient(preference)
     padding = jnp.where(mask, 0.0, -jnp.inf)[:, None]
     share = jnp.log(jnp.maximum(mask.sum(), 1) / scores.shape[1])
 
@@ -255,7 +263,7 @@ SELECTIONS: dict[str, Selection] = {
     ),
     "raw": Selection(raw, biased=True, reads=("k", *QUEUES)),
     "sigmoid": Selection(sigmoid, biased=True, reads=("k", "renormalise", *QUEUES)),
-    "sinkhorn": Selection(sinkhorn, biased=True, sees_others=True, reads=("k", "renormalise", *QUEUES)),
+    "sinkhorn": Selection(sinkhorn, sees_others=True, reads=("k", "renormalise", *QUEUES)),
     "expert_choice": Selection(
         expert_choice, sees_others=True, bounded=True, experts_per_token=_mean_experts, reads=("k", *QUEUES[:-1])
     ),
@@ -307,12 +315,7 @@ def ranks(expert: Int[Array, " A"], experts: int) -> Int[Array, " A"]:
 
 
 def _queued(
-    rule: Rule,
-    scores,
-    expert: Int[Array, "T k"],
-    weight: Float[Array, "T k"],
-    mask,
-    affinity: Float[Array, "T k"],
+    rule: Rule, scores, expert: Int[Array, "T k"], weight: Float[Array, "T k"], mask, affinity: Float[Array, "T k"]
 ) -> Routing:
     """The assignments of one group, with their places in the queues of the experts.
 
@@ -332,14 +335,9 @@ def _queued(
     places = capacity(rule, tokens, experts)
     # Places for all: who comes when need not be computed, unless a dispatch asks for the rank.
     kept = jnp.broadcast_to(mask[:, None], rank.shape) & (places >= tokens or rank < places)
-    return Routing(
-        scores=scores,
-        token=jnp.repeat(jnp.arange(tokens), rule.k),
-        expert=expert.reshape(-1),
-        weight=weight.reshape(-1),
-        kept=kept.reshape(-1),
-        rank=rank.reshape(-1),
-    )
+    token = jnp.repeat(jnp.arange(tokens), rule.k)
+    expert, weight, kept, rank = (part.reshape(-1) for part in (expert, weight, kept, rank))
+    return Routing(scores, token, expert, weight, kept, rank)
 
 
 def _highest(values: Float[Array, "N M"], k: int) -> Int[Array, "N k"]:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from routed.settings.setting import Setting, accept, at_least
+from routed.settings.setting import Setting, When, accept, at_least, refuse
+from routed.tasks import TASKS
 
 
 class ScoreNoise(nn.Module):
@@ -56,15 +57,28 @@ class Noise(NamedTuple):
 SHARED: dict[str, Setting] = {
     "noise_scale": Setting(1.0, "times the noise; of jitter: its largest relative change", at_least(0)),
     "noise_in_weights": Setting(False, "noise reaches the combine weights too, not only the choice"),
-    "noise_at_eval": Setting(False, "there is noise also when test samples are routed"),
+    "noise_at_eval": Setting(
+        False,
+        "there is noise also when test samples are routed",
+        when=When(lambda config: config.data.name in TASKS, "data are samples; text is evaluated without noise"),
+    ),
 }
 _ON_SCORES = ("noise_in_weights", "noise_at_eval")
+
+
+def _check_learned(config: ConfigDict) -> None:
+    """A spread that nothing teaches, as a choice has no gradient."""
+    if not config.router.noise_in_weights:
+        refuse(
+            "router.noise_in_weights", False, "the noise would not learn, as a choice has no gradient; set it to true"
+        )
+
 
 #: name -> noise. Uniform: Chen et al. 2022, on [0, 1]; learned: noisy top-k of Shazeer et al. 2017, N(0, softplus(x W)^2).
 NOISES: dict[str, Noise] = {
     "none": Noise(),
     "uniform": Noise(jax.random.uniform, reads=("noise_scale", *_ON_SCORES)),
     "gaussian": Noise(jax.random.normal, reads=("noise_scale", *_ON_SCORES)),
-    "learned": Noise(jax.random.normal, learned=True, reads=_ON_SCORES),
+    "learned": Noise(jax.random.normal, learned=True, reads=_ON_SCORES, check=_check_learned),
     "jitter": Noise(on_input=jitter, reads=("noise_scale", "noise_at_eval")),
 }

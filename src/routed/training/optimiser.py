@@ -11,7 +11,8 @@ import optax
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from routed.settings.setting import FRACTION, POSITIVE, Setting, accept, at_least
+from routed.routers import ROUTERS
+from routed.settings.setting import FRACTION, POSITIVE, Setting, accept, at_least, refuse
 from routed.settings.tree import value_of
 
 #: group -> the setting that is its learning rate. The group `fixed` has none: it is never trained.
@@ -33,8 +34,19 @@ class Optimiser(NamedTuple):
     check: Callable[[ConfigDict], None] = accept
 
 
-#: name -> optimiser. Adafactor without its own steps relative to the parameters' scale: its second moments are factored, its
-#: updates clipped at 1 (root mean square).
+#: The size from which `optax.scale_by_factored_rms` factors the two largest axes of a leaf: its default.
+FACTORED = 128
+
+
+def _check_factored(config: ConfigDict) -> None:
+    """Refuses so many experts that their axis could be one of two that are factored: they would share second moments."""
+    if "experts" in config and "count" in config.experts and config.experts.count >= FACTORED:
+        words = f"factors axes of {FACTORED} and more, and experts.count={config.experts.count} is one; use 'adam', or fewer experts"
+        refuse("optimizer.name", config.optimizer.name, words)
+
+
+#: name -> optimiser. Adafactor without its own steps relative to the parameters' scale: its second moments are factored, for each layer
+#: and expert, its updates clipped at 1 (root mean square of a leaf: of all layers and experts that are stacked in it).
 OPTIMISERS: dict[str, Optimiser] = {
     "sgd": Optimiser(
         lambda own: optax.trace(own.momentum), settings={"momentum": Setting(0.9, "of the gradient", FRACTION)}
@@ -47,7 +59,12 @@ OPTIMISERS: dict[str, Optimiser] = {
             "eps": Setting(1e-8, "added to the root of the second moment", POSITIVE),
         },
     ),
-    "adafactor": Optimiser(lambda own: optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))),
+    "adafactor": Optimiser(
+        lambda own: optax.chain(
+            optax.scale_by_factored_rms(min_dim_size_to_factor=FACTORED), optax.clip_by_block_rms(1.0)
+        ),
+        check=_check_factored,
+    ),
 }
 
 
@@ -67,7 +84,8 @@ class Schedule(NamedTuple):
     check: Callable[[ConfigDict], None] = accept
 
 
-#: name -> schedule. Linear and cosine (Loshchilov and Hutter 2017): 0 after the last step, so that step still learns; rsqrt: T5's.
+#: name -> schedule. Linear and cosine (Loshchilov and Hutter 2017): 0 after the last step, so that step still learns; rsqrt: the
+#: Transformer's (Vaswani et al. 2017), which is T5's after the warm-up, through which T5 holds the rate.
 SCHEDULES: dict[str, Schedule] = {
     "constant": Schedule(),
     "linear": Schedule(lambda step, warmup, steps: jnp.clip((steps - step) / max(steps - warmup, 1), 0.0, 1.0)),
@@ -127,12 +145,12 @@ def optimiser(config: Any, params: Mapping[str, Any]) -> optax.GradientTransform
         # Where the problem offers it. Normalised before l2 is added, as momentum and decay come after the gradient.
         normalisation = NORMALISATIONS[own.normalise if "normalise" in own else "none"]
         before = [normalised(normalisation)] if name == "experts" and normalisation.divides else []
-        rate = value_of(config, RATES[name])
+        rate, decays = value_of(config, RATES[name]), name != "router" or _learns(config)
         return optax.chain(
             *before,
-            *([optax.add_decayed_weights(own.l2)] if own.l2 else []),
+            *([optax.add_decayed_weights(own.l2 if decays else 0.0)] if own.l2 else []),
             OPTIMISERS[own.name].direction(own),
-            optax.add_decayed_weights(own.weight_decay),
+            optax.add_decayed_weights(own.weight_decay if decays else 0.0),
             optax.scale(-rate * own.rate_scale),
         )
 
@@ -147,6 +165,11 @@ def optimiser(config: Any, params: Mapping[str, Any]) -> optax.GradientTransform
         optax.multi_transform({name: group(name) for name in params}, {name: name for name in params}),
         *([optax.scale_by_schedule(schedule)] if scheduled else []),
     )
+
+
+def _learns(config: Any) -> bool:
+    """Has the router of a config a gradient? Without one its parameters are what decides, and decay would change that."""
+    return "name" not in config.router or ROUTERS[config.router.name].learns
 
 
 def normalised(by: Normalisation) -> optax.GradientTransformation:

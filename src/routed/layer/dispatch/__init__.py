@@ -93,11 +93,12 @@ def choose(
     chosen = SELECTIONS[selection]
     if not chosen.sparse:
         return "dense", "soft routing needs every expert on every token"
-    if tokens * k <= experts:
-        return "gather", f"{tokens * k} assignments are no more than {experts} experts"
+    assignments = tokens * (experts if chosen.open else k)
+    if assignments <= experts:
+        return "gather", f"{assignments} assignments are no more than {experts} experts"
     if chosen.within_samples and platform == "cpu" and experts * width <= taken * (width + COPY):
         return "dense", f"copying tokens takes longer than {experts} experts of {width:.3g} products a number"
-    if not dropless or chosen.bounded:
+    if chosen.bounded or not (dropless or chosen.open):
         return "slots", "the capacity bounds its slots"
     return "ragged", "dropless: rows are sorted by expert"
 

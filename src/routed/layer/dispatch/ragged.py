@@ -147,9 +147,11 @@ def _backward(expert: ExpertFunction, size: int, saved, cotangent) -> tuple[Any,
             gradient = None if asked is None else _paste(gradient, of_rows, at)
             return jax.tree.map(jnp.add, total, of_weights), gradient
 
-        start_total = jax.tree.map(jnp.zeros_like, weights)
+        # In float32 at least: bfloat16 loses a block's share once the sum over blocks is some 256 times as large.
+        wide = lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))  # noqa: E731
+        start_total = jax.tree.map(wide, weights)
         total, gradient = jax.lax.fori_loop(0, -(-count // size), block, (start_total, gradient))
-        return gradient, total
+        return gradient, jax.tree.map(lambda one, leaf: one.astype(leaf.dtype), total, weights)
 
     start = None if asked is None else jnp.zeros_like(rows)
     gradient, totals = jax.lax.scan(of_expert, start, (params, starts, sizes))
