@@ -21,7 +21,7 @@ from routed.plan import experiment, runs
 from routed.plan.arms import ARMS
 from routed.plan.workdir import default_workdir
 from routed.settings.tree import override, parse
-from routed.system import files
+from routed.system import files, hosts, supervisor
 from routed.system.commands import COMMANDS
 from routed.system.experiments import packaged
 from tests.patience import PATIENCE
@@ -170,6 +170,8 @@ def tiny(tmp_path, monkeypatch):
         (["--dry_run=maybe"], ["dry_run", "maybe"]),
         (["steps=3"], ["'steps=3'", "--config=NAME", "--config.KEY=VALUE"]),
         (["--list=arms"], ["--list=arms", "figures|settings"]),
+        (["--num_processes=2"], ["--num_processes=2: without effect", "add --coordinator=HOST:PORT"]),
+        (["--num_processes=2", "--process_id=0"], ["--num_processes=2 --process_id=0: without effect"]),
     ],
     ids=lambda value: " ".join(value)[:60] if value[0].startswith(("-", "s")) else "",
 )
@@ -283,6 +285,42 @@ def test_errors_of_the_disk_say_what_to_do(tmp_path, monkeypatch, code, part):
             raise ValueError("wrapped") from error
     with pytest.raises(KeyError), files.explained(tmp_path):
         raise KeyError("no error of the disk")
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    """As Lustre and NFS are mounted in places."""
+
+    def fail(*about):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(files.fcntl, "flock", fail)
+    said = r"workdir .* cannot be locked \(no locks available\), .* another --workdir, on a file system with locks"
+    with pytest.raises(UserError, match=said), files.locked(tmp_path):
+        pass
+
+
+def test_processes_compare_every_setting_but_where_data_are(tiny, tmp_path, monkeypatch):
+    """One that saves every 5 steps waits there for one that does not; caches are where each host has room."""
+    (tmp_path / "other").mkdir()
+    elsewhere, told = write_experiment(tmp_path / "other"), []
+    elsewhere.write_text(tiny.read_text().replace('"seeds": 2', '"data.cache": "here", "seeds": 2'))
+    monkeypatch.setenv(supervisor.MARK, "1")
+    monkeypatch.setattr(hosts, "join", lambda *where: None)
+    monkeypatch.setattr(hosts, "require_equal", lambda what, value, remedy: told.append(value))
+    monkeypatch.setattr("routed.engine.dry_run.describe", lambda runs, mesh: "")
+    line = "--coordinator=h:1", "--num_processes=2", "--process_id=0", "--dry_run"
+    for file, changed in ((tiny, ()), (elsewhere, ()), (tiny, ("--config.checkpoint.every=5",))):
+        command(f"--config={file}", *line, *changed)
+    assert told[0] == told[1] != told[2]
+
+
+def test_a_part_of_a_sweep_has_its_traces_too(tiny, monkeypatch):
+    """2 arms of 2 seeds, all in the one part: 4 runs, whose traces no page follows."""
+    asked = []
+    monkeypatch.setattr("routed.engine.execution.execute", lambda *about: None)
+    monkeypatch.setattr("routed.trace.own.write", lambda workdir, runs: asked.append(len(runs)))
+    command(f"--config={tiny}", "--shard=1/1", "--config.trace.every=1", "--workdir=w")
+    assert asked == [4]
 
 
 def named(experiment, config, overrides=(), sweeps=(), shard=""):

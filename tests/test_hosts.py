@@ -175,19 +175,18 @@ def test_what_process_0_tells_has_any_length(monkeypatch, text):
 
 def test_processes_that_differ_are_refused(experiment, tmp_path):
     always = f"--config={experiment}", *SHARED
-    cases = {
-        "every process needs the same number of devices: process 0 has 2, process 1 has 1": {"devices": (2, 1)},
-        "process 1 has another command than process 0: give every process the same": {
-            "own": lambda i: (f"--config.steps={30 + 10 * i}",)
-        },
-        "process 1 has another workdir than process 0: several hosts need one folder that all see": {
-            "own": lambda i: (f"--workdir={tmp_path / str(i)}",)
-        },
-    }  # fmt: skip
-    running = {
-        text: Processes(2, *always, f"--workdir={tmp_path / 'all'}", **options) for text, options in cases.items()
-    }
-    for text, processes in running.items():
+    other = "process 1 has another command than process 0: give every process the same"
+    cases = (
+        ("every process needs the same number of devices: process 0 has 2, process 1 has 1", {"devices": (2, 1)}),
+        (other, {"own": lambda i: (f"--config.steps={30 + 10 * i}",)}),
+        (other, {"own": lambda i: ("--config.checkpoint.every=5",) * i}),  # one would save and the other not
+        (
+            "process 1 has another workdir than process 0: several hosts need one folder that all see",
+            {"own": lambda i: (f"--workdir={tmp_path / str(i)}",)},
+        ),
+    )
+    running = [(text, Processes(2, *always, f"--workdir={tmp_path / 'all'}", **options)) for text, options in cases]
+    for text, processes in running:
         for code, said in processes.ended():
             assert code == 2
             assert text in said.splitlines()[-1]

@@ -1,5 +1,6 @@
 """Nothing that is finished is lost or changes: killed, interrupted, damaged or extended, a workdir ends with the same rows."""
 
+import errno
 import json
 import os
 import pathlib
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ import routed
 from routed.analysis import workdirs
 from routed.contracts import UserError
 from routed.engine import batches, checkpoint, execution, results, tables
+from routed.plan.config import problem_of
 from routed.system import files
 from routed.system.forecast import Course
 from routed.system.progress import Progress
@@ -204,6 +207,32 @@ def test_a_signal_is_answered_between_two_checkpoints(finished, run, refused, sa
     same(table(work), table(finished))
 
 
+def test_a_checkpoint_of_other_data_is_refused_before_there_is_a_row(
+    finished, run, refused, saves, tmp_path, monkeypatch
+):
+    """Stopped in the first batch: no row says what its runs began on, and no key of a run does."""
+    saves.then = lambda count: os.kill(os.getpid(), signal.SIGTERM) if count == 2 else None
+    refused(work := tmp_path / "work")
+    assert checkpoint.latest(work / "checkpoints")[1]["data"] == "generated from the seed"
+    with monkeypatch.context() as patch:
+        for module in (execution, results):
+            edited = lambda config: problem_of(config)._replace(digest=lambda config: "another text")  # noqa: E731
+            patch.setattr(module, "problem_of", edited)
+        text = refused(work)
+    assert "000000020 is of runs on other data (generated from the seed; now another text): choose another" in text
+    run(work)  # the data are what they were
+    assert saves == [10, 20, 30, 10, 20, 30]
+    same(table(work), table(finished))
+
+
+def test_a_checkpoint_that_says_nothing_of_its_data_goes_on(tmp_path, monkeypatch):
+    """As saved by a version that did not write them down; beside one of these data."""
+    monkeypatch.setattr(checkpoint, "load", lambda path, meta, states, count: "loaded")
+    for about in ({}, {"data": "text"}):
+        saved = tmp_path, {"runs": ["a"], "step": 10} | about
+        assert batches._resumed("fresh", saved, [SimpleNamespace(key="a")], "text") == ("loaded", 10)
+
+
 def test_progress_knows_all_batches_and_what_was_done_before(run, refused, saves, tmp_path, monkeypatch):
     """6 runs, 2 at a time, of 3 chunks each; the signal comes after the second chunk."""
     followed = []
@@ -312,6 +341,30 @@ def test_a_full_disk_under_a_checkpoint(finished, run, refused, tmp_path, monkey
     assert not list((tmp_path / "work" / "checkpoints").iterdir())
     run(tmp_path / "work")
     same(table(tmp_path / "work"), table(finished))
+
+
+def test_a_copy_of_a_folder_is_whole_or_absent(tmp_path, monkeypatch):
+    """The disk is full at the second of two files; then it is not, and what a kill left behind is no part of the copy."""
+    source, target = tmp_path / "source", tmp_path / "diverged" / "run"
+    (source / "state").mkdir(parents=True)
+    for name in ("meta.json", "state/w"):
+        (source / name).write_text(name)
+    write = pathlib.Path.write_bytes
+
+    def write_one(path, content):
+        if path.name == "w":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, content)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(pathlib.Path, "write_bytes", write_one)
+        files.copy(source, target)
+    assert not [*target.parent.iterdir()]
+    left = target.with_name(".run.writing")
+    left.mkdir()
+    (left / "stale").write_text("")
+    files.copy(source, target)
+    assert [*target.parent.iterdir()] == [target] and files.digest(target) == files.digest(source)
 
 
 def test_a_log_that_cannot_be_written_stops_nothing(finished, run, tmp_path, capsys):

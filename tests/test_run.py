@@ -16,10 +16,15 @@ from routed.engine import compilation, execution, limits, results, rows
 from routed.engine.compilation import compile_group
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute, make_groups
+from routed.engine.schedule import Group
 from routed.plan.config import base, canonical, problem_of, traced
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
+from routed.system import machine
+from routed.system.forecast import Stretch
+from routed.system.progress import Progress
 from routed.training import program
+from routed.training.problem import Cost
 from routed.training.program import STREAMS, streams
 from tests.conftest import SMALL
 
@@ -150,6 +155,24 @@ def test_the_second_call_compiles_nothing(small):
     """Runs that differ in traced settings only are one group, so one program."""
     sweep = ({"data.separation": 0.5, "router.learning_rate": 0.3}, {"optimizer.weight_decay": 0.1, "data.samples": 16})
     assert len(make_groups(plan_runs(small, sweep), make_mesh(small))) == 1
+
+
+def test_tokens_and_flops_are_those_of_the_group_that_runs(small, monkeypatch):
+    """4 steps in 2 s are 2 a second, of 100 FLOP/s: 2 x 30 tokens and 2 x 5 FLOPs in the first group, 2 x 7 and 2 x 20 in the other."""
+    runs = plan_runs(override(small, {"arms": ("learned",)}), ({},))
+    assert execution._course(Group("a", runs, 0, 1), set()).flops is None  # samples: steps alone are told
+    costs = iter([Cost(30, 5.0), Cost(7, 20.0)])
+    watched = SimpleNamespace(watched=True, cost=lambda config: next(costs))
+    monkeypatch.setattr(execution, "problem_of", lambda config: watched)
+    monkeypatch.setattr(machine, "peak", lambda: 100.0)
+    courses = [execution._course(Group(name, runs, 0, 1), set()) for name in ("a", "b")]
+    followed = Progress([one._replace(stretches=(Stretch(4, 0, 2.0),), compiling=0.0) for one in courses], 2)
+    said = []
+    for course in (0, 1):
+        followed.begin(course)
+        said.append(followed._speed())
+    followed.close()
+    assert said == [", 2 steps/s, 60 tokens/s, MFU 10 %", ", 2 steps/s, 14 tokens/s, MFU 40 %"]
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,28 @@ def test_what_is_not_merged_yet_is_read_too(tmp_path):
     assert merged.keys() == maps.keys() and all((merged[key] == maps[key]).all() for key in maps)
 
 
+def test_parts_that_outlive_their_merge_add_nothing(tmp_path, monkeypatch):
+    """A kill comes between the table, which has a new column, and the removal of its parts, which have not.
+
+    2 runs of 3 evaluations at 2 points are 12 rows, and stay 12; a part of 2 more runs at one point adds 6.
+    """
+    made, maps = batch(0)
+    tables.add_part(tmp_path, made + [row | {"data.samples": 16} for row in made], maps)
+    table = tables.read_table(tmp_path)
+    table.insert(1, "data.dim", 3)
+    table = rows.ordered(table)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "remove", lambda path: None)
+        tables.merge(tmp_path, table)
+    assert [*(tmp_path / "results").glob("*.arrow")]
+    left, settled = tables.gather(tmp_path)
+    assert not settled and len(left) == 12  # not settled, so that the parts go
+    pd.testing.assert_frame_equal(left, table, check_exact=True)
+    tables.add_part(tmp_path, [row | {"data.dim": 3} for row in batch(2)[0]], {})
+    more = tables.read_table(tmp_path)
+    assert len(more) == 12 + 6 and more["data.dim"].eq(3).all()
+
+
 def test_a_part_that_another_process_merges_meanwhile_is_in_the_table(tmp_path, monkeypatch):
     """The report of an unfinished workdir: between the list of parts and their content, the run itself may end."""
     tables.add_part(tmp_path, *batch(1))

@@ -83,6 +83,11 @@ def main(argv: list[str]) -> None:
         if LIST.value == "figures":
             return files.tell(experiments.list_experiments())
         raise UserError("--config is missing: name an experiment, e.g. --config=gmm_router; --list prints them all")
+    if not COORDINATOR.value and (idle := [flag for flag in (NUM_PROCESSES, PROCESS_ID) if flag.present]):
+        idle_flags = " ".join(f"--{flag.name}={flag.value}" for flag in idle)
+        raise UserError(
+            f"{idle_flags}: without effect, as every process would run everything: add --coordinator=HOST:PORT"
+        )
     if COORDINATOR.value and not os.environ.get(supervisor.MARK):
         command = [sys.executable, "-m", "routed.main", *sys.argv[1:]]
         sys.exit(supervisor.supervise(command, COORDINATOR.value))
@@ -91,8 +96,8 @@ def main(argv: list[str]) -> None:
     from routed.engine import devices, dry_run, execution, results, targets, topology
     from routed.plan import checks, experiment, listing, points, shards
     from routed.plan.runs import plan_runs
-    from routed.plan.workdir import default_workdir
-    from routed.settings.tree import override
+    from routed.plan.workdir import ELSEWHERE, default_workdir
+    from routed.settings.tree import flatten, override
     from routed.system import hosts
     from routed.trace import own
 
@@ -115,8 +120,10 @@ def main(argv: list[str]) -> None:
         runs = shards.part(runs, SHARD.value)
     if COORDINATOR.value:
         hosts.join(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, JOIN_SECONDS.value)
+        # Keys of runs leave out what changes no result, such as when to save, which processes have to do together.
+        settings = {key: value for key, value in flatten(config).items() if key not in ELSEWHERE}
         hosts.require_equal(
-            "command", [run.key for run in runs], "give every process the same command and the same code"
+            "command", ([run.key for run in runs], settings), "give every process the same command and the same code"
         )
     if TOPOLOGY.value:
         if not DRY_RUN.value:
@@ -143,6 +150,8 @@ def main(argv: list[str]) -> None:
             "several hosts need one folder that all see, on the network or in a bucket",
         )
         table = execution.execute(runs, table, workdir, mesh)
+        if config.trace.every:
+            hosts.once(lambda: own.write(workdir, runs))
         if SHARD.value:
             log.info(
                 "part %s is done in %.0f s; python -m routed.report DIR... joins all parts",
@@ -154,8 +163,6 @@ def main(argv: list[str]) -> None:
         with files.explained(workdir / "report.html"):
             hosts.once(lambda: told.append(page.write(workdir, module, config, table)))
         hosts.once(lambda: files.tell(*told))
-        if config.trace.every:
-            hosts.once(lambda: own.write(workdir, runs))
         log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
 
 

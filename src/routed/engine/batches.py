@@ -34,6 +34,7 @@ def advance(
     name: str,
     batch: list[Run],
     traced: list[dict[str, Any]],
+    data: str,
     workdir: pathlib.Path,
     saved: tuple[pathlib.Path, dict] | None,
     progress: Progress,
@@ -43,10 +44,10 @@ def advance(
 
     Saves every `checkpoint.every` steps. Devices work in stretches of at most PATIENCE seconds, after each of which
     `interrupted` is asked. A run whose loss is no longer finite takes no further step, and the checkpoint before that is kept
-    under diverged/.
+    under diverged/. `data` is a digest of what the batch trains on.
 
     Raises:
-      UserError: interrupted, and saved.
+      UserError: interrupted, and saved; the checkpoint is of other data.
     """
     config, count = batch[0].config, len(batch)
     problem, every = problem_of(config), steps_fed(config)
@@ -58,7 +59,7 @@ def advance(
     feed = _feed(compiled, config, seeds)
     begun = time.perf_counter()
     worlds, states = compiled.start(placed, stacked, shared)
-    states, first = _resumed(initial.begun(compiled, states, batch, workdir), saved, batch)
+    states, first = _resumed(initial.begun(compiled, states, batch, workdir), saved, batch, data)
     active = np.array([True] * count + [False] * padding)
     if first is not None:
         active[:count] = hosts.fetch(states["step"])[:count] == first  # the others had diverged
@@ -71,7 +72,7 @@ def advance(
         best = int(history[problem.loss][active[:count]].mean(0).argmin()) * config.eval_every if active.any() else None
         checkpoint.save(
             workdir / "checkpoints", step, [r.key for r in batch], states,
-            keep=config.checkpoint.keep, best=best if problem.watched else None,
+            keep=config.checkpoint.keep, best=best if problem.watched else None, data=data,
         )  # fmt: skip
 
     for step, end in _stretches(
@@ -152,10 +153,21 @@ def _feed(compiled: Compiled, config: ConfigDict, seeds: list[int]) -> Callable[
     return feed
 
 
-def _resumed(states: Any, saved: tuple[pathlib.Path, dict] | None, batch: list[Run]) -> tuple[Any, int | None]:
-    """The states of the checkpoint and its step, if it is one of this batch and fits; else `states` as they are and None."""
+def _resumed(
+    states: Any, saved: tuple[pathlib.Path, dict] | None, batch: list[Run], data: str
+) -> tuple[Any, int | None]:
+    """The states of the checkpoint and its step, if it is one of this batch and fits; else `states` as they are and None.
+
+    Raises:
+      UserError: its runs began on other data, which no key of a run tells.
+    """
     if saved is None or saved[1]["runs"] != [run.key for run in batch]:
         return states, None
+    if (before := saved[1].get("data", data)) != data:  # none: saved before there was one
+        raise UserError(
+            f"checkpoint {saved[0]} is of runs on other data ({before}; now {data}): choose another --workdir, or restore"
+            " data.directory"
+        )
     loaded = checkpoint.load(saved[0], saved[1], states, len(batch))
     return (states, None) if loaded is None else (loaded, saved[1]["step"])
 

@@ -45,9 +45,16 @@ sys.excepthook = _hook
 
 
 def save(
-    root: pathlib.Path, step: int, runs: list[str], states: Any, *, keep: int = 2, best: int | None = None
+    root: pathlib.Path,
+    step: int,
+    runs: list[str],
+    states: Any,
+    *,
+    keep: int = 2,
+    best: int | None = None,
+    data: str = "",
 ) -> None:
-    """Saves the first places of `states` after `step` steps: the runs with these keys.
+    """Saves the first places of `states` after `step` steps: the runs with these keys, on data with the digest `data`.
 
     Removes all but the last `keep` checkpoints and the one of step `best`.
 
@@ -57,7 +64,8 @@ def save(
     target, count = root / f"{step:0{DIGITS}d}", len(runs)
     if len(jax.tree.leaves(states)[0]) != count:
         states = jax.tree.map(lambda a: a[:count], hosts.fetch(states))
-    _write(target, states, {"runs": runs, "step": step, "form": _form(states, count)})
+    meta = {"runs": runs, "step": step, "form": _form(states, count)} | ({"data": data} if data else {})
+    _write(target, states, meta)
     # Older ones, and later ones of a batch that was finished or damaged.
     if hosts.is_first():
         steps = {int(path.name): path for path in _saved(root)}

@@ -38,8 +38,8 @@ PICTURED = (
     ("right", np.bool_),
     ("embeddings", np.float32),
 )
-#: What the choices of a run are kept under for its traces (`trace.every`).
-TRACED = "trace"
+#: What the choices of a run are kept under for its traces (`trace.every`), and that setting, which may be another one later.
+TRACED, STRIDE = "trace", "trace.every"
 
 
 def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0) -> list[Group]:
@@ -104,18 +104,13 @@ def _run(
     schedule, saved = Schedule(every_group, done), checkpoint.agreed(workdir / "checkpoints")
     needed = {key for run in pending for key in run.needs}
     swept = results.swept_keys(workdir)
-    problem = problem_of(runs[0].config)
-    cost = problem.cost(runs[0].config)
     courses, places = (
         [_course(group, done) for group in every_group],
         {id(group): i for i, group in enumerate(every_group)},
     )
-    progress = Progress(
-        courses,
-        count_batches(Schedule(every_group, done), saved),
-        *((cost.tokens, cost.flops) if problem.watched else (0, None)),
-    )
+    progress = Progress(courses, count_batches(Schedule(every_group, done), saved))
     compiled: dict[int, Compiled] = {}
+    data = ""  # a digest of those of the group that is compiled
     with _interruptions() as interrupted:
         try:
             while schedule:
@@ -125,11 +120,12 @@ def _run(
                 progress.begin(places[id(group)])
                 if id(group) not in compiled:
                     compiled.clear()  # groups come one after the other: one program in memory is enough
+                    data = problem_of(group.config).digest(group.config)
                     compiled[id(group)] = _compile(group, mesh)
                     progress.compiled(compiled[id(group)].seconds)
                 traced_of_runs = [traced_of(run, ends, [wanted[key] for key in run.needs]) for run in batch]
                 history = advance(
-                    compiled[id(group)], group.name, batch, traced_of_runs, workdir, saved, progress,
+                    compiled[id(group)], group.name, batch, traced_of_runs, data, workdir, saved, progress,
                     lambda: hosts.any_process(interrupted()),
                 )  # fmt: skip
                 saved = None
@@ -151,10 +147,15 @@ def _ends(table: pd.DataFrame, keys: set[str]) -> dict[str, dict[str, Any]]:
 def _course(group: Group, done: set[str]) -> Course:
     """What the group's runs have to do that are not done."""
     config, count = group.config, sum(run.key not in done for run in group.runs)
-    cost = problem_of(config).cost(config).work
-    return Course(
-        group.name, count * config.steps, count * (config.steps // config.eval_every + 1), count * config.steps * cost
+    problem = problem_of(config)
+    cost = problem.cost(config)
+    course = Course(
+        group.name,
+        count * config.steps,
+        count * (config.steps // config.eval_every + 1),
+        count * config.steps * cost.work,
     )
+    return course._replace(tokens=cost.tokens, flops=cost.flops) if problem.watched else course
 
 
 def count_batches(schedule: Schedule, saved: tuple[pathlib.Path, dict] | None) -> int:
@@ -181,6 +182,7 @@ def keep(
         if run.seed == run.config.seed and (every := run.config.trace.every):
             names = [name for name in history if name.rpartition("/")[2] == "choices"]
             maps |= {f"{run.key}/{TRACED}/{name}": history[name][::every].astype(np.int16) for name in names}
+            maps |= {f"{run.key}/{STRIDE}": np.array(every, np.int32)}
 
     def write() -> None:
         tables.add_part(workdir, rows, maps)

@@ -98,7 +98,8 @@ def _model(run: Run) -> pathlib.Path:
     """The folder of the model that a run begins with: of its arm, its seed, and alike in every setting that both have."""
     given, arm = run.config.initial.workdir, run.config.initial.arm or run.arm
     if not (known := _known(pathlib.Path(given).expanduser() / MODELS)):
-        refuse("initial.workdir", given, "no models in it; run its command again with --config.checkpoint.final=true")
+        again = "run its command again with --config.checkpoint.final=true and a fresh --workdir"
+        refuse("initial.workdir", given, f"no models in it; {again}, as finished runs are not trained again")
     fitting = {path: meta for path, meta in known.items() if (meta["arm"], meta["seed"]) == (arm, run.seed)}
     if not fitting:
         there = ", ".join(sorted({f"{meta['arm']} of seed {meta['seed']}" for meta in known.values()}))

@@ -89,7 +89,14 @@ def gather(workdir: pathlib.Path) -> tuple[pd.DataFrame, bool]:
         return table, settled
     if not len(table):
         return _in_order(parts), False
-    return ordered(pd.concat([table, parts.pop().to_pandas()], ignore_index=True)), False
+    rows = parts.pop().to_pandas()
+    # A run whose rows are merged was merged whole. What is left of its part, when a kill came before that was removed, may lack
+    # the column of a key that is swept since, and would count as rows at a point of its own.
+    if (merged := rows.run.isin(table.run.unique())).any():
+        rows = rows[~merged]
+    table = pd.concat([table, rows], ignore_index=True) if len(rows) else table
+    del rows  # they may be large
+    return ordered(table), False
 
 
 def _whole(workdir: pathlib.Path) -> list[pa.Table]:

@@ -87,11 +87,21 @@ def remove(directory: pathlib.Path) -> None:
 
 
 def copy(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copies all files below `source`, each to its place below `target`."""
-    for path in _below(source):
-        place = target / path.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(path.read_bytes())
+    """Copies all files below `source`, each to its place below `target`, which is not there yet; on a disk it appears whole."""
+    beside = target if remote(target) else target.with_name(f".{target.name}.writing")
+    if beside != target:
+        remove(beside)  # what a kill has left
+    try:
+        for path in _below(source):
+            place = beside / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(path.read_bytes())
+        if beside != target:
+            os.replace(beside, target)
+    except OSError:
+        if beside != target:
+            remove(beside)  # half a copy would keep a full disk full
+        raise
 
 
 def write(path: pathlib.Path, content: str | bytes | Callable[[pathlib.Path], None]) -> None:
@@ -167,7 +177,7 @@ def locked(directory: pathlib.Path, flag: str = "workdir") -> Iterator[None]:
     """Holds the directory that a flag names for this process; the kernel lets go when it ends, however it ends. No lock in a bucket.
 
     Raises:
-      UserError: another process holds it.
+      UserError: another process holds it, or its file system knows no locks.
     """
     if remote(directory):
         yield
@@ -184,6 +194,11 @@ def locked(directory: pathlib.Path, flag: str = "workdir") -> Iterator[None]:
             raise UserError(
                 f"{flag} {directory} is in use by process {holder}: wait for it, stop it, or choose another --{flag}"
             ) from None
+        except OSError as error:  # Lustre and NFS, as they are mounted in places
+            raise UserError(
+                f"{flag} {directory} cannot be locked ({os.strerror(error.errno or 0).lower()}), so two commands might write"
+                f" into it: choose another --{flag}, on a file system with locks"
+            ) from error
         with explained(directory):
             file.truncate(0)
             file.write(str(os.getpid()).encode())

@@ -21,6 +21,7 @@ class Course(NamedTuple):
     """A group of runs that share a program: all its steps and evaluations, those that are done, and what was seen of them.
 
     `cost` is a model's of all the work, in a unit that all groups share. `compiling` took so many seconds; None is not yet.
+    A step of a run has `tokens` tokens and so many model `flops`; None where its speed is told in steps alone.
     """
 
     name: str
@@ -31,6 +32,8 @@ class Course(NamedTuple):
     evaluations_done: int = 0
     stretches: tuple[Stretch, ...] = ()
     compiling: float | None = None
+    tokens: int = 0
+    flops: float | None = None
 
 
 def seconds_left(courses: Sequence[Course]) -> float | None:

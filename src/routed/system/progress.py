@@ -23,12 +23,12 @@ LINES, PICTURES = 10.0, 0.2
 class Progress:
     """Follows the batches of a command: shows which one it is at, its step, loss and speed, and the time left for all of them.
 
-    A step has `tokens` tokens; with its model FLOPs the share of the devices' peak is shown too (MFU: model FLOPs
-    utilisation, Chowdhery et al. 2022).
+    Where a course has model FLOPs, tokens and the share of the devices' peak are shown too (MFU: model FLOPs utilisation,
+    Chowdhery et al. 2022).
     """
 
-    def __init__(self, courses: Iterable[Course], batches: int, tokens: int = 0, flops: float | None = None):
-        self.courses, self.batches, self.tokens, self.flops = [*courses], batches, tokens, flops
+    def __init__(self, courses: Iterable[Course], batches: int):
+        self.courses, self.batches = [*courses], batches
         self.number, self.at = 0, 0  # of the batch, from 1, and of its course
         self.pace: dict[int, float] = {}
         self.every, self.told, self.seen = LINES, time.monotonic(), time.monotonic()
@@ -97,14 +97,14 @@ class Progress:
             self.bar.set_description_str(text)
 
     def _speed(self) -> str:
-        seen = self.courses[self.at].stretches
-        rate = sum(one.steps for one in seen) / max(sum(one.seconds for one in seen), 1e-9)
+        course = self.courses[self.at]
+        rate = sum(one.steps for one in course.stretches) / max(sum(one.seconds for one in course.stretches), 1e-9)
         if not rate:
             return ""
-        if self.flops is None:
+        if course.flops is None:
             return f", {rate:.3g} steps/s"
-        share = 100 * rate * self.flops / machine.peak()
-        return f", {rate:.3g} steps/s, {rate * self.tokens:.3g} tokens/s, MFU {share:.2g} %"
+        share = 100 * rate * course.flops / machine.peak()
+        return f", {rate:.3g} steps/s, {rate * course.tokens:.3g} tokens/s, MFU {share:.2g} %"
 
 
 class _AboveTheBar:
