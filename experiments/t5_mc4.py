@@ -102,7 +102,7 @@ SCALES = {
         "selection.capacity_factor": 1.25, "selection.eval.capacity_factor": 2.0,
         "data.vocabulary": 32128, "router.vocabulary": 32128, "data.input_length": 512, "batch_size": 128,
         "data.temperature": 3.3,  # mT5's: probability in proportion to size ** .3
-        "optimizer.schedule": "rsqrt", "optimizer.warmup": 10000,  # T5's: 1 / sqrt(max(step, 10,000))
+        "optimizer.schedule": "rsqrt", "optimizer.warmup": 10000,  # grows to .01 (Vaswani et al. 2017), which T5 holds; then both 1 / sqrt(step)
         "router.learning_rate": 1e-2, "experts.learning_rate": 1e-2, "transformer.learning_rate": 1e-2,
         "steps": 500000, "eval_every": 10000, "checkpoint.every": 1000, "seeds": 3,
     } | fig5_only(config, {"arms": ARMS}),

@@ -23,7 +23,7 @@ from routed.routers.features import Convolutions
 from routed.settings.tree import override
 from routed.tasks import image_files, images, worlds
 from routed.tasks.image_files import Images, digest, load
-from routed.training import program, samples
+from routed.training import program, sample_history, samples
 from tests.conftest import build_model
 
 RNG = np.random.default_rng(0)
@@ -353,6 +353,12 @@ def test_test_samples_take_every_class_equally_often_and_no_image_before_its_tur
     rows = [next(j for j, image in enumerate(loaded.test_x) if (image == one).all()) for one in shown]
     assert len(set(rows[:4])) == 4 and rows[4:] == rows[:2]  # two images of each class, then again
     assert not np.allclose(batch.side[0], batch.side[4])
+
+
+def test_a_trace_knows_the_classes_of_the_test_images(config):
+    """Three images of each of two classes, in turn."""
+    known = sample_history.traced(config)["choices"]
+    assert known["labels"]["cluster"].tolist() == [0, 1] * 3 and known["sequence"].tolist() == [*range(6)]
 
 
 def test_training_images_come_in_random_order_each_once_before_any_again(config):

@@ -35,6 +35,7 @@ from routed.tasks import TASKS, patches, task, worlds
 from routed.training import task_losses
 from routed.training.optimiser import optimiser, update
 from routed.training.program import stops, streams
+from routed.training.samples import cost
 from tests.conftest import build_model
 from tests.test_claims import number, table, verdict
 from tests.test_dispatch import same, stacked
@@ -135,6 +136,13 @@ def test_cnn_by_hand_and_its_shortcut():
     params = jax.tree.map(jnp.array, {"Dense_0": {"kernel": w, "bias": b}})
     found = Cnn(2, 3, "linear", bias=True).apply({"params": params}, jnp.array(x))
     np.testing.assert_allclose(found, (x @ w + b).sum(1).reshape(5, 2, 3).sum(2), rtol=1e-4, atol=1e-5)
+
+
+def test_filters_cost_each_patch_unless_they_are_linear(small):
+    """4 experts of 8 x 3 weights on 24 samples, each of 4 patches: linear filters see their mean alone, so cubic ones 3 patches more."""
+    config = override(small, WHOLE | {"data.patches": 4, "experts.count": 4})
+    linear, cubic = (cost(override(config, {"experts.activation": name})).flops for name in ("linear", "cubic"))
+    assert cubic - linear == 6 * 24 * (4 * 8 * 3) * 3
 
 
 def test_initial_weights_of_a_cnn():

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
+from routed.layer.selection import select
+from routed.models.model import Outputs, Site
 from routed.plan.checks import validate
 from routed.plan.config import base, canonical, problem_of, traced
-from routed.settings.tree import flatten, override
+from routed.settings.tree import flatten, node_of, override
 from routed.training import program
-from routed.training.phases import active_phase, phases_of
+from routed.training.objective import training_loss
+from routed.training.phases import active_phase, mean_so_far_of, phases_of
+from routed.training.samples import cost, experts_per_token
 
 TOP2 = {"selection.name": "top_k", "selection.k": 2, "dispatch": "dense"}
 
@@ -70,6 +74,45 @@ def test_a_loss_counts_in_its_phase_only(small, word):
     always = states(small, 3, **TOP2, **{key: float(value)})[-1]["params"]
     assert not equal(plain, counted) and equal(always, counted)
     assert equal(plain, states(small, 3, **TOP2, phases=("until=3", word))[-1]["params"])
+
+
+def test_a_router_that_rests_has_no_losses(small):
+    """Scores (w, 0) of two tokens, w = ln 3: probabilities 3/4 and 1/4, all load on expert 0, so 2 E sum f P = 2 x 2 x 3/4 = 3.
+
+    Its slope in w, which is the trunk's, is 2 x 2 x 3/4 x 1/4 = 3/4. Both are 0 where the router rests.
+    """
+    config = override(small, TOP2 | {"selection.k": 1, "losses.balance": 2.0})
+    problem, tokens = problem_of(config).build(config, 1, None), jnp.array([[1.0, 0.0], [1.0, 0.0]])
+
+    def apply(params, state, batch, rule, dispatch, key=None, step=0):
+        return Outputs(jnp.zeros((2, 1)), {"layer": Site(select(rule, params["trunk"] * batch), batch)}, state)
+
+    problem = problem._replace(
+        model=problem.model._replace(apply=apply), task_loss=lambda config, outputs, batch: (jnp.float32(0),) * 2
+    )
+    node = node_of(config, {"router.frozen": jnp.array(False)})
+
+    def loss(trunk, still):
+        return training_loss(problem, node, tokens, jax.random.key(0), 0, {"trunk": trunk}, {}, {}, still=still)[0]
+
+    for still, value, slope in ((None, 3, 0.75), (jnp.array(False), 3, 0.75), (jnp.array(True), 0, 0)):
+        found = jax.value_and_grad(loss)(jnp.log(3.0), still)
+        assert list(map(float, found)) == pytest.approx([value, slope])
+
+
+def test_where_nothing_trains_no_state_moves(small):
+    """An expert's balancing bias moves by .1 up or down in a step, so it is not 0 after three; then it stays, and steps go on."""
+    changes = TOP2 | {"selection.balance_rate": 0.1, "phases": ("until=3", "train=nothing")}
+    start, early, late = states(small, 3, 3, **changes)
+    assert not equal(start["state"], early["state"]) and equal(early["state"], late["state"])
+    assert equal(early["params"], late["params"]) and int(late["taken"]) == 6
+
+
+def test_experts_of_a_token_are_the_mean_over_phases(small):
+    """K = 1 for 5 of 20 steps, then 3: after 10 steps 2, at the end 2.5, in FLOPs 6 for each of 8 tokens, router 3 x 4, experts of 62."""
+    config = override(small, TOP2 | {"phases": ("until=5 selection.k=1", "selection.k=3")})
+    assert float(mean_so_far_of(experts_per_token, config, node_of(config), 10)) == pytest.approx(2)
+    assert cost(config).flops == pytest.approx(6 * 8 * (12 + 2.5 * 62))
 
 
 @pytest.mark.slow
@@ -145,6 +188,8 @@ def test_the_coefficient_of_relu_gates_is_steered_where_it_is_paid(small):
     assert not states(small, 1, **RELU)[-1]["coefficients"]  # steered by nothing
     *_, phased = states(small, 3, **steer | {"losses.l1": 0.0}, phases=("until=2 losses.l1_gates=0", "losses.l1=1e-8"))
     assert float(phased["coefficients"]["l1"]) == pytest.approx(1.2e-8)
+    *_, rested = states(small, 3, **steer, phases=("until=2 train=experts", ""))
+    assert float(rested["coefficients"]["l1"]) == pytest.approx(1.2e-8)
     *_, still = states(small, 3, **steer | {"router.frozen": True})
     assert float(still["coefficients"]["l1"]) == pytest.approx(1e-8)
 

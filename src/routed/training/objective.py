@@ -23,33 +23,34 @@ from routed.training.problem import Problem
 OBJECTIVE = "objective"
 
 
-def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step, params, state, moving):
+def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step, params, state, moving, *, still=None):
     """(what is minimised, (what is reported, wrong samples, the state and the `moving` coefficients after the step)).
 
-    It is the task's loss and the auxiliary ones, of which some have a coefficient that moves.
+    It is the task's loss and the auxiliary ones, of which some have a coefficient that moves. Where the router stays `still` (None: where
+    it is frozen) its losses are 0: they would train what it reads.
     """
+    still = is_frozen(config) if still is None else still
     rule, dispatch = rule_and_dispatch(config)
     outputs = problem.model.apply(params, state, batch, rule, dispatch, key, step)
     total, reported = problem.task_loss(config, outputs, batch)
     if outputs.sites and ROUTERS[config.router.name].learns and any(coefficients_of(config.losses).values()):
-        total += _auxiliary(problem, config, outputs.sites, params, step, moving)
+        total += _auxiliary(problem, config, outputs.sites, params, step, moving, still)
     if outputs.sites and (own := SELECTIONS[rule.name].loss) is not None:
         learned = sum(_of_layers(partial(own, rule), site.routing).sum() for site in outputs.sites.values())
-        total += jnp.where(is_frozen(config), 0.0, learned)
+        total += jnp.where(still, 0.0, learned)
     for own in jax.tree.leaves(outputs.state.get(OBJECTIVE, {})):
-        total += jnp.where(is_frozen(config), 0.0, own.sum())
-    moved = _moved(config, outputs.sites, moving)
+        total += jnp.where(still, 0.0, own.sum())
+    moved = _moved(config, outputs.sites, moving, still)
     return total, (reported, problem.wrong(config, outputs, batch), outputs.state, moved)
 
 
-def _moved(config: Any, sites: dict[str, Site], moving: dict[str, Array]) -> dict[str, Array]:
-    """The coefficients after a step; those of a loss that this step has not, or of a frozen router, stay."""
-    scores, stays = [site.routing.scores for site in sites.values()], is_frozen(config)
-    moved = dict(moving)
+def _moved(config: Any, sites: dict[str, Site], moving: dict[str, Array], still) -> dict[str, Array]:
+    """The coefficients after a step; those of a loss that this step has not, or of a router that stays still, stay."""
+    scores, moved = [site.routing.scores for site in sites.values()], dict(moving)
     for name in steered(config.losses) if moving else ():
         adapted = AUXILIARY[name].adapted
         assert adapted is not None  # as it is steered
-        moved[name] = jnp.where(stays, moving[name], adapted(config.losses, moving[name], scores))
+        moved[name] = jnp.where(still, moving[name], adapted(config.losses, moving[name], scores))
     return moved
 
 
@@ -63,8 +64,9 @@ def rule_and_dispatch(config: Any) -> tuple[Rule, str]:
     return (rule_of(config.selection), config.dispatch) if "dispatch" in config else (Rule(), "dense")
 
 
-def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step, moving) -> Array:
+def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step, moving, still=None) -> Array:
     """The weighted auxiliary losses, mean over all layers of all sites."""
+    still = is_frozen(config) if still is None else still
     coefficients = {name: one for name, one in coefficients_of(config.losses).items() if one}
     coefficients |= {name: moving[name] for name in steered(config.losses) if moving}
     if config.losses.balance_scope == POOLED:
@@ -75,7 +77,7 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
         size = group_of(config.selection.group_size, tokens) if "group_size" in config.selection else tokens
         groups = tokens // size if config.losses.balance_scope == "group" else 1
         return auxiliary(
-            routing, coefficients, learned=~is_frozen(config), groups=groups, losses=config.losses, features=features,
+            routing, coefficients, learned=jnp.logical_not(still), groups=groups, losses=config.losses, features=features,
             responses=responses, step=step,
         )[0]  # fmt: skip
 
@@ -92,10 +94,10 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
             return of_layer(name, routing, features, respond)
 
         values.append(jax.vmap(one)(routing, features, layers))
-    return jnp.concatenate(values).mean() + _pooled(config, sites)
+    return jnp.concatenate(values).mean() + _pooled(config, sites, still)
 
 
-def _pooled(config: Any, sites: dict[str, Site]) -> Array:
+def _pooled(config: Any, sites: dict[str, Site], still) -> Array:
     """The weighted balance loss of all layers of all sites together, where it is asked for."""
     if not (config.losses.balance and config.losses.balance_scope == POOLED):
         return jnp.float32(0)
@@ -109,7 +111,7 @@ def _pooled(config: Any, sites: dict[str, Site]) -> Array:
     )  # [L, E], as stacks have other numbers of tokens
     loads = jnp.concatenate([jax.vmap(lambda one: load_of(one)[0])(stack) for stack in stacks])
     value = balance_pooled(probs[:, None], loads)
-    return jnp.where(is_frozen(config), 0.0, config.losses.balance * value)
+    return jnp.where(still, 0.0, config.losses.balance * value)
 
 
 def _responses(problem: Problem, params, site: str, features) -> Array:

@@ -9,7 +9,7 @@ applies at a step is the one that is trained: an earlier one may take a `share` 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from routed.contracts import GROUPS, UserError
-from routed.settings.tree import override, parse
+from routed.settings.tree import flatten, node_of, override, parse, value_of
 
 #: What a phase may change of a config.
 NODES, KEYS = ("selection.", "losses."), ("loss", "dispatch")
@@ -135,6 +135,19 @@ def mean_so_far(phases: tuple[Phase, ...], values: Sequence[Any], step: Any) -> 
         total += value * (jnp.clip(jnp.maximum(step, 1), start, end) - start)
         start = end
     return total / jnp.maximum(step, 1)
+
+
+def mean_so_far_of(count: Callable[[Any], Any], config: ConfigDict, own: Any, step: Any) -> Any:
+    """A count of a training token's experts, on average over the steps so far; `own` holds the run's traced settings."""
+    phases = phases_of(config)
+    if not any(key.startswith("selection.") for phase in phases for key in phase.changes):
+        return count(own)
+    given = {key: value_of(own, key) for key in flatten(config)}
+    values = [
+        count(node_of(override(config, phase.changes), {k: v for k, v in given.items() if k not in phase.changes}))
+        for phase in phases
+    ]
+    return mean_so_far(phases, values, step)
 
 
 def active_phase(

@@ -174,15 +174,17 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
     batch = program.problem.batch(inputs, feed, now["taken"])
     key = jax.random.fold_in(inputs.keys["noise"], now["taken"])
     frozen = is_frozen(config)
-    loss = partial(training_loss, program.problem, config, batch, key, now["taken"])
+    still = frozen if phase.groups is None or "router" in phase.groups else jnp.array(True)
+    loss = partial(training_loss, program.problem, config, batch, key, now["taken"], still=still)
     grads, (value, wrong, state, coefficients) = jax.grad(loss, has_aux=True)(
         now["params"], now["state"], now["coefficients"]
     )
     transform = optimiser(inputs.config, now["params"])
     with jax.named_scope("optimiser"):
         params, opt = update(transform, now["params"], grads, now["opt"], frozen, phase.groups)
-    still = frozen if phase.groups is None or "router" in phase.groups else jnp.array(True)
-    new = now | {"params": params, "state": keep_router(still, now["state"], state), "opt": opt}
+    # Where nothing trains, statistics and a balancing bias stay too.
+    state = now["state"] if phase.groups == () else keep_router(still, now["state"], state)
+    new = now | {"params": params, "state": state, "opt": opt}
     new |= {"coefficients": coefficients}
     new |= {"total": now["total"] + value, "loss": value, "taken": now["taken"] + 1}
     stop = program.config.stop

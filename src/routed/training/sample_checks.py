@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
@@ -61,6 +63,8 @@ def check(config: ConfigDict) -> None:
             f"needs data.fresh=false, data.whole=false, and data.samples={data.samples} a multiple of batch_size={config.batch_size}",
         )
     _check_stop(config)
+    if config.rates == "tuned" and task.same_tests:
+        warn_of_tuning(data.name)
     if data.test_samples % (clusters := task.labels(data)):
         made = f"data.clusters={data.clusters}" if "clusters" in data else f"{clusters} clusters"
         made = (
@@ -86,6 +90,15 @@ def check(config: ConfigDict) -> None:
         )
     if config.checkpoint.final:
         refuse("checkpoint.final", True, f"runs of data.name={data.name!r} keep rows, no parameters; set it to false")
+
+
+@functools.cache
+def warn_of_tuning(name: str) -> None:
+    """Says once what tuned rates are worth where tuning seeds have no test samples of their own."""
+    log.warning(
+        "rates=tuned: data.name=%s has the same test samples in every seed, so each arm's rates are chosen on those reported",
+        name,
+    )
 
 
 def _check_stop(config: ConfigDict) -> None:

@@ -55,6 +55,7 @@ def traced(config: ConfigDict) -> dict[str, dict[str, Any]]:
     """What is known of the test tokens of the array of choices: `ProblemPart.traced`. The test samples of the base seed, made again."""
     task, data = TASKS[config.data.name], node_of(config).data
     world = worlds.draw_world(task, streams(config.seed, config)["world"], data, config.data.samples)
+    world = world._replace(shared=task.shared(config.data))
     label = np.asarray(worlds.test_batch(task, world, data).label)[:PROBE]
     return {"choices": {"labels": {"cluster": label}, "sequence": np.arange(len(label)), "layers": ["0"]}}
 

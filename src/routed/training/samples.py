@@ -27,6 +27,7 @@ from routed.settings.tree import node_of
 from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task
 from routed.training.objective import rule_and_dispatch
+from routed.training.phases import mean_so_far_of
 from routed.training.problem import Cost, Inputs, Problem, ProblemPart
 from routed.training.sample_checks import check, positions_of
 from routed.training.sample_columns import columns_of
@@ -154,7 +155,7 @@ def _evaluate(config, task: Task, model: Model, unit, batch_of, inputs: Inputs, 
     prediction, mixture, routing, features, everything = blocks
     seen = {
         "test/loss": loss.value(prediction, test.y).mean() / unit,
-        "train/experts": jnp.asarray(experts_per_token(inputs.config), jnp.float32),
+        "train/experts": jnp.asarray(mean_so_far_of(experts_per_token, config, inputs.config, step), jnp.float32),
     }
     if loss.labelled:
         threshold = inputs.config.losses.threshold if "threshold" in loss.settings else 0.0
@@ -237,7 +238,7 @@ def _evaluation_rule(config: Any) -> Rule:
 
 
 def experts_per_token(config: Any) -> Any:
-    """Experts that compute for one training token."""
+    """Experts that compute for one training token, in a phase with this config."""
     return _of_token(config, lambda rule, *sizes: SELECTIONS[rule.name].experts_per_token(rule, *sizes))
 
 
@@ -258,18 +259,27 @@ def _in_blocks(forward: Callable[[Any, Batch], Any], batch: Batch, largest: int 
 
 
 def cost(config: ConfigDict) -> Cost:
-    """6 FLOPs for each token and parameter that serves it (of experts on images: 3 times those that they say), and UPDATE for each parameter."""
+    """6 FLOPs for each token and parameter that serves it (of experts on images: 3 times those that they say), and UPDATE for each parameter.
+
+    Of phases that select in other ways the mean over the steps.
+    """
     problem, test, sizes = _sizes(config)
-    learning = _of_token(config, work)
+    learning = float(mean_so_far_of(lambda own: _of_token(own, work), config, config, config.steps))
     share = learning / config.experts.count if problem.model.scores is not None else 1.0
     tokens = config.batch_size * math.prod(test.cluster.shape[1:])
-    served = sizes["router"] + sizes["experts"] * share
+    served = sizes["router"] + sizes["experts"] * share * _passes(config, test)
     counted, each = SAMPLE_MODELS[config.model].flops, flops_of_expert(config, test)
     flops = 6.0 * tokens * served if counted is None else 3.0 * tokens * counted(config)
     if each is not None:
         flops = tokens * (6.0 * sizes["router"] + 3.0 * each * learning)
     total = sum(size for name, size in sizes.items() if name != "fixed")
     return Cost(tokens, flops, UPDATE * total, lambda: total)
+
+
+def _passes(config: ConfigDict, batch: Batch) -> int:
+    """How often a token passes an expert's weights: once, but filters see each of its patches, unless they are linear (`experts.cnn`)."""
+    filters = "experts" in config and "name" in config.experts and "patches" in EXPERTS[config.experts.name].tokens
+    return batch.x.shape[1] if filters and config.experts.activation != "linear" else 1
 
 
 def flops_of_expert(config: ConfigDict, batch: Batch) -> float | None:
