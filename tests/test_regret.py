@@ -135,6 +135,14 @@ def test_prediction_against_simulation():
     assert float(regret.predicted(many, 40.0)) == pytest.approx(np.mean(losses), rel=0.02)
 
 
+def test_inverses_leave_out_what_others_tell():
+    """[[4, 2], [2, 2]] has [[1/2, -1/2], [-1/2, 1]]; of a feature and its double one is left; without samples nothing is."""
+    grams = jnp.array([[[4.0, 2.0], [2.0, 2.0]], [[1.0, 2.0], [2.0, 4.0]], [[0.0, 0.0], [0.0, 0.0]]])
+    expected = [[[0.5, -0.5], [-0.5, 1.0]], [[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]]
+    np.testing.assert_allclose(regret._inverse(grams), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(regret._inverse(jnp.array([[[4.0]], [[0.0]]]))[:, 0, 0], [0.25, 0])
+
+
 def test_what_is_left_to_linear_experts_by_hand():
     """One cell, inputs -1, 0, 1 and targets 1, -2, 1: the line is flat at 0."""
     # Leverages are 1/3 + x^2 / 2: 5/6, 1/3, 5/6. Squares 1, 4, 1 over 1 - leverage: 6, 6, 6. Variance 6; spread 6 (5/6 + 1/3 + 5/6) = 12.

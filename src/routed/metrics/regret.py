@@ -34,7 +34,8 @@ from jaxtyping import Array, Float, Int, Scalar
 
 from routed.contracts import AT_LEAST_0, Column
 
-#: Eigenvalues of G_j below this share of its largest are 0: what samples do not say of b_j stays as it is in w_j.
+#: A feature of which no more than this share of its square is left by those before it is told by them: what samples do not say of b_j
+#: stays as it is in w_j.
 RANK = 1e-5
 
 #: E|u|^2 of an untrained constant expert, N(0, 1/O) in O dimensions.
@@ -213,7 +214,26 @@ def _features(experts: Affine, x, tokens: int) -> tuple[Float[Array, "T F"], Flo
 
 
 def _inverse(gram: Float[Array, "E F F"]) -> Float[Array, "E F F"]:
-    """Pseudo-inverses; of single numbers (constants) without a decomposition. An expert without samples has 0."""
-    if gram.shape[-1] == 1:
-        return jnp.where(gram > 0, 1 / jnp.maximum(gram, 1), 0.0)
-    return jnp.linalg.pinv(gram, rtol=RANK, hermitian=True)
+    """Inverses, where a feature that the others tell (`RANK` of it is left) has zeros; an expert without samples has nothing else.
+
+    Any such inverse gives the same outputs, estimation and leverages. By sweeps, not by LAPACK: XLA:CPU shares a batch of its calls out
+    to the threads on which they wait, so that as many devices as cores stand still for ever (jaxlib 0.10.2).
+    """
+    size = jnp.sqrt(jnp.diagonal(gram, axis1=1, axis2=2))
+    unit = jnp.where(size > 0, 1 / jnp.maximum(size, jnp.finfo(size.dtype).tiny), 0.0)
+    scale = unit[:, :, None] * unit[:, None]
+
+    def sweep(k, now):
+        matrix, told = now
+        pivot, own = matrix[:, k, k], jnp.arange(gram.shape[1]) == k
+        alive = pivot > RANK
+        row, column = matrix[:, k] / jnp.where(alive, pivot, 1.0)[:, None], matrix[:, :, k]
+        swept = matrix - column[:, :, None] * row[:, None]
+        swept = jnp.where(own[None, :, None], row[:, None], swept)
+        below = jnp.where(own[None], 1.0, -column) / jnp.where(alive, pivot, 1.0)[:, None]
+        swept = jnp.where(own[None, None], below[:, :, None], swept)
+        return jnp.where(alive[:, None, None], swept, matrix), told | (alive[:, None] & own[None])
+
+    start = gram * scale, jnp.zeros(size.shape, bool)
+    matrix, told = jax.lax.fori_loop(0, gram.shape[1], sweep, start)
+    return jnp.where(told[:, :, None] & told[:, None], matrix * scale, 0.0)
