@@ -136,9 +136,9 @@ def test_prediction_against_simulation():
 
 
 def test_inverses_leave_out_what_others_tell():
-    """[[4, 2], [2, 2]] has [[1/2, -1/2], [-1/2, 1]]; of a feature and its double one is left; without samples nothing is."""
+    """[[4, 2], [2, 2]] has [[1/2, -1/2], [-1/2, 1]]; of a feature and its double the last is left; without samples nothing is."""
     grams = jnp.array([[[4.0, 2.0], [2.0, 2.0]], [[1.0, 2.0], [2.0, 4.0]], [[0.0, 0.0], [0.0, 0.0]]])
-    expected = [[[0.5, -0.5], [-0.5, 1.0]], [[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]]
+    expected = [[[0.5, -0.5], [-0.5, 1.0]], [[0.0, 0.0], [0.0, 0.25]], [[0.0, 0.0], [0.0, 0.0]]]
     np.testing.assert_allclose(regret._inverse(grams), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(regret._inverse(jnp.array([[[4.0]], [[0.0]]]))[:, 0, 0], [0.25, 0])
 

@@ -34,9 +34,9 @@ from jaxtyping import Array, Float, Int, Scalar
 
 from routed.contracts import AT_LEAST_0, Column
 
-#: A feature of which no more than this share of its square is left by those before it is told by them: what samples do not say of b_j
+#: A feature of which no more than this share of its square is left by those before it is told by them (in float32): what samples do not say of b_j
 #: stays as it is in w_j.
-RANK = 1e-5
+RANK = 1e-3
 
 #: E|u|^2 of an untrained constant expert, N(0, 1/O) in O dimensions.
 UNTRAINED = 1.0
@@ -121,6 +121,7 @@ def parts(
         moment = jnp.einsum("te,tf,to->efo", member, phi, error)
         inverse = _inverse(gram)
         shift = inverse @ moment  # b_j - w_j
+        shift += inverse @ (moment - gram @ shift)  # what is left of the moments would be a cross term of the parts
         left = error - jnp.einsum("tf,tfo->to", phi, shift[choice])
         squares = (left**2).sum(1)
         estimation = (shift * (gram @ shift)).sum() / len(y)
@@ -223,8 +224,9 @@ def _inverse(gram: Float[Array, "E F F"]) -> Float[Array, "E F F"]:
     unit = jnp.where(size > 0, 1 / jnp.maximum(size, jnp.finfo(size.dtype).tiny), 0.0)
     scale = unit[:, :, None] * unit[:, None]
 
-    def sweep(k, now):
+    def sweep(i, now):
         matrix, told = now
+        k = gram.shape[1] - 1 - i  # the constant first, so that the others are taken around their means
         pivot, own = matrix[:, k, k], jnp.arange(gram.shape[1]) == k
         alive = pivot > RANK
         row, column = matrix[:, k] / jnp.where(alive, pivot, 1.0)[:, None], matrix[:, :, k]
