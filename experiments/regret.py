@@ -37,7 +37,8 @@ steps) have .61 where .51 is predicted and learned has .72, at 512; .275, .261 a
 others. All that the frozen router loses against its twin that is trained top-1 is estimation (1.41 of a loss of 2.28 at 16,384).
 
 linear, seeds 900 to 909: measured over predicted lies between .979 and 1.012 for frozen_top1, nearest examples and hash at both sizes
-(frozen_top1 at 8,192: five seeds, as in the others cells with too few samples hold over 5 % of the tokens, and nothing is predicted). Clusters of training inputs are the exception: 1.13 [1.06, 1.19] at 8,192 samples and 1.08 [1.05, 1.10] at 32,768, inconclusive (they hold training inputs
+(frozen_top1 at 8,192: five seeds, as in the others cells with too few samples hold over 5 % of the tokens, and nothing is predicted).
+Clusters of training inputs are the exception: 1.13 [1.06, 1.19] at 8,192 samples and 1.08 [1.05, 1.10] at 32,768, inconclusive (they hold training inputs
 more purely than new ones, and what they lack in purity is bent where few samples are; not taken apart). Trained soft and evaluated top-1, learned
 has 1.63 at 32,768 where k-means has .11: .25 of it by its partition, 1.27 by experts that fit the mixture; trained top-1 it has .26.
 
