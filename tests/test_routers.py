@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routed.contracts import UserError
+from routed.contracts import Batch, TextBatch, UserError
+from routed.layer.rule import rule_of
+from routed.models.single_layer import single_layer
+from routed.models.t5 import t5
 from routed.plan.config import base
 from routed.routers import NOISES, ROUTERS, ScoreNoise, initial_parameters, sharpness_for, sharpness_of
 from routed.routers.features import Flat, Windows
@@ -22,6 +25,11 @@ from routed.settings.tree import node_of, override
 from routed.training.optimiser import optimiser, update
 
 CONTEXT = {"cluster": jnp.arange(6) % 4, "token_id": jnp.array([0, 5, 5, 2, 7, 0])}
+#: A small T5.
+TEXT = {
+    "model": "t5", "data.name": "mc4", "router.name": "linear", "selection.name": "top_k", "experts.count": 4,
+    "transformer.dim": 16, "transformer.width": 32, "transformer.layers": 2, "data.vocabulary": 20,
+}  # fmt: skip
 X = jnp.round(8 * jax.random.normal(jax.random.key(0), (6, 4))) / 8  # sums are exact, in whatever order
 
 
@@ -55,6 +63,41 @@ def test_only_routers_with_weights_have_a_gradient(name):
     loss = lambda p: (jax.nn.softmax(router.apply({"params": p, **state}, X, **CONTEXT))[:, 0] ** 2).sum()  # noqa: E731
     moves = any(bool(g.any()) for g in jax.tree.leaves(jax.jit(jax.grad(loss))(params)))
     assert moves is ROUTERS[name].learns
+
+
+@pytest.mark.parametrize("needs", [(), ("cluster",), ("cluster", "token_id")])
+def test_a_router_is_told_the_step_and_what_it_needs(monkeypatch, needs):
+    """In training, at an evaluation and when scores are asked for again: labels reach only who asks for them by name."""
+    heard = set[str]()
+
+    class Listener(ProductRouter):
+        def __call__(self, x, **context):
+            heard.update(context)
+            return super().__call__(x)
+
+    def make(own, experts):
+        return Listener(experts, Flat())
+
+    monkeypatch.setitem(ROUTERS, "linear", ROUTERS["linear"]._replace(make=make, needs=needs))
+    key, ids = jax.random.key(0), jnp.ones((4, 8), jnp.int32)
+    samples = Batch(jnp.zeros((4, 16)), jnp.zeros((4, 10)), jnp.zeros(4, jnp.int32))
+    for model, batch, config in (
+        (single_layer, samples, override(base(), {"router.name": "linear"})),
+        (t5, TextBatch(ids, ids, jnp.zeros(4, jnp.int32)), override(base(), TEXT)),
+    ):
+        heard.clear()
+        made = model(config)
+        params, state = jax.eval_shape(made.init, key, batch)
+        rule = rule_of(config.selection)
+
+        def run(params, state, made=made, batch=batch, rule=rule):
+            outputs = made.apply(params, state, batch, rule, "dense", key)
+            ((name, site), *_) = outputs.sites.items()
+            rows = site.features.reshape(-1, *site.features.shape[-2:])  # with an axis of layers
+            return made.scores(params, state, name, rows, batch)
+
+        jax.eval_shape(run, params, state)
+        assert heard == {"step", *needs} - ({"token_id"} if batch is samples else set())
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "conv", "cosine"])

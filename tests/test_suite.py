@@ -158,20 +158,45 @@ def test_what_gradients_have_in_common_by_hand():
         assert float(measures.common_share(jnp.array(nothing, jnp.float32))) == 0
 
 
-def test_seeds_follow_the_code_and_nothing_else(saved, one_command):
-    """A comment, a docstring or the file's name changes no seed; a constant that the class reads does, and so does a setting."""
-    plain = subject.find(f"{saved()}:DistanceRouter", [], quick=True).config.seed
-    one_command.clear()
-    other = saved(lambda text: text.replace("right one?", "best?") + "# end", "other.py")
-    again = subject.find(f"{other}:DistanceRouter", [], quick=True)
-    one_command.clear()
-    edited = saved(lambda text: text.replace("SCALE = 1.0", "SCALE = 1.5"))
-    changed = subject.find(f"{edited}:DistanceRouter", [], quick=True)
+def test_seeds_follow_the_text_of_the_file_and_nothing_else(saved, one_command):
+    """The file's name changes no seed; a constant, a docstring and a comment do, as a router can read them; and so does a setting."""
+
+    def found(change=lambda text: text, file="mine.py"):
+        one_command.clear()
+        return subject.find(f"{saved(change, file)}:DistanceRouter", [], quick=True)
+
+    plain, renamed = found(), found(file="other.py")
+    edits = [
+        found(lambda text: text.replace("SCALE = 1.0", "SCALE = 1.5")),
+        found(lambda text: text.replace("right one?", "best?")),
+        found(lambda text: text + "# 0.7, 0.2"),
+    ]
     scaled = subject.find("linear", ["router.bias=true"], quick=True)
-    assert again.config.seed == plain
-    assert changed.config.seed != plain and changed.code != again.code
+    assert renamed.config.seed == plain.config.seed
+    assert len({plain.config.seed, *(one.config.seed for one in edits)}) == 4
+    assert edits[0].code != plain.code == edits[1].code == edits[2].code
     assert scaled.config.seed != subject.find("linear", [], quick=True).config.seed
-    assert subject.SEEDS[0] <= plain < subject.SEEDS[1]
+    assert subject.SEEDS[0] <= plain.config.seed < subject.SEEDS[1]
+
+
+def test_a_router_is_not_told_the_cluster(saved):
+    """One that looks for it finds nothing; one that asks for it has no card; an oracle, which is built in, has it."""
+    curious = "x @ place - 0.5 * (place**2).sum(0)[None] + (1 / 0 if 'cluster' in context else 0)"
+    looks = saved(lambda text: text.replace("x @ place - 0.5 * (place**2).sum(0)[None]", curious))
+    subject.find(f"{looks}:DistanceRouter", [], quick=True)
+    text = '\nfrom routed.routers import ROUTERS, Router\nROUTERS["told"] = Router(lambda own, experts: DistanceRouter(experts), needs=("cluster",))\n'
+    with pytest.raises(UserError, match="told: needs cluster, the answer of nearly all probes"):
+        subject.find(f"{saved(lambda router: router + text)}:told", [], quick=True)
+
+
+@pytest.mark.parametrize("replaced", ["linear = DistanceRouter", "class linear(DistanceRouter):\n    pass"])
+def test_a_router_does_not_take_the_name_of_a_built_in_one(saved, replaced):
+    path = saved(lambda text: f"{text}\n\n{replaced}\n")
+    with pytest.raises(UserError, match="linear is a built-in router, which scores are measured against: give yours"):
+        subject.find(f"{path}:linear", [], quick=True)
+    path = saved(lambda text: text + '\nfrom routed.routers import ROUTERS\nROUTERS["linear"] = ROUTERS["hash"]\n')
+    with pytest.raises(UserError, match="linear is a built-in router"):
+        subject.find(f"{path}:DistanceRouter", [], quick=True)
 
 
 def test_a_file_with_one_router_needs_no_name(saved):
@@ -208,7 +233,7 @@ def test_what_is_put_into_the_table_is_found(saved):
             lambda text: text.replace("x @ place", "x.T @ x"),
             "the router fails with 5 experts on tokens",
         ),
-        ("DistanceRouter", lambda text: text.replace(", **context", ""), "unexpected keyword argument 'cluster'"),
+        ("DistanceRouter", lambda text: text.replace(", **context", ""), "unexpected keyword argument 'step'"),
         ("DistanceRouter", lambda text: text.replace("return ", "return 1 < "), r"makes bool\[6, 5\]"),
         (
             "DistanceRouter",

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch
 from routed.models.decoder import READ
-from routed.models.language_model import language_model, told
+from routed.models.language_model import context_of, language_model
 from routed.models.model import Model, Site
 from routed.models.transformer import CAUSAL, Plan, Stack
 
@@ -43,7 +43,9 @@ class Classifier(nn.Module):
     def __call__(self, batch: TextBatch, step: Any = 0) -> tuple[Float[Array, "B 1 C"], dict[str, Site | None]]:
         data, transformer = self.plan.config.data, self.plan.config.transformer
         embedding = self.param("embedding", nn.initializers.normal(1.0), (data.vocabulary, transformer.dim))
-        y, sites = Stack(self.plan, CAUSAL, name=CAUSAL)(embedding[batch.inputs], told(batch.inputs, batch, step))
+        y, sites = Stack(self.plan, CAUSAL, name=CAUSAL)(
+            embedding[batch.inputs], context_of(self.plan.config, batch.inputs, batch, step)
+        )
         return Head(len(data.labels), name=HEAD)(y[:, -1])[:, None], {CAUSAL: sites}
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch
-from routed.models.language_model import Read, language_model, told
+from routed.models.language_model import Read, context_of, language_model
 from routed.models.model import Model, Site
 from routed.models.transformer import CAUSAL, Plan, Stack, logits
 from routed.tasks.text.spans import END
@@ -34,7 +34,7 @@ class Decoder(nn.Module):
         )
         ids, packed = batch.inputs, config.data.packing == DOCUMENTS
         y, sites = Stack(self.plan, CAUSAL, name=CAUSAL)(
-            embedding[ids], told(ids, batch, step), seen=same_document(ids) if packed else None
+            embedding[ids], context_of(self.plan.config, ids, batch, step), seen=same_document(ids) if packed else None
         )
         return logits(self.plan, y, embedding), {CAUSAL: sites}
 

@@ -19,7 +19,7 @@ from routed.layer.rule import Rule, rule_of
 from routed.models.model import Model, Outputs
 from routed.models.transformer import Plan
 from routed.models.transformer_sizes import blocks_of, is_sparse
-from routed.routers import ROUTERS
+from routed.routers import ROUTERS, told
 from routed.settings.tree import node_of
 
 #: stack -> the ids that it reads of a batch.
@@ -93,7 +93,7 @@ def language_model(
         state_of_router = {name: _at(tree, (site, *path)) for name, tree in state.items()}
         state_of_router = {name: tree["router"] for name, tree in state_of_router.items() if "router" in tree}
 
-        context = told(read[site](batch), batch, step)
+        context = context_of(config, read[site](batch), batch, step)
 
         def of_layer(own, state_of_router, features):
             return routers[site].apply({"params": own, **state_of_router}, features, **context)
@@ -112,9 +112,12 @@ def language_model(
     return Model(init, apply, scores, responses) if sparse else Model(init, apply)
 
 
-def told(ids: Int[Array, "B L"], batch: TextBatch, step: Any) -> dict[str, Any]:
-    """What routers may know of tokens beside their features: the id, the language (their cluster), the step."""
-    return {"token_id": ids.reshape(-1), "cluster": jnp.repeat(batch.language, ids.shape[1]), "step": step}
+def context_of(config: ConfigDict, ids: Int[Array, "B L"], batch: TextBatch, step: Any) -> dict[str, Any]:
+    """What the config's router is told of tokens beside their features: the step and, if it needs them, the id and the language."""
+    if not is_sparse(config):
+        return {}
+    language = jnp.repeat(batch.language, ids.shape[1])
+    return told(ROUTERS[config.router.name], token_id=ids.reshape(-1), cluster=language, step=step)
 
 
 def _of_kernels(function, params: Any) -> Any:

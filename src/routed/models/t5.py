@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from routed.contracts import TextBatch
-from routed.models.language_model import Read, language_model, told
+from routed.models.language_model import Read, context_of, language_model
 from routed.models.model import Site
 from routed.models.transformer import Plan, Stack, logits
 
@@ -35,9 +35,11 @@ class T5(nn.Module):
         ids, before = batch.inputs, shifted(batch.targets)
         # Both stacks at once: the embedding has one gradient, which devices that share a run sum once.
         x = embedding[jnp.concatenate((ids, before), 1)]
-        source, encoder = Stack(self.plan, "encoder", name="encoder")(x[:, : ids.shape[1]], told(ids, batch, step))
+        source, encoder = Stack(self.plan, "encoder", name="encoder")(
+            x[:, : ids.shape[1]], context_of(self.plan.config, ids, batch, step)
+        )
         y, decoder = Stack(self.plan, "decoder", name="decoder")(
-            x[:, ids.shape[1] :], told(before, batch, step), source
+            x[:, ids.shape[1] :], context_of(self.plan.config, before, batch, step), source
         )
         return logits(self.plan, y, embedding), {"encoder": encoder, "decoder": decoder}
 

@@ -183,7 +183,7 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         keys = jax.random.split(key, 4)
         x, first = Trunk(own, True, whole=False).init_with_output(keys[0], batch.x[:2])
         tokens = cut(x)
-        routing = router.init(keys[1], tokens, cluster=jnp.zeros(len(tokens), int)).get("params", {})
+        routing = router.init(keys[1], tokens, step=0).get("params", {})
         routing = jax.tree.map(lambda a: STD * a / jnp.maximum(a.std(), 1e-12), routing)
         experts = jax.vmap(lambda e: expert.init(jax.random.fold_in(keys[2], e), tokens[:1])["params"])(
             jnp.arange(count)

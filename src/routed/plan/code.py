@@ -74,6 +74,14 @@ def definition_of(arm: str) -> Code:
     return {f"arm {arm}": {"ARMS": hashlib.sha256(text.encode()).hexdigest()[:16]}}
 
 
+def texts_of(config: ConfigDict) -> list[str]:
+    """The whole texts of the users' files that the code of a run's parts is in: comments, docstrings and all else."""
+    named = ((re.split("[ =]", one.label, maxsplit=1)[-1], one.part) for one in parts_of(config))
+    brought = ((name, part) for name, part in named if not any(part is one for one in PACKAGED))
+    files = set[pathlib.Path]().union(*(reached(name, part) for name, part in brought))
+    return sorted(LOADED[file].text if file in LOADED else file.read_text(encoding="utf-8") for file in files)
+
+
 def change(label: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """A part with the files in which its code is not what it was; empty if it is the same, in files of whatever names."""
     if sorted(before.values()) == sorted(now.values()):

@@ -24,6 +24,7 @@ from routed.routers.router import (
     kernel_from_clusters,
     kernel_from_examples,
     scale_kernel,
+    told,
 )
 from routed.routers.sharpness import sharpness_for, sharpness_of
 from routed.routers.stand_in import STAND_INS
@@ -205,5 +206,5 @@ SHARED: dict[str, Setting] = {
 __all__ = [
     "CLUSTERS", "NOISES", "ROUTERS", "SHARED", "Convolutions", "CosineRouter", "DecisiveRouter", "Flat", "HashIdRouter", "HashRouter", "Hidden",
     "HyperRouter", "Noise", "OracleRouter", "ProductRouter", "RandomRouter", "Router", "ScoreNoise", "StableRouter", "Windows",
-    "initial_parameters", "jitter", "sharpness_for", "sharpness_of",
+    "initial_parameters", "jitter", "sharpness_for", "sharpness_of", "told",
 ]  # fmt: skip

@@ -20,7 +20,8 @@ from routed.settings.setting import Setting, accept
 class Make(Protocol):
     """The module of a router for so many experts; `own` is the config node `router`.
 
-    The module is called with tokens [T, ...] and with context that it may ignore: `cluster` [T], `token_id` [T], `step`.
+    The module is called with tokens [T, ...] and with context that it may ignore: `step`, and what the router `needs` of
+    `cluster` [T] and `token_id` [T].
     It returns scores [T, E] before any softmax. It may hold variables of further collections: they move when the layer is
     called with mutable state (training), and are frozen with the parameters. Those of the collection `objective` are losses of
     its own, minimised beside the task's.
@@ -65,7 +66,7 @@ class Router(NamedTuple):
     """What a router reads, and what a comparison may do to its initial weights.
 
     `tokens` are the kinds of tokens that it can score (rows, patches, images, hidden; empty: any), `needs` the context without
-    which it cannot. A router that does not learn contributes no auxiliary loss. Without `scale`, `from_examples` or
+    which it cannot: it is told of no other. A router that does not learn contributes no auxiliary loss. Without `scale`, `from_examples` or
     `from_clusters` the settings that ask for them are refused; sharpening needs neither, as it multiplies the scores.
     """
 
@@ -82,6 +83,11 @@ class Router(NamedTuple):
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     check: Callable[[ConfigDict], None] = accept
+
+
+def told(router: Router, **context: Any) -> dict[str, Any]:
+    """What of the context of a call a router is told: the step, and what it needs. Labels reach only who asks for them by name."""
+    return {name: value for name, value in context.items() if name == "step" or name in router.needs}
 
 
 def scale_kernel(params: Any, factor: Float[Array, ""] | float) -> Any:

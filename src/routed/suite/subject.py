@@ -17,9 +17,9 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.plan import checks, experiment
-from routed.plan.code import code_of
-from routed.plan.config import base, canonical
-from routed.routers import ROUTERS, Router
+from routed.plan.code import code_of, texts_of
+from routed.plan.config import PACKAGED, base, canonical
+from routed.routers import ROUTERS, Router, told
 from routed.routers.stand_in import STAND_INS
 from routed.settings.tree import nearest, node_of, override, parse
 from routed.suite import probes
@@ -69,17 +69,17 @@ def find(spec: str, given: list[str], quick: bool) -> Subject:
     config = override(config, {"arms": arms})
     checks.validate(config)
     _try(spec, config)
-    code = code_of(config)
-    return Subject(name, tuple(sorted(given)), override(config, {"seed": base_seed(name, given, code)}), code)
+    seed = base_seed(name, given, texts_of(config))
+    return Subject(name, tuple(sorted(given)), override(config, {"seed": seed}), code_of(config))
 
 
-def base_seed(name: str, given: list[str] | tuple[str, ...], code: dict[str, dict[str, str]]) -> int:
-    """The first seed of a router's runs: a hash of its name, settings and code, and of the probes. Nobody knows it before the code is written.
+def base_seed(name: str, given: list[str] | tuple[str, ...], texts: list[str]) -> int:
+    """The first seed of a router's runs: a hash of its name, settings, the texts of its files, and the probes: nobody knows it before they are written.
 
-    Comments, formatting, docstrings and the names of files do not count (`plan.code`). Tuning seeds are others, and so derived as well.
+    Comments and docstrings count, as a router can read them; the names of files do not. Tuning seeds are others, and so derived as well.
     """
-    digests = {part: sorted(files.values()) for part, files in code.items()}
-    text = json.dumps([name, sorted(given), digests, probes.digest()], sort_keys=True)
+    files = {i: hashlib.sha256(text.encode()).hexdigest() for i, text in enumerate(texts)}  # of a built-in none
+    text = json.dumps([name, sorted(given), files, probes.digest()], sort_keys=True)
     low, high = SEEDS
     return low + int(hashlib.sha256(text.encode()).hexdigest(), 16) % (high - low)
 
@@ -108,25 +108,38 @@ def _of_file(path: str, name: str) -> str:
     module = experiment.load(path, needs=())
     added = {key: one for key, one in ROUTERS.items() if before.get(key) is not one}
     classes = {key: one for key, one in vars(module).items() if _is_own_module(one, module)}
+    if taken := [key for key in (*added, name) if any(before.get(key) is one for one in PACKAGED)]:
+        raise UserError(
+            f"{path}: {taken[0]} is a built-in router, which scores are measured against: give yours another name"
+        )
     if not name:
         if len(known := [*added] or [*classes]) != 1:
             names = f"it has {', '.join(known)}" if known else "it has no router"
             raise UserError(f"{path}: which router? say {path}:NAME; {names}")
         (name,) = known
     if name in added:
-        return name
+        return _blind(path, name)
     value = vars(module).get(name)
     if value is None:
         known = [*added, *classes]
         raise UserError(f"{path}: has no {name}{nearest(name, known)}; its routers: {', '.join(known) or 'none'}")
     if isinstance(value, Router):
         ROUTERS[name] = value
-    elif isinstance(value, type) and issubclass(value, nn.Module):
-        ROUTERS[name] = Router(lambda own, experts: value(experts), tokens=("rows",))
-    else:
+        return _blind(path, name)
+    if not (isinstance(value, type) and issubclass(value, nn.Module)):
         raise UserError(
             f"{path}:{name}: is no router but {_kind(value)}: name a key of ROUTERS, a Router, or a Flax module that is made with the"
             " number of experts alone"
+        )
+    ROUTERS[name] = Router(lambda own, experts: value(experts), tokens=("rows",))
+    return name
+
+
+def _blind(path: str, name: str) -> str:
+    """The name of a router, unless it asks for the answer."""
+    if "cluster" in ROUTERS[name].needs:
+        raise UserError(
+            f"{path}:{name}: needs cluster, the answer of nearly all probes: a card is of routers that see tokens only"
         )
     return name
 
@@ -142,10 +155,11 @@ def _is_own_module(value: Any, module: types.ModuleType) -> bool:
 
 def scores_of(config: ConfigDict, experts: int) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
     """(init(key, x), apply(variables, x)) of the config's router, called as the layer calls it; clusters and the step are 0."""
-    module = ROUTERS[config.router.name].make(node_of(canonical(config)).router, experts)
+    kind = ROUTERS[config.router.name]
+    module = kind.make(node_of(canonical(config)).router, experts)
 
     def context(x: Any) -> dict[str, Any]:
-        return {"cluster": jnp.zeros(len(x), jnp.int32), "step": 0}
+        return told(kind, cluster=jnp.zeros(len(x), jnp.int32), step=0)
 
     def init(key: Any, x: Any) -> Any:
         return module.init({"params": key, "noise": key}, x, **context(x))
