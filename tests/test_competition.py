@@ -75,6 +75,15 @@ def test_an_evaluation_competes_always():
     np.testing.assert_array_equal(routing.expert.reshape(6, 2), jax.lax.top_k(norms, 2)[1])
 
 
+def test_a_sharpened_router_is_distilled_as_it_routes():
+    """With a sharpness of 3 the scores that the contest teaches are three times the router's, as are those that choose."""
+    moe = layer(Linear(2), **{"selection.share": 1.0})
+    params, controls = made(moe), {"control": {"sharpness": jnp.array(3.0)}}
+    _, routing = moe.apply({"params": params, **controls}, X, step=0, rngs={"noise": jax.random.key(7)})
+    for scores in (routing.scores, routing.contest.scores):
+        np.testing.assert_allclose(scores, 3 * X @ params["router"]["kernel"], rtol=1e-5)
+
+
 def test_coins_come_up_as_often_as_the_share():
     """2,000 tosses at .3: 600, five standard deviations sqrt(2000 x .3 x .7) = 20.5 are 102."""
     rule = rule_of(node_of(settings(**{"selection.share": 0.3})).selection)

@@ -213,3 +213,25 @@ def test_runs_that_all_begin_untrained_say_so(caplog):
     caplog.clear()
     initial.check(plan_runs(settings(**LANGUAGE), ({},)))
     assert not caplog.text
+
+
+def test_a_workdir_whose_runs_began_with_other_models_is_refused(tmp_path, monkeypatch):
+    """The same models, or none that are left, are no reason; models that were trained in another way are; nor is a damaged note passed over."""
+    runs, held = plan_runs(settings(**{"initial.workdir": "base"}), ({},)), {"name": "a"}
+
+    def model(run):
+        if not held["name"]:
+            raise UserError("no models in it")
+        return tmp_path / "base" / held["name"]
+
+    monkeypatch.setattr(initial, "_model", model)
+    for held["name"] in ("a", "a", ""):
+        initial.claim(tmp_path, runs)
+    held["name"] = "b"
+    with pytest.raises(
+        UserError, match=r"initial.workdir='base': holds other models than those that runs in .* began with"
+    ):
+        initial.claim(tmp_path, runs)
+    (tmp_path / "initial.json").write_text("[1")
+    with pytest.raises(UserError, match=r"initial.json is damaged, so nobody knows which models"):
+        initial.claim(tmp_path, runs)

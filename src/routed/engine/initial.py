@@ -18,10 +18,14 @@ from routed.engine.compilation import Compiled
 from routed.plan.runs import Run
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten
+from routed.system import files, hosts
 from routed.training.freezing import router_of, with_router
 
 #: Where the models of finished runs are, in a workdir.
 MODELS = "models"
+
+#: Which of them each run of a workdir began with.
+BEGAN = "initial.json"
 
 #: Settings of a model that have to be alike, and those in these nodes that need not be.
 ALIKE = ("data.tokens", "data.vocabulary", "router.name", "experts.", "transformer.")
@@ -45,6 +49,38 @@ def check(runs: list[Run]) -> None:
     may = [run for run in runs if "initial" in run.config]
     if may and not any(map(_begins, may)):
         log.warning("config key initial.workdir is empty: every run begins untrained, so nothing is fine-tuned")
+
+
+def claim(workdir: pathlib.Path, runs: list[Run]) -> None:
+    """Notes which model each run of a workdir begins with; refuses a workdir whose runs began with others.
+
+    A model has the key of its run as name, so one that was trained again in another way is another; finished runs may have lost theirs.
+
+    Raises:
+      UserError: names the two workdirs.
+    """
+    file = workdir / BEGAN
+    try:
+        known = dict[str, str](json.loads(file.read_text("utf-8"))) if file.exists() else {}
+    except (OSError, ValueError, TypeError):
+        raise UserError(
+            f"{file} is damaged, so nobody knows which models its runs began with: choose another --workdir"
+        ) from None
+    now = {run.key: name for run in runs if _begins(run) and (name := _name(run))}
+    for run in runs:
+        if run.key in now and known.get(run.key, now[run.key]) != now[run.key]:
+            why = f"holds other models than those that runs in {workdir} began with; choose another --workdir"
+            refuse("initial.workdir", run.config.initial.workdir, why)
+    if not now.items() <= known.items():
+        hosts.once(lambda: files.write(file, json.dumps(known | now, indent=1) + "\n"))
+
+
+def _name(run: Run) -> str:
+    """The name of the model that a run begins with; empty if it is gone."""
+    try:
+        return _model(run).name
+    except UserError:
+        return ""
 
 
 def begun(compiled: Compiled, states: Any, batch: list[Run], workdir: pathlib.Path) -> Any:

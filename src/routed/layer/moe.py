@@ -106,7 +106,7 @@ class MoE(nn.Module):
         key = self.make_rng("noise") if self.has_rng("noise") else None
         coin, draws = jax.random.split(key) if key is not None else (None, None)
         took_part = jnp.array(True) if coin is None else competition.held(self.rule, coin, context["step"])
-        scores = self.router(jax.lax.stop_gradient(routed_by), **context)
+        scores = self._scores(jax.lax.stop_gradient(routed_by), context)
         if self.mesh is None and competition.is_elected(self.rule) and self._dispatch(x, params, places) == "ragged":
             outputs, routing, norms = competition.elected(
                 self.rule,
@@ -139,9 +139,7 @@ class MoE(nn.Module):
         noise = NOISES[self.noise]
         if noise.on_input is not None and self.has_rng("noise"):
             routed_input = noise.on_input(self.make_rng("noise"), x, self.noise_scale)
-        scores = self.router(routed_input, **context)
-        if self.has_variable(CONTROL, "sharpness"):
-            scores *= self.get_variable(CONTROL, "sharpness")
+        scores = self._scores(routed_input, context)
         preference = scores
         if noise.draw is not None:
             preference = scores + ScoreNoise(
@@ -156,6 +154,10 @@ class MoE(nn.Module):
         if self.is_mutable_collection("balance") and not self.is_initializing():
             bias.value = load.rebalanced(bias.value, load.load_of(routing, mask)[0], self.balance_rate)
         return routing
+
+    def _scores(self, x, context) -> Float[Array, "T E"]:
+        scores = self.router(x, **context)
+        return scores * self.get_variable(CONTROL, "sharpness") if self.has_variable(CONTROL, "sharpness") else scores
 
     def _select(self) -> Callable[..., Routing | SoftRouting]:
         if self.mesh is None:

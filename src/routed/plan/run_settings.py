@@ -16,6 +16,9 @@ DEVICES = 2**16
 
 _TUNED = When(lambda config: config.rates == "tuned", "rates=tuned")
 
+#: Where no devices share a run: each has runs of its own.
+_ALONE = When(lambda config: config.mesh.data * config.mesh.expert == 1, "mesh.data=1 and mesh.expert=1")
+
 PLAN = Component(
     {
         "name": Setting("", "of the experiment", identity=False),
@@ -59,7 +62,11 @@ PLAN = Component(
 ENGINE = Component(
     {
         "mesh.run": Setting(
-            0, "devices that share the runs; 0: all (on a CPU, one per core)", within(0, DEVICES), identity=False
+            0,
+            "devices that share the runs; 0: all (on a CPU, one per core)",
+            within(0, DEVICES),
+            identity=False,
+            when=_ALONE,
         ),
         "mesh.data": Setting(1, "devices that share the rows of one run's batch", within(1, DEVICES), identity=False),
         "mesh.expert": Setting(
@@ -73,12 +80,14 @@ ENGINE = Component(
             "map (one run after the other), vmap, or auto: map on a CPU, vmap elsewhere",
             one_of(("auto", "map", "vmap")),
             identity=False,
+            when=_ALONE,
         ),
         "mesh.runs_per_batch": Setting(
             0,
             "runs that advance together, at most: the unit of a checkpoint; 0: 16 on a CPU, elsewhere 4 a device",
             at_least(0),
             identity=False,
+            when=_ALONE,
         ),
         "checkpoint.every": Setting(
             0,
