@@ -8,7 +8,7 @@ more steps), the dense steps' (all experts learn, nobody wins), the loss's noise
 everywhere, and what the router learns of it is to ignore its input.
 
     python -m routed.main --config=experiments/competition_gmm.py            # all arms, experts that can and cannot compete
-    python -m routed.main --config=experiments/competition_gmm.py:share      # against lambda, at equal FLOPs
+    python -m routed.main --config=experiments/competition_gmm.py:share      # against lambda, at equal FLOPs, of both kinds of experts
     python -m routed.main --config=experiments/competition_gmm.py:smoke
 
 From the paper: top-2 of 16 experts, weights that sum to 1, no balance loss, no drops, evaluated by the router alone; target, loss and output
@@ -25,7 +25,7 @@ Rules, written before the evaluation seeds (2300 on) ran; none looks at competit
   effect      smallest effect of interest: a factor 1.1 in excess loss, .01 in agreement.
 
 Expected: competition lowers the excess loss of mlp experts at equal steps and not at equal FLOPs; dense steps do as well; constant experts lose
-all agreement where lambda is large.
+all agreement where lambda is large (`share`, at its largest; at .05 the first figure only asks whether agreement rises).
 
 Found in the first study (BUILD_NOTES.md, section 3; mlp experts only, 5 and 10 seeds): no lower loss, not even at equal steps; agreement .02 higher, and as much with a
 shuffled target; every arm chose the largest rate that was tried, so there is no verdict.
@@ -137,17 +137,29 @@ FIRST = Figure(
 
 
 def shares(config: ConfigDict) -> tuple[Point, ...]:
-    """Each share for as many steps, and SMoE for as many FLOPs."""
+    """Of both kinds of experts, each share for as many steps, and SMoE for as many FLOPs."""
     same, values = {"steps": config.steps, "eval_every": config.eval_every}, SHARES[config.scale]
-    return (
-        *({"selection.share": share, **same, "arms": config.arms} for share in values),
-        *({"selection.share": share, **longer(config, share), "arms": ("learned",)} for share in values),
+    return tuple(
+        {"experts.name": experts} | point
+        for experts in EXPERTS
+        for point in (
+            *({"selection.share": share, **same, "arms": config.arms} for share in values),
+            *({"selection.share": share, **longer(config, share), "arms": ("learned",)} for share in values),
+        )
     )
 
 
 def claim_shares(config: ConfigDict) -> Iterator[Claim]:
-    """At each share: competition and each of its controls against SMoE of as many FLOPs."""
-    write = writer(config, {})
+    """At each share: competition and each of its controls against SMoE of as many FLOPs; and what the largest does to constant experts."""
+    share = SHARES[config.scale][-1]
+    write, at = writer(config, {"experts.name": "constant"}), {"selection.share": share}
+    same = {"steps": config.steps, "eval_every": config.eval_every}
+    sides = COMPETE | at | same, LEARNED | at | same
+    yield write.order("gmm.constant.blind", f"constant experts, lambda = {share:g}: competition loses agreement of experts and clusters",
+                      "not asked", *sides, metric="router/ami", unit="difference")  # fmt: skip
+    yield write.order("gmm.constant.pair", f"constant experts, lambda = {share:g}: competition gives few experts all tokens",
+                      "not asked", *reversed(sides), metric="router/load_max", unit="difference")  # fmt: skip
+    write = writer(config, {"experts.name": "mlp"})
     for share in SHARES[config.scale]:
         fair = LEARNED | {"selection.share": share, **longer(config, share)}
         for arm in config.arms[1:]:
@@ -162,8 +174,10 @@ SHARE = Figure(
     changes={"arms": ("learned", *SWEPT)},
     sweep=shares,
     claims=lambda config: tuple(claim_shares(config)),
-    plots=lambda config: (
-        {"kind": "equal_cost", "name": "share", "x": "selection.share", "metrics": METRICS[:3], "steps": config.steps},
+    plots=lambda config: tuple(
+        {"kind": "equal_cost", "name": f"share-{experts}", "x": "selection.share", "metrics": (*METRICS[:3], "router/load_max"),
+         "steps": config.steps, "at": {"experts.name": experts}}
+        for experts in EXPERTS
     ),
 )  # fmt: skip
 

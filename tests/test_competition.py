@@ -15,6 +15,7 @@ from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.routers import ROUTERS
 from routed.settings.tree import node_of, override
+from routed.training.samples import experts_per_token
 from tests.parallel_case import make_mesh
 from tests.test_decoder import ready
 from tests.test_decoder import rows as rows_of_text
@@ -138,14 +139,16 @@ def test_whom_the_routers_loss_reaches(changes, reached):
 
 
 def test_the_tasks_gradient_where_only_the_router_hears():
-    """With forward=false the output is the router's own; alpha scales what the task sends to the router, and nothing else."""
+    """With forward=false the output is the router's own; alpha scales what the task sends to the router's weights, and nothing else."""
     params = made(layer(Linear(2)))
 
     def of(**changes):
         moe = layer(Linear(2), **{"selection.share": 1.0, "selection.forward": False} | changes)
-        return ran(moe, params)[0], jax.grad(lambda p: (ran(moe, p)[0] ** 2).sum())(params)
+        grads, to_x = jax.grad(lambda p, x: (ran(moe, p, x)[0] ** 2).sum(), (0, 1))(params, X)
+        return ran(moe, params)[0], grads | {"x": to_x}
 
     (y, one), (_, three) = of(), of(**{"selection.alpha": 3.0})
+    np.testing.assert_allclose(one["x"], three["x"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(y, ran(layer(Linear(2), **{"selection.name": "top_k"}), params)[0], rtol=1e-5)
     np.testing.assert_allclose(three["router"]["kernel"], 3 * one["router"]["kernel"], rtol=1e-4)
     jax.tree.map(np.testing.assert_array_equal, one["experts"], three["experts"])
@@ -272,11 +275,30 @@ def test_computed_experts():
 
 
 def test_what_losers_cost():
-    """14 of 16 lose on a quarter of the steps and compute forward only, one pass of three; where nobody wins, all 16 learn."""
-    for winners, expected in (("norms", 2 + 0.25 * 14 / 3), ("random", 2 + 0.25 * 14 / 3), ("all", 2 + 0.25 * 14)):
-        changes = {"selection.share": 0.25, "selection.winners": winners}
+    """14 of 16 lose on a quarter of the steps and compute forward only, one pass of three; all 16 learn where nobody wins, or by their norms."""
+    thirds, whole = 2 + 0.25 * 14 / 3, 2 + 0.25 * 14
+    shares = {"selection.renormalise": True}
+    for changes, expected in (
+        (shares, thirds),
+        ({"selection.winners": "random"}, thirds),
+        ({"selection.forward": False}, thirds),
+        (shares | {"selection.winners": "all"}, whole),
+        ({"selection.renormalise": False}, whole),
+        ({"selection.forward": False, "selection.distil_detached": False}, whole),
+    ):
+        changes = {"selection.share": 0.25} | changes
         assert work(rule_of(node_of(settings(**changes)).selection), 9, 16) == pytest.approx(expected)
     assert work(rule_of(settings(**{"selection.name": "top_k"}).selection), 9, 16) == 2
+
+
+def test_a_schedule_is_counted_by_its_mean_step():
+    """root: in the first 1,000 steps 2 / 3 of the share, in the second 2 / (2 + sqrt 2) = .585786; mean .626227."""
+    rule = rule_of(node_of(settings(**{"selection.share": 0.5, "selection.schedule": "root"})).selection)
+    assert competition.averaged(rule, 2000).own.share == pytest.approx(0.5 * 0.626227, rel=1e-5)
+    assert competition.averaged(rule._replace(own=None, name="top_k"), 2000).own is None
+    sizes = {"experts.count": 4, "steps": 2000, "data.fresh": True, "eval_every": 2000}
+    config = settings(**sizes, **{"selection.share": 0.5, "selection.schedule": "root"})
+    assert experts_per_token(node_of(config)) == pytest.approx(2 + 0.5 * 0.626227 * 2, rel=1e-5)
 
 
 @pytest.mark.parametrize(("changes", "words"), [

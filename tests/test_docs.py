@@ -25,6 +25,7 @@ from routed.plan.config import traced as every_traced
 from routed.plan.runs import plan_runs
 from routed.settings.tree import node_of, override, value_of
 from routed.tasks import worlds
+from routed.training import task_losses
 from routed.training.problem import Inputs
 from routed.training.program import streams
 
@@ -37,7 +38,7 @@ SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)+)", TEXT, re.MULTILINE)
 #: Every dict that an example adds to.
 TABLES = (
     routers.ROUTERS, tasks.TASKS, experts.EXPERTS, selection.SELECTIONS, auxiliary.AUXILIARY, metrics.METRICS, metrics.COLUMNS,
-    plots.PLOTS, arms.ARMS,
+    plots.PLOTS, arms.ARMS, task_losses.TASK_LOSSES,
 )  # fmt: skip
 
 ARMS = ("learned", "frozen", "frozen_sharp", "frozen_data")
@@ -136,8 +137,8 @@ def test_a_section_has_one_file_of_at_most_30_lines_and_its_command(heading):
     assert f'"name": "{file.removesuffix(".py")}"' in block(heading) or f'make_config("{file[:-3]}"' in block(heading)
 
 
-def test_there_are_eleven_sections():
-    assert len(SECTIONS) == 11 and TEXT.count("```python") == 11
+def test_there_are_twelve_sections():
+    assert len(SECTIONS) == 12 and TEXT.count("```python") == 12
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
@@ -153,7 +154,9 @@ def test_the_command_line_of_a_section_plans_its_sweep(heading, tmp_path):
     )
     for key, _, values in (flag.partition("=") for flag in flags):
         learned = {run.key: value_of(run.config, key) for run in runs if run.arm == "learned"}
-        assert set(map(float, values.split(","))) == set(learned.values())
+        assert {*values.split(",")} == {
+            f"{value:g}" if isinstance(value, float) else value for value in learned.values()
+        }
     assert runs and config.steps < experiment.configure(f"{tmp_path / file}{figure}", [])[1].steps
 
 
@@ -193,6 +196,15 @@ def test_controls_act_on_routers_of_ones_own(heading, tmp_path):
     problem, inputs, params, state = started(config, {"router.entropy": jnp.float32(0.5)})
     seen = jax.jit(lambda: problem.evaluate(inputs, params, state, jnp.int32(config.steps), ()))()
     assert float(seen["router/entropy_token_train"]) == pytest.approx(0.5, abs=1e-3)  # the scores are sharpened
+
+
+def test_a_task_loss(tmp_path):
+    """Errors .5 and 3: .5^2 / 2 and 3 - 1/2. Both losses are trained on, and differ."""
+    _, table, _ = train("A task loss", tmp_path, sweeps=["loss=squared,huber"])
+    value = task_losses.TASK_LOSSES["huber"].value(jnp.array([[0.5, 3.0]]), jnp.zeros((1, 2)))
+    np.testing.assert_allclose(value, [0.125 + 2.5])
+    losses = [column(table, "test/loss_soft", arm="learned", loss=loss) for loss in ("squared", "huber")]
+    assert (losses[0] != losses[1]).all()
 
 
 def test_a_router_with_state_moves_in_training_and_stays_when_frozen(tmp_path):

@@ -15,15 +15,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
 from routed.layer.rule import Rule
-from routed.settings.setting import Setting, at_least, one_of, refuse, within
+from routed.settings.setting import Setting, When, at_least, one_of, refuse, within
+from routed.settings.tree import from_flat
 
 #: Steps of an epoch of the released code, by which its schedule goes.
 EPOCH = 1000
+
+#: Where the task's loss reaches the router of a layer that competes.
+_HEARD = When(lambda config: not config.selection.forward, "selection.forward=false")
 
 SETTINGS: dict[str, Setting] = {
     "share": Setting(0.05, "lambda: share of the training steps on which a layer competes", within(0, 1), traced=True),
@@ -42,7 +47,7 @@ SETTINGS: dict[str, Setting] = {
         True, "the layer's output is the winners'; else the router's choice, and its loss alone is of them"
     ),
     "alpha": Setting(
-        1.0, "times the gradient that the task's loss sends through the router's weights where a layer competes", at_least(0)
+        1.0, "times the gradient that the task's loss sends to the router's weights where a layer competes (eq. 5)", at_least(0), when=_HEARD
     ),
     "distil": Setting(1.0, "coefficient of the router's loss, summed over the layers that compete", at_least(0), traced=True),
     "distil_side": Setting(
@@ -99,11 +104,7 @@ def elected(
     if rule.own.winners == "random" and deal is not None:
         norms = jax.random.permutation(deal, norms, axis=1, independent=True)
     winners, learned, ours = select(norms), norms, routing.weight
-    if rule.own.forward:
-        chosen = _where(took_part, winners, routing)
-    else:
-        fixed = jax.lax.stop_gradient(ours)
-        chosen, ours = routing, jnp.where(took_part, fixed + rule.own.alpha * (ours - fixed), ours)
+    chosen = _where(took_part, winners, routing) if rule.own.forward else routing
     outputs = outputs_of(chosen)
     if rule.own.forward and rule.own.winners == "norms":
         learned = jnp.where(took_part, norms.at[chosen.token, chosen.expert].set(norms_of(outputs)), norms)
@@ -149,10 +150,17 @@ def contest(
         return combine(SoftRouting(routing.scores, jax.nn.softmax(routing.scores)), outputs), routing, learned
     if rule.own.forward:
         routing = select(norms)._replace(scores=routing.scores)
-    else:
-        fixed = jax.lax.stop_gradient(routing.weight)
-        routing = routing._replace(weight=fixed + rule.own.alpha * (routing.weight - fixed))
     return combine(routing, outputs), routing, learned
+
+
+def weighed(
+    rule: Rule, took_part: Bool[Array, ""], scores: Float[Array, "T E"], own: Float[Array, "T E"]
+) -> Float[Array, "T E"]:
+    """`scores`, of which the router's weights hear `alpha` times as much where a layer competes, and the trunk as much as ever.
+
+    `own` are the same scores, of inputs that get no gradient.
+    """
+    return scores + jnp.where(took_part, rule.own.alpha - 1.0, 0.0) * (own - jax.lax.stop_gradient(own))
 
 
 def distillation(rule: Rule, routing: Routing) -> Scalar:
@@ -165,10 +173,9 @@ def distillation(rule: Rule, routing: Routing) -> Scalar:
         return jnp.float32(0)
     target = _softmax_of_largest(seen.norms, rule.k)
     target = jax.lax.stop_gradient(target) if own.distil_detached else target
-    scores = routing.scores if own.distil_trunk else seen.scores
-    ours = _softmax_of_largest(scores, rule.k) if own.distil_side == "chosen" else jax.nn.softmax(scores)
+    ours = _softmax_of_largest(seen.scores, rule.k) if own.distil_side == "chosen" else jax.nn.softmax(seen.scores)
     error = ((ours - target) ** 2).sum(1).mean()
-    error /= scores.shape[1] if own.distil_mean == "entries" else 1
+    error /= ours.shape[1] if own.distil_mean == "entries" else 1
     return own.distil * jnp.where(seen.held, error, 0.0)
 
 
@@ -185,19 +192,24 @@ def _softmax_of_largest(values: Float[Array, "T E"], k: int) -> Float[Array, "T 
 
 
 def experts_per_token(rule: Rule, tokens: int, experts: int) -> Any:
-    """Experts that compute a training token, on average: all of them where the layer competes. Of the schedule root, at its start."""
+    """Experts that compute a training token, on average: all of them where the layer competes."""
     del tokens
-    return rule.k + _share(rule) * (experts - rule.k)
+    return rule.k + rule.own.share * (experts - rule.k)
 
 
 def work(rule: Rule, tokens: int, experts: int) -> Any:
-    """The same in experts that learn: who does not win computes forward only, a third of a training step; if nobody wins, all learn."""
+    """The same in experts that learn: who computes forward only is a third of a training step. Where not only winners have a gradient, all learn."""
     del tokens
-    return rule.k + _share(rule) * (experts - rule.k) / (1 if rule.own.winners == "all" else 3)
+    return rule.k + rule.own.share * (experts - rule.k) / (3 if is_elected(rule) else 1)
 
 
-def _share(rule: Rule) -> Any:
-    return rule.own.share * (2 / 3 if rule.own.schedule == "root" else 1)
+def averaged(rule: Rule, steps: int) -> Rule:
+    """The rule with the share of a mean step of so many in the place of its schedule: what is counted by."""
+    if rule.own is None or "schedule" not in rule.own or rule.own.schedule == "constant":
+        return rule
+    factor = float((2 / (2 + np.sqrt(np.arange(steps) // EPOCH + 1.0))).mean())
+    own = {name: rule.own[name] for name in SETTINGS if name in rule.own}
+    return rule._replace(own=from_flat(own | {"share": factor * rule.own.share}))
 
 
 def check(config: ConfigDict) -> None:

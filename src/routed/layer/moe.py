@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -29,6 +29,15 @@ CONTROL = "control"
 def over_experts(params: Any) -> Any:
     """Names the leading axis of every leaf `expert`, as Flax metadata that `nn.get_partition_spec` and `nn.scan` read."""
     return jax.tree.map(lambda a: nn.LogicallyPartitioned(a, ("expert", *[None] * (a.ndim - 1))), params)
+
+
+class Toss(NamedTuple):
+    """Does a layer compete; its scores, of inputs that get no gradient; those that the contest teaches; and a key for its draws."""
+
+    held: Bool[Array, ""]
+    heard: Float[Array, "T E"]
+    taught: Float[Array, "T E"]
+    key: Any
 
 
 class MoE(nn.Module):
@@ -72,7 +81,9 @@ class MoE(nn.Module):
         routed_by: Float[Array, "T ..."] | None = None,
         **context,
     ) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:
-        routing = self._route(x if routed_by is None else routed_by, mask, context)
+        contested = SELECTIONS[self.rule.name].contested
+        toss = self._tossed(x if routed_by is None else routed_by, context) if contested else None
+        routing = self._route(x if routed_by is None else routed_by, mask, context, toss)
         common = 0.0 if self.shared is None else self.shared(x)
         if self.weigh_inputs or SELECTIONS[self.rule.name].weighs_inputs:
             x, routing = scaled_inputs(x, routing, self.rule.name)
@@ -87,10 +98,8 @@ class MoE(nn.Module):
         )
 
         run = partial(_apply, expert)
-        if SELECTIONS[self.rule.name].contested:
-            y, routing = self._contested(
-                run, params, x, routing, places, x if routed_by is None else routed_by, context
-            )
+        if toss is not None:
+            y, routing = self._contested(run, params, x, routing, places, toss)
             return common + y, routing
         return common + self._dispatched(run, params, x, routing, places), routing
 
@@ -101,12 +110,17 @@ class MoE(nn.Module):
             return dispatch.parallel(run, params, x, routing, places, self.mesh)
         return dispatch.DISPATCHES[self._dispatch(x, params, places)].run(run, params, x, routing, places)
 
-    def _contested(self, run, params, x, routing, places, routed_by, context) -> tuple[Float[Array, "T O"], Routing]:
-        """The layer where its experts may compete; without random numbers, as at an evaluation, they do."""
+    def _tossed(self, x, context) -> Toss:
+        """Whether a layer competes; without random numbers, as at an evaluation, it does."""
         key = self.make_rng("noise") if self.has_rng("noise") else None
         coin, draws = jax.random.split(key) if key is not None else (None, None)
         took_part = jnp.array(True) if coin is None else competition.held(self.rule, coin, context["step"])
-        scores = self._scores(jax.lax.stop_gradient(routed_by), context)
+        heard = self._scores(jax.lax.stop_gradient(x), context)
+        return Toss(took_part, heard, self._scores(x, context) if self.rule.own.distil_trunk else heard, draws)
+
+    def _contested(self, run, params, x, routing, places, toss: Toss) -> tuple[Float[Array, "T O"], Routing]:
+        """The layer where its experts may compete."""
+        took_part, _, scores, draws = toss
         if self.mesh is None and competition.is_elected(self.rule) and self._dispatch(x, params, places) == "ragged":
             outputs, routing, norms = competition.elected(
                 self.rule,
@@ -134,7 +148,7 @@ class MoE(nn.Module):
         y, routing, norms = jax.lax.cond(took_part, jax.checkpoint(compete), route)
         return y, routing._replace(contest=Contest(took_part, scores, norms))
 
-    def _route(self, x, mask, context) -> Routing | SoftRouting:
+    def _route(self, x, mask, context, toss: Toss | None) -> Routing | SoftRouting:
         routed_input = x
         noise = NOISES[self.noise]
         if noise.on_input is not None and self.has_rng("noise"):
@@ -146,6 +160,8 @@ class MoE(nn.Module):
                 noise.draw, self.noise_scale, self.num_experts, noise.learned, name="noise"
             )(x)
         weighing = preference if self.noise_in_weights else scores
+        if toss is not None and not self.rule.own.forward:
+            weighing = competition.weighed(self.rule, toss.held, weighing, toss.heard)
         pick = self._select()
         if not self.balance_rate:
             return pick(weighing, preference=preference, mask=mask)

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.experts import EXPERTS
+from routed.layer.competition import averaged
 from routed.layer.rule import rule_of
 from routed.layer.selection import SELECTIONS, divisors, group_of, work
 from routed.settings.tree import node_of
@@ -112,13 +113,17 @@ def shared(config: ConfigDict) -> int:
 
 def experts_of_token(config: Any) -> Any:
     """Experts that compute a training token in a sparse layer, on average over the steps."""
-    rule, tokens = rule_of(config.selection), config.batch_size * config.data.input_length
+    rule, tokens = averaged(rule_of(config.selection), config.steps), config.batch_size * config.data.input_length
     return SELECTIONS[rule.name].experts_per_token(rule, tokens, config.experts.count)
 
 
 def work_of_token(config: Any) -> Any:
     """The same in experts that learn from it, of which one that only computes is a third."""
-    return work(rule_of(config.selection), config.batch_size * config.data.input_length, config.experts.count)
+    return work(
+        averaged(rule_of(config.selection), config.steps),
+        config.batch_size * config.data.input_length,
+        config.experts.count,
+    )
 
 
 def _attention(config: ConfigDict, queries: int, keys: int) -> int:

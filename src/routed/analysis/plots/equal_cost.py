@@ -17,10 +17,12 @@ from routed.plan.arms import ARMS, REFERENCE
 def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
     """The first of `metrics` as the difference of each arm of `steps` steps from the reference of most steps at that value of `x`.
 
-    Of a metric with a log axis the log ratio. Below, the other metrics: means of the arms, and of that reference (black).
+    Rows are those `at` a point. Of a metric with a log axis the log ratio. Below, the other metrics: means of the arms, and of that reference (black).
     """
     key, steps, metrics = spec["x"], spec["steps"], [one for one in spec["metrics"] if one in data.last]
     rows = data.last[data.last.status == "ok"]
+    for other, value in spec.get("at", {}).items():
+        rows = rows[rows[other] == value] if other in rows else rows
     if key not in data.swept or "steps" not in data.swept or not metrics or not len(rows):
         return None
     values = sorted(rows[key].unique())
