@@ -13,9 +13,10 @@ DIR holds train.txt, valid.txt and test.txt, as text8 and enwik8 are laid out (f
 --config.data.vocabulary=260); smoke makes its own text.
 
 Figures. table9 (also without a name): competition and SMoE, paired. flops: every control against lambda, at equal FLOPs. table2: Switch and GLaM
-blocks x methods. fig2: after fewer steps. fig3: K. table4: lambda at equal steps. table5: alpha, as the code has it. table10: the routers' entropy,
-with Figs. 4 to 6, their probabilities on one row. options: what paper and released code do differently. Scales: smoke (half a minute), default (2 CPU
-cores), gpu (the paper's tiny size), paper (its small size). Table 3 (fine-tuning) is competition_tuning.py, Theorems 4.1 and 4.2 competition_theory.py.
+blocks x methods, beside them what large models do today, balanced routers, a hash of the character and a dense net. fig2: after fewer steps.
+fig3: K, from 1. table4: lambda at equal steps. table5: alpha, as the code has it. table10: the routers' entropy, with Figs. 4 to 6, their
+probabilities on one row. options: what paper and released code do differently. Scales: smoke (half a minute), default (2 CPU cores), gpu (the
+paper's tiny size), paper (its small size). Table 3 (fine-tuning) is competition_tuning.py, Theorems 4.1 and 4.2 competition_theory.py.
 
 From the paper: decoder, 16 experts, top-2, weights that sum to 1, experts with one hidden layer as wide as the model, no balance loss, lambda = .05,
 evaluated by the router alone; test at the best validation. Its equations: the router learns softmax(TopK(norms)) with softmax(TopK(scores)), with
@@ -33,6 +34,10 @@ Rules of the default scale, fixed before its evaluation seeds ran; none looks at
               steps, seed 9000, of 1e-3, 3e-3, 9e-3 and (as that was the edge) 2.7e-2: 2.287, 1.919, 1.762, 1.794 nats.
   light       every other figure: 1,500 steps, an eighth, with four seeds, as all figures are to take six hours of two cores. No arm beats the 5-gram
               so soon, so these have estimates with intervals and no verdict. --config.steps=12000 --config.eval_every=1000 is table 9's length.
+  today       sigmoid with a balancing bias (1e-3 a step), that within 2 of 4 groups of experts, a shared expert beside one chosen by its
+              probability, a balance loss of .01: two experts a token each, at SMoE's rate.
+  fig3        with K = 1 a weight that sums to 1 is 1, and SMoE would have nothing to learn: there both weigh by probability.
+  options     where winners decide at evaluation too, competition is compared with SMoE evaluated by its router.
   flops       controls at lambda = .05, .3 and 1, random winners and distillation alone at .05; table2: GLaM with the paper's methods.
   cost        `longer` SMoE: steps times the ratio of model FLOPs, with as many evaluations (within 4 steps; with checkpoints, rounded up to
               them: checkpoint.every=0 for longer runs, or a small one). Of a contest the losers compute
@@ -53,17 +58,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from routed.analysis.claims import FROZEN, LEARNED, Claim, Writer
 from routed.models import flops_of_decoder_row
 from routed.plan import Figure, Point, make_config, override, product, value_of
+from routed.plan.arms import ARMS, Arm
 from routed.plan.experiment import Scales
 
 COMPETE = {"arm": "compete"}
 COMPETING = {"selection.name": "compete"}
 CONTROLS = ("compete_shuffled", "compete_dense", "compete_random", "compete_distil")
+
+
+def both(**values: Any) -> Point:
+    """Settings of a selection, in training and at evaluation."""
+    return {f"selection.{node}{key}": value for node in ("", "eval.") for key, value in values.items()}
+
+
+#: What large models do today, of two experts a token as SMoE has; and what most of them did before, a loss of uneven load.
+_BIAS = {"selection.balance_rate": 1e-3}
+_GROUPS = both(name="group_limited", expert_groups=4, groups_kept=2)
+_SHARED = {"transformer.shared_expert": True} | both(k=1, renormalise=False)
+ARMS["sigmoid_balanced"] = Arm(both(name="sigmoid") | _BIAS, "sigmoid, balancing bias", "#7B3FF2")
+ARMS["group_limited"] = Arm(_GROUPS | _BIAS, "within 2 of 4 groups, balancing bias", "#117733")
+ARMS["shared_expert"] = Arm(_SHARED, "a shared expert and one chosen", "#4477AA")
+ARMS["balance_loss"] = Arm({"losses.balance": 0.01}, "SMoE, balance loss .01", "#A6761D")
 
 PROTOCOL = {
     "arms": ("learned", "compete"), "seed": 3100, "seeds": 10, "model": "decoder",
@@ -101,7 +123,8 @@ SCALES: Scales = {
     "gpu": lambda config: {**_TINY, "steps": 20000, "eval_every": 1000},
     "paper": lambda config: {
         **_TINY, "transformer.layers": 2 * config.transformer.layers, "transformer.sparse_layers": 2 * config.transformer.sparse_layers,
-        "steps": 60000, "eval_every": 1000, "checkpoint.every": 1000, "seeds": 5,
+        # None where a figure has none: what SMoE trains longer by is no whole number of checkpoints.
+        "steps": 60000, "eval_every": 1000, "checkpoint.every": 1000 if config.checkpoint.every else 0, "seeds": 5,
     },
 }  # fmt: skip
 
@@ -200,7 +223,7 @@ FLOPS = Figure(
     claims=lambda config: tuple(claim_flops(config)),
     plots=lambda config: (
         {"kind": "equal_cost", "name": "flops", "x": "selection.share", "steps": config.steps,
-         "metrics": ("test/loss", "router/load_max", "router/alike")},
+         "metrics": ("test/loss", "router/mi_token", "router/dead", "router/load_max", "router/alike")},
     ),
 )  # fmt: skip
 
@@ -229,7 +252,10 @@ PAPER = {
 
 
 #: Methods of which the paper has no number here.
-UNASKED = ("stable_coded", "xmoe_coded", "smoe_dropout", "hyper")
+UNASKED = (
+    "stable_coded", "xmoe_coded", "smoe_dropout", "hyper", "learned_balanced", "frozen_balanced", "balance_loss", "hash_token",
+    "sigmoid_balanced", "group_limited", "shared_expert", "decoder_active",
+)  # fmt: skip
 
 
 def methods(config: ConfigDict, block: str) -> tuple[str, ...]:
@@ -263,8 +289,7 @@ def claim_table2(config: ConfigDict) -> Iterator[Claim]:
 
 TABLE2 = Figure(
     "Table 2: Switch and GLaM blocks x methods",
-    {"arms": ("learned", "compete", "frozen", "xmoe", "stable", *UNASKED, "learned_balanced", "frozen_balanced", "hash_token",
-              "decoder_active")} | LIGHT,
+    {"arms": ("learned", "compete", "frozen", "xmoe", "stable", *UNASKED)} | LIGHT,
     sweep=lambda config: tuple(point | {"arms": methods(config, block)} for block, point in blocks(config).items()),
     claims=lambda config: tuple(claim_table2(config)),
     plots=lambda config: tuple(PAIRED | {"name": name, "at": at} for name, at in blocks(config).items()),
@@ -296,12 +321,12 @@ FIG2 = Figure(
     plots=lambda config: ({"kind": "paired", "name": "fig2", "x": "steps", "metric": "eval/loss"},),
 )
 
-ACTIVE = {"smoke": (2, 4), "default": (2, 4, 8, 16)}
+ACTIVE = {"smoke": (2, 4), "default": (1, 2, 4, 8, 16)}
 
 
 def active(config: ConfigDict) -> tuple[Point, ...]:
-    """K from 2 to all experts (of K = 1 the weight is 1, and nothing would be learned)."""
-    return tuple({"selection.k": k, "selection.eval.k": k} for k in ACTIVE.get(config.scale, ACTIVE["default"]))
+    """K from 1 to all experts. Of K = 1 the renormalised weight is 1, and SMoE would learn nothing: it weighs by its probability."""
+    return tuple(both(k=k, renormalise=k > 1) for k in ACTIVE.get(config.scale, ACTIVE["default"]))
 
 
 def claim_fig3(config: ConfigDict) -> Iterator[Claim]:
@@ -449,22 +474,31 @@ def options(config: ConfigDict) -> dict[str, Point]:
     return {name: plain | OPTIONS[name] for name in names}
 
 
+def sweep_options(config: ConfigDict) -> tuple[Point, ...]:
+    """Where competition decides at evaluation too it runs alone: SMoE's experts never trained to be chosen by their norms."""
+    alone = {"arms": ("compete",)}
+    return tuple(
+        at | (alone if at["selection.eval.name"] in COMPETING.values() else {}) for at in options(config).values()
+    )
+
+
 def claim_options(config: ConfigDict) -> Iterator[Claim]:
-    """With each option competition is below SMoE."""
+    """With each option competition is below SMoE, which is evaluated as ever."""
     for number, (name, at) in enumerate(options(config).items()):
-        yield writer(config, at).order(
+        fair = at | {"selection.eval.name": config.selection.eval.name}
+        yield writer(config, {}).order(
             f"routed.competition.lm.option.{number}",
             f"{name}: competition has fewer bits than SMoE",
             "not asked",
-            COMPETE,
-            LEARNED,
+            COMPETE | at,
+            LEARNED | fair,
         )
 
 
 METHODS = Figure(
     "what paper and released code do differently, one at a time",
     LIGHT,
-    sweep=lambda config: tuple(options(config).values()),
+    sweep=sweep_options,
     claims=lambda config: tuple(claim_options(config)),
     plots=lambda config: (
         {"kind": "methods", "name": "options", "methods": options(config), "metrics": (BITS, "router/load_max", "router/alike")},

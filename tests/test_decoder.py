@@ -23,7 +23,7 @@ from routed.settings.tree import node_of, override
 from routed.tasks import text
 from routed.tasks.text import files, ngram, stream, tokenizers
 from routed.tasks.text.corpus import Corpus
-from routed.training import objective
+from routed.training import objective, program
 from routed.training.decoder import at_best
 from tests.parallel_case import loss_and_gradients, make_mesh
 
@@ -65,6 +65,12 @@ FORMS = {
     "raw": {"selection.name": "raw"},
     "priority by score, which a decoder does not obey": {"selection.capacity_factor": 0.75, "selection.priority": "score"},
     "balancing bias": {"selection.balance_rate": 0.1},
+    "within groups of experts": {
+        "selection.name": "group_limited", "selection.expert_groups": 2, "selection.groups_kept": 1, "selection.balance_rate": 0.1,
+    },
+    "as many experts as a token likes": {"selection.name": "relu", "dispatch": "dense"},
+    "weights of inputs": {"selection.name": "sigmoid_input", "selection.k": 1},
+    "a shared expert": {"transformer.shared_expert": True, "selection.k": 1, "selection.renormalise": False},
     "competition": {"selection.name": "compete", "selection.share": 1.0},
     "competition with capacity": {
         "selection.name": "compete", "selection.share": 1.0, "selection.capacity_factor": 0.75, "selection.group_size": 16,
@@ -107,6 +113,29 @@ def test_a_later_character_changes_no_earlier_logit(form, training):
 def test_selections_that_see_the_future_are_refused(selection):
     with pytest.raises(UserError, match=f"selection.name='{selection}'"):
         validate(settings(**{"selection.name": selection, "dispatch": "dense"}))
+
+
+@pytest.mark.parametrize("selection", [name for name, one in SELECTIONS.items() if one.sees_others])
+def test_evaluations_that_see_the_future_are_refused(selection):
+    """Also of a selection that sees its own sample only: in a decoder that is the future."""
+    with pytest.raises(UserError, match=f"selection.eval.name='{selection}': would route a token by later ones"):
+        validate(settings(**{"selection.eval.name": selection}))
+
+
+def test_where_outputs_choose_at_an_evaluation_they_are_what_is_counted():
+    """The experts that computed, not those of highest score; of the churn between evaluations no part is the router's."""
+    config = settings(**{"selection.name": "compete", "selection.eval.name": "compete", "selection.eval.k": 2})
+    problem, batch = problem_of(config).build(config, 0, None), rows()
+    shared = {"validation": batch, "test": batch, "references": {}}
+    inputs = program.Inputs(program.streams(0, config), node_of(config), (), shared)
+    params, state = problem.init(inputs)
+    seen = problem.evaluate(inputs, params, state, jnp.int32(0), problem.remember(params, state))
+    rule = rule_of(config.selection, evaluation=True)
+    (site,) = problem.model.apply(params, state, batch, rule, config.dispatch).sites.values()
+    computed = jnp.sort(site.routing.expert.reshape(2, -1, 2))
+    np.testing.assert_array_equal(jnp.sort(seen["decoder/choices"]), computed)
+    assert (computed != jnp.sort(jax.lax.top_k(site.routing.scores, 2)[1])).any()
+    assert (seen["decoder/stale"] == -1).all()
 
 
 @pytest.mark.slow

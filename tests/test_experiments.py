@@ -86,6 +86,7 @@ def test_every_arm_is_declared_and_drawn():
 
 #: Two steps of each file, and of figures that exercise something of their own.
 ENDS = [(f, g) for f in FILES for g in ("", "fig2b", "fig4", "spurious") if not g or f.endswith("gmm_router.py")]
+ENDS += [(f, "table2") for f in FILES if f.endswith("competition_lm.py")]  # models of several depths on one page
 
 
 #: Where another point is the same program of another shape, so that its own tests (of the task, and of plans) say all about it.
@@ -98,6 +99,7 @@ ARMS_OF = {
     ("patch_wrn", ""): ("learned", "wide_resnet"),
     ("competition_gmm", ""): ("learned", "compete"),
     ("competition_lm", ""): ("learned", "compete"),
+    ("competition_lm", "table2"): ("learned", "group_limited"),
 }
 
 

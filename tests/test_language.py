@@ -178,6 +178,7 @@ def test_information_by_hand():
     found = agreement.information(language_of[:, None], language_of, alone, token, 4)
     assert found["mi_language"] == pytest.approx(np.log(2), abs=0.01)
     assert found["mi_language_given_token"] == pytest.approx(0.0, abs=1e-9)
+    assert found["mi_token"] == pytest.approx(np.log(2), abs=0.01)  # of the token's two bits the expert has one
     # A token that both languages have, and a router that tells them apart all the same: ln 2 beyond the token.
     both = rng.integers(0, 2, 4000)
     found = agreement.information(both[:, None], both, alone, np.zeros(4000, int), 4)

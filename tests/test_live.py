@@ -187,6 +187,8 @@ def test_a_language_model_has_a_map_for_each_layer():
     seen = seen[seen.seed == 0].assign(
         run="r",
         **{"eval/loss/de": 1.0, "eval/loss/en": 1.0, "router/dead/encoder_1": 0.5, "router/dead/encoder_11": 0.0},
+        **{"router/load_max/encoder_1": 2.0, "router/load_max/encoder_11": 1.0},
+        **{"router/load_max/encoder_5": np.nan},  # of a model at another point
     )
     arrays = {"r/encoder/maps": np.full((2, 2, 2, 4), 0.25), "r/encoder/load": np.full((2, 2, 4), 0.25)}
     found = [*histories.histories(frame.Data(seen, ["data.samples"], flatten(base()), arrays, AXES))]

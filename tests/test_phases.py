@@ -168,6 +168,9 @@ def test_pieces_of_a_run_are_the_whole_across_phases(small):
         (("until=3 share=0.5", "router=initial"), "no share before it or in it"),
         (("until=3", "router=trained"), "'router=trained' is not until=STEP"),
         (("until=3 selection.k=9", ""), "k=9"),
+        (("until=3 selection.k=0", ""), "config key selection.k=0: must be at least 1"),
+        (("until=3 selection.share=1.5", ""), r"config key selection.share=1.5: must be in \[0, 1\]"),
+        (("until=3 selection.schedule=never", ""), "selection.schedule='never': must be one of constant, root"),
     ],
 )
 def test_a_wrong_phase_is_named(small, phases, text):

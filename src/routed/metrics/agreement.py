@@ -67,18 +67,20 @@ def information(
     draws: int,
     seed: int = 0,
 ) -> dict[str, float]:
-    """I(expert; label) and I(expert; label | token id) in nats: what experts know of a token's language, and beyond its id.
+    """I(expert; label), I(expert; label | token id), I(expert; token id) in nats: what experts know of a token's language, beyond its id, and of that.
 
     A label belongs to a row of text, whose tokens have more in common than their label. Plug-in estimates minus their mean over
     `draws` permutations of the labels among rows (for the second among the rows that have a token id, for each id by itself), so that
     labels that experts know nothing of give 0 in expectation, however alike the tokens of a row are routed; permuting tokens instead
-    counts that likeness as information. Labels that experts know almost entirely get less than they have. A router by token id has I(expert; label | token id) = 0.
+    counts that likeness as information. Labels that experts know almost entirely get less than they have. Ids are permuted among tokens. A router by token id has I(expert; label | token id) = 0.
     """
     rng = np.random.default_rng(seed)
     k = choices.shape[1]
 
     chosen = choices.reshape(-1)
     real = chosen >= 0
+
+    none = np.zeros(len(token), np.int64)
 
     def told(label, given):
         return _mutual(chosen[real], np.repeat(label, k)[real], np.repeat(given, k)[real])
@@ -88,10 +90,9 @@ def information(
         mixed = [mixed_labels(label, row, given, rng) for _ in range(draws)]
         return told(label, given) - float(np.mean([told(one, given) for one in mixed]))
 
-    return {
-        "mi_language": beyond_chance(np.zeros(len(token), np.int64)),
-        "mi_language_given_token": beyond_chance(token.astype(np.int64)),
-    }
+    found = {"mi_language": beyond_chance(none), "mi_language_given_token": beyond_chance(token.astype(np.int64))}
+    by_chance = float(np.mean([told(rng.permutation(token), none) for _ in range(draws)]))
+    return found | {"mi_token": told(token, none) - by_chance}
 
 
 def mixed_labels(

@@ -18,7 +18,7 @@ from routed.layer.selection import SELECTIONS
 from routed.plan.config import CHOICES, DATA, canonical, declared, parts_of, problem_of, problems_for, read_keys
 from routed.plan.run_settings import TUNING_OFFSET
 from routed.routers import ROUTERS
-from routed.settings.setting import refuse
+from routed.settings.setting import Setting, refuse
 from routed.settings.tree import flatten, nearest
 from routed.training import PROBLEMS, ProblemPart
 from routed.training.optimiser import NORMALISATIONS
@@ -42,25 +42,30 @@ def validate(config: ConfigDict) -> None:
     for key, value in flat.items():
         if key not in known:
             raise UserError(f"unknown config key {key!r}{nearest(key, known)}: an experiment may add no key")
-        if type(value) is not type(known[key].default):
-            raise UserError(
-                f"config key {key}={value!r}: expected {type(known[key].default).__name__}, got {type(value).__name__}"
-            )
-        if not known[key].allowed.holds(value):
-            refuse(key, value, known[key].allowed.words())
-        for one in value if isinstance(value, tuple) else (value,):
-            if type(one) in (int, float) and not _in_32_bits(one):
-                refuse(
-                    key,
-                    value,
-                    "programs count and compute in 32 bits: use numbers below 2^31, or of size 1e-37 to 1e38",
-                )
+        _check_value(key, value, known[key])
     _check_run(config)
     for phase in configs_of(config):
+        for key, value in flatten(phase).items():
+            _check_value(key, value, known[key])
         read = canonical(phase)
         _check_parts(read, DATA[config.data.name], problem_of(config))
         for one in parts_of(phase):
             one.part.check(read)
+
+
+def _check_value(key: str, value: Any, known: Setting) -> None:
+    """Refuses a value of another type, or that the setting may not have, or that no program holds."""
+    if type(value) is not type(known.default):
+        raise UserError(
+            f"config key {key}={value!r}: expected {type(known.default).__name__}, got {type(value).__name__}"
+        )
+    if not known.allowed.holds(value):
+        refuse(key, value, known.allowed.words())
+    for one in value if isinstance(value, tuple) else (value,):
+        if type(one) in (int, float) and not _in_32_bits(one):
+            refuse(
+                key, value, "programs count and compute in 32 bits: use numbers below 2^31, or of size 1e-37 to 1e38"
+            )
 
 
 def _in_32_bits(number: int | float) -> bool:
@@ -145,12 +150,14 @@ def _check_selection(config: ConfigDict, problem: ProblemPart) -> None:
         if "k" in node and node.k > config.experts.count:
             refuse(f"{key}.k", node.k, f"more than experts.count={config.experts.count}; lower {key}.k")
     alone = [name for name, one in SELECTIONS.items() if not one.sees_others]
-    apart = [name for name, one in SELECTIONS.items() if not one.sees_others or one.within_samples]
+    apart = [
+        name for name, one in SELECTIONS.items() if not one.sees_others or (one.within_samples and not problem.causal)
+    ]
     if rule.eval.name not in apart:
         refuse(
             "selection.eval.name",
             rule.eval.name,
-            f"would route a test sample by its neighbours; must be one of {', '.join(apart)}",
+            f"would route a {'token by later ones' if problem.causal else 'test sample by its neighbours'}; must be one of {', '.join(apart)}",
         )
     if problem.causal and chosen.sees_others:
         refuse(

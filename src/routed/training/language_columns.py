@@ -33,6 +33,11 @@ COLUMNS = {
         bounds=AT_LEAST_0,
         definition="Mutual information of expert and language among occurrences of the same token id: what routing knows of the language beyond which words it has.",
     ),
+    "router/mi_token": Column(
+        "I(expert; token id) (nats)",
+        bounds=AT_LEAST_0,
+        definition="Mutual information of the chosen expert and the id of the token: 0 where routing ignores which token it is, the entropy of the experts where nothing else decides.",
+    ),
     "router/alike": Column(
         "mean cosine of two experts' outputs",
         bounds=(-1.0, 1.0),

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from routed.contracts import TextBatch
 from routed.layer.dispatch import parallel_select
 from routed.layer.rule import Rule, rule_of
-from routed.layer.selection import group_of, groupless, select
+from routed.layer.selection import SELECTIONS, group_of, groupless, select
 from routed.metrics import entropies, load
 from routed.metrics.router import chosen
 from routed.metrics.specialists import alike_by_cosine
@@ -78,8 +78,12 @@ def evaluate(
         probs = jax.nn.softmax(site.routing.scores)
         router, held = memory
         assert model.responses is not None  # a model with gates has them
-        stale = _choose(config, model, mesh, params | {"router": router}, held, name, site.features, block, step)
-        choices = _choose(config, model, mesh, params, state, name, site.features, block, step)
+        if SELECTIONS[rule.name].contested:  # by outputs: of earlier experts nobody keeps any
+            choices = jax.vmap(chosen)(site.routing)
+            stale = jnp.full_like(choices, -1)
+        else:
+            stale = _choose(config, model, mesh, params | {"router": router}, held, name, site.features, block, step)
+            choices = _choose(config, model, mesh, params, state, name, site.features, block, step)
         return {
             "probs": jax.vmap(lambda p: entropies.cluster_sums(p, language, languages))(probs),
             "token": entropies.entropy(probs).sum(1),

@@ -80,11 +80,10 @@ def _of_layers(form: Form, read: Read, config: ConfigDict, history) -> Iterator[
                     yield stack, layer, name.removeprefix(f"{stack}/"), values[:, s]
             now = choices[:, s]
             pairs = list(zip(now[1:], now[:-1], stale[1:, s], strict=True))
-            churn = {
-                "churn": [agreement.churn(new, before) for new, before, _ in pairs],
-                "churn_router": [agreement.churn(new, old) for new, _, old in pairs],
-                "churn_features": [agreement.churn(old, before) for _, before, old in pairs],
-            }
+            churn = {"churn": [agreement.churn(new, before) for new, before, _ in pairs]}
+            if (stale[:, s] >= 0).any():  # none: outputs choose, not scores
+                churn["churn_router"] = [agreement.churn(new, old) for new, _, old in pairs]
+                churn["churn_features"] = [agreement.churn(old, before) for _, before, old in pairs]
             for name, values in churn.items():
                 yield stack, layer, name, np.array([np.nan, *values])
             yield stack, layer, "churn_to_final", np.array([agreement.churn(one, now[-1]) for one in now])

@@ -61,7 +61,8 @@ def _of_run(run: str, label: str, seen: pd.DataFrame, data: Data) -> Iterator[Hi
             continue
         maps, loads = (data.heatmaps[f"{run}/{stack}/{name}"].astype(float) for name in ("maps", "load"))
         names = [column.rpartition("/")[2] for column in seen if column.startswith("eval/loss/")]
-        columns = [column for column in seen if column.startswith("router/dead/" + stack)]
+        # The columns of layers that only models at other points have are empty in a run.
+        columns = [one for one in seen if one.startswith("router/load_max/" + stack) and seen[one].notna().any()]
         for layer, place in enumerate(sorted(columns, key=lambda name: int(name.rpartition("_")[2]))):
             end = place.rpartition("/")[2]
             renamed = {f"router/{name}/{end}": f"router/{name}" for name in ("dead", "churn", "load_max")}
