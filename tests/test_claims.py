@@ -431,8 +431,25 @@ def test_threats_are_filled_from_the_rows():
     assert "do not sum to 1 in evaluation" in dict(diagnosis.threats(table(), loose, swept))["Weight scale"]
 
 
+def test_an_arm_whose_own_weights_do_not_sum_to_1_is_named():
+    seen = pd.concat([table(), table({"learned_top1": [0.1] * 3}).assign(run=lambda rows: "t" + rows.run)], ignore_index=True)
+    answer = dict(diagnosis.threats(seen, base(), ["data.samples"]))["Weight scale"]
+    assert answer.startswith("weights do not sum to 1 in training and evaluation of learned_top1:")
+
+
+def test_candidates_are_counted_by_arm_and_point():
+    """Two multipliers on several seeds and points are two candidates; seeds that got .1 and 1 are both named."""
+    tuning = table().assign(status="tuning", rates="tuned", run=lambda rows: "t" + rows.run)
+    tuning["train/rate_scale"] = np.where(tuning.seed % 2, 0.1, 1.0)
+    rows = table().assign(rates="tuned")
+    rows["train/rate_scale"] = np.where(rows.seed == rows.seed.max(), 0.1, 1.0)
+    answer = dict(diagnosis.threats(pd.concat([rows, tuning], ignore_index=True), base(), ["data.samples", "rates"]))
+    assert "2 candidates for every arm" in answer["Tuned per arm?"] and "learned 0.1 or 1" in answer["Tuned per arm?"]
+
+
 def test_unequal_tuning_is_said_in_words():
     tuning = table({"frozen": [1.0] * 3, "learned": [1.0] * 2}).assign(status="tuning", rates="tuned")
+    tuning["train/rate_scale"] = 1.0 + tuning.seed
     rows = pd.concat([table().assign(rates="tuned"), tuning.assign(run="t" + tuning.run)], ignore_index=True)
     answer = dict(diagnosis.threats(rows, base(), ["data.samples", "rates"]))["Tuned per arm?"]
     assert answer == "unequal numbers of candidates: frozen 3, learned 2"

@@ -172,6 +172,10 @@ def test_seeds_follow_the_text_of_the_file_and_nothing_else(saved, one_command):
         found(lambda text: text + "# 0.7, 0.2"),
     ]
     scaled = subject.find("linear", ["router.bias=true"], quick=True)
+    written = {
+        subject.find("linear", [f"router.init_scale={one}"], quick=True).config.seed for one in ("2", "2.0", "2.00")
+    }
+    assert len(written) == 1 and subject.find("linear", ["router.init_scale=1"], quick=True).given == ()
     assert renamed.config.seed == plain.config.seed
     assert len({plain.config.seed, *(one.config.seed for one in edits)}) == 4
     assert edits[0].code != plain.code == edits[1].code == edits[2].code
@@ -257,6 +261,7 @@ def test_what_is_no_router_is_refused_in_one_line(saved, name, change, message):
         ("cnn", [], "routes images, the tokens of data.name='gmm' are rows"),
         ("linear", ["steps=5"], "--config.steps=5: a card has settings of its router only"),
         ("linear", ["router.frozen=true"], "settings of its router only"),
+        ("linear", ["router.dim=3"], "config key router.dim: nothing in this plan reads it"),
     ],
 )
 def test_what_names_no_card_is_refused(spec, given, message):

@@ -49,6 +49,7 @@ def main(argv: list[str]) -> None:
         path for name in argv[1:] if not (path := files.folder(name)).is_file()
     ]  # runs/* holds the page of before
     folders = [path for path in folders if not _is_card(path, alone=len(folders) == 1)]
+    folders = [path if path.name not in ("", "..") else path.resolve() for path in folders]  # a page has a name
     if not folders and not DOCS.value:
         raise UserError("no folder with results is named; usage: routed report DIR... [--out=FILE]")
     parts = []
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> None:
             continue
         parts.append(make_part(group, module, config, table))
         if DOCS.value:
-            published.keep(parts[-1], group[0], pathlib.Path(DOCS.value))
+            published.keep(parts[-1], group, pathlib.Path(DOCS.value))
         files.tell(f"{parts[-1]['name']}\n{as_text(parts[-1])}\n")
     if DOCS.value:
         for page in published.write_pages(pathlib.Path(DOCS.value)):

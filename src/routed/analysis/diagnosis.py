@@ -11,8 +11,9 @@ from routed.analysis.sides import Rows, at_edge, ends, paired
 from routed.engine.rows import shown
 from routed.layer.model_losses import LIMITS
 from routed.layer.selection import SELECTIONS
-from routed.plan.arms import REFERENCE, UNTRAINED, fair_arms
+from routed.plan.arms import REFERENCE, UNTRAINED, changes_of, fair_arms
 from routed.plan.config import problem_of
+from routed.settings.tree import override
 from routed.tasks.text.sources import SOURCES
 
 #: The path from frozen to learned: the confound that each arm removes from the one before it. Logs of ratios add up to the gap.
@@ -112,7 +113,7 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
     steered = [column for column in good if column.startswith(STEERED) and good[column].notna().any()]
     answers += [(f"losses.{column.removeprefix(STEERED)} steered?", _steered(good, column)) for column in steered]
     answers += [
-        ("Weight scale", _weight_scale(config)),
+        ("Weight scale", _weight_scale(config, sorted(set(good.arm)))),
         ("Trunk gradient", _trunk(config, swept)),
         ("Frozen is frozen", _still(good)),
         ("Seeds and power", _power(good, swept)),
@@ -167,12 +168,13 @@ def _trunk(config: ConfigDict, swept: list[str]) -> str:
 def _tuned(table: pd.DataFrame, rows: pd.DataFrame, config: ConfigDict, swept: list[str]) -> str:
     if "rates" not in swept and not (table.status == "tuning").any():
         return "no: all arms use the file's rates"
-    tried = table[table.status == "tuning"].groupby("arm").run.nunique()
+    tuning = table[table.status == "tuning"]
+    tried = tuning.groupby(["arm", *swept])["train/rate_scale"].nunique().groupby("arm").max()
     if tried.nunique() != 1:
         return "unequal numbers of candidates: " + ", ".join(f"{arm} {count}" for arm, count in tried.items())
     tuned = rows[rows.rates == "tuned"] if "rates" in rows else rows
-    best = tuned.groupby("arm")["train/rate_scale"].max()
-    chosen = ", ".join(f"{arm} {scale:g}" for arm, scale in best.items())
+    best = tuned.groupby("arm")["train/rate_scale"].unique()
+    chosen = ", ".join(f"{arm} {' or '.join(f'{scale:g}' for scale in sorted(scales))}" for arm, scales in best.items())
     text = f"where rates=tuned, {tried.max()} candidates for every arm; chosen multipliers: {chosen}"
     edge = _counted(tuned[at_edge(tuned, config)])
     return text + (f"; runs at the edge of what was tried: {edge}" if edge else "; none at the edge of what was tried")
@@ -188,12 +190,19 @@ def _steered(good: pd.DataFrame, column: str) -> str:
     return text
 
 
-def _weight_scale(config: ConfigDict) -> str:
-    """Do the combine weights of every rule sum to 1, so that no arm gains by growing them?"""
-    rules = {"training": config.selection, "evaluation": config.selection.eval}
-    free = [name for name, rule in rules.items() if SELECTIONS[rule.name].sparse and not rule.renormalise]
+def _weight_scale(config: ConfigDict, arms: list[str]) -> str:
+    """Do the combine weights of every arm's rules sum to 1, so that none gains by growing them?"""
+    free: dict[str, list[str]] = {}
+    for arm in arms:
+        own = override(config, changes_of(arm, config))
+        rules = {"training": own.selection, "evaluation": own.selection.eval}
+        if where := [name for name, rule in rules.items() if SELECTIONS[rule.name].sparse and not rule.renormalise]:
+            free.setdefault(" and ".join(where), []).append(arm)
     if free:
-        return f"weights do not sum to 1 in {' and '.join(free)}: a router can gain by growing them"
+        found = "; ".join(
+            f"in {where} of {'every arm' if names == arms else ', '.join(names)}" for where, names in free.items()
+        )
+        return f"weights do not sum to 1 {found}: a router can gain by growing them"
     return "weights sum to 1 in training and evaluation, in every arm"
 
 

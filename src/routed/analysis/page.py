@@ -131,7 +131,7 @@ def make_part(
         "gap_at": ", ".join(f"{key} = {point[key].iloc[0]}" for key in swept) or "the only point",
         "threats": [
             *diagnosis.threats(table, config, swept),
-            ("Controls", controls.named(last, swept, problem_of(config).loss, described.get("left_out", {}))),
+            ("Controls", controls.named(last, swept, problem_of(config).loss, _left_out(joined))),
         ],
         "figures": figures,
         "left_out": [],
@@ -155,6 +155,14 @@ def _setting(config: ConfigDict, key: str, value: Any) -> Any:
     """The value of a column as the setting has it: a tuple is text there."""
     value = points.as_python(value)
     return parse(config, key, value) if isinstance(value, str) else value
+
+
+def _left_out(joined: list[pathlib.Path]) -> dict[str, str]:
+    """arm -> why it did not run, in any of the folders."""
+    found: dict[str, str] = {}
+    for folder in joined:
+        found |= results.stored_config(folder).get("left_out", {})
+    return found
 
 
 def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:

@@ -49,9 +49,9 @@ DARK = {
 }
 
 
-def keep(part: dict[str, Any], workdir: pathlib.Path, root: pathlib.Path) -> None:
-    """Puts what the pages say of a workdir under root/data, in place of what was kept under its name."""
-    folder, described = root / "data" / part["name"], results.stored_config(workdir)
+def keep(part: dict[str, Any], joined: list[pathlib.Path], root: pathlib.Path) -> None:
+    """Puts what the pages say of a workdir, or of several that belong together, under root/data, in place of what was kept under its name."""
+    folder, described = root / "data" / part["name"], results.stored_config(joined[0])
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for old in (folder / "figures").iterdir():
         old.unlink()
@@ -62,7 +62,7 @@ def keep(part: dict[str, Any], workdir: pathlib.Path, root: pathlib.Path) -> Non
         )
         files.write(folder / "figures" / f"{figure['name']}-dark.svg", darkened(light))
     about = {
-        "question": part["question"], "command": part["command"], "seconds": _seconds(workdir),
+        "question": part["question"], "command": part["command"], "seconds": sum(map(_seconds, joined)),
         "machine": described["machine"], "devices": len(described["devices"]), "commit": described["commit"],
         "gap_at": part["gap_at"], "gap": part["gap"], "shares": part["shares"],
         "figures": [{"name": figure["name"], "caption": figure["caption"]} for figure in figures],
@@ -78,7 +78,9 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
     Raises:
       UserError: nothing is kept; a cause is of a claim that nothing kept makes.
     """
-    kept = [_read(folder) for folder in sorted((root / "data").glob("*/"))]
+    # What a command that was killed leaves has no claims yet.
+    folders = [folder for folder in sorted((root / "data").glob("*/")) if (folder / "arms.csv").exists()]
+    kept = [_read(folder) for folder in folders]
     if not kept:
         raise UserError(f"{root / 'data'} holds no results: name workdirs to take them from")
     causes = json.loads(path.read_text()) if (path := root / "data" / "causes.json").exists() else {}

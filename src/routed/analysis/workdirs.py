@@ -16,12 +16,15 @@ from routed.contracts import UserError
 from routed.engine import results
 from routed.engine.rows import plain
 from routed.plan import experiment, shards
+from routed.plan.workdir import ELSEWHERE
 from routed.settings.tree import flatten, value_of
 
 #: Settings that are places on a machine: a command that others read names none.
 PLACES = ("data.directory",)
 #: Settings that may differ between workdirs that are joined: disjoint seeds or arms of one config.
 APART = ("seed", "seeds", "arms")
+#: Settings of a machine, which change no number: the data's digest says whether these are the same.
+MACHINE = ("mesh.", "checkpoint.", "trace.", *ELSEWHERE)
 
 
 def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
@@ -36,8 +39,13 @@ def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
         if not (folder / "config.json").exists():
             raise UserError(f"{folder} is no workdir of routed: it has no config.json")
         told[folder] = stored = results.stored_config(folder)
-        shared = {k: v for k, v in stored["config"].items() if k not in APART and not k.startswith("mesh.")}
-        alike = {"commit": stored.get("commit"), "code": stored.get("code"), "swept keys": stored["swept"]}
+        shared = {k: v for k, v in stored["config"].items() if k not in APART and not k.startswith(MACHINE)}
+        alike = {
+            "commit": stored.get("commit"),
+            "code": stored.get("code"),
+            "swept keys": stored["swept"],
+            "data": stored.get("data"),
+        }
         told[folder]["same"] = shared | alike
         place: Any = told[folder]["same"]
         if "shard" in stored:  # with whatever claims to be of the same sweep, so that a stranger is seen
@@ -105,8 +113,10 @@ def command_of(spec: str, config: ConfigDict, table: pd.DataFrame) -> str:
     for key in keys:
         if key in ("name", "figure", "scale", "data.cache") or key not in flatten(config):
             continue
-        asked = {point.get(key, value_of(own, key)) for point in points}
-        there = {*table[key].unique()} if key in table and key not in ("arm", "seed") else {value_of(config, key)}
+        asked = {plain(point.get(key, value_of(own, key))) for point in points}
+        there = (
+            {*table[key].unique()} if key in table and key not in ("arm", "seed") else {plain(value_of(config, key))}
+        )
         if there != asked and not (key in ("arms", "seeds") and value_of(config, key) == value_of(own, key)):
             values = "DIR" if key in PLACES else ",".join(str(plain(value)) for value in sorted(there, key=str))
             flags.append(f"--config.{key}={values}" if len(there) == 1 else f"--sweep={key}={values}")

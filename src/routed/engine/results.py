@@ -60,9 +60,10 @@ def open_workdir(
                     f"workdir {path} holds results with {key}={plain(old)}, this command has {key}={plain(value)}:"
                     f" choose another --workdir, or set --config.{key}={plain(old)}"
                 )
-        if config.held and stored["config"]["seed"] != config.seed:
+        by_seed = "held streams" if config.held else "rates that were tuned on seeds counted from it"
+        if (config.held or config.rates == "tuned") and stored["config"]["seed"] != config.seed:
             raise UserError(
-                f"workdir {path} holds results with seed={stored['config']['seed']} and held streams: choose another --workdir"
+                f"workdir {path} holds results with seed={stored['config']['seed']} and {by_seed}: choose another --workdir"
             )
         # A key swept only now was constant in the rows that are there: its value of then stays in config.json.
         flat |= {key: stored["config"][key] for key in swept if key in stored["config"]}

@@ -19,9 +19,10 @@ from routed.contracts import UserError
 from routed.plan import checks, experiment
 from routed.plan.code import code_of, texts_of
 from routed.plan.config import PACKAGED, base, canonical
+from routed.plan.runs import plan_runs
 from routed.routers import ROUTERS, Router, told
 from routed.routers.stand_in import STAND_INS
-from routed.settings.tree import nearest, node_of, override, parse
+from routed.settings.tree import flatten, nearest, node_of, override, parse
 from routed.suite import probes
 
 #: The tokens that a router is tried on before anything runs, and numbers of experts.
@@ -52,7 +53,7 @@ def find(spec: str, given: list[str], quick: bool) -> Subject:
         spec.rpartition(":") if ".py:" in spec else (spec, "", "") if spec.endswith(".py") else ("", "", spec)
     )
     name = _of_file(path, name) if path else _built_in(name)
-    config = override(base(), {"name": "suite", "router.name": name, **probes.settings(quick)})
+    config, keys = override(base(), {"name": "suite", "router.name": name, **probes.settings(quick)}), list[str]()
     for text in given:
         key, equals, value = text.partition("=")
         if (
@@ -65,12 +66,17 @@ def find(spec: str, given: list[str], quick: bool) -> Subject:
                 " learning_rate"
             )
         config = override(config, {key: parse(config, key, value)})
+        keys.append(key)
     arms = (probes.LEARNED, probes.SELF) if ROUTERS[name].learns else (probes.FIXED,)
     config = override(config, {"arms": arms})
     checks.validate(config)
     _try(spec, config)
-    seed = base_seed(name, given, texts_of(config))
-    return Subject(name, tuple(sorted(given)), override(config, {"seed": seed}), code_of(config))
+    # By value and not as they were written, so that one router has one card; what nobody reads is refused.
+    plan_runs(override(config, {"rates": "paper"}), ({},), keys)
+    plain = flatten(base())
+    own = sorted(f"{key}={value}" for key, value in flatten(config).items() if key in keys and value != plain[key])
+    seed = base_seed(name, own, texts_of(config))
+    return Subject(name, tuple(own), override(config, {"seed": seed}), code_of(config))
 
 
 def base_seed(name: str, given: list[str] | tuple[str, ...], texts: list[str]) -> int:

@@ -62,8 +62,17 @@ def shares(sizes: Sequence[int], temperature: float) -> Float[np.ndarray, " N"]:
     return power / power.sum()
 
 
+def whole_fingerprint(path: pathlib.Path) -> str:
+    """A hash of all that a file holds: of plain text, which may be edited anywhere."""
+    total = hashlib.sha256()
+    with open_file(path) as file:
+        while part := file.read(2**20):
+            total.update(part)
+    return total.hexdigest()
+
+
 def fingerprint(paths: Iterable[pathlib.Path]) -> str:
-    """A hash of names, sizes and both ends of the files: cheap, and the same wherever they lie."""
+    """A hash of names, sizes and both ends of the files: cheap, and the same wherever they lie. Of formats that end in a checksum, or that nobody edits."""
     total = hashlib.sha256()
     for path in paths:
         with open_file(path) as file:

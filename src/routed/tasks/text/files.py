@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
-from routed.tasks.text.documents import Damage, Source, choose, fingerprint, open_file, size_of
+from routed.tasks.text.documents import Damage, Source, choose, open_file, size_of, whole_fingerprint
 
 #: split -> its file.
 FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
@@ -43,7 +43,11 @@ def files(data: ConfigDict) -> Source:
             return size_of(file)
 
     return Source(
-        choose(data, (LANGUAGE,)), documents, lambda language, split: fingerprint([paths[split]]), size, tuple(FILES)
+        choose(data, (LANGUAGE,)),
+        documents,
+        lambda language, split: whole_fingerprint(paths[split]),
+        size,
+        tuple(FILES),
     )
 
 
