@@ -432,7 +432,9 @@ def test_threats_are_filled_from_the_rows():
 
 
 def test_an_arm_whose_own_weights_do_not_sum_to_1_is_named():
-    seen = pd.concat([table(), table({"learned_top1": [0.1] * 3}).assign(run=lambda rows: "t" + rows.run)], ignore_index=True)
+    seen = pd.concat(
+        [table(), table({"learned_top1": [0.1] * 3}).assign(run=lambda rows: "t" + rows.run)], ignore_index=True
+    )
     answer = dict(diagnosis.threats(seen, base(), ["data.samples"]))["Weight scale"]
     assert answer.startswith("weights do not sum to 1 in training and evaluation of learned_top1:")
 

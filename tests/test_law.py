@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from absl import flags
 
+import routed
 from routed import predict
 from routed.analysis import law
 from routed.analysis.claims import FAIREST, LEARNED, Foretold, Writer
@@ -164,6 +165,30 @@ def test_what_the_command_refuses(arguments, words):
     with pytest.raises(UserError, match=words) as caught:
         command(*arguments)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"steps": 500}, r"--fit=b: it has steps=500, a 100"),
+        ({"seeds": 9}, r"--fit=b: it has seeds=9, a 3"),
+        ({"swept": "router.bias"}, r"--fit=b: it sweeps router.bias, which a law does not know"),
+    ],
+)
+def test_a_law_is_of_points_that_differ_in_its_axes_alone(monkeypatch, tmp_path, changes, words):
+    flat = {**flatten(base()), "steps": 100, "seeds": 3, "name": "x", "figure": ""}
+    columns = ["run", *law.AXES, "arm"]
+    tables = {
+        "a": pd.DataFrame(columns=columns),
+        "b": pd.DataFrame(columns=[*columns[:-1], *({changes.get("swept")} - {None}), "arm"]),
+    }
+    own = {key: value for key, value in changes.items() if key != "swept"}
+    monkeypatch.setattr(
+        routed, "load", lambda name: {"results": tables[name], "config": flat | (own if name == "b" else {})}
+    )
+    monkeypatch.setattr(law, "gaps_of", lambda *given: ([], []))
+    with pytest.raises(UserError, match=words):
+        command("--fit=a,b", f"--write={tmp_path / 'law.json'}")
 
 
 def test_predictions_that_were_written_are_those_of_the_law_that_comes_with_the_package():

@@ -610,3 +610,12 @@ def test_two_processes_may_store_the_same_file(tmp_path, monkeypatch):
     cache.store(path, slow, {"by": 1})
     assert path.read_bytes() == b"first" and cache.note_of(path) == {"by": 1}
     assert sorted(tmp_path.iterdir()) == [path, path.with_suffix(".json")]
+
+
+def test_an_edit_anywhere_in_plain_text_is_another_text(tmp_path):
+    """Of the same size, in the middle of a file that is longer than what is read of both ends of others."""
+    file = tmp_path / "train.txt"
+    file.write_bytes(b"a" * 3 * text_documents.EDGE)
+    before = text_documents.whole_fingerprint(file)
+    file.write_bytes(b"a" * text_documents.EDGE + b"b" + b"a" * (2 * text_documents.EDGE - 1))
+    assert text_documents.whole_fingerprint(file) != before

@@ -1,5 +1,7 @@
 """Other routers on the features of a trace: the trained one is itself, one that ignores the features knows nothing, and parts are joined."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
@@ -91,3 +93,11 @@ def test_features_beyond_half_precision_are_kept(tmp_path):
 def test_features_that_do_not_agree_are_refused(given, message, tmp_path):
     with pytest.raises(UserError, match=message):
         trace.write(tmp_path, scores=(VALUES @ KERNEL)[None], features=given, **GIVEN)
+
+
+@pytest.mark.parametrize("damage", [pathlib.Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:40])])
+def test_features_that_are_gone_or_damaged_are_said_to_be(damage, tmp_path):
+    trace.write(tmp_path, scores=(VALUES @ KERNEL)[None], features=seen(np.array([0, 1])), **GIVEN)
+    damage(tmp_path / "features_00.npz")
+    with pytest.raises(UserError, match=r"features_00.npz is missing or damaged .*: write the trace again"):
+        features.load(tmp_path, 0)

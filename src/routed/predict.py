@@ -40,6 +40,9 @@ EXPERIMENT = "law"
 
 _OVERRIDES: list[str] = []
 
+#: Settings in which workdirs of one law may differ beside its axes: their seeds, and the arms of their own figures.
+OWN = ("seed", "arms", "data.clusters")
+
 
 def main(argv: list[str]) -> None:
     """One prediction, those of a figure, or a new law."""
@@ -134,15 +137,28 @@ def _fit(workdirs: list[str], out: pathlib.Path) -> None:
     import routed
     from routed.analysis import law
     from routed.engine.rows import swept_columns
+    from routed.plan.config import declared
 
     points, gaps, names = list[dict[str, Any]](), list[float](), list[str]()
-    base: dict[str, Any] = {}
+    base, first = dict[str, Any](), dict[str, Any]()
     for workdir in workdirs:
         stored = routed.load(workdir)
         table, base = stored["results"], stored["config"]
         swept = swept_columns(table)
         if missing := [key for key in law.AXES if key not in swept]:
             raise UserError(f"--fit={workdir}: it does not sweep {missing[0]}; a law needs {', '.join(law.AXES)}")
+        if other := [key for key in swept if key not in (*law.AXES, "data.clusters")]:
+            raise UserError(
+                f"--fit={workdir}: it sweeps {other[0]}, which a law does not know: it would be a point twice"
+            )
+        first = first or base
+        known = {key for key, one in declared().items() if one.identity} | {"seeds"}
+        for key in sorted(known - {*law.AXES, *OWN}):
+            if first.get(key) != base.get(key):
+                raise UserError(
+                    f"--fit={workdir}: it has {key}={base.get(key)}, {workdirs[0]} {first.get(key)}: points of one law differ in"
+                    f" {', '.join(law.AXES)} alone"
+                )
         own, seen = law.gaps_of(table, base, swept)
         points, gaps, names = points + own, gaps + seen, [*names, f"{base['name']}:{base['figure']}"]
     if len(points) <= law.FOLDS:

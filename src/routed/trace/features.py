@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pathlib
+import zipfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from routed.contracts import UserError
 from routed.system import files
 from routed.trace.arrays import Arrays, as_array, half, refuse
 
@@ -54,9 +56,17 @@ def store(folder: pathlib.Path, features: Features, layers: int, tokens: int, ex
 
 
 def load(folder: pathlib.Path, layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(tokens [F], features [F, D], kernel [D, E], offset [E]) of a layer, float32."""
-    with np.load(folder / NUMBERED.format(layer), allow_pickle=False) as held:
-        return held["token"], held["features"].astype(np.float32), held["kernel"], held["offset"]
+    """(tokens [F], features [F, D], kernel [D, E], offset [E]) of a layer, float32.
+
+    Raises:
+      UserError: the file is missing or damaged.
+    """
+    path = folder / NUMBERED.format(layer)
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
+            return held["token"], held["features"].astype(np.float32), held["kernel"], held["offset"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is missing or damaged ({type(error).__name__}): write the trace again") from error
 
 
 def join(parts: Sequence[tuple[pathlib.Path, int]], out: pathlib.Path, layers: int) -> None:

@@ -133,7 +133,7 @@ def stripes(trace: Trace, layer: int, *columns: str, size: int = STRIPE) -> Iter
 
 def token_column(trace: Trace, name: str) -> np.ndarray:
     """A column of tokens.parquet, whole: integers [T], of a label codes into `label_names`."""
-    column = pq.read_table(trace.folder / TOKENS, columns=[name]).column(0).combine_chunks()
+    column = _column(trace, name).combine_chunks()
     if isinstance(column, pa.ChunkedArray):  # of an older pyarrow, or of no rows
         column = column.unify_dictionaries().combine_chunks()
     if pa.types.is_dictionary(column.type):
@@ -141,8 +141,17 @@ def token_column(trace: Trace, name: str) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False)
 
 
+def _column(trace: Trace, name: str) -> pa.ChunkedArray:
+    try:
+        return pq.read_table(trace.folder / TOKENS, columns=[name]).column(0)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(
+            f"{trace.folder / TOKENS} is damaged ({type(error).__name__}): write the trace again"
+        ) from error
+
+
 def label_names(trace: Trace, name: str) -> list[str]:
     """The values of a label, in the order of its codes."""
-    column = pq.read_table(trace.folder / TOKENS, columns=[name]).column(0).unify_dictionaries()
+    column = _column(trace, name).unify_dictionaries()
     chunk = column.chunk(0) if column.num_chunks else None
     return [] if chunk is None else [str(value) for value in chunk.dictionary.to_pylist()]
