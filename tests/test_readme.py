@@ -1,5 +1,6 @@
 """What the README and the pages of docs/ say can be done: links lead somewhere, commands plan, files are where they are said to be."""
 
+import inspect
 import pathlib
 import re
 import shlex
@@ -7,7 +8,7 @@ import shlex
 import numpy as np
 import pytest
 
-from routed.plan import experiment, points
+from routed.plan import arms, experiment, points
 from routed.plan.runs import plan_runs
 from tests.test_law import command as predict_command
 
@@ -39,7 +40,16 @@ def test_every_page_is_linked_from_the_readme():
 
 
 def test_the_readme_is_one_screen():
-    assert len(PAGES[0].read_text().splitlines()) <= 70
+    text = PAGES[0].read_text()
+    assert len(text.splitlines()) <= 70 and len(text.split()) < 1000
+
+
+def test_every_arm_is_explained():
+    """Those of the package; an experiment file explains its own."""
+    text = (ROOT / "docs" / "method.md").read_text()
+    own = set(re.findall(r'^    "(\w+)": Arm\(', inspect.getsource(arms), re.MULTILINE))
+    assert len(own) > 40 and own <= set(arms.ARMS)
+    assert [name for name in own if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize("line", COMMANDS)
