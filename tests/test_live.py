@@ -6,12 +6,14 @@ import re
 
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 import vl_convert
 
 from routed.analysis import live, page, plots
 from routed.analysis.plots import frame, histories
 from routed.analysis.plots.marks import kept
+from routed.contracts import Column
 from routed.engine.execution import maps_of
 from routed.plan.config import base
 from routed.settings.tree import flatten
@@ -200,3 +202,22 @@ def test_a_language_model_has_a_map_for_each_layer():
 def test_an_expert_at_the_limit_is_not_dead():
     """1 % of a fair load of 8 experts is .00125, as 2 of 1,600 assignments are, in single precision too."""
     assert histories.dead_at(np.array([2 / 1600, 1 / 1600] + [0.1665] * 6)).tolist() == [False, True] + [False] * 6
+
+
+def test_a_metric_in_the_table_of_all_has_its_definition_and_names_are_no_markup():
+    """Of a layer's column that of all layers; a swept word is text."""
+    columns = {"router/dead": Column("dead", definition="Fewer than <1 %>.")}
+    names = {"arm": "learned", "mean": 0.1, "std": 0.0, "low": 0.0, "high": 0.2, "n": 2}
+    summary = pd.DataFrame([names | {"metric": one, "data.name": "<b>"} for one in ("router/dead/encoder_1", "other")])
+    made = page._wide(summary, ["data.name"], columns)
+    assert 'router/dead/encoder_1<span role="tooltip">Fewer than &lt;1 %&gt;.</span>' in made
+    assert "&lt;b&gt;" in made and "<b>" not in made and ">other<" in made
+
+
+def test_a_box_for_seeds_is_there_only_where_they_are(monkeypatch):
+    figure = plots.draw(
+        LOSS | {"metrics": ("test/loss",)}, data(table({"data.samples": (512, 8192)}), ("data.samples",))
+    )
+    assert live.has_seeds(figure)
+    monkeypatch.setattr(live, "MOST_SEEDS", 1)
+    assert not live.has_seeds(figure)

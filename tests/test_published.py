@@ -1,11 +1,13 @@
 """The pages of docs/results: made of the committed tables, and of nothing else."""
 
+import contextlib
 import json
 import math
 import pathlib
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 from routed.analysis import page, published, workdirs
@@ -58,11 +60,61 @@ def test_every_interval_of_the_readme_is_checked():
     assert set(re.findall(r"\[[\d.]+, [\d.]+\]", (ROOT.parent.parent / "README.md").read_text())) == set(FINDINGS)
 
 
+#: What prose does to the ends of an interval: a log ratio as a factor, either way round; a share in per cent; a ratio turned around.
+SHOWN = (lambda x: x, lambda x: 100 * x, lambda x: -x, math.exp, lambda x: math.exp(-x), lambda x: 1 / x)
+
+
+def kept_intervals():
+    """All intervals of the committed tables, sorted ends: those that are numbers, in any way of showing them, and those in words."""
+    ends = set[tuple[float, float]]()
+
+    def look(one):
+        if isinstance(one, dict):
+            pairs = [
+                one.get("interval"),
+                [one.get("low"), one.get("high")],
+                [one.get("share_low"), one.get("share_high")],
+            ]
+            ends.update(tuple(pair) for pair in pairs if pair and len(pair) == 2 and None not in pair)
+            one = one.values()
+        for each in one if not isinstance(one, str | float | int | None) else ():
+            look(each)
+
+    for path in ROOT.glob("data/*/*.json"):
+        look(json.loads(path.read_text()))
+    words = "\n".join(path.read_text() for path in ROOT.glob("data/*/*") if path.suffix in (".json", ".csv"))
+    found = {tuple(map(float, pair)) for pair in re.findall(r"\[([-+.\d]+), ([-+.\d]+)\]", words)}
+    for low, high in ends | found:
+        for show in SHOWN:
+            with contextlib.suppress(OverflowError, ZeroDivisionError):
+                found.add(tuple(sorted((show(low), show(high)))))
+    return np.array(sorted(found))
+
+
+def test_every_interval_of_the_results_is_that_of_a_table():
+    """Of docs/results/README.md, which is written by hand: both ends, to the digits that are shown."""
+    kept, lost = kept_intervals(), []
+    for low, high in re.findall(r"\[([-.\d]+), ([-.\d]+)\]", (ROOT / "README.md").read_text()):
+        near = [
+            abs(kept[:, i] - float(text)) <= 0.5001 * 10.0 ** -len(text.partition(".")[2])
+            for i, text in enumerate((low, high))
+        ]
+        lost += [f"[{low}, {high}]"] * (not (near[0] & near[1]).any())
+    assert lost == []
+
+
 def test_a_page_begins_with_what_is_on_it():
     """A line for each section, with its verdicts."""
     text = (ROOT / "ours.md").read_text()
     assert re.findall(r"^\| \[(.+?)\]\(#", text, re.MULTILINE) == re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert "| 3 supported |\n" in re.search(r"\| \[law-again\].*\n", text).group()
+
+
+def test_contradictions_are_of_papers():
+    slips = json.loads((ROOT / "data" / "contradictions.json").read_text())
+    assert set(slips) <= set(published.SOURCES) and all(
+        text.endswith(".") for texts in slips.values() for text in texts
+    )
 
 
 def test_what_speaks_against_a_paper_has_a_cause_or_is_open():
@@ -104,6 +156,10 @@ def test_a_paper_s_page_lists_what_does_not_hold(tmp_path):
     assert re.findall(r"^\| \[.*$", table, re.MULTILINE) == [
         "| [one](#one) | s | better | t | because of a |", "| [one](#one) | s | 0.5 | other |  |",
     ]  # fmt: skip
+    (tmp_path / "data" / "contradictions.json").write_text('{"pham": ["1 is 2"], "chen": ["3 is 4"]}')
+    (tmp_path / "data" / "half").mkdir()  # of a command that was killed
+    (page,) = published.write_pages(tmp_path)
+    assert "contradicts itself**, by its own numbers:\n\n- 1 is 2\n\n## one" in page.read_text()
 
 
 def test_claims_of_papers_without_a_page_stand_among_our_own():
@@ -125,7 +181,7 @@ def test_a_workdir_is_kept_with_its_command_and_again_in_its_place(tmp_path):
     table = results.read_table(workdir)
     part = page.make_part([workdir], module, config, table)
     for _ in range(2):
-        published.keep(part, workdir, pages)
+        published.keep(part, [workdir], pages)
     about = json.loads((pages / "data" / "mine" / "about.json").read_text())
     assert about["command"] == "routed run --config=tiny --sweep=data.separation=1.0,2.0 --config.seeds=1"
     assert about["seconds"] > 0 and len([*(pages / "data" / "mine" / "figures").iterdir()]) == 2 * len(about["figures"])

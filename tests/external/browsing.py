@@ -9,7 +9,7 @@ from playwright.sync_api import sync_playwright
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 #: Colour scheme and width of what a page is looked at with.
-LOOKS = [("light", 1100), ("dark", 1100), ("light", 400)]
+LOOKS = [("light", 1100), ("dark", 1100), ("light", 400), ("dark", 400)]
 
 
 @pytest.fixture(scope="module")

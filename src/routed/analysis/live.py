@@ -79,8 +79,9 @@ def legend(figure: Figure) -> list[dict[str, str]]:
 
 
 def has_seeds(figure: Figure) -> bool:
-    """Has a figure single seeds to show?"""
-    return any(point.seeds for panel in figure.axes for marks in kept(panel) for point in marks.points)
+    """Has a figure single seeds to show? A panel with more than `MOST_SEEDS` shows none."""
+    counts = [sum(len(point.seeds) for marks in kept(panel) for point in marks.points) for panel in figure.axes]
+    return any(0 < count <= MOST_SEEDS for count in counts)
 
 
 def spec(panel) -> dict[str, Any]:

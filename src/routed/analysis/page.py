@@ -15,18 +15,21 @@ import io
 import json
 import pathlib
 import types
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import jinja2
 import pandas as pd
-from markupsafe import Markup
+from absl import logging as log
+from markupsafe import Markup, escape
 from ml_collections import ConfigDict
 
 from routed.analysis import answer, arms, controls, diagnosis, digits, live, plots, points, shares, statistics, verdicts
 from routed.analysis.plots.further import draw_all
 from routed.analysis.plots.histories import as_json, histories
 from routed.analysis.workdirs import command_of
+from routed.contracts import Column
 from routed.engine import results, rows
 from routed.plan import experiment
 from routed.plan.config import problem_of
@@ -143,7 +146,7 @@ def make_part(
         "loss": problem.loss,
         "loss_definition": columns[problem.loss].definition,
         "table": summary,
-        "summary": Markup(_wide(summary, swept)),
+        "summary": Markup(_wide(summary, swept, columns)),
         "summary_of": _places(summary, swept),
         "config": "\n".join(f"{key} = {value!r}" for key, value in flatten(config).items()),
         "versions": json.dumps({k: v for k, v in described.items() if k != "config"}, indent=1),
@@ -211,6 +214,12 @@ def fit(parts: list[dict[str, Any]], size: int) -> None:
             if freed := take(part):
                 part["left_out"] = [*part["left_out"], words]
                 size -= freed
+    if size > LARGEST:
+        log.warning(
+            "the page has %.1f MB, more than %.0f: name fewer workdirs, or sweep fewer points",
+            size / 1e6,
+            LARGEST / 1e6,
+        )
 
 
 def _without_prints(part: dict[str, Any]) -> int:
@@ -286,19 +295,27 @@ def _places(summary: pd.DataFrame, swept: list[str]) -> str:
     return f"the first {SHOWN} of {count:,} points and arms (summary.csv in the workdir has all)"
 
 
-def _wide(summary: pd.DataFrame, swept: list[str]) -> str:
+def _wide(summary: pd.DataFrame, swept: list[str], columns: Mapping[str, Column]) -> str:
+    """The table of every metric, whose headings have their definitions; a layer's column has that of all layers."""
     if not len(summary):
         return ""
+
+    def heading(metric: str) -> Markup:
+        known = columns.get(metric) or columns.get(metric.rpartition("/")[0])
+        if known is None or not known.definition:
+            return escape(metric)
+        tip = Markup('<span class="term" tabindex="0">{}<span role="tooltip">{}</span></span>')
+        return tip.format(metric, known.definition)
+
     shown = summary.merge(summary[[*swept, "arm"]].drop_duplicates().head(SHOWN))
     shown["value"] = [
         f"{digits.with_interval((m, low, high))} n={n}"
         for m, low, high, n in zip(shown["mean"], shown.low, shown.high, shown.n, strict=True)
     ]
-    return (
-        shown.pivot_table(index="metric", columns=[*swept, "arm"], values="value", aggfunc="first")
-        .fillna("")
-        .T.to_html(border=0)
-    )
+    for key in (*swept, "arm"):
+        shown[key] = [escape(str(value)) if isinstance(value, str) else value for value in shown[key]]
+    table = shown.pivot_table(index="metric", columns=[*swept, "arm"], values="value", aggfunc="first").fillna("").T
+    return table.rename(columns=heading).to_html(border=0, escape=False)
 
 
 def unique_ids(svg: str, name: str) -> str:

@@ -1,7 +1,8 @@
 """The result pages of docs/: a page for each paper and one for our own questions, made from small committed tables.
 
 `keep` takes from a workdir what is committed (DIR/data/NAME/: claims.json, arms.csv, about.json, figures), `write_pages` makes the
-pages of all that is kept. Why a number differs is written by hand, once, in DIR/data/causes.json: claim id -> sentence.
+pages of all that is kept. Why a number differs is written by hand, once, in DIR/data/causes.json: claim id -> sentence; and where a paper
+contradicts itself in DIR/data/contradictions.json: source -> sentences.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
     causes = json.loads(path.read_text()) if (path := root / "data" / "causes.json").exists() else {}
     if unknown := sorted(set(causes) - {claim["id"] for one in kept for claim in one["claims"]}):
         raise UserError(f"{path}: no claim of the kept results has the id {unknown[0]!r}")
+    slips = json.loads(path.read_text()) if (path := root / "data" / "contradictions.json").exists() else {}
     written: list[pathlib.Path] = []
     told: dict[str, str] = {}
     for prefix, (name, heading) in SOURCES.items():
@@ -99,6 +101,7 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
             lines = [f"# {heading}", "", "Made by `routed report --docs=DIR` from `data/`; not edited by hand.", ""]
             lines += ["| results | question | claims |", "|---|---|---|", *map(_contents, mine), ""]
             lines += _against(mine, causes) if prefix != OTHERS else []
+            lines += _inside(slips.get(prefix, []))
             for part in mine:
                 lines += _section(part, causes, told.setdefault(part["name"], name), name)
             files.write(root / f"{name}.md", "\n".join(lines))
@@ -135,6 +138,15 @@ def _contents(one: dict[str, Any]) -> str:
     counts = Counter(claim["verdict"] for claim in one["claims"])
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in in_order(counts)) or "figures and tables"
     return _row((f"[{one['name']}](#{one['name']})", one["about"]["question"], told))
+
+
+def _inside(slips: list[str]) -> list[str]:
+    """What a paper says twice and not alike."""
+    return (
+        ["**Where the paper contradicts itself**, by its own numbers:", "", *(f"- {one}" for one in slips), ""]
+        if slips
+        else []
+    )
 
 
 def _against(parts: list[dict[str, Any]], causes: dict[str, str]) -> list[str]:
