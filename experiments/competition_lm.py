@@ -37,7 +37,8 @@ Rules of the default scale, fixed before its evaluation seeds ran; none looks at
   today       sigmoid with a balancing bias (1e-3 a step), that within 2 of 4 groups of experts, a shared expert beside one chosen by its
               probability, a balance loss of .01: two experts a token each, at SMoE's rate.
   fig3        with K = 1 a weight that sums to 1 is 1, and SMoE would have nothing to learn: there both weigh by probability.
-  options     where winners decide at evaluation too, competition is compared with SMoE evaluated by its router.
+  options     one at a time, and together ("as released"): the released loss, its experts' and routers' start (both arms), competition at every step.
+              Left out: its residuals, added and normed twice, and router scores in an order that is unspecified, which are defects. Where winners decide at evaluation too, competition is compared with SMoE evaluated by its router.
   flops       controls at lambda = .05, .3 and 1, random winners and distillation alone at .05; table2: GLaM with the paper's methods.
   cost        `longer` SMoE: steps times the ratio of model FLOPs, with as many evaluations (within 4 steps; with checkpoints, rounded up to
               them: checkpoint.every=0 for longer runs, or a small one). Of a contest the losers compute
@@ -387,12 +388,15 @@ TABLE4 = Figure(
     plots=lambda config: ({"kind": "paired", "name": "table4", "x": "selection.share", "metric": BITS},),
 )
 
-#: The released code at the time of its last version (2024-03-24): full softmax of the router, nothing detached, errors averaged over experts too,
-#: and alpha multiplies the router's loss, .01 alpha for each layer.
+#: The loss of the released code at the time of its last version (2024-03-24): full softmax of the router, nothing detached, errors averaged
+#: over experts too, and alpha multiplies the router's loss, .01 alpha for each layer.
 RELEASED: Point = {
     "selection.distil_side": "all", "selection.distil_detached": False, "selection.distil_trunk": True,
     "selection.distil_mean": "entries", "selection.distil": 0.05,
 }  # fmt: skip
+#: How its experts and routers start, SMoE's too; and that most of its scripts compete at every step.
+_STARTS: Point = {"experts.init": "stacked", "router.bias": True}
+_ALWAYS: Point = {"selection.share": 1.0}
 #: alpha -> bits of the paper's tiny Switch, enwik8.
 TABLE_D = {0.1: 1.306, 1.0: 1.307, 5.0: 1.303, 25.0: 1.321, 250.0: 1.328}
 
@@ -461,9 +465,12 @@ OPTIONS: dict[str, Point] = {
     "target not detached": {"selection.distil_detached": False},
     "its loss reaches the trunk": {"selection.distil_trunk": True},
     "weight .05, mean over experts too": {"selection.distil": 0.05, "selection.distil_mean": "entries"},
-    "all of the released code": RELEASED,
-    "competes at every step": {"selection.share": 1.0},
+    "all of the released loss": RELEASED,
+    "competes at every step": _ALWAYS,
     "competes at evaluation": {"selection.eval.name": "compete"},
+    "experts and routers start as in the code": _STARTS,
+    "share falls by the root of time": {"selection.schedule": "root"},
+    "as released": RELEASED | _STARTS | _ALWAYS,
 }  # fmt: skip
 
 

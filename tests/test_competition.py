@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from routed.contracts import Contest, Routing, UserError
-from routed.experts import Constant, Linear
+from routed.experts import EXPERTS, Constant, Linear
 from routed.layer import competition
 from routed.layer.moe import MoE
 from routed.layer.rule import rule_of
@@ -309,3 +309,23 @@ def test_a_schedule_is_counted_by_its_mean_step():
 def test_contests_that_cannot_be(changes, words):
     with pytest.raises(UserError, match=words):
         validate(settings(**changes))
+
+
+@pytest.mark.parametrize(("initial", "bounds", "biases"), [
+    ("uniform", (1 / 400**0.5, 1 / 900**0.5), True), ("stacked", (1 / (400 * 900) ** 0.5, 1 / (900 * 2) ** 0.5), False),
+])  # fmt: skip
+def test_experts_start_as_in_the_released_code(initial, bounds, biases):
+    """400 inputs, 900 units, 2 outputs: on +- 1 / sqrt(D) with biases, or on +- 1 / sqrt(D O) without; a uniform's deviation is bound / sqrt 3."""
+    module = EXPERTS["mlp"].make(
+        node_of(settings(**{"experts.init": initial, "experts.depth": 2, "experts.width": 900})).experts, 2
+    )
+    params = module.init(jax.random.key(0), jnp.zeros((1, 400)))["params"]
+    for name, bound in zip(("Dense_0", "Dense_1"), bounds, strict=True):
+        kernel = np.asarray(params[name]["kernel"])
+        assert np.abs(kernel).max() <= bound and kernel.std() == pytest.approx(bound / 3**0.5, rel=0.05)
+        assert bool(np.asarray(params[name]["bias"]).any()) is biases
+
+
+def test_a_cnn_is_no_stack_of_matrices():
+    with pytest.raises(UserError, match=r"experts.init='stacked': of experts.name=mlp only"):
+        EXPERTS["cnn"].check(settings(**{"experts.name": "cnn", "experts.init": "stacked"}))

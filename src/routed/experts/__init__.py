@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 import flax.linen as nn
+from ml_collections import ConfigDict
 
 from routed.experts.activations import ACTIVATIONS
 from routed.experts.cnn import Cnn
@@ -22,7 +23,7 @@ from routed.experts.networks import (
 )
 from routed.experts.neurons import READOUT, Neurons
 from routed.metrics.regret import Affine
-from routed.settings.setting import LAYERS, Setting, at_least, one_of
+from routed.settings.setting import LAYERS, Setting, at_least, one_of, refuse
 
 
 def _network(body: Callable[[int], nn.Module], flops: Callable[[int, int, int, int], float]) -> Expert:
@@ -36,6 +37,12 @@ EMBEDDINGS = {
     "embeddings": Setting(False, "evaluations keep what every expert makes of the first test images (plots `latent`)")
 }
 
+
+def _check_cnn(config: ConfigDict) -> None:
+    if config.experts.init == "stacked":
+        refuse("experts.init", "stacked", "of experts.name=mlp only; use lecun or uniform")
+
+
 #: name -> ONE expert. Experts of images compute on what stands beside an image and on the router's features of it: rows.
 EXPERTS: dict[str, Expert] = {
     "constant": Expert(
@@ -47,23 +54,19 @@ EXPERTS: dict[str, Expert] = {
         affine=lambda params: Affine(params["Dense_0"]["kernel"], params["Dense_0"]["bias"]),
     ),
     "mlp": Expert(
-        lambda own, outputs: Mlp(outputs, own.depth, own.width, own.activation),
+        lambda own, outputs: Mlp(outputs, own.depth, own.width, own.activation, own.init),
         tokens=("rows", "images", "hidden"),
-        reads=("depth", "width", "activation"),
+        reads=("depth", "width", "activation", "init"),
     ),
     "cnn": Expert(
         lambda own, outputs: Cnn(outputs, own.width, own.activation, own.bias, own.init, own.init_scale),
         tokens=("patches",),
         settings={
             "bias": Setting(False, "a bias for each filter"),
-            "init": Setting(
-                "lecun",
-                "lecun: N(0, 1 / dim), biases 0; uniform: on +- 1 / sqrt(dim), biases too",
-                one_of(("lecun", "uniform")),
-            ),
             "init_scale": Setting(1.0, "times that", at_least(0)),
         },
-        reads=("width", "activation"),
+        reads=("width", "activation", "init"),
+        check=_check_cnn,
     ),
     "neurons": Expert(
         lambda own, outputs: Neurons(
@@ -95,6 +98,12 @@ EXPERTS: dict[str, Expert] = {
 SHARED: dict[str, Setting] = {
     "count": Setting(64, "experts", at_least(1)),
     "depth": Setting(3, "weight layers of an mlp", LAYERS),
+    "init": Setting(
+        "lecun",
+        "lecun: N(0, 1 / dim), biases 0; uniform: on +- 1 / sqrt(dim), biases too; stacked (mlp): on +- 1 / sqrt(dim outputs), biases 0",
+        one_of(("lecun", "uniform", "stacked")),
+        late=True,
+    ),
     "width": Setting(
         96,
         "hidden units; of a cnn: filters for each output; of a network on images: of its first convolution",

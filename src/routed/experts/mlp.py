@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from routed.experts.activations import ACTIVATIONS
@@ -22,18 +25,36 @@ class Linear(nn.Module):
 
 
 class Mlp(nn.Module):
-    """`depth` weight layers with biases and the activation between them; lecun-normal weights, zero biases."""
+    """`depth` weight layers with biases and the activation between them.
+
+    `initial`: lecun (normal, variance 1 / D, biases 0); uniform (on +- 1 / sqrt(D), biases too: PyTorch's Linear); stacked (on
+    +- 1 / sqrt(D O), biases 0: what PyTorch's rule gives a stack of matrices, as in the released code of Pham et al. 2024).
+    """
 
     outputs: int
     depth: int
     width: int
     activation: str = "relu"
+    initial: str = "lecun"
 
     @nn.compact
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T O"]:
         for _ in range(self.depth - 1):
-            x = ACTIVATIONS[self.activation](dense_layer(self.width)(x))
-        return dense_layer(self.outputs)(x)
+            x = ACTIVATIONS[self.activation](self._layer(x, self.width))
+        return self._layer(x, self.outputs)
+
+    def _layer(self, x: Float[Array, "T D"], outputs: int) -> Float[Array, "T O"]:
+        if self.initial == "lecun":
+            return dense_layer(outputs)(x)
+        inputs = x.shape[-1]
+        bound = 1 / math.sqrt(inputs * outputs if self.initial == "stacked" else inputs)
+
+        def start(key, shape, dtype=jnp.float32):
+            return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+        return dense_layer(
+            outputs, kernel_init=start, bias_init=start if self.initial == "uniform" else nn.initializers.zeros
+        )(x)
 
 
 def mlp_parameters(inputs: int, outputs: int, depth: int, width: int) -> int:
