@@ -185,3 +185,8 @@ def test_a_stable_run_killed_in_each_phase_goes_on(killed, tmp_path, monkeypatch
     found, whole = run(config, tmp_path / "killed"), run(config, tmp_path / "whole")
     for column in [name for name in whole if "/" in name]:
         np.testing.assert_array_equal(found[column], whole[column])
+    models = [
+        checkpoint.load_model(next(checkpoint.models(tmp_path / name / "models"))[0]) for name in ("killed", "whole")
+    ]
+    assert any(leaf.any() for leaf in jax.tree.leaves(models[0]["router"]))  # the router of token ids is among them
+    jax.tree.map(np.testing.assert_array_equal, *models)
