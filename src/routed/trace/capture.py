@@ -66,7 +66,7 @@ def capture(
         rows,
         {
             "routers": list(known), "k": k, "batch_size": batch_size, "keep_scores": keep_scores, "name": name,
-            "weights": digest_of([array for one in linear_maps if one for array in one]),
+            "weights": digest_of_model(model),
         },
     )  # fmt: skip
     if all((place / DESCRIPTION).exists() for place in places.values()):
@@ -156,6 +156,17 @@ def same_command(
                 )
         return
     files.write(folder / name, json.dumps(settings, indent=1) + "\n")
+
+
+def digest_of_model(model: Any) -> str:
+    """What all parameters and buffers of a PyTorch model are known by: experts that train on under a frozen router make another model."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
 
 
 def digest_of(arrays: Sequence[np.ndarray]) -> str:

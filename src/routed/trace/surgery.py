@@ -21,7 +21,7 @@ from absl import logging as log
 from routed.contracts import UserError
 from routed.system import files
 from routed.trace.arrays import as_array
-from routed.trace.capture import check_ids, digest_of, same_command
+from routed.trace.capture import check_ids, digest_of, digest_of_model, same_command
 from routed.trace.hooks import CHOOSES, listening, routers_of, weights_of
 from routed.trace.replacements import EVERY, NOT_LINEAR, REPLACEMENTS, TRAINED, Linear, Router, Site
 from routed.trace.stand_ins import is_constant, losses_of, operated, repair
@@ -107,7 +107,7 @@ def surgery(
     others = {} if foreign is None else _linear_of(routers_of(foreign, routers, k))
     settings = {
         "routers": list(layers), "k": k, "batch_size": batch_size, "repair_rate": repair_rate, "seed": seed, "name": name,
-        "other": digest_of(other), "weights": digest_of(_kernels(weights)), "router_from": digest_of(_kernels(others)),
+        "other": digest_of(other), "weights": digest_of_model(model), "router_from": "" if foreign is None else digest_of_model(foreign),
     }  # fmt: skip
     same_command(folder, model, rows, settings, "surgery.json")
     with files.explained(folder):
