@@ -5,6 +5,7 @@ import struct
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
@@ -227,6 +228,30 @@ def test_rows_that_are_alike_tell_nothing_of_labels_that_are_drawn_for_them(ids)
 def test_impossible_settings_are_refused(tiny, changes, part):
     with pytest.raises(UserError, match=part):
         validate(override(tiny, changes))
+
+
+def test_other_data_at_a_swept_folder_is_refused(tiny, tmp_path, monkeypatch):
+    """The first folder's text is as it was, the second's is not."""
+    text, problem = {"a": "1", "b": "2"}, problem_of(tiny)
+    reading = problem._replace(digest=lambda config: text.get(config.data.directory, "1"))
+    monkeypatch.setattr(results, "problem_of", lambda config: reading)
+    monkeypatch.setattr(
+        results.tables,
+        "gather",
+        lambda path: (
+            pd.DataFrame({"run": ["r"], "data.directory": ["a"], "arm": ["learned"], "seed": [0], "step": [0]}),
+            True,
+        ),
+    )
+    sweep = ({"data.directory": "a"}, {"data.directory": "b"})
+    with monkeypatch.context() as patch:
+        patch.setattr(results.tables, "gather", lambda path: (pd.DataFrame(), True))
+        results.open_workdir(tmp_path, "tiny", tiny, sweep)
+    assert results.stored_config(tmp_path)["further_data"] == {"data.directory=b": "2"}
+    results.open_workdir(tmp_path, "tiny", tiny, sweep)
+    text["b"] = "3"
+    with pytest.raises(UserError, match=r"other data at data.directory=b \(2; now 3\)"):
+        results.open_workdir(tmp_path, "tiny", tiny, sweep)
 
 
 def test_other_data_is_refused_in_an_old_workdir(tiny, alone, monkeypatch):

@@ -32,6 +32,9 @@ FORMAT = 3
 #: What config.json says at least, in any version.
 STORED = {"config": dict, "swept": list}
 
+#: Settings that say which files are read: swept, each value has data of its own.
+FILES = ("data.name", "data.directory", "data.images")
+
 PACKAGES = ("routed", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "scikit-learn", "pandas")
 
 
@@ -76,20 +79,37 @@ def open_workdir(
         raise UserError(
             f"workdir {path} is that of part {part}, this is part {shard}: give each part a --workdir of its own"
         )
-    data = problem_of(config).digest(config)
-    if stored is not None and stored.get("data", data) != data:
-        raise UserError(
-            f"workdir {path} holds results on other data ({stored['data']}; now {data}): choose another --workdir, or restore"
-            f" data.directory={config.data.directory!r}"
-        )
+    data, further = problem_of(config).digest(config), _further_data(config, sweep)
     before = stored or {"left_out": {}, "code": {}}
+    known = {"": stored.get("data", data), **stored.get("further_data", {})} if stored is not None else {}
+    for where, digest in {"": data, **further}.items():
+        if known.get(where, digest) != digest:
+            raise UserError(
+                f"workdir {path} holds results on other data{where and f' at {where}'} ({known[where]}; now {digest}): choose another"
+                f" --workdir, or restore data.directory={config.data.directory!r}"
+            )
     about = _description(experiment, flat, swept, data) | ({"shard": shard} if shard else {})
+    if further := before.get("further_data", {}) | further:
+        about |= {"further_data": further}
     about |= {"left_out": before["left_out"] | left_out(config, sweep), "code": before["code"] | code}
     if hosts.is_first():
         files.write(path / "config.json", json.dumps(about, indent=1, default=list) + "\n")
         if len(table) and not settled:  # when the values of its new columns are on the disk
             tables.merge(path, table)
     return table
+
+
+def _further_data(config: ConfigDict, sweep: tuple[Point, ...]) -> dict[str, str]:
+    """KEY=VALUE,... of points that read other data than the base config -> the digest of these."""
+    base, found = problem_of(config).digest(config), dict[str, str]()
+    for point in sweep:
+        own = {key: value for key, value in point.items() if key in FILES}
+        where = ", ".join(f"{key}={plain(value)}" for key, value in sorted(own.items()))
+        if own and where not in found:
+            there = override(config, own)
+            if (digest := problem_of(there).digest(there)) != base:
+                found[where] = digest
+    return found
 
 
 def _refuse_other_code(path: pathlib.Path, stored: dict[str, Any], code: Code) -> None:
