@@ -152,6 +152,14 @@ def test_the_tasks_gradient_where_only_the_router_hears():
     np.testing.assert_allclose(y, ran(layer(Linear(2), **{"selection.name": "top_k"}), params)[0], rtol=1e-5)
     np.testing.assert_allclose(three["router"]["kernel"], 3 * one["router"]["kernel"], rtol=1e-4)
     jax.tree.map(np.testing.assert_array_equal, one["experts"], three["experts"])
+
+    def heard(alpha):
+        """The gradient of what an auxiliary loss would be of: the scores."""
+        moe = layer(Linear(2), **{"selection.share": 1.0, "selection.forward": False, "selection.alpha": alpha})
+        return jax.grad(lambda p: (ran(moe, p)[1].scores ** 2).sum())(params)["router"]["kernel"]
+
+    np.testing.assert_allclose(heard(0.0), heard(1.0), rtol=1e-5)
+    assert jnp.abs(heard(0.0)).max() > 0.1
     winning, _ = of(**{"selection.forward": True})
     assert not np.allclose(winning, y)
 

@@ -225,12 +225,16 @@ def test_a_workdir_whose_runs_began_with_other_models_is_refused(tmp_path, monke
         return tmp_path / "base" / held["name"]
 
     monkeypatch.setattr(initial, "_model", model)
+    monkeypatch.setattr(initial.checkpoint, "digest_of", lambda path: held.get("digest", ""))
     for held["name"] in ("a", "a", ""):
         initial.claim(tmp_path, runs)
     held["name"] = "b"
     with pytest.raises(
         UserError, match=r"initial.workdir='base': holds other models than those that runs in .* began with"
     ):
+        initial.claim(tmp_path, runs)
+    held |= {"name": "a", "digest": "of other text"}
+    with pytest.raises(UserError, match="holds other models"):
         initial.claim(tmp_path, runs)
     (tmp_path / "initial.json").write_text("[1")
     with pytest.raises(UserError, match=r"initial.json is damaged, so nobody knows which models"):

@@ -113,7 +113,7 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
     steered = [column for column in good if column.startswith(STEERED) and good[column].notna().any()]
     answers += [(f"losses.{column.removeprefix(STEERED)} steered?", _steered(good, column)) for column in steered]
     answers += [
-        ("Weight scale", _weight_scale(config, sorted(set(good.arm)))),
+        ("Weight scale", _weight_scale(config, sorted(set(good.arm)), good, swept)),
         ("Trunk gradient", _trunk(config, swept)),
         ("Frozen is frozen", _still(good)),
         ("Seeds and power", _power(good, swept)),
@@ -190,9 +190,12 @@ def _steered(good: pd.DataFrame, column: str) -> str:
     return text
 
 
-def _weight_scale(config: ConfigDict, arms: list[str]) -> str:
-    """Do the combine weights of every arm's rules sum to 1, so that none gains by growing them?"""
+def _weight_scale(config: ConfigDict, arms: list[str], good: pd.DataFrame, swept: list[str]) -> str:
+    """Do the combine weights of every arm's rules sum to 1, at all points, so that none gains by growing them?"""
     free: dict[str, list[str]] = {}
+    for key in [key for key in swept if key.endswith(".renormalise")]:
+        if names := sorted(set(good[~good[key].astype(bool)].arm)):
+            free[f"{'evaluation' if '.eval.' in key else 'training'} at {key}=false"] = names
     for arm in arms:
         own = override(config, changes_of(arm, config))
         rules = {"training": own.selection, "evaluation": own.selection.eval}

@@ -60,6 +60,12 @@ def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
                         f"{folder} is no part of the sweep of {group[0]}: its {key} is {other['same'].get(key)}, there it is"
                         f" {value}; report them apart, or run the part again"
                     )
+            theirs = other.get("further_data", {})
+            for where, digest in first.get("further_data", {}).items():
+                if theirs.get(where, digest) != digest:
+                    raise UserError(
+                        f"{folder} is of other data than {group[0]} at {where}: report them apart, or run it again"
+                    )
         if "shard" in first:
             there = {one["shard"] for one in (first, *others)}
             _, parts = shards.parse(first["shard"])

@@ -92,6 +92,11 @@ def models(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, dict]]:
             log.warning("model %s is damaged: it is passed over", path)
 
 
+def digest_of(path: pathlib.Path) -> str:
+    """What a model is known by: a digest of what is beside its state, and of that."""
+    return json.loads((path / "meta.json").read_text("utf-8"))["digest"]
+
+
 def load_model(path: pathlib.Path) -> dict[str, Any]:
     """What `save_model` left, as NumPy arrays."""
     with _quiet():

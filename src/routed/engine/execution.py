@@ -83,7 +83,7 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
     pending = [run for run in runs if run.key not in done]
     ends = _ends(table, {key for run in pending for key in run.needs})
     del table  # it is on the disk, and may be large
-    initial.claim(workdir, runs)
+    hosts.once(lambda: initial.claim(workdir, runs))
     if pending:
         initial.check(pending)
         _run(runs, pending, done, ends, workdir, mesh)

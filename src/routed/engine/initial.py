@@ -18,7 +18,7 @@ from routed.engine.compilation import Compiled
 from routed.plan.runs import Run
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten
-from routed.system import files, hosts
+from routed.system import files
 from routed.training.freezing import router_of, with_router
 
 #: Where the models of finished runs are, in a workdir.
@@ -52,9 +52,9 @@ def check(runs: list[Run]) -> None:
 
 
 def claim(workdir: pathlib.Path, runs: list[Run]) -> None:
-    """Notes which model each run of a workdir begins with; refuses a workdir whose runs began with others.
+    """Notes which model each run of a workdir begins with, by name and content; refuses a workdir whose runs began with others.
 
-    A model has the key of its run as name, so one that was trained again in another way is another; finished runs may have lost theirs.
+    Finished runs may have lost theirs. For process 0.
 
     Raises:
       UserError: names the two workdirs.
@@ -72,13 +72,13 @@ def claim(workdir: pathlib.Path, runs: list[Run]) -> None:
             why = f"holds other models than those that runs in {workdir} began with; choose another --workdir"
             refuse("initial.workdir", run.config.initial.workdir, why)
     if not now.items() <= known.items():
-        hosts.once(lambda: files.write(file, json.dumps(known | now, indent=1) + "\n"))
+        files.write(file, json.dumps(known | now, indent=1) + "\n")
 
 
 def _name(run: Run) -> str:
-    """The name of the model that a run begins with; empty if it is gone."""
+    """The name and digest of the model that a run begins with; empty if it is gone."""
     try:
-        return _model(run).name
+        return f"{(path := _model(run)).name} {checkpoint.digest_of(path)}"
     except UserError:
         return ""
 

@@ -33,7 +33,7 @@ FORMAT = 3
 STORED = {"config": dict, "swept": list}
 
 #: Settings that say which files are read: swept, each value has data of its own.
-FILES = ("data.name", "data.directory", "data.images")
+FILES = ("data.name", "data.directory", "data.images", "data.table", "data.sentences")
 
 PACKAGES = ("routed", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "scikit-learn", "pandas")
 
@@ -64,7 +64,8 @@ def open_workdir(
                     f" choose another --workdir, or set --config.{key}={plain(old)}"
                 )
         by_seed = "held streams" if config.held else "rates that were tuned on seeds counted from it"
-        if (config.held or config.rates == "tuned") and stored["config"]["seed"] != config.seed:
+        tuned = "tuned" in {config.rates, *(point.get("rates") for point in sweep)}
+        if (config.held or tuned) and stored["config"]["seed"] != config.seed:
             raise UserError(
                 f"workdir {path} holds results with seed={stored['config']['seed']} and {by_seed}: choose another --workdir"
             )
@@ -103,9 +104,11 @@ def _further_data(config: ConfigDict, sweep: tuple[Point, ...]) -> dict[str, str
     """KEY=VALUE,... of points that read other data than the base config -> the digest of these."""
     base, found = problem_of(config).digest(config), dict[str, str]()
     for point in sweep:
-        own = {key: value for key, value in point.items() if key in FILES}
+        if not point.keys() & {*FILES}:
+            continue
+        own = {key: value for key, value in point.items() if key.startswith("data.") or key == "model"}
         where = ", ".join(f"{key}={plain(value)}" for key, value in sorted(own.items()))
-        if own and where not in found:
+        if where not in found:
             there = override(config, own)
             if (digest := problem_of(there).digest(there)) != base:
                 found[where] = digest

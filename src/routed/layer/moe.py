@@ -159,17 +159,18 @@ class MoE(nn.Module):
             preference = scores + ScoreNoise(
                 noise.draw, self.noise_scale, self.num_experts, noise.learned, name="noise"
             )(x)
-        weighing = preference if self.noise_in_weights else scores
+        plain = weighing = preference if self.noise_in_weights else scores
         if toss is not None and not self.rule.own.forward:
-            weighing = competition.weighed(self.rule, toss.held, weighing, toss.heard)
+            weighing = competition.weighed(self.rule, toss.held, plain, toss.heard)
         pick = self._select()
         if not self.balance_rate:
-            return pick(weighing, preference=preference, mask=mask)
+            # Auxiliary losses hear of the scores as they are.
+            return pick(weighing, preference=preference, mask=mask)._replace(scores=plain)
         bias = self.variable("balance", "bias", jnp.zeros, self.num_experts)
         routing = pick(weighing, preference=preference, mask=mask, bias=bias.value)
         if self.is_mutable_collection("balance") and not self.is_initializing():
             bias.value = load.rebalanced(bias.value, load.load_of(routing, mask)[0], self.balance_rate)
-        return routing
+        return routing._replace(scores=plain)
 
     def _scores(self, x, context) -> Float[Array, "T E"]:
         scores = self.router(x, **context)

@@ -36,7 +36,7 @@ COLUMNS = {
     "router/mi_token": Column(
         "I(expert; token id) (nats)",
         bounds=AT_LEAST_0,
-        definition="Mutual information of the chosen expert and the id of the token: 0 where routing ignores which token it is, the entropy of the experts where nothing else decides.",
+        definition="Mutual information of the chosen expert and the id of the token, beyond what permuted ids have: 0 where routing ignores which token it is. Comparable between runs of one vocabulary and as many tokens.",
     ),
     "router/alike": Column(
         "mean cosine of two experts' outputs",
