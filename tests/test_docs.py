@@ -154,9 +154,7 @@ def test_the_command_line_of_a_section_plans_its_sweep(heading, tmp_path):
     )
     for key, _, values in (flag.partition("=") for flag in flags):
         learned = {run.key: value_of(run.config, key) for run in runs if run.arm == "learned"}
-        assert {*values.split(",")} == {
-            f"{value:g}" if isinstance(value, float) else value for value in learned.values()
-        }
+        assert {*values.split(",")} == {value if isinstance(value, str) else f"{value:g}" for value in learned.values()}
     assert runs and config.steps < experiment.configure(f"{tmp_path / file}{figure}", [])[1].steps
 
 

@@ -205,7 +205,7 @@ def work(rule: Rule, tokens: int, experts: int) -> Any:
 
 def averaged(rule: Rule, steps: int) -> Rule:
     """The rule with the share of a mean step of so many in the place of its schedule: what is counted by, from the first evaluation on."""
-    if rule.own is None or "schedule" not in rule.own or rule.own.schedule == "constant":
+    if rule.own is None or "schedule" not in rule.own or rule.own.schedule != "root":
         return rule
     factor = float((2 / (2 + np.sqrt(np.arange(steps) // EPOCH + 1.0))).mean())
     own = {name: rule.own[name] for name in SETTINGS if name in rule.own}
