@@ -38,7 +38,8 @@ Rules of the default scale, fixed before its evaluation seeds ran; none looks at
               probability, a balance loss of .01: two experts a token each, at SMoE's rate.
   fig3        with K = 1 a weight that sums to 1 is 1, and SMoE would have nothing to learn: there both weigh by probability.
   options     one at a time, and together ("as released"): the released loss, its experts' and routers' start (both arms), competition at every step.
-              Left out: its residuals, added and normed twice, and router scores in an order that is unspecified, which are defects. Where winners decide at evaluation too, competition is compared with SMoE evaluated by its router.
+              Left out: its residuals, added and normed twice, and router scores in an order that is unspecified, which are defects. Where
+              winners decide at evaluation too, competition is compared with SMoE evaluated by its router.
   flops       controls at lambda = .05, .3 and 1, random winners and distillation alone at .05; table2: GLaM with the paper's methods.
   cost        `longer` SMoE: steps times the ratio of model FLOPs, with as many evaluations (within 4 steps; with checkpoints, rounded up to
               them: checkpoint.every=0 for longer runs, or a small one). Of a contest the losers compute

@@ -439,6 +439,22 @@ def test_an_arm_whose_own_weights_do_not_sum_to_1_is_named():
     assert answer.startswith("weights do not sum to 1 in training and evaluation of learned_top1:")
 
 
+def test_weights_are_asked_at_every_swept_point():
+    """Top-k with and without renormalised weights; an arm that sets them itself is not reached by the sweep."""
+    config = override(base(), {"selection.name": "top_k"})
+    seen = [
+        table(LOSSES | {"learned_top2": [0.1] * 3}).assign(
+            run=lambda rows, one=one: f"{one}" + rows.run, **{"selection.renormalise": one}
+        )
+        for one in (True, False)
+    ]
+    swept = ["data.samples", "selection.renormalise"]
+    answer = dict(diagnosis.threats(pd.concat(seen, ignore_index=True), config, swept))["Weight scale"]
+    assert answer.startswith(
+        "weights do not sum to 1 in training of frozen, frozen_data, frozen_sharp, learned: a router"
+    )
+
+
 def test_candidates_are_counted_by_arm_and_point():
     """Two multipliers on several seeds and points are two candidates; seeds that got .1 and 1 are both named."""
     tuning = table().assign(status="tuning", rates="tuned", run=lambda rows: "t" + rows.run)

@@ -13,7 +13,7 @@ from routed.layer.model_losses import LIMITS
 from routed.layer.selection import SELECTIONS
 from routed.plan.arms import REFERENCE, UNTRAINED, changes_of, fair_arms
 from routed.plan.config import problem_of
-from routed.settings.tree import override
+from routed.settings.tree import override, value_of
 from routed.tasks.text.sources import SOURCES
 
 #: The path from frozen to learned: the confound that each arm removes from the one before it. Logs of ratios add up to the gap.
@@ -113,7 +113,7 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
     steered = [column for column in good if column.startswith(STEERED) and good[column].notna().any()]
     answers += [(f"losses.{column.removeprefix(STEERED)} steered?", _steered(good, column)) for column in steered]
     answers += [
-        ("Weight scale", _weight_scale(config, sorted(set(good.arm)), good, swept)),
+        ("Weight scale", _weight_scale(config, good, swept)),
         ("Trunk gradient", _trunk(config, swept)),
         ("Frozen is frozen", _still(good)),
         ("Seeds and power", _power(good, swept)),
@@ -190,18 +190,19 @@ def _steered(good: pd.DataFrame, column: str) -> str:
     return text
 
 
-def _weight_scale(config: ConfigDict, arms: list[str], good: pd.DataFrame, swept: list[str]) -> str:
+def _weight_scale(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> str:
     """Do the combine weights of every arm's rules sum to 1, at all points, so that none gains by growing them?"""
+    keys = [key for key in swept if key.startswith("selection.")]
     free: dict[str, list[str]] = {}
-    for key in [key for key in swept if key.endswith(".renormalise")]:
-        if names := sorted(set(good[~good[key].astype(bool)].arm)):
-            free[f"{'evaluation' if '.eval.' in key else 'training'} at {key}=false"] = names
-    for arm in arms:
-        own = override(config, changes_of(arm, config))
+    for *values, arm in good[[*keys, "arm"]].drop_duplicates().sort_values("arm").itertuples(index=False):
+        point = {key: type(value_of(config, key))(value) for key, value in zip(keys, values, strict=True)}
+        own = override(override(config, point), changes_of(arm, config))
         rules = {"training": own.selection, "evaluation": own.selection.eval}
         if where := [name for name, rule in rules.items() if SELECTIONS[rule.name].sparse and not rule.renormalise]:
-            free.setdefault(" and ".join(where), []).append(arm)
+            names = free.setdefault(" and ".join(where), [])
+            names += [arm] if arm not in names else []
     if free:
+        arms = sorted(set(good.arm))
         found = "; ".join(
             f"in {where} of {'every arm' if names == arms else ', '.join(names)}" for where, names in free.items()
         )

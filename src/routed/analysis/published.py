@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from absl import logging as log
+
 from routed.analysis import plots, verdicts
 from routed.analysis.answer import in_order
 from routed.analysis.page import shown_share
@@ -79,9 +81,14 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
     Raises:
       UserError: nothing is kept; a cause is of a claim that nothing kept makes.
     """
-    # What a command that was killed leaves has no claims yet.
-    folders = [folder for folder in sorted((root / "data").glob("*/")) if (folder / "arms.csv").exists()]
-    kept = [_read(folder) for folder in folders]
+    kept = []
+    for folder in sorted((root / "data").glob("*/")):
+        if (folder / "arms.csv").exists():  # the last file
+            kept.append(_read(folder))
+        else:
+            log.warning(
+                "%s is not whole, as a command that was killed leaves it: left out; keep its workdir again", folder
+            )
     if not kept:
         raise UserError(f"{root / 'data'} holds no results: name workdirs to take them from")
     causes = json.loads(path.read_text()) if (path := root / "data" / "causes.json").exists() else {}

@@ -32,7 +32,8 @@ FORMAT = 3
 #: What config.json says at least, in any version.
 STORED = {"config": dict, "swept": list}
 
-#: Settings that say which files are read: swept, each value has data of its own.
+#: Settings that say which files are read: swept, each value has data of its own. (Languages and tokenizers have too, but their digests
+#: cost reading the text at every point before anything runs: of these the base config's alone is compared, and each checkpoint's.)
 FILES = ("data.name", "data.directory", "data.images", "data.table", "data.sentences")
 
 PACKAGES = ("routed", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "scikit-learn", "pandas")

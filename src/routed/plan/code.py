@@ -76,9 +76,8 @@ def definition_of(arm: str) -> Code:
 
 def texts_of(config: ConfigDict) -> list[str]:
     """The whole texts of the users' files that the code of a run's parts is in: comments, docstrings and all else."""
-    named = ((re.split("[ =]", one.label, maxsplit=1)[-1], one.part) for one in parts_of(config))
-    brought = ((name, part) for name, part in named if not any(part is one for one in PACKAGED))
-    files = set[pathlib.Path]().union(*(reached(name, part) for name, part in brought))
+    brought = _brought({one.label: one.part for one in parts_of(config)})
+    files = set[pathlib.Path]().union(*(reached(name, part) for name, part in brought.values()))
     return sorted(LOADED[file].text if file in LOADED else file.read_text(encoding="utf-8") for file in files)
 
 
@@ -91,8 +90,13 @@ def change(label: str, before: Mapping[str, str], now: Mapping[str, str]) -> str
 
 
 def _digests(parts: Mapping[str, Any]) -> Code:
-    brought = {label: part for label, part in parts.items() if not any(part is one for one in PACKAGED)}
-    return {label: _digest(re.split("[ =]", label, maxsplit=1)[-1], part) for label, part in brought.items()}
+    return {label: _digest(name, part) for label, (name, part) in _brought(parts).items()}
+
+
+def _brought(parts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """label -> name and part of those that are not packaged."""
+    others = {label: part for label, part in parts.items() if not any(part is one for one in PACKAGED)}
+    return {label: (re.split("[ =]", label, maxsplit=1)[-1], part) for label, part in others.items()}
 
 
 def _digest(name: str, part: Any) -> dict[str, str]:
