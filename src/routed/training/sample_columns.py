@@ -49,7 +49,7 @@ COLUMNS = {
         definition="Loss of E[y | x], which the generator of the data knows: no model does better on average.",
     ),
     "train/loss": Column(
-        "training loss, as trained (1 = trivial)",
+        "training loss, as trained\n(1 = trivial)",
         log=True,
         bounds=AT_LEAST_0,
         definition="Mean loss of the training batches since the last evaluation, by the rule that trains, over the variance of the targets.",
