@@ -122,14 +122,42 @@ def test_evaluations_that_see_the_future_are_refused(selection):
         validate(settings(**{"selection.eval.name": selection}))
 
 
+def evaluated(config, validation, test):
+    """A new model, and what an evaluation says of it."""
+    problem = problem_of(config).build(config, 0, None)
+    shared = {"validation": validation, "test": test, "references": {}}
+    inputs = program.Inputs(program.streams(0, config), node_of(config), (), shared)
+    params, state = problem.init(inputs)
+    return (
+        problem,
+        params,
+        state,
+        problem.evaluate(inputs, params, state, jnp.int32(0), problem.remember(params, state)),
+    )
+
+
+def test_the_entropy_of_test_tokens_has_its_mean_and_deviation_by_layer():
+    """Of the test rows, which pass in two blocks; not of the validation rows, and not the deviation of the blocks' means."""
+    config = settings()
+    test = jax.tree.map(lambda *both: jnp.concatenate(both), rows(), rows()._replace(inputs=rows().targets))
+    problem, params, state, seen = evaluated(config, rows(), test)
+    (site,) = problem.model.apply(
+        params, state, test, rule_of(config.selection, evaluation=True), config.dispatch
+    ).sites.values()
+    scores = np.asarray(site.routing.scores, np.float64)
+    probs = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    entropy = -(probs * np.log(probs)).sum(-1)
+    assert entropy.shape == (2, 8 * 8)  # layers, tokens
+    np.testing.assert_allclose(seen["decoder/entropy_test"], entropy.mean(1), rtol=1e-5)
+    np.testing.assert_allclose(seen["decoder/entropy_test_std"], entropy.std(1), rtol=1e-3)
+    assert (np.abs(seen["decoder/entropy_test"] - seen["decoder/entropy_token"]) > 1e-3).all()
+
+
 def test_where_outputs_choose_at_an_evaluation_they_are_what_is_counted():
     """The experts that computed, not those of highest score; of the churn between evaluations no part is the router's."""
     config = settings(**{"selection.name": "compete", "selection.eval.name": "compete", "selection.eval.k": 2})
-    problem, batch = problem_of(config).build(config, 0, None), rows()
-    shared = {"validation": batch, "test": batch, "references": {}}
-    inputs = program.Inputs(program.streams(0, config), node_of(config), (), shared)
-    params, state = problem.init(inputs)
-    seen = problem.evaluate(inputs, params, state, jnp.int32(0), problem.remember(params, state))
+    batch = rows()
+    problem, params, state, seen = evaluated(config, batch, batch)
     rule = rule_of(config.selection, evaluation=True)
     (site,) = problem.model.apply(params, state, batch, rule, config.dispatch).sites.values()
     computed = jnp.sort(site.routing.expert.reshape(2, -1, 2))

@@ -95,10 +95,12 @@ def evaluate(
         }
 
     def tested(block: TextBatch):
-        logits = model.apply(params, state, block, rule, dispatch, step=step).prediction
+        logits, sites, _ = model.apply(params, state, block, rule, dispatch, step=step)
         nats = jax.nn.logsumexp(logits, axis=-1) - at(logits, block.targets)
         right = (logits.argmax(-1) == block.targets).astype(jnp.float32)
-        return jnp.stack([by_row(values, block).mean() for values in (nats, right)])
+        gates = {name: entropies.entropy(jax.nn.softmax(site.routing.scores)) for name, site in sites.items()}
+        moments = {name: (entropy.mean(1), jnp.square(entropy).mean(1)) for name, entropy in gates.items()}
+        return jnp.stack([by_row(values, block).mean() for values in (nats, right)]), moments
 
     blocks = _in_blocks(config, rows)
     sums, stacks = jax.lax.map(forward, blocks)
@@ -118,8 +120,14 @@ def evaluate(
         learning = mean_so_far_of(work_of_token, config, inputs.config, step)
     seen["train/flops"] = jnp.float32(step) * config.batch_size * flops(config, learning)
     if "test" in inputs.shared:
-        tests = jax.lax.map(tested, _in_blocks(config, inputs.shared["test"])).mean(0) / share(inputs.shared["test"])[0]
-        seen |= {"test/loss": tests[0], "test/accuracy": tests[1]}
+        tests, moments = jax.tree.map(
+            lambda a: a.mean(0), jax.lax.map(tested, _in_blocks(config, inputs.shared["test"]))
+        )
+        nats, right = tests / share(inputs.shared["test"])[0]
+        seen |= {"test/loss": nats, "test/accuracy": right}
+        for name, (mean, square) in moments.items():
+            deviation = jnp.sqrt(jnp.maximum(square - mean**2, 0))
+            seen |= {f"{name}/entropy_test": mean, f"{name}/entropy_test_std": deviation}
     for name, one in stacks.items():
         seen |= {f"{name}/{metric}": values for metric, values in summary(config.experts.count, one).items()}
     return seen
