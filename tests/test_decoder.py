@@ -228,7 +228,13 @@ def test_odd_heads_cannot_be_turned():
 def test_the_bench_reads_baselines_and_its_dense_decoder_has_the_size_of_its_peer():
     """Three layers of width 96: attention 4 x 96^2, an FFN with biases 2 x 96^2: PyTorch's has as many products."""
     command = f"{sys.executable} -c \"print('tiny smoe s per step: 0.60 tokens per s: 6800')\""
-    assert lm.run_baseline(command) == [("tiny", "smoe", 0.6)]
+    assert lm.run_baseline(command) == [("tiny", "smoe", 0.6, 6800)]
+    rounds = [(0.4, 8000.0), (0.5, 6400.0), (0.8, 4000.0)]
+    record = lm.beside("tiny", "smoe", rounds, {"seconds_per_step": 0.25, "floor_s": 0.1})
+    assert record == {
+        "shape": "tiny", "kind": "baseline smoe", "seconds_per_step": 0.5, "tokens_per_s": 6400, "floor_s": 0.1, "mfu": 0.2, "ours_over_baseline": 0.5
+    }  # fmt: skip
+    assert "mfu" not in lm.beside("tiny", "rnn", rounds, None)
     with pytest.raises(UserError, match="expected lines `SHAPE KIND s per step"):
         lm.run_baseline(f"{sys.executable} -c 1")
     dense, sparse = (lm.config_of("default", kind) for kind in ("dense", "smoe"))

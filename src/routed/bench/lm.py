@@ -54,7 +54,7 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     """A record for each shape and kind, and one for each line of the baseline, measured in turn.
 
     `floor_s` is what the model FLOPs take at the rate of a large product, `mfu` the share of that rate that a step has. The baseline prints lines
-    `SHAPE KIND s per step: SECONDS tokens per s: COUNT`; `ours_over_baseline` is of the same shape and kind.
+    `SHAPE KIND s per step: SECONDS tokens per s: COUNT`; its floor and `ours_over_baseline` are of our model of that shape and kind.
 
     Raises:
       UserError: the baseline failed, or printed no such line.
@@ -70,23 +70,18 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
         )
         for (shape, kind), config in cases.items()
     }
-    theirs: dict[tuple[str, str], list[float]] = {}
+    theirs: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for _ in range(rounds):
         for program in programs.values():
             program.measure()
-        for shape, kind, seconds in run_baseline(baseline) if baseline else ():
-            theirs.setdefault((shape, kind), []).append(seconds)
+        for shape, kind, seconds, tokens in run_baseline(baseline) if baseline else ():
+            theirs.setdefault((shape, kind), []).append((seconds, tokens))
     peak = rates().peak["float32"]
     ours = {key: record_of(program, peak) for key, program in programs.items()}
     for (shape, _), record in ours.items():
         record["over_dense"] = record["seconds_per_step"] / ours[shape, "dense"]["seconds_per_step"]
     records = [*ours.values()]
-    for (shape, kind), times in theirs.items():
-        seconds = statistics.median(times)
-        record = {"shape": shape, "kind": f"baseline {kind}", "seconds_per_step": seconds}
-        if (shape, kind) in ours:
-            record["ours_over_baseline"] = ours[shape, kind]["seconds_per_step"] / seconds
-        records.append(record)
+    records += [beside(*key, times, ours.get(key)) for key, times in theirs.items()]
     for record in records:
         print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items()), flush=True)
     return records
@@ -101,12 +96,22 @@ def record_of(program: Program, peak: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_baseline(command: str) -> list[tuple[str, str, float]]:
-    """Shape, kind and seconds per step of each line that the command prints of that form.
+def beside(shape: str, kind: str, times: list[tuple[float, float]], ours: dict[str, Any] | None) -> dict[str, Any]:
+    """The record of a baseline's rounds of (seconds per step, tokens per second), beside ours of that shape and kind."""
+    seconds, tokens = map(statistics.median, zip(*times, strict=True))
+    record = {"shape": shape, "kind": f"baseline {kind}", "seconds_per_step": seconds, "tokens_per_s": tokens}
+    if ours is None:
+        return record
+    floor, ratio = ours["floor_s"], ours["seconds_per_step"] / seconds
+    return record | {"floor_s": floor, "mfu": floor / seconds, "ours_over_baseline": ratio}
+
+
+def run_baseline(command: str) -> list[tuple[str, str, float, float]]:
+    """Shape, kind, seconds per step and tokens per second of each line that the command prints of that form.
 
     Raises:
       UserError: it failed, or printed no such line.
     """
     form = "`SHAPE KIND s per step: SECONDS tokens per s: COUNT`"
-    found = lines(command, r"(\S+) (\S+) s per step: ([\d.]+) tokens per s: [\d.]+\s*$", form)
-    return [(shape, kind, float(seconds)) for shape, kind, seconds in found]
+    found = lines(command, r"(\S+) (\S+) s per step: ([\d.]+) tokens per s: ([\d.]+)\s*$", form)
+    return [(shape, kind, float(seconds), float(tokens)) for shape, kind, seconds, tokens in found]
