@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -225,16 +226,28 @@ def test_odd_heads_cannot_be_turned():
         validate(settings(**{"transformer.positions": "rotary", "transformer.head_dim": 3}))
 
 
+def test_cores_that_share_the_steps_of_the_bench_have_its_numbers(monkeypatch):
+    monkeypatch.setitem(lm.SHAPES, "least", lm._shape(8, 2, 8, 4, 30))
+    alone, shared = (lm.program_of("least", "smoe", mesh) for mesh in (None, make_mesh(2, 1)))
+    assert alone.config.dispatch == "auto"
+    (one, *_), (other, *_) = (program.run(5) for program in (alone, shared))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), one, other)
+
+
 def test_the_bench_reads_baselines_and_its_dense_decoder_has_the_size_of_its_peer():
     """Three layers of width 96: attention 4 x 96^2, an FFN with biases 2 x 96^2: PyTorch's has as many products."""
     command = f"{sys.executable} -c \"print('tiny smoe s per step: 0.60 tokens per s: 6800')\""
     assert lm.run_baseline(command) == [("tiny", "smoe", 0.6, 6800)]
     rounds = [(0.4, 8000.0), (0.5, 6400.0), (0.8, 4000.0)]
-    record = lm.beside("tiny", "smoe", rounds, {"seconds_per_step": 0.25, "floor_s": 0.1})
-    assert record == {
-        "shape": "tiny", "kind": "baseline smoe", "seconds_per_step": 0.5, "tokens_per_s": 6400, "floor_s": 0.1, "mfu": 0.2, "ours_over_baseline": 0.5
+    ours = {
+        ("tiny", kind): lm.timed("tiny", kind, seconds, 8000.0, 0.1)
+        for kind, seconds in (("smoe", 0.25), ("smoe, shared", 0.2))
+    }
+    assert lm.beside("tiny", "smoe", rounds, ours) == {
+        "shape": "tiny", "kind": "baseline smoe", "seconds_per_step": 0.5, "tokens_per_s": 6400, "floor_s": 0.1, "mfu": 0.2,
+        "ours_over_baseline": 0.5, "shared_over_baseline": 0.4,
     }  # fmt: skip
-    assert "mfu" not in lm.beside("tiny", "rnn", rounds, None)
+    assert "mfu" not in lm.beside("tiny", "rnn", rounds, ours)
     with pytest.raises(UserError, match="expected lines `SHAPE KIND s per step"):
         lm.run_baseline(f"{sys.executable} -c 1")
     dense, sparse = (lm.config_of("default", kind) for kind in ("dense", "smoe"))

@@ -2,6 +2,7 @@
 
 import os
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -95,3 +96,29 @@ def test_other_selections_over_devices(rule):
     variables = jax.jit(layer(None, rule).init)(jax.random.key(1), x)
     expected, found = (jax.jit(layer(m, rule).apply)(variables, x)[0] for m in (None, make_mesh(2, 4)))
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def replicated(name, mesh, rule):
+    """Loss and gradients of a layer, jitted, and its arguments; every device of a mesh has all experts."""
+    moe = layer(mesh, rule).clone(dispatch=name)
+    x = jax.random.normal(jax.random.key(0), (64, 4))
+    variables = jax.jit(layer(None, rule).init)(jax.random.key(1), x)
+    loss = lambda variables, x: ((moe.apply(variables, x)[0] - 1) ** 2).mean()  # noqa: E731
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1))), (variables, x)
+
+
+@pytest.mark.parametrize("capacity", [0.0, 0.75])
+@pytest.mark.parametrize("name", ["ragged", "gather", "dense", "slots"])
+def test_where_no_expert_is_shared_out_any_dispatch_runs_on_each_devices_tokens(name, capacity):
+    rule = Rule(k=2, group_size=8, capacity_factor=capacity)
+    step, arguments = replicated(name, make_mesh(8, 1), rule)
+    expected, arguments_alone = replicated("dense", None, rule)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), step(*arguments), expected(*arguments_alone))
+
+
+@pytest.mark.parametrize(("capacity", "chosen"), [(0.0, "ragged"), (0.75, "slots")])
+def test_auto_without_a_capacity_is_not_slots_for_all_tokens_on_every_expert(capacity, chosen):
+    """Dropless slots of 16 experts, top-2, would compute eight times the rows."""
+    rule = Rule(k=2, group_size=8, capacity_factor=capacity)
+    auto, named = (replicated(name, make_mesh(8, 1), rule) for name in ("auto", chosen))
+    assert auto[0].lower(*auto[1]).as_text() == named[0].lower(*named[1]).as_text()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
 from typing import Any
 
+import jax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from routed.bench.baseline import lines
 from routed.bench.t5 import Program
+from routed.engine.devices import allow_collectives, make_mesh
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.system.machine import rates
@@ -45,65 +51,102 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+#: Kinds that are also timed with a device for each core, which share the rows of a step: alone a run leaves cores idle.
+SHARED = ("dense", "smoe")
+
+
 def config_of(shape: str, kind: str) -> ConfigDict:
     """The config of a kind of a shape."""
     return override(base(), COMMON | SHAPES[shape] | KINDS[kind])
 
 
 def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
-    """A record for each shape and kind, and one for each line of the baseline, measured in turn.
+    """A record for each shape and kind, for the kinds whose steps the cores share, and for each line of the baseline, measured in turn.
 
-    `floor_s` is what the model FLOPs take at the rate of a large product, `mfu` the share of that rate that a step has. The baseline prints lines
-    `SHAPE KIND s per step: SECONDS tokens per s: COUNT`; its floor and `ours_over_baseline` are of our model of that shape and kind.
+    `floor_s` is what the model FLOPs take at the rate of a large product, `mfu` the share of that rate that a step has, `over_dense` the time of
+    a step over the dense twin's. The baseline prints lines `SHAPE KIND s per step: SECONDS tokens per s: COUNT`; its floor, `ours_over_baseline`
+    and `shared_over_baseline` are of our model of that shape and kind.
 
     Raises:
       UserError: the baseline failed, or printed no such line.
     """
-    cases = {(shape, kind): config_of(shape, kind) for shape in SHAPES for kind in KINDS}
-    programs = {
-        (shape, kind): Program(
-            config,
-            config.data.input_length,
-            {"shape": shape, "kind": kind},
-            of=DECODER,
-            tokens=DECODER.cost(config).tokens,
-        )
-        for (shape, kind), config in cases.items()
-    }
+    programs = {(shape, kind): program_of(shape, kind) for shape in SHAPES for kind in KINDS}
+    shared: dict[tuple[str, str], list[float]] = {(shape, kind): [] for shape in SHAPES for kind in SHARED}
     theirs: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for _ in range(rounds):
         for program in programs.values():
             program.measure()
+        for case, times in shared.items():
+            times.append(apart(*case))
         for shape, kind, seconds, tokens in run_baseline(baseline) if baseline else ():
             theirs.setdefault((shape, kind), []).append((seconds, tokens))
     peak = rates().peak["float32"]
     ours = {key: record_of(program, peak) for key, program in programs.items()}
-    for (shape, _), record in ours.items():
-        record["over_dense"] = record["seconds_per_step"] / ours[shape, "dense"]["seconds_per_step"]
-    records = [*ours.values()]
-    records += [beside(*key, times, ours.get(key)) for key, times in theirs.items()]
+    for (shape, kind), times in shared.items():
+        seconds, program = statistics.median(times), programs[shape, kind]
+        floor = ours[shape, kind]["floor_s"]
+        ours[shape, f"{kind}, shared"] = timed(shape, f"{kind}, shared", seconds, program.tokens / seconds, floor)
+    for (shape, kind), record in ours.items():
+        dense = ours[shape, "dense, shared" if kind.endswith(", shared") else "dense"]
+        record["over_dense"] = record["seconds_per_step"] / dense["seconds_per_step"]
+    records = [*ours.values(), *(beside(*key, times, ours) for key, times in theirs.items())]
     for record in records:
         print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items()), flush=True)
     return records
 
 
+def program_of(shape: str, kind: str, mesh: Mesh | None = None) -> Program:
+    """The compiled training of a kind of a shape."""
+    config, about = config_of(shape, kind), {"shape": shape, "kind": kind}
+    tokens = DECODER.cost(config).tokens
+    return Program(config, config.data.input_length, about, of=DECODER, tokens=tokens, mesh=mesh)
+
+
 def record_of(program: Program, peak: float) -> dict[str, Any]:
     """What was measured of a program, beside the floor of its FLOPs at a rate of `peak` a second."""
     record = program.record()
-    floor = program.flops / peak
-    return record | {
-        "tokens_per_s": record["tokens_per_second"], "floor_s": floor, "mfu": floor / record["seconds_per_step"]
+    shape, kind = record["shape"], record["kind"]
+    return record | timed(shape, kind, record["seconds_per_step"], record["tokens_per_second"], program.flops / peak)
+
+
+def timed(shape: str, kind: str, seconds: float, tokens: float, floor: float) -> dict[str, Any]:
+    """What every record says: seconds a step, tokens a second, and the floor of its FLOPs."""
+    return {
+        "shape": shape, "kind": kind, "seconds_per_step": seconds, "tokens_per_s": tokens, "floor_s": floor, "mfu": floor / seconds
     }  # fmt: skip
 
 
-def beside(shape: str, kind: str, times: list[tuple[float, float]], ours: dict[str, Any] | None) -> dict[str, Any]:
+def beside(
+    shape: str, kind: str, times: list[tuple[float, float]], ours: dict[tuple[str, str], dict[str, Any]]
+) -> dict[str, Any]:
     """The record of a baseline's rounds of (seconds per step, tokens per second), beside ours of that shape and kind."""
     seconds, tokens = map(statistics.median, zip(*times, strict=True))
-    record = {"shape": shape, "kind": f"baseline {kind}", "seconds_per_step": seconds, "tokens_per_s": tokens}
-    if ours is None:
-        return record
-    floor, ratio = ours["floor_s"], ours["seconds_per_step"] / seconds
-    return record | {"floor_s": floor, "mfu": floor / seconds, "ours_over_baseline": ratio}
+    if (shape, kind) not in ours:
+        return {"shape": shape, "kind": f"baseline {kind}", "seconds_per_step": seconds, "tokens_per_s": tokens}
+    record = timed(shape, f"baseline {kind}", seconds, tokens, ours[shape, kind]["floor_s"])
+    for name, of in (("ours_over_baseline", kind), ("shared_over_baseline", f"{kind}, shared")):
+        if (shape, of) in ours:
+            record[name] = ours[shape, of]["seconds_per_step"] / seconds
+    return record
+
+
+def apart(shape: str, kind: str) -> float:
+    """Seconds a step where the cores share its rows, in a process of its own: here JAX has one device."""
+    code = f"from routed.bench import lm; print(lm.seconds_shared({shape!r}, {kind!r}))"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, encoding="utf-8", check=True)
+    return float(done.stdout.split()[-1])
+
+
+def seconds_shared(shape: str, kind: str) -> float:
+    """Seconds a step of a program whose rows a device for each core shares; before JAX's first use only."""
+    cores = len(os.sched_getaffinity(0))
+    config = override(base(), {"mesh.data": cores})
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", cores)
+    allow_collectives(config)
+    program = program_of(shape, kind, make_mesh(config))
+    program.measure()
+    return program.times[-1]
 
 
 def run_baseline(command: str) -> list[tuple[str, str, float, float]]:

@@ -14,11 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from routed.bench.baseline import lines as baseline_lines
 from routed.contracts import TextBatch
 from routed.engine.compilation import compile_lowered
+from routed.layer.dispatch import DATA, EXPERT
 from routed.layer.rule import rule_of
 from routed.plan.config import base
 from routed.settings.tree import override
@@ -108,7 +111,8 @@ def config_of(shape: str, kind: str, experts: int, k: int) -> ConfigDict:
 class Program:
     """The training of one config, compiled, and what was measured of it: `steps` at once, or as many as take two seconds.
 
-    Its problem is that `of` an encoder-decoder, whose stacks read inputs and targets, or of another with so many `tokens` a step.
+    Its problem is that `of` an encoder-decoder, whose stacks read inputs and targets, or of another with so many `tokens` a step; the devices of a
+    mesh share its rows.
     """
 
     def __init__(
@@ -119,13 +123,14 @@ class Program:
         steps: int = 0,
         of: ProblemPart = ENCODER_DECODER,
         tokens: int = 0,
+        mesh: Mesh | None = None,
     ):
-        self.config, self.about = config, dict(about)
+        self.config, self.about, self.mesh = config, dict(about), mesh
         self.tokens, self.flops = (
             tokens or config.batch_size * (config.data.input_length + targets),
             of.cost(config).flops,
         )
-        self.model, self.optimiser = of.models[config.model].build(config, None), optax.adam(1e-3)
+        self.model, self.optimiser = of.models[config.model].build(config, mesh), optax.adam(1e-3)
         batch = self._batch(targets)
         params, layer = jax.jit(self.model.init)(jax.random.key(0), batch)
         self.about["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -143,9 +148,10 @@ class Program:
     def _batch(self, targets: int) -> TextBatch:
         rng, rows = np.random.default_rng(0), self.config.batch_size
         draw = lambda n: rng.integers(2, self.config.data.vocabulary, (rows, n), np.int32)  # noqa: E731
-        return TextBatch(
+        batch = TextBatch(
             jnp.asarray(draw(self.config.data.input_length)), jnp.asarray(draw(targets)), jnp.zeros(rows, jnp.int32)
         )
+        return batch if self.mesh is None else jax.device_put(batch, NamedSharding(self.mesh, P((DATA, EXPERT))))
 
     def _loss(self, params, layer, batch: TextBatch):
         logits, _, layer = self.model.apply(

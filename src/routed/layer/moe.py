@@ -104,11 +104,14 @@ class MoE(nn.Module):
         return common + self._dispatched(run, params, x, routing, places), routing
 
     def _dispatched(self, run, params, x, routing, places) -> Float[Array, "T O"]:
-        if self.mesh is not None and not isinstance(routing, SoftRouting):
-            if self.dispatch != dispatch.AUTO and not dispatch.DISPATCHES[self.dispatch].exchanged:
-                raise TypeError(f"dispatch {self.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")
-            return dispatch.parallel(run, params, x, routing, places, self.mesh)
-        return dispatch.DISPATCHES[self._dispatch(x, params, places)].run(run, params, x, routing, places)
+        if self.mesh is None or isinstance(routing, SoftRouting):
+            return dispatch.DISPATCHES[self._dispatch(x, params, places)].run(run, params, x, routing, places)
+        if self.mesh.shape[dispatch.EXPERT] == 1:
+            by = dispatch.DISPATCHES[self._dispatch(x, params, places)].run
+            return dispatch.parallel(run, params, x, routing, places, self.mesh, by)
+        if self.dispatch != dispatch.AUTO and not dispatch.DISPATCHES[self.dispatch].exchanged:
+            raise TypeError(f"dispatch {self.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")
+        return dispatch.parallel(run, params, x, routing, places, self.mesh)
 
     def _tossed(self, x, context) -> Toss:
         """Whether a layer competes; without random numbers, as at an evaluation, it does."""
@@ -188,7 +191,7 @@ class MoE(nn.Module):
             return self.dispatch
         name, reason = dispatch.choose(
             self.rule.name,
-            len(x),
+            len(x) if self.mesh is None else len(x) // self.mesh.size,
             self.rule.k,
             self.num_experts,
             not self.rule.capacity_factor,

@@ -23,9 +23,11 @@ DATA, EXPERT = "data", "expert"
 
 
 def parallel(
-    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, places: Places, mesh: Mesh
+    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, places: Places, mesh: Mesh, run=slots
 ) -> Float[Array, "T O"]:
-    """`slots` with the experts of `mesh` axis `expert`: device j holds experts j E/n to (j + 1) E/n - 1, and only them.
+    """The layer over `mesh`, by `slots` where experts are shared out: device j of axis `expert` holds experts j E/n to (j + 1) E/n - 1.
+
+    Where that axis has one device, each has all experts and runs any dispatch, `run`, on its own tokens.
 
     Raises:
       UserError: the experts or the groups cannot be shared out evenly.
@@ -36,6 +38,8 @@ def parallel(
     def local(params, x, routing):
         device = jax.lax.axis_index((DATA, EXPERT))
         routing = routing._replace(token=routing.token - device * len(x))
+        if mesh.shape[EXPERT] == 1:
+            return run(expert, params, x, routing, places)
         return slots(expert, params, x, routing, places, exchange)
 
     # Unchecked: an expert's own derivative need not know the mesh, and the sum over replicas is made here.
