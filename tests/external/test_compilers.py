@@ -136,3 +136,13 @@ def test_a_contest_of_experts_over_a_mesh_is_compiled_and_its_collectives_are_kn
     config = override(config, changes | {"arms": ("compete_shuffled",)})
     text = describe(plan_runs(config, ({},)), make_mesh(config, there.devices), there)
     assert "fits: a device holds" in text and "all-to-all of 4" in text
+
+
+@pytest.mark.parametrize("name", ["v5e:2x4", "h100:8"])
+def test_dropless_experts_of_devices_that_share_rows_are_compiled(name):
+    """Every device has all experts, and runs its own rows through them as one device would: nothing is exchanged but gradients."""
+    there = topology_of(name)
+    _, config = experiment.configure("competition_lm:smoke", [])
+    config = override(config, {"batch_size": 8, "mesh.data": 8, "seeds": 1, "arms": ("learned",)})
+    text = describe(plan_runs(config, ({},)), make_mesh(config, there.devices), there)
+    assert "fits: a device holds" in text and "all-reduce of 8" in text and "all-to-all" not in text
