@@ -116,9 +116,10 @@ def test_where_no_expert_is_shared_out_any_dispatch_runs_on_each_devices_tokens(
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), step(*arguments), expected(*arguments_alone))
 
 
-@pytest.mark.parametrize(("capacity", "chosen"), [(0.0, "ragged"), (0.75, "slots")])
-def test_auto_without_a_capacity_is_not_slots_for_all_tokens_on_every_expert(capacity, chosen):
+@pytest.mark.parametrize(("capacity", "chosen", "other"), [(0.0, "ragged", "slots"), (0.75, "slots", "ragged")])
+def test_auto_without_a_capacity_is_not_slots_for_all_tokens_on_every_expert(capacity, chosen, other):
     """Dropless slots of 16 experts, top-2, would compute eight times the rows."""
     rule = Rule(k=2, group_size=8, capacity_factor=capacity)
-    auto, named = (replicated(name, make_mesh(8, 1), rule) for name in ("auto", chosen))
-    assert auto[0].lower(*auto[1]).as_text() == named[0].lower(*named[1]).as_text()
+    cases = [replicated(name, make_mesh(8, 1), rule) for name in ("auto", chosen, other)]
+    auto, same, different = (step.lower(*arguments).as_text() for step, arguments in cases)
+    assert auto == same != different

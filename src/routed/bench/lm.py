@@ -15,9 +15,11 @@ from ml_collections import ConfigDict
 from routed.bench.baseline import lines
 from routed.bench.t5 import Program
 from routed.engine.devices import allow_collectives, make_mesh
+from routed.layer.selection import divisors
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.system.machine import rates
+from routed.system.platform import platform
 from routed.training.decoder import DECODER
 
 #: What all shapes share.
@@ -51,7 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-#: Kinds that are also timed with a device for each core, which share the rows of a step: alone a run leaves cores idle.
+#: Kinds that are also timed, on a CPU, with a device for each core, which share the rows of a step: alone a run leaves cores idle.
 SHARED = ("dense", "smoe")
 
 
@@ -71,7 +73,9 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
       UserError: the baseline failed, or printed no such line.
     """
     programs = {(shape, kind): program_of(shape, kind) for shape in SHAPES for kind in KINDS}
-    shared: dict[tuple[str, str], list[float]] = {(shape, kind): [] for shape in SHAPES for kind in SHARED}
+    shared: dict[tuple[str, str], list[float]] = {}
+    if platform() == "cpu" and len(os.sched_getaffinity(0)) > 1:
+        shared = {(shape, kind): [] for shape in SHAPES for kind in SHARED}
     theirs: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for _ in range(rounds):
         for program in programs.values():
@@ -138,11 +142,12 @@ def apart(shape: str, kind: str) -> float:
 
 
 def seconds_shared(shape: str, kind: str) -> float:
-    """Seconds a step of a program whose rows a device for each core shares; before JAX's first use only."""
-    cores = len(os.sched_getaffinity(0))
-    config = override(base(), {"mesh.data": cores})
+    """Seconds a step of a program whose rows as many devices share as there are cores, and divide them; before JAX's first use only."""
+    cores, rows = len(os.sched_getaffinity(0)), SHAPES[shape]["batch_size"]
+    devices = max(n for n in divisors(rows) if n <= cores)
+    config = override(base(), {"mesh.data": devices})
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", cores)
+    jax.config.update("jax_num_cpu_devices", devices)
     allow_collectives(config)
     program = program_of(shape, kind, make_mesh(config))
     program.measure()

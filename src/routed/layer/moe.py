@@ -104,14 +104,10 @@ class MoE(nn.Module):
         return common + self._dispatched(run, params, x, routing, places), routing
 
     def _dispatched(self, run, params, x, routing, places) -> Float[Array, "T O"]:
+        chosen = dispatch.DISPATCHES[self._dispatch(x, params, places)].run
         if self.mesh is None or isinstance(routing, SoftRouting):
-            return dispatch.DISPATCHES[self._dispatch(x, params, places)].run(run, params, x, routing, places)
-        if self.mesh.shape[dispatch.EXPERT] == 1:
-            by = dispatch.DISPATCHES[self._dispatch(x, params, places)].run
-            return dispatch.parallel(run, params, x, routing, places, self.mesh, by)
-        if self.dispatch != dispatch.AUTO and not dispatch.DISPATCHES[self.dispatch].exchanged:
-            raise TypeError(f"dispatch {self.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")
-        return dispatch.parallel(run, params, x, routing, places, self.mesh)
+            return chosen(run, params, x, routing, places)
+        return dispatch.parallel(chosen, run, params, x, routing, places, self.mesh)
 
     def _tossed(self, x, context) -> Toss:
         """Whether a layer competes; without random numbers, as at an evaluation, it does."""
@@ -185,13 +181,19 @@ class MoE(nn.Module):
         return partial(dispatch.parallel_select, self.rule, self.mesh)
 
     def _dispatch(self, x, params, places: Places) -> str:
+        devices = 1 if self.mesh is None else self.mesh.size
+        apart = self.mesh is not None and self.mesh.shape[dispatch.EXPERT] > 1 and SELECTIONS[self.rule.name].sparse
         if self.dispatch != dispatch.AUTO:
             if reason := dispatch.misfit(self.dispatch, self.rule.name):
                 raise TypeError(reason)
+            if apart and not dispatch.DISPATCHES[self.dispatch].exchanged:
+                raise TypeError(f"dispatch {self.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")
             return self.dispatch
+        if apart:
+            return next(name for name, one in dispatch.DISPATCHES.items() if one.exchanged)
         name, reason = dispatch.choose(
             self.rule.name,
-            len(x) if self.mesh is None else len(x) // self.mesh.size,
+            len(x) // devices,
             self.rule.k,
             self.num_experts,
             not self.rule.capacity_factor,

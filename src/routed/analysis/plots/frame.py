@@ -34,6 +34,7 @@ KEYS = {
     "optimizer.weight_decay": "weight decay",
     "transformer.dim": "width of the trunk",
     "selection.share": "share of competing steps (lambda)",
+    "selection.distil": "coefficient of the loss that the contest teaches the router by",
 }
 
 #: Log axes end here: an oracle with constant experts reaches 1e-8 and would flatten everything else.

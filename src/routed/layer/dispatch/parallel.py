@@ -14,7 +14,6 @@ from jaxtyping import Array, Float
 
 from routed.contracts import ExpertFunction, Places, Routing, SoftRouting, UserError
 from routed.layer.dispatch.direct import combined
-from routed.layer.dispatch.slots import slots
 from routed.layer.rule import Rule
 from routed.layer.selection import combine_weights, select
 
@@ -23,11 +22,11 @@ DATA, EXPERT = "data", "expert"
 
 
 def parallel(
-    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, places: Places, mesh: Mesh, run=slots
+    run, expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, places: Places, mesh: Mesh
 ) -> Float[Array, "T O"]:
-    """The layer over `mesh`, by `slots` where experts are shared out: device j of axis `expert` holds experts j E/n to (j + 1) E/n - 1.
+    """The dispatch `run` on every device's own tokens; device j of axis `expert` holds experts j E/n to (j + 1) E/n - 1, and only them.
 
-    Where that axis has one device, each has all experts and runs any dispatch, `run`, on its own tokens.
+    Where that axis has several devices, `run` is given the `exchange` that brings tokens to their experts: an `exchanged` dispatch takes it.
 
     Raises:
       UserError: the experts or the groups cannot be shared out evenly.
@@ -38,9 +37,7 @@ def parallel(
     def local(params, x, routing):
         device = jax.lax.axis_index((DATA, EXPERT))
         routing = routing._replace(token=routing.token - device * len(x))
-        if mesh.shape[EXPERT] == 1:
-            return run(expert, params, x, routing, places)
-        return slots(expert, params, x, routing, places, exchange)
+        return run(expert, params, x, routing, places, *([exchange] if mesh.shape[EXPERT] > 1 else []))
 
     # Unchecked: an expert's own derivative need not know the mesh, and the sum over replicas is made here.
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), both, both), out_specs=both, check_vma=False)
