@@ -48,6 +48,19 @@ def test_every_panel_compiles_and_holds_what_is_drawn(kind):
         assert all(scale.get("domain", [0])[0] == min(drawn.get_ylim()) for scale in axes if scale)
 
 
+def test_differences_at_equal_cost_are_live_and_no_panel_is_left_out():
+    """Frozen 1.0 over learned .1, at every seed: log 10 = 2.303, paired; below, dead experts of both and of the dearer learned router."""
+    axes = {"data.samples": (512, 8192), "steps": (1, 2)}
+    spec = {"kind": "equal_cost", "name": "e", "x": "data.samples", "steps": 1, "metrics": ("test/loss", "router/dead")}
+    figure = plots.draw(spec, data(table(axes), axes))
+    difference, dead = live.panels(figure, AXES)
+    shown = [row for row in difference["spec"]["datasets"]["means"] if row["g"] == "frozen at initialisation"]
+    assert [(row["m"], row["at"]) for row in shown] == [(pytest.approx(2.303, abs=1e-3), at) for at in ("512", "8192")]
+    assert "learned router, as many FLOPs" in {row["g"] for row in dead["spec"]["datasets"]["means"]}
+    del figure.axes[0].marks
+    assert not live.panels(figure, AXES)
+
+
 def test_a_point_tells_value_interval_n_place_and_seeds():
     """Seeds of .1 times 1, 1.02, 1.04, 1.06 (learned, at 8 experts): on a log axis the geometric mean, .1030."""
     figure = plots.draw(

@@ -50,7 +50,9 @@ def library() -> str:
 
 
 def panels(figure: Figure, columns: Mapping[str, Column]) -> list[dict[str, Any]]:
-    """The panels of a drawn figure that have marks: heading, what it measures, and spec. Empty where some panel has none to show."""
+    """The panels of a drawn figure that have marks: heading, what it measures, and spec. Empty where a panel shows others: it would be left out."""
+    if any(panel.containers and not kept(panel) for panel in figure.axes):
+        return []
     drawn = [panel for panel in figure.axes if kept(panel)]
     known = {" ".join(column.label.split()): column.definition for column in columns.values()}
     found = []

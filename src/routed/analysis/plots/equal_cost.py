@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from routed.analysis import statistics
 from routed.analysis.plots.frame import Data, are_numbers, finish, lay_out, legend, line, marker_of, mean
-from routed.analysis.plots.marks import bars
+from routed.analysis.plots.marks import Point, intervals
 from routed.plan.arms import ARMS, REFERENCE
 
 
@@ -49,15 +49,12 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
         for arm in arms:
             groups = short[short.arm == arm].groupby(key)
             line(panel, arm, [(places[at], group) for at, group in groups], metric, column, are_numbers(places))
-        points = [(places[at], mean(runs[metric], column)) for at, runs in dear.items() if len(runs)]
-        _draw(
-            panel,
-            [place for place, _ in points],
-            [one for _, one in points],
-            "black",
-            "x",
-            f"{ARMS[REFERENCE].label}, as many FLOPs",
-        )
+        points = [
+            Point(places[at], mean(runs[metric], column), seeds=runs[metric].to_dict())
+            for at, runs in dear.items()
+            if len(runs)
+        ]
+        _draw(panel, points, "#000000", "X", f"{ARMS[REFERENCE].label}, as many FLOPs")
         panel.set_ylabel(column.label)
         finish(panel, column)
     legend(figure, *panels)
@@ -75,18 +72,15 @@ def _longest(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _differences(panel, arm: str, aside: float, rows, dear, places, key: str, metric: str, log: bool) -> None:
     """The paired differences of an arm, a little aside, so that intervals do not hide each other."""
-    found: dict[float, statistics.Estimate] = {}
+    points = []
     for value, place in places.items():
         mine = rows[(rows.arm == arm) & (rows[key] == value)].set_index("seed")[metric]
         theirs = dear[value][metric].reindex(mine.index)
-        gaps = np.log(mine / theirs) if log else mine - theirs
-        one = statistics.estimate(gaps.dropna())
-        if np.isfinite(one.mean):
-            found[place * (1 + aside) if panel.get_xscale() == "log" else place + aside * len(places)] = one
-    if found:
-        _draw(panel, list(found), list(found.values()), ARMS[arm].colour, marker_of(arm), ARMS[arm].label)
+        gaps = (np.log(mine / theirs) if log else mine - theirs).dropna()
+        moved = place * (1 + aside) if panel.get_xscale() == "log" else place + aside * len(places)
+        points.append(Point(moved, statistics.estimate(gaps), seeds=gaps.to_dict(), at=f"{value}"))
+    _draw(panel, points, ARMS[arm].colour, marker_of(arm), ARMS[arm].label)
 
 
-def _draw(panel, places: list[float], found: list[statistics.Estimate], colour: str, marker: str, label: str) -> None:
-    style = {"color": colour, "marker": marker, "ms": 4, "capsize": 2, "lw": 1.2, "label": label}
-    panel.errorbar(places, [one.mean for one in found], bars(found), **style)
+def _draw(panel, points: list[Point], colour: str, marker: str, label: str) -> None:
+    intervals(panel, points, label, {"color": colour, "marker": marker, "ms": 4, "capsize": 2, "lw": 1.2})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def sample(spec: dict[str, Any], data: Data) -> Figure | None:
             panel.set_yticks([0, experts - 1], ["1", f"{experts}"])
             panel.set_xticks([0, tokens - 1], ["1", f"{tokens}"])
             panel.grid(visible=False)
-        line[0].set_ylabel(f"{ARMS[arm].label}\nexpert", fontsize=8)
+        line[0].set_ylabel(f"{textwrap.fill(ARMS[arm].label, 18)}\nexpert", fontsize=8)
     for panel in panels[-1]:
         panel.set_xlabel("token of the row")
     figure.colorbar(image, ax=panels, label="routing probability", fraction=0.03)
