@@ -54,7 +54,7 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
             for at, runs in dear.items()
             if len(runs)
         ]
-        _draw(panel, points, "#000000", "X", f"{ARMS[REFERENCE].label}, as many FLOPs")
+        _draw(panel, points, "#000000", "D", f"{ARMS[REFERENCE].label}, as many FLOPs")
         panel.set_ylabel(column.label)
         finish(panel, column)
     legend(figure, *panels)
