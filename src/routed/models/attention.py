@@ -15,11 +15,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.layer.selection import divisors
-from routed.models import products
+from routed.models import attention_parts as parts
+from routed.models.attention_parts import HIDDEN
 from routed.system.platform import platform
-
-#: Added to the scores of what must not be seen: its softmax is exactly 0 in float32.
-HIDDEN = -1e9
 
 
 def relative_buckets(
@@ -114,7 +112,7 @@ class Attention(nn.Module):
     """sum_s softmax_s(q k_s + bias) v_s for each head, without biases or 1/sqrt(d), which T5 has in its initial scales.
 
     Queries come from `x`, keys and values from `source` (default: `x`), of which each query sees those that `seen` has, if it is given.
-    The softmax is float32 whatever the type of `x`. All is computed again for the gradient: that costs what keeping the scores
+    The softmax is float32 whatever the type of `x`, and computed again for the gradient: that costs what keeping the scores
     does, in a seventh of the memory. With a mesh every device attends to its own rows: left to itself XLA would gather queries, keys
     and values, as it cannot divide the second of two joined axes, and each device would do the work of all.
     """
@@ -147,45 +145,50 @@ class Attention(nn.Module):
         return attend(x, source, bias, kernels, seen)
 
 
-#: Bytes of the scores that a CPU core computes at once, as they should stay in its cache; and queries, the least and most, whose future is skipped.
-SCORES, QUERIES = 2**19, (64, 128)
-
-
 def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, seen):
-    """Attention of all rows; on a CPU some rows after the other (`python -m routed.bench lm`, BUILD_NOTES.md, section 4)."""
+    """Attention of all rows; on a CPU some rows after the other (`routed.models.attention_parts`)."""
     if platform() != "cpu":
-        run = jax.checkpoint(partial(_rows, heads, rotary, x.shape[1]), prevent_cse=False)
-        return run(bias, kernels, (x, source, seen))
+        return jax.checkpoint(partial(_whole, heads, rotary), prevent_cse=False)(bias, kernels, (x, source, seen))
     rows, length = x.shape[:2]
-    chunk = max(QUERIES[0], min(QUERIES[1], length // 2)) if causal else length
-    most = max(1, SCORES // (4 * heads * min(chunk, length) * source.shape[1]))
-    group = max(n for n in divisors(rows) if n <= most)
-    run = jax.checkpoint(partial(_rows, heads, rotary, chunk), prevent_cse=False)
-    parts = jax.tree.map(lambda a: a.reshape(-1, group, *a.shape[1:]), (x, source, seen))
-    wide = [kernel.astype(jnp.float32) for kernel in kernels]  # their gradients are sums over parts
-    return jax.lax.map(lambda part: run(bias, wide, part), parts).reshape(x.shape)
+    chunk = parts.queries_at_once(length, causal)
+    group = max(n for n in divisors(rows) if n <= max(1, parts.SCORES // (4 * heads * chunk * source.shape[1])))
+    run = partial(_rows, heads, rotary, chunk)
+    if x.shape[2] < kernels[0].shape[1]:  # keys and values would take more memory than what they are made of
+        run = jax.checkpoint(run, prevent_cse=False)
+    grouped = jax.tree.map(lambda a: a.reshape(-1, group, *a.shape[1:]), (x, source, seen))
+    bias = None if bias is None else bias.swapaxes(1, 2)
+    wide = [kernel.astype(jnp.float32) for kernel in kernels]  # their gradients are sums over groups
+    return jax.lax.map(lambda part: run(bias, wide, part), grouped).reshape(x.shape)
 
 
 def _rows(heads: int, rotary: bool, chunk: int, bias, kernels, part):
-    """Attention of a few rows; of so many queries at once, where fewer than all see nothing behind the last of them."""
+    """Attention of a few rows; of so many queries at once."""
     x, source, seen = part
-    query, key, value, out = (kernel.astype(x.dtype) for kernel in kernels)
+    q, k, v = _projected(heads, rotary, x, source, kernels)
+    seen = None if seen is None else seen.swapaxes(1, 2)
+    mixed = parts.attend(chunk, q.swapaxes(1, 2), k, v.swapaxes(1, 2), bias, seen)
+    return joined(mixed.swapaxes(1, 2), kernels[-1].astype(x.dtype), heads)
+
+
+def _whole(heads: int, rotary: bool, bias, kernels, part):
+    """All queries of all rows at once."""
+    x, source, seen = part
+    q, k, v = _projected(heads, rotary, x, source, kernels)
+    scores = jnp.einsum("NQK,NSK->NQS", q, k, preferred_element_type=jnp.float32)
+    by_head = scores.reshape(heads, -1, *scores.shape[1:])
+    if bias is not None:
+        by_head += bias[:, None]
+    if seen is not None:
+        by_head = jnp.where(seen[None], by_head, HIDDEN)
+    weight = jax.nn.softmax(by_head.reshape(scores.shape)).astype(x.dtype)
+    return joined(jnp.einsum("NQS,NSK->NQK", weight, v), kernels[-1].astype(x.dtype), heads)
+
+
+def _projected(heads: int, rotary: bool, x, source, kernels) -> tuple[Float[Array, "N L K"], ...]:
+    """Queries, keys and values, head by head."""
+    query, key, value = (kernel.astype(x.dtype) for kernel in kernels[:3])
     q, k, v = split(x, query, heads), split(source, key, heads), split(source, value, heads)
-    if rotary:
-        q, k = rotated(q), rotated(k)
-    length, mixed = x.shape[1], []
-    for first in range(0, length, chunk):
-        last = min(first + chunk, length)
-        keys = last if chunk < length else source.shape[1]
-        scores = products.compared(q[:, first:last], k[:, :keys])
-        by_head = scores.reshape(heads, -1, *scores.shape[1:])
-        if bias is not None:
-            by_head += bias[:, None, first:last, :keys]
-        if seen is not None:
-            by_head = jnp.where(seen[None, :, first:last, :keys], by_head, HIDDEN)
-        weight = jax.nn.softmax(by_head.reshape(scores.shape)).astype(x.dtype)
-        mixed.append(products.mixed(weight, v[:, :keys]))
-    return joined(jnp.concatenate(mixed, 1) if len(mixed) > 1 else mixed[0], out, heads)
+    return (rotated(q), rotated(k), v) if rotary else (q, k, v)
 
 
 def split(x: Float[Array, "B L D"], kernel: Float[Array, "D I"], heads: int) -> Float[Array, "N L K"]:

@@ -26,6 +26,10 @@ from routed.models.attention import Attention, Kernel, PositionBias, causal_mask
 from routed.models.model import Site
 from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, is_twin, twin_width
 from routed.settings.tree import node_of
+from routed.system.platform import platform
+
+#: So many blocks a CPU takes one after the other and not in a loop, which copies what their gradients need into one array and out of it again.
+UNROLLED = 4
 
 #: The stack that sees the past only; any other sees all of its row.
 CAUSAL = "decoder"
@@ -66,10 +70,12 @@ class Stack(nn.Module):
             bias = PositionBias(
                 config.heads, config.buckets, config.max_distance, self.stack == CAUSAL, config.dim, self.plan.mesh, name="bias"
             )(x.shape[1])  # fmt: skip
+        count = blocks_of(self.plan.config)[1]
         blocks = nn.scan(
             # The barrier against merging with the first computation is only needed outside of a scan.
             nn.remat(Block, prevent_cse=False) if config.remat else Block,
-            length=blocks_of(self.plan.config)[1],
+            length=count,
+            unroll=count if platform() == "cpu" and count <= UNROLLED else 1,
             in_axes=(nn.broadcast,) * 4,
             variable_axes={True: 0},  # type: ignore[dict-item]
             split_rngs={"params": True, "noise": True},
