@@ -77,14 +77,18 @@ def test_what_does_not_divide_is_refused_with_what_does():
 
 
 def test_devices_of_a_cpu_that_share_a_run_have_threads_to_wait_in(monkeypatch):
-    """Four for each of 8 devices, unless the user said otherwise; a run of one device is left alone."""
-    shared = override(base(), {"mesh.data": 2, "mesh.expert": 4})
-    for config, given, expected in ((base(), None, None), (shared, None, "32"), (shared, "20", "20")):
+    """Four for each of 8 devices, one where rows alone are shared, unless the user said otherwise; a run of one device is left alone."""
+    shared, rows = override(base(), {"mesh.data": 2, "mesh.expert": 4}), override(base(), {"mesh.data": 8})
+    contest = override(rows, {"selection.name": "compete"})
+    cases = [
+        ([base()], None, None), ([base(), shared], None, "32"), ([shared], "20", "20"), ([rows], None, "8"), ([rows, contest], None, "32"),
+    ]  # fmt: skip
+    for configs, given, expected in cases:
         monkeypatch.delenv("PJRT_NPROC", raising=False)
         monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
         if given:
             monkeypatch.setenv("PJRT_NPROC", given)
-        allow_collectives(config)
+        allow_collectives(configs)
         assert os.environ.get("PJRT_NPROC") == expected
 
 

@@ -103,7 +103,6 @@ def main(argv: list[str]) -> None:
 
     devices.split_host()  # before anything asks JAX for its devices
     module, config = experiment.configure(spec, _OVERRIDES)
-    devices.allow_collectives(config)
     if LIST.value == "figures":  # whatever is still to be set
         return files.tell(listing.list_figures(module, experiment.split(spec)[0], config))
     if LIST.value == "settings" and not config.data.directory:
@@ -114,6 +113,7 @@ def main(argv: list[str]) -> None:
     sweep = points.of_command(config, experiment.figure_of(module, config).sweep(config), given, SWEEP.value)
     checks.validate_sweep(sweep)
     runs = plan_runs(config, sweep, [*given, *(text.partition("=")[0] for text in SWEEP.value)])
+    devices.allow_collectives([run.config for run in runs])
     if LIST.value == "settings":
         return files.tell(listing.list_settings(config, runs))
     if SHARD.value:

@@ -145,10 +145,10 @@ def seconds_shared(shape: str, kind: str) -> float:
     """Seconds a step of a program whose rows as many devices share as there are cores, and divide them; before JAX's first use only."""
     cores, rows = len(os.sched_getaffinity(0)), SHAPES[shape]["batch_size"]
     devices = max(n for n in divisors(rows) if n <= cores)
-    config = override(base(), {"mesh.data": devices})
+    config = override(config_of(shape, kind), {"mesh.data": devices})
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", devices)
-    allow_collectives(config)
+    allow_collectives([config])
     program = program_of(shape, kind, make_mesh(config))
     program.measure()
     return program.times[-1]

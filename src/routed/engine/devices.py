@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.layer.dispatch.parallel import DATA, EXPERT
+from routed.layer.selection import SELECTIONS
 from routed.models import expert_axis
 
 
@@ -33,18 +34,27 @@ def split_host() -> None:
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 
-#: Threads of a virtual device of a CPU that shares runs with others.
+#: Threads of a virtual device of a CPU that shares runs with others, where it may wait in several collectives at once.
 THREADS = 4
 
 
-def allow_collectives(config: ConfigDict) -> None:
+def allow_collectives(configs: Sequence[ConfigDict]) -> None:
     """Gives a CPU's devices that share a run threads to wait for each other in. Before JAX's first use only.
 
     XLA:CPU has a thread a device or core, and runs collectives side by side that do not depend on each other: once every thread waits
-    for a device that has none, it ends the process after 40 s.
+    for a device that has none, it ends the process after 40 s. That was seen where experts are shared out and compete; where devices share
+    nothing but rows one thread each is enough, and half as fast again as four (`python -m routed.bench lm`).
     """
-    if (shared := config.mesh.data * config.mesh.expert) > 1:
-        os.environ.setdefault("PJRT_NPROC", str(THREADS * max(shared, len(os.sched_getaffinity(0)))))
+    shared = max((config.mesh.data * config.mesh.expert for config in configs), default=1)
+    if shared > 1:
+        alone = all(config.mesh.expert == 1 and not _contested(config) for config in configs)
+        threads = (1 if alone else THREADS) * max(shared, len(os.sched_getaffinity(0)))
+        os.environ.setdefault("PJRT_NPROC", str(threads))
+
+
+def _contested(config: ConfigDict) -> bool:
+    names = (config.selection.name, config.selection.eval.name) if "selection" in config else ()
+    return any(SELECTIONS[name].contested for name in names)
 
 
 def keep_programs(workdir: pathlib.Path) -> None:

@@ -141,7 +141,9 @@ class Attention(nn.Module):
         attend = partial(_attend, self.heads, self.rotary, self.causal)
         if self.mesh is not None:
             rows = P((DATA, EXPERT))
-            attend = jax.shard_map(attend, mesh=self.mesh, in_specs=(rows, rows, rows, P(), rows), out_specs=rows)
+            attend = jax.shard_map(
+                attend, mesh=self.mesh, in_specs=(rows, rows, rows, P(), rows), out_specs=rows, check_vma=False
+            )
         return attend(x, source, bias, kernels, seen)
 
 
