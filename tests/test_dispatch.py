@@ -24,7 +24,7 @@ from routed.experts.neurons import Neurons
 from routed.layer import dispatch
 from routed.layer.dispatch import direct, kernels, ragged, slots
 from routed.layer.dispatch.grouped import grouped, product
-from routed.layer.dispatch.ragged import blocks, sorted_run
+from routed.layer.dispatch.ragged import blocks, sorted_outputs
 from routed.layer.rule import Rule
 from routed.layer.selection import SELECTIONS, capacity, select
 from routed.routers.matmul import FEW, matmul
@@ -32,7 +32,7 @@ from routed.routers.matmul import FEW, matmul
 
 def run_grouped(expert, params, x, routing, places=None):
     """`ragged` as TPUs and GPUs run it."""
-    return sorted_run(expert, params, x, routing, grouped)
+    return sorted_outputs(expert, params, x, routing, grouped).combined(routing.weight, len(x))
 
 
 SPARSE = {"gather": direct.gather, "slots": slots, "ragged": ragged, "grouped": run_grouped}

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from routed.contracts import ExpertFunction, Places, Routing
 from routed.layer.dispatch.grouped import grouped
-from routed.layer.dispatch.ragged import sorted_run
+from routed.layer.dispatch.ragged import sorted_outputs
 
 #: Blocks of rows, columns and of the axis that is summed over, copies in flight: 160 KiB of the 227 that a core has. Sizes of matrices
 #: are multiples of these.
@@ -34,7 +34,8 @@ def ragged(
 ) -> Float[Array, "T O"]:
     """The dispatch `ragged` through these kernels: for 16-bit rows, and experts whose parameters are in nn.Dense layers."""
     del places
-    return sorted_run(expert, params, x, routing, functools.partial(grouped, multiply=product))
+    outputs = sorted_outputs(expert, params, x, routing, functools.partial(grouped, multiply=product))
+    return outputs.combined(routing.weight, len(x))
 
 
 @jax.custom_vjp

@@ -88,15 +88,15 @@ def elected(
     rule: Rule,
     select: Callable[..., Any],
     norms_of_all: Callable[[], Float[Array, "T E"]],
-    outputs_of: Callable[[Routing], Float[Array, "A O"]],
+    outputs_of: Callable[[Routing], Any],
     routing: Routing,
     took_part: Bool[Array, ""],
     key: PRNGKeyArray | None,
-) -> tuple[Float[Array, "A O"], Routing, Float[Array, "T E"]]:
+) -> tuple[Any, Routing, Float[Array, "T E"]]:
     """(outputs of the assignments, these, what the router is to learn) of a layer that competes if it `took_part`; the key is consumed.
 
     `norms_of_all`, called where it did, gives the norm of every expert's output, and no gradient; `outputs_of` runs the experts of a
-    routing.
+    routing, sorted by expert (`routed.layer.dispatch.ragged.Sorted`).
     """
     absent = lambda: jnp.zeros_like(routing.scores)  # noqa: E731
     norms = jax.lax.stop_gradient(jax.lax.cond(took_part, norms_of_all, absent))
@@ -107,7 +107,7 @@ def elected(
     chosen = _where(took_part, winners, routing) if rule.own.forward else routing
     outputs = outputs_of(chosen)
     if rule.own.forward and rule.own.winners == "norms":
-        learned = jnp.where(took_part, norms.at[chosen.token, chosen.expert].set(norms_of(outputs)), norms)
+        learned = jnp.where(took_part, norms.at[chosen.token, chosen.expert].set(outputs.measured(norms_of)), norms)
         winners = select(learned, preference=norms)
     if rule.own.forward:
         ours = jnp.where(took_part, winners.weight, ours)

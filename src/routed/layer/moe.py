@@ -125,12 +125,12 @@ class MoE(nn.Module):
                 self.rule,
                 self._select(),
                 lambda: dispatch.one_by_one(run, *jax.lax.stop_gradient((params, x)), competition.norms_of),
-                partial(dispatch.ragged_outputs, run, params, x),
+                partial(dispatch.sorted_outputs, run, params, x),
                 routing,
                 took_part,
                 draws,
             )
-            y = dispatch.combine(routing, outputs, len(x))
+            y = outputs.combined(routing.weight, len(x))
             return y, routing._replace(contest=Contest(took_part, scores, norms))
 
         def compete():

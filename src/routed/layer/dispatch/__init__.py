@@ -21,7 +21,7 @@ from routed.layer.dispatch.parallel import (
     parallel_outputs,
     parallel_select,
 )
-from routed.layer.dispatch.ragged import alone, one_by_one, ragged, ragged_outputs
+from routed.layer.dispatch.ragged import alone, one_by_one, ragged, sorted_outputs
 from routed.layer.dispatch.slots import slots
 from routed.layer.selection import SELECTIONS
 from routed.settings.setting import Setting, accept
@@ -123,6 +123,6 @@ __all__ = [
     "parallel_outputs",
     "parallel_select",
     "ragged",
-    "ragged_outputs",
     "slots",
+    "sorted_outputs",
 ]
