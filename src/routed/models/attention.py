@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import flax.linen as nn
@@ -154,7 +155,7 @@ def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, se
     rows, length = x.shape[:2]
     chunk = parts.queries_at_once(length, causal)
     group = max(n for n in divisors(rows) if n <= max(1, parts.SCORES // (4 * heads * chunk * source.shape[1])))
-    run = partial(_rows, heads, rotary, chunk)
+    run: Callable[..., Array] = partial(_rows, heads, rotary, chunk)
     if x.shape[2] < kernels[0].shape[1]:  # keys and values would take more memory than what they are made of
         run = jax.checkpoint(run, prevent_cse=False)
     grouped = jax.tree.map(lambda a: a.reshape(-1, group, *a.shape[1:]), (x, source, seen))
