@@ -54,7 +54,7 @@ Rules of the default scale, fixed before its evaluation seeds ran; none looks at
 Expected: a difference of .01 bits or less at equal steps, and SMoE ahead at equal FLOPs; nothing jumps as lambda tends to 0 (share 0 is SMoE bit for
 bit), so the paper's 1.733 at lambda = .01 is not seen.
 
-Found. table9 with four of its seeds, on books in text8's alphabet: competition is .049 bits behind [.040, .058], at equal steps; the first part of
+Found. table9, on books in text8's alphabet: competition is .052 bits behind [.042, .063], at equal steps; the first part of
 what was expected is wrong. That does not look like the rate: the four above gave competition 2.310, 1.952, 1.828, 1.967 nats.
 The light figures (before any arm beats the 5-gram, so without a verdict): at equal FLOPs competition is .032 nats behind at lambda = .01, .08 at
 .05, .67 at 1; at .05 random winners are .057 behind, distillation alone .013, dense steps .008, which looks as if most of it came from outputs by
