@@ -103,6 +103,11 @@ def test_every_interval_of_the_results_is_that_of_a_table():
     assert lost == []
 
 
+def test_no_kept_command_names_a_place_of_the_machine_that_ran_it():
+    commands = [json.loads(path.read_text())["command"] for path in (ROOT / "data").glob("*/about.json")]
+    assert len(commands) > 40 and not [text for text in commands if re.search(r"=['\"]?[/~]", text)]
+
+
 def test_a_page_begins_with_what_is_on_it():
     """A line for each section, with its verdicts."""
     text = (ROOT / "ours.md").read_text()

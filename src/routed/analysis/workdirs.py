@@ -19,8 +19,8 @@ from routed.plan import experiment, shards
 from routed.plan.workdir import ELSEWHERE
 from routed.settings.tree import flatten, value_of
 
-#: Settings that are places on a machine: a command that others read names none.
-PLACES = ("data.directory",)
+#: Settings that are places on a machine, and what a command that others read has there.
+PLACES = {"data.directory": "DIR", "initial.workdir": "WORKDIR"}
 #: Settings that may differ between workdirs that are joined: disjoint seeds or arms of one config.
 APART = ("seed", "seeds", "arms")
 #: Settings of a machine, which change no number: the data's digest says whether these are the same.
@@ -124,7 +124,7 @@ def command_of(spec: str, config: ConfigDict, table: pd.DataFrame) -> str:
             {*table[key].unique()} if key in table and key not in ("arm", "seed") else {plain(value_of(config, key))}
         )
         if there != asked and not (key in ("arms", "seeds") and value_of(config, key) == value_of(own, key)):
-            values = "DIR" if key in PLACES else ",".join(str(plain(value)) for value in sorted(there, key=str))
+            values = PLACES.get(key) or ",".join(str(plain(value)) for value in sorted(there, key=str))
             flags.append(f"--config.{key}={values}" if len(there) == 1 else f"--sweep={key}={values}")
     path, arg = experiment.split(spec)
     name = pathlib.Path(path).name.removesuffix(".py")
