@@ -8,21 +8,24 @@ import pytest
 from routed.models import attention, attention_parts, products
 from routed.models.attention import HIDDEN, Attention, rotated
 
-HEADS, SIZE, DIM = 2, 4, 12
+HEADS, DIM = 2, 12
 
 
 def at_once(params, x, bias, source, seen, rotary):
     """softmax(q k + bias) v, head by head, in the order of the formula."""
+    size = params["out"]["kernel"].shape[0] // HEADS
     weight = {name: params[name]["kernel"] for name in ("query", "key", "value", "out")}
-    split = lambda a, name: jnp.einsum("BLD,DHK->HBLK", a, weight[name].reshape(DIM, HEADS, SIZE))  # noqa: E731
+    split = lambda a, name: jnp.einsum("BLD,DHK->HBLK", a, weight[name].reshape(DIM, HEADS, size))  # noqa: E731
     q, k, v = split(x, "query"), split(source, "key"), split(source, "value")
     if rotary:
         q, k = jax.vmap(rotated)(q), jax.vmap(rotated)(k)
     scores = jnp.einsum("HBQK,HBSK->HBQS", q, k)
-    scores = scores if bias is None else scores + bias[:, None]
+    if bias is not None:
+        place = np.arange(x.shape[1])[:, None] - np.arange(source.shape[1])[None, :] + source.shape[1] - 1
+        scores = scores + bias[:, None, place]
     scores = scores if seen is None else jnp.where(seen[None], scores, HIDDEN)
     mixed = jnp.einsum("HBQS,HBSK->BQHK", jax.nn.softmax(scores), v)
-    return mixed.reshape(*x.shape[:2], HEADS * SIZE) @ weight["out"]
+    return mixed.reshape(*x.shape[:2], HEADS * size) @ weight["out"]
 
 
 @pytest.mark.parametrize(
@@ -36,23 +39,29 @@ def at_once(params, x, bias, source, seen, rotary):
     ],
 )
 @pytest.mark.parametrize(
-    ("platform", "most"),
-    [("cpu", 2**19), ("cpu", 2**14), ("gpu", 0)],  # all rows at once, (but for the least) one by one, without parts
+    ("platform", "most", "size"),
+    [
+        ("cpu", 2**19, 4),  # all rows and heads at once
+        ("cpu", 2**14, 4),  # one by one, but for the least
+        ("cpu", 2**17, 8),  # some rows of which keys and values are wider than they are, computed again
+        ("gpu", 0, 4),  # without parts
+    ],
 )
-def test_parts_make_the_whole(causal, length, keys, rotary, packed, platform, most, monkeypatch):
+def test_parts_make_the_whole(causal, length, keys, rotary, packed, platform, most, size, monkeypatch):
     monkeypatch.setattr(attention_parts, "SCORES", most)
     monkeypatch.setattr(attention, "platform", lambda: platform)
     key = jax.random.key(0)
     x, other = jax.random.normal(key, (3, length, DIM)), jax.random.normal(key, (3, keys, DIM))
     source = None if keys == length else other
-    bias = None if source is not None else jax.random.normal(key, (HEADS, length, length))
+    distance = np.arange(1 - length, length)
+    bias = None if source is not None else jax.random.normal(key, (HEADS, len(distance)))
     if causal:
-        bias = jnp.where(np.tri(length, dtype=bool), bias, HIDDEN)
+        bias = jnp.where(distance >= 0, bias, HIDDEN)
     seen = None
     if packed:
         document = jnp.arange(length) // 7
         seen = jnp.broadcast_to(document[:, None] == document[None, :], (3, length, length))
-    module = Attention(HEADS, SIZE, rotary=rotary, causal=causal)
+    module = Attention(HEADS, size, rotary=rotary, causal=causal)
     params = jax.tree.map(lambda a: 3 * a, module.init(key, x, bias, source, seen)["params"])
 
     def loss(run):
@@ -68,11 +77,32 @@ def test_parts_make_the_whole(causal, length, keys, rotary, packed, platform, mo
         np.testing.assert_allclose(ours, right, rtol=2e-4, atol=1e-4 * float(jnp.abs(right).max()))
 
 
-def test_gradients_of_many_parts_lose_nothing_in_few_bits(monkeypatch):
+def test_a_bias_by_place_is_that_of_its_distance():
+    """Query q is q - s + 2 distances from key s = 0, 1, 2, of 4 in all: two queries."""
+    bias = jnp.array([[10.0, 11, 12, 13], [20, 21, 22, 23]])
+    by_key = np.array([[12, 13], [11, 12], [10, 11]])
+    np.testing.assert_array_equal(attention_parts.by_place(bias, 3), [by_key, by_key + 10])
+    # Each place's gradient goes to its distance: 1 + ... + 6 by rows, so 5; 3 + 6; 1 + 4; 2.
+    weights = jnp.arange(1.0, 7).reshape(3, 2)
+    gradient = jax.grad(lambda bias: (attention_parts.by_place(bias, 3)[0] * weights).sum())(bias)
+    np.testing.assert_array_equal(gradient, [[5, 9, 5, 2], [0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "expected"),
+    [(4, 8, (4, 8)), (4, 32, (1, 32)), (12, 32, (1, 32)), (8, 64, (1, 32)), (8, 48, (1, 24)), (6, 8, (3, 8))],
+)
+def test_parts_fill_the_cache(heads, rows, expected):
+    """64 queries and 64 keys are 16 KiB of scores: 32 of them fit into 512."""
+    assert attention_parts.at_once(heads, rows, 64, 64) == expected
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_gradients_of_many_parts_lose_nothing_in_few_bits(size, monkeypatch):
     """64 rows that are all the same, one after the other: 64 times the gradient of one. Sums in bfloat16 would stop to grow."""
     monkeypatch.setattr(attention_parts, "SCORES", 1)
     row = jax.random.normal(jax.random.key(0), (1, 6, DIM), jnp.bfloat16)
-    module = Attention(HEADS, SIZE)
+    module = Attention(HEADS, size)
     params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), module.init(jax.random.key(1), row, None)["params"])
     loss = lambda params, x: module.apply({"params": params}, x, None).astype(jnp.float32).sum()  # noqa: E731
     one, many = (jax.jit(jax.grad(loss))(params, jnp.tile(row, (n, 1, 1))) for n in (1, 64))
@@ -84,7 +114,7 @@ def test_gradients_of_many_parts_lose_nothing_in_few_bits(monkeypatch):
 def test_causal_attention_needs_a_bias_that_hides_the_future():
     x = jnp.ones((1, 4, DIM))
     with pytest.raises(ValueError, match="its bias hides what comes after"):
-        Attention(HEADS, SIZE, causal=True).init(jax.random.key(0), x, None)
+        Attention(HEADS, 4, causal=True).init(jax.random.key(0), x, None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

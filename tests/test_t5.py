@@ -123,15 +123,19 @@ def test_the_numbers_of_transformers(variant):
     np.testing.assert_allclose(shown(variant)[0, :, :3], PINNED[variant], atol=1e-5)
 
 
+#: How far each of 20 queries is behind each of 20 keys.
+BEHIND = np.arange(20)[:, None] - np.arange(20)[None, :]
+
+
 def test_buckets_by_hand():
     """8 buckets, furthest 16. Both ways: 4 a side, 0 and 1 alone, then 2 + 2 log(d / 2) / log 8, so 3 from d = 6 on."""
-    both = relative_buckets(8, 8, buckets=8, max_distance=16, bidirectional=True)
+    both = relative_buckets(BEHIND[:8, :8], buckets=8, max_distance=16, bidirectional=True)
     np.testing.assert_array_equal(both[0], [0, 5, 6, 6, 6, 6, 7, 7])
     np.testing.assert_array_equal(both[7], [3, 3, 2, 2, 2, 2, 1, 0])
     # One way: 0 to 3 alone, then 4 + 4 log(d / 4) / log 4: 5 from 5.7, 6 from 8, 7 from 11.3.
-    back = relative_buckets(20, 20, buckets=8, max_distance=16, bidirectional=False)[19][::-1]
+    back = relative_buckets(BEHIND, buckets=8, max_distance=16, bidirectional=False)[19][::-1]
     np.testing.assert_array_equal(back, [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6] + [7] * 8)
-    assert not relative_buckets(3, 9, buckets=8, max_distance=16, bidirectional=False)[0].any()
+    assert not relative_buckets(BEHIND[:3, :9], buckets=8, max_distance=16, bidirectional=False)[0].any()
 
 
 def test_shapes():

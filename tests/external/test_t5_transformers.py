@@ -81,7 +81,7 @@ def test_same_logits(variant):
 def test_same_buckets(buckets, furthest, bidirectional):
     distance = torch.arange(300)[None, :] - torch.arange(300)[:, None]
     expected = T5Attention._relative_position_bucket(distance, bidirectional, buckets, furthest)
-    ours = relative_buckets(300, 300, buckets=buckets, max_distance=furthest, bidirectional=bidirectional)
+    ours = relative_buckets(-distance.numpy(), buckets=buckets, max_distance=furthest, bidirectional=bidirectional)
     np.testing.assert_array_equal(ours, expected)
 
 

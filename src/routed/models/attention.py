@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import flax.linen as nn
@@ -15,29 +14,32 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from routed.layer.dispatch.parallel import DATA, EXPERT
-from routed.layer.selection import divisors
 from routed.models import attention_parts as parts
 from routed.models.attention_parts import HIDDEN
 from routed.system.platform import platform
 
 
+def distances(queries: int, keys: int) -> Int[np.ndarray, " R"]:
+    """How far a query may be behind a key, in the order of `attention_parts.by_place`: from 1 - keys to queries - 1."""
+    return np.arange(1 - keys, queries)
+
+
 def relative_buckets(
-    queries: int, keys: int, *, buckets: int, max_distance: int, bidirectional: bool
-) -> Int[np.ndarray, "Q S"]:
-    """The bucket of the distance from query q to key s (Raffel et al. 2020, 2.1; as in Mesh TensorFlow).
+    distance: Int[np.ndarray, "*D"], *, buckets: int, max_distance: int, bidirectional: bool
+) -> Int[np.ndarray, "*D"]:
+    """The bucket of a query's distance from a key, query - key (Raffel et al. 2020, 2.1; as in Mesh TensorFlow).
 
     Half of the buckets hold one distance each, the others grow in logarithmic steps up to `max_distance`; what is further
     shares the last one. Bidirectional: half of all buckets are for keys behind the query's place. Otherwise such keys
     count as distance 0, and causality hides them.
     """
-    ahead = np.arange(keys)[None, :] - np.arange(queries)[:, None]
-    first: Int[np.ndarray, "Q S"] | int = 0
+    first: Int[np.ndarray, "*D"] | int = 0
     if bidirectional:
         buckets //= 2
-        first = np.where(ahead > 0, buckets, 0)
-        distance = np.abs(ahead)
+        first = np.where(distance < 0, buckets, 0)
+        distance = np.abs(distance)
     else:
-        distance = np.maximum(-ahead, 0)
+        distance = np.maximum(distance, 0)
     exact = buckets // 2
     # float32, operation by operation as in the reference: a power of two lies on the edge of a bucket.
     steps = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
@@ -47,10 +49,9 @@ def relative_buckets(
 
 
 class PositionBias(nn.Module):
-    """What relative position adds to the scores, one table [buckets, H] for all layers of a stack; float32.
+    """What the distance of query and key adds to the scores, one table [buckets, H] for all layers of a stack; float32.
 
-    A causal one hides what comes after the query. The table starts at N(0, 1/D), D the model's width. With a mesh every device has
-    its own, one behind the other (N devices x H heads), or the gradient of each layer's, [H L L], would be summed over devices.
+    A causal one hides what comes after the query. The table starts at N(0, 1/D), D the model's width.
     """
 
     heads: int
@@ -58,28 +59,21 @@ class PositionBias(nn.Module):
     max_distance: int
     causal: bool
     dim: int
-    mesh: Mesh | None = None
 
     @nn.compact
-    def __call__(self, length: int) -> Float[Array, "H L L"]:
+    def __call__(self, length: int) -> Float[Array, "H R"]:
         table = self.param("table", nn.initializers.normal(self.dim**-0.5), (self.buckets, self.heads))
+        distance = distances(length, length)
         bucket = relative_buckets(
-            length, length, buckets=self.buckets, max_distance=self.max_distance, bidirectional=not self.causal
+            distance, buckets=self.buckets, max_distance=self.max_distance, bidirectional=not self.causal
         )
-
-        def local(table):
-            bias = table.astype(jnp.float32).T[:, bucket]
-            return jnp.where(np.tri(length, dtype=bool)[None], bias, HIDDEN) if self.causal else bias
-
-        if self.mesh is None:
-            return local(table)
-        return jax.shard_map(local, mesh=self.mesh, in_specs=P(), out_specs=P((DATA, EXPERT)), check_vma=False)(table)
+        bias = table.astype(jnp.float32).T[:, bucket]
+        return jnp.where(distance >= 0, bias, HIDDEN) if self.causal else bias
 
 
-def causal_mask(length: int, mesh: Mesh | None = None) -> Float[Array, "N L L"]:
-    """What hides the future and adds nothing else; with a mesh a copy for each of its N devices, as of `PositionBias`."""
-    mask = jnp.where(np.tri(length, dtype=bool), 0.0, HIDDEN)
-    return jnp.broadcast_to(mask, (1 if mesh is None else mesh.size, length, length))
+def causal_bias(heads: int, length: int) -> Float[Array, "H R"]:
+    """What hides the future and adds nothing else."""
+    return jnp.broadcast_to(jnp.where(distances(length, length) >= 0, 0.0, HIDDEN), (heads, 2 * length - 1))
 
 
 #: The longest wavelength of rotary positions, over 2 pi.
@@ -112,7 +106,7 @@ class Kernel(nn.Module):
 class Attention(nn.Module):
     """sum_s softmax_s(q k_s + bias) v_s for each head, without biases or 1/sqrt(d), which T5 has in its initial scales.
 
-    Queries come from `x`, keys and values from `source` (default: `x`), of which each query sees those that `seen` has, if it is given.
+    The bias is of the distance of query and key (`distances`). Queries come from `x`, keys and values from `source` (default: `x`), of which each query sees those that `seen` has, if it is given.
     The softmax is float32 whatever the type of `x`, and computed again for the gradient: that costs what keeping the scores
     does, in a seventh of the memory. With a mesh every device attends to its own rows: left to itself XLA would gather queries, keys
     and values, as it cannot divide the second of two joined axes, and each device would do the work of all.
@@ -128,7 +122,7 @@ class Attention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B Q D"],
-        bias: Float[Array, "H Q S"] | None,
+        bias: Float[Array, "H R"] | None,
         source: Float[Array, "B S D"] | None = None,
         seen: Bool[Array, "B Q S"] | None = None,
     ) -> Float[Array, "B Q D"]:
@@ -143,34 +137,34 @@ class Attention(nn.Module):
         if self.mesh is not None:
             rows = P((DATA, EXPERT))
             attend = jax.shard_map(
-                attend, mesh=self.mesh, in_specs=(rows, rows, rows, P(), rows), out_specs=rows, check_vma=False
+                attend, mesh=self.mesh, in_specs=(rows, rows, P(), P(), rows), out_specs=rows, check_vma=False
             )
         return attend(x, source, bias, kernels, seen)
 
 
 def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, seen):
-    """Attention of all rows; on a CPU some rows after the other (`routed.models.attention_parts`)."""
+    """Attention of all rows; on a CPU in parts (`routed.models.attention_parts`)."""
     if platform() != "cpu":
         return jax.checkpoint(partial(_whole, heads, rotary), prevent_cse=False)(bias, kernels, (x, source, seen))
-    rows, length = x.shape[:2]
-    chunk = parts.queries_at_once(length, causal)
-    group = max(n for n in divisors(rows) if n <= max(1, parts.SCORES // (4 * heads * chunk * source.shape[1])))
-    run: Callable[..., Array] = partial(_rows, heads, rotary, chunk)
-    if x.shape[2] < kernels[0].shape[1]:  # keys and values would take more memory than what they are made of
-        run = jax.checkpoint(run, prevent_cse=False)
+    chunk = parts.queries_at_once(x.shape[1], causal)
+    run = partial(_rows, heads, rotary, chunk)
+    if x.shape[2] >= kernels[0].shape[1]:
+        return run(bias, kernels, (x, source, seen))
+    # Keys and values would take more memory than what they are made of: of a few rows, and computed again for the gradient.
+    group = parts.at_once(heads, len(x), chunk, source.shape[1])[1]
     grouped = jax.tree.map(lambda a: a.reshape(-1, group, *a.shape[1:]), (x, source, seen))
-    bias = None if bias is None else bias.swapaxes(1, 2)
     wide = [kernel.astype(jnp.float32) for kernel in kernels]  # their gradients are sums over groups
-    return jax.lax.map(lambda part: run(bias, wide, part), grouped).reshape(x.shape)
+    again = jax.checkpoint(run, prevent_cse=False)
+    return jax.lax.map(lambda part: again(bias, wide, part), grouped).reshape(x.shape)
 
 
 def _rows(heads: int, rotary: bool, chunk: int, bias, kernels, part):
-    """Attention of a few rows; of so many queries at once."""
+    """Attention of some rows; of so many queries at once."""
     x, source, seen = part
-    q, k, v = _projected(heads, rotary, x, source, kernels)
+    q, k, v = (a.reshape(heads, len(x), *a.shape[1:]) for a in _projected(heads, rotary, x, source, kernels))
     seen = None if seen is None else seen.swapaxes(1, 2)
-    mixed = parts.attend(chunk, q.swapaxes(1, 2), k, v.swapaxes(1, 2), bias, seen)
-    return joined(mixed.swapaxes(1, 2), kernels[-1].astype(x.dtype), heads)
+    mixed = parts.attend(chunk, q.swapaxes(2, 3), k, v.swapaxes(2, 3), bias, seen).swapaxes(2, 3)
+    return joined(mixed.reshape(-1, *mixed.shape[2:]), kernels[-1].astype(x.dtype), heads)
 
 
 def _whole(heads: int, rotary: bool, bias, kernels, part):
@@ -180,7 +174,7 @@ def _whole(heads: int, rotary: bool, bias, kernels, part):
     scores = jnp.einsum("NQK,NSK->NQS", q, k, preferred_element_type=jnp.float32)
     by_head = scores.reshape(heads, -1, *scores.shape[1:])
     if bias is not None:
-        by_head += bias[:, None]
+        by_head += parts.by_place(bias, source.shape[1]).swapaxes(1, 2)[:, None]
     if seen is not None:
         by_head = jnp.where(seen[None], by_head, HIDDEN)
     weight = jax.nn.softmax(by_head.reshape(scores.shape)).astype(x.dtype)
@@ -202,7 +196,8 @@ def split(x: Float[Array, "B L D"], kernel: Float[Array, "D I"], heads: int) -> 
         copies = jnp.broadcast_to(x.reshape(1, -1, dim), (heads, rows * length, dim))
         projected = jnp.einsum("HTD,HDK->HTK", copies, kernel.reshape(dim, heads, size).transpose(1, 0, 2))
     else:
-        projected = (x @ kernel).reshape(rows, length, heads, size).transpose(2, 0, 1, 3)
+        # As one matrix of rows: else XLA:CPU computes the gradient of the weights from a transposed copy, at half the speed.
+        projected = (x.reshape(-1, dim) @ kernel).reshape(rows, length, heads, size).transpose(2, 0, 1, 3)
     return projected.reshape(-1, length, size)
 
 
@@ -213,4 +208,5 @@ def joined(mixed: Float[Array, "N Q K"], kernel: Float[Array, "I D"], heads: int
     if dim <= size:
         parts = jnp.einsum("HTK,HKD->HTD", mixed.reshape(heads, -1, size), kernel.reshape(heads, size, dim))
         return parts.sum(0).reshape(*mixed.shape[1:3], dim)
-    return mixed.transpose(1, 2, 0, 3).reshape(*mixed.shape[1:3], heads * size) @ kernel
+    rows = mixed.transpose(1, 2, 0, 3).reshape(-1, heads * size)
+    return (rows @ kernel).reshape(*mixed.shape[1:3], dim)

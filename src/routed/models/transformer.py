@@ -22,7 +22,7 @@ from routed.layer.moe import MoE
 from routed.layer.rule import Rule
 from routed.layer.selection import group_of, groupless
 from routed.models import products
-from routed.models.attention import Attention, Kernel, PositionBias, causal_mask
+from routed.models.attention import Attention, Kernel, PositionBias, causal_bias
 from routed.models.model import Site
 from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, is_twin, twin_width
 from routed.settings.tree import node_of
@@ -65,10 +65,10 @@ class Stack(nn.Module):
     ) -> tuple[Float[Array, "B L D"], Site | None]:
         config = self.plan.config.transformer
         if self.plan.positions == "rotary":
-            bias = causal_mask(x.shape[1], self.plan.mesh)
+            bias = causal_bias(config.heads, x.shape[1])
         else:
             bias = PositionBias(
-                config.heads, config.buckets, config.max_distance, self.stack == CAUSAL, config.dim, self.plan.mesh, name="bias"
+                config.heads, config.buckets, config.max_distance, self.stack == CAUSAL, config.dim, name="bias"
             )(x.shape[1])  # fmt: skip
         count = blocks_of(self.plan.config)[1]
         blocks = nn.scan(
@@ -114,7 +114,7 @@ class Layer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B L D"],
-        bias: Float[Array, "H L L"],
+        bias: Float[Array, "H R"],
         source: Float[Array, "B N D"] | None,
         context: dict[str, Any],
         seen: Bool[Array, "B L L"] | None,
