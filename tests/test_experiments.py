@@ -121,4 +121,8 @@ def test_two_steps_end_to_end(file, figure, tmp_path, tmp_path_factory):
     table = execution.execute(runs, table, tmp_path, make_mesh(config))
     assert set(table.run) == {r.key for r in runs} and set(table.status) <= {"ok", "tuning"}
     text = page.write(tmp_path, module, config, table)
-    assert text and (tmp_path / "report.html").stat().st_size > 10_000
+    html = (tmp_path / "report.html").read_text()
+    # Texts with classes are compared where they are tested, all others where they are validated.
+    compared = "test/loss" if config.name == "competition_tuning" else problem_of(config).loss
+    assert text and len(html) > 10_000
+    assert re.search(f">{compared}<span [^<]+</span></span> of every arm at every point", html)

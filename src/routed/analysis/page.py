@@ -102,10 +102,10 @@ def make_part(
     last = rows.last(table)
     heatmaps = results.read_heatmaps(*joined)
     problem, asked = problem_of(config), experiment.figure_of(module, config)
-    columns = problem.columns(config)
+    columns, loss = problem.columns(config), problem.compared or problem.loss
     summary = statistics.summarise(last, swept, columns)
     own = {key for point in asked.sweep(config) for key in point}
-    data = plots.Data(table, swept, flatten(config), heatmaps, columns, problem.loss, own)
+    data = plots.Data(table, swept, flatten(config), heatmaps, columns, loss, own)
     drawn, undrawn = draw_all(asked.plots(config), data)
     figures = [figure._asdict() | {"file": plots.svg(figure.drawn)} for figure in drawn]
     for figure in figures:
@@ -143,8 +143,8 @@ def make_part(
         "command": command_of(described.get("experiment", config.name), config, table),
         "arms": Markup(by_arm.to_html(index=False, border=0)),
         "by_arm": by_arm,
-        "loss": problem.loss,
-        "loss_definition": columns[problem.loss].definition,
+        "loss": loss,
+        "loss_definition": columns[loss].definition,
         "table": summary,
         "summary": Markup(_wide(summary, swept, columns)),
         "summary_of": _places(summary, swept),

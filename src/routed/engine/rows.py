@@ -106,8 +106,8 @@ def at_base(rows: pd.DataFrame, keys: Iterable[str], base: dict[str, Any]) -> pd
 
 
 def shown(value: Any) -> str:
-    """A setting's value as a reader wants it."""
-    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+    """A setting's value as a reader wants it; of an empty text or list, a word."""
+    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value) or "(none)"
 
 
 def plain(value: Any) -> Any:

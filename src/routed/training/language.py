@@ -105,16 +105,19 @@ def language_part(
     finished: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda history: {},
     sources: Mapping[str, Any] = text.SOURCES,
     settings: Mapping[str, Setting] = MappingProxyType({}),
+    compared: str = "",
 ) -> ProblemPart:
     """The problem of rows of a `form`, for models whose stacks `read` them.
 
-    `flops` are a row's, `finished` adds columns to a history; `sources` is the table of `data.name`, and there may be further settings.
+    `flops` are a row's, `finished` adds columns to a history; `sources` is the table of `data.name`, there may be further settings, and reports
+    compare arms by the column `compared` (default: the validation loss).
     """
     return ProblemPart(
         build=partial(build, form, models, flops),
         data=sources,
         models=models,
         loss="eval/loss",
+        compared=compared,
         columns=lambda config: ROUTER_COLUMNS | COLUMNS | dict(columns),
         shared_arrays=partial(text_feed.shared_arrays, form),
         feed=partial(text_feed.feed, form),
