@@ -1,4 +1,4 @@
-"""Time per training step of the decoder: its dense twin, sparse, and with all or some of its layers competing; and beside a user's command."""
+"""Time per training step of the decoder: dense, its dense twin, sparse, and with all or some of its layers competing; and beside a user's command."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ SHAPES = {
     "tiny": _shape(264, 8, 512, 8, 205),
 }
 
-#: kind -> further changes. dense: an ordinary FFN in every layer. all: every expert computes every token, and nobody competes.
+#: kind -> further changes. dense: an ordinary FFN in every layer. twin: one with the weights of the experts of a token. all: every expert computes every token, and nobody competes.
 KINDS: dict[str, dict[str, Any]] = {
     "dense": {"transformer.sparse_layers": 0},
+    "twin": {"model": "decoder_active"},
     "smoe": {},
     "compete_0": {"selection.name": "compete", "selection.share": 0.0},
     "compete_1": {"selection.name": "compete", "selection.share": 1.0},
@@ -54,7 +55,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 #: Kinds that are also timed, on a CPU, with a device for each core, which share the rows of a step: alone a run leaves cores idle.
-SHARED = ("dense", "smoe")
+SHARED = ("dense", "twin", "smoe")
 
 
 def config_of(shape: str, kind: str) -> ConfigDict:
@@ -65,8 +66,8 @@ def config_of(shape: str, kind: str) -> ConfigDict:
 def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
     """A record for each shape and kind, for the kinds whose steps the cores share, and for each line of the baseline, measured in turn.
 
-    `floor_s` is what the model FLOPs take at the rate of a large product, `mfu` the share of that rate that a step has, `over_dense` the time of
-    a step over the dense twin's. The baseline prints lines `SHAPE KIND s per step: SECONDS tokens per s: COUNT`; its floor, `ours_over_baseline`
+    `floor_s` is what the model FLOPs take at the rate of a large product, `mfu` the share of that rate that a step has, `over_dense` and
+    `over_twin` the time of a step over those of an ordinary dense decoder and of one with as many active FLOPs. The baseline prints lines `SHAPE KIND s per step: SECONDS tokens per s: COUNT`; its floor, `ours_over_baseline`
     and `shared_over_baseline` are of our model of that shape and kind.
 
     Raises:
@@ -91,8 +92,9 @@ def bench(rounds: int, baseline: str | None) -> list[dict[str, Any]]:
         floor = ours[shape, kind]["floor_s"]
         ours[shape, f"{kind}, shared"] = timed(shape, f"{kind}, shared", seconds, program.tokens / seconds, floor)
     for (shape, kind), record in ours.items():
-        dense = ours[shape, "dense, shared" if kind.endswith(", shared") else "dense"]
-        record["over_dense"] = record["seconds_per_step"] / dense["seconds_per_step"]
+        for other in ("dense", "twin"):
+            beside_it = ours[shape, f"{other}, shared" if kind.endswith(", shared") else other]
+            record[f"over_{other}"] = record["seconds_per_step"] / beside_it["seconds_per_step"]
     records = [*ours.values(), *(beside(*key, times, ours) for key, times in theirs.items())]
     for record in records:
         print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items()), flush=True)
