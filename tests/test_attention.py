@@ -43,7 +43,7 @@ def at_once(params, x, bias, source, seen, rotary):
     [
         ("cpu", 2**19, 4),  # all rows and heads at once
         ("cpu", 2**14, 4),  # one by one, but for the least
-        ("cpu", 2**17, 8),  # some rows of which keys and values are wider than they are, computed again
+        ("cpu", 2**17, 8),  # heads that together are wider than rows, one after the other
         ("gpu", 0, 4),  # without parts
     ],
 )

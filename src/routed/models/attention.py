@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from routed.layer.dispatch.parallel import DATA, EXPERT
+from routed.layer.selection import divisors
 from routed.models import attention_parts as parts
 from routed.models.attention_parts import HIDDEN
 from routed.system.platform import platform
@@ -146,20 +147,29 @@ def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, se
     """Attention of all rows; on a CPU in parts (`routed.models.attention_parts`)."""
     if platform() != "cpu":
         return jax.checkpoint(partial(_whole, heads, rotary), prevent_cse=False)(bias, kernels, (x, source, seen))
-    chunk = parts.queries_at_once(x.shape[1], causal)
-    run = partial(_rows, heads, rotary, chunk)
-    if x.shape[2] >= kernels[0].shape[1]:
+    size = kernels[0].shape[1] // heads
+    group = max(n for n in divisors(heads) if n == 1 or n * size <= x.shape[2])
+    run = partial(_in_parts, group, rotary, parts.queries_at_once(x.shape[1], causal))
+    if group == heads:
         return run(bias, kernels, (x, source, seen))
-    # Keys and values would take more memory than what they are made of: of a few rows, and computed again for the gradient.
-    group = parts.at_once(heads, len(x), chunk, source.shape[1])[1]
-    grouped = jax.tree.map(lambda a: a.reshape(-1, group, *a.shape[1:]), (x, source, seen))
-    wide = [kernel.astype(jnp.float32) for kernel in kernels]  # their gradients are sums over groups
-    again = jax.checkpoint(run, prevent_cse=False)
-    return jax.lax.map(lambda part: again(bias, wide, part), grouped).reshape(x.shape)
+    # All keys and values would take more memory than what they are made of: some heads after the others, computed again for the gradient.
+    wide = x.astype(jnp.float32), source.astype(jnp.float32)  # whose gradients are sums over heads
+
+    @partial(jax.checkpoint, prevent_cse=False)
+    def mixed(own):
+        rows, others = (a.astype(x.dtype) for a in wide)
+        return run(own[0], own[1], (rows, others, seen))
+
+    into = [kernel.reshape(len(kernel), -1, group * size).swapaxes(0, 1) for kernel in kernels[:3]]
+    out = kernels[3].reshape(-1, group * size, x.shape[2])
+    biases = None if bias is None else bias.reshape(-1, group, bias.shape[1])
+    empty = jnp.zeros(x.shape, jnp.float32)
+    total, _ = jax.lax.scan(lambda total, own: (total + mixed(own), None), empty, (biases, [*into, out]))
+    return total.astype(x.dtype)
 
 
-def _rows(heads: int, rotary: bool, chunk: int, bias, kernels, part):
-    """Attention of some rows; of so many queries at once."""
+def _in_parts(heads: int, rotary: bool, chunk: int, bias, kernels, part):
+    """Attention of so many heads, some rows and `chunk` queries at once."""
     x, source, seen = part
     q, k, v = (a.reshape(heads, len(x), *a.shape[1:]) for a in _projected(heads, rotary, x, source, kernels))
     seen = None if seen is None else seen.swapaxes(1, 2)
@@ -189,24 +199,13 @@ def _projected(heads: int, rotary: bool, x, source, kernels) -> tuple[Float[Arra
 
 
 def split(x: Float[Array, "B L D"], kernel: Float[Array, "D I"], heads: int) -> Float[Array, "N L K"]:
-    """x W, head by head."""
-    rows, length, dim = x.shape
-    size = kernel.shape[1] // heads
-    if dim <= size:
-        copies = jnp.broadcast_to(x.reshape(1, -1, dim), (heads, rows * length, dim))
-        projected = jnp.einsum("HTD,HDK->HTK", copies, kernel.reshape(dim, heads, size).transpose(1, 0, 2))
-    else:
-        # As one matrix of rows: else XLA:CPU computes the gradient of the weights from a transposed copy, at half the speed.
-        projected = (x.reshape(-1, dim) @ kernel).reshape(rows, length, heads, size).transpose(2, 0, 1, 3)
-    return projected.reshape(-1, length, size)
+    """x W, head by head; all rows as one matrix, or XLA:CPU computes the gradient of W from a transposed copy, at half the speed."""
+    projected = x.reshape(-1, len(kernel)) @ kernel
+    by_head = projected.reshape(*x.shape[:2], heads, -1).transpose(2, 0, 1, 3)
+    return by_head.reshape(-1, *by_head.shape[2:])
 
 
 def joined(mixed: Float[Array, "N Q K"], kernel: Float[Array, "I D"], heads: int) -> Float[Array, "B Q D"]:
     """The heads side by side, times W."""
-    size, dim = mixed.shape[2], kernel.shape[1]
-    mixed = mixed.reshape(heads, -1, *mixed.shape[1:])
-    if dim <= size:
-        parts = jnp.einsum("HTK,HKD->HTD", mixed.reshape(heads, -1, size), kernel.reshape(heads, size, dim))
-        return parts.sum(0).reshape(*mixed.shape[1:3], dim)
-    rows = mixed.transpose(1, 2, 0, 3).reshape(-1, heads * size)
-    return (rows @ kernel).reshape(*mixed.shape[1:3], dim)
+    by_head = mixed.reshape(heads, -1, *mixed.shape[1:]).transpose(1, 2, 0, 3)
+    return (by_head.reshape(-1, len(kernel)) @ kernel).reshape(*by_head.shape[:2], -1)
