@@ -65,14 +65,15 @@ def attend(
 
 
 def _forward(chunk, q, k, v, bias, seen) -> tuple[Float[Array, "H B K Q"], Float[Array, "H B 1 Q"]]:
-    size = at_once(len(q), q.shape[1], chunk, k.shape[2])
+    heads, rows = size = at_once(len(q), q.shape[1], chunk, k.shape[2])
+    seen = _pieces(rows, seen)
 
-    def of_heads(heads):
-        bias, rows = heads
-        places = None if bias is None else by_place(bias, k.shape[2])
-        return jax.lax.map(lambda part: _mixed(chunk, places, *part), (*rows, _by_rows(size, seen)))
+    def of_heads(own):
+        bias, parts = own
+        places = _by_place(k.shape[2], bias)
+        return jax.lax.map(lambda part: _mixed(chunk, places, *part), (*parts, seen))
 
-    return _joined(size, jax.lax.map(of_heads, (_by_heads(size, bias), _grouped(size, (q, k, v)))))
+    return _joined(size, jax.lax.map(of_heads, (_pieces(heads, bias), _grouped(size, (q, k, v)))))
 
 
 def _mixed(chunk, bias, q, k, v, seen) -> tuple[Float[Array, "N K Q"], Float[Array, "N 1 Q"]]:
@@ -95,23 +96,24 @@ def _save(chunk, q, k, v, bias, seen):
 
 def _backward(chunk, saved, g):
     q, k, v, bias, seen, outputs, sums = saved
-    size = at_once(len(q), q.shape[1], chunk, k.shape[2])
+    heads, rows = size = at_once(len(q), q.shape[1], chunk, k.shape[2])
     mean = (g.astype(jnp.float32) * outputs.astype(jnp.float32)).sum(2, keepdims=True)
+    seen = _pieces(rows, seen)
 
-    def of_heads(heads):
-        bias, rows = heads
-        places, pull = (None, None) if bias is None else jax.vjp(lambda bias: by_place(bias, k.shape[2]), bias)
+    def of_heads(own):
+        bias, parts = own
+        places, pull = jax.vjp(partial(_by_place, k.shape[2]), bias)
 
         def of_rows(of_places, part):
-            of_q, of_k, of_v, mine = _gradients(chunk, places, *part)
-            return jax.tree.map(jnp.add, of_places, mine), (of_q, of_k, of_v)
+            *factors, mine = _gradients(chunk, places, *part)
+            return jax.tree.map(jnp.add, of_places, mine), factors
 
-        start = None if places is None else jnp.zeros_like(places)
-        of_places, of_rows_ = jax.lax.scan(of_rows, start, (*rows, _by_rows(size, seen)))
-        return (None if pull is None else pull(of_places)[0]), of_rows_
+        of_places, factors = jax.lax.scan(of_rows, jax.tree.map(jnp.zeros_like, places), (*parts, seen))
+        return factors, *pull(of_places)
 
-    of_bias, of_rows = jax.lax.map(of_heads, (_by_heads(size, bias), _grouped(size, (q, k, v, sums, mean, g))))
-    return *_joined(size, of_rows), None if bias is None else of_bias.reshape(bias.shape), None
+    grouped = _grouped(size, (q, k, v, sums, mean, g))
+    factors, of_bias = jax.lax.map(of_heads, (_pieces(heads, bias), grouped))
+    return *_joined(size, factors), jax.tree.map(lambda a: a.reshape(-1, a.shape[-1]), of_bias), None
 
 
 def _gradients(chunk, bias, q, k, v, sums, mean, g, seen):
@@ -157,12 +159,13 @@ def _joined(size: tuple[int, int], tree: Any) -> Any:
     return jax.tree.map(join, tree)
 
 
-def _by_heads(size: tuple[int, int], bias: Array | None) -> Array | None:
-    return None if bias is None else bias.reshape(-1, size[0], bias.shape[-1])
+def _pieces(size: int, tree: Any) -> Any:
+    """So many of what the first axis counts at a time."""
+    return jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), tree)
 
 
-def _by_rows(size: tuple[int, int], seen: Array | None) -> Array | None:
-    return None if seen is None else seen.reshape(-1, size[1], *seen.shape[1:])
+def _by_place(keys: int, bias: Array | None) -> Array | None:
+    return None if bias is None else by_place(bias, keys)
 
 
 def _parts(chunk: int, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
