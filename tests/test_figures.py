@@ -105,6 +105,15 @@ def test_metrics_with_a_log_axis_are_paired_by_their_ratio():
     assert shares.get_ylabel().endswith("arm minus learned router, paired")
 
 
+def test_pairs_have_no_line_for_an_arm_that_ran_elsewhere_only():
+    rows = table({"data.samples": (512, 8192)})
+    rows = rows[(rows.arm != "frozen") | (rows["data.samples"] == 512)]
+    spec = {"kind": "paired", "name": "pairs", "metric": "test/loss"}
+    for samples, lines in ((512, len(LEVELS) - 1), (8192, len(LEVELS) - 2)):
+        panel = plots.draw(spec | {"at": {"data.samples": samples}}, data(rows, ["data.samples"])).axes[0]
+        assert len(panel.get_yticks()) == lines
+
+
 def test_a_map_of_many_cells_stays_small_and_says_where_the_numbers_are():
     axes = {"data.samples": tuple(range(64, 94)), "experts.count": (4, 8)}
     spec = {"kind": "phase", "name": "map", "x": "data.samples", "y": "experts.count"}

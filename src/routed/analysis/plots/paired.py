@@ -114,8 +114,9 @@ def _words(metric: str, data: Data) -> str:
 
 
 def _arms(spec: dict[str, Any], data: Data) -> list[str]:
-    """The arms that are compared with the learned one."""
-    return [arm for arm in ARMS if arm in set(data.last.arm) - {REFERENCE} and arm in spec.get("arms", ARMS)]
+    """The arms that are compared with the learned one: those that ran at the figure's point."""
+    there = {*data.at_point(data.last, spec).arm} - {REFERENCE}
+    return [arm for arm in ARMS if arm in there and arm in spec.get("arms", ARMS)]
 
 
 def languages(spec: dict[str, Any], data: Data) -> Figure | None:
