@@ -52,7 +52,8 @@ def relative_buckets(
 class PositionBias(nn.Module):
     """What the distance of query and key adds to the scores, one table [buckets, H] for all layers of a stack; float32.
 
-    A causal one hides what comes after the query. The table starts at N(0, 1/D), D the model's width.
+    A causal one hides what comes after the query. The table starts at N(0, 1/D), D the model's width. With a mesh every device has
+    its own, one behind the other (N devices x H heads): then devices sum the gradient of the table, and not that of each layer's bias.
     """
 
     heads: int
@@ -60,21 +61,29 @@ class PositionBias(nn.Module):
     max_distance: int
     causal: bool
     dim: int
+    mesh: Mesh | None = None
 
     @nn.compact
-    def __call__(self, length: int) -> Float[Array, "H R"]:
+    def __call__(self, length: int) -> Float[Array, "C R"]:
         table = self.param("table", nn.initializers.normal(self.dim**-0.5), (self.buckets, self.heads))
         distance = distances(length, length)
         bucket = relative_buckets(
             distance, buckets=self.buckets, max_distance=self.max_distance, bidirectional=not self.causal
         )
-        bias = table.astype(jnp.float32).T[:, bucket]
-        return jnp.where(distance >= 0, bias, HIDDEN) if self.causal else bias
+
+        def local(table):
+            bias = table.astype(jnp.float32).T[:, bucket]
+            return jnp.where(distance >= 0, bias, HIDDEN) if self.causal else bias
+
+        if self.mesh is None:
+            return local(table)
+        return jax.shard_map(local, mesh=self.mesh, in_specs=P(), out_specs=P((DATA, EXPERT)), check_vma=False)(table)
 
 
-def causal_bias(heads: int, length: int) -> Float[Array, "H R"]:
-    """What hides the future and adds nothing else."""
-    return jnp.broadcast_to(jnp.where(distances(length, length) >= 0, 0.0, HIDDEN), (heads, 2 * length - 1))
+def causal_bias(heads: int, length: int, mesh: Mesh | None = None) -> Float[Array, "C R"]:
+    """What hides the future and adds nothing else; with a mesh a copy for each of its devices, as of `PositionBias`."""
+    hidden = jnp.where(distances(length, length) >= 0, 0.0, HIDDEN)
+    return jnp.broadcast_to(hidden, (heads * (1 if mesh is None else mesh.size), 2 * length - 1))
 
 
 #: The longest wavelength of rotary positions, over 2 pi.
@@ -123,7 +132,7 @@ class Attention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B Q D"],
-        bias: Float[Array, "H R"] | None,
+        bias: Float[Array, "C R"] | None,
         source: Float[Array, "B S D"] | None = None,
         seen: Bool[Array, "B Q S"] | None = None,
     ) -> Float[Array, "B Q D"]:
@@ -138,7 +147,7 @@ class Attention(nn.Module):
         if self.mesh is not None:
             rows = P((DATA, EXPERT))
             attend = jax.shard_map(
-                attend, mesh=self.mesh, in_specs=(rows, rows, P(), P(), rows), out_specs=rows, check_vma=False
+                attend, mesh=self.mesh, in_specs=(rows, rows, rows, P(), rows), out_specs=rows, check_vma=False
             )
         return attend(x, source, bias, kernels, seen)
 

@@ -65,10 +65,10 @@ class Stack(nn.Module):
     ) -> tuple[Float[Array, "B L D"], Site | None]:
         config = self.plan.config.transformer
         if self.plan.positions == "rotary":
-            bias = causal_bias(config.heads, x.shape[1])
+            bias = causal_bias(config.heads, x.shape[1], self.plan.mesh)
         else:
             bias = PositionBias(
-                config.heads, config.buckets, config.max_distance, self.stack == CAUSAL, config.dim, name="bias"
+                config.heads, config.buckets, config.max_distance, self.stack == CAUSAL, config.dim, self.plan.mesh, name="bias"
             )(x.shape[1])  # fmt: skip
         count = blocks_of(self.plan.config)[1]
         blocks = nn.scan(
@@ -114,7 +114,7 @@ class Layer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B L D"],
-        bias: Float[Array, "H R"],
+        bias: Float[Array, "C R"],
         source: Float[Array, "B N D"] | None,
         context: dict[str, Any],
         seen: Bool[Array, "B L L"] | None,
