@@ -181,6 +181,7 @@ SHARE = Figure(
          "steps": config.steps, "at": {"experts.name": experts}}
         for experts in EXPERTS
     ),
+    computed=("steps", "eval_every"),
 )  # fmt: skip
 
 FIGURES = {"": FIRST, "share": SHARE}

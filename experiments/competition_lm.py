@@ -255,6 +255,7 @@ FLOPS = Figure(
         {"kind": "equal_cost", "name": "flops", "x": "selection.share", "steps": config.steps,
          "metrics": ("test/loss", "router/mi_token", "router/dead", "router/load_max", "router/alike")},
     ),
+    computed=("steps", "eval_every"),
 )  # fmt: skip
 
 DECISIVE = FLOPS._replace(
@@ -355,6 +356,7 @@ FIG2 = Figure(
     sweep=early,
     claims=lambda config: tuple(claim_fig2(config)),
     plots=lambda config: ({"kind": "paired", "name": "fig2", "x": "steps", "metric": "eval/loss"},),
+    computed=("steps",),
 )
 
 ACTIVE = {"smoke": (2, 4), "default": (1, 2, 4, 8, 16)}

@@ -449,6 +449,7 @@ SENSITIVITY = Figure(
     sweep=sensitivity_sweep,
     claims=sensitivity_claims,
     plots=lambda config: ({"kind": "forest", "name": "sensitivity"},),
+    computed=("steps", "batch_size"),
 )
 
 FIGURES = {

@@ -286,6 +286,7 @@ PROOF = Figure(
     "Theorem 2, (ii) to (iv): weight on others' rows, error of experts, direction and norm of rows",
     {"seed": 300, "seeds": 20, "eval_every": 10, "shuffles": 0},
     sweep=sweep_proof,
+    computed=("steps",),
     claims=lambda config: tuple(claim_proof(config)),
     plots=lambda config: (
         {"kind": "methods", "name": "proof", "methods": early(config),

@@ -16,7 +16,7 @@ from routed.plan.checks import PLANNED
 from routed.plan.config import problem_of
 from routed.plan.experiment import SCALES, figure_of
 from routed.plan.runs import plan_runs
-from routed.settings.tree import flatten, override
+from routed.settings.tree import flatten, override, value_of
 
 FILES = sorted(str(p) for p in (pathlib.Path(__file__).parent.parent / "experiments").glob("*.py"))
 MODULES = {f: experiment.load(f) for f in FILES}
@@ -77,6 +77,19 @@ def test_every_variant_is_consistent(file, figure, scale):
         assert plot["kind"] in plots.PLOTS
         assert {plot.get("x"), plot.get("y")} - {None} <= columns
         assert set(plot.get("metrics", ())) <= set(problem_of(config).columns(config))
+
+
+@pytest.mark.parametrize(("file", "figure", "scale"), [one for one in VARIANTS if one[-1] == "default"])
+def test_a_figure_names_what_its_points_compute(file, figure, scale):
+    """Else --config.steps=N would hold at every point, and steps of equal FLOPs or half the steps would be no more."""
+    module, config = experiment.configure(spec(file, figure, scale), [])
+    asked = figure_of(module, config)
+
+    def values(config, key):
+        return {point[key] for point in asked.sweep(config) if key in point}
+
+    changed = {key: override(config, {key: 2 * value_of(config, key)}) for key in ("steps", "eval_every", "batch_size")}
+    assert set(asked.computed) == {key for key, other in changed.items() if values(other, key) != values(config, key)}
 
 
 def test_every_arm_is_declared_and_drawn():

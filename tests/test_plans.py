@@ -50,6 +50,15 @@ def test_a_command_wins_over_the_points_of_a_figure(small, changes, flags, point
     assert sorted(map(str, found)) == sorted(map(str, points))
 
 
+def test_a_command_goes_through_what_a_figure_computes_from_it(small):
+    """Twice the steps of a command stay twice as many; a key that nothing is computed from holds at every point."""
+    config = override(small, {"steps": 10, "eval_every": 10, "data.samples": 8})
+    own = ({}, {"steps": 2 * config.steps, "data.samples": 16})
+    given = ["steps", "eval_every", "data.samples"]
+    assert of_command(config, own, given, [], ("steps",)) == ({}, {"steps": 20, "data.samples": 8})
+    assert of_command(config, own, given, []) == ({},)
+
+
 def test_a_command_says_that_it_wins_and_what_is_ambiguous_is_refused(small, caplog):
     with caplog.at_level("INFO", logger="absl"):
         of_command(override(small, {"data.samples": 8}), OWN, ["data.samples", "data.dim"], [])

@@ -60,9 +60,12 @@ def test_a_command_of_the_pages_plans(line):
     given = [flag.removeprefix("--config.") for flag in flags if flag.startswith("--config.")]
     swept = [flag.removeprefix("--sweep=") for flag in flags if flag.startswith("--sweep=")]
     module, config = experiment.configure(str(ROOT / spec), given)
-    own = experiment.figure_of(module, config).sweep(config)[-1:]
+    figure = experiment.figure_of(module, config)
+    own = figure.sweep(config)[-1:]
     keys = [key.partition("=")[0] for key in given]
-    assert plan_runs(config, points.of_command(config, own, keys, swept), [flag.partition("=")[0] for flag in swept])
+    assert plan_runs(
+        config, points.of_command(config, own, keys, swept, figure.computed), [flag.partition("=")[0] for flag in swept]
+    )
 
 
 def test_there_are_commands_to_test():

@@ -108,9 +108,10 @@ def main(argv: list[str]) -> None:
     if LIST.value == "settings" and not config.data.directory:
         config = override(config, {"data.directory": "DIR"})  # which need not be there to be listed
     checks.validate(config)
-    page.check(experiment.figure_of(module, config), config)
+    figure = experiment.figure_of(module, config)
+    page.check(figure, config)
     given = [text.partition("=")[0] for text in _OVERRIDES]
-    sweep = points.of_command(config, experiment.figure_of(module, config).sweep(config), given, SWEEP.value)
+    sweep = points.of_command(config, figure.sweep(config), given, SWEEP.value, figure.computed)
     checks.validate_sweep(sweep)
     runs = plan_runs(config, sweep, [*given, *(text.partition("=")[0] for text in SWEEP.value)])
     devices.allow_collectives([run.config for run in runs])

@@ -36,7 +36,8 @@ class Figure(NamedTuple):
     """One figure of an experiment: a line that says what it shows, what it changes, and what is made of its runs.
 
     `sweep(config)` gives its points, `claims(config)` the sentences that it tests, `plots(config)` what the report draws
-    (`routed.analysis.plots` for the kinds).
+    (`routed.analysis.plots` for the kinds). `computed` names settings that points compute from the config's own value (twice the steps,
+    half of them): given on the command line they have their effect there, where any other setting holds at every point.
     """
 
     line: str
@@ -44,6 +45,7 @@ class Figure(NamedTuple):
     sweep: Callable[[ConfigDict], tuple[Point, ...]] = lambda config: ({},)
     claims: Callable[[ConfigDict], tuple[Any, ...]] = lambda config: ()
     plots: Callable[[ConfigDict], tuple[dict[str, Any], ...]] = lambda config: ()
+    computed: tuple[str, ...] = ()
 
 
 #: scale -> further changes, from the config with the figure's changes.

@@ -45,11 +45,13 @@ def unique(config: ConfigDict, sweep: tuple[Point, ...]) -> tuple[Point, ...]:
     return tuple(found.values())
 
 
-def of_command(config: ConfigDict, own: tuple[Point, ...], given: list[str], flags: list[str]) -> tuple[Point, ...]:
+def of_command(
+    config: ConfigDict, own: tuple[Point, ...], given: list[str], flags: list[str], computed: tuple[str, ...] = ()
+) -> tuple[Point, ...]:
     """The points of a command: a figure's `own`, times those of its --sweep `flags`.
 
     The command wins: the keys `given` as --config.KEY have their value, which `config` holds, at every point, `arms` and `seeds`
-    included; so has a key that is swept.
+    included, but for keys whose own values the figure `computed` from it; so has a key that is swept.
 
     Raises:
       UserError: a key that is both given and swept, or swept twice; what `from_flag` refuses.
@@ -60,11 +62,12 @@ def of_command(config: ConfigDict, own: tuple[Point, ...], given: list[str], fla
             raise UserError(f"--config.{key} and --sweep={key}: one value or several? drop one of the two")
         if swept.count(key) > 1:
             raise UserError(f"--sweep={key}: given twice; give all its values to one: --sweep={key}=v1,v2,...")
-    for key in dict.fromkeys(given):
+    held = [key for key in dict.fromkeys(given) if key not in computed]
+    for key in held:
         if any(point.get(key, value_of(config, key)) != value_of(config, key) for point in own):
             log.info("--config.%s holds at every point, in place of the figure's own values", key)
     settled = tuple(
-        {key: value_of(config, key) if key in given else value for key, value in point.items()} for point in own
+        {key: value_of(config, key) if key in held else value for key, value in point.items()} for point in own
     )
     return unique(config, cross(settled, from_flag(config, flags)))
 
