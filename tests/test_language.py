@@ -184,6 +184,9 @@ def test_information_by_hand():
     both = rng.integers(0, 2, 4000)
     found = agreement.information(both[:, None], both, alone, np.zeros(4000, int), 4)
     assert found["mi_language_given_token"] == pytest.approx(np.log(2), abs=0.01)
+    # One language, which nobody can know anything of: no column of it.
+    found = agreement.information(token[:, None], 0 * token, alone, token, 4)
+    assert list(found) == ["mi_token"] and found["mi_token"] == pytest.approx(np.log(4), abs=0.01)
     # Independent of the language: 0 although the plug-in estimate over 64 experts is not.
     expert = rng.integers(0, 64, (400, 2))
     found = agreement.information(expert, rng.integers(0, 8, 400), alone[:400], rng.integers(0, 5, 400), 16)

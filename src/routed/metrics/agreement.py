@@ -73,6 +73,7 @@ def information(
     `draws` permutations of the labels among rows (for the second among the rows that have a token id, for each id by itself), so that
     labels that experts know nothing of give 0 in expectation, however alike the tokens of a row are routed; permuting tokens instead
     counts that likeness as information. Labels that experts know almost entirely get less than they have. Ids are permuted among tokens. A router by token id has I(expert; label | token id) = 0.
+    Where there is one label nobody can know it, and the last alone is returned.
     """
     rng = np.random.default_rng(seed)
     k = choices.shape[1]
@@ -90,7 +91,9 @@ def information(
         mixed = [mixed_labels(label, row, given, rng) for _ in range(draws)]
         return told(label, given) - float(np.mean([told(one, given) for one in mixed]))
 
-    found = {"mi_language": beyond_chance(none), "mi_language_given_token": beyond_chance(token.astype(np.int64))}
+    found = {}
+    if (label != label[0]).any():
+        found = {"mi_language": beyond_chance(none), "mi_language_given_token": beyond_chance(token.astype(np.int64))}
     by_chance = float(np.mean([told(rng.permutation(token), none) for _ in range(draws)]))
     return found | {"mi_token": told(token, none) - by_chance}
 
