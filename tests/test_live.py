@@ -61,6 +61,19 @@ def test_differences_at_equal_cost_are_live_and_no_panel_is_left_out():
     assert not live.panels(figure, AXES)
 
 
+def test_arms_at_one_value_stand_beside_each_other():
+    """Numbers are where they are; one alone says nothing by its place: six are 0.6 / 6 = .1 apart, the dearer learned router last."""
+    axes = {"data.samples": (512,), "steps": (1, 2)}
+    spec = {"kind": "equal_cost", "name": "e", "x": "data.samples", "steps": 1, "metrics": ("test/loss", "router/dead")}
+    difference, dead = plots.draw(spec, data(table(axes), axes)).axes
+    places = {marks.label: marks.points[0].place for marks in dead.marks}
+    assert sorted(places.values()) == pytest.approx([-0.25, -0.15, -0.05, 0.05, 0.15, 0.25])
+    assert places["learned router, as many FLOPs"] == pytest.approx(0.25)
+    assert [text.get_text() for text in dead.get_xticklabels()] == ["512"]
+    shared = {marks.label: marks.points[0].place for marks in difference.marks}
+    assert shared and all(places[label] == pytest.approx(place) for label, place in shared.items())
+
+
 def test_a_point_tells_value_interval_n_place_and_seeds():
     """Seeds of .1 times 1, 1.02, 1.04, 1.06 (learned, at 8 experts): on a log axis the geometric mean, .1030."""
     figure = plots.draw(

@@ -9,9 +9,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import Data, are_numbers, finish, lay_out, legend, line, marker_of, mean
+from routed.analysis.plots.frame import Data, are_numbers, beside, finish, lay_out, legend, line, marker_of, mean
 from routed.analysis.plots.marks import Point, intervals
 from routed.plan.arms import ARMS, REFERENCE
+
+#: The reference arm of most steps, where arms stand beside each other: it may be among them with fewer.
+DEAR = "dear"
 
 
 def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
@@ -29,15 +32,16 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
     dear = {value: _longest(rows[(rows[key] == value) & (rows.arm == REFERENCE)]) for value in values}
     short = rows[rows.steps == steps]
     arms = [arm for arm in ARMS if arm in set(short.arm)]
+    shift = beside(values, [*arms, DEAR])
+    near = {arm: (place - (len(arms) - 1) / 2) / 30 for place, arm in enumerate(arms)}  # where shifts are none
     figure = Figure(figsize=(5.6, 1.2 + 2.5 * len(metrics)))
     panels = figure.subplots(len(metrics), 1, squeeze=False)[:, 0]
     for panel, metric in zip(panels, metrics, strict=True):
         places, column = lay_out(panel, key, values), data.axes[metric]
         if metric == metrics[0]:
-            for place, arm in enumerate(arms):
-                _differences(
-                    panel, arm, (place - (len(arms) - 1) / 2) / 30, short, dear, places, key, metric, column.log
-                )
+            for arm in arms:
+                aside = (near if len(values) > 1 else shift)[arm]
+                _differences(panel, arm, aside, short, dear, places, key, metric, column.log)
             panel.axhline(0, color="black", lw=0.8)
             words = (
                 f"log({_of(arms)} / {ARMS[REFERENCE].label})"
@@ -48,9 +52,10 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
             continue
         for arm in arms:
             groups = short[short.arm == arm].groupby(key)
-            line(panel, arm, [(places[at], group) for at, group in groups], metric, column, are_numbers(places))
+            here = [(places[at] + shift[arm], group) for at, group in groups]
+            line(panel, arm, here, metric, column, are_numbers(places))
         points = [
-            Point(places[at], mean(runs[metric], column), seeds=runs[metric].to_dict())
+            Point(places[at] + shift[DEAR], mean(runs[metric], column), seeds=runs[metric].to_dict())
             for at, runs in dear.items()
             if len(runs)
         ]

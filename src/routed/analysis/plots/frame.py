@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -180,16 +180,16 @@ def are_numbers(values: Iterable[Any]) -> bool:
     return all(isinstance(value, (int, float, np.number)) and not isinstance(value, bool) for value in values)
 
 
-def beside(values: Iterable[Any], arms: Sequence[str]) -> dict[str, float]:
-    """How far each arm stands from the place of a value: words have room for all arms side by side, and numbers are where they are."""
-    apart = 0.0 if are_numbers(values) else 0.6 / len(arms)
+def beside(values: Collection[Any], arms: Sequence[str]) -> dict[str, float]:
+    """How far each arm stands from the place of a value: words, or one value, have room for all arms side by side; numbers are where they are."""
+    apart = 0.0 if are_numbers(values) and len(values) > 1 else 0.6 / len(arms)
     return {arm: apart * (number - (len(arms) - 1) / 2) for number, arm in enumerate(arms)}
 
 
 def lay_out(panel, key: str, values: Sequence[Any]) -> dict[Any, float]:
     """Where the values of a swept key stand on an x axis, which is labelled with them and is logarithmic where they span decades.
 
-    Words stand side by side, and so do numbers too uneven to be told apart otherwise (0, .001, .01).
+    Words stand side by side, and so do numbers too uneven to be told apart otherwise (0, .001, .01); so has one number room for `beside`.
     """
     numbers = are_numbers(values)
     steps = np.diff(values) if numbers else np.array([])
@@ -197,7 +197,7 @@ def lay_out(panel, key: str, values: Sequence[Any]) -> dict[Any, float]:
     if numbers and min(values) > 0 and max(values) / min(values) >= 10:
         panel.set_xscale("log")
         panel.xaxis.set_minor_locator(ticker.NullLocator())
-    elif not numbers or (len(steps) and steps.min() < min(steps.sum() / 8, steps.mean() / 2)):
+    elif not numbers or len(values) == 1 or (len(steps) and steps.min() < min(steps.sum() / 8, steps.mean() / 2)):
         places = {value: float(place) for place, value in enumerate(values)}
         panel.set_xlim(-0.5, len(values) - 0.5)
     kept = _apart(values) if panel.get_xscale() == "log" else values[:: -(-len(values) // 12)]
