@@ -59,6 +59,9 @@ bit), so the paper's 1.733 at lambda = .01 is not seen.
 
 Found. table9, on books in text8's alphabet: competition is .052 bits behind [.042, .063], at equal steps; the first part of
 what was expected is wrong. That does not look like the rate: the four above gave competition 2.310, 1.952, 1.828, 1.967 nats.
+decisive: at equal FLOPs, after 12,000 steps and at lambda = .05, it is .035 nats behind [.025, .045] (verdict: opposite), norms of other tokens
+.051 [.042, .061] (hardly short of the 5-gram: no verdict), dense steps without winners .001 [-.005, .007]; of the first two seeds differ by .016 [.009, .023],
+so the target says something of its token. All of it as expected.
 The light figures (before any arm beats the 5-gram, so without a verdict): at equal FLOPs competition is .032 nats behind at lambda = .01, .08 at
 .05, .67 at 1; at .05 random winners are .057 behind, distillation alone .013, dense steps .008, which looks as if most of it came from outputs by
 others than the router's choice. At lambda = .01 it is .042 bits behind and no further than elsewhere, so there is no sign of the paper's 1.733
