@@ -9,7 +9,7 @@ from routed.contracts import Contest, Routing, UserError
 from routed.experts import EXPERTS, Constant, Linear
 from routed.layer import competition
 from routed.layer.moe import MoE
-from routed.layer.rule import rule_of
+from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import select, work
 from routed.plan.checks import validate
 from routed.plan.config import base
@@ -74,6 +74,28 @@ def test_an_evaluation_competes_always():
     _, routing = moe.apply({"params": params}, X, step=0)
     norms = jnp.linalg.norm(jax.vmap(lambda own: Linear(2).apply({"params": own}, X))(params["experts"]), axis=-1).T
     np.testing.assert_array_equal(routing.expert.reshape(6, 2), jax.lax.top_k(norms, 2)[1])
+
+
+@pytest.mark.parametrize("renormalise", [False, True], ids=["contest", "elected"])
+def test_padding_takes_no_part(renormalise):
+    """Of six tokens two are padding: nobody computes them, and the router learns what it learns from the four alone."""
+    moe = layer(Linear(2), **{"selection.share": 1.0, "selection.renormalise": renormalise})
+    params, mask, rngs = made(moe), jnp.arange(6) < 4, {"noise": jax.random.key(7)}
+    alone, of_four = moe.apply({"params": params}, X[:4], step=0, rngs=rngs)
+    for x in (X, X.at[4:].mul(100)):
+        y, routing = moe.apply({"params": params}, x, mask=mask, step=0, rngs=rngs)
+        np.testing.assert_allclose(y, jnp.concatenate([alone, jnp.zeros((2, 2))]), rtol=1e-5, atol=1e-6)
+        assert routing.kept.tolist() == [True] * 8 + [False] * 4
+        learned = [float(competition.distillation(moe.rule, one)) for one in (routing, of_four)]
+        assert learned[0] > 0 and learned[0] == pytest.approx(learned[1], rel=1e-5)
+
+
+def test_a_rule_without_a_config_competes_by_default_settings():
+    plain = layer(Linear(2))
+    bare = plain.clone(rule=Rule("compete", k=2))
+    assert bare.rule.own.share == 0.05
+    y, routing = bare.apply({"params": made(plain)}, X, rngs={"noise": jax.random.key(7)})  # no step: the first
+    assert y.shape == (6, 2) and routing.contest.held.shape == ()
 
 
 def test_a_sharpened_router_is_distilled_as_it_routes():
@@ -312,11 +334,22 @@ def test_a_schedule_is_counted_by_its_mean_step():
 @pytest.mark.parametrize(("changes", "words"), [
     ({"selection.share": 1.5}, r"selection.share=1.5: must be in \[0, 1\]"),
     ({"selection.eval.name": "compete", "selection.eval.k": 2, "selection.eval.winners": "random"}, "an evaluation tosses no coins"),
+    ({"selection.share": 1.0, "selection.distil": 0.0}, "an accidental frozen router; lower the share"),
+    ({"selection.share": 1.0, "selection.k": 1, "selection.renormalise": False}, "of which a softmax is always 1"),
     ({"selection.name": "top_k", "selection.winners": "elected"}, "must be one of norms, random, all"),
 ])  # fmt: skip
 def test_contests_that_cannot_be(changes, words):
     with pytest.raises(UserError, match=words):
         validate(settings(**changes))
+
+
+@pytest.mark.parametrize("changes", [
+    {"selection.share": 0.9, "selection.distil": 0.0}, {"selection.share": 1.0, "selection.distil": 0.0, "selection.forward": False},
+    {"selection.share": 1.0, "selection.k": 1, "selection.renormalise": False, "selection.distil_side": "all"}, {"selection.share": 1.0, "selection.winners": "all"},
+    {"selection.share": 1.0, "selection.distil": 0.0, "router.frozen": True},
+])  # fmt: skip
+def test_contests_that_teach_a_router_or_need_not(changes):
+    validate(settings(**changes))
 
 
 @pytest.mark.parametrize(("initial", "bounds", "biases"), [

@@ -167,6 +167,8 @@ def test_pieces_of_a_run_are_the_whole_across_phases(small):
         (("router=initial",), "a phase with router= begins once, behind another"),
         (("until=3 share=0.5", "router=initial"), "no share before it or in it"),
         (("until=3", "router=trained"), "'router=trained' is not until=STEP"),
+        (("train=experts", "train=router"), "'train=router' never comes, as one before it takes all steps up to 20"),
+        (("until=10", "until=5 train=router", ""), "'until=5 train=router' never comes"),
         (("until=3 selection.k=9", ""), "k=9"),
         (("until=3 selection.k=0", ""), "config key selection.k=0: must be at least 1"),
         (("until=3 selection.share=1.5", ""), r"config key selection.share=1.5: must be in \[0, 1\]"),

@@ -49,11 +49,15 @@ class TextBatch(NamedTuple):
 
 
 class Contest(NamedTuple):
-    """Of a layer whose experts may compete: whether they did, the router's scores (from inputs that get no gradient), and what it learns."""
+    """Of a layer whose experts may compete: whether they did, the router's scores (from inputs that get no gradient), and what it learns.
+
+    `mask` is False for padding, of which it learns nothing.
+    """
 
     held: Bool[Array, ""]
     scores: Float[Array, "T E"]
     norms: Float[Array, "T E"]
+    mask: Bool[Array, " T"] | None = None
 
 
 class Routing(NamedTuple):

@@ -27,8 +27,11 @@ from routed.settings.tree import from_flat
 #: Steps of an epoch of the released code, by which its schedule goes.
 EPOCH = 1000
 
+#: Where somebody wins.
+_WON = When(lambda config: config.selection.winners != "all", "selection.winners=norms or random")
+
 #: Where the task's loss reaches the router of a layer that competes.
-_HEARD = When(lambda config: not config.selection.forward, "selection.forward=false")
+_HEARD = When(lambda config: _WON.holds(config) and not config.selection.forward, "selection.forward=false")
 
 SETTINGS: dict[str, Setting] = {
     "share": Setting(0.05, "lambda: share of the training steps on which a layer competes", within(0, 1), traced=True),
@@ -44,22 +47,22 @@ SETTINGS: dict[str, Setting] = {
         one_of(("norms", "random", "all")),
     ),
     "forward": Setting(
-        True, "the layer's output is the winners'; else the router's choice, and its loss alone is of them"
+        True, "the layer's output is the winners'; else the router's choice, and its loss alone is of them", when=_WON
     ),
     "alpha": Setting(
         1.0, "times the gradient that the task's loss sends to the router's weights where a layer competes (eq. 5)", at_least(0), when=_HEARD
     ),
-    "distil": Setting(1.0, "coefficient of the router's loss, summed over the layers that compete", at_least(0), traced=True),
+    "distil": Setting(1.0, "coefficient of the router's loss, summed over the layers that compete", at_least(0), traced=True, when=_WON),
     "distil_side": Setting(
-        "chosen", "of the router in that loss: softmax over the chosen K (paper) or all experts", one_of(("chosen", "all"))
+        "chosen", "of the router in that loss: softmax over the chosen K (paper) or all experts", one_of(("chosen", "all")), when=_WON
     ),
     "distil_target": Setting(
-        "own", "what it learns: its own tokens' norms; shuffled: those of other tokens", one_of(("own", "shuffled"))
+        "own", "what it learns: its own tokens' norms; shuffled: those of other tokens", one_of(("own", "shuffled")), when=_WON
     ),
-    "distil_detached": Setting(True, "its loss sends no gradient to the experts through the norms"),
-    "distil_trunk": Setting(False, "its loss sends a gradient to the layers below through the router's input"),
+    "distil_detached": Setting(True, "its loss sends no gradient to the experts through the norms", when=_WON),
+    "distil_trunk": Setting(False, "its loss sends a gradient to the layers below through the router's input", when=_WON),
     "distil_mean": Setting(
-        "tokens", "squared errors are summed over experts, or (entries) averaged too", one_of(("tokens", "entries"))
+        "tokens", "squared errors are summed over experts, or (entries) averaged too", one_of(("tokens", "entries")), when=_WON
     ),
 }  # fmt: skip
 
@@ -174,7 +177,10 @@ def distillation(rule: Rule, routing: Routing) -> Scalar:
     target = _softmax_of_largest(seen.norms, rule.k)
     target = jax.lax.stop_gradient(target) if own.distil_detached else target
     ours = _softmax_of_largest(seen.scores, rule.k) if own.distil_side == "chosen" else jax.nn.softmax(seen.scores)
-    error = ((ours - target) ** 2).sum(1).mean()
+    error = ((ours - target) ** 2).sum(1)
+    error = (
+        error.mean() if seen.mask is None else jnp.where(seen.mask, error, 0).sum() / jnp.maximum(seen.mask.sum(), 1)
+    )
     error /= ours.shape[1] if own.distil_mean == "entries" else 1
     return own.distil * jnp.where(seen.held, error, 0.0)
 
@@ -213,7 +219,20 @@ def averaged(rule: Rule, steps: int) -> Rule:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses a contest whose winners an evaluation would draw."""
-    node = config.selection.eval
+    """Refuses a contest whose winners an evaluation would draw, and a router that nothing would teach."""
+    own, node = config.selection, config.selection.eval
+    taught = own.winners == "all" or not own.forward or (own.distil and (own.k > 1 or own.distil_side == "all"))
+    if (
+        own.name == "compete"
+        and own.share == 1
+        and not taught
+        and not (config.router.frozen or own.no_gradient or config.phases)
+    ):
+        refuse(
+            "selection.share",
+            1,
+            "where winners compute every output the router hears of no task, and selection.distil=0 (or selection.k=1, of which a softmax is always 1)"
+            " teaches it nothing, an accidental frozen router; lower the share or set router.frozen=true",
+        )
     if node.name == config.selection.name and node.winners == "random":
         refuse("selection.eval.winners", "random", "an evaluation tosses no coins; use norms or all")

@@ -20,6 +20,7 @@ from routed.layer.rule import Rule
 from routed.layer.selection import SELECTIONS, capacity, select
 from routed.metrics import load
 from routed.routers.noise import NOISES, ScoreNoise
+from routed.settings.tree import from_flat
 from routed.system.platform import platform
 
 #: The collection of what a comparison does to a layer from outside: `sharpness`, a factor on the scores of any router.
@@ -72,6 +73,12 @@ class MoE(nn.Module):
     weigh_inputs: bool = False  # the weight scales the input of a token's one expert, not its output (Llama 4)
     mesh: Mesh | None = None  # with axes `data` and `expert`: experts are shared out over the latter
 
+    def __post_init__(self):
+        settings = SELECTIONS[self.rule.name].settings
+        if self.rule.own is None and settings:  # a rule that no config made: its own settings at their defaults
+            self.rule = self.rule._replace(own=from_flat({name: one.default for name, one in settings.items()}))
+        super().__post_init__()
+
     @nn.compact
     def __call__(
         self,
@@ -99,7 +106,7 @@ class MoE(nn.Module):
 
         run = partial(_apply, expert)
         if toss is not None:
-            y, routing = self._contested(run, params, x, routing, places, toss)
+            y, routing = self._contested(run, params, x, mask, routing, places, toss)
             return common + y, routing
         return common + self._dispatched(run, params, x, routing, places), routing
 
@@ -113,17 +120,18 @@ class MoE(nn.Module):
         """Whether a layer competes; without random numbers, as at an evaluation, it does."""
         key = self.make_rng("noise") if self.has_rng("noise") else None
         coin, draws = jax.random.split(key) if key is not None else (None, None)
-        took_part = jnp.array(True) if coin is None else competition.held(self.rule, coin, context["step"])
+        took_part = jnp.array(True) if coin is None else competition.held(self.rule, coin, context.get("step", 0))
         heard = self._scores(jax.lax.stop_gradient(x), context)
         return Toss(took_part, heard, self._scores(x, context) if self.rule.own.distil_trunk else heard, draws)
 
-    def _contested(self, run, params, x, routing, places, toss: Toss) -> tuple[Float[Array, "T O"], Routing]:
+    def _contested(self, run, params, x, mask, routing, places, toss: Toss) -> tuple[Float[Array, "T O"], Routing]:
         """The layer where its experts may compete."""
         took_part, _, scores, draws = toss
+        pick = partial(self._select(), mask=mask)
         if self.mesh is None and competition.is_elected(self.rule) and self._dispatch(x, params, places) == "ragged":
             outputs, routing, norms = competition.elected(
                 self.rule,
-                self._select(),
+                pick,
                 lambda: dispatch.one_by_one(run, *jax.lax.stop_gradient((params, x)), competition.norms_of),
                 partial(dispatch.sorted_outputs, run, params, x),
                 routing,
@@ -131,7 +139,7 @@ class MoE(nn.Module):
                 draws,
             )
             y = outputs.combined(routing.weight, len(x))
-            return y, routing._replace(contest=Contest(took_part, scores, norms))
+            return y, routing._replace(contest=Contest(took_part, scores, norms, mask))
 
         def compete():
             if self.mesh is None:
@@ -139,13 +147,13 @@ class MoE(nn.Module):
             else:
                 outputs = dispatch.parallel_outputs(run, self.mesh, params, x)
                 combined = partial(dispatch.parallel_combined, self.mesh)
-            return competition.contest(self.rule, self._select(), combined, outputs, routing, draws)
+            return competition.contest(self.rule, pick, combined, outputs, routing, draws)
 
         def route():
             return self._dispatched(run, params, x, routing, places), routing, jnp.zeros_like(scores)
 
         y, routing, norms = jax.lax.cond(took_part, jax.checkpoint(compete), route)
-        return y, routing._replace(contest=Contest(took_part, scores, norms))
+        return y, routing._replace(contest=Contest(took_part, scores, norms, mask))
 
     def _route(self, x, mask, context, toss: Toss | None) -> Routing | SoftRouting:
         routed_input = x

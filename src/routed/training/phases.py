@@ -54,14 +54,21 @@ def phases_of(config: ConfigDict) -> tuple[Phase, ...]:
     """The phases of a config, one without changes if it names none.
 
     Raises:
-      UserError: a word that is unknown or has a wrong value, or steps that no phase covers.
+      UserError: a word that is unknown or has a wrong value, steps that no phase covers, or a phase that no step is left for.
     """
     phases = tuple(_phase(config, text) for text in config.phases) or (Phase(config.steps, 1.0, None, {}),)
     if phases[-1].until < config.steps or phases[-1].epochs or phases[-1].share < 1:
         raise UserError(
             f"config key phases={config.phases!r}: no phase covers all of the last steps; end with one without until and share"
         )
+    taken = 0
     for i, phase in enumerate(phases):
+        if not phase.epochs and phase.until <= taken:
+            raise UserError(
+                f"config key phases={config.phases!r}: {config.phases[i]!r} never comes, as one before it takes all steps up to {taken}; give that an until= or a share="
+            )
+        if not phase.epochs and phase.share == 1:
+            taken = phase.until
         if phase.router and (i == 0 or any(one.share < 1 for one in phases[: i + 1])):
             raise UserError(
                 f"config key phases={config.phases!r}: a phase with router= begins once, behind another; no share before it or in it"
