@@ -361,7 +361,13 @@ def test_sure_claims_leave_no_room_for_doubtful_ones():
 def test_diverged_runs_do_not_count():
     rows = table()
     rows.loc[(rows.arm == "learned") & (rows.seed == 0), "status"] = "diverged"
-    assert verdict(order(), rows)["n"] == 3
+    found = verdict(order(), rows)
+    assert found["n"] == 3 and found["verdict"] == "inconclusive"
+    assert found["reason"] == "supported among the others, but 1 of 4 runs of learned diverged"
+    # A side that lost and diverged did worse still.
+    rows = table()
+    rows.loc[(rows.arm == "frozen") & (rows.seed == 0), "status"] = "diverged"
+    assert verdict(order(), rows)["verdict"] == "supported"
 
 
 def test_json_has_no_nan():

@@ -33,6 +33,17 @@ def edge_of(claim: Claim, rows: Rows, verdict: str) -> str | None:
     return next(filter(None, (rows.edge(side, claim.at) for side in sides)), None)
 
 
+def lost(claim: Claim, rows: Rows, verdict: str) -> str | None:
+    """Which runs are missing from the side that did better, so that those that are left do not speak for it; or None.
+
+    Of an order the side that lost may lack some: they would have been worse still.
+    """
+    sides: tuple[Mapping[str, Any], ...] = (claim.lower, claim.higher)
+    if claim.kind == "order":
+        sides = {"supported": sides[:1], "opposite": sides[1:]}.get(verdict, sides)
+    return next((words for side in sides for words in rows.diverged(side, claim.at)), None)
+
+
 def why_nothing(claim: Claim, rows: Rows) -> str:
     """Which side ran without the metric of the claim (what is not defined there, such as a prediction from too few samples); or nothing."""
     for side in (one for one in (claim.lower, claim.higher, claim.best) if "arm" in one):

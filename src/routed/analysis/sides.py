@@ -68,6 +68,12 @@ class Rows:
         rows = self.at(_place(side, at))
         return rows[(rows.arm == arm) & (rows.status == "ok")]
 
+    def diverged(self, side: Mapping[str, Any], at: Mapping[str, Any]) -> list[str]:
+        """What each arm of a side lost: "1 of 4 runs of learned diverged"."""
+        rows = self.at(_place(side, at)) if "arm" in side else self.last.iloc[:0]
+        runs = {arm: rows[rows.arm == arm].drop_duplicates("run").status == "diverged" for arm in self.arms(side, at)}
+        return [f"{lost.sum()} of {len(lost)} runs of {arm} diverged" for arm, lost in runs.items() if lost.any()]
+
     def words(self, side: Mapping[str, Any], other: Mapping[str, Any], arm: str) -> str:
         """The arm of a side and what tells it from the other side; of different arms nothing that the figure's config says already."""
         alike = side.get("arm") == other.get("arm")

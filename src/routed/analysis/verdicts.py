@@ -15,7 +15,7 @@ from routed.analysis import digits, statistics
 from routed.analysis.claims import UNLIKE, Claim, Measured
 from routed.analysis.crossing import crossing
 from routed.analysis.foretold import prediction
-from routed.analysis.needs import edge_of, share, unfit, why_nothing
+from routed.analysis.needs import edge_of, lost, share, unfit, why_nothing
 from routed.analysis.outcomes import outcomes_of
 from routed.analysis.powers import power
 from routed.analysis.reach import exponent, reach
@@ -120,6 +120,8 @@ def _comparison(claim: Claim, rows: Rows, rule: Callable[[Claim, Mapping[str, pd
             return record | {"verdict": "inconclusive", "reason": why, "p": None}
     if weak := unfit(claim, rows):
         return record | {"verdict": "inconclusive", "reason": weak}
+    if answer.verdict != "inconclusive" and (gone := lost(claim, rows, answer.verdict)):
+        return record | {"verdict": "inconclusive", "reason": f"{answer.verdict} among the others, but {gone}"}
     if edge := edge_of(claim, rows, answer.verdict):
         return record | {"verdict": "inconclusive", "reason": f"{answer.verdict}, but {edge}"}
     return record | _outlook(claim, rows, answer, rule, compared)
