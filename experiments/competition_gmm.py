@@ -43,6 +43,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
+from routed.layer.competition import averaged
 from routed.layer.rule import rule_of
 from routed.layer.selection import work
 from routed.plan import Figure, Point, make_config, override, product
@@ -87,7 +88,8 @@ SWEPT = ("compete", "compete_shuffled", "compete_dense")
 def longer(config: ConfigDict, share: float) -> Point:
     """Steps in which SMoE has as many experts' FLOPs as competition in the config's steps, with as many evaluations."""
     competing = override(config, {"selection.name": "compete", "selection.share": share})
-    ratio = work(rule_of(competing.selection), config.batch_size, config.experts.count) / config.selection.k
+    rule = averaged(rule_of(competing.selection), config.steps)
+    ratio = work(rule, config.batch_size, config.experts.count) / config.selection.k
     every = math.ceil(config.eval_every * ratio)
     return {"steps": config.steps // config.eval_every * every, "eval_every": every}
 
@@ -164,10 +166,10 @@ def claim_shares(config: ConfigDict) -> Iterator[Claim]:
     write = writer(config, {"experts.name": "mlp"})
     for share in SHARES[config.scale]:
         fair = LEARNED | {"selection.share": share, **longer(config, share)}
-        for arm in config.arms[1:]:
+        for arm in (arm for arm in config.arms if arm != "learned"):
             side = {"arm": arm, "selection.share": share, "steps": config.steps, "eval_every": config.eval_every}
             name = arm.replace("compete_", "").replace("compete", "competition")
-            words = f"lambda = {share:g}: {name} has a lower excess loss than SMoE of as many FLOPs"
+            words = f"lambda = {share:g}: {name} has a lower excess loss than SMoE of as many FLOPs as competition"
             yield write.order(f"gmm.flops.{share:g}.{name}", words, "not asked", side, fair)
 
 
@@ -178,10 +180,11 @@ SHARE = Figure(
     claims=lambda config: tuple(claim_shares(config)),
     plots=lambda config: tuple(
         {"kind": "equal_cost", "name": f"share-{experts}", "x": "selection.share", "metrics": (*METRICS[:3], "router/load_max"),
-         "steps": config.steps, "at": {"experts.name": experts}}
+         "steps": config.steps, "dear": {share: longer(config, share)["steps"] for share in SHARES[config.scale]},
+         "at": {"experts.name": experts}}
         for experts in EXPERTS
     ),
-    computed=("steps", "eval_every"),
+    computed=("steps", "eval_every", "arms"),
 )  # fmt: skip
 
 FIGURES = {"": FIRST, "share": SHARE}

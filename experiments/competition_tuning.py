@@ -6,7 +6,7 @@ Question. Pham et al. (2024, Table 3) fine-tune what `competition_lm` trains on 
 First train, and keep the models; then fine-tune the same arms and seeds:
 
     python -m routed.main --config=experiments/competition_lm.py:table2 --config.checkpoint.final=true --config.data.directory=TEXT --workdir=W
-    python -m routed.main --config=experiments/competition_tuning.py --config.initial.workdir=W --config.data.directory=DIR --config.data.table=sst2
+    python -m routed.main --config=experiments/competition_tuning.py --config.initial.workdir=W --config.data.directory=DIR --config.data.table=sst2 --config.seeds=4
     python -m routed.main --config=experiments/competition_tuning.py:smoke          # a table of its own, nothing trained before
 
 DIR holds NAME-train.tsv and NAME-test.tsv (and NAME-valid.tsv, or every tenth training text is held out) with the columns text and label; other classes

@@ -89,7 +89,9 @@ def test_a_figure_names_what_its_points_compute(file, figure, scale):
         return {point[key] for point in asked.sweep(config) if key in point}
 
     changed = {key: override(config, {key: 2 * value_of(config, key)}) for key in ("steps", "eval_every", "batch_size")}
-    assert set(asked.computed) == {key for key, other in changed.items() if values(other, key) != values(config, key)}
+    assert set(asked.computed) & set(changed) == {
+        key for key, other in changed.items() if values(other, key) != values(config, key)
+    }
 
 
 def test_every_arm_is_declared_and_drawn():

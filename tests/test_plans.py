@@ -46,29 +46,42 @@ OWN = ({"data.samples": 8}, {"data.samples": 16, "arms": ("learned",), "seeds": 
 )  # fmt: skip
 def test_a_command_wins_over_the_points_of_a_figure(small, changes, flags, points):
     """At every point; points that become equal are one."""
-    found = of_command(override(small, changes), OWN, list(changes), flags)
+    found = of_command(override(small, changes), lambda config: OWN, list(changes), flags)
     assert sorted(map(str, found)) == sorted(map(str, points))
+
+
+def twice(config):
+    """Half the samples have the config's steps, all of them twice as many."""
+    return ({"data.samples": 8}, {"data.samples": 16, "steps": 2 * config.steps})
 
 
 def test_a_command_goes_through_what_a_figure_computes_from_it(small):
     """Twice the steps of a command stay twice as many; a key that nothing is computed from holds at every point."""
-    config = override(small, {"steps": 10, "eval_every": 10, "data.samples": 8})
-    own = ({}, {"steps": 2 * config.steps, "data.samples": 16})
-    given = ["steps", "eval_every", "data.samples"]
-    assert of_command(config, own, given, [], ("steps",)) == ({}, {"steps": 20, "data.samples": 8})
-    assert of_command(config, own, given, []) == ({},)
+    config = override(small, {"steps": 10, "eval_every": 10, "data.dim": 2})
+    given = ["steps", "eval_every", "data.dim"]
+    own = ({"data.samples": 8}, {"data.samples": 16, "steps": 20})
+    assert of_command(config, twice, given, [], ("steps",)) == own
+    assert of_command(config, twice, given, []) == ({"data.samples": 8}, {"data.samples": 16, "steps": 10})
+    # 2 x 10 and 2 x 40 steps would both be 2 x 10; and 64 samples have no steps of their own.
+    with pytest.raises(
+        UserError, match=r"--sweep=steps=10,40: the figure computes steps from it.*--config.steps=VALUE"
+    ):
+        of_command(config, twice, [], ["steps=10,40"], ("steps",))
+    with pytest.raises(UserError, match=r"--config.data.samples: the figure computes steps for each of its own values"):
+        of_command(config, twice, ["data.samples"], [], ("steps",))
+    assert len(of_command(config, twice, [], ["data.dim=2,3"], ("steps",))) == 4
 
 
 def test_a_command_says_that_it_wins_and_what_is_ambiguous_is_refused(small, caplog):
     with caplog.at_level("INFO", logger="absl"):
-        of_command(override(small, {"data.samples": 8}), OWN, ["data.samples", "data.dim"], [])
+        of_command(override(small, {"data.samples": 8}), lambda config: OWN, ["data.samples", "data.dim"], [])
     assert [r.getMessage() for r in caplog.records] == [
         "--config.data.samples holds at every point, in place of the figure's own values"
     ]
     with pytest.raises(UserError, match=r"--config.steps and --sweep=steps: one value or several"):
-        of_command(small, OWN, ["steps"], ["steps=10,20"])
+        of_command(small, lambda config: OWN, ["steps"], ["steps=10,20"])
     with pytest.raises(UserError, match=r"--sweep=steps: given twice"):
-        of_command(small, OWN, [], ["steps=10", "data.dim=3", "steps=20"])
+        of_command(small, lambda config: OWN, [], ["steps=10", "data.dim=3", "steps=20"])
 
 
 def test_floor_is_the_larger_of_work_and_traffic():

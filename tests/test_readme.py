@@ -61,10 +61,12 @@ def test_a_command_of_the_pages_plans(line):
     swept = [flag.removeprefix("--sweep=") for flag in flags if flag.startswith("--sweep=")]
     module, config = experiment.configure(str(ROOT / spec), given)
     figure = experiment.figure_of(module, config)
-    own = figure.sweep(config)[-1:]
+    last = lambda config: figure.sweep(config)[-1:]  # noqa: E731
     keys = [key.partition("=")[0] for key in given]
     assert plan_runs(
-        config, points.of_command(config, own, keys, swept, figure.computed), [flag.partition("=")[0] for flag in swept]
+        config,
+        points.of_command(config, last, keys, swept, figure.computed),
+        [flag.partition("=")[0] for flag in swept],
     )
 
 

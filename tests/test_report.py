@@ -239,7 +239,7 @@ def test_every_figure_can_do_without_a_finished_run(finished):
         "foretold": {"points": [({"data.samples": 8}, (0.5, 0.0, 1.0))]},
         "routing": {"arms": ("learned", "frozen")},
         "sample": {"stack": "decoder"},
-        "equal_cost": {"steps": 1},
+        "equal_cost": {"steps": 1, "dear": {8: 2, 32: 2}},
         "reached": {"metric": "test/loss", "level": 0.5, "families": {"one": {"a": {"arm": "learned"}}}},
         "ratios": {
             "metric": "test/loss",

@@ -111,7 +111,7 @@ def main(argv: list[str]) -> None:
     figure = experiment.figure_of(module, config)
     page.check(figure, config)
     given = [text.partition("=")[0] for text in _OVERRIDES]
-    sweep = points.of_command(config, figure.sweep(config), given, SWEEP.value, figure.computed)
+    sweep = points.of_command(config, figure.sweep, given, SWEEP.value, figure.computed)
     checks.validate_sweep(sweep)
     runs = plan_runs(config, sweep, [*given, *(text.partition("=")[0] for text in SWEEP.value)])
     devices.allow_collectives([run.config for run in runs])

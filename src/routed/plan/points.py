@@ -6,15 +6,17 @@ import functools
 import itertools
 import json
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
-from routed.settings.tree import flatten, parse, value_of
+from routed.settings.tree import flatten, override, parse, value_of
 
 Point = dict[str, Any]
+Sweep = Callable[[ConfigDict], tuple[Point, ...]]
 
 #: The most points that a plan may have: each is checked on its own, which takes some 5 ms.
 POINTS = 20_000
@@ -46,16 +48,17 @@ def unique(config: ConfigDict, sweep: tuple[Point, ...]) -> tuple[Point, ...]:
 
 
 def of_command(
-    config: ConfigDict, own: tuple[Point, ...], given: list[str], flags: list[str], computed: tuple[str, ...] = ()
+    config: ConfigDict, sweep: Sweep, given: list[str], flags: list[str], computed: tuple[str, ...] = ()
 ) -> tuple[Point, ...]:
-    """The points of a command: a figure's `own`, times those of its --sweep `flags`.
+    """The points of a command: those of a figure's `sweep`, times those of its --sweep `flags`.
 
     The command wins: the keys `given` as --config.KEY have their value, which `config` holds, at every point, `arms` and `seeds`
     included, but for keys whose own values the figure `computed` from it; so has a key that is swept.
 
     Raises:
-      UserError: a key that is both given and swept, or swept twice; what `from_flag` refuses.
+      UserError: a key that is both given and swept, or swept twice; one that what is computed would not follow; what `from_flag` refuses.
     """
+    own = sweep(config)
     swept = [flag.partition("=")[0] for flag in flags]
     for key in swept:
         if key in given:
@@ -66,10 +69,42 @@ def of_command(
     for key in held:
         if any(point.get(key, value_of(config, key)) != value_of(config, key) for point in own):
             log.info("--config.%s holds at every point, in place of the figure's own values", key)
+    _require_followed(config, sweep, own, held, flags, computed)
     settled = tuple(
         {key: value_of(config, key) if key in held else value for key, value in point.items()} for point in own
     )
     return unique(config, cross(settled, from_flag(config, flags)))
+
+
+def _require_followed(
+    config: ConfigDict,
+    sweep: Sweep,
+    own: tuple[Point, ...],
+    held: list[str],
+    flags: list[str],
+    computed: tuple[str, ...],
+) -> None:
+    """Refuses keys whose values would replace those that something was `computed` for, or that it would be computed from again."""
+    names = ", ".join(computed)
+
+    def values(points: Iterable[Point]) -> list[str]:
+        return sorted({json.dumps([point.get(key) for key in computed]) for point in points})
+
+    for option in (*(f"--config.{key}" for key in held), *(f"--sweep={flag}" for flag in flags)):
+        key = option.removeprefix("--config.").removeprefix("--sweep=").partition("=")[0]
+        if key in computed or not all(key in point for point in own):
+            continue
+        alike = [values(point for point in own if point[key] == value) for value in {point[key] for point in own}]
+        if any(one != alike[0] for one in alike):
+            raise UserError(
+                f"{option}: the figure computes {names} for each of its own values of {key}: use one that has none"
+            )
+    for flag in flags if computed else ():
+        key = flag.partition("=")[0]
+        if any(values(sweep(override(config, point))) != values(own) for point in from_flag(config, [flag])):
+            raise UserError(
+                f"--sweep={flag}: the figure computes {names} from it: run one value at a time, --config.{key}=VALUE"
+            )
 
 
 def from_flag(config: ConfigDict, flags: list[str]) -> tuple[Point, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
@@ -13,23 +12,27 @@ from routed.analysis.plots.frame import Data, are_numbers, beside, finish, lay_o
 from routed.analysis.plots.marks import Point, intervals
 from routed.plan.arms import ARMS, REFERENCE
 
-#: The reference arm of most steps, where arms stand beside each other: it may be among them with fewer.
+#: The reference arm of equal cost, where arms stand beside each other: it may be among them with `steps` steps.
 DEAR = "dear"
 
 
 def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
-    """The first of `metrics` as the difference of each arm of `steps` steps from the reference of most steps at that value of `x`.
+    """The first of `metrics` as the difference of each arm of `steps` steps from the reference of `dear[value]` steps at that value of `x`.
 
     Rows are those `at` a point. Of a metric with a log axis the log ratio. Below, the other metrics: means of the arms, and of that reference (black).
     """
     key, steps, metrics = spec["x"], spec["steps"], [one for one in spec["metrics"] if one in data.last]
-    rows = data.last[data.last.status == "ok"]
-    for other, value in spec.get("at", {}).items():
-        rows = rows[rows[other] == value] if other in rows else rows
-    if key not in data.swept or "steps" not in data.swept or not metrics or not len(rows):
+    if key not in data.swept or "steps" not in data.swept or not metrics or not len(data.last):
         return None
+    rows = data.last[data.last.status == "ok"]
+    at = {other: value for other, value in spec.get("at", {}).items() if other in data.swept}
+    for other, value in data.settled((key, "steps"), at).items():
+        rows = rows[rows[other] == value]
     values = sorted(rows[key].unique())
-    dear = {value: _longest(rows[(rows[key] == value) & (rows.arm == REFERENCE)]) for value in values}
+    reference = rows[rows.arm == REFERENCE].set_index("seed")
+    dear = {at: reference[(reference[key] == at) & (reference.steps == spec["dear"].get(at))] for at in values}
+    if not any(len(runs) for runs in dear.values()):
+        return None
     short = rows[rows.steps == steps]
     arms = [arm for arm in ARMS if arm in set(short.arm)]
     shift = beside(values, [*arms, DEAR])
@@ -68,11 +71,6 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
 
 def _of(arms: list[str]) -> str:
     return "arm" if len(arms) > 1 else ARMS[arms[0]].label
-
-
-def _longest(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the most steps, by seed."""
-    return rows[rows.steps == rows.steps.max()].set_index("seed") if len(rows) else rows.set_index("seed")
 
 
 def _differences(panel, arm: str, aside: float, rows, dear, places, key: str, metric: str, log: bool) -> None:
