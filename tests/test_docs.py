@@ -137,8 +137,8 @@ def test_a_section_has_one_file_of_at_most_30_lines_and_its_command(heading):
     assert f'"name": "{file.removesuffix(".py")}"' in block(heading) or f'make_config("{file[:-3]}"' in block(heading)
 
 
-def test_there_are_twelve_sections():
-    assert len(SECTIONS) == 12 and TEXT.count("```python") == 12
+def test_there_are_thirteen_sections():
+    assert len(SECTIONS) == 13 and TEXT.count("```python") == 13
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
@@ -148,13 +148,14 @@ def test_the_command_line_of_a_section_plans_its_sweep(heading, tmp_path):
     (tmp_path / file).write_text(block(heading))
     scaled = f"{tmp_path / file}{figure}{',' if figure else ':'}smoke"
     module, config = experiment.configure(scaled, ["seeds=1"])
-    pair = experiment.figure_of(module, config).sweep(config)[-1] | {"arms": ("learned", "frozen")}
+    arms = ("learned", "frozen") if "frozen" in config.arms else config.arms
+    pair = experiment.figure_of(module, config).sweep(config)[-1] | {"arms": arms}
     runs = plan_runs(
         config, points.cross((pair,), points.from_flag(config, flags)), [flag.partition("=")[0] for flag in flags]
     )
     for key, _, values in (flag.partition("=") for flag in flags):
-        learned = {run.key: value_of(run.config, key) for run in runs if run.arm == "learned"}
-        assert {*values.split(",")} == {value if isinstance(value, str) else f"{value:g}" for value in learned.values()}
+        last = {run.key: value_of(run.config, key) for run in runs if run.arm == arms[-1]}
+        assert {*values.split(",")} == {value if isinstance(value, str) else f"{value:g}" for value in last.values()}
     assert runs and config.steps < experiment.configure(f"{tmp_path / file}{figure}", [])[1].steps
 
 
@@ -298,6 +299,25 @@ def test_a_selection(tmp_path):
     routing = selection.select(rule_of(node.selection), jnp.log(probs), mask=mask)
     assert isinstance(routing, SoftRouting)
     np.testing.assert_allclose(routing.weight, [[2 / 3, 1 / 3, 0], [0, 0, 0]], rtol=1e-5)
+
+
+def test_a_selection_on_text(tmp_path):
+    """Two steps of both arms; a weight below the floor is left out, and the experts that a token keeps are what is counted."""
+    file, _, _ = command("A selection on text")
+    (tmp_path / file).write_text(block("A selection on text"))
+    module, config = experiment.configure(
+        f"{tmp_path / file}:smoke", ["steps=2", "eval_every=1", "checkpoint.every=0", "seeds=1"]
+    )
+    runs = plan_runs(config, module.FIGURES[""].sweep(config))
+    (work := tmp_path / "work").mkdir()
+    table = execution.execute(runs, results.open_workdir(work, config.name, config, ({},)), work, make_mesh(config))
+    assert set(table.arm) == {"learned", "floored"} and set(table.status) == {"ok"}
+    assert [claim.id for claim in module.FIGURES[""].claims(config)] == ["mine.floored"]
+    arm = experiment.configure(
+        str(tmp_path / file), ["selection.name=floored", "selection.renormalise=true", "selection.floor=0.25"]
+    )[1]
+    routing = selection.select(rule_of(node_of(arm).selection), jnp.log(jnp.array([[0.6, 0.3, 0.1], [0.6, 0.1, 0.0]])))
+    assert routing.kept.tolist() == [True, True, True, False]  # 2/3, 1/3 and 6/7, 1/7
 
 
 def test_a_selection_that_evaluates_too_reads_the_value_of_each_run(tmp_path):

@@ -79,5 +79,5 @@ def power(claim: Claim, rows: Rows) -> dict[str, Any]:
     verdict = (
         "supported" if least < low and high < most else "opposite" if high < least or most < low else "inconclusive"
     )
-    where = "inside" if low <= claim.paper <= high else "outside"
-    return record | {"verdict": verdict, "reason": f"{claim.paper:g} is {where} of the interval"}
+    where = {"supported": "lies", "opposite": "lies outside of what is"}.get(verdict, "does not lie")
+    return record | {"verdict": verdict, "reason": f"the interval {where} within {MARGIN:g} of {claim.paper:g}"}

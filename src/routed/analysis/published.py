@@ -106,7 +106,8 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
         ]
         if mine:
             lines = [f"# {heading}", "", "Made by `routed report --docs=DIR` from `data/`; not edited by hand.", ""]
-            lines += ["| results | question | claims |", "|---|---|---|", *map(_contents, mine), ""]
+            lines += ["| results | question | claims |", "|---|---|---|"]
+            lines += [*(_contents(part, causes) for part in mine), "", *_elsewhere(mine, kept, prefix)]
             lines += _against(mine, causes) if prefix != OTHERS else []
             lines += _inside(slips.get(prefix, []))
             for part in mine:
@@ -123,9 +124,29 @@ def _source(claim: dict[str, Any]) -> str:
 
 def _home(one: dict[str, Any], kept: list[dict[str, Any]]) -> str:
     """The source of the first claim that another result of the same experiment has."""
-    experiment = lambda other: re.findall(r"--config=([^\s:]+)", other["about"]["command"])[:1]  # noqa: E731
-    claims = (claim for other in kept if experiment(other) == experiment(one) for claim in other["claims"])
+    claims = (claim for other in kept if _experiment(other) == _experiment(one) for claim in other["claims"])
     return next((_source(claim) for claim in claims if _source(claim) != OTHERS), OTHERS)
+
+
+def _experiment(one: dict[str, Any]) -> list[str]:
+    return re.findall(r"--config=([^\s:]+)", one["about"]["command"])[:1]
+
+
+def _elsewhere(mine: list[dict[str, Any]], kept: list[dict[str, Any]], prefix: str) -> list[str]:
+    """Where the claims stand that the same experiments make beyond the paper's."""
+    asked = [_experiment(part) for part in mine]
+    ours = [
+        one["name"] for one in kept if _experiment(one) in asked and any(_source(c) == OTHERS for c in one["claims"])
+    ]
+    if prefix == OTHERS or not ours:
+        return []
+    page = SOURCES[OTHERS][0]
+    return [
+        "What the same experiments ask beyond the paper: "
+        + ", ".join(f"[{one}]({page}.md#{one})" for one in ours)
+        + ".",
+        "",
+    ]
 
 
 def lightened(svg: str) -> str:
@@ -140,10 +161,13 @@ def darkened(svg: str) -> str:
     return svg.replace("<svg ", f'<svg fill="{DARK["#000000"]}" ', 1)  # letters have the fill of the whole
 
 
-def _contents(one: dict[str, Any]) -> str:
-    """A line for a section: where it is, what it asks, and how many claims of it have which verdict."""
+def _contents(one: dict[str, Any], causes: dict[str, str]) -> str:
+    """A line for a section: where it is, what it asks, and how many claims of it have which verdict, and of these which are open."""
     counts = Counter(claim["verdict"] for claim in one["claims"])
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in in_order(counts)) or "figures and tables"
+    doubted = Counter(c["verdict"] for c in one["claims"] if c["verdict"] not in AGAINST and c["id"] in causes)
+    words = {verdict: f" ({count} of them still open, see there)" for verdict, count in doubted.items()}
+    told = ", ".join(f"{counts[verdict]} {verdict}{words.get(verdict, '')}" for verdict in in_order(counts))
+    told = told or "figures and tables"
     return _row((f"[{one['name']}](#{one['name']})", one["about"]["question"], told))
 
 
