@@ -47,6 +47,7 @@ Rules of the default scale, fixed before its evaluation seeds ran; none looks at
               winners decide at evaluation too, competition is compared with SMoE evaluated by its router.
   decisive    lambda = .05, the paper's, with the two controls that say whether it is the target or the dense steps; seeds 3100 to 3103. Expected from
               table 9 and the light figure, before it ran: competition and shuffled targets behind by .03 to .05 nats, dense steps by less than .01.
+  loss        of flops and decisive: the last test loss, in nats (of the decisive runs that is the one at the best validation too).
   flops       controls at lambda = .05, .3 and 1, random winners and distillation alone at .05; table2: GLaM with the paper's methods.
   cost        `longer` SMoE: steps times the ratio of model FLOPs, with as many evaluations (within 4 steps; with checkpoints, rounded up to
               them: checkpoint.every=0 for longer runs, or a small one). Of a contest the losers compute
