@@ -347,6 +347,7 @@ def test_contests_that_cannot_be(changes, words):
     {"selection.share": 0.9, "selection.distil": 0.0}, {"selection.share": 1.0, "selection.distil": 0.0, "selection.forward": False},
     {"selection.share": 1.0, "selection.k": 1, "selection.renormalise": False, "selection.distil_side": "all"}, {"selection.share": 1.0, "selection.winners": "all"},
     {"selection.share": 1.0, "selection.distil": 0.0, "router.frozen": True},
+    {"selection.name": "top_k", "selection.eval.name": "compete", "selection.eval.k": 2, "selection.share": 1.0, "selection.distil": 0.0},
 ])  # fmt: skip
 def test_contests_that_teach_a_router_or_need_not(changes):
     validate(settings(**changes))

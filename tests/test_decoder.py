@@ -17,6 +17,7 @@ from routed.layer.selection import SELECTIONS
 from routed.metrics.load import load_of
 from routed.models.attention import rotated
 from routed.models.decoder import decoder
+from routed.models.transformer import embedded
 from routed.models.transformer_sizes import expert_weights, flops_of_decoder_row, twin_width
 from routed.plan.checks import validate
 from routed.plan.config import base, problem_of
@@ -187,6 +188,22 @@ def test_cheaper_ways_to_compute_give_nearly_the_same(changes, most):
     ]
     np.testing.assert_allclose(*logits, atol=most, rtol=0)
     assert most == 1e-5 or (logits[0] != logits[1]).any()
+
+
+def test_an_embedding_sums_its_gradients_in_float32():
+    """4,096 occurrences of one token, each with gradient 1. In bfloat16, which has 8 digits, 256 + 1 is 256."""
+    ids = jnp.zeros((8, 512), int)
+    gradient = jax.grad(lambda table: embedded(table, ids).astype(jnp.float32).sum())(jnp.ones((3, 2), jnp.bfloat16))
+    assert gradient.dtype == jnp.bfloat16 and gradient.tolist() == [[4096, 4096], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(("buckets", "distance"), [(256, 128), (32, 16), (32, 8)])
+def test_buckets_that_would_not_grow_with_distance_are_refused(buckets, distance):
+    """Half of the buckets hold one distance each; the logarithm of what is beyond would be of 1 or less."""
+    changes = {"transformer.buckets": buckets, "transformer.max_distance": distance}
+    with pytest.raises(UserError, match=f"transformer.max_distance={distance}: the nearest {buckets // 2} of"):
+        validate(settings(**changes))
+    validate(settings(**changes, **{"transformer.positions": "rotary"}))
 
 
 # --- sizes and positions ---

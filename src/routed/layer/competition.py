@@ -218,16 +218,16 @@ def averaged(rule: Rule, steps: int) -> Rule:
     return rule._replace(own=from_flat(own | {"share": factor * rule.own.share}))
 
 
+def _taught(own: Any) -> bool:
+    """Whether anything tells the router of a layer that always competes what to learn: the task's loss, or a target that is not constant."""
+    return own.winners == "all" or not own.forward or bool(own.distil and (own.k > 1 or own.distil_side == "all"))
+
+
 def check(config: ConfigDict) -> None:
     """Refuses a contest whose winners an evaluation would draw, and a router that nothing would teach."""
     own, node = config.selection, config.selection.eval
-    taught = own.winners == "all" or not own.forward or (own.distil and (own.k > 1 or own.distil_side == "all"))
-    if (
-        own.name == "compete"
-        and own.share == 1
-        and not taught
-        and not (config.router.frozen or own.no_gradient or config.phases)
-    ):
+    always = "share" in own and own.share == 1  # read where experts compete in training
+    if always and not (_taught(own) or config.router.frozen or own.no_gradient or config.phases):
         refuse(
             "selection.share",
             1,

@@ -14,7 +14,7 @@ from routed.contracts import TextBatch
 from routed.models.decoder import READ
 from routed.models.language_model import context_of, language_model
 from routed.models.model import Model, Site
-from routed.models.transformer import CAUSAL, Plan, Stack
+from routed.models.transformer import CAUSAL, Plan, Stack, embedded
 
 #: The submodule that is the group `head` of parameters.
 HEAD = "classes"
@@ -44,7 +44,7 @@ class Classifier(nn.Module):
         data, transformer = self.plan.config.data, self.plan.config.transformer
         embedding = self.param("embedding", nn.initializers.normal(1.0), (data.vocabulary, transformer.dim))
         y, sites = Stack(self.plan, CAUSAL, name=CAUSAL)(
-            embedding[batch.inputs], context_of(self.plan.config, batch.inputs, batch, step)
+            embedded(embedding, batch.inputs), context_of(self.plan.config, batch.inputs, batch, step)
         )
         return Head(len(data.labels), name=HEAD)(y[:, -1])[:, None], {CAUSAL: sites}
 

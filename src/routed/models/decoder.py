@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from routed.contracts import TextBatch
 from routed.models.language_model import Read, context_of, language_model
 from routed.models.model import Model, Site
-from routed.models.transformer import CAUSAL, Plan, Stack, logits
+from routed.models.transformer import CAUSAL, Plan, Stack, embedded, logits
 from routed.tasks.text.spans import END
 from routed.tasks.text.stream import DOCUMENTS
 
@@ -34,7 +34,9 @@ class Decoder(nn.Module):
         )
         ids, packed = batch.inputs, config.data.packing == DOCUMENTS
         y, sites = Stack(self.plan, CAUSAL, name=CAUSAL)(
-            embedding[ids], context_of(self.plan.config, ids, batch, step), seen=same_document(ids) if packed else None
+            embedded(embedding, ids),
+            context_of(self.plan.config, ids, batch, step),
+            seen=same_document(ids) if packed else None,
         )
         return logits(self.plan, y, embedding), {CAUSAL: sites}
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from routed.contracts import TextBatch
 from routed.models.language_model import Read, context_of, language_model
 from routed.models.model import Site
-from routed.models.transformer import Plan, Stack, logits
+from routed.models.transformer import Plan, Stack, embedded, logits
 
 #: What the decoder reads before the first target: the id that pads.
 START = 0
@@ -34,7 +34,7 @@ class T5(nn.Module):
         embedding = self.param("embedding", nn.initializers.normal(1.0), (vocabulary, transformer.dim))
         ids, before = batch.inputs, shifted(batch.targets)
         # Both stacks at once: the embedding has one gradient, which devices that share a run sum once.
-        x = embedding[jnp.concatenate((ids, before), 1)]
+        x = embedded(embedding, jnp.concatenate((ids, before), 1))
         source, encoder = Stack(self.plan, "encoder", name="encoder")(
             x[:, : ids.shape[1]], context_of(self.plan.config, ids, batch, step)
         )

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from routed.experts import EXPERTS
@@ -29,6 +30,7 @@ from routed.settings.tree import node_of
 from routed.system.platform import platform
 
 #: So many blocks a CPU takes one after the other and not in a loop, which copies what their gradients need into one array and out of it again.
+#: But for remat: outside of a loop XLA:CPU keeps what was to be computed again.
 UNROLLED = 4
 
 #: The stack that sees the past only; any other sees all of its row.
@@ -47,6 +49,11 @@ class Plan(NamedTuple):
     #: `transformer_settings.DECODER`, as which a T5 has no choice.
     positions: str = "buckets"
     norm: str = "pre"
+
+
+def embedded(table: Float[Array, "V D"], ids: Int[Array, "*N"]) -> Float[Array, "*N D"]:
+    """The rows of some tokens. Gradients of a token's occurrences are summed in float32: a sum of thousands in bfloat16 stands still halfway."""
+    return table.astype(jnp.float32)[ids].astype(table.dtype)
 
 
 class Stack(nn.Module):
@@ -75,7 +82,7 @@ class Stack(nn.Module):
             # The barrier against merging with the first computation is only needed outside of a scan.
             nn.remat(Block, prevent_cse=False) if config.remat else Block,
             length=count,
-            unroll=count if platform() == "cpu" and count <= UNROLLED else 1,
+            unroll=count if platform() == "cpu" and count <= UNROLLED and not config.remat else 1,
             in_axes=(nn.broadcast,) * 4,
             variable_axes={True: 0},  # type: ignore[dict-item]
             split_rngs={"params": True, "noise": True},

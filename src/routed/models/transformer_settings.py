@@ -29,7 +29,10 @@ TRANSFORMER: dict[str, Setting] = {
     ),
     "max_distance": Setting(128, "positions further apart share a bucket", at_least(2)),
     "init_scale": Setting(1.0, "variance of every weight matrix, times T5's", POSITIVE),
-    "remat": Setting(False, "compute activations again instead of keeping them"),
+    "remat": Setting(
+        False,
+        "compute activations again instead of keeping them, block by block: layers up to a sparse one; one block saves nothing",
+    ),
     "dtype": Setting("float32", "of products; routers and softmax are float32 always", one_of(("float32", "bfloat16"))),
     "learning_rate": Setting(0.01, "of everything but routers and experts", at_least(0), traced=True),
 }
@@ -65,6 +68,13 @@ def _check(config: ConfigDict, tokens: tuple[int, ...], words: str) -> None:
       UserError: names the key, and a value that works.
     """
     blocks_of(config)
+    exact = config.transformer.buckets // 2
+    if config.transformer.positions == "buckets" and config.transformer.max_distance <= exact:
+        refuse(
+            "transformer.max_distance",
+            config.transformer.max_distance,
+            f"the nearest {exact} of transformer.buckets={config.transformer.buckets} hold one distance each; use {2 * exact} or more, or fewer buckets",
+        )
     if max(tokens) >= 2**31:
         refuse("batch_size", config.batch_size, f"makes {max(tokens):,} tokens a step; keep them below 2^31")
     if "selection" in config and "name" in config.selection and not config.transformer.sparse_layers:

@@ -99,10 +99,12 @@ def evaluate(
         nats = jax.nn.logsumexp(logits, axis=-1) - at(logits, block.targets)
         right = (logits.argmax(-1) == block.targets).astype(jnp.float32)
         gates = {name: entropies.entropy(jax.nn.softmax(site.routing.scores)) for name, site in sites.items()}
-        moments = {name: (entropy.mean(1), jnp.square(entropy).mean(1)) for name, entropy in gates.items()}
+        # From that of a uniform gate, log E: of a fresh router's the squares would differ in digits that float32 has not.
+        less = {name: entropy - jnp.log(config.experts.count) for name, entropy in gates.items()}
+        moments = {name: (one.mean(1), jnp.square(one).mean(1)) for name, one in less.items()}
         return jnp.stack([by_row(values, block).mean() for values in (nats, right)]), moments
 
-    blocks = _in_blocks(config, rows)
+    blocks = _in_blocks(config, rows, "validation")
     sums, stacks = jax.lax.map(forward, blocks)
     counting, each = share(rows)
     by_language = sums.sum(0) / jnp.maximum(jnp.bincount(rows.language, length=languages), 1)[:, None] / each
@@ -121,20 +123,21 @@ def evaluate(
     seen["train/flops"] = jnp.float32(step) * config.batch_size * flops(config, learning)
     if "test" in inputs.shared:
         tests, moments = jax.tree.map(
-            lambda a: a.mean(0), jax.lax.map(tested, _in_blocks(config, inputs.shared["test"]))
+            lambda a: a.mean(0), jax.lax.map(tested, _in_blocks(config, inputs.shared["test"], "test"))
         )
         nats, right = tests / share(inputs.shared["test"])[0]
         seen |= {"test/loss": nats, "test/accuracy": right}
         for name, (mean, square) in moments.items():
             deviation = jnp.sqrt(jnp.maximum(square - mean**2, 0))
+            mean += jnp.log(config.experts.count)
             seen |= {f"{name}/entropy_test": mean, f"{name}/entropy_test_std": deviation}
     for name, one in stacks.items():
         seen |= {f"{name}/{metric}": values for metric, values in summary(config.experts.count, one).items()}
     return seen
 
 
-def _in_blocks(config: ConfigDict, rows: TextBatch) -> TextBatch:
-    """Rows [blocks, size, ...], of at most a batch each.
+def _in_blocks(config: ConfigDict, rows: TextBatch, split: str) -> TextBatch:
+    """Rows of a split [blocks, size, ...], of at most a batch each.
 
     Raises:
       UserError: devices that share a run cannot share these blocks.
@@ -145,7 +148,7 @@ def _in_blocks(config: ConfigDict, rows: TextBatch) -> TextBatch:
         refuse(
             "data.eval_rows",
             config.data.eval_rows,
-            f"the validation text gives {found} rows, of which {devices} devices cannot share blocks of {size}; use {fits}",
+            f"the {split} text gives {found} rows, of which {devices} devices cannot share blocks of {size}; use {fits}",
         )
     return jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), rows)
 
