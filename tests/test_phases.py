@@ -154,6 +154,13 @@ def test_pieces_of_a_run_are_the_whole_across_phases(small):
         assert equal(whole[name], pieces[name]), name
 
 
+def test_a_phase_that_trains_nothing_says_so(small, caplog):
+    with caplog.at_level("WARNING", logger="absl"):
+        first, last = states(small, 1, phases=("until=4 train=head", ""))
+    assert equal(first["params"], last["params"])
+    assert "phases: this model has none of head: nothing trains where they are to" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("phases", "text"),
     [

@@ -92,7 +92,7 @@ def _require_followed(
 
     for option in (*(f"--config.{key}" for key in held), *(f"--sweep={flag}" for flag in flags)):
         key = option.removeprefix("--config.").removeprefix("--sweep=").partition("=")[0]
-        if key in computed or not all(key in point for point in own):
+        if key in (*computed, "arms", "seeds") or not all(key in point for point in own):
             continue
         alike = [values(point for point in own if point[key] == value) for value in {point[key] for point in own}]
         if any(one != alike[0] for one in alike):
