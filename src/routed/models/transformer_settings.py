@@ -69,7 +69,7 @@ def _check(config: ConfigDict, tokens: tuple[int, ...], words: str) -> None:
     """
     blocks_of(config)
     exact = config.transformer.buckets // 2
-    if config.transformer.positions == "buckets" and config.transformer.max_distance <= exact:
+    if config.transformer.get("positions", "buckets") == "buckets" and config.transformer.max_distance <= exact:
         refuse(
             "transformer.max_distance",
             config.transformer.max_distance,
