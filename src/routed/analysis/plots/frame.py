@@ -34,6 +34,7 @@ KEYS = {
     "optimizer.weight_decay": "weight decay",
     "transformer.dim": "width of the trunk",
     "selection.share": "share of competing steps (lambda)",
+    "selection.k": "experts a token (K)",
     "selection.distil": "coefficient of the loss that the contest teaches the router by",
 }
 
