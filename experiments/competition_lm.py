@@ -242,10 +242,8 @@ def flops(config: ConfigDict) -> tuple[Point, ...]:
 
 def decisive(config: ConfigDict) -> tuple[Point, ...]:
     """As `flops`, without SMoE of as many steps, which table 9 has."""
-    return tuple(
-        point | {"arms": tuple(arm for arm in point["arms"] if arm != "learned" or point["steps"] > config.steps)}
-        for point in flops(config)
-    )
+    same, longest = flops(config)
+    return same | {"arms": tuple(arm for arm in same["arms"] if arm != "learned")}, longest
 
 
 def claim_flops(config: ConfigDict) -> Iterator[Claim]:

@@ -48,18 +48,16 @@ def test_every_panel_compiles_and_holds_what_is_drawn(kind):
         assert all(scale.get("domain", [0])[0] == min(drawn.get_ylim()) for scale in axes if scale)
 
 
+#: Two steps of the learned router cost what one step of the others does.
+EQUAL = {
+    "kind": "equal_cost", "name": "e", "x": "data.samples", "steps": 1, "dear": {512: 2, 8192: 2}, "metrics": ("test/loss", "router/dead"),
+}  # fmt: skip
+
+
 def test_differences_at_equal_cost_are_live_and_no_panel_is_left_out():
     """Frozen 1.0 over learned .1, at every seed: log 10 = 2.303, paired; below, dead experts of both and of the dearer learned router."""
     axes = {"data.samples": (512, 8192), "steps": (1, 2)}
-    spec = {
-        "kind": "equal_cost",
-        "name": "e",
-        "x": "data.samples",
-        "steps": 1,
-        "dear": {512: 2, 8192: 2},
-        "metrics": ("test/loss", "router/dead"),
-    }
-    figure = plots.draw(spec, data(table(axes), axes))
+    figure = plots.draw(EQUAL, data(table(axes), axes))
     difference, dead = live.panels(figure, AXES)
     shown = [row for row in difference["spec"]["datasets"]["means"] if row["g"] == "frozen at initialisation"]
     assert [(row["m"], row["at"]) for row in shown] == [(pytest.approx(2.303, abs=1e-3), at) for at in ("512", "8192")]
@@ -68,23 +66,15 @@ def test_differences_at_equal_cost_are_live_and_no_panel_is_left_out():
     assert not live.panels(figure, AXES)
     # Another swept key is settled, and pools no seeds; without the reference of equal cost nothing is equal.
     wider = axes | {"data.clusters": (4, 8)}
-    (again,) = live.panels(plots.draw(spec | {"metrics": ("test/loss",)}, data(table(wider), wider)), AXES)
+    (again,) = live.panels(plots.draw(EQUAL | {"metrics": ("test/loss",)}, data(table(wider), wider)), AXES)
     assert {row["n"] for row in again["spec"]["datasets"]["means"]} == {row["n"] for row in shown}
-    assert plots.draw(spec | {"dear": {512: 3}}, data(table(axes), axes)) is None
+    assert plots.draw(EQUAL | {"dear": {512: 3}}, data(table(axes), axes)) is None
 
 
 def test_arms_at_one_value_stand_beside_each_other():
     """Numbers are where they are; one alone says nothing by its place: six are 0.6 / 6 = .1 apart, the dearer learned router last."""
     axes = {"data.samples": (512,), "steps": (1, 2)}
-    spec = {
-        "kind": "equal_cost",
-        "name": "e",
-        "x": "data.samples",
-        "steps": 1,
-        "dear": {512: 2, 8192: 2},
-        "metrics": ("test/loss", "router/dead"),
-    }
-    difference, dead = plots.draw(spec, data(table(axes), axes)).axes
+    difference, dead = plots.draw(EQUAL, data(table(axes), axes)).axes
     places = {marks.label: marks.points[0].place for marks in dead.marks}
     assert sorted(places.values()) == pytest.approx([-0.25, -0.15, -0.05, 0.05, 0.15, 0.25])
     assert places["learned router, as many FLOPs"] == pytest.approx(0.25)
