@@ -18,7 +18,7 @@ from routed.plan.runs import plan_runs
 from routed.settings.tree import override
 from routed.tasks.text import labelled
 from routed.training.classifier import at_best
-from tests.test_decoder import TINY
+from tests.test_decoder import TINY, evaluated
 
 TUNED = TINY | {
     "data.name": "labelled", "model": "classifier", "data.eval_rows": 8, "steps": 4, "eval_every": 2, "seeds": 1,
@@ -132,6 +132,34 @@ def test_flops_of_a_classifier_row():
     config = settings()
     more = flops_of_classifier_row(config) - flops_of_decoder_row(override(config, {"model": "decoder"}))
     assert more == 6 * (8 * 8 + 8 * 2) - 6 * 8 * 8 * 30
+
+
+def test_no_metric_of_a_router_counts_pads():
+    """Rows of 1, 3, 8 and 5 tokens behind pads: every number is that of these 17 tokens, in two blocks of unlike lengths."""
+    config = settings(**{"batch_size": 2, "trace.every": 1})
+    lengths = jnp.array([1, 3, 8, 5])
+    ids = jnp.where(jnp.arange(8)[None] >= 8 - lengths[:, None], jnp.arange(32).reshape(4, 8) % 27 + 3, 0)
+    batch = TextBatch(ids, jnp.zeros((4, 1), int), jnp.zeros(4, int))
+    problem, params, state, seen = evaluated(config, batch, batch)
+    real = np.asarray(ids != 0).reshape(-1)
+    found = problem.model.apply(params, state, batch, rule_of(config.selection, evaluation=True), config.dispatch)
+    routing = found.sites["decoder"].routing
+    probs = np.asarray(jax.nn.softmax(routing.scores), np.float64)[:, real]
+    entropy = -(probs * np.log(probs)).sum(-1)
+    load = np.stack([np.bincount(one[real].reshape(-1), minlength=4) for one in routing.expert.reshape(2, 32, 2)])
+    np.testing.assert_allclose(seen["decoder/load"], load / 34, rtol=1e-6)
+    np.testing.assert_allclose(seen["decoder/load_max"], 4 * load.max(1) / 34, rtol=1e-6)
+    np.testing.assert_allclose(seen["decoder/entropy_token"], entropy.mean(1), rtol=1e-5)
+    np.testing.assert_allclose(seen["decoder/entropy_test"], entropy.mean(1), rtol=1e-5)
+    np.testing.assert_allclose(seen["decoder/entropy_test_std"], entropy.std(1), rtol=1e-3)
+    np.testing.assert_allclose(seen["decoder/maps"][:, 0], probs.mean(1), rtol=1e-5)
+    assert ((np.asarray(seen["decoder/choices"]) == -1) == ~real[:, None]).all()
+    assert ((np.asarray(seen["decoder/stale"]) == -1) == ~real[:, None]).all()
+    outputs = np.asarray(problem.model.responses(params, "decoder", found.sites["decoder"].features), np.float64)
+    unit = outputs / np.linalg.norm(outputs, axis=-1, keepdims=True)
+    cosine = (np.einsum("steo,stfo->st", unit, unit) - 4) / 12  # of 4 x 3 pairs
+    blocks = [cosine[:, part][:, real[part]].mean(1) for part in (slice(16), slice(16, 32))]
+    np.testing.assert_allclose(seen["decoder/alike"], np.mean(blocks, 0), rtol=1e-4)
 
 
 def test_tests_are_read_at_the_best_validation():

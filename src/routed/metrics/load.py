@@ -71,11 +71,11 @@ def rebalanced(bias: Float[Array, " E"], load: Float[Array, " E"], rate: float) 
     return bias + rate * jnp.sign(jnp.where(jnp.abs(missing) < 1e-6, 0.0, missing))  # rounding is no direction
 
 
-def load_summary(load: Float[Array, " E"], tokens: int) -> dict[str, Scalar]:
+def load_summary(load: Float[Array, " E"], tokens: int | Int[Array, ""]) -> dict[str, Scalar]:
     """load_max = E max load (1 when balanced, E when collapsed); dead = share of experts below 1 % of a fair load.
 
     `dead` is NaN with fewer than 100 tokens per expert, where an empty expert proves nothing.
     """
     experts = len(load)
-    dead = (load < DEAD_SHARE / experts).mean() if tokens >= DEAD_TOKENS * experts else jnp.nan
-    return {"load_max": experts * load.max(), "dead": jnp.asarray(dead)}
+    dead = jnp.where(tokens >= DEAD_TOKENS * experts, (load < DEAD_SHARE / experts).mean(), jnp.nan)
+    return {"load_max": experts * load.max(), "dead": dead}

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Scalar
+from jaxtyping import Array, Bool, Float, Int, Scalar
 
 from routed.contracts import AT_LEAST_0, Column
 
@@ -63,10 +63,11 @@ def columns(
     }
 
 
-def alike_by_cosine(responses: Float[Array, "T E O"]) -> Scalar:
-    """Mean cosine of the outputs of two experts for the same token, over all tokens and pairs: 1 where all experts are one, 0 at random."""
+def alike_by_cosine(responses: Float[Array, "T E O"], real: Bool[Array, " T"] | None = None) -> Scalar:
+    """Mean cosine of the outputs of two experts for the same token, over all pairs and (`real`) tokens: 1 where all experts are one, 0 at random."""
     experts = responses.shape[1]
     norms = jnp.linalg.norm(responses, axis=-1, keepdims=True)
     unit = responses / jnp.maximum(norms, 1e-12)
     together = (unit.sum(1) ** 2).sum(-1) - (unit**2).sum((1, 2))  # of all pairs, each twice
-    return (together / max(experts * (experts - 1), 1)).mean()
+    cosine = together / max(experts * (experts - 1), 1)
+    return cosine.mean() if real is None else (cosine * real).sum() / jnp.maximum(real.sum(), 1)

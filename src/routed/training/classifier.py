@@ -10,6 +10,7 @@ from routed.models.decoder import READ
 from routed.settings.setting import Setting
 from routed.tasks.text import CLASSIFIED, LABELLED
 from routed.training.language import language_part
+from routed.training.language_columns import TEST_GATES
 
 COLUMNS = {
     "train/loss": Column(
@@ -44,7 +45,7 @@ COLUMNS = {
         higher_is_better=True,
         definition="Share of the test texts whose class the model ranks first, at the evaluation with the lowest validation loss so far.",
     ),
-}
+} | TEST_GATES
 
 #: Where an arm begins: `engine.initial` reads them.
 SETTINGS = {

@@ -10,6 +10,7 @@ from routed.models.decoder import READ
 from routed.settings.setting import Setting, one_of
 from routed.tasks.text import CONTINUED, DOCUMENTS, STREAM
 from routed.training.language import language_part
+from routed.training.language_columns import TEST_GATES
 
 COLUMNS = {
     "eval/ngram": Column(
@@ -39,17 +40,7 @@ COLUMNS = {
         bounds=AT_LEAST_1,
         definition="exp of the cross-entropy on the test rows in nats, of the model at the evaluation with the lowest validation loss so far.",
     ),
-    "router/entropy_test": Column(
-        "entropy of a test token's gate (nats)",
-        bounds=AT_LEAST_0,
-        definition="Mean over the tokens of the test rows of the entropy of the softmax of the scores: 0 is a sharp gate, log E a uniform one.",
-    ),
-    "router/entropy_test_std": Column(
-        "deviation of that entropy over test tokens",
-        bounds=AT_LEAST_0,
-        definition="Standard deviation over the tokens of the test rows of the entropy of the softmax of the scores.",
-    ),
-}
+} | TEST_GATES
 
 #: What of `data` a row that is continued reads: nothing of spans.
 READS = ("languages", "temperature", "tokens", "vocabulary", "input_length", "damaged", "eval_rows", "cache")

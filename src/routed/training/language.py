@@ -73,7 +73,7 @@ def build(
         batch=lambda inputs, feed, step: jax.tree.map(lambda a: a[step % len(a)], feed),
         task_loss=task_loss,
         evaluate=lambda inputs, params, state, step, memory: evaluate(
-            config, model, flops, languages, mesh, inputs, params, state, step, memory
+            config, model, flops, languages, form.padded, mesh, inputs, params, state, step, memory
         ),
         remember=lambda params, state: (params["router"], state),
     )

@@ -66,3 +66,17 @@ COLUMNS = {
         definition="FLOPs of the model's products until the evaluation, forward and backward, by their sizes.",
     ),
 } | PROGRAM
+
+#: What forms that hold rows out for a test say of the gates there.
+TEST_GATES = {
+    "router/entropy_test": Column(
+        "entropy of a test token's gate (nats)",
+        bounds=AT_LEAST_0,
+        definition="Mean over the tokens of the test rows of the entropy of the softmax of the scores: 0 is a sharp gate, log E a uniform one.",
+    ),
+    "router/entropy_test_std": Column(
+        "deviation of that entropy over test tokens",
+        bounds=AT_LEAST_0,
+        definition="Standard deviation over the tokens of the test rows of the entropy of the softmax of the scores.",
+    ),
+}

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch
@@ -22,13 +22,14 @@ from routed.metrics.specialists import alike_by_cosine
 from routed.models.model import Model, Site
 from routed.models.transformer_sizes import experts_of_token, work_of_token
 from routed.settings.setting import refuse
+from routed.tasks.text.spans import PAD
 from routed.training import text_feed
 from routed.training.phases import mean_so_far_of
 from routed.training.problem import Inputs
 
 #: Tokens of a block of rows on which the outputs of all experts are compared.
 ALIKE = 256
-#: Tokens of the first validation row whose routing probabilities are kept one by one.
+#: Tokens of the first validation row (of text behind pads, the last ones) whose routing probabilities are kept one by one.
 SAMPLE = 64
 
 
@@ -37,6 +38,7 @@ def evaluate(
     model: Model,
     flops: Callable[..., Any],
     languages: int,
+    padded: bool,
     mesh: Mesh | None,
     inputs: Inputs,
     params,
@@ -44,7 +46,7 @@ def evaluate(
     step,
     memory,
 ) -> dict[str, Array]:
-    """All metrics of one moment; rows pass in blocks of at most a batch.
+    """All metrics of one moment; rows pass in blocks of at most a batch. Of `padded` inputs nothing that is said of routers counts pads.
 
     Raises:
       UserError: devices that share a run cannot share these blocks.
@@ -64,6 +66,10 @@ def evaluate(
         sums = entropies.cluster_sums(counted.mean(1)[:, None], of.language, languages)
         return counted.mean(), sums / jnp.maximum(jnp.bincount(of.language, length=languages), 1)[:, None]
 
+    def text_of(of: TextBatch) -> Bool[Array, " T"] | None:
+        """Which tokens are text; None: all."""
+        return (of.inputs != PAD).reshape(-1) if padded else None
+
     def forward(block: TextBatch):
         logits, sites, _ = model.apply(params, state, block, rule, dispatch, step=step)
         nats = jax.nn.logsumexp(logits, axis=-1) - at(logits, block.targets)
@@ -77,6 +83,7 @@ def evaluate(
         language = jnp.repeat(block.language, tokens // len(block.language))
         probs = jax.nn.softmax(site.routing.scores)
         router, held = memory
+        text = text_of(block)
         assert model.responses is not None  # a model with gates has them
         if SELECTIONS[rule.name].contested:  # by outputs: of earlier experts nobody keeps any
             choices = jax.vmap(chosen)(site.routing)
@@ -84,14 +91,23 @@ def evaluate(
         else:
             stale = _choose(config, model, mesh, params | {"router": router}, held, name, site.features, block, step)
             choices = _choose(config, model, mesh, params, state, name, site.features, block, step)
+        row = tokens // len(block.language)
+        sampled = slice(max(row - SAMPLE, 0), row) if padded else slice(min(SAMPLE, row))
+        sample, entropy = probs[:, sampled], entropies.entropy(probs)
+        if text is not None:
+            probs, entropy = probs * text[None, :, None], entropy * text[None]
+            choices, stale = (jnp.where(text[None, :, None], one, -1) for one in (choices, stale))
         return {
             "probs": jax.vmap(lambda p: entropies.cluster_sums(p, language, languages))(probs),
-            "token": entropies.entropy(probs).sum(1),
-            "sample": probs[:, : min(SAMPLE, tokens // len(block.language))],
-            "dropped": jax.vmap(load.dropped)(site.routing) * tokens,
+            "token": entropy.sum(1),
+            "sample": sample,
+            "dropped": jax.vmap(partial(load.dropped, mask=text))(site.routing)
+            * (tokens if text is None else text.sum()),
             "choices": choices.astype(jnp.int16),
             "stale": stale.astype(jnp.int16),
-            "alike": jax.vmap(alike_by_cosine)(model.responses(params, name, site.features[:, :ALIKE])),
+            "alike": jax.vmap(partial(alike_by_cosine, real=None if text is None else text[:ALIKE]))(
+                model.responses(params, name, site.features[:, :ALIKE])
+            ),
         }
 
     def tested(block: TextBatch):
@@ -101,7 +117,9 @@ def evaluate(
         gates = {name: entropies.entropy(jax.nn.softmax(site.routing.scores)) for name, site in sites.items()}
         # From that of a uniform gate, log E: of a fresh router's the squares would differ in digits that float32 has not.
         less = {name: entropy - jnp.log(config.experts.count) for name, entropy in gates.items()}
-        moments = {name: (one.mean(1), jnp.square(one).mean(1)) for name, one in less.items()}
+        text = text_of(block)
+        weight = 1.0 if text is None else text[None]
+        moments = {name: ((one * weight).mean(1), (jnp.square(one) * weight).mean(1)) for name, one in less.items()}
         return jnp.stack([by_row(values, block).mean() for values in (nats, right)]), moments
 
     blocks = _in_blocks(config, rows, "validation")
@@ -127,12 +145,17 @@ def evaluate(
         )
         nats, right = tests / share(inputs.shared["test"])[0]
         seen |= {"test/loss": nats, "test/accuracy": right}
-        for name, (mean, square) in moments.items():
+        tokens = text_of(inputs.shared["test"])
+        share_of_text = 1.0 if tokens is None else tokens.mean()
+        for name, sums in moments.items():
+            mean, square = (one / share_of_text for one in sums)
             deviation = jnp.sqrt(jnp.maximum(square - mean**2, 0))
             mean += jnp.log(config.experts.count)
             seen |= {f"{name}/entropy_test": mean, f"{name}/entropy_test_std": deviation}
     for name, one in stacks.items():
-        seen |= {f"{name}/{metric}": values for metric, values in summary(config.experts.count, one).items()}
+        tokens = text_of(rows)
+        found = summary(config.experts.count, one, None if tokens is None else tokens.sum())
+        seen |= {f"{name}/{metric}": values for metric, values in found.items()}
     return seen
 
 
@@ -153,17 +176,18 @@ def _in_blocks(config: ConfigDict, rows: TextBatch, split: str) -> TextBatch:
     return jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), rows)
 
 
-def summary(experts: int, blocks: dict[str, Array]) -> dict[str, Array]:
-    """The metrics of a stack's layers from those of its blocks of validation rows."""
-    layers, tokens = blocks["choices"].shape[1], blocks["choices"].shape[0] * blocks["choices"].shape[2]
-    choices = jnp.moveaxis(blocks["choices"], 0, 1).reshape(layers, tokens, -1)
+def summary(experts: int, blocks: dict[str, Array], text: Int[Array, ""] | None = None) -> dict[str, Array]:
+    """The metrics of a stack's layers from those of its blocks of validation rows, so many of whose tokens are `text` (None: all)."""
+    count, layers, size, _ = blocks["choices"].shape
+    choices = jnp.moveaxis(blocks["choices"], 0, 1).reshape(layers, count * size, -1)
+    tokens = count * size if text is None else text
     found = jax.vmap(lambda probs, token: entropies.split(probs, token / tokens))(
         blocks["probs"].sum(0), blocks["token"].sum(0)
     )
     shares = jax.vmap(lambda c: load.load(c, experts))(choices)
     found |= jax.vmap(lambda share: load.load_summary(share, tokens))(shares)
     if choices.shape[-1] == experts:
-        found["chosen"] = (choices >= 0).sum(-1).mean(-1)
+        found["chosen"] = (choices >= 0).sum((-2, -1)) / tokens
     found["alike"] = blocks["alike"].mean(0)
     sums = blocks["probs"].sum(0)
     return found | {

@@ -162,7 +162,7 @@ class Form(NamedTuple):
     """What a row becomes: how text is loaded in rows, the batch made of some, and its lengths.
 
     `lengths(data)` are those of a row's inputs and targets, `tokens(data)` those that stacks read of it. A form that is `tested` holds
-    rows out for a test, too.
+    rows out for a test, too; of one that is `padded` the inputs have pads, which no metric of a router counts.
     """
 
     load: Callable[[ConfigDict], Corpus]
@@ -170,6 +170,7 @@ class Form(NamedTuple):
     lengths: Callable[[ConfigDict], tuple[int, int]]
     tokens: Callable[[ConfigDict], int]
     tested: bool = False
+    padded: bool = False
 
 
 #: For an encoder and a decoder: spans of a row are cut out, and have to be filled in.
@@ -199,4 +200,5 @@ CLASSIFIED = Form(
     lambda data: (data.input_length, 1),
     lambda data: data.input_length,
     tested=True,
+    padded=True,
 )
