@@ -53,13 +53,14 @@ def train_batch(
 
 
 def shuffle(key: PRNGKeyArray, pool: int, count) -> Int[Array, " pool"]:
-    """The numbers below `count` in random order, then the others below `pool`; `count` may be traced. The key is consumed.
+    """The numbers below `count` in random order, the same whatever the pool, and behind them no more; `count` may be traced. The key is consumed.
 
     Random bits above each number, and one sort: an argsort takes five times as long (pool of 1,000 on CPU: .27 against .05 ms).
     """
-    number, below = jnp.arange(pool, dtype=jnp.uint32), jnp.uint32(2 ** (pool - 1).bit_length() - 1)
-    drawn = jnp.where(number < count, jax.random.bits(key, (pool,)), jnp.uint32(2**32 - 1))
-    return (jnp.sort((drawn & ~below) | number) & below).astype(jnp.int32)
+    number, last = jnp.arange(pool, dtype=jnp.uint32), jnp.asarray(count - 1, jnp.uint32)
+    below = (jnp.uint32(1) << (32 - jax.lax.clz(last))) - 1  # the bits that a number below `count` needs
+    drawn = (jax.random.bits(key, (pool,)) & ~below) | number
+    return (jnp.sort(jnp.where(number < count, drawn, jnp.uint32(2**32 - 1))) & below).astype(jnp.int32)
 
 
 def examples(task: Task, world: World, count: int, data) -> Batch:
