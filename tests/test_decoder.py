@@ -327,6 +327,26 @@ def test_ngram_by_hand():
         assert ngram.ngram_loss(text_of, *asked, vocabulary=2, order=order) == pytest.approx(expected), order
 
 
+@pytest.mark.parametrize("vocabulary", [3, 10**4, 10**6, 2**31])
+def test_ngrams_of_any_vocabulary(vocabulary):
+    """Five of 10,000 ids are no 63-bit number, nor are three of 2^31: each p is that of counts by tuples of tokens."""
+    random = np.random.default_rng(0)
+    apart = (vocabulary - 1) // 2 * np.arange(3)  # three ids, the last of them the largest
+    text, rows = apart[random.integers(0, 3, 60)], apart[random.integers(0, 3, (4, 8))]
+    grams = [tuple(text[i : i + n]) for n in range(1, 6) for i in range(len(text) - n + 1)]
+
+    def p(token, context):
+        shorter = p(token, context[1:]) if context else 1 / vocabulary
+        after = [gram for gram in grams if gram[:-1] == context]
+        kinds = len(set(after))
+        return (after.count((*context, token)) + kinds * shorter) / (len(after) + kinds) if after else shorter
+
+    expected = [-np.log(p(row[i], tuple(row[max(0, i - 4) : i]))) for row in rows for i in range(1, 8)]
+    loss = ngram.ngram_loss([text[:25], text[25:]], rows[:, :-1], rows[:, 1:], vocabulary)
+    assert loss != pytest.approx(np.mean(expected))  # no gram goes across two texts
+    assert ngram.ngram_loss([text], rows[:, :-1], rows[:, 1:], vocabulary) == pytest.approx(np.mean(expected))
+
+
 def test_ngram_counts_all_parts_of_a_text_that_is_too_long(monkeypatch):
     """Of 0 0 0 0 1 1 1 1 four tokens in two pieces: 0 0 and 1 1, so p(1) = (2 + 2 / 2) / 6 = 1/2, not that of 0 0 0 0."""
     monkeypatch.setattr(ngram, "COUNTED", 4)

@@ -16,7 +16,7 @@ COLUMNS = {
     "eval/ngram": Column(
         "loss of an interpolated 5-gram model (nats per token)",
         bounds=AT_LEAST_0,
-        definition="Loss on the held-out rows of a 5-gram model of the training text (of 17 million of its tokens at most), interpolated by Witten and Bell (shorter contexts where five token ids are no 63-bit number, as with more than 6,208 of them): an arm that is not better needs no network.",
+        definition="Loss on the held-out rows of a 5-gram model of the training text (of 17 million of its tokens at most), interpolated by Witten and Bell: an arm that is not better needs no network.",
     ),
     "test/loss": Column(
         "test loss (nats per token)",

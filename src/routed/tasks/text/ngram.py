@@ -15,7 +15,7 @@ COUNTED, PIECES = 1 << 24, 256
 
 
 def ngram_loss(
-    text: Sequence[Integer[np.ndarray, " N"]],
+    text: Sequence[Integer[np.ndarray, " _"]],
     inputs: Int[np.ndarray, "B L"],
     targets: Int[np.ndarray, "B L"],
     vocabulary: int,
@@ -26,15 +26,17 @@ def ngram_loss(
 
     Witten-Bell: p(w|c) = (n(c w) + t(c) p(w|c')) / (n(c) + t(c)), t(c) the number of different tokens after c, and c' the context
     without its first token; p(w) is smoothed with the uniform distribution in turn (Chen and Goodman 1999, 2.5). A context that
-    never came says nothing, nor one longer than what was read. The order is less where `order` tokens are no 63-bit number.
+    never came says nothing, nor one longer than what was read.
     """
-    order = min(order, int(63 * np.log(2) / np.log(vocabulary)))
     streams = [part.astype(np.int64) for one in text for part in _spread(one, COUNTED // len(text))]
     rows = np.concatenate([inputs, targets[:, -1:]], 1).astype(np.int64)
     probability = np.full(targets.shape, 1 / vocabulary)
-    grams, asked = streams, rows
+    grams, asked, below = streams, rows, vocabulary
     for length in range(1, order + 1):
-        if length > 1:  # [i]: the tokens from i - length + 1 to i as one number
+        if length > 1:  # [i]: the tokens from i - length + 1 to i as one number, all of which are `below`
+            if below * vocabulary >= 2**63:
+                grams, asked, below = _ranked(grams, asked)
+            below *= vocabulary
             grams = [one[:-1] * vocabulary + stream[length - 1 :] for one, stream in zip(grams, streams, strict=True)]
             asked = asked[:, :-1] * vocabulary + rows[:, length - 1 :]
         start = max(length - 2, 0)  # the first target with so long a context
@@ -50,6 +52,16 @@ def _spread(text: Integer[np.ndarray, " N"], size: int) -> list[Integer[np.ndarr
     if len(text) <= size:
         return [text]
     return [piece[: size // PIECES] for piece in np.array_split(text, PIECES)]
+
+
+def _ranked(
+    grams: list[Int[np.ndarray, " _"]], asked: Int[np.ndarray, "B M"]
+) -> tuple[list[Int[np.ndarray, " _"]], Int[np.ndarray, "B M"], int]:
+    """Smaller numbers for the grams of the text and for those that are asked for, of which all that never came have one; and what they are below."""
+    known, ranks = np.unique(np.concatenate(grams), return_inverse=True)
+    place = _find(known, asked)
+    ends = np.cumsum([len(one) for one in grams])[:-1]
+    return np.split(ranks, ends), np.where(known[place] == asked, place, len(known)), len(known) + 1
 
 
 def _mixed(
