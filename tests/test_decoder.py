@@ -19,7 +19,7 @@ from routed.models.attention import rotated
 from routed.models.decoder import decoder
 from routed.models.transformer import embedded
 from routed.models.transformer_sizes import expert_weights, flops_of_decoder_row, twin_width
-from routed.plan.checks import validate
+from routed.plan.checks import refuse_unread, validate
 from routed.plan.config import base, problem_of
 from routed.settings.tree import node_of, override
 from routed.tasks import text
@@ -109,6 +109,23 @@ def test_a_later_character_changes_no_earlier_logit(form, training):
     assert (one[:, place:] != other[:, place:]).any(-1).all()
     if not config.selection.capacity_factor:
         np.testing.assert_array_equal(one[:, :place], other[:, :place])
+
+
+@pytest.mark.parametrize(
+    ("key", "read", "unread"),
+    [
+        ("transformer.width", {"transformer.sparse_layers": 1}, {}),  # TINY has two layers, both of them sparse
+        ("transformer.width", {"model": "decoder", "transformer.sparse_layers": 0}, {"model": "decoder_active"}),
+        ("transformer.ffn", {"model": "decoder_active"}, {}),
+        ("transformer.buckets", {}, {"transformer.positions": "rotary"}),
+        ("transformer.max_distance", {}, {"transformer.positions": "rotary"}),
+        ("transformer.tied", {}, {"data.name": "labelled", "model": "classifier"}),
+    ],
+)
+def test_what_no_layer_reads_is_refused(key, read, unread):
+    refuse_unread([key], [settings(**read)])
+    with pytest.raises(UserError, match=f"{key}: nothing in this plan reads it.* it is read"):
+        refuse_unread([key], [settings(**unread)])
 
 
 @pytest.mark.parametrize("selection", [name for name, one in SELECTIONS.items() if one.sees_others or not one.sparse])

@@ -152,7 +152,9 @@ DECODERS: dict[str, ModelPart] = {
 
 #: name -> model, for texts with a class.
 CLASSIFIERS: dict[str, ModelPart] = {
-    "classifier": DECODERS["decoder"]._replace(build=classifier),
+    "classifier": DECODERS["decoder"]._replace(
+        build=classifier, reads=tuple(key for key in DECODERS["decoder"].reads if key != "transformer.tied")
+    ),
 }
 
 __all__ = [

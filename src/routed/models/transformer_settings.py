@@ -7,8 +7,18 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.layer.rule import rule_of
 from routed.layer.selection import groupless
-from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, shared_group, tokens_of, whole_groups
-from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, at_least, one_of, refuse
+from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, is_twin, shared_group, tokens_of, whole_groups
+from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, When, at_least, one_of, refuse
+
+_DENSE = When(
+    lambda config: config.transformer.sparse_layers < config.transformer.layers,
+    "transformer.sparse_layers < transformer.layers",
+)
+_FFN = When(lambda config: _DENSE.holds(config) or is_twin(config), f"{_DENSE.words}, or by a dense twin")
+#: A T5 has no other positions.
+_BUCKETS = When(
+    lambda config: config.transformer.get("positions", "buckets") == "buckets", "transformer.positions='buckets'"
+)
 
 TRANSFORMER: dict[str, Setting] = {
     "layers": Setting(2, "of the encoder, and as many of the decoder", LAYERS),
@@ -16,8 +26,8 @@ TRANSFORMER: dict[str, Setting] = {
     "dim": Setting(32, "width of the trunk", at_least(1)),
     "heads": Setting(4, "of attention", at_least(1)),
     "head_dim": Setting(16, "numbers of a head", at_least(1)),
-    "ffn": Setting("gated_ffn", "of the dense layers; its activation is experts.activation", one_of(FFNS)),
-    "width": Setting(128, "hidden units of the dense layers' FFN", at_least(1)),
+    "ffn": Setting("gated_ffn", "of the dense layers; its activation is experts.activation", one_of(FFNS), when=_FFN),
+    "width": Setting(128, "hidden units of the dense layers' FFN", at_least(1), when=_DENSE),
     "shared_expert": Setting(
         False,
         "sparse layers have one more expert, of every token and with weight 1 (DeepSeek, Llama 4); the trunk's, by its rate",
@@ -25,9 +35,12 @@ TRANSFORMER: dict[str, Setting] = {
     ),
     "tied": Setting(False, "logits through the embedding"),
     "buckets": Setting(
-        32, "of relative positions", Allowed(lambda v: v >= 4 and v % 4 == 0, lambda: "must be a multiple of 4")
+        32,
+        "of relative positions",
+        Allowed(lambda v: v >= 4 and v % 4 == 0, lambda: "must be a multiple of 4"),
+        when=_BUCKETS,
     ),
-    "max_distance": Setting(128, "positions further apart share a bucket", at_least(2)),
+    "max_distance": Setting(128, "positions further apart share a bucket", at_least(2), when=_BUCKETS),
     "init_scale": Setting(1.0, "variance of every weight matrix, times T5's", POSITIVE),
     "remat": Setting(
         False,
@@ -69,7 +82,7 @@ def _check(config: ConfigDict, tokens: tuple[int, ...], words: str) -> None:
     """
     blocks_of(config)
     exact = config.transformer.buckets // 2
-    if config.transformer.get("positions", "buckets") == "buckets" and config.transformer.max_distance <= exact:
+    if _BUCKETS.holds(config) and config.transformer.max_distance <= exact:
         refuse(
             "transformer.max_distance",
             config.transformer.max_distance,
