@@ -244,6 +244,27 @@ def test_gradients_of_many_blocks_are_summed_in_float32():
     assert gradient.dtype == jnp.bfloat16 and gradient.astype(jnp.float32).tolist() == [[258.0], [0.0], [0.0]]
 
 
+@pytest.mark.parametrize(("expert", "products"), [(Mlp(8, 2, 8), 2), (Mlp(8, 3, 8), 3), (Ffn(8, 8, gated=True), 3)])
+def test_no_product_of_a_block_is_computed_twice(expert, products):
+    """Blocks of 8 rows by weights of 8 x 8, which have as many rows: each product has one forward and two back, and is that of its expert."""
+    rows, sizes = jax.random.normal(jax.random.key(1), (24, 8)), (3, 8, 0, 13)
+    function, params = stacked(expert, 4, rows)
+
+    def by_blocks(params, rows):
+        return (blocks(function, params, rows, jnp.array(sizes)) ** 2).sum()
+
+    def by_expert(params, rows):
+        outputs, ends = [], np.cumsum(sizes)
+        for e, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+            if size:
+                outputs.append(function(jax.tree.map(lambda leaf, e=e: leaf[e], params), rows[end - size : end]))
+        return (jnp.concatenate(outputs) ** 2).sum()
+
+    compiled = jax.jit(jax.grad(by_blocks, argnums=(0, 1))).lower(params, rows).compile()
+    assert compiled.as_text().count(" dot(") == 3 * products
+    same(compiled(params, rows), jax.grad(by_expert, argnums=(0, 1))(params, rows), 1e-5)
+
+
 def test_a_dense_program_is_refused_by_name():
     """16 rows in two of four experts: 2 x 16 x 8 x 8 FLOPs a product, of which the CPU's ragged_dot makes four times as many."""
     case = {"tokens": 16, "k": 1, "dim": 8, "hidden": 8, "experts": 4}

@@ -8,6 +8,7 @@ are made of `nn.Dense` layers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -102,7 +103,7 @@ def blocks(expert: ExpertFunction, params, rows: Float[Array, "A ..."], sizes: I
 
     FLOPs are those of the rows, rounded up to a block per expert, and an expert's weights and their gradient pass through
     memory once in each direction. The derivative is our own, since that of a scan would keep a copy of the weights for
-    each block: it runs the block again instead of saving activations.
+    each block: it keeps the products of dense layers, a row for each row, and computes all else again.
     """
     size = _block(len(rows), len(sizes), rows.ndim)
     padded = jnp.pad(rows, [(0, size), *[(0, 0)] * (rows.ndim - 1)])  # the last block may read past the end
@@ -123,21 +124,44 @@ def _paste(a: Array, block: Array, start) -> Array:
 
 
 def _forward(expert: ExpertFunction, size: int, params, rows, starts, sizes):
-    one = jax.tree.map(lambda leaf: leaf[0], params)
-    shape = jax.eval_shape(expert, one, rows[:size])
+    return _through(lambda weights, block: [_whole(expert, weights, block)], size, params, rows, starts, sizes)[0]
 
-    def of_expert(outputs, item):
+
+def _whole(expert: ExpertFunction, weights, block):
+    """The outputs of a block; a constant expert has one row for all."""
+    outputs = expert(weights, block)
+    return jnp.broadcast_to(outputs, (len(block), *outputs.shape[1:]))
+
+
+def _through(run: Callable[[Any, Array], list[Array]], size: int, params, rows, starts, sizes) -> list[Array]:
+    """Arrays with a row for each row, of which `run` makes those of a block."""
+    shapes = jax.eval_shape(run, jax.tree.map(lambda leaf: leaf[0], params), rows[:size])
+
+    def of_expert(made, item):
         weights, start, count = item
 
-        def block(i, outputs):  # what it writes past its expert's rows, the next expert overwrites
+        def block(i, made):  # what it writes past its expert's rows, the next expert overwrites
             at = start + i * size
-            block_outputs = jnp.broadcast_to(expert(weights, _cut(rows, at, size)), (size, *shape.shape[1:]))
-            return _paste(outputs, block_outputs, at)
+            return [_paste(all, one, at) for all, one in zip(made, run(weights, _cut(rows, at, size)), strict=True)]
 
-        return jax.lax.fori_loop(0, -(-count // size), block, outputs), None
+        return jax.lax.fori_loop(0, -(-count // size), block, made), None
 
-    empty = jnp.zeros((len(rows), *shape.shape[1:]), shape.dtype)
+    empty = [jnp.zeros((len(rows), *one.shape[1:]), one.dtype) for one in shapes]
     return jax.lax.scan(of_expert, empty, (params, starts, sizes))[0]
+
+
+def _pulled(expert: ExpertFunction, weights, block) -> tuple[Array, list[Array], Any, list[int]]:
+    """The outputs of a block, their derivative as leaves and the structure that they make, and the places of the leaves to keep for it.
+
+    Weights and rows are there anyway. Where anything else has no row for each row (patches of images), nothing is kept.
+    """
+    run = jax.checkpoint(partial(_whole, expert), policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
+    outputs, derivative = jax.vjp(run, weights, block)
+    leaves, structure = jax.tree.flatten(derivative)
+    there = {id(leaf) for leaf in jax.tree.leaves((weights, block))}
+    more = [place for place, leaf in enumerate(leaves) if id(leaf) not in there]
+    fits = all(leaves[place].shape[:1] == (len(block),) for place in more)
+    return outputs, leaves, structure, more if fits else []
 
 
 _blocks = jax.custom_vjp(_forward, nondiff_argnums=(0, 1))
@@ -146,13 +170,19 @@ _blocks = jax.custom_vjp(_forward, nondiff_argnums=(0, 1))
 def _save(expert, size, params, rows, starts, sizes):
     asked = () if rows.perturbed else None  # what is saved holds arrays or nothing
     args = (params, rows, starts, sizes)
-    params, rows, starts, sizes = jax.tree.map(lambda a: a.value, args, is_leaf=lambda a: hasattr(a, "perturbed"))
-    return _forward(expert, size, params, rows, starts, sizes), (params, rows, starts, sizes, asked)
+    args = jax.tree.map(lambda a: a.value, args, is_leaf=lambda a: hasattr(a, "perturbed"))
+
+    def run(weights, block):
+        outputs, leaves, _, places = _pulled(expert, weights, block)
+        return [outputs, *(leaves[place] for place in places)]
+
+    outputs, *kept = _through(run, size, *args)
+    return outputs, (*args, kept, asked)
 
 
 def _backward(expert: ExpertFunction, size: int, saved, cotangent) -> tuple[Any, Array | None, None, None]:
     """Gradients of the weights, and of the rows where something learns from them: data has none, and none is computed."""
-    params, rows, starts, sizes, asked = saved
+    params, rows, starts, sizes, kept, asked = saved
     if isinstance(cotangent, SymbolicZero):
         return None, None, None, None
 
@@ -162,14 +192,11 @@ def _backward(expert: ExpertFunction, size: int, saved, cotangent) -> tuple[Any,
         def block(i, carry):
             total, gradient = carry
             at = start + i * size
-
-            def run(weights, rows):
-                block_outputs = expert(weights, rows)
-                return jnp.broadcast_to(block_outputs, (size, *block_outputs.shape[1:]))
-
-            _, pull = jax.vjp(run, weights, _cut(rows, at, size))
+            _, leaves, structure, places = _pulled(expert, weights, _cut(rows, at, size))
+            for place, one in zip(places, kept, strict=True):
+                leaves[place] = _cut(one, at, size)
             mine = (jnp.arange(size) + i * size < count)[:, None]
-            of_weights, of_rows = pull(jnp.where(mine, _cut(cotangent, at, size), 0))
+            of_weights, of_rows = jax.tree.unflatten(structure, leaves)(jnp.where(mine, _cut(cotangent, at, size), 0))
             gradient = None if asked is None else _paste(gradient, of_rows, at)
             return jax.tree.map(jnp.add, total, of_weights), gradient
 
