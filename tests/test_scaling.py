@@ -5,11 +5,12 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import pytest
 
 from routed.bench.collectives import SMALL, collectives, formula, slots_of
 from routed.bench.scaling import sweep
-from routed.contracts import UserError
+from routed.contracts import TextBatch, UserError
 from routed.engine import compilation, devices, hlo
 from routed.layer.dispatch.parallel import check
 from routed.layer.selection import group_of
@@ -19,7 +20,7 @@ from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.system.interconnect import SENT, Collective, nodes, torus
-from routed.training.language_evaluation import ALIKE
+from routed.training.language_evaluation import ALIKE, _in_blocks
 from tests.parallel_case import make_mesh
 
 #: A step that runs a layer three times; an evaluation behind it, which does not count.
@@ -153,6 +154,17 @@ def test_validation_rows_that_devices_cannot_share_are_refused(tmp_path_factory)
     config = override(base(), changes)
     with pytest.raises(UserError, match=r"data.eval_rows=12: .* 12 rows, of which 8 devices cannot .* of 12; use 8"):
         compilation.lower_group(config, 0, 1, devices.make_mesh(config))
+
+
+@pytest.mark.parametrize(("rows", "warned"), [(13, True), (12, False), (3, False)])
+def test_rows_that_make_many_small_blocks_are_named(caplog, rows, warned):
+    """Batches of 8: 13 rows are 13 blocks of one, 12 are two of 6, 3 are one."""
+    config = override(base(), SMALL | {"batch_size": 8})
+    ids = jnp.zeros((rows, 4), int)
+    blocks = _in_blocks(config, TextBatch(ids, ids, jnp.zeros(rows, int)), "test")
+    assert len(blocks.inputs) == {13: 13, 12: 2, 3: 1}[rows]
+    said = "the test text gives 13 rows, evaluated in blocks of 1; data.eval_rows=8 is faster"
+    assert (said in caplog.text) == warned
 
 
 def test_networks_by_hand():

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from absl import logging as log
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
@@ -160,18 +161,28 @@ def evaluate(
 
 
 def _in_blocks(config: ConfigDict, rows: TextBatch, split: str) -> TextBatch:
-    """Rows of a split [blocks, size, ...], of at most a batch each.
+    """Rows of a split [blocks, size, ...], of at most a batch each; where that makes many small blocks, a warning says so.
 
     Raises:
       UserError: devices that share a run cannot share these blocks.
     """
-    size = group_of(config.batch_size, len(rows.inputs))
+    found = len(rows.inputs)
+    size = group_of(config.batch_size, found)
     if size % (devices := config.mesh.data * config.mesh.expert):
-        found, fits = len(rows.inputs), max(1, len(rows.inputs) // devices) * devices
+        fits = max(1, found // devices) * devices
         refuse(
             "data.eval_rows",
             config.data.eval_rows,
             f"the {split} text gives {found} rows, of which {devices} devices cannot share blocks of {size}; use {fits}",
+        )
+    if 4 * size <= min(config.batch_size, found):
+        fits = found - found % config.batch_size
+        log.warning(
+            "the %s text gives %d rows, evaluated in blocks of %d; data.eval_rows=%d is faster",
+            split,
+            found,
+            size,
+            fits,
         )
     return jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), rows)
 
