@@ -268,6 +268,18 @@ def test_cores_that_share_the_steps_of_the_bench_have_its_numbers(monkeypatch):
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), one, other)
 
 
+def test_competing_layers_of_the_bench_teach_their_routers(monkeypatch):
+    """What the bench minimises is the text's loss and, of each layer, what the router learns of the contest."""
+    monkeypatch.setitem(lm.SHAPES, "least", lm._shape(8, 2, 8, 4, 30))
+    trained = lm.program_of("least", "compete_1")
+    params, layer, _ = trained.state
+    batch, rule = trained._batch(8), rule_of(trained.config.selection)
+    outputs = trained.model.apply(params, layer, batch, rule, trained.config.dispatch, jax.random.key(0))
+    nats = -jax.nn.log_softmax(outputs.prediction)[*np.indices(batch.targets.shape), batch.targets].mean()
+    taught = float(objective.selection_loss(rule, outputs.sites))
+    assert float(trained._loss(params, layer, batch)[0] - nats) == pytest.approx(taught, rel=1e-4) and taught > 0
+
+
 def test_the_bench_reads_baselines_and_its_dense_decoder_has_the_size_of_its_peer():
     """Three layers of width 96: attention 4 x 96^2, an FFN with biases 2 x 96^2: PyTorch's has as many products."""
     command = f"{sys.executable} -c \"print('tiny smoe s per step: 0.60 tokens per s: 6800')\""

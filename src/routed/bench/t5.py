@@ -26,6 +26,7 @@ from routed.layer.rule import rule_of
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.training import ENCODER_DECODER, ProblemPart
+from routed.training.objective import selection_loss
 
 
 class Shape(NamedTuple):
@@ -154,11 +155,10 @@ class Program:
         return batch if self.mesh is None else jax.device_put(batch, NamedSharding(self.mesh, P((DATA, EXPERT))))
 
     def _loss(self, params, layer, batch: TextBatch):
-        logits, _, layer = self.model.apply(
-            params, layer, batch, rule_of(self.config.selection), self.config.dispatch, jax.random.key(0)
-        )
+        rule = rule_of(self.config.selection)
+        logits, sites, layer = self.model.apply(params, layer, batch, rule, self.config.dispatch, jax.random.key(0))
         right = jnp.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
-        return (jax.nn.logsumexp(logits, -1) - right).mean(), layer
+        return (jax.nn.logsumexp(logits, -1) - right).mean() + selection_loss(rule, sites), layer
 
     def _steps(self, state, count, batch: TextBatch):
         def one(_, state):

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from routed.layer.auxiliary import AUXILIARY, POOLED, auxiliary, coefficients_of, steered
 from routed.layer.model_losses import balance_pooled
@@ -35,13 +35,18 @@ def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step,
     total, reported = problem.task_loss(config, outputs, batch)
     if outputs.sites and ROUTERS[config.router.name].learns and any(coefficients_of(config.losses).values()):
         total += _auxiliary(problem, config, outputs.sites, params, step, moving, still)
-    if outputs.sites and (own := SELECTIONS[rule.name].loss) is not None:
-        learned = sum(_of_layers(partial(own, rule), site.routing).sum() for site in outputs.sites.values())
-        total += jnp.where(still, 0.0, learned)
+    total += jnp.where(still, 0.0, selection_loss(rule, outputs.sites))
     for own in jax.tree.leaves(outputs.state.get(OBJECTIVE, {})):
         total += jnp.where(still, 0.0, own.sum())
     moved = _moved(config, outputs.sites, moving, still)
     return total, (reported, problem.wrong(config, outputs, batch), outputs.state, moved)
+
+
+def selection_loss(rule: Rule, sites: dict[str, Site]) -> Float[Array, ""]:
+    """What a selection minimises beside the task's loss, of all layers; 0 for one without."""
+    if (own := SELECTIONS[rule.name].loss) is None:
+        return jnp.float32(0)
+    return sum((_of_layers(partial(own, rule), site.routing).sum() for site in sites.values()), jnp.float32(0))
 
 
 def _moved(config: Any, sites: dict[str, Site], moving: dict[str, Array], still) -> dict[str, Array]:
