@@ -18,7 +18,13 @@ from routed.metrics.load import load_of
 from routed.models.attention import rotated
 from routed.models.decoder import decoder
 from routed.models.transformer import embedded
-from routed.models.transformer_sizes import expert_weights, flops_of_decoder_row, twin_width
+from routed.models.transformer_sizes import (
+    expert_weights,
+    flops_of_classifier_row,
+    flops_of_decoder_row,
+    flops_per_row,
+    twin_width,
+)
 from routed.plan.checks import refuse_unread, validate
 from routed.plan.config import base, problem_of
 from routed.settings.tree import node_of, override
@@ -306,6 +312,18 @@ def test_the_bench_reads_baselines_and_its_dense_decoder_has_the_size_of_its_pee
     # Its twin has as many, but for less than half a hidden unit a layer.
     twin = flops_of_decoder_row(lm.config_of("default", "twin")) - flops_of_decoder_row(dense)
     assert abs(twin - more) <= 6 * 3 * length * dim
+
+
+@pytest.mark.parametrize("flops", [flops_of_decoder_row, flops_per_row, flops_of_classifier_row])
+def test_flops_of_large_models_whose_experts_go_by_steps(flops):
+    """Attention of 8 layers takes 8 x 2 x 1024 x (1024 x 2 x 512 + 512 x 512) = 2 x 10^10 products of a row, logits 2 x 10^10: no int32."""
+    large = {"dim": 1024, "heads": 16, "head_dim": 64, "width": 4096, "layers": 8, "sparse_layers": 8}
+    config = settings(
+        **{f"transformer.{name}": size for name, size in large.items()},
+        **{"data.input_length": 512, "data.vocabulary": 40_000},
+    )
+    assert float(jax.jit(partial(flops, config))(jnp.float32(3))) == pytest.approx(flops(config, 3))
+    assert flops(config, 3) > 8 * 6 * 2**31
 
 
 # --- text ---

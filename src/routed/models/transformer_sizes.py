@@ -78,7 +78,7 @@ def flops_per_row(config: ConfigDict, experts: Any = None) -> Any:
     attended = ((length, length), (targets, targets), (targets, length))
     products = t.layers * sum(_attention(config, queries, keys) for queries, keys in attended)
     return 6.0 * (
-        products + feed_of_token(config, experts) * (length + targets) + targets * t.dim * config.data.vocabulary
+        products + feed_of_token(config, experts) * (length + targets) + float(targets * t.dim * config.data.vocabulary)
     )
 
 
@@ -86,7 +86,7 @@ def flops_of_decoder_row(config: ConfigDict, experts: Any = None) -> Any:
     """The same of a decoder alone, whose row is as many tokens as it predicts."""
     t, length = config.transformer, config.data.input_length
     products = t.layers * _attention(config, length, length) + feed_of_token(config, experts) * length
-    return 6.0 * (products + length * t.dim * config.data.vocabulary)
+    return 6.0 * (products + float(length * t.dim * config.data.vocabulary))
 
 
 def flops_of_classifier_row(config: ConfigDict, experts: Any = None) -> Any:
@@ -126,9 +126,10 @@ def work_of_token(config: Any) -> Any:
     )
 
 
-def _attention(config: ConfigDict, queries: int, keys: int) -> int:
+def _attention(config: ConfigDict, queries: int, keys: int) -> float:
+    """Multiplications in one layer of a row; a float, as JAX takes no whole number above 2^31 beside its own."""
     inner, dim = config.transformer.heads * config.transformer.head_dim, config.transformer.dim
-    return 2 * inner * (dim * (queries + keys) + queries * keys)
+    return 2.0 * inner * (dim * (queries + keys) + queries * keys)
 
 
 def _matrices(ffn: str) -> int:
