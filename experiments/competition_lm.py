@@ -15,9 +15,9 @@ DIR holds train.txt, valid.txt and test.txt, as text8 and enwik8 are laid out (f
 Figures. table9 (also without a name): competition and SMoE, paired. flops: every control against lambda, at equal FLOPs. decisive: the
 same at lambda = .05, with table 9's steps. table2: Switch and GLaM
 blocks x methods, beside them what large models do today, balanced routers, a hash of the character and a dense net. fig2: after fewer steps.
-fig3: K, from 1. table4: lambda at equal steps. table5: alpha, as the code has it. table10: the routers' entropy, with Figs. 4 to 6, their
+fig3: K, from 1. table4: lambda at equal steps, of both blocks. table5: alpha, as the code has it, of both. table10: the routers' entropy, with Figs. 4 to 6, their
 probabilities on one row. options: what paper and released code do differently. Scales: smoke (half a minute), default (2 CPU cores), gpu (the
-paper's tiny size), paper (its small size). Table 3 (fine-tuning) is competition_tuning.py, Theorems 4.1 and 4.2 competition_theory.py.
+paper's tiny size), paper (its small), medium. Table 3 (fine-tuning) is competition_tuning.py, Theorems 4.1 and 4.2 competition_theory.py.
 
 From the paper: decoder, 16 experts, top-2, weights that sum to 1, experts with one hidden layer as wide as the model, no balance loss, lambda = .05,
 evaluated by the router alone; test at the best validation. Its equations: the router learns softmax(TopK(norms)) with softmax(TopK(scores)), with
@@ -45,6 +45,7 @@ Rules of the default scale, fixed before its evaluation seeds ran; none looks at
               start, uniform, is narrower there), competition at every step. The schedule goes by 1,000 steps, so in 1,500 it is .67 to .59 of its share.
               Left out: its residuals, added and normed twice, and router scores in an order that is unspecified, which are defects. Where
               winners decide at evaluation too, competition is compared with SMoE evaluated by its router.
+  tables 4, 5 GLaM's half was added, and ran, after Switch's was known; expected as there: behind at every lambda and alpha.
   decisive    lambda = .05, the paper's, with the two controls that say whether it is the target or the dense steps; seeds 3100 to 3103. Expected from
               table 9 and the light figure, before it ran: competition and shuffled targets behind by .03 to .05 nats, dense steps by less than .01.
   loss        of flops and decisive: the last test loss, in nats (of the decisive runs that is the one at the best validation too).
@@ -136,11 +137,28 @@ LIGHT = {"steps": 1500, "eval_every": 375, "checkpoint.every": 0, "data.eval_row
 #: Where methods are compared: each at the best rate for itself, on a seed that no figure evaluates.
 TUNED = {"rates": "tuned", "tune.multipliers": (1 / 3, 1.0, 3.0), "tune.seeds": 1}
 
-#: The paper's tiny (its size: inferred from logs of the released code) and small.
+#: The paper's tiny (its size: inferred from logs of the released code).
 _TINY = {
     "transformer.dim": 264, "transformer.heads": 8, "transformer.head_dim": 33, "transformer.width": 264, "transformer.norm": "post",
     "experts.width": 264, "data.input_length": 512, "batch_size": 48, "router.learning_rate": 7e-4, "experts.learning_rate": 7e-4,
     "transformer.learning_rate": 7e-4, "optimizer.schedule": "constant", "optimizer.warmup": 3000, "transformer.dtype": "bfloat16",
+}  # fmt: skip
+
+
+def _small(config: ConfigDict) -> dict[str, Any]:
+    """The paper's small, of twice tiny's layers."""
+    return {
+        **_TINY, "transformer.layers": 2 * config.transformer.layers, "transformer.sparse_layers": 2 * config.transformer.sparse_layers,
+        # None where a figure has none: what SMoE trains longer by is no whole number of checkpoints.
+        "steps": 60000, "eval_every": 1000, "checkpoint.every": 1000 if config.checkpoint.every else 0, "seeds": 5,
+        "rates": "paper",  # its own, one for all methods
+    }  # fmt: skip
+
+
+#: What the paper's medium has otherwise than its small.
+_MEDIUM = {
+    "transformer.layers": 8, "transformer.sparse_layers": 8, "transformer.dim": 352, "transformer.head_dim": 44, "transformer.width": 352,
+    "experts.width": 352, "steps": 80000,
 }  # fmt: skip
 
 SCALES: Scales = {
@@ -153,12 +171,8 @@ SCALES: Scales = {
     },
     "default": lambda config: {},
     "gpu": lambda config: {**_TINY, "steps": 20000, "eval_every": 1000},
-    "paper": lambda config: {
-        **_TINY, "transformer.layers": 2 * config.transformer.layers, "transformer.sparse_layers": 2 * config.transformer.sparse_layers,
-        # None where a figure has none: what SMoE trains longer by is no whole number of checkpoints.
-        "steps": 60000, "eval_every": 1000, "checkpoint.every": 1000 if config.checkpoint.every else 0, "seeds": 5,
-        "rates": "paper",  # its own, one for all methods
-    },
+    "paper": _small,
+    "medium": lambda config: _small(config) | _MEDIUM,
 }  # fmt: skip
 
 BITS = "test/bits"
@@ -298,13 +312,27 @@ def blocks(config: ConfigDict) -> dict[str, Point]:
     }
 
 
-#: Bits of the paper for enwik8, small, by block and method.
-PAPER = {
-    ("switch", "compete"): 1.177, ("switch", "learned"): 1.191, ("switch", "frozen"): 1.202, ("switch", "xmoe"): 1.198,
-    ("switch", "stable"): 1.194,
-    ("glam", "compete"): 1.175, ("glam", "learned"): 1.186, ("glam", "frozen"): 1.191, ("glam", "xmoe"): 1.187,
-    ("glam", "stable"): 1.189,
-}  # fmt: skip
+#: Bits per character of the paper, of wikitext103 perplexities, by block and method.
+COLUMNS = ("enwik8-small", "enwik8-medium", "text8-small", "text8-medium", "wikitext103-small", "wikitext103-medium")
+TABLE_A = {
+    ("switch", "compete"): (1.177, 1.115, 1.289, 1.220, 83.750, 31.299),
+    ("switch", "learned"): (1.191, 1.130, 1.291, 1.231, 85.061, 34.145),
+    ("switch", "frozen"): (1.202, 1.138, 1.308, 1.237, 86.656, 35.392),
+    ("switch", "xmoe"): (1.198, 1.126, 1.291, 1.244, 84.686, 34.322),
+    ("switch", "stable"): (1.194, 1.124, 1.300, 1.238, 85.267, 34.179),
+    ("glam", "compete"): (1.175, 1.081, 1.281, 1.211, 54.380, 34.233),
+    ("glam", "learned"): (1.186, 1.139, 1.286, 1.235, 54.856, 34.672),
+    ("glam", "frozen"): (1.191, 1.123, 1.308, 1.238, 57.284, 35.640),
+    ("glam", "xmoe"): (1.187, 1.111, 1.289, 1.219, 55.618, 34.613),
+    ("glam", "stable"): (1.189, 1.109, 1.291, 1.217, 54.730, 35.320),
+}
+#: Whose texts are of such tokens.
+TEXTS = {"characters": "text8", "bytes": "enwik8", "sentencepiece": "wikitext103"}
+
+
+def column(config: ConfigDict) -> str:
+    """The column of the paper's table that a config is nearest to."""
+    return f"{TEXTS[config.data.tokens]}-{'medium' if config.scale == 'medium' else 'small'}"
 
 
 #: Methods of which the paper has no number here.
@@ -316,25 +344,26 @@ UNASKED = (
 
 def methods(config: ConfigDict, block: str) -> tuple[str, ...]:
     """The config's arms that run with this block: all with Switch's; at default scale, with GLaM's those of the paper."""
-    return tuple(arm for arm in config.arms if block == "switch" or config.scale != "default" or (block, arm) in PAPER)
+    return tuple(
+        arm for arm in config.arms if block == "switch" or config.scale != "default" or (block, arm) in TABLE_A
+    )
 
 
 def claim_table2(config: ConfigDict) -> Iterator[Claim]:
-    """Competition is best of each block's methods; the paper's bits beside ours."""
-    for (block, arm), bits in PAPER.items():
+    """Competition is best of each block's methods; the paper's bits beside ours, not its perplexities, which are of words."""
+    name = column(config)
+    paper = {key: numbers[COLUMNS.index(name)] for key, numbers in TABLE_A.items()}
+    for (block, arm), number in paper.items():
         if arm not in config.arms:
             continue
         write = writer(config, blocks(config)[block])
-        yield write.beside(
-            f"pham.table2.{block}.enwik8-small.{arm}",
-            f"{block}, {arm}: bits per character, small, enwik8",
-            bits,
-            {"arm": arm},
-        )
+        if not name.startswith("wikitext103"):
+            words = f"{block}, {arm}: bits per character, {name}"
+            yield write.beside(f"pham.table2.{block}.{name}.{arm}", words, number, {"arm": arm})
         if arm != "compete":
             words = f"{block}: competition has fewer bits than {arm}"
-            paper = f"{PAPER[block, 'compete']} against {bits}"
-            yield write.order(f"pham.table2.{block}.{arm}", words, paper, COMPETE, {"arm": arm})
+            against = f"{paper[block, 'compete']:.5g} against {number:.5g} ({name})"
+            yield write.order(f"pham.table2.{block}.{arm}", words, against, COMPETE, {"arm": arm})
     for block, at in blocks(config).items():
         for arm in (arm for arm in UNASKED if arm in methods(config, block)):
             words = f"{block}: competition has fewer bits than {arm}"
@@ -412,36 +441,58 @@ FIG3 = Figure(
 
 # Tables 4, 5, 10
 
-#: lambda -> bits of the paper's tiny Switch, enwik8. SMoE: 1.320 (Table 9).
-TABLE_C = {0.01: 1.733, 0.03: 1.330, 0.05: 1.303, 0.07: 1.310, 0.09: 1.309}
+#: SMoE's bits, tiny Switch, enwik8 (Table 9). Of tiny GLaM the paper has none, and the text says that competition is better but at the least lambda.
+SMOE = 1.32
+#: lambda -> bits of the paper's tiny, enwik8, by block.
+TABLE_C = {
+    "switch": {0.01: 1.733, 0.03: 1.330, 0.05: 1.303, 0.07: 1.310, 0.09: 1.309},
+    "glam": {0.01: 1.587, 0.03: 1.366, 0.05: 1.298, 0.07: 1.300, 0.09: 1.294},
+}
+
+NAMED = {"learned": "SMoE", "compete": "competition"}
+#: In the ids of orders, of which Switch's came first.
+ORDER = {"switch": "", "glam": "glam."}
+
+
+def cells(config: ConfigDict, table: dict[str, dict[float, float]], few: tuple[float, ...]) -> list[tuple[str, float]]:
+    """Block and value of each cell of one of the paper's tables; of a smoke run, of a few values."""
+    return [(block, value) for block, row in table.items() for value in (few if config.scale == "smoke" else row)]
+
+
+def lambdas(config: ConfigDict) -> dict[tuple[str, float], Point]:
+    """The paper's lambdas with each block."""
+    found = cells(config, TABLE_C, (0.01, 0.09))
+    return {(block, share): blocks(config)[block] | {"selection.share": share} for block, share in found}
 
 
 def claim_table4(config: ConfigDict) -> Iterator[Claim]:
     """Each lambda against SMoE, at equal steps, as the paper has it; and its bits beside ours."""
-    for at in lambdas(config):
-        share, write = at["selection.share"], writer(config, at)
+    for (block, share), at in lambdas(config).items():
+        bits, write = TABLE_C[block][share], writer(config, at)
         yield write.beside(
-            f"pham.table4.switch.{share:g}",
-            f"lambda = {share:g}: bits per character, tiny, enwik8",
-            TABLE_C[share],
+            f"pham.table4.{block}.{share:g}",
+            f"{block}, lambda = {share:g}: bits per character, tiny, enwik8",
+            bits,
             COMPETE,
         )
-        better, worse = (COMPETE, LEARNED) if TABLE_C[share] < 1.32 else (LEARNED, COMPETE)
-        words = f"lambda = {share:g}: {better['arm']} has fewer bits than {worse['arm']}"
-        yield write.order(f"pham.table4.{share:g}.order", words, f"{TABLE_C[share]} against 1.320", better, worse)
+        told = bits < SMOE if block == "switch" else share > 0.01
+        better, worse = (COMPETE, LEARNED) if told else (LEARNED, COMPETE)
+        words = f"{block}, lambda = {share:g}: {NAMED[better['arm']]} has fewer bits than {NAMED[worse['arm']]}"
+        paper = f"{bits} against {SMOE:.3f}" if block == "switch" else f"so says the text ({bits}; SMoE not told)"
+        yield write.order(f"pham.table4.{ORDER[block]}{share:g}.order", words, paper, better, worse)
 
 
-def lambdas(config: ConfigDict) -> tuple[Point, ...]:
-    """The paper's values of lambda."""
-    return product(selection__share=tuple(TABLE_C) if config.scale != "smoke" else (0.01, 0.09))
+def by_block(config: ConfigDict, name: str, x: str) -> tuple[dict, ...]:
+    """A picture of differences from SMoE for each kind of block."""
+    return tuple(PAIRED | {"name": f"{name}-{block}", "x": x, "at": at} for block, at in blocks(config).items())
 
 
 TABLE4 = Figure(
-    "Table 4: lambda at equal steps; is it continuous as lambda tends to 0?",
+    "Table 4: lambda at equal steps, with either block; is it continuous as lambda tends to 0?",
     LIGHT,
-    sweep=lambdas,
+    sweep=lambda config: tuple(lambdas(config).values()),
     claims=lambda config: tuple(claim_table4(config)),
-    plots=lambda config: ({"kind": "paired", "name": "table4", "x": "selection.share", "metric": BITS},),
+    plots=lambda config: by_block(config, "table4", "selection.share"),
 )
 
 #: The loss of the released code at the time of its last version (2024-03-24): full softmax of the router, nothing detached, errors averaged
@@ -453,56 +504,71 @@ RELEASED: Point = {
 #: How its experts start and that its routers have a bias, SMoE's too; and that most of its scripts compete at every step.
 _STARTS: Point = {"experts.init": "stacked", "router.bias": True}
 _ALWAYS: Point = {"selection.share": 1.0}
-#: alpha -> bits of the paper's tiny Switch, enwik8.
-TABLE_D = {0.1: 1.306, 1.0: 1.307, 5.0: 1.303, 25.0: 1.321, 250.0: 1.328}
+#: alpha -> bits of the paper's tiny, enwik8, by block.
+TABLE_D = {
+    "switch": {0.1: 1.306, 1.0: 1.307, 5.0: 1.303, 25.0: 1.321, 250.0: 1.328},
+    "glam": {0.1: 1.280, 1.0: 1.285, 5.0: 1.298, 25.0: 1.304, 250.0: 1.319},
+}
 
 
-def alphas(config: ConfigDict) -> tuple[Point, ...]:
-    """The released code at each alpha."""
-    values = tuple(TABLE_D) if config.scale != "smoke" else (5.0, 250.0)
-    return tuple(RELEASED | {"selection.distil": 0.01 * alpha} for alpha in values)
+def alphas(config: ConfigDict) -> dict[tuple[str, float], Point]:
+    """The released code with each block, at each alpha."""
+    return {
+        (block, alpha): blocks(config)[block] | RELEASED | {"selection.distil": 0.01 * alpha}
+        for block, alpha in cells(config, TABLE_D, (5.0, 250.0))
+    }
 
 
 def claim_table5(config: ConfigDict) -> Iterator[Claim]:
-    """Each alpha against SMoE: the paper says all are better, its own Table 9 says that 25 and 250 are not."""
-    for at in alphas(config):
-        alpha = round(100 * at["selection.distil"], 6)
-        bits = TABLE_D[alpha]
-        words = f"alpha = {alpha:g}: competition has fewer bits than SMoE"
-        yield writer(config, at).order(f"pham.table5.{alpha:g}.order", words, f"{bits} against 1.320", COMPETE, LEARNED)
+    """Each alpha against SMoE: the paper says all are better, its own Table 9 says that 25 and 250 are not; and its bits beside ours."""
+    for (block, alpha), at in alphas(config).items():
+        bits, write = TABLE_D[block][alpha], writer(config, at)
+        words = f"{block}, alpha = {alpha:g}: bits per character, tiny, enwik8"
+        yield write.beside(f"pham.table5.{block}.{alpha:g}", words, bits, COMPETE)
+        words = f"{block}, alpha = {alpha:g}: competition has fewer bits than SMoE"
+        paper = f"{bits} against {SMOE:.3f}" if block == "switch" else f"so says the text ({bits}; SMoE not told)"
+        yield write.order(f"pham.table5.{ORDER[block]}{alpha:g}.order", words, paper, COMPETE, LEARNED)
 
 
 TABLE5 = Figure(
-    "Table 5: alpha, which multiplies the router's loss as in the released code",
+    "Table 5: alpha, which multiplies the router's loss as in the released code, with either block",
     LIGHT,
-    sweep=alphas,
+    sweep=lambda config: tuple(alphas(config).values()),
     claims=lambda config: tuple(claim_table5(config)),
-    plots=lambda config: ({"kind": "paired", "name": "table5", "x": "selection.distil", "metric": BITS},),
+    plots=lambda config: by_block(config, "table5", "selection.distil"),
 )
 
 
-#: Mean entropy of the paper's six routers on enwik8's test set (small), and its deviation over tokens; natural logarithms are assumed. Of
+#: Entropies of the paper's six routers on enwik8's test set (small), and their mean deviation over tokens; natural logarithms are assumed. Of
 #: SMoE-Fixed the six average 2.3475, where 2.3942 is printed. XMoE and StableMoE are as coded: once its authors' StableMoE has frozen its
 #: table, a score is a choice, without entropy.
 TABLE_F = {
-    "compete": (0.6655, 0.36), "learned": (0.7255, 0.41), "frozen": (2.3475, 0.22), "xmoe_coded": (0.9763, 0.43),
-    "stable_coded": (1.2669, 0.54),
-}  # fmt: skip
+    "compete": ((0.3441, 0.4015, 0.5946, 0.6810, 0.6081, 1.3636), 0.36),
+    "learned": ((0.1158, 0.6411, 0.4247, 0.8331, 0.9701, 1.3681), 0.41),
+    "frozen": ((2.2473, 2.5103, 2.2579, 2.3565, 2.3181, 2.3947), 0.22),
+    "xmoe_coded": ((0.7618, 0.6792, 1.1808, 0.9822, 0.8439, 1.4097), 0.43),
+    "stable_coded": ((0.7657, 1.2659, 1.1378, 1.2000, 1.4161, 1.8161), 0.54),
+}
 
 
 def claim_table10(config: ConfigDict) -> Iterator[Claim]:
     """On the test set competition's routers are the surest; the paper's entropies, and their deviations over tokens, beside ours."""
     write, spread = writer(config, {}, "router/entropy_test"), writer(config, {}, "router/entropy_test_std")
-    for arm, (entropy, deviation) in TABLE_F.items():
+    means = {arm: round(sum(routers) / len(routers), 4) for arm, (routers, _) in TABLE_F.items()}
+    for arm, (routers, deviation) in TABLE_F.items():
         if arm not in config.arms:
             continue
-        name, side = f"pham.table10.{arm}", {"arm": arm}
+        name, side, entropy = f"pham.table10.{arm}", {"arm": arm}, means[arm]
         yield write.beside(name, f"{arm}: mean entropy of the routers, small, enwik8", entropy, side)
         yield spread.beside(f"{name}.std", f"{arm}: its deviation over tokens", deviation, side)
         if arm != "compete":
             words = f"competition makes routers surer than {arm} does"
-            paper = f"{TABLE_F['compete'][0]} against {entropy}"
-            yield write.order(f"{name}.order", words, paper, COMPETE, side)
+            yield write.order(f"{name}.order", words, f"{means['compete']} against {entropy}", COMPETE, side)
+        for layer, one in enumerate(routers if config.transformer.sparse_layers == len(routers) else ()):
+            words = f"{arm}: entropy of router {layer + 1}, small, enwik8"
+            yield write.beside(f"{name}.{layer + 1}", words, one, side, metric=f"router/entropy_test/decoder_{layer}")
+    words = "on validation rows, of which the picture shows one, competition makes routers surer than SMoE does"
+    yield write.order("pham.fig4", words, "in most cases", COMPETE, LEARNED, metric="router/entropy_token")
 
 
 TABLE10 = Figure(

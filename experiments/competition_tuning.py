@@ -10,7 +10,7 @@ First train, and keep the models; then fine-tune the same arms and seeds:
     python -m routed.main --config=experiments/competition_tuning.py:smoke          # a table of its own, nothing trained before
 
 DIR holds NAME-train.tsv and NAME-test.tsv (and NAME-valid.tsv, or every tenth training text is held out) with the columns text and label; other classes
-than negative and positive: --config.data.labels. Scales: smoke, default (what default trains), gpu and paper (the sizes of competition_lm's).
+than negative and positive: --config.data.labels. Scales: smoke, default (what default trains), gpu and paper (what gpu and medium train).
 
 From the paper: the last layer replaced by two new ones, router frozen, Adam; from its released code: the head reads the last token, texts
 stand behind pads, competition is fine-tuned as SMoE is. `printed`: experts and head train; `released`: everything does.
@@ -85,7 +85,7 @@ SCALES: Scales = {
     },
     "default": lambda config: {},
     "gpu": lambda config: {**lm.SCALES["gpu"](config), **_THEIRS},
-    "paper": lambda config: {**lm.SCALES["paper"](config), **_THEIRS},
+    "paper": lambda config: {**lm.SCALES["medium"](config), **_THEIRS},
 }  # fmt: skip
 
 
