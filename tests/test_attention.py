@@ -28,6 +28,7 @@ def at_once(params, x, bias, source, seen, rotary):
     return mixed.reshape(*x.shape[:2], HEADS * size) @ weight["out"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("causal", "length", "keys", "rotary", "packed"),
     [

@@ -113,6 +113,7 @@ def start(config):
     return jax.jit(lambda: program.start(one, 0, values))()
 
 
+@pytest.mark.slow
 def test_places_are_the_means_of_clusters_of_the_training_samples_or_samples(small):
     """At separation 50: the mean of each cluster's samples among the first 32 of the pool of 80; or the first four samples."""
     config = override(small, {"data.separation": 50.0})
@@ -165,6 +166,7 @@ def test_every_arm_of_places_runs_and_finds_obvious_clusters(small, tmp_path):
     assert (last(table, "learned_top2_balanced", "train/experts") == 2).all()
 
 
+@pytest.mark.slow
 def test_clusters_are_of_data_that_are_never_seen_again_too(small):
     """Fresh: of a pool of data.samples samples of the same world, as examples are."""
     fresh = override(small, {"data.fresh": True, "data.separation": 50.0, **ARMS["frozen_kmeans"].changes})

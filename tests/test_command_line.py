@@ -410,6 +410,7 @@ def test_dry_run_writes_nothing(tiny, capsys, monkeypatch):
     assert {p.name for p in tiny.parent.iterdir()} <= {"tiny.py", "__pycache__"}
 
 
+@pytest.mark.slow
 def test_a_command_wins_over_the_sweep_of_a_figure(tiny, capsys, monkeypatch):
     """A claim at a point that is no longer there was not run."""
     tiny.write_text(tiny.read_text().replace("FROZEN),)", 'FROZEN, at={"data.samples": 16}),)').replace(

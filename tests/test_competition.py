@@ -58,6 +58,7 @@ def test_the_largest_outputs_win_by_hand():
     np.testing.assert_allclose(routing.scores, X @ params["router"]["kernel"], rtol=1e-5)  # the router's, whoever wins
 
 
+@pytest.mark.slow
 def test_share_0_is_top_k():
     params = made(layer(Linear(2)))
     both = []
@@ -76,6 +77,7 @@ def test_an_evaluation_competes_always():
     np.testing.assert_array_equal(routing.expert.reshape(6, 2), jax.lax.top_k(norms, 2)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("renormalise", [False, True], ids=["contest", "elected"])
 def test_padding_takes_no_part(renormalise):
     """Of six tokens two are padding: nobody computes them, and the router learns what it learns from the four alone."""
@@ -160,6 +162,7 @@ def test_whom_the_routers_loss_reaches(changes, reached):
     assert found == reached
 
 
+@pytest.mark.slow
 def test_the_tasks_gradient_where_only_the_router_hears():
     """With forward=false the output is the router's own; alpha scales what the task sends to the router's weights, and nothing else."""
     params = made(layer(Linear(2)))
@@ -207,6 +210,7 @@ def test_shuffles_deal_the_same_norms():
     assert isinstance(plain, Routing)
 
 
+@pytest.mark.slow
 def test_every_layer_tosses_its_own_coin():
     config, model, params, state = ready((("selection.name", "compete"), ("selection.share", 0.5)))
 
@@ -231,6 +235,7 @@ ELECTIONS: dict[str, dict] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("election", "training"),
     [*((name, True) for name in ELECTIONS), *((name, False) for name in ELECTIONS if "random" not in name)],
@@ -276,6 +281,7 @@ CONTESTS: dict[str, dict] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contest", CONTESTS)
 def test_a_contest_over_devices_has_the_numbers_of_one(contest):
     """Output, loss of the router, and gradients, of 64 tokens in groups of 8, on 2 x 4 devices with an expert each."""

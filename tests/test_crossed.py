@@ -110,6 +110,7 @@ def test_bayes_agrees_with_monte_carlo(small):
     assert losses[1] == min(losses)
 
 
+@pytest.mark.slow
 def test_columns_say_which_structure_a_router_follows(small):
     config = settled(small, 0.5)
     data, world, batch = made(small, 0.5)

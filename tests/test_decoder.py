@@ -97,6 +97,7 @@ FORMS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("training", [False, True])
 def test_a_later_character_changes_no_earlier_logit(form, training):
@@ -161,6 +162,7 @@ def evaluated(config, validation, test):
     )
 
 
+@pytest.mark.slow
 def test_the_entropy_of_test_tokens_has_its_mean_and_deviation_by_layer():
     """Of the test rows, which pass in two blocks; not of the validation rows, and not the deviation of the blocks' means."""
     config = settings()
@@ -178,6 +180,7 @@ def test_the_entropy_of_test_tokens_has_its_mean_and_deviation_by_layer():
     assert (np.abs(seen["decoder/entropy_test"] - seen["decoder/entropy_token"]) > 1e-3).all()
 
 
+@pytest.mark.slow
 def test_where_outputs_choose_at_an_evaluation_they_are_what_is_counted():
     """The experts that computed, not those of highest score; of the churn between evaluations no part is the router's."""
     config = settings(**{"selection.name": "compete", "selection.eval.name": "compete", "selection.eval.k": 2})
@@ -266,6 +269,7 @@ def test_odd_heads_cannot_be_turned():
         validate(settings(**{"transformer.positions": "rotary", "transformer.head_dim": 3}))
 
 
+@pytest.mark.slow
 def test_cores_that_share_the_steps_of_the_bench_have_its_numbers(monkeypatch):
     monkeypatch.setitem(lm.SHAPES, "least", lm._shape(8, 2, 8, 4, 30))
     alone, shared = (lm.program_of("least", "smoe", mesh) for mesh in (None, make_mesh(2, 1)))

@@ -46,6 +46,7 @@ def test_an_order_does_not_depend_on_the_pool(count):
     assert sorted(one.tolist()) == list(range(count))
 
 
+@pytest.mark.slow
 def test_batches_of_an_epoch_share_no_sample(config):
     task, data = TASKS["generated"], node_of(config).data
     world = worlds.draw_world(task, jax.random.key(0), data, 24)
@@ -86,6 +87,7 @@ def test_a_run_stops_when_no_sample_was_wrong(config, tmp_path):
     assert end["train/stopped"] == 1 and 0 < end["train/steps"] < 4000 and end["train/steps"] % 4 == 0
 
 
+@pytest.mark.slow
 def test_epochs_of_the_last_phase_count(config, tmp_path):
     """Two epochs of the router and three of the experts: 5 x 4 steps; experts rest in the first 8, the router after them."""
     rows = train(
@@ -99,6 +101,7 @@ def test_epochs_of_the_last_phase_count(config, tmp_path):
     assert at == [0, 0, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_router_that_is_trained_first_adds_up_what_tells_classes_apart(config):
     """Whole epochs of a linear loss: w_1 = w_1(0) + rate x steps x mean(y sum_j x_j), and w_2 the same with a minus."""
     config = canonical(override(config, FIRST | {"router.learning_rate": 0.1, "steps": 9, "eval_every": 9}))

@@ -58,6 +58,7 @@ def measured(monkeypatch):
     return lambda part, *cases: [*gpu_parts.records(part, [*cases], 1)]
 
 
+@pytest.mark.slow
 def test_the_table_at_tiny_sizes(measured):
     """256 tokens, top-2 of 4 experts of 32 x 64: 6 x 256 x (8,192 + 128) FLOPs; of a dense FFN without the 128."""
     sparse, dense = measured("dispatch", "dropless: ragged", "dropless: dense_ffn")
@@ -67,6 +68,7 @@ def test_the_table_at_tiny_sizes(measured):
     assert sparse["tokens"] == 256 and sparse["program_bytes"] > 0 and sparse["most_bytes_so_far"] is None
 
 
+@pytest.mark.slow
 def test_a_dense_fallback_is_named(measured, monkeypatch):
     """`ragged` through the CPU's ragged_dot, which multiplies each row with all four experts, of which two are its own."""
     monkeypatch.setattr(dispatch, "ragged", hopper.ragged)
@@ -247,6 +249,7 @@ def by_lax(module, name):
     ]
 
 
+@pytest.mark.slow
 def test_gradients_through_the_kernels_are_those_of_the_blocks(monkeypatch):
     monkeypatch.setattr(hopper, "_kernel", by_lax)
     expert, x = Ffn(6, 10), jax.random.normal(jax.random.key(0), (24, 6))
@@ -261,6 +264,7 @@ def test_gradients_through_the_kernels_are_those_of_the_blocks(monkeypatch):
     assert not hopper.difference(jax.tree.map(lambda a: a * np.nan, ours), theirs) < gpu_parts.CLOSE
 
 
+@pytest.mark.slow
 def test_the_kernels_lower_for_a_gpu(monkeypatch):
     """The gradients of the large table's layer, two products forward and four back; the GPU's driver compiles them, which is not here."""
     monkeypatch.setattr(jax, "devices", lambda *_: [SimpleNamespace(core_count=132)])

@@ -439,6 +439,7 @@ def test_experts_see_the_vector_and_the_features_the_router_the_image_only(confi
         np.testing.assert_array_equal(a, b)  # without features nothing is left of the image
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_frozen_router_keeps_its_convolutions_bit_for_bit(config, frozen):
     config = override(config, {"router.frozen": frozen, "optimizer.weight_decay": 0.1, "steps": 4, "eval_every": 4})

@@ -45,6 +45,7 @@ def fitted():
     return law.fit(some, [gap_of(one) + e for one, e in zip(some, noise, strict=True)], {"experiment": "x", "seeds": 5})
 
 
+@pytest.mark.slow
 def test_a_linear_law_is_found_and_foretells_points_that_it_has_not_seen(fitted):
     assert fitted.form == "linear" and fitted.scores["linear"]["r2"] > 0.97
     new = points(60, seed=2)

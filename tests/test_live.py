@@ -207,6 +207,7 @@ def test_what_is_kept_of_a_run_for_its_maps():
     assert found["load"].tolist() == [[0.75, 0.25, 0.0]]
 
 
+@pytest.mark.slow
 def test_maps_of_languages_are_rows_of_probabilities():
     """One layer, 2 languages, 2 experts: the first language's tokens gave 3 and 1 in sum, the second has none."""
     blocks = {

@@ -89,6 +89,7 @@ def test_relu_gates_weigh_with_their_scores_and_keep_what_is_positive():
     np.testing.assert_allclose(gradient, [[3, 0, 7], [0, 0, 0]])
 
 
+@pytest.mark.slow
 def test_relu_gates_have_places_for_all_tokens_whatever_the_capacity():
     """All of 4 tokens choose both experts: ranks reach 3, and with 1.0 x 1 x 4 / 2 = 2 places an expert would write over the other's."""
     x, rule = jnp.abs(X[:4]), Rule("relu", capacity_factor=1.0)
@@ -167,6 +168,7 @@ def test_a_capacity_is_rounded_up_to_a_multiple():
     ]  # 20 / 4; at most 20
 
 
+@pytest.mark.slow
 def test_a_shared_expert_is_added_to_all():
     experts = {
         "router": ProductRouter(4, Flat()),
@@ -182,6 +184,7 @@ def test_a_shared_expert_is_added_to_all():
     np.testing.assert_allclose(moe.apply({"params": params}, X)[0], apart + common, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dispatch", ["dense", "gather", "slots"])
 def test_weights_may_scale_the_input(dispatch):
     """Of a linear expert without bias nothing changes; of one with a bias b, w (A x + b) becomes A (w x) + b."""

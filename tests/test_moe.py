@@ -80,6 +80,7 @@ class Block(nn.Module):
         return x + y, load.load_of(routing)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", [False, True])
 def test_scanned_over_layers_with_and_without_remat(remat):
     block = nn.remat(Block) if remat else Block

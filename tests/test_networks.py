@@ -111,6 +111,7 @@ IMAGES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_dispatches_agree_and_an_expert_knows_one_image(small):
     """Values and gradients of sorted rows in blocks are those of every expert on every image."""
     net, keys = Network(2, 4, ConvNet), jax.random.split(jax.random.key(0), 3)
@@ -135,6 +136,7 @@ def test_a_network_alone_is_evaluated_without_the_settings_of_a_router(small):
     assert "losses" not in config and bytes_of_run(config) > 0
 
 
+@pytest.mark.slow
 def test_an_ensemble_trains_each_member_and_averages_probabilities(small):
     changes = {"model": "ensemble", "experts.count": 2, "optimizer.normalise": "expert"}
     config = override(small, IMAGES | changes)

@@ -38,6 +38,7 @@ def test_an_end_is_its_documents_last():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [{}, {"transformer.positions": "rotary", "transformer.norm": "post"}])
 def test_a_document_is_as_if_it_stood_alone(form):
     """Its logits do not hear of the document before; those of a stream do. Rotary and bucketed positions know distances only."""
@@ -60,6 +61,7 @@ def test_a_document_is_as_if_it_stood_alone(form):
     np.testing.assert_allclose(read(batch)[:, 4:], read(alone)[:, :4], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_what_follows_an_end_does_not_count():
     """In training, in evaluation, in the 5-gram: targets behind an END may be anything."""
     config = settings()

@@ -23,6 +23,7 @@ def made(levels=LEVELS, **columns):
     return arms.table(drawing.last, drawing, override(base(), {"data.samples": 512}))
 
 
+@pytest.mark.slow
 def test_arms_stand_best_first_against_the_fairest_control():
     found = made()
     assert [line["arm"] for line in found.lines] == ["frozen_data", "learned", "frozen_sharp", "frozen"]

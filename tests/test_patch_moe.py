@@ -204,6 +204,7 @@ def test_routers_that_know_or_ignore_the_patch(config):
         assert bool((draws[0] == draws[1]).all()) != anew
 
 
+@pytest.mark.slow
 def test_gates_of_experts_over_patches_are_made_as_sharp_as_asked(config, tmp_path):
     """Rows by hand: two samples of two patches, two experts. Then an entropy over patches that a frozen router is asked for."""
     scores = jnp.array([[1.0, 10], [2, 20], [3, 30], [4, 40]])
@@ -213,6 +214,7 @@ def test_gates_of_experts_over_patches_are_made_as_sharp_as_asked(config, tmp_pa
     assert rows["router/entropy_token_train"].tolist() == pytest.approx([1.2] * 3, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_mixture_trains(config, tmp_path):
     """Two steps: its columns, readouts that stay, and none of the columns that are of tokens which choose their experts."""
     rows = train(override(config, {"arms": ("learned", "frozen"), "dispatch": "slots"}), ({},), tmp_path / "moe")

@@ -272,6 +272,7 @@ def test_chances_of_two_experts_and_of_four():
     assert found[2, 1] == found[2, 2] == 0  # 1 or more below the highest
 
 
+@pytest.mark.slow
 def test_lemmas(monkeypatch):
     def worst(scores):
         found = patches.lemmas(jnp.array(scores, jnp.float32), jax.random.key(0))

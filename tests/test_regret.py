@@ -78,6 +78,7 @@ def outputs_of(experts, x):
     return each if experts.slope is None else each + jnp.einsum("td,edo->eto", x, experts.slope)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.booleans(), st.sampled_from(RULES))
 def test_parts_sum_to_the_loss_under_any_rule(seed, linear, rule):
@@ -92,6 +93,7 @@ def test_parts_sum_to_the_loss_under_any_rule(seed, linear, rule):
         assert float(found.gate) == pytest.approx(0, abs=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000))
 def test_the_partition_at_its_ends(seed):

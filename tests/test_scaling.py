@@ -222,6 +222,7 @@ def test_shares_of_linear(monkeypatch):
     assert [record["share_of_linear"] for record in sweep(5)] == [1.0, 0.9, 0.75, 0.35]
 
 
+@pytest.mark.slow
 def test_a_process_of_the_sweep_keeps_to_its_cores():
     """.06 ms a step of a run, 4,000 steps: 15,000 runs an hour."""
     code = (

@@ -190,6 +190,7 @@ def test_sparse_layers_end_equal_blocks():
         t5(settings(**{"transformer.layers": 6, "transformer.sparse_layers": 4}))
 
 
+@pytest.mark.slow
 def test_scanned_is_unrolled():
     two = {"transformer.layers": 2, "transformer.sparse_layers": 0}
     config, _, batch, params, _ = ready(**two)
@@ -280,6 +281,7 @@ def test_dispatches_agree_and_capacity_drops():
     assert jnp.abs(logits("slots", capacity_factor=0.5) - dense).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_training_draws_noise_and_moves_the_balance_and_evaluation_does_not():
     case = ready(**{"selection.balance_rate": 0.1, "router.noise": "gaussian"})
     config, model, batch, params, state = case
@@ -295,6 +297,7 @@ def test_training_draws_noise_and_moves_the_balance_and_evaluation_does_not():
     assert (first != both(jax.random.key(2))[0][0]).any() and (first != calm).any()
 
 
+@pytest.mark.slow
 def test_a_router_by_token_id_sees_the_ids_of_its_stack():
     case = ready(**{"router.name": "hash_id", "router.vocabulary": 20})
     config, model, batch, params, state = case
@@ -304,6 +307,7 @@ def test_a_router_by_token_id_sees_the_ids_of_its_stack():
         np.testing.assert_array_equal(seen[stack].routing.scores[0].argmax(-1), expected.astype(int) % 4)
 
 
+@pytest.mark.slow
 def test_the_oracle_of_text_sends_a_row_by_its_language():
     """Language l goes to experts 2 l and 2 l + 1, of four, in both stacks; also when its scores are asked for again."""
     config, model, batch, params, state = ready(**{"router.name": "oracle", "router.choices": 2})

@@ -216,6 +216,7 @@ def test_a_bias_starts_at_nothing_and_adds_to_every_score(name):
     np.testing.assert_array_equal(found["bias"], np.zeros(3))
 
 
+@pytest.mark.slow
 def test_a_bias_trains_and_freezes(small, tmp_path):
     config = override(small, {"router.bias": True, "data.spurious_dims": 2, "seeds": 1, "experts.name": "constant"})
     table = train(config, ({},), tmp_path)
@@ -224,6 +225,7 @@ def test_a_bias_trains_and_freezes(small, tmp_path):
     np.testing.assert_allclose(share, 1 / (1 + ratio**2), rtol=1e-4)  # shares of the squared norm
 
 
+@pytest.mark.slow
 def test_rows_hit_every_cluster_where_each_has_a_row(small, tmp_path):
     """Well apart, frozen rows from every cluster cover every cluster. Not the converse: a row that no sample of its own cluster
     chooses may serve a cluster that has none."""

@@ -83,6 +83,7 @@ def test_purposes_of_what_the_programs_say():
     assert hlo.purpose("jit(mapped)/evaluation/MoE/dot_general") == "evaluation"
 
 
+@pytest.mark.slow
 def test_the_program_of_a_layer_has_these_purposes(small):
     lowered = lower_group(small, small.data.samples, 1, make_mesh(override(small, {"mesh.run": 1})))
     text = "".join(one.compile().as_text() for one in (lowered.advance, lowered.record))

@@ -106,6 +106,7 @@ def test_bad_tables_are_refused_in_a_line(tmp_path, changes, tables, words):
 # --- the model ---
 
 
+@pytest.mark.slow
 def test_a_classifier_is_the_decoder_with_another_head():
     """Every leaf but the head has its name and shape there; it reads the last token, and so all before it."""
     config = settings(**{"data.labels": ("a", "b", "c")})
@@ -134,6 +135,7 @@ def test_flops_of_a_classifier_row():
     assert more == 6 * (8 * 8 + 8 * 2) - 6 * 8 * 8 * 30
 
 
+@pytest.mark.slow
 def test_no_metric_of_a_router_counts_pads():
     """Rows of 1, 3, 8 and 5 tokens behind pads: every number is that of these 17 tokens, in two blocks of unlike lengths."""
     config = settings(**{"batch_size": 2, "trace.every": 1})

@@ -79,6 +79,7 @@ def test_experts_side_by_side_compute_what_they_take():
     assert ((got[0][1] != 0).any(-1).reshape(3, 4, 3).sum(1) == 2).all()  # two of the four tokens of each sample
 
 
+@pytest.mark.slow
 def test_one_expert_on_the_whole_map_is_the_network_without_a_shortcut(config):
     """Filters of 3 x 3 on one patch that is the map, gate 1: the last convolution itself."""
     one = {"experts.count": 1, "experts.width": 64, "resnet.patch": 2, "resnet.filter": 3}
@@ -97,6 +98,7 @@ def test_one_expert_on_the_whole_map_is_the_network_without_a_shortcut(config):
     np.testing.assert_allclose(prediction, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["wide_resnet", "wide_resnet_moe"])
 def test_statistics_move_in_training_and_are_used_at_evaluation(config, model):
     config = override(config, {"model": model})
