@@ -104,7 +104,8 @@ class Progress:
         if course.flops is None:
             return f", {rate:.3g} steps/s"
         share = 100 * rate * course.flops / machine.peak()
-        return f", {rate:.3g} steps/s, {rate * course.tokens:.3g} tokens/s, MFU {share:.2g} %"
+        told = f"{share:.2g} %" if share <= 100 else "unknown: other work ran while the processor's rate was measured"
+        return f", {rate:.3g} steps/s, {rate * course.tokens:.3g} tokens/s, MFU {told}"
 
 
 class _AboveTheBar:
