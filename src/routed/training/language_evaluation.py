@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -160,6 +161,14 @@ def evaluate(
     return seen
 
 
+@functools.cache
+def warn_of_blocks(split: str, rows: int, size: int, fits: int) -> None:
+    """Says once that an evaluation takes few rows at a time, as a batch does not divide them."""
+    log.warning(
+        "the %s text gives %d rows, evaluated in blocks of %d; data.eval_rows=%d is faster", split, rows, size, fits
+    )
+
+
 def _in_blocks(config: ConfigDict, rows: TextBatch, split: str) -> TextBatch:
     """Rows of a split [blocks, size, ...], of at most a batch each; where that makes many small blocks, a warning says so.
 
@@ -176,14 +185,7 @@ def _in_blocks(config: ConfigDict, rows: TextBatch, split: str) -> TextBatch:
             f"the {split} text gives {found} rows, of which {devices} devices cannot share blocks of {size}; use {fits}",
         )
     if 4 * size <= min(config.batch_size, found):
-        fits = found - found % config.batch_size
-        log.warning(
-            "the %s text gives %d rows, evaluated in blocks of %d; data.eval_rows=%d is faster",
-            split,
-            found,
-            size,
-            fits,
-        )
+        warn_of_blocks(split, found, size, found - found % config.batch_size)
     return jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), rows)
 
 
