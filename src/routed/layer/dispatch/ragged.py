@@ -153,14 +153,21 @@ def _through(run: Callable[[Any, Array], list[Array]], size: int, params, rows, 
 def _pulled(expert: ExpertFunction, weights, block) -> tuple[Array, list[Array], Any, list[int]]:
     """The outputs of a block, their derivative as leaves and the structure that they make, and the places of the leaves to keep for it.
 
-    Weights and rows are there anyway. Where anything else has no row for each row (patches of images), nothing is kept.
+    Weights and rows are there anyway. Where anything else has no row for each row (patches of images, products of weights), nothing is kept.
     """
     run = jax.checkpoint(partial(_whole, expert), policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
     outputs, derivative = jax.vjp(run, weights, block)
     leaves, structure = jax.tree.flatten(derivative)
+    longer = jax.eval_shape(  # by a row, as anything may have as many rows as a block
+        lambda weights, block: jax.tree.leaves(jax.vjp(run, weights, block)[1]),
+        weights,
+        jax.ShapeDtypeStruct((len(block) + 1, *block.shape[1:]), block.dtype),
+    )
     there = {id(leaf) for leaf in jax.tree.leaves((weights, block))}
     more = [place for place, leaf in enumerate(leaves) if id(leaf) not in there]
-    fits = all(leaves[place].shape[:1] == (len(block),) for place in more)
+    fits = len(longer) == len(leaves) and all(
+        (leaves[place].shape[:1], longer[place].shape[:1]) == ((len(block),), (len(block) + 1,)) for place in more
+    )
     return outputs, leaves, structure, more if fits else []
 
 
