@@ -78,6 +78,46 @@ def test_an_evaluation_competes_always():
 
 
 @pytest.mark.slow
+def test_a_shuffled_target_is_dealt_among_tokens_that_count():
+    """20 of 40 tokens are padding: whatever they hold, the router learns the same, by either way to compute it, and not its own norms."""
+    x, mask, rngs = jax.random.normal(jax.random.key(0), (40, 3)), jnp.arange(40) % 2 == 0, {"noise": jax.random.key(7)}
+
+    def learned(x, dispatch, target):
+        moe = layer(Linear(2), dispatch=dispatch, **{"selection.share": 1.0, "selection.distil_target": target})
+        routing = moe.apply({"params": made(layer(Linear(2)))}, x, mask=mask, step=0, rngs=rngs)[1]
+        return float(competition.distillation(moe.rule, routing)), routing.contest.norms[mask]
+
+    louder = jnp.where(mask[:, None], x, 100 * x)
+    found = [learned(one, dispatch, "shuffled") for one in (x, louder) for dispatch in ("dense", "ragged")]
+    assert [loss for loss, _ in found] == pytest.approx([found[0][0]] * 4, rel=1e-4)
+    own, (_, dealt) = learned(x, "dense", "own")[1], found[0]
+    np.testing.assert_allclose(np.sort(dealt, 0), np.sort(own, 0), rtol=1e-5)
+    assert not np.allclose(dealt, own)
+
+
+@pytest.mark.parametrize("key", ["share", "schedule", "distil", "distil_target", "distil_trunk"])
+def test_what_an_evaluation_does_not_do_is_refused(key):
+    changed = {"share": 0.0, "schedule": "root", "distil": 7.0, "distil_target": "shuffled", "distil_trunk": True}[key]
+    competing = {
+        f"selection.{node}{name}": value for node in ("", "eval.") for name, value in (("name", "compete"), ("k", 2))
+    }
+    config = override(base(), competing | {"experts.count": 4, f"selection.eval.{key}": changed})
+    with pytest.raises(
+        UserError,
+        match=rf"selection.eval.{key}=.*an evaluation competes always and teaches nobody; set selection.{key}",
+    ):
+        validate(config)
+
+
+def test_an_evaluation_that_competes_has_no_noise():
+    config = override(
+        base(), {"selection.eval.name": "compete", "router.noise": "gaussian", "router.noise_at_eval": True}
+    )
+    with pytest.raises(UserError, match=r"router.noise_at_eval=True: an evaluation that competes draws nothing"):
+        validate(config)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("renormalise", [False, True], ids=["contest", "elected"])
 def test_padding_takes_no_part(renormalise):
     """Of six tokens two are padding: nobody computes them, and the router learns what it learns from the four alone."""
@@ -279,6 +319,14 @@ CONTESTS: dict[str, dict] = {
     "the router hears alone, of other tokens": {"selection.forward": False, "selection.distil_target": "shuffled"},
     "no contest on this step": {"selection.share": 0.0},
 }
+
+
+def test_constant_experts_compete_over_devices():
+    """16 tokens on 2 x 2 devices; a constant expert has one row for all of a device's."""
+    x, changes = jax.random.normal(jax.random.key(0), (16, 3)), {"selection.share": 1.0, "selection.group_size": 4}
+    params = made(layer(Constant(2)))
+    alone, shared = (layer(Constant(2), mesh, **changes) for mesh in (None, make_mesh(2, 2)))
+    np.testing.assert_allclose(ran(shared, params, x)[0], ran(alone, params, x)[0], rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -95,6 +95,7 @@ def elected(
     routing: Routing,
     took_part: Bool[Array, ""],
     key: PRNGKeyArray | None,
+    mask: Bool[Array, " T"] | None = None,
 ) -> tuple[Any, Routing, Float[Array, "T E"]]:
     """(outputs of the assignments, these, what the router is to learn) of a layer that competes if it `took_part`; the key is consumed.
 
@@ -110,13 +111,24 @@ def elected(
     chosen = _where(took_part, winners, routing) if rule.own.forward else routing
     outputs = outputs_of(chosen)
     if rule.own.forward and rule.own.winners == "norms":
-        learned = jnp.where(took_part, norms.at[chosen.token, chosen.expert].set(outputs.measured(norms_of)), norms)
+        computed = jnp.where(chosen.kept, chosen.token, len(norms))  # padding is not
+        learned = norms.at[computed, chosen.expert].set(outputs.measured(norms_of), mode="drop")
+        learned = jnp.where(took_part, learned, norms)
         winners = select(learned, preference=norms)
     if rule.own.forward:
         ours = jnp.where(took_part, winners.weight, ours)
     if rule.own.distil_target == "shuffled" and order is not None:
-        learned = jax.random.permutation(order, learned)
+        learned = _shuffled(order, learned, mask)
     return outputs, chosen._replace(scores=routing.scores, weight=ours), learned
+
+
+def _shuffled(key: PRNGKeyArray, norms: Float[Array, "T E"], mask: Bool[Array, " T"] | None) -> Float[Array, "T E"]:
+    """The rows in another order; padding stays where it is."""
+    if mask is None:
+        return jax.random.permutation(key, norms)
+    drawn = jax.random.uniform(key, mask.shape)
+    own, other = (jnp.argsort(jnp.where(mask, rank, jnp.inf)) for rank in (jnp.zeros_like(drawn), drawn))
+    return norms.at[own].set(norms[other])
 
 
 def _where(first: Bool[Array, ""], one: Routing, other: Routing) -> Routing:
@@ -135,6 +147,7 @@ def contest(
     outputs: Float[Array, "E N O"],
     routing: Routing,
     key: PRNGKeyArray | None,
+    mask: Bool[Array, " T"] | None = None,
 ) -> tuple[Float[Array, "T O"], Routing, Float[Array, "T E"]]:
     """(the layer's output, who computes it, what the router is to learn) where a layer competes; the key is consumed.
 
@@ -146,9 +159,9 @@ def contest(
     deal, order = jax.random.split(key) if key is not None else (None, None)
     if rule.own.winners == "random" and deal is not None:
         norms = jax.lax.stop_gradient(jax.random.permutation(deal, norms, axis=1, independent=True))
-    learned = (
-        jax.random.permutation(order, norms) if rule.own.distil_target == "shuffled" and order is not None else norms
-    )
+    learned = norms
+    if rule.own.distil_target == "shuffled" and order is not None:
+        learned = _shuffled(order, norms, mask)
     if rule.own.winners == "all":
         return combine(SoftRouting(routing.scores, jax.nn.softmax(routing.scores)), outputs), routing, learned
     if rule.own.forward:
@@ -224,7 +237,7 @@ def _taught(own: Any) -> bool:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses a contest whose winners an evaluation would draw, and a router that nothing would teach."""
+    """Refuses a contest at an evaluation that would toss coins or teach, and a router that nothing would teach."""
     own, node = config.selection, config.selection.eval
     always = "share" in own and own.share == 1  # read where experts compete in training
     if always and not (_taught(own) or config.router.frozen or own.no_gradient or config.phases):
@@ -234,5 +247,20 @@ def check(config: ConfigDict) -> None:
             "where winners compute every output the router hears of no task, and selection.distil=0 (or selection.k=1, of which a softmax is always 1)"
             " teaches it nothing, an accidental frozen router; lower the share or set router.frozen=true",
         )
-    if node.name == config.selection.name and node.winners == "random":
+    if "winners" not in node:  # an evaluation without a contest
+        return
+    if node.winners == "random":
         refuse("selection.eval.winners", "random", "an evaluation tosses no coins; use norms or all")
+    for name in SETTINGS.keys() - {"winners", "forward"}:
+        if name in node and node[name] != SETTINGS[name].default:
+            refuse(
+                f"selection.eval.{name}",
+                node[name],
+                f"an evaluation competes always and teaches nobody; set selection.{name}, which is of training",
+            )
+    if "noise_at_eval" in config.router and config.router.noise_at_eval:
+        refuse(
+            "router.noise_at_eval",
+            True,
+            "an evaluation that competes draws nothing; set it to false or selection.eval.name=top_k",
+        )

@@ -137,6 +137,7 @@ class MoE(nn.Module):
                 routing,
                 took_part,
                 draws,
+                mask,
             )
             y = outputs.combined(routing.weight, len(x))
             return y, routing._replace(contest=Contest(took_part, scores, norms, mask))
@@ -147,7 +148,7 @@ class MoE(nn.Module):
             else:
                 outputs = dispatch.parallel_outputs(run, self.mesh, params, x)
                 combined = partial(dispatch.parallel_combined, self.mesh)
-            return competition.contest(self.rule, pick, combined, outputs, routing, draws)
+            return competition.contest(self.rule, pick, combined, outputs, routing, draws, mask)
 
         def route():
             return self._dispatched(run, params, x, routing, places), routing, jnp.zeros_like(scores)

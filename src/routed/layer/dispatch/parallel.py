@@ -72,7 +72,11 @@ def parallel_outputs(expert: ExpertFunction, mesh: Mesh, params, x: Float[Array,
     """Outputs of all experts on all tokens: a device has those of its experts on the tokens of its replica, and no others."""
 
     def local(params, x):
-        return jax.vmap(expert, in_axes=(0, None))(params, jax.lax.all_gather(x, EXPERT, tiled=True))
+        tokens = jax.lax.all_gather(x, EXPERT, tiled=True)
+        outputs = jax.vmap(expert, in_axes=(0, None))(params, tokens)
+        return jnp.broadcast_to(
+            outputs, (len(outputs), len(tokens), *outputs.shape[2:])
+        )  # a constant expert has one row for all
 
     both = P((DATA, EXPERT))
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), both), out_specs=P(EXPERT, DATA), check_vma=False)
