@@ -327,12 +327,12 @@ TABLE_A = {
     ("glam", "stable"): (1.189, 1.109, 1.291, 1.217, 54.730, 35.320),
 }
 #: Whose texts are of such tokens.
-TEXTS = {"characters": "text8", "bytes": "enwik8", "sentencepiece": "wikitext103"}
+TEXTS = {"characters": "text8", "bytes": "enwik8"}
 
 
 def column(config: ConfigDict) -> str:
-    """The column of the paper's table that a config is nearest to."""
-    return f"{TEXTS[config.data.tokens]}-{'medium' if config.scale == 'medium' else 'small'}"
+    """The column of the paper's table that a config is nearest to; of pieces of words it is that of words."""
+    return f"{TEXTS.get(config.data.tokens, 'wikitext103')}-{'medium' if config.scale == 'medium' else 'small'}"
 
 
 #: Methods of which the paper has no number here.

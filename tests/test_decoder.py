@@ -20,6 +20,7 @@ from routed.models.decoder import decoder
 from routed.models.transformer import embedded
 from routed.models.transformer_sizes import (
     expert_weights,
+    experts_of_token,
     flops_of_classifier_row,
     flops_of_decoder_row,
     flops_per_row,
@@ -318,6 +319,28 @@ def test_the_bench_reads_baselines_and_its_dense_decoder_has_the_size_of_its_pee
     assert abs(twin - more) <= 6 * 3 * length * dim
 
 
+def test_a_counted_table_leaves_the_noise_of_its_router_alone(tmp_path):
+    config = settings(
+        **{
+            "router.name": "hash_id",
+            "router.choices": 2,
+            "router.noise": "learned",
+            "router.noise_in_weights": True,
+            "data.cache": str(tmp_path),
+        }
+    )
+    table, problem = jnp.arange(60.0).reshape(30, 2), problem_of(config).build(config, 0, None)
+    inputs = program.Inputs(program.streams(0, config), node_of(config), (), {"validation": rows(), "table": table})
+    router = jax.jit(lambda: problem.init(inputs)[0]["router"]["decoder"])()
+    assert (router["router"]["table"] == table[None]).all() and router["noise"]["kernel"].shape == (2, 8, 4)
+
+
+def test_a_shared_expert_computes_every_token_too():
+    config = settings(**{"transformer.shared_expert": True, "selection.k": 1, "selection.renormalise": False})
+    assert experts_of_token(config) == 2
+    assert flops_of_decoder_row(config) == flops_of_decoder_row(config, 1)  # which counts it by itself
+
+
 @pytest.mark.parametrize("flops", [flops_of_decoder_row, flops_per_row, flops_of_classifier_row])
 def test_flops_of_large_models_whose_experts_go_by_steps(flops):
     """Attention of 8 layers takes 8 x 2 x 1024 x (1024 x 2 x 512 + 512 x 512) = 2 x 10^10 products of a row, logits 2 x 10^10: no int32."""
@@ -326,7 +349,17 @@ def test_flops_of_large_models_whose_experts_go_by_steps(flops):
         **{f"transformer.{name}": size for name, size in large.items()},
         **{"data.input_length": 512, "data.vocabulary": 40_000},
     )
-    assert float(jax.jit(partial(flops, config))(jnp.float32(3))) == pytest.approx(flops(config, 3))
+    for changes in (
+        {},
+        {
+            "transformer.dim": 4096,
+            "transformer.width": 16384,
+            "transformer.layers": 32,
+            "transformer.sparse_layers": 16,
+        },
+    ):
+        config = override(config, changes)  # dense layers: 16 x 2 x 4096 x 16384 = 2^31
+        assert float(jax.jit(partial(flops, config))(jnp.float32(3))) == pytest.approx(flops(config, 3))
     assert flops(config, 3) > 8 * 6 * 2**31
 
 

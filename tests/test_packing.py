@@ -75,8 +75,11 @@ def test_what_follows_an_end_does_not_count():
     # Of 8 targets in each of 6 rows 7 count; the mean over these, by hand.
     nats = jax.nn.logsumexp(outputs.prediction, -1) - jnp.take_along_axis(outputs.prediction, batch.targets[..., None], -1)[..., 0]  # fmt: skip
     mean = np.delete(np.asarray(nats), 3, axis=1).mean()
+    square = np.delete(np.asarray(jax.nn.logsumexp(outputs.prediction, -1)) ** 2, 3, axis=1).mean()
+    with_z = override(config, {"losses.logits_z": 0.5})
     for one in (batch, other):
         assert problem.task_loss(config, outputs, one)[0] == pytest.approx(mean, rel=1e-6)
+        assert problem.task_loss(with_z, outputs, one)[0] == pytest.approx(mean + 0.5 * square, rel=1e-6)
         moment = inputs._replace(shared=shared | {"validation": one, "test": one})
         seen = problem.evaluate(moment, params, state, jnp.int32(0), problem.remember(params, state))
         assert seen["eval/loss"] == pytest.approx(mean, rel=1e-5)

@@ -180,6 +180,7 @@ def test_a_phase_that_trains_nothing_says_so(small, caplog):
         (("until=3 selection.k=0", ""), "config key selection.k=0: must be at least 1"),
         (("until=3 selection.share=1.5", ""), r"config key selection.share=1.5: must be in \[0, 1\]"),
         (("until=3 selection.schedule=never", ""), "selection.schedule='never': must be one of constant, root"),
+        (("until=3 selection.eval.k=1", ""), "selection.eval.k is of evaluations, which are the same in all phases"),
     ],
 )
 def test_a_wrong_phase_is_named(small, phases, text):

@@ -12,6 +12,7 @@ import sentencepiece
 from absl import logging
 
 from routed.contracts import UserError
+from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.tasks import text
@@ -261,6 +262,20 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path, mc4, warnings, mo
     (mc4 / SHARD).write_bytes(gzip.compress(b"x" * 2500 + b'\n{"text": "fine"}\n'))
     load_mc4(tmp_path, mc4)
     assert "has 3 lines that are not JSON" in warnings[0]  # 1000 + 1000 + 501
+
+
+def test_an_encoder_decoder_takes_plain_files(tmp_path):
+    validate(
+        config_of(
+            tmp_path,
+            **{
+                "data.name": "files",
+                "data.directory": "somewhere",
+                "selection.name": "top_k",
+                "selection.renormalise": False,
+            },
+        )
+    )
 
 
 def test_a_tokenizer_is_trained_on_lines_of_any_length(tmp_path):

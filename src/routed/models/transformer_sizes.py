@@ -102,23 +102,23 @@ def feed_of_token(config: ConfigDict, experts: Any = None) -> Any:
     last = _matrices(t.ffn) * t.dim * (twin_width(config) if is_twin(config) else t.width)
     if is_sparse(config):
         experts = work_of_token(config) if experts is None else experts
-        last = t.dim * config.experts.count + (experts + shared(config)) * expert_weights(config)
-    return (t.layers - blocks) * _matrices(t.ffn) * t.dim * t.width + blocks * last
+        last = t.dim * config.experts.count + (experts + shared(config)) * float(expert_weights(config))
+    return float((t.layers - blocks) * _matrices(t.ffn) * t.dim * t.width) + blocks * last
 
 
-def shared(config: ConfigDict) -> int:
+def shared(config: Any) -> int:
     """Experts of every token in a sparse layer."""
     return int(config.transformer.shared_expert)
 
 
 def experts_of_token(config: Any) -> Any:
-    """Experts that compute a training token in a sparse layer, on average over the steps."""
+    """Experts that compute a training token in a sparse layer, a shared one too, on average over the steps."""
     rule, tokens = averaged(rule_of(config.selection), config.steps), config.batch_size * config.data.input_length
-    return SELECTIONS[rule.name].experts_per_token(rule, tokens, config.experts.count)
+    return SELECTIONS[rule.name].experts_per_token(rule, tokens, config.experts.count) + shared(config)
 
 
 def work_of_token(config: Any) -> Any:
-    """The same in experts that learn from it, of which one that only computes is a third."""
+    """The same in experts that learn from it, of which one that only computes is a third; without a shared one."""
     return work(
         averaged(rule_of(config.selection), config.steps),
         config.batch_size * config.data.input_length,

@@ -53,7 +53,9 @@ def build(
         params, state = model.init(inputs.keys["init"], rows)
         if "table" in inputs.shared:
             table = inputs.shared["table"]
-            params = params | {"router": jax.tree.map(lambda a: jnp.broadcast_to(table, a.shape), params["router"])}
+            spread = lambda own: jax.tree.map(lambda a: jnp.broadcast_to(table, a.shape), own)  # noqa: E731
+            stacks = {name: one | {"router": spread(one["router"])} for name, one in params["router"].items()}
+            params = params | {"router": stacks}
         return params, state
 
     def task_loss(phase: Any, outputs, batch: TextBatch):
@@ -64,7 +66,8 @@ def build(
         nats = nats.mean() if counted is None else (nats * counted).sum() / counted.sum()
         if not phase.losses.logits_z:
             return nats, nats
-        return nats + phase.losses.logits_z * (partition**2).mean(), nats
+        square = (partition**2).mean() if counted is None else (partition**2 * counted).sum() / counted.sum()
+        return nats + phase.losses.logits_z * square, nats
 
     return Problem(
         model=model,

@@ -99,6 +99,10 @@ def _phase(config: ConfigDict, text: str) -> Phase:
                 share = float(value)
             elif key == "train":
                 groups = () if value == NOTHING else tuple(value.split("+"))
+            elif key.startswith("selection.eval."):
+                raise UserError(
+                    f"config key phases: {text!r}: {key} is of evaluations, which are the same in all phases; set it outside of phases"
+                )
             elif key.startswith(NODES) or key in KEYS:
                 changes[key] = parse(config, key, value)
             else:
