@@ -9,7 +9,7 @@ First train, and keep the models; then fine-tune the same arms and seeds:
     python -m routed.main --config=experiments/competition_tuning.py --config.initial.workdir=W --config.data.directory=DIR --config.data.table=sst2 --config.seeds=4
     python -m routed.main --config=experiments/competition_tuning.py:smoke          # a table of its own, nothing trained before
 
-DIR holds NAME-train.tsv and NAME-test.tsv (and NAME-valid.tsv, or every tenth training text is held out) with the columns text and label; other classes
+DIR holds NAME-train.tsv and NAME-test.tsv (and NAME-valid.tsv, or a tenth of the training texts is held out) with the columns text and label; other classes
 than negative and positive: --config.data.labels. Scales: smoke, default (what default trains), gpu and paper (what gpu and medium train).
 
 From the paper: the last layer replaced by two new ones, router frozen, Adam; from its released code: the head reads the last token, texts

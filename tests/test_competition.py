@@ -109,6 +109,15 @@ def test_what_an_evaluation_does_not_do_is_refused(key):
         validate(config)
 
 
+def test_a_loss_that_nothing_lets_through_is_refused():
+    config = override(
+        base(),
+        {"selection.name": "compete", "selection.k": 2, "selection.distil_trunk": True, "router.stop_gradient": True},
+    )
+    with pytest.raises(UserError, match=r"selection.distil_trunk=True: router.stop_gradient=true lets nothing through"):
+        validate(config)
+
+
 def test_an_evaluation_that_competes_has_no_noise():
     config = override(
         base(), {"selection.eval.name": "compete", "router.noise": "gaussian", "router.noise_at_eval": True}

@@ -192,6 +192,12 @@ def test_information_by_hand():
     found = agreement.information(expert, rng.integers(0, 8, 400), alone[:400], rng.integers(0, 5, 400), 16)
     assert abs(found["mi_language"]) < 0.03 and abs(found["mi_language_given_token"]) < 0.05
     assert agreement._mutual(expert[:, 0], rng.integers(0, 8, 400), np.zeros(400, int)) > 0.3
+    # Behind nine times as many pads, which choose nobody: permuted among all, ids left pads in their places, and 3 nats here.
+    behind = lambda a, pad: np.concatenate([np.full((len(a) * 9, *a.shape[1:]), pad, a.dtype), a])  # noqa: E731
+    found = agreement.information(
+        behind(expert, -1), np.zeros(4000, int), np.arange(4000), behind(rng.integers(1, 4000, 400), 0), 16
+    )
+    assert abs(found["mi_token"]) < 0.03
 
 
 @pytest.mark.parametrize("ids", (1, 40))

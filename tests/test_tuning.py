@@ -17,6 +17,7 @@ from routed.plan.config import base, problem_of
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
 from routed.tasks.text import labelled
+from routed.training import language_evaluation
 from routed.training.classifier import at_best
 from tests.test_decoder import TINY, evaluated
 
@@ -74,19 +75,30 @@ def test_a_row_is_its_class_and_its_tokens_behind_pads(tmp_path):
     )
 
 
-def test_every_tenth_text_is_held_out_where_no_table_is(tmp_path):
-    rows = [("abc"[i % 3] * (1 + i % 5), "good" if i % 3 else "bad") for i in range(60)]
-    write(tmp_path, t_train=rows, t_test=rows[:6])
+def test_a_tenth_of_the_texts_is_held_out_where_no_table_is_and_none_is_trained_on(tmp_path, caplog):
+    """200 texts whose classes take turns, ten of them twice: validation and every second test text have both classes, and no training text."""
+    caplog.set_level("INFO", logger="absl")
+    word = lambda i: "".join("abcdefghij"[int(digit)] for digit in f"{i:03d}")  # noqa: E731
+    rows = [(word(i), ("good", "bad")[i % 2]) for i in range(200)]
+    write(
+        tmp_path,
+        t_train=[*rows, *rows[:10]],
+        t_test=[*rows[:30], *((word(i), ("good", "bad")[i % 2]) for i in range(200, 300))],
+    )
     config = settings(**{"data.table": "t", "data.directory": str(tmp_path), "data.labels": ("bad", "good")})
     corpus = labelled.load(config.data)
-    assert len(corpus.train[0]) == 54
-    assert corpus.validation[0][:, 0].tolist() == [int(rows[i][1] == "good") for i in range(9, 60, 10)]
+    train, valid, test = (np.concatenate(part) for part in (corpus.train, corpus.validation, corpus.test))
+    assert len(train) == 189 and 15 < len(valid) <= 21  # a tenth of 210, but for those that training has too
+    texts = {tuple(row[1:]) for row in train}
+    assert not texts & {tuple(row[1:]) for row in (*valid, *test)}
+    assert all(0 < part[:, 0].mean() < 1 for part in (valid, test, test[::2], test[1::2]))
+    assert "texts (test) are left out: they are training texts too" in caplog.text
 
 
 @pytest.mark.parametrize(
     "changes, tables, words",
     [
-        ({}, {"t_train": [("a", "good"), ("b", "good")], "t_test": [("a", "good")]}, "no text to train has the label 'bad' \\(its labels: good\\)"),
+        ({}, {"t_train": [("a", "good"), ("b", "good")], "t_test": [("a", "good")]}, "no text to train on has the label 'bad' \\(its labels: good\\)"),
         ({"data.table": "other"}, {"t_train": [("a", "good")]}, "has no other-train.tsv; there are: t"),
         ({"data.table": "t"}, {"t_train": [("a", "good"), ("b", "bad")] * 10}, "t-test.tsv: missing"),
         ({"data.labels": ("good",)}, {}, "data.labels.*at least two different labels"),
@@ -136,8 +148,9 @@ def test_flops_of_a_classifier_row():
 
 
 @pytest.mark.slow
-def test_no_metric_of_a_router_counts_pads():
-    """Rows of 1, 3, 8 and 5 tokens behind pads: every number is that of these 17 tokens, in two blocks of unlike lengths."""
+def test_no_metric_of_a_router_counts_pads(monkeypatch):
+    """Rows of 1, 3, 8 and 5 tokens behind pads: every number is that of these 17 tokens, in two blocks of unlike lengths; likeness of the first four of each."""
+    monkeypatch.setattr(language_evaluation, "ALIKE", 4)
     config = settings(**{"batch_size": 2, "trace.every": 1})
     lengths = jnp.array([1, 3, 8, 5])
     ids = jnp.where(jnp.arange(8)[None] >= 8 - lengths[:, None], jnp.arange(32).reshape(4, 8) % 27 + 3, 0)
@@ -160,7 +173,7 @@ def test_no_metric_of_a_router_counts_pads():
     outputs = np.asarray(problem.model.responses(params, "decoder", found.sites["decoder"].features), np.float64)
     unit = outputs / np.linalg.norm(outputs, axis=-1, keepdims=True)
     cosine = (np.einsum("steo,stfo->st", unit, unit) - 4) / 12  # of 4 x 3 pairs
-    blocks = [cosine[:, part][:, real[part]].mean(1) for part in (slice(16), slice(16, 32))]
+    blocks = [cosine[:, part][:, real[part]][:, :4].mean(1) for part in (slice(16), slice(16, 32))]
     np.testing.assert_allclose(seen["decoder/alike"], np.mean(blocks, 0), rtol=1e-4)
 
 

@@ -247,6 +247,12 @@ def check(config: ConfigDict) -> None:
             "where winners compute every output the router hears of no task, and selection.distil=0 (or selection.k=1, of which a softmax is always 1)"
             " teaches it nothing, an accidental frozen router; lower the share or set router.frozen=true",
         )
+    if "distil_trunk" in own and own.distil_trunk and "stop_gradient" in config.router and config.router.stop_gradient:
+        refuse(
+            "selection.distil_trunk",
+            True,
+            "router.stop_gradient=true lets nothing through to the layers below; set one of them to false",
+        )
     if "winners" not in node:  # an evaluation without a contest
         return
     if node.winners == "random":

@@ -94,8 +94,18 @@ def information(
     found = {}
     if (label != label[0]).any():
         found = {"mi_language": beyond_chance(none), "mi_language_given_token": beyond_chance(token.astype(np.int64))}
-    by_chance = float(np.mean([told(rng.permutation(token), none) for _ in range(draws)]))
+    there = np.asarray(real.reshape(-1, k).any(1))  # padding keeps its ids, or it would take them from those that count
+    by_chance = float(np.mean([told(_among(there, token, rng), none) for _ in range(draws)]))
     return found | {"mi_token": told(token, none) - by_chance}
+
+
+def _among(
+    there: Bool[np.ndarray, " T"], token: Int[np.ndarray, " T"], rng: np.random.Generator
+) -> Int[np.ndarray, " T"]:
+    """Ids permuted among the tokens that are `there`."""
+    mixed = token.copy()
+    mixed[there] = rng.permutation(token[there])
+    return mixed
 
 
 def mixed_labels(

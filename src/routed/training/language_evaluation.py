@@ -96,6 +96,7 @@ def evaluate(
         row = tokens // len(block.language)
         sampled = slice(max(row - SAMPLE, 0), row) if padded else slice(min(SAMPLE, row))
         sample, entropy = probs[:, sampled], entropies.entropy(probs)
+        first = slice(ALIKE) if text is None else jnp.argsort(jnp.logical_not(text))[:ALIKE]
         if text is not None:
             probs, entropy = probs * text[None, :, None], entropy * text[None]
             choices, stale = (jnp.where(text[None, :, None], one, -1) for one in (choices, stale))
@@ -107,8 +108,8 @@ def evaluate(
             * (tokens if text is None else text.sum()),
             "choices": choices.astype(jnp.int16),
             "stale": stale.astype(jnp.int16),
-            "alike": jax.vmap(partial(alike_by_cosine, real=None if text is None else text[:ALIKE]))(
-                model.responses(params, name, site.features[:, :ALIKE])
+            "alike": jax.vmap(partial(alike_by_cosine, real=None if text is None else text[first]))(
+                model.responses(params, name, site.features[:, first])
             ),
         }
 

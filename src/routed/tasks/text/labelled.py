@@ -21,8 +21,10 @@ from routed.tasks.text.documents import Source
 #: The only language: a table may have several, but nothing here goes by them.
 LANGUAGE = "text"
 
-#: Of the training texts every so many-th is one to validate on, where no table is.
+#: Of so many training texts one is to validate on, where no table is.
 EVERY = 10
+#: part -> what it is for.
+PURPOSE = {"train": "train on", "valid": "validate on", "test": "test on"}
 
 #: Texts of the artificial table, by part.
 ARTIFICIAL = {"train": 400, "valid": 40, "test": 40}
@@ -46,7 +48,8 @@ class Tables(NamedTuple):
 def load(data: ConfigDict) -> Corpus:
     """The texts of `data.table`, of the classes `data.labels`, as rows of 1 + `data.input_length` numbers.
 
-    NAME-train.tsv and NAME-test.tsv have a head with `text` and `label`; NAME-valid.tsv is there, or every tenth training text is held out.
+    NAME-train.tsv and NAME-test.tsv have a head with `text` and `label`; NAME-valid.tsv is there, or a tenth of the training texts is held out. A text that is in
+    training too is left out of the others.
     Texts of other labels are left out. A long text is cut at its end; before a short one stand pads, as its last token is read.
 
     Raises:
@@ -88,9 +91,20 @@ def _tables(data: ConfigDict) -> dict[str, list[Row]]:
         refuse("data.table", data.table, f"{folder} has no {paths['train'].name}; there are: {names}")
     train, test = read_table(paths["train"]), read_table(paths["test"])
     if paths["valid"].exists():
-        return {"train": train, "valid": read_table(paths["valid"]), "test": test}
-    held = train[EVERY - 1 :: EVERY]
-    return {"train": [row for i, row in enumerate(train) if i % EVERY != EVERY - 1], "valid": held, "test": test}
+        valid = read_table(paths["valid"])
+    else:  # at random: classes may take turns in a table
+        held = {*np.random.default_rng(0).permutation(len(train))[: len(train) // EVERY].tolist()}
+        valid = [row for i, row in enumerate(train) if i in held]
+        train = [row for i, row in enumerate(train) if i not in held]
+    known = {row.text for row in train}
+    found: dict[str, list[Row]] = {"train": train}
+    for part, rows in (("valid", valid), ("test", test)):
+        found[part] = [row for row in rows if row.text not in known]
+        if seen := len(rows) - len(found[part]):
+            log.info(
+                "%s: %d of %d texts (%s) are left out: they are training texts too", data.table, seen, len(rows), part
+            )
+    return found
 
 
 def _rows(data: ConfigDict, tokenizer: tokenizers.Tokenizer, rows: list[Row], part: str) -> Integer[np.ndarray, "N R"]:
@@ -98,7 +112,7 @@ def _rows(data: ConfigDict, tokenizer: tokenizers.Tokenizer, rows: list[Row], pa
     if missing := [name for name in data.labels if name not in {row.label for row in kept}]:
         found = ", ".join(sorted({row.label for row in rows})[:10])
         raise UserError(
-            f"{data.table}: no text to {'test on' if part == 'test' else part} has the label {missing[0]!r} (its labels: {found}); set"
+            f"{data.table}: no text to {PURPOSE[part]} has the label {missing[0]!r} (its labels: {found}); set"
             " data.labels to two or more that it has"
         )
     ids = tokenizers.encode(tokenizer, [row.text for row in kept])
@@ -108,7 +122,9 @@ def _rows(data: ConfigDict, tokenizer: tokenizers.Tokenizer, rows: list[Row], pa
         row[1 + length - min(len(one), length) :] = one[:length]
     if long := sum(len(one) > length for one in ids):
         log.info("%s: %d of %d texts (%s) are cut after %d tokens", data.table, long, len(kept), part, length)
-    return made
+    return made[
+        np.random.default_rng(0).permutation(len(made))
+    ]  # classes may take turns, and evaluations take every so many
 
 
 def _digest(rows: list[Row]) -> str:
