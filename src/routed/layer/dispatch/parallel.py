@@ -74,9 +74,8 @@ def parallel_outputs(expert: ExpertFunction, mesh: Mesh, params, x: Float[Array,
     def local(params, x):
         tokens = jax.lax.all_gather(x, EXPERT, tiled=True)
         outputs = jax.vmap(expert, in_axes=(0, None))(params, tokens)
-        return jnp.broadcast_to(
-            outputs, (len(outputs), len(tokens), *outputs.shape[2:])
-        )  # a constant expert has one row for all
+        # A constant expert has one row for all.
+        return jnp.broadcast_to(outputs, (len(outputs), len(tokens), *outputs.shape[2:]))
 
     both = P((DATA, EXPERT))
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), both), out_specs=P(EXPERT, DATA), check_vma=False)

@@ -48,8 +48,8 @@ class Tables(NamedTuple):
 def load(data: ConfigDict) -> Corpus:
     """The texts of `data.table`, of the classes `data.labels`, as rows of 1 + `data.input_length` numbers.
 
-    NAME-train.tsv and NAME-test.tsv have a head with `text` and `label`; NAME-valid.tsv is there, or a tenth of the training texts is held out. A text that is in
-    training too is left out of the others.
+    NAME-train.tsv and NAME-test.tsv have a head with `text` and `label`; NAME-valid.tsv is there, or a tenth of the training texts is held out.
+    A text to validate on that is trained on is left out, and one to test on that is in either.
     Texts of other labels are left out. A long text is cut at its end; before a short one stand pads, as its last token is read.
 
     Raises:
@@ -96,14 +96,14 @@ def _tables(data: ConfigDict) -> dict[str, list[Row]]:
         held = {*np.random.default_rng(0).permutation(len(train))[: len(train) // EVERY].tolist()}
         valid = [row for i, row in enumerate(train) if i in held]
         train = [row for i, row in enumerate(train) if i not in held]
-    known = {row.text for row in train}
-    found: dict[str, list[Row]] = {"train": train}
-    for part, rows in (("valid", valid), ("test", test)):
+    found: dict[str, list[Row]] = {}
+    known: set[str] = set()
+    for part, rows in (("train", train), ("valid", valid), ("test", test)):
         found[part] = [row for row in rows if row.text not in known]
+        known |= {row.text for row in rows}
         if seen := len(rows) - len(found[part]):
-            log.info(
-                "%s: %d of %d texts (%s) are left out: they are training texts too", data.table, seen, len(rows), part
-            )
+            words = "%s: %d of %d texts (%s) are left out: a part before it has them too"
+            log.info(words, data.table, seen, len(rows), part)
     return found
 
 
