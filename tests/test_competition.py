@@ -19,6 +19,7 @@ from routed.training.samples import experts_per_token
 from tests.parallel_case import make_mesh
 from tests.test_decoder import ready
 from tests.test_decoder import rows as rows_of_text
+from tests.test_decoder import settings as settings_of_text
 
 
 def settings(**changes):
@@ -110,9 +111,8 @@ def test_what_an_evaluation_does_not_do_is_refused(key):
 
 
 def test_a_loss_that_nothing_lets_through_is_refused():
-    config = override(
-        base(),
-        {"selection.name": "compete", "selection.k": 2, "selection.distil_trunk": True, "router.stop_gradient": True},
+    config = settings_of_text(
+        **{"selection.name": "compete", "selection.distil_trunk": True, "router.stop_gradient": True}
     )
     with pytest.raises(UserError, match=r"selection.distil_trunk=True: router.stop_gradient=true lets nothing through"):
         validate(config)
