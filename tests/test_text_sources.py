@@ -117,7 +117,7 @@ def test_documents_follow_each_other_and_are_cut_into_rows(tmp_path, mc4):
         ({"data.directory": "~nobody-here"}, r"data\.directory='~nobody-here': cannot be read \(.*name the one"),
         ({"data.languages": ("eng",)}, r"data\.languages: no 'eng' \(did you mean 'en'\?\); there are: bg-Latn, en"),
         ({"data.name": "mc4_json"}, r"data\.name='mc4_json': .*did you mean 'mc4_jsonl'"),
-        ({"data.tokens": "/nowhere/sp.model"}, r"data\.tokens=/nowhere/sp\.model: .*train or bytes"),
+        ({"data.tokens": "/nowhere/sp.model"}, r"data\.tokens=/nowhere/sp\.model: .*train, bytes or characters"),
         ({"data.vocabulary": 259}, r"data\.vocabulary=259: 259 pieces and 2 sentinels do not fit; set it to 261"),
         ({"data.cache": "/dev/null/x"}, r"data\.cache=/dev/null/x: cannot be used .*name another folder"),
     ],

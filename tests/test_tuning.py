@@ -100,7 +100,8 @@ def test_a_tenth_of_the_texts_is_held_out_where_no_table_is_and_none_is_trained_
 @pytest.mark.parametrize(
     "changes, tables, words",
     [
-        ({}, {"t_train": [("a", "good"), ("b", "good")], "t_test": [("a", "good")]}, "no text to train on has the label 'bad' \\(its labels: good\\)"),
+        ({}, {"t_train": [("a", "good"), ("b", "good")], "t_test": [("a", "good")]}, "all texts to train on have the label 'good'; a classifier needs two"),
+        ({}, {"t_train": [("a", "good"), ("b", "so")] * 9, "t_test": [("a", "good")]}, "no text to train on has the label 'bad' \\(its labels: good, so\\)"),
         ({"data.table": "other"}, {"t_train": [("a", "good")]}, "has no other-train.tsv; there are: t"),
         ({"data.table": "t"}, {"t_train": [("a", "good"), ("b", "bad")] * 10}, "t-test.tsv: missing"),
         ({"data.labels": ("good",)}, {}, "data.labels.*at least two different labels"),

@@ -105,7 +105,7 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
         text = ", ".join(f"{arm} {value:.2g}" for arm, value in entropies.items())
         inputs = "training inputs" if gauged.endswith("_train") else "test inputs"
         answers.append(("Sharpness equal?", f"final per-token entropy on {inputs}, nats: {text}{where}"))
-        answers.append(("Drops", f"largest dropped share {good['router/dropped'].max():.2g}"))
+        answers.append(("Drops", f"largest dropped share at an evaluation {good['router/dropped'].max():.2g}"))
         dead = ", ".join(f"{arm} {100 * value:.0f} %" for arm, value in _means(point, "router/dead").items())
         answers.append(
             ("Dead experts", f"{dead}{where}" if dead else "undefined: fewer than 100 test tokens an expert")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -210,8 +211,14 @@ class MoE(nn.Module):
             taken=self.num_experts * places.capacity / places.group_size,
             width=sum(leaf.size for leaf in jax.tree.leaves(params)) / self.num_experts / x[0].size,
         )
-        log.log_first_n(log.INFO, "dispatch auto is %s: %s", 1, name, reason)
+        tell_choice(name, reason)
         return name
+
+
+@functools.cache
+def tell_choice(name: str, reason: str) -> None:
+    """Says once of each dispatch why `auto` is it: training and evaluations may have another."""
+    log.info("dispatch auto is %s: %s", name, reason)
 
 
 def _initialise(expert: nn.Module, experts: int, token: Float[Array, "1 ..."], key):

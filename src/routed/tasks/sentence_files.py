@@ -160,6 +160,8 @@ def read_table(path: pathlib.Path) -> list[Row]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            if not reader.fieldnames:
+                raise UserError(f"{path}: empty; its head names text, label and perhaps language")
             missing = [name for name in ("text", "label") if name not in (reader.fieldnames or ())]
             if missing:
                 raise UserError(

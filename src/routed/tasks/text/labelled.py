@@ -110,7 +110,13 @@ def _tables(data: ConfigDict) -> dict[str, list[Row]]:
 def _rows(data: ConfigDict, tokenizer: tokenizers.Tokenizer, rows: list[Row], part: str) -> Integer[np.ndarray, "N R"]:
     kept = [row for row in rows if row.label in data.labels]
     if missing := [name for name in data.labels if name not in {row.label for row in kept}]:
-        found = ", ".join(sorted({row.label for row in rows})[:10])
+        classes = sorted({row.label for row in rows})
+        if len(classes) < 2:
+            only = f"have the label {classes[0]!r}" if rows else "are in a part before it too"
+            raise UserError(
+                f"{data.table}: all texts to {PURPOSE[part]} {only}; a classifier needs two classes or more"
+            )
+        found = ", ".join(classes[:10])
         raise UserError(
             f"{data.table}: no text to {PURPOSE[part]} has the label {missing[0]!r} (its labels: {found}); set"
             " data.labels to two or more that it has"

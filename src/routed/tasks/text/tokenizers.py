@@ -125,7 +125,7 @@ def _from_file(path: pathlib.Path) -> Tokenizer:
         model = path.read_bytes()
     except OSError as error:
         raise UserError(
-            f"data.tokens={path}: cannot be read ({error.strerror}); name a SentencePiece model file, train or bytes"
+            f"data.tokens={path}: cannot be read ({error.strerror}); name a SentencePiece model file, train, bytes or characters"
         ) from error
     return _from_model(model, path)
 
