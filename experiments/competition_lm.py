@@ -362,8 +362,8 @@ def claim_table2(config: ConfigDict) -> Iterator[Claim]:
             yield write.beside(f"pham.table2.{block}.{name}.{arm}", words, number, {"arm": arm})
         if arm != "compete":
             words = f"{block}: competition has fewer bits than {arm}"
-            against = f"{paper[block, 'compete']:.5g} against {number:.5g} ({name})"
-            yield write.order(f"pham.table2.{block}.{arm}", words, against, COMPETE, {"arm": arm})
+            both_numbers = f"{paper[block, 'compete']:.5g} against {number:.5g} ({name})"
+            yield write.order(f"pham.table2.{block}.{arm}", words, both_numbers, COMPETE, {"arm": arm})
     for block, at in blocks(config).items():
         for arm in (arm for arm in UNASKED if arm in methods(config, block)):
             words = f"{block}: competition has fewer bits than {arm}"
@@ -459,6 +459,11 @@ def cells(config: ConfigDict, table: dict[str, dict[float, float]], few: tuple[f
     return [(block, value) for block, row in table.items() for value in (few if config.scale == "smoke" else row)]
 
 
+def against(block: str, bits: float) -> str:
+    """What the paper says of a cell beside SMoE."""
+    return f"{bits} against {SMOE:.3f}" if block == "switch" else f"so says the text ({bits}; SMoE not told)"
+
+
 def lambdas(config: ConfigDict) -> dict[tuple[str, float], Point]:
     """The paper's lambdas with each block."""
     found = cells(config, TABLE_C, (0.01, 0.09))
@@ -478,8 +483,7 @@ def claim_table4(config: ConfigDict) -> Iterator[Claim]:
         told = bits < SMOE if block == "switch" else share > 0.01
         better, worse = (COMPETE, LEARNED) if told else (LEARNED, COMPETE)
         words = f"{block}, lambda = {share:g}: {NAMED[better['arm']]} has fewer bits than {NAMED[worse['arm']]}"
-        paper = f"{bits} against {SMOE:.3f}" if block == "switch" else f"so says the text ({bits}; SMoE not told)"
-        yield write.order(f"pham.table4.{ORDER[block]}{share:g}.order", words, paper, better, worse)
+        yield write.order(f"pham.table4.{ORDER[block]}{share:g}.order", words, against(block, bits), better, worse)
 
 
 def by_block(config: ConfigDict, name: str, x: str) -> tuple[dict, ...]:
@@ -526,8 +530,7 @@ def claim_table5(config: ConfigDict) -> Iterator[Claim]:
         words = f"{block}, alpha = {alpha:g}: bits per character, tiny, enwik8"
         yield write.beside(f"pham.table5.{block}.{alpha:g}", words, bits, COMPETE)
         words = f"{block}, alpha = {alpha:g}: competition has fewer bits than SMoE"
-        paper = f"{bits} against {SMOE:.3f}" if block == "switch" else f"so says the text ({bits}; SMoE not told)"
-        yield write.order(f"pham.table5.{ORDER[block]}{alpha:g}.order", words, paper, COMPETE, LEARNED)
+        yield write.order(f"pham.table5.{ORDER[block]}{alpha:g}.order", words, against(block, bits), COMPETE, LEARNED)
 
 
 TABLE5 = Figure(

@@ -128,9 +128,8 @@ def _rows(data: ConfigDict, tokenizer: tokenizers.Tokenizer, rows: list[Row], pa
         row[1 + length - min(len(one), length) :] = one[:length]
     if long := sum(len(one) > length for one in ids):
         log.info("%s: %d of %d texts (%s) are cut after %d tokens", data.table, long, len(kept), part, length)
-    return made[
-        np.random.default_rng(0).permutation(len(made))
-    ]  # classes may take turns, and evaluations take every so many
+    # Classes may take turns in a table, of which evaluations take every so many-th row.
+    return made[np.random.default_rng(0).permutation(len(made))]
 
 
 def _digest(rows: list[Row]) -> str:
