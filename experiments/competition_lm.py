@@ -16,7 +16,7 @@ Figures. table9 (also without a name): competition and SMoE, paired. flops: ever
 same at lambda = .05, with table 9's steps. table2: Switch and GLaM
 blocks x methods, beside them what large models do today, balanced routers, a hash of the character and a dense net. fig2: after fewer steps.
 fig3: K, from 1. table4: lambda at equal steps, of both blocks. table5: alpha, as the code has it, of both. table10: the routers' entropy, with Figs. 4 to 6, their
-probabilities on one row. options: what paper and released code do differently. Scales: smoke (half a minute), default (2 CPU cores), gpu (the
+probabilities on one row. options: what paper and released code do differently. Scales: smoke (half a minute; a figure's first two arms), default (2 CPU cores), gpu (the
 paper's tiny size), paper (its small), medium. Table 3 (fine-tuning) is competition_tuning.py, Theorems 4.1 and 4.2 competition_theory.py.
 
 From the paper: decoder, 16 experts, top-2, weights that sum to 1, experts with one hidden layer as wide as the model, no balance loss, lambda = .05,
@@ -589,8 +589,9 @@ TABLE10 = Figure(
 
 # One difference of paper and code at a time
 
+EQUATIONS = "the paper's equations"
 OPTIONS: dict[str, Point] = {
-    "the paper's equations": {},
+    EQUATIONS: {},
     "output by the router (code of 2023)": {"selection.forward": False},
     "softmax over all experts": {"selection.distil_side": "all"},
     "target not detached": {"selection.distil_detached": False},
@@ -609,7 +610,10 @@ def options(config: ConfigDict) -> dict[str, Point]:
     """Every option by name, with the config's values of what the others change."""
     plain = {key: value_of(config, key) for changes in OPTIONS.values() for key in changes}
     names = list(OPTIONS)[:: 1 if config.scale != "smoke" else 4]
-    return {name: plain | OPTIONS[name] for name in names}
+    found = {name: plain | OPTIONS[name] for name in names}
+    if plain != {key: value_of(get_config("options," + config.scale), key) for key in plain}:
+        return {"as this command has it" if name == EQUATIONS else name: at for name, at in found.items()}
+    return found
 
 
 def sweep_options(config: ConfigDict) -> tuple[Point, ...]:

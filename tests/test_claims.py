@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from routed.analysis import diagnosis
-from routed.analysis.claims import Claim
+from routed.analysis.claims import Claim, unasked
 from routed.analysis.verdicts import judge, to_json
 from routed.contracts import UserError
 from routed.plan.config import base
@@ -443,6 +443,51 @@ def test_an_arm_whose_own_weights_do_not_sum_to_1_is_named():
     )
     answer = dict(diagnosis.threats(seen, base(), ["data.samples"]))["Weight scale"]
     assert answer.startswith("weights do not sum to 1 in training and evaluation of learned_top1:")
+
+
+def test_weights_that_are_never_made_to_sum_to_1_are_named():
+    """Scores as they are, and gates of patches over all patches of a sample, do not read `renormalise`, which is true."""
+    plain = override(base(), {"selection.name": "raw"})
+    assert "do not sum to 1 in training of every arm" not in str(threats_of(base()))
+    assert threats_of(plain)["Weight scale"].startswith(
+        "weights do not sum to 1 in training of frozen, frozen_data, frozen_sharp, learned: a router"
+    )
+    for gate, free in (("all", True), ("chosen", False), ("one", False)):
+        patches = override(base(), {"selection.name": "patch_choice", "selection.gate": gate})
+        assert ("do not sum to 1 in training" in threats_of(patches)["Weight scale"]) == free
+
+
+def threats_of(config):
+    return dict(diagnosis.threats(table(), config, ["data.samples"]))
+
+
+def test_arms_evaluated_by_another_selection_than_they_train_with_are_named():
+    config = override(base(), {"selection.name": "top_k", "selection.k": 4, "selection.eval.k": 4})
+    assert threats_of(config)["Evaluated as trained?"] == (
+        "trained by top_k of 1, evaluated by top_k of 4: frozen_top1"  # sets its own K of training
+    )
+    served = threats_of(override(config, {"selection.capacity_factor": 1.25, "selection.eval.capacity_factor": 2.0}))
+    assert (
+        "trained by top_k of 4 and capacity factor 1.25, evaluated by top_k of 4 and capacity factor 2: frozen, "
+        in (served["Evaluated as trained?"])
+    )
+    own = override(base(), {"selection.name": "soft", "selection.eval.name": "soft"})
+    alone = LAST[LAST.arm == "learned"]
+    assert dict(diagnosis.threats(alone, own, []))["Evaluated as trained?"] == "yes, in every arm"
+
+
+def test_claims_of_points_that_a_command_takes_away_are_counted():
+    """A side may set what its claim's point does; arms are not asked for."""
+    claims = (
+        order(at={"data.samples": 64}),
+        order(at={"data.samples": 32}),
+        order(at={})._replace(lower={"arm": "learned", "data.samples": 32}, higher={"value": 1.0}),
+        order(at={}),
+    )
+    asked = lambda *points: [i for i, one in enumerate(claims) if one not in unasked(claims, base(), points)]  # noqa: E731
+    assert asked({"data.samples": 64}, {"data.samples": 32}) == [0, 1, 2, 3]
+    assert asked({"data.samples": 64}) == [0, 3]
+    assert asked() == [3] and asked({"data.samples": 16, "data.dim": 3}) == [3]
 
 
 def test_weights_are_asked_at_every_swept_point():

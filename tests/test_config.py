@@ -253,6 +253,41 @@ def test_an_arm_without_effect_is_refused_by_name(small):
         plan_runs(hashed, ())
 
 
+def test_an_arm_that_is_another_one_here_is_not_compared_with_it(small, caplog):
+    """Competition under a command that lets all compete, by the selection or by a phase of all steps; a router frozen for all arms."""
+    small = override(small, {"selection.k": 2, "selection.eval.k": 2})
+    same = {"selection.name": "compete", "arms": ("learned", "compete")}
+    with pytest.raises(UserError, match=r"the arm compete is learned here, as both have the same selection.name"):
+        plan_runs(override(small, same), (), ["arms"])
+    phased = {"phases": ("selection.name=compete",), "arms": ("compete", "learned"), "seeds": 1}
+    assert [run.arm for run in plan_runs(override(small, phased), ())] == ["learned"]
+    assert "the arm compete is left out: it is learned here" in caplog.text
+    frozen = {"router.frozen": True, "arms": ("frozen", "learned", "frozen_sharp"), "seeds": 1}
+    assert {run.arm for run in plan_runs(override(small, frozen), ())} == {
+        "learned",
+        "frozen_sharp",
+    }  # of its own sharpness
+    half = {"phases": ("until=50% selection.name=compete", "train=router"), "arms": ("learned", "compete"), "seeds": 1}
+    assert len(plan_runs(override(small, half), ())) == 2
+
+
+def test_a_selection_of_training_alone_is_said(small, caplog):
+    config = override(small, {"selection.name": "top_k", "selection.k": 2, "selection.eval.k": 1, "arms": ("frozen",)})
+    said = "selection.k=2 is of training; evaluations have selection.eval.k=1: set both"
+    plan_runs(config, (), ["selection.k", "selection.eval.k"])
+    plan_runs(config, ())  # as the file has it
+    assert said not in caplog.text
+    plan_runs(config, (), ["selection.k"])
+    assert said in caplog.text
+
+
+def test_an_arm_by_its_words_and_a_scale_as_a_figure_are_hinted_at(small):
+    with pytest.raises(UserError, match=r"unknown arm 'competition' \(did you mean 'compete'\?\)"):
+        plan_runs(override(small, {"arms": ("competition",)}), ())
+    with pytest.raises(UserError, match=r"unknown figure 'tiny'.*known: one; or a scale: smoke, big"):
+        variant("tiny", {"one": None}, ("smoke", "big"))
+
+
 def test_two_parts_may_not_declare_a_key_differently(monkeypatch):
     part = ROUTERS["linear"]._replace(settings={"window": Setting(9, "something else")})
     monkeypatch.setitem(ROUTERS, "other", part)

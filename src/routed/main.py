@@ -113,6 +113,7 @@ def main(argv: list[str]) -> None:
     given = [text.partition("=")[0] for text in _OVERRIDES]
     sweep = points.of_command(config, figure.sweep, given, SWEEP.value, figure.computed)
     checks.validate_sweep(sweep)
+    page.warn_of_claims(figure, config, sweep)
     runs = plan_runs(config, sweep, [*given, *(text.partition("=")[0] for text in SWEEP.value)])
     devices.allow_collectives([run.config for run in runs])
     if LIST.value == "settings":

@@ -10,10 +10,12 @@ claim's, or `value` for a constant.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
+
+from routed.settings.tree import flatten
 
 
 class Measured(NamedTuple):
@@ -102,6 +104,22 @@ LEARNED, FROZEN, FAIREST = {"arm": "learned"}, {"arm": "frozen"}, {"arm": "faire
 def comparability(config: ConfigDict, here: str = "gaps_filled") -> str:
     """How comparable a figure is with the paper: `here`, or scaled where it is the smoke scale."""
     return "scaled" if config.scale == "smoke" else here
+
+
+def unasked(claims: Iterable[Claim], config: ConfigDict, points: Iterable[Mapping[str, Any]]) -> list[Claim]:
+    """The claims of which a side is at no point of a plan, whatever its arms; they stay unanswered."""
+    flat, points = flatten(config), [*points] or [{}]
+    known: dict[tuple[str, ...], set[tuple]] = {}
+
+    def is_there(place: Mapping[str, Any]) -> bool:
+        keys = tuple(sorted(place.keys() & flat.keys()))
+        if keys not in known:
+            known[keys] = {tuple(point.get(key, flat[key]) for key in keys) for point in points}
+        return tuple(place[key] for key in keys) in known[keys]
+
+    return [
+        claim for claim in claims if not all(is_there({**claim.at, **side}) for side in (claim.lower, claim.higher))
+    ]
 
 
 class Writer(NamedTuple):

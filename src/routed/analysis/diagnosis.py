@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
@@ -10,6 +12,7 @@ from routed.analysis import controls, statistics
 from routed.analysis.sides import Rows, at_edge, ends, paired
 from routed.engine.rows import shown
 from routed.layer.model_losses import LIMITS
+from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import SELECTIONS
 from routed.plan.arms import REFERENCE, UNTRAINED, changes_of, fair_arms
 from routed.plan.config import problem_of
@@ -113,6 +116,7 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
     steered = [column for column in good if column.startswith(STEERED) and good[column].notna().any()]
     answers += [(f"losses.{column.removeprefix(STEERED)} steered?", _steered(good, column)) for column in steered]
     answers += [
+        ("Evaluated as trained?", _as_trained(config, good, swept)),
         ("Weight scale", _weight_scale(config, good, swept)),
         ("Trunk gradient", _trunk(config, swept)),
         ("Frozen is frozen", _still(good)),
@@ -192,22 +196,55 @@ def _steered(good: pd.DataFrame, column: str) -> str:
 
 def _weight_scale(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> str:
     """Do the combine weights of every arm's rules sum to 1, at all points, so that none gains by growing them?"""
-    keys = [key for key in swept if key.startswith("selection.")]
     free: dict[str, list[str]] = {}
+    for arm, rules in _rules(config, good, swept):
+        if where := [name for name, rule in rules.items() if not _sums_to_1(rule)]:
+            free.setdefault(" and ".join(where), []).append(arm)
+    if free:
+        found = "; ".join(f"in {where} of {_named(arms, good)}" for where, arms in free.items())
+        return f"weights do not sum to 1 {found}: a router can gain by growing them"
+    return "weights sum to 1 in training and evaluation, in every arm"
+
+
+def _as_trained(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> str:
+    """Which arms are evaluated by another selection than they train with, at any point."""
+    other: dict[str, list[str]] = {}
+    for arm, rules in _rules(config, good, swept):
+        training, evaluation = map(_in_words, rules.values())
+        if training != evaluation:
+            other.setdefault(f"trained by {training}, evaluated by {evaluation}", []).append(arm)
+    return "; ".join(f"{words}: {_named(arms, good)}" for words, arms in other.items()) or "yes, in every arm"
+
+
+def _rules(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> Iterator[tuple[str, dict[str, Rule]]]:
+    """The arms at all points, with their selections of training and evaluation."""
+    keys = [key for key in swept if key.startswith("selection.")]
     for *values, arm in good[[*keys, "arm"]].drop_duplicates().sort_values("arm").itertuples(index=False):
         point = {key: type(value_of(config, key))(value) for key, value in zip(keys, values, strict=True)}
         own = override(override(config, point), changes_of(arm, config))
-        rules = {"training": own.selection, "evaluation": own.selection.eval}
-        if where := [name for name, rule in rules.items() if SELECTIONS[rule.name].sparse and not rule.renormalise]:
-            names = free.setdefault(" and ".join(where), [])
-            names += [arm] if arm not in names else []
-    if free:
-        arms = sorted(set(good.arm))
-        found = "; ".join(
-            f"in {where} of {'every arm' if names == arms else ', '.join(names)}" for where, names in free.items()
-        )
-        return f"weights do not sum to 1 {found}: a router can gain by growing them"
-    return "weights sum to 1 in training and evaluation, in every arm"
+        yield arm, {"training": rule_of(own.selection), "evaluation": rule_of(own.selection, evaluation=True)}
+
+
+def _named(arms: list[str], good: pd.DataFrame) -> str:
+    """Each arm once, or that they are all there are."""
+    return "every arm" if {*arms} == {*good.arm} else ", ".join(dict.fromkeys(arms))
+
+
+def _in_words(rule: Rule) -> str:
+    """The name of a selection, with its K and capacity where it has them."""
+    reads = SELECTIONS[rule.name].reads
+    places = (
+        f" and capacity factor {rule.capacity_factor:g}" if "capacity_factor" in reads and rule.capacity_factor else ""
+    )
+    return rule.name + (f" of {rule.k}" if "k" in reads else "") + places
+
+
+def _sums_to_1(rule: Rule) -> bool:
+    """Are all weights of a token shares of 1, or, within samples, those of an expert's patches or constants?"""
+    chosen = SELECTIONS[rule.name]
+    if chosen.within_samples:
+        return rule.gate != "all"
+    return not chosen.sparse or (rule.renormalise and "renormalise" in chosen.reads)
 
 
 def _still(good: pd.DataFrame) -> str:

@@ -15,7 +15,7 @@ import io
 import json
 import pathlib
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from markupsafe import Markup, escape
 from ml_collections import ConfigDict
 
 from routed.analysis import answer, arms, controls, diagnosis, digits, live, plots, points, shares, statistics, verdicts
+from routed.analysis.claims import unasked
 from routed.analysis.plots.further import draw_all
 from routed.analysis.plots.histories import as_json, histories
 from routed.analysis.workdirs import command_of
@@ -46,7 +47,8 @@ LARGEST = 3_900_000
 WORDS = {
     "verdict": "What the interval says of the claim, by rules that were fixed before: see “How a verdict is reached”. Below it: how"
     " comparable the setting is with the paper's.",
-    "ours": "Both sides, then the effect with its 95 % interval over seeds, paired. A ratio is the second side over the first.",
+    "ours": "Both sides, then the effect with its 95 % interval over seeds, paired. A ratio is the second side over the first,"
+    " a difference the second less the first: above 0 where the claim holds.",
     "n": "Seeds on which both sides are compared.",
     "maps": "Mean probability of each expert over the test tokens of a row, on a log scale from a tenth of 1 / E to 1: a fresh router is near"
     " 1 / E everywhere.",
@@ -92,6 +94,18 @@ def check(asked: Any, config: ConfigDict) -> None:
         verdicts.check(claim)
     for spec in asked.plots(config):
         plots.check(spec)
+
+
+def warn_of_claims(asked: Any, config: ConfigDict, points: Sequence[Mapping[str, Any]]) -> None:
+    """Says how many of a figure's claims a command takes the points from, and stay unanswered for that."""
+    claims = asked.claims(config)
+    ever = unasked(claims, config, asked.sweep(config))
+    if lost := [claim for claim in unasked(claims, config, points) if claim not in ever]:
+        log.warning(
+            "%d of the figure's %d claims are about points that this command replaces, and stay unanswered (the first: %s, %s); leave"
+            " out --config and --sweep of what the figure sweeps itself to have them answered",
+            len(lost), len(claims), lost[0].id, lost[0].statement,
+        )  # fmt: skip
 
 
 def make_part(

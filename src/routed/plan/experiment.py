@@ -183,7 +183,8 @@ def variant(arg: str | None, figures, scales: tuple[str, ...] = SCALES) -> tuple
     if figure not in figures:
         known = ", ".join(f for f in figures if f)
         raise UserError(
-            f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure, [*figures, *scales])}; known: {known}"
+            f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure, [*figures, *scales])}; known: {known}; or a scale:"
+            f" {', '.join(scales)}"
         )
     if scale not in scales:
         raise UserError(

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
-from routed.plan.arms import ARMS, changes_of, source_of
+from routed.plan.arms import ARMS, REFERENCE, changes_of, source_of
 from routed.plan.checks import PLANNED, refuse_unread, validate
 from routed.plan.code import VERSION, Code, code_of, code_of_metrics, definition_of
 from routed.plan.config import canonical, declared, read_keys
 from routed.plan.points import Point
 from routed.plan.run_settings import TUNING_OFFSET
 from routed.settings.setting import refuse
-from routed.settings.tree import flatten, nearest, override
+from routed.settings.tree import flatten, nearest, override, value_of
+from routed.training.phases import configs_of
 
 #: The most runs of a plan; as many take a minute to plan.
 RUNS = 500_000
@@ -91,6 +92,7 @@ def plan_runs(config: ConfigDict, sweep: tuple[Point, ...], changed: Iterable[st
     swept = _varying(config, sweep)
     refuse_unread((*changed, *sorted(swept)), wholes)
     _warn_of_arms(swept, {run.arm for run in runs.values()})
+    _warn_of_evaluations(changed, wholes)
     for arm, why in _in_words(lacking, sweep).items():
         log.warning("the arm %s is left out: it %s", arm, why)
     return list(runs.values())
@@ -147,7 +149,9 @@ def _arms_of(settled: ConfigDict) -> list[str]:
     """
     for arm in settled.arms:
         if arm not in ARMS:
-            raise UserError(f"config key arms: unknown arm {arm!r}{nearest(arm, ARMS)}; known: {', '.join(ARMS)}")
+            labels = {one.label: name for name, one in ARMS.items()}
+            hint = f" (did you mean {labels[arm]!r}?)" if arm in labels else nearest(arm, ARMS)
+            raise UserError(f"config key arms: unknown arm {arm!r}{hint}; known: {', '.join(ARMS)}")
         if ARMS[arm].transplants and not settled.checkpoint.final:
             raise UserError(f"config key arms: {arm} takes a trained router; set checkpoint.final=true to keep them")
     return list(dict.fromkeys((*settled.arms, *(source for arm in settled.arms if (source := source_of(arm))))))
@@ -168,7 +172,7 @@ def _side(settled: ConfigDict, arm: str, changes: Mapping[str, Any] | None = Non
 def _idle(wholes: Mapping[str, ConfigDict]) -> dict[str, str]:
     """arm -> why it has no effect at a point, from the configs of its arms there.
 
-    Nothing reads a key that the arm sets, or it needs an arm of which that is true.
+    Nothing reads a key that the arm sets, an arm before it is the same in every phase, or it needs an arm of which one of these is true.
     """
     found: dict[str, str] = {}
     for arm, whole in wholes.items():
@@ -178,8 +182,20 @@ def _idle(wholes: Mapping[str, ConfigDict]) -> dict[str, str]:
             when = declared()[key].when
             why = f"it is read where {when.words}" if when is not None else "nothing reads it here"
             found.setdefault(arm, f"sets {key}, without effect: {why}")
+    seen: list[tuple[str, list[dict[str, Any]]]] = []
+    for arm in sorted(wholes.keys() - found.keys(), key=lambda arm: (arm != REFERENCE, [*wholes].index(arm))):
+        phases = [flatten(phase) for phase in configs_of(wholes[arm])]
+        if same := [one for one, its in seen if its == phases and _taken(one) == _taken(arm)]:
+            keys = ", ".join({**ARMS[same[0]].changes, **ARMS[arm].changes})
+            found[arm] = f"is {same[0]} here, as both have the same {keys}: it would be compared with itself"
+        seen.append((arm, phases))
     needing = {arm: source for arm in wholes if (source := source_of(arm)) in found}
     return found | {arm: f"needs {source}, which {found[source]}" for arm, source in needing.items()}
+
+
+def _taken(arm: str) -> tuple[Any, ...]:
+    """What an arm has from a finished run of another one."""
+    return ARMS[arm].match, ARMS[arm].transplants
 
 
 def _runs(settled: ConfigDict, point: Point, place: Mapping[str, Any], side: _Side) -> list[Run]:
@@ -222,6 +238,25 @@ def _warn_of_arms(swept: set[str], arms: set[str]) -> None:
     for key in sorted(swept):
         if deaf := sorted(arm for arm in arms if key in ARMS[arm].changes):
             log.warning("the sweep over %s does not reach %s, which set it themselves", key, ", ".join(deaf))
+
+
+def _warn_of_evaluations(changed: Collection[str], wholes: Iterable[ConfigDict]) -> None:
+    """Says which settings that somebody changed are of training alone, where evaluations have another value."""
+    for key in (key for key in changed if key.startswith("selection.")):
+        of_evaluations = key.replace("selection.", "selection.eval.", 1)
+        if of_evaluations not in declared() or of_evaluations in changed:
+            continue
+        for whole in wholes:
+            trained, evaluated = value_of(whole, key), value_of(whole, of_evaluations)
+            if trained != evaluated and of_evaluations in read_keys(whole)[1]:
+                log.warning(
+                    "%s=%s is of training; evaluations have %s=%s: set both to have it in both",
+                    key,
+                    trained,
+                    of_evaluations,
+                    evaluated,
+                )
+                break
 
 
 def decisive(config: ConfigDict) -> str:
