@@ -100,7 +100,11 @@ def test_processes_killed_and_resumed_leave_the_rows_of_a_disk(bucket, tmp_path)
 
 def test_a_bucket_that_is_not_there_ends_in_one_line(bucket, tmp_path):
     line = [sys.executable, "-m", "routed.main", f"--config={write_experiment(tmp_path)}", "--workdir=gs://none/tiny"]
-    found = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE)
+    (own := tmp_path / "temporary").mkdir()
+    found = subprocess.run(
+        line, capture_output=True, text=True, timeout=PATIENCE, env=os.environ | {"TMPDIR": str(own)}
+    )
+    assert not [*own.glob("*.log")]  # what the log was copied from
     assert found.returncode == 2
     assert "error: cannot use gs://none/tiny/routed.log" in found.stderr.splitlines()[-1]
     assert "check the bucket's name and your right to it" in found.stderr and "Traceback" not in found.stderr

@@ -191,10 +191,12 @@ def _log_in(workdir: pathlib.Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             handler.close()
         if here != log_file:
-            with files.explained(log_file):
-                before = log_file.read_bytes() if log_file.exists() else b""
-                files.write(log_file, before + here.read_bytes())
-            here.unlink()
+            try:
+                with files.explained(log_file):
+                    before = log_file.read_bytes() if log_file.exists() else b""
+                    files.write(log_file, before + here.read_bytes())
+            finally:
+                here.unlink()
 
 
 def parse_flags(argv: list[str]) -> list[str]:
