@@ -274,6 +274,7 @@ def as_text(part: dict[str, Any]) -> str:
     lines = [
         f"{c['verdict'].upper():14} {c['id']}: {c['statement']}\n{'':14} {c['text'] or 'no rows'}"
         + (f" ({c['reason']})" if c["reason"] else "")
+        + _at_points(c)
         for c in part["claims"]
     ]
     if part["gap"]:
@@ -291,6 +292,18 @@ def as_text(part: dict[str, Any]) -> str:
             for g in part["shares"]
         ]
     return "\n".join(lines)
+
+
+def _at_points(claim: dict[str, Any]) -> str:
+    """How a claim was judged at every point at which it is tried, and which of them its line is of."""
+    if not claim["points"]:
+        return ""
+    counts = collections.Counter(line["verdict"] for line in claim["points"])
+    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in answer.in_order(counts))
+    same = (line["point"] for line in claim["points"] if line["text"] == claim["text"])
+    own = next((point for point in same if {**point, **claim["at"]} == {**claim["at"], **point}), {})
+    at = ", ".join(f"{key} = {rows.shown(value)}" for key, value in own.items())
+    return f"\n{'':14} " + (f"this is {at}; " if at else "") + f"at each of {len(claim['points'])} points: {told}"
 
 
 def shown_share(part: dict[str, Any]) -> str:
