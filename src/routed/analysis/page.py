@@ -301,7 +301,7 @@ def _at_points(claim: dict[str, Any]) -> str:
     counts = collections.Counter(line["verdict"] for line in claim["points"])
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in answer.in_order(counts))
     same = (line["point"] for line in claim["points"] if line["text"] == claim["text"])
-    own = next((point for point in same if {**point, **claim["at"]} == {**claim["at"], **point}), {})
+    own: dict[str, Any] = next((point for point in same if {**point, **claim["at"]} == {**claim["at"], **point}), {})
     at = ", ".join(f"{key} = {rows.shown(value)}" for key, value in own.items())
     return f"\n{'':14} " + (f"this is {at}; " if at else "") + f"at each of {len(claim['points'])} points: {told}"
 
