@@ -28,7 +28,7 @@ Expected: competition lowers the excess loss of mlp experts at equal steps and n
 all agreement where lambda is large (`share`, at its largest; at .05 the first figure only asks whether agreement rises).
 
 Found (seeds 2300 to 2309, each arm at its own best rate): no verdict and no gain. With mlp experts competition's excess loss is 12 % higher [0, 27] at
-equal steps, which more steps could turn; its agreement is .022 higher [.006, .039], as a shuffled target's is, and its dead experts are 2.5 in
+equal steps, which more steps could turn; its agreement is .022 higher [.006, .039], and its dead experts are 2.5 in
 place of 8 %, which is not significant among 14 claims. Dense steps, and winners that only the router hears of, have SMoE's loss. Constant experts
 lose by it, 27 % [6, 52], at the smallest rate that was tried; of them a shuffled target is the target, to the last digits, as it has to be.
 

@@ -30,10 +30,10 @@ Deviations: characters or bytes in place of words, as these models read; no drop
 Expected: no difference between competition and SMoE; `untrained` clearly worse.
 
 Found (movie reviews, five seeds, models of table 9 after 12,000 steps): .52 to .56 right in every arm, where chance has .5. Competition
-is not told from SMoE (-.02 [-.06, .03] and -.02 [-.07, .03]); SMoE is ahead of `untrained` by .032 [.016, .049] where everything trains. Models this small hardly
+is not told from SMoE (-.02 [-.06, .03] and -.02 [-.07, .03]); SMoE is ahead of `untrained` by .032 [.016, .049] where everything trains (inconclusive: more steps could turn it), not clearly as expected. Models this small hardly
 learn the task, so the table says nothing of what they began with.
 From table 2's models (1,500 steps, four seeds) nothing tells competition from any of SMoE, a frozen router, XMoE and StableMoE either, in both ways to train: .51 to
-.58 right, StableMoE most where everything trains (.05 ahead of competition [-.01, .10]).
+.58 right, StableMoE most where everything trains (.05 ahead of competition [-.01, .10]); `untrained` has .53 and .50, and is not told from SMoE.
 """
 
 from __future__ import annotations
