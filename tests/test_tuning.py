@@ -97,6 +97,31 @@ def test_a_tenth_of_the_texts_is_held_out_where_no_table_is_and_none_is_trained_
     assert "texts (test) are left out: a part before it has them too" in caplog.text
 
 
+def test_texts_that_are_left_out_are_counted(tmp_path, caplog):
+    """Misspelt, missing and other labels, and texts of which `characters` keeps no letter: none is a row, each is counted."""
+    good = [("ab", "good"), ("ba", "bad"), ("c", "good"), ("d", "bad")]
+    lost = [("e", "godo"), ("f", "godo"), ("g", ""), ("  ", "good"), ("?!", "bad"), ("h", "so")]
+    write(
+        tmp_path,
+        t_train=[*good, *good, *lost],
+        t_valid=[("x", "good"), ("y", "bad")],
+        t_test=[("p", "good"), ("q", "bad")],
+    )
+    names = {"data.table": "t", "data.directory": str(tmp_path), "data.labels": ("bad", "good")}
+    corpus = labelled.load(settings(**names).data)
+    assert len(corpus.train[0]) == 8 and (corpus.train[0][:, 1:] > 3).any(1).all()
+    assert (
+        "t: 6 of 14 texts to train on are left out: 1 without a label, 2 without a word in data.tokens=characters,"
+        " 3 of a label that data.labels lacks (most have 'godo')" in caplog.text
+    )
+    assert "to test on are left out" not in caplog.text
+    write(tmp_path, t_test=[("p", "good"), ("q", "bad"), ("r", ""), ("s", ""), ("???", "good")])
+    with pytest.raises(
+        UserError, match="most of the 5 texts to test on cannot be used: 2 without a label, 1 without a word"
+    ):
+        labelled.load(settings(**names).data)
+
+
 @pytest.mark.parametrize(
     "changes, tables, words",
     [

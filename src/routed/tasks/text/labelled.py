@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -50,10 +51,10 @@ def load(data: ConfigDict) -> Corpus:
 
     NAME-train.tsv and NAME-test.tsv have a head with `text` and `label`; NAME-valid.tsv is there, or a tenth of the training texts is held out.
     A text to validate on that is trained on is left out, and one to test on that is in either.
-    Texts of other labels are left out. A long text is cut at its end; before a short one stand pads, as its last token is read.
+    Texts of other labels, or without a label or a word, are left out, which the log counts. A long text is cut at its end; before a short one stand pads, as its last token is read.
 
     Raises:
-      UserError: a table that is missing, damaged, or has no text of a class.
+      UserError: a table that is missing, damaged, has no text of a class, or mostly texts without a label or a word.
     """
     tables = _artificial(data.labels) if data.table == MADE else _tables(data)
     # Its text decides nothing of a tokenizer, which is that of the text before (`check`).
@@ -108,8 +109,12 @@ def _tables(data: ConfigDict) -> dict[str, list[Row]]:
 
 
 def _rows(data: ConfigDict, tokenizer: tokenizers.Tokenizer, rows: list[Row], part: str) -> Integer[np.ndarray, "N R"]:
-    kept = [row for row in rows if row.label in data.labels]
-    if missing := [name for name in data.labels if name not in {row.label for row in kept}]:
+    length, classed = data.input_length, [row for row in rows if row.label in data.labels]
+    ids = tokenizers.encode(tokenizer, [row.text for row in classed])
+    # Of a text without a token that says something the row would be pads: a label and nothing to learn it from.
+    kept = [i for i, one in enumerate(ids) if tokenizers.decode(tokenizer, one[:length]).strip()]
+    _say_left_out(data, rows, len(classed) - len(kept), part)
+    if missing := [name for name in data.labels if name not in {classed[i].label for i in kept}]:
         classes = sorted({row.label for row in rows})
         if len(classes) < 2:
             only = f"have the label {classes[0]!r}" if rows else "are in a part before it too"
@@ -121,15 +126,38 @@ def _rows(data: ConfigDict, tokenizer: tokenizers.Tokenizer, rows: list[Row], pa
             f"{data.table}: no text to {PURPOSE[part]} has the label {missing[0]!r} (its labels: {found}); set"
             " data.labels to two or more that it has"
         )
-    ids = tokenizers.encode(tokenizer, [row.text for row in kept])
-    made, length = np.zeros((len(kept), 1 + data.input_length), np.int32), data.input_length
-    for row, one, text in zip(made, ids, kept, strict=True):
-        row[0] = data.labels.index(text.label)
-        row[1 + length - min(len(one), length) :] = one[:length]
-    if long := sum(len(one) > length for one in ids):
+    made = np.zeros((len(kept), 1 + length), np.int32)
+    for row, i in zip(made, kept, strict=True):
+        row[0] = data.labels.index(classed[i].label)
+        row[1 + length - min(len(ids[i]), length) :] = ids[i][:length]
+    if long := sum(len(ids[i]) > length for i in kept):
         log.info("%s: %d of %d texts (%s) are cut after %d tokens", data.table, long, len(kept), part, length)
     # Classes may take turns in a table, of which evaluations take every so many-th row.
     return made[np.random.default_rng(0).permutation(len(made))]
+
+
+def _say_left_out(data: ConfigDict, rows: list[Row], empty: int, part: str) -> None:
+    """Counts, in a line, the texts of a part that are left out, `empty` of them for want of text.
+
+    Raises:
+      UserError: most have no label or no text, which nobody means.
+    """
+    others = collections.Counter(row.label for row in rows if row.label not in data.labels)
+    bare, most = others.pop("", 0), others.most_common(1)
+    counts = {
+        "without a label": bare,
+        f"without a word in data.tokens={data.tokens}": empty,
+        f"of a label that data.labels lacks (most have {most[0][0]!r})" if most else "": others.total(),
+    }
+    words = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
+    if 2 * (bare + empty) > len(rows):
+        raise UserError(
+            f"{data.table}: most of the {len(rows)} texts to {PURPOSE[part]} cannot be used: {words}; mend the table, or"
+            " name other data.tokens"
+        )
+    if words:
+        left = bare + empty + others.total()
+        log.warning("%s: %d of %d texts to %s are left out: %s", data.table, left, len(rows), PURPOSE[part], words)
 
 
 def _digest(rows: list[Row]) -> str:
