@@ -181,6 +181,8 @@ SCALES: Scales = {
 }  # fmt: skip
 
 BITS = "test/bits"
+#: The paper's texts of such tokens, of which it has bits per character; beside bits of a piece these say nothing, and are left out.
+TEXTS = {"characters": "text8", "bytes": "enwik8"}
 
 
 def writer(config: ConfigDict, at: Point, metric: str = BITS) -> Writer:
@@ -216,10 +218,13 @@ PAIRED = {"kind": "paired", "name": "bits", "metric": BITS}
 def claim_table9(config: ConfigDict) -> tuple[Claim, ...]:
     """The paper's order, its two averages beside ours, and its motive: less collapse."""
     write = writer(config, {})
-    return (
-        write.order("pham.table9", "competition has fewer bits per character than SMoE", "1.306 against 1.320 (p = .016)", COMPETE, LEARNED),
+    beside = (
         write.beside("pham.table9.competesmoe", "bits per character of CompeteSMoE, tiny, enwik8", 1.3064, COMPETE),
         write.beside("pham.table9.smoe", "bits per character of SMoE, tiny, enwik8", 1.32),
+    )
+    return (
+        write.order("pham.table9", "competition has fewer bits per character than SMoE", "1.306 against 1.320 (p = .016)", COMPETE, LEARNED),
+        *(beside if config.data.tokens in TEXTS else ()),
         write.order("routed.competition.lm.alike", "competition makes the experts' outputs less alike", "less collapse", COMPETE, LEARNED,
                     metric="router/alike"),
         write.order("routed.competition.lm.load", "competition loads the most loaded expert less", "less collapse", COMPETE, LEARNED,
@@ -331,8 +336,6 @@ TABLE_A = {
     ("glam", "xmoe"): (1.187, 1.111, 1.289, 1.219, 55.618, 34.613),
     ("glam", "stable"): (1.189, 1.109, 1.291, 1.217, 54.730, 35.320),
 }
-#: Whose texts are of such tokens.
-TEXTS = {"characters": "text8", "bytes": "enwik8"}
 
 
 def column(config: ConfigDict) -> str:
@@ -362,7 +365,7 @@ def claim_table2(config: ConfigDict) -> Iterator[Claim]:
         if arm not in config.arms:
             continue
         write = writer(config, blocks(config)[block])
-        if not name.startswith("wikitext103"):
+        if config.data.tokens in TEXTS:
             words = f"{block}, {arm}: bits per character, {name}"
             yield write.beside(f"pham.table2.{block}.{name}.{arm}", words, number, {"arm": arm})
         if arm != "compete":
@@ -479,12 +482,9 @@ def claim_table4(config: ConfigDict) -> Iterator[Claim]:
     """Each lambda against SMoE, at equal steps, as the paper has it; and its bits beside ours."""
     for (block, share), at in lambdas(config).items():
         bits, write = TABLE_C[block][share], writer(config, at)
-        yield write.beside(
-            f"pham.table4.{block}.{share:g}",
-            f"{block}, lambda = {share:g}: bits per character, tiny, enwik8",
-            bits,
-            COMPETE,
-        )
+        if config.data.tokens in TEXTS:
+            words = f"{block}, lambda = {share:g}: bits per character, tiny, enwik8"
+            yield write.beside(f"pham.table4.{block}.{share:g}", words, bits, COMPETE)
         told = bits < SMOE if block == "switch" else share > 0.01
         better, worse = (COMPETE, LEARNED) if told else (LEARNED, COMPETE)
         words = f"{block}, lambda = {share:g}: {NAMED[better['arm']]} has fewer bits than {NAMED[worse['arm']]}"
@@ -532,8 +532,9 @@ def claim_table5(config: ConfigDict) -> Iterator[Claim]:
     """Each alpha against SMoE: the paper says all are better, its own Table 9 says that 25 and 250 are not; and its bits beside ours."""
     for (block, alpha), at in alphas(config).items():
         bits, write = TABLE_D[block][alpha], writer(config, at)
-        words = f"{block}, alpha = {alpha:g}: bits per character, tiny, enwik8"
-        yield write.beside(f"pham.table5.{block}.{alpha:g}", words, bits, COMPETE)
+        if config.data.tokens in TEXTS:
+            words = f"{block}, alpha = {alpha:g}: bits per character, tiny, enwik8"
+            yield write.beside(f"pham.table5.{block}.{alpha:g}", words, bits, COMPETE)
         words = f"{block}, alpha = {alpha:g}: competition has fewer bits than SMoE"
         yield write.order(f"pham.table5.{ORDER[block]}{alpha:g}.order", words, against(block, bits), COMPETE, LEARNED)
 

@@ -79,6 +79,22 @@ def test_every_variant_is_consistent(file, figure, scale):
         assert set(plot.get("metrics", ())) <= set(problem_of(config).columns(config))
 
 
+@pytest.mark.parametrize("figure", ["table9", "table2", "table4", "table5"])
+def test_bits_of_pieces_stand_beside_no_bits_per_character(figure):
+    """The paper's numbers stand beside those of bytes; of pieces its orders are asked alone."""
+    file = next(f for f in FILES if f.endswith("competition_lm.py"))
+
+    def asked(tokens):
+        module, config = experiment.configure(f"{file}:{figure},smoke", [f"data.tokens={tokens}"])
+        return [
+            (claim.id, claim.kind) for claim in figure_of(module, config).claims(config) if claim.metric == "test/bits"
+        ]
+
+    of_bytes = asked("bytes")
+    assert {"order", "beside"} == {kind for _, kind in of_bytes}
+    assert asked("train") == [one for one in of_bytes if one[1] != "beside"]
+
+
 @pytest.mark.parametrize(("file", "figure", "scale"), [one for one in VARIANTS if one[-1] == "default"])
 def test_a_figure_names_what_its_points_compute(file, figure, scale):
     """Else --config.steps=N would hold at every point, and steps of equal FLOPs or half the steps would be no more."""
