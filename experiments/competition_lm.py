@@ -10,7 +10,7 @@ and controls take one thing out of it at a time: the target's meaning (norms of 
     python -m routed.main --config=experiments/competition_lm.py:decisive --config.data.directory=DIR   # at equal FLOPs, with controls
 
 DIR holds train.txt, valid.txt and test.txt, as text8 and enwik8 are laid out (for enwik8 and its like --config.data.tokens=bytes
---config.data.vocabulary=260, of table2 also --config.router.vocabulary=260); smoke makes its own text.
+--config.data.vocabulary=260, of table2 but its smoke also --config.router.vocabulary=260); smoke makes its own text.
 
 Figures. table9 (also without a name): competition and SMoE, paired. flops: every control against lambda, at equal FLOPs. decisive: the
 same at lambda = .05, with table 9's steps. table2: Switch and GLaM

@@ -225,7 +225,10 @@ def test_rows_that_are_alike_tell_nothing_of_labels_that_are_drawn_for_them(ids)
         ({"transformer.sparse_layers": 0}, "transformer.sparse_layers"),
         ({"transformer.layers": 3, "transformer.sparse_layers": 2}, "use 1"),
         ({"selection.name": "soft", "dispatch": "dense"}, "selection.name='soft'"),
-        ({"router.name": "hash_id", "router.vocabulary": 7}, "data.vocabulary=320"),
+        (
+            {"router.name": "hash_id", "router.vocabulary": 7},
+            "^config key router.vocabulary=7: must be data.vocabulary=320, as",
+        ),
         ({"mesh.expert": 8}, "does not divide experts.count=4; use 4"),
         ({"mesh.data": 3}, "batch_size=8"),
         ({"checkpoint.every": 3}, "must divide eval_every=2"),

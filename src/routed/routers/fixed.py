@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from routed.contracts import UserError
+from routed.settings.setting import refuse
+from routed.settings.tree import value_of
 
 #: Softmax of a gap this wide is exactly 0 and 1 in float32.
 CERTAIN = 1e4
@@ -137,11 +138,9 @@ class RandomRouter(nn.Module):
 
 def check_table(config: ConfigDict) -> None:
     """Refuses a table of token ids that is not that of the text and of the selection."""
-    if config.router.vocabulary != config.data.vocabulary or config.router.choices != config.selection.k:
-        raise UserError(
-            f"config keys router.vocabulary={config.router.vocabulary}, router.choices={config.router.choices}: must be"
-            f" data.vocabulary={config.data.vocabulary} and selection.k={config.selection.k}"
-        )
+    for own, other in (("router.vocabulary", "data.vocabulary"), ("router.choices", "selection.k")):
+        if (now := value_of(config, own)) != (needed := value_of(config, other)):
+            refuse(own, now, f"must be {other}={needed}, as the router is a table of token ids")
 
 
 def _certain(expert: Int[Array, " T"], experts: int) -> Float[Array, "T E"]:
