@@ -268,7 +268,8 @@ def test_a_run_begins_with_the_model_of_its_arm(trained, tmp_path):
         ({"transformer.dim": 16}, "has transformer.dim=8 \\(here 16\\); set them alike"),
         ({"arms": ("frozen",)}, "no model of the arm frozen with seed 0 in it; there are: learned of seed 0, xmoe of seed 0"),
         ({"seed": 5}, "no model of the arm learned with seed 5"),
-        ({"initial.workdir": "nowhere"}, "'nowhere': no models in it; run its command again with --config.checkpoint.final=true"),
+        ({"initial.workdir": "nowhere"}, "'nowhere': no such folder; name the workdir of a run with --config.checkpoint.final=true"),
+        ({"initial.workdir": "."}, "'.': no models in it; run its command again with --config.checkpoint.final=true"),
     ],
 )  # fmt: skip
 def test_a_model_that_does_not_fit_is_refused_before_anything_runs(trained, tmp_path, changes, words):

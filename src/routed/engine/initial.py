@@ -133,7 +133,12 @@ def _settings(run: Run) -> dict[str, Any]:
 def _model(run: Run) -> pathlib.Path:
     """The folder of the model that a run begins with: of its arm, its seed, and alike in every setting that both have."""
     given, arm = run.config.initial.workdir, run.config.initial.arm or run.arm
-    if not (known := _known(pathlib.Path(given).expanduser() / MODELS)):
+    workdir = files.folder(given).expanduser()
+    if not workdir.is_dir():
+        refuse(
+            "initial.workdir", given, "no such folder; name the workdir of a run with --config.checkpoint.final=true"
+        )
+    if not (known := _known(workdir / MODELS)):
         again = "run its command again with --config.checkpoint.final=true and a fresh --workdir"
         refuse("initial.workdir", given, f"no models in it; {again}, as finished runs are not trained again")
     fitting = {path: meta for path, meta in known.items() if (meta["arm"], meta["seed"]) == (arm, run.seed)}
