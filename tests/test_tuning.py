@@ -278,6 +278,23 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_runs(trained, tmp_
         run(config, tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled")
+def test_a_model_that_goes_on_under_another_rule_says_so(trained, caplog):
+    """Once for all runs of an arm; the same rule, and what only says how it is trained, are no reason."""
+    began = {"initial.workdir": str(trained[0]), "arms": ("learned", "xmoe"), "selection.balance_rate": 1e-3}
+    initial.check(plan_runs(settings(**began), ({},)))
+    assert not caplog.text
+    initial.check(
+        plan_runs(settings(**began | {"selection.k": 1, "selection.renormalise": False}), ({}, {"batch_size": 2}))
+    )
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2 and (
+        "models of the arm learned have selection.k=2 (here 1), selection.renormalise=True (here False): they go on"
+        in told[0]
+    )
+
+
 def test_runs_that_all_begin_untrained_say_so(caplog):
     """Also where an arm does not; a decoder, which cannot begin with anything, says nothing."""
     initial.check(plan_runs(settings(), ({},)))

@@ -27,9 +27,14 @@ MODELS = "models"
 #: Which of them each run of a workdir began with.
 BEGAN = "initial.json"
 
-#: Settings of a model that have to be alike, and those in these nodes that need not be.
+#: Settings of a model that have to be alike; and those that say which experts it has learned to mix and how, which may differ on purpose.
 ALIKE = ("data.tokens", "data.vocabulary", "router.name", "experts.", "transformer.")
-FREE = {"experts.learning_rate", *(f"transformer.{name}" for name in ("learning_rate", "dtype", "init_scale", "remat", "tied"))}  # fmt: skip
+RULE = ("selection.", "router.measure")
+#: Those among them that say how it is trained, and not what its parameters mean.
+FREE = (
+    *("experts.learning_rate", *(f"transformer.{name}" for name in ("learning_rate", "dtype", "init_scale", "remat", "tied"))),
+    *(f"selection.{name}" for name in ("share", "schedule", "distil", "no_gradient", "balance_rate")),
+)  # fmt: skip
 
 
 def about(run: Run) -> dict[str, Any]:
@@ -38,14 +43,14 @@ def about(run: Run) -> dict[str, Any]:
 
 
 def check(runs: list[Run]) -> None:
-    """Refuses runs that begin with a model that is not there, or is of another kind; says where none of those that may begins with one.
+    """Refuses runs that begin with a model that is not there, or is of another kind; says where none of those that may begins with one, and what routes otherwise.
 
     Raises:
       UserError: names the workdir and what differs.
     """
-    for run in runs:
-        if _begins(run):
-            _model(run)
+    for words in dict.fromkeys(_other_rule(run) for run in runs if _begins(run)):
+        if words:
+            log.warning("config key initial.workdir: %s: they go on under another rule than they learned", words)
     may = [run for run in runs if "initial" in run.config]
     if may and not any(map(_begins, may)):
         log.warning("config key initial.workdir is empty: every run begins untrained, so nothing is fine-tuned")
@@ -126,8 +131,29 @@ def _begins(run: Run) -> bool:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    kept = {key: value for key, value in flatten(run.config).items() if key.startswith(ALIKE) and key not in FREE}
+    kept = {
+        key: value
+        for key, value in flatten(run.config).items()
+        if key.startswith((*ALIKE, *RULE)) and not key.startswith(FREE)
+    }
     return json.loads(json.dumps(kept, default=list))
+
+
+def _unlike(own: dict[str, Any], other: dict[str, Any], among: tuple[str, ...]) -> list[str]:
+    """The settings that two runs both have, with other values."""
+    return sorted(key for key in own.keys() & other.keys() if key.startswith(among) and own[key] != other[key])
+
+
+def _beside(own: dict[str, Any], other: dict[str, Any], keys: list[str]) -> str:
+    return ", ".join(f"{key}={other[key]!r} (here {own[key]!r})" for key in keys)
+
+
+def _other_rule(run: Run) -> str:
+    """By which settings the model that a run begins with was trained to route otherwise, in words; empty where by none."""
+    path, own = _model(run), _settings(run)
+    meta = _known(path.parent)[path]
+    keys = _unlike(own, meta["settings"], RULE)
+    return f"models of the arm {meta['arm']} have {_beside(own, meta['settings'], keys)}" if keys else ""
 
 
 def _model(run: Run) -> pathlib.Path:
@@ -146,7 +172,7 @@ def _model(run: Run) -> pathlib.Path:
         there = ", ".join(sorted({f"{meta['arm']} of seed {meta['seed']}" for meta in known.values()}))
         refuse("initial.workdir", given, f"no model of the arm {arm} with seed {run.seed} in it; there are: {there}")
     own, others = _settings(run), {path: meta["settings"] for path, meta in fitting.items()}
-    unlike = {path: [key for key in own.keys() & one.keys() if own[key] != one[key]] for path, one in others.items()}
+    unlike = {path: _unlike(own, one, ALIKE) for path, one in others.items()}
     alike = [path for path, keys in unlike.items() if not keys]
     if len(alike) == 1:
         return alike[0]
@@ -155,7 +181,7 @@ def _model(run: Run) -> pathlib.Path:
             f"config key initial.workdir={given}: {len(alike)} models of the arm {arm} with seed {run.seed} fit; name a workdir of one point"
         )
     path, keys = min(unlike.items(), key=lambda item: len(item[1]))
-    words = ", ".join(f"{key}={others[path][key]!r} (here {own[key]!r})" for key in sorted(keys))
+    words = _beside(own, others[path], keys)
     raise UserError(f"config key initial.workdir={given}: its model of the arm {arm} has {words}; set them alike")
 
 
