@@ -1,5 +1,7 @@
 """Fine-tuning: texts with classes as rows, the head, and what a run begins with that another workdir holds."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,7 @@ from routed.tasks.text import labelled
 from routed.training import language_evaluation
 from routed.training.classifier import at_best
 from tests.test_decoder import TINY, evaluated
+from tests.test_text_sources import small_model
 
 TUNED = TINY | {
     "data.name": "labelled", "model": "classifier", "data.eval_rows": 8, "steps": 4, "eval_every": 2, "seeds": 1,
@@ -276,6 +279,34 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_runs(trained, tmp_
     config = settings(**{"initial.workdir": str(trained[0])} | changes)
     with pytest.raises(UserError, match=words):
         run(config, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled")
+def test_a_model_of_pieces_that_its_text_was_cut_into_can_be_tuned(tmp_path):
+    """Its workdir keeps them, and says so; whatever file has them, they are the same, and others are not."""
+    pieces = {"data.tokens": "train", "data.vocabulary": 60, "data.cache": str(tmp_path / "cache")}
+    base = tmp_path / "base"
+    run(settings(**LANGUAGE | pieces), base)
+    (kept,) = (base / "pieces").iterdir()
+    tuned = pieces | {"initial.workdir": str(base), "checkpoint.final": True}
+    with pytest.raises(
+        UserError, match=r"data.tokens='train': texts with classes .* keeps that of its text: pieces/\*"
+    ):
+        validate(settings(**tuned))
+    with pytest.raises(
+        UserError, match=f"data.tokens='train' .here 'characters'.; set them alike, data.tokens={kept}$"
+    ):
+        initial.check(plan_runs(settings(**tuned | {"data.tokens": "characters"}), ({},)))
+    for file in (kept, shutil.copy(kept, tmp_path / "copy.model")):
+        config = settings(**tuned | {"data.tokens": str(file)})
+        validate(config)
+        initial.check(plan_runs(config, ({},)))
+    shutil.rmtree(tmp_path / "cache")
+    assert run(config, tmp_path / "tuned").keys() == {"learned"}
+    other = small_model(tmp_path, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    with pytest.raises(UserError, match=f"has data.pieces='pieces/.* set them alike, data.tokens={kept}$"):
+        initial.check(plan_runs(settings(**tuned | {"data.tokens": str(other)}), ({},)))
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def advance(
         for i, run in enumerate(batch):
             kept = states["params"] | {"state": states["state"]}
             model = jax.tree.map(lambda a, i=i: a[i], kept)
-            checkpoint.save_model(workdir / initial.MODELS / run.key, model, initial.about(run))
+            initial.keep(workdir, run, model)
     ran = [
         _until({n: values[i] for n, values in history.items()}, int(reached[i]) // config.eval_every)
         for i in range(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import pathlib
 from typing import Any
@@ -15,20 +16,24 @@ from jax.tree_util import keystr, tree_leaves_with_path
 from routed.contracts import UserError
 from routed.engine import checkpoint
 from routed.engine.compilation import Compiled
+from routed.plan.config import problem_of
 from routed.plan.runs import Run
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten
-from routed.system import files
+from routed.system import files, hosts
 from routed.training.freezing import router_of, with_router
 
 #: Where the models of finished runs are, in a workdir.
 MODELS = "models"
 
+#: Beside them the SentencePiece models of their texts, which a run that begins with one names as data.tokens.
+PIECES = "pieces"
+
 #: Which of them each run of a workdir began with.
 BEGAN = "initial.json"
 
 #: Settings of a model that have to be alike; and those that say which experts it has learned to mix and how, which may differ on purpose.
-ALIKE = ("data.tokens", "data.vocabulary", "router.name", "experts.", "transformer.")
+ALIKE = ("data.tokens", "data.pieces", "data.vocabulary", "router.name", "experts.", "transformer.")
 RULE = ("selection.", "router.measure")
 #: Those among them that say how it is trained, and not what its parameters mean.
 FREE = (
@@ -37,9 +42,27 @@ FREE = (
 )  # fmt: skip
 
 
-def about(run: Run) -> dict[str, Any]:
-    """What is kept of a run beside its model: whose it is."""
-    return {"arm": run.arm, "seed": run.seed, "settings": _settings(run)}
+def keep(workdir: pathlib.Path, run: Run, model: dict[str, Any]) -> None:
+    """Saves the model of a finished run, with whose it is; and, once, the pieces of words that it reads, which a cache may lose.
+
+    Raises:
+      UserError: the disk is full or read-only.
+    """
+    settings = _settings(run)
+    if "data.pieces" in settings:
+        hosts.once(lambda: _write(workdir / settings["data.pieces"], _pieces(run)))
+    checkpoint.save_model(workdir / MODELS / run.key, model, {"arm": run.arm, "seed": run.seed, "settings": settings})
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+    if not path.exists():
+        with files.explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, content)
+
+
+def _pieces(run: Run) -> bytes:
+    return problem_of(run.config).pieces(run.config)
 
 
 def check(runs: list[Run]) -> None:
@@ -136,12 +159,16 @@ def _settings(run: Run) -> dict[str, Any]:
         for key, value in flatten(run.config).items()
         if key.startswith((*ALIKE, *RULE)) and not key.startswith(FREE)
     }
+    if pieces := _pieces(run):
+        kept["data.pieces"] = f"{PIECES}/{hashlib.sha256(pieces).hexdigest()[:16]}.model"
     return json.loads(json.dumps(kept, default=list))
 
 
 def _unlike(own: dict[str, Any], other: dict[str, Any], among: tuple[str, ...]) -> list[str]:
-    """The settings that two runs both have, with other values."""
-    return sorted(key for key in own.keys() & other.keys() if key.startswith(among) and own[key] != other[key])
+    """The settings that two runs both have, with other values; pieces of words are known by their content, whatever file has them."""
+    both = own.keys() & other.keys()
+    both -= {"data.tokens"} if "data.pieces" in both else set()
+    return sorted(key for key in both if key.startswith(among) and own[key] != other[key])
 
 
 def _beside(own: dict[str, Any], other: dict[str, Any], keys: list[str]) -> str:
@@ -181,8 +208,12 @@ def _model(run: Run) -> pathlib.Path:
             f"config key initial.workdir={given}: {len(alike)} models of the arm {arm} with seed {run.seed} fit; name a workdir of one point"
         )
     path, keys = min(unlike.items(), key=lambda item: len(item[1]))
-    words = _beside(own, others[path], keys)
-    raise UserError(f"config key initial.workdir={given}: its model of the arm {arm} has {words}; set them alike")
+    words, mend, other = _beside(own, others[path], keys), "set them alike", others[path]
+    if {"data.tokens", "data.pieces"} & {*keys} and "data.pieces" in other:
+        mend += f", data.tokens={workdir / other['data.pieces']}"
+    elif "data.tokens" in keys and other["data.tokens"] == "train":
+        mend = "its pieces of words were not kept: train it again, in a fresh --workdir"
+    raise UserError(f"config key initial.workdir={given}: its model of the arm {arm} has {words}; {mend}")
 
 
 @functools.lru_cache(maxsize=4)

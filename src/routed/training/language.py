@@ -127,6 +127,7 @@ def language_part(
         feed_shape=partial(text_feed.feed_shape, form),
         offline=lambda config, history: offline(form, read, config, history) | finished(history),
         traced=lambda config: traced(form, read, config),
+        pieces=lambda config: text_feed.corpus(form, config).tokenizer.model,
         digest=lambda config: f"{config.data.name} {text_feed.corpus(form, config).digest}",
         about=partial(_about, sources, reads),
         cost=lambda config: Cost(

@@ -126,6 +126,8 @@ class ProblemPart(NamedTuple):
     positions: Callable[[ConfigDict], int] = lambda config: 1
     #: By the name of an array of choices [evaluations, (layers,) T, k]: what `routed.trace.write` takes of its tokens.
     traced: Callable[[ConfigDict], dict[str, dict[str, Any]]] = lambda config: {}
+    #: The SentencePiece model of a config's tokens; empty where they are made by none.
+    pieces: Callable[[ConfigDict], bytes] = lambda config: b""
     #: The column by which a report compares arms, where that is not the one that validates.
     compared: str = ""
     #: What XLA's YNNPACK may fuse on a CPU.

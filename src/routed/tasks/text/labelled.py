@@ -80,7 +80,8 @@ def check(config: ConfigDict) -> None:
         refuse(
             "data.tokens",
             "train",
-            "texts with classes have the tokens of the text before; name bytes, characters or the SentencePiece model file",
+            "texts with classes have the tokens of the text before; name bytes, characters or the SentencePiece model file"
+            " (initial.workdir keeps that of its text: pieces/*.model)",
         )
 
 
