@@ -154,11 +154,15 @@ def test_pieces_of_a_run_are_the_whole_across_phases(small):
         assert equal(whole[name], pieces[name]), name
 
 
-def test_a_phase_that_trains_nothing_says_so(small, caplog):
-    with caplog.at_level("WARNING", logger="absl"):
-        first, last = states(small, 1, phases=("until=4 train=head", ""))
+def test_a_phase_that_trains_nothing_is_refused(small, caplog):
+    """Of an arm without a router, beside others whose router trains alone at first, it is said."""
+    with pytest.raises(
+        UserError, match=r"^config key phases='train=head': nothing would train: .* are router, experts"
+    ):
+        states(small, 1, phases=("until=4 train=head", ""))
+    first, last = states(small, 1, model="dense_active", phases=("until=4 train=router", ""))
     assert equal(first["params"], last["params"])
-    assert "phases: this model has none of head: nothing trains where they are to" in caplog.text
+    assert "phases: this model has no router: nothing trains in that phase" in caplog.text
 
 
 @pytest.mark.parametrize(

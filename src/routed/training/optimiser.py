@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import optax
-from absl import logging as log
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
@@ -208,8 +207,6 @@ def update(
     """
     keep = lambda old, new: jax.tree.map(lambda a, b: jnp.where(frozen, a, b), old, new)  # noqa: E731
     zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)  # noqa: E731
-    if trained and not any(jax.tree.leaves(params.get(name)) for name in trained):
-        log.warning("phases: this model has none of %s: nothing trains where they are to", ", ".join(trained))
     resting = [] if trained is None else [name for name in params if name not in trained]
     grads = grads | {"router": keep(zeros(grads["router"]), grads["router"])}
     grads |= {name: zeros(grads[name]) for name in resting}

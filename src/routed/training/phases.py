@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from absl import logging as log
 from jaxtyping import Array, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from routed.contracts import GROUPS, UserError
+from routed.settings.setting import refuse
 from routed.settings.tree import flatten, node_of, override, parse, value_of
 
 #: What a phase may change of a config.
@@ -74,6 +76,26 @@ def phases_of(config: ConfigDict) -> tuple[Phase, ...]:
                 f"config key phases={config.phases!r}: a phase with router= begins once, behind another; no share before it or in it"
             )
     return phases
+
+
+def require_groups(phases: tuple[Phase, ...], params: dict[str, Any]) -> None:
+    """Refuses a phase of which a model has none of the groups that are to train; says so of an arm without a router, in a figure whose phases are of routers.
+
+    Raises:
+      UserError: names the phase's groups, and those of the model.
+    """
+    there = [name for name in GROUPS[:-1] if jax.tree.leaves(params.get(name))]
+    for phase in phases:
+        if not phase.groups or {*phase.groups} & {*there}:
+            continue
+        if {*phase.groups} <= {"router", "experts"}:
+            log.warning("phases: this model has no %s: nothing trains in that phase", " or ".join(phase.groups))
+        else:
+            refuse(
+                "phases",
+                f"train={'+'.join(phase.groups)}",
+                f"nothing would train: the groups of this model are {', '.join(there)}",
+            )
 
 
 def begins(phases: tuple[Phase, ...], phase: Phase, per_epoch: Any = 0) -> Any:

@@ -21,7 +21,7 @@ from routed.settings.tree import node_of, override
 from routed.training.freezing import has_moved, keep_router, router_of, with_router
 from routed.training.objective import is_frozen, training_loss
 from routed.training.optimiser import optimiser, update
-from routed.training.phases import Phase, active_phase, begins, phases_of, steps_per_epoch
+from routed.training.phases import Phase, active_phase, begins, phases_of, require_groups, steps_per_epoch
 from routed.training.problem import Inputs, Problem
 
 #: Independent random streams of a seed; any of them can be held fixed over seeds (config key `held`).
@@ -105,6 +105,7 @@ def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) ->
     world = program.problem.draw_world(keys, config)
     inputs = Inputs(keys, config, world, shared)
     params, state = program.problem.init(inputs)
+    require_groups(program.phases, params)
     run = {
         "params": params,
         "state": state,
