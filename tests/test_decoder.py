@@ -464,6 +464,26 @@ def test_plain_files_by_split(tmp_path):
         text.load(config.data)
 
 
+@pytest.mark.parametrize(
+    ("valid", "test", "told"),
+    [
+        (b"d e f g h ", b"i j k l m ", []),
+        (b"a b c a c ", b"i j k l m ", [("valid", "train")]),  # a copy
+        (b"a c ", b"i j k l m ", [("valid", "train")]),  # its tail
+        (b"d e f g h ", b"d e ", [("test", "valid")]),  # its head
+        (b"a b c a c c ", b"a b c a c ", [("train", "valid"), ("test", "train"), ("test", "valid")]),
+        (b"a b a ", b"c a ", []),
+    ],
+)
+def test_a_text_that_is_held_out_and_seen_is_told_of(valid, test, told, tmp_path, caplog):
+    files.files(plain(tmp_path, train=b"a b c a c ", valid=valid, test=test).data)
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == len(told)
+    assert all(
+        f"all of {part}.txt is in {whole}.txt too" in one for one, (part, whole) in zip(found, told, strict=True)
+    )
+
+
 def test_a_file_of_another_encoding_is_named(tmp_path):
     config = plain(tmp_path, train=b"caf\xe9 " * 9, valid=b"a b" * 9, test=b"a b" * 9)
     with pytest.raises(UserError, match=r"train.txt is not UTF-8"):

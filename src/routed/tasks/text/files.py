@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from collections.abc import Iterator
+from typing import BinaryIO
 
+from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
@@ -21,7 +24,7 @@ PIECE = 1 << 16
 
 
 def files(data: ConfigDict) -> Source:
-    """The three files of `data.directory`; a piece ends behind a space or a line.
+    """The three files of `data.directory`; a piece ends behind a space or a line. A file that another begins or ends with is told of.
 
     Raises:
       UserError: a file that is missing, cannot be read, or is not UTF-8.
@@ -32,6 +35,12 @@ def files(data: ConfigDict) -> Source:
         raise UserError(
             f"data.directory={data.directory}: no {missing[0]} in it; data.name=files reads {', '.join(FILES.values())}"
         )
+
+    for pair in itertools.combinations(paths.values(), 2):
+        whole, part = sorted(pair, key=lambda path: path.stat().st_size, reverse=True)
+        if _begins_or_ends_with(whole, part):
+            words = "%s: all of %s is in %s too: what is held out has been seen; split the text without overlap"
+            log.warning(words, directory, part.name, whole.name)
 
     def documents(language: str, split: str, damage: Damage) -> Iterator[str]:
         del language, damage
@@ -49,6 +58,18 @@ def files(data: ConfigDict) -> Source:
         size,
         tuple(FILES),
     )
+
+
+def _begins_or_ends_with(whole: pathlib.Path, part: pathlib.Path) -> bool:
+    """Is a file the other's head or tail, as `head` and `tail` make one, or a copy of it? What was cut out of its middle takes a search."""
+    with open_file(whole) as file, open_file(part) as other:
+        size, room = size_of(other), size_of(file) - size_of(other)
+        return size > 0 <= room and any(_alike_from(file, start, other) for start in {0, room})
+
+
+def _alike_from(file: BinaryIO, start: int, other: BinaryIO) -> bool:
+    file.seek(start), other.seek(0)
+    return all(part == file.read(len(part)) for part in iter(lambda: other.read(PIECE), b""))
 
 
 def _pieces(path: pathlib.Path) -> Iterator[str]:
