@@ -16,7 +16,7 @@ Figures. table9 (also without a name): competition and SMoE, paired. flops: ever
 same at lambda = .05, with table 9's steps. table2: Switch and GLaM
 blocks x methods, beside them what large models do today, balanced routers, a hash of the character and a dense net. fig2: after fewer steps.
 fig3: K, from 1. table4: lambda at equal steps, of both blocks. table5: alpha, as the code has it, of both. table10: the routers' entropy, with Figs. 4 to 6, their
-probabilities on one row. options: what paper and released code do differently. Scales: smoke (half a minute; a figure's first two arms), default (2 CPU cores), gpu (the
+probabilities on one row. options: what paper and released code do differently; released: all of that (PRESETS). Scales: smoke (half a minute; a figure's first two arms), default (2 CPU cores), gpu (the
 paper's tiny size), paper (its small), medium. Table 3 (fine-tuning) is competition_tuning.py, Theorems 4.1 and 4.2 competition_theory.py.
 
 From the paper: decoder, 16 experts, top-2, weights that sum to 1, experts with one hidden layer as wide as the model, no balance loss, lambda = .05,
@@ -431,9 +431,9 @@ def claim_fig3(config: ConfigDict) -> Iterator[Claim]:
             f"pham.fig3.{k}.compete", f"K = {k}: competition has fewer bits than SMoE", "yes", COMPETE, LEARNED
         )
         if "frozen" in config.arms:
-            yield write.order(
-                f"pham.fig3.{k}.fixed", f"K = {k}: SMoE has fewer bits than SMoE-Fixed", "yes", LEARNED, FROZEN
-            )
+            words = f"K = {k}: %s has fewer bits than SMoE-Fixed"
+            yield write.order(f"pham.fig3.{k}.fixed", words % "SMoE", "yes", LEARNED, FROZEN)
+            yield write.order(f"pham.fig3.{k}.worst", words % "competition", "yes", COMPETE, FROZEN)
 
 
 FIG3 = Figure(
@@ -472,6 +472,19 @@ def against(block: str, bits: float) -> str:
     return f"{bits} against {SMOE:.3f}" if block == "switch" else f"so says the text ({bits}; SMoE not told)"
 
 
+def claim_levels(
+    config: ConfigDict, id: str, points: dict[tuple[str, float], Point], level: dict[float, tuple[float, ...]]
+) -> Iterator[Claim]:
+    """Where the text says that competition is as good at other values as at one: so saturated, or so robust."""
+    table, name = (TABLE_C, "lambda") if id == "pham.table4" else (TABLE_D, "alpha")
+    for (block, value), at in points.items():
+        for best in (best for best, others in level.items() if value in others and (block, best) in points):
+            words = f"{block}: competition has as many bits with {name} = {value:g} as with {best:g}"
+            told = f"{table[block][value]} and {table[block][best]}"
+            sides = COMPETE | at, COMPETE | points[block, best]
+            yield writer(config, blocks(config)[block]).null(f"{id}.{ORDER[block]}{value:g}.level", words, told, *sides)
+
+
 def lambdas(config: ConfigDict) -> dict[tuple[str, float], Point]:
     """The paper's lambdas with each block."""
     found = cells(config, TABLE_C, (0.01, 0.09))
@@ -489,6 +502,7 @@ def claim_table4(config: ConfigDict) -> Iterator[Claim]:
         better, worse = (COMPETE, LEARNED) if told else (LEARNED, COMPETE)
         words = f"{block}, lambda = {share:g}: {NAMED[better['arm']]} has fewer bits than {NAMED[worse['arm']]}"
         yield write.order(f"pham.table4.{ORDER[block]}{share:g}.order", words, against(block, bits), better, worse)
+    yield from claim_levels(config, "pham.table4", lambdas(config), {0.05: (0.07, 0.09)})
 
 
 def by_block(config: ConfigDict, name: str, x: str) -> tuple[dict, ...]:
@@ -537,6 +551,7 @@ def claim_table5(config: ConfigDict) -> Iterator[Claim]:
             yield write.beside(f"pham.table5.{block}.{alpha:g}", words, bits, COMPETE)
         words = f"{block}, alpha = {alpha:g}: competition has fewer bits than SMoE"
         yield write.order(f"pham.table5.{ORDER[block]}{alpha:g}.order", words, against(block, bits), COMPETE, LEARNED)
+    yield from claim_levels(config, "pham.table5", alphas(config), {5.0: (0.1, 1.0)})
 
 
 TABLE5 = Figure(
@@ -593,10 +608,10 @@ TABLE10 = Figure(
 
 # One difference of paper and code at a time
 
-EQUATIONS = "the paper's equations"
+EQUATIONS, BY_ROUTER = "the paper's equations", "output by the router (code of 2023)"
 OPTIONS: dict[str, Point] = {
     EQUATIONS: {},
-    "output by the router (code of 2023)": {"selection.forward": False},
+    BY_ROUTER: {"selection.forward": False},
     "softmax over all experts": {"selection.distil_side": "all"},
     "target not detached": {"selection.distil_detached": False},
     "its loss reaches the trunk": {"selection.distil_trunk": True},
@@ -608,6 +623,9 @@ OPTIONS: dict[str, Point] = {
     "share falls by the root of time": {"selection.schedule": "root"},
     "as released": RELEASED | _STARTS | _ALWAYS,
 }  # fmt: skip
+
+#: What the paper prints, and what its released code does.
+PRESETS: dict[str, Point] = {"paper": {}, "released": OPTIONS["as released"]}
 
 
 def options(config: ConfigDict) -> dict[str, Point]:
@@ -639,6 +657,10 @@ def claim_options(config: ConfigDict) -> Iterator[Claim]:
             COMPETE | at,
             LEARNED | fair,
         )
+    if {EQUATIONS, BY_ROUTER} <= options(config).keys():
+        words = "competition has fewer bits with outputs by the router than by the paper's equations"
+        sides = (COMPETE | options(config)[name] for name in (BY_ROUTER, EQUATIONS))
+        yield writer(config, {}).order("routed.competition.lm.option.output", words, "not asked", *sides)
 
 
 METHODS = Figure(
@@ -652,9 +674,17 @@ METHODS = Figure(
     computed=("arms", *dict.fromkeys(key for changes in OPTIONS.values() for key in changes)),
 )  # fmt: skip
 
+AS_RELEASED = TABLE9._replace(
+    line="Table 9 as released: loss, start, and competition at every step",
+    changes=LIGHT | PRESETS["released"],
+    claims=lambda config: (
+        writer(config, {}).order("routed.competition.lm.released", "as released, competition has fewer bits than SMoE", "not asked", COMPETE, LEARNED),
+    ),
+)  # fmt: skip
+
 FIGURES = {
     "": TABLE9, "table9": TABLE9, "flops": FLOPS, "decisive": DECISIVE, "table2": TABLE2, "fig2": FIG2, "fig3": FIG3, "table4": TABLE4, "table5": TABLE5,
-    "table10": TABLE10, "options": METHODS,
+    "table10": TABLE10, "options": METHODS, "released": AS_RELEASED,
 }  # fmt: skip
 
 

@@ -117,7 +117,8 @@ def claim_rates(config: ConfigDict) -> Iterator[Claim]:
             unit="difference",
         )
         said = f"{words}: more than .9 of the fits converge"
-        yield least.order(
+        ours = least._replace(prefix=prefix.replace("pham.", "routed.competition."))
+        yield ours.order(
             "theory.converged", said, "not asked", {"value": 0.9}, LEARNED, metric="theory/settled", unit="probability"
         )
 

@@ -93,6 +93,10 @@ FORMS = {
         "router.name": "stable", "selection.name": "sigmoid", "router.choices": 2, "router.teach_steps": 0,
     },
     "HyperRouter": {"router.name": "hyper"},
+    "XMoE": {"router.name": "cosine"},
+    "XMoE as Pham et al. coded it": {"router.name": "projected", "router.measure": "direction", "router.dim": 4},
+    "a hash of the token": {"router.name": "hash_id", "router.frozen": True, "router.choices": 2},
+    "noise": {"router.noise": "gaussian", "router.noise_scale": 1.0},
     "SMoE-Dropout, all experts": {"router.frozen": True, "selection.k": 4, "selection.eval.k": 4},
     "steps without winners": {"selection.name": "compete", "selection.share": 1.0, "selection.winners": "all"},
 }  # fmt: skip
@@ -117,6 +121,9 @@ def test_a_later_character_changes_no_earlier_logit(form, training):
     assert (one[:, place:] != other[:, place:]).any(-1).all()
     if not config.selection.capacity_factor:
         np.testing.assert_array_equal(one[:, :place], other[:, :place])
+    last = logits(before._replace(inputs=before.inputs.at[-1, place].set(after.inputs[-1, place])))
+    np.testing.assert_array_equal(one[:-1], last[:-1])  # ... and those before the last row nothing of it
+    np.testing.assert_array_equal(one[-1, :place], last[-1, :place])
 
 
 @pytest.mark.parametrize(

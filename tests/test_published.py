@@ -5,14 +5,17 @@ import json
 import math
 import pathlib
 import re
+import shlex
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from routed.analysis import page, published, workdirs
 from routed.contracts import UserError
 from routed.engine import results
+from routed.plan import experiment
 from tests.test_command_line import command, write_experiment
 
 ROOT = pathlib.Path(__file__).parent.parent / "docs" / "results"
@@ -24,6 +27,32 @@ def test_the_committed_pages_are_those_of_the_committed_tables(tmp_path):
     assert made and {path.name for path in made} == {path.name for path in ROOT.glob("*.md")} - {"README.md"}
     for path in made:
         assert path.read_text() == (ROOT / path.name).read_text(), path.name
+
+
+def test_kept_results_have_the_claims_that_their_commands_make():
+    """An experiment that asks something else now, or in other words of the paper, is judged and kept again."""
+    for path in (ROOT / "data").glob("*/about.json"):
+        words = shlex.split(json.loads(path.read_text())["command"])
+        (spec,) = (word.removeprefix("--config=") for word in words if word.startswith("--config="))
+        settings = [word.removeprefix("--config.") for word in words if word.startswith("--config.")]
+        module, config = experiment.configure(spec, settings)
+        made = {claim.id: claim.paper for claim in experiment.figure_of(module, config).claims(config)}
+        kept = json.loads(path.with_name("claims.json").read_text())
+        assert {claim["id"] for claim in kept} == {*made}, path
+        texts = {claim["id"]: claim["paper"] for claim in kept if isinstance(claim["paper"], str)}
+        assert texts == {id: str(made[id]) for id in texts}, path
+
+
+def test_experts_of_arms_are_told_where_they_differ():
+    summary = pd.DataFrame(
+        [("train/experts", arm, mean) for arm, mean in (("learned", 2.0), ("compete", 2.7), ("compete", 16.0))]
+        + [("test/loss", "frozen", 1.0)],
+        columns=["metric", "arm", "mean"],
+    )
+    assert published.experts_of(summary) == {"learned": [2.0, 2.0], "compete": [2.7, 16.0]}
+    assert published.experts_of(summary[:1]) == published.experts_of(summary[3:]) == {}
+    told = published._experts({"experts": published.experts_of(summary)})
+    assert told[0] == "Experts computed per training token: learned 2, compete 2.7 to 16."
 
 
 #: An interval of the README -> (kept result, claim or part of the gap, what is done to its ends).
@@ -138,7 +167,15 @@ def test_what_speaks_against_a_paper_has_a_cause_or_is_open():
 
 def test_a_paper_s_page_lists_what_does_not_hold(tmp_path):
     """An order and a number, each once though two results say the same; not what was never asked of the paper."""
-    made = {"verdict": "opposite", "paper": "better", "statement": "s", "text": "t", "reason": "", "n": 3}
+    made = {
+        "verdict": "opposite",
+        "paper": "better",
+        "statement": "s",
+        "text": "t",
+        "reason": "",
+        "n": 3,
+        "comparability": "stand_in",
+    }
     first = [
         made | {"id": "pham.a"},
         made | {"id": "pham.b", "verdict": "not reproduced", "paper": 0.5, "text": "other"},
@@ -157,6 +194,8 @@ def test_a_paper_s_page_lists_what_does_not_hold(tmp_path):
         (tmp_path / "data" / name / "arms.csv").write_text("learned\n1\n")
     (tmp_path / "data" / "causes.json").write_text('{"pham.a": "because of a"}')
     (page,) = published.write_pages(tmp_path)
+    verdicts = re.findall(r"`pham.(\w)`.*\*\*\w+\*\*(.*) \|$", page.read_text(), re.MULTILINE)
+    assert dict(verdicts)["d"] == " (other data)" and dict(verdicts)["c"] == ""
     table = page.read_text().partition("**What does not hold here**")[2].partition("\n## ")[0]
     assert re.findall(r"^\| \[.*$", table, re.MULTILINE) == [
         "| [one](#one) | s | better | t | because of a |", "| [one](#one) | s | 0.5 | other |  |",

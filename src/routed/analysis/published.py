@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import pandas as pd
 from absl import logging as log
 
 from routed.analysis import plots, verdicts
@@ -35,6 +36,8 @@ SOURCES = {
 }  # fmt: skip
 #: Claims of papers without a page (`fan.random`, say) stand beside our own.
 OTHERS = "routed"
+#: What stands behind a verdict that is of another setting than the paper's.
+SETTINGS = {"stand_in": " (other data)", "scaled": " (scaled down)"}
 #: Verdicts that speak against a paper; what a claim has in the place of a paper's value where the question is ours.
 AGAINST, NOT_ASKED = ("opposite", "not reproduced"), "not asked"
 #: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the workdir.
@@ -67,12 +70,18 @@ def keep(part: dict[str, Any], joined: list[pathlib.Path], root: pathlib.Path) -
     about = {
         "question": part["question"], "command": part["command"], "seconds": sum(map(_seconds, joined)),
         "machine": described["machine"], "devices": len(described["devices"]), "commit": described["commit"],
-        "gap_at": part["gap_at"], "gap": part["gap"], "shares": part["shares"],
+        "gap_at": part["gap_at"], "gap": part["gap"], "shares": part["shares"], "experts": experts_of(part["table"]),
         "figures": [{"name": figure["name"], "caption": figure["caption"]} for figure in figures],
     }  # fmt: skip
     files.write(folder / "about.json", verdicts.to_json(about))
     files.write(folder / "claims.json", verdicts.to_json([claim | {"points": []} for claim in part["claims"]]))
     files.write(folder / "arms.csv", part["by_arm"].to_csv(index=False))
+
+
+def experts_of(summary: pd.DataFrame) -> dict[str, list[float]]:
+    """arm -> fewest and most experts that it computes for a training token, over the points; empty where that tells no arms apart."""
+    counts = summary[summary.metric == "train/experts"].groupby("arm", sort=False)["mean"].agg(["min", "max"]).round(3)
+    return {} if len(counts.drop_duplicates()) < 2 else {arm: [*ends] for arm, *ends in counts.itertuples()}
 
 
 def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
@@ -218,15 +227,16 @@ def _section(one: dict[str, Any], causes: dict[str, str], told: str, page: str) 
     for claim in one["claims"]:
         ours = f"{claim['text'] or 'no rows'} (n = {claim['n']})"
         why = "; ".join(filter(None, (claim["reason"], causes.get(claim["id"]))))
+        setting = SETTINGS.get(claim["comparability"], "") if claim["paper"] != NOT_ASKED else ""
         cells = (
             f"`{claim['id']}` {claim['statement']}",
             _paper(claim),
             ours,
-            f"**{claim['verdict']}**" + (f": {why}" if why else ""),
+            f"**{claim['verdict']}**{setting}" + (f": {why}" if why else ""),
         )
         lines.append(_row(cells))
     if told == page:
-        lines += ["", *_gap(about), *_arms(one["arms"]), ""]
+        lines += ["", *_gap(about), *_arms(one["arms"]), "", *_experts(about)]
         for figure in about["figures"]:
             path = f"data/{one['name']}/figures/{figure['name']}"
             dark = f'<source media="(prefers-color-scheme: dark)" srcset="{path}-dark.svg">'
@@ -241,6 +251,14 @@ def _section(one: dict[str, Any], causes: dict[str, str], told: str, page: str) 
 
 def _row(cells: Iterable[Any]) -> str:
     return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
+
+
+def _experts(about: dict[str, Any]) -> list[str]:
+    """What arms compute for a training token, where they differ; none of what was kept before it was counted."""
+    if not (found := about.get("experts")):
+        return []
+    told = (f"{arm} {least:g}" + (f" to {most:g}" if most > least else "") for arm, (least, most) in found.items())
+    return [f"Experts computed per training token: {', '.join(told)}.", ""]
 
 
 def _gap(about: dict[str, Any]) -> list[str]:
