@@ -311,6 +311,8 @@ DECISIVE = FLOPS._replace(
 
 #: Sparse layers of as many layers: all of them (Switch), or every second (GLaM, of twice as many layers).
 BLOCKS = {"switch": 1, "glam": 2}
+#: What pictures call them.
+NAMES = {"switch": "Switch's blocks (every layer is sparse)", "glam": "GLaM's blocks (every second layer is sparse)"}
 
 
 def blocks(config: ConfigDict) -> dict[str, Point]:
@@ -320,6 +322,14 @@ def blocks(config: ConfigDict) -> dict[str, Point]:
         name: {"transformer.layers": every * sparse, "transformer.sparse_layers": sparse}
         for name, every in BLOCKS.items()
     }
+
+
+def by_block(config: ConfigDict, prefix: str = "", **asked: Any) -> tuple[dict, ...]:
+    """A picture of differences from SMoE for each kind of block."""
+    return tuple(
+        PAIRED | {"name": prefix + block, "title": NAMES[block], "at": at, **asked}
+        for block, at in blocks(config).items()
+    )
 
 
 #: Bits per character of the paper, of wikitext103 perplexities, by block and method.
@@ -385,7 +395,7 @@ TABLE2 = Figure(
     {"arms": ("learned", "compete", "frozen", "xmoe", "stable", *UNASKED)} | LIGHT | TUNED,
     sweep=lambda config: tuple(point | {"arms": methods(config, block)} for block, point in blocks(config).items()),
     claims=lambda config: tuple(claim_table2(config)),
-    plots=lambda config: tuple(PAIRED | {"name": name, "at": at} for name, at in blocks(config).items()),
+    plots=by_block,
 )  # fmt: skip
 
 # Figures 2 and 3
@@ -505,17 +515,12 @@ def claim_table4(config: ConfigDict) -> Iterator[Claim]:
     yield from claim_levels(config, "pham.table4", lambdas(config), {0.05: (0.07, 0.09)})
 
 
-def by_block(config: ConfigDict, name: str, x: str) -> tuple[dict, ...]:
-    """A picture of differences from SMoE for each kind of block."""
-    return tuple(PAIRED | {"name": f"{name}-{block}", "x": x, "at": at} for block, at in blocks(config).items())
-
-
 TABLE4 = Figure(
     "Table 4: lambda at equal steps, with either block; is it continuous as lambda tends to 0?",
     LIGHT,
     sweep=lambda config: tuple(lambdas(config).values()),
     claims=lambda config: tuple(claim_table4(config)),
-    plots=lambda config: by_block(config, "table4", "selection.share"),
+    plots=lambda config: by_block(config, "table4-", x="selection.share"),
 )
 
 #: The loss of the released code at the time of its last version (2024-03-24): full softmax of the router, nothing detached, errors averaged
@@ -559,7 +564,7 @@ TABLE5 = Figure(
     LIGHT,
     sweep=lambda config: tuple(alphas(config).values()),
     claims=lambda config: tuple(claim_table5(config)),
-    plots=lambda config: by_block(config, "table5", "selection.distil"),
+    plots=lambda config: by_block(config, "table5-", x="selection.distil"),
 )
 
 

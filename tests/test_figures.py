@@ -184,6 +184,16 @@ def test_a_figure_says_its_point_and_its_seeds():
     assert figures["training"].drawn.get_suptitle() == "training samples = 8192, experts = 16, n = 4 seeds"
 
 
+def test_a_title_says_what_settings_stand_for():
+    """Two kinds of blocks were told apart by their number of layers alone."""
+    few = LOSS | {"title": "few experts", "at": {"experts.count": 4}}
+    found, _ = further.draw_all((few,), data(table(SWEPT), SWEPT))
+    loss = found[-1]
+    assert loss.drawn.get_suptitle() == "few experts, n = 4 seeds"
+    assert loss.caption.startswith("few experts. Means over seeds") and "At experts = 4" not in loss.caption
+    assert "At experts.count = 4;" in loss.caption
+
+
 def test_arms_of_the_only_point_stand_beside_each_other():
     panel = drawn({"data.samples": (8192,)})["loss"].drawn.axes[0]
     places = [float(line.get_xdata()[0]) for line in panel.lines if line.get_marker() not in ("None", "_", "|")]

@@ -52,10 +52,12 @@ def draw_all(specs: Sequence[Spec], data: Data) -> tuple[list[Drawn], list[str]]
 
 
 def title(spec: Spec, data: Data) -> str:
-    """What a figure shows when it has left its page: the values of what it does not draw, and its seeds."""
+    """What a figure shows when it has left its page: its `title`, the values of what neither that (its `at`) nor an axis says, and its seeds."""
     point = data.settled(axes_of(spec, data), spec.get("at", {}))
-    told = [key for key in point if key in data.varying] or [*point][:NAMED]
-    words = [f"{KEYS.get(key, key)} = {shown(point[key])}" for key in told[:NAMED]]
+    words = [spec["title"]] if "title" in spec else []
+    unsaid = [key for key in point if not (words and key in spec.get("at", {}))]
+    told = [key for key in unsaid if key in data.varying] or unsaid[:NAMED]
+    words += [f"{KEYS.get(key, key)} = {shown(point[key])}" for key in told[:NAMED]]
     words += [f"{len(told) - NAMED} more settings as in the caption"] if len(told) > NAMED else []
     if PLOTS[spec["kind"]].alone:
         return ", ".join([*words, f"seed {data.base['seed']}"])
@@ -110,7 +112,7 @@ def captions(specs: Sequence[Spec], data: Data) -> list[str]:
     shows = [{*axes_of(spec, data), *spec.get("at", {})} for spec in specs]
     texts = []
     for number, spec in enumerate(specs, 1):
-        sentences = [PLOTS[spec["kind"]].caption]
+        sentences = [f"{spec['title']}." if "title" in spec else "", PLOTS[spec["kind"]].caption]
         if "of" in spec:
             sentences.append(f"Figure {specs.index(spec['of']) + 1} at each value of {spec['over']}, on shared axes.")
         if spec.get("left_out"):
