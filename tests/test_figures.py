@@ -216,6 +216,18 @@ def test_axes_of_swept_keys(values, scale, places):
     assert list(frame.lay_out(panel, "k", values).values()) == places and panel.get_xscale() == scale
 
 
+@pytest.mark.parametrize(
+    "kind", ({"kind": "paired", "metric": "test/loss"}, {"kind": "curves", "metrics": ("test/loss",)})
+)
+def test_an_axis_may_count_in_the_unit_of_a_paper(kind):
+    """The paper has alpha, 100 times the coefficient: 512 stands where it is, as 51200."""
+    spec = kind | {"name": "a", "x": "data.samples", "axis": ("alpha", 100.0)}
+    axes = {"data.samples": (512, 2048)}
+    (panel,) = plots.draw(spec, data(table(axes), axes)).axes
+    assert [text.get_text() for text in panel.get_xticklabels()] == ["51200", "204800"]
+    assert list(panel.get_xticks()) == [512, 2048] and panel.get_xlabel() == "alpha"
+
+
 def test_labels_of_a_log_axis_do_not_touch():
     """34 letters wide, 900 stands at 34 x log 9 = 32.4, 3.7 letters behind 700 (28.7), and each takes 4: it has no label."""
     panel = plots.Figure().subplots()

@@ -51,7 +51,7 @@ def curve(panel, spec: dict[str, Any], data: Data) -> bool:
     if len(values) == 1:
         _arms_beside(panel, spec, rows, data)
         return True
-    places = lay_out(panel, spec["x"], values)
+    places = lay_out(panel, spec["x"], values, spec.get("axis"))
     for words, reference in data.axes[metric].references.items():
         heights = [_height(reference, rows[rows[spec["x"]] == value], data) for value in places]
         panel.plot(list(places.values()), heights, color="black", lw=0.8, ls=":", label=REFERENCE_LINE)

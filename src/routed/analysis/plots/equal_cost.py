@@ -40,7 +40,7 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
     figure = Figure(figsize=(5.6, 1.2 + 2.5 * len(metrics)))
     panels = figure.subplots(len(metrics), 1, squeeze=False)[:, 0]
     for panel, metric in zip(panels, metrics, strict=True):
-        places, column = lay_out(panel, key, values), data.axes[metric]
+        places, column = lay_out(panel, key, values, spec.get("axis")), data.axes[metric]
         if metric == metrics[0]:
             for arm in arms:
                 aside = (near if len(values) > 1 else shift)[arm]

@@ -187,7 +187,12 @@ def beside(values: Collection[Any], arms: Sequence[str]) -> dict[str, float]:
     return {arm: apart * (number - (len(arms) - 1) / 2) for number, arm in enumerate(arms)}
 
 
-def lay_out(panel, key: str, values: Sequence[Any]) -> dict[Any, float]:
+def told(value: Any, axis: tuple[str, float] | None = None) -> str:
+    """A value of a swept key as an x axis has it: `axis` is its words and what it multiplies values by, where a paper counts in a unit of its own."""
+    return shown(value if axis is None else axis[1] * value)
+
+
+def lay_out(panel, key: str, values: Sequence[Any], axis: tuple[str, float] | None = None) -> dict[Any, float]:
     """Where the values of a swept key stand on an x axis, which is labelled with them and is logarithmic where they span decades.
 
     Words stand side by side, and so do numbers too uneven to be told apart otherwise (0, .001, .01); so has one number room for `beside`.
@@ -202,10 +207,11 @@ def lay_out(panel, key: str, values: Sequence[Any]) -> dict[Any, float]:
         places = {value: float(place) for place, value in enumerate(values)}
         panel.set_xlim(-0.5, len(values) - 0.5)
     kept = _apart(values) if panel.get_xscale() == "log" else values[:: -(-len(values) // 12)]
-    crowded = sum(len(shown(value)) + 2 for value in kept) > 34
+    labels = [told(value, axis) for value in kept]
+    crowded = sum(len(label) + 2 for label in labels) > 34
     turned = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
-    panel.set_xticks([places[value] for value in kept], [shown(value) for value in kept], **turned)
-    panel.set_xlabel(KEYS.get(key, key))
+    panel.set_xticks([places[value] for value in kept], labels, **turned)
+    panel.set_xlabel(axis[0] if axis else KEYS.get(key, key))
     return places
 
 

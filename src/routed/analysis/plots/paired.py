@@ -88,7 +88,7 @@ def paired_lines(panel, spec: dict[str, Any], data: Data) -> bool:
     """The lines of `paired` against the swept key `x`; False when there are none."""
     rows, by, metric = data.at_point(data.last, spec), spec.get("by"), spec["metric"]
     values, some, log = (sorted(rows[by].unique()) if by else [None]), False, data.axes[metric].log
-    places = lay_out(panel, spec["x"], sorted(rows[spec["x"]].unique()))
+    places = lay_out(panel, spec["x"], sorted(rows[spec["x"]].unique()), spec.get("axis"))
     for arm in _arms(spec, data):
         for value in values:
             mine = rows if by is None else rows[rows[by] == value]

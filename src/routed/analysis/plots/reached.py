@@ -59,7 +59,7 @@ def reached(spec: dict[str, Any], data: Data) -> Figure | None:
     column = data.axes[spec["metric"]]
     for panel, (title, sides) in zip(panels, families.items(), strict=True):
         every = sorted({value for rows in sides.values() for value in rows[spec["x"]]})
-        places = lay_out(panel, spec["x"], every)
+        places = lay_out(panel, spec["x"], every, spec.get("axis"))
         for name, rows in sides.items():
             aside = 1 + 0.025 * (list(sides).index(name) - (len(sides) - 1) / 2) if panel.get_xscale() == "log" else 1
             points = [(aside * places[value], mean(group[SHOWN], column)) for value, group in rows.groupby(spec["x"])]
