@@ -133,11 +133,22 @@ def test_keys_of_the_file_that_points_name_are_shown_by_them():
     assert missing == ["methods"]
 
 
-def test_every_arm_stands_exactly_at_its_point():
-    """An offset between arms made 512 read as 430."""
+def test_arms_stand_beside_each_other_at_a_number():
+    """Five at one place hid each other; twice an eightieth of the axis, a factor 16 ** (2 / 80) = 1.0718, does not make 512 read as 430."""
     panel = drawn({"data.samples": (512, 2048, 8192)})["loss"].drawn.axes[0]
     assert panel.get_xscale() == "log" and len(panel.containers) == len(LEVELS)
-    assert {tuple(one.lines[0].get_xdata()) for one in panel.containers} == {(512, 2048, 8192)}
+    places = np.array([one.lines[0].get_xdata() for one in panel.containers])
+    for value, there in zip((512, 2048, 8192), places.T, strict=True):
+        ends = [value / 1.0718, value / 1.0353, value, value * 1.0353, value * 1.0718]
+        assert there == pytest.approx(ends, rel=1e-4)
+
+
+def test_lines_at_close_numbers_stay_nearer_to_their_own():
+    """Four lines, steps of 10 in 1,000: together 4 wide, so 1 apart, where an eightieth of the axis would be 12."""
+    panel = plots.Figure().subplots()
+    found = frame.beside(panel, {value: float(value) for value in range(0, 1001, 10)}, "abcd")
+    assert [found[line][20] for line in "abcd"] == pytest.approx([18.5, 19.5, 20.5, 21.5])
+    assert frame.beside(panel, {1: 1.0}, "") == {}
 
 
 def test_no_interval_is_cut_off_where_the_start_is_left_out():
@@ -170,9 +181,9 @@ def test_arms_that_ran_at_one_point_stand_behind_a_line_that_says_where():
     found, _ = further.draw_all([LOSS], data(rows, axes))
     panel = found[0].drawn.axes[0]
     places = [tuple(one.lines[0].get_xdata()) for one in panel.containers]
-    assert places[:3] == [(512, 8192)] * 3 and np.ravel(places[3:]) == pytest.approx(
-        [8192 * 1.474, 8192 * 1.790], rel=1e-3
-    )
+    few, alone = np.array(places[:3]), np.ravel(places[3:])
+    assert few == pytest.approx(np.outer([1 / 1.0353, 1, 1.0353], [512, 8192]), rel=1e-4)  # 16 ** (1 / 80)
+    assert alone == pytest.approx([8192 * 1.474, 8192 * 1.790], rel=1e-3)
     (line,) = (one for one in panel.lines if one.get_label() == "_strip")
     assert 8192 < line.get_xdata()[0] < 8192 * 1.474
     assert "8192 only" in [text.get_text() for text in panel.texts] and panel.get_xlabel() == "training samples"

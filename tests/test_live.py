@@ -84,15 +84,17 @@ def test_arms_at_one_value_stand_beside_each_other():
 
 
 def test_a_point_tells_value_interval_n_place_and_seeds():
-    """Seeds of .1 times 1, 1.02, 1.04, 1.06 (learned, at 8 experts): on a log axis the geometric mean, .1030."""
+    """Seeds of .1 times 1, 1.02, 1.04, 1.06 (learned, at 8 experts): on a log axis the geometric mean, .1030. The first of five: 512 / 16 ** .025."""
     figure = plots.draw(
         LOSS | {"metrics": ("test/loss",)}, data(table({"data.samples": (512, 8192)}), ("data.samples",))
     )
     (panel,) = live.panels(figure, AXES)
     row = next(row for row in panel["spec"]["datasets"]["means"] if row["g"] == "learned router")
-    assert (row["m"], row["n"], row["at"], row["p"]) == (0.103, 4, "512", 512)
+    assert (row["m"], row["n"], row["at"], row["p"]) == (0.103, 4, "512", 477.7)
     assert re.fullmatch(r"0\.103 \[0\.09\d+, 0\.10\d+\]", row["t"])
-    seeds = [one["v"] for one in panel["spec"]["datasets"]["seeds"] if one["g"] == "learned router" and one["p"] == 512]
+    seeds = [
+        one["v"] for one in panel["spec"]["datasets"]["seeds"] if one["g"] == "learned router" and one["at"] == "512"
+    ]
     assert seeds == pytest.approx([0.1, 0.102, 0.104, 0.106])
     assert panel["heading"] == "top-1 test loss (1 = trivial)" and "variance of the targets" in panel["definition"]
     assert [one["label"] for one in live.legend(figure)][:2] == ["learned router", "frozen at initialisation"]

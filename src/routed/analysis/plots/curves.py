@@ -22,6 +22,7 @@ from routed.analysis.plots.frame import (
     lay_out,
     legend,
     line,
+    told,
 )
 from routed.analysis.plots.marks import Marks, Point, bars, intervals, keep
 from routed.engine.rows import shown
@@ -60,12 +61,10 @@ def curve(panel, spec: dict[str, Any], data: Data) -> bool:
     arms = {arm: rows[rows.arm == arm].groupby(spec["x"]) for arm in _arms(spec, rows)}
     alone = {arm: next(iter(groups))[0] for arm, groups in arms.items() if len(groups) == 1}
     strip = _strip(panel, places, alone)
-    shift = beside(places, [arm for arm in arms if arm not in alone])
+    stands = beside(panel, places, [arm for arm in arms if arm not in alone])
     for arm, groups in arms.items():
-        at = (
-            {alone[arm]: strip[arm]} if arm in alone else {value: place + shift[arm] for value, place in places.items()}
-        )
-        names = {place: shown(value) for value, place in at.items()}
+        at = {alone[arm]: strip[arm]} if arm in alone else stands[arm]
+        names = {place: told(value, spec.get("axis")) for value, place in at.items()}
         here = [(at[value], group) for value, group in groups]
         line(panel, arm, here, metric, data.axes[metric], are_numbers(places), names)
     panel.set_ylabel(data.axes[metric].label)
@@ -132,9 +131,11 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
         return None
     figure, panels = _side_by_side(metrics, data, alike=False)
     for panel, metric in zip(panels, metrics, strict=True):
-        for arm in _arms(spec, rows):
-            groups = rows[rows.arm == arm].groupby("step")
-            line(panel, arm, list(groups), metric, data.axes[metric])
+        steps = {step: float(step) for step in sorted(rows.step.unique())}
+        for arm, stands in beside(panel, steps, _arms(spec, rows)).items():
+            groups = [(stands[step], group) for step, group in rows[rows.arm == arm].groupby("step")]
+            names = {place: f"{step:g}" for step, place in stands.items()}
+            line(panel, arm, groups, metric, data.axes[metric], names=names)
         panel.set_xlabel("optimiser steps")
         panel.xaxis.set_major_locator(
             ticker.MaxNLocator(5, steps=[1, 2, 5, 10], integer=True)
@@ -163,7 +164,7 @@ def _leave_out_start(panel, means: pd.DataFrame) -> None:
     start, during = means[0].mean(), means.drop(columns=0).to_numpy().ravel()
     bars = [line.get_ydata()[0] for line in panel.lines if line.get_label() == REFERENCE_LINE]
     drawn = [part for one in panel.containers for each in one.lines[2] for part in each.get_segments()]  # intervals
-    ends = [y for part in drawn for x, y in part if x > 0 and np.isfinite(y)]
+    ends = [y for part in drawn for x, y in part if x > means.columns[1] / 2 and np.isfinite(y)]  # beside 0 is 0
     low, high = min(*during, *ends, *bars), max(*during, *ends, *bars)
     span = high - low
     if low - span <= start <= high + span:
@@ -189,11 +190,15 @@ def success(spec: dict[str, Any], data: Data) -> Figure | None:
     panels = figure.subplots(1, len(separations), squeeze=False, sharey=True)[0]
     for panel, separation in zip(panels, separations, strict=True):
         here = rows[rows["data.separation"] == separation]
+        ratios = {ratio: float(ratio) for ratio in sorted((here[spec["x"]] / here["data.clusters"]).unique())}
+        stands = beside(panel, ratios, sorted(here["data.clusters"].unique()))
         for i, (clusters, group) in enumerate(here.groupby("data.clusters")):
             shares = {n: statistics.proportion(runs[spec["metric"]].dropna()) for n, runs in group.groupby(spec["x"])}
             x = [experts / clusters for experts in shares]
             style = {"marker": MARKERS[i], "ms": 4, "capsize": 2, "lw": 1.2, "color": SHADES[i % len(SHADES)]}
-            points = [Point(place, share) for place, share in zip(x, shares.values(), strict=True)]
+            points = [
+                Point(stands[clusters][at], one, at=f"{at:g}") for at, one in zip(x, shares.values(), strict=True)
+            ]
             intervals(panel, points, f"{clusters} clusters", style)
             predicted = [spec["predicted"](clusters, experts) for experts in shares]
             panel.plot(x, predicted, color=style["color"], ls=":", lw=1.2)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import Data, are_numbers, beside, finish, lay_out, legend, line, marker_of, mean
+from routed.analysis.plots.frame import Data, are_numbers, beside, finish, lay_out, legend, line, marker_of, mean, told
 from routed.analysis.plots.marks import Point, intervals
 from routed.plan.arms import ARMS, REFERENCE
 
@@ -35,16 +36,19 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
         return None
     short = rows[rows.steps == steps]
     arms = [arm for arm in ARMS if arm in set(short.arm)]
-    shift = beside(values, [*arms, DEAR])
-    near = {arm: (place - (len(arms) - 1) / 2) / 30 for place, arm in enumerate(arms)}  # where shifts are none
     figure = Figure(figsize=(5.6, 1.2 + 2.5 * len(metrics)))
     panels = figure.subplots(len(metrics), 1, squeeze=False)[:, 0]
     for panel, metric in zip(panels, metrics, strict=True):
         places, column = lay_out(panel, key, values, spec.get("axis")), data.axes[metric]
+        stands, names = beside(panel, places, [*arms, DEAR]), {at: told(at, spec.get("axis")) for at in values}
         if metric == metrics[0]:
             for arm in arms:
-                aside = (near if len(values) > 1 else shift)[arm]
-                _differences(panel, arm, aside, short, dear, places, key, metric, column.log)
+                gaps = _gaps(short[short.arm == arm], dear, key, metric, column.log)
+                points = [
+                    Point(stands[arm][at], statistics.estimate(gap), seeds=gap.to_dict(), at=names[at])
+                    for at, gap in gaps.items()
+                ]
+                _draw(panel, points, ARMS[arm].colour, marker_of(arm), ARMS[arm].label)
             panel.axhline(0, color="black", lw=0.8)
             words = (
                 f"log({_of(arms)} / {ARMS[REFERENCE].label})"
@@ -55,10 +59,10 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
             continue
         for arm in arms:
             groups = short[short.arm == arm].groupby(key)
-            here = [(places[at] + shift[arm], group) for at, group in groups]
-            line(panel, arm, here, metric, column, are_numbers(places))
+            here = [(stands[arm][at], group) for at, group in groups]
+            line(panel, arm, here, metric, column, are_numbers(places), {stands[arm][at]: names[at] for at in values})
         points = [
-            Point(places[at] + shift[DEAR], mean(runs[metric], column), seeds=runs[metric].to_dict())
+            Point(stands[DEAR][at], mean(runs[metric], column), seeds=runs[metric].to_dict(), at=names[at])
             for at, runs in dear.items()
             if len(runs)
         ]
@@ -73,16 +77,14 @@ def _of(arms: list[str]) -> str:
     return "arm" if len(arms) > 1 else ARMS[arms[0]].label
 
 
-def _differences(panel, arm: str, aside: float, rows, dear, places, key: str, metric: str, log: bool) -> None:
-    """The paired differences of an arm, a little aside, so that intervals do not hide each other."""
-    points = []
-    for value, place in places.items():
-        mine = rows[(rows.arm == arm) & (rows[key] == value)].set_index("seed")[metric]
-        theirs = dear[value][metric].reindex(mine.index)
-        gaps = (np.log(mine / theirs) if log else mine - theirs).dropna()
-        moved = place * (1 + aside) if panel.get_xscale() == "log" else place + aside * len(places)
-        points.append(Point(moved, statistics.estimate(gaps), seeds=gaps.to_dict(), at=f"{value}"))
-    _draw(panel, points, ARMS[arm].colour, marker_of(arm), ARMS[arm].label)
+def _gaps(rows: pd.DataFrame, dear: dict[Any, pd.DataFrame], key: str, metric: str, log: bool) -> dict[Any, pd.Series]:
+    """The differences of an arm's rows from the reference at each value of the key, by seed."""
+    found = {}
+    for value, reference in dear.items():
+        mine = rows[rows[key] == value].set_index("seed")[metric]
+        theirs = reference[metric].reindex(mine.index)
+        found[value] = (np.log(mine / theirs) if log else mine - theirs).dropna()
+    return found
 
 
 def _draw(panel, points: list[Point], colour: str, marker: str, label: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from routed.analysis import sides, statistics
-from routed.analysis.plots.frame import SHADES, Data, are_numbers, lay_out, legend, marker_of
+from routed.analysis.plots.frame import SHADES, Data, are_numbers, beside, lay_out, legend, marker_of, told
 from routed.analysis.plots.marks import Point, intervals
 from routed.analysis.sides import ANY_FAIR, fair_gap
 from routed.plan.arms import ARMS, REFERENCE, is_control
@@ -87,24 +88,24 @@ def paired(spec: dict[str, Any], data: Data) -> Figure | None:
 def paired_lines(panel, spec: dict[str, Any], data: Data) -> bool:
     """The lines of `paired` against the swept key `x`; False when there are none."""
     rows, by, metric = data.at_point(data.last, spec), spec.get("by"), spec["metric"]
-    values, some, log = (sorted(rows[by].unique()) if by else [None]), False, data.axes[metric].log
+    values, log = (sorted(rows[by].unique()) if by else [None]), data.axes[metric].log
     places = lay_out(panel, spec["x"], sorted(rows[spec["x"]].unique()), spec.get("axis"))
-    for arm in _arms(spec, data):
-        for value in values:
-            mine = rows if by is None else rows[rows[by] == value]
-            found = {place: difference(mine[mine[spec["x"]] == at], arm, metric, log) for at, place in places.items()}
-            found = {place: one for place, one in found.items() if np.isfinite(one.mean)}
-            if not found:
-                continue
-            name = ARMS[arm].label + ("" if by is None else f", {spec['words'][value]}")
-            colour = ARMS[arm].colour if by is None else SHADES[values.index(value) % len(SHADES)]
-            style = {"marker": marker_of(arm), "color": colour, "capsize": 3, "lw": 1.2, "ms": 4}
-            style["ls"] = "-" if are_numbers(places) else ""
-            intervals(panel, [Point(place, one) for place, one in found.items()], name, style)
-            some = True
+    found: dict[tuple[str, Any], dict[Any, statistics.Estimate]] = {}
+    for arm, value in itertools.product(_arms(spec, data), values):
+        mine = rows if by is None else rows[rows[by] == value]
+        pairs = {at: difference(mine[mine[spec["x"]] == at], arm, metric, log) for at in places}
+        if any(np.isfinite(one.mean) for one in pairs.values()):
+            found[arm, value] = pairs
+    for (arm, value), stands in beside(panel, places, [*found]).items():
+        points = [Point(stands[at], one, at=told(at, spec.get("axis"))) for at, one in found[arm, value].items()]
+        name = ARMS[arm].label + ("" if by is None else f", {spec['words'][value]}")
+        colour = ARMS[arm].colour if by is None else SHADES[values.index(value) % len(SHADES)]
+        style = {"marker": marker_of(arm), "color": colour, "capsize": 3, "lw": 1.2, "ms": 4}
+        style["ls"] = "-" if are_numbers(places) else ""
+        intervals(panel, points, name, style)
     panel.axhline(0, color="black", lw=0.8)
     panel.set_ylabel(_words(metric, data))
-    return some
+    return bool(found)
 
 
 def _words(metric: str, data: Data) -> str:

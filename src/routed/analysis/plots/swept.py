@@ -38,15 +38,16 @@ def against(spec: dict[str, Any], data: Data) -> Figure | None:
             _advantages(panel, rows, spec["x"], places, data)
             continue
         arms = [arm for arm in ARMS if arm in set(rows.arm)]
-        for arm, shift in beside(places, arms).items():
+        for arm, stands in beside(panel, places, arms).items():
             groups = rows[rows.arm == arm].groupby(spec["x"])
             line(
                 panel,
                 arm,
-                [(places[value] + shift, group) for value, group in groups],
+                [(stands[value], group) for value, group in groups],
                 metric,
                 data.axes[metric],
                 are_numbers(places),
+                {place: shown(value) for value, place in stands.items()},
             )
         panel.set_ylabel(data.axes[metric].label)
         finish(panel, data.axes[metric])
@@ -59,12 +60,13 @@ def against(spec: dict[str, Any], data: Data) -> Figure | None:
 
 def _advantages(panel, rows: pd.DataFrame, key: str, places: dict[Any, float], data: Data) -> None:
     """What each frozen control loses against the learned router at every value of a key; the fairest is named at each."""
-    for marker, control in zip(MARKERS, rivals(data), strict=False):
-        lost = {place: advantage(rows[rows[key] == value], control, data) for value, place in places.items()}
+    for marker, (control, stands) in zip(MARKERS, beside(panel, places, rivals(data)).items(), strict=False):
+        names = {place: shown(value) for value, place in stands.items()}
+        lost = {place: advantage(rows[rows[key] == value], control, data) for value, place in stands.items()}
         lost = {place: (estimate, arm) for place, (estimate, arm) in lost.items() if np.isfinite(estimate.mean)}
         style = {"color": "black", "marker": marker, "ms": 4, "capsize": 2, "lw": 1.2}
         style |= {"ls": "-" if are_numbers(places) else ""}
-        points = [Point(place, estimate, arm or "") for place, (estimate, arm) in lost.items()]
+        points = [Point(place, estimate, arm or "", at=names[place]) for place, (estimate, arm) in lost.items()]
         intervals(panel, points, advantage_words(control, data), style)
         for place, (estimate, arm) in lost.items():
             if arm is not None and arm != control:
