@@ -303,10 +303,13 @@ def test_an_axis_goes_no_further_than_means_references_and_bounds_need():
     rows["router/dead"] = 0.0
     rows["router/entropy_token"] = np.where(rows.seed == 3, 1.0, 0.0)  # mean .25, t interval up to 1.05, in logs to 6
     spec = LOSS | {"metrics": ("router/dead", "router/entropy_token", "router/sparsity")}
-    dead, entropy, sparsity = plots.draw(spec, data(rows, ("data.samples",))).axes
-    assert -0.01 < dead.get_ylim()[0] < 0 and not dead.texts
+    (figure,), _ = further.draw_all((spec,), data(rows, ("data.samples",)))
+    dead, entropy, sparsity = figure.drawn.axes
+    assert -0.01 < dead.get_ylim()[0] < 0
     assert entropy.get_ylim()[1] == pytest.approx(0.375)  # half of the mean beyond it
-    assert [text.get_text() for text in entropy.texts] == ["intervals are cut where the axis ends"]
+    # Said where nothing is drawn: in the picture these words lay on the intervals.
+    assert figure.drawn.get_suptitle() == "n = 4 seeds; intervals are cut where an axis ends" and not entropy.texts
+    assert figure.caption.endswith("axes). Intervals are cut where an axis ends.")
     assert sparsity.get_ylim()[0] < 1 and sparsity.get_ylim()[1] > 64  # one expert and all
 
 

@@ -14,7 +14,7 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.marks import Point, by_seed, intervals
+from routed.analysis.plots.marks import Point, by_seed, intervals, note
 from routed.contracts import Column
 from routed.engine.rows import at_base, last, plain, shown
 from routed.plan.arms import ARMS, is_control
@@ -253,9 +253,7 @@ def finish(panel, column: Column) -> None:
     room = max(np.ptp(means), 0.3 if column.log else 0.5 * np.abs(means).max()) or np.inf
     if low < means.min() - room or high > means.max() + room:
         low, high = max(low, means.min() - room), min(high, means.max() + room)
-        panel.text(
-            0.02, 0.99, "intervals are cut where the axis ends", transform=panel.transAxes, fontsize=6.5, va="top"
-        )
+        note(panel.figure, "intervals are cut where an axis ends")
     if not column.log:  # nothing lies beyond a bound, but the markers at it need room
         low, high = bounded(low, high, column)
     if low < high:

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from routed.analysis.plots import PLOTS, draw
 from routed.analysis.plots.frame import KEYS, Data
+from routed.analysis.plots.marks import notes
 from routed.analysis.plots.swept import MOST, ONTO
 from routed.engine.rows import shown
 
@@ -40,9 +41,9 @@ def draw_all(specs: Sequence[Spec], data: Data) -> tuple[list[Drawn], list[str]]
     added = further([spec for spec, _ in own], data)
     pairs = [(spec, figure) for spec in added if (figure := draw(spec, data)) is not None] + own
     for spec, figure in pairs:
-        words = textwrap.fill(title(spec, data), int(17 * figure.get_figwidth()))
+        words = textwrap.fill("; ".join([title(spec, data), *notes(figure)]), int(17 * figure.get_figwidth()))
         figure.suptitle(words, fontsize=8, x=0.01, ha="left", color="#444444")
-    texts = captions([spec for spec, _ in pairs], data)
+    texts = captions(pairs, data)
     figures = [
         Drawn(number, spec["name"], figure, text)
         for number, ((spec, figure), text) in enumerate(zip(pairs, texts, strict=True), 1)
@@ -107,12 +108,14 @@ def axes_of(spec: Spec, data: Data) -> list[str]:
     return [key for key in PLOTS[spec["kind"]].axes(spec, data) if key in data.swept]
 
 
-def captions(specs: Sequence[Spec], data: Data) -> list[str]:
+def captions(pairs: Sequence[tuple[Spec, Figure]], data: Data) -> list[str]:
     """What stands below each figure: the words of its kind, what it leaves out, and where to look for that."""
+    specs = [spec for spec, _ in pairs]
     shows = [{*axes_of(spec, data), *spec.get("at", {})} for spec in specs]
     texts = []
-    for number, spec in enumerate(specs, 1):
+    for number, (spec, figure) in enumerate(pairs, 1):
         sentences = [f"{spec['title']}." if "title" in spec else "", PLOTS[spec["kind"]].caption]
+        sentences += [f"{words[0].upper()}{words[1:]}." for words in notes(figure)]
         if "of" in spec:
             sentences.append(f"Figure {specs.index(spec['of']) + 1} at each value of {spec['over']}, on shared axes.")
         if spec.get("left_out"):

@@ -73,6 +73,16 @@ def keep(panel, marks: Marks) -> None:
     panel.marks = [*kept(panel), marks]
 
 
+def note(figure, words: str) -> None:
+    """Adds to what a figure says of itself, above its panels and in its caption: what it cuts or leaves out."""
+    figure.notes = [*dict.fromkeys([*notes(figure), words])]
+
+
+def notes(figure) -> list[str]:
+    """What a figure says of itself."""
+    return getattr(figure, "notes", [])
+
+
 def kept(panel) -> list[Marks]:
     """What was drawn onto a panel."""
     return getattr(panel, "marks", [])
