@@ -11,7 +11,7 @@ import pytest
 import vl_convert
 
 from routed.analysis import live, page, plots
-from routed.analysis.plots import frame, histories
+from routed.analysis.plots import frame, further, histories
 from routed.analysis.plots.marks import kept
 from routed.contracts import Column
 from routed.engine.execution import maps_of
@@ -69,6 +69,27 @@ def test_differences_at_equal_cost_are_live_and_no_panel_is_left_out():
     (again,) = live.panels(plots.draw(EQUAL | {"metrics": ("test/loss",)}, data(table(wider), wider)), AXES)
     assert {row["n"] for row in again["spec"]["datasets"]["means"]} == {row["n"] for row in shown}
     assert plots.draw(EQUAL | {"dear": {512: 3}}, data(table(axes), axes)) is None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    (
+        EQUAL,
+        LOSS | {"metrics": EQUAL["metrics"]},
+        TRAINING | {"metrics": EQUAL["metrics"]},
+        {"kind": "series", "name": "s", "lines": {"all": {}}, "metrics": EQUAL["metrics"]},
+        {"kind": "methods", "name": "m", "methods": {"all": {}}, "metrics": EQUAL["metrics"]},
+    ),
+)
+def test_what_no_run_has_gets_no_panel_and_is_named(spec):
+    """Dead experts are undefined with few test tokens: `flops` had an empty panel, others left theirs out without a word."""
+    axes = {"data.samples": (512, 8192), "steps": (1, 2)}
+    drawing = data(table(axes, **{"router/dead": np.nan}), axes, own=axes)
+    drawing.base |= {"data.samples": 512, "steps": 1}
+    figure = further.draw_all((spec,), drawing)[0][-1]
+    assert len(figure.drawn.axes) == 1
+    words = "eft out: share of dead experts (undefined: fewer than 100 test tokens an expert)"
+    assert f"l{words}" in figure.drawn.get_suptitle().replace("\n", " ") and f"L{words}." in figure.caption
 
 
 def test_arms_at_one_value_stand_beside_each_other():

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib import ticker
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 from sklearn.neighbors import KNeighborsClassifier
 
-from routed.analysis.plots.frame import MARKERS, SHADES, Data, legend, logarithmic, mean
+from routed.analysis.plots.frame import MARKERS, SHADES, Data, defined, legend, logarithmic, mean, name_undefined
 from routed.analysis.plots.marks import Marks, Point, keep
 from routed.plan.arms import REFERENCE
 from routed.plan.config import base
@@ -31,7 +32,8 @@ def series(spec: dict[str, Any], data: Data) -> Figure | None:
     found = {name: data.at(point, data.table) for name, point in spec["lines"].items()}
     arm = spec.get("arm", REFERENCE)
     found = {name: rows[(rows.status == "ok") & (rows.arm == arm)] for name, rows in found.items() if len(rows)}
-    metrics = [m for m in spec["metrics"] if any(m in rows and rows[m].notna().any() for rows in found.values())]
+    every = pd.concat(found.values()) if found else data.table.iloc[:0]
+    metrics = defined(spec["metrics"], every)
     if not metrics:
         return None
     columns = min(3, len(metrics))
@@ -61,6 +63,7 @@ def series(spec: dict[str, Any], data: Data) -> Figure | None:
         panel.set_ylabel(column.label)
         panel.set_xlabel("optimiser steps")
         panel.xaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
+    name_undefined(figure, spec["metrics"], every, data)
     legend(figure, figure.axes[0])
     return figure
 

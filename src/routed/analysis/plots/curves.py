@@ -18,10 +18,12 @@ from routed.analysis.plots.frame import (
     Data,
     are_numbers,
     beside,
+    defined,
     finish,
     lay_out,
     legend,
     line,
+    name_undefined,
     told,
 )
 from routed.analysis.plots.marks import Marks, Point, bars, intervals, keep
@@ -38,6 +40,7 @@ def curves(spec: dict[str, Any], data: Data) -> Figure | None:
     if not metrics:
         return None
     figure, panels = _side_by_side(metrics, data, alike=True)
+    name_undefined(figure, spec["metrics"], rows, data)
     for panel, metric in zip(panels, metrics, strict=True):
         curve(panel, spec | {"metrics": (metric,)}, data)
     return _finished(figure, panels, metrics, data)
@@ -130,6 +133,7 @@ def training(spec: dict[str, Any], data: Data) -> Figure | None:
     if not metrics:
         return None
     figure, panels = _side_by_side(metrics, data, alike=False)
+    name_undefined(figure, spec["metrics"], rows, data)
     for panel, metric in zip(panels, metrics, strict=True):
         steps = {step: float(step) for step in sorted(rows.step.unique())}
         for arm, stands in beside(panel, steps, _arms(spec, rows)).items():
@@ -297,8 +301,7 @@ def _arms(spec: dict[str, Any], rows: pd.DataFrame) -> list[str]:
 
 def _metrics(spec: dict[str, Any], rows: pd.DataFrame) -> list[str]:
     """The metrics that a figure asks for and that some arm of it has."""
-    rows = rows[rows.arm.isin(_arms(spec, rows))]
-    return [name for name in spec["metrics"] if name in rows and rows[name].notna().any()]
+    return defined(spec["metrics"], rows[rows.arm.isin(_arms(spec, rows))])
 
 
 def _height(reference: float | str, rows: pd.DataFrame, data: Data) -> float:

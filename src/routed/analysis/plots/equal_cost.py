@@ -9,7 +9,20 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import Data, are_numbers, beside, finish, lay_out, legend, line, marker_of, mean, told
+from routed.analysis.plots.frame import (
+    Data,
+    are_numbers,
+    beside,
+    defined,
+    finish,
+    lay_out,
+    legend,
+    line,
+    marker_of,
+    mean,
+    name_undefined,
+    told,
+)
 from routed.analysis.plots.marks import Point, intervals
 from routed.plan.arms import ARMS, REFERENCE
 
@@ -22,17 +35,17 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
 
     Rows are those `at` a point. Of a metric with a log axis the log ratio. Below, the other metrics: means of the arms, and of that reference (black).
     """
-    key, steps, metrics = spec["x"], spec["steps"], [one for one in spec["metrics"] if one in data.last]
-    if key not in data.swept or "steps" not in data.swept or not metrics or not len(data.last):
+    key, steps = spec["x"], spec["steps"]
+    if key not in data.swept or "steps" not in data.swept or not len(data.last):
         return None
     rows = data.last[data.last.status == "ok"]
     at = {other: value for other, value in spec.get("at", {}).items() if other in data.swept}
     for other, value in data.settled((key, "steps"), at).items():
         rows = rows[rows[other] == value]
-    values = sorted(rows[key].unique())
+    metrics, values = defined(spec["metrics"], rows), sorted(rows[key].unique())
     reference = rows[rows.arm == REFERENCE].set_index("seed")
     dear = {at: reference[(reference[key] == at) & (reference.steps == spec["dear"].get(at))] for at in values}
-    if not any(len(runs) for runs in dear.values()):
+    if not metrics or not any(len(runs) for runs in dear.values()):
         return None
     short = rows[rows.steps == steps]
     arms = [arm for arm in ARMS if arm in set(short.arm)]
@@ -69,6 +82,7 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
         _draw(panel, points, "#000000", "D", f"{ARMS[REFERENCE].label}, as many FLOPs")
         panel.set_ylabel(column.label)
         finish(panel, column)
+    name_undefined(figure, spec["metrics"], rows, data)
     legend(figure, *panels)
     return figure
 

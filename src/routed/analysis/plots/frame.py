@@ -41,6 +41,9 @@ KEYS = {
 #: Log axes end here: an oracle with constant experts reaches 1e-8 and would flatten everything else.
 FLOOR = 1e-3
 
+#: Why no run may have a metric.
+UNDEFINED = {"router/dead": "undefined: fewer than 100 test tokens an expert"}
+
 #: The label of lines that arms are compared with; no legend shows it.
 REFERENCE_LINE = "_reference"
 
@@ -147,6 +150,18 @@ def mean(values: pd.Series, column: Column) -> statistics.Estimate:
     low, high = (np.log(end) if end else None for end in column.bounds)
     logs = statistics.estimate(np.log(values.clip(lower=statistics.TINY)), bounds=(low, high))
     return statistics.Estimate(float(np.exp(logs.mean)), float(np.exp(logs.low)), float(np.exp(logs.high)), logs.n)
+
+
+def defined(metrics: Iterable[str], rows: pd.DataFrame) -> list[str]:
+    """Those of the metrics that some of the rows have."""
+    return [metric for metric in metrics if metric in rows and rows[metric].notna().any()]
+
+
+def name_undefined(figure: Figure, metrics: Iterable[str], rows: pd.DataFrame, data: Data) -> None:
+    """Has a figure say which of the metrics that it was asked for have no panel."""
+    for metric in sorted({*metrics} & {*data.axes} - {*defined(metrics, rows)}):
+        words = " ".join(data.axes[metric].label.split())
+        note(figure, f"left out: {words} ({UNDEFINED.get(metric, 'no run has it')})")
 
 
 def marker_of(arm: str) -> str:

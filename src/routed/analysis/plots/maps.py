@@ -11,7 +11,17 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import KEYS, Data, bounded, legend, logarithmic, marker_of, mean
+from routed.analysis.plots.frame import (
+    KEYS,
+    Data,
+    bounded,
+    defined,
+    legend,
+    logarithmic,
+    marker_of,
+    mean,
+    name_undefined,
+)
 from routed.analysis.plots.histories import dead_at, diagonal, histories
 from routed.analysis.plots.marks import Marks, Point, by_seed, intervals, keep
 from routed.analysis.plots.paired import advantage, advantage_words, rivals
@@ -163,7 +173,10 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
     if not found:
         return None
     arms = [a for a in ARMS if any((rows.arm == a).any() for rows in found.values())]
-    metrics = [metric for metric in spec["metrics"] if any(metric in rows for rows in found.values())]
+    every = pd.concat(found.values())
+    metrics = defined(spec["metrics"], every)
+    if not metrics:
+        return None
     first = data.axes[metrics[0]]
 
     def estimate(rows: pd.DataFrame, arm: str, metric: str) -> statistics.Estimate:
@@ -216,5 +229,6 @@ def methods(spec: dict[str, Any], data: Data) -> Figure | None:
     panels[0].set_ylim(sum(tall), 0)
     for _, style in sorted(looks.items(), key=lambda item: arms.index(item[0][0])):
         panels[0].errorbar([], [], **style, ls="")
+    name_undefined(figure, spec["metrics"], every, data)
     legend(figure, panels[0])
     return figure

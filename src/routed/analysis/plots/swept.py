@@ -9,7 +9,19 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis.plots.curves import curve, steps
-from routed.analysis.plots.frame import KEYS, MARKERS, Data, are_numbers, beside, finish, lay_out, legend, line
+from routed.analysis.plots.frame import (
+    KEYS,
+    MARKERS,
+    Data,
+    are_numbers,
+    beside,
+    defined,
+    finish,
+    lay_out,
+    legend,
+    line,
+    name_undefined,
+)
 from routed.analysis.plots.marks import Point, intervals
 from routed.analysis.plots.paired import advantage, advantage_words, paired_lines, rivals
 from routed.engine.rows import shown
@@ -26,10 +38,11 @@ def against(spec: dict[str, Any], data: Data) -> Figure | None:
     """The loss of all arms, what the frozen controls lose against the learned router, and dead experts, against the swept key `x`."""
     rows = data.at_point(data.last, spec)
     rows = rows[rows.status == "ok"]
-    wanted: list[str | None] = [data.loss, *([None] if rivals(data) else []), "router/dead"]
-    wanted = [metric for metric in wanted if metric is None or metric in rows]
-    if not len(rows):
+    metrics = [name for name in (data.loss, "router/dead") if name in rows]
+    wanted: list[str | None] = [*defined(metrics, rows)]
+    if not wanted:
         return None
+    wanted[1:1] = [None] if rivals(data) else []
     figure = Figure(figsize=(3.6 * len(wanted), 3.9))
     panels = figure.subplots(1, len(wanted), squeeze=False)[0]
     for panel, metric in zip(panels, wanted, strict=True):
@@ -51,9 +64,7 @@ def against(spec: dict[str, Any], data: Data) -> Figure | None:
             )
         panel.set_ylabel(data.axes[metric].label)
         finish(panel, data.axes[metric])
-        if not panel.containers:
-            style = {"transform": panel.transAxes, "ha": "center", "va": "center", "fontsize": 8}
-            panel.text(0.5, 0.5, "undefined: fewer than 100\ntest tokens an expert", **style)
+    name_undefined(figure, metrics, rows, data)
     legend(figure, *panels)
     return figure
 
@@ -79,9 +90,7 @@ def _advantages(panel, rows: pd.DataFrame, key: str, places: dict[Any, float], d
 def multiples(spec: dict[str, Any], data: Data) -> Figure | None:
     """The figure `of` at each of `values` of the swept key `over`, side by side on shared axes; a row a metric."""
     of, over, values = spec["of"], spec["over"], spec["values"]
-    parts = (
-        [of | {"metrics": (metric,)} for metric in of["metrics"] if metric in data.last] if "metrics" in of else [of]
-    )
+    parts = [of | {"metrics": (one,)} for one in defined(of["metrics"], data.last)] if "metrics" in of else [of]
     if not parts:
         return None
     figure = Figure(figsize=(2.3 * len(values) + 0.6, 2.5 * len(parts) + 0.9))
@@ -103,5 +112,6 @@ def multiples(spec: dict[str, Any], data: Data) -> Figure | None:
     limits = np.array([panel.get_xlim() for panel in panels.flat if panel.has_data()])
     for panel in panels.flat if len(limits) else ():
         panel.set_xlim(limits.min(), limits.max())
+    name_undefined(figure, of.get("metrics", ()), data.last, data)
     legend(figure, *panels.flat)
     return figure if any(drawn) else None
