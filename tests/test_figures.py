@@ -73,6 +73,12 @@ def test_captions_say_which_value_is_shown_and_where_the_others_are():
     assert len(many.drawn.axes) == 2 * 6 and "Left out, and in the table: experts.count = 3, 5, 8, 10." in many.caption
 
 
+def test_a_figure_at_one_value_of_a_key_is_not_drawn_at_others():
+    """Its panels at the others were empty, and pairs could not be drawn at all."""
+    pairs = {"kind": "paired", "name": "pairs", "x": "data.samples", "metric": "test/loss", "at": {"experts.count": 4}}
+    assert list(drawn(specs=(pairs,))) == ["by-experts.count", "pairs"]
+
+
 def test_two_keys_that_were_swept_together_get_a_map():
     found = drawn(SWEPT | {"data.fresh": (False, True)})
     fair = found["map-experts.count-data.fresh"].drawn.axes[1]

@@ -81,6 +81,8 @@ def further(specs: Sequence[Spec], data: Data) -> list[Spec]:
         if not (data.goes_with(x, [y]) or data.goes_with(y, [x])):
             figures.append({"kind": "phase", "name": f"map-{x}-{y}", "x": x, "y": y})
     for key, spec in itertools.product(keys, specs):
+        if key in spec.get("at", {}):  # it has one value there
+            continue
         if spec["kind"] in ONTO and spec.get("x") in data.swept and (values := _values_with_axis(key, spec, data)):
             figure = {"kind": "multiples", "name": f"{spec['name']}-by-{key}", "of": spec, "over": key}
             figures.append(figure | {"values": (kept := _spread(values)), "left_out": sorted({*values} - {*kept})})
