@@ -1,6 +1,7 @@
 """Figures and lines of swept keys, on tables whose answer is known: nothing is left out in silence, and nothing is drawn askew."""
 
 import itertools
+import re
 
 import numpy as np
 import pandas as pd
@@ -106,9 +107,46 @@ def test_metrics_with_a_log_axis_are_paired_by_their_ratio():
     (panel,) = plots.draw(spec, data(rows, ["data.samples"])).axes
     (line,) = panel.containers
     assert line.lines[0].get_ydata() == pytest.approx(np.log([2, 2]))
-    assert panel.get_ylabel().endswith("log(arm / learned router), paired")
-    shares = plots.draw(spec | {"metric": "router/dead"}, data(rows, ["data.samples"])).axes[0]
-    assert shares.get_ylabel().endswith("arm minus learned router, paired")
+    name = ARMS[arm].label.replace(" ", r"\s")
+    assert re.search(rf"log\({name} / learned router\), paired$".replace(" ", r"\s"), panel.get_ylabel())
+    both = spec | {"metric": "router/dead", "arms": ("frozen", arm)}
+    shares = plots.draw(both, data(rows, ["data.samples"])).axes[0]
+    assert shares.get_ylabel().endswith("\narm minus learned router, paired")
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "which", "end"),
+    (
+        ("test/loss", "log ratio", "over", ", which is worse"),
+        ("router/moved", "difference", "minus", ""),
+        ("router/homogeneity", "difference", "minus", ", which is better"),
+    ),
+)
+def test_captions_of_differences_are_of_their_metric(metric, kind, which, end):
+    """That of entropies said which router is better above 0 in loss."""
+    axes = {"data.samples": (512, 8192), "steps": (1, 2)}
+    drawing = data(table(axes, **{"router/homogeneity": 0.5}), axes, own=axes)
+    words = (
+        f"Mean {kind} of {AXES[metric].label}: each arm {which} the learned router, paired by seed, with 95 % t intervals;"
+        f" above 0 the arm's is higher{end}."
+    )
+    pairs = {"kind": "paired", "name": "p", "x": "data.samples", "metric": metric, "at": {"steps": 1}}
+    one = further.draw_all((pairs,), drawing)[0][-1]
+    assert one.caption.partition(" At ")[0] == words
+    dear = {
+        "kind": "equal_cost",
+        "name": "e",
+        "x": "data.samples",
+        "steps": 1,
+        "dear": {512: 2},
+        "metrics": (metric, "router/dead"),
+    }
+    one = further.draw_all((dear,), drawing)[0][-1]
+    same = words.replace(
+        "the learned router",
+        "the learned router that trained for more steps, with as many FLOPs as competition at that value",
+    )
+    assert one.caption.startswith(f"Top: m{same[1:]} Below: means")
 
 
 def test_pairs_have_no_line_for_an_arm_that_ran_elsewhere_only():
@@ -257,7 +295,7 @@ def test_what_a_log_axis_cuts_off_is_named():
     """The caption said that axes end at .001, which most did not."""
     found = drawn({"data.samples": (512, 8192)})
     assert [text.get_text() for text in found["loss"].drawn.axes[0].texts] == ["below 0.001: oracle (true cluster)"]
-    assert not any("0.001" in plot.caption for plot in plots.PLOTS.values())
+    assert not any("0.001" in str(plot.caption) for plot in plots.PLOTS.values())
 
 
 def test_methods_are_sorted_best_first_whichever_end_is_better():

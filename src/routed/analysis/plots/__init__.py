@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 
 from routed.analysis.plots.clusters import dispatch, embedding, products, series
 from routed.analysis.plots.curves import curves, gap, success, training
-from routed.analysis.plots.equal_cost import equal_cost
+from routed.analysis.plots.equal_cost import dearer, equal_cost
 from routed.analysis.plots.foretold import axes, foretold
 from routed.analysis.plots.frame import STYLE, Data, drawn
 from routed.analysis.plots.latent import examples, latent
 from routed.analysis.plots.maps import forest, methods, phase, routing
-from routed.analysis.plots.paired import languages, paired
+from routed.analysis.plots.paired import above, compared, languages, paired
 from routed.analysis.plots.parts import parts
 from routed.analysis.plots.powers import powers
 from routed.analysis.plots.reached import ratios, reached
@@ -33,13 +33,13 @@ def named_axes(spec: dict[str, Any], data: Data) -> list[str]:
 
 
 class Plot(NamedTuple):
-    """A kind of figure: `draw(spec, data)` gives it, or None when its rows are missing; and the caption below it.
+    """A kind of figure: `draw(spec, data)` gives it, or None when its rows are missing; and the caption below it, or what makes it.
 
     `axes(spec, data)` are the swept keys of which it shows every value; of the others it shows one, and its title and caption say so. It may show the base seed `alone`.
     """
 
     draw: Callable[[dict[str, Any], Data], Figure | None]
-    caption: str
+    caption: str | Callable[[dict[str, Any], Data], str]
     axes: Callable[[dict[str, Any], Data], list[str]] = named_axes
     alone: bool = False
 
@@ -92,11 +92,13 @@ PLOTS: dict[str, Plot] = {
     ),
     "paired": Plot(
         paired,
-        "Mean difference from the learned router (mean log ratio, of a metric with a log axis), paired by seed, with 95 % t intervals; above 0 in loss, the learned router is better.",
+        lambda spec, data: (
+            f"{compared(spec['metric'], data)} the learned router, paired by seed, with 95 % t intervals; {above(spec['metric'], data)}."
+        ),
     ),
     "equal_cost": Plot(
         equal_cost,
-        "Top: mean difference (mean log ratio, of a metric with a log axis) from the learned router that trained for more steps, with as many FLOPs as competition at that value, paired by seed, with 95 % t intervals; below 0 in loss, the arm is better. Below: means over seeds with 95 % intervals.",
+        dearer,
         lambda spec, data: [spec["x"], "steps"],
     ),
     "languages": Plot(

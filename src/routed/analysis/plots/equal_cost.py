@@ -24,6 +24,7 @@ from routed.analysis.plots.frame import (
     told,
 )
 from routed.analysis.plots.marks import Point, intervals
+from routed.analysis.plots.paired import above, compared, less
 from routed.plan.arms import ARMS, REFERENCE
 
 #: The reference arm of equal cost, where arms stand beside each other: it may be among them with `steps` steps.
@@ -63,12 +64,7 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
                 ]
                 _draw(panel, points, ARMS[arm].colour, marker_of(arm), ARMS[arm].label)
             panel.axhline(0, color="black", lw=0.8)
-            words = (
-                f"log({_of(arms)} / {ARMS[REFERENCE].label})"
-                if column.log
-                else f"{_of(arms)} minus {ARMS[REFERENCE].label}"
-            )
-            panel.set_ylabel(f"{column.label}:\n{words},\nof as many FLOPs, paired")
+            panel.set_ylabel(f"{column.label}:\n{less(arms, column.log)},\nof as many FLOPs, paired")
             continue
         for arm in arms:
             groups = short[short.arm == arm].groupby(key)
@@ -87,8 +83,14 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
     return figure
 
 
-def _of(arms: list[str]) -> str:
-    return "arm" if len(arms) > 1 else ARMS[arms[0]].label
+def dearer(spec: dict[str, Any], data: Data) -> str:
+    """The caption of `equal_cost`."""
+    first, *others = defined(spec["metrics"], data.last)
+    top = (
+        f"{'Top: m' if others else 'M'}{compared(first, data)[1:]} the learned router that trained for more steps, with as many FLOPs as"
+        f" competition at that value, paired by seed, with 95 % t intervals; {above(first, data)}."
+    )
+    return f"{top} Below: means over seeds with 95 % intervals." if others else top
 
 
 def _gaps(rows: pd.DataFrame, dear: dict[Any, pd.DataFrame], key: str, metric: str, log: bool) -> dict[Any, pd.Series]:

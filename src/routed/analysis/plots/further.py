@@ -116,7 +116,9 @@ def captions(pairs: Sequence[tuple[Spec, Figure]], data: Data) -> list[str]:
     shows = [{*axes_of(spec, data), *spec.get("at", {})} for spec in specs]
     texts = []
     for number, (spec, figure) in enumerate(pairs, 1):
-        sentences = [f"{spec['title']}." if "title" in spec else "", PLOTS[spec["kind"]].caption]
+        caption = PLOTS[spec["kind"]].caption
+        sentences = [f"{spec['title']}."] if "title" in spec else []
+        sentences.append(caption if isinstance(caption, str) else caption(spec, data))
         sentences += [f"{words[0].upper()}{words[1:]}." for words in notes(figure)]
         if "of" in spec:
             sentences.append(f"Figure {specs.index(spec['of']) + 1} at each value of {spec['over']}, on shared axes.")

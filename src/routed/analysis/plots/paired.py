@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,9 @@ from routed.analysis.plots.frame import SHADES, Data, are_numbers, beside, lay_o
 from routed.analysis.plots.marks import Point, intervals
 from routed.analysis.sides import ANY_FAIR, fair_gap
 from routed.plan.arms import ARMS, REFERENCE, is_control
+
+#: Words of the labels of metrics that are better the lower they are.
+LOSSES = ("loss", "bits", "error", "excess over", "perplexity")
 
 
 def difference(rows: pd.DataFrame, arm: str, metric: str, log: bool = False) -> statistics.Estimate:
@@ -81,7 +86,8 @@ def paired(spec: dict[str, Any], data: Data) -> Figure | None:
     panel.set_yticks(range(len(arms)), [ARMS[arm].label for arm in arms])
     panel.set_ylim(len(arms) - 0.5, -0.5)
     panel.xaxis.set_major_locator(ticker.MaxNLocator(6))  # more of three decimals run into each other
-    panel.set_xlabel(_words(spec["metric"], data))
+    column = data.axes[spec["metric"]]
+    panel.set_xlabel(f"{column.label}:\n{less(arms, column.log)}, paired")
     return figure
 
 
@@ -104,14 +110,27 @@ def paired_lines(panel, spec: dict[str, Any], data: Data) -> bool:
         style["ls"] = "-" if are_numbers(places) else ""
         intervals(panel, points, name, style)
     panel.axhline(0, color="black", lw=0.8)
-    panel.set_ylabel(_words(metric, data))
+    panel.set_ylabel(f"{data.axes[metric].label}:\n{less(list(dict.fromkeys(arm for arm, _ in found)), log)}, paired")
     return bool(found)
 
 
-def _words(metric: str, data: Data) -> str:
-    """What the axis of a figure of differences says."""
+def less(arms: Sequence[str], log: bool) -> str:
+    """Which less (log: over) which a difference is: of one arm by its name."""
+    one, other = ARMS[arms[0]].label if len(arms) == 1 else "arm", ARMS[REFERENCE].label
+    return "\n".join(textwrap.wrap(f"log({one} / {other})" if log else f"{one} minus {other}", 44))
+
+
+def compared(metric: str, data: Data) -> str:
+    """How a caption of differences in a metric begins."""
+    label, log = " ".join(data.axes[metric].label.split()), data.axes[metric].log
+    return f"{'Mean log ratio' if log else 'Mean difference'} of {label}: each arm {'over' if log else 'minus'}"
+
+
+def above(metric: str, data: Data) -> str:
+    """What a difference above 0 means; only of a loss and of what is better the higher it is, for better or worse."""
     column = data.axes[metric]
-    return f"{column.label}:\n{'log(arm / learned router)' if column.log else 'arm minus learned router'}, paired"
+    worse = ", which is worse" if any(word in column.label for word in LOSSES) else ""
+    return f"above 0 the arm's is higher{', which is better' if column.higher_is_better else worse}"
 
 
 def _arms(spec: dict[str, Any], data: Data) -> list[str]:
@@ -136,5 +155,5 @@ def languages(spec: dict[str, Any], data: Data) -> Figure | None:
     panel.axhline(0, color="black", lw=0.8)
     panel.set_xticks(range(len(found)), list(found))
     panel.set_xlabel("language")
-    panel.set_ylabel(f"nats per token: {ARMS[spec['arm']].label}\nminus learned router, paired")
+    panel.set_ylabel(f"nats per token: {ARMS[spec['arm']].label}\nminus {ARMS[REFERENCE].label}, paired")
     return figure
