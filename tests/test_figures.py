@@ -298,6 +298,21 @@ def test_what_a_log_axis_cuts_off_is_named():
     assert not any("0.001" in str(plot.caption) for plot in plots.PLOTS.values())
 
 
+def test_a_log_axis_goes_below_where_all_means_are():
+    """The gradient of fits that converged: its panel ended at .001, above every mean that it had to show, and had one number.
+
+    Logarithms of seeds -3.5 to -6.5: mean -5, interval 3.182 x 1.291 / 2 = 2.05, so up to 10 ** -2.95; cut .3 decades beyond the mean.
+    """
+    rows = table({"data.samples": (512, 8192)}, {"learned": 0.1})
+    rows["test/loss"] = 10 ** (-3.5 - rows.seed)
+    (panel,) = plots.draw(TRAINING, data(rows, ["data.samples"])).axes
+    assert panel.get_ylim() == pytest.approx((10**-5.3, 10**-4.7)) and not panel.texts
+    labels = [
+        panel.yaxis.get_major_formatter()(at) for at in panel.yaxis.get_majorticklocs() if 10**-5.3 < at < 10**-4.7
+    ]
+    assert labels == ["7e-06", "1e-05", "1.5e-05"]
+
+
 def test_methods_are_sorted_best_first_whichever_end_is_better():
     axes = {"experts.count": (4, 8, 16)}
     rows = table(axes, {"learned": 0.1})

@@ -273,6 +273,8 @@ def finish(panel, column: Column) -> None:
         low, high = bounded(low, high, column)
     if low < high:
         panel.set_ylim(*(10 ** np.array([low, high]) if column.log else (low, high)))
+    if column.log:
+        _tick(panel)
 
 
 def bounded(low: float, high: float, column: Column) -> tuple[float, float]:
@@ -283,15 +285,23 @@ def bounded(low: float, high: float, column: Column) -> tuple[float, float]:
 
 
 def logarithmic(panel, axis: str = "y") -> None:
-    """A log axis (x or y) with readable numbers: powers of ten over decades, plain numbers over less. What lies below `FLOOR` is named."""
+    """A log axis (x or y) with readable numbers: powers of ten over decades, plain numbers over less. What lies below `FLOOR` is named, if not all does."""
     panel.set(**{f"{axis}scale": "log"})
     low, high = panel.get_ylim() if axis == "y" else panel.get_xlim()
-    if low <= FLOOR < high:  # equal where another panel has set the limits that they share
+    sharing = getattr(panel, f"get_shared_{axis}_axes")().get_siblings(panel)
+    above = any((one >= FLOOR).any() for other in sharing for one in _values(other, axis).values())
+    if low <= FLOOR < high and above:  # equal where another panel has set the limits that they share
         panel.set(**{f"{axis}lim": (FLOOR, high)})
         low = FLOOR
         if hidden := _below(panel, axis):
             panel.text(0.02, 0.01, f"below {FLOOR:g}: {hidden}", transform=panel.transAxes, fontsize=6.5, va="bottom")
+    _tick(panel, axis)
+
+
+def _tick(panel, axis: str = "y") -> None:
+    """Numbers beside a log axis, as its ends are now."""
     marks = panel.yaxis if axis == "y" else panel.xaxis
+    low, high = panel.get_ylim() if axis == "y" else panel.get_xlim()
     if high / low < 100:
         marks.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high / low > 4 else (1, 1.5, 2, 3, 4, 5, 7)))
     marks.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
@@ -300,12 +310,15 @@ def logarithmic(panel, axis: str = "y") -> None:
 
 def _below(panel, axis: str) -> str:
     """The names of what has means below `FLOOR`."""
+    return ", ".join(name for name, one in _values(panel, axis).items() if (one < FLOOR).any())
+
+
+def _values(panel, axis: str) -> dict[str, np.ndarray]:
+    """The means of what has a name, along an axis."""
     lines = {str(one.get_label()): one.lines[0] for one in panel.containers if isinstance(one, ErrorbarContainer)}
     lines |= {str(one.get_label()): one for one in panel.lines}
     values = {name: one.get_ydata() if axis == "y" else one.get_xdata() for name, one in lines.items()}
-    return ", ".join(
-        name for name, one in values.items() if not name.startswith("_") and (np.asarray(one) < FLOOR).any()
-    )
+    return {name: np.asarray(one, float) for name, one in values.items() if not name.startswith("_")}
 
 
 def legend(figure: Figure, *panels) -> None:
