@@ -132,7 +132,7 @@ def test_captions_of_differences_are_of_their_metric(metric, kind, which, end):
     )
     pairs = {"kind": "paired", "name": "p", "x": "data.samples", "metric": metric, "at": {"steps": 1}}
     one = further.draw_all((pairs,), drawing)[0][-1]
-    assert one.caption.partition(" At ")[0] == words
+    assert one.caption.startswith(words)
     dear = {
         "kind": "equal_cost",
         "name": "e",
@@ -367,9 +367,20 @@ def test_an_axis_goes_no_further_than_means_references_and_bounds_need():
     assert -0.01 < dead.get_ylim()[0] < 0
     assert entropy.get_ylim()[1] == pytest.approx(0.375)  # half of the mean beyond it
     # Said where nothing is drawn: in the picture these words lay on the intervals.
-    assert figure.drawn.get_suptitle() == "n = 4 seeds; intervals are cut where an axis ends" and not entropy.texts
-    assert figure.caption.endswith("axes). Intervals are cut where an axis ends.")
+    assert figure.drawn.get_suptitle().endswith("; intervals are cut where an axis ends") and not entropy.texts
+    assert figure.caption.endswith(" Intervals are cut where an axis ends.")
     assert sparsity.get_ylim()[0] < 1 and sparsity.get_ylim()[1] > 64  # one expert and all
+
+
+@pytest.mark.parametrize(
+    ("spread", "words"), ((0.0, "; where all seeds are alike, an interval has no length"), (0.01, ""))
+)
+def test_a_marker_without_an_interval_is_explained(spread, words):
+    """Three fits of three converged: a marker alone looked as if its interval were forgotten."""
+    rows = table({"data.samples": (512, 8192)}, {"learned": 0.1})
+    rows["router/dead"] = 0.5 + spread * rows.seed
+    (one,), _ = further.draw_all((LOSS | {"metrics": ("router/dead",)},), data(rows, ("data.samples",)))
+    assert one.drawn.get_suptitle() == f"n = 4 seeds{words}"
 
 
 def test_a_router_that_stands_still_is_drawn_once():
