@@ -139,7 +139,10 @@ def draw_rates(config: ConfigDict) -> tuple[dict, ...]:
     return (
         {"kind": "powers", "name": "rates", "words": "data.samples", "bound": -0.5, "panels": rates},
         {"kind": "powers", "name": "ratio", "words": "distance from the truth", "panels": ratio},
-        *(fits | {"name": f"fits{i}", "at": at} for i, (_, at) in enumerate(gated(config).values())),
+        *(
+            fits | {"name": f"fits{i}", "title": words, "at": at}
+            for i, (words, at) in enumerate(gated(config).values())
+        ),
     )
 
 
