@@ -514,12 +514,28 @@ def test_a_sample_has_a_row_an_arm_and_the_entropy_of_each_layer():
     heat = {f"{run}/decoder/sample": np.array(probs, np.float16) for run, probs in kept.items()}
     spec = {"kind": "sample", "name": "s", "stack": "decoder"}
     figure = plots.draw(spec, frame.Data(rows, [], flatten(base()), heat, AXES, own=()))
-    titles = [panel.get_title().partition(": ")[2] for panel in figure.axes[:4]]
+    titles = [panel.get_title().partition(": entropy ")[2] for panel in figure.axes[:4]]
     assert (
         titles == ["0.35 nats", "0.00 nats", "0.69 nats", "0.69 nats"] and len(figure.axes) == 5
     )  # the last is the bar
     assert figure.axes[0].images[0].get_array().tolist() == [[0.5, 1.0], [0.5, 0.0]]  # experts down, tokens across
     assert plots.draw(spec, frame.Data(rows, [], flatten(base()), {}, AXES, own=())) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "places"),
+    ((64, [1, 16, 32, 48, 64]), (16, [1, 4, 8, 12, 16]), (10, [1, 2, 4, 6, 8, 10]), (4, [1, 2, 3, 4]), (1, [1])),
+)
+def test_experts_and_tokens_of_a_sample_can_be_counted(count, places):
+    """Both axes had numbers at their ends alone."""
+    kept = {"learned0()/decoder/sample": np.full((1, count, count), 1 / count, np.float16)}
+    rows = table({}, {"learned": 0.1})
+    figure = plots.draw(
+        {"kind": "sample", "name": "s", "stack": "decoder"}, frame.Data(rows, [], flatten(base()), kept, AXES, own=())
+    )
+    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+        assert [text.get_text() for text in axis.get_ticklabels()] == [str(place) for place in places]
+        assert list(axis.get_majorticklocs()) == [place - 1 for place in places]
 
 
 @pytest.mark.parametrize(("start", "seeds"), [(30.0, 4), (4.0, 4), (30.0, 1)])

@@ -145,7 +145,7 @@ PLOTS: dict[str, Plot] = {
     ),
     "sample": Plot(
         sample,
-        "Routing probabilities of each token (columns) for each expert (rows), of the first validation row and the base seed after training; in the titles the mean entropy of these tokens, at most the logarithm of the number of experts.",
+        "Routing probabilities of each expert (rows) for the first tokens (columns, at most 64) of the first validation row, base seed, after training; above each panel the mean entropy of these tokens, at most the logarithm of the number of experts.",
         alone=True,
     ),
     "products": Plot(

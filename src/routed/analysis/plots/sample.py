@@ -38,12 +38,19 @@ def sample(spec: dict[str, Any], data: Data) -> Figure | None:
         for place, (panel, probs) in enumerate(zip(line, layers_of, strict=True)):
             image = panel.imshow(probs.T, vmin=0, vmax=1, cmap="cividis", aspect="auto", interpolation="nearest")
             entropy = abs((probs * np.log(np.maximum(probs, 1e-9))).sum(1).mean())
-            panel.set_title(f"sparse layer {place + 1}: {entropy:.2f} nats", fontsize=8)
-            panel.set_yticks([0, experts - 1], ["1", f"{experts}"])
-            panel.set_xticks([0, tokens - 1], ["1", f"{tokens}"])
+            panel.set_title(f"sparse layer {place + 1}: entropy {entropy:.2f} nats", fontsize=7.5)
+            for mark, count in ((panel.set_xticks, tokens), (panel.set_yticks, experts)):
+                numbers = quarters(count)
+                mark([number - 1 for number in numbers], [f"{number}" for number in numbers])
             panel.grid(visible=False)
         line[0].set_ylabel(f"{textwrap.fill(ARMS[arm].label, 18)}\nexpert", fontsize=8)
     for panel in panels[-1]:
-        panel.set_xlabel("token of the row")
+        panel.set_xlabel("place of the token in the row")
     figure.colorbar(image, ax=panels, label="routing probability", fraction=0.03)
     return figure
+
+
+def quarters(count: int) -> list[int]:
+    """The first, the last, and what lies between them in four about equal parts, of places counted from 1."""
+    every = max(1, count // 4)
+    return sorted({1, *range(every, count - every // 2, every), count})
