@@ -50,7 +50,7 @@ from routed.plan.experiment import Scales
 
 lm = experiment.load("competition_lm")
 
-ARMS["untrained"] = Arm({"initial.workdir": ""}, "SMoE, not trained before", "#000000")
+ARMS["untrained"] = Arm({"initial.workdir": ""}, "learned router, not trained before", "#000000")
 #: Its table has learned what it will.
 ARMS["stable_kept"] = Arm(
     {**ARMS["stable"].changes, "router.teach_steps": 0, "initial.arm": "stable"}, "StableMoE", ARMS["stable"].colour
@@ -58,6 +58,8 @@ ARMS["stable_kept"] = Arm(
 
 #: What trains, by who says so.
 METHODS: dict[str, Point] = {"printed": {"phases": ("train=experts+head",)}, "released": {"phases": ()}}
+#: What pictures call them.
+NAMES = {"printed": "printed: experts and head train", "released": "released: everything trains"}
 
 #: Accuracy in %, by table and arm.
 TABLE3 = {
@@ -120,8 +122,8 @@ FIGURES = {
         sweep=lambda config: tuple(METHODS.values()),
         claims=lambda config: tuple(claims(config)),
         plots=lambda config: (
-            {"kind": "methods", "name": "table3", "methods": METHODS, "metrics": ("test/accuracy", "test/loss")},
-            {"kind": "training", "name": "training", "metrics": ("train/loss", "eval/loss", "eval/accuracy"), "at": METHODS["printed"]},
+            {"kind": "methods", "name": "table3", "methods": {NAMES[name]: at for name, at in METHODS.items()}, "metrics": ("test/accuracy", "test/loss")},
+            {"kind": "training", "name": "training", "metrics": ("train/loss", "eval/loss", "eval/accuracy"), "title": NAMES["printed"], "at": METHODS["printed"]},
         ),
     )
 }  # fmt: skip
