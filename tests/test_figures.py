@@ -381,6 +381,8 @@ def test_a_marker_without_an_interval_is_explained(spread, words):
     rows["router/dead"] = 0.5 + spread * rows.seed
     (one,), _ = further.draw_all((LOSS | {"metrics": ("router/dead",)},), data(rows, ("data.samples",)))
     assert one.drawn.get_suptitle() == f"n = 4 seeds{words}"
+    (one,), _ = further.draw_all((LOSS | {"metrics": ("router/dead",)},), data(rows[rows.seed == 0], ("data.samples",)))
+    assert one.drawn.get_suptitle() == "n = 1 seeds; where one seed ran, there is no interval"
 
 
 def test_a_router_that_stands_still_is_drawn_once():

@@ -63,6 +63,8 @@ def intervals(
         panel.errorbar(means, places, xerr=bars(found), **style)
     else:
         panel.errorbar(places, means, bars(found), **style)
+    if any(one.n == 1 for one in found):
+        note(panel.figure, "where one seed ran, there is no interval")
     if any(one.n > 1 and one.low == one.high for one in found):
         note(panel.figure, "where all seeds are alike, an interval has no length")
     joined = style.get("ls", "-") != ""
