@@ -61,6 +61,7 @@ def test_differences_at_equal_cost_are_live_and_no_panel_is_left_out():
     difference, dead = live.panels(figure, AXES)
     shown = [row for row in difference["spec"]["datasets"]["means"] if row["g"] == "frozen at initialisation"]
     assert [(row["m"], row["at"]) for row in shown] == [(pytest.approx(2.303, abs=1e-3), at) for at in ("512", "8192")]
+    assert len({panel.get_xlim() for panel in figure.axes}) == 1
     assert "learned router, as many FLOPs" in {row["g"] for row in dead["spec"]["datasets"]["means"]}
     del figure.axes[0].marks
     assert not live.panels(figure, AXES)

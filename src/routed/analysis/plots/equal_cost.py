@@ -78,6 +78,9 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Figure | None:
         _draw(panel, points, "#000000", "D", f"{ARMS[REFERENCE].label}, as many FLOPs")
         panel.set_ylabel(column.label)
         finish(panel, column)
+    ends = [panel.get_xlim() for panel in panels]
+    for panel in panels:  # a value is below itself
+        panel.set_xlim(min(low for low, _ in ends), max(high for _, high in ends))
     name_undefined(figure, spec["metrics"], rows, data)
     legend(figure, *panels)
     return figure

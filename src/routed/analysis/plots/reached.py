@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import MARKERS, Data, finish, lay_out, legend, logarithmic, mean
+from routed.analysis.plots.frame import MARKERS, Data, beside, finish, lay_out, legend, logarithmic, mean
 from routed.analysis.plots.marks import bars
 from routed.analysis.reach import drawn, estimate, fitted_slope, ratio_of
 from routed.analysis.reach import reached as first_reached
@@ -60,9 +60,8 @@ def reached(spec: dict[str, Any], data: Data) -> Figure | None:
     for panel, (title, sides) in zip(panels, families.items(), strict=True):
         every = sorted({value for rows in sides.values() for value in rows[spec["x"]]})
         places = lay_out(panel, spec["x"], every, spec.get("axis"))
-        for name, rows in sides.items():
-            aside = 1 + 0.025 * (list(sides).index(name) - (len(sides) - 1) / 2) if panel.get_xscale() == "log" else 1
-            points = [(aside * places[value], mean(group[SHOWN], column)) for value, group in rows.groupby(spec["x"])]
+        for name, stands in beside(panel, places, [*sides]).items():
+            points = [(stands[value], mean(group[SHOWN], column)) for value, group in sides[name].groupby(spec["x"])]
             panel.errorbar([x for x, _ in points], [one.mean for _, one in points], bars([one for _, one in points]), **looks[name],
                            ms=4, capsize=2, lw=1.1, elinewidth=0.7, label=name)  # fmt: skip
         panel.axhline(spec["level"], color="black", lw=0.8, ls=":")
