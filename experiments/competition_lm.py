@@ -120,7 +120,7 @@ _SHARED = {"transformer.shared_expert": True} | both(k=1, renormalise=False)
 ARMS["sigmoid_balanced"] = Arm(both(name="sigmoid") | _BIAS, "sigmoid, balancing bias", "#7B3FF2")
 ARMS["group_limited"] = Arm(_GROUPS | _BIAS, "within 2 of 4 groups, balancing bias", "#117733")
 ARMS["shared_expert"] = Arm(_SHARED, "a shared expert and one chosen", "#4477AA")
-ARMS["balance_loss"] = Arm({"losses.balance": 0.01}, "SMoE, balance loss .01", "#A6761D")
+ARMS["balance_loss"] = Arm({"losses.balance": 0.01}, "learned, balance loss .01", "#A6761D")
 
 PROTOCOL = {
     "arms": ("learned", "compete"), "seed": 3100, "seeds": 10, "model": "decoder",
