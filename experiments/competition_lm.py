@@ -70,7 +70,8 @@ what was expected is wrong. That does not look like the rate: the four above gav
 decisive: at equal FLOPs, after 12,000 steps and at lambda = .05, it is .035 nats behind [.025, .045] (verdict: opposite), norms of other tokens
 .051 [.042, .061] (short of the 5-gram: no verdict), dense steps without winners .001 [-.005, .007]. Competition is .016 [.009, .023] ahead of the shuffled
 target (paired, no claim was written for it): norms say something of their token. As expected but for that target, of which .05 was the most. Extrapolated
-to four times the steps competition is .010 behind [.001, .018].
+to four times the steps competition is .010 behind [.001, .018]. At lambda = .01 it is .018 behind [.009, .028], as expected; that could turn (.003 behind
+[-.009, .014], extrapolated so), so there is no verdict. Both beat the 5-gram (1.514 and 1.497 nats on validation rows, 5-gram 1.537).
 The light figures (before any arm beats the 5-gram, so without a verdict, and on the same four seeds with the same SMoE, so that they repeat no
 measurement): at equal FLOPs competition is .032 nats behind at lambda = .01, .08 at
 .05, .67 at 1; at .05 random winners, weighted by their norms too, are .057 behind, distillation alone .013, dense steps .008. At lambda = .01 it is .045 bits behind [.024, .067], with GLaM's blocks .047 [.028, .066], and further elsewhere (.08 to .12, .08 to .11): no sign of

@@ -132,6 +132,20 @@ def test_every_interval_of_the_results_is_that_of_a_table():
     assert lost == []
 
 
+def test_a_command_gives_what_points_are_computed_from_and_not_what_is_computed():
+    """Steps of as many FLOPs follow from steps and lambda; of lambda there is one value, which is not the figure's."""
+    given = ["steps=3000", "selection.share=0.01", "arms=learned,compete", "data.directory=/there"]
+    module, config = experiment.configure("competition_lm:decisive", given)
+    same, longer = experiment.figure_of(module, config).sweep(config)
+    rows = [
+        {key: one[key] for key in ("steps", "eval_every", "selection.share")} | {"seed": 3100} for one in (same, longer)
+    ]
+    assert workdirs.command_of("competition_lm:decisive", config, pd.DataFrame(rows)) == (
+        "routed run --config=competition_lm:decisive --config.selection.share=0.01 --config.steps=3000"
+        " --config.arms=learned,compete --config.data.directory=DIR"
+    )
+
+
 def test_no_kept_command_names_a_place_of_the_machine_that_ran_it():
     commands = [json.loads(path.read_text())["command"] for path in (ROOT / "data").glob("*/about.json")]
     assert len(commands) > 40 and not [text for text in commands if re.search(r"=['\"]?[/~]", text)]

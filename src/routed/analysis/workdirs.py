@@ -113,17 +113,18 @@ def command_of(spec: str, config: ConfigDict, table: pd.DataFrame) -> str:
         module, own = experiment.configure(spec, [])
     except UserError:  # the file has gone, or changed
         return shlex.join(["routed", "run", f"--config={spec}"])
-    points = experiment.figure_of(module, own).sweep(own)
+    figure = experiment.figure_of(module, config)
+    points = figure.sweep(config)  # of which some are computed from what a command gave
     keys = dict.fromkeys([*(key for point in points for key in point), *flatten(own)])
     flags = []
     for key in keys:
         if key in ("name", "figure", "scale", "data.cache") or key not in flatten(config):
             continue
         asked = {plain(point.get(key, value_of(own, key))) for point in points}
-        there = (
-            {*table[key].unique()} if key in table and key not in ("arm", "seed") else {plain(value_of(config, key))}
-        )
-        if there != asked and not (key in ("arms", "seeds") and value_of(config, key) == value_of(own, key)):
+        swept = key in table and key not in ("arm", "seed", *figure.computed)
+        there = {*table[key].unique()} if swept else {plain(value_of(config, key))}
+        given = value_of(config, key) != value_of(own, key)
+        if given or (there != asked and key not in ("arms", "seeds", *figure.computed)):
             values = PLACES.get(key) or ",".join(str(plain(value)) for value in sorted(there, key=str))
             flags.append(f"--config.{key}={values}" if len(there) == 1 else f"--sweep={key}={values}")
     path, arg = experiment.split(spec)
