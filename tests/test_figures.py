@@ -9,7 +9,7 @@ import pytest
 
 from routed.analysis import page, plots, points, statistics
 from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Writer
-from routed.analysis.plots import frame, further
+from routed.analysis.plots import frame, further, scales
 from routed.plan.arms import ARMS, Arm
 from routed.plan.config import base, problem_of
 from routed.settings.tree import flatten, override
@@ -190,9 +190,9 @@ def test_arms_stand_beside_each_other_at_a_number():
 def test_lines_at_close_numbers_stay_nearer_to_their_own():
     """Four lines, steps of 10 in 1,000: together 4 wide, so 1 apart, where an eightieth of the axis would be 12."""
     panel = plots.Figure().subplots()
-    found = frame.beside(panel, {value: float(value) for value in range(0, 1001, 10)}, "abcd")
+    found = scales.beside(panel, {value: float(value) for value in range(0, 1001, 10)}, "abcd")
     assert [found[line][20] for line in "abcd"] == pytest.approx([18.5, 19.5, 20.5, 21.5])
-    assert frame.beside(panel, {1: 1.0}, "") == {}
+    assert scales.beside(panel, {1: 1.0}, "") == {}
 
 
 def test_no_interval_is_cut_off_where_the_start_is_left_out():
@@ -268,7 +268,7 @@ def test_arms_of_the_only_point_stand_beside_each_other():
 )
 def test_axes_of_swept_keys(values, scale, places):
     panel = plots.Figure().subplots()
-    assert list(frame.lay_out(panel, "k", values).values()) == places and panel.get_xscale() == scale
+    assert list(scales.lay_out(panel, "k", values).values()) == places and panel.get_xscale() == scale
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_an_axis_may_count_in_the_unit_of_a_paper(kind):
 def test_labels_of_a_log_axis_do_not_touch():
     """34 letters wide, 900 stands at 34 x log 9 = 32.4, 3.7 letters behind 700 (28.7), and each takes 4: it has no label."""
     panel = plots.Figure().subplots()
-    places = frame.lay_out(panel, "k", (100, 300, 500, 700, 900, 1000))
+    places = scales.lay_out(panel, "k", (100, 300, 500, 700, 900, 1000))
     assert [tick.get_text() for tick in panel.get_xticklabels()] == ["100", "300", "500", "700", "1000"]
     assert places[900] == 900
 
@@ -311,6 +311,12 @@ def test_a_log_axis_goes_below_where_all_means_are():
         panel.yaxis.get_major_formatter()(at) for at in panel.yaxis.get_majorticklocs() if 10**-5.3 < at < 10**-4.7
     ]
     assert labels == ["7e-06", "1e-05", "1.5e-05"]
+
+
+def test_a_log_axis_of_methods_ends_at_the_floor_where_only_an_oracle_is_below():
+    spec = {"kind": "methods", "name": "m", "methods": {"all": {"data.samples": 512}}, "metrics": ("test/loss",)}
+    (panel,) = plots.draw(spec, data(table({"data.samples": (512,)}), ("data.samples",))).axes
+    assert panel.get_xlim()[0] == scales.FLOOR
 
 
 def test_methods_are_sorted_best_first_whichever_end_is_better():
@@ -485,7 +491,10 @@ def test_lines_and_figures_are_on_the_page(tmp_path):
 def test_powers_have_plain_numbers_and_their_slopes_beside_the_axes():
     sides = {name: {x: {"arm": arm, "metric": "test/loss", "data.samples": x} for x in (512, 8192)} for name, arm in (("one", "learned"), ("two", "frozen"))}  # fmt: skip
     spec = {"kind": "powers", "name": "p", "words": "data.samples", "panels": {"loss": sides}, "bound": -0.5}
-    figure = plots.draw(spec, data(table({"data.samples": (512, 8192)}), ("data.samples",)))
+    rows = table({"data.samples": (512, 8192)})
+    (alike,), _ = further.draw_all((spec,), data(rows.assign(**{"test/loss": 0.5}), ("data.samples",)))
+    assert alike.caption.endswith("Where all seeds are alike, an interval has no length.")
+    figure = plots.draw(spec, data(rows, ("data.samples",)))
     figure.canvas.draw()
     (panel,) = figure.axes
     assert {"0.1", "1"} <= {text.get_text() for text in panel.get_yticklabels()}

@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 from sklearn.neighbors import KNeighborsClassifier
 
-from routed.analysis.plots.frame import MARKERS, SHADES, Data, defined, legend, logarithmic, mean, name_undefined
+from routed.analysis.plots.frame import MARKERS, SHADES, Data, defined, legend, mean, name_undefined
 from routed.analysis.plots.marks import Marks, Point, keep
+from routed.analysis.plots.scales import logarithmic
 from routed.plan.arms import REFERENCE
 from routed.plan.config import base
 from routed.settings.tree import node_of, override

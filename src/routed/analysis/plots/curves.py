@@ -10,23 +10,9 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from routed.analysis import diagnosis, statistics
-from routed.analysis.plots.frame import (
-    KEYS,
-    MARKERS,
-    REFERENCE_LINE,
-    SHADES,
-    Data,
-    are_numbers,
-    beside,
-    defined,
-    finish,
-    lay_out,
-    legend,
-    line,
-    name_undefined,
-    told,
-)
+from routed.analysis.plots.frame import MARKERS, SHADES, Data, defined, legend, line, name_undefined
 from routed.analysis.plots.marks import Marks, Point, bars, intervals, keep
+from routed.analysis.plots.scales import KEYS, REFERENCE_LINE, are_numbers, beside, finish, lay_out, told
 from routed.engine.rows import shown
 from routed.plan.arms import ARMS
 

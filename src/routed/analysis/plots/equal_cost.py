@@ -9,22 +9,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import (
-    Data,
-    are_numbers,
-    beside,
-    defined,
-    finish,
-    lay_out,
-    legend,
-    line,
-    marker_of,
-    mean,
-    name_undefined,
-    told,
-)
+from routed.analysis.plots.frame import Data, defined, legend, line, marker_of, mean, name_undefined
 from routed.analysis.plots.marks import Point, intervals
 from routed.analysis.plots.paired import above, compared, less
+from routed.analysis.plots.scales import are_numbers, beside, finish, lay_out, told
 from routed.plan.arms import ARMS, REFERENCE
 
 #: The reference arm of equal cost, where arms stand beside each other: it may be among them with `steps` steps.

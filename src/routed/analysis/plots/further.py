@@ -15,8 +15,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from routed.analysis.plots import PLOTS, draw
-from routed.analysis.plots.frame import KEYS, Data
+from routed.analysis.plots.frame import Data
 from routed.analysis.plots.marks import notes
+from routed.analysis.plots.scales import KEYS
 from routed.analysis.plots.swept import MOST, ONTO
 from routed.engine.rows import shown
 

@@ -63,10 +63,7 @@ def intervals(
         panel.errorbar(means, places, xerr=bars(found), **style)
     else:
         panel.errorbar(places, means, bars(found), **style)
-    if any(one.n == 1 for one in found):
-        note(panel.figure, "where one seed ran, there is no interval")
-    if any(one.n > 1 and one.low == one.high for one in found):
-        note(panel.figure, "where all seeds are alike, an interval has no length")
+    explain(panel.figure, found)
     joined = style.get("ls", "-") != ""
     dashed, marker = style.get("ls") == "--", style.get("marker", "o")
     keep(panel, Marks("points", label, style.get("color", "#000000"), points, joined, dashed, horizontal, marker))
@@ -80,6 +77,15 @@ def keep(panel, marks: Marks) -> None:
 def note(figure, words: str) -> None:
     """Adds to what a figure says of itself, above its panels and in its caption: what it cuts or leaves out."""
     figure.notes = [*dict.fromkeys([*notes(figure), words])]
+
+
+def explain(figure, found: Iterable[Estimate]) -> None:
+    """Has a figure say why some of its markers have no interval."""
+    for one in found:
+        if one.n == 1:
+            note(figure, "where one seed ran, there is no interval")
+        elif one.low == one.high:
+            note(figure, "where all seeds are alike, an interval has no length")
 
 
 def notes(figure) -> list[str]:

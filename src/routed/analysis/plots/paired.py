@@ -13,8 +13,9 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from routed.analysis import sides, statistics
-from routed.analysis.plots.frame import SHADES, Data, are_numbers, beside, lay_out, legend, marker_of, told
+from routed.analysis.plots.frame import SHADES, Data, legend, marker_of
 from routed.analysis.plots.marks import Point, intervals
+from routed.analysis.plots.scales import are_numbers, beside, lay_out, told
 from routed.analysis.sides import ANY_FAIR, fair_gap
 from routed.plan.arms import ARMS, REFERENCE, is_control
 

@@ -9,8 +9,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import FLOOR, KEYS, SHADES, Data, legend
+from routed.analysis.plots.frame import SHADES, Data, legend
 from routed.analysis.plots.marks import Marks, Point, by_seed, intervals, keep
+from routed.analysis.plots.scales import FLOOR, KEYS
 from routed.engine.rows import shown
 from routed.plan.arms import ARMS, REFERENCE
 

@@ -10,9 +10,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import MARKERS, Data, lay_out, logarithmic
-from routed.analysis.plots.marks import bars
+from routed.analysis.plots.frame import MARKERS, Data
+from routed.analysis.plots.marks import bars, explain
 from routed.analysis.plots.reached import COLOURS
+from routed.analysis.plots.scales import lay_out, logarithmic
 from routed.analysis.powers import fitted
 
 
@@ -51,6 +52,7 @@ def _line(panel, place: int, name: str, table: pd.DataFrame, bound: float | None
     aside = 1 + 0.03 * place
     slope = "" if found is None else "{:.2f} [{:.2f}, {:.2f}]".format(*found.slope[:3])
     heights = [one.mean for one in means.values()]
+    explain(panel.figure, means.values())
     panel.errorbar(
         numbers * aside,
         heights,

@@ -10,8 +10,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.frame import MARKERS, Data, beside, finish, lay_out, legend, logarithmic, mean
-from routed.analysis.plots.marks import bars
+from routed.analysis.plots.frame import MARKERS, Data, legend, mean
+from routed.analysis.plots.marks import bars, explain
+from routed.analysis.plots.scales import beside, finish, lay_out, logarithmic
 from routed.analysis.reach import drawn, estimate, fitted_slope, ratio_of
 from routed.analysis.reach import reached as first_reached
 
@@ -62,6 +63,7 @@ def reached(spec: dict[str, Any], data: Data) -> Figure | None:
         places = lay_out(panel, spec["x"], every, spec.get("axis"))
         for name, stands in beside(panel, places, [*sides]).items():
             points = [(stands[value], mean(group[SHOWN], column)) for value, group in sides[name].groupby(spec["x"])]
+            explain(figure, (one for _, one in points))
             panel.errorbar([x for x, _ in points], [one.mean for _, one in points], bars([one for _, one in points]), **looks[name],
                            ms=4, capsize=2, lw=1.1, elinewidth=0.7, label=name)  # fmt: skip
         panel.axhline(spec["level"], color="black", lw=0.8, ls=":")

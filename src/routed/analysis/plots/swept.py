@@ -9,21 +9,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis.plots.curves import curve, steps
-from routed.analysis.plots.frame import (
-    KEYS,
-    MARKERS,
-    Data,
-    are_numbers,
-    beside,
-    defined,
-    finish,
-    lay_out,
-    legend,
-    line,
-    name_undefined,
-)
+from routed.analysis.plots.frame import MARKERS, Data, defined, legend, line, name_undefined
 from routed.analysis.plots.marks import Point, intervals
 from routed.analysis.plots.paired import advantage, advantage_words, paired_lines, rivals
+from routed.analysis.plots.scales import KEYS, are_numbers, beside, finish, lay_out
 from routed.engine.rows import shown
 from routed.plan.arms import ARMS
 
