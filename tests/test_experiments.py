@@ -41,7 +41,8 @@ def test_every_variant_is_consistent(file, figure, scale):
     """Equal on the second call, every point valid for every arm, every claim at points and arms that run."""
     module, config = experiment.configure(spec(file, figure, scale), [])
     assert flatten(config) == flatten(module.get_config(f"{figure},{scale}" if figure else scale))
-    config = override(config, {"data.directory": "where the user's text is", "seeds": 2})
+    given = {"data.directory": "where the user's text is", "initial.workdir": "where models are to begin with"}
+    config = override(config, given | {"seeds": 2})
     sweep = figure_of(module, config).sweep(config)
     runs = plan_runs(config, sweep)  # validates every point and arm
     assert len({r.key for r in runs}) == len(runs)
