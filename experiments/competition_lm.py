@@ -52,6 +52,8 @@ Rules of the default scale, fixed before its evaluation seeds ran; none looks at
               table 9 and the light figure, before it ran: competition and shuffled targets behind by .03 to .05 nats, dense steps by less than .01.
               At lambda = .01 (--config.selection.share=.01 --config.arms=learned,compete) too, on the same seeds. Expected, as the light figure
               had .032 there where it had .08 at .05: behind by .01 to .025 nats.
+              Is most of the cost of outputs by norms? Winners that only teach the router (--config.arms=learned,compete_distil), the same seeds.
+              Expected, as options has them .015 bits behind at equal steps where the equations are .12: behind by 0 to .015 nats.
   loss        of flops and decisive: the last test loss, in nats (of the decisive runs that is the one at the best validation too).
   flops       controls at lambda = .05, .3 and 1, random winners and distillation alone at .05; table2: GLaM with the paper's methods.
   cost        `longer` SMoE: steps times the ratio of model FLOPs, with as many evaluations (within 4 steps; with checkpoints, rounded up to
