@@ -305,7 +305,7 @@ FLOPS = Figure(
 )  # fmt: skip
 
 DECISIVE = FLOPS._replace(
-    line="the same at lambda = .05 after all of table 9's steps, where arms beat the 5-gram",
+    line="competition and controls at one lambda and equal FLOPs after all of table 9's steps, where arms beat the 5-gram",
     changes={"arms": ("learned", "compete", *CONTROLS[:2]), "seeds": 4, "checkpoint.every": 0},
     sweep=decisive,
 )

@@ -349,7 +349,8 @@ DECISIVE_THEORY = Figure(
     plots=lambda config: (reached_plot(config, theory_families(config)), ratio_plot(config)),
 )
 EPOCHS = DECISIVE_THEORY._replace(
-    line="the same where no run has more than 150 epochs", changes=THEORY | {"stop.epochs": 150, "seed": 220}
+    line="data of the theory: samples for 95 % against n/l, where no run has more than 150 epochs",
+    changes=THEORY | {"stop.epochs": 150, "seed": 220},
 )
 
 

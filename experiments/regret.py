@@ -103,7 +103,7 @@ FIGURES = {
         plots=lambda config: PARTS,
     ),
     "linear": Figure(
-        "the same of linear experts on the linear target",
+        "the loss of linear experts on the linear target in parts, against samples",
         LINEAR,
         sweep=lambda config: product(data__samples=LINEAR_SAMPLES[config.scale]),
         claims=lambda config: claims(config, LINEAR_SAMPLES, "routed.regret.linear."),

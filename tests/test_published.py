@@ -43,6 +43,15 @@ def test_kept_results_have_the_claims_that_their_commands_make():
         assert texts == {id: str(made[id]) for id in texts}, path
 
 
+def test_a_figure_stands_with_its_own_line():
+    """In the contents in place of the question, which all figures of an experiment share."""
+    about = {"question": "why?", "command": "routed run --config=x:f", "line": "Fig. 1: that"}
+    one = {"name": "x-f", "about": about, "claims": [], "arms": []}
+    assert published._contents(one, {}) == "| [x-f](#x-f) | Fig. 1: that | figures and tables |"
+    assert published._contents(one | {"about": about | {"line": ""}}, {}).count("why?") == 1
+    assert published._section(one, {}, "other", "page")[2:6] == ["why?", "", "Fig. 1: that", ""]
+
+
 def test_experts_of_arms_are_told_where_they_differ():
     summary = pd.DataFrame(
         [("train/experts", arm, mean) for arm, mean in (("learned", 2.0), ("compete", 2.7), ("compete", 16.0))]

@@ -138,6 +138,7 @@ def make_part(
     return {
         "name": workdir.name,
         "question": document.splitlines()[0] if document else config.name,
+        "line": asked.line if config.figure else "",
         "claims": points.add(judged, claims, table, config, swept, own),
         "in_short": answer.summary(judged),
         "answer": answer.answer(judged),

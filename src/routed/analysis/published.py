@@ -68,7 +68,7 @@ def keep(part: dict[str, Any], joined: list[pathlib.Path], root: pathlib.Path) -
         )
         files.write(folder / "figures" / f"{figure['name']}-dark.svg", darkened(light))
     about = {
-        "question": part["question"], "command": part["command"], "seconds": sum(map(_seconds, joined)),
+        "question": part["question"], "line": part["line"], "command": part["command"], "seconds": sum(map(_seconds, joined)),
         "machine": described["machine"], "devices": len(described["devices"]), "commit": described["commit"],
         "gap_at": part["gap_at"], "gap": part["gap"], "shares": part["shares"], "experts": experts_of(part["table"]),
         "figures": [{"name": figure["name"], "caption": figure["caption"]} for figure in figures],
@@ -177,7 +177,12 @@ def _contents(one: dict[str, Any], causes: dict[str, str]) -> str:
     words = {verdict: f" ({count} of them still open, see there)" for verdict, count in doubted.items()}
     told = ", ".join(f"{counts[verdict]} {verdict}{words.get(verdict, '')}" for verdict in in_order(counts))
     told = told or "figures and tables"
-    return _row((f"[{one['name']}](#{one['name']})", one["about"]["question"], told))
+    return _row((f"[{one['name']}](#{one['name']})", _asked(one["about"]), told))
+
+
+def _asked(about: dict[str, Any]) -> str:
+    """What a result is of: its figure's line, or of an experiment's first figure the question."""
+    return about.get("line") or about["question"]
 
 
 def _inside(slips: list[str]) -> list[str]:
@@ -214,6 +219,7 @@ def _section(one: dict[str, Any], causes: dict[str, str], told: str, page: str) 
     """An experiment on a page: its claims of that source; on the first of its pages, `told`, also its gap, arms and figures."""
     about = one["about"]
     lines = [f"## {one['name']}", "", about["question"], ""]
+    lines += [about["line"], ""] if about.get("line") else []
     if told == page:
         lines += [
             f"    {about['command']}",
@@ -227,7 +233,8 @@ def _section(one: dict[str, Any], causes: dict[str, str], told: str, page: str) 
     for claim in one["claims"]:
         ours = f"{claim['text'] or 'no rows'} (n = {claim['n']})"
         why = "; ".join(filter(None, (claim["reason"], causes.get(claim["id"]))))
-        setting = SETTINGS.get(claim["comparability"], "") if claim["paper"] != NOT_ASKED else ""
+        told = claim["paper"] == NOT_ASKED or claim["verdict"] == "not comparable"  # which says why
+        setting = "" if told else SETTINGS.get(claim["comparability"], "")
         cells = (
             f"`{claim['id']}` {claim['statement']}",
             _paper(claim),
