@@ -77,7 +77,7 @@ to four times the steps competition is .010 behind [.001, .018]. At lambda = .01
 The light figures (before any arm beats the 5-gram, so without a verdict, and on the same four seeds with the same SMoE, so that they repeat no
 measurement): at equal FLOPs competition is .032 nats behind at lambda = .01, .08 at
 .05, .67 at 1; at .05 random winners, weighted by their norms too, are .057 behind, distillation alone .013, dense steps .008. At lambda = .01 it is .045 bits behind [.024, .067], with GLaM's blocks .047 [.028, .066], and further elsewhere (.08 to .12, .08 to .11): no sign of
-the paper's 1.733, as far as 15 competing steps of 1,500, or 120 of 12,000, can show it (table 4); it is behind at every alpha, by .08 to .10 with Switch's blocks and .09 to .16 with GLaM's (table 5), and as early as after 375 steps (Fig. 2). Its routers are less sure than SMoE's (1.09 against .67
+the paper's 1.733, as far as 15 competing steps of 1,500, or 120 of 12,000, can show it (table 4); it is behind at every alpha, by .08 to .10 with Switch's blocks and .09 to .16 with GLaM's (table 5), and as early as after 375 steps (Fig. 2). Its routers are less sure than SMoE's (1.03 against .63
 nats, table 10), and experts are less alike (cosine .06 against .10), as they are to be. Whatever K is, from 1 to all 16, it is .09 to .12 bits behind (Fig. 3): with K = 16 by .123 [.114, .133], where nothing is left to be won and norms are
 nothing but weights. SMoE and its frozen router are not told apart from K = 2 on; with K = 1 learning is .024 ahead [.003, .045]. With every method at its own best of three rates (all chose
 9e-3) table 2 is the same: competition is .087 bits behind SMoE [.060, .115] with Switch's blocks, .11 [.06, .15] with GLaM's, and level with a dense
