@@ -330,6 +330,7 @@ CONTESTS: dict[str, dict] = {
 }
 
 
+@pytest.mark.slow
 def test_constant_experts_compete_over_devices():
     """16 tokens on 2 x 2 devices; a constant expert has one row for all of a device's."""
     x, changes = jax.random.normal(jax.random.key(0), (16, 3)), {"selection.share": 1.0, "selection.group_size": 4}

@@ -286,6 +286,7 @@ def test_cores_that_share_the_steps_of_the_bench_have_its_numbers(monkeypatch):
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), one, other)
 
 
+@pytest.mark.slow
 def test_competing_layers_of_the_bench_teach_their_routers(monkeypatch):
     """What the bench minimises is the text's loss and, of each layer, what the router learns of the contest."""
     monkeypatch.setitem(lm.SHAPES, "least", lm._shape(8, 2, 8, 4, 30))
@@ -527,6 +528,7 @@ def test_a_shared_expert_is_in_every_sparse_layer():
     assert (run(params) != run(without)).any()
 
 
+@pytest.mark.slow
 def test_the_balance_loss_may_be_of_all_layers_together():
     """Against the pooled loss of the two layers' own probabilities and loads; other losses stay means over layers."""
     config, model, params, state = ready(())

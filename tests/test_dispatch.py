@@ -185,6 +185,7 @@ def test_a_batch_of_seeds_equals_a_loop(name, shared):
         same(pick(batched), one(mine), 1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(0, 100))
 def test_grouped_product_is_a_loop_over_experts(sizes, seed):

@@ -36,7 +36,10 @@ def spec(file, figure, scale):
     return f"{file}:{figure},{scale}" if figure else f"{file}:{scale}"
 
 
-@pytest.mark.parametrize(("file", "figure", "scale"), VARIANTS)
+@pytest.mark.parametrize(
+    ("file", "figure", "scale"),
+    [pytest.param(*one, marks=() if one[-1] in ("smoke", "default") else pytest.mark.slow) for one in VARIANTS],
+)
 def test_every_variant_is_consistent(file, figure, scale):
     """Equal on the second call, every point valid for every arm, every claim at points and arms that run."""
     module, config = experiment.configure(spec(file, figure, scale), [])

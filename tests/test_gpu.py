@@ -186,6 +186,7 @@ def test_a_case_that_dies_is_named_and_the_others_go_on(stand_ins, capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(found)
 
 
+@pytest.mark.slow
 def test_what_has_no_time_left_says_so(stand_ins, monkeypatch):
     stand_ins(p=("a", "hangs", "b"), q=("c",))
     monkeypatch.setattr(gpu, "BUDGET", 4.0)

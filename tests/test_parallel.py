@@ -34,6 +34,7 @@ def test_every_mesh_gives_the_numbers_of_one_device(alone, shape):
     np.testing.assert_allclose(numbers(make_mesh(*shape)), alone, rtol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", MESHES)
 def test_a_device_holds_its_experts_only_and_the_program_no_collective_too_many(shape):
     expert = shape[1]

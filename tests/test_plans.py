@@ -15,6 +15,7 @@ from routed.plan.runs import plan_runs
 from routed.settings.tree import override
 
 
+@pytest.mark.slow
 def test_dry_run_lists_points_groups_and_costs(small):
     sweep = ({"data.samples": 8}, {"data.samples": 32})
     text = dry_run.describe(plan_runs(small, sweep), make_mesh(small))

@@ -105,6 +105,7 @@ def test_the_partition_at_its_ends(seed):
         assert float(found.partition) == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_linear_experts_against_least_squares():
     """Of expert 0 there are 2 samples of 5 features, of expert 1 none: what these do not say costs nothing."""
     experts, x, y, _, _ = drawn(3, linear=True)
@@ -145,6 +146,7 @@ def test_inverses_leave_out_what_others_tell():
     np.testing.assert_allclose(regret._inverse(jnp.array([[[4.0]], [[0.0]]]))[:, 0, 0], [0.25, 0])
 
 
+@pytest.mark.slow
 def test_what_is_left_to_linear_experts_by_hand():
     """One cell, inputs -1, 0, 1 and targets 1, -2, 1: the line is flat at 0."""
     # Leverages are 1/3 + x^2 / 2: 5/6, 1/3, 5/6. Squares 1, 4, 1 over 1 - leverage: 6, 6, 6. Variance 6; spread 6 (5/6 + 1/3 + 5/6) = 12.
@@ -160,6 +162,7 @@ def test_what_is_left_to_linear_experts_by_hand():
     assert np.isnan(regret.predicted_fits(judged_by_two, 1, 10.0))
 
 
+@pytest.mark.slow
 def test_linear_prediction_against_simulation():
     """Least squares of 400 samples in 3 cells, of 4 inputs and a target that no line has, 300 times."""
     rng = np.random.default_rng(0)

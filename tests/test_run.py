@@ -122,6 +122,7 @@ def test_every_other_arm_trains(small, arm, tmp_path):
     assert table["test/loss"].iloc[-1] < table["test/loss"].iloc[0]
 
 
+@pytest.mark.slow
 def test_constant_experts_and_an_easy_mixture_are_solved(small, tmp_path):
     """Separable clusters, an expert each: the oracle's vectors must converge to the targets, so the loss to 0."""
     config = override(
@@ -202,6 +203,7 @@ def test_more_samples_than_memory_are_refused(small):
         make_groups(plan_runs(override(small, {"data.samples": 2_000_000_000}), ({},)), make_mesh(small))
 
 
+@pytest.mark.slow
 def test_a_step_that_needs_more_than_the_memory_is_refused_before_it_runs(small, monkeypatch):
     """What it computes, beside what it is given: 16,384 x 4 experts x 5 units x 4 bytes are 1.3 MB, a batch of it .3 MB."""
     config = override(small, {"arms": ("learned",), "seeds": 1, "mesh.run": 1, "batch_size": 2**14})

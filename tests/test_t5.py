@@ -138,6 +138,7 @@ def test_buckets_by_hand():
     assert not relative_buckets(BEHIND[:3, :9], buckets=8, max_distance=16, bidirectional=False)[0].any()
 
 
+@pytest.mark.slow
 def test_shapes():
     case = ready()
     config, model, batch, params, state = case

@@ -137,6 +137,7 @@ def test_combinations_of_many_atoms_are_judged_on_a_part_and_trained_on_all(smal
     assert int(world.test.cluster.max()) == 511 and int(world.train.cluster.max()) > 700
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", [{"model": "moe"}, {"model": "dense_active"}])
 def test_a_sequence_is_the_sum_of_its_tokens(small, arm):
     """The model on a sequence, against the same tokens as sequences of one."""

@@ -71,6 +71,7 @@ def test_what_rows_from_examples_have_become_by_hand():
     assert float(found["theory/row_growth"]) == pytest.approx((2 + 3 + 2**0.5) / 3)
 
 
+@pytest.mark.slow
 def test_rows_are_followed_where_they_came_from_examples_only(small, tmp_path):
     config = override(small, {"arms": ("frozen_data", "learned"), "experts.name": "constant", "seeds": 1})
     table = train(config, ({},), tmp_path)

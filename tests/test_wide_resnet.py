@@ -173,6 +173,7 @@ def world_of(config, monkeypatch):
     return [(np.rint(np.asarray(b.x) * 255).astype(int), np.asarray(b.cluster)) for b in batches]
 
 
+@pytest.mark.slow
 def test_vehicles_are_in_one_quadrant_among_others(config, monkeypatch):
     """Classes 0 and 2 are told, 1 and 3 fill: image i has the colour 10 i (tests 10 i + 1) and the class i % 4."""
     config = override(config, {"data.objects": (0, 2), "data.clusters": 2, "data.target_dim": 2})
