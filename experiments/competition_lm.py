@@ -76,7 +76,8 @@ Found:
               .016 [.009, .023] ahead of the shuffled target (paired, no claim was written for it): norms say something of their token. As
               expected but for that target, of which .05 was the most. Extrapolated to four times the steps competition is .010 behind [.001,
               .018]. At lambda = .01 it is .018 behind [.009, .028], as expected; that could turn (.003 behind [-.009, .014], extrapolated so), so
-              there is no verdict. Both beat the 5-gram (1.514 and 1.497 nats on validation rows, 5-gram 1.537).
+              there is no verdict. Both beat the 5-gram (1.514 and 1.497 nats on validation rows, 5-gram 1.537). Winners that only teach the router
+              are .007 behind [-.005, .020] at lambda = .05, as expected: not told from SMoE.
   light       before any arm beats the 5-gram, so without a verdict; on the same four seeds with the same SMoE, so that they repeat no
               measurement.
   flops       competition is .032 nats behind at lambda = .01, .08 at .05, .67 at 1; at .05 random winners, weighted by their norms too, are .057
