@@ -42,7 +42,8 @@ def main(argv: list[str]) -> None:
         return _tell_findings(argv[1:])
     # Here, since --help needs none of it, and pandas and the rest take seconds.
     from routed.analysis import published
-    from routed.analysis.page import as_text, make_part, write_files, write_page
+    from routed.analysis.page import make_part, write_files, write_page
+    from routed.analysis.terminal import as_text
     from routed.analysis.workdirs import _experiment_of, joined_table, merged
 
     folders = [

@@ -21,7 +21,7 @@ from absl import logging as log
 
 from routed.analysis import plots, verdicts
 from routed.analysis.answer import in_order
-from routed.analysis.page import shown_share
+from routed.analysis.terminal import shown_share
 from routed.contracts import UserError
 from routed.engine import results
 from routed.system import files
