@@ -497,16 +497,23 @@ def against(block: str, bits: float) -> str:
 
 
 def claim_levels(
-    config: ConfigDict, id: str, points: dict[tuple[str, float], Point], level: dict[float, tuple[float, ...]]
+    config: ConfigDict,
+    prefix: str,
+    name: str,
+    points: dict[tuple[str, float], Point],
+    table: dict[str, dict[float, float]],
+    best: float,
+    level: tuple[float, ...],
 ) -> Iterator[Claim]:
-    """Where the text says that competition is as good at other values as at one: so saturated, or so robust."""
-    table, name = (TABLE_C, "lambda") if id == "pham.table4" else (TABLE_D, "alpha")
+    """Competition is as good at the values `level` as at the best: so saturated, or so robust, as the text says."""
     for (block, value), at in points.items():
-        for best in (best for best, others in level.items() if value in others and (block, best) in points):
+        if value in level and (block, best) in points:
             words = f"{block}: competition has as many bits with {name} = {value:g} as with {best:g}"
             told = f"{table[block][value]} and {table[block][best]}"
             sides = COMPETE | at, COMPETE | points[block, best]
-            yield writer(config, blocks(config)[block]).null(f"{id}.{ORDER[block]}{value:g}.level", words, told, *sides)
+            yield writer(config, blocks(config)[block]).null(
+                f"{prefix}.{ORDER[block]}{value:g}.level", words, told, *sides
+            )
 
 
 def lambdas(config: ConfigDict) -> dict[tuple[str, float], Point]:
@@ -526,7 +533,7 @@ def claim_table4(config: ConfigDict) -> Iterator[Claim]:
         better, worse = (COMPETE, LEARNED) if told else (LEARNED, COMPETE)
         words = f"{block}, lambda = {share:g}: {NAMED[better['arm']]} has fewer bits than {NAMED[worse['arm']]}"
         yield write.order(f"pham.table4.{ORDER[block]}{share:g}.order", words, against(block, bits), better, worse)
-    yield from claim_levels(config, "pham.table4", lambdas(config), {0.05: (0.07, 0.09)})
+    yield from claim_levels(config, "pham.table4", "lambda", lambdas(config), TABLE_C, 0.05, (0.07, 0.09))
 
 
 TABLE4 = Figure(
@@ -572,7 +579,7 @@ def claim_table5(config: ConfigDict) -> Iterator[Claim]:
             yield write.beside(f"pham.table5.{block}.{alpha:g}", words, bits, COMPETE)
         words = f"{block}, alpha = {alpha:g}: competition has fewer bits than SMoE"
         yield write.order(f"pham.table5.{ORDER[block]}{alpha:g}.order", words, against(block, bits), COMPETE, LEARNED)
-    yield from claim_levels(config, "pham.table5", alphas(config), {5.0: (0.1, 1.0)})
+    yield from claim_levels(config, "pham.table5", "alpha", alphas(config), TABLE_D, 5.0, (0.1, 1.0))
 
 
 TABLE5 = Figure(

@@ -471,6 +471,13 @@ def test_arms_evaluated_by_another_selection_than_they_train_with_are_named():
         "trained by top_k of 4 and capacity factor 1.25, evaluated by top_k of 4 and capacity factor 2: frozen, "
         in (served["Evaluated as trained?"])
     )
+    phased = override(config, {"phases": ("until=50% selection.k=2", "train=experts"), "steps": 10, "eval_every": 10})
+    assert (
+        "trained by top_k of 2 then top_k of 4, evaluated by top_k of 4: "
+        in threats_of(phased)["Evaluated as trained?"]
+    )
+    dense = pd.concat([LAST, LAST[LAST.arm == "learned"].assign(arm="dense_active", run="d")])  # selects nothing
+    assert "dense_active" not in dict(diagnosis.threats(dense, base(), []))["Evaluated as trained?"]
     own = override(base(), {"selection.name": "soft", "selection.eval.name": "soft"})
     alone = LAST[LAST.arm == "learned"]
     assert dict(diagnosis.threats(alone, own, []))["Evaluated as trained?"] == "yes, in every arm"

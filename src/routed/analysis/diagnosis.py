@@ -18,6 +18,7 @@ from routed.plan.arms import REFERENCE, UNTRAINED, changes_of, fair_arms
 from routed.plan.config import problem_of
 from routed.settings.tree import override, value_of
 from routed.tasks.text.sources import SOURCES
+from routed.training.phases import configs_of
 
 #: The path from frozen to learned: the confound that each arm removes from the one before it. Logs of ratios add up to the gap.
 PATH = (
@@ -198,7 +199,7 @@ def _weight_scale(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> s
     """Do the combine weights of every arm's rules sum to 1, at all points, so that none gains by growing them?"""
     free: dict[str, list[str]] = {}
     for arm, rules in _rules(config, good, swept):
-        if where := [name for name, rule in rules.items() if not _sums_to_1(rule)]:
+        if where := [name for name, some in rules.items() if not all(map(_sums_to_1, some))]:
             free.setdefault(" and ".join(where), []).append(arm)
     if free:
         found = "; ".join(f"in {where} of {_named(arms, good)}" for where, arms in free.items())
@@ -210,23 +211,25 @@ def _as_trained(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> str
     """Which arms are evaluated by another selection than they train with, at any point."""
     other: dict[str, list[str]] = {}
     for arm, rules in _rules(config, good, swept):
-        training, evaluation = map(_in_words, rules.values())
+        training, evaluation = (" then ".join(dict.fromkeys(map(_in_words, some))) for some in rules.values())
         if training != evaluation:
             other.setdefault(f"trained by {training}, evaluated by {evaluation}", []).append(arm)
     return "; ".join(f"{words}: {_named(arms, good)}" for words, arms in other.items()) or "yes, in every arm"
 
 
-def _rules(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> Iterator[tuple[str, dict[str, Rule]]]:
-    """The arms at all points, with their selections of training and evaluation."""
+def _rules(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> Iterator[tuple[str, dict[str, list[Rule]]]]:
+    """The arms with routers at all points, with their selections of training, one a phase, and of evaluation."""
     keys = [key for key in swept if key.startswith("selection.")]
     for *values, arm in good[[*keys, "arm"]].drop_duplicates().sort_values("arm").itertuples(index=False):
         point = {key: type(value_of(config, key))(value) for key, value in zip(keys, values, strict=True)}
         own = override(override(config, point), changes_of(arm, config))
-        yield arm, {"training": rule_of(own.selection), "evaluation": rule_of(own.selection, evaluation=True)}
+        if problem_of(own).models[own.model].routed:
+            training = [rule_of(phase.selection) for phase in configs_of(own)]
+            yield arm, {"training": training, "evaluation": [rule_of(own.selection, evaluation=True)]}
 
 
 def _named(arms: list[str], good: pd.DataFrame) -> str:
-    """Each arm once, or that they are all there are."""
+    """Each arm once, or that they are all that there are."""
     return "every arm" if {*arms} == {*good.arm} else ", ".join(dict.fromkeys(arms))
 
 

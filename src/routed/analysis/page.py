@@ -49,7 +49,7 @@ WORDS = {
     "verdict": "What the interval says of the claim, by rules that were fixed before: see “How a verdict is reached”. Below it: how"
     " comparable the setting is with the paper's.",
     "ours": "Both sides, then the effect with its 95 % interval over seeds, paired. A ratio is the second side over the first,"
-    " a difference the second less the first: above 0 where the claim holds.",
+    " a difference the second less the first: where an order holds they are above 1 and above 0.",
     "n": "Seeds on which both sides are compared.",
     "maps": "Mean probability of each expert over the test tokens of a row, on a log scale from a tenth of 1 / E to 1: a fresh router is near"
     " 1 / E everywhere.",
