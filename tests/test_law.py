@@ -141,9 +141,16 @@ def test_the_command_gives_a_factor_its_interval_and_a_warning(fitted, tmp_path,
     told = capsys.readouterr().out
     # .7 x 2 sqrt(.9) - .2 = 1.128, a factor 3.09.
     assert float(told.split("one's: ")[1].split(" ")[0]) == pytest.approx(3.09, rel=0.06)
-    assert "for a mean over 5 seeds" in told and "separation 2, " in told and "EXTRAPOLATES" not in told
+    assert (
+        "for a mean over 5 seeds" in told
+        and predict.CONDITIONS not in told
+        and "separation 2, " in told
+        and "EXTRAPOLATES" not in told
+    )
     command(f"--law={tmp_path / 'law.json'}", "--config.data.separation=9")
     assert "\nEXTRAPOLATES: separation 9 is outside of [" in capsys.readouterr().out
+    command()
+    assert predict.CONDITIONS in capsys.readouterr().out  # of the law that comes with routed
 
 
 @pytest.mark.parametrize(
