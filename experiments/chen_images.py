@@ -56,6 +56,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+import routed.papers.chen2022  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Measured, Writer
 from routed.plan import Figure, Point, make_config
 from routed.plan.arms import ARMS, Arm

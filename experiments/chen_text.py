@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
+import routed.papers.chen2022  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Writer
 from routed.plan import Figure, Point, make_config
 from routed.plan.experiment import Scales

@@ -39,6 +39,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+import routed.papers.chen2022  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
 from routed.plan import Figure, Point, cross, experiment, make_config
 

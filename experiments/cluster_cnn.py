@@ -43,6 +43,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ml_collections import ConfigDict
 
+import routed.papers.chen2022  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import LEARNED, Claim, Measured, Writer, comparability
 from routed.plan import Figure, Point, make_config
 

@@ -47,6 +47,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+import routed.papers.pham2024  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
 from routed.layer.competition import averaged
 from routed.layer.rule import rule_of

@@ -110,6 +110,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+import routed.papers.pham2024  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import FROZEN, LEARNED, Claim, Writer
 from routed.contracts import UserError
 from routed.models import flops_of_decoder_row

@@ -43,9 +43,10 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+import routed.papers.pham2024  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
-from routed.metrics.gated import NORMS, SOFTMAX
-from routed.models.gated_experts import RADII, ratio_name
+from routed.papers.pham2024.gated import NORMS, SOFTMAX
+from routed.papers.pham2024.gated_experts import RADII, ratio_name
 from routed.plan import Figure, Point, make_config
 
 PROTOCOL = {

@@ -43,6 +43,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+import routed.papers.pham2024  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import LEARNED, Claim, Need, Writer
 from routed.plan import Figure, Point, experiment, make_config
 from routed.plan.arms import ARMS, Arm

@@ -64,6 +64,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
+import routed.papers.ours  # noqa: F401 (parts of our questions)
 from routed.analysis.claims import FAIREST, LEARNED, Along, Claim, Writer, comparability
 from routed.plan import Figure, Point, make_config, product
 from routed.plan.experiment import Scales

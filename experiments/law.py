@@ -63,6 +63,7 @@ import pathlib
 from ml_collections import ConfigDict
 from scipy.stats import qmc
 
+import routed.papers.ours  # noqa: F401 (parts of our questions)
 from routed.analysis.claims import FAIREST, LEARNED, Claim, Foretold, Writer, comparability
 from routed.plan import Figure, Point, make_config
 

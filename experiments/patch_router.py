@@ -57,6 +57,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+import routed.papers.chowdhury2023  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import Along, Claim, Writer, comparability
 from routed.plan import Figure, Point, cross, make_config, product, value_of
 

@@ -49,6 +49,7 @@ from collections.abc import Iterator, Mapping
 
 from ml_collections import ConfigDict
 
+import routed.papers.chowdhury2023  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import FROZEN, LEARNED, Claim, Writer
 from routed.plan import Figure, Point, make_config, product
 

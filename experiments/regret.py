@@ -49,6 +49,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
+import routed.papers.ours  # noqa: F401 (parts of our questions)
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
 from routed.plan import Figure, experiment, make_config, product
 

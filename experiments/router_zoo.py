@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
+import routed.papers.ours  # noqa: F401 (parts of our questions)
 from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Writer, comparability
 from routed.plan import Figure, Point, make_config, value_of
 from routed.plan.experiment import Scales

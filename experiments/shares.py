@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
+import routed.papers.ours  # noqa: F401 (parts of our questions)
 from routed.analysis.claims import Claim, Writer, comparability
 from routed.plan import Figure, experiment, make_config
 

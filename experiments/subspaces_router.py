@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
+import routed.papers.dikkala2023  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Writer, comparability
 from routed.plan import Figure, Point, chain, make_config, product
 

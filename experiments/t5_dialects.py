@@ -45,6 +45,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
+import routed.papers.ours  # noqa: F401 (parts of our questions)
 from routed.analysis.claims import FROZEN, LEARNED, Claim, Need, Writer, comparability
 from routed.plan import Figure, make_config
 

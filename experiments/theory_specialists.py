@@ -59,6 +59,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+import routed.papers.dikkala2023  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
 from routed.analysis.statistics import coupon_collector
 from routed.plan import Figure, Point, cross, make_config, product

@@ -37,6 +37,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+import routed.papers.dikkala2023  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import FROZEN, LEARNED, Claim, Writer, comparability
 from routed.plan import Figure, Point, make_config
 

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 
 import jax.numpy as jnp
 import jaxtyping
@@ -28,6 +29,7 @@ ROOMS = (
     "plan",
     "engine",
     "analysis",
+    "papers",
     "trace",
     "suite",
 )
@@ -62,6 +64,17 @@ def test_a_room_imports_only_rooms_before_it(room):
     for path in MODULES:
         if room_of(path) == room:
             assert {*imported_rooms(path)} <= allowed, path
+
+
+def test_a_paper_is_imported_by_experiments_and_tools_alone():
+    """The core knows no paper, and a paper knows no other one."""
+    for path in MODULES:
+        if room_of(path) != "papers":
+            assert room_of(path) in COMMANDS or "papers" not in {*imported_rooms(path)}, path
+        else:
+            own = path.relative_to(ROOT / "papers").parts[0]
+            other = [name for name in re.findall(r"routed\.papers\.(\w+)", path.read_text()) if name != own]
+            assert other == [], path
 
 
 def test_the_page_names_the_rooms_in_this_order():

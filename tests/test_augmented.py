@@ -9,9 +9,10 @@ import pytest
 from PIL import Image
 
 from routed.contracts import UserError
+from routed.papers.chen2022 import augmented
 from routed.plan.checks import validate
 from routed.settings.tree import override
-from routed.tasks import TASKS, augmented, worlds
+from routed.tasks import TASKS, worlds
 from tests.test_networks import IMAGES
 
 

@@ -11,12 +11,12 @@ from routed.analysis import verdicts
 from routed.analysis.claims import LEARNED, Writer
 from routed.analysis.powers import fitted
 from routed.contracts import UserError
-from routed.metrics import gated
-from routed.metrics.gated import NORMS, SOFTMAX, Components
+from routed.papers.pham2024 import gated
+from routed.papers.pham2024.gated import NORMS, SOFTMAX, Components
+from routed.papers.pham2024.gated_gaussians import TASK, TRUE, draw
 from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.settings.tree import override
-from routed.tasks.gated_gaussians import TASK, TRUE, draw
 from routed.tasks.task import World
 from tests.conftest import build_model
 from tests.test_claims import table as table_of

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
+from routed.papers.chowdhury2023 import generated
 from routed.plan.checks import validate
 from routed.settings.tree import override
-from routed.tasks import TASKS, generated, images, worlds
+from routed.tasks import TASKS, images, worlds
 from routed.tasks.image_files import load
 from tests.test_images import SPLITS, idx
 

@@ -47,7 +47,8 @@ def test_the_readme_is_one_screen():
 def test_every_arm_is_explained():
     """Those of the package; an experiment file explains its own."""
     text = (ROOT / "docs" / "method.md").read_text()
-    own = set(re.findall(r'^    "(\w+)": Arm\(', inspect.getsource(arms), re.MULTILINE))
+    sources = [inspect.getsource(arms), *(path.read_text() for path in (ROOT / "src/routed/papers").rglob("*.py"))]
+    own = set(re.findall(r'^(?:    "|ARMS\[")(\w+)"(?:: |\] = )Arm\(', "\n".join(sources), re.MULTILINE))
     assert len(own) > 40 and own <= set(arms.ARMS)
     assert [name for name in own if f"`{name}`" not in text] == []
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
+from routed.papers.chen2022.sentence_files import load
 from routed.plan import experiment
 from routed.plan.checks import validate
 from routed.settings.tree import override
 from routed.tasks import TASKS, sentence_files, worlds
-from routed.tasks.sentence_files import load
 from routed.training.sample_checks import warn_of_tuning
 
 LABELS = ("negative", "positive")

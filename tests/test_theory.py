@@ -17,13 +17,13 @@ from routed.analysis.statistics import coupon_collector
 from routed.contracts import UserError
 from routed.layer.rule import Rule
 from routed.metrics import specialists
-from routed.models import kmeans, two_experts
+from routed.papers.dikkala2023 import kmeans, two_experts, two_gaussians
 from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.routers import ROUTERS, clusters
 from routed.routers.router import initial_parameters
 from routed.settings.tree import override
-from routed.tasks import TASKS, two_gaussians, worlds
+from routed.tasks import TASKS, worlds
 from tests.conftest import build_model
 from tests.test_run import last, train
 

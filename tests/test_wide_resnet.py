@@ -11,12 +11,12 @@ from routed.contracts import Batch, UserError
 from routed.layer.dispatch import apart, apart_dense, choose
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import select
-from routed.models import wide_resnet
-from routed.models.wide_resnet import Convolution, Trunk
+from routed.papers.chowdhury2023 import celeba, scenes, wide_resnet
+from routed.papers.chowdhury2023.wide_resnet import Convolution, Trunk
 from routed.plan.checks import validate
 from routed.plan.config import canonical
 from routed.settings.tree import node_of, override
-from routed.tasks import celeba, images, scenes, worlds
+from routed.tasks import images, worlds
 from routed.tasks.image_files import Images, load
 from routed.training.samples import experts_per_token
 from tests.conftest import build_model

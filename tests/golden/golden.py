@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import sys
 import tempfile
 
@@ -32,6 +33,14 @@ def rows_text(table) -> str:
     columns = sorted(table.columns)
     rows = [json.dumps([repr(value) for value in row]) for row in table[columns].itertuples(index=False)]
     return "\n".join([json.dumps(columns), *sorted(rows)])
+
+
+def settings_text(listing: str) -> str:
+    """The settings that a plan reads, sorted, without the lists of parts, which grow with the papers that a process has imported."""
+    lines = [
+        re.sub(r"; must be one of [^;]*?(?=[;.] ?(?:traced|Read by))", "", line) for line in listing.splitlines()[2:]
+    ]
+    return "\n".join(sorted(lines))
 
 
 def programs(runs, mesh) -> str:
@@ -72,7 +81,7 @@ def figure(mode: str, file: str, name: str, folder: pathlib.Path) -> dict[str, s
     if mode == "judge":
         return judged(workdir, module, config, pd.read_parquet(workdir / "results.parquet"))
     found = {"keys": digest("\n".join(sorted(run.key for run in runs)))}
-    found["settings"] = digest(listing.list_settings(config, runs))
+    found["settings"] = digest(settings_text(listing.list_settings(config, runs)))
     if not name and pathlib.Path(file).stem in PROGRAMS:
         found["programs"] = digest(programs(runs, make_mesh(config)))
     if mode == "write":

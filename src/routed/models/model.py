@@ -14,6 +14,11 @@ from routed.layer.rule import Rule
 from routed.settings.setting import Setting, accept
 from routed.tasks.task import Watch, watch_nothing
 
+#: Choices that a layer with a router uses, in any model; settings that the layer reads; and settings of a fresh router.
+ROUTED = ("router.name", "router.noise", "experts.name", "selection.name", "selection.eval.name", "dispatch")
+LAYER = ("experts.count", "selection.balance_rate", "selection.no_gradient", "router.frozen", "router.learning_rate")
+INITIAL = ("router.init_scale", "router.from_data", "router.rows", "router.entropy")
+
 
 class Site(NamedTuple):
     """What the gates at one place of a model decided, and the tokens that their experts got.

@@ -35,12 +35,12 @@ class Arm(NamedTuple):
 
 
 #: One expert a token with weight exactly 1, dispatched without computing the others.
-_TOP1 = {"selection.name": "top_k", "selection.k": 1, "selection.renormalise": True, "dispatch": "gather"}
+TOP1 = {"selection.name": "top_k", "selection.k": 1, "selection.renormalise": True, "dispatch": "gather"}
 
 #: As it is evaluated, and evaluated as it trains: one expert with its probability as weight (Switch), two whose weights sum to 1.
 _EVALUATED = {"selection.eval.name": "top_k", "selection.eval.k": 1, "selection.eval.renormalise": True}
-_SWITCH = {**_TOP1, **_EVALUATED, "selection.renormalise": False, "selection.eval.renormalise": False}
-_TOP2 = {**_TOP1, **_EVALUATED, "selection.k": 2, "selection.eval.k": 2}
+_SWITCH = {**TOP1, **_EVALUATED, "selection.renormalise": False, "selection.eval.renormalise": False}
+_TOP2 = {**TOP1, **_EVALUATED, "selection.k": 2, "selection.eval.k": 2}
 
 #: The phase that is before an operation on the router.
 _BEFORE = 0.9
@@ -49,25 +49,11 @@ _LEARNED = f"until={100 * _BEFORE:g}%"
 #: What a balancing bias adds in a step, in units of score. Of a short run: it crosses the spread of a fresh router in 100 steps.
 _BALANCED = {"selection.balance_rate": 1e-2}
 
-#: The experts compete on a share of the steps (`selection.share`), in paper's way; evaluated by the router alone, as top-k is.
-_COMPETE = {"selection.name": "compete"}
-
 #: Scores by distance to places that are training data, trained and evaluated top-1: hard, as such a gate nearly is when it is soft.
 _PLACES = {
     "router.frozen": True, "router.measure": "distance", "router.from_data": True,
-    **_TOP1, **_EVALUATED,
+    **TOP1, **_EVALUATED,
 }  # fmt: skip
-
-#: Stages, equal in steps, in which the K of SMoE-Dropout grows: each is compiled.
-STAGES = 4
-
-
-def growing(config: ConfigDict) -> tuple[str, ...]:
-    """Phases in which K grows linearly from selection.k to all experts."""
-    k, rest = config.selection.k, config.experts.count - config.selection.k
-    texts = [f"selection.k={k + round(rest * stage / (STAGES - 1))}" for stage in range(STAGES)]
-    ends = [f"until={max(1, config.steps * (stage + 1) // STAGES)} " for stage in range(STAGES - 1)]
-    return tuple(end + text for end, text in zip([*ends, ""], texts, strict=True))
 
 
 def _replaced(router: str) -> dict[str, Any]:
@@ -92,24 +78,10 @@ ARMS: dict[str, Arm] = {
         fair=True,
     ),
     # ... trained as it is evaluated.
-    "frozen_top1": Arm({"router.frozen": True, **_TOP1}, "frozen, trained top-1", "#CC79A7", fair=True),
+    "frozen_top1": Arm({"router.frozen": True, **TOP1}, "frozen, trained top-1", "#CC79A7", fair=True),
     # ... whose rows are training examples: an informed partition that nobody trained.
     "frozen_data": Arm(
         {"router.frozen": True, "router.from_data": True}, "frozen, rows are examples", "#009E73", fair=True
-    ),
-    # ... with a gate as sharp as the learned one, and as soft as the fresh one's: rows from data change both what is near and how sharp
-    # the gate is, and these tell the two apart.
-    "frozen_data_sharp": Arm(
-        {"router.frozen": True, "router.from_data": True},
-        "frozen, rows are examples, as sharp as learned",
-        "#661100",
-        match=Match("router.entropy", "learned", "router/entropy_token_train"),
-    ),
-    "frozen_data_fresh": Arm(
-        {"router.frozen": True, "router.from_data": True},
-        "frozen, rows are examples, as soft as fresh",
-        "#9999FF",
-        match=Match("router.entropy", "frozen", "router/entropy_token_train"),
     ),
     # ... whose scores are distances to the centres of k-means clusters of the training inputs, without labels (of what its
     # features make of them): the partition that needs no gradient where inputs are clustered as the target is.
@@ -130,84 +102,14 @@ ARMS: dict[str, Arm] = {
     "learned_top2_balanced": Arm(_TOP2 | _BALANCED, "learned, trained top-2, balanced", "#44AA99"),
     # The frozen balanced arm's twin, by the training rule of the config (language models).
     "learned_balanced": Arm(_BALANCED, "learned, load balanced", "#999933"),
-    # Competition (Pham et al. 2024), and what takes one thing out of it: the target's meaning, the winners' merit, the winners
-    # (all experts run and learn on as many steps), the winners' part in the output.
-    "compete": Arm(_COMPETE, "competition", "#661100"),
-    "compete_shuffled": Arm(
-        _COMPETE | {"selection.distil_target": "shuffled"}, "competition, shuffled target", "#E69F00"
-    ),
-    "compete_random": Arm(_COMPETE | {"selection.winners": "random"}, "random winners", "#CC79A7"),
-    "compete_dense": Arm(_COMPETE | {"selection.winners": "all"}, "dense steps, nobody wins", "#009E73"),
-    # Published methods, as published. StableMoE (Dai et al. 2022): one expert, weighed by a sigmoid; for a tenth of the steps the router
-    # learns and teaches a router of token ids, which then decides. SMoE-Dropout (Chen et al. 2023): a frozen router whose K grows to all
-    # experts. HyperRouter (Do et al. 2023): a frozen network makes the router's weights of an embedding that learns.
-    "stable": Arm(
-        {
-            "router.name": "stable",
-            "router.choices": 1,
-            "router.teach_steps": lambda config: -(-config.steps // 10),
-            "selection.name": "sigmoid",
-            "selection.k": 1,
-            "selection.renormalise": False,
-            "selection.eval.name": "sigmoid",
-            "selection.eval.k": 1,
-            "selection.eval.renormalise": False,
-        },
-        "StableMoE",
-        "#44AA99",
-    ),
-    "smoe_dropout": Arm(
-        {"router.frozen": True, "phases": growing, "selection.eval.k": lambda config: config.experts.count},
-        "SMoE-Dropout",
-        "#CC6677",
-    ),
-    "hyper": Arm({"router.name": "hyper"}, "HyperRouter", "#AA4499"),
-    # StableMoE and XMoE as in the code of Pham et al. (2024): nothing but embeddings of length 1, of tokens or of 8 numbers of each.
-    "stable_coded": Arm({"router.measure": "direction"}, "StableMoE as Pham et al. coded it", "#88CCEE"),
-    "xmoe_coded": Arm(
-        {"router.name": "projected", "router.measure": "direction", "router.dim": 8},
-        "XMoE as Pham et al. coded it",
-        "#DDCC77",
-    ),
-    # Embeddings of experts in few dimensions, compared by cosine with a learned temperature (XMoE, Chi et al. 2022).
-    "xmoe": Arm({"router.name": "cosine"}, "XMoE's router", "#332288"),
-    "compete_distil": Arm(_COMPETE | {"selection.forward": False}, "competition, only distilled", "#56B4E9"),
     # The true cluster: the ceiling.
-    "oracle": Arm({"router.frozen": True, "router.name": "oracle", **_TOP1}, "oracle (true cluster)", "#000000"),
-    # The other label of a cell (tasks of crossed clusters): as sure as the oracle, and of what does not matter.
-    "oracle_irrelevant": Arm(
-        {"router.frozen": True, "router.name": "oracle", "router.digit": 1, **_TOP1},
-        "oracle of what does not matter",
-        "#A6761D",
-    ),
+    "oracle": Arm({"router.frozen": True, "router.name": "oracle", **TOP1}, "oracle (true cluster)", "#000000"),
     # The true language of the row, by the rule of the config (language models).
     "oracle_language": Arm({"router.frozen": True, "router.name": "oracle"}, "oracle (true language)", "#000000"),
-    # The same where the languages are dialects.
-    "oracle_dialect": Arm({"router.frozen": True, "router.name": "oracle"}, "oracle (true dialect)", "#000000"),
     # A fixed hash of the raw input.
-    "hash": Arm({"router.frozen": True, "router.name": "hash", **_TOP1}, "hash of the input", "#56B4E9"),
+    "hash": Arm({"router.frozen": True, "router.name": "hash", **TOP1}, "hash of the input", "#56B4E9"),
     # A fixed table of token ids, balanced by how often they occur (language models).
     "hash_token": Arm({"router.frozen": True, "router.name": "hash_id"}, "hash of the token id", "#56B4E9"),
-    # Patches of a sample. The router is trained by itself, to set the experts' summed scores apart by class, then fixed (Chowdhury
-    # et al. 2023, their separate training; `learned` is their joint training); then one patch is known to decide, or all are as good.
-    "separate": Arm(
-        {
-            "phases": ("epochs=100 train=router loss=scores", "train=experts"),
-            "selection.gate": "one",
-            "selection.eval.gate": "one",
-        },
-        "router trained first, then fixed",
-        "#4477AA",
-    ),
-    "oracle_patch": Arm({"router.frozen": True, "router.name": "decisive"}, "oracle (patch that decides)", "#000000"),
-    "random_patches": Arm(
-        {"router.frozen": True, "router.name": "random"}, "random patches, anew in each step", "#EE6677"
-    ),
-    "fixed_patches": Arm(
-        {"router.frozen": True, "router.name": "random", "router.anew": False}, "random patches, fixed", "#BB5566"
-    ),
-    # No router: one network of all neurons on all patches.
-    "cnn": Arm({"model": "patch_cnn"}, "CNN on all patches", "#777777"),
     # The learned arm's trained router, frozen, in a network that starts anew.
     "transplant": Arm({"router.frozen": True}, "learned elsewhere, frozen", "#009E73", transplants="learned"),
     # Surgery on a model of ours: the router of step 0 takes the learned one's place at nine tenths of the steps, and of all else nothing trains
@@ -235,16 +137,12 @@ ARMS: dict[str, Arm] = {
         "learned, then a table by token id",
         "#77AADD",
     ),
-    # No router: the wide ResNet whose last convolution has as many weights as all experts.
-    "wide_resnet": Arm({"model": "wide_resnet"}, "wide ResNet, no mixture", "#228833"),
     # No router: the FLOPs of one routed token, or the parameters of the whole layer, or one expert alone, no deeper.
     "dense_active": Arm({"model": "dense_active"}, "dense, active parameters", "#999999"),
     "dense_total": Arm({"model": "dense_total"}, "dense, all parameters", "#666666"),
     # The first of them, of a decoder alone.
     "decoder_active": Arm({"model": "decoder_active"}, "dense, active parameters", "#999999"),
     "dense_expert": Arm({"model": "dense_expert"}, "dense, one expert", "#332288"),
-    # As many experts as the mixture has, each on every sample, averaged at evaluation.
-    "ensemble": Arm({"model": "ensemble"}, "ensemble of all experts", "#EE3377"),
 }
 
 

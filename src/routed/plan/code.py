@@ -95,8 +95,16 @@ def _digests(parts: Mapping[str, Any]) -> Code:
 
 def _brought(parts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """label -> name and part of those that are not packaged."""
-    others = {label: part for label, part in parts.items() if not any(part is one for one in PACKAGED)}
+    others = {label: part for label, part in parts.items() if not _is_packaged(part)}
     return {label: (re.split("[ =]", label, maxsplit=1)[-1], part) for label, part in others.items()}
+
+
+def _is_packaged(part: Any) -> bool:
+    """True if the package brings a part: it stands in a table of the core, or is a global of a loaded module of the package."""
+    if any(part is packaged for packaged in PACKAGED):
+        return True
+    loaded = [module for name, module in sys.modules.items() if name.startswith("routed.papers.")]
+    return any(part is value for module in loaded for value in vars(module).values())
 
 
 def _digest(name: str, part: Any) -> dict[str, str]:

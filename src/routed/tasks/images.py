@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Float32, Int, Int32, Integer, Key, PRNGKeyAr
 from ml_collections import ConfigDict
 
 from routed.contracts import Batch, UserError
-from routed.settings.setting import Allowed, Setting, refuse
+from routed.settings.setting import Allowed, Setting, at_least, refuse
 from routed.tasks import image_files
 from routed.tasks.image_files import SETS, Images, digest, load
 from routed.tasks.task import Task, World
@@ -162,6 +162,16 @@ def check_directory(config: ConfigDict, faces: bool = False) -> None:
         raise UserError(
             f"config key data.directory is empty: name the folder with the files of data.images={config.data.images!r}"
         )
+
+
+#: The setting `data.side` of tasks that reduce their images.
+SIDE = Setting(32, "pixels of a side to which scenes are reduced", at_least(4))
+
+
+def shrunk(x: Float[Array, "B H W C"], times: int) -> Float[Array, "B h w C"]:
+    """Means of squares of so many pixels a side."""
+    samples, height, width, channels = x.shape
+    return x.reshape(samples, height // times, times, width // times, times, channels).mean((2, 4))
 
 
 TASK = Task(

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.settings.setting import Setting, refuse
-from routed.tasks.sentence_files import LABELS, Row, read_table
+from routed.tasks.labelled_tables import LABELS, Row, read_table
 from routed.tasks.text import cache, tokenizers
 from routed.tasks.text.corpus import Corpus
 from routed.tasks.text.documents import Source

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from routed.contracts import Batch, Column, UserError
 from routed.settings.setting import Setting, one_of, refuse
 from routed.tasks import images
-from routed.tasks.scenes import shrunk
+from routed.tasks.images import shrunk
 from routed.tasks.task import Task, World
 
 #: Degrees by which an image is turned, counter-clockwise; what is left of a side by the crop.
@@ -198,7 +198,7 @@ def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
     return {"class": jax.nn.one_hot(label // 2, data.clusters), "turned": jax.nn.one_hot(label % 2, 2)}
 
 
-def _task(draw: Callable, batch: Callable, **own: Any) -> Task:
+def _task(draw: Callable, batch: Callable, settings: Mapping[str, Setting] = {}, **own: Any) -> Task:
     return Task(
         tokens="images",
         targets={"class": "class"},
@@ -211,7 +211,8 @@ def _task(draw: Callable, batch: Callable, **own: Any) -> Task:
         same_tests=True,
         digest=images.digest_of,
         about=lambda data: f"data.images={data.images}, changed by the task's own file",
-        reads=("clusters", "directory", "data.images", "data.side"),
+        reads=("clusters", "directory", "data.images"),
+        settings={"side": images.SIDE, **settings},
         check=_check,
         **own,
     )

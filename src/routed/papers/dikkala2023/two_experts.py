@@ -9,8 +9,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, SHARE, Batch, Column
-from routed.models.model import Model, Outputs
-from routed.tasks import TASKS, two_gaussians
+from routed.models.model import Model, ModelPart, Outputs
+from routed.papers.dikkala2023 import two_gaussians
+from routed.tasks import TASKS
 
 #: Norm of a fresh router and of fresh experts in the theorem of two Gaussians, where it tends to 0.
 SMALL = 1e-2
@@ -151,3 +152,12 @@ COLUMNS = {
         definition="By how much Lemma 2 holds with its logarithm, at the worst distribution tried: above 0 it holds.",
     ),
 }
+
+
+#: Two experts on two Gaussians, whose gradient flow Theorem 4 describes.
+TWO_EXPERTS = ModelPart(
+    two_experts,
+    needs=("opposite Gaussians",),
+    columns=COLUMNS,
+    reads=("experts.learning_rate", "router.frozen", "router.learning_rate"),
+)

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from routed.experts import EXPERTS
 from routed.layer.selection import SELECTIONS
 from routed.models.dense import on_rows
-from routed.models.model import Model, Outputs
+from routed.models.model import INITIAL, LAYER, ROUTED, Model, ModelPart, Outputs
 from routed.models.single_layer import single_layer
 from routed.settings.setting import Setting, at_least, one_of, refuse
 from routed.settings.tree import node_of
@@ -145,3 +145,21 @@ def _joined(params: dict[str, Any]) -> dict[str, Any]:
     """Parameters of the layer, where the output weights are the experts'. No statistic of gradients sees any of theirs."""
     own = {name: group for name, group in params.items() if name != "fixed"}
     return own | {"experts": params["experts"] | jax.lax.stop_gradient(params["fixed"])}
+
+
+#: Experts that pick patches, and one network on all patches.
+PATCH_MOE = ModelPart(
+    patch_moe,
+    routed=True,
+    uses=ROUTED,
+    reads=(*LAYER, *INITIAL, "experts.learning_rate"),
+    settings=READOUTS | POOLING,
+    check=check,
+)
+PATCH_CNN = ModelPart(
+    patch_cnn,
+    uses=("experts.name",),
+    reads=("experts.count", "experts.learning_rate"),
+    settings=READOUTS | LARGEST,
+    check=check,
+)

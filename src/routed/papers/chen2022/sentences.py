@@ -12,10 +12,11 @@ from jaxtyping import Array, Float32, Int32, Key, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from routed.contracts import Batch, UserError
+from routed.papers.chen2022 import sentence_files
+from routed.papers.chen2022.sentence_files import Sentences
 from routed.settings.setting import Setting, one_of, refuse
-from routed.tasks import sentence_files
 from routed.tasks.images import in_turn
-from routed.tasks.sentence_files import LABELS, Sentences
+from routed.tasks.labelled_tables import LABELS
 from routed.tasks.task import Task, World
 
 

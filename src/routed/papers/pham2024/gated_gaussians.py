@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from routed.contracts import Batch
-from routed.metrics.gated import GATES, NORMS, Components, answers, log_weights
+from routed.papers.pham2024.gated import GATES, NORMS, Components, answers, log_weights
 from routed.settings.setting import Setting, one_of, within
 from routed.tasks.task import Task, World
 

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, Column
 from routed.layer.rule import Rule
-from routed.models.model import Model, Outputs
+from routed.models.model import Model, ModelPart, Outputs
 from routed.routers.clusters import lloyd_step, members, nearest
 
 
@@ -74,3 +74,12 @@ COLUMNS = {
         definition="Distance of the router's step from an iteration of Lloyd's algorithm.",
     ),
 }
+
+
+#: Lloyd's k-means as a model: the centres of Theorem 2.
+KMEANS = ModelPart(
+    kmeans,
+    targets=("input",),
+    columns=COLUMNS,
+    reads=("experts.count", "experts.learning_rate"),
+)

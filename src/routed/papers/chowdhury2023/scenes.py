@@ -19,9 +19,11 @@ from jaxtyping import Array, Float, Float32, Int, Int32, Key, PRNGKeyArray, UInt
 from ml_collections import ConfigDict
 
 from routed.contracts import Batch, UserError
-from routed.settings.setting import FRACTION, Allowed, Setting, at_least, one_of, refuse
-from routed.tasks import celeba, images
+from routed.papers.chowdhury2023 import celeba
+from routed.settings.setting import FRACTION, Allowed, Setting, one_of, refuse
+from routed.tasks import images
 from routed.tasks.image_files import Images, load
+from routed.tasks.images import shrunk
 from routed.tasks.task import Task, World
 
 #: Side of a tile of a background, in pixels; how far a colour moves a channel, of its range.
@@ -223,12 +225,6 @@ def _put(scene, object, place):
     return jax.vmap(one)(scene, shrunk(object, 2), place)
 
 
-def shrunk(x: Float[Array, "B H W C"], times: int) -> Float[Array, "B h w C"]:
-    """Means of squares of so many pixels a side."""
-    samples, height, width, channels = x.shape
-    return x.reshape(samples, height // times, times, width // times, times, channels).mean((2, 4))
-
-
 #: name -> scene.
 SCENES = {"plain": plain, "backgrounds": backgrounds, "vehicles": vehicles}
 
@@ -262,7 +258,7 @@ TASK = Task(
     reads=("clusters", "directory", "data.images"),
     settings={
         "scene": Setting("plain", "what an image is part of", one_of(SCENES)),
-        "side": Setting(32, "pixels of a side to which scenes are reduced", at_least(4)),
+        "side": images.SIDE,
         "objects": Setting(
             (0, 1, 8, 9),
             "of scene vehicles: classes that are told apart (CIFAR-10: airplane, automobile, ship, truck); others fill the scene",

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from routed.experts import EXPERTS
 from routed.layer.dispatch import alone
-from routed.models.model import Model, Outputs
+from routed.models.model import Model, ModelPart, Outputs
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
 
@@ -38,3 +38,13 @@ def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return Outputs(mean, {}, state)
 
     return Model(init, apply)
+
+
+#: All experts on every sample, each with a loss of its own.
+ENSEMBLE = ModelPart(
+    ensemble,
+    every=True,
+    targets=("class",),
+    uses=("experts.name",),
+    reads=("experts.count", "experts.learning_rate"),
+)

@@ -19,8 +19,9 @@ from ml_collections import ConfigDict
 
 from routed.layer.dispatch import apart, apart_dense
 from routed.layer.selection import SELECTIONS, in_samples, select
-from routed.models.model import Model, Outputs, Site
+from routed.models.model import Model, ModelPart, Outputs, Site
 from routed.models.single_layer import SITE
+from routed.papers.chowdhury2023.wide_resnet_settings import COLUMNS, PATCHES, SETTINGS
 from routed.routers import ROUTERS
 from routed.routers.features import IMAGES, patches
 from routed.routers.matmul import matmul
@@ -308,3 +309,36 @@ def check_patches(config: ConfigDict) -> None:
             )
     if config.dispatch not in APART:
         refuse("dispatch", config.dispatch, f"model={config.model!r} has 'slots', or 'dense' as a check; use 'auto'")
+
+
+#: A wide ResNet, without a mixture and with one in place of its last convolution.
+WIDE_RESNET = ModelPart(
+    wide_resnet,
+    targets=("class", "vector"),
+    flops=lambda config: flops(config, routed=False)[0],
+    columns=COLUMNS,
+    settings=SETTINGS,
+    reads=("experts.learning_rate",),
+    check=check,
+)
+WIDE_RESNET_MOE = ModelPart(
+    wide_resnet_moe,
+    routed=True,
+    targets=("class", "vector"),
+    inner=positions,
+    flops=lambda config: flops(config, routed=True)[0],
+    columns=COLUMNS,
+    settings=SETTINGS | PATCHES,
+    uses=("router.name", "selection.name", "selection.eval.name", "dispatch"),
+    reads=(
+        "experts.count",
+        "experts.width",
+        "experts.learning_rate",
+        "selection.no_gradient",
+        "selection.balance_rate",
+        "router.frozen",
+        "router.learning_rate",
+        "transformer.learning_rate",
+    ),
+    check=check_patches,
+)

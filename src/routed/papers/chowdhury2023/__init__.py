@@ -1,0 +1,20 @@
+"""Chowdhury et al. (2023), Patch-level Routing in Mixture-of-Experts: data, models and arms of its experiments."""
+
+from routed.models import SAMPLE_MODELS
+from routed.papers.chowdhury2023 import arms
+from routed.papers.chowdhury2023.collages import TASK as COLLAGES
+from routed.papers.chowdhury2023.generated import TASK as GENERATED
+from routed.papers.chowdhury2023.patch_moe import PATCH_CNN, PATCH_MOE
+from routed.papers.chowdhury2023.scenes import TASK as SCENES
+from routed.papers.chowdhury2023.wide_resnet import WIDE_RESNET, WIDE_RESNET_MOE
+from routed.plan.arms import ARMS
+from routed.tasks import TASKS
+
+TASKS["scenes"] = SCENES
+TASKS["generated"] = GENERATED
+TASKS["collages"] = COLLAGES
+SAMPLE_MODELS["patch_moe"] = PATCH_MOE
+SAMPLE_MODELS["patch_cnn"] = PATCH_CNN
+SAMPLE_MODELS["wide_resnet"] = WIDE_RESNET
+SAMPLE_MODELS["wide_resnet_moe"] = WIDE_RESNET_MOE
+ARMS.update(arms.ARMS)

@@ -1,0 +1,28 @@
+"""Arms of our own questions: controls that take one difference at a time out of a comparison."""
+
+from routed.plan.arms import TOP1, Arm, Match
+
+ARMS: dict[str, Arm] = {
+    # Rows from data change both which samples are near and how sharp the gate is; these two arms tell the effects apart: a gate as
+    # sharp as the learned one, and one as soft as the fresh one.
+    "frozen_data_sharp": Arm(
+        {"router.frozen": True, "router.from_data": True},
+        "frozen, rows are examples, as sharp as learned",
+        "#661100",
+        match=Match("router.entropy", "learned", "router/entropy_token_train"),
+    ),
+    "frozen_data_fresh": Arm(
+        {"router.frozen": True, "router.from_data": True},
+        "frozen, rows are examples, as soft as fresh",
+        "#9999FF",
+        match=Match("router.entropy", "frozen", "router/entropy_token_train"),
+    ),
+    # The other label of a cell (tasks of crossed clusters): as sure as the oracle, and of what does not matter.
+    "oracle_irrelevant": Arm(
+        {"router.frozen": True, "router.name": "oracle", "router.digit": 1, **TOP1},
+        "oracle of what does not matter",
+        "#A6761D",
+    ),
+    # The true dialect of the row.
+    "oracle_dialect": Arm({"router.frozen": True, "router.name": "oracle"}, "oracle (true dialect)", "#000000"),
+}

@@ -1,0 +1,53 @@
+"""Tables of texts with a label and perhaps a language: tab-separated values with a head."""
+
+from __future__ import annotations
+
+import csv
+import pathlib
+from typing import NamedTuple
+
+from routed.contracts import UserError
+from routed.settings.setting import Allowed, Setting
+
+
+class Row(NamedTuple):
+    """A line of a table: its text, its label, its language."""
+
+    text: str
+    label: str
+    language: str
+
+
+#: The classes of a table: the setting `data.labels`.
+LABELS = Setting(
+    ("negative", "positive"),
+    "labels that are classes; sentences with others are left out",
+    Allowed(lambda v: len(set(v)) == len(v) > 1, lambda: "must be at least two different labels"),
+)
+
+
+def read_table(path: pathlib.Path) -> list[Row]:
+    """The rows of a table of text, label and perhaps language.
+
+    Raises:
+      UserError: missing, not UTF-8, without a column or without a row.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            if not reader.fieldnames:
+                raise UserError(f"{path}: empty; its head names text, label and perhaps language")
+            missing = [name for name in ("text", "label") if name not in (reader.fieldnames or ())]
+            if missing:
+                raise UserError(
+                    f"{path}: no column {missing[0]!r} in its head; a head names text, label and perhaps language"
+                )
+            own = path.name.rpartition("-")[0]
+            rows = [Row(line["text"] or "", line["label"] or "", line.get("language") or own) for line in reader]
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; every table has a training and a test part") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    if not rows:
+        raise UserError(f"{path}: holds no sentence")
+    return rows
