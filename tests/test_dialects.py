@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from routed.contracts import TextBatch, UserError
+from routed.papers.ours import dialect_floors, dialects
 from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.tasks import text
-from routed.tasks.text import dialect_floors, dialects, spans, stream
+from routed.tasks.text import spans, stream
 
 
 def config_of(**changes):

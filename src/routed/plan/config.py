@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -14,7 +14,6 @@ from routed.layer.dispatch import AUTO, DISPATCHES
 from routed.layer.selection import SELECTIONS
 from routed.layer.selection_settings import SHARED as SELECTION
 from routed.layer.selection_settings import SHARED_EVAL
-from routed.models import CLASSIFIERS, DECODERS, ENCODER_DECODERS, SAMPLE_MODELS
 from routed.models.transformer_settings import DECODER, TRANSFORMER
 from routed.plan.run_settings import ANALYSIS, ENGINE, PLAN
 from routed.routers.noise import NOISES
@@ -22,8 +21,6 @@ from routed.routers.noise import SHARED as NOISE
 from routed.settings.setting import Choice, Component, Setting, one_of
 from routed.settings.tree import flatten, unflatten, value_of
 from routed.tasks import SHARED as TASK
-from routed.tasks import TASKS
-from routed.tasks.text import LABELLED, SOURCES
 from routed.tasks.text import SHARED as TEXT
 from routed.training import PROBLEMS, ProblemPart, program
 from routed.training.optimiser import NORMALISATIONS, OPTIMISERS, SCHEDULES
@@ -31,13 +28,34 @@ from routed.training.optimiser import SHARED as OPTIMISER
 from routed.training.phases import configs_of
 from routed.training.task_losses import TASK_LOSSES
 
+
+class PartsOfProblems(Mapping[str, Any]):
+    """The parts of one kind of all problems by name, with those of problems that are added later; of one name the first counts."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def _parts(self) -> dict[str, Any]:
+        tables = [getattr(problem, self._field) for problem in PROBLEMS.values()]
+        return {name: part for table in reversed(tables) for name, part in table.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._parts()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts())
+
+    def __len__(self) -> int:
+        return len(self._parts())
+
+
 #: Where data come from: tasks draw their own, sources read text, tables have a class for each.
-DATA: Mapping[str, Any] = ChainMap(TASKS, SOURCES, LABELLED)  # type: ignore[arg-type]
+DATA = PartsOfProblems("data")
 
 #: Every key that names a part, and the table it is looked up in. A user's file adds to the tables.
 CHOICES: dict[str, Choice] = {
     "data.name": Choice("data", "gmm", "the task, or the source of text", DATA),
-    "model": Choice("", "moe", "what is trained; moe has routers, dense_* are its twins", ChainMap(SAMPLE_MODELS, ENCODER_DECODERS, DECODERS, CLASSIFIERS)),
+    "model": Choice("", "moe", "what is trained; moe has routers, dense_* are its twins", PartsOfProblems("models")),
     "loss": Choice("losses", "squared", "what is minimised on samples", TASK_LOSSES),
     "router.name": Choice("router", "linear", "the router", routers.ROUTERS),
     "router.noise": Choice("router", "none", "noise on its scores or its input", NOISES),
@@ -91,7 +109,7 @@ def declared() -> dict[str, Setting]:
     Raises:
       TypeError: two parts declare one key in different ways, or one that a module is made with is traced.
     """
-    tables = (*(choice.parts for choice in CHOICES.values()), AUXILIARY)
+    tables = (*(choice.parts for choice in CHOICES.values()), AUXILIARY, PROBLEMS)
     parts = [(name, part) for table in tables for name, part in table.items()]
     key = tuple((name, id(part)) for name, part in parts)  # a plan asks thousands of times
     if key not in _KNOWN:

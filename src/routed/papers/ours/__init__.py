@@ -1,6 +1,17 @@
-"""Our own questions: the arms that their experiments alone use."""
+"""Our own questions: the arms and the source of text that their experiments alone use."""
 
-from routed.papers.ours import arms
+from routed.papers.ours import arms, dialects
+from routed.papers.ours.dialect_floors import floors
 from routed.plan.arms import ARMS
+from routed.tasks.text.sources import SOURCES, TextSource
 
 ARMS.update(arms.ARMS)
+
+DIALECTS = SOURCES["dialects"] = TextSource(
+    dialects.dialects,
+    dialects.about,
+    settings=dialects.SETTINGS,
+    check=dialects.check,
+    floors=floors,
+    reads=("input_length", "noise_density", "mean_span"),
+)

@@ -9,9 +9,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch, UserError
 from routed.settings.setting import COUNT, POSITIVE, Setting, accept, at_least, between, one_of, refuse
-from routed.tasks.text import dialects
 from routed.tasks.text.artificial import artificial
-from routed.tasks.text.dialect_floors import floors
 from routed.tasks.text.documents import Source
 from routed.tasks.text.files import files
 from routed.tasks.text.jsonl import mc4_jsonl
@@ -90,12 +88,4 @@ SOURCES: dict[str, TextSource] = {
     "tfds": TextSource(tfds, _stand_in, reads=("directory",), check=_check),
     "files": TextSource(files, lambda data: ", plain files", reads=("directory",), check=_check_files),
     "artificial": TextSource(artificial, lambda data: ", artificial languages"),
-    "dialects": TextSource(
-        dialects.dialects,
-        dialects.about,
-        settings=dialects.SETTINGS,
-        check=dialects.check,
-        floors=floors,
-        reads=("input_length", "noise_density", "mean_span"),
-    ),
 }

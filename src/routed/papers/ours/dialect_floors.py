@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch
+from routed.papers.ours.dialects import FIRST, names, tables
 from routed.tasks.text import spans, tokenizers
-from routed.tasks.text.dialects import FIRST, names, tables
 from routed.tasks.text.documents import choose
 
 
