@@ -21,7 +21,8 @@ from routed.tasks.text.stream import DOCUMENTS
 class Decoder(nn.Module):
     """Logits [B, L, V], float32, of the token after each of `batch.inputs`; and what the routers did.
 
-    As many sparse layers as layers are the blocks of a Switch transformer, half as many those of GLaM (dense and sparse in turn).
+    As many sparse layers as layers are the blocks of a Switch transformer, half as many those of GLaM (dense and sparse
+    in turn).
     """
 
     plan: Plan

@@ -38,9 +38,9 @@ def language_model(
 ) -> Model:
     """The `network` that the config describes, or its dense twin (`transformer_sizes.TWINS`); `read` are the ids that each stack reads.
 
-    The sites are the stacks. Parameters are `router` (with the noise that learns) and `experts` by stack,
-    every leaf with a leading axis of sparse layers, the submodule `head` if there is one, and `trunk`, which is all else. With a mesh (axes `data` and `expert`) all
-    devices share the rows of a batch, and those of an `expert` axis the experts.
+    The sites are the stacks. Parameters are `router` (with the noise that learns) and `experts` by stack, every leaf
+    with a leading axis of sparse layers, the submodule `head` if there is one, and `trunk`, which is all else. With a
+    mesh (axes `data` and `expert`) all devices share the rows of a batch, and those of an `expert` axis the experts.
 
     Raises:
       UserError: transformer.sparse_layers does not divide transformer.layers.
@@ -156,7 +156,8 @@ def _pass(call, args, kwargs, context) -> Any:
 def expert_axis(path: tuple[Any, ...]) -> int | None:
     """Which axis of a leaf counts experts, by its path in a tree of parameters; None where none does.
 
-    Leaves of experts are [sparse layers of the stack, experts, ...], wherever the tree hangs (an optimiser's state, say).
+    Leaves of experts are [sparse layers of the stack, experts, ...], wherever the tree hangs (an optimiser's state,
+    say).
     """
     names = [getattr(key, "key", None) for key in path]
     return 1 if any(("experts", stack) in itertools.pairwise(names) for stack in STACKS) else None

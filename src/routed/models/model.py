@@ -86,9 +86,10 @@ class Model(NamedTuple):
 class ModelPart(NamedTuple):
     """A model as a part: `build(config, mesh)`, what it needs of the data, and whether it has routers, and experts as a group.
 
-    `targets` are the kinds of targets that it can be trained on (empty: any). `inner(config)` are the tokens of a sample that its layer
-    routes, where these are hidden ones and not the task's; `flops(config)` those of a sample, forward, where parameters do not tell them.
-    `every`: without a router all experts compute every sample, each with a loss of its own, and divide their gradients as in a mixture.
+    `targets` are the kinds of targets that it can be trained on (empty: any). `inner(config)` are the tokens of a
+    sample that its layer routes, where these are hidden ones and not the task's; `flops(config)` those of a sample,
+    forward, where parameters do not tell them. `every`: without a router all experts compute every sample, each with a
+    loss of its own, and divide their gradients as in a mixture.
     """
 
     build: Callable[[ConfigDict, Mesh | None], Model]

@@ -1,7 +1,7 @@
 """A transformer's stack of layers, some of which are the MoE layer of the project.
 
-No dropout: runs are short and see few rows twice. Rows are full, so nothing is masked but the future of a decoder. A stack of L
-layers with S sparse ones is S equal blocks, each ending in its sparse layer, and the blocks are scanned.
+No dropout: runs are short and see few rows twice. Rows are full, so nothing is masked but the future of a decoder. A
+stack of L layers with S sparse ones is S equal blocks, each ending in its sparse layer, and the blocks are scanned.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, is_twin,
 from routed.settings.tree import node_of
 from routed.system.platform import platform
 
-#: So many blocks a CPU takes one after the other and not in a loop, which copies what their gradients need into one array and out of it again.
-#: But for remat: outside of a loop XLA:CPU keeps what was to be computed again.
+#: So many blocks a CPU takes one after the other and not in a loop, which copies what their gradients need into one
+#: array and out of it again. But for remat: outside of a loop XLA:CPU keeps what was to be computed again.
 UNROLLED = 4
 
 #: The stack that sees the past only; any other sees all of its row.
@@ -52,12 +52,18 @@ class Plan(NamedTuple):
 
 
 def embedded(table: Float[Array, "V D"], ids: Int[Array, "*N"]) -> Float[Array, "*N D"]:
-    """The rows of some tokens. Gradients of a token's occurrences are summed in float32: a sum of thousands in bfloat16 stands still halfway."""
+    """The rows of some tokens.
+
+    Gradients of a token's occurrences are summed in float32: a sum of thousands in bfloat16 stands still halfway.
+    """
     return table.astype(jnp.float32)[ids].astype(table.dtype)
 
 
 class Stack(nn.Module):
-    """The encoder or the decoder, which may attend to a `source`, of embedded ids: the blocks, a norm. `seen`: what tokens may see of their row."""
+    """The encoder or the decoder, which may attend to a `source`, of embedded ids: the blocks, a norm.
+
+    `seen`: what tokens may see of their row.
+    """
 
     plan: Plan
     stack: str

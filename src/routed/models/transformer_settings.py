@@ -30,7 +30,8 @@ TRANSFORMER: dict[str, Setting] = {
     "width": Setting(128, "hidden units of the dense layers' FFN", at_least(1), when=_DENSE),
     "shared_expert": Setting(
         False,
-        "sparse layers have one more expert, of every token and with weight 1 (DeepSeek, Llama 4); the trunk's, by its rate",
+        "sparse layers have one more expert, of every token and with weight 1 (DeepSeek, Llama 4); the trunk's, by its "
+        "rate",
         late=True,
     ),
     "tied": Setting(False, "logits through the embedding"),
@@ -44,7 +45,8 @@ TRANSFORMER: dict[str, Setting] = {
     "init_scale": Setting(1.0, "variance of every weight matrix, times T5's", POSITIVE),
     "remat": Setting(
         False,
-        "compute activations again instead of keeping them, block by block: layers up to a sparse one; one block saves nothing",
+        "compute activations again instead of keeping them, block by block: layers up to a sparse one; one block saves "
+        "nothing",
     ),
     "dtype": Setting("float32", "of products; routers and softmax are float32 always", one_of(("float32", "bfloat16"))),
     "learning_rate": Setting(0.01, "of everything but routers and experts", at_least(0), traced=True),
@@ -86,7 +88,8 @@ def _check(config: ConfigDict, tokens: tuple[int, ...], words: str) -> None:
         refuse(
             "transformer.max_distance",
             config.transformer.max_distance,
-            f"the nearest {exact} of transformer.buckets={config.transformer.buckets} hold one distance each; use {2 * exact} or more, or fewer buckets",
+            f"the nearest {exact} of transformer.buckets={config.transformer.buckets} hold one distance each; use "
+            f"{2 * exact} or more, or fewer buckets",
         )
     if max(tokens) >= 2**31:
         refuse("batch_size", config.batch_size, f"makes {max(tokens):,} tokens a step; keep them below 2^31")
@@ -101,7 +104,8 @@ def _check(config: ConfigDict, tokens: tuple[int, ...], words: str) -> None:
         and not whole_groups(tokens, config.selection.group_size, devices)
     ):
         raise UserError(
-            f"config key selection.group_size={config.selection.group_size}: {devices} devices cannot share its groups of"
+            f"config key selection.group_size={config.selection.group_size}: {devices} devices cannot share its groups "
+            f"of"
             f" {' and '.join(map(str, tokens))} tokens {words}; use"
             f" selection.group_size={shared_group(tokens, config.selection.group_size, devices)}"
         )

@@ -26,8 +26,8 @@ def _active(config: ConfigDict) -> float:
     return min(config.experts.count, each * (rule.capacity_factor or 1))
 
 
-#: name of a dense twin -> experts whose weights its wider FFN has. dense_total: all. dense_active: as many as run for a token,
-#: with the padding of their queues: k, times the capacity factor if there is one (per_token: the factor).
+#: name of a dense twin -> experts whose weights its wider FFN has. dense_total: all. dense_active: as many as run for a
+#: token, with the padding of their queues: k, times the capacity factor if there is one (per_token: the factor).
 TWINS = {"dense_active": _active, "dense_total": lambda config: config.experts.count}
 #: Of a decoder alone.
 TWINS |= {"decoder_active": TWINS["dense_active"], "decoder_total": TWINS["dense_total"]}
@@ -71,8 +71,8 @@ def twin_width(config: ConfigDict) -> int:
 def flops_per_row(config: ConfigDict, experts: Any = None) -> Any:
     """Model FLOPs of training a T5 on one row: three times its forward matrix products.
 
-    Counted are attention, projections, FFNs, experts that compute a token (of a sparse layer `experts`, if it is known; no padding),
-    routers and logits.
+    Counted are attention, projections, FFNs, experts that compute a token (of a sparse layer `experts`, if it is known;
+    no padding), routers and logits.
     """
     t, length, targets = config.transformer, config.data.input_length, spans.lengths(config.data)[1]
     attended = ((length, length), (targets, targets), (targets, length))

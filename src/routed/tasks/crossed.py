@@ -1,8 +1,8 @@
 """Two independent mixtures of Gaussians in orthogonal subspaces, of which one alone decides the target (ours).
 
-A sample is in one of C relevant and, whatever that is, in one of C irrelevant clusters: C^2 cells, which are what it is judged by.
-A share s of the squared distances between cells lies where nothing matters for the target; what is between them in all does not
-depend on s.
+A sample is in one of C relevant and, whatever that is, in one of C irrelevant clusters: C^2 cells, which are what it is
+judged by. A share s of the squared distances between cells lies where nothing matters for the target; what is between
+them in all does not depend on s.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from routed.tasks.worlds import clusters_of, posterior, separated
 class Fixed(NamedTuple):
     """One constellation of centres at separation 1, a random frame, and a target per relevant cluster.
 
-    Both mixtures have the same constellation, so that neither is easier to find; relevant clusters differ along the first half of
-    the frame's columns, irrelevant ones along the second half.
+    Both mixtures have the same constellation, so that neither is easier to find; relevant clusters differ along the
+    first half of the frame's columns, irrelevant ones along the second half.
     """
 
     centres: Float[Array, "C D"]
@@ -60,8 +60,8 @@ def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray
 def batch(world: World, draws: Draws, data) -> Batch:
     """x = c (sqrt(1 - s) F_1 mu_a + sqrt(s) F_2 mu_b) + noise, y = v_a, for the cell of relevant a and irrelevant b.
 
-    Cells (a, b) and (a', b') are c^2 ((1 - s) |mu_a - mu_a'|^2 + s |mu_b - mu_b'|^2) apart, squared: at least c^2 D if they differ in
-    both. The variance between cells is c^2 mean |mu - mean mu|^2 at every s.
+    Cells (a, b) and (a', b') are c^2 ((1 - s) |mu_a - mu_a'|^2 + s |mu_b - mu_b'|^2) apart, squared: at least c^2 D if
+    they differ in both. The variance between cells is c^2 mean |mu - mean mu|^2 at every s.
     """
     centres, frame, targets = world.fixed
     relevant, irrelevant = draws.cluster % data.clusters, draws.cluster // data.clusters
@@ -73,7 +73,8 @@ def batch(world: World, draws: Draws, data) -> Batch:
 def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
     """E[y|x] = sum_a p(a|x) v_a. What is orthogonal to F_1 is independent of a, so p(a|x) = p(a|F_1^T x).
 
-    At s = 1 all p(a|x) are 1 / C: it is the mean of the v_a, whose loss is 1, and only who sees the cell, the oracle, has less.
+    At s = 1 all p(a|x) are 1 / C: it is the mean of the v_a, whose loss is 1, and only who sees the cell, the oracle,
+    has less.
     """
     centres, frame, targets = world.fixed
     seen = batch.x @ frame[:, : centres.shape[1]]
@@ -117,7 +118,10 @@ TASK = Task(
             "ami": Column(
                 f"adjusted mutual information of\nexperts and {which} clusters",
                 bounds=AT_MOST_1,
-                definition="Adjusted mutual information of the chosen expert and this label alone: 1 is the same partition, about 0 is unrelated.",
+                definition=(
+                    "Adjusted mutual information of the chosen expert and this label alone: 1 is the same partition, "
+                    "about 0 is unrelated."
+                ),
             ),
             "sparsity": Column(
                 f"effective experts per {which} cluster",

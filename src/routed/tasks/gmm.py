@@ -1,6 +1,7 @@
 """Mixtures of spherical Gaussians with a constant or a linear target per cluster (Dikkala et al. 2023, 3.1-3.2).
 
-Ours: clusters in groups, far from the origin, of unequal sizes in training, and with noise in the targets that are trained on.
+Ours: clusters in groups, far from the origin, of unequal sizes in training, and with noise in the targets that are
+trained on.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from routed.settings.setting import Setting, at_least, refuse, within
 from routed.tasks.task import Task, World
 from routed.tasks.worlds import clusters_of, posterior, separated
 
-#: With `data.groups`: how much farther apart groups' centres are than the clusters' around them, and what of a target's variance is
-#: its group's.
+#: With `data.groups`: how much farther apart groups' centres are than the clusters' around them, and what of a target's
+#: variance is its group's.
 SPREAD, SHARED = 3.0, 0.9
 
 
@@ -149,7 +150,8 @@ TASK = Task(
         ),
         "groups": Setting(
             0,
-            "groups that clusters are in: centres lie around those of their groups, three times as far apart, and .9 of a target's"
+            "groups that clusters are in: centres lie around those of their groups, three times as far apart, and .9 "
+            "of a target's"
             " variance is its group's; 0: none",
             at_least(0),
         ),

@@ -143,7 +143,8 @@ def _idx_array(folder: pathlib.Path, split: str, what: str, axes: int) -> tuple[
     shape = tuple(np.frombuffer(data, ">i4", axes, offset=4).tolist())
     if len(data) != header + math.prod(shape):
         raise UserError(
-            f"{path}: {len(data)} bytes, expected {header + math.prod(shape)} as its header says {shape}; {_again('idx')}"
+            f"{path}: {len(data)} bytes, expected {header + math.prod(shape)} as its header says {shape}; "
+            f"{_again('idx')}"
         )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape), path
 

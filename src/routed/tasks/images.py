@@ -50,7 +50,8 @@ def source(data) -> Images:
     classes = int(images.train_y.max()) + 1
     if classes != data.clusters:
         raise UserError(
-            f"config key data.clusters={data.clusters}: the images (data.images={data.images!r}) have {classes} classes; set"
+            f"config key data.clusters={data.clusters}: the images (data.images={data.images!r}) have {classes} "
+            f"classes; set"
             f" data.clusters={classes}"
         )
     return images
@@ -154,7 +155,10 @@ def _dims(data) -> int:
 
 
 def check_directory(config: ConfigDict, faces: bool = False) -> None:
-    """Settings only: classes and shapes are looked at when the files are read. `faces`: a task of attributes, which need no class."""
+    """Settings only: classes and shapes are looked at when the files are read.
+
+    `faces`: a task of attributes, which need no class.
+    """
     if config.data.images == FACES and not faces:
         refuse("data.images", FACES, "faces have attributes and no class; use data.name=scenes")
     made = config.data.images in SETS and not SETS[config.data.images].files
@@ -192,7 +196,8 @@ TASK = Task(
     settings={
         "images": Setting(
             "patterns",
-            "the image set: idx (MNIST, Fashion-MNIST), cifar10, cifar100, tfds:NAME, celeba (of scenes), or artificial patterns",
+            "the image set: idx (MNIST, Fashion-MNIST), cifar10, cifar100, tfds:NAME, celeba (of scenes), or "
+            "artificial patterns",
             Allowed(
                 lambda v: v in (*image_files.SETS, FACES) or (v.startswith("tfds:") and v != "tfds:"),
                 lambda: f"must be one of {', '.join(image_files.SETS)}, tfds:NAME",

@@ -1,7 +1,8 @@
 """Cluster structure: the label and the cluster are signals among the patches of a sample (Chen et al. 2022, Definition 3.1).
 
-A sample of cluster k has, in random order, one patch each of: its feature y alpha v_k, which carries the label; its centre
-beta c_k, which carries the cluster; another cluster's feature with a random sign, eps gamma v_k'; and patches of noise.
+A sample of cluster k has, in random order, one patch each of: its feature y alpha v_k, which carries the label; its
+centre beta c_k, which carries the cluster; another cluster's feature with a random sign, eps gamma v_k'; and patches of
+noise.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from routed.tasks.worlds import clusters_of
 #: Patches of a sample that carry signals.
 SIGNALS = 3
 
-#: Test samples on which the lemmas are tried, sizes of the change in their scores, and points of the integral over the noise.
+#: Test samples on which the lemmas are tried, sizes of the change in their scores, and points of the integral over the
+#: noise.
 TRIED, CHANGES, POINTS = 64, (1e-3, 0.1, 1.0), 512
 
 
@@ -39,7 +41,10 @@ def fixed(keys: Key[Array, " n"], data) -> Signals:
 
 
 def draw(fixed: Signals, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Batch:
-    """Whole samples, so that no step has to make them of their parts. y is the label, -1 or 1, or its class as one-hot."""
+    """Whole samples, so that no step has to make them of their parts.
+
+    y is the label, -1 or 1, or its class as one-hot.
+    """
     keys = jax.random.split(noise_key, 8)
     cluster = clusters_of(cluster_key, (size,), data.clusters)
     other = (cluster + jax.random.randint(keys[0], (size,), 1, data.clusters)) % data.clusters
@@ -73,10 +78,11 @@ def batch(world: World, draws: Batch, data) -> Batch:
 def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]:
     """What filters and router rows have in common with the signals, and the lemmas on smoothed routing.
 
-    `products` [4, experts, clusters]: max_j |<w_mj, v_k>| of experts with features and with centres, then |<theta_m, v_k>| and
-    |<theta_m, c_k>| of the router (its Figs. 4 and 5). Columns `signals/` average over experts the largest product of each, and
-    for features the second largest too. `groups` [experts]: the cluster whose feature an expert's filters favour, which at step
-    0 predicts whom it will serve (its Theorem 4.2). Only of experts and routers whose weights are patches. The key is consumed.
+    `products` [4, experts, clusters]: max_j |<w_mj, v_k>| of experts with features and with centres, then |<theta_m,
+    v_k>| and |<theta_m, c_k>| of the router (its Figs. 4 and 5). Columns `signals/` average over experts the largest
+    product of each, and for features the second largest too. `groups` [experts]: the cluster whose feature an expert's
+    filters favour, which at step 0 predicts whom it will serve (its Theorem 4.2). Only of experts and routers whose
+    weights are patches. The key is consumed.
     """
     basis, experts = world.fixed, params["experts"].get("Dense_0", {}).get("kernel", jnp.zeros((1, 1)))
     dim = basis.features.shape[1]
@@ -120,9 +126,9 @@ def chances(scores: Float[Array, "T E"]) -> Float[Array, "T E"]:
 def lemmas(scores: Float[Array, "T E"], key: PRNGKeyArray) -> dict[str, Scalar]:
     """Smoothed routing, on scores h of the router and changed ones h': each lemma's column is at most 1 where it holds.
 
-    lemma51: largest |p - p'| / (E^2 |h - h'|), in the maximum norm (Lemma 5.1). lemma_c3: largest |p_m - p_n| / (E^2 |h_m - h_n|) of
-    two experts, at h and at h' (Lemma C.3). lemma_c4: 1 + the largest chance of an expert whose score is at least 1 below the
-    highest (Lemma C.4), and `hopeless`: the share of such experts. The key is consumed.
+    lemma51: largest |p - p'| / (E^2 |h - h'|), in the maximum norm (Lemma 5.1). lemma_c3: largest |p_m - p_n| / (E^2
+    |h_m - h_n|) of two experts, at h and at h' (Lemma C.3). lemma_c4: 1 + the largest chance of an expert whose score
+    is at least 1 below the highest (Lemma C.4), and `hopeless`: the share of such experts. The key is consumed.
     """
     experts, p = scores.shape[1], chances(scores)
     worst, pairs = [], [_steepest(scores, p)]
@@ -212,17 +218,26 @@ TASK = Task(
         "theory/lemma51": Column(
             "change of routing over its bound\n(Lemma 5.1)",
             bounds=AT_LEAST_0,
-            definition="Measured change of routing under a change of scores, over the bound of Lemma 5.1: at most 1 where the lemma holds.",
+            definition=(
+                "Measured change of routing under a change of scores, over the bound of Lemma 5.1: at most 1 where the "
+                "lemma holds."
+            ),
         ),
         "theory/lemma_c3": Column(
             "difference of chances over its bound\n(Lemma C.3)",
             bounds=AT_LEAST_0,
-            definition="Measured difference of the chances of two experts over the bound of Lemma C.3: at most 1 where it holds.",
+            definition=(
+                "Measured difference of the chances of two experts over the bound of Lemma C.3: at most 1 where it "
+                "holds."
+            ),
         ),
         "theory/lemma_c4": Column(
             "1 + chance of a hopeless expert\n(Lemma C.4)",
             bounds=AT_LEAST_1,
-            definition="1 + the measured chance that an expert whose score is 1 below the highest is chosen; Lemma C.4 says that it is never.",
+            definition=(
+                "1 + the measured chance that an expert whose score is 1 below the highest is chosen; Lemma C.4 says "
+                "that it is never."
+            ),
         ),
         "theory/hopeless": Column(
             "share of experts whose score is\n1 below the highest (Lemma C.4)",

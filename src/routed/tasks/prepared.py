@@ -31,7 +31,8 @@ def newest(directory: str, name: str) -> tuple[Any, pathlib.Path]:
         ) from error
     if wanted not in builder.info.available_file_formats():
         raise UserError(
-            f"data.directory={directory}: {folders[-1]} is prepared as {builder.info.file_format.value}; convert it where"
+            f"data.directory={directory}: {folders[-1]} is prepared as {builder.info.file_format.value}; convert it "
+            f"where"
             " TensorFlow is installed: python -m tensorflow_datasets.scripts.convert_format"
             f" --dataset_version_dir={folders[-1]} --out_file_format=array_record"
         )

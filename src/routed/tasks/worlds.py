@@ -1,7 +1,7 @@
 """Worlds, and batches made of them: a world is drawn once per seed.
 
-What depends on a traced setting (separation, number of samples) is applied when a batch is made, so a world is shared by
-all points and arms of a seed (but for patches), and 1,000 training samples are the first 1,000 of 10,000.
+What depends on a traced setting (separation, number of samples) is applied when a batch is made, so a world is shared
+by all points and arms of a seed (but for patches), and 1,000 training samples are the first 1,000 of 10,000.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def train_batch(
 ) -> Batch:
     """The `size` training samples of a step, by the rule of `data.fresh`, `data.whole` and `data.epochs`.
 
-    `order` is the key of all steps. Samples are drawn with replacement from the first `data.samples` of the pool; or they are
-    samples that nobody has seen (fresh), the first `size` of the pool in order (whole: gradient descent on all of them), or the
-    next `size` of a random order of all of them, a new one in each epoch of data.samples / size steps (epochs).
-    The world is that of the step (`Task.at`).
+    `order` is the key of all steps. Samples are drawn with replacement from the first `data.samples` of the pool; or
+    they are samples that nobody has seen (fresh), the first `size` of the pool in order (whole: gradient descent on all
+    of them), or the next `size` of a random order of all of them, a new one in each epoch of data.samples / size steps
+    (epochs). The world is that of the step (`Task.at`).
     """
     world = task.at(world, step, data)
     if data.epochs:
@@ -55,7 +55,8 @@ def train_batch(
 def shuffle(key: PRNGKeyArray, pool: int, count) -> Int[Array, " pool"]:
     """The numbers below `count` in random order, the same whatever the pool, and behind them no more; `count` may be traced. The key is consumed.
 
-    Random bits above each number, and one sort: an argsort takes five times as long (pool of 1,000 on CPU: .27 against .05 ms).
+    Random bits above each number, and one sort: an argsort takes five times as long (pool of 1,000 on CPU: .27 against
+    .05 ms).
     """
     number, last = jnp.arange(pool, dtype=jnp.uint32), jnp.asarray(count - 1, jnp.uint32)
     below = (jnp.uint32(1) << (32 - jax.lax.clz(last))) - 1  # the bits that a number below `count` needs

@@ -1,8 +1,9 @@
 """Images with a class, changed anew each time they are seen: was it turned (`rotated`), or what is on it (`augmented`)? (Chen et al. 2022, A.3).
 
-rotated: every image stands there as it is and turned by 30 degrees; the label says which. Both are cropped to the middle 3/4 of a side, so
-that no corner tells, enlarged again and blurred. augmented: the class, of images that are flipped and moved at random while they are trained on.
-Changes are part of the draws of a sample: with data.fresh=true every batch draws its own, a pure function of seed and step.
+rotated: every image stands there as it is and turned by 30 degrees; the label says which. Both are cropped to the
+middle 3/4 of a side, so that no corner tells, enlarged again and blurred. augmented: the class, of images that are
+flipped and moved at random while they are trained on. Changes are part of the draws of a sample: with data.fresh=true
+every batch draws its own, a pure function of seed and step.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def counts(data) -> tuple[int, int]:
     height, width = found.train_x.shape[1:3]
     if height != width or height % 8:
         raise UserError(
-            f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and squares of a multiple of 8"
+            f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and squares of a "
+            f"multiple of 8"
             " are turned and cropped; use others"
         )
     if height % data.side:
@@ -134,7 +136,8 @@ def standardised(x: Float[Array, "B H W C"], world: World, data) -> Float[Array,
 def places(side: int) -> Integer[np.ndarray, "2 P"]:
     """Pixels, counted row by row, that stand at each place of the crop: of the image as it is, and of the turned one.
 
-    The nearest pixel to where a place was before it was turned around the middle; of 56 pixels a side and more a corner would have been outside.
+    The nearest pixel to where a place was before it was turned around the middle; of 56 pixels a side and more a corner
+    would have been outside.
     """
     kept = round(KEPT * side)
     rows, columns = np.mgrid[:kept, :kept] + 0.5 - kept / 2

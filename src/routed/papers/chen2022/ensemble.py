@@ -17,8 +17,9 @@ from routed.tasks import TASKS
 def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """Logits of all members in training, one member's after the other's [E B, O]; at evaluation the logarithm of their mean probability [B, O].
 
-    Members differ in their initial weights only: expert e starts as expert e of the mixture. The loss is the mean over members, so a
-    member's gradient is 1 / E of what it would be alone, which normalised gradients (`optimizer.normalise`) undo.
+    Members differ in their initial weights only: expert e starts as expert e of the mixture. The loss is the mean over
+    members, so a member's gradient is 1 / E of what it would be alone, which normalised gradients
+    (`optimizer.normalise`) undo.
     """
     del mesh
     count = config.experts.count

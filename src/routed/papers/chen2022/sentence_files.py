@@ -60,8 +60,8 @@ SETS = ("artificial", "npy", *ENCODERS)
 def load(source: str, directory: str, labels: tuple[str, ...]) -> Sentences:
     """The sentences of every table of a folder, read once in a process; rows with other labels than `labels` are left out.
 
-    `NAME-train.tsv` and `NAME-test.tsv` have a head with `text`, `label` and, if they hold several languages, `language`; without
-    it NAME is the language. A test sentence that is among the training sentences is left out.
+    `NAME-train.tsv` and `NAME-test.tsv` have a head with `text`, `label` and, if they hold several languages,
+    `language`; without it NAME is the language. A test sentence that is among the training sentences is left out.
 
     Raises:
       UserError: no table, no column, no sentence of a label; embeddings that do not fit their table; an encoder that is missing.
@@ -85,7 +85,8 @@ def load(source: str, directory: str, labels: tuple[str, ...]) -> Sentences:
     joined = {part: _joined(arrays) for part, arrays in vectors.items()}
     if joined["train"].shape[1] != joined["test"].shape[1]:
         raise UserError(
-            f"{folder}: training embeddings have {joined['train'].shape[1]} numbers, test embeddings {joined['test'].shape[1]}"
+            f"{folder}: training embeddings have {joined['train'].shape[1]} numbers, test embeddings "
+            f"{joined['test'].shape[1]}"
         )
     known = {row.text for row in rows["train"]}
     kept = {
@@ -142,7 +143,8 @@ def _embeddings(name: str, path: pathlib.Path, texts: list[str]) -> Float32[np.n
     if not beside.exists():
         if name == "npy":
             raise UserError(
-                f"{beside}: missing; save the embeddings of {path.name} there, a row a sentence, or set data.sentences to an encoder"
+                f"{beside}: missing; save the embeddings of {path.name} there, a row a sentence, or set data.sentences "
+                f"to an encoder"
             )
         files.write(beside, _encoded(name, texts, path.name))
     try:
@@ -159,7 +161,10 @@ def _embeddings(name: str, path: pathlib.Path, texts: list[str]) -> Float32[np.n
 
 
 def _encoded(name: str, texts: list[str], table: str) -> bytes:
-    """The embeddings of all texts as a .npy file; says how far it is. Texts of one length go together, as encoders pad a block to its longest."""
+    """The embeddings of all texts as a .npy file; says how far it is.
+
+    Texts of one length go together, as encoders pad a block to its longest.
+    """
     begun = said = time.monotonic()
     blocks, order = [], sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
     for start in range(0, len(texts), BLOCK):
@@ -195,7 +200,8 @@ def _imported(module: str, package: str):
         return importlib.import_module(module)
     except ImportError:
         raise UserError(
-            f"data.sentences={module}: not installed; pip install {package}, or put embeddings beside the tables (data.sentences=npy)"
+            f"data.sentences={module}: not installed; pip install {package}, or put embeddings beside the tables "
+            f"(data.sentences=npy)"
         ) from None
 
 

@@ -41,7 +41,8 @@ def source(data) -> Sentences:
     names = sentences.languages
     if len(names) != data.clusters:
         raise UserError(
-            f"config key data.clusters={data.clusters}: the tables have {len(names)} languages ({', '.join(names)}); set data.clusters={len(names)}"
+            f"config key data.clusters={data.clusters}: the tables have {len(names)} languages ({', '.join(names)}); "
+            f"set data.clusters={len(names)}"
         )
     return sentences
 

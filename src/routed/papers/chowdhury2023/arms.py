@@ -3,8 +3,8 @@
 from routed.plan.arms import Arm
 
 ARMS: dict[str, Arm] = {
-    # The router is trained by itself, to set the experts' summed scores apart by class, then fixed (the paper's separate training;
-    # `learned` is its joint training).
+    # The router is trained by itself, to set the experts' summed scores apart by class, then fixed (the paper's
+    # separate training; `learned` is its joint training).
     "separate": Arm(
         {
             "phases": ("epochs=100 train=router loss=scores", "train=experts"),

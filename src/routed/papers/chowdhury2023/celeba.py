@@ -1,9 +1,9 @@
 """Faces with attributes: CelebA as TFDS prepared it, cut and reduced to 64 x 64 pixels (Chowdhury et al. 2023, 5.2).
 
-Classes are combinations of attributes. With a share s > 0, hair is a spurious attribute of the first one: of the training images with it a
-share s have black hair, of those without it a share s blond hair, the rest the other; of the test images it is the other way round.
-Faces with neither or both are left out then. The paper says neither how faces are cut nor which images are taken: the middle square, the
-first ones of each split.
+Classes are combinations of attributes. With a share s > 0, hair is a spurious attribute of the first one: of the
+training images with it a share s have black hair, of those without it a share s blond hair, the rest the other; of the
+test images it is the other way round. Faces with neither or both are left out then. The paper says neither how faces
+are cut nor which images are taken: the middle square, the first ones of each split.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def load(directory: str, attributes: tuple[str, ...], spurious: float) -> Images
     known = dict(builder.info.features.items()).get("attributes", {})
     if missing := [one for one in attributes if one not in known]:
         raise UserError(
-            f"config key data.attributes={attributes}: {path} has no attribute {missing[0]}; it has {', '.join(known) or 'none'}"
+            f"config key data.attributes={attributes}: {path} has no attribute {missing[0]}; it has "
+            f"{', '.join(known) or 'none'}"
         )
     found = []
     for split, sign in (("train", 1), ("test", -1)):
@@ -46,7 +47,8 @@ def load(directory: str, attributes: tuple[str, ...], spurious: float) -> Images
             x, y = x[keep], y[keep]
         if empty := sorted(set(range(2 ** len(attributes))) - set(y.tolist())):
             raise UserError(
-                f"{path}: split {split} has no face of class {empty[0]} of data.attributes={attributes}; prepare celeb_a again, or name"
+                f"{path}: split {split} has no face of class {empty[0]} of data.attributes={attributes}; prepare "
+                f"celeb_a again, or name"
                 " other attributes"
             )
         found += [x, y.astype(np.int32)]

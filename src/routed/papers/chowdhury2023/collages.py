@@ -1,8 +1,9 @@
 """Collages: squares of labelled digits, of which one decides the class (Chowdhury et al. 2023, 5.1).
 
-A sample has one digit of either discriminative class (the first: y = 1), at any place, among digits of the irrelevant classes. Training
-samples are made of training images, test samples of test images, so no digit is in both. The paper says neither how irrelevant digits and
-places are drawn nor how pixels are scaled: classes are equally likely, images of a class too, and the rest are settings.
+A sample has one digit of either discriminative class (the first: y = 1), at any place, among digits of the irrelevant
+classes. Training samples are made of training images, test samples of test images, so no digit is in both. The paper
+says neither how irrelevant digits and places are drawn nor how pixels are scaled: classes are equally likely, images of
+a class too, and the rest are settings.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def source(data) -> Images:
     height, width = loaded.train_x.shape[1:3]
     if height != width:
         raise UserError(
-            f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and patches are square; use others"
+            f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and patches are "
+            f"square; use others"
         )
     known = int(loaded.train_y.max()) + 1
     for key in ("discriminative", "irrelevant", *(("misleading",) if data.spurious else ())):
@@ -162,12 +164,14 @@ TASK = Task(
         ),
         "spurious": Setting(
             0.0,
-            "share of training samples with a digit that goes with their label, and of test samples with the other label's; 0: no such digit",
+            "share of training samples with a digit that goes with their label, and of test samples with the other "
+            "label's; 0: no such digit",
             FRACTION,
         ),
         "misleading": Setting(
             (2, 3),
-            "where spurious > 0, classes of the digit that goes with label 1, and with label -1; no other digit is of them",
+            "where spurious > 0, classes of the digit that goes with label 1, and with label -1; no other digit is of "
+            "them",
             Allowed(lambda v: len(set(v)) == len(v) == 2 and min(v) >= 0, lambda: f"must be two {_CLASSES}"),
         ),
         "places": Setting(

@@ -1,10 +1,11 @@
 """The data of a theory of patches: one of two patterns decides the class, all others are irrelevant (Chowdhury et al. 2023, 4.2).
 
-A sample has one patch o1 (y = 1) or o2 (y = -1), unit vectors with <o1, o2> = delta_d, at any place among patches from p sets of
-irrelevant unit vectors, which have the same law in both classes. All of these have |<o1, q>| = |<o2, q>| = delta_r, and only the
-signs differ: a quarter of the sets leans to o1 (+, -), a quarter to o2 (-, +), half lean to neither (+, + and -, -). A patch that
-leans has |<o1 - o2, q>| = 2 delta_r, above the theory's bound (1 - delta_d) / 2, and any other has 0; so `data.confusing`, the
-number of those that lean in every sample, is l* - 1 exactly (Definitions D.2 and D.3).
+A sample has one patch o1 (y = 1) or o2 (y = -1), unit vectors with <o1, o2> = delta_d, at any place among patches from
+p sets of irrelevant unit vectors, which have the same law in both classes. All of these have |<o1, q>| = |<o2, q>| =
+delta_r, and only the signs differ: a quarter of the sets leans to o1 (+, -), a quarter to o2 (-, +), half lean to
+neither (+, + and -, -). A patch that leans has |<o1 - o2, q>| = 2 delta_r, above the theory's bound (1 - delta_d) / 2,
+and any other has 0; so `data.confusing`, the number of those that lean in every sample, is l* - 1 exactly (Definitions
+D.2 and D.3).
 """
 
 from __future__ import annotations
@@ -54,10 +55,13 @@ def in_plane(axes: Axes, data) -> Float[Array, "p D"]:
 
 
 def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Batch:
-    """Whole samples. Clusters of patches: 0 is o1, 1 is o2, 2 + j is set j; of what may come a set is as likely as another.
+    """Whole samples.
 
-    A pattern of a set has its axis e_j turned towards a random direction outside of all axes, by a tangent of up to half the diameter
-    spread sqrt((1 - delta_r^2) / (d p^2)); so the set lies in a ball of that diameter, and products with o1 and o2 are exact.
+    Clusters of patches: 0 is o1, 1 is o2, 2 + j is set j; of what may come a set is as likely as another.
+
+    A pattern of a set has its axis e_j turned towards a random direction outside of all axes, by a tangent of up to
+    half the diameter spread sqrt((1 - delta_r^2) / (d p^2)); so the set lies in a ball of that diameter, and products
+    with o1 and o2 are exact.
     """
     keys, others, axes = jax.random.split(noise_key, 4), data.positions - 1, fixed
     which = clusters_of(cluster_key, (size,), 2)
@@ -92,11 +96,14 @@ def batch(world: World, draws: Batch, data) -> Batch:
 
 
 def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]:
-    """What the first two router rows have in common with o1 - o2 (Lemmas E.1 and D.4). Only of routers whose rows are patches.
+    """What the first two router rows have in common with o1 - o2 (Lemmas E.1 and D.4).
 
-    direction: the cosine of w_1 - w_2 with o1 - o2. growth: <w_1 - w_2, o1 - o2> / |o1 - o2|^2, which is rate x steps in expectation where
-    the router is trained by its own loss. margin: the lesser of (<w_1, o1> - max <w_1, q>) / |w_1| and the same of o2, over the irrelevant
-    patches q of the test samples that lean to neither; above 0, no such patch is taken before the one that decides. The key is not used.
+    Only of routers whose rows are patches.
+
+    direction: the cosine of w_1 - w_2 with o1 - o2. growth: <w_1 - w_2, o1 - o2> / |o1 - o2|^2, which is rate x steps
+    in expectation where the router is trained by its own loss. margin: the lesser of (<w_1, o1> - max <w_1, q>) / |w_1|
+    and the same of o2, over the irrelevant patches q of the test samples that lean to neither; above 0, no such patch
+    is taken before the one that decides. The key is not used.
     """
     del world, key
     rows, tokens = params["router"].get("kernel", jnp.zeros((1, 1))), test.tokens
@@ -120,7 +127,10 @@ COLUMNS = {
     "theory/direction": Column(
         "cosine of w1 - w2 and o1 - o2",
         higher_is_better=True,
-        definition="Cosine of the difference of the router's rows and that of the two patterns that decide (Lemma E.1): 1 where it points from one to the other.",
+        definition=(
+            "Cosine of the difference of the router's rows and that of the two patterns that decide (Lemma E.1): 1 "
+            "where it points from one to the other."
+        ),
     ),
     "theory/growth": Column(
         "length of w1 - w2 along o1 - o2,\nin units of |o1 - o2|",
@@ -129,7 +139,10 @@ COLUMNS = {
     "theory/margin": Column(
         "margin of the pattern over neutral patches,\nover the length of the row",
         higher_is_better=True,
-        definition="How much higher a row scores the pattern that decides than the best irrelevant patch, over the length of the row (Lemma D.4); below 0 it is not picked.",
+        definition=(
+            "How much higher a row scores the pattern that decides than the best irrelevant patch, over the length of "
+            "the row (Lemma D.4); below 0 it is not picked."
+        ),
     ),
 }
 

@@ -23,7 +23,8 @@ from routed.tasks import TASKS
 READOUTS: dict[str, Setting] = {
     "experts.readout": Setting(
         "normal",
-        "fixed output weights of neurons: normal, N(0, 1) (paper), or signs, 1 and -1 by turns from expert to expert (released)",
+        "fixed output weights of neurons: normal, N(0, 1) (paper), or signs, 1 and -1 by turns from expert to expert "
+        "(released)",
         one_of(("normal", "signs")),
     )
 }
@@ -70,8 +71,9 @@ def patch_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 def patch_cnn(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """f(x) = 1/n sum_j sum_r a_r ReLU(<w_r, x_j>): one network of as many neurons as the mixture's experts together, on all n patches.
 
-    A `patch_moe` with the same weights is this where each expert takes all patches with gates of 1. With `experts.largest` = l, a
-    neuron's mean is over its l largest responses: each picks its own patches, and no router learns which.
+    A `patch_moe` with the same weights is this where each expert takes all patches with gates of 1. With
+    `experts.largest` = l, a neuron's mean is over its l largest responses: each picks its own patches, and no router
+    learns which.
     """
     del mesh
     own = node_of(config).experts
@@ -142,7 +144,10 @@ def _fixed(params: dict[str, Any], readout: str, weights: Float[Array, "E H 1"] 
 
 
 def _joined(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of the layer, where the output weights are the experts'. No statistic of gradients sees any of theirs."""
+    """Parameters of the layer, where the output weights are the experts'.
+
+    No statistic of gradients sees any of theirs.
+    """
     own = {name: group for name, group in params.items() if name != "fixed"}
     return own | {"experts": params["experts"] | jax.lax.stop_gradient(params["fixed"])}
 

@@ -1,10 +1,11 @@
 """Images whose class is told by all of them or by a part: as they are, on a background, among others, or with a misleading colour.
 
-After the wide ResNets' data of Chowdhury et al. (2023, 5.2 and A), from images at hand. plain: the image. backgrounds: the image at half
-its size, anywhere on a larger scene (theirs: plants of ImageNet; here: another image of the set whose tiles are in random order, which has
-colours and edges of images but no object). vehicles: at half its size in a random quadrant, the others are filled with images of classes
-that are not to be told. `data.spurious`: every class has a colour, which the background takes in that share of the training samples; in
-as large a share of the test samples it is another class's (theirs: hair colour and smiling). `data.images=celeba`: see `celeba.py`.
+After the wide ResNets' data of Chowdhury et al. (2023, 5.2 and A), from images at hand. plain: the image. backgrounds:
+the image at half its size, anywhere on a larger scene (theirs: plants of ImageNet; here: another image of the set whose
+tiles are in random order, which has colours and edges of images but no object). vehicles: at half its size in a random
+quadrant, the others are filled with images of classes that are not to be told. `data.spurious`: every class has a
+colour, which the background takes in that share of the training samples; in as large a share of the test samples it is
+another class's (theirs: hair colour and smiling). `data.images=celeba`: see `celeba.py`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def source(data) -> Images:
     height, width = found.train_x.shape[1:3]
     if height != width or height % 2 or height % TILE:
         raise UserError(
-            f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and scenes are made of squares of a"
+            f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and scenes are made of "
+            f"squares of a"
             f" multiple of {TILE}; use others"
         )
     if height % data.side:
@@ -261,12 +263,14 @@ TASK = Task(
         "side": images.SIDE,
         "objects": Setting(
             (0, 1, 8, 9),
-            "of scene vehicles: classes that are told apart (CIFAR-10: airplane, automobile, ship, truck); others fill the scene",
+            "of scene vehicles: classes that are told apart (CIFAR-10: airplane, automobile, ship, truck); others fill "
+            "the scene",
             Allowed(lambda v: len(set(v)) == len(v) > 1 and min(v) >= 0, lambda: "must be different classes, at least two"),
         ),
         "spurious": Setting(
             0.0,
-            "share of training samples with their class's colour, and of test samples with another's; 0: no colours (celeba: of hair)",
+            "share of training samples with their class's colour, and of test samples with another's; 0: no colours "
+            "(celeba: of hair)",
             FRACTION,
         ),
         "attributes": Setting(

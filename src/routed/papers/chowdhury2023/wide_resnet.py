@@ -1,8 +1,8 @@
 """Wide ResNets of 10 layers, and the same whose last convolution is a patch-level mixture (Zagoruyko and Komodakis 2016; Chowdhury et al. 2023, 5.2).
 
-Convolutions are products with windows (`routed.routers.features.patches`): XLA:CPU takes 30 times as long for the gradient of a
-convolution within a loop. Statistics of a batch normalisation are the model's state, which moves in training steps and is used at
-evaluation.
+Convolutions are products with windows (`routed.routers.features.patches`): XLA:CPU takes 30 times as long for the
+gradient of a convolution within a loop. Statistics of a batch normalisation are the model's state, which moves in
+training steps and is used at evaluation.
 """
 
 from __future__ import annotations
@@ -107,7 +107,10 @@ class Head(nn.Module):
 
 
 class Filters(nn.Module):
-    """One expert: convolutions of a patch, beyond which there are zeros. A patch is [p, p, C] and comes back as one row [p p F]."""
+    """One expert: convolutions of a patch, beyond which there are zeros.
+
+    A patch is [p, p, C] and comes back as one row [p p F].
+    """
 
     filters: int
     size: int
@@ -160,8 +163,9 @@ def wide_resnet(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """The network whose last convolution is a mixture: each expert's filters on the patches that it takes of the last map.
 
-    Channel f of expert s at patch j is G_js (w_sf * x_j), 0 where it does not take the patch; channels of all experts stand side by side,
-    are normalised and averaged over positions. Parameters: `router`, `experts`, and `trunk`, which is all else.
+    Channel f of expert s at patch j is G_js (w_sf * x_j), 0 where it does not take the patch; channels of all experts
+    stand side by side, are normalised and averaged over positions. Parameters: `router`, `experts`, and `trunk`, which
+    is all else.
     """
     del mesh
     own, outputs, count = node_of(config).resnet, TASKS[config.data.name].outputs(config.data), config.experts.count

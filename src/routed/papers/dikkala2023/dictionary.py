@@ -110,7 +110,8 @@ def _check(config: ConfigDict) -> None:
         refuse(
             "data.rank",
             rank,
-            f"all combinations of data.clusters={clusters} atoms are listed, and there are e^{logs:.0f}; lower either, to at"
+            f"all combinations of data.clusters={clusters} atoms are listed, and there are e^{logs:.0f}; lower either, "
+            f"to at"
             f" most {LISTED:,} atoms in the list",
         )
 

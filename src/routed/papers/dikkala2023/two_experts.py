@@ -16,7 +16,8 @@ from routed.tasks import TASKS
 #: Norm of a fresh router and of fresh experts in the theorem of two Gaussians, where it tends to 0.
 SMALL = 1e-2
 
-#: |w| at which the claims are tried. The margin of Claim 3, for w = alpha z, vanishes as alpha^2: below this float32 cannot see it.
+#: |w| at which the claims are tried. The margin of Claim 3, for w = alpha z, vanishes as alpha^2: below this float32
+#: cannot see it.
 ALPHAS = (0.3, 1.0, 3.0, 10.0, 30.0)
 
 #: cos(w, z) at which Claims 1 and 2 are tried.
@@ -78,7 +79,8 @@ def margin(
 ) -> Scalar:
     """(E[y^2] E[f] - E[y] E[y f]) / (Var[y] E[f]) = 1 - E[y] Cov[y, f] / (Var[y] E[f]) over points with these weights.
 
-    `rest` is 1 - y. Deviations from the mean are taken of whichever of the two is smaller, so that float32 keeps their digits.
+    `rest` is 1 - y. Deviations from the mean are taken of whichever of the two is smaller, so that float32 keeps their
+    digits.
     """
     mean, left = weights @ y, weights @ rest
     apart = jnp.where(mean < 0.5, y - mean, left - rest)

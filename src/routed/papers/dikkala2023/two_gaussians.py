@@ -66,9 +66,9 @@ def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
 def plane(data, rings: int = 48, angles: int = 48) -> tuple[Float[np.ndarray, "Q 2"], Float[np.ndarray, " Q"]]:
     """Quadrature of the first Gaussian's noise within a plane: points and weights, which sum to 1.
 
-    Two coordinates g of the noise have density exp(-|g|^2 / (2 sigma^2)) P(|rest|^2 <= radius^2 - |g|^2), where |rest|^2 /
-    sigma^2 is chi-squared with D - 2 degrees of freedom: Gauss-Legendre over |g|, equal angles. Every point has its mirror
-    images in both axes, so what vanishes by symmetry vanishes here too.
+    Two coordinates g of the noise have density exp(-|g|^2 / (2 sigma^2)) P(|rest|^2 <= radius^2 - |g|^2), where
+    |rest|^2 / sigma^2 is chi-squared with D - 2 degrees of freedom: Gauss-Legendre over |g|, equal angles. Every point
+    has its mirror images in both axes, so what vanishes by symmetry vanishes here too.
     """
     node, weight = np.polynomial.legendre.leggauss(rings)
     radius, weight = data.radius * (node + 1) / 2, weight * data.radius / 2

@@ -3,8 +3,8 @@
 from routed.plan.arms import TOP1, Arm, Match
 
 ARMS: dict[str, Arm] = {
-    # Rows from data change both which samples are near and how sharp the gate is; these two arms tell the effects apart: a gate as
-    # sharp as the learned one, and one as soft as the fresh one.
+    # Rows from data change both which samples are near and how sharp the gate is; these two arms tell the effects
+    # apart: a gate as sharp as the learned one, and one as soft as the fresh one.
     "frozen_data_sharp": Arm(
         {"router.frozen": True, "router.from_data": True},
         "frozen, rows are examples, as sharp as learned",

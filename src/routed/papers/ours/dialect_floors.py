@@ -15,7 +15,10 @@ from routed.tasks.text.documents import choose
 
 
 class Cut(NamedTuple):
-    """A corrupted row, as words: what is left before each gap, and what is cut out there. A row ends with what is cut out."""
+    """A corrupted row, as words: what is left before each gap, and what is cut out there.
+
+    A row ends with what is cut out.
+    """
 
     left: list[list[int]]
     out: list[list[int]]
@@ -24,9 +27,10 @@ class Cut(NamedTuple):
 def floors(data: ConfigDict, batch: TextBatch) -> dict[str, float]:
     """Nats per target token, sentinels and end included, for who knows all dialects, but not which one a row is of.
 
-    `floor` reads the whole input, and so learns the dialect; `floor_blind` sees of each gap the word before and the word behind.
-    -log p(row) / p(input), and p(input) is the sum of p(row) over all that may have been cut out, and over the lengths of the cuts,
-    whose divisions are equally likely. The dialect is summed over in both: once a row, or (blind) once a gap.
+    `floor` reads the whole input, and so learns the dialect; `floor_blind` sees of each gap the word before and the
+    word behind. -log p(row) / p(input), and p(input) is the sum of p(row) over all that may have been cut out, and over
+    the lengths of the cuts, whose divisions are equally likely. The dialect is summed over in both: once a row, or
+    (blind) once a gap.
     """
     chosen = tables(data)[[names(data).index(name) for name in choose(data, names(data))]]
     most, _ = spans.counts(spans.lengths(data)[0], data.noise_density, data.mean_span)
@@ -72,7 +76,10 @@ def _chance(tables: Float[np.ndarray, "C V V"], words: list[int]) -> Float[np.nd
 
 
 def _ways(powers: Float[np.ndarray, "P C V V"], before: int, behind: int | None) -> Float[np.ndarray, "N C"]:
-    """The chance of the word behind n = 0, 1, ... unknown ones, table^(n + 1); at least one is cut out, and after the last gap is nothing."""
+    """The chance of the word behind n = 0, 1, ...
+
+    unknown ones, table^(n + 1); at least one is cut out, and after the last gap is nothing.
+    """
     chances = np.ones(powers.shape[:2])[1:] if behind is None else powers[1:, :, before, behind].copy()
     chances[0] = 0
     return chances

@@ -1,7 +1,10 @@
-"""Artificial dialects: the same words, equally often in each; what follows a word is the dialect's own. Nothing to fetch.
+"""Artificial dialects: the same words, equally often in each; what follows a word is the dialect's own.
 
-A word tells nothing of its dialect, its neighbours nearly everything. A word is one character, so that with `data.tokens=bytes` it
-is one token, and a document is a row: a stationary Markov chain, of which all that can be known is known (`dialect_floors`).
+Nothing to fetch.
+
+A word tells nothing of its dialect, its neighbours nearly everything. A word is one character, so that with
+`data.tokens=bytes` it is one token, and a document is a row: a stationary Markov chain, of which all that can be known
+is known (`dialect_floors`).
 """
 
 from __future__ import annotations
@@ -88,7 +91,8 @@ def shared(
 ) -> Float[np.ndarray, "V V"]:
     """How often word j follows word i: words lie side by side on [0, 1] in one order, and below in another; i and j share so much.
 
-    A word is as long as it is frequent, so both sums over words are the frequencies, and at most 2 V - 1 pairs share anything.
+    A word is as long as it is frequent, so both sums over words are the frequencies, and at most 2 V - 1 pairs share
+    anything.
     """
     (start, end), (under, until) = (_stretches(order, frequency) for order in (above, below))
     both = np.minimum(end[:, None], until[None]) - np.maximum(start[:, None], under[None])
@@ -120,7 +124,8 @@ def chains(
 def entropy_rate(table: Float[np.ndarray, "V V"], frequency: Float[np.ndarray, " V"]) -> float:
     """Nats of the next word, given the one before: -sum_ij f_i P_ij log P_ij.
 
-    Of a dialect: the entropy rate of its text. Of the mean of all tables: the loss of who sees one word and not the dialect.
+    Of a dialect: the entropy rate of its text. Of the mean of all tables: the loss of who sees one word and not the
+    dialect.
     """
     logs = np.log(np.where(table > 0, table, 1))
     return float(-(frequency[:, None] * table * logs).sum())
@@ -132,7 +137,8 @@ def about(data: ConfigDict) -> str:
     rate = np.mean([entropy_rate(table, frequency) for table in known])
     blind = entropy_rate(known.mean(0), frequency)
     return (
-        f", dialects of the same {data.words} words: after a word the next has {rate:.3f} nats where the dialect is known,"
+        f", dialects of the same {data.words} words: after a word the next has {rate:.3f} nats where the dialect is "
+        f"known,"
         f" {blind:.3f} where it is not"
     )
 

@@ -22,8 +22,8 @@ def growing(config: ConfigDict) -> tuple[str, ...]:
 
 
 ARMS: dict[str, Arm] = {
-    # Competition, and what takes one thing out of it: the target's meaning, the winners' merit, the winners (all experts run and
-    # learn on as many steps), the winners' part in the output.
+    # Competition, and what takes one thing out of it: the target's meaning, the winners' merit, the winners (all
+    # experts run and learn on as many steps), the winners' part in the output.
     "compete": Arm(_COMPETE, "competition", "#661100"),
     "compete_shuffled": Arm(
         _COMPETE | {"selection.distil_target": "shuffled"}, "competition, shuffled target", "#E69F00"
@@ -31,9 +31,10 @@ ARMS: dict[str, Arm] = {
     "compete_random": Arm(_COMPETE | {"selection.winners": "random"}, "random winners", "#CC79A7"),
     "compete_dense": Arm(_COMPETE | {"selection.winners": "all"}, "dense steps, nobody wins", "#009E73"),
     "compete_distil": Arm(_COMPETE | {"selection.forward": False}, "competition, only distilled", "#56B4E9"),
-    # Published methods, as published. StableMoE (Dai et al. 2022): one expert, weighed by a sigmoid; for a tenth of the steps the router
-    # learns and teaches a router of token ids, which then decides. SMoE-Dropout (Chen et al. 2023): a frozen router whose K grows to all
-    # experts. HyperRouter (Do et al. 2023): a frozen network makes the router's weights of an embedding that learns.
+    # Published methods, as published. StableMoE (Dai et al. 2022): one expert, weighed by a sigmoid; for a tenth of the
+    # steps the router learns and teaches a router of token ids, which then decides. SMoE-Dropout (Chen et al. 2023): a
+    # frozen router whose K grows to all experts. HyperRouter (Do et al. 2023): a frozen network makes the router's
+    # weights of an embedding that learns.
     "stable": Arm(
         {
             "router.name": "stable",
@@ -55,7 +56,8 @@ ARMS: dict[str, Arm] = {
         "#CC6677",
     ),
     "hyper": Arm({"router.name": "hyper"}, "HyperRouter", "#AA4499"),
-    # StableMoE and XMoE as in the code of Pham et al. (2024): nothing but embeddings of length 1, of tokens or of 8 numbers of each.
+    # StableMoE and XMoE as in the code of Pham et al. (2024): nothing but embeddings of length 1, of tokens or of 8
+    # numbers of each.
     "stable_coded": Arm({"router.measure": "direction"}, "StableMoE as Pham et al. coded it", "#88CCEE"),
     "xmoe_coded": Arm(
         {"router.name": "projected", "router.measure": "direction", "router.dim": 8},

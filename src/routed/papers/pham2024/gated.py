@@ -1,7 +1,9 @@
-"""Mixtures of Gaussian experts under a gate of the K largest scores (Pham et al. 2024, eq. 6): density, Hellinger distance, Voronoi loss.
+"""Mixtures of Gaussian experts under a gate of the K largest scores (Pham et al. 2024, eq.
 
-p_G(y | x) = sum_i softmax(TopK(s(x), K))_i N(y | g_i(x), v_i), g_i(x) = a_i x + b_i, v_i a variance, x and y numbers. Scores are |g_i(x)|
-(gate `norms`: competition) or alpha_i x + beta_i (gate `softmax`, a router of its own weights).
+6): density, Hellinger distance, Voronoi loss.
+
+p_G(y | x) = sum_i softmax(TopK(s(x), K))_i N(y | g_i(x), v_i), g_i(x) = a_i x + b_i, v_i a variance, x and y numbers.
+Scores are |g_i(x)| (gate `norms`: competition) or alpha_i x + beta_i (gate `softmax`, a router of its own weights).
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ def answers(own: Components, x: Float[Array, " T"]) -> Float[Array, "T k"]:
 
 
 def log_weights(own: Components, gate: str, most: int, x: Float[Array, " T"]) -> Float[Array, "T k"]:
-    """log softmax(TopK(scores, most)); NEVER where an expert is not chosen. Who is chosen has no gradient, as everywhere."""
+    """log softmax(TopK(scores, most)); NEVER where an expert is not chosen.
+
+    Who is chosen has no gradient, as everywhere.
+    """
     scores = answers(own, x)
     scores = jnp.abs(scores) if gate == NORMS else x[:, None] * own.gate[None, :, 0] + own.gate[None, :, 1]
     # By their numbers: a comparison with the K-th score may miss that very expert, where XLA computes the score twice.
@@ -70,8 +75,8 @@ def hellinger(one: Components, other: Components, gate: str, most: int, nodes: t
 def voronoi(own: Components, true: Components, gate: str, most: int) -> Scalar:
     """D(G, G*): the largest sum over K of the true components of what the estimated ones in their cells are away from them.
 
-    sum_j sum_(i in A_j) (|W_i - W*_j| + |v_i - v*_j|) (Pham et al. 2024, Theorem 4.2); A_j are the components nearest to true j. With the
-    gate `softmax` W holds its weights too, minus their means, which are no part of the density.
+    sum_j sum_(i in A_j) (|W_i - W*_j| + |v_i - v*_j|) (Pham et al. 2024, Theorem 4.2); A_j are the components nearest
+    to true j. With the gate `softmax` W holds its weights too, minus their means, which are no part of the density.
     """
     centred = lambda gate: gate - gate.mean(-2, keepdims=True)  # noqa: E731
     parts = [(one.line,) if gate == NORMS else (one.line, centred(one.gate)) for one in (own, true)]

@@ -28,12 +28,14 @@ SETTINGS = {
 #: Variances stay within these: without a bound the likelihood has none.
 LEAST, LARGEST = 0.02, 5.0
 
-#: A fit has converged if sqrt(n) |gradient of the mean log likelihood| is below this: where the Fisher information is about 1, what is left
-#: to go is then this share of the estimate's own deviation. Where all experts are chosen it is at least as likely as the truth, too; where fewer
-#: are, the likelihood jumps, and such an end is where its smooth part has no gradient: not its maximum, though its equation is unbiased.
+#: A fit has converged if sqrt(n) |gradient of the mean log likelihood| is below this: where the Fisher information is
+#: about 1, what is left to go is then this share of the estimate's own deviation. Where all experts are chosen it is at
+#: least as likely as the truth, too; where fewer are, the likelihood jumps, and such an end is where its smooth part
+#: has no gradient: not its maximum, though its equation is unbiased.
 SETTLED = 0.1
 
-#: Distances from G* at which h / D is asked, in random directions, and directions; `far` are draws as those of random starts.
+#: Distances from G* at which h / D is asked, in random directions, and directions; `far` are draws as those of random
+#: starts.
 RADII, DIRECTIONS = (0.01, 0.03, 0.1, 0.3, 1.0), 12
 
 #: Nodes of the quadrature in x and in y, and how far y goes.
@@ -123,7 +125,10 @@ def _components(params) -> Components:
 
 
 def _moved(own: Components, key, scale: Float[Array, ""] | float, unit: bool = False) -> Components:
-    """The components plus noise of deviation `scale`; `unit`: by `scale` in a random direction. Variances move in logarithms."""
+    """The components plus noise of deviation `scale`; `unit`: by `scale` in a random direction.
+
+    Variances move in logarithms.
+    """
     keys = jax.random.split(key, 3)
     noise = [jax.random.normal(one, part.shape) for one, part in zip(keys, own, strict=True)]
     length: Any = jnp.sqrt(sum((part**2).sum() for part in noise)) if unit else 1.0
@@ -142,23 +147,38 @@ def _random(key) -> Components:
 COLUMNS = {
     "theory/hellinger": Column(
         "Hellinger distance from the truth,\nmean over x", log=True, bounds=AT_LEAST_0,
-        definition="Mean over x of the Hellinger distance between the estimated and the true density of y; of fits that converged.",
+        definition=(
+            "Mean over x of the Hellinger distance between the estimated and the true density of y; of fits that "
+            "converged."
+        ),
     ),
     "theory/voronoi": Column(
         "Voronoi loss D", log=True, bounds=AT_LEAST_0,
-        definition="How far the estimated experts are from the true ones that they are nearest to, over the two worst; of fits that converged.",
+        definition=(
+            "How far the estimated experts are from the true ones that they are nearest to, over the two worst; of "
+            "fits that converged."
+        ),
     ),
     "theory/settled": Column(
         "fits that converged", bounds=SHARE, higher_is_better=True,
-        definition="1 where the gradient at the likeliest start, times the root of the samples, is below .1 and (if all experts are chosen) it is at least as likely as the truth.",
+        definition=(
+            "1 where the gradient at the likeliest start, times the root of the samples, is below .1 and (if all "
+            "experts are chosen) it is at least as likely as the truth."
+        ),
     ),
     "theory/residual": Column(
         "root of n times the gradient", log=True, bounds=AT_LEAST_0,
-        definition="Norm of the gradient of the mean log likelihood of the likeliest start, times the root of the number of samples.",
+        definition=(
+            "Norm of the gradient of the mean log likelihood of the likeliest start, times the root of the number of "
+            "samples."
+        ),
     ),
     "theory/gain": Column(
         "log likelihood over the truth's (nats)",
-        definition="Log likelihood of all training samples at the likeliest start, minus that of the truth: a maximum is above 0.",
+        definition=(
+            "Log likelihood of all training samples at the likeliest start, minus that of the truth: a maximum is "
+            "above 0."
+        ),
     ),
     "theory/best_start": Column(
         "number of the likeliest start", bounds=AT_LEAST_0,
@@ -166,7 +186,10 @@ COLUMNS = {
     ),
     "theory/ratio_fall": Column(
         "log of smallest h / D at .01 over that at .3",
-        definition="Logarithm of the smallest ratio of both distances at distance .01 from the truth over that at .3: far below 0 where it vanishes.",
+        definition=(
+            "Logarithm of the smallest ratio of both distances at distance .01 from the truth over that at .3: far "
+            "below 0 where it vanishes."
+        ),
     ),
     **{
         name: Column(

@@ -14,8 +14,9 @@ from routed.papers.pham2024.gated import GATES, NORMS, Components, answers, log_
 from routed.settings.setting import Setting, one_of, within
 from routed.tasks.task import Task, World
 
-#: The measure that data come from. If two are chosen: by norm, experts 2 and 3 for x below -1/7, 1 and 2 up to .8, 1 and 3 beyond; by the
-#: gate's own scores 2 and 3 below -1/3, 1 and 2 up to 1/3, 1 and 3 beyond. No g_i is 0 but at a point.
+#: The measure that data come from. If two are chosen: by norm, experts 2 and 3 for x below -1/7, 1 and 2 up to .8, 1
+#: and 3 beyond; by the gate's own scores 2 and 3 below -1/3, 1 and 2 up to 1/3, 1 and 3 beyond. No g_i is 0 but at a
+#: point.
 TRUE = Components(
     line=np.array([[2.0, 1.0], [-1.0, 1.5], [1.5, -0.5]], np.float32),  # type: ignore[arg-type]
     variance=np.array([0.2, 0.1, 0.3], np.float32),  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """The folder of what is expensive to make again: trained tokenizers and tokenised text, by the hash of what made them.
 
-An entry is a file and a note beside it, whose digest covers both: a damaged entry is never used, but named and made again.
+An entry is a file and a note beside it, whose digest covers both: a damaged entry is never used, but named and made
+again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ def key(*parts: str) -> str:
 
 
 def store(path: pathlib.Path, content: bytes | Callable[[pathlib.Path], None], note: dict[str, Any]) -> None:
-    """Keeps an entry. Its note, which `content` may still change while it writes, comes last: without it there is no entry."""
+    """Keeps an entry.
+
+    Its note, which `content` may still change while it writes, comes last: without it there is no entry.
+    """
     _write(path, content)
     _write(_beside(path), json.dumps(note | {"digest": _digest(path, note)}).encode())
 

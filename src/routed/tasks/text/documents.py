@@ -72,7 +72,10 @@ def whole_fingerprint(path: pathlib.Path) -> str:
 
 
 def fingerprint(paths: Iterable[pathlib.Path]) -> str:
-    """A hash of names, sizes and both ends of the files: cheap, and the same wherever they lie. Of formats that end in a checksum, or that nobody edits."""
+    """A hash of names, sizes and both ends of the files: cheap, and the same wherever they lie.
+
+    Of formats that end in a checksum, or that nobody edits.
+    """
     total = hashlib.sha256()
     for path in paths:
         with open_file(path) as file:

@@ -1,4 +1,7 @@
-"""Plain text: `train.txt`, `valid.txt` and `test.txt` in a folder, as enwik8, text8 and WikiText are laid out. UTF-8, maybe one long line."""
+"""Plain text: `train.txt`, `valid.txt` and `test.txt` in a folder, as enwik8, text8 and WikiText are laid out.
+
+UTF-8, maybe one long line.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ PIECE = 1 << 16
 
 
 def files(data: ConfigDict) -> Source:
-    """The three files of `data.directory`; a piece ends behind a space or a line. A file that another begins or ends with is told of.
+    """The three files of `data.directory`; a piece ends behind a space or a line.
+
+    A file that another begins or ends with is told of.
 
     Raises:
       UserError: a file that is missing, cannot be read, or is not UTF-8.

@@ -1,4 +1,7 @@
-"""Texts with a class each, from plain tables: what a language model is fine-tuned on. A row is the class, then the tokens."""
+"""Texts with a class each, from plain tables: what a language model is fine-tuned on.
+
+A row is the class, then the tokens.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +52,10 @@ class Tables(NamedTuple):
 def load(data: ConfigDict) -> Corpus:
     """The texts of `data.table`, of the classes `data.labels`, as rows of 1 + `data.input_length` numbers.
 
-    NAME-train.tsv and NAME-test.tsv have a head with `text` and `label`; NAME-valid.tsv is there, or a tenth of the training texts is held out.
-    A text to validate on that is trained on is left out, and one to test on that is in either.
-    Texts of other labels, or without a label or a word, are left out, which the log counts. A long text is cut at its end; before a short one stand pads, as its last token is read.
+    NAME-train.tsv and NAME-test.tsv have a head with `text` and `label`; NAME-valid.tsv is there, or a tenth of the
+    training texts is held out. A text to validate on that is trained on is left out, and one to test on that is in
+    either. Texts of other labels, or without a label or a word, are left out, which the log counts. A long text is cut
+    at its end; before a short one stand pads, as its last token is read.
 
     Raises:
       UserError: a table that is missing, damaged, has no text of a class, or mostly texts without a label or a word.
@@ -80,7 +84,8 @@ def check(config: ConfigDict) -> None:
         refuse(
             "data.tokens",
             "train",
-            "texts with classes have the tokens of the text before; name bytes, characters or the SentencePiece model file"
+            "texts with classes have the tokens of the text before; name bytes, characters or the SentencePiece model "
+            "file"
             " (initial.workdir keeps that of its text: pieces/*.model)",
         )
 
@@ -153,7 +158,8 @@ def _say_left_out(data: ConfigDict, rows: list[Row], empty: int, part: str) -> N
     words = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
     if 2 * (bare + empty) > len(rows):
         raise UserError(
-            f"{data.table}: most of the {len(rows)} texts to {PURPOSE[part]} cannot be used: {words}; mend the table, or"
+            f"{data.table}: most of the {len(rows)} texts to {PURPOSE[part]} cannot be used: {words}; mend the table, "
+            f"or"
             " name other data.tokens"
         )
     if words:

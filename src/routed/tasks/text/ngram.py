@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float, Int, Integer
 #: Tokens of the longest context that is counted, and one.
 ORDER = 5
 
-#: Training tokens that are counted, at most; of a longer text, as many in each of its PIECES, as books stand one behind the other.
+#: Training tokens that are counted, at most; of a longer text, as many in each of its PIECES, as books stand one behind
+#: the other.
 COUNTED, PIECES = 1 << 24, 256
 
 
@@ -24,9 +25,9 @@ def ngram_loss(
 ) -> float:
     """Nats per target (of those that are `counted`) of an interpolated model of `text`, which sees the inputs of a row up to the target, as a decoder does.
 
-    Witten-Bell: p(w|c) = (n(c w) + t(c) p(w|c')) / (n(c) + t(c)), t(c) the number of different tokens after c, and c' the context
-    without its first token; p(w) is smoothed with the uniform distribution in turn (Chen and Goodman 1999, 2.5). A context that
-    never came says nothing, nor one longer than what was read.
+    Witten-Bell: p(w|c) = (n(c w) + t(c) p(w|c')) / (n(c) + t(c)), t(c) the number of different tokens after c, and c'
+    the context without its first token; p(w) is smoothed with the uniform distribution in turn (Chen and Goodman 1999,
+    2.5). A context that never came says nothing, nor one longer than what was read.
     """
     streams = [part.astype(np.int64) for one in text for part in _spread(one, COUNTED // len(text))]
     rows = np.concatenate([inputs, targets[:, -1:]], 1).astype(np.int64)

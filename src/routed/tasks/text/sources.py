@@ -19,8 +19,8 @@ from routed.tasks.text.prepared import tfds
 class TextSource(NamedTuple):
     """A source of text: `open` reads where it lies; a router of a language model gets the features of a hidden layer.
 
-    `about(data)` ends the sentence that says what the data are; `floors(data, rows)` says what losses nobody can fall below, or only
-    who uses more than he names: columns `eval/NAME`.
+    `about(data)` ends the sentence that says what the data are; `floors(data, rows)` says what losses nobody can fall
+    below, or only who uses more than he names: columns `eval/NAME`.
     """
 
     open: Callable[[Any], Source]
@@ -40,7 +40,8 @@ SHARED: dict[str, Setting] = {
     "temperature": Setting(1.0, "a language is drawn in proportion to its text to the power 1 / temperature", POSITIVE),
     "tokens": Setting(
         "train",
-        "a SentencePiece model file; train: one fitted to the training text; bytes; or characters: a to z and the space, as in text8",
+        "a SentencePiece model file; train: one fitted to the training text; bytes; or characters: a to z and the "
+        "space, as in text8",
     ),
     "vocabulary": Setting(2048, "token ids, sentinels (the highest ones) included", COUNT),
     "input_length": Setting(

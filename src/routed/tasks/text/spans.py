@@ -28,8 +28,8 @@ def counts(length: int, density: float, mean_span: float) -> tuple[int, int]:
 def lengths(data: ConfigDict) -> tuple[int, int]:
     """Length of a row before corruption, and of its target, so that the encoder gets exactly `data.input_length`.
 
-    input = row - noise + spans + 1, target = noise + spans + 1 (the 1 is the end of sequence), for the longest such row;
-    as `random_spans_helper` of T5: 512 gives 568 and 114.
+    input = row - noise + spans + 1, target = noise + spans + 1 (the 1 is the end of sequence), for the longest such
+    row; as `random_spans_helper` of T5: 512 gives 568 and 114.
 
     Raises:
       UserError: no row becomes exactly that long.

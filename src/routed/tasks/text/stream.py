@@ -37,8 +37,8 @@ def batches(
 ) -> Iterator[TextBatch]:
     """This process's rows of the global batch of step `start`, `start` + 1, ...: the `process`-th of `processes` blocks.
 
-    A grain.DatasetIterator, whose `get_state()` and `set_state()` hold the step only. Every epoch of a language has every row once, in an order of its
-    own; the noise is new each time.
+    A grain.DatasetIterator, whose `get_state()` and `set_state()` hold the step only. Every epoch of a language has
+    every row once, in an order of its own; the noise is new each time.
 
     Raises:
       UserError: the batch cannot be divided by the processes.
@@ -47,7 +47,8 @@ def batches(
 
     if config.batch_size % processes:
         raise UserError(
-            f"batch_size={config.batch_size}: {processes} processes cannot share it; set it to a multiple of {processes}"
+            f"batch_size={config.batch_size}: {processes} processes cannot share it; set it to a multiple of "
+            f"{processes}"
         )
     block = config.batch_size // processes
     make = batch_function(SPANS, corpus, config, seed, slice(process * block, (process + 1) * block))
@@ -101,8 +102,8 @@ def batch_function(
 def held_out(form: Form, corpus: Corpus, config: ConfigDict) -> tuple[TextBatch, TextBatch]:
     """Rows to validate and to test on, of each about `data.eval_rows`, the same number from every language and evenly spaced in it.
 
-    Noise is fixed. A language with fewer rows gives all of them. Where there is no text to test on, every second validation row is a
-    test row.
+    Noise is fixed. A language with fewer rows gives all of them. Where there is no text to test on, every second
+    validation row is a test row.
 
     Raises:
       UserError: a language without a row for each.
@@ -112,7 +113,8 @@ def held_out(form: Form, corpus: Corpus, config: ConfigDict) -> tuple[TextBatch,
     for language, rows in zip(corpus.languages, corpus.validation, strict=True):
         if len(rows) < 2:
             raise UserError(
-                f"data.languages: the validation text of {language} is a single row, and every second is for the test; give it more"
+                f"data.languages: the validation text of {language} is a single row, and every second is for the test; "
+                f"give it more"
                 " text or leave it out"
             )
     first, second = (tuple(rows[start::2] for rows in corpus.validation) for start in (0, 1))
@@ -161,8 +163,9 @@ def _classified(rows, language, data: ConfigDict, rng: np.random.Generator, part
 class Form(NamedTuple):
     """What a row becomes: how text is loaded in rows, the batch made of some, and its lengths.
 
-    `lengths(data)` are those of a row's inputs and targets, `tokens(data)` those that stacks read of it. A form that is `tested` holds
-    rows out for a test, too; of one that is `padded` the inputs have pads, which no metric of a router counts.
+    `lengths(data)` are those of a row's inputs and targets, `tokens(data)` those that stacks read of it. A form that is
+    `tested` holds rows out for a test, too; of one that is `padded` the inputs have pads, which no metric of a router
+    counts.
     """
 
     load: Callable[[ConfigDict], Corpus]

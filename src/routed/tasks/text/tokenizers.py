@@ -1,4 +1,7 @@
-"""Tokenizers as data: a SentencePiece model given or trained here, bytes, or the letters. Ids: 0 pads, 1 ends, 2 is unknown."""
+"""Tokenizers as data: a SentencePiece model given or trained here, bytes, or the letters.
+
+Ids: 0 pads, 1 ends, 2 is unknown.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ from routed.tasks.text.spans import END, PAD, UNKNOWN
 #: Characters of training text that a tokenizer is trained on.
 SAMPLE = 4_000_000
 
-#: Characters of a line of it, of at most 4 bytes each; the library leaves out what is longer, and fails where nothing is left.
+#: Characters of a line of it, of at most 4 bytes each; the library leaves out what is longer, and fails where nothing
+#: is left.
 LINE = 1 << 14
 
 #: Changes when training changes, so that old models are not taken from the cache.
@@ -40,7 +44,8 @@ COVERAGE = 0.98
 RESERVED, BYTES = 3, 256
 
 
-#: The alphabet of text8 (Mahoney 2006): in it digits are spelt out, and whatever else stands between words is one space.
+#: The alphabet of text8 (Mahoney 2006): in it digits are spelt out, and whatever else stands between words is one
+#: space.
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
 DIGITS = dict(
     zip("0123456789", ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], strict=True)
@@ -125,7 +130,8 @@ def _from_file(path: pathlib.Path) -> Tokenizer:
         model = path.read_bytes()
     except OSError as error:
         raise UserError(
-            f"data.tokens={path}: cannot be read ({error.strerror}); name a SentencePiece model file, train, bytes or characters"
+            f"data.tokens={path}: cannot be read ({error.strerror}); name a SentencePiece model file, train, bytes or "
+            f"characters"
         ) from error
     return _from_model(model, path)
 
@@ -138,7 +144,8 @@ def _from_model(model: bytes, path: pathlib.Path) -> Tokenizer:
     ids = processor.pad_id(), processor.eos_id(), processor.unk_id()
     if ids != (PAD, END, UNKNOWN):
         raise UserError(
-            f"data.tokens={path}: pad, end and unknown have the ids {ids}; T5's (0, 1, 2) are needed, as mT5's model has"
+            f"data.tokens={path}: pad, end and unknown have the ids {ids}; T5's (0, 1, 2) are needed, as mT5's model "
+            f"has"
         )
     return Tokenizer(processor.vocab_size(), model, hashlib.sha256(model).hexdigest())
 
@@ -173,7 +180,8 @@ def _train(lines: list[str], pieces: int, data: ConfigDict) -> bytes:
     all_of_them = RESERVED + 2 * len(found)
     if pieces < min(fewest, all_of_them):
         raise UserError(
-            f"data.vocabulary={data.vocabulary}: too few ids to train a tokenizer of {len(found)} different characters; "
+            f"data.vocabulary={data.vocabulary}: too few ids to train a tokenizer of {len(found)} different "
+            f"characters; "
             f"set it to {min(fewest, all_of_them) + data.vocabulary - pieces} or more, or data.tokens to bytes"
         )
     spelt = pieces < all_of_them
@@ -206,7 +214,8 @@ def _sample(data: ConfigDict, source: Source) -> list[str]:
         lines += _thinned(source.documents(language, "train", damage_rule(data, damaged)), int(SAMPLE * weight))
     if not lines:
         raise UserError(
-            f"data.languages: no training text in any of {', '.join(source.languages)}{because(damaged)}; give them some"
+            f"data.languages: no training text in any of {', '.join(source.languages)}{because(damaged)}; give them "
+            f"some"
         )
     return lines
 
