@@ -44,7 +44,7 @@ def select(
     preference = scores if preference is None else preference.astype(jnp.float32)
     bias = jnp.zeros(experts) if bias is None else bias
     mask = jnp.ones(tokens, bool) if mask is None else mask
-    if size == tokens:  # not as a batch of one group: XLA fuses the softmax of two axes, not of three (docs/decisions/dispatch-and-kernels.md)
+    if size == tokens:  # not as a batch of one group: XLA fuses the softmax of two axes, not of three (BUILD_NOTES.md)
         return SELECTIONS[rule.name].route(rule, scores, preference, bias, mask)
     grouped = [a.reshape(tokens // size, size, *a.shape[1:]) for a in (scores, preference, mask)]
     routing: Any = jax.vmap(lambda s, p, m: SELECTIONS[rule.name].route(rule, s, p, bias, m))(*grouped)
