@@ -14,14 +14,9 @@ DIR holds train.txt, valid.txt and test.txt, as text8 and enwik8 are laid out (f
 --config.data.tokens=bytes --config.data.vocabulary=260, for table2 but its smoke also --config.router.vocabulary=260);
 smoke makes its own text.
 
-Figures. table9 (also without a name): competition and SMoE, paired. flops: every control against lambda, at equal
-FLOPs. decisive: the same at lambda = .05, with table 9's steps. table2: Switch and GLaM blocks x methods, beside
-today's methods, balanced routers, a hash of the character and a dense net. fig2: after fewer steps. fig3: K, from 1.
-table4: lambda at equal steps, of both blocks. table5: alpha, as the code has it, of both. table10: the routers'
-entropy, with Figs. 4 to 6, their probabilities on one row. options: differences of paper and released code; released:
-all of them (PRESETS). Scales: smoke (half a minute; a figure's first two arms), default (2 CPU cores), gpu (the
-paper's tiny size), paper (its small), medium. Table 3 is competition_tuning.py, Theorems 4.1 and 4.2
-competition_theory.py.
+Figures: --list; released has all differences of paper and released code together (PRESETS). Scales: smoke (half a
+minute; a figure's first two arms), default (2 CPU cores), gpu (the paper's tiny size), paper (its small), medium.
+Table 3 is competition_tuning.py, Theorems 4.1 and 4.2 competition_theory.py.
 
 From the paper: decoder, 16 experts, top-2, weights that sum to 1, experts with one hidden layer as wide as the model,
 no balance loss, lambda = .05, evaluated by the router alone; test at the best validation. Its equations: the router

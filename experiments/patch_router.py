@@ -21,13 +21,9 @@ sum_j x_j>, then fixed (arm `separate`). joint: k = 8, 5 neurons each, l = 6, ga
 patches (arm `learned`). CNN: 40 neurons on all n patches (arm `cnn`). Output weights N(0, 1), never trained. Logistic
 loss, SGD with rate .2 for everything, batches of 20.
 
-Arms that the paper lacks. frozen: the fresh router; frozen_data: its rows are patches of training samples;
-frozen_sharp: the joint router, frozen, with gates of the learned router's entropy over patches; oracle_patch: every
-expert gets the patch that decides (and others), so the choice says nothing of the class; random_patches,
-fixed_patches: l random patches, anew in each step or always the same of an image; CNN x n/l: its rate times n/l; CNN,
-own l: each neuron averages its l largest responses, without a router; attention: l = n, softmax gates; CNN of as many
-FLOPs as the separate or the joint mixture (7, 23 neurons; 42 and 48 have the same parameters); router alone: the sign
-of the largest score of row 1 minus that of row 2.
+Arms that the paper lacks (docs/decisions/chowdhury2023.md): frozen routers, with rows from patches or made as sharp;
+oracle_patch; random_patches, fixed_patches; CNN x n/l (its rate); CNN, own l; attention (l = n); CNN of as many FLOPs
+or parameters; router alone.
 
 Rules where the paper is silent, or its text and the released code differ. None looks at a mixture against a CNN.
   stop        after the first epoch in which no training sample was wrong (at its training step), or 150 epochs, which

@@ -14,11 +14,8 @@ left.
 DIR holds mC4's shards, c4-LANG.tfrecord-NNNNN-of-NNNNN.json.gz and c4-LANG-validation.tfrecord-...; smoke makes its
 own text. With --config.data.name=tfds it is TFDS's data_dir with a prepared c4/multilingual.
 
-Figures. fig5 (also without a name): all arms. fig7: expert counts. widths: the trunk's width x with or without the
-router's gradient to the trunk. transplant: a trained router, frozen, in a network that starts anew. options: the
-paper's capacity, its combine weights, a balance loss and the stopped gradient, one at a time. Scales: smoke (half a
-minute; one layer a stack, no hash and no dense net), default (2 CPU cores, hours), gpu (one accelerator, hours), paper
-(a TPU pod, days; set mesh.data and mesh.expert).
+Figures: --list. Scales: smoke (half a minute; one layer a stack, no hash and no dense net), default (2 CPU cores,
+hours), gpu (one accelerator, hours), paper (a TPU pod, days; set mesh.data and mesh.expert).
 
 From the paper: T5 with 12 layers a stack, width 32, FFN 256, 12 heads of 64, 3 sparse layers a stack, top-2, capacity
 factors 1.25 and 2.0, Adam, 500,000 steps. `paper` takes the rest from flaxformer's public configuration of the same
