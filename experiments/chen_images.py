@@ -1,4 +1,4 @@
-"""Is it the clusters in rotated images that make a mixture of networks better than one, and does that take a learned gate?
+"""Do the clusters in rotated images make a mixture of networks better than one, and does that take a learned gate?
 
 Question. Chen et al. (2022, 6.2 and A.3, Table 2) train a CNN, MobileNetV2 and ResNet18, and mixtures of four of each.
 On CIFAR-10 a mixture is as good as one network. On CIFAR-10-Rotate (was the image turned by 30 degrees?) it is better

@@ -1,4 +1,4 @@
-"""Does learning which patches to take save samples, or do fewer patches, a higher rate, or a router that knows the class?
+"""Does learning which patches to take save samples, or do fewer patches, a higher rate or a classifying router?
 
 Question. Chowdhury et al. (2023) let each of k experts pick l of the n patches of a sample (pMoE). They prove, and
 show on collages of MNIST digits, that this needs fewer samples than a CNN on all patches: 60 % of them for 95 %

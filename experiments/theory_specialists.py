@@ -1,4 +1,4 @@
-"""Rows from the data: does every cluster get a specialist as often as a coupon collector finds all? (Theorem 2, Lemma 1)
+"""Rows from data: does every cluster get a specialist as often as a coupon collector finds all? (Theorem 2, Lemma 1)
 
 Question. Dikkala et al. (2023, 4.2 and Section E) start the router's rows at training examples. With O(k log k)
 experts every one of k clusters contributes a row with high probability (a coupon collector's argument). A softmax over

@@ -19,7 +19,7 @@ LIMITS = {
     "code: files over 300 lines": 10,
     "code: functions over 60 lines": 13,
     "code: functions with more than 8 parameters": 8,
-    "code: lines over 120 characters": 2_130,
+    "code: lines over 120 characters": 2_127,
     "code: names that are pronouns": 1_356,
     'code: tests `"key" in config`': 49,
     "documents: lines over 100 characters": 119,
