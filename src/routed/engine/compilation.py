@@ -1,6 +1,6 @@
 """Programs compiled for batches of runs: one mesh axis `run`, and within a device one run after the other or all at once.
 
-Measured on 2 CPU cores (BUILD_NOTES.md): two host devices that each map their runs one after the other are 1.4x faster
+Measured on 2 CPU cores (docs/measurements/gmm.md): two host devices that each map their runs one after the other are 1.4x faster
 than one device for depth-3 experts, whose weights then stay in cache, and no slower than vmap for constant experts.
 """
 
@@ -31,7 +31,7 @@ BRIEF, STEP = 5e10, 1e7
 #: Compiles in a quarter of the time what then takes three times as long for a step, and seven times to start. Not among them
 #: `xla_cpu_parallel_codegen_split_count=1`: a program from the cache then rounds otherwise than one just compiled.
 LITTLE_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-#: For what happens once in a run: mostly random draws, which take LLVM two thirds of its time and are no slower without (BUILD_NOTES.md).
+#: For what happens once in a run: mostly random draws, which take LLVM two thirds of its time and are no slower without (docs/measurements/compiling.md).
 LESS_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 1}
 
 
@@ -222,7 +222,7 @@ def is_brief(config: ConfigDict) -> bool:
 def compile_lowered(
     lowered: Lowered, fuse: str = "LIBRARY_FUSION_TYPE_REDUCE", effort: dict[str, Any] | None = None
 ) -> Any:
-    """Compiles; for a CPU with YNNPACK for what `fuse` names only, and with that effort (BUILD_NOTES.md, section 4).
+    """Compiles; for a CPU with YNNPACK for what `fuse` names only, and with that effort (docs/decisions/dispatch-and-kernels.md).
 
     YNNPACK slows batched products down. Reductions: twice the speed for the softmax of a router, a third of the processor time
     lost for that of attention.

@@ -27,7 +27,7 @@ from routed.system.forecast import Course
 from routed.system.platform import platform_of
 from routed.system.progress import Progress
 
-#: Runs of a batch where the config does not say: on a CPU, and on each device of another platform (BUILD_NOTES.md, section 4).
+#: Runs of a batch where the config does not say: on a CPU, and on each device of another platform (docs/measurements/pods.md).
 TOGETHER, TOGETHER_EACH = 16, 4
 
 #: Further arrays of the base seed that figures of classes are drawn from, and how they are kept.
