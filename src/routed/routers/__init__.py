@@ -12,7 +12,6 @@ from routed.routers.fixed import (
     balanced_table,
     check_table,
 )
-from routed.routers.fourier import ROUTER as FOURIER
 from routed.routers.noise import NOISES, Noise, ScoreNoise, jitter
 from routed.routers.product import DIRECTION, MEASURES, PRODUCT, CosineRouter, ProductRouter
 from routed.routers.published import HyperRouter, StableRouter, check_stable
@@ -27,7 +26,6 @@ from routed.routers.router import (
     told,
 )
 from routed.routers.sharpness import sharpness_for, sharpness_of
-from routed.routers.stand_in import STAND_INS
 from routed.settings.setting import LAYERS, Setting, When, at_least, one_of, within
 
 _DIM = Setting(16, "dimensions of the down-projection", at_least(1))
@@ -110,7 +108,6 @@ ROUTERS: dict[str, Router] = {
         tokens=("rows", "hidden"),
         settings={"hidden": Setting(256, "units of the frozen network that makes its weights", at_least(1))},
     ),
-    "fourier": FOURIER,
     "hash": Router(lambda own, experts: HashRouter(experts), tokens=(), learns=False),
     "hash_id": Router(
         lambda own, experts: HashIdRouter(experts, own.vocabulary, own.choices),
@@ -144,7 +141,6 @@ ROUTERS: dict[str, Router] = {
         learns=False,
         settings={"anew": Setting(True, "scores are drawn in each training step; else a token's bits decide them")},
     ),
-    **STAND_INS,
 }
 
 
@@ -198,7 +194,6 @@ SHARED: dict[str, Setting] = {
         traced=True,
     ),
     "vocabulary": Setting(32128, "token ids", at_least(1)),
-    "replaced_at": Setting(0, "steps in which a linear router learns, before a stand-in decides", at_least(0)),
     "learning_rate": Setting(0.1, "of the router's parameters", at_least(0), traced=True),
     "stop_gradient": Setting(False, "what the router learns does not reach the layers below it"),
 }

@@ -21,7 +21,6 @@ from routed.plan.code import code_of, texts_of
 from routed.plan.config import PACKAGED, base, canonical
 from routed.plan.runs import plan_runs
 from routed.routers import ROUTERS, Router, told
-from routed.routers.stand_in import STAND_INS
 from routed.settings.tree import flatten, nearest, node_of, override, parse
 from routed.suite import probes
 
@@ -105,8 +104,7 @@ def _built_in(name: str) -> str:
 def fitting() -> list[str]:
     """The built-in routers that can route rows of numbers without knowing more of them: those of the reference."""
     found = {name: one for name, one in ROUTERS.items() if not one.tokens or "rows" in one.tokens}
-    other = {*OF_PATCHES, *STAND_INS}  # what a stand-in replaces is the linear router
-    return [name for name, one in found.items() if "token_id" not in one.needs and name not in other]
+    return [name for name, one in found.items() if "token_id" not in one.needs and name not in OF_PATCHES]
 
 
 def _of_file(path: str, name: str) -> str:

@@ -13,7 +13,6 @@ from routed.tasks import (
     scenes,
     sentences,
     sequence,
-    stripes,
     subspaces,
     two_gaussians,
 )
@@ -34,7 +33,6 @@ TASKS: dict[str, Task] = {
     "generated": generated.TASK,
     "collages": collages.TASK,
     "sentences": sentences.TASK,
-    "stripes": stripes.TASK,
     "two_gaussians": two_gaussians.TASK,
     "gated_gaussians": gated_gaussians.TASK,
 }
