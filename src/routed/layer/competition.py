@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
+from routed.contracts.ties import is_highest
 from routed.layer.rule import Rule
 from routed.settings.setting import Setting, When, at_least, one_of, refuse, within
 from routed.settings.tree import from_flat
@@ -199,15 +200,8 @@ def distillation(rule: Rule, routing: Routing) -> Scalar:
 
 
 def _softmax_of_largest(values: Float[Array, "T E"], k: int) -> Float[Array, "T E"]:
-    """softmax(TopK(values)): 0 for all but the k largest of a row, of equal ones the first.
-
-    One after the other and not by `jax.lax.top_k`, for which XLA gathers the values of all devices.
-    """
-    chosen = jnp.zeros(values.shape, bool)
-    for _ in range(k):
-        best = jnp.where(chosen, -jnp.inf, values).argmax(1)
-        chosen |= jax.nn.one_hot(best, values.shape[1], dtype=bool)
-    return jax.nn.softmax(jnp.where(chosen, values, -jnp.inf))
+    """Returns softmax(TopK(values)): 0 for all but the k largest values of a row."""
+    return jax.nn.softmax(jnp.where(is_highest(values, k), values, -jnp.inf))
 
 
 def experts_per_token(rule: Rule, tokens: int, experts: int) -> Any:

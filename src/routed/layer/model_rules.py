@@ -10,8 +10,9 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
+from routed.contracts.ties import highest
 from routed.layer.rule import QUEUES, Rule, Selection
-from routed.layer.selection import SELECTIONS, _highest, _queued, sigmoid, sigmoid_order
+from routed.layer.selection import SELECTIONS, _queued, sigmoid, sigmoid_order
 from routed.settings.setting import POSITIVE, Setting, at_least, one_of, refuse
 
 GROUPS: dict[str, Setting] = {
@@ -45,9 +46,9 @@ def group_limited(rule: Rule, scores, preference, bias, mask) -> Routing:
         inside = wanted.reshape(tokens, groups, experts // groups)
         best = min(2 if of == "sigmoid" else 1, experts // groups)
         counts = jax.lax.top_k(inside, best)[0].sum(-1)
-        chosen = jax.nn.one_hot(_highest(counts, kept), groups, dtype=bool).any(1)
+        chosen = jax.nn.one_hot(highest(counts, kept), groups, dtype=bool).any(1)
         order = jnp.where(chosen[:, :, None], order.reshape(inside.shape), -jnp.inf).reshape(tokens, experts)
-    expert = _highest(order, rule.k)
+    expert = highest(order, rule.k)
     affinity = jnp.take_along_axis(gate(scores), expert, axis=1)
     weight = affinity / (affinity.sum(1, keepdims=True) + 1e-20) if rule.renormalise else affinity
     return _queued(rule, scores, expert, _own(rule, "scaling") * weight, mask, affinity)

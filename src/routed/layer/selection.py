@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
+from routed.contracts.ties import highest
 from routed.layer import competition
 from routed.layer.rule import QUEUES, Rule, Selection
 from routed.settings.setting import Setting, at_least, one_of, refuse
@@ -106,7 +107,7 @@ def top_k(rule: Rule, scores, preference, bias, mask) -> Routing:
     Weights are probabilities of the softmax over all experts, or over the k chosen ones when `renormalise` (k = 1: the
     weight is exactly 1 and the router gets no gradient, which is Dikkala's rule of evaluation).
     """
-    expert = _highest(preference + bias[None], rule.k)
+    expert = highest(preference + bias[None], rule.k)
     probability = jnp.take_along_axis(jax.nn.softmax(scores), expert, axis=1)
     weight = jax.nn.softmax(jnp.take_along_axis(scores, expert, axis=1)) if rule.renormalise else probability
     return _queued(rule, scores, expert, weight, mask, probability)
@@ -114,14 +115,14 @@ def top_k(rule: Rule, scores, preference, bias, mask) -> Routing:
 
 def raw(rule: Rule, scores, preference, bias, mask) -> Routing:
     """The k most preferred experts, weighted by their scores as they are (the released code of Chen et al. 2022)."""
-    expert = _highest(preference + bias[None], rule.k)
+    expert = highest(preference + bias[None], rule.k)
     weight = jnp.take_along_axis(scores, expert, axis=1)
     return _queued(rule, scores, expert, weight, mask, weight)
 
 
 def sigmoid(rule: Rule, scores, preference, bias, mask) -> Routing:
     """The k highest of sigmoid(score) + bias, weighted by sigmoid(score); over its sum when `renormalise` (DeepSeek-V3)."""
-    expert = _highest(sigmoid_order(preference, bias), rule.k)
+    expert = highest(sigmoid_order(preference, bias), rule.k)
     affinity = jnp.take_along_axis(jax.nn.sigmoid(scores), expert, axis=1)
     weight = affinity
     if rule.renormalise:  # affinity over its sum, where the affinities of all chosen experts are 0 in float32 too
@@ -168,7 +169,7 @@ def expert_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     del bias
     places = capacity(rule, *scores.shape)
     affinity = jnp.where(mask[:, None], jax.nn.softmax(preference), -1.0)
-    token = _highest(affinity.T, places)
+    token = highest(affinity.T, places)
     return _taken(scores, token, jnp.take_along_axis(jax.nn.softmax(scores).T, token, axis=1), mask)
 
 
@@ -182,7 +183,7 @@ def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     """
     del bias
     padding = jnp.finfo(scores.dtype).min  # below any score, and no weight; -inf would make a group of nothing else NaN
-    token = _highest(jnp.where(mask[:, None], preference, padding).T, capacity(rule, *scores.shape))
+    token = highest(jnp.where(mask[:, None], preference, padding).T, capacity(rule, *scores.shape))
     own = jnp.where(mask[:, None], scores, padding).T
     weight = jnp.take_along_axis(jax.nn.softmax(own) if rule.gate == "all" else own, token, axis=1)
     if rule.gate == "chosen":
@@ -338,10 +339,3 @@ def _queued(
     token = jnp.repeat(jnp.arange(tokens), rule.k)
     expert, weight, kept, rank = (part.reshape(-1) for part in (expert, weight, kept, rank))
     return Routing(scores, token, expert, weight, kept, rank)
-
-
-def _highest(values: Float[Array, "N M"], k: int) -> Int[Array, "N k"]:
-    """Indices of the k largest of each row, largest first, the lower index first among equals."""
-    if k == 1:
-        return values.argmax(1)[:, None].astype(jnp.int32)
-    return jax.lax.top_k(values, k)[1]

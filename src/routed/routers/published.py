@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
 
+from routed.contracts.ties import highest
 from routed.routers.fixed import CERTAIN, check_table
 from routed.routers.matmul import matmul
 from routed.settings.setting import refuse
@@ -44,14 +45,14 @@ class StableRouter(nn.Module):
         scores = matmul(x.astype(jnp.float32), self.param("kernel", _experts, x.shape[-1], self.num_experts))
         words = self.param("words", nn.initializers.normal(1.0), (self.vocabulary, self.token_dim))
         student = words @ self.param("word_kernel", _experts, self.token_dim, self.num_experts)
-        table = self.variable("token_table", "experts", lambda: _highest(student, self.choices))
+        table = self.variable("token_table", "experts", lambda: highest(jax.lax.stop_gradient(student), self.choices))
         objective = self.variable("objective", "value", lambda: jnp.float32(0))
         teaching = step < self.teach_steps
         if self.is_mutable_collection("objective"):  # training
-            chosen = _highest(scores, self.choices)
+            chosen = highest(jax.lax.stop_gradient(scores), self.choices)
             own = self.distil * taught(student[token_id], chosen) + self.even * unevenness(scores, chosen)
             objective.value = jnp.where(teaching, own, 0.0)
-            table.value = jnp.where(teaching, _highest(student, self.choices), table.value)
+            table.value = jnp.where(teaching, highest(jax.lax.stop_gradient(student), self.choices), table.value)
         named = jax.nn.one_hot(table.value[token_id], self.num_experts).sum(1) > 0
         return jnp.where(teaching, scores, jnp.where(named, jnp.maximum(scores, LEAST), -CERTAIN))
 
@@ -100,10 +101,6 @@ def check_stable(config: ConfigDict) -> None:
 
 def _experts(key: PRNGKeyArray, dim: int, experts: int) -> Float[Array, "D E"]:
     return nn.initializers.orthogonal(GAIN)(key, (dim, experts))
-
-
-def _highest(scores: Float[Array, "N E"], k: int) -> Int[Array, "N k"]:
-    return jax.lax.top_k(jax.lax.stop_gradient(scores), k)[1]
 
 
 def _uniform(key: PRNGKeyArray, inputs: int, outputs: int) -> dict[str, Array]:
