@@ -48,24 +48,13 @@ class TextBatch(NamedTuple):
     language: Int[Array, " B"]
 
 
-class Contest(NamedTuple):
-    """Of a layer whose experts may compete: whether they did, the router's scores (from inputs that get no gradient), and what it learns.
-
-    `mask` is False for padding, of which it learns nothing.
-    """
-
-    held: Bool[Array, ""]
-    scores: Float[Array, "T E"]
-    norms: Float[Array, "T E"]
-    mask: Bool[Array, " T"] | None = None
-
-
 class Routing(NamedTuple):
     """Sparse routing: one flat list of assignments, with the scores it was selected from.
 
     `kept` is False where the assignment was dropped for lack of capacity, or its token is padding. `rank` is its place in
     the queue of its expert, counted from 0 within its group. A = T k for token choice, token by token (so [T, k] is a
-    reshape); A = E C in each group for expert choice. Assignments of a group are contiguous.
+    reshape); A = E C in each group for expert choice. Assignments of a group are contiguous. `extra` holds data of a selection that
+    computes a layer in a way of its own (`layer.rule.Selection.forward`): a pytree, which that selection's loss reads.
     """
 
     scores: Float[Array, "T E"]
@@ -74,7 +63,7 @@ class Routing(NamedTuple):
     weight: Float[Array, " A"]
     kept: Bool[Array, " A"]
     rank: Int[Array, " A"]
-    contest: Contest | None = None
+    extra: Any = None
 
 
 class SoftRouting(NamedTuple):

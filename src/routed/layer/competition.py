@@ -1,17 +1,21 @@
 """Competition (Pham et al. 2024): on a share of the steps all experts run, those with the largest outputs win, and the router learns who.
 
-A selection with a contest routes as `top_k` does. In training a layer also tosses a coin: where it competes, all experts compute every
-token, and the winners are the K with the largest norms of their outputs. At evaluation (`selection.eval.name=compete`) it competes always.
-With share 0 nothing is left of it but the selection: the same program, for any value.
+The selection `compete` routes as `top_k` does, and brings a forward of its own. In training a layer also draws a coin: where it competes, all
+experts compute every token, and the winners are the K with the largest norms of their outputs. At evaluation (`selection.eval.name=compete`)
+a layer competes always. With share 0 only the selection is left: the same program, for any value.
 
-Where weights are renormalised and nothing is dropped, gradients reach the winners and the router, nobody else. So `elected` computes all
-experts forward only, for who wins, and then the winners as any sparse layer does; `contest` computes all of them at once, and is its oracle.
+Where weights are renormalised and nothing is dropped, gradients reach the winners and the router alone. So `compete_sparse` computes all
+experts forward only, for the winners' names, and then the winners as any sparse layer does; `compete_dense` computes all of them at once, and
+is its oracle.
+
+Importing this file adds `compete` to SELECTIONS: `routed/layer/__init__.py` has the only line that does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +25,10 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
 from routed.contracts.ties import is_highest
-from routed.layer.rule import Rule
+from routed.layer import dispatch
+from routed.layer.moe import Experts, MoE, Tokens, dispatch_of
+from routed.layer.rule import QUEUES, Rule, Selection
+from routed.layer.selection import SELECTIONS, top_k
 from routed.settings.setting import Setting, When, at_least, one_of, refuse, within
 from routed.settings.tree import from_flat
 
@@ -68,80 +75,148 @@ SETTINGS: dict[str, Setting] = {
 }  # fmt: skip
 
 
-def held(rule: Rule, key: PRNGKeyArray, step: Any) -> Bool[Array, ""]:
-    """Does a layer compete at this step? The key, its own at the step, is consumed."""
+class Competition(NamedTuple):
+    """The state of a layer that may compete, before its experts run.
+
+    `detached_scores` are the router's, of inputs that get no gradient; `teacher_scores` are those that the winners teach.
+    """
+
+    active: Bool[Array, ""]
+    detached_scores: Float[Array, "T E"]
+    teacher_scores: Float[Array, "T E"]
+    key: PRNGKeyArray | None
+
+
+class Lesson(NamedTuple):
+    """The extra data of a routing (`Routing.extra`): what a layer's winners teach its router where the layer was `active`.
+
+    `scores` are the router's, `norms` those of the experts' outputs. `mask` is False for padding, which teaches nothing.
+    """
+
+    active: Bool[Array, ""]
+    scores: Float[Array, "T E"]
+    norms: Float[Array, "T E"]
+    mask: Bool[Array, " T"] | None = None
+
+
+def forward(layer: MoE, tokens: Tokens) -> tuple[Float[Array, "T O"], Routing]:
+    """Computes a layer whose experts may compete."""
+    rule, competition = layer.rule, _begin(layer, tokens)
+    reweigh = None
+    if not rule.own.forward:
+        reweigh = partial(weighed, rule, competition.active, detached=competition.detached_scores)
+    experts, routing = layer.experts_for(tokens, layer.route(tokens, reweigh))
+    select = partial(layer.select, mask=tokens.mask)
+    if layer.mesh is None and winners_suffice(rule) and dispatch_of(layer, experts) == "ragged":
+        outputs, routing, norms = compete_sparse(rule, select, experts, routing, competition, tokens.mask)
+        y = outputs.combined(routing.weight, len(experts.x))
+    else:
+
+        def compete():
+            outputs, combine = _all_outputs(layer, experts)
+            return compete_dense(rule, select, combine, outputs, routing, competition.key, tokens.mask)
+
+        def route():
+            return layer.run(experts, routing), routing, jnp.zeros_like(competition.teacher_scores)
+
+        y, routing, norms = jax.lax.cond(competition.active, jax.checkpoint(compete), route)
+    return y, routing._replace(extra=Lesson(competition.active, competition.teacher_scores, norms, tokens.mask))
+
+
+def _begin(layer: MoE, tokens: Tokens) -> Competition:
+    """Draws whether a layer competes; without random numbers, as at an evaluation, it does."""
+    key = layer.make_rng("noise") if layer.has_rng("noise") else None
+    coin, draws = jax.random.split(key) if key is not None else (None, None)
+    active = jnp.array(True) if coin is None else is_active(layer.rule, coin, tokens.context.get("step", 0))
+    detached = layer.scores(jax.lax.stop_gradient(tokens.scored), tokens.context)
+    teacher = layer.scores(tokens.scored, tokens.context) if layer.rule.own.distil_trunk else detached
+    return Competition(active, detached, teacher, draws)
+
+
+def _all_outputs(layer: MoE, experts: Experts) -> tuple[Float[Array, "E N O"], Callable[..., Array]]:
+    """Returns the outputs of all experts on all tokens, and the function that adds them up by a routing."""
+    if layer.mesh is None:
+        return jax.vmap(experts.run, in_axes=(0, None))(experts.params, experts.x), dispatch.combined
+    outputs = dispatch.parallel_outputs(experts.run, layer.mesh, experts.params, experts.x)
+    return outputs, partial(dispatch.parallel_combined, layer.mesh)
+
+
+def is_active(rule: Rule, key: PRNGKeyArray, step: Any) -> Bool[Array, ""]:
+    """True if a layer competes at this step. The key, of this step and layer alone, is consumed."""
     share = jnp.asarray(rule.own.share, jnp.float32)
     if rule.own.schedule == "root":
         share *= 2 / (2 + jnp.sqrt(step // EPOCH + 1.0))
     return jax.random.uniform(key) < share
 
 
-def is_elected(rule: Rule) -> bool:
-    """Whether `elected` computes it: nobody learns through the norm of an expert that does not compute the output.
+def winners_suffice(rule: Rule) -> bool:
+    """True if `compete_sparse` computes the rule: no gradient flows through the norm of an expert that does not compute the output.
 
-    Without `renormalise` the winners' weights are shares of all norms, and a winner that is dropped has a norm of its own.
+    Without `renormalise` the winners' weights are shares of all norms, and a winner that is dropped still has a norm.
     """
-    own = rule.own
-    if own.winners == "random":
+    settings = rule.own
+    if settings.winners == "random":
         return True
-    alone = rule.renormalise and not rule.capacity_factor if own.forward else own.distil_detached
-    return own.winners == "norms" and alone
+    alone = rule.renormalise and not rule.capacity_factor if settings.forward else settings.distil_detached
+    return settings.winners == "norms" and alone
 
 
-def elected(
+def compete_sparse(
     rule: Rule,
     select: Callable[..., Any],
-    norms_of_all: Callable[[], Float[Array, "T E"]],
-    outputs_of: Callable[[Routing], Any],
+    experts: Experts,
     routing: Routing,
-    took_part: Bool[Array, ""],
-    key: PRNGKeyArray | None,
+    competition: Competition,
     mask: Bool[Array, " T"] | None = None,
 ) -> tuple[Any, Routing, Float[Array, "T E"]]:
-    """(outputs of the assignments, these, what the router is to learn) of a layer that competes if it `took_part`; the key is consumed.
+    """Runs all experts forward only where a layer competes, and then those of the routing with a gradient; the key is consumed.
 
-    `norms_of_all`, called where it did, gives the norm of every expert's output, and no gradient; `outputs_of` runs the experts of a
-    routing, sorted by expert (`routed.layer.dispatch.ragged.Sorted`).
+    Returns the outputs sorted by expert (`dispatch.sorted_outputs`), their routing, and the norms that the router is to learn.
     """
+    active, settings = competition.active, rule.own
+
+    def norms_of_all():
+        return dispatch.one_by_one(experts.run, *jax.lax.stop_gradient((experts.params, experts.x)), norms_of)
+
     absent = lambda: jnp.zeros_like(routing.scores)  # noqa: E731
-    norms = jax.lax.stop_gradient(jax.lax.cond(took_part, norms_of_all, absent))
-    deal, order = jax.random.split(key) if key is not None else (None, None)
-    if rule.own.winners == "random" and deal is not None:
+    norms = jax.lax.stop_gradient(jax.lax.cond(active, norms_of_all, absent))
+    deal, order = jax.random.split(competition.key) if competition.key is not None else (None, None)
+    if settings.winners == "random" and deal is not None:
         norms = jax.random.permutation(deal, norms, axis=1, independent=True)
-    winners, learned, ours = select(norms), norms, routing.weight
-    chosen = _where(took_part, winners, routing) if rule.own.forward else routing
-    outputs = outputs_of(chosen)
-    if rule.own.forward and rule.own.winners == "norms":
+    winners, learned, weight = select(norms), norms, routing.weight
+    chosen = _where(active, winners, routing) if settings.forward else routing
+    outputs = dispatch.sorted_outputs(experts.run, experts.params, experts.x, chosen)
+    if settings.forward and settings.winners == "norms":
         computed = jnp.where(chosen.kept, chosen.token, len(norms))  # padding is not
         learned = norms.at[computed, chosen.expert].set(outputs.measured(norms_of), mode="drop")
-        learned = jnp.where(took_part, learned, norms)
+        learned = jnp.where(active, learned, norms)
         winners = select(learned, preference=norms)
-    if rule.own.forward:
-        ours = jnp.where(took_part, winners.weight, ours)
-    if rule.own.distil_target == "shuffled" and order is not None:
+    if settings.forward:
+        weight = jnp.where(active, winners.weight, weight)
+    if settings.distil_target == "shuffled" and order is not None:
         learned = _shuffled(order, learned, mask)
-    return outputs, chosen._replace(scores=routing.scores, weight=ours), learned
+    return outputs, chosen._replace(scores=routing.scores, weight=weight), learned
 
 
 def _shuffled(key: PRNGKeyArray, norms: Float[Array, "T E"], mask: Bool[Array, " T"] | None) -> Float[Array, "T E"]:
-    """The rows in another order; padding stays where it is."""
+    """Returns the rows in another order; padding stays where it is."""
     if mask is None:
         return jax.random.permutation(key, norms)
     drawn = jax.random.uniform(key, mask.shape)
-    own, other = (jnp.argsort(jnp.where(mask, rank, jnp.inf)) for rank in (jnp.zeros_like(drawn), drawn))
-    return norms.at[own].set(norms[other])
+    before, after = (jnp.argsort(jnp.where(mask, rank, jnp.inf)) for rank in (jnp.zeros_like(drawn), drawn))
+    return norms.at[before].set(norms[after])
 
 
-def _where(first: Bool[Array, ""], one: Routing, other: Routing) -> Routing:
-    return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
+def _where(first: Bool[Array, ""], routing: Routing, other_routing: Routing) -> Routing:
+    return jax.tree.map(lambda a, b: jnp.where(first, a, b), routing, other_routing)
 
 
 def norms_of(outputs: Float[Array, "*N O"]) -> Float[Array, "*N"]:
-    """|f|, float32."""
+    """Returns |f|, float32."""
     return jnp.sqrt((outputs.astype(jnp.float32) ** 2).sum(-1) + 1e-24)  # the derivative of a root at 0 is infinite
 
 
-def contest(
+def compete_dense(
     rule: Rule,
     select: Callable[[Float[Array, "T E"]], Routing],
     combine: Callable[[Routing | SoftRouting, Float[Array, "E N O"]], Float[Array, "T O"]],
@@ -150,11 +225,10 @@ def contest(
     key: PRNGKeyArray | None,
     mask: Bool[Array, " T"] | None = None,
 ) -> tuple[Float[Array, "T O"], Routing, Float[Array, "T E"]]:
-    """(the layer's output, who computes it, what the router is to learn) where a layer competes; the key is consumed.
+    """Returns the output of a layer that competes, the routing behind it, and the norms that the router is to learn; the key is consumed.
 
-    Norms dealt anew (winners random) are numbers: no expert is to learn from another's.
-    `outputs` are those of all experts (N: one row for all tokens, or T), which `combine` weighs; `routing` is what the router says, and
-    `select` routes by other scores.
+    `outputs` are those of all experts (N: one row for all tokens, or T), which `combine` weighs; `routing` is the router's choice, and
+    `select` routes by other scores. Norms dealt anew (winners random) are numbers: no expert is to learn from another's.
     """
     norms = jnp.broadcast_to(norms_of(outputs).T, routing.scores.shape)
     deal, order = jax.random.split(key) if key is not None else (None, None)
@@ -171,32 +245,31 @@ def contest(
 
 
 def weighed(
-    rule: Rule, took_part: Bool[Array, ""], scores: Float[Array, "T E"], own: Float[Array, "T E"]
+    rule: Rule, active: Bool[Array, ""], scores: Float[Array, "T E"], detached: Float[Array, "T E"]
 ) -> Float[Array, "T E"]:
-    """`scores`, of which the router's weights hear `alpha` times as much where a layer competes, and the trunk as much as ever.
+    """Returns `scores` whose gradient reaches the router's weights `alpha` times where a layer competes, and the trunk once.
 
-    `own` are the same scores, of inputs that get no gradient.
+    `detached` are the same scores, of inputs that get no gradient.
     """
-    return scores + jnp.where(took_part, rule.own.alpha - 1.0, 0.0) * (own - jax.lax.stop_gradient(own))
+    return scores + jnp.where(active, rule.own.alpha - 1.0, 0.0) * (detached - jax.lax.stop_gradient(detached))
 
 
 def distillation(rule: Rule, routing: Routing) -> Scalar:
-    """The router's loss of one layer (Pham et al. 2024, eq. 3): squared error of its softmax and that of the norms over the K largest.
+    """Returns the router's loss of one layer (Pham et al. 2024, eq. 3): the squared error of its softmax against that of the norms.
 
-    0 where the layer did not compete, or nobody won.
+    Both are over the K largest. 0 where the layer did not compete, or nobody won.
     """
-    own, seen = rule.own, routing.contest
-    if seen is None or own.winners == "all":
+    settings, lesson = rule.own, routing.extra
+    if lesson is None or settings.winners == "all":
         return jnp.float32(0)
-    target = _softmax_of_largest(seen.norms, rule.k)
-    target = jax.lax.stop_gradient(target) if own.distil_detached else target
-    ours = _softmax_of_largest(seen.scores, rule.k) if own.distil_side == "chosen" else jax.nn.softmax(seen.scores)
-    error = ((ours - target) ** 2).sum(1)
-    error = (
-        error.mean() if seen.mask is None else jnp.where(seen.mask, error, 0).sum() / jnp.maximum(seen.mask.sum(), 1)
-    )
-    error /= ours.shape[1] if own.distil_mean == "entries" else 1
-    return own.distil * jnp.where(seen.held, error, 0.0)
+    target = _softmax_of_largest(lesson.norms, rule.k)
+    target = jax.lax.stop_gradient(target) if settings.distil_detached else target
+    chosen_alone = settings.distil_side == "chosen"
+    learner = _softmax_of_largest(lesson.scores, rule.k) if chosen_alone else jax.nn.softmax(lesson.scores)
+    error, mask = ((learner - target) ** 2).sum(1), lesson.mask
+    error = error.mean() if mask is None else jnp.where(mask, error, 0).sum() / jnp.maximum(mask.sum(), 1)
+    error /= learner.shape[1] if settings.distil_mean == "entries" else 1
+    return settings.distil * jnp.where(lesson.active, error, 0.0)
 
 
 def _softmax_of_largest(values: Float[Array, "T E"], k: int) -> Float[Array, "T E"]:
@@ -205,36 +278,40 @@ def _softmax_of_largest(values: Float[Array, "T E"], k: int) -> Float[Array, "T 
 
 
 def experts_per_token(rule: Rule, tokens: int, experts: int) -> Any:
-    """Experts that compute a training token, on average: all of them where the layer competes."""
+    """Returns the mean number of experts that compute a training token: all of them where the layer competes."""
     del tokens
     return rule.k + rule.own.share * (experts - rule.k)
 
 
 def work(rule: Rule, tokens: int, experts: int) -> Any:
-    """The same in experts that learn: who computes forward only is a third of a training step. Where not only winners have a gradient, all learn."""
+    """Returns the cost of a training token in experts that learn; an expert that computes forward only costs a third of one.
+
+    Where not only winners have a gradient, all experts learn.
+    """
     del tokens
-    return rule.k + rule.own.share * (experts - rule.k) / (3 if is_elected(rule) else 1)
+    return rule.k + rule.own.share * (experts - rule.k) / (3 if winners_suffice(rule) else 1)
 
 
 def averaged(rule: Rule, steps: int) -> Rule:
-    """The rule with the share of a mean step of so many in the place of its schedule: what is counted by, from the first evaluation on."""
+    """Returns the rule whose share is the mean of its schedule over so many steps."""
     if rule.own is None or "schedule" not in rule.own or rule.own.schedule != "root":
         return rule
     factor = float((2 / (2 + np.sqrt(np.arange(steps) // EPOCH + 1.0))).mean())
-    own = {name: rule.own[name] for name in SETTINGS if name in rule.own}
-    return rule._replace(own=from_flat(own | {"share": factor * rule.own.share}))
+    settings = {name: rule.own[name] for name in SETTINGS if name in rule.own}
+    return rule._replace(own=from_flat(settings | {"share": factor * rule.own.share}))
 
 
-def _taught(own: Any) -> bool:
-    """Whether anything tells the router of a layer that always competes what to learn: the task's loss, or a target that is not constant."""
-    return own.winners == "all" or not own.forward or bool(own.distil and (own.k > 1 or own.distil_side == "all"))
+def _is_taught(settings: Any) -> bool:
+    """True if the router of a layer that always competes has a loss to learn from: the task's, or one whose target is not constant."""
+    distilled = settings.distil and (settings.k > 1 or settings.distil_side == "all")
+    return settings.winners == "all" or not settings.forward or bool(distilled)
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses a contest at an evaluation that would toss coins or teach, and a router that nothing would teach."""
+    """Refuses an evaluation that would draw coins or teach, and a router that has no loss to learn from."""
     own, node = config.selection, config.selection.eval
     always = "share" in own and own.share == 1  # read where experts compete in training
-    if always and not (_taught(own) or config.router.frozen or own.no_gradient or config.phases):
+    if always and not (_is_taught(own) or config.router.frozen or own.no_gradient or config.phases):
         refuse(
             "selection.share",
             1,
@@ -264,3 +341,17 @@ def check(config: ConfigDict) -> None:
             True,
             "an evaluation that competes draws nothing; set it to false or selection.eval.name=top_k",
         )
+
+
+SELECTIONS["compete"] = Selection(
+    top_k,
+    biased=True,
+    forward=forward,
+    loss=distillation,
+    experts_per_token=experts_per_token,
+    work=work,
+    mean_rule=averaged,
+    settings=SETTINGS,
+    reads=("k", "renormalise", *QUEUES),
+    check=check,
+)

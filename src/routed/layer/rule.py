@@ -51,6 +51,12 @@ class Route(Protocol):
     ) -> Routing | SoftRouting: ...
 
 
+class Forward(Protocol):
+    """Computes a layer (`layer.moe.MoE`) on its tokens (`layer.moe.Tokens`): its outputs and their routing."""
+
+    def __call__(self, layer: Any, tokens: Any, /) -> tuple[Float[Array, "T O"], Routing]: ...
+
+
 class Selection(NamedTuple):
     """How experts are chosen, and what that means for a comparison.
 
@@ -74,9 +80,12 @@ class Selection(NamedTuple):
     open: bool = False
     #: Weights scale the input of a token's one expert, not its output.
     weighs_inputs: bool = False
-    #: Experts compete on a share of the steps (`layer/competition.py`); and what the router of a layer learns beside the task's loss.
-    contested: bool = False
+    #: The forward of a layer, for a selection that needs more than the router's scores; None: route, then dispatch (`layer/moe.py`).
+    forward: Forward | None = None
+    #: A loss of each layer beside the task's; the extra data of its routing (`Routing.extra`) are what `forward` left there.
     loss: Callable[[Rule, Routing], Scalar] | None = None
+    #: The rule of an average step among so many, by which experts are counted.
+    mean_rule: Callable[[Rule, int], Rule] = lambda rule, steps: rule
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()

@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
 from routed.contracts.ties import highest
-from routed.layer import competition
 from routed.layer.rule import QUEUES, Rule, Selection
 from routed.settings.setting import Setting, at_least, one_of, refuse
 
@@ -251,17 +250,6 @@ def _check_patches(config: ConfigDict) -> None:
 SELECTIONS: dict[str, Selection] = {
     "soft": Selection(soft, sparse=False, experts_per_token=lambda rule, tokens, experts: float(experts)),
     "top_k": Selection(top_k, biased=True, reads=("k", "renormalise", *QUEUES)),
-    "compete": Selection(
-        top_k,
-        biased=True,
-        contested=True,
-        loss=competition.distillation,
-        experts_per_token=competition.experts_per_token,
-        work=competition.work,
-        settings=competition.SETTINGS,
-        reads=("k", "renormalise", *QUEUES),
-        check=competition.check,
-    ),
     "raw": Selection(raw, biased=True, reads=("k", *QUEUES)),
     "sigmoid": Selection(sigmoid, biased=True, reads=("k", "renormalise", *QUEUES)),
     "sinkhorn": Selection(sinkhorn, sees_others=True, reads=("k", "renormalise", *QUEUES)),
@@ -279,6 +267,11 @@ SELECTIONS: dict[str, Selection] = {
         check=_check_patches,
     ),
 }
+
+
+def mean_rule(rule: Rule, steps: int) -> Rule:
+    """Returns the rule of an average step among so many."""
+    return SELECTIONS[rule.name].mean_rule(rule, steps)
 
 
 def work(rule: Rule, tokens: int, experts: int) -> Any:
