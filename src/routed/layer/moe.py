@@ -21,6 +21,7 @@ from routed.layer.rule import Rule
 from routed.layer.selection import SELECTIONS, capacity, select
 from routed.metrics import load
 from routed.routers.noise import NOISES, ScoreNoise
+from routed.routers.scores import layer_scores
 from routed.settings.tree import from_flat
 from routed.system.platform import platform
 
@@ -99,8 +100,7 @@ class MoE(nn.Module):
 
     def scores(self, x: Float[Array, "T ..."], context: dict[str, Any]) -> Float[Array, "T E"]:
         """Returns the router's scores times the sharpness, without noise."""
-        scores = self.router(x, **context)
-        return scores * self.get_variable(CONTROL, "sharpness") if self.has_variable(CONTROL, "sharpness") else scores
+        return layer_scores(self.router, x, context, self.get_variable(CONTROL, "sharpness"))
 
     def route(self, tokens: Tokens, reweigh: Callable[[Array], Array] | None = None) -> Routing | SoftRouting:
         """Routes the tokens; `reweigh` changes the scores that weights are made of."""

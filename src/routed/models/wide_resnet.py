@@ -8,6 +8,7 @@ evaluation.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -24,6 +25,7 @@ from routed.models.single_layer import SITE
 from routed.routers import ROUTERS
 from routed.routers.features import IMAGES, patches
 from routed.routers.matmul import matmul
+from routed.routers.scores import layer_scores
 from routed.settings.setting import refuse
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
@@ -199,7 +201,8 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
             x, moved = _run(Trunk(own, key is not None, whole=False), "trunk", params["trunk"], state, x, key)
             tokens = cut(x)
             rngs = {"noise": key} if key is not None else {}
-            scores = router.apply({"params": params["router"]}, tokens, rngs=rngs, step=step)
+            apply_router = partial(router.apply, {"params": params["router"]}, rngs=rngs)
+            scores = layer_scores(apply_router, tokens, {"step": step})
             routing = select(rule, scores)
             compute = APART[dispatch] if key is not None else apart
             y = compute(lambda own, x: expert.apply({"params": own}, x), params["experts"], tokens, routing)

@@ -23,7 +23,6 @@ from routed.routers.router import (
     kernel_from_clusters,
     kernel_from_examples,
     scale_kernel,
-    told,
 )
 from routed.routers.sharpness import sharpness_for, sharpness_of
 from routed.settings.setting import LAYERS, Setting, When, at_least, one_of, within
@@ -201,5 +200,5 @@ SHARED: dict[str, Setting] = {
 __all__ = [
     "CLUSTERS", "NOISES", "ROUTERS", "SHARED", "Convolutions", "CosineRouter", "DecisiveRouter", "Flat", "HashIdRouter", "HashRouter", "Hidden",
     "HyperRouter", "Noise", "OracleRouter", "ProductRouter", "RandomRouter", "Router", "ScoreNoise", "StableRouter", "Windows",
-    "initial_parameters", "jitter", "sharpness_for", "sharpness_of", "told",
+    "initial_parameters", "jitter", "sharpness_for", "sharpness_of",
 ]  # fmt: skip

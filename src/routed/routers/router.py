@@ -85,11 +85,6 @@ class Router(NamedTuple):
     check: Callable[[ConfigDict], None] = accept
 
 
-def told(router: Router, **context: Any) -> dict[str, Any]:
-    """What of the context of a call a router is told: the step, and what it needs. Labels reach only who asks for them by name."""
-    return {name: value for name, value in context.items() if name == "step" or name in router.needs}
-
-
 def scale_kernel(params: Any, factor: Float[Array, ""] | float) -> Any:
     """Scales the columns of `kernel` [F, E]; a factor of 0 makes all scores 0."""
     return params | {"kernel": params["kernel"] * factor}
