@@ -28,6 +28,7 @@ CHECKED = (
     "bench",
     "contracts",
     "experts",
+    "kernels",
     "layer",
     "metrics",
     "models",

@@ -20,6 +20,7 @@ ROOMS = (
     "settings",
     "metrics",
     "tasks",
+    "kernels",
     "routers",
     "experts",
     "layer",

@@ -77,7 +77,7 @@ def test_what_has_no_estimate_is_counted():
 def test_purposes_of_what_the_programs_say():
     """The names of instructions in a program traced here, as the scopes of the code make them."""
     assert hlo.purpose("jit(mapped)/while/body/encoder/blocks/layer_0/self/dot_general") == "attention"
-    assert hlo.purpose("jit(mapped)/while/body/encoder/blocks/layer_0/moe/moe._route/router/dot_general") == "routing"
+    assert hlo.purpose("jit(mapped)/while/body/encoder/blocks/layer_0/moe/moe.route/router/dot_general") == "routing"
     assert hlo.purpose("jit(mapped)/while/body/moe/gather") == "dispatch"
     assert hlo.purpose("jit(mapped)/vmap(jit(_threefry_fold_in))/add") == "random numbers"
     assert hlo.purpose("jit(mapped)/evaluation/MoE/dot_general") == "evaluation"

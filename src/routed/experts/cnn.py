@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from routed.experts.activations import ACTIVATIONS, identity
-from routed.routers.matmul import dense_layer
+from routed.kernels.matmul import dense_layer
 
 
 class Cnn(nn.Module):

@@ -6,7 +6,7 @@ import flax.linen as nn
 from jaxtyping import Array, Float
 
 from routed.experts.activations import ACTIVATIONS
-from routed.routers.matmul import dense_layer
+from routed.kernels.matmul import dense_layer
 
 
 class Ffn(nn.Module):

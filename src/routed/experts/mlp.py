@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from routed.experts.activations import ACTIVATIONS
-from routed.routers.matmul import dense_layer
+from routed.kernels.matmul import dense_layer
 
 
 class Linear(nn.Module):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from routed.experts.convolutions import START, Convolution, Depthwise, Norm
+from routed.experts.image_layers import START, Convolution, Depthwise, Norm
 
 #: MobileNetV2 for small images: expansion, channels where the first convolution has 32, blocks, stride of the first of them.
 INVERTED = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))

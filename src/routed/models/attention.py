@@ -13,15 +13,15 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
+from routed.kernels import attention as kernel
+from routed.kernels.attention import HIDDEN
 from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.layer.selection import divisors
-from routed.models import attention_parts as parts
-from routed.models.attention_parts import HIDDEN
 from routed.system.platform import platform
 
 
 def distances(queries: int, keys: int) -> Int[np.ndarray, " R"]:
-    """How far a query may be behind a key, in the order of `attention_parts.by_place`: from 1 - keys to queries - 1."""
+    """How far a query may be behind a key, in the order of `kernels.attention.by_place`: from 1 - keys to queries - 1."""
     return np.arange(1 - keys, queries)
 
 
@@ -153,12 +153,12 @@ class Attention(nn.Module):
 
 
 def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, seen):
-    """Attention of all rows; on a CPU in parts (`routed.models.attention_parts`)."""
+    """Attention of all rows; on a CPU in parts (`routed.kernels.attention`)."""
     if platform() != "cpu":
         return jax.checkpoint(partial(_whole, heads, rotary), prevent_cse=False)(bias, kernels, (x, source, seen))
     size = kernels[0].shape[1] // heads
     group = max(n for n in divisors(heads) if n == 1 or n * size <= x.shape[2])
-    run = partial(_in_parts, group, rotary, parts.queries_at_once(x.shape[1], causal))
+    run = partial(_in_parts, group, rotary, kernel.queries_at_once(x.shape[1], causal))
     if group == heads:
         return run(bias, kernels, (x, source, seen))
     # All keys and values would take more memory than what they are made of: some heads after the others, computed again for the gradient.
@@ -182,7 +182,7 @@ def _in_parts(heads: int, rotary: bool, chunk: int, bias, kernels, part):
     x, source, seen = part
     q, k, v = (a.reshape(heads, len(x), *a.shape[1:]) for a in _projected(heads, rotary, x, source, kernels))
     seen = None if seen is None else seen.swapaxes(1, 2)
-    mixed = parts.attend(chunk, q.swapaxes(2, 3), k, v.swapaxes(2, 3), bias, seen).swapaxes(2, 3)
+    mixed = kernel.attend(chunk, q.swapaxes(2, 3), k, v.swapaxes(2, 3), bias, seen).swapaxes(2, 3)
     return joined(mixed.reshape(-1, *mixed.shape[2:]), kernels[-1].astype(x.dtype), heads)
 
 
@@ -193,7 +193,7 @@ def _whole(heads: int, rotary: bool, bias, kernels, part):
     scores = jnp.einsum("NQK,NSK->NQS", q, k, preferred_element_type=jnp.float32)
     by_head = scores.reshape(heads, -1, *scores.shape[1:])
     if bias is not None:
-        by_head += parts.by_place(bias, source.shape[1]).swapaxes(1, 2)[:, None]
+        by_head += kernel.by_place(bias, source.shape[1]).swapaxes(1, 2)[:, None]
     if seen is not None:
         by_head = jnp.where(seen[None], by_head, HIDDEN)
     weight = jax.nn.softmax(by_head.reshape(scores.shape)).astype(x.dtype)

@@ -18,13 +18,13 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
+from routed.kernels.matmul import matmul
 from routed.layer.dispatch import apart, apart_dense
 from routed.layer.selection import SELECTIONS, in_samples, select
 from routed.models.model import Model, Outputs, Site
 from routed.models.single_layer import SITE
 from routed.routers import ROUTERS
 from routed.routers.features import IMAGES, patches
-from routed.routers.matmul import matmul
 from routed.routers.scores import layer_scores
 from routed.settings.setting import refuse
 from routed.settings.tree import node_of

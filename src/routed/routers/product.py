@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from routed.kernels.matmul import matmul
 from routed.routers.clusters import closeness
-from routed.routers.matmul import matmul
 
 #: What a score may be (`router.measure`).
 PRODUCT, DISTANCE, DIRECTION = MEASURES = ("product", "distance", "direction")

@@ -9,8 +9,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts.ties import highest
+from routed.kernels.matmul import matmul
 from routed.routers.fixed import CERTAIN, check_table
-from routed.routers.matmul import matmul
 from routed.settings.setting import refuse
 
 #: Of experts' embeddings, whose rows start orthogonal (released code of Dai et al. 2022).

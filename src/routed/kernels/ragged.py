@@ -1,8 +1,12 @@
-"""Dropless dispatch at any load: assignments sorted by expert, each expert running over its own stretch of rows.
+"""Dropless dispatch at any load: assignments sorted by expert, each expert on its stretch of rows.
 
-Two ways to run the experts. `blocks` goes over the experts one after the other, in blocks of rows: for CPUs and GPUs, where
-`jax.lax.ragged_dot` multiplies every row with every expert. `grouped` runs all of them at once through the kernels of TPUs, if they
-are made of `nn.Dense` layers.
+Experts run in two ways. `blocks` goes over the experts one after the other, in blocks of rows, for CPUs and GPUs. `grouped` runs all of
+them at once through the kernels of TPUs, if they are made of `nn.Dense` layers.
+
+Twin: `routed.layer.dispatch.direct.dense`, every expert on every token.
+Measured: `jax.lax.ragged_dot` multiplies every row with every expert on CPUs and GPUs; for T = 8,192 and 64 experts a step of
+blocks takes 35 ms on two cores, in 1/56 of the memory of one-hot dispatch (`python -m routed.bench dispatch`).
+Delete when: `jax.lax.ragged_dot` and its gradients cost the FLOPs of the rows on every platform.
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from routed.contracts import ExpertFunction, Places, Routing
-from routed.layer.dispatch.grouped import grouped, is_dense
-from routed.layer.selection import ranks
+from routed.kernels.grouped import grouped, is_dense
+from routed.kernels.ranks import ranks
 from routed.system.platform import platform
 
 #: Largest block of rows. On a GPU a block must keep all its cores busy.

@@ -1,4 +1,10 @@
-"""Layers of networks on images: convolutions as products with windows, and a normalisation that knows one image only."""
+"""Convolutions of 3 x 3 (or 1 x 1) positions, and their gradients, as products with windows and sums of shifted products.
+
+Twin: `plain_convolution`, which all platforms but CPUs run.
+Measured: XLA:CPU takes 30 times as long for the gradient of a convolution within a loop. A step of MobileNetV2 of width 8 on one core
+takes 91 ms with shifted products, 157 with gradients of slices (`python -m routed.bench images`).
+Delete when: the gradient of `jax.lax.conv_general_dilated` within a loop is as fast on CPUs.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +12,30 @@ import functools
 import itertools
 from collections.abc import Iterator
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from routed.routers.matmul import matmul
+from routed.kernels.matmul import matmul
 from routed.system.platform import platform
 
-#: Weights of PyTorch's layers at the start: uniform on +- 1 / sqrt(inputs of a response).
-START = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-#: Channels that are normalised together, at most.
-TOGETHER = 8
+
+def plain_convolution(
+    x: Float[Array, "B H W C"], kernel: Float[Array, "P F"], stride: int = 1, groups: int = 1
+) -> Float[Array, "B h w F"]:
+    """Returns the same responses by XLA's convolution; with `groups`, of a filter for each channel."""
+    inputs = x.shape[-1] // groups
+    side = 1 if len(kernel) == inputs else 3
+    kernel, around = kernel.reshape(side, side, inputs, -1), [(side // 2, side // 2)] * 2
+    names = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+        x, kernel, (stride,) * 2, around, dimension_numbers=names, feature_group_count=groups
+    )
+
+
+def depthwise(x: Float[Array, "B H W C"], kernel: Float[Array, "9 C"], stride: int = 1) -> Float[Array, "B h w C"]:
+    """Returns the responses of a filter of 3 x 3 positions for each channel, around every `stride`-th position."""
+    return _each(stride, x, kernel) if platform() == "cpu" else plain_convolution(x, kernel, stride, x.shape[-1])
 
 
 def windows(x: Float[Array, "B H W C"], stride: int = 1) -> Float[Array, "B h w P"]:
@@ -32,19 +50,14 @@ def windows(x: Float[Array, "B H W C"], stride: int = 1) -> Float[Array, "B h w 
 
 
 def convolve(x: Float[Array, "B H W C"], kernel: Float[Array, "P F"], stride: int = 1) -> Float[Array, "B h w F"]:
-    """Responses of filters of 3 x 3 (or 1 x 1) positions around every `stride`-th one; `kernel` has a row for each number of a window.
+    """Returns the responses of filters around every `stride`-th position; `kernel` has a row for each number of a window.
 
-    On a CPU a product with windows: XLA:CPU takes 30 times as long for the gradient of a convolution within a loop. On a GPU no product
-    with every second position: XLA 0.10.2 ends the process where several seeds have one.
+    Only CPUs multiply windows. On a GPU XLA 0.10.2 ends the process for a product with every second position where several seeds have one.
     """
-    channels = x.shape[-1]
-    side = 1 if len(kernel) == channels else 3
     if platform() != "cpu":
-        kernel, around = kernel.reshape(side, side, channels, -1), [(side // 2, side // 2)] * 2
-        return jax.lax.conv_general_dilated(
-            x, kernel, (stride,) * 2, around, dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-    if side == 3:
+        return plain_convolution(x, kernel, stride)
+    channels = x.shape[-1]
+    if len(kernel) != channels:
         return _product(stride, x, kernel)
     x = x[:, ::stride, ::stride]
     return matmul(x.reshape(-1, channels), kernel).reshape(*x.shape[:-1], -1)
@@ -111,53 +124,3 @@ def _backward_each(stride, saved, cotangent):
 
 
 _each.defvjp(_save_each, _backward_each)
-
-
-class Convolution(nn.Module):
-    """`filters` of 3 x 3 (or 1 x 1) positions with a stride."""
-
-    filters: int
-    size: int = 3
-    stride: int = 1
-    bias: bool = False
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B h w F"]:
-        kernel = self.param("kernel", START, (self.size**2 * x.shape[-1], self.filters))
-        y = convolve(x, kernel, self.stride)
-        return y + self.param("bias", nn.initializers.zeros, (self.filters,))[None, None, None] if self.bias else y
-
-
-class Depthwise(nn.Module):
-    """A filter of 3 x 3 positions for each channel, with a stride."""
-
-    stride: int = 1
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B h w C"]:
-        kernel = self.param("kernel", START, (9, x.shape[-1]))
-        if platform() == "cpu":
-            return _each(self.stride, x, kernel)
-        names, channels = ("NHWC", "HWIO", "NHWC"), x.shape[-1]
-        return jax.lax.conv_general_dilated(
-            x, kernel.reshape(3, 3, 1, channels), (self.stride,) * 2, [(1, 1), (1, 1)],
-            dimension_numbers=names, feature_group_count=channels,
-        )  # fmt: skip
-
-
-class Norm(nn.Module):
-    """Groups of up to 8 channels of an image with mean 0 and variance 1 over all positions, times a scale, plus a bias."""
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B H W C"]:
-        samples, _, _, channels = x.shape
-        size = max(n for n in range(1, TOGETHER + 1) if channels % n == 0)
-        scale = self.param("scale", nn.initializers.ones, (channels,))
-        bias = self.param("bias", nn.initializers.zeros, (channels,))
-
-        def over_groups(values):
-            return jnp.repeat(values.reshape(samples, -1, size).mean(2), size, axis=1)
-
-        mean, square = over_groups(x.mean((1, 2))), over_groups((x**2).mean((1, 2)))
-        factor = scale[None] * jax.lax.rsqrt(jnp.maximum(square - mean**2, 0) + 1e-5)
-        return x * factor[:, None, None] + (bias[None] - mean * factor)[:, None, None]
