@@ -27,7 +27,7 @@ PROGRAM = """HloModule tiny
 
 %layer (p: f32[]) -> f32[] {
   %product = bf16[8]{0} fusion(%a), calls=%inner, metadata={op_name="jit(step)/jvp(MoE)/Dense_0/dot_general"}, backend_config={"window_config":{"estimated_cycles":"100"}}
-  %choice = f32[8]{0} fusion(%a), calls=%inner, metadata={op_name="jit(step)/MoE._route/div"}, backend_config={"window_config":{"estimated_cycles":"50"}}
+  %choice = f32[8]{0} fusion(%a), calls=%inner, metadata={op_name="jit(step)/MoE.route/div"}, backend_config={"window_config":{"estimated_cycles":"50"}}
 }
 
 %inner (p: f32[]) -> f32[] {
