@@ -1,7 +1,8 @@
 """The one rule for ties between scores: among equal values the lower index comes first.
 
-Equal infinities are ties, and a positive NaN is above all numbers. Zeros of both signs are ties too, with one exception: `highest` of
-k > 1 puts 0.0 before -0.0, as `jax.lax.top_k` does. The module loads no JAX before `highest` or `is_highest` runs: traces need none.
+Equal infinities are ties, and a positive NaN is above all numbers. Zeros of both signs are ties too, with one
+exception: `highest` of k > 1 puts 0.0 before -0.0, as `jax.lax.top_k` does. The module loads no JAX before `highest` or
+`is_highest` runs: traces need none.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def is_highest(values: Float[Any, "N M"], k: int) -> Bool[Any, "N M"]:
 
 
 def highest_of_array(values: Float[np.ndarray, "N M"], k: int) -> Int[np.ndarray, "N k"]:
-    """Returns the same indices as `highest`, of a NumPy array whose values are above -inf; faster than a sort for small k."""
+    """Returns the same indices as `highest`, of a NumPy array whose values are above -inf; faster than a sort for small
+    k.
+    """
     remaining, rows = values.copy(), np.arange(len(values))
     indices = np.empty((len(values), k), np.int32)
     for rank in range(k):

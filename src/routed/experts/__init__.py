@@ -27,7 +27,7 @@ from routed.settings.setting import LAYERS, Setting, at_least, one_of, refuse
 
 
 def _network(body: Callable[[int], nn.Module], flops: Callable[[int, int, int, int], float]) -> Expert:
-    """A whole network on images."""
+    """Declares an expert that is a whole network on images."""
     make = lambda own, outputs: Network(outputs, own.width, body)  # noqa: E731
     return Expert(make, tokens=("images",), reads=("width",), flops=flops, embeds=True, settings=EMBEDDINGS)
 
@@ -43,7 +43,8 @@ def _check_cnn(config: ConfigDict) -> None:
         refuse("experts.init", "stacked", "of experts.name=mlp only; use lecun or uniform")
 
 
-#: name -> ONE expert. Experts of images compute on what stands beside an image and on the router's features of it: rows.
+#: name -> ONE expert. Experts of images compute on what stands beside an image and on the router's features of it:
+#: rows.
 EXPERTS: dict[str, Expert] = {
     "constant": Expert(
         lambda own, outputs: Constant(outputs), tokens=(), affine=lambda params: Affine(None, params["value"][:, 0])

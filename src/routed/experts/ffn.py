@@ -10,7 +10,9 @@ from routed.kernels.matmul import dense_layer
 
 
 class Ffn(nn.Module):
-    """The feed-forward layer of a transformer, without biases: s(x W_in) W_out; gated: (s(x W_gate) x W_in) W_out (GLU)."""
+    """The feed-forward layer of a transformer, without biases: s(x W_in) W_out; gated: (s(x W_gate) x W_in) W_out
+    (GLU).
+    """
 
     outputs: int
     width: int

@@ -1,13 +1,13 @@
 """softmax(q k + bias) v on a CPU: some rows, heads and queries at once, with a derivative of its own.
 
-Scores lie transposed, keys before queries: the maximum and the sum of a softmax then go along whole vectors, and four of the seven
-products have no transposed factor. The logarithm of each softmax's sum is kept for the gradient, of which one exponential makes the
-weights again (Dao et al. 2022). Neither the scores nor the bias are ever in memory as a whole: each head spreads its bias over queries
-and keys while it is at work.
+Scores lie transposed, keys before queries: the maximum and the sum of a softmax then go along whole vectors, and four
+of the seven products have no transposed factor. The logarithm of each softmax's sum is kept for the gradient, of which
+one exponential makes the weights again (Dao et al. 2022). Neither the scores nor the bias are ever in memory as a
+whole: each head spreads its bias over queries and keys while it is at work.
 
 Twin: `routed.models.attention._whole`, which all other platforms run.
-Measured: forward and backward on one core, ms, rows x length of width d: 8 x 128 of 64 5.6 -> 3.7, 32 x 256 of 96 82 -> 61, 8 x 512 of
-264 234 -> 177 (`python -m routed.bench lm`).
+Measured: forward and backward on one core, ms, rows x length of width d: 8 x 128 of 64 5.6 -> 3.7, 32 x 256 of 96 82 ->
+61, 8 x 512 of 264 234 -> 177 (`python -m routed.bench lm`).
 Delete when: XLA:CPU reduces along the last axis as fast as along the one before, and has attention in blocks.
 """
 
@@ -24,17 +24,18 @@ from jaxtyping import Array, Bool, Float
 #: Added to the scores of what must not be seen: its softmax is exactly 0 in float32.
 HIDDEN = -1e9
 
-#: Bytes of the scores that a CPU core computes at once, as they should stay in its cache; and queries, the least and most, whose future is skipped.
+#: Bytes of the scores that a CPU core computes at once, as they should stay in its cache; and queries, the least and
+#: most, whose future is skipped.
 SCORES, QUERIES = 2**19, (64, 128)
 
 
 def queries_at_once(length: int, causal: bool) -> int:
-    """How many queries of a row are computed together: all, unless none of them sees what comes behind the last."""
+    """Returns how many queries of a row are computed together: fewer than all only where no query sees a later key."""
     return min(length, max(QUERIES[0], min(QUERIES[1], length // 2))) if causal else length
 
 
 def at_once(heads: int, rows: int, chunk: int, keys: int) -> tuple[int, int]:
-    """How many heads and rows are computed together: some heads of all rows, or some rows of one head."""
+    """Returns how many heads and rows are computed together: some heads of all rows, or some rows of one head."""
     fit = max(1, SCORES // (4 * chunk * keys))
     if fit < rows:
         return 1, _largest_divisor(rows, fit)
@@ -46,10 +47,10 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def by_place(bias: Float[Array, "H R"], keys: int) -> Float[Array, "H S Q"]:
-    """The bias of each key and query, of one for each distance: query q is q - s + S - 1 = 0 ... Q + S - 2 from key s.
+    """Spreads a bias of distances over keys and queries: query q is q - s + S - 1 = 0 ... Q + S - 2 from key s.
 
-    Copies of all distances and one number more, cut into rows of as many numbers as there are distances, begin one distance earlier in each row:
-    no gather, whose gradient XLA:CPU adds up number by number.
+    Copies of all distances and one number more, cut into rows of as many numbers as there are distances, begin one
+    distance earlier in each row: no gather, whose gradient XLA:CPU adds up number by number.
     """
     heads, reach = bias.shape
     longer = jnp.pad(bias, ((0, 0), (0, 1)))[:, None]
@@ -67,7 +68,9 @@ def attend(
     bias: Float[Array, "H R"] | None,
     seen: Bool[Array, "B S Q"] | None,
 ) -> Float[Array, "H B K Q"]:
-    """The mixed values; `chunk` queries at once, fewer than all of which see no key behind their last. The bias: of each distance (`by_place`)."""
+    """Returns the mixed values, computed for `chunk` queries at once; fewer than all queries see no key behind their
+    last.
+    """
     return _forward(chunk, q, k, v, bias, seen)[0]
 
 
@@ -84,7 +87,7 @@ def _forward(chunk, q, k, v, bias, seen) -> tuple[Float[Array, "H B K Q"], Float
 
 
 def _mixed(chunk, bias, q, k, v, seen) -> tuple[Float[Array, "N K Q"], Float[Array, "N 1 Q"]]:
-    """Of N = heads x rows at once: the mixed values, and the logarithm of each softmax's sum."""
+    """Returns the mixed values and the logarithm of each softmax's sum, for N = heads x rows at once."""
     outputs, sums = [], []
     for own, keys in _parts(chunk, q.shape[2], k.shape[1]):
         scores = _scores(q[..., own], k[:, keys], bias, seen, own, keys)
@@ -124,7 +127,7 @@ def _backward(chunk, saved, g):
 
 
 def _gradients(chunk, bias, q, k, v, sums, mean, g, seen):
-    """Of dL/dy = g: dL/dscores = weight (v g - sum of g y), as the gradient of a softmax takes its mean away."""
+    """Returns the gradients for dL/dy = g: dL/dscores = weight (v g - sum of g y), a softmax without its mean."""
     # The barrier keeps XLA from turning the small factors back and the large ones around.
     kt, vt, qt, gt = jax.lax.optimization_barrier(tuple(a.swapaxes(1, 2) for a in (k, v, q, g)))
     of_q, of_bias = [], None if bias is None else jnp.zeros_like(bias)
@@ -145,7 +148,7 @@ attend.defvjp(_save, _backward)
 
 
 def _grouped(size: tuple[int, int], tree: Any) -> Any:
-    """[H, B, ...] as [H / h, B / b, h b, ...], of h heads and b rows that are computed together."""
+    """Returns [H, B, ...] as [H / h, B / b, h b, ...], of h heads and b rows that are computed together."""
     h, b = size
 
     def group(a):
@@ -156,7 +159,7 @@ def _grouped(size: tuple[int, int], tree: Any) -> Any:
 
 
 def _joined(size: tuple[int, int], tree: Any) -> Any:
-    """The inverse of `_grouped`."""
+    """Returns the inverse of `_grouped`."""
     h, b = size
 
     def join(a):
@@ -167,7 +170,7 @@ def _joined(size: tuple[int, int], tree: Any) -> Any:
 
 
 def _pieces(size: int, tree: Any) -> Any:
-    """So many of what the first axis counts at a time."""
+    """Splits the first axis into pieces of `size`."""
     return jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), tree)
 
 
@@ -176,7 +179,7 @@ def _by_place(keys: int, bias: Array | None) -> Array | None:
 
 
 def _parts(chunk: int, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
-    """The queries of each part, and the keys that they may see."""
+    """Yields the queries of each part, and the keys that they may see."""
     for first in range(0, queries, chunk):
         last = min(first + chunk, queries)
         yield slice(first, last), slice(0, last if chunk < queries else keys)
@@ -193,6 +196,6 @@ def _scores(q, k, bias, seen, own: slice, keys: slice) -> Float[Array, "N S Q"]:
 
 
 def _product(form: str, a, b) -> Float[Array, "N X Y"]:
-    """A product of the type of the shorter one's numbers, float32 summed: weights are float32 whatever they weigh."""
+    """Returns a product of the type of the shorter one's numbers, summed in float32."""
     dtype = min(a.dtype, b.dtype, key=lambda one: one.itemsize)
     return jnp.einsum(form, a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)

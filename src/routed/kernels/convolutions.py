@@ -1,8 +1,9 @@
-"""Convolutions of 3 x 3 (or 1 x 1) positions, and their gradients, as products with windows and sums of shifted products.
+"""Convolutions of 3 x 3 (or 1 x 1) positions, and their gradients, as products with windows and sums of shifted
+products.
 
 Twin: `plain_convolution`, which all platforms but CPUs run.
-Measured: XLA:CPU takes 30 times as long for the gradient of a convolution within a loop. A step of MobileNetV2 of width 8 on one core
-takes 91 ms with shifted products, 157 with gradients of slices (`python -m routed.bench images`).
+Measured: XLA:CPU takes 30 times as long for the gradient of a convolution within a loop. A step of MobileNetV2 of width
+8 on one core takes 91 ms with shifted products, 157 with gradients of slices (`python -m routed.bench images`).
 Delete when: the gradient of `jax.lax.conv_general_dilated` within a loop is as fast on CPUs.
 """
 
@@ -39,7 +40,8 @@ def depthwise(x: Float[Array, "B H W C"], kernel: Float[Array, "9 C"], stride: i
 
 
 def windows(x: Float[Array, "B H W C"], stride: int = 1) -> Float[Array, "B h w P"]:
-    """The 3 x 3 positions around every `stride`-th one, side by side, row by row; beyond the ends there are zeros.
+    """Returns the 3 x 3 positions around every `stride`-th one, side by side, row by row; beyond the ends there are
+    zeros.
 
     Columns first, then rows of these: 6 pieces in place of 9, which compile in two thirds of the time.
     """
@@ -50,9 +52,11 @@ def windows(x: Float[Array, "B H W C"], stride: int = 1) -> Float[Array, "B h w 
 
 
 def convolve(x: Float[Array, "B H W C"], kernel: Float[Array, "P F"], stride: int = 1) -> Float[Array, "B h w F"]:
-    """Returns the responses of filters around every `stride`-th position; `kernel` has a row for each number of a window.
+    """Returns the responses of filters around every `stride`-th position; `kernel` has a row for each number of a
+    window.
 
-    Only CPUs multiply windows. On a GPU XLA 0.10.2 ends the process for a product with every second position where several seeds have one.
+    Only CPUs multiply windows. On a GPU XLA 0.10.2 ends the process for a product with every second position where
+    several seeds have one.
     """
     if platform() != "cpu":
         return plain_convolution(x, kernel, stride)
@@ -74,7 +78,7 @@ def _save(stride, x, kernel):
 
 
 def _backward(stride, saved, cotangent):
-    """Windows are made again, as they are nine times as large as what they are made of."""
+    """Returns the gradients; windows are made again, as they are nine times as large as the image."""
     x, kernel = saved
     rows = cotangent.reshape(-1, cotangent.shape[-1])
     _, of_kernel = jax.vjp(lambda kernel: matmul(windows(x, stride).reshape(len(rows), -1), kernel), kernel)
@@ -91,13 +95,13 @@ _product.defvjp(_save, _backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _each(stride: int, x: Float[Array, "B H W C"], kernel: Float[Array, "9 C"]) -> Float[Array, "B h w C"]:
-    """Responses of a filter for each channel: a sum of shifted products, which XLA:CPU makes one loop of."""
+    """Returns the responses of a filter for each channel: a sum of shifted products, which XLA:CPU makes one loop of."""
     products = (one * kernel[i][None, None, None] for i, one in enumerate(_shifted(x, stride)))
     return functools.reduce(jnp.add, products)
 
 
 def _shifted(x: Float[Array, "B H W C"], stride: int) -> Iterator[Float[Array, "B h w C"]]:
-    """What stands at each place of the windows, row by row."""
+    """Yields the image at each position of the windows, row by row."""
     _, high, wide, _ = x.shape
     x = jnp.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)])
     for row, column in itertools.product(range(3), repeat=2):
@@ -109,7 +113,7 @@ def _save_each(stride, x, kernel):
 
 
 def _backward_each(stride, saved, cotangent):
-    """A sum of shifted products too, with zeros between the positions of a stride: slices have the gradient of nine padded sums."""
+    """Returns gradients that are sums of shifted products too, with zeros between the positions of a stride."""
     x, kernel = saved
     of_kernel = jnp.stack([(one * cotangent).sum((0, 1, 2)) for one in _shifted(x, stride)])
     _, high, wide, _ = x.shape

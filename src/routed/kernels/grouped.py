@@ -1,8 +1,9 @@
-"""All experts at once through grouped matrix products, for TPUs: every `nn.Dense` of ONE expert multiplies all rows, each by its expert's weights.
+"""All experts at once through grouped matrix products, for TPUs: every `nn.Dense` of ONE expert multiplies all rows,
+each by its expert's weights.
 
 Twin: `routed.kernels.ragged.blocks`, which runs the same experts one after the other.
-Measured: on one v5e, compiled for T = 16,384 and 64 experts of 2,048 x 4,096, top-2: 7.8 M cycles and 50 M of six kernels, against 838 M
-with `jax.lax.ragged_dot`; never run on a TPU.
+Measured: on one v5e, compiled for T = 16,384 and 64 experts of 2,048 x 4,096, top-2: 7.8 M cycles and 50 M of six
+kernels, against 838 M with `jax.lax.ragged_dot`; never run on a TPU.
 Delete when: the blocks of `ragged` are as fast on TPUs, or Flax maps a module over groups of rows.
 """
 
@@ -26,7 +27,7 @@ def grouped(
     sizes: Int[Array, " E"],
     multiply: Callable[..., Array] | None = None,
 ) -> Float[Array, "A O"]:
-    """Expert e runs on its `sizes[e]` rows, rows sorted by expert; what comes after the last expert's is garbage.
+    """Runs expert e on its `sizes[e]` rows, rows sorted by expert; rows after the last expert's are garbage.
 
     `multiply` may be another `product`.
 
@@ -56,7 +57,9 @@ def grouped(
 
 
 def is_dense(expert: ExpertFunction, params, rows: Float[Array, "A ..."]) -> bool:
-    """Whether all parameters of an expert are in `nn.Dense` layers, so that `grouped` can run it; `params` are those of all experts."""
+    """True if all parameters of an expert are in `nn.Dense` layers, so that `grouped` can run it; `params` are those of
+    all experts.
+    """
     others = []
 
     def layer(next_function, args, kwargs, context):
@@ -69,7 +72,7 @@ def is_dense(expert: ExpertFunction, params, rows: Float[Array, "A ..."]) -> boo
 
 
 def _own(context: nn.module.InterceptorContext) -> dict[str, Array]:
-    """The parameters of the layer that is being called; none of other methods'."""
+    """Returns the parameters of the layer that is being called; none for methods other than `__call__`."""
     if context.method_name != "__call__":
         return {}
     return {k: v for k, v in context.module.variables.get("params", {}).items() if not isinstance(v, dict)}
@@ -77,7 +80,8 @@ def _own(context: nn.module.InterceptorContext) -> dict[str, Array]:
 
 @jax.custom_vjp
 def product(rows: Float[Array, "A K"], weights: Float[Array, "E K N"], sizes: Int[Array, " E"]) -> Float[Array, "A N"]:
-    """Rows of expert e times weights[e]; `sizes` sum to the number of rows, or several seeds would run into each other.
+    """Returns rows of expert e times weights[e]; `sizes` sum to the number of rows, or several seeds would run into
+    each other.
 
     Has rules of its own for derivatives and for batching, which the kernels lack.
     """
@@ -100,7 +104,7 @@ def _outer(rows, other, sizes):
 
 
 def _fold(operator, per_seed_groups: bool):
-    """The batching rule: the experts of S seeds are S E experts."""
+    """Returns the batching rule: the experts of S seeds are S E experts."""
 
     def rule(axis_size, batched, *args):
         args = [a if b else jnp.broadcast_to(a, (axis_size, *a.shape)) for a, b in zip(args, batched, strict=True)]

@@ -1,8 +1,8 @@
 """The product with a vocabulary's head, and a gradient of the head from a cotangent that is laid out first.
 
 Twin: `plain_product`, which all platforms but CPUs run.
-Measured: XLA:CPU computes the plain gradient of the head at 17 GFLOP/s, as it goes over transposed tokens with a stride, and this one at
-55 (`python -m routed.bench t5`).
+Measured: XLA:CPU computes the plain gradient of the head at 17 GFLOP/s, as it goes over transposed tokens with a
+stride, and this one at 55 (`python -m routed.bench t5`).
 Delete when: XLA:CPU multiplies a transposed first factor as fast as a plain one.
 """
 
@@ -16,7 +16,7 @@ from routed.system.platform import platform
 
 
 def head_product(y: Float[Array, "B M D"], head: Float[Array, "D V"]) -> Float[Array, "B M V"]:
-    """y W, float32: the logits of a vocabulary."""
+    """Returns y W, float32: the logits of a vocabulary."""
     return (_in_order if platform() == "cpu" else plain_product)(y, head)
 
 

@@ -1,11 +1,11 @@
 """Dropless dispatch at any load: assignments sorted by expert, each expert on its stretch of rows.
 
-Experts run in two ways. `blocks` goes over the experts one after the other, in blocks of rows, for CPUs and GPUs. `grouped` runs all of
-them at once through the kernels of TPUs, if they are made of `nn.Dense` layers.
+Experts run in two ways. `blocks` goes over the experts one after the other, in blocks of rows, for CPUs and GPUs.
+`grouped` runs all of them at once through the kernels of TPUs, if they are made of `nn.Dense` layers.
 
 Twin: `routed.layer.dispatch.direct.dense`, every expert on every token.
-Measured: `jax.lax.ragged_dot` multiplies every row with every expert on CPUs and GPUs; for T = 8,192 and 64 experts a step of
-blocks takes 35 ms on two cores, in 1/56 of the memory of one-hot dispatch (`python -m routed.bench dispatch`).
+Measured: `jax.lax.ragged_dot` multiplies every row with every expert on CPUs and GPUs; for T = 8,192 and 64 experts a
+step of blocks takes 35 ms on two cores, in 1/56 of the memory of one-hot dispatch (`python -m routed.bench dispatch`).
 Delete when: `jax.lax.ragged_dot` and its gradients cost the FLOPs of the rows on every platform.
 """
 
@@ -27,7 +27,8 @@ from routed.system.platform import platform
 
 #: Largest block of rows. On a GPU a block must keep all its cores busy.
 BLOCK = {"cpu": 128, "gpu": 1024, "tpu": 512}
-#: Largest block of images on a CPU: what a network makes of them has to stay in cache, and few are to be there only to fill a block.
+#: Largest block of images on a CPU: what a network makes of them has to stay in cache, and few are to be there only to
+#: fill a block.
 IMAGES = 8
 
 
@@ -43,7 +44,8 @@ def ragged(
 
 
 class Sorted(NamedTuple):
-    """Outputs sorted by expert, what was dropped and what pads behind all others; the row of each assignment, the token of each row.
+    """Outputs sorted by expert, what was dropped and what pads behind all others; the row of each assignment, the token
+    of each row.
 
     They stay as they lie: each further pass over all of them takes as long as a product of the experts.
     """
@@ -53,11 +55,11 @@ class Sorted(NamedTuple):
     token: Int[Array, " R"]  # as many as there are tokens: nobody's, read as zeros and written nowhere
 
     def measured(self, of: Callable[[Float[Array, "R O"]], Float[Array, " R"]]) -> Float[Array, " A"]:
-        """`of` the output of each assignment, in their order."""
+        """Applies a function to the output of each assignment, in their order."""
         return of(self.outputs)[self.row]
 
     def combined(self, weight: Float[Array, " A"], tokens: int) -> Float[Array, "T O"]:
-        """The weighted sum of each token's assignments."""
+        """Returns the weighted sum of each token's assignments."""
         weight = jnp.zeros(len(self.token), weight.dtype).at[self.row].set(weight, unique_indices=True)
         empty = jnp.zeros((tokens, self.outputs.shape[-1]), self.outputs.dtype)
         return empty.at[self.token].add(weight[:, None].astype(empty.dtype) * self.outputs, mode="drop")
@@ -83,12 +85,14 @@ def sorted_outputs(
 def one_by_one(
     expert: ExpertFunction, params, x: Float[Array, "T ..."], of: Callable[[Float[Array, "T O"]], Float[Array, " T"]]
 ) -> Float[Array, "T E"]:
-    """`of` the outputs of every expert on every token, one expert after the other, so that nothing is [E, T, O]; for no gradient."""
+    """Applies a function to the outputs of every expert on every token, one expert after the other; for no gradient."""
     return jax.lax.map(lambda weights: jnp.broadcast_to(of(alone(expert, weights, x)), len(x)), params).T
 
 
 def _order(routing: Routing) -> tuple[Int[Array, " A"], Int[Array, " E"]]:
-    """The row of each assignment where they are sorted by expert, what is dropped behind all others; and the rows of each expert."""
+    """Returns the row of each assignment, sorted by expert and dropped ones last, and the number of rows of each
+    expert.
+    """
     experts = routing.scores.shape[1]
     owner = jnp.where(routing.kept, routing.expert, experts)
     sizes = jnp.zeros(experts + 1, jnp.int32).at[owner].add(1)
@@ -96,18 +100,18 @@ def _order(routing: Routing) -> tuple[Int[Array, " A"], Int[Array, " E"]]:
 
 
 def alone(expert: ExpertFunction, params, x: Float[Array, "T ..."]) -> Float[Array, "T O"]:
-    """One expert on every token; on a CPU in blocks, so that activations stay in cache."""
+    """Runs one expert on every token; on a CPU in blocks, so that activations stay in cache."""
     if platform() != "cpu":
         return expert(params, x)
     return blocks(expert, jax.tree.map(lambda leaf: leaf[None], params), x, jnp.array([len(x)]))
 
 
 def blocks(expert: ExpertFunction, params, rows: Float[Array, "A ..."], sizes: Int[Array, " E"]) -> Float[Array, "A O"]:
-    """Expert e runs on its `sizes[e]` rows, in blocks; rows behind the last expert's come back as zeros or garbage.
+    """Runs expert e on its `sizes[e]` rows, in blocks; rows behind the last expert's come back as zeros or garbage.
 
-    FLOPs are those of the rows, rounded up to a block per expert, and an expert's weights and their gradient pass through
-    memory once in each direction. The derivative is our own, since that of a scan would keep a copy of the weights for
-    each block: it keeps the products of dense layers, a row for each row, and computes all else again.
+    FLOPs are those of the rows, rounded up to a block per expert, and an expert's weights and their gradient pass
+    through memory once in each direction. The derivative is our own, since that of a scan would keep a copy of the
+    weights for each block: it keeps the products of dense layers, a row for each row, and computes all else again.
     """
     size = _block(len(rows), len(sizes), rows.ndim)
     padded = jnp.pad(rows, [(0, size), *[(0, 0)] * (rows.ndim - 1)])  # the last block may read past the end
@@ -132,13 +136,13 @@ def _forward(expert: ExpertFunction, size: int, params, rows, starts, sizes):
 
 
 def _whole(expert: ExpertFunction, weights, block):
-    """The outputs of a block; a constant expert has one row for all."""
+    """Returns the outputs of a block; a constant expert has one row for all."""
     outputs = expert(weights, block)
     return jnp.broadcast_to(outputs, (len(block), *outputs.shape[1:]))
 
 
 def _through(run: Callable[[Any, Array], list[Array]], size: int, params, rows, starts, sizes) -> list[Array]:
-    """Arrays with a row for each row, of which `run` makes those of a block."""
+    """Returns arrays with a row for each row, of which `run` makes those of a block."""
     shapes = jax.eval_shape(run, jax.tree.map(lambda leaf: leaf[0], params), rows[:size])
 
     def of_expert(made, item):
@@ -155,9 +159,11 @@ def _through(run: Callable[[Any, Array], list[Array]], size: int, params, rows, 
 
 
 def _pulled(expert: ExpertFunction, weights, block) -> tuple[Array, list[Array], Any, list[int]]:
-    """The outputs of a block, their derivative as leaves and the structure that they make, and the places of the leaves to keep for it.
+    """Returns the outputs of a block, the leaves and the structure of their derivative, and the indices of the leaves
+    to keep.
 
-    Weights and rows are there anyway. Where anything else has no row for each row (patches of images, products of weights), nothing is kept.
+    Weights and rows are there anyway. Where anything else has no row for each row (patches of images, products of
+    weights), nothing is kept.
     """
     run = jax.checkpoint(partial(_whole, expert), policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
     outputs, derivative = jax.vjp(run, weights, block)
@@ -192,7 +198,7 @@ def _save(expert, size, params, rows, starts, sizes):
 
 
 def _backward(expert: ExpertFunction, size: int, saved, cotangent) -> tuple[Any, Array | None, None, None]:
-    """Gradients of the weights, and of the rows where something learns from them: data has none, and none is computed."""
+    """Returns gradients of the weights, and of the rows where something learns from them: data has none."""
     params, rows, starts, sizes, kept, asked = saved
     if isinstance(cotangent, SymbolicZero):
         return None, None, None, None

@@ -1,12 +1,14 @@
-"""Competition (Pham et al. 2024): on a share of the steps all experts run, those with the largest outputs win, and the router learns who.
+"""Competition (Pham et al. 2024): on a share of the steps all experts run, those with the largest outputs win, and the
+router learns who.
 
-The selection `compete` routes as `top_k` does, and brings a forward of its own. In training a layer also draws a coin: where it competes, all
-experts compute every token, and the winners are the K with the largest norms of their outputs. At evaluation (`selection.eval.name=compete`)
-a layer competes always. With share 0 only the selection is left: the same program, for any value.
+The selection `compete` routes as `top_k` does, and brings a forward of its own. In training a layer also draws a coin:
+where it competes, all experts compute every token, and the winners are the K with the largest norms of their outputs.
+At evaluation (`selection.eval.name=compete`) a layer competes always. With share 0 only the selection is left: the same
+program, for any value.
 
-Where weights are renormalised and nothing is dropped, gradients reach the winners and the router alone. So `compete_sparse` computes all
-experts forward only, for the winners' names, and then the winners as any sparse layer does; `compete_dense` computes all of them at once, and
-is its oracle.
+Where weights are renormalised and nothing is dropped, gradients reach the winners and the router alone. So
+`compete_sparse` computes all experts forward only, for the winners' names, and then the winners as any sparse layer
+does; `compete_dense` computes all of them at once, and is its oracle.
 
 Importing this file adds `compete` to SELECTIONS: `routed/layer/__init__.py` has the only line that does.
 """
@@ -35,7 +37,8 @@ from routed.settings.tree import from_flat
 class Competition(NamedTuple):
     """The state of a layer that may compete, before its experts run.
 
-    `detached_scores` are the router's, of inputs that get no gradient; `teacher_scores` are those that the winners teach.
+    `detached_scores` are the router's, of inputs that get no gradient; `teacher_scores` are those that the winners
+    teach.
     """
 
     active: Bool[Array, ""]
@@ -45,9 +48,11 @@ class Competition(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """The extra data of a routing (`Routing.extra`): what a layer's winners teach its router where the layer was `active`.
+    """The extra data of a routing (`Routing.extra`): what a layer's winners teach its router where the layer was
+    `active`.
 
-    `scores` are the router's, `norms` those of the experts' outputs. `mask` is False for padding, which teaches nothing.
+    `scores` are the router's, `norms` those of the experts' outputs. `mask` is False for padding, which teaches
+    nothing.
     """
 
     active: Bool[Array, ""]
@@ -107,7 +112,8 @@ def is_active(rule: Rule, key: PRNGKeyArray, step: Any) -> Bool[Array, ""]:
 
 
 def winners_suffice(rule: Rule) -> bool:
-    """True if `compete_sparse` computes the rule: no gradient flows through the norm of an expert that does not compute the output.
+    """True if `compete_sparse` computes the rule: no gradient flows through the norm of an expert that does not compute
+    the output.
 
     Without `renormalise` the winners' weights are shares of all norms, and a winner that is dropped still has a norm.
     """
@@ -126,9 +132,11 @@ def compete_sparse(
     competition: Competition,
     mask: Bool[Array, " T"] | None = None,
 ) -> tuple[Any, Routing, Float[Array, "T E"]]:
-    """Runs all experts forward only where a layer competes, and then those of the routing with a gradient; the key is consumed.
+    """Runs all experts forward only where a layer competes, and then those of the routing with a gradient; the key is
+    consumed.
 
-    Returns the outputs sorted by expert (`dispatch.sorted_outputs`), their routing, and the norms that the router is to learn.
+    Returns the outputs sorted by expert (`dispatch.sorted_outputs`), their routing, and the norms that the router is to
+    learn.
     """
     active, settings = competition.active, rule.own
 
@@ -182,10 +190,12 @@ def compete_dense(
     key: PRNGKeyArray | None,
     mask: Bool[Array, " T"] | None = None,
 ) -> tuple[Float[Array, "T O"], Routing, Float[Array, "T E"]]:
-    """Returns the output of a layer that competes, the routing behind it, and the norms that the router is to learn; the key is consumed.
+    """Returns the output of a layer that competes, the routing behind it, and the norms that the router is to learn;
+    the key is consumed.
 
-    `outputs` are those of all experts (N: one row for all tokens, or T), which `combine` weighs; `routing` is the router's choice, and
-    `select` routes by other scores. Norms dealt anew (winners random) are numbers: no expert is to learn from another's.
+    `outputs` are those of all experts (N: one row for all tokens, or T), which `combine` weighs; `routing` is the
+    router's choice, and `select` routes by other scores. Norms dealt anew (winners random) are numbers: no expert is to
+    learn from another's.
     """
     norms = jnp.broadcast_to(norms_of(outputs).T, routing.scores.shape)
     deal, order = jax.random.split(key) if key is not None else (None, None)
@@ -204,7 +214,8 @@ def compete_dense(
 def weighed(
     rule: Rule, active: Bool[Array, ""], scores: Float[Array, "T E"], detached: Float[Array, "T E"]
 ) -> Float[Array, "T E"]:
-    """Returns `scores` whose gradient reaches the router's weights `alpha` times where a layer competes, and the trunk once.
+    """Returns `scores` whose gradient reaches the router's weights `alpha` times where a layer competes, and the trunk
+    once.
 
     `detached` are the same scores, of inputs that get no gradient.
     """
@@ -212,7 +223,8 @@ def weighed(
 
 
 def distillation(rule: Rule, routing: Routing) -> Scalar:
-    """Returns the router's loss of one layer (Pham et al. 2024, eq. 3): the squared error of its softmax against that of the norms.
+    """Returns the router's loss of one layer (Pham et al. 2024, eq. 3): the squared error of its softmax against that
+    of the norms.
 
     Both are over the K largest. 0 where the layer did not compete, or nobody won.
     """
@@ -241,7 +253,8 @@ def experts_per_token(rule: Rule, tokens: int, experts: int) -> Any:
 
 
 def work(rule: Rule, tokens: int, experts: int) -> Any:
-    """Returns the cost of a training token in experts that learn; an expert that computes forward only costs a third of one.
+    """Returns the cost of a training token in experts that learn; an expert that computes forward only costs a third of
+    one.
 
     Where not only winners have a gradient, all experts learn.
     """

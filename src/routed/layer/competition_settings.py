@@ -52,7 +52,9 @@ SETTINGS: dict[str, Setting] = {
 
 
 def _is_taught(settings: Any) -> bool:
-    """True if the router of a layer that always competes has a loss to learn from: the task's, or one whose target is not constant."""
+    """True if the router of a layer that always competes has a loss to learn from: the task's, or one whose target is
+    not constant.
+    """
     distilled = settings.distil and (settings.k > 1 or settings.distil_side == "all")
     return settings.winners == "all" or not settings.forward or bool(distilled)
 

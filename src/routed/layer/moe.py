@@ -30,7 +30,9 @@ CONTROL = "control"
 
 
 class Tokens(NamedTuple):
-    """The tokens of a call: `x` for the experts, `scored` for the router, False in `mask` for padding, and the router's context."""
+    """The tokens of a call: `x` for the experts, `scored` for the router, False in `mask` for padding, and the router's
+    context.
+    """
 
     x: Float[Array, "T ..."]
     scored: Float[Array, "T ..."]
@@ -39,7 +41,9 @@ class Tokens(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """All experts of a layer beside their tokens: `run` is ONE expert, and leaves of `params` lead with the expert axis."""
+    """All experts of a layer beside their tokens: `run` is ONE expert, and leaves of `params` lead with the expert
+    axis.
+    """
 
     run: ExpertFunction
     params: Any
@@ -51,14 +55,14 @@ class MoE(nn.Module):
     """y = sum_e w_e(x) f_e(x); returns y and the routing that produced it.
 
     Parameters are `router` and `experts`; every leaf of `experts` has a leading logical axis `expert` (Flax metadata:
-    `nn.get_partition_spec`, `nn.meta.unbox`), and expert e is initialised with a key folded from e, so 8 experts are a prefix of 16.
-    The router scores the tokens, or `routed_by` in their place; keyword context is passed on to it.
+    `nn.get_partition_spec`, `nn.meta.unbox`), and expert e is initialised with a key folded from e, so 8 experts are a
+    prefix of 16. The router scores the tokens, or `routed_by` in their place; keyword context is passed on to it.
 
-    A router may hold variables of its own collections, which move in calls in which these are mutable, and the collection `control` may
-    hold a `sharpness` that multiplies the scores. Noise needs the random stream `noise` (none without it). With `balance_rate` the
-    collection `balance` holds a bias per expert that only chooses; each call in which the collection is mutable moves the bias by that
-    rate towards equal load (auxiliary-loss-free balancing, Wang et al. 2024). A selection may bring a forward of its own
-    (`Selection.forward`), which calls the methods below.
+    A router may hold variables of its own collections, which move in calls in which these are mutable, and the
+    collection `control` may hold a `sharpness` that multiplies the scores. Noise needs the random stream `noise` (none
+    without it). With `balance_rate` the collection `balance` holds a bias per expert that only chooses; each call in
+    which the collection is mutable moves the bias by that rate towards equal load (auxiliary-loss-free balancing, Wang
+    et al. 2024). A selection may bring a forward of its own (`Selection.forward`), which calls the methods below.
 
     Raises:
       TypeError: a dispatch that cannot serve the selection, or the mesh; it names one that can.
@@ -157,7 +161,9 @@ def route_and_dispatch(layer: MoE, tokens: Tokens) -> tuple[Float[Array, "T O"],
 
 
 def dispatch_of(layer: MoE, experts: Experts) -> str:
-    """Returns the name of the dispatch of a layer: the one that it names, or for `auto` the best for the experts and the platform."""
+    """Returns the name of the dispatch of a layer: the one that it names, or for `auto` the best for the experts and
+    the platform.
+    """
     devices = 1 if layer.mesh is None else layer.mesh.size
     sparse = SELECTIONS[layer.rule.name].sparse
     exchanges = layer.mesh is not None and layer.mesh.shape[dispatch.EXPERT] > 1 and sparse

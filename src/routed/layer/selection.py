@@ -30,9 +30,9 @@ def select(
 ) -> Routing | SoftRouting:
     """Routes tokens by `rule`, each group of `rule.group_size` tokens on its own.
 
-    Experts are chosen by `preference` (scores with noise; default: the scores) plus `bias` (which balances the load; only
-    the choice depends on it, so it has no gradient); weights come from `scores`. Tokens where `mask` is False are padding:
-    they take no place in a queue.
+    Experts are chosen by `preference` (scores with noise; default: the scores) plus `bias` (which balances the load;
+    only the choice depends on it, so it has no gradient); weights come from `scores`. Tokens where `mask` is False are
+    padding: they take no place in a queue.
 
     Raises:
       ValueError: the groups do not divide the tokens.
@@ -56,10 +56,12 @@ def select(
 
 
 def capacity(rule: Rule, tokens: int, experts: int) -> int:
-    """Places in the queue of one expert in a group of `tokens`; with capacity factor 0 nothing is ever dropped.
+    """Returns the places in the queue of one expert in a group of `tokens`; with capacity factor 0 nothing is ever
+    dropped.
 
     per_assignment: ceil(factor k T / E) (GShard, V-MoE). per_token: round(factor T / E), whatever k (flaxformer, hence
-    the T5 papers). Rounded up to `capacity_multiple`, at least `min_capacity`, at most T, since a token chooses an expert once.
+    the T5 papers). Rounded up to `capacity_multiple`, at least `min_capacity`, at most T, since a token chooses an
+    expert once.
     """
     chosen = SELECTIONS[rule.name]
     if chosen.places is not None:
@@ -74,35 +76,37 @@ def capacity(rule: Rule, tokens: int, experts: int) -> int:
 
 
 def in_samples(rule: Rule, positions: int) -> Rule:
-    """The rule for samples of so many tokens, which are the groups of a selection `within_samples`."""
+    """Returns the rule for samples of so many tokens, which are the groups of a selection `within_samples`."""
     return rule._replace(group_size=positions) if SELECTIONS[rule.name].within_samples else rule
 
 
 def group_of(size: int, tokens: int) -> int:
-    """The largest group of at most `size` tokens that divides `tokens`; 0: all of them are one group."""
+    """Returns the largest group of at most `size` tokens that divides `tokens`; 0: all of them are one group."""
     return max(n for n in divisors(tokens) if n <= size) if size else tokens
 
 
 def divisors(number: int) -> set[int]:
-    """All that divide a positive number."""
+    """Returns all divisors of a positive number."""
     low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return {*low, *(number // n for n in low)}
 
 
 def groupless(rule: Rule) -> bool:
-    """Are groups neither asked for nor of consequence? A token then has its experts, whoever else is there."""
+    """True if groups are neither set nor of consequence: a token has the same experts whatever the other tokens are."""
     chosen = SELECTIONS[rule.name]
     return chosen.sparse and not (chosen.sees_others or rule.capacity_factor or rule.group_size)
 
 
 def soft(rule: Rule, scores, preference, bias, mask) -> SoftRouting:
-    """Every expert, weighted by the softmax of its score: f(x) = sum_e p_e(x) f_e(x) (Dikkala et al. 2023, Section 2)."""
+    """Returns every expert, weighted by the softmax of its score: f(x) = sum_e p_e(x) f_e(x) (Dikkala et al. 2023,
+    Section 2).
+    """
     del rule, preference, bias
     return SoftRouting(scores=scores, weight=jnp.where(mask[:, None], jax.nn.softmax(scores), 0.0))
 
 
 def top_k(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """The k most preferred experts of each token.
+    """Returns the k most preferred experts of each token.
 
     Weights are probabilities of the softmax over all experts, or over the k chosen ones when `renormalise` (k = 1: the
     weight is exactly 1 and the router gets no gradient, which is Dikkala's rule of evaluation).
@@ -114,14 +118,18 @@ def top_k(rule: Rule, scores, preference, bias, mask) -> Routing:
 
 
 def raw(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """The k most preferred experts, weighted by their scores as they are (the released code of Chen et al. 2022)."""
+    """Returns the k most preferred experts, weighted by their scores as they are (the released code of Chen et al.
+    2022).
+    """
     expert = highest(preference + bias[None], rule.k)
     weight = jnp.take_along_axis(scores, expert, axis=1)
     return _queued(rule, scores, expert, weight, mask, weight)
 
 
 def sigmoid(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """The k highest of sigmoid(score) + bias, weighted by sigmoid(score); over its sum when `renormalise` (DeepSeek-V3)."""
+    """Returns the k highest of sigmoid(score) + bias, weighted by sigmoid(score); over its sum when `renormalise`
+    (DeepSeek-V3).
+    """
     expert = highest(sigmoid_order(preference, bias), rule.k)
     affinity = jnp.take_along_axis(jax.nn.sigmoid(scores), expert, axis=1)
     weight = affinity
@@ -131,7 +139,9 @@ def sigmoid(rule: Rule, scores, preference, bias, mask) -> Routing:
 
 
 def sigmoid_order(preference: Float[Array, "T E"], bias: Float[Array, " E"]) -> Float[Array, "T E"]:
-    """sigmoid(preference) + bias, to choose by; without any bias, preferences whose sigmoid is 0 or 1 in float32 keep their order."""
+    """Returns sigmoid(preference) + bias, to choose by; without any bias, saturated sigmoids keep the order of their
+    preferences.
+    """
     gate = jax.nn.sigmoid(preference)
     told_apart = ((gate > 0) & (gate < 1)) | bias.any()
     return jnp.where(told_apart, gate + bias[None], preference)  # of a 1 it is above all other gates, of a 0 below
@@ -142,10 +152,11 @@ SINKHORN_ROUNDS = 8
 
 
 def sinkhorn(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """The k largest entries of each token's row in the balanced transport plan of the scores (Clark et al. 2022).
+    """Returns the k largest entries of each token's row in the balanced transport plan of the scores (Clark et al.
+    2022).
 
-    The plan exp(score + u_t + v_e) gives every expert T/E tokens; it only chooses. Weights are those of `top_k`. The bias has no
-    part: v_e would take it out.
+    The plan exp(score + u_t + v_e) gives every expert T/E tokens; it only chooses. Weights are those of `top_k`. The
+    bias has no part: v_e would take it out.
     """
     plan = jax.lax.stop_gradient(preference)
     padding = jnp.where(mask, 0.0, -jnp.inf)[:, None]
@@ -161,10 +172,10 @@ def sinkhorn(rule: Rule, scores, preference, bias, mask) -> Routing:
 
 
 def expert_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """Each expert takes the C tokens that prefer it most, weighted by their probability (Zhou et al. 2022).
+    """Gives each expert the C tokens that prefer it most, weighted by their probability (Zhou et al. 2022).
 
-    Affinity is the softmax over experts of a token's preference; C = `capacity`, with factor k = 1 by default. A token may
-    have several experts, or none. The bias has no part: the load is balanced by construction.
+    Affinity is the softmax over experts of a token's preference; C = `capacity`, with factor k = 1 by default. A token
+    may have several experts, or none. The bias has no part: the load is balanced by construction.
     """
     del bias
     places = capacity(rule, *scores.shape)
@@ -174,12 +185,14 @@ def expert_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
 
 
 def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """Each expert takes the l = `rule.patches` tokens of a sample that it prefers most (Chowdhury et al. 2023, Section 3).
+    """Gives each expert the l = `rule.patches` tokens of a sample that it prefers most (Chowdhury et al. 2023, Section
+    3).
 
-    Expert choice whose group is the sample, with two differences: an expert compares patches by their scores as they are, not by
-    what the softmax over experts leaves of them, and gates are shares of patches. `rule.gate`: one (1 each; their separate training),
-    even (1 / l each: what `chosen` is for equal scores), chosen (softmax over the l chosen patches; joint training), all (softmax over all patches of the sample, of which the l largest
-    are kept; the released wide ResNets). The bias has no part.
+    Expert choice whose group is the sample, with two differences: an expert compares patches by their scores as they
+    are, not by what the softmax over experts leaves of them, and gates are shares of patches. `rule.gate`: one (1 each;
+    their separate training), even (1 / l each: what `chosen` is for equal scores), chosen (softmax over the l chosen
+    patches; joint training), all (softmax over all patches of the sample, of which the l largest are kept; the released
+    wide ResNets). The bias has no part.
     """
     del bias
     padding = jnp.finfo(scores.dtype).min  # below any score, and no weight; -inf would make a group of nothing else NaN
@@ -194,14 +207,16 @@ def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
 
 
 def gate_rows(rule: Rule, scores: Float[Array, "T E"], positions: int) -> Float[Array, "N M"]:
-    """Scores in rows whose softmax is a gate each: a token's over experts; within samples, an expert's over the patches of a sample."""
+    """Returns scores in rows whose softmax is a gate each: a token's over experts; within samples, an expert's over
+    patches.
+    """
     if not SELECTIONS[rule.name].within_samples:
         return scores
     return scores.reshape(-1, positions, scores.shape[1]).swapaxes(1, 2).reshape(-1, positions)
 
 
 def _taken(scores, token: Int[Array, "E C"], weight: Float[Array, "E C"], mask) -> Routing:
-    """The assignments of one group whose experts took these tokens, the most preferred first."""
+    """Returns the assignments of one group whose experts took these tokens, the most preferred first."""
     expert, rank = jnp.indices(token.shape)
     parts = (token, expert, weight, mask[token], rank)
     token, expert, weight, kept, rank = (part.reshape(-1) for part in parts)
@@ -209,7 +224,7 @@ def _taken(scores, token: Int[Array, "E C"], weight: Float[Array, "E C"], mask) 
 
 
 def _mean_experts(rule: Rule, tokens: int, experts: int) -> float:
-    """Experts that a token has on average when each expert takes as many tokens as its queue holds."""
+    """Returns the mean number of experts of a token when each expert takes as many tokens as its queue holds."""
     size = rule.group_size or tokens
     return experts * capacity(rule, size, experts) / size
 
@@ -229,7 +244,7 @@ PATCHES = {
 
 
 def _check_patches(config: ConfigDict) -> None:
-    """A router that would be frozen by accident, or made sharp where its scores only choose."""
+    """Refuses a router that would be frozen by accident, or made sharp where its scores only choose."""
     rule, router = config.selection, config.router
     if (
         SELECTIONS[rule.name].within_samples
@@ -276,13 +291,17 @@ def mean_rule(rule: Rule, steps: int) -> Rule:
 
 
 def work(rule: Rule, tokens: int, experts: int) -> Any:
-    """What a training token costs in experts that learn from it, forward and backward: the FLOPs of a selection in units of one of them."""
+    """Returns the cost of a training token, forward and backward: the FLOPs of a selection in units of one expert that
+    learns.
+    """
     chosen = SELECTIONS[rule.name]
     return (chosen.work or chosen.experts_per_token)(rule, tokens, experts)
 
 
 def combine_weights(routing: Routing | SoftRouting) -> Float[Array, "T E"]:
-    """The weight of every expert in every token's output; 0 where it was not chosen or was dropped."""
+    """Returns the weight of every expert in every token's output; 0 where the expert was not chosen or the assignment
+    dropped.
+    """
     if isinstance(routing, SoftRouting):
         return routing.weight
     weight = jnp.where(routing.kept, routing.weight, 0.0)
@@ -292,12 +311,12 @@ def combine_weights(routing: Routing | SoftRouting) -> Float[Array, "T E"]:
 def _queued(
     rule: Rule, scores, expert: Int[Array, "T k"], weight: Float[Array, "T k"], mask, affinity: Float[Array, "T k"]
 ) -> Routing:
-    """The assignments of one group, with their places in the queues of the experts.
+    """Returns the assignments of one group, with their ranks in the queues of the experts.
 
-    First choices of all tokens come before second ones (GShard); within a choice tokens come by position, or by the highest
-    `affinity` to their experts (`priority` score: batch-prioritised routing, Riquelme et al. 2021), which is that before
-    weights are made to sum to 1. With `priority` causal all choices of a token come before the next token's: in a decoder,
-    any other queue tells a token of later ones.
+    First choices of all tokens come before second ones (GShard); within a choice tokens come by position, or by the
+    highest `affinity` to their experts (`priority` score: batch-prioritised routing, Riquelme et al. 2021), which is
+    that before weights are made to sum to 1. With `priority` causal all choices of a token come before the next
+    token's: in a decoder, any other queue tells a token of later ones.
     """
     tokens, experts = scores.shape
     queue = jnp.where(mask[:, None], expert, experts)  # padding behind everybody

@@ -1,4 +1,6 @@
-"""T5's attention: several heads, unscaled scores, and a bias per head for each bucket of relative positions; or rotary ones."""
+"""T5's attention: several heads, unscaled scores, and a bias per head for each bucket of relative positions; or rotary
+ones.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,21 @@ from routed.system.platform import platform
 
 
 def distances(queries: int, keys: int) -> Int[np.ndarray, " R"]:
-    """How far a query may be behind a key, in the order of `kernels.attention.by_place`: from 1 - keys to queries - 1."""
+    """Returns the distances of a query from a key, from 1 - keys to queries - 1, in the order of
+    `kernels.attention.by_place`.
+    """
     return np.arange(1 - keys, queries)
 
 
 def relative_buckets(
     distance: Int[np.ndarray, "*D"], *, buckets: int, max_distance: int, bidirectional: bool
 ) -> Int[np.ndarray, "*D"]:
-    """The bucket of a query's distance from a key, query - key (Raffel et al. 2020, 2.1; as in Mesh TensorFlow).
+    """Returns the bucket of a query's distance from a key, query - key (Raffel et al. 2020, 2.1; as in Mesh
+    TensorFlow).
 
-    Half of the buckets hold one distance each, the others grow in logarithmic steps up to `max_distance`; what is further
-    shares the last one. Bidirectional: half of all buckets are for keys behind the query's place. Otherwise such keys
-    count as distance 0, and causality hides them.
+    Half of the buckets hold one distance each, the others grow in logarithmic steps up to `max_distance`; what is
+    further shares the last one. Bidirectional: half of all buckets are for keys behind the query's place. Otherwise
+    such keys count as distance 0, and causality hides them.
     """
     first: Int[np.ndarray, "*D"] | int = 0
     if bidirectional:
@@ -50,10 +55,11 @@ def relative_buckets(
 
 
 class PositionBias(nn.Module):
-    """What the distance of query and key adds to the scores, one table [buckets, H] for all layers of a stack; float32.
+    """A bias of the scores by the distance of query and key: one table [buckets, H] for all layers of a stack; float32.
 
-    A causal one hides what comes after the query. The table starts at N(0, 1/D), D the model's width. With a mesh every device has
-    its own, one behind the other (N devices x H heads): then devices sum the gradient of the table, and not that of each layer's bias.
+    A causal one hides what comes after the query. The table starts at N(0, 1/D), D the model's width. With a mesh every
+    device has its own, one behind the other (N devices x H heads): then devices sum the gradient of the table, and not
+    that of each layer's bias.
     """
 
     heads: int
@@ -81,7 +87,9 @@ class PositionBias(nn.Module):
 
 
 def causal_bias(heads: int, length: int, mesh: Mesh | None = None) -> Float[Array, "C R"]:
-    """What hides the future and adds nothing else; with a mesh a copy for each of its devices, as of `PositionBias`."""
+    """Returns a bias that hides the future and adds nothing else; with a mesh a copy for each of its devices, as
+    `PositionBias`.
+    """
     hidden = jnp.where(distances(length, length) >= 0, 0.0, HIDDEN)
     return jnp.broadcast_to(hidden, (heads * (1 if mesh is None else mesh.size), 2 * length - 1))
 
@@ -91,7 +99,8 @@ LONGEST = 10_000.0
 
 
 def rotated(x: Float[Array, "N L K"]) -> Float[Array, "N L K"]:
-    """Position p turns the pair (i, i + K/2) by p / LONGEST^(2i/K), so that a product of two rows depends on their distance alone.
+    """Turns the pair (i, i + K/2) of position p by p / LONGEST^(2i/K): products of two rows depend on their distance
+    alone.
 
     Su et al. (2021); halves in the place of neighbouring pairs, as GPT-NeoX has it.
     """
@@ -116,10 +125,11 @@ class Kernel(nn.Module):
 class Attention(nn.Module):
     """sum_s softmax_s(q k_s + bias) v_s for each head, without biases or 1/sqrt(d), which T5 has in its initial scales.
 
-    The bias is of the distance of query and key (`distances`). Queries come from `x`, keys and values from `source` (default: `x`), of which each query sees those that `seen` has, if it is given.
-    The softmax is float32 whatever the type of `x`, and computed again for the gradient: that costs what keeping the scores
-    does, in a seventh of the memory. With a mesh every device attends to its own rows: left to itself XLA would gather queries, keys
-    and values, as it cannot divide the second of two joined axes, and each device would do the work of all.
+    The bias is of the distance of query and key (`distances`). Queries come from `x`, keys and values from `source`
+    (default: `x`), of which each query sees those that `seen` has, if it is given. The softmax is float32 whatever the
+    type of `x`, and computed again for the gradient: that costs what keeping the scores does, in a seventh of the
+    memory. With a mesh every device attends to its own rows: left to itself XLA would gather queries, keys and values,
+    as it cannot divide the second of two joined axes, and each device would do the work of all.
     """
 
     heads: int
@@ -153,7 +163,7 @@ class Attention(nn.Module):
 
 
 def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, seen):
-    """Attention of all rows; on a CPU in parts (`routed.kernels.attention`)."""
+    """Returns the attention of all rows; on a CPU in parts (`routed.kernels.attention`)."""
     if platform() != "cpu":
         return jax.checkpoint(partial(_whole, heads, rotary), prevent_cse=False)(bias, kernels, (x, source, seen))
     size = kernels[0].shape[1] // heads
@@ -161,7 +171,8 @@ def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, se
     run = partial(_in_parts, group, rotary, kernel.queries_at_once(x.shape[1], causal))
     if group == heads:
         return run(bias, kernels, (x, source, seen))
-    # All keys and values would take more memory than what they are made of: some heads after the others, computed again for the gradient.
+    # All keys and values would take more memory than what they are made of: some heads after the others, computed again
+    # for the gradient.
     wide = x.astype(jnp.float32), source.astype(jnp.float32)  # whose gradients are sums over heads
 
     @partial(jax.checkpoint, prevent_cse=False)
@@ -178,7 +189,7 @@ def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, se
 
 
 def _in_parts(heads: int, rotary: bool, chunk: int, bias, kernels, part):
-    """Attention of so many heads, some rows and `chunk` queries at once."""
+    """Returns the attention of `heads` heads, some rows and `chunk` queries at once."""
     x, source, seen = part
     q, k, v = (a.reshape(heads, len(x), *a.shape[1:]) for a in _projected(heads, rotary, x, source, kernels))
     seen = None if seen is None else seen.swapaxes(1, 2)
@@ -187,7 +198,7 @@ def _in_parts(heads: int, rotary: bool, chunk: int, bias, kernels, part):
 
 
 def _whole(heads: int, rotary: bool, bias, kernels, part):
-    """All queries of all rows at once."""
+    """Returns the attention of all queries of all rows at once."""
     x, source, seen = part
     q, k, v = _projected(heads, rotary, x, source, kernels)
     scores = jnp.einsum("NQK,NSK->NQS", q, k, preferred_element_type=jnp.float32)
@@ -201,20 +212,20 @@ def _whole(heads: int, rotary: bool, bias, kernels, part):
 
 
 def _projected(heads: int, rotary: bool, x, source, kernels) -> tuple[Float[Array, "N L K"], ...]:
-    """Queries, keys and values, head by head."""
+    """Returns queries, keys and values, head by head."""
     query, key, value = (kernel.astype(x.dtype) for kernel in kernels[:3])
     q, k, v = split(x, query, heads), split(source, key, heads), split(source, value, heads)
     return (rotated(q), rotated(k), v) if rotary else (q, k, v)
 
 
 def split(x: Float[Array, "B L D"], kernel: Float[Array, "D I"], heads: int) -> Float[Array, "N L K"]:
-    """x W, head by head; all rows as one matrix, or XLA:CPU computes the gradient of W from a transposed copy, at half the speed."""
+    """Returns x W, head by head; all rows are one matrix, or XLA:CPU computes the gradient of W from a transposed copy."""
     projected = x.reshape(-1, len(kernel)) @ kernel
     by_head = projected.reshape(*x.shape[:2], heads, -1).transpose(2, 0, 1, 3)
     return by_head.reshape(-1, *by_head.shape[2:])
 
 
 def joined(mixed: Float[Array, "N Q K"], kernel: Float[Array, "I D"], heads: int) -> Float[Array, "B Q D"]:
-    """The heads side by side, times W."""
+    """Returns the heads side by side, times W."""
     by_head = mixed.reshape(heads, -1, *mixed.shape[1:]).transpose(1, 2, 0, 3)
     return (by_head.reshape(-1, len(kernel)) @ kernel).reshape(*by_head.shape[:2], -1)

@@ -1,4 +1,6 @@
-"""Routers of published models that move in a way of their own: one taught to a table of token ids, one made by a frozen network."""
+"""Routers of published models that move in a way of their own: one taught to a table of token ids, one made by a frozen
+network.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,12 @@ LEAST = -80.0
 class StableRouter(nn.Module):
     """StableMoE's router (Dai et al. 2022): it learns and teaches a router of token ids, which then decides for good.
 
-    In steps before `teach_steps` scores are x W, and two losses of its own train it: `distil` times the cross-entropy of a student
-    (embeddings of token ids, [V, token_dim], times those of experts) against the `choices` highest scores, and `even` times
-    sum_e (n_e / n - 1) sigmoid(score_e) over a token's experts, mean over tokens, where n_e of T tokens choose e and n is their mean.
-    From then on a token's experts are those of its id in a table of what the student said at the last of those steps, bit for
-    bit: others score -1e4, these what W, which learns on, says of x. Evaluations go by their step.
+    In steps before `teach_steps` scores are x W, and two losses of its own train it: `distil` times the cross-entropy
+    of a student (embeddings of token ids, [V, token_dim], times those of experts) against the `choices` highest scores,
+    and `even` times sum_e (n_e / n - 1) sigmoid(score_e) over a token's experts, mean over tokens, where n_e of T
+    tokens choose e and n is their mean. From then on a token's experts are those of its id in a table of what the
+    student said at the last of those steps, bit for bit: others score -1e4, these what W, which learns on, says of x.
+    Evaluations go by their step.
     """
 
     num_experts: int
@@ -58,12 +61,16 @@ class StableRouter(nn.Module):
 
 
 def taught(student: Float[Array, "T E"], chosen: Int[Array, "T k"]) -> Scalar:
-    """Cross-entropy of the student's softmax against the chosen experts, mean over tokens and over these."""
+    """Returns the cross-entropy of the student's softmax against the chosen experts, mean over tokens and over these
+    experts.
+    """
     return -jnp.take_along_axis(jax.nn.log_softmax(student), chosen, axis=1).mean()
 
 
 def unevenness(scores: Float[Array, "T E"], chosen: Int[Array, "T k"]) -> Scalar:
-    """Mean over tokens of sum_e (n_e / n - 1) sigmoid(s_e) over a token's experts e; loads n_e have no gradient (Dai et al. 2022)."""
+    """Returns the mean over tokens of sum_e (n_e / n - 1) sigmoid(s_e) over a token's experts e; loads n_e have no
+    gradient.
+    """
     tokens, experts = scores.shape
     load = jnp.zeros(experts).at[chosen.reshape(-1)].add(experts / chosen.size)
     return ((load[chosen] - 1) * jax.nn.sigmoid(jnp.take_along_axis(scores, chosen, axis=1))).sum() / tokens
@@ -72,8 +79,8 @@ def unevenness(scores: Float[Array, "T E"], chosen: Int[Array, "T k"]) -> Scalar
 class HyperRouter(nn.Module):
     """Scores x W + b whose W and b a frozen network makes of an embedding that learns (Do et al. 2023).
 
-    One hidden layer of `hidden` ReLU units, uniform in +-1 / sqrt(inputs) as in the released code. The network is no parameter but the
-    collection `hypernetwork`: nothing ever trains it. The embedding, N(0, 1), is as wide as a token.
+    One hidden layer of `hidden` ReLU units, uniform in +-1 / sqrt(inputs) as in the released code. The network is no
+    parameter but the collection `hypernetwork`: nothing ever trains it. The embedding, N(0, 1), is as wide as a token.
     """
 
     num_experts: int

@@ -63,14 +63,15 @@ DISPATCHES: dict[str, Dispatch] = {
 
 
 def misfit(name: str, selection: str) -> str | None:
-    """Why the dispatch `name` cannot serve the selection, and what can; None when it can."""
+    """Returns the reason why the dispatch `name` cannot serve the selection, and one that can; None if it can."""
     if name in DISPATCHES and DISPATCHES[name].sparse and not SELECTIONS[selection].sparse:
         fits = next(other for other, dispatch in DISPATCHES.items() if not dispatch.sparse)
         return f"dispatch {name!r} needs a sparse selection; with selection {selection!r} use {fits!r}"
     return None
 
 
-#: Products of a number that take as long, on a CPU, as copying it to where its expert computes and back (`python -m routed.bench patches`).
+#: Products of a number that take as long, on a CPU, as copying it to where its expert computes and back (`python -m
+#: routed.bench patches`).
 COPY = 16
 
 
@@ -85,10 +86,10 @@ def choose(
     taken: float = 0.0,
     width: float = 1.0,
 ) -> tuple[str, str]:
-    """The dispatch for `auto`, and why (see `python -m routed.bench dispatch`).
+    """Returns the dispatch for `auto` and the reason (see `python -m routed.bench dispatch`).
 
-    `taken` are the experts that a token has on average where they choose within samples, `width` the parameters of an expert for each
-    number of a token.
+    `taken` are the experts that a token has on average where they choose within samples, `width` the parameters of an
+    expert for each number of a token.
     """
     chosen = SELECTIONS[selection]
     if not chosen.sparse:

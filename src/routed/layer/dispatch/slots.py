@@ -1,4 +1,6 @@
-"""Dispatch through capacity slots: tokens are copied into [experts, places], experts run side by side, outputs are fetched."""
+"""Dispatch through capacity slots: tokens are copied into [experts, places], experts run side by side, outputs are
+fetched.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from routed.layer.dispatch.direct import combine
 def slots(
     expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, places: Places, exchange=None
 ) -> Float[Array, "T O"]:
-    """E times `places.capacity` slots for every group; memory and FLOPs are theirs, not tokens x experts x places.
+    """Runs the experts on E times `places.capacity` slots for every group; memory and FLOPs are those of the slots.
 
     `exchange(outputs_of, slots)` may move slots [E, S, ...] to where their experts' weights are and back (see
     `routed.dispatch.parallel`). Empty slots hold zeros and their outputs are never read.
@@ -36,7 +38,9 @@ def slots(
 
 
 def slot_of(routing: Routing, places: Places, groups: int) -> Int[Array, " A"]:
-    """The slot of each assignment, by expert, then group, then rank; past the end where it was dropped."""
+    """Returns the slot of each assignment, by expert, then group, then rank; past the end where the assignment was
+    dropped.
+    """
     group = routing.token // places.group_size
     slot = (routing.expert * groups + group) * places.capacity + routing.rank
     return jnp.where(routing.kept, slot, routing.scores.shape[1] * groups * places.capacity)
