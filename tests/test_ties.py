@@ -1,4 +1,5 @@
-"""The one rule for ties: functions of JAX and of NumPy choose the same indices, the lower one first among equal values."""
+"""The one rule for ties: functions of JAX and of NumPy choose the same indices, the lower one first among equal values.
+"""
 
 import subprocess
 import sys

@@ -12,13 +12,13 @@ from routed.metrics.regret import Affine
 from routed.settings.setting import Setting, accept
 
 
-class Make(Protocol):
+class MakeExpertFn(Protocol):
     """The module of one expert with so many outputs; `own` is the config node `experts`.
 
     The module maps tokens [T, ...] to outputs [T, O], or to [1, O] for all tokens.
     """
 
-    def __call__(self, own: Any, outputs: int) -> nn.Module: ...
+    def __call__(self, node: Any, outputs: int) -> nn.Module: ...
 
 
 class Expert(NamedTuple):
@@ -28,7 +28,7 @@ class Expert(NamedTuple):
     parameters of all experts as maps x -> slope^T x + offset, for the columns `regret/`; None: they are none.
     """
 
-    make: Make
+    make: MakeExpertFn
     tokens: tuple[str, ...] = ("rows", "hidden")
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ class Depthwise(nn.Module):
 
 
 class Norm(nn.Module):
-    """Groups of up to 8 channels of an image with mean 0 and variance 1 over all positions, times a scale, plus a bias."""
+    """Groups of up to 8 channels with mean 0 and variance 1 over all positions of an image, scaled and shifted."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B H W C"]:

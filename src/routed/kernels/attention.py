@@ -66,31 +66,31 @@ def attend(
     k: Float[Array, "H B S K"],
     v: Float[Array, "H B K S"],
     bias: Float[Array, "H R"] | None,
-    seen: Bool[Array, "B S Q"] | None,
+    visible: Bool[Array, "B S Q"] | None,
 ) -> Float[Array, "H B K Q"]:
     """Returns the mixed values, computed for `chunk` queries at once; fewer than all queries see no key behind their
     last.
     """
-    return _forward(chunk, q, k, v, bias, seen)[0]
+    return _forward(chunk, q, k, v, bias, visible)[0]
 
 
-def _forward(chunk, q, k, v, bias, seen) -> tuple[Float[Array, "H B K Q"], Float[Array, "H B 1 Q"]]:
+def _forward(chunk, q, k, v, bias, visible) -> tuple[Float[Array, "H B K Q"], Float[Array, "H B 1 Q"]]:
     heads, rows = size = at_once(len(q), q.shape[1], chunk, k.shape[2])
-    seen = _pieces(rows, seen)
+    visible = _pieces(rows, visible)
 
-    def of_heads(own):
-        bias, parts = own
-        places = _by_place(k.shape[2], bias)
-        return jax.lax.map(lambda part: _mixed(chunk, places, *part), (*parts, seen))
+    def of_heads(group):
+        bias, parts = group
+        spread = _by_place(k.shape[2], bias)
+        return jax.lax.map(lambda part: _mixed(chunk, spread, *part), (*parts, visible))
 
     return _joined(size, jax.lax.map(of_heads, (_pieces(heads, bias), _grouped(size, (q, k, v)))))
 
 
-def _mixed(chunk, bias, q, k, v, seen) -> tuple[Float[Array, "N K Q"], Float[Array, "N 1 Q"]]:
+def _mixed(chunk, bias, q, k, v, visible) -> tuple[Float[Array, "N K Q"], Float[Array, "N 1 Q"]]:
     """Returns the mixed values and the logarithm of each softmax's sum, for N = heads x rows at once."""
     outputs, sums = [], []
-    for own, keys in _parts(chunk, q.shape[2], k.shape[1]):
-        scores = _scores(q[..., own], k[:, keys], bias, seen, own, keys)
+    for queries, keys in _parts(chunk, q.shape[2], k.shape[1]):
+        scores = _scores(q[..., queries], k[:, keys], bias, visible, queries, keys)
         largest = scores.max(1, keepdims=True)
         weight = jnp.exp(scores - largest)
         total = weight.sum(1, keepdims=True)
@@ -99,48 +99,49 @@ def _mixed(chunk, bias, q, k, v, seen) -> tuple[Float[Array, "N K Q"], Float[Arr
     return jnp.concatenate(outputs, -1), jnp.concatenate(sums, -1)
 
 
-def _save(chunk, q, k, v, bias, seen):
-    outputs, sums = _forward(chunk, q, k, v, bias, seen)
-    return outputs, (q, k, v, bias, seen, outputs, sums)
+def _save(chunk, q, k, v, bias, visible):
+    outputs, sums = _forward(chunk, q, k, v, bias, visible)
+    return outputs, (q, k, v, bias, visible, outputs, sums)
 
 
 def _backward(chunk, saved, g):
-    q, k, v, bias, seen, outputs, sums = saved
+    q, k, v, bias, visible, outputs, sums = saved
     heads, rows = size = at_once(len(q), q.shape[1], chunk, k.shape[2])
     mean = (g.astype(jnp.float32) * outputs.astype(jnp.float32)).sum(2, keepdims=True)
-    seen = _pieces(rows, seen)
+    visible = _pieces(rows, visible)
 
-    def of_heads(own):
-        bias, parts = own
-        places, pull = jax.vjp(partial(_by_place, k.shape[2]), bias)
+    def of_heads(group):
+        bias, parts = group
+        spread, pull = jax.vjp(partial(_by_place, k.shape[2]), bias)
 
-        def of_rows(of_places, part):
-            *factors, mine = _gradients(chunk, places, *part)
-            return jax.tree.map(jnp.add, of_places, mine), factors
+        def of_rows(of_spread, part):
+            *factors, mine = _gradients(chunk, spread, part)
+            return jax.tree.map(jnp.add, of_spread, mine), factors
 
-        of_places, factors = jax.lax.scan(of_rows, jax.tree.map(jnp.zeros_like, places), (*parts, seen))
-        return factors, *pull(of_places)
+        of_spread, factors = jax.lax.scan(of_rows, jax.tree.map(jnp.zeros_like, spread), (*parts, visible))
+        return factors, *pull(of_spread)
 
     grouped = _grouped(size, (q, k, v, sums, mean, g))
     factors, of_bias = jax.lax.map(of_heads, (_pieces(heads, bias), grouped))
     return *_joined(size, factors), jax.tree.map(lambda a: a.reshape(-1, a.shape[-1]), of_bias), None
 
 
-def _gradients(chunk, bias, q, k, v, sums, mean, g, seen):
+def _gradients(chunk, bias, part):
     """Returns the gradients for dL/dy = g: dL/dscores = weight (v g - sum of g y), a softmax without its mean."""
+    q, k, v, sums, mean, g, visible = part
     # The barrier keeps XLA from turning the small factors back and the large ones around.
     kt, vt, qt, gt = jax.lax.optimization_barrier(tuple(a.swapaxes(1, 2) for a in (k, v, q, g)))
     of_q, of_bias = [], None if bias is None else jnp.zeros_like(bias)
     of_k, of_v = (jnp.zeros(a.shape, jnp.float32) for a in (k, vt))
-    for own, keys in _parts(chunk, q.shape[2], k.shape[1]):
-        weight = jnp.exp(_scores(q[..., own], k[:, keys], bias, seen, own, keys) - sums[..., own])
-        of_scores = weight * (_product("NSK,NKQ->NSQ", vt[:, keys], g[..., own]) - mean[..., own])
+    for queries, keys in _parts(chunk, q.shape[2], k.shape[1]):
+        weight = jnp.exp(_scores(q[..., queries], k[:, keys], bias, visible, queries, keys) - sums[..., queries])
+        of_scores = weight * (_product("NSK,NKQ->NSQ", vt[:, keys], g[..., queries]) - mean[..., queries])
         of_q.append(_product("NKS,NSQ->NKQ", kt[..., keys], of_scores).astype(q.dtype))
-        of_k = of_k.at[:, keys].add(_product("NSQ,NQK->NSK", of_scores, qt[:, own]))
-        of_v = of_v.at[:, keys].add(_product("NSQ,NQK->NSK", weight, gt[:, own]))
+        of_k = of_k.at[:, keys].add(_product("NSQ,NQK->NSK", of_scores, qt[:, queries]))
+        of_v = of_v.at[:, keys].add(_product("NSQ,NQK->NSK", weight, gt[:, queries]))
         if bias is not None:
             by_head = of_scores.reshape(len(bias), -1, *of_scores.shape[1:]).sum(1)
-            of_bias = of_bias.at[:, keys, own].add(by_head)
+            of_bias = of_bias.at[:, keys, queries].add(by_head)
     return jnp.concatenate(of_q, -1), of_k.astype(k.dtype), of_v.swapaxes(1, 2).astype(v.dtype), of_bias
 
 
@@ -185,17 +186,17 @@ def _parts(chunk: int, queries: int, keys: int) -> Iterator[tuple[slice, slice]]
         yield slice(first, last), slice(0, last if chunk < queries else keys)
 
 
-def _scores(q, k, bias, seen, own: slice, keys: slice) -> Float[Array, "N S Q"]:
+def _scores(q, k, bias, visible, queries: slice, keys: slice) -> Float[Array, "N S Q"]:
     scores = _product("NSK,NKQ->NSQ", k, q)
     if bias is not None:
-        scores = (scores.reshape(len(bias), -1, *scores.shape[1:]) + bias[:, None, keys, own]).reshape(scores.shape)
-    if seen is not None:
-        by_head = scores.reshape(-1, len(seen), *scores.shape[1:])
-        scores = jnp.where(seen[None, :, keys, own], by_head, HIDDEN).reshape(scores.shape)
+        scores = (scores.reshape(len(bias), -1, *scores.shape[1:]) + bias[:, None, keys, queries]).reshape(scores.shape)
+    if visible is not None:
+        by_head = scores.reshape(-1, len(visible), *scores.shape[1:])
+        scores = jnp.where(visible[None, :, keys, queries], by_head, HIDDEN).reshape(scores.shape)
     return scores
 
 
 def _product(form: str, a, b) -> Float[Array, "N X Y"]:
     """Returns a product of the type of the shorter one's numbers, summed in float32."""
-    dtype = min(a.dtype, b.dtype, key=lambda one: one.itemsize)
+    dtype = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
     return jnp.einsum(form, a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)

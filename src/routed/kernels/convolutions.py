@@ -69,8 +69,8 @@ def convolve(x: Float[Array, "B H W C"], kernel: Float[Array, "P F"], stride: in
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(stride, x, kernel):
-    seen = windows(x, stride)
-    return (seen.reshape(-1, len(kernel)) @ kernel).reshape(*seen.shape[:-1], -1)
+    rows = windows(x, stride)
+    return (rows.reshape(-1, len(kernel)) @ kernel).reshape(*rows.shape[:-1], -1)
 
 
 def _save(stride, x, kernel):
@@ -95,8 +95,8 @@ _product.defvjp(_save, _backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _each(stride: int, x: Float[Array, "B H W C"], kernel: Float[Array, "9 C"]) -> Float[Array, "B h w C"]:
-    """Returns the responses of a filter for each channel: a sum of shifted products, which XLA:CPU makes one loop of."""
-    products = (one * kernel[i][None, None, None] for i, one in enumerate(_shifted(x, stride)))
+    """Returns the responses of a filter for each channel: a sum of shifted products, one loop on a CPU."""
+    products = (shifted * kernel[i][None, None, None] for i, shifted in enumerate(_shifted(x, stride)))
     return functools.reduce(jnp.add, products)
 
 
@@ -115,7 +115,7 @@ def _save_each(stride, x, kernel):
 def _backward_each(stride, saved, cotangent):
     """Returns gradients that are sums of shifted products too, with zeros between the positions of a stride."""
     x, kernel = saved
-    of_kernel = jnp.stack([(one * cotangent).sum((0, 1, 2)) for one in _shifted(x, stride)])
+    of_kernel = jnp.stack([(shifted * cotangent).sum((0, 1, 2)) for shifted in _shifted(x, stride)])
     _, high, wide, _ = x.shape
     *_, h, w, _ = cotangent.shape
     rest = [

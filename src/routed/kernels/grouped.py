@@ -38,18 +38,20 @@ def grouped(
     owner = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
 
     def layer(next_function, args, kwargs, context):
-        if not (own := _own(context)):
+        if not (params_of_layer := _own(context)):
             return next_function(*args, **kwargs)
         if type(module := context.module) is not nn.Dense:
             raise TypeError(
                 "grouped products need experts whose parameters are in nn.Dense layers; "
-                f"{type(module).__name__} has its own: {', '.join(own)}"
+                f"{type(module).__name__} has its own: {', '.join(params_of_layer)}"
             )
         (x,) = args
         each = x.size // (len(rows) * x.shape[-1])  # rows of this layer for each row routed, such as its patches
-        y = (multiply or product)(x.reshape(-1, x.shape[-1]), own["kernel"], sizes * each).reshape(*x.shape[:-1], -1)
-        if "bias" in own:
-            y += own["bias"][owner].reshape(len(rows), *[1] * (x.ndim - 2), -1)
+        y = (multiply or product)(x.reshape(-1, x.shape[-1]), params_of_layer["kernel"], sizes * each).reshape(
+            *x.shape[:-1], -1
+        )
+        if "bias" in params_of_layer:
+            y += params_of_layer["bias"][owner].reshape(len(rows), *[1] * (x.ndim - 2), -1)
         return y
 
     with nn.intercept_methods(layer):
@@ -60,15 +62,15 @@ def is_dense(expert: ExpertFunction, params, rows: Float[Array, "A ..."]) -> boo
     """True if all parameters of an expert are in `nn.Dense` layers, so that `grouped` can run it; `params` are those of
     all experts.
     """
-    others = []
+    foreign = []
 
     def layer(next_function, args, kwargs, context):
-        others.extend(_own(context) if type(context.module) is not nn.Dense else ())
+        foreign.extend(_own(context) if type(context.module) is not nn.Dense else ())
         return next_function(*args, **kwargs)
 
     with nn.intercept_methods(layer):
         jax.eval_shape(expert, jax.tree.map(lambda leaf: leaf[0], params), rows[:1])
-    return not others
+    return not foreign
 
 
 def _own(context: nn.module.InterceptorContext) -> dict[str, Array]:
@@ -99,8 +101,8 @@ def _product_transposed(rows, weights, sizes):
 
 
 @jax.custom_batching.custom_vmap
-def _outer(rows, other, sizes):
-    return megablox.outer(rows, other, sizes)
+def _outer(rows, columns, sizes):
+    return megablox.outer(rows, columns, sizes)
 
 
 def _fold(operator, per_seed_groups: bool):

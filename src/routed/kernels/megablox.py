@@ -37,14 +37,14 @@ def product(
     return _product(_megablox().gmm, rows, weights, sizes, transposed)
 
 
-def outer(rows: Float[Array, "A K"], other: Float[Array, "A N"], sizes: Int[Array, " E"]) -> Float[Array, "E K N"]:
+def outer(rows: Float[Array, "A K"], columns: Float[Array, "A N"], sizes: Int[Array, " E"]) -> Float[Array, "E K N"]:
     """Returns rows^T columns, over the rows of each expert."""
     if platform() != "tpu":
         contract = jax.lax.RaggedDotDimensionNumbers(
             dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
         )
-        return jax.lax.ragged_dot_general(rows, other, sizes, contract)
-    return _outer(_megablox().tgmm, rows, other, sizes)
+        return jax.lax.ragged_dot_general(rows, columns, sizes, contract)
+    return _outer(_megablox().tgmm, rows, columns, sizes)
 
 
 def _megablox():
@@ -59,10 +59,10 @@ def _product(gmm, rows, weights, sizes, transposed: bool, **options):
     return outputs[: len(rows)]
 
 
-def _outer(tgmm, rows, other, sizes, **options):
-    tiling = tiles(len(rows), len(sizes), rows.shape[1], other.shape[1], rows.dtype.itemsize, sums=True)
+def _outer(tgmm, rows, columns, sizes, **options):
+    tiling = tiles(len(rows), len(sizes), rows.shape[1], columns.shape[1], rows.dtype.itemsize, sums=True)
     return tgmm(
-        _padded(rows, tiling[0]).swapaxes(0, 1), _padded(other, tiling[0]), sizes, rows.dtype, tiling, **options
+        _padded(rows, tiling[0]).swapaxes(0, 1), _padded(columns, tiling[0]), sizes, rows.dtype, tiling, **options
     )
 
 

@@ -33,13 +33,13 @@ IMAGES = 8
 
 
 def ragged(
-    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, places: Places | None = None
+    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Places | None = None
 ) -> Float[Array, "T O"]:
     """Sorts assignments by expert and runs each expert on its rows; neither capacity nor load changes the cost.
 
     Dropped assignments are sorted behind all others and belong to no expert.
     """
-    del places
+    del queues
     return sorted_outputs(expert, params, x, routing).combined(routing.weight, len(x))
 
 
@@ -145,16 +145,18 @@ def _through(run: Callable[[Any, Array], list[Array]], size: int, params, rows, 
     """Returns arrays with a row for each row, of which `run` makes those of a block."""
     shapes = jax.eval_shape(run, jax.tree.map(lambda leaf: leaf[0], params), rows[:size])
 
-    def of_expert(made, item):
+    def of_expert(arrays, item):
         weights, start, count = item
 
-        def block(i, made):  # what it writes past its expert's rows, the next expert overwrites
+        def block(i, arrays):  # what it writes past its expert's rows, the next expert overwrites
             at = start + i * size
-            return [_paste(all, one, at) for all, one in zip(made, run(weights, _cut(rows, at, size)), strict=True)]
+            return [
+                _paste(whole, part, at) for whole, part in zip(arrays, run(weights, _cut(rows, at, size)), strict=True)
+            ]
 
-        return jax.lax.fori_loop(0, -(-count // size), block, made), None
+        return jax.lax.fori_loop(0, -(-count // size), block, arrays), None
 
-    empty = [jnp.zeros((len(rows), *one.shape[1:]), one.dtype) for one in shapes]
+    empty = [jnp.zeros((len(rows), *array.shape[1:]), array.dtype) for array in shapes]
     return jax.lax.scan(of_expert, empty, (params, starts, sizes))[0]
 
 
@@ -173,10 +175,10 @@ def _pulled(expert: ExpertFunction, weights, block) -> tuple[Array, list[Array],
         weights,
         jax.ShapeDtypeStruct((len(block) + 1, *block.shape[1:]), block.dtype),
     )
-    there = {id(leaf) for leaf in jax.tree.leaves((weights, block))}
-    more = [place for place, leaf in enumerate(leaves) if id(leaf) not in there]
+    known_leaves = {id(leaf) for leaf in jax.tree.leaves((weights, block))}
+    more = [index for index, leaf in enumerate(leaves) if id(leaf) not in known_leaves]
     fits = len(longer) == len(leaves) and all(
-        (leaves[place].shape[:1], longer[place].shape[:1]) == ((len(block),), (len(block) + 1,)) for place in more
+        (leaves[index].shape[:1], longer[index].shape[:1]) == ((len(block),), (len(block) + 1,)) for index in more
     )
     return outputs, leaves, structure, more if fits else []
 
@@ -190,16 +192,16 @@ def _save(expert, size, params, rows, starts, sizes):
     args = jax.tree.map(lambda a: a.value, args, is_leaf=lambda a: hasattr(a, "perturbed"))
 
     def run(weights, block):
-        outputs, leaves, _, places = _pulled(expert, weights, block)
-        return [outputs, *(leaves[place] for place in places)]
+        outputs, leaves, _, indices = _pulled(expert, weights, block)
+        return [outputs, *(leaves[index] for index in indices)]
 
-    outputs, *kept = _through(run, size, *args)
-    return outputs, (*args, kept, asked)
+    outputs, *saved_leaves = _through(run, size, *args)
+    return outputs, (*args, saved_leaves, asked)
 
 
 def _backward(expert: ExpertFunction, size: int, saved, cotangent) -> tuple[Any, Array | None, None, None]:
     """Returns gradients of the weights, and of the rows where something learns from them: data has none."""
-    params, rows, starts, sizes, kept, asked = saved
+    params, rows, starts, sizes, saved_leaves, asked = saved
     if isinstance(cotangent, SymbolicZero):
         return None, None, None, None
 
@@ -209,9 +211,9 @@ def _backward(expert: ExpertFunction, size: int, saved, cotangent) -> tuple[Any,
         def block(i, carry):
             total, gradient = carry
             at = start + i * size
-            _, leaves, structure, places = _pulled(expert, weights, _cut(rows, at, size))
-            for place, one in zip(places, kept, strict=True):
-                leaves[place] = _cut(one, at, size)
+            _, leaves, structure, indices = _pulled(expert, weights, _cut(rows, at, size))
+            for index, array in zip(indices, saved_leaves, strict=True):
+                leaves[index] = _cut(array, at, size)
             mine = (jnp.arange(size) + i * size < count)[:, None]
             of_weights, of_rows = jax.tree.unflatten(structure, leaves)(jnp.where(mine, _cut(cotangent, at, size), 0))
             gradient = None if asked is None else _paste(gradient, of_rows, at)
@@ -221,7 +223,7 @@ def _backward(expert: ExpertFunction, size: int, saved, cotangent) -> tuple[Any,
         wide = lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))  # noqa: E731
         start_total = jax.tree.map(wide, weights)
         total, gradient = jax.lax.fori_loop(0, -(-count // size), block, (start_total, gradient))
-        return gradient, jax.tree.map(lambda one, leaf: one.astype(leaf.dtype), total, weights)
+        return gradient, jax.tree.map(lambda array, leaf: array.astype(leaf.dtype), total, weights)
 
     start = None if asked is None else jnp.zeros_like(rows)
     gradient, totals = jax.lax.scan(of_expert, start, (params, starts, sizes))

@@ -138,7 +138,8 @@ AUXILIARY: dict[str, Auxiliary] = {
             ),
             "balance_scope": Setting(
                 "batch",
-                "batch, group, or layers: over which tokens load and probability are taken; layers: the batch, in all layers together (transformers)",
+                "batch, group, or layers: over which tokens load and probability are taken; layers: the batch, in all"
+                " layers together (transformers)",
                 one_of(("batch", "group", POOLED)),
                 when=_SCOPED,
             ),
@@ -175,8 +176,10 @@ def steered(losses: Any) -> dict[str, float]:
     """Returns the coefficients that move during training, at their start; `losses` may lack settings that no part
     reads.
     """
-    moving = {name: one.steered_by for name, one in AUXILIARY.items() if one.adapted is not None}
-    return {name: losses[name] for name, by in moving.items() if by in losses and losses[name] and losses[by]}
+    moving = {name: loss.steered_by for name, loss in AUXILIARY.items() if loss.adapted is not None}
+    return {
+        name: losses[name] for name, setting in moving.items() if setting in losses and losses[name] and losses[setting]
+    }
 
 
 def auxiliary(

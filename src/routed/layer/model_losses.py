@@ -77,7 +77,7 @@ def adapted(losses: Any, coefficient: Scalar | float, scores: Sequence[Float[Arr
     Mean over the tokens of all layers (Wang et al. 2024, equation 8, from 1e-8 on, with factor 1.2; the same where as
     many). It stays within LIMITS, from which it can return: factors of hundreds of steps leave float32.
     """
-    positive = sum((one > 0).sum() for one in scores) / sum(one.size // one.shape[-1] for one in scores)
+    positive = sum((array > 0).sum() for array in scores) / sum(array.size // array.shape[-1] for array in scores)
     return jnp.clip(coefficient * losses.l1_factor ** jnp.sign(positive - losses.l1_gates), *LIMITS)
 
 
@@ -117,7 +117,7 @@ def _check(config: ConfigDict) -> None:
     if not gates:
         return
     if not SELECTIONS[config.selection.name].open:
-        fits = " or ".join(repr(name) for name, one in SELECTIONS.items() if one.open)
+        fits = " or ".join(repr(name) for name, selection in SELECTIONS.items() if selection.open)
         refuse("losses.l1_gates", gates, f"steers the gates of selection.name={fits}, not of {config.selection.name!r}")
     if not losses.l1:
         refuse("losses.l1_gates", gates, "multiplies losses.l1, which is 0; start it at 1e-8, say")
@@ -131,7 +131,8 @@ AUXILIARY["l1"] = Auxiliary(
     settings={
         "l1_gates": Setting(
             0.0,
-            "positive gates a token to which losses.l1 is steered, step by step from its value on (ReMoE: 1e-8); 0: it stays. Scores need an offset"
+            "positive gates a token to which losses.l1 is steered, step by step from its value on (ReMoE: 1e-8); 0:"
+            " it stays. Scores need an offset"
             " to get there: a linear router without one is positive on half of what lies around 0",
             at_least(0),
             late=True,

@@ -22,7 +22,8 @@ GROUPS: dict[str, Setting] = {
     "groups_kept": Setting(1, "groups that a token may choose from", at_least(1)),
     "affinity": Setting(
         "sigmoid",
-        "sigmoid of a score (DeepSeek-V3: a group counts the sum of its two best) or softmax over experts (V2: its best)",
+        "sigmoid of a score (DeepSeek-V3: a group counts the sum of its two best) or softmax over experts (V2: its"
+        " best)",
         one_of(("sigmoid", "softmax")),
     ),
     "scaling": Setting(1.0, "factor on the k weights", POSITIVE),
@@ -39,16 +40,16 @@ def group_limited(rule: Rule, scores, preference, bias, mask) -> Routing:
     V3: affinity sigmoid(score); a group counts the sum of its two highest, bias included. V2: softmax over all experts;
     its highest. Weights are affinities without the bias, over their sum when `renormalise`, times `scaling`.
     """
-    groups, kept, of = _own(rule, "expert_groups"), _own(rule, "groups_kept"), _own(rule, "affinity")
+    groups, limit, of = _own(rule, "expert_groups"), _own(rule, "groups_kept"), _own(rule, "affinity")
     tokens, experts = scores.shape
     gate = jax.nn.sigmoid if of == "sigmoid" else jax.nn.softmax
     wanted = gate(preference) + bias[None]
     order = sigmoid_order(preference, bias) if of == "sigmoid" else wanted
-    if groups > kept:
+    if groups > limit:
         inside = wanted.reshape(tokens, groups, experts // groups)
         best = min(2 if of == "sigmoid" else 1, experts // groups)
         counts = jax.lax.top_k(inside, best)[0].sum(-1)
-        chosen = jax.nn.one_hot(highest(counts, kept), groups, dtype=bool).any(1)
+        chosen = jax.nn.one_hot(highest(counts, limit), groups, dtype=bool).any(1)
         order = jnp.where(chosen[:, :, None], order.reshape(inside.shape), -jnp.inf).reshape(tokens, experts)
     expert = highest(order, rule.k)
     affinity = jnp.take_along_axis(gate(scores), expert, axis=1)

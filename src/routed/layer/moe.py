@@ -48,7 +48,7 @@ class Experts(NamedTuple):
     run: ExpertFunction
     params: Any
     x: Float[Array, "T ..."]
-    places: Places
+    queues: Places
 
 
 class MoE(nn.Module):
@@ -85,7 +85,7 @@ class MoE(nn.Module):
     def __post_init__(self):
         settings = SELECTIONS[self.rule.name].settings
         if self.rule.own is None and settings:  # a rule that no config made: the selection's settings at their defaults
-            self.rule = self.rule._replace(own=from_flat({name: one.default for name, one in settings.items()}))
+            self.rule = self.rule._replace(own=from_flat({name: setting.default for name, setting in settings.items()}))
         super().__post_init__()
 
     @nn.compact
@@ -143,15 +143,15 @@ class MoE(nn.Module):
         if self.dtype is not None:
             x, params = jax.tree.map(lambda a: a.astype(self.dtype), (x, params))
         size = self.rule.group_size or len(x)
-        places = Places(group_size=size, capacity=capacity(self.rule, size, self.num_experts))
-        return Experts(partial(_apply, expert), params, x, places), routing
+        queues = Places(group_size=size, capacity=capacity(self.rule, size, self.num_experts))
+        return Experts(partial(_apply, expert), params, x, queues), routing
 
     def run(self, experts: Experts, routing: Routing | SoftRouting) -> Float[Array, "T O"]:
         """Runs the experts that a routing names, and adds up their weighted outputs."""
         run = dispatch.DISPATCHES[dispatch_of(self, experts)].run
         if self.mesh is None or isinstance(routing, SoftRouting):
-            return run(experts.run, experts.params, experts.x, routing, experts.places)
-        return dispatch.parallel(run, experts.run, experts.params, experts.x, routing, experts.places, self.mesh)
+            return run(experts.run, experts.params, experts.x, routing, experts.queues)
+        return dispatch.parallel(run, experts.run, experts.params, experts.x, routing, experts.queues, self.mesh)
 
 
 def route_and_dispatch(layer: MoE, tokens: Tokens) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:
@@ -182,7 +182,7 @@ def dispatch_of(layer: MoE, experts: Experts) -> str:
         layer.num_experts,
         not layer.rule.capacity_factor,
         platform(),
-        taken=layer.num_experts * experts.places.capacity / experts.places.group_size,
+        taken=layer.num_experts * experts.queues.capacity / experts.queues.group_size,
         width=sum(leaf.size for leaf in jax.tree.leaves(experts.params)) / layer.num_experts / experts.x[0].size,
     )
     tell_choice(name, reason)
@@ -196,7 +196,7 @@ def tell_choice(name: str, reason: str) -> None:
 
 
 def over_experts(params: Any) -> Any:
-    """Names the leading axis of every leaf `expert`, as Flax metadata that `nn.get_partition_spec` and `nn.scan` read."""
+    """Names the leading axis of every leaf `expert`: Flax metadata that `nn.get_partition_spec` and `nn.scan` read."""
     return jax.tree.map(lambda a: nn.LogicallyPartitioned(a, ("expert", *[None] * (a.ndim - 1))), params)
 
 

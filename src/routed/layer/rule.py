@@ -38,8 +38,8 @@ def rule_of(node: Any, *, evaluation: bool = False) -> Rule:
     return Rule(**keys)
 
 
-class Route(Protocol):
-    """Routes one group of tokens by `preference` plus `bias`, with weights from `scores`; `mask` is False for padding."""
+class SelectFn(Protocol):
+    """Routes one group of tokens by `preference` plus `bias`, weighted by `scores`; `mask` is False for padding."""
 
     def __call__(
         self,
@@ -51,7 +51,7 @@ class Route(Protocol):
     ) -> Routing | SoftRouting: ...
 
 
-class Forward(Protocol):
+class ForwardFn(Protocol):
     """Computes a layer (`layer.moe.MoE`) on its tokens (`layer.moe.Tokens`): its outputs and their routing."""
 
     def __call__(self, layer: Any, tokens: Any, /) -> tuple[Float[Array, "T O"], Routing]: ...
@@ -67,7 +67,7 @@ class Selection(NamedTuple):
     the experts that compute for a training token.
     """
 
-    route: Route
+    route: SelectFn
     sparse: bool = True
     sees_others: bool = False
     biased: bool = False
@@ -85,7 +85,7 @@ class Selection(NamedTuple):
     weighs_inputs: bool = False
     #: The forward of a layer, for a selection that needs more than the router's scores; None: route, then dispatch
     #: (`layer/moe.py`).
-    forward: Forward | None = None
+    forward: ForwardFn | None = None
     #: A loss of each layer beside the task's; the extra data of its routing (`Routing.extra`) are what `forward` left
     #: there.
     loss: Callable[[Rule, Routing], Scalar] | None = None

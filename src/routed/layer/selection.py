@@ -70,9 +70,9 @@ def capacity(rule: Rule, tokens: int, experts: int) -> int:
         return tokens
     share = (rule.capacity_factor or 1.0) * tokens / experts
     # Rounded first: 1.1 * 1 * 100 / 10 is 11.000000000000002.
-    places = round(share) if rule.capacity_rule == "per_token" else math.ceil(round(share * rule.k, 6))
-    places += -places % rule.capacity_multiple
-    return min(max(places, rule.min_capacity, 1), tokens)
+    size = round(share) if rule.capacity_rule == "per_token" else math.ceil(round(share * rule.k, 6))
+    size += -size % rule.capacity_multiple
+    return min(max(size, rule.min_capacity, 1), tokens)
 
 
 def in_samples(rule: Rule, positions: int) -> Rule:
@@ -178,9 +178,9 @@ def expert_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     may have several experts, or none. The bias has no part: the load is balanced by construction.
     """
     del bias
-    places = capacity(rule, *scores.shape)
+    size = capacity(rule, *scores.shape)
     affinity = jnp.where(mask[:, None], jax.nn.softmax(preference), -1.0)
-    token = highest(affinity.T, places)
+    token = highest(affinity.T, size)
     return _taken(scores, token, jnp.take_along_axis(jax.nn.softmax(scores).T, token, axis=1), mask)
 
 
@@ -197,8 +197,8 @@ def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     del bias
     padding = jnp.finfo(scores.dtype).min  # below any score, and no weight; -inf would make a group of nothing else NaN
     token = highest(jnp.where(mask[:, None], preference, padding).T, capacity(rule, *scores.shape))
-    own = jnp.where(mask[:, None], scores, padding).T
-    weight = jnp.take_along_axis(jax.nn.softmax(own) if rule.gate == "all" else own, token, axis=1)
+    by_expert = jnp.where(mask[:, None], scores, padding).T
+    weight = jnp.take_along_axis(jax.nn.softmax(by_expert) if rule.gate == "all" else by_expert, token, axis=1)
     if rule.gate == "chosen":
         weight = jax.nn.softmax(weight)
     if rule.gate in CONSTANT_GATES:
@@ -237,7 +237,8 @@ PATCHES = {
     "patches": Setting(1, "l: patches of a sample that each expert takes, those with its highest scores", at_least(1)),
     "gate": Setting(
         "chosen",
-        "weights of the patches that an expert takes: 1 (one), 1 / l (even), softmax over the chosen ones, or over all patches of the sample",
+        "weights of the patches that an expert takes: 1 (one), 1 / l (even), softmax over the chosen ones, or over"
+        " all patches of the sample",
         one_of((*CONSTANT_GATES, "chosen", "all")),
     ),
 }
@@ -326,9 +327,9 @@ def _queued(
         order = jnp.argsort(-affinity.max(1), stable=True) if rule.priority == "score" else jnp.arange(tokens)
         rank = ranks(queue[order].T.reshape(-1), experts).reshape(rule.k, tokens)
         rank = jnp.zeros_like(rank).at[:, order].set(rank).T
-    places = capacity(rule, tokens, experts)
+    size = capacity(rule, tokens, experts)
     # Places for all: who comes when need not be computed, unless a dispatch asks for the rank.
-    kept = jnp.broadcast_to(mask[:, None], rank.shape) & (places >= tokens or rank < places)
+    kept = jnp.broadcast_to(mask[:, None], rank.shape) & (size >= tokens or rank < size)
     token = jnp.repeat(jnp.arange(tokens), rule.k)
     expert, weight, kept, rank = (part.reshape(-1) for part in (expert, weight, kept, rank))
     return Routing(scores, token, expert, weight, kept, rank)

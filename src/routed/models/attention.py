@@ -144,7 +144,7 @@ class Attention(nn.Module):
         x: Float[Array, "B Q D"],
         bias: Float[Array, "C R"] | None,
         source: Float[Array, "B S D"] | None = None,
-        seen: Bool[Array, "B Q S"] | None = None,
+        visible: Bool[Array, "B Q S"] | None = None,
     ) -> Float[Array, "B Q D"]:
         if self.causal and (bias is None or source is not None):
             raise ValueError("causal attention is of x to itself, and its bias hides what comes after a query")
@@ -159,54 +159,54 @@ class Attention(nn.Module):
             attend = jax.shard_map(
                 attend, mesh=self.mesh, in_specs=(rows, rows, rows, P(), rows), out_specs=rows, check_vma=False
             )
-        return attend(x, source, bias, kernels, seen)
+        return attend(x, source, bias, kernels, visible)
 
 
-def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, seen):
+def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, visible):
     """Returns the attention of all rows; on a CPU in parts (`routed.kernels.attention`)."""
     if platform() != "cpu":
-        return jax.checkpoint(partial(_whole, heads, rotary), prevent_cse=False)(bias, kernels, (x, source, seen))
+        return jax.checkpoint(partial(_whole, heads, rotary), prevent_cse=False)(bias, kernels, (x, source, visible))
     size = kernels[0].shape[1] // heads
     group = max(n for n in divisors(heads) if n == 1 or n * size <= x.shape[2])
     run = partial(_in_parts, group, rotary, kernel.queries_at_once(x.shape[1], causal))
     if group == heads:
-        return run(bias, kernels, (x, source, seen))
+        return run(bias, kernels, (x, source, visible))
     # All keys and values would take more memory than what they are made of: some heads after the others, computed again
     # for the gradient.
     wide = x.astype(jnp.float32), source.astype(jnp.float32)  # whose gradients are sums over heads
 
     @partial(jax.checkpoint, prevent_cse=False)
-    def mixed(own):
-        rows, others = (a.astype(x.dtype) for a in wide)
-        return run(own[0], own[1], (rows, others, seen))
+    def mixed(weights):
+        rows, keys = (a.astype(x.dtype) for a in wide)
+        return run(weights[0], weights[1], (rows, keys, visible))
 
     into = [kernel.reshape(len(kernel), -1, group * size).swapaxes(0, 1) for kernel in kernels[:3]]
     out = kernels[3].reshape(-1, group * size, x.shape[2])
     biases = None if bias is None else bias.reshape(-1, group, bias.shape[1])
     empty = jnp.zeros(x.shape, jnp.float32)
-    total, _ = jax.lax.scan(lambda total, own: (total + mixed(own), None), empty, (biases, [*into, out]))
+    total, _ = jax.lax.scan(lambda total, weights: (total + mixed(weights), None), empty, (biases, [*into, out]))
     return total.astype(x.dtype)
 
 
 def _in_parts(heads: int, rotary: bool, chunk: int, bias, kernels, part):
     """Returns the attention of `heads` heads, some rows and `chunk` queries at once."""
-    x, source, seen = part
+    x, source, visible = part
     q, k, v = (a.reshape(heads, len(x), *a.shape[1:]) for a in _projected(heads, rotary, x, source, kernels))
-    seen = None if seen is None else seen.swapaxes(1, 2)
-    mixed = kernel.attend(chunk, q.swapaxes(2, 3), k, v.swapaxes(2, 3), bias, seen).swapaxes(2, 3)
+    visible = None if visible is None else visible.swapaxes(1, 2)
+    mixed = kernel.attend(chunk, q.swapaxes(2, 3), k, v.swapaxes(2, 3), bias, visible).swapaxes(2, 3)
     return joined(mixed.reshape(-1, *mixed.shape[2:]), kernels[-1].astype(x.dtype), heads)
 
 
 def _whole(heads: int, rotary: bool, bias, kernels, part):
     """Returns the attention of all queries of all rows at once."""
-    x, source, seen = part
+    x, source, visible = part
     q, k, v = _projected(heads, rotary, x, source, kernels)
     scores = jnp.einsum("NQK,NSK->NQS", q, k, preferred_element_type=jnp.float32)
     by_head = scores.reshape(heads, -1, *scores.shape[1:])
     if bias is not None:
         by_head += kernel.by_place(bias, source.shape[1]).swapaxes(1, 2)[:, None]
-    if seen is not None:
-        by_head = jnp.where(seen[None], by_head, HIDDEN)
+    if visible is not None:
+        by_head = jnp.where(visible[None], by_head, HIDDEN)
     weight = jax.nn.softmax(by_head.reshape(scores.shape)).astype(x.dtype)
     return joined(jnp.einsum("NQS,NSK->NQK", weight, v), kernels[-1].astype(x.dtype), heads)
 
@@ -219,7 +219,7 @@ def _projected(heads: int, rotary: bool, x, source, kernels) -> tuple[Float[Arra
 
 
 def split(x: Float[Array, "B L D"], kernel: Float[Array, "D I"], heads: int) -> Float[Array, "N L K"]:
-    """Returns x W, head by head; all rows are one matrix, or XLA:CPU computes the gradient of W from a transposed copy."""
+    """Returns x W, head by head; all rows are one matrix: else XLA:CPU copies them for the gradient of W."""
     projected = x.reshape(-1, len(kernel)) @ kernel
     by_head = projected.reshape(*x.shape[:2], heads, -1).transpose(2, 0, 1, 3)
     return by_head.reshape(-1, *by_head.shape[2:])

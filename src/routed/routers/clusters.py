@@ -37,10 +37,10 @@ def lloyd_step(
     centres: Float[Array, "E D"], x: Float[Array, "T D"], weight: Float[Array, " T"] | None = None
 ) -> Float[Array, "E D"]:
     """Applies one iteration of k-means: each centre becomes the mean of its samples; a centre without samples stays."""
-    own = members(centres, x)
-    own = own if weight is None else own * weight[:, None]
-    count = own.sum(0)[:, None]
-    return jnp.where(count > 0, own.T @ x / jnp.maximum(count, 1), centres)
+    membership = members(centres, x)
+    membership = membership if weight is None else membership * weight[:, None]
+    count = membership.sum(0)[:, None]
+    return jnp.where(count > 0, membership.T @ x / jnp.maximum(count, 1), centres)
 
 
 def kmeans(key: PRNGKeyArray, x: Float[Array, "T D"], weight: Float[Array, " T"], count: int) -> Float[Array, "E D"]:
@@ -78,16 +78,16 @@ def seeds(key: PRNGKeyArray, x: Float[Array, "T D"], weight: Float[Array, " T"],
         below = jnp.cumsum(chance)
         return x[jnp.searchsorted(below, below[-1] * jax.random.uniform(jax.random.fold_in(key, number), (trials,)))]
 
-    def squared(places: Float[Array, "L D"]) -> Float[Array, "L T"]:
-        return jnp.maximum((x**2).sum(1)[None] - 2 * closeness(places, x).T, 0.0)
+    def squared(centres: Float[Array, "L D"]) -> Float[Array, "L T"]:
+        return jnp.maximum((x**2).sum(1)[None] - 2 * closeness(centres, x).T, 0.0)
 
     def add(number, state):
-        found, distance = state
+        chosen, distance = state
         tried = drawn(number, distance * weight, 2 + int(math.log(count)))
         closer = jnp.minimum(distance[None], squared(tried))
         best = (closer * weight[None]).sum(1).argmin()
-        return found.at[number].set(tried[best]), closer[best]
+        return chosen.at[number].set(tried[best]), closer[best]
 
     first = drawn(0, weight, 1)
-    found = jnp.zeros((count, x.shape[1])).at[0].set(first[0])
-    return jax.lax.fori_loop(1, count, add, (found, squared(first)[0]))[0]
+    chosen = jnp.zeros((count, x.shape[1])).at[0].set(first[0])
+    return jax.lax.fori_loop(1, count, add, (chosen, squared(first)[0]))[0]

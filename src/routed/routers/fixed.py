@@ -73,11 +73,11 @@ class HashIdRouter(nn.Module):
         del x, context
 
         def draw(key):  # float, as every parameter is: an optimiser takes no integers. Exact below 2^24 ids.
-            place = jax.random.permutation(key, jnp.arange(self.vocabulary))
+            position = jax.random.permutation(key, jnp.arange(self.vocabulary))
             rounds = -(-self.vocabulary // self.num_experts)  # in each, every expert has a turn as first, second, ...
             draws = jax.random.uniform(jax.random.fold_in(key, 1), (rounds, self.num_experts - 1))
             behind = jnp.pad(1 + draws.argsort(1)[:, : self.choices - 1], ((0, 0), (1, 0)))
-            return ((place[:, None] + behind[place // self.num_experts]) % self.num_experts).astype(jnp.float32)
+            return ((position[:, None] + behind[position // self.num_experts]) % self.num_experts).astype(jnp.float32)
 
         chosen = self.param("table", draw)[token_id].astype(jnp.int32)
         return CERTAIN * jax.nn.one_hot(chosen, self.num_experts).sum(1)
@@ -143,9 +143,9 @@ class RandomRouter(nn.Module):
 
 def check_table(config: ConfigDict) -> None:
     """Refuses a table of token ids that is not that of the text and of the selection."""
-    for own, other in (("router.vocabulary", "data.vocabulary"), ("router.choices", "selection.k")):
-        if (now := value_of(config, own)) != (needed := value_of(config, other)):
-            refuse(own, now, f"must be {other}={needed}, as the router is a table of token ids")
+    for key, source in (("router.vocabulary", "data.vocabulary"), ("router.choices", "selection.k")):
+        if (now := value_of(config, key)) != (needed := value_of(config, source)):
+            refuse(key, now, f"must be {source}={needed}, as the router is a table of token ids")
 
 
 def _certain(expert: Int[Array, " T"], experts: int) -> Float[Array, "T E"]:

@@ -46,15 +46,15 @@ class StableRouter(nn.Module):
     ) -> Float[Array, "T E"]:
         del context
         scores = matmul(x.astype(jnp.float32), self.param("kernel", _experts, x.shape[-1], self.num_experts))
-        words = self.param("words", nn.initializers.normal(1.0), (self.vocabulary, self.token_dim))
-        student = words @ self.param("word_kernel", _experts, self.token_dim, self.num_experts)
+        embeddings = self.param("words", nn.initializers.normal(1.0), (self.vocabulary, self.token_dim))
+        student = embeddings @ self.param("word_kernel", _experts, self.token_dim, self.num_experts)
         table = self.variable("token_table", "experts", lambda: highest(jax.lax.stop_gradient(student), self.choices))
         objective = self.variable("objective", "value", lambda: jnp.float32(0))
         teaching = step < self.teach_steps
         if self.is_mutable_collection("objective"):  # training
             chosen = highest(jax.lax.stop_gradient(scores), self.choices)
-            own = self.distil * taught(student[token_id], chosen) + self.even * unevenness(scores, chosen)
-            objective.value = jnp.where(teaching, own, 0.0)
+            loss = self.distil * taught(student[token_id], chosen) + self.even * unevenness(scores, chosen)
+            objective.value = jnp.where(teaching, loss, 0.0)
             table.value = jnp.where(teaching, highest(jax.lax.stop_gradient(student), self.choices), table.value)
         named = jax.nn.one_hot(table.value[token_id], self.num_experts).sum(1) > 0
         return jnp.where(teaching, scores, jnp.where(named, jnp.maximum(scores, LEAST), -CERTAIN))
@@ -94,9 +94,9 @@ class HyperRouter(nn.Module):
         first = self.variable("hypernetwork", "first", draw(dim, self.hidden)).value
         last = self.variable("hypernetwork", "last", draw(self.hidden, self.num_experts * (dim + 1))).value
         embedding = self.param("embedding", nn.initializers.normal(1.0), (dim,))
-        made = jax.nn.relu(embedding @ first["kernel"] + first["bias"]) @ last["kernel"] + last["bias"]
-        made = made.reshape(self.num_experts, dim + 1)
-        return matmul(x.astype(jnp.float32), made[:, :-1].T) + made[None, :, -1]
+        weights = jax.nn.relu(embedding @ first["kernel"] + first["bias"]) @ last["kernel"] + last["bias"]
+        weights = weights.reshape(self.num_experts, dim + 1)
+        return matmul(x.astype(jnp.float32), weights[:, :-1].T) + weights[None, :, -1]
 
 
 def check_stable(config: ConfigDict) -> None:

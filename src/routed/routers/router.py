@@ -17,7 +17,7 @@ from routed.routers.features import Flat
 from routed.settings.setting import Setting, accept
 
 
-class Make(Protocol):
+class MakeRouterFn(Protocol):
     """The module of a router for so many experts; `own` is the config node `router`.
 
     The module is called with tokens [T, ...] and with context that it may ignore: `step`, and what the router `needs`
@@ -26,7 +26,7 @@ class Make(Protocol):
     Those of the collection `objective` are losses of its own, minimised beside the task's.
     """
 
-    def __call__(self, own: Any, experts: int) -> nn.Module: ...
+    def __call__(self, node: Any, experts: int) -> nn.Module: ...
 
 
 class Scale(Protocol):
@@ -70,7 +70,7 @@ class Router(NamedTuple):
     it multiplies the scores.
     """
 
-    make: Make
+    make: MakeRouterFn
     tokens: tuple[str, ...] = ("rows", "hidden")
     needs: tuple[str, ...] = ()
     learns: bool = True
@@ -114,7 +114,7 @@ def initial_parameters(
     module: nn.Module,
     params: Any,
     examples: Float[Array, "E ..."],
-    own: Any,
+    node: Any,
     samples: tuple[Float[Array, "T ..."], Float[Array, " T"], PRNGKeyArray] | None = None,
 ) -> Any:
     """Returns the initial parameters that `router.from_data` and `router.init_scale` ask for; both are traced.
@@ -123,12 +123,12 @@ def initial_parameters(
     `samples` are given (with weights and a key) the centres of their clusters.
     """
     if router.scale is not None:
-        params = router.scale(params, own.init_scale)
+        params = router.scale(params, node.init_scale)
     informed = None
     if samples is not None and router.from_clusters is not None:
         informed = router.from_clusters(module, params, *samples)
     elif router.from_examples is not None:
         informed = router.from_examples(module, params, examples)
     if informed is not None:
-        params = jax.tree.map(lambda a, b: jnp.where(own.from_data, a, b), informed, params)
+        params = jax.tree.map(lambda a, b: jnp.where(node.from_data, a, b), informed, params)
     return params

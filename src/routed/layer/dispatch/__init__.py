@@ -1,6 +1,6 @@
 """Dispatch: Routing + tokens + experts -> outputs. Every dispatch computes the same function; they differ in cost.
 
-All are called as dispatch(expert, params, x, routing, places), where leaves of `params` carry a leading expert axis.
+All are called as dispatch(expert, params, x, routing, queues), where leaves of `params` carry a leading expert axis.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from routed.layer.selection import SELECTIONS
 from routed.settings.setting import Setting, accept
 
 
-class Run(Protocol):
+class RunExpertsFn(Protocol):
     """Outputs [T, O] of the experts that a routing names; leaves of `params` lead with the expert axis.
 
-    `places` (`routed.contracts.Places`) are those in the experts' queues; None for a dispatch that has no queues.
+    `queues` (`routed.contracts.Places`) holds the places in the experts' queues; None for a dispatch that has no
+    queues.
     """
 
     def __call__(
-        self, expert: ExpertFunction, params: Any, x: Float[Array, "T ..."], routing: Any, places: Any, /
+        self, expert: ExpertFunction, params: Any, x: Float[Array, "T ..."], routing: Any, queues: Any, /
     ) -> Float[Array, "T O"]: ...
 
 
 class Dispatch(NamedTuple):
     """A way to compute the layer; a `sparse` one needs a list of assignments, an `exchanged` one works over a mesh."""
 
-    run: Run
+    run: RunExpertsFn
     sparse: bool = True
     exchanged: bool = False
     settings: Mapping[str, Setting] = {}
@@ -65,7 +66,7 @@ DISPATCHES: dict[str, Dispatch] = {
 def misfit(name: str, selection: str) -> str | None:
     """Returns the reason why the dispatch `name` cannot serve the selection, and one that can; None if it can."""
     if name in DISPATCHES and DISPATCHES[name].sparse and not SELECTIONS[selection].sparse:
-        fits = next(other for other, dispatch in DISPATCHES.items() if not dispatch.sparse)
+        fits = next(dense for dense, dispatch in DISPATCHES.items() if not dispatch.sparse)
         return f"dispatch {name!r} needs a sparse selection; with selection {selection!r} use {fits!r}"
     return None
 

@@ -23,7 +23,7 @@ DATA, EXPERT = "data", "expert"
 
 
 def parallel(
-    run, expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, places: Places, mesh: Mesh
+    run, expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Places, mesh: Mesh
 ) -> Float[Array, "T O"]:
     """Applies the dispatch `run` to every device's tokens; device j of axis `expert` holds experts j E/n to (j + 1) E/n
     - 1 alone.
@@ -34,13 +34,13 @@ def parallel(
     Raises:
       UserError: the experts or the groups cannot be shared out evenly.
     """
-    check(mesh, routing.scores.shape[1], len(x), places.group_size)
+    check(mesh, routing.scores.shape[1], len(x), queues.group_size)
     both = P((DATA, EXPERT))
 
     def local(params, x, routing):
         device = jax.lax.axis_index((DATA, EXPERT))
         routing = routing._replace(token=routing.token - device * len(x))
-        return run(expert, params, x, routing, places, *([exchange] if mesh.shape[EXPERT] > 1 else []))
+        return run(expert, params, x, routing, queues, *([exchange] if mesh.shape[EXPERT] > 1 else []))
 
     # Unchecked: an expert's own derivative need not know the mesh, and the sum over replicas is made here.
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), both, both), out_specs=both, check_vma=False)
