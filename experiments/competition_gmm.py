@@ -56,9 +56,9 @@ from ml_collections import ConfigDict
 
 import routed.papers.pham2024  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
-from routed.layer.competition import averaged
 from routed.layer.rule import rule_of
 from routed.layer.selection import work
+from routed.papers.pham2024.competition import averaged
 from routed.plan import Figure, Point, make_config, override, product
 from routed.plan.experiment import Scales
 

@@ -31,6 +31,7 @@ CHECKED = (
     "bench",
     "contracts",
     "experts",
+    "kernels",
     "layer",
     "metrics",
     "models",

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routed.models import attention, attention_parts, products
+from routed.kernels import attention as kernel
+from routed.kernels.head_product import head_product
+from routed.models import attention
 from routed.models.attention import HIDDEN, Attention, rotated
 
 HEADS, DIM = 2, 12
@@ -49,7 +51,7 @@ def at_once(params, x, bias, source, seen, rotary):
     ],
 )
 def test_parts_make_the_whole(causal, length, keys, rotary, packed, platform, most, size, monkeypatch):
-    monkeypatch.setattr(attention_parts, "SCORES", most)
+    monkeypatch.setattr(kernel, "SCORES", most)
     monkeypatch.setattr(attention, "platform", lambda: platform)
     key = jax.random.key(0)
     x, other = jax.random.normal(key, (3, length, DIM)), jax.random.normal(key, (3, keys, DIM))
@@ -82,10 +84,10 @@ def test_a_bias_by_place_is_that_of_its_distance():
     """Query q is q - s + 2 distances from key s = 0, 1, 2, of 4 in all: two queries."""
     bias = jnp.array([[10.0, 11, 12, 13], [20, 21, 22, 23]])
     by_key = np.array([[12, 13], [11, 12], [10, 11]])
-    np.testing.assert_array_equal(attention_parts.by_place(bias, 3), [by_key, by_key + 10])
+    np.testing.assert_array_equal(kernel.by_place(bias, 3), [by_key, by_key + 10])
     # Each place's gradient goes to its distance: 1 + ... + 6 by rows, so 5; 3 + 6; 1 + 4; 2.
     weights = jnp.arange(1.0, 7).reshape(3, 2)
-    gradient = jax.grad(lambda bias: (attention_parts.by_place(bias, 3)[0] * weights).sum())(bias)
+    gradient = jax.grad(lambda bias: (kernel.by_place(bias, 3)[0] * weights).sum())(bias)
     np.testing.assert_array_equal(gradient, [[5, 9, 5, 2], [0, 0, 0, 0]])
 
 
@@ -95,13 +97,13 @@ def test_a_bias_by_place_is_that_of_its_distance():
 )
 def test_parts_fill_the_cache(heads, rows, expected):
     """64 queries and 64 keys are 16 KiB of scores: 32 of them fit into 512."""
-    assert attention_parts.at_once(heads, rows, 64, 64) == expected
+    assert kernel.at_once(heads, rows, 64, 64) == expected
 
 
 @pytest.mark.parametrize("size", [4, 8])
 def test_gradients_of_many_parts_lose_nothing_in_few_bits(size, monkeypatch):
     """64 rows that are all the same, one after the other: 64 times the gradient of one. Sums in bfloat16 would stop to grow."""
-    monkeypatch.setattr(attention_parts, "SCORES", 1)
+    monkeypatch.setattr(kernel, "SCORES", 1)
     row = jax.random.normal(jax.random.key(0), (1, 6, DIM), jnp.bfloat16)
     module = Attention(HEADS, size)
     params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), module.init(jax.random.key(1), row, None)["params"])
@@ -127,7 +129,7 @@ def test_the_product_with_a_head_has_the_gradients_of_a_plain_one(dtype):
             first, second
         )
 
-    ours, right = gradients(products.projected), gradients(lambda a, b: jnp.einsum("BMD,DV->BMV", a, b))
+    ours, right = gradients(head_product), gradients(lambda a, b: jnp.einsum("BMD,DV->BMV", a, b))
     assert [leaf.dtype for leaf in jax.tree.leaves(ours)] == [leaf.dtype for leaf in jax.tree.leaves(right)]
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(right), strict=True):
         scale = float(jnp.abs(b.astype(jnp.float32)).max())

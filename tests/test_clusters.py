@@ -45,7 +45,7 @@ def test_distance_by_hand():
     assert nearest(places.T, x).tolist() == [1]
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp", "conv", "cnn", "fourier"])
+@pytest.mark.parametrize("name", ["linear", "mlp", "conv", "cnn"])
 def test_any_features_have_distances(name):
     """Scores by distance differ from products by half the squared length of each place, the same for all tokens."""
     small = {"router.width": 5, "router.window": 2}

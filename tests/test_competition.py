@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routed.contracts import Contest, Routing, UserError
+from routed.contracts import Routing, UserError
 from routed.experts import EXPERTS, Constant, Linear
-from routed.layer import competition
 from routed.layer.moe import MoE
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import select, work
+from routed.papers.pham2024 import competition
 from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.routers import ROUTERS
@@ -86,7 +86,7 @@ def test_a_shuffled_target_is_dealt_among_tokens_that_count():
     def learned(x, dispatch, target):
         moe = layer(Linear(2), dispatch=dispatch, **{"selection.share": 1.0, "selection.distil_target": target})
         routing = moe.apply({"params": made(layer(Linear(2)))}, x, mask=mask, step=0, rngs=rngs)[1]
-        return float(competition.distillation(moe.rule, routing)), routing.contest.norms[mask]
+        return float(competition.distillation(moe.rule, routing)), routing.extra.norms[mask]
 
     louder = jnp.where(mask[:, None], x, 100 * x)
     found = [learned(one, dispatch, "shuffled") for one in (x, louder) for dispatch in ("dense", "ragged")]
@@ -146,7 +146,7 @@ def test_a_rule_without_a_config_competes_by_default_settings():
     bare = plain.clone(rule=Rule("compete", k=2))
     assert bare.rule.own.share == 0.05
     y, routing = bare.apply({"params": made(plain)}, X, rngs={"noise": jax.random.key(7)})  # no step: the first
-    assert y.shape == (6, 2) and routing.contest.held.shape == ()
+    assert y.shape == (6, 2) and routing.extra.active.shape == ()
 
 
 def test_a_sharpened_router_is_distilled_as_it_routes():
@@ -154,17 +154,17 @@ def test_a_sharpened_router_is_distilled_as_it_routes():
     moe = layer(Linear(2), **{"selection.share": 1.0})
     params, controls = made(moe), {"control": {"sharpness": jnp.array(3.0)}}
     _, routing = moe.apply({"params": params, **controls}, X, step=0, rngs={"noise": jax.random.key(7)})
-    for scores in (routing.scores, routing.contest.scores):
+    for scores in (routing.scores, routing.extra.scores):
         np.testing.assert_allclose(scores, 3 * X @ params["router"]["kernel"], rtol=1e-5)
 
 
 def test_coins_come_up_as_often_as_the_share():
     """2,000 tosses at .3: 600, five standard deviations sqrt(2000 x .3 x .7) = 20.5 are 102."""
     rule = rule_of(node_of(settings(**{"selection.share": 0.3})).selection)
-    tosses = jax.vmap(lambda key: competition.held(rule, key, 0))(jax.random.split(jax.random.key(3), 2000))
+    tosses = jax.vmap(lambda key: competition.is_active(rule, key, 0))(jax.random.split(jax.random.key(3), 2000))
     assert abs(int(tosses.sum()) - 600) < 102
     falling = rule_of(node_of(settings(**{"selection.share": 1.0, "selection.schedule": "root"})).selection)
-    shares = [jax.vmap(lambda key, t=t: competition.held(falling, key, t))(jax.random.split(jax.random.key(3), 2000)).mean()
+    shares = [jax.vmap(lambda key, t=t: competition.is_active(falling, key, t))(jax.random.split(jax.random.key(3), 2000)).mean()
               for t in (0, 999, 8000)]  # fmt: skip
     np.testing.assert_allclose(shares, [2 / 3, 2 / 3, 2 / 5], atol=0.06)  # 2 / (2 + sqrt(1)), 2 / (2 + sqrt(9))
 
@@ -172,7 +172,7 @@ def test_coins_come_up_as_often_as_the_share():
 def routed(scores, norms, held=True):
     scores = jnp.asarray(scores, jnp.float32)
     plain = select(rule_of(settings().selection), scores)
-    return plain._replace(contest=Contest(jnp.array(held), scores, jnp.asarray(norms, jnp.float32)))
+    return plain._replace(extra=competition.Lesson(jnp.array(held), scores, jnp.asarray(norms, jnp.float32)))
 
 
 def distilled(routing, **changes):
@@ -188,7 +188,7 @@ def test_what_the_router_learns_by_hand():
     one = routed([[0, ln3, -9, -9]], [[10 + ln3, 10, 0, 0]])
     assert distilled(one) == pytest.approx(0.5)
     assert distilled(one, **{"selection.distil": 3.0, "selection.distil_mean": "entries"}) == pytest.approx(1.5 / 4)
-    assert distilled(one._replace(contest=one.contest._replace(held=jnp.array(False)))) == 0
+    assert distilled(one._replace(extra=one.extra._replace(active=jnp.array(False)))) == 0
     assert distilled(one, **{"selection.winners": "all"}) == 0
     whole = routed([[0, ln3, 0, ln3]], [[10 + ln3, 10, 0, 0]])
     assert distilled(whole, **{"selection.distil_side": "all"}) == pytest.approx(36 / 64)
@@ -247,7 +247,7 @@ def test_shuffles_deal_the_same_norms():
 
     def learned(**changes):
         own = rule_of(node_of(settings(**changes)).selection)
-        return competition.contest(own, lambda s: select(own, s), combine, outputs, plain, jax.random.key(5))[2]
+        return competition.compete_dense(own, lambda s: select(own, s), combine, outputs, plain, jax.random.key(5))[2]
 
     among_experts, among_tokens = (
         learned(**{"selection.winners": "random"}),
@@ -266,7 +266,7 @@ def test_every_layer_tosses_its_own_coin():
     @jax.jit
     def coins(key):
         outputs = model.apply(params, state, rows_of_text(), rule_of(config.selection), config.dispatch, key, 0)
-        return outputs.sites["decoder"].routing.contest.held
+        return outputs.sites["decoder"].routing.extra.active
 
     tossed = {tuple(coins(jax.random.key(seed)).tolist()) for seed in range(16)}
     assert tossed == {(a, b) for a in (False, True) for b in (False, True)}

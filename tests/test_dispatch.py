@@ -21,13 +21,14 @@ from routed.experts.constant import Constant
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Linear, Mlp, mlp_parameters, width_for
 from routed.experts.neurons import Neurons
+from routed.kernels import megablox
+from routed.kernels.grouped import grouped, product
+from routed.kernels.matmul import FEW, matmul
+from routed.kernels.ragged import blocks, sorted_outputs
 from routed.layer import dispatch
-from routed.layer.dispatch import direct, kernels, ragged, slots
-from routed.layer.dispatch.grouped import grouped, product
-from routed.layer.dispatch.ragged import blocks, sorted_outputs
+from routed.layer.dispatch import direct, ragged, slots
 from routed.layer.rule import Rule
 from routed.layer.selection import SELECTIONS, capacity, select
-from routed.routers.matmul import FEW, matmul
 
 
 def run_grouped(expert, params, x, routing, places=None):
@@ -302,32 +303,32 @@ def test_kernels_of_a_tpu_are_the_products_of_each_expert(sizes, dtype):
     key = jax.random.split(jax.random.key(0), 4)
     rows, other = jax.random.normal(key[0], (10, 24), dtype), jax.random.normal(key[1], (10, 40), dtype)
     weights, back = jax.random.normal(key[2], (3, 24, 40), dtype), jax.random.normal(key[3], (3, 40, 24), dtype)
-    megablox = kernels._megablox()
-    gmm, tgmm = partial(megablox.gmm, interpret=True), partial(megablox.tgmm, interpret=True)
+    shipped = megablox._megablox()
+    gmm, tgmm = partial(shipped.gmm, interpret=True), partial(shipped.tgmm, interpret=True)
     groups, close = (
         jnp.array(sizes, jnp.int32),
         {"rtol": 2e-2, "atol": 2e-2} if dtype == jnp.bfloat16 else {"rtol": 1e-5, "atol": 1e-5},
     )
     expected = jax.lax.ragged_dot(rows, weights, groups)
-    made = kernels._product(gmm, rows, weights, groups, False)
+    made = megablox._product(gmm, rows, weights, groups, False)
     assert made.dtype == dtype
     np.testing.assert_allclose(made.astype(float), expected.astype(float), **close)
     np.testing.assert_allclose(
-        kernels._product(gmm, rows, back, groups, True).astype(float),
+        megablox._product(gmm, rows, back, groups, True).astype(float),
         jax.lax.ragged_dot(rows, back.swapaxes(1, 2), groups).astype(float),
         **close,
     )
     ends = np.cumsum((0, *sizes))
     outers = [rows[a:b].astype(jnp.float32).T @ other[a:b].astype(jnp.float32) for a, b in pairwise(ends)]
-    np.testing.assert_allclose(kernels._outer(tgmm, rows, other, groups).astype(float), np.stack(outers), **close)
+    np.testing.assert_allclose(megablox._outer(tgmm, rows, other, groups).astype(float), np.stack(outers), **close)
 
 
 def test_blocks_of_a_kernel_fit_on_the_chip():
     """512 rows an expert: blocks of a quarter. Twice (128 x 2048 + 2048 x N + 128 x N) x 2 bytes and 128 x N x 4 are 19.5 MiB at N =
     2,048, 10 MiB at 1,024."""
-    assert kernels.tiles(32768, 64, 2048, 4096, 2) == (128, 2048, 1024)
-    assert kernels.tiles(10, 3, 24, 40, 4) == (128, 24, 40)
-    assert kernels.tiles(65536, 8, 24, 64, 4)[0] == 512
+    assert megablox.tiles(32768, 64, 2048, 4096, 2) == (128, 2048, 1024)
+    assert megablox.tiles(10, 3, 24, 40, 4) == (128, 24, 40)
+    assert megablox.tiles(65536, 8, 24, 64, 4)[0] == 512
 
 
 def test_cnn_by_hand():

@@ -13,7 +13,7 @@ from routed.bench import dispatch, gpu, gpu_parts, hopper
 from routed.bench.__main__ import main
 from routed.contracts import UserError
 from routed.experts.ffn import Ffn
-from routed.layer.dispatch import kernels, ragged
+from routed.kernels import megablox, ragged
 from routed.layer.rule import Rule
 from routed.layer.selection import select
 from routed.system import machine
@@ -243,9 +243,9 @@ def by_lax(module, name):
     """What the kernels compute, by `jax.lax`."""
 
     def dot(rows, weights, *, group_sizes, transpose_rhs=False):
-        return kernels.product(rows, weights, group_sizes, transposed=transpose_rhs)
+        return megablox.product(rows, weights, group_sizes, transposed=transpose_rhs)
 
-    return {"ragged_dot": dot, "transposed_ragged_dot": lambda a, b, *, group_sizes: kernels.outer(a, b, group_sizes)}[
+    return {"ragged_dot": dot, "transposed_ragged_dot": lambda a, b, *, group_sizes: megablox.outer(a, b, group_sizes)}[
         name
     ]
 

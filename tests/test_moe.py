@@ -14,7 +14,6 @@ from routed.layer import moe as moe_module
 from routed.layer.moe import MoE
 from routed.layer.rule import Rule
 from routed.layer.selection import combine_weights
-from routed.layer.soft_moe import SoftMoE
 from routed.metrics import load
 from routed.routers.features import Flat
 from routed.routers.product import ProductRouter
@@ -212,40 +211,3 @@ def test_auto_says_what_it_chose(monkeypatch):
     same = layer(dispatch="dense").apply(variables, X)[0]
     np.testing.assert_allclose(moe.apply(variables, X)[0], same, atol=1e-5)
     assert said[0][0] == "ragged" and said[0][1].startswith("dropless")
-
-
-def test_soft_moe_by_hand():
-    """One token more certain than the other of one slot: weights over tokens and over slots are softmaxes of the cosines."""
-
-    class Double(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return self.param("two", nn.initializers.constant(2.0), ()) * x
-
-    moe, x = SoftMoE(Double(), num_experts=2, slots=1), jnp.array([[1.0, 0.0], [0.0, 5.0]])
-    params = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(0), x))["params"] | {
-        "router": jnp.eye(2),
-        "scale": jnp.array([np.log(3.0)])[0],
-    }
-    y, combine = moe.apply({"params": params}, x)
-    # Cosines are the identity; times ln 3 the softmax gives 3/4 and 1/4 over tokens and over slots.
-    np.testing.assert_allclose(combine, [[0.75, 0.25], [0.25, 0.75]], rtol=1e-6)
-    slots = np.array([[0.75, 1.25], [0.25, 3.75]])  # 3/4 (1, 0) + 1/4 (0, 5), and the other way round
-    np.testing.assert_allclose(y, np.array([[0.75, 0.25], [0.25, 0.75]]) @ (2 * slots), rtol=1e-6)
-
-    # Tokens (1, 0) and (3, 0): scores ln 3 and 0 for both. Over tokens 1/2 each, slots (2, 0); over slots 3/4 and 1/4.
-    y, combine = moe.apply({"params": params}, jnp.array([[1.0, 0.0], [3.0, 0.0]]))
-    np.testing.assert_allclose(combine, [[0.75, 0.25]] * 2, rtol=1e-6)
-    np.testing.assert_allclose(y, [[4.0, 0.0]] * 2, rtol=1e-6)
-
-
-def test_soft_moe_groups_and_padding():
-    moe = SoftMoE(Mlp(4, 2, 5), num_experts=3, slots=2, group_size=6)
-    variables = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(0), X))
-    y, _ = moe.apply(variables, X)
-    alone = [moe.apply(variables, part)[0] for part in (X[:6], X[6:])]
-    np.testing.assert_allclose(y, jnp.concatenate(alone), atol=1e-5)
-    mask = jnp.arange(12) % 6 < 4
-    padded, _ = moe.apply(variables, X, mask=mask)
-    np.testing.assert_allclose(padded, moe.apply(variables, jnp.where(mask[:, None], X, 99.0), mask=mask)[0], atol=1e-5)
-    assert not padded[~mask].any()

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,6 @@ from routed.plan.config import base
 from routed.routers import NOISES, ROUTERS, ScoreNoise, initial_parameters, sharpness_for, sharpness_of
 from routed.routers.features import Flat, Windows
 from routed.routers.fixed import HashIdRouter, HashRouter, OracleRouter, RandomRouter, balanced_table
-from routed.routers.fourier import Waves
 from routed.routers.product import CosineRouter, ProductRouter
 from routed.settings.tree import node_of, override
 from routed.training.optimiser import optimiser, update
@@ -34,7 +32,7 @@ X = jnp.round(8 * jax.random.normal(jax.random.key(0), (6, 4))) / 8  # sums are 
 
 
 def node(**changes):
-    small = {"router.width": 5, "router.window": 2, "router.dim": 3, "router.vocabulary": 8, "router.replaced_at": 2}
+    small = {"router.width": 5, "router.window": 2, "router.dim": 3, "router.vocabulary": 8}
     return override(base(), small | changes).router
 
 
@@ -300,67 +298,3 @@ def test_sharpness_reaches_any_entropy_between_zero_and_uniform(entropy, seed):
     scores = jax.random.normal(jax.random.key(seed), (30, 4))  # entropy 0 .. log 4 = 1.386
     probs = jax.nn.softmax(sharpness_for(scores, jnp.float32(entropy)) * scores)
     assert float(-jax.scipy.special.xlogy(probs, probs).sum(-1).mean()) == pytest.approx(entropy, abs=2e-3)
-
-
-def test_waves_make_a_gaussian_kernel():
-    """E 2 cos(x r + b) cos(y r + b) = E cos((x - y) r) = exp(-frequency^2 |x - y|^2 / 2); 20,000 draws: an error near .007."""
-    x = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.5]])
-    waves = Waves(20_000, 2.0)
-    features = waves.apply(waves.init(jax.random.key(0), x), x)
-    expected = jnp.exp(-4 / 2 * ((x[:, None] - x[None]) ** 2).sum(-1))
-    np.testing.assert_allclose(features @ features.T, expected, atol=0.03)
-
-
-def followed(name, x, token, steps=3, **more):
-    """(scores of the linear router, its stand-in with what it has seen in `steps` training steps, before the step at which it decides)."""
-    own = SimpleNamespace(bias=False, measure="product", replaced_at=steps, choices=2, vocabulary=3)
-    router, linear = (ROUTERS[one].make(own, 4) for one in (name, "linear"))
-    variables = router.init(jax.random.key(1), x, step=0, token_id=token)
-    scores = linear.apply(linear.init(jax.random.key(1), x), x)
-    for step in range(steps):
-        learned, moved = router.apply(variables, x, step=step, token_id=token, mutable=["stand_in"])
-        np.testing.assert_array_equal(learned, scores)  # the linear router's parameters, drawn alike
-        variables |= moved
-    return scores, lambda x, token, step=steps: router.apply(variables, x, step=step, token_id=token), variables
-
-
-def test_a_stand_in_decides_from_its_step_on():
-    x, token = jax.random.normal(jax.random.key(0), (8, 4)), jnp.array([0, 0, 0, 0, 0, 0, 1, 1])
-    scores, router, _ = followed("then_shuffled", x, token)
-    np.testing.assert_array_equal(router(x, token), scores[:, jnp.array([3, 0, 1, 2])])
-    np.testing.assert_array_equal(router(x, token, step=2), scores)
-    scores, router, _ = followed("then_noise", x, token)
-    found = router(x, token)
-    np.testing.assert_array_equal(router(x[::-1], token), found[::-1])  # by a token's bits, wherever it stands
-    assert mean_entropy(found) == pytest.approx(mean_entropy(scores), rel=1e-3)
-
-
-def test_a_table_names_what_the_learned_router_chose_most():
-    x, token = jax.random.normal(jax.random.key(0), (8, 4)), jnp.array([0, 0, 0, 0, 0, 0, 1, 1])
-    scores, router, variables = followed("then_table", x, token)
-    counts = np.zeros((3, 4))
-    np.add.at(
-        counts, (np.asarray(token)[:, None], np.argsort(-scores, axis=1)[:, :2]), 3
-    )  # three steps of the same batch
-    np.testing.assert_array_equal(variables["stand_in"]["counts"], counts)
-    found = router(x, token)
-    assert mean_entropy(found) == pytest.approx(mean_entropy(scores), rel=1e-3)
-    factor, load = variables["stand_in"]["factor"], np.maximum(counts.sum(0) / counts.sum(), 1e-6)
-    np.testing.assert_allclose(found[0], factor * np.log(counts[0] + load), rtol=1e-5)
-    np.testing.assert_allclose(
-        router(x[:1], jnp.array([2]))[0], factor * np.log(load), rtol=1e-5
-    )  # an id that never came
-
-
-def mean_entropy(scores):
-    probs = jax.nn.softmax(scores)
-    return float(-(probs * jnp.log(probs)).sum(1).mean())
-
-
-def test_a_stand_in_that_never_decides_is_refused():
-    for at in (0, 400):
-        config = override(
-            base(), {"router.name": "then_shuffled", "router.replaced_at": at, "steps": 400, "eval_every": 100}
-        )
-        with pytest.raises(UserError, match=r"router.replaced_at=.*must be in 1 to steps - 1 = 399"):
-            ROUTERS["then_shuffled"].check(config)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from routed.kernels.ranks import ranks
 from routed.layer import selection
 from routed.layer.rule import Rule, rule_of
-from routed.layer.selection import SELECTIONS, capacity, ranks
+from routed.layer.selection import SELECTIONS, capacity
 from routed.plan.config import base
 
 # Compiled as wholes: operation by operation takes longer.

@@ -18,7 +18,6 @@ from routed.engine import compilation, execution
 from routed.plan import code, experiment
 from routed.plan.runs import plan_runs
 from routed.routers import ROUTERS
-from routed.routers.stand_in import STAND_INS
 from routed.suite import card, measures, probes, reference, run, subject
 from routed.system import files
 
@@ -445,7 +444,3 @@ def test_a_small_card_from_end_to_end(tmp_path, saved, monkeypatch):
         and json.loads((tmp_path / "w" / "card.json").read_text())["seeds"] == first["seeds"]
     )
     assert "not comparable" in card.page(again, reference.read(), "mine.py")
-
-
-def test_a_stand_in_has_no_card():
-    assert "linear" in subject.fitting() and not {*subject.fitting()} & {*STAND_INS}

@@ -211,21 +211,3 @@ def test_a_mean_of_classes_is_not_taken_for_logits(small, monkeypatch):
         validate(config)
     monkeypatch.setitem(TASKS, "gmm", TASKS["gmm"]._replace(bayes=None))
     validate(config)
-
-
-def test_stripes_by_hand(small):
-    """3 kinds of width 2 in 2 periods: from -6 on, stripe c of period p begins at -6 + 2 (c + 3 p)."""
-    changes = {
-        "data.name": "stripes",
-        "data.clusters": 3,
-        "data.periods": 2,
-        "data.separation": 2.0,
-        "data.test_samples": 90,
-    }
-    data = override(small, changes).data
-    task, world = TASKS["stripes"], worlds.draw_world(TASKS["stripes"], jax.random.key(0), data, 16)
-    test = worlds.test_batch(task, world, data)
-    stripe = np.floor((np.asarray(test.x[:, 0]) + 6) / 2).astype(int)
-    assert set(stripe) == set(range(6))
-    np.testing.assert_array_equal(stripe % 3, test.cluster)
-    np.testing.assert_array_equal(test.y, world.fixed[test.cluster])

@@ -151,48 +151,31 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+def maker(corpus, config, seed=0, rows=slice(None)):
+    return stream.batch_function(stream.SPANS, corpus, config, seed, rows)
+
+
 def test_a_batch_depends_on_seed_and_step_only():
     config = text_config()
     corpus = toy(config)
-    one = stream.batches(corpus, config, seed=3)
-    first = [next(one) for _ in range(6)]
-    late = stream.batches(corpus, config, seed=3, start=4)
-    assert same(next(late), first[4]) and same(next(late), first[5])
-    assert not same(next(stream.batches(corpus, config, seed=4)), first[0])
+    first = [maker(corpus, config, 3)(step) for step in (0, 1, 4)]
+    late = maker(corpus, config, 3)
+    assert same(late(4), first[2]) and same(late(0), first[0])
+    assert not same(maker(corpus, config, 4)(0), first[0])
     assert not same(first[0], first[1])
     assert [a.dtype for a in first[0]] == [np.int32] * 3
     assert [a.shape for a in first[0]] == [(12, 64), (12, spans.lengths(config.data)[1]), (12,)]
 
 
 @pytest.mark.parametrize("processes", [2, 3, 4])
-def test_processes_share_the_batch_without_overlap(processes):
-    config = text_config()
+def test_parts_of_a_batch_do_not_overlap(processes):
+    config, size = text_config(), 12 // processes
     corpus = toy(config)
-    shared = [stream.batches(corpus, config, 0, process=p, processes=processes) for p in range(processes)]
-    whole = stream.batches(corpus, config, 0)
-    for _ in range(3):
-        parts = [next(part) for part in shared]
-        assert same([np.concatenate(arrays) for arrays in zip(*parts, strict=True)], next(whole))
-
-
-def test_processes_must_divide_the_batch():
-    config = text_config()
-    with pytest.raises(UserError, match=r"batch_size=12: 5 processes .* multiple of 5"):
-        stream.batches(toy(config), config, 0, processes=5)
-
-
-def test_state_goes_on_where_it_was_saved():
-    config = text_config()
-    corpus = toy(config)
-    iterator = stream.batches(corpus, config, 0, start=2)
-    next(iterator)
-    state = iterator.get_state()
-    expected = [next(iterator) for _ in range(3)]
-    iterator.set_state(state)
-    other = stream.batches(corpus, config, 0)
-    other.set_state(state)
-    for batch in expected:
-        assert same(next(iterator), batch) and same(next(other), batch)
+    makers = [maker(corpus, config, rows=slice(p * size, (p + 1) * size)) for p in range(processes)]
+    for step in range(3):
+        parts = [make(step) for make in makers]
+        joined = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+        assert same(joined, maker(corpus, config)(step))
 
 
 def test_every_epoch_has_every_row_once(monkeypatch):
@@ -224,7 +207,7 @@ def test_languages_are_drawn_by_size_and_temperature(temperature):
 
 def test_the_language_of_a_row_is_told():
     config = text_config()
-    batch = next(stream.batches(toy(config), config, 0))
+    batch = maker(toy(config), config)(0)
     assert [language for language, _ in origin(batch)] == batch.language.tolist()
 
 

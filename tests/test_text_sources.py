@@ -567,7 +567,7 @@ def test_a_given_model_may_be_smaller_than_the_vocabulary(tmp_path, mc4):
     assert pieces < 100 and loaded.vocabulary == 250_112
     assert text_of(loaded, "en").startswith("in the beginning was the word")
     config = config_of(tmp_path, **{"data.vocabulary": 250_112, "data.input_length": 16})
-    batch = next(stream.batches(loaded, config, 0))
+    batch = stream.batch_function(stream.SPANS, loaded, config, 0, slice(None))(0)
     assert batch.targets.max() == 250_111 and sorted(set(batch.inputs.ravel()))[-2] < pieces  # 16 tokens: one span
     with pytest.raises(
         UserError, match=rf"data\.vocabulary={pieces + 1}: {pieces} pieces .* set it to {pieces + 2} or"

@@ -27,7 +27,7 @@ PROGRAM = """HloModule tiny
 
 %layer (p: f32[]) -> f32[] {
   %product = bf16[8]{0} fusion(%a), calls=%inner, metadata={op_name="jit(step)/jvp(MoE)/Dense_0/dot_general"}, backend_config={"window_config":{"estimated_cycles":"100"}}
-  %choice = f32[8]{0} fusion(%a), calls=%inner, metadata={op_name="jit(step)/MoE._route/div"}, backend_config={"window_config":{"estimated_cycles":"50"}}
+  %choice = f32[8]{0} fusion(%a), calls=%inner, metadata={op_name="jit(step)/MoE.route/div"}, backend_config={"window_config":{"estimated_cycles":"50"}}
 }
 
 %inner (p: f32[]) -> f32[] {
@@ -77,7 +77,7 @@ def test_what_has_no_estimate_is_counted():
 def test_purposes_of_what_the_programs_say():
     """The names of instructions in a program traced here, as the scopes of the code make them."""
     assert hlo.purpose("jit(mapped)/while/body/encoder/blocks/layer_0/self/dot_general") == "attention"
-    assert hlo.purpose("jit(mapped)/while/body/encoder/blocks/layer_0/moe/moe._route/router/dot_general") == "routing"
+    assert hlo.purpose("jit(mapped)/while/body/encoder/blocks/layer_0/moe/moe.route/router/dot_general") == "routing"
     assert hlo.purpose("jit(mapped)/while/body/moe/gather") == "dispatch"
     assert hlo.purpose("jit(mapped)/vmap(jit(_threefry_fold_in))/add") == "random numbers"
     assert hlo.purpose("jit(mapped)/evaluation/MoE/dot_general") == "evaluation"

@@ -20,7 +20,7 @@ from routed.engine.flops import products_of
 from routed.engine.targets import topology_of
 from routed.engine.topology import describe
 from routed.experts import networks
-from routed.layer.dispatch import kernels
+from routed.kernels import megablox
 from routed.plan import experiment
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
@@ -82,8 +82,8 @@ def test_dropless_gradients_on_a_tpu_cost_what_their_assignments_cost():
         return jax.ShapeDtypeStruct(axes, dtype, sharding=here)
 
     def gradients(x, w, sizes, g):
-        out = kernels.product(x, w, sizes, transposed=False)
-        return out, kernels.product(g, w, sizes, transposed=True), kernels.outer(x, g, sizes)
+        out = megablox.product(x, w, sizes, transposed=False)
+        return out, megablox.product(g, w, sizes, transposed=True), megablox.outer(x, g, sizes)
 
     arguments = shape(4096, 512), shape(16, 512, 512), shape(16, dtype=jnp.int32), shape(4096, 512)
     with tracing_for(mesh):

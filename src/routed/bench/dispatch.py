@@ -18,7 +18,7 @@ from routed.bench import hopper
 from routed.contracts import Places, UserError
 from routed.engine.compilation import compile_lowered
 from routed.experts.ffn import Ffn
-from routed.layer.dispatch.ragged import ragged
+from routed.kernels.ragged import ragged
 from routed.layer.dispatch.slots import slots
 from routed.layer.rule import Rule
 from routed.layer.selection import capacity, select

@@ -1,7 +1,7 @@
 """Dropless experts through the kernels that JAX ships for Hopper (`ragged_dot_mgpu`), as a case of the bench only.
 
 They were traced and lowered here, and nobody ran them: `bench gpu` compares their gradients with those of the blocks that training uses,
-then their time. Where they win they belong into `layer/dispatch/kernels.py`, beside those of TPUs.
+then their time. Where they win they belong into `kernels/megablox.py`, beside those of TPUs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from routed.contracts import ExpertFunction, Places, Routing
-from routed.layer.dispatch.grouped import grouped
-from routed.layer.dispatch.ragged import sorted_outputs
+from routed.kernels.grouped import grouped
+from routed.kernels.ragged import sorted_outputs
 
 #: Blocks of rows, columns and of the axis that is summed over, copies in flight: 160 KiB of the 227 that a core has. Sizes of matrices
 #: are multiples of these.

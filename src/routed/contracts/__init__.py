@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 class UserError(Exception):
     """Something the user can mend: shown as one line, without a traceback, with exit code 2.
 
-    What is longer than anybody reads is cut: a word (a value, a path) of more than 240 characters, a line of more than 1,500.
+    What is longer than anybody reads is cut: a word (a value, a path) of more than 240 characters, a line of more than
+    1,500.
     """
 
     def __init__(self, text: str):
@@ -19,12 +20,12 @@ class UserError(Exception):
 
 
 def _cut(text: str, most: int) -> str:
-    """Both ends of a text that is longer than `most` characters."""
+    """Returns both ends of a text that is longer than `most` characters."""
     if len(text) <= most:
         return text
     return f"{text[: most // 2]}...{text[-most // 4 :]} ({len(text):,} characters)"
 
 
 def __getattr__(name: str) -> Any:
-    """What `data` holds, when somebody asks for it: JAX takes a second to load, and `--help` needs none of it."""
+    """Loads a name of `data` at its first use: JAX takes a second to load, and `--help` needs none of it."""
     return getattr(importlib.import_module("routed.contracts.data"), name)

@@ -1,9 +1,11 @@
 """The contracts between rooms: the data that flows from router to selection, dispatch, losses and metrics.
 
 Axis letters, used by every annotation and einsum of the package:
-  T tokens, D features of a token, E experts, O outputs, H hidden units, A assignments (token, expert), C clusters, R runs.
+  T tokens, D features of a token, E experts, O outputs, H hidden units, A assignments (token, expert), C clusters, R
+  runs.
 
-They are named tuples, so that JAX may fill them with anything (stacked runs, shapes, shardings); functions check arrays.
+They are named tuples, so that JAX may fill them with anything (stacked runs, shapes, shardings); functions check
+arrays.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ class Batch(NamedTuple):
 
     @property
     def tokens(self) -> Float[Array, "T ..."]:
-        """What is routed, sample by sample."""
+        """Returns the tokens that are routed, sample by sample."""
         return self.x.reshape(-1, *self.x.shape[self.cluster.ndim :])
 
     @property
     def label(self) -> Int[Array, " T"]:
-        """The cluster of each token."""
+        """Returns the cluster of each token."""
         return self.cluster.reshape(-1)
 
 
@@ -48,24 +50,14 @@ class TextBatch(NamedTuple):
     language: Int[Array, " B"]
 
 
-class Contest(NamedTuple):
-    """Of a layer whose experts may compete: whether they did, the router's scores (from inputs that get no gradient), and what it learns.
-
-    `mask` is False for padding, of which it learns nothing.
-    """
-
-    held: Bool[Array, ""]
-    scores: Float[Array, "T E"]
-    norms: Float[Array, "T E"]
-    mask: Bool[Array, " T"] | None = None
-
-
 class Routing(NamedTuple):
     """Sparse routing: one flat list of assignments, with the scores it was selected from.
 
-    `kept` is False where the assignment was dropped for lack of capacity, or its token is padding. `rank` is its place in
-    the queue of its expert, counted from 0 within its group. A = T k for token choice, token by token (so [T, k] is a
-    reshape); A = E C in each group for expert choice. Assignments of a group are contiguous.
+    `kept` is False where the assignment was dropped for lack of capacity, or its token is padding. `rank` is its place
+    in the queue of its expert, counted from 0 within its group. A = T k for token choice, token by token (so [T, k] is
+    a reshape); A = E C in each group for expert choice. Assignments of a group are contiguous. `extra` holds data of a
+    selection that computes a layer in a way of its own (`layer.rule.Selection.forward`): a pytree, which that
+    selection's loss reads.
     """
 
     scores: Float[Array, "T E"]
@@ -74,7 +66,7 @@ class Routing(NamedTuple):
     weight: Float[Array, " A"]
     kept: Bool[Array, " A"]
     rank: Int[Array, " A"]
-    contest: Contest | None = None
+    extra: Any = None
 
 
 class SoftRouting(NamedTuple):
@@ -105,10 +97,10 @@ AT_MOST_1: Bounds = (None, 1.0)
 
 
 class Column(NamedTuple):
-    """How a metric column is shown: its axis label, whether the axis is logarithmic, what it cannot leave, and which end is better.
+    """A metric column in figures: its axis label, whether the axis is logarithmic, its bounds, and which end is better.
 
-    `references` are values to compare with, by their words: a number, or the key of the setting that is the number. `definition` says what
-    it measures, and what its ends mean, to a reader who has not met it.
+    `references` are values to compare with, by their words: a number, or the key of the setting that is the number.
+    `definition` says what it measures, and what its ends mean, to a reader who has not met it.
     """
 
     label: str
@@ -119,6 +111,6 @@ class Column(NamedTuple):
     definition: str = ""
 
 
-#: Groups of parameters, each with a learning rate of its own: a model's `params` has those it needs. `head` is what a network that was
-#: trained before gets anew, by the trunk's rate; `fixed` are never trained.
+#: Groups of parameters, each with a learning rate of its own: a model's `params` has those it needs. `head` is what a
+#: network that was trained before gets anew, by the trunk's rate; `fixed` are never trained.
 GROUPS = ("router", "experts", "trunk", "head", "fixed")

@@ -54,7 +54,7 @@ def allow_collectives(configs: Sequence[ConfigDict]) -> None:
 
 def _contested(config: ConfigDict) -> bool:
     names = (config.selection.name, config.selection.eval.name) if "selection" in config else ()
-    return any(SELECTIONS[name].contested for name in names)
+    return any(SELECTIONS[name].forward is not None for name in names)
 
 
 def keep_programs(workdir: pathlib.Path) -> None:

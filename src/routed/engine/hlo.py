@@ -16,7 +16,7 @@ PURPOSES: dict[str, str] = {
     "evaluation": r"/evaluation/",
     "random numbers": r"threefry|random_|\(_randint|\(_uniform|\(_normal|\(_gumbel|\(_bernoulli|\(_shuffle",
     "optimiser": r"/optimiser",
-    "routing": r"(?i:moe)\._route|/router",
+    "routing": r"(?i:moe)\.(route|select)|/router",
     "attention": r"/(self|cross|bias)/",
     "products": r"dot_general|conv_general|gmm",
     "dispatch": r"(?i:moe)",

@@ -27,8 +27,8 @@ from routed.settings.setting import LAYERS, Setting, at_least, one_of, refuse
 
 
 def _network(body: Callable[[int], nn.Module], flops: Callable[[int, int, int, int], float]) -> Expert:
-    """A whole network on images."""
-    make = lambda own, outputs: Network(outputs, own.width, body)  # noqa: E731
+    """Declares an expert that is a whole network on images."""
+    make = lambda node, outputs: Network(outputs, node.width, body)  # noqa: E731
     return Expert(make, tokens=("images",), reads=("width",), flops=flops, embeds=True, settings=EMBEDDINGS)
 
 
@@ -43,23 +43,24 @@ def _check_cnn(config: ConfigDict) -> None:
         refuse("experts.init", "stacked", "of experts.name=mlp only; use lecun or uniform")
 
 
-#: name -> ONE expert. Experts of images compute on what stands beside an image and on the router's features of it: rows.
+#: name -> ONE expert. Experts of images compute on what stands beside an image and on the router's features of it:
+#: rows.
 EXPERTS: dict[str, Expert] = {
     "constant": Expert(
-        lambda own, outputs: Constant(outputs), tokens=(), affine=lambda params: Affine(None, params["value"][:, 0])
+        lambda node, outputs: Constant(outputs), tokens=(), affine=lambda params: Affine(None, params["value"][:, 0])
     ),
     "linear": Expert(
-        lambda own, outputs: Linear(outputs),
+        lambda node, outputs: Linear(outputs),
         tokens=("rows", "images", "hidden"),
         affine=lambda params: Affine(params["Dense_0"]["kernel"], params["Dense_0"]["bias"]),
     ),
     "mlp": Expert(
-        lambda own, outputs: Mlp(outputs, own.depth, own.width, own.activation, own.init),
+        lambda node, outputs: Mlp(outputs, node.depth, node.width, node.activation, node.init),
         tokens=("rows", "images", "hidden"),
         reads=("depth", "width", "activation", "init"),
     ),
     "cnn": Expert(
-        lambda own, outputs: Cnn(outputs, own.width, own.activation, own.bias, own.init, own.init_scale),
+        lambda node, outputs: Cnn(outputs, node.width, node.activation, node.bias, node.init, node.init_scale),
         tokens=("patches",),
         settings={
             "bias": Setting(False, "a bias for each filter"),
@@ -69,8 +70,8 @@ EXPERTS: dict[str, Expert] = {
         check=_check_cnn,
     ),
     "neurons": Expert(
-        lambda own, outputs: Neurons(
-            outputs, own.width, own.init_std or 1 / math.sqrt(own.count * own.width), own.activation
+        lambda node, outputs: Neurons(
+            outputs, node.width, node.init_std or 1 / math.sqrt(node.count * node.width), node.activation
         ),
         tokens=("rows",),
         settings={
@@ -80,12 +81,12 @@ EXPERTS: dict[str, Expert] = {
         readout=READOUT,
     ),
     "ffn": Expert(
-        lambda own, outputs: Ffn(outputs, own.width, own.activation),
+        lambda node, outputs: Ffn(outputs, node.width, node.activation),
         tokens=("rows", "images", "hidden"),
         reads=("width", "activation"),
     ),
     "gated_ffn": Expert(
-        lambda own, outputs: Ffn(outputs, own.width, own.activation, gated=True),
+        lambda node, outputs: Ffn(outputs, node.width, node.activation, gated=True),
         tokens=("rows", "images", "hidden"),
         reads=("width", "activation"),
     ),
@@ -100,7 +101,8 @@ SHARED: dict[str, Setting] = {
     "depth": Setting(3, "weight layers of an mlp", LAYERS),
     "init": Setting(
         "lecun",
-        "lecun: N(0, 1 / dim), biases 0; uniform: on +- 1 / sqrt(dim), biases too; stacked (mlp): on +- 1 / sqrt(dim outputs), biases 0",
+        "lecun: N(0, 1 / dim), biases 0; uniform: on +- 1 / sqrt(dim), biases too; stacked (mlp): on +- 1 / sqrt(dim"
+        " outputs), biases 0",
         one_of(("lecun", "uniform", "stacked")),
         late=True,
     ),

@@ -4,7 +4,7 @@ import flax.linen as nn
 
 
 def identity(z):
-    """z."""
+    """Returns z."""
     return z
 
 

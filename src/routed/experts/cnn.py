@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from routed.experts.activations import ACTIVATIONS, identity
-from routed.routers.matmul import dense_layer
+from routed.kernels.matmul import dense_layer
 
 
 class Cnn(nn.Module):
     """Two-layer CNN over patches whose second layer is fixed at 1: f_o(x) = sum_j sum_p s(<w_oj, x^(p)> + b_oj).
 
-    A token is [patches, dim]. Chen et al. (2022): one output, `width` filters, no biases, s(z) = z^3 or z; their released code
-    has two outputs and biases, and starts both uniformly on +- init_scale / sqrt(dim), as PyTorch does.
+    A token is [patches, dim]. Chen et al. (2022): one output, `width` filters, no biases, s(z) = z^3 or z; their
+    released code has two outputs and biases, and starts both uniformly on +- init_scale / sqrt(dim), as PyTorch does.
     """
 
     outputs: int
@@ -40,5 +40,6 @@ class Cnn(nn.Module):
             responses = patches * filters(x.mean(1))
         else:
             responses = ACTIVATIONS[self.activation](filters(x)).sum(1)
-        # Not reshaped to [T, O, W]: a TPU would lay out the gradient of the sum with O, which is 2, in place of 128 lanes.
+        # Not reshaped to [T, O, W]: a TPU would lay out the gradient of the sum with O, which is 2, in place of 128
+        # lanes.
         return jnp.stack([part.sum(-1) for part in jnp.split(responses, self.outputs, -1)], -1)

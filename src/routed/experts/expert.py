@@ -12,22 +12,23 @@ from routed.metrics.regret import Affine
 from routed.settings.setting import Setting, accept
 
 
-class Make(Protocol):
+class MakeExpertFn(Protocol):
     """The module of one expert with so many outputs; `own` is the config node `experts`.
 
     The module maps tokens [T, ...] to outputs [T, O], or to [1, O] for all tokens.
     """
 
-    def __call__(self, own: Any, outputs: int) -> nn.Module: ...
+    def __call__(self, node: Any, outputs: int) -> nn.Module: ...
 
 
 class Expert(NamedTuple):
     """`tokens` are the kinds of tokens that the expert can compute on (rows, patches, images, hidden; empty: any).
 
-    `readout` names the module of its output weights, if a model may take them out of training. `affine` reads the parameters of all experts as maps x -> slope^T x + offset, for the columns `regret/`; None: they are none.
+    `readout` names the module of its output weights, if a model may take them out of training. `affine` reads the
+    parameters of all experts as maps x -> slope^T x + offset, for the columns `regret/`; None: they are none.
     """
 
-    make: Make
+    make: MakeExpertFn
     tokens: tuple[str, ...] = ("rows", "hidden")
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
@@ -35,7 +36,7 @@ class Expert(NamedTuple):
     check: Callable[[ConfigDict], None] = accept
     affine: Callable[[Any], Affine] | None = None
     readout: str = ""
-    #: Of images: products and sums of one, forward, from the width, the pixels of a side, the channels and the outputs, where parameters do
-    #: not tell them; and whether the module has an `embed`, what its last layer is given.
+    #: Of images: products and sums of one, forward, from the width, the pixels of a side, the channels and the outputs,
+    #: where parameters do not tell them; and whether the module has an `embed`, what its last layer is given.
     flops: Callable[[int, int, int, int], float] | None = None
     embeds: bool = False

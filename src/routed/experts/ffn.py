@@ -6,11 +6,13 @@ import flax.linen as nn
 from jaxtyping import Array, Float
 
 from routed.experts.activations import ACTIVATIONS
-from routed.routers.matmul import dense_layer
+from routed.kernels.matmul import dense_layer
 
 
 class Ffn(nn.Module):
-    """The feed-forward layer of a transformer, without biases: s(x W_in) W_out; gated: (s(x W_gate) x W_in) W_out (GLU)."""
+    """The feed-forward layer of a transformer, without biases: s(x W_in) W_out; gated: (s(x W_gate) x W_in) W_out
+    (GLU).
+    """
 
     outputs: int
     width: int

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from routed.experts.activations import ACTIVATIONS
-from routed.routers.matmul import dense_layer
+from routed.kernels.matmul import dense_layer
 
 
 class Linear(nn.Module):
@@ -27,8 +27,9 @@ class Linear(nn.Module):
 class Mlp(nn.Module):
     """`depth` weight layers with biases and the activation between them.
 
-    `initial`: lecun (normal, variance 1 / D, biases 0); uniform (on +- 1 / sqrt(D), biases too: PyTorch's Linear); stacked (on
-    +- 1 / sqrt(D O), biases 0: what PyTorch's rule gives a stack of matrices, as in the released code of Pham et al. 2024).
+    `initial`: lecun (normal, variance 1 / D, biases 0); uniform (on +- 1 / sqrt(D), biases too: PyTorch's Linear);
+    stacked (on +- 1 / sqrt(D O), biases 0: what PyTorch's rule gives a stack of matrices, as in the released code of
+    Pham et al. 2024).
     """
 
     outputs: int
@@ -58,13 +59,13 @@ class Mlp(nn.Module):
 
 
 def mlp_parameters(inputs: int, outputs: int, depth: int, width: int) -> int:
-    """Weights and biases of an Mlp."""
+    """Returns the number of weights and biases of an Mlp."""
     sizes = [inputs] + [width] * (depth - 1) + [outputs]
     return sum((a + 1) * b for a, b in itertools.pairwise(sizes))
 
 
 def width_for(parameters: int, inputs: int, outputs: int, depth: int) -> int:
-    """The width whose Mlp of `depth` has the number of parameters closest to `parameters`."""
+    """Returns the width whose Mlp of `depth` has the number of parameters closest to `parameters`."""
     low, high = 1, max(2, parameters)
     while high - low > 1:
         middle = (low + high) // 2

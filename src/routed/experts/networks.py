@@ -1,9 +1,11 @@
-"""Experts that are whole networks on images (Chen et al. 2022, A.3): a CNN, MobileNetV2 and ResNet18, each of any width.
+"""Experts that are whole networks on images (Chen et al. 2022, A.3): a CNN, MobileNetV2 and ResNet18, each of any
+width.
 
-Layers are those of the paper's code, which follows kuangliu/pytorch-cifar, for images of 32 x 32: no early stride or pooling. Its batch
-normalisation is left out: statistics of those samples that a router sends to an expert would make what the expert computes for an image depend
-on the others, and so on the router, and their code takes them over images of zeros where others are routed elsewhere. Groups of up to 8
-channels of one image are normalised instead (Wu and He 2018), so that an expert is a function of an image, in training and at evaluation.
+Layers are those of the paper's code, which follows kuangliu/pytorch-cifar, for images of 32 x 32: no early stride or
+pooling. Its batch normalisation is left out: statistics of those samples that a router sends to an expert would make
+what the expert computes for an image depend on the others, and so on the router, and their code takes them over images
+of zeros where others are routed elsewhere. Groups of up to 8 channels of one image are normalised instead (Wu and He
+2018), so that an expert is a function of an image, in training and at evaluation.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from collections.abc import Callable, Iterator
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from routed.experts.convolutions import START, Convolution, Depthwise, Norm
+from routed.experts.image_layers import START, Convolution, Depthwise, Norm
 
-#: MobileNetV2 for small images: expansion, channels where the first convolution has 32, blocks, stride of the first of them.
+#: MobileNetV2 for small images: expansion, channels where the first convolution has 32, blocks, stride of the first of
+#: them.
 INVERTED = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 FIRST, LAST = 32, 1280
 #: ResNet18: filters in units of the width, and stride, of each block.
@@ -23,7 +26,9 @@ RESIDUAL = ((1, 1), (1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2), (8, 1))
 
 
 class Network(nn.Module):
-    """`outputs` linear in the embedding of an image, which the layers of `body(width)` make of it; width: filters of the first convolution."""
+    """`outputs` linear in the embedding of an image, which the layers of `body(width)` make of it; width: filters of
+    the first convolution.
+    """
 
     outputs: int
     width: int
@@ -34,7 +39,7 @@ class Network(nn.Module):
         self.head = nn.Dense(self.outputs, kernel_init=START)
 
     def embed(self, x: Float[Array, "T H W C"]) -> Float[Array, "T F"]:
-        """What the last layer, which is linear, is given."""
+        """Returns the input of the last layer, which is linear."""
         return self.layers(x)
 
     def __call__(self, x: Float[Array, "T H W C"]) -> Float[Array, "T O"]:
@@ -42,7 +47,9 @@ class Network(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Two convolutions with biases, of width and twice as many filters, each with ReLU and the maximum of 2 x 2 positions (paper: width 64)."""
+    """Two convolutions with biases, of width and twice as many filters, each with ReLU and the maximum of 2 x 2
+    positions (paper: width 64).
+    """
 
     width: int
 
@@ -56,7 +63,9 @@ class ConvNet(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Four stages of two residual blocks of two convolutions (He et al. 2016), each with twice the filters and half the side of the one before."""
+    """Four stages of two residual blocks of two convolutions (He et al. 2016), each with twice the filters and half the
+    side of the one before.
+    """
 
     width: int
 
@@ -74,7 +83,9 @@ class ResNet18(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """Inverted residual blocks (Sandler et al. 2018), channels in proportion to the width; as released, each of stride 1 has a shortcut."""
+    """Inverted residual blocks (Sandler et al. 2018), channels in proportion to the width; as released, each of stride
+    1 has a shortcut.
+    """
 
     width: int
 
@@ -92,26 +103,26 @@ class MobileNetV2(nn.Module):
 
 
 def _blocks(width: int) -> Iterator[tuple[int, int, int]]:
-    """Expansion, filters and stride of each inverted block."""
+    """Yields expansion, filters and stride of each inverted block."""
     for expansion, channels, blocks, stride in INVERTED:
         for i in range(blocks):
             yield expansion, scaled(channels, width), stride if i == 0 else 1
 
 
 def scaled(channels: int, width: int) -> int:
-    """Channels in proportion to those of the first convolution, at least one."""
+    """Returns channels in proportion to those of the first convolution, at least one."""
     return max(1, round(channels * width / FIRST))
 
 
 def flops_of_conv_net(width: int, side: int, channels: int, outputs: int) -> float:
-    """Products and sums of an image, forward, as of the others below: 2 for each weight and position that it serves."""
+    """Returns products and sums of an image, forward: 2 for each weight and position that it serves."""
     half, quarter = side // 2, side // 4
     served = side**2 * 9 * channels * width + half**2 * 9 * width * 2 * width + quarter**2 * 2 * width * outputs
     return 2.0 * served
 
 
 def flops_of_resnet18(width: int, side: int, channels: int, outputs: int) -> float:
-    """... of ResNet18."""
+    """Returns products and sums of an image through ResNet18, counted as in `flops_of_conv_net`."""
     served, inputs = side**2 * 9 * channels * width, width
     for factor, stride in RESIDUAL:
         filters, side = factor * width, -(-side // stride)
@@ -122,7 +133,7 @@ def flops_of_resnet18(width: int, side: int, channels: int, outputs: int) -> flo
 
 
 def flops_of_mobilenet_v2(width: int, side: int, channels: int, outputs: int) -> float:
-    """... of MobileNetV2."""
+    """Returns products and sums of an image through MobileNetV2, counted as in `flops_of_conv_net`."""
     served, inputs = side**2 * 9 * channels * width, width
     for expansion, filters, stride in _blocks(width):
         hidden, after = expansion * inputs, -(-side // stride)

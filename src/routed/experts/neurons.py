@@ -8,17 +8,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from routed.experts.activations import ACTIVATIONS
-from routed.routers.matmul import dense_layer
+from routed.kernels.matmul import dense_layer
 
 #: The module of the output weights.
 READOUT = "readout"
 
 
 class Neurons(nn.Module):
-    """f_o(x) = sum_r a_ro s(<w_r, x>), without biases; w ~ N(0, std^2), a ~ N(0, 1) (Chowdhury et al. 2023, Section 3, s = ReLU).
+    """f_o(x) = sum_r a_ro s(<w_r, x>), without biases; w ~ N(0, std^2), a ~ N(0, 1) (Chowdhury et al. 2023, Section 3,
+    s = ReLU).
 
-    With `largest` = l the tokens of a sample are one input [B, n, D] with one output [B, O]: each neuron gives the mean of its l
-    largest responses.
+    With `largest` = l the tokens of a sample are one input [B, n, D] with one output [B, O]: each neuron gives the mean
+    of its l largest responses.
     """
 
     outputs: int

@@ -1,4 +1,4 @@
-"""The Mixture-of-Experts layer: selection, dispatch, the module that joins them, auxiliary losses, and Soft MoE."""
+"""The Mixture-of-Experts layer: selection, dispatch, the module that joins them, and auxiliary losses."""
 
 from routed.layer import model_losses, model_rules
 

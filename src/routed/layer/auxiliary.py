@@ -1,7 +1,7 @@
 """Auxiliary losses of a router, normalised so that coefficients mean the same everywhere.
 
-All are pure functions of what one layer's gate decided. Padding (`mask` False) counts nowhere. A loss of fixed choices would
-optimise decisions that are never executed, so `auxiliary` is 0 for routers that do not learn.
+All are pure functions of what one layer's gate decided. Padding (`mask` False) counts nowhere. A loss of fixed choices
+would optimise decisions that are never executed, so `auxiliary` is 0 for routers that do not learn.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from routed.settings.tree import from_flat
 
 
 class LossInputs(NamedTuple):
-    """What an auxiliary loss sees of one layer at one training step.
+    """The inputs of an auxiliary loss: one layer at one training step.
 
-    `features` are the tokens as the layer's experts got them; `responses` runs every expert on every token [T, E, O], at the
-    cost that this has; `losses` is the config node of that name. What a caller does not know is None.
+    `features` are the tokens as the layer's experts got them; `responses` runs every expert on every token [T, E, O],
+    at the cost that this has; `losses` is the config node of that name. What a caller does not know is None.
     """
 
     routing: Routing | SoftRouting
@@ -39,15 +39,19 @@ class LossInputs(NamedTuple):
 
 
 class Adapted(Protocol):
-    """The coefficient of a loss after a step, from the node `losses`, the coefficient before, and the scores of each site."""
+    """Returns the coefficient of a loss after a step, from the node `losses`, the coefficient before, and the scores of
+    each site.
+    """
 
     def __call__(self, losses: Any, coefficient: Scalar, scores: Sequence[Float[Array, "... T E"]]) -> Scalar: ...
 
 
 class Auxiliary(NamedTuple):
-    """A loss of a layer. Its coefficient is the setting `losses.NAME`; `settings` are further ones of the node `losses`.
+    """A loss of a layer. Its coefficient is the setting `losses.NAME`; `settings` are further ones of the node
+    `losses`.
 
-    With `adapted`, and where the setting `steered_by` is not 0, `losses.NAME` is the coefficient of the first step only.
+    With `adapted`, and where the setting `steered_by` is not 0, `losses.NAME` is the coefficient of the first step
+    only.
     """
 
     value: Callable[[LossInputs], Scalar]
@@ -61,7 +65,7 @@ class Auxiliary(NamedTuple):
 
 
 def balance(probs: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bool[Array, " T"]) -> Scalar:
-    """E sum_e f_e P_e: 1 at uniform routing, E/k when all tokens choose the same k experts with certainty.
+    """Returns E sum_e f_e P_e: 1 at uniform routing, E/k when all tokens choose the same k experts with certainty.
 
     f_e is the share of the assignments before drops (no gradient), P_e the mean probability (Shazeer et al. 2017, Fedus
     et al. 2022); flaxformer's value is k times ours. 1 is not the minimum and no proof of balance. Mean over the groups
@@ -74,7 +78,8 @@ def balance(probs: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bo
 
 
 def importance(probs: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
-    """Squared coefficient of variation of the experts' summed probabilities: 0 at uniform, E - 1 when collapsed on one.
+    """Returns the squared coefficient of variation of the experts' summed probabilities: 0 at uniform, E - 1 when
+    collapsed on one.
 
     Shazeer et al. (2017). Written var / mean^2: the gradient of (std / mean)^2 is NaN at perfect balance.
     """
@@ -83,12 +88,16 @@ def importance(probs: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
 
 
 def z(scores: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
-    """Mean squared log-partition of the scores, logsumexp(s)^2: (ln E)^2 for scores of 0 (Zoph et al. 2022)."""
+    """Returns the mean squared log-partition of the scores, logsumexp(s)^2: (ln E)^2 for scores of 0 (Zoph et al.
+    2022).
+    """
     return _mean(jax.nn.logsumexp(scores, axis=1) ** 2, mask)
 
 
 def entropy(probs: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
-    """Mean entropy of a token's probabilities in nats: ln E at uniform, 0 when certain. A positive coefficient sharpens."""
+    """Returns the mean entropy of a token's probabilities in nats: ln E at uniform, 0 when certain. A positive
+    coefficient sharpens.
+    """
     # xlogy has an infinite derivative at 0; the floor keeps certain routers finite and changes nothing visible.
     return _mean(-xlogy(probs, jnp.maximum(probs, 1e-30)).sum(1), mask)
 
@@ -109,7 +118,7 @@ _SCOPED = When(
 
 
 def _check_pooled(config: ConfigDict) -> None:
-    """All layers together, where the only balance loss is taken layer by layer."""
+    """Refuses the scope of all layers together where the only balance loss is taken layer by layer."""
     losses = config.losses
     if losses.balance_scope == POOLED and losses.balance_sigmoid and not losses.balance:
         refuse("losses.balance_scope", POOLED, "is a scope of losses.balance, which is 0; use batch or group")
@@ -129,7 +138,8 @@ AUXILIARY: dict[str, Auxiliary] = {
             ),
             "balance_scope": Setting(
                 "batch",
-                "batch, group, or layers: over which tokens load and probability are taken; layers: the batch, in all layers together (transformers)",
+                "batch, group, or layers: over which tokens load and probability are taken; layers: the batch, in all"
+                " layers together (transformers)",
                 one_of(("batch", "group", POOLED)),
                 when=_SCOPED,
             ),
@@ -147,7 +157,9 @@ AUXILIARY: dict[str, Auxiliary] = {
 
 
 def loss_settings() -> dict[str, Setting]:
-    """The settings of the node `losses`: a coefficient for each loss of the table, and the losses' own."""
+    """Returns the settings of the node `losses`: a coefficient for each loss of the table, and the settings of that
+    loss.
+    """
     settings: dict[str, Setting] = {}
     for name, loss in AUXILIARY.items():
         settings[name] = Setting(0.0, f"coefficient of an auxiliary loss: {loss.doc}", at_least(0))
@@ -156,14 +168,18 @@ def loss_settings() -> dict[str, Setting]:
 
 
 def coefficients_of(losses: Any) -> dict[str, float]:
-    """The coefficient of every auxiliary loss, from the config node `losses`."""
+    """Returns the coefficient of every auxiliary loss, from the config node `losses`."""
     return {name: losses[name] for name in AUXILIARY}
 
 
 def steered(losses: Any) -> dict[str, float]:
-    """The coefficients that move during training, as they are at its start; `losses` may lack what no part reads."""
-    moving = {name: one.steered_by for name, one in AUXILIARY.items() if one.adapted is not None}
-    return {name: losses[name] for name, by in moving.items() if by in losses and losses[name] and losses[by]}
+    """Returns the coefficients that move during training, at their start; `losses` may lack settings that no part
+    reads.
+    """
+    moving = {name: loss.steered_by for name, loss in AUXILIARY.items() if loss.adapted is not None}
+    return {
+        name: losses[name] for name, setting in moving.items() if setting in losses and losses[name] and losses[setting]
+    }
 
 
 def auxiliary(
@@ -178,10 +194,10 @@ def auxiliary(
     responses: Callable[[], Float[Array, "T E O"]] | None = None,
     step: Int[Array, ""] | int = 0,
 ) -> tuple[Scalar, dict[str, Scalar]]:
-    """The weighted sum of the losses named in `coefficients`, and each unweighted.
+    """Returns the weighted sum of the losses named in `coefficients`, and each unweighted.
 
-    `learned` is traced: False makes the sum 0, so a frozen, hash or oracle router contributes neither value nor gradient.
-    `losses` is the config node of that name (default: all settings at their defaults).
+    `learned` is traced: False makes the sum 0, so a frozen, hash or oracle router contributes neither value nor
+    gradient. `losses` is the config node of that name (default: all settings at their defaults).
     """
     load = load_of(routing, mask, groups)
     mask = jnp.ones(len(routing.scores), bool) if mask is None else mask

@@ -1,4 +1,6 @@
-"""Auxiliary losses of published models beside those of `auxiliary`; loading the room adds those of one layer to AUXILIARY."""
+"""Auxiliary losses of published models beside those of `auxiliary`; loading the room adds those of one layer to
+AUXILIARY.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,11 @@ LIMITS = (1e-20, 1e20)
 def load(
     scores: Float[Array, "T E"], noisy: Float[Array, "T E"], std: float, k: int, mask: Bool[Array, " T"] | None = None
 ) -> Scalar:
-    """Squared variation over experts of the chance that a token chooses them: 0 where all have the same.
+    """Returns the squared variation over experts of the chance that a token chooses them: 0 where all have the same.
 
-    The chance that the score of expert e, with fresh noise N(0, std^2), reaches the k-th highest noisy score of the token:
-    1 - Phi((threshold - score) / std), mean over tokens (Shazeer et al. 2017, appendix A, as vmoe has it, for whom it is std^2 / mean^2).
+    The chance that the score of expert e, with fresh noise N(0, std^2), reaches the k-th highest noisy score of the
+    token: 1 - Phi((threshold - score) / std), mean over tokens (Shazeer et al. 2017, appendix A, as vmoe has it, for
+    whom it is std^2 / mean^2).
     """
     threshold = jax.lax.top_k(noisy, k)[0][:, -1:]
     chance = 1 - norm.cdf((threshold - scores) / std)
@@ -36,7 +39,8 @@ def load(
 
 
 def balance_sigmoid(scores: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bool[Array, " T"]) -> Scalar:
-    """E sum_e f_e P_e in every group, P of sigmoid(score) over its sum: with a sequence a group, DeepSeek-V3's sequence-wise loss.
+    """Returns E sum_e f_e P_e of every group, P of sigmoid(score) over its sum: DeepSeek-V3's loss where a sequence is
+    a group.
 
     DeepSeek-AI (2024), equations 17 to 20; mean over the groups of `load`.
     """
@@ -45,7 +49,8 @@ def balance_sigmoid(scores: Float[Array, "T E"], load: Float[Array, "groups E"],
 
 
 def balance_pooled(probs: Float[Array, "L T E"], load: Float[Array, "L E"]) -> Scalar:
-    """E sum_e f_e P_e with load and mean probability taken over all layers together, as transformers has it (k times ours).
+    """Returns E sum_e f_e P_e with load and mean probability taken over all layers together, as transformers has it (k
+    times ours).
 
     Layers that are out of balance in different directions cost nothing here, unlike the mean over layers of `balance`.
     """
@@ -54,9 +59,10 @@ def balance_pooled(probs: Float[Array, "L T E"], load: Float[Array, "L E"]) -> S
 
 
 def l1(scores: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bool[Array, " T"]) -> Scalar:
-    """Mean over tokens and experts of the positive scores, each times its expert's load over a fair one: what ReLU gates pay.
+    """Returns the mean over tokens and experts of the positive scores, each times its expert's load over a fair one.
 
-    ReMoE's regularisation with balance (Wang et al. 2024, equation 9); loads have no gradient. `adapted` moves its coefficient.
+    ReMoE's regularisation with balance (Wang et al. 2024, equation 9); loads have no gradient. `adapted` moves its
+    coefficient.
     """
     groups, experts = load.shape
     real = jnp.where(mask[:, None], jax.nn.relu(scores), 0.0).reshape(groups, -1, experts)
@@ -65,12 +71,13 @@ def l1(scores: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bool[A
 
 
 def adapted(losses: Any, coefficient: Scalar | float, scores: Sequence[Float[Array, "... T E"]]) -> Scalar:
-    """The coefficient of `l1` after a step: times `l1_factor` while tokens have more than `l1_gates` positive scores, over it while fewer.
+    """Returns the coefficient of `l1` after a step: times `l1_factor` while tokens have more than `l1_gates` positive
+    scores, over it while fewer.
 
-    Mean over the tokens of all layers (Wang et al. 2024, equation 8, from 1e-8 on, with factor 1.2; the same where as many). It stays
-    within LIMITS, from which it can return: factors of hundreds of steps leave float32.
+    Mean over the tokens of all layers (Wang et al. 2024, equation 8, from 1e-8 on, with factor 1.2; the same where as
+    many). It stays within LIMITS, from which it can return: factors of hundreds of steps leave float32.
     """
-    positive = sum((one > 0).sum() for one in scores) / sum(one.size // one.shape[-1] for one in scores)
+    positive = sum((array > 0).sum() for array in scores) / sum(array.size // array.shape[-1] for array in scores)
     return jnp.clip(coefficient * losses.l1_factor ** jnp.sign(positive - losses.l1_gates), *LIMITS)
 
 
@@ -103,12 +110,14 @@ AUXILIARY["load"] = Auxiliary(
 
 
 def _check(config: ConfigDict) -> None:
-    """A coefficient that is steered by gates of another kind, to all of the experts, or from 0, where factors leave it."""
+    """Refuses a coefficient that is steered by gates of another kind, to all of the experts, or from 0, which no factor
+    leaves.
+    """
     losses, gates = config.losses, config.losses.l1_gates
     if not gates:
         return
     if not SELECTIONS[config.selection.name].open:
-        fits = " or ".join(repr(name) for name, one in SELECTIONS.items() if one.open)
+        fits = " or ".join(repr(name) for name, selection in SELECTIONS.items() if selection.open)
         refuse("losses.l1_gates", gates, f"steers the gates of selection.name={fits}, not of {config.selection.name!r}")
     if not losses.l1:
         refuse("losses.l1_gates", gates, "multiplies losses.l1, which is 0; start it at 1e-8, say")
@@ -122,7 +131,8 @@ AUXILIARY["l1"] = Auxiliary(
     settings={
         "l1_gates": Setting(
             0.0,
-            "positive gates a token to which losses.l1 is steered, step by step from its value on (ReMoE: 1e-8); 0: it stays. Scores need an offset"
+            "positive gates a token to which losses.l1 is steered, step by step from its value on (ReMoE: 1e-8); 0:"
+            " it stays. Scores need an offset"
             " to get there: a linear router without one is positive on half of what lies around 0",
             at_least(0),
             late=True,

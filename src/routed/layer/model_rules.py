@@ -1,4 +1,6 @@
-"""Selections of published models: DeepSeek's choice within groups of experts, ReMoE's ReLU gates, Llama 4's weights of inputs. Loading the room adds them to SELECTIONS."""
+"""Selections of published models: DeepSeek's choice within groups of experts, ReMoE's ReLU gates, Llama 4's weights of
+inputs. Loading the room adds them to SELECTIONS.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
+from routed.contracts.ties import highest
 from routed.layer.rule import QUEUES, Rule, Selection
-from routed.layer.selection import SELECTIONS, _highest, _queued, sigmoid, sigmoid_order
+from routed.layer.selection import SELECTIONS, _queued, sigmoid, sigmoid_order
 from routed.settings.setting import POSITIVE, Setting, at_least, one_of, refuse
 
 GROUPS: dict[str, Setting] = {
@@ -19,7 +22,8 @@ GROUPS: dict[str, Setting] = {
     "groups_kept": Setting(1, "groups that a token may choose from", at_least(1)),
     "affinity": Setting(
         "sigmoid",
-        "sigmoid of a score (DeepSeek-V3: a group counts the sum of its two best) or softmax over experts (V2: its best)",
+        "sigmoid of a score (DeepSeek-V3: a group counts the sum of its two best) or softmax over experts (V2: its"
+        " best)",
         one_of(("sigmoid", "softmax")),
     ),
     "scaling": Setting(1.0, "factor on the k weights", POSITIVE),
@@ -31,30 +35,30 @@ def _own(rule: Rule, name: str) -> Any:
 
 
 def group_limited(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """The k experts of highest affinity + bias in the groups of experts that count most (DeepSeek-V2 and -V3).
+    """Returns the k experts of highest affinity + bias in the groups of experts that count most (DeepSeek-V2 and -V3).
 
-    V3: affinity sigmoid(score); a group counts the sum of its two highest, bias included. V2: softmax over all experts; its highest.
-    Weights are affinities without the bias, over their sum when `renormalise`, times `scaling`.
+    V3: affinity sigmoid(score); a group counts the sum of its two highest, bias included. V2: softmax over all experts;
+    its highest. Weights are affinities without the bias, over their sum when `renormalise`, times `scaling`.
     """
-    groups, kept, of = _own(rule, "expert_groups"), _own(rule, "groups_kept"), _own(rule, "affinity")
+    groups, limit, of = _own(rule, "expert_groups"), _own(rule, "groups_kept"), _own(rule, "affinity")
     tokens, experts = scores.shape
     gate = jax.nn.sigmoid if of == "sigmoid" else jax.nn.softmax
     wanted = gate(preference) + bias[None]
     order = sigmoid_order(preference, bias) if of == "sigmoid" else wanted
-    if groups > kept:
+    if groups > limit:
         inside = wanted.reshape(tokens, groups, experts // groups)
         best = min(2 if of == "sigmoid" else 1, experts // groups)
         counts = jax.lax.top_k(inside, best)[0].sum(-1)
-        chosen = jax.nn.one_hot(_highest(counts, kept), groups, dtype=bool).any(1)
+        chosen = jax.nn.one_hot(highest(counts, limit), groups, dtype=bool).any(1)
         order = jnp.where(chosen[:, :, None], order.reshape(inside.shape), -jnp.inf).reshape(tokens, experts)
-    expert = _highest(order, rule.k)
+    expert = highest(order, rule.k)
     affinity = jnp.take_along_axis(gate(scores), expert, axis=1)
     weight = affinity / (affinity.sum(1, keepdims=True) + 1e-20) if rule.renormalise else affinity
     return _queued(rule, scores, expert, _own(rule, "scaling") * weight, mask, affinity)
 
 
 def _check(config: ConfigDict) -> None:
-    """Groups that do not divide the experts, or too few places in those that are kept."""
+    """Refuses groups that do not divide the experts, and too few places in the groups that a token may choose from."""
     for node in (config.selection, config.selection.eval):
         if SELECTIONS[node.name].route is not group_limited:
             continue
@@ -70,10 +74,10 @@ def _check(config: ConfigDict) -> None:
 
 
 def relu(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """Every expert whose score is positive, weighted by it: ReLU gates (ReMoE, Wang et al. 2024).
+    """Returns every expert whose score is positive, weighted by it: ReLU gates (ReMoE, Wang et al. 2024).
 
-    How many these are is learned: `losses.l1` pays for them, and `losses.l1_gates` steers what they cost. All of a token's
-    experts are in the list, the others not kept, so a dispatch computes for every expert; the bias has no part.
+    How many these are is learned: `losses.l1` pays for them, and `losses.l1_gates` steers what they cost. All of a
+    token's experts are in the list, the others not kept, so a dispatch computes for every expert; the bias has no part.
     """
     del preference, bias
     every = jnp.broadcast_to(jnp.arange(scores.shape[1]), scores.shape)
@@ -91,7 +95,7 @@ SELECTIONS["relu"] = Selection(
 
 
 def _check_one(config: ConfigDict) -> None:
-    """An input for each of several experts, or a weight that is 1 whatever the score."""
+    """Refuses several experts for one scaled input, and an evaluation that scales other inputs than training."""
     for node in (config.selection, config.selection.eval):
         if SELECTIONS[node.name].weighs_inputs and node.k != 1:
             refuse(
@@ -116,12 +120,14 @@ SELECTIONS["sigmoid_input"] = Selection(
 def scaled_inputs(
     x: Float[Array, "T ..."], routing: Routing | SoftRouting, selection: str = ""
 ) -> tuple[Float[Array, "T ..."], Routing]:
-    """Tokens times the weight of their one expert, and the routing with weights of 1: Llama 4 scales an expert's input, not its output.
+    """Returns tokens times the weight of their one expert, and the routing with weights of 1: Llama 4 scales an
+    expert's input.
 
     `selection` names the one that routed; "": one in which tokens choose.
 
     Raises:
-      ValueError: tokens have several experts, and an input for each; or experts choose, and weights come expert by expert.
+      ValueError: tokens have several experts, and an input for each; or experts choose, and weights come expert by
+      expert.
     """
     if selection and SELECTIONS[selection].bounded:
         raise ValueError(

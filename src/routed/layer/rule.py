@@ -30,7 +30,7 @@ class Rule(NamedTuple):
 
 
 def rule_of(node: Any, *, evaluation: bool = False) -> Rule:
-    """The rule of a config node `selection`; its node `eval` overrides the keys that it has."""
+    """Returns the rule of a config node `selection`; its node `eval` overrides the keys that it has."""
     names = [name for name in Rule._fields if name in node]
     keys = {name: node[name] for name in names} | {"own": node}
     if evaluation:
@@ -38,8 +38,8 @@ def rule_of(node: Any, *, evaluation: bool = False) -> Rule:
     return Rule(**keys)
 
 
-class Route(Protocol):
-    """Routes one group of tokens by `preference` plus `bias`, with weights from `scores`; `mask` is False for padding."""
+class SelectFn(Protocol):
+    """Routes one group of tokens by `preference` plus `bias`, weighted by `scores`; `mask` is False for padding."""
 
     def __call__(
         self,
@@ -51,16 +51,23 @@ class Route(Protocol):
     ) -> Routing | SoftRouting: ...
 
 
-class Selection(NamedTuple):
-    """How experts are chosen, and what that means for a comparison.
+class ForwardFn(Protocol):
+    """Computes a layer (`layer.moe.MoE`) on its tokens (`layer.moe.Tokens`): its outputs and their routing."""
 
-    A selection that `sees_others` routes a token by its neighbours: it may route neither a decoder nor a test set. A `biased`
-    one can be steered by a balancing bias. One that is `bounded` fills queues of a fixed length whatever the capacity factor;
-    `places(rule)` is that length, where it does not follow from a fair share. One `within_samples` sees other tokens of the same
-    sample only, which are its group. `experts_per_token(rule, tokens, experts)` counts the experts that compute for a training token.
+    def __call__(self, layer: Any, tokens: Any, /) -> tuple[Float[Array, "T O"], Routing]: ...
+
+
+class Selection(NamedTuple):
+    """A way to choose experts, and its consequences for a comparison.
+
+    A selection that `sees_others` routes a token by its neighbours: it may route neither a decoder nor a test set. A
+    `biased` one can be steered by a balancing bias. One that is `bounded` fills queues of a fixed length whatever the
+    capacity factor; `places(rule)` is that length, where it does not follow from a fair share. One `within_samples`
+    sees other tokens of the same sample only, which are its group. `experts_per_token(rule, tokens, experts)` counts
+    the experts that compute for a training token.
     """
 
-    route: Route
+    route: SelectFn
     sparse: bool = True
     sees_others: bool = False
     biased: bool = False
@@ -68,15 +75,22 @@ class Selection(NamedTuple):
     within_samples: bool = False
     places: Callable[[Rule], int] | None = None
     experts_per_token: Callable[[Rule, int, int], float] = lambda rule, tokens, experts: float(rule.k)
-    #: What a training token costs, in experts that learn from it; None: all that compute do. One that only computes costs a third.
+    #: What a training token costs, in experts that learn from it; None: all that compute do. One that only computes
+    #: costs a third.
     work: Callable[[Rule, int, int], Any] | None = None
-    #: A token chooses as many experts as it likes: its list has all of them, and those with weight 0 are not kept (`metrics.load.asked`).
+    #: A token chooses as many experts as it likes: its list has all of them, and those with weight 0 are not kept
+    #: (`metrics.load.asked`).
     open: bool = False
     #: Weights scale the input of a token's one expert, not its output.
     weighs_inputs: bool = False
-    #: Experts compete on a share of the steps (`layer/competition.py`); and what the router of a layer learns beside the task's loss.
-    contested: bool = False
+    #: The forward of a layer, for a selection that needs more than the router's scores; None: route, then dispatch
+    #: (`layer/moe.py`).
+    forward: ForwardFn | None = None
+    #: A loss of each layer beside the task's; the extra data of its routing (`Routing.extra`) are what `forward` left
+    #: there.
     loss: Callable[[Rule, Routing], Scalar] | None = None
+    #: The rule of an average step among so many, by which experts are counted.
+    mean_rule: Callable[[Rule, int], Rule] = lambda rule, steps: rule
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()

@@ -14,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
-from routed.layer import competition
+from routed.contracts.ties import highest
+from routed.kernels.ranks import ranks
 from routed.layer.rule import QUEUES, Rule, Selection
 from routed.settings.setting import Setting, at_least, one_of, refuse
 
@@ -29,9 +30,9 @@ def select(
 ) -> Routing | SoftRouting:
     """Routes tokens by `rule`, each group of `rule.group_size` tokens on its own.
 
-    Experts are chosen by `preference` (scores with noise; default: the scores) plus `bias` (which balances the load; only
-    the choice depends on it, so it has no gradient); weights come from `scores`. Tokens where `mask` is False are padding:
-    they take no place in a queue.
+    Experts are chosen by `preference` (scores with noise; default: the scores) plus `bias` (which balances the load;
+    only the choice depends on it, so it has no gradient); weights come from `scores`. Tokens where `mask` is False are
+    padding: they take no place in a queue.
 
     Raises:
       ValueError: the groups do not divide the tokens.
@@ -55,10 +56,12 @@ def select(
 
 
 def capacity(rule: Rule, tokens: int, experts: int) -> int:
-    """Places in the queue of one expert in a group of `tokens`; with capacity factor 0 nothing is ever dropped.
+    """Returns the places in the queue of one expert in a group of `tokens`; with capacity factor 0 nothing is ever
+    dropped.
 
     per_assignment: ceil(factor k T / E) (GShard, V-MoE). per_token: round(factor T / E), whatever k (flaxformer, hence
-    the T5 papers). Rounded up to `capacity_multiple`, at least `min_capacity`, at most T, since a token chooses an expert once.
+    the T5 papers). Rounded up to `capacity_multiple`, at least `min_capacity`, at most T, since a token chooses an
+    expert once.
     """
     chosen = SELECTIONS[rule.name]
     if chosen.places is not None:
@@ -67,61 +70,67 @@ def capacity(rule: Rule, tokens: int, experts: int) -> int:
         return tokens
     share = (rule.capacity_factor or 1.0) * tokens / experts
     # Rounded first: 1.1 * 1 * 100 / 10 is 11.000000000000002.
-    places = round(share) if rule.capacity_rule == "per_token" else math.ceil(round(share * rule.k, 6))
-    places += -places % rule.capacity_multiple
-    return min(max(places, rule.min_capacity, 1), tokens)
+    size = round(share) if rule.capacity_rule == "per_token" else math.ceil(round(share * rule.k, 6))
+    size += -size % rule.capacity_multiple
+    return min(max(size, rule.min_capacity, 1), tokens)
 
 
 def in_samples(rule: Rule, positions: int) -> Rule:
-    """The rule for samples of so many tokens, which are the groups of a selection `within_samples`."""
+    """Returns the rule for samples of so many tokens, which are the groups of a selection `within_samples`."""
     return rule._replace(group_size=positions) if SELECTIONS[rule.name].within_samples else rule
 
 
 def group_of(size: int, tokens: int) -> int:
-    """The largest group of at most `size` tokens that divides `tokens`; 0: all of them are one group."""
+    """Returns the largest group of at most `size` tokens that divides `tokens`; 0: all of them are one group."""
     return max(n for n in divisors(tokens) if n <= size) if size else tokens
 
 
 def divisors(number: int) -> set[int]:
-    """All that divide a positive number."""
+    """Returns all divisors of a positive number."""
     low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return {*low, *(number // n for n in low)}
 
 
 def groupless(rule: Rule) -> bool:
-    """Are groups neither asked for nor of consequence? A token then has its experts, whoever else is there."""
+    """True if groups are neither set nor of consequence: a token has the same experts whatever the other tokens are."""
     chosen = SELECTIONS[rule.name]
     return chosen.sparse and not (chosen.sees_others or rule.capacity_factor or rule.group_size)
 
 
 def soft(rule: Rule, scores, preference, bias, mask) -> SoftRouting:
-    """Every expert, weighted by the softmax of its score: f(x) = sum_e p_e(x) f_e(x) (Dikkala et al. 2023, Section 2)."""
+    """Returns every expert, weighted by the softmax of its score: f(x) = sum_e p_e(x) f_e(x) (Dikkala et al. 2023,
+    Section 2).
+    """
     del rule, preference, bias
     return SoftRouting(scores=scores, weight=jnp.where(mask[:, None], jax.nn.softmax(scores), 0.0))
 
 
 def top_k(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """The k most preferred experts of each token.
+    """Returns the k most preferred experts of each token.
 
     Weights are probabilities of the softmax over all experts, or over the k chosen ones when `renormalise` (k = 1: the
     weight is exactly 1 and the router gets no gradient, which is Dikkala's rule of evaluation).
     """
-    expert = _highest(preference + bias[None], rule.k)
+    expert = highest(preference + bias[None], rule.k)
     probability = jnp.take_along_axis(jax.nn.softmax(scores), expert, axis=1)
     weight = jax.nn.softmax(jnp.take_along_axis(scores, expert, axis=1)) if rule.renormalise else probability
     return _queued(rule, scores, expert, weight, mask, probability)
 
 
 def raw(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """The k most preferred experts, weighted by their scores as they are (the released code of Chen et al. 2022)."""
-    expert = _highest(preference + bias[None], rule.k)
+    """Returns the k most preferred experts, weighted by their scores as they are (the released code of Chen et al.
+    2022).
+    """
+    expert = highest(preference + bias[None], rule.k)
     weight = jnp.take_along_axis(scores, expert, axis=1)
     return _queued(rule, scores, expert, weight, mask, weight)
 
 
 def sigmoid(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """The k highest of sigmoid(score) + bias, weighted by sigmoid(score); over its sum when `renormalise` (DeepSeek-V3)."""
-    expert = _highest(sigmoid_order(preference, bias), rule.k)
+    """Returns the k highest of sigmoid(score) + bias, weighted by sigmoid(score); over its sum when `renormalise`
+    (DeepSeek-V3).
+    """
+    expert = highest(sigmoid_order(preference, bias), rule.k)
     affinity = jnp.take_along_axis(jax.nn.sigmoid(scores), expert, axis=1)
     weight = affinity
     if rule.renormalise:  # affinity over its sum, where the affinities of all chosen experts are 0 in float32 too
@@ -130,7 +139,9 @@ def sigmoid(rule: Rule, scores, preference, bias, mask) -> Routing:
 
 
 def sigmoid_order(preference: Float[Array, "T E"], bias: Float[Array, " E"]) -> Float[Array, "T E"]:
-    """sigmoid(preference) + bias, to choose by; without any bias, preferences whose sigmoid is 0 or 1 in float32 keep their order."""
+    """Returns sigmoid(preference) + bias, to choose by; without any bias, saturated sigmoids keep the order of their
+    preferences.
+    """
     gate = jax.nn.sigmoid(preference)
     told_apart = ((gate > 0) & (gate < 1)) | bias.any()
     return jnp.where(told_apart, gate + bias[None], preference)  # of a 1 it is above all other gates, of a 0 below
@@ -141,10 +152,11 @@ SINKHORN_ROUNDS = 8
 
 
 def sinkhorn(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """The k largest entries of each token's row in the balanced transport plan of the scores (Clark et al. 2022).
+    """Returns the k largest entries of each token's row in the balanced transport plan of the scores (Clark et al.
+    2022).
 
-    The plan exp(score + u_t + v_e) gives every expert T/E tokens; it only chooses. Weights are those of `top_k`. The bias has no
-    part: v_e would take it out.
+    The plan exp(score + u_t + v_e) gives every expert T/E tokens; it only chooses. Weights are those of `top_k`. The
+    bias has no part: v_e would take it out.
     """
     plan = jax.lax.stop_gradient(preference)
     padding = jnp.where(mask, 0.0, -jnp.inf)[:, None]
@@ -160,31 +172,33 @@ def sinkhorn(rule: Rule, scores, preference, bias, mask) -> Routing:
 
 
 def expert_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """Each expert takes the C tokens that prefer it most, weighted by their probability (Zhou et al. 2022).
+    """Gives each expert the C tokens that prefer it most, weighted by their probability (Zhou et al. 2022).
 
-    Affinity is the softmax over experts of a token's preference; C = `capacity`, with factor k = 1 by default. A token may
-    have several experts, or none. The bias has no part: the load is balanced by construction.
+    Affinity is the softmax over experts of a token's preference; C = `capacity`, with factor k = 1 by default. A token
+    may have several experts, or none. The bias has no part: the load is balanced by construction.
     """
     del bias
-    places = capacity(rule, *scores.shape)
+    size = capacity(rule, *scores.shape)
     affinity = jnp.where(mask[:, None], jax.nn.softmax(preference), -1.0)
-    token = _highest(affinity.T, places)
+    token = highest(affinity.T, size)
     return _taken(scores, token, jnp.take_along_axis(jax.nn.softmax(scores).T, token, axis=1), mask)
 
 
 def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """Each expert takes the l = `rule.patches` tokens of a sample that it prefers most (Chowdhury et al. 2023, Section 3).
+    """Gives each expert the l = `rule.patches` tokens of a sample that it prefers most (Chowdhury et al. 2023, Section
+    3).
 
-    Expert choice whose group is the sample, with two differences: an expert compares patches by their scores as they are, not by
-    what the softmax over experts leaves of them, and gates are shares of patches. `rule.gate`: one (1 each; their separate training),
-    even (1 / l each: what `chosen` is for equal scores), chosen (softmax over the l chosen patches; joint training), all (softmax over all patches of the sample, of which the l largest
-    are kept; the released wide ResNets). The bias has no part.
+    Expert choice whose group is the sample, with two differences: an expert compares patches by their scores as they
+    are, not by what the softmax over experts leaves of them, and gates are shares of patches. `rule.gate`: one (1 each;
+    their separate training), even (1 / l each: what `chosen` is for equal scores), chosen (softmax over the l chosen
+    patches; joint training), all (softmax over all patches of the sample, of which the l largest are kept; the released
+    wide ResNets). The bias has no part.
     """
     del bias
     padding = jnp.finfo(scores.dtype).min  # below any score, and no weight; -inf would make a group of nothing else NaN
-    token = _highest(jnp.where(mask[:, None], preference, padding).T, capacity(rule, *scores.shape))
-    own = jnp.where(mask[:, None], scores, padding).T
-    weight = jnp.take_along_axis(jax.nn.softmax(own) if rule.gate == "all" else own, token, axis=1)
+    token = highest(jnp.where(mask[:, None], preference, padding).T, capacity(rule, *scores.shape))
+    by_expert = jnp.where(mask[:, None], scores, padding).T
+    weight = jnp.take_along_axis(jax.nn.softmax(by_expert) if rule.gate == "all" else by_expert, token, axis=1)
     if rule.gate == "chosen":
         weight = jax.nn.softmax(weight)
     if rule.gate in CONSTANT_GATES:
@@ -193,14 +207,16 @@ def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
 
 
 def gate_rows(rule: Rule, scores: Float[Array, "T E"], positions: int) -> Float[Array, "N M"]:
-    """Scores in rows whose softmax is a gate each: a token's over experts; within samples, an expert's over the patches of a sample."""
+    """Returns scores in rows whose softmax is a gate each: a token's over experts; within samples, an expert's over
+    patches.
+    """
     if not SELECTIONS[rule.name].within_samples:
         return scores
     return scores.reshape(-1, positions, scores.shape[1]).swapaxes(1, 2).reshape(-1, positions)
 
 
 def _taken(scores, token: Int[Array, "E C"], weight: Float[Array, "E C"], mask) -> Routing:
-    """The assignments of one group whose experts took these tokens, the most preferred first."""
+    """Returns the assignments of one group whose experts took these tokens, the most preferred first."""
     expert, rank = jnp.indices(token.shape)
     parts = (token, expert, weight, mask[token], rank)
     token, expert, weight, kept, rank = (part.reshape(-1) for part in parts)
@@ -208,7 +224,7 @@ def _taken(scores, token: Int[Array, "E C"], weight: Float[Array, "E C"], mask) 
 
 
 def _mean_experts(rule: Rule, tokens: int, experts: int) -> float:
-    """Experts that a token has on average when each expert takes as many tokens as its queue holds."""
+    """Returns the mean number of experts of a token when each expert takes as many tokens as its queue holds."""
     size = rule.group_size or tokens
     return experts * capacity(rule, size, experts) / size
 
@@ -221,14 +237,15 @@ PATCHES = {
     "patches": Setting(1, "l: patches of a sample that each expert takes, those with its highest scores", at_least(1)),
     "gate": Setting(
         "chosen",
-        "weights of the patches that an expert takes: 1 (one), 1 / l (even), softmax over the chosen ones, or over all patches of the sample",
+        "weights of the patches that an expert takes: 1 (one), 1 / l (even), softmax over the chosen ones, or over"
+        " all patches of the sample",
         one_of((*CONSTANT_GATES, "chosen", "all")),
     ),
 }
 
 
 def _check_patches(config: ConfigDict) -> None:
-    """A router that would be frozen by accident, or made sharp where its scores only choose."""
+    """Refuses a router that would be frozen by accident, or made sharp where its scores only choose."""
     rule, router = config.selection, config.router
     if (
         SELECTIONS[rule.name].within_samples
@@ -250,17 +267,6 @@ def _check_patches(config: ConfigDict) -> None:
 SELECTIONS: dict[str, Selection] = {
     "soft": Selection(soft, sparse=False, experts_per_token=lambda rule, tokens, experts: float(experts)),
     "top_k": Selection(top_k, biased=True, reads=("k", "renormalise", *QUEUES)),
-    "compete": Selection(
-        top_k,
-        biased=True,
-        contested=True,
-        loss=competition.distillation,
-        experts_per_token=competition.experts_per_token,
-        work=competition.work,
-        settings=competition.SETTINGS,
-        reads=("k", "renormalise", *QUEUES),
-        check=competition.check,
-    ),
     "raw": Selection(raw, biased=True, reads=("k", *QUEUES)),
     "sigmoid": Selection(sigmoid, biased=True, reads=("k", "renormalise", *QUEUES)),
     "sinkhorn": Selection(sinkhorn, sees_others=True, reads=("k", "renormalise", *QUEUES)),
@@ -280,49 +286,38 @@ SELECTIONS: dict[str, Selection] = {
 }
 
 
+def mean_rule(rule: Rule, steps: int) -> Rule:
+    """Returns the rule of an average step among so many."""
+    return SELECTIONS[rule.name].mean_rule(rule, steps)
+
+
 def work(rule: Rule, tokens: int, experts: int) -> Any:
-    """What a training token costs in experts that learn from it, forward and backward: the FLOPs of a selection in units of one of them."""
+    """Returns the cost of a training token, forward and backward: the FLOPs of a selection in units of one expert that
+    learns.
+    """
     chosen = SELECTIONS[rule.name]
     return (chosen.work or chosen.experts_per_token)(rule, tokens, experts)
 
 
 def combine_weights(routing: Routing | SoftRouting) -> Float[Array, "T E"]:
-    """The weight of every expert in every token's output; 0 where it was not chosen or was dropped."""
+    """Returns the weight of every expert in every token's output; 0 where the expert was not chosen or the assignment
+    dropped.
+    """
     if isinstance(routing, SoftRouting):
         return routing.weight
     weight = jnp.where(routing.kept, routing.weight, 0.0)
     return jnp.zeros_like(routing.scores).at[routing.token, routing.expert].add(weight)
 
 
-#: Entries that `ranks` compares with each other; blocks are joined by their counts.
-BLOCK = 32
-
-
-def ranks(expert: Int[Array, " A"], experts: int) -> Int[Array, " A"]:
-    """How many earlier entries name the same expert; entries equal to `experts` are counted among themselves.
-
-    Comparisons within blocks and a running count over blocks: no sort, no loop, nothing larger than [A/32, E] in memory.
-    16,384 entries on one core: .30 ms for 16 experts, .40 for 64 (in blocks of 64: .51, .82); 4,096 for 512: .27 (.89).
-    """
-    padding = -len(expert) % BLOCK
-    blocks = jnp.pad(expert, (0, padding), constant_values=experts).reshape(-1, BLOCK)
-    earlier = jnp.tril(jnp.ones((BLOCK, BLOCK), bool), -1)
-    within = ((blocks[:, :, None] == blocks[:, None, :]) & earlier[None]).sum(2)
-    counts = (blocks[:, :, None] == jnp.arange(experts + 1)[None, None]).sum(1)
-    before = jnp.cumsum(counts, axis=0) - counts
-    rank = within + jnp.take_along_axis(before, blocks, axis=1)
-    return rank.reshape(-1)[: len(expert)]
-
-
 def _queued(
     rule: Rule, scores, expert: Int[Array, "T k"], weight: Float[Array, "T k"], mask, affinity: Float[Array, "T k"]
 ) -> Routing:
-    """The assignments of one group, with their places in the queues of the experts.
+    """Returns the assignments of one group, with their ranks in the queues of the experts.
 
-    First choices of all tokens come before second ones (GShard); within a choice tokens come by position, or by the highest
-    `affinity` to their experts (`priority` score: batch-prioritised routing, Riquelme et al. 2021), which is that before
-    weights are made to sum to 1. With `priority` causal all choices of a token come before the next token's: in a decoder,
-    any other queue tells a token of later ones.
+    First choices of all tokens come before second ones (GShard); within a choice tokens come by position, or by the
+    highest `affinity` to their experts (`priority` score: batch-prioritised routing, Riquelme et al. 2021), which is
+    that before weights are made to sum to 1. With `priority` causal all choices of a token come before the next
+    token's: in a decoder, any other queue tells a token of later ones.
     """
     tokens, experts = scores.shape
     queue = jnp.where(mask[:, None], expert, experts)  # padding behind everybody
@@ -332,16 +327,9 @@ def _queued(
         order = jnp.argsort(-affinity.max(1), stable=True) if rule.priority == "score" else jnp.arange(tokens)
         rank = ranks(queue[order].T.reshape(-1), experts).reshape(rule.k, tokens)
         rank = jnp.zeros_like(rank).at[:, order].set(rank).T
-    places = capacity(rule, tokens, experts)
+    size = capacity(rule, tokens, experts)
     # Places for all: who comes when need not be computed, unless a dispatch asks for the rank.
-    kept = jnp.broadcast_to(mask[:, None], rank.shape) & (places >= tokens or rank < places)
+    kept = jnp.broadcast_to(mask[:, None], rank.shape) & (size >= tokens or rank < size)
     token = jnp.repeat(jnp.arange(tokens), rule.k)
     expert, weight, kept, rank = (part.reshape(-1) for part in (expert, weight, kept, rank))
     return Routing(scores, token, expert, weight, kept, rank)
-
-
-def _highest(values: Float[Array, "N M"], k: int) -> Int[Array, "N k"]:
-    """Indices of the k largest of each row, largest first, the lower index first among equals."""
-    if k == 1:
-        return values.argmax(1)[:, None].astype(jnp.int32)
-    return jax.lax.top_k(values, k)[1]

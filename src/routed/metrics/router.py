@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Scalar
 
 from routed.contracts import AT_LEAST_0, AT_LEAST_1, AT_MOST_1, SHARE, Batch, Column, Routing, SoftRouting
+from routed.contracts.ties import highest
 from routed.metrics import agreement, entropies, load, weights
 
 
@@ -219,7 +220,7 @@ PROBE = 1024
 def chosen(routing: Routing | SoftRouting) -> Int[Array, "T k"]:
     """The experts of each token, -1 in places of a whole list that were not chosen; of soft routing the one with the highest score."""
     if isinstance(routing, SoftRouting):
-        return routing.scores.argmax(-1)[:, None]
+        return highest(routing.scores, 1)
     counted = load.asked(routing)
     expert = routing.expert if counted is None else jnp.where(counted, routing.expert, -1)
     return expert.reshape(len(routing.scores), -1)

@@ -1,4 +1,6 @@
-"""T5's attention: several heads, unscaled scores, and a bias per head for each bucket of relative positions; or rotary ones."""
+"""T5's attention: several heads, unscaled scores, and a bias per head for each bucket of relative positions; or rotary
+ones.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +15,29 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
+from routed.kernels import attention as kernel
+from routed.kernels.attention import HIDDEN
 from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.layer.selection import divisors
-from routed.models import attention_parts as parts
-from routed.models.attention_parts import HIDDEN
 from routed.system.platform import platform
 
 
 def distances(queries: int, keys: int) -> Int[np.ndarray, " R"]:
-    """How far a query may be behind a key, in the order of `attention_parts.by_place`: from 1 - keys to queries - 1."""
+    """Returns the distances of a query from a key, from 1 - keys to queries - 1, in the order of
+    `kernels.attention.by_place`.
+    """
     return np.arange(1 - keys, queries)
 
 
 def relative_buckets(
     distance: Int[np.ndarray, "*D"], *, buckets: int, max_distance: int, bidirectional: bool
 ) -> Int[np.ndarray, "*D"]:
-    """The bucket of a query's distance from a key, query - key (Raffel et al. 2020, 2.1; as in Mesh TensorFlow).
+    """Returns the bucket of a query's distance from a key, query - key (Raffel et al. 2020, 2.1; as in Mesh
+    TensorFlow).
 
-    Half of the buckets hold one distance each, the others grow in logarithmic steps up to `max_distance`; what is further
-    shares the last one. Bidirectional: half of all buckets are for keys behind the query's place. Otherwise such keys
-    count as distance 0, and causality hides them.
+    Half of the buckets hold one distance each, the others grow in logarithmic steps up to `max_distance`; what is
+    further shares the last one. Bidirectional: half of all buckets are for keys behind the query's place. Otherwise
+    such keys count as distance 0, and causality hides them.
     """
     first: Int[np.ndarray, "*D"] | int = 0
     if bidirectional:
@@ -50,10 +55,11 @@ def relative_buckets(
 
 
 class PositionBias(nn.Module):
-    """What the distance of query and key adds to the scores, one table [buckets, H] for all layers of a stack; float32.
+    """A bias of the scores by the distance of query and key: one table [buckets, H] for all layers of a stack; float32.
 
-    A causal one hides what comes after the query. The table starts at N(0, 1/D), D the model's width. With a mesh every device has
-    its own, one behind the other (N devices x H heads): then devices sum the gradient of the table, and not that of each layer's bias.
+    A causal one hides what comes after the query. The table starts at N(0, 1/D), D the model's width. With a mesh every
+    device has its own, one behind the other (N devices x H heads): then devices sum the gradient of the table, and not
+    that of each layer's bias.
     """
 
     heads: int
@@ -81,7 +87,9 @@ class PositionBias(nn.Module):
 
 
 def causal_bias(heads: int, length: int, mesh: Mesh | None = None) -> Float[Array, "C R"]:
-    """What hides the future and adds nothing else; with a mesh a copy for each of its devices, as of `PositionBias`."""
+    """Returns a bias that hides the future and adds nothing else; with a mesh a copy for each of its devices, as
+    `PositionBias`.
+    """
     hidden = jnp.where(distances(length, length) >= 0, 0.0, HIDDEN)
     return jnp.broadcast_to(hidden, (heads * (1 if mesh is None else mesh.size), 2 * length - 1))
 
@@ -91,7 +99,8 @@ LONGEST = 10_000.0
 
 
 def rotated(x: Float[Array, "N L K"]) -> Float[Array, "N L K"]:
-    """Position p turns the pair (i, i + K/2) by p / LONGEST^(2i/K), so that a product of two rows depends on their distance alone.
+    """Turns the pair (i, i + K/2) of position p by p / LONGEST^(2i/K): products of two rows depend on their distance
+    alone.
 
     Su et al. (2021); halves in the place of neighbouring pairs, as GPT-NeoX has it.
     """
@@ -116,10 +125,11 @@ class Kernel(nn.Module):
 class Attention(nn.Module):
     """sum_s softmax_s(q k_s + bias) v_s for each head, without biases or 1/sqrt(d), which T5 has in its initial scales.
 
-    The bias is of the distance of query and key (`distances`). Queries come from `x`, keys and values from `source` (default: `x`), of which each query sees those that `seen` has, if it is given.
-    The softmax is float32 whatever the type of `x`, and computed again for the gradient: that costs what keeping the scores
-    does, in a seventh of the memory. With a mesh every device attends to its own rows: left to itself XLA would gather queries, keys
-    and values, as it cannot divide the second of two joined axes, and each device would do the work of all.
+    The bias is of the distance of query and key (`distances`). Queries come from `x`, keys and values from `source`
+    (default: `x`), of which each query sees those that `seen` has, if it is given. The softmax is float32 whatever the
+    type of `x`, and computed again for the gradient: that costs what keeping the scores does, in a seventh of the
+    memory. With a mesh every device attends to its own rows: left to itself XLA would gather queries, keys and values,
+    as it cannot divide the second of two joined axes, and each device would do the work of all.
     """
 
     heads: int
@@ -134,7 +144,7 @@ class Attention(nn.Module):
         x: Float[Array, "B Q D"],
         bias: Float[Array, "C R"] | None,
         source: Float[Array, "B S D"] | None = None,
-        seen: Bool[Array, "B Q S"] | None = None,
+        visible: Bool[Array, "B Q S"] | None = None,
     ) -> Float[Array, "B Q D"]:
         if self.causal and (bias is None or source is not None):
             raise ValueError("causal attention is of x to itself, and its bias hides what comes after a query")
@@ -149,72 +159,73 @@ class Attention(nn.Module):
             attend = jax.shard_map(
                 attend, mesh=self.mesh, in_specs=(rows, rows, rows, P(), rows), out_specs=rows, check_vma=False
             )
-        return attend(x, source, bias, kernels, seen)
+        return attend(x, source, bias, kernels, visible)
 
 
-def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, seen):
-    """Attention of all rows; on a CPU in parts (`routed.models.attention_parts`)."""
+def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, visible):
+    """Returns the attention of all rows; on a CPU in parts (`routed.kernels.attention`)."""
     if platform() != "cpu":
-        return jax.checkpoint(partial(_whole, heads, rotary), prevent_cse=False)(bias, kernels, (x, source, seen))
+        return jax.checkpoint(partial(_whole, heads, rotary), prevent_cse=False)(bias, kernels, (x, source, visible))
     size = kernels[0].shape[1] // heads
     group = max(n for n in divisors(heads) if n == 1 or n * size <= x.shape[2])
-    run = partial(_in_parts, group, rotary, parts.queries_at_once(x.shape[1], causal))
+    run = partial(_in_parts, group, rotary, kernel.queries_at_once(x.shape[1], causal))
     if group == heads:
-        return run(bias, kernels, (x, source, seen))
-    # All keys and values would take more memory than what they are made of: some heads after the others, computed again for the gradient.
+        return run(bias, kernels, (x, source, visible))
+    # All keys and values would take more memory than what they are made of: some heads after the others, computed again
+    # for the gradient.
     wide = x.astype(jnp.float32), source.astype(jnp.float32)  # whose gradients are sums over heads
 
     @partial(jax.checkpoint, prevent_cse=False)
-    def mixed(own):
-        rows, others = (a.astype(x.dtype) for a in wide)
-        return run(own[0], own[1], (rows, others, seen))
+    def mixed(weights):
+        rows, keys = (a.astype(x.dtype) for a in wide)
+        return run(weights[0], weights[1], (rows, keys, visible))
 
     into = [kernel.reshape(len(kernel), -1, group * size).swapaxes(0, 1) for kernel in kernels[:3]]
     out = kernels[3].reshape(-1, group * size, x.shape[2])
     biases = None if bias is None else bias.reshape(-1, group, bias.shape[1])
     empty = jnp.zeros(x.shape, jnp.float32)
-    total, _ = jax.lax.scan(lambda total, own: (total + mixed(own), None), empty, (biases, [*into, out]))
+    total, _ = jax.lax.scan(lambda total, weights: (total + mixed(weights), None), empty, (biases, [*into, out]))
     return total.astype(x.dtype)
 
 
 def _in_parts(heads: int, rotary: bool, chunk: int, bias, kernels, part):
-    """Attention of so many heads, some rows and `chunk` queries at once."""
-    x, source, seen = part
+    """Returns the attention of `heads` heads, some rows and `chunk` queries at once."""
+    x, source, visible = part
     q, k, v = (a.reshape(heads, len(x), *a.shape[1:]) for a in _projected(heads, rotary, x, source, kernels))
-    seen = None if seen is None else seen.swapaxes(1, 2)
-    mixed = parts.attend(chunk, q.swapaxes(2, 3), k, v.swapaxes(2, 3), bias, seen).swapaxes(2, 3)
+    visible = None if visible is None else visible.swapaxes(1, 2)
+    mixed = kernel.attend(chunk, q.swapaxes(2, 3), k, v.swapaxes(2, 3), bias, visible).swapaxes(2, 3)
     return joined(mixed.reshape(-1, *mixed.shape[2:]), kernels[-1].astype(x.dtype), heads)
 
 
 def _whole(heads: int, rotary: bool, bias, kernels, part):
-    """All queries of all rows at once."""
-    x, source, seen = part
+    """Returns the attention of all queries of all rows at once."""
+    x, source, visible = part
     q, k, v = _projected(heads, rotary, x, source, kernels)
     scores = jnp.einsum("NQK,NSK->NQS", q, k, preferred_element_type=jnp.float32)
     by_head = scores.reshape(heads, -1, *scores.shape[1:])
     if bias is not None:
-        by_head += parts.by_place(bias, source.shape[1]).swapaxes(1, 2)[:, None]
-    if seen is not None:
-        by_head = jnp.where(seen[None], by_head, HIDDEN)
+        by_head += kernel.by_place(bias, source.shape[1]).swapaxes(1, 2)[:, None]
+    if visible is not None:
+        by_head = jnp.where(visible[None], by_head, HIDDEN)
     weight = jax.nn.softmax(by_head.reshape(scores.shape)).astype(x.dtype)
     return joined(jnp.einsum("NQS,NSK->NQK", weight, v), kernels[-1].astype(x.dtype), heads)
 
 
 def _projected(heads: int, rotary: bool, x, source, kernels) -> tuple[Float[Array, "N L K"], ...]:
-    """Queries, keys and values, head by head."""
+    """Returns queries, keys and values, head by head."""
     query, key, value = (kernel.astype(x.dtype) for kernel in kernels[:3])
     q, k, v = split(x, query, heads), split(source, key, heads), split(source, value, heads)
     return (rotated(q), rotated(k), v) if rotary else (q, k, v)
 
 
 def split(x: Float[Array, "B L D"], kernel: Float[Array, "D I"], heads: int) -> Float[Array, "N L K"]:
-    """x W, head by head; all rows as one matrix, or XLA:CPU computes the gradient of W from a transposed copy, at half the speed."""
+    """Returns x W, head by head; all rows are one matrix: else XLA:CPU copies them for the gradient of W."""
     projected = x.reshape(-1, len(kernel)) @ kernel
     by_head = projected.reshape(*x.shape[:2], heads, -1).transpose(2, 0, 1, 3)
     return by_head.reshape(-1, *by_head.shape[2:])
 
 
 def joined(mixed: Float[Array, "N Q K"], kernel: Float[Array, "I D"], heads: int) -> Float[Array, "B Q D"]:
-    """The heads side by side, times W."""
+    """Returns the heads side by side, times W."""
     by_head = mixed.reshape(heads, -1, *mixed.shape[1:]).transpose(1, 2, 0, 3)
     return (by_head.reshape(-1, len(kernel)) @ kernel).reshape(*by_head.shape[:2], -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -19,7 +20,8 @@ from routed.layer.rule import Rule, rule_of
 from routed.models.model import Model, Outputs
 from routed.models.transformer import Plan
 from routed.models.transformer_sizes import blocks_of, is_sparse
-from routed.routers import ROUTERS, told
+from routed.routers import ROUTERS
+from routed.routers.scores import layer_scores, router_context
 from routed.settings.tree import node_of
 
 #: stack -> the ids that it reads of a batch.
@@ -96,7 +98,7 @@ def language_model(
         context = context_of(config, read[site](batch), batch, step)
 
         def of_layer(own, state_of_router, features):
-            return routers[site].apply({"params": own, **state_of_router}, features, **context)
+            return layer_scores(partial(routers[site].apply, {"params": own, **state_of_router}), features, context)
 
         return jax.vmap(of_layer)(params["router"][site].get("router", {}), state_of_router, features)
 
@@ -113,11 +115,11 @@ def language_model(
 
 
 def context_of(config: ConfigDict, ids: Int[Array, "B L"], batch: TextBatch, step: Any) -> dict[str, Any]:
-    """What the config's router is told of tokens beside their features: the step and, if it needs them, the id and the language."""
+    """Returns the context that the router reads beside features: the step and, if it needs them, token ids and languages."""
     if not is_sparse(config):
         return {}
     language = jnp.repeat(batch.language, ids.shape[1])
-    return told(ROUTERS[config.router.name], token_id=ids.reshape(-1), cluster=language, step=step)
+    return router_context(config.router, token_id=ids.reshape(-1), cluster=language, step=step)
 
 
 def _of_kernels(function, params: Any) -> Any:

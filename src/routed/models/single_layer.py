@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,8 @@ from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import in_samples
 from routed.metrics.router import PROBE
 from routed.models.model import Model, Outputs, Site
-from routed.routers import ROUTERS, Flat, told
+from routed.routers import ROUTERS, Flat
+from routed.routers.scores import layer_scores, router_context
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
 from routed.tasks.task import watch_nothing
@@ -30,8 +33,7 @@ def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     del mesh
     task, count, own = TASKS[config.data.name], config.experts.count, node_of(config)
     expert = EXPERTS[config.experts.name].make(own.experts, task.outputs(config.data))
-    kind = ROUTERS[config.router.name]
-    router = kind.make(own.router, count)
+    router = ROUTERS[config.router.name].make(own.router, count)
     stem = getattr(router, "features", None) if task.side(config.data) else None
     head = router if stem is None else router.clone(features=Flat())
     noise = {name: config.router[name] for name in ("noise_scale", "noise_in_weights") if name in config.router}
@@ -48,6 +50,9 @@ def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
             **noise,
         )
 
+    def context(batch, step):
+        return router_context(config.router, cluster=batch.label, step=step)
+
     def inputs(own, batch):
         """What the experts compute on and what the router scores: the tokens, or what stands beside them and their features."""
         if stem is None:
@@ -61,9 +66,7 @@ def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         )  # of any number of samples
         own = {} if stem is None else {"features": stem.init(key, batch.tokens)["params"]}
         tokens, routed_by = inputs(own, batch)
-        state = dict(
-            nn.meta.unbox(moe.init(key, tokens, routed_by=routed_by, **told(kind, cluster=batch.label, step=0)))
-        )
+        state = dict(nn.meta.unbox(moe.init(key, tokens, routed_by=routed_by, **context(batch, 0))))
         params = state.pop("params")
         own |= params.get("router", {}) | ({"noise": params["noise"]} if "noise" in params else {})
         return {"router": own, "experts": params["experts"]}, state
@@ -77,7 +80,7 @@ def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         moving = {"rngs": {"noise": key}, "mutable": list(state)} if key is not None else {"mutable": []}
         rule = in_samples(rule, len(batch.tokens) // len(batch.x))
         (y, routing), moved = layer(rule, dispatch).apply(
-            variables, tokens, routed_by=routed_by, **told(kind, cluster=batch.label, step=step), **moving
+            variables, tokens, routed_by=routed_by, **context(batch, step), **moving
         )
         return Outputs(per_sample(y, batch), {SITE: Site(routing, tokens)}, moved or state)
 
@@ -85,8 +88,8 @@ def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         own = {name: value for name, value in params["router"].items() if name != "noise"}
         state_of_router = {name: tree["router"] for name, tree in state.items() if "router" in tree}
         (x,) = features
-        raw_scores = router.apply({"params": own, **state_of_router}, x, **told(kind, cluster=batch.label, step=step))
-        return (raw_scores * sharpness(state))[None]
+        apply_router = partial(router.apply, {"params": own, **state_of_router})
+        return layer_scores(apply_router, x, context(batch, step), sharpness(state))[None]
 
     def responses(params, site, features):
         (x,) = features

@@ -18,11 +18,11 @@ from ml_collections import ConfigDict
 
 from routed.experts import EXPERTS
 from routed.experts.ffn import Ffn
+from routed.kernels.head_product import head_product
 from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.layer.moe import MoE
 from routed.layer.rule import Rule
 from routed.layer.selection import group_of, groupless
-from routed.models import products
 from routed.models.attention import Attention, Kernel, PositionBias, causal_bias
 from routed.models.model import Site
 from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, is_twin, twin_width
@@ -159,7 +159,7 @@ def logits(plan: Plan, y: Float[Array, "B M D"], embedding: Float[Array, "V D"])
         y, head = y * transformer.dim**-0.5, embedding.T
     else:
         head = Kernel((transformer.dim, plan.config.data.vocabulary), transformer.dim**-0.5, name="head")()
-    return products.projected(y, head)
+    return head_product(y, head)
 
 
 def _moe(plan: Plan, stack: str, tokens: int) -> MoE:

@@ -10,9 +10,8 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.experts import EXPERTS
-from routed.layer.competition import averaged
 from routed.layer.rule import rule_of
-from routed.layer.selection import SELECTIONS, divisors, group_of, work
+from routed.layer.selection import SELECTIONS, divisors, group_of, mean_rule, work
 from routed.settings.tree import node_of
 from routed.tasks.text import spans
 
@@ -113,14 +112,14 @@ def shared(config: Any) -> int:
 
 def experts_of_token(config: Any) -> Any:
     """Experts that compute a training token in a sparse layer, a shared one too, on average over the steps."""
-    rule, tokens = averaged(rule_of(config.selection), config.steps), config.batch_size * config.data.input_length
+    rule, tokens = mean_rule(rule_of(config.selection), config.steps), config.batch_size * config.data.input_length
     return SELECTIONS[rule.name].experts_per_token(rule, tokens, config.experts.count) + shared(config)
 
 
 def work_of_token(config: Any) -> Any:
     """The same in experts that learn from it, of which one that only computes is a third; without a shared one."""
     return work(
-        averaged(rule_of(config.selection), config.steps),
+        mean_rule(rule_of(config.selection), config.steps),
         config.batch_size * config.data.input_length,
         config.experts.count,
     )

@@ -42,10 +42,6 @@ _EVALUATED = {"selection.eval.name": "top_k", "selection.eval.k": 1, "selection.
 _SWITCH = {**TOP1, **_EVALUATED, "selection.renormalise": False, "selection.eval.renormalise": False}
 _TOP2 = {**TOP1, **_EVALUATED, "selection.k": 2, "selection.eval.k": 2}
 
-#: The phase that is before an operation on the router.
-_BEFORE = 0.9
-_LEARNED = f"until={100 * _BEFORE:g}%"
-
 #: What a balancing bias adds in a step, in units of score. Of a short run: it crosses the spread of a fresh router in 100 steps.
 _BALANCED = {"selection.balance_rate": 1e-2}
 
@@ -54,12 +50,6 @@ _PLACES = {
     "router.frozen": True, "router.measure": "distance", "router.from_data": True,
     **TOP1, **_EVALUATED,
 }  # fmt: skip
-
-
-def _replaced(router: str) -> dict[str, Any]:
-    """A linear router that learns for nine tenths of the steps; then nothing does, and a stand-in decides."""
-    at = lambda config: round(_BEFORE * config.steps)  # noqa: E731
-    return {"router.name": router, "router.replaced_at": at, "phases": (_LEARNED, "train=nothing")}
 
 
 #: name -> arm. Colours: Okabe and Ito's colour-blind palette, Tol's wine for its yellow; then brown,
@@ -112,31 +102,6 @@ ARMS: dict[str, Arm] = {
     "hash_token": Arm({"router.frozen": True, "router.name": "hash_id"}, "hash of the token id", "#56B4E9"),
     # The learned arm's trained router, frozen, in a network that starts anew.
     "transplant": Arm({"router.frozen": True}, "learned elsewhere, frozen", "#009E73", transplants="learned"),
-    # Surgery on a model of ours: the router of step 0 takes the learned one's place at nine tenths of the steps, and of all else nothing trains
-    # on, or the router alone, or all but it; compare with the learned router, or where the last tenth trained the learned router alone.
-    "surgery": Arm({"phases": (_LEARNED, "router=initial train=nothing")}, "learned, then router of step 0", "#CC6677"),
-    "surgery_repaired": Arm(
-        {"phases": (_LEARNED, "router=initial train=router")}, "learned, then router of step 0, repaired", "#AA4499"
-    ),
-    "surgery_adapted": Arm(
-        {"phases": (_LEARNED, "router=initial train=experts+trunk")},
-        "learned, then router of step 0, all else adapts",
-        "#44AA99",
-    ),
-    "surgery_none": Arm({"phases": (_LEARNED, "train=router")}, "learned, then its router alone", "#6699CC"),
-    # ... or a stand-in decides from there on, with nothing trained; the shuffled router also trained alone.
-    "surgery_shuffled": Arm(_replaced("then_shuffled"), "learned, then shuffled", "#999933"),
-    "surgery_shuffled_repaired": Arm(
-        _replaced("then_shuffled") | {"phases": (_LEARNED, "train=router")},
-        "learned, then shuffled, repaired",
-        "#BBCC33",
-    ),
-    "surgery_noise": Arm(_replaced("then_noise"), "learned, then noise", "#EE8866"),
-    "surgery_table": Arm(
-        _replaced("then_table") | {"router.choices": lambda config: config.selection.k},
-        "learned, then a table by token id",
-        "#77AADD",
-    ),
     # No router: the FLOPs of one routed token, or the parameters of the whole layer, or one expert alone, no deeper.
     "dense_active": Arm({"model": "dense_active"}, "dense, active parameters", "#999999"),
     "dense_total": Arm({"model": "dense_total"}, "dense, all parameters", "#666666"),

@@ -12,7 +12,6 @@ from routed.routers.fixed import (
     balanced_table,
     check_table,
 )
-from routed.routers.fourier import ROUTER as FOURIER
 from routed.routers.noise import NOISES, Noise, ScoreNoise, jitter
 from routed.routers.product import DIRECTION, MEASURES, PRODUCT, CosineRouter, ProductRouter
 from routed.routers.published import HyperRouter, StableRouter, check_stable
@@ -24,10 +23,8 @@ from routed.routers.router import (
     kernel_from_clusters,
     kernel_from_examples,
     scale_kernel,
-    told,
 )
 from routed.routers.sharpness import sharpness_for, sharpness_of
-from routed.routers.stand_in import STAND_INS
 from routed.settings.setting import LAYERS, Setting, When, at_least, one_of, within
 
 _DIM = Setting(16, "dimensions of the down-projection", at_least(1))
@@ -35,7 +32,7 @@ _DIM = Setting(16, "dimensions of the down-projection", at_least(1))
 #: name -> router.
 ROUTERS: dict[str, Router] = {
     "linear": Router(
-        lambda own, experts: ProductRouter(experts, Flat(), own.bias, own.measure),
+        lambda node, experts: ProductRouter(experts, Flat(), node.bias, node.measure),
         tokens=("rows", "patches", "hidden"),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
@@ -43,7 +40,7 @@ ROUTERS: dict[str, Router] = {
         reads=("bias", "measure"),
     ),
     "mlp": Router(
-        lambda own, experts: ProductRouter(experts, Hidden(own.depth - 1, own.width), own.bias, own.measure),
+        lambda node, experts: ProductRouter(experts, Hidden(node.depth - 1, node.width), node.bias, node.measure),
         tokens=("rows", "patches", "hidden"),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
@@ -51,7 +48,7 @@ ROUTERS: dict[str, Router] = {
         reads=("depth", "width", "bias", "measure"),
     ),
     "conv": Router(
-        lambda own, experts: ProductRouter(experts, Windows(own.window), own.bias, own.measure),
+        lambda node, experts: ProductRouter(experts, Windows(node.window), node.bias, node.measure),
         tokens=("rows", "patches", "images"),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
@@ -60,7 +57,7 @@ ROUTERS: dict[str, Router] = {
         reads=("bias", "measure"),
     ),
     "cnn": Router(
-        lambda own, experts: ProductRouter(experts, Convolutions(own.depth, own.width), measure=own.measure),
+        lambda node, experts: ProductRouter(experts, Convolutions(node.depth, node.width), measure=node.measure),
         tokens=("images",),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
@@ -68,7 +65,7 @@ ROUTERS: dict[str, Router] = {
         reads=("depth", "width", "measure"),
     ),
     "cosine": Router(
-        lambda own, experts: CosineRouter(experts, nn.Dense(own.dim, use_bias=False)),
+        lambda node, experts: CosineRouter(experts, nn.Dense(node.dim, use_bias=False)),
         tokens=("rows", "patches", "hidden"),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
@@ -76,7 +73,7 @@ ROUTERS: dict[str, Router] = {
         settings={"dim": _DIM},
     ),
     "projected": Router(
-        lambda own, experts: ProductRouter(experts, nn.Dense(own.dim, use_bias=False), own.bias, own.measure),
+        lambda node, experts: ProductRouter(experts, nn.Dense(node.dim, use_bias=False), node.bias, node.measure),
         tokens=("rows", "patches", "hidden"),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
@@ -85,8 +82,8 @@ ROUTERS: dict[str, Router] = {
         reads=("bias", "measure"),
     ),
     "stable": Router(
-        lambda own, experts: StableRouter(
-            experts, own.vocabulary, own.choices, own.teach_steps, own.token_dim, own.distil, own.even
+        lambda node, experts: StableRouter(
+            experts, node.vocabulary, node.choices, node.teach_steps, node.token_dim, node.distil, node.even
         ),
         tokens=("hidden",),
         needs=("token_id",),
@@ -106,14 +103,13 @@ ROUTERS: dict[str, Router] = {
         check=check_stable,
     ),
     "hyper": Router(
-        lambda own, experts: HyperRouter(experts, own.hidden),
+        lambda node, experts: HyperRouter(experts, node.hidden),
         tokens=("rows", "hidden"),
         settings={"hidden": Setting(256, "units of the frozen network that makes its weights", at_least(1))},
     ),
-    "fourier": FOURIER,
-    "hash": Router(lambda own, experts: HashRouter(experts), tokens=(), learns=False),
+    "hash": Router(lambda node, experts: HashRouter(experts), tokens=(), learns=False),
     "hash_id": Router(
-        lambda own, experts: HashIdRouter(experts, own.vocabulary, own.choices),
+        lambda node, experts: HashIdRouter(experts, node.vocabulary, node.choices),
         tokens=(),
         needs=("token_id",),
         learns=False,
@@ -122,7 +118,7 @@ ROUTERS: dict[str, Router] = {
         check=check_table,
     ),
     "oracle": Router(
-        lambda own, experts: OracleRouter(experts, own.choices, own.digit),
+        lambda node, experts: OracleRouter(experts, node.choices, node.digit),
         tokens=(),
         needs=("cluster",),
         learns=False,
@@ -132,19 +128,18 @@ ROUTERS: dict[str, Router] = {
         reads=("choices",),
     ),
     "decisive": Router(
-        lambda own, experts: DecisiveRouter(experts, own.kinds),
+        lambda node, experts: DecisiveRouter(experts, node.kinds),
         tokens=(),
         needs=("cluster",),
         learns=False,
         settings={"kinds": Setting(2, "labels of patches, from 0 on, that decide a class", at_least(1))},
     ),
     "random": Router(
-        lambda own, experts: RandomRouter(experts, own.anew),
+        lambda node, experts: RandomRouter(experts, node.anew),
         tokens=(),
         learns=False,
         settings={"anew": Setting(True, "scores are drawn in each training step; else a token's bits decide them")},
     ),
-    **STAND_INS,
 }
 
 
@@ -166,7 +161,8 @@ SHARED: dict[str, Setting] = {
         traced=True,
         when=When(
             lambda config: _has("scale")(config) and config.router.measure != DIRECTION,
-            "the router says how its weights are scaled (Router.scale), and its scores depend on it (not measure=direction)",
+            "the router says how its weights are scaled (Router.scale), and its scores depend on it (not"
+            " measure=direction)",
         ),
     ),
     "from_data": Setting(
@@ -177,8 +173,10 @@ SHARED: dict[str, Setting] = {
     ),
     "rows": Setting(
         EXAMPLES,
-        "of from_data: examples, one a row (Dikkala et al. 2023, Theorem 2); clusters: centres of k-means, without labels, on"
-        " what the fresh router makes of the first 16,384 training samples (fresh data: of data.samples samples that they are not)",
+        "of from_data: examples, one a row (Dikkala et al. 2023, Theorem 2); clusters: centres of k-means, without"
+        " labels, on"
+        " what the fresh router makes of the first 16,384 training samples (fresh data: of data.samples samples that"
+        " they are not)",
         one_of((EXAMPLES, CLUSTERS)),
         when=When(
             lambda config: config.router.from_data and _has("from_clusters")(config),
@@ -187,24 +185,46 @@ SHARED: dict[str, Setting] = {
     ),
     "measure": Setting(
         PRODUCT,
-        "what a score is: product f.w, distance f.w - |w|^2 / 2 (the softmax of minus half the squared distances), or direction f.w / |w|",
+        "what a score is: product f.w, distance f.w - |w|^2 / 2 (the softmax of minus half the squared distances), or"
+        " direction f.w / |w|",
         one_of(MEASURES),
     ),
     "entropy": Setting(
         0.0,
-        "nats; > 0: the scores of a fresh router are multiplied by the factor at which their mean per-token entropy is this, on"
+        "nats; > 0: the scores of a fresh router are multiplied by the factor at which their mean per-token entropy"
+        " is this, on"
         " training samples and (of scores that depend on the step) at the last step",
         at_least(0),
         traced=True,
     ),
     "vocabulary": Setting(32128, "token ids", at_least(1)),
-    "replaced_at": Setting(0, "steps in which a linear router learns, before a stand-in decides", at_least(0)),
     "learning_rate": Setting(0.1, "of the router's parameters", at_least(0), traced=True),
     "stop_gradient": Setting(False, "what the router learns does not reach the layers below it"),
 }
 
 __all__ = [
-    "CLUSTERS", "NOISES", "ROUTERS", "SHARED", "Convolutions", "CosineRouter", "DecisiveRouter", "Flat", "HashIdRouter", "HashRouter", "Hidden",
-    "HyperRouter", "Noise", "OracleRouter", "ProductRouter", "RandomRouter", "Router", "ScoreNoise", "StableRouter", "Windows",
-    "initial_parameters", "jitter", "sharpness_for", "sharpness_of", "told",
-]  # fmt: skip
+    "CLUSTERS",
+    "NOISES",
+    "ROUTERS",
+    "SHARED",
+    "Convolutions",
+    "CosineRouter",
+    "DecisiveRouter",
+    "Flat",
+    "HashIdRouter",
+    "HashRouter",
+    "Hidden",
+    "HyperRouter",
+    "Noise",
+    "OracleRouter",
+    "ProductRouter",
+    "RandomRouter",
+    "Router",
+    "ScoreNoise",
+    "StableRouter",
+    "Windows",
+    "initial_parameters",
+    "jitter",
+    "sharpness_for",
+    "sharpness_of",
+]

@@ -11,38 +11,40 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-#: Iterations of Lloyd at most, and the squared way of all centres, over the mean variance of a dimension, at which they stand
-#: still: the rule of scikit-learn's KMeans, at its tolerance.
+#: Iterations of Lloyd at most, and the squared way of all centres, over the mean variance of a dimension, at which they
+#: stand still: the rule of scikit-learn's KMeans, at its tolerance.
 ITERATIONS, STILL = 300, 1e-4
 
 
 def closeness(centres: Float[Array, "E D"], x: Float[Array, "T D"]) -> Float[Array, "T E"]:
-    """x.w - |w|^2 / 2: minus half the squared distance of each sample to each centre w, but for |x|^2 / 2, which all share."""
+    """Returns x.w - |w|^2 / 2: minus half the squared distance of each sample to each centre w, without |x|^2 / 2,
+    which all share.
+    """
     return x @ centres.T - 0.5 * (centres**2).sum(1)[None]
 
 
 def nearest(centres: Float[Array, "E D"], x: Float[Array, "T D"]) -> Int[Array, " T"]:
-    """The nearest centre of each sample."""
+    """Returns the nearest centre of each sample."""
     return closeness(centres, x).argmax(1)
 
 
 def members(centres: Float[Array, "E D"], x: Float[Array, "T D"]) -> Float[Array, "T E"]:
-    """1 where a sample belongs to a centre."""
+    """Returns 1 where a sample belongs to a centre."""
     return jax.nn.one_hot(nearest(centres, x), len(centres))
 
 
 def lloyd_step(
     centres: Float[Array, "E D"], x: Float[Array, "T D"], weight: Float[Array, " T"] | None = None
 ) -> Float[Array, "E D"]:
-    """One iteration of k-means: each centre becomes the mean of its samples; one without samples stays."""
-    own = members(centres, x)
-    own = own if weight is None else own * weight[:, None]
-    count = own.sum(0)[:, None]
-    return jnp.where(count > 0, own.T @ x / jnp.maximum(count, 1), centres)
+    """Applies one iteration of k-means: each centre becomes the mean of its samples; a centre without samples stays."""
+    membership = members(centres, x)
+    membership = membership if weight is None else membership * weight[:, None]
+    count = membership.sum(0)[:, None]
+    return jnp.where(count > 0, membership.T @ x / jnp.maximum(count, 1), centres)
 
 
 def kmeans(key: PRNGKeyArray, x: Float[Array, "T D"], weight: Float[Array, " T"], count: int) -> Float[Array, "E D"]:
-    """The centres of `count` clusters of the samples whose weight is 1; those of weight 0 take no part.
+    """Returns the centres of `count` clusters of the samples whose weight is 1; samples of weight 0 take no part.
 
     Seeds by k-means++, then iterations of Lloyd until the centres stand still. The key is consumed.
     """
@@ -64,9 +66,11 @@ def kmeans(key: PRNGKeyArray, x: Float[Array, "T D"], weight: Float[Array, " T"]
 
 
 def seeds(key: PRNGKeyArray, x: Float[Array, "T D"], weight: Float[Array, " T"], count: int) -> Float[Array, "E D"]:
-    """`count` samples, each drawn with a chance in proportion to its squared distance from those before it (Arthur, Vassilvitskii 2007).
+    """Draws `count` samples, each with a chance in proportion to its squared distance from the earlier ones (Arthur,
+    Vassilvitskii 2007).
 
-    Of 2 + log(count) such draws the one that brings the samples closest to their nearest seed, as in scikit-learn. The key is consumed.
+    Of 2 + log(count) such draws the one that brings the samples closest to their nearest seed, as in scikit-learn. The
+    key is consumed.
     """
 
     def drawn(number, chance: Float[Array, " T"], trials: int) -> Float[Array, "L D"]:
@@ -74,16 +78,16 @@ def seeds(key: PRNGKeyArray, x: Float[Array, "T D"], weight: Float[Array, " T"],
         below = jnp.cumsum(chance)
         return x[jnp.searchsorted(below, below[-1] * jax.random.uniform(jax.random.fold_in(key, number), (trials,)))]
 
-    def squared(places: Float[Array, "L D"]) -> Float[Array, "L T"]:
-        return jnp.maximum((x**2).sum(1)[None] - 2 * closeness(places, x).T, 0.0)
+    def squared(centres: Float[Array, "L D"]) -> Float[Array, "L T"]:
+        return jnp.maximum((x**2).sum(1)[None] - 2 * closeness(centres, x).T, 0.0)
 
     def add(number, state):
-        found, distance = state
+        chosen, distance = state
         tried = drawn(number, distance * weight, 2 + int(math.log(count)))
         closer = jnp.minimum(distance[None], squared(tried))
         best = (closer * weight[None]).sum(1).argmin()
-        return found.at[number].set(tried[best]), closer[best]
+        return chosen.at[number].set(tried[best]), closer[best]
 
     first = drawn(0, weight, 1)
-    found = jnp.zeros((count, x.shape[1])).at[0].set(first[0])
-    return jax.lax.fori_loop(1, count, add, (found, squared(first)[0]))[0]
+    chosen = jnp.zeros((count, x.shape[1])).at[0].set(first[0])
+    return jax.lax.fori_loop(1, count, add, (chosen, squared(first)[0]))[0]

@@ -19,10 +19,11 @@ CERTAIN = 1e4
 
 
 class OracleRouter(nn.Module):
-    """Sends cluster c to `choices` experts from c times as many on, mod E: the ceiling of what any partition by cluster can do.
+    """Sends cluster c to `choices` experts from c times as many on, mod E: the ceiling of what any partition by cluster
+    can do.
 
-    Of text the cluster is the language. A `digit` d of 1 or more takes floor(c / E^d) for c: of cells that two labels in E make up
-    the second label.
+    Of text the cluster is the language. A `digit` d of 1 or more takes floor(c / E^d) for c: of cells that two labels
+    in E make up the second label.
     """
 
     num_experts: int
@@ -58,8 +59,9 @@ class HashRouter(nn.Module):
 class HashIdRouter(nn.Module):
     """Sends token id i to the `choices` experts that a fixed table of `vocabulary` names (Roller et al. 2021).
 
-    The table is drawn balanced over ids: of the first, second, ... experts of all ids each is the same number of times, plus or
-    minus one, and any experts may be an id's. Who knows how often ids occur may put a table balanced over occurrences in its place.
+    The table is drawn balanced over ids: of the first, second, ... experts of all ids each is the same number of times,
+    plus or minus one, and any experts may be an id's. Who knows how often ids occur may put a table balanced over
+    occurrences in its place.
     """
 
     num_experts: int
@@ -71,11 +73,11 @@ class HashIdRouter(nn.Module):
         del x, context
 
         def draw(key):  # float, as every parameter is: an optimiser takes no integers. Exact below 2^24 ids.
-            place = jax.random.permutation(key, jnp.arange(self.vocabulary))
+            position = jax.random.permutation(key, jnp.arange(self.vocabulary))
             rounds = -(-self.vocabulary // self.num_experts)  # in each, every expert has a turn as first, second, ...
             draws = jax.random.uniform(jax.random.fold_in(key, 1), (rounds, self.num_experts - 1))
             behind = jnp.pad(1 + draws.argsort(1)[:, : self.choices - 1], ((0, 0), (1, 0)))
-            return ((place[:, None] + behind[place // self.num_experts]) % self.num_experts).astype(jnp.float32)
+            return ((position[:, None] + behind[position // self.num_experts]) % self.num_experts).astype(jnp.float32)
 
         chosen = self.param("table", draw)[token_id].astype(jnp.int32)
         return CERTAIN * jax.nn.one_hot(chosen, self.num_experts).sum(1)
@@ -86,11 +88,12 @@ REACH = 4.0
 
 
 def balanced_table(counts: np.ndarray, experts: int, k: int, seed: int = 0) -> np.ndarray:
-    """Experts of each token id [V, k], float32: from the most frequent id on, the one with least load so far, and others.
+    """Returns the experts of each token id [V, k], float32: from the most frequent id on, those with the least load so
+    far.
 
-    The balanced hash of Roller et al. (2021), which shares out occurrences, not ids. The k - 1 others have the least load plus a
-    random part of `REACH` occurrences of the id. Without it experts of equal load would stay together for good: they would be
-    E / k experts of k times the size.
+    The balanced hash of Roller et al. (2021), which shares out occurrences, not ids. The k - 1 others have the least
+    load plus a random part of `REACH` occurrences of the id. Without it experts of equal load would stay together for
+    good: they would be E / k experts of k times the size.
     """
     random, table, load = np.random.default_rng(seed), np.zeros((len(counts), k), np.float32), np.zeros(experts)
     for token in np.argsort(-counts, kind="stable"):
@@ -103,7 +106,8 @@ def balanced_table(counts: np.ndarray, experts: int, k: int, seed: int = 0) -> n
 
 
 class DecisiveRouter(nn.Module):
-    """Scores the patches that decide the class of their sample, those with a label below `kinds`, alike for every expert.
+    """Scores the patches that decide the class of their sample, those with a label below `kinds`, alike for every
+    expert.
 
     No expert can tell the class by what it is given. All other patches score 0, so the first in the sample come next.
     """
@@ -118,7 +122,8 @@ class DecisiveRouter(nn.Module):
 
 
 class RandomRouter(nn.Module):
-    """Scores every token at random, N(0, 1): anew in each call that has the random stream `noise`, if it is to be `anew`.
+    """Scores every token at random, N(0, 1): anew in each call that has the random stream `noise`, if it is to be
+    `anew`.
 
     Without the stream (evaluation) a token's scores depend on its own bits only: neither on its place nor on the batch.
     """
@@ -138,9 +143,9 @@ class RandomRouter(nn.Module):
 
 def check_table(config: ConfigDict) -> None:
     """Refuses a table of token ids that is not that of the text and of the selection."""
-    for own, other in (("router.vocabulary", "data.vocabulary"), ("router.choices", "selection.k")):
-        if (now := value_of(config, own)) != (needed := value_of(config, other)):
-            refuse(own, now, f"must be {other}={needed}, as the router is a table of token ids")
+    for key, source in (("router.vocabulary", "data.vocabulary"), ("router.choices", "selection.k")):
+        if (now := value_of(config, key)) != (needed := value_of(config, source)):
+            refuse(key, now, f"must be {source}={needed}, as the router is a table of token ids")
 
 
 def _certain(expert: Int[Array, " T"], experts: int) -> Float[Array, "T E"]:

@@ -37,12 +37,14 @@ class ScoreNoise(nn.Module):
 
 
 def jitter(key, x: Float[Array, "T ..."], scale: float) -> Float[Array, "T ..."]:
-    """x times uniform factors on [1 - scale, 1 + scale] (Fedus et al. 2022), for the router only."""
+    """Returns x times uniform factors on [1 - scale, 1 + scale] (Fedus et al. 2022), for the router only."""
     return x * jax.random.uniform(key, x.shape, x.dtype, 1 - scale, 1 + scale)
 
 
 class Noise(NamedTuple):
-    """A kind of noise: a draw that is added to the scores, or a change of what the router sees (experts see the clean x)."""
+    """A kind of noise: a draw that is added to the scores, or a change of what the router sees (experts see the clean
+    x).
+    """
 
     draw: Callable[..., Array] | None = None
     learned: bool = False
@@ -67,14 +69,15 @@ _ON_SCORES = ("noise_in_weights", "noise_at_eval")
 
 
 def _check_learned(config: ConfigDict) -> None:
-    """A spread that nothing teaches, as a choice has no gradient."""
+    """Refuses a spread that has no gradient, as a choice has none."""
     if not config.router.noise_in_weights:
         refuse(
             "router.noise_in_weights", False, "the noise would not learn, as a choice has no gradient; set it to true"
         )
 
 
-#: name -> noise. Uniform: Chen et al. 2022, on [0, 1]; learned: noisy top-k of Shazeer et al. 2017, N(0, softplus(x W)^2).
+#: name -> noise. Uniform: Chen et al. 2022, on [0, 1]; learned: noisy top-k of Shazeer et al. 2017, N(0, softplus(x
+#: W)^2).
 NOISES: dict[str, Noise] = {
     "none": Noise(),
     "uniform": Noise(jax.random.uniform, reads=("noise_scale", *_ON_SCORES)),

@@ -1,4 +1,6 @@
-"""Routers of published models that move in a way of their own: one taught to a table of token ids, one made by a frozen network."""
+"""Routers of published models that move in a way of their own: one taught to a table of token ids, one made by a frozen
+network.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
 
+from routed.contracts.ties import highest
+from routed.kernels.matmul import matmul
 from routed.routers.fixed import CERTAIN, check_table
-from routed.routers.matmul import matmul
 from routed.settings.setting import refuse
 
 #: Of experts' embeddings, whose rows start orthogonal (released code of Dai et al. 2022).
@@ -21,11 +24,12 @@ LEAST = -80.0
 class StableRouter(nn.Module):
     """StableMoE's router (Dai et al. 2022): it learns and teaches a router of token ids, which then decides for good.
 
-    In steps before `teach_steps` scores are x W, and two losses of its own train it: `distil` times the cross-entropy of a student
-    (embeddings of token ids, [V, token_dim], times those of experts) against the `choices` highest scores, and `even` times
-    sum_e (n_e / n - 1) sigmoid(score_e) over a token's experts, mean over tokens, where n_e of T tokens choose e and n is their mean.
-    From then on a token's experts are those of its id in a table of what the student said at the last of those steps, bit for
-    bit: others score -1e4, these what W, which learns on, says of x. Evaluations go by their step.
+    In steps before `teach_steps` scores are x W, and two losses of its own train it: `distil` times the cross-entropy
+    of a student (embeddings of token ids, [V, token_dim], times those of experts) against the `choices` highest scores,
+    and `even` times sum_e (n_e / n - 1) sigmoid(score_e) over a token's experts, mean over tokens, where n_e of T
+    tokens choose e and n is their mean. From then on a token's experts are those of its id in a table of what the
+    student said at the last of those steps, bit for bit: others score -1e4, these what W, which learns on, says of x.
+    Evaluations go by their step.
     """
 
     num_experts: int
@@ -42,27 +46,31 @@ class StableRouter(nn.Module):
     ) -> Float[Array, "T E"]:
         del context
         scores = matmul(x.astype(jnp.float32), self.param("kernel", _experts, x.shape[-1], self.num_experts))
-        words = self.param("words", nn.initializers.normal(1.0), (self.vocabulary, self.token_dim))
-        student = words @ self.param("word_kernel", _experts, self.token_dim, self.num_experts)
-        table = self.variable("token_table", "experts", lambda: _highest(student, self.choices))
+        embeddings = self.param("words", nn.initializers.normal(1.0), (self.vocabulary, self.token_dim))
+        student = embeddings @ self.param("word_kernel", _experts, self.token_dim, self.num_experts)
+        table = self.variable("token_table", "experts", lambda: highest(jax.lax.stop_gradient(student), self.choices))
         objective = self.variable("objective", "value", lambda: jnp.float32(0))
         teaching = step < self.teach_steps
         if self.is_mutable_collection("objective"):  # training
-            chosen = _highest(scores, self.choices)
-            own = self.distil * taught(student[token_id], chosen) + self.even * unevenness(scores, chosen)
-            objective.value = jnp.where(teaching, own, 0.0)
-            table.value = jnp.where(teaching, _highest(student, self.choices), table.value)
+            chosen = highest(jax.lax.stop_gradient(scores), self.choices)
+            loss = self.distil * taught(student[token_id], chosen) + self.even * unevenness(scores, chosen)
+            objective.value = jnp.where(teaching, loss, 0.0)
+            table.value = jnp.where(teaching, highest(jax.lax.stop_gradient(student), self.choices), table.value)
         named = jax.nn.one_hot(table.value[token_id], self.num_experts).sum(1) > 0
         return jnp.where(teaching, scores, jnp.where(named, jnp.maximum(scores, LEAST), -CERTAIN))
 
 
 def taught(student: Float[Array, "T E"], chosen: Int[Array, "T k"]) -> Scalar:
-    """Cross-entropy of the student's softmax against the chosen experts, mean over tokens and over these."""
+    """Returns the cross-entropy of the student's softmax against the chosen experts, mean over tokens and over these
+    experts.
+    """
     return -jnp.take_along_axis(jax.nn.log_softmax(student), chosen, axis=1).mean()
 
 
 def unevenness(scores: Float[Array, "T E"], chosen: Int[Array, "T k"]) -> Scalar:
-    """Mean over tokens of sum_e (n_e / n - 1) sigmoid(s_e) over a token's experts e; loads n_e have no gradient (Dai et al. 2022)."""
+    """Returns the mean over tokens of sum_e (n_e / n - 1) sigmoid(s_e) over a token's experts e; loads n_e have no
+    gradient.
+    """
     tokens, experts = scores.shape
     load = jnp.zeros(experts).at[chosen.reshape(-1)].add(experts / chosen.size)
     return ((load[chosen] - 1) * jax.nn.sigmoid(jnp.take_along_axis(scores, chosen, axis=1))).sum() / tokens
@@ -71,8 +79,8 @@ def unevenness(scores: Float[Array, "T E"], chosen: Int[Array, "T k"]) -> Scalar
 class HyperRouter(nn.Module):
     """Scores x W + b whose W and b a frozen network makes of an embedding that learns (Do et al. 2023).
 
-    One hidden layer of `hidden` ReLU units, uniform in +-1 / sqrt(inputs) as in the released code. The network is no parameter but the
-    collection `hypernetwork`: nothing ever trains it. The embedding, N(0, 1), is as wide as a token.
+    One hidden layer of `hidden` ReLU units, uniform in +-1 / sqrt(inputs) as in the released code. The network is no
+    parameter but the collection `hypernetwork`: nothing ever trains it. The embedding, N(0, 1), is as wide as a token.
     """
 
     num_experts: int
@@ -86,9 +94,9 @@ class HyperRouter(nn.Module):
         first = self.variable("hypernetwork", "first", draw(dim, self.hidden)).value
         last = self.variable("hypernetwork", "last", draw(self.hidden, self.num_experts * (dim + 1))).value
         embedding = self.param("embedding", nn.initializers.normal(1.0), (dim,))
-        made = jax.nn.relu(embedding @ first["kernel"] + first["bias"]) @ last["kernel"] + last["bias"]
-        made = made.reshape(self.num_experts, dim + 1)
-        return matmul(x.astype(jnp.float32), made[:, :-1].T) + made[None, :, -1]
+        weights = jax.nn.relu(embedding @ first["kernel"] + first["bias"]) @ last["kernel"] + last["bias"]
+        weights = weights.reshape(self.num_experts, dim + 1)
+        return matmul(x.astype(jnp.float32), weights[:, :-1].T) + weights[None, :, -1]
 
 
 def check_stable(config: ConfigDict) -> None:
@@ -100,10 +108,6 @@ def check_stable(config: ConfigDict) -> None:
 
 def _experts(key: PRNGKeyArray, dim: int, experts: int) -> Float[Array, "D E"]:
     return nn.initializers.orthogonal(GAIN)(key, (dim, experts))
-
-
-def _highest(scores: Float[Array, "N E"], k: int) -> Int[Array, "N k"]:
-    return jax.lax.top_k(jax.lax.stop_gradient(scores), k)[1]
 
 
 def _uniform(key: PRNGKeyArray, inputs: int, outputs: int) -> dict[str, Array]:

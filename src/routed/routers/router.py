@@ -17,33 +17,32 @@ from routed.routers.features import Flat
 from routed.settings.setting import Setting, accept
 
 
-class Make(Protocol):
+class MakeRouterFn(Protocol):
     """The module of a router for so many experts; `own` is the config node `router`.
 
-    The module is called with tokens [T, ...] and with context that it may ignore: `step`, and what the router `needs` of
-    `cluster` [T] and `token_id` [T].
-    It returns scores [T, E] before any softmax. It may hold variables of further collections: they move when the layer is
-    called with mutable state (training), and are frozen with the parameters. Those of the collection `objective` are losses of
-    its own, minimised beside the task's.
+    The module is called with tokens [T, ...] and with context that it may ignore: `step`, and what the router `needs`
+    of `cluster` [T] and `token_id` [T]. It returns scores [T, E] before any softmax. It may hold variables of further
+    collections: they move when the layer is called with mutable state (training), and are frozen with the parameters.
+    Those of the collection `objective` are losses of its own, minimised beside the task's.
     """
 
-    def __call__(self, own: Any, experts: int) -> nn.Module: ...
+    def __call__(self, node: Any, experts: int) -> nn.Module: ...
 
 
 class Scale(Protocol):
-    """Initial parameters that make the scores `factor` times as large (`router.init_scale`)."""
+    """Returns initial parameters that make the scores `factor` times as large (`router.init_scale`)."""
 
     def __call__(self, params: Any, factor: Float[Array, ""] | float) -> Any: ...
 
 
 class FromExamples(Protocol):
-    """Initial parameters taken from one example for each expert (`router.from_data`), in the place of drawn ones."""
+    """Returns initial parameters taken from one example for each expert (`router.from_data`)."""
 
     def __call__(self, module: nn.Module, params: Any, examples: Float[Array, "E ..."]) -> Any: ...
 
 
 class FromClusters(Protocol):
-    """Initial parameters taken from k-means of training samples, a cluster an expert (`router.rows=clusters`).
+    """Returns initial parameters taken from k-means of training samples, a cluster an expert (`router.rows=clusters`).
 
     Samples of weight 0 take no part. The key is consumed.
     """
@@ -63,14 +62,15 @@ EXAMPLES, CLUSTERS = "examples", "clusters"
 
 
 class Router(NamedTuple):
-    """What a router reads, and what a comparison may do to its initial weights.
+    """A router: its inputs, its settings, and the initial weights that a comparison may give it.
 
-    `tokens` are the kinds of tokens that it can score (rows, patches, images, hidden; empty: any), `needs` the context without
-    which it cannot: it is told of no other. A router that does not learn contributes no auxiliary loss. Without `scale`, `from_examples` or
-    `from_clusters` the settings that ask for them are refused; sharpening needs neither, as it multiplies the scores.
+    `tokens` are the kinds of tokens that it can score (rows, patches, images, hidden; empty: any), `needs` the context
+    without which it cannot: it is told of no other. A router that does not learn contributes no auxiliary loss. Without
+    `scale`, `from_examples` or `from_clusters` the settings that ask for them are refused; sharpening needs neither, as
+    it multiplies the scores.
     """
 
-    make: Make
+    make: MakeRouterFn
     tokens: tuple[str, ...] = ("rows", "hidden")
     needs: tuple[str, ...] = ()
     learns: bool = True
@@ -85,31 +85,26 @@ class Router(NamedTuple):
     check: Callable[[ConfigDict], None] = accept
 
 
-def told(router: Router, **context: Any) -> dict[str, Any]:
-    """What of the context of a call a router is told: the step, and what it needs. Labels reach only who asks for them by name."""
-    return {name: value for name, value in context.items() if name == "step" or name in router.needs}
-
-
 def scale_kernel(params: Any, factor: Float[Array, ""] | float) -> Any:
     """Scales the columns of `kernel` [F, E]; a factor of 0 makes all scores 0."""
     return params | {"kernel": params["kernel"] * factor}
 
 
 def kernel_from_examples(module: nn.Module, params: Any, examples: Float[Array, "E ..."]) -> Any:
-    """Column e of `kernel` becomes the features of example e (Dikkala et al. 2023, Theorem 2)."""
+    """Sets column e of `kernel` to the features of example e (Dikkala et al. 2023, Theorem 2)."""
     return params | {"kernel": _features(module, params, examples).T}
 
 
 def kernel_from_clusters(
     module: nn.Module, params: Any, samples: Float[Array, "T ..."], weight: Float[Array, " T"], key: PRNGKeyArray
 ) -> Any:
-    """Column e of `kernel` becomes the centre of cluster e of the samples' features, as the fresh router has them."""
+    """Sets column e of `kernel` to the centre of cluster e of the samples' features under the fresh router."""
     centres = clusters.kmeans(key, _features(module, params, samples), weight, params["kernel"].shape[1])
     return params | {"kernel": centres.T}
 
 
 def _features(module: nn.Module, params: Any, x: Float[Array, "T ..."]) -> Any:
-    """What a router with `features` scores of tokens, float32 [T, F]."""
+    """Returns the features of tokens that a router scores, float32 [T, F]."""
     features = getattr(module, "features", Flat()).clone(parent=None)
     return features.apply({"params": params.get("features", {})}, x.astype(jnp.float32))
 
@@ -119,21 +114,21 @@ def initial_parameters(
     module: nn.Module,
     params: Any,
     examples: Float[Array, "E ..."],
-    own: Any,
+    node: Any,
     samples: tuple[Float[Array, "T ..."], Float[Array, " T"], PRNGKeyArray] | None = None,
 ) -> Any:
-    """The initial parameters that `router.from_data` and `router.init_scale` ask for; both are traced.
+    """Returns the initial parameters that `router.from_data` and `router.init_scale` ask for; both are traced.
 
-    Rows from data take the place of scaled parameters, they are not scaled themselves. They are `examples`, or where `samples` are
-    given (with weights and a key) the centres of their clusters.
+    Rows from data take the place of scaled parameters, they are not scaled themselves. They are `examples`, or where
+    `samples` are given (with weights and a key) the centres of their clusters.
     """
     if router.scale is not None:
-        params = router.scale(params, own.init_scale)
+        params = router.scale(params, node.init_scale)
     informed = None
     if samples is not None and router.from_clusters is not None:
         informed = router.from_clusters(module, params, *samples)
     elif router.from_examples is not None:
         informed = router.from_examples(module, params, examples)
     if informed is not None:
-        params = jax.tree.map(lambda a, b: jnp.where(own.from_data, a, b), informed, params)
+        params = jax.tree.map(lambda a, b: jnp.where(node.from_data, a, b), informed, params)
     return params

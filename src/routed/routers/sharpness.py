@@ -8,13 +8,13 @@ from jaxtyping import Array, Float, Scalar
 
 
 def sharpness_of(scores: Float[Array, "T E"], entropy: Scalar) -> Scalar:
-    """The factor on the scores that `router.entropy` asks for: 1 where it is 0, else as `sharpness_for`."""
+    """Returns the factor on the scores that `router.entropy` asks for: 1 where it is 0, else as `sharpness_for`."""
     # The negation keeps a NaN target (its source run diverged) NaN instead of silently unscaled.
     return jnp.where(~(entropy <= 0), sharpness_for(scores, entropy), 1.0)
 
 
 def sharpness_for(scores: Float[Array, "T E"], entropy: Scalar) -> Scalar:
-    """The factor t for which the mean entropy of softmax(t scores) is `entropy` nats (bisection on log t).
+    """Returns the factor t for which the mean entropy of softmax(t scores) is `entropy` nats (bisection on log t).
 
     Entropy falls monotonically in t, from log E at t = 0. Targets out of reach return the end of [e^-12, e^12]; a NaN
     target returns NaN.

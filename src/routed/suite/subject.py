@@ -20,8 +20,8 @@ from routed.plan import checks, experiment
 from routed.plan.code import code_of, texts_of
 from routed.plan.config import PACKAGED, base, canonical
 from routed.plan.runs import plan_runs
-from routed.routers import ROUTERS, Router, told
-from routed.routers.stand_in import STAND_INS
+from routed.routers import ROUTERS, Router
+from routed.routers.scores import router_context
 from routed.settings.tree import flatten, nearest, node_of, override, parse
 from routed.suite import probes
 
@@ -105,8 +105,7 @@ def _built_in(name: str) -> str:
 def fitting() -> list[str]:
     """The built-in routers that can route rows of numbers without knowing more of them: those of the reference."""
     found = {name: one for name, one in ROUTERS.items() if not one.tokens or "rows" in one.tokens}
-    other = {*OF_PATCHES, *STAND_INS}  # what a stand-in replaces is the linear router
-    return [name for name, one in found.items() if "token_id" not in one.needs and name not in other]
+    return [name for name, one in found.items() if "token_id" not in one.needs and name not in OF_PATCHES]
 
 
 def _of_file(path: str, name: str) -> str:
@@ -161,11 +160,10 @@ def _is_own_module(value: Any, module: types.ModuleType) -> bool:
 
 def scores_of(config: ConfigDict, experts: int) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
     """(init(key, x), apply(variables, x)) of the config's router, called as the layer calls it; clusters and the step are 0."""
-    kind = ROUTERS[config.router.name]
-    module = kind.make(node_of(canonical(config)).router, experts)
+    module = ROUTERS[config.router.name].make(node_of(canonical(config)).router, experts)
 
     def context(x: Any) -> dict[str, Any]:
-        return told(kind, cluster=jnp.zeros(len(x), jnp.int32), step=0)
+        return router_context(config.router, cluster=jnp.zeros(len(x), jnp.int32), step=0)
 
     def init(key: Any, x: Any) -> Any:
         return module.init({"params": key, "noise": key}, x, **context(x))

@@ -4,7 +4,6 @@ from routed.tasks import (
     crossed,
     gmm,
     images,
-    stripes,
 )
 from routed.tasks.task import SHARED, Task, World
 
@@ -13,7 +12,6 @@ TASKS: dict[str, Task] = {
     "gmm": gmm.TASK,
     "crossed": crossed.TASK,
     "images": images.TASK,
-    "stripes": stripes.TASK,
 }
 
 __all__ = ["SHARED", "TASKS", "Task", "World"]

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from routed.contracts import UserError
+from routed.contracts.ties import highest_of_array
 from routed.trace.format import OWN, ROW_GROUP
 
 #: Above it a float16 is infinite.
@@ -114,13 +115,8 @@ def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         here = slice(begin, begin + ROW_GROUP)
         some = scores[here].astype(np.float32)
         exponent = np.exp(some - some.max(1, keepdims=True))
-        left = some.copy()
-        for i in range(k):  # k is small: quicker than sorting rows, and ties are as in the layer
-            chosen[here, i] = best = left.argmax(1)
-            rows = np.arange(len(left))
-            weight[here, i] = exponent[rows, best]
-            left[rows, best] = -np.inf
-        weight[here] /= exponent.sum(1, keepdims=True)
+        chosen[here] = best = highest_of_array(some, k)
+        weight[here] = np.take_along_axis(exponent, best, axis=1) / exponent.sum(1, keepdims=True)
     return chosen, weight
 
 

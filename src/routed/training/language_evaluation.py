@@ -87,7 +87,7 @@ def evaluate(
         router, held = memory
         text = text_of(block)
         assert model.responses is not None  # a model with gates has them
-        if SELECTIONS[rule.name].contested:  # by outputs: of earlier experts nobody keeps any
+        if SELECTIONS[rule.name].forward is not None:  # by outputs: of earlier experts nobody keeps any
             choices = jax.vmap(chosen)(site.routing)
             stale = jnp.full_like(choices, -1)
         else:

@@ -3,12 +3,12 @@
 A run's phases are the setting `phases`, a tuple of texts such as "until=500 train=router loss=squared". The first phase that
 applies at a step is the one that is trained: an earlier one may take a `share` of the steps only, by a coin. Words of a phase:
 `until` (steps, or such a share of them as 90%; default: the end) or `epochs` (of data.epochs), `share` (of the steps before `until`; default 1), `train`
-(groups, joined by +, or nothing; default all), `router` (initial: the router of step 0 is put back when the phase begins) and KEY=VALUE for any key of the nodes `selection` and `losses`, for `loss` and for `dispatch`.
+(groups, joined by +, or nothing; default all) and KEY=VALUE for any key of the nodes `selection` and `losses`, for `loss` and for
+`dispatch`.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,15 +24,14 @@ from routed.settings.tree import flatten, node_of, override, parse, value_of
 
 #: What a phase may change of a config.
 NODES, KEYS = ("selection.", "losses."), ("loss", "dispatch")
-#: The word for no group, and what a router may be when a phase begins.
-NOTHING, ROUTERS = "nothing", ("initial",)
+#: The word for no group.
+NOTHING = "nothing"
 
 
 class Phase(NamedTuple):
     """One phase: steps before `until`, on a `share` of them; `groups` train (None: all), under `changes` to the config.
 
-    With `epochs` it is the steps of so many epochs of the training samples, however many samples there are. `router` is what the router
-    is when the phase begins: as it was left (empty), or that of step 0 (initial).
+    With `epochs` it is the steps of so many epochs of the training samples, however many samples there are.
     """
 
     until: int
@@ -40,7 +39,6 @@ class Phase(NamedTuple):
     groups: tuple[str, ...] | None
     changes: dict[str, Any]
     epochs: int = 0
-    router: str = ""
 
     def end(self, per_epoch: Any) -> Any:
         """The step before which it is, with so many steps an epoch."""
@@ -71,10 +69,6 @@ def phases_of(config: ConfigDict) -> tuple[Phase, ...]:
             )
         if not phase.epochs and phase.share == 1:
             taken = phase.until
-        if phase.router and (i == 0 or any(one.share < 1 for one in phases[: i + 1])):
-            raise UserError(
-                f"config key phases={config.phases!r}: a phase with router= begins once, behind another; no share before it or in it"
-            )
     return phases
 
 
@@ -98,13 +92,8 @@ def require_groups(phases: tuple[Phase, ...], params: dict[str, Any]) -> None:
             )
 
 
-def begins(phases: tuple[Phase, ...], phase: Phase, per_epoch: Any = 0) -> Any:
-    """The step at which a phase begins that takes no share and stands behind none that does, with so many steps an epoch."""
-    return functools.reduce(jnp.maximum, [one.end(per_epoch) for one in phases[: phases.index(phase)]], jnp.int32(0))
-
-
 def _phase(config: ConfigDict, text: str) -> Phase:
-    until, share, groups, changes, epochs, router = config.steps, 1.0, None, {}, 0, ""
+    until, share, groups, changes, epochs = config.steps, 1.0, None, {}, 0
     for word in text.split():
         key, equals, value = word.partition("=")
         try:
@@ -113,8 +102,6 @@ def _phase(config: ConfigDict, text: str) -> Phase:
             if key == "until":
                 part = value.removesuffix("%")
                 until = int(part) if part == value else round(float(part) / 100 * config.steps)
-            elif key == "router" and value in ROUTERS:
-                router = value
             elif key == "epochs":
                 epochs = int(value)
             elif key == "share":
@@ -131,7 +118,7 @@ def _phase(config: ConfigDict, text: str) -> Phase:
                 raise ValueError
         except ValueError:
             raise UserError(
-                f"config key phases: {text!r}: {word!r} is not until=STEP, epochs=NUMBER, share=FRACTION, train=GROUP+GROUP, router=initial, or KEY=VALUE of"
+                f"config key phases: {text!r}: {word!r} is not until=STEP, epochs=NUMBER, share=FRACTION, train=GROUP+GROUP, or KEY=VALUE of"
                 f" {', '.join(f'{node}*' for node in NODES)}, {', '.join(KEYS)}"
             ) from None
     if not 0 < until <= config.steps or not 0 < share <= 1:
@@ -143,7 +130,7 @@ def _phase(config: ConfigDict, text: str) -> Phase:
         )
     if groups is not None and (unknown := [name for name in groups if name not in GROUPS[:-1]]):
         raise UserError(f"config key phases: {text!r}: unknown group {unknown[0]!r}; known: {', '.join(GROUPS[:-1])}")
-    return Phase(until, share, groups, changes, epochs, router)
+    return Phase(until, share, groups, changes, epochs)
 
 
 def configs_of(config: ConfigDict) -> list[ConfigDict]:

@@ -18,10 +18,10 @@ from ml_collections import ConfigDict
 from routed.layer.auxiliary import steered
 from routed.settings.setting import COUNT, Allowed, Component, Setting, When, at_least
 from routed.settings.tree import node_of, override
-from routed.training.freezing import has_moved, keep_router, router_of, with_router
+from routed.training.freezing import has_moved, keep_router, router_of
 from routed.training.objective import is_frozen, training_loss
 from routed.training.optimiser import optimiser, update
-from routed.training.phases import Phase, active_phase, begins, phases_of, require_groups, steps_per_epoch
+from routed.training.phases import Phase, active_phase, phases_of, require_groups, steps_per_epoch
 from routed.training.problem import Inputs, Problem
 
 #: Independent random streams of a seed; any of them can be held fixed over seeds (config key `held`).
@@ -52,7 +52,7 @@ SETTINGS = Component(
         "batch_size": Setting(32, "training samples (rows of text) per step", at_least(1)),
         "phases": Setting(
             (),
-            'phases of training, in order, as "until=STEP epochs=NUMBER share=FRACTION train=GROUP+GROUP router=initial KEY=VALUE"; empty: one, of everything',
+            'phases of training, in order, as "until=STEP epochs=NUMBER share=FRACTION train=GROUP+GROUP KEY=VALUE"; empty: one, of everything',
             Allowed(lambda v: len(v) <= PHASES, lambda: f"must be at most {PHASES}, as each is compiled"),
         ),
         "stop.rise": Setting(
@@ -138,7 +138,7 @@ def advance(
     inputs = Inputs(streams(seed, program.config), node_of(program.config, traced), world, shared)
     end = run["step"] + steps
     moving = {name: run[name] for name in MOVING}
-    step = partial(training_step, program, inputs, traced, feed, router0=run["router0"])
+    step = partial(training_step, program, inputs, traced, feed)
     if stops_early(program.config):
         moved = jax.lax.while_loop(lambda now: (now["taken"] < end) & ~now["stopped"], step, moving)
     else:  # as many steps for each run of a batch: a condition of each would select all that moves, in each step
@@ -146,8 +146,8 @@ def advance(
     return run | moved | {"step": end}
 
 
-def training_step(program: Program, inputs: Inputs, traced, feed, now: dict[str, Any], router0: Any) -> dict[str, Any]:
-    """One step under the phase that applies; `router0` is the router of step 0."""
+def training_step(program: Program, inputs: Inputs, traced, feed, now: dict[str, Any]) -> dict[str, Any]:
+    """One step under the phase that applies."""
     # What a phase changes stays as it says, also where the setting is traced.
     steps = [
         partial(
@@ -157,7 +157,6 @@ def training_step(program: Program, inputs: Inputs, traced, feed, now: dict[str,
             node_of(config, {key: value for key, value in traced.items() if key not in phase.changes}),
             feed,
             phase,
-            router0=router0,
         )
         for phase, config in zip(program.phases, program.configs, strict=True)
     ]
@@ -168,10 +167,8 @@ def training_step(program: Program, inputs: Inputs, traced, feed, now: dict[str,
     return jax.lax.switch(active_phase(program.phases, now["taken"], key, per_epoch), steps, now)
 
 
-def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phase, now: dict[str, Any], router0: Any):
+def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phase, now: dict[str, Any]):
     """One step: batch, gradient, update; a run that stops does not take the step at which it stops."""
-    if phase.router:
-        now = _put_back(program, inputs, phase, now, router0)
     batch = program.problem.batch(inputs, feed, now["taken"])
     key = jax.random.fold_in(inputs.keys["noise"], now["taken"])
     frozen = is_frozen(config)
@@ -196,14 +193,6 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
     stopped = stops(stop, value, now["lowest"], now["taken"])
     new |= {"lowest": jnp.minimum(now["lowest"], value)}
     return jax.tree.map(partial(jnp.where, stopped), now, new) | {"stopped": stopped | new["stopped"], "loss": value}
-
-
-def _put_back(program: Program, inputs: Inputs, phase: Phase, now: dict[str, Any], router0: Any) -> dict[str, Any]:
-    """What moves, at the first step of the phase with the router of step 0; what the optimiser knows of it stays."""
-    per_epoch = steps_per_epoch(inputs.config) if any(one.epochs for one in program.phases) else 0
-    first = now["taken"] == begins(program.phases, phase, per_epoch)
-    params, own = jax.tree.map(partial(jnp.where, first), router0, router_of(now["params"], now["state"]))
-    return now | {"params": now["params"] | {"router": params}, "state": with_router(now["state"], own)}
 
 
 def _end_of_epoch(program: Program, inputs: Inputs, phase: Phase, wrong, new: dict[str, Any]) -> dict[str, Any]:

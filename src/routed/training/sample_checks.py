@@ -111,9 +111,7 @@ def _check_stop(config: ConfigDict) -> None:
             True,
             f"counts wrong samples of a sign, which loss={config.loss!r} has none of; use {' or '.join(fits)}",
         )
-    if not routed and (
-        loss.of_scores or any(phase.router or "router" in (phase.groups or ()) for phase in phases_of(config))
-    ):
+    if not routed and (loss.of_scores or any("router" in (phase.groups or ()) for phase in phases_of(config))):
         key, value = ("loss", config.loss) if loss.of_scores else ("phases", config.phases)
         refuse(
             key,

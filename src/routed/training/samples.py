@@ -13,10 +13,9 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Batch
 from routed.experts import EXPERTS
-from routed.layer.competition import averaged
 from routed.layer.moe import CONTROL
 from routed.layer.rule import Rule, rule_of
-from routed.layer.selection import SELECTIONS, gate_rows, group_of, in_samples, work
+from routed.layer.selection import SELECTIONS, gate_rows, group_of, in_samples, mean_rule, work
 from routed.metrics import entropies, patches, regret, router, specialists
 from routed.models import SAMPLE_MODELS
 from routed.models.model import Model
@@ -244,7 +243,7 @@ def experts_per_token(config: Any) -> Any:
 
 
 def _of_token(config: Any, count: Callable[..., Any]) -> Any:
-    rule = averaged(rule_and_dispatch(config)[0], config.steps)
+    rule = mean_rule(rule_and_dispatch(config)[0], config.steps)
     if not SAMPLE_MODELS[config.model].routed:
         return float(config.experts.count) if SAMPLE_MODELS[config.model].every else 1.0
     return count(in_samples(rule, positions_of(config)), config.batch_size, config.experts.count)

@@ -1,6 +1,6 @@
 """Dispatch: Routing + tokens + experts -> outputs. Every dispatch computes the same function; they differ in cost.
 
-All are called as dispatch(expert, params, x, routing, places), where leaves of `params` carry a leading expert axis.
+All are called as dispatch(expert, params, x, routing, queues), where leaves of `params` carry a leading expert axis.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.contracts import ExpertFunction
+from routed.kernels.ragged import alone, one_by_one, ragged, sorted_outputs
 from routed.layer.dispatch.direct import apart, apart_dense, combine, combined, dense, gather
 from routed.layer.dispatch.parallel import (
     DATA,
@@ -21,27 +22,27 @@ from routed.layer.dispatch.parallel import (
     parallel_outputs,
     parallel_select,
 )
-from routed.layer.dispatch.ragged import alone, one_by_one, ragged, sorted_outputs
 from routed.layer.dispatch.slots import slots
 from routed.layer.selection import SELECTIONS
 from routed.settings.setting import Setting, accept
 
 
-class Run(Protocol):
+class RunExpertsFn(Protocol):
     """Outputs [T, O] of the experts that a routing names; leaves of `params` lead with the expert axis.
 
-    `places` (`routed.contracts.Places`) are those in the experts' queues; None for a dispatch that has no queues.
+    `queues` (`routed.contracts.Places`) holds the places in the experts' queues; None for a dispatch that has no
+    queues.
     """
 
     def __call__(
-        self, expert: ExpertFunction, params: Any, x: Float[Array, "T ..."], routing: Any, places: Any, /
+        self, expert: ExpertFunction, params: Any, x: Float[Array, "T ..."], routing: Any, queues: Any, /
     ) -> Float[Array, "T O"]: ...
 
 
 class Dispatch(NamedTuple):
     """A way to compute the layer; a `sparse` one needs a list of assignments, an `exchanged` one works over a mesh."""
 
-    run: Run
+    run: RunExpertsFn
     sparse: bool = True
     exchanged: bool = False
     settings: Mapping[str, Setting] = {}
@@ -63,14 +64,15 @@ DISPATCHES: dict[str, Dispatch] = {
 
 
 def misfit(name: str, selection: str) -> str | None:
-    """Why the dispatch `name` cannot serve the selection, and what can; None when it can."""
+    """Returns the reason why the dispatch `name` cannot serve the selection, and one that can; None if it can."""
     if name in DISPATCHES and DISPATCHES[name].sparse and not SELECTIONS[selection].sparse:
-        fits = next(other for other, dispatch in DISPATCHES.items() if not dispatch.sparse)
+        fits = next(dense for dense, dispatch in DISPATCHES.items() if not dispatch.sparse)
         return f"dispatch {name!r} needs a sparse selection; with selection {selection!r} use {fits!r}"
     return None
 
 
-#: Products of a number that take as long, on a CPU, as copying it to where its expert computes and back (`python -m routed.bench patches`).
+#: Products of a number that take as long, on a CPU, as copying it to where its expert computes and back (`python -m
+#: routed.bench patches`).
 COPY = 16
 
 
@@ -85,10 +87,10 @@ def choose(
     taken: float = 0.0,
     width: float = 1.0,
 ) -> tuple[str, str]:
-    """The dispatch for `auto`, and why (see `python -m routed.bench dispatch`).
+    """Returns the dispatch for `auto` and the reason (see `python -m routed.bench dispatch`).
 
-    `taken` are the experts that a token has on average where they choose within samples, `width` the parameters of an expert for each
-    number of a token.
+    `taken` are the experts that a token has on average where they choose within samples, `width` the parameters of an
+    expert for each number of a token.
     """
     chosen = SELECTIONS[selection]
     if not chosen.sparse:

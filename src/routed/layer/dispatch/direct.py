@@ -15,19 +15,19 @@ def dense(
     params,
     x: Float[Array, "T ..."],
     routing: Routing | SoftRouting,
-    places: Places | None = None,
+    queues: Places | None = None,
 ) -> Float[Array, "T O"]:
-    """Every expert on every token: the oracle for all other dispatches, and the only one for soft routing.
+    """Runs every expert on every token: the oracle for all other dispatches, and the only one for soft routing.
 
     y_t = sum_e w_te f_e(x_t). An expert that returns one row for all tokens (a constant) is combined by one
     [T, E] x [E, O] product.
     """
-    del places
+    del queues
     return combined(routing, jax.vmap(expert, in_axes=(0, None))(params, x))
 
 
 def combined(routing: Routing | SoftRouting, outputs: Float[Array, "E N O"]) -> Float[Array, "T O"]:
-    """Each token's weighted sum of the outputs of all experts; N: one row for all tokens, or T."""
+    """Returns each token's weighted sum of the outputs of all experts; N: one row for all tokens, or T."""
     weight = combine_weights(routing).astype(outputs.dtype)
     if outputs.shape[1] == 1:
         return weight @ outputs[:, 0]
@@ -35,28 +35,29 @@ def combined(routing: Routing | SoftRouting, outputs: Float[Array, "E N O"]) -> 
 
 
 def gather(
-    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, places: Places | None = None
+    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Places | None = None
 ) -> Float[Array, "T O"]:
-    """Each assignment fetches its own copy of its expert's weights: for few tokens, small experts and sparse routing.
+    """Runs each assignment with its own copy of its expert's weights: for few tokens, small experts and sparse routing.
 
     FLOPs are those of the chosen experts only; bytes grow with assignments times weights, so others are better beyond
     about E assignments.
     """
-    del places
+    del queues
     chosen = jax.tree.map(lambda leaf: leaf[routing.expert], params)
     outputs = jax.vmap(lambda p, token: expert(p, token[None])[0])(chosen, x[routing.token])
     return combine(routing, outputs, len(x))
 
 
 def combine(routing: Routing, outputs: Float[Array, "A O"], tokens: int) -> Float[Array, "T O"]:
-    """The weighted sum of each token's assignments; what was dropped weighs nothing, whatever its output."""
+    """Returns the weighted sum of each token's assignments; a dropped one weighs nothing, whatever its output."""
     weight = jnp.where(routing.kept, routing.weight, 0.0)[:, None].astype(outputs.dtype)
     outputs = jnp.where(routing.kept[:, None], outputs, 0)
     return jnp.zeros((tokens, outputs.shape[-1]), outputs.dtype).at[routing.token].add(weight * outputs)
 
 
 def apart(expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing) -> Float[Array, "T E O"]:
-    """The weighted output of each expert on each token, side by side and not added up; 0 where it did not take the token.
+    """Returns the weighted output of each expert on each token, not added up; 0 where the expert did not take the
+    token.
 
     Of a selection whose experts all take as many tokens of each group: experts compute these, and nothing else.
     """
@@ -65,10 +66,10 @@ def apart(expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Rou
     token, weight = routing.token[order], jnp.where(routing.kept, routing.weight, 0.0)[order]
     outputs = jax.vmap(expert)(params, x[token]) * weight[:, :, None]
     spread = jnp.zeros((experts, tokens, outputs.shape[-1]), outputs.dtype)
-    return jax.vmap(lambda spread, token, own: spread.at[token].set(own))(spread, token, outputs).swapaxes(0, 1)
+    return jax.vmap(lambda spread, token, rows: spread.at[token].set(rows))(spread, token, outputs).swapaxes(0, 1)
 
 
 def apart_dense(expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing) -> Float[Array, "T E O"]:
-    """The same, where every expert computes every token: the oracle for it."""
+    """Runs every expert on every token and returns the outputs of `apart`: the oracle for it."""
     outputs = jax.vmap(expert, in_axes=(0, None))(params, x)
     return outputs.swapaxes(0, 1) * combine_weights(routing)[:, :, None]

@@ -1,7 +1,8 @@
 """Expert parallelism: experts live on the devices of one mesh axis, and slots travel to them and back.
 
-Tokens are sharded over all devices of the mesh (`data` x `expert`), whole groups each, so what is dropped depends on the
-groups of the config and never on the mesh. The exchange has fixed shapes (`all_to_all`), which CPU, GPU and TPU all have.
+Tokens are sharded over all devices of the mesh (`data` x `expert`), whole groups each, so what is dropped depends on
+the groups of the config and never on the mesh. The exchange has fixed shapes (`all_to_all`), which CPU, GPU and TPU all
+have.
 """
 
 from __future__ import annotations
@@ -22,22 +23,24 @@ DATA, EXPERT = "data", "expert"
 
 
 def parallel(
-    run, expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, places: Places, mesh: Mesh
+    run, expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Places, mesh: Mesh
 ) -> Float[Array, "T O"]:
-    """The dispatch `run` on every device's own tokens; device j of axis `expert` holds experts j E/n to (j + 1) E/n - 1, and only them.
+    """Applies the dispatch `run` to every device's tokens; device j of axis `expert` holds experts j E/n to (j + 1) E/n
+    - 1 alone.
 
-    Where that axis has several devices, `run` is given the `exchange` that brings tokens to their experts: an `exchanged` dispatch takes it.
+    Where that axis has several devices, `run` is given the `exchange` that brings tokens to their experts: an
+    `exchanged` dispatch takes it.
 
     Raises:
       UserError: the experts or the groups cannot be shared out evenly.
     """
-    check(mesh, routing.scores.shape[1], len(x), places.group_size)
+    check(mesh, routing.scores.shape[1], len(x), queues.group_size)
     both = P((DATA, EXPERT))
 
     def local(params, x, routing):
         device = jax.lax.axis_index((DATA, EXPERT))
         routing = routing._replace(token=routing.token - device * len(x))
-        return run(expert, params, x, routing, places, *([exchange] if mesh.shape[EXPERT] > 1 else []))
+        return run(expert, params, x, routing, queues, *([exchange] if mesh.shape[EXPERT] > 1 else []))
 
     # Unchecked: an expert's own derivative need not know the mesh, and the sum over replicas is made here.
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), both, both), out_specs=both, check_vma=False)
@@ -47,7 +50,7 @@ def parallel(
 def parallel_select(
     rule: Rule, mesh: Mesh, scores: Float[Array, "T E"], *, preference=None, mask=None, bias=None
 ) -> Routing | SoftRouting:
-    """`select`, each device its own groups: left to itself XLA would gather all scores for the top-k.
+    """Applies `select` to the groups of each device: XLA would gather all scores for the top-k.
 
     Raises:
       UserError: the groups cannot be shared out evenly.
@@ -69,7 +72,9 @@ def parallel_select(
 
 
 def parallel_outputs(expert: ExpertFunction, mesh: Mesh, params, x: Float[Array, "T ..."]) -> Float[Array, "E T O"]:
-    """Outputs of all experts on all tokens: a device has those of its experts on the tokens of its replica, and no others."""
+    """Returns the outputs of all experts on all tokens: a device has those of its experts on the tokens of its replica
+    alone.
+    """
 
     def local(params, x):
         tokens = jax.lax.all_gather(x, EXPERT, tiled=True)
@@ -85,7 +90,7 @@ def parallel_outputs(expert: ExpertFunction, mesh: Mesh, params, x: Float[Array,
 def parallel_combined(
     mesh: Mesh, routing: Routing | SoftRouting, outputs: Float[Array, "E T O"]
 ) -> Float[Array, "T O"]:
-    """`combined`, where `outputs` are shared out so: weights travel to the experts, and sums of their outputs to the tokens."""
+    """Applies `combined` to shared outputs: weights travel to the experts, and sums of their outputs to the tokens."""
     both = P((DATA, EXPERT))
 
     def local(routing, outputs):
@@ -107,7 +112,7 @@ def exchange(run, params, filled: Float[Array, "E S ..."]) -> Float[Array, "E S 
 
 
 def check(mesh: Mesh, experts: int, tokens: int, group_size: int) -> None:
-    """Refuses what does not divide.
+    """Refuses experts, or groups of tokens, that the devices cannot share evenly.
 
     Raises:
       UserError: names the key, and a value that works.

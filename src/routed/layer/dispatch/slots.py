@@ -1,4 +1,6 @@
-"""Dispatch through capacity slots: tokens are copied into [experts, places], experts run side by side, outputs are fetched."""
+"""Dispatch through capacity slots: tokens are copied into [experts, places], experts run side by side, outputs are
+fetched.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,17 @@ from routed.layer.dispatch.direct import combine
 
 
 def slots(
-    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, places: Places, exchange=None
+    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Places, exchange=None
 ) -> Float[Array, "T O"]:
-    """E times `places.capacity` slots for every group; memory and FLOPs are theirs, not tokens x experts x places.
+    """Runs the experts on E times `queues.capacity` slots for every group; memory and FLOPs are those of the slots.
 
     `exchange(outputs_of, slots)` may move slots [E, S, ...] to where their experts' weights are and back (see
     `routed.dispatch.parallel`). Empty slots hold zeros and their outputs are never read.
     """
     experts = routing.scores.shape[1]
-    groups = len(x) // places.group_size
-    each = groups * places.capacity
-    slot = slot_of(routing, places, groups)
+    groups = len(x) // queues.group_size
+    each = groups * queues.capacity
+    slot = slot_of(routing, queues, groups)
     # Slots fetch their token, so both directions are copies of rows; nothing has the shape [tokens, experts, places].
     source = jnp.full(experts * each, len(x), jnp.int32).at[slot].set(routing.token.astype(jnp.int32), mode="drop")
     filled = x.at[source].get(mode="fill", fill_value=0).reshape(experts, each, *x.shape[1:])
@@ -35,8 +37,10 @@ def slots(
     return combine(routing, outputs.at[slot].get(mode="fill", fill_value=0), len(x))
 
 
-def slot_of(routing: Routing, places: Places, groups: int) -> Int[Array, " A"]:
-    """The slot of each assignment, by expert, then group, then rank; past the end where it was dropped."""
-    group = routing.token // places.group_size
-    slot = (routing.expert * groups + group) * places.capacity + routing.rank
-    return jnp.where(routing.kept, slot, routing.scores.shape[1] * groups * places.capacity)
+def slot_of(routing: Routing, queues: Places, groups: int) -> Int[Array, " A"]:
+    """Returns the slot of each assignment, by expert, then group, then rank; past the end where the assignment was
+    dropped.
+    """
+    group = routing.token // queues.group_size
+    slot = (routing.expert * groups + group) * queues.capacity + routing.rank
+    return jnp.where(routing.kept, slot, routing.scores.shape[1] * groups * queues.capacity)

@@ -8,6 +8,7 @@ training steps and is used at evaluation.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -17,6 +18,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
+from routed.kernels.matmul import matmul
 from routed.layer.dispatch import apart, apart_dense
 from routed.layer.selection import SELECTIONS, in_samples, select
 from routed.models.model import Model, ModelPart, Outputs, Site
@@ -24,7 +26,7 @@ from routed.models.single_layer import SITE
 from routed.papers.chowdhury2023.wide_resnet_settings import COLUMNS, PATCHES, SETTINGS
 from routed.routers import ROUTERS
 from routed.routers.features import IMAGES, patches
-from routed.routers.matmul import matmul
+from routed.routers.scores import layer_scores
 from routed.settings.setting import refuse
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
@@ -204,7 +206,8 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
             x, moved = _run(Trunk(own, key is not None, whole=False), "trunk", params["trunk"], state, x, key)
             tokens = cut(x)
             rngs = {"noise": key} if key is not None else {}
-            scores = router.apply({"params": params["router"]}, tokens, rngs=rngs, step=step)
+            apply_router = partial(router.apply, {"params": params["router"]}, rngs=rngs)
+            scores = layer_scores(apply_router, tokens, {"step": step})
             routing = select(rule, scores)
             compute = APART[dispatch] if key is not None else apart
             y = compute(lambda own, x: expert.apply({"params": own}, x), params["experts"], tokens, routing)

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Scalar
 
+from routed.contracts.ties import highest
+
 #: How experts are weighed.
 GATES = NORMS, SOFTMAX = ("norms", "softmax")
 
@@ -43,7 +45,7 @@ def log_weights(own: Components, gate: str, most: int, x: Float[Array, " T"]) ->
     scores = answers(own, x)
     scores = jnp.abs(scores) if gate == NORMS else x[:, None] * own.gate[None, :, 0] + own.gate[None, :, 1]
     # By their numbers: a comparison with the K-th score may miss that very expert, where XLA computes the score twice.
-    chosen = jax.nn.one_hot(jax.lax.top_k(jax.lax.stop_gradient(scores), most)[1], scores.shape[1]).sum(1) > 0
+    chosen = jax.nn.one_hot(highest(jax.lax.stop_gradient(scores), most), scores.shape[1]).sum(1) > 0
     return jnp.where(chosen, scores - jax.nn.logsumexp(jnp.where(chosen, scores, NEVER), axis=1, keepdims=True), NEVER)
 
 

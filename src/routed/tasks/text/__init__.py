@@ -14,7 +14,6 @@ from routed.tasks.text.stream import (
     STREAM,
     Form,
     batch_function,
-    batches,
     held_out,
     validation,
 )
@@ -34,7 +33,6 @@ __all__ = [
     "TextSource",
     "Tokenizer",
     "batch_function",
-    "batches",
     "bigram_loss",
     "decode",
     "encode",

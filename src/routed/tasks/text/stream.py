@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -25,43 +25,14 @@ LANGUAGES, ROWS, NOISE = 0, 1, 2
 #: Rows that are permuted in memory; grain's shuffle needs none, but for few rows it is slow (1 ms a row for ten).
 FEW = 4096
 
-#: Steps of the stream; it does not end in practice.
-STEPS = 1 << 40
-
-#: Batches that a thread makes ahead.
-AHEAD = 4
-
-
-def batches(
-    corpus: Corpus, config: ConfigDict, seed: int, *, start: int = 0, process: int = 0, processes: int = 1
-) -> Iterator[TextBatch]:
-    """This process's rows of the global batch of step `start`, `start` + 1, ...: the `process`-th of `processes` blocks.
-
-    A grain.DatasetIterator, whose `get_state()` and `set_state()` hold the step only. Every epoch of a language has
-    every row once, in an order of its own; the noise is new each time.
-
-    Raises:
-      UserError: the batch cannot be divided by the processes.
-    """
-    import grain  # here, as it brings array_record, and half a second that only text is worth
-
-    if config.batch_size % processes:
-        raise UserError(
-            f"batch_size={config.batch_size}: {processes} processes cannot share it; set it to a multiple of "
-            f"{processes}"
-        )
-    block = config.batch_size // processes
-    make = batch_function(SPANS, corpus, config, seed, slice(process * block, (process + 1) * block))
-    ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=AHEAD)
-    iterator = iter(grain.MapDataset.range(STEPS).map(make).to_iter_dataset(ahead))
-    iterator.set_state({"next_index": start})
-    return iterator
-
 
 def batch_function(
     form: Form, corpus: Corpus, config: ConfigDict, seed: int, part: slice
 ) -> Callable[[int], TextBatch]:
-    """step -> the rows `part` of its global batch."""
+    """Returns the function that makes the rows `part` of the global batch of a step.
+
+    Every epoch of a language has every row once, in an order of its own. The noise is new at each step.
+    """
     sizes = [len(rows) for rows in corpus.train]
     temperature = config.data.temperature if "temperature" in config.data else 1.0  # one language has none
     cards = np.maximum(1, np.round(DECK * shares(sizes, temperature))).astype(int)
@@ -79,7 +50,7 @@ def batch_function(
         rng = np.random.default_rng([seed, ROWS, language, epoch])
         if sizes[language] < FEW:
             return rng.permutation(sizes[language]).tolist().__getitem__
-        import grain  # here, as above
+        import grain  # here, as it brings array_record, and half a second that only text is worth
 
         last, key = sizes[language] - 1, int(rng.integers(2**32))
         return functools.partial(grain.experimental.index_shuffle, max_index=last, seed=key, rounds=4)

@@ -1,4 +1,11 @@
-"""Products whose order matters on a CPU, and nn.Dense on them."""
+"""x W with derivatives in the order that is fast on a CPU, and `nn.Dense` on it.
+
+Twin: `jnp.matmul`, whose order of products all other platforms have.
+Measured: of few rows W g^T in place of g W^T, as XLA:CPU reads transposed weights 2 to 3 times slower: 512 experts of
+128 x 256 with 10 rows each take 9.5 ms in place of 21. Of many rows and few columns g^T x in place of x^T g: 320 x 784
+with 320 x 40 takes .14 ms in place of .27, with 320 x 5 .02 in place of .18 (`python -m routed.bench dispatch`).
+Delete when: XLA:CPU chooses the order of a product by its shape.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +15,14 @@ from jaxtyping import Array, Float
 
 from routed.system.platform import platform
 
-#: Fewer rows than this make a product with transposed weights slow on a CPU.
+#: A product of fewer rows than this with transposed weights is slow on a CPU.
 FEW = 96
 
 
 @jax.custom_vjp
 def matmul(x: Float[Array, "T D"], weights: Float[Array, "D H"]) -> Float[Array, "T H"]:
-    """x W, with derivatives for a CPU, where the order of a product matters; barriers keep XLA from joining it again with what turns it.
-
-    Of few rows: W g^T in place of g W^T, as XLA:CPU reads transposed weights 2 to 3 times slower (512 experts of 128 x 256 with 10 rows
-    each: 21 ms against 9.5). Of many rows and weights with fewer columns than rows: g^T x in place of x^T g, as its inner loop is over the
-    columns of the result (320 x 784 with 320 x 40: .14 ms against .27, with 320 x 5: .02 against .18); of few rows turning the result costs more.
+    """Returns x W. On a CPU its derivatives have another order, which barriers keep: XLA would join a product with its
+    transposition.
     """
     return x @ weights
 
@@ -40,7 +44,7 @@ matmul.defvjp(_save, _backward)
 
 
 def dense_layer(outputs: int, **options) -> nn.Dense:
-    """nn.Dense through `matmul`; further axes of its input (patches) are rows too."""
+    """Returns `nn.Dense` through `matmul`; further axes of its input (patches) are rows too."""
     return nn.Dense(outputs, dot_general=_of_dense, **options)
 
 

@@ -1,8 +1,11 @@
-"""Grouped matrix products: rows sorted by expert, each times its own expert's matrix, at the FLOPs of the rows.
+"""Grouped matrix products: rows sorted by expert, each times its expert's matrix, at the FLOPs of the rows, by the
+kernels of TPUs that JAX ships.
 
-On a TPU these are the kernels that JAX ships (megablox). `jax.lax.ragged_dot` has one there too, but not for the gradient of the
-weights, which it multiplies out, every row with every expert: 31 times the cycles of a dense FFN at 64 experts. Anywhere else it
-does so in all directions, so there it is for tests only.
+Twin: `jax.lax.ragged_dot`, which all other platforms run (for tests only: there it multiplies every row with every
+expert).
+Measured: on a TPU `jax.lax.ragged_dot` has a kernel, but not for the gradient of the weights: 31 times the cycles of a
+dense FFN at 64 experts.
+Delete when: the gradient of the weights by `jax.lax.ragged_dot` costs the FLOPs of the rows on TPUs.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from jaxtyping import Array, Float, Int
 
 from routed.system.platform import platform
 
-#: Bytes of the blocks of a kernel, which a TPU core keeps on the chip, twice each and their sum in float32: of 16 MiB by default.
+#: Bytes of the blocks of a kernel, which a TPU core keeps on the chip, twice each and their sum in float32: of 16 MiB
+#: by default.
 ON_CHIP = 12 * 2**20
 #: Largest and smallest block of rows; columns below which K is cut too.
 ROWS, COLUMNS = (512, 128), 512
@@ -24,7 +28,7 @@ ROWS, COLUMNS = (512, 128), 512
 def product(
     rows: Float[Array, "A K"], weights: Float[Array, "E ..."], sizes: Int[Array, " E"], *, transposed: bool
 ) -> Float[Array, "A N"]:
-    """Rows of expert e times weights[e], [K, N], or if `transposed` times its transpose, [N, K].
+    """Returns rows of expert e times weights[e], [K, N], or if `transposed` times its transpose, [N, K].
 
     `sizes` are the rows of each expert; what is behind them is garbage.
     """
@@ -33,18 +37,18 @@ def product(
     return _product(_megablox().gmm, rows, weights, sizes, transposed)
 
 
-def outer(rows: Float[Array, "A K"], other: Float[Array, "A N"], sizes: Int[Array, " E"]) -> Float[Array, "E K N"]:
-    """rows^T other over the rows of each expert."""
+def outer(rows: Float[Array, "A K"], columns: Float[Array, "A N"], sizes: Int[Array, " E"]) -> Float[Array, "E K N"]:
+    """Returns rows^T columns, over the rows of each expert."""
     if platform() != "tpu":
         contract = jax.lax.RaggedDotDimensionNumbers(
             dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
         )
-        return jax.lax.ragged_dot_general(rows, other, sizes, contract)
-    return _outer(_megablox().tgmm, rows, other, sizes)
+        return jax.lax.ragged_dot_general(rows, columns, sizes, contract)
+    return _outer(_megablox().tgmm, rows, columns, sizes)
 
 
 def _megablox():
-    """The module of the kernels, which its package hides behind a function of the same name; loading it takes a second."""
+    """Loads the module of the kernels, which its package hides behind a function of the same name, in a second."""
     return importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
 
 
@@ -55,19 +59,19 @@ def _product(gmm, rows, weights, sizes, transposed: bool, **options):
     return outputs[: len(rows)]
 
 
-def _outer(tgmm, rows, other, sizes, **options):
-    tiling = tiles(len(rows), len(sizes), rows.shape[1], other.shape[1], rows.dtype.itemsize, sums=True)
+def _outer(tgmm, rows, columns, sizes, **options):
+    tiling = tiles(len(rows), len(sizes), rows.shape[1], columns.shape[1], rows.dtype.itemsize, sums=True)
     return tgmm(
-        _padded(rows, tiling[0]).swapaxes(0, 1), _padded(other, tiling[0]), sizes, rows.dtype, tiling, **options
+        _padded(rows, tiling[0]).swapaxes(0, 1), _padded(columns, tiling[0]), sizes, rows.dtype, tiling, **options
     )
 
 
 def tiles(rows: int, experts: int, k: int, n: int, itemsize: int, *, sums: bool = False) -> tuple[int, int, int]:
-    """Blocks of rows, of the axis K and of the axis N.
+    """Returns the blocks of rows, of the axis K and of the axis N.
 
-    A block at the border of two experts is computed for both, so blocks of rows are a quarter of an expert's mean number, if that is
-    not too few to hide the reading of its weights; K and N stay whole as long as blocks fit on the chip: then weights are read
-    once for all rows of an expert. With `sums` the result is [K, N].
+    A block at the border of two experts is computed for both, so blocks of rows are a quarter of an expert's mean
+    number, if that is not too few to hide the reading of its weights; K and N stay whole as long as blocks fit on the
+    chip: then weights are read once for all rows of an expert. With `sums` the result is [K, N].
     """
     block = 1 << max(0, -(-rows // (4 * experts)) - 1).bit_length()
     block = min(max(block, ROWS[1]), ROWS[0])
@@ -82,7 +86,7 @@ def tiles(rows: int, experts: int, k: int, n: int, itemsize: int, *, sums: bool 
 
 
 def _half(size: int) -> int:
-    """About half of a size, in whole lanes."""
+    """Returns about half of a size, in whole lanes."""
     return max(128, -(-size // 256) * 128)
 
 

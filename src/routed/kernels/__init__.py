@@ -1,0 +1,3 @@
+"""Functions that exist because XLA is slow somewhere: each file names its plain twin, its measurement, and when it may
+be deleted.
+"""

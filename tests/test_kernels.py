@@ -1,0 +1,54 @@
+"""The room of what exists because XLA is slow somewhere: each file names its twin, and a test compares the two."""
+
+import ast
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from routed.kernels.convolutions import plain_convolution
+from routed.kernels.ranks import plain_ranks, ranks
+
+TESTS = pathlib.Path(__file__).parent
+ROOM = TESTS.parent / "src" / "routed" / "kernels"
+#: file of the room -> the test that compares its values and gradients with those of its twin.
+COMPARED = {
+    "attention": "test_attention.py::test_parts_make_the_whole",
+    "convolutions": "test_networks.py::test_a_convolution_and_its_gradients_are_those_of_xla",
+    "grouped": "test_dispatch.py::test_every_dispatch_is_dense",
+    "head_product": "test_attention.py::test_the_product_with_a_head_has_the_gradients_of_a_plain_one",
+    "matmul": "test_dispatch.py::test_the_derivative_of_a_product_is_that_of_a_product",
+    "megablox": "test_dispatch.py::test_kernels_of_a_tpu_are_the_products_of_each_expert",
+    "ragged": "test_dispatch.py::test_every_dispatch_is_dense",
+    "ranks": "test_kernels.py::test_ranks_are_those_of_a_running_count",
+}
+FILES = sorted(path.stem for path in ROOM.glob("*.py") if path.stem != "__init__")
+
+
+def test_every_file_has_a_test_against_its_twin():
+    assert sorted(COMPARED) == FILES
+    for test in COMPARED.values():
+        file, name = test.split("::")
+        assert f"def {name}(" in (TESTS / file).read_text(), test
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_says_why_it_exists(name):
+    document = ast.get_docstring(ast.parse((ROOM / f"{name}.py").read_text()))
+    for label in ("Twin: ", "Measured: ", "Delete when: "):
+        assert len(re.findall(rf"^{label}", document, re.MULTILINE)) == 1, label
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 100])
+def test_ranks_are_those_of_a_running_count(length):
+    expert = jax.random.randint(jax.random.key(length), (length,), 0, 6)  # 5 stands behind all experts
+    np.testing.assert_array_equal(ranks(expert, 5), plain_ranks(expert, 5))
+
+
+def test_a_plain_convolution_of_groups_has_a_filter_for_each_channel():
+    x, kernel = jnp.ones((1, 4, 4, 2)), jnp.stack([jnp.ones(9), jnp.zeros(9)], 1)
+    y = plain_convolution(x, kernel, groups=2)
+    assert y.shape == (1, 4, 4, 2) and float(y[0, 1, 1, 0]) == 9 and not y[..., 1].any()
