@@ -63,7 +63,8 @@ import pathlib
 from ml_collections import ConfigDict
 from scipy.stats import qmc
 
-from routed.analysis.claims import FAIREST, LEARNED, Claim, Foretold, Writer, comparability
+from routed.analysis.claims import FAIREST, LEARNED, Claim, Writer, comparability
+from routed.analysis.preregistered import Foretold
 from routed.plan import Figure, Point, make_config
 
 ARMS = ("learned", "frozen_data", "frozen_kmeans")

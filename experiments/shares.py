@@ -2,7 +2,7 @@
 
 Question. In gmm_router.py 54 % of log(frozen / learned) goes when the frozen gate is made as sharp as the learned one, 12 % more when its
 rows are training examples, and learning is left with the rest. Another order, or soft evaluation of both arms, may say otherwise. Here
-every arm that an order needs runs, and shares are averaged over all orders (Shapley values; routed.analysis.shares).
+every arm that an order needs runs, and shares are averaged over all orders (Shapley values; routed.analysis.shapley).
 
     python -m routed.main --config=experiments/shares.py              # depth-3 experts, 8,192 samples: the published gap
     python -m routed.main --config=experiments/shares.py:constant     # the same with constant experts

@@ -471,7 +471,7 @@ def test_a_claim_is_tried_at_nuisance_keys_and_the_users_but_not_at_what_its_sid
     assert [line["point"] for line in judged()["fixed"]["points"]] == [{"data.samples": 512}, {"data.samples": 8192}]
     claim, both = CLAIMS[0], ("data.samples", "experts.count")
     assert points.tried(claim, both, own=both) == ("data.samples",)
-    assert points.tried(claim._replace(over=()), both, own=("data.samples",)) == ("experts.count",)
+    assert points.tried(claim.replace(over=()), both, own=("data.samples",)) == ("experts.count",)
     assert judged(CLAIMS[:1], {"data.samples": (8192,)})["fair"]["points"] == []  # one point needs no line
 
 

@@ -10,8 +10,8 @@ from absl import flags
 import routed
 from routed import predict
 from routed.analysis import law
-from routed.analysis.claims import FAIREST, LEARNED, Foretold, Writer
-from routed.analysis.foretold import SCORES
+from routed.analysis.claims import FAIREST, LEARNED, Writer
+from routed.analysis.preregistered import SCORES, Foretold
 from routed.analysis.verdicts import judge
 from routed.contracts import UserError
 from routed.plan import experiment

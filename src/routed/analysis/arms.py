@@ -9,9 +9,9 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from routed.analysis import digits, statistics
+from routed.analysis.paired_values import fair_gap, paired
 from routed.analysis.plots.frame import Data
 from routed.analysis.plots.paired import difference
-from routed.analysis.sides import fair_gap, paired
 from routed.contracts import UserError
 from routed.plan.arms import ARMS, REFERENCE, changes_of
 from routed.plan.config import canonical, problem_of

@@ -1,8 +1,8 @@
-"""Where on a swept key two sides change places: the kind of claim `crossing`."""
+"""The kind of claim `crossing`: two sides change places along a swept key."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,22 +10,26 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from routed.analysis import digits, statistics
-from routed.analysis.claims import Along, Claim
-from routed.analysis.sides import Rows, ends
+from routed.analysis.bootstrap import resampled
+from routed.analysis.claims import KINDS, Along, Point, Side, TwoSides
+from routed.analysis.claims.rules import ONE_SEED, displayed, inconclusive
+from routed.analysis.paired_values import Rows, ends
 from routed.engine.rows import shown
 
-#: Times that seeds are drawn for the interval.
-DRAWS = 2000
+UNKNOWN_TAIL = "nobody knows whether the curves still move: lower eval_every"
 
 
-class Crossing(NamedTuple):
-    """Where the mean difference goes from below 0 to above, with its 95 % interval over n seeds, and what the ends say.
+class SignChange(NamedTuple):
+    """The change of sign of a mean difference along a key.
 
-    `p` is that of the claimed change (below 0 at the first value, above 0 at the last), `p_opposite` that of the other one;
-    `changes` counts changes of sign from value to value.
+    location: value of the key at which the mean goes through 0, with its 95 % interval over seeds.
+    p: p value of the claimed change, from below 0 at the first value to above 0 at the last.
+    p_opposite: p value of the opposite change.
+    changes: number of changes of sign from value to value.
+    first, last: the difference at both ends.
     """
 
-    place: statistics.Estimate
+    location: statistics.Estimate
     p: float
     p_opposite: float
     changes: int
@@ -34,115 +38,126 @@ class Crossing(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What both 95 % intervals say; a curve that changes sign several times has no one place, whatever its ends say."""
+        """Verdict of both ends' intervals; a curve that changes sign several times has no single location and no verdict."""
         if self.changes != 1 or min(self.p, self.p_opposite) >= 1 - statistics.LEVEL:
             return "inconclusive"
         return "supported" if self.p < self.p_opposite else "opposite"
 
 
-def crossing(claim: Claim, rows: Rows) -> dict[str, Any]:
-    """The verdict on a claim that `higher` is the lower side at the first value of a key and `lower` at the last.
+@dataclasses.dataclass(frozen=True)
+class Crossing(TwoSides):
+    """`higher` is below `lower` at the first value of the key of `along`, and `lower` below `higher` at the last."""
 
-    Supported when both ends are significant, in the claimed directions, and the mean curve changes sign once. (The level that a claim
-    asks for is that of its adjusted p value: `verdicts.judge`.)
-    """
-    assert claim.along is not None
-    key, values = claim.along
-    found = [_differences(claim, rows, {**claim.at, key: value}) for value in values]
-    if not all(map(len, found)):
-        return {}
-    now, later = (pd.concat([one[when] for one in found], axis=1, keys=values) for when in ("now", "later"))
-    good = now.notna().all(axis=1)
-    if not good.any():
-        return {}
-    seen = locate(values, now[good].to_numpy())
-    size, place = math.exp if claim.unit == "ratio" else float, seen.place
-    at_ends = ", ".join(
-        f"{digits.with_interval(map(size, one[:3]))} at {shown(value)}"
-        for one, value in ((seen.first, values[0]), (seen.last, values[-1]))
-    )
-    record: dict[str, Any] = {"ours": place.mean, "interval": [place.low, place.high], "n": place.n}
-    where = f"changes sign at {key} = {digits.with_interval(place[:3])}"
-    record["text"] = f"{where if seen.changes else 'no change of sign'}; {claim.unit} {at_ends}"
-    if place.n < 2:
-        return record | {"verdict": "inconclusive", "reason": "one seed"}
-    verdict = seen.verdict
-    record |= {"verdict": verdict, "p": min(seen.p, seen.p_opposite)}
-    if why := _voided(claim, rows, verdict):
-        return record | {"verdict": "inconclusive", "p": None, "reason": why}
-    if seen.changes != 1:
-        return record | {
-            "reason": f"the mean changes sign {seen.changes} times from {shown(values[0])} to {shown(values[-1])}"
-        }
-    horizon = rows.config.gate.horizon
-    if horizon == 1 or verdict == "inconclusive":
+    kind = "crossing"
+
+    along: Along
+
+    def reads(self) -> list[tuple[Side, Point]]:
+        """Returns both sides at every value of the key."""
+        return [(side, point) for side in self.sides() for point in self.along.points(self.setup.at)]
+
+    def judge(self, rows: Rows) -> dict[str, Any]:
+        """Returns the location, supported if both ends are significant in the claimed directions and the mean changes sign once."""
+        values = self.along.values
+        differences = [self._differences(rows, point) for point in self.along.points(self.setup.at)]
+        if not all(map(len, differences)):
+            return {}
+        now, later = (pd.concat([each[when] for each in differences], axis=1, keys=values) for when in ("now", "later"))
+        good = now.notna().all(axis=1)
+        if not good.any():
+            return {}
+        change = locate(values, now[good].to_numpy())
+        location = change.location
+        record: dict[str, Any] = {"ours": location.mean, "interval": [location.low, location.high], "n": location.n}
+        record["text"] = self._text(change)
+        if location.n < 2:
+            return inconclusive(record, ONE_SEED)
+        record |= {"verdict": change.verdict, "p": min(change.p, change.p_opposite)}
+        if reason := self._weak_end(rows, change.verdict):
+            return inconclusive(record, reason) | {"p": None}
+        if change.changes != 1:
+            ends_of_key = f"from {shown(values[0])} to {shown(values[-1])}"
+            return record | {"reason": f"the mean changes sign {change.changes} times {ends_of_key}"}
+        horizon = rows.config.gate.horizon
+        if horizon == 1 or change.verdict == "inconclusive":
+            return record
+        if not np.isfinite(later[good]).all(axis=None):
+            return inconclusive(record, UNKNOWN_TAIL)
+        ahead = locate(values, later[good].to_numpy())
+        record["later"] = [*ahead.location[:3]]
+        if ahead.verdict != change.verdict:
+            if_extrapolated = f"could turn at {horizon:g} times the steps, if the curves go on as they end"
+            return inconclusive(record, f"{change.verdict} now, but {if_extrapolated}")
         return record
-    if not np.isfinite(later[good]).all(axis=None):
-        return record | {
-            "verdict": "inconclusive",
-            "reason": "nobody knows whether the curves still move: lower eval_every",
-        }
-    ahead = locate(values, later[good].to_numpy())
-    record["later"] = [*ahead.place[:3]]
-    if ahead.verdict != verdict:
-        reason = f"{verdict} now, but could turn at {horizon:g} times the steps, if the curves go on as they end"
-        return record | {"verdict": "inconclusive", "reason": reason}
-    return record
+
+    def _text(self, change: SignChange) -> str:
+        """Returns the location and the differences at both ends as text."""
+        values, size = self.along.values, displayed(self.setup.unit)
+        at_ends = ", ".join(
+            f"{digits.with_interval(map(size, difference[:3]))} at {shown(value)}"
+            for difference, value in ((change.first, values[0]), (change.last, values[-1]))
+        )
+        location = f"changes sign at {self.along.key} = {digits.with_interval(change.location[:3])}"
+        return f"{location if change.changes else 'no change of sign'}; {self.setup.unit} {at_ends}"
+
+    def _differences(self, rows: Rows, at: Point) -> pd.DataFrame:
+        """Returns higher - lower by seed at one value, now and later; in logarithms for ratios."""
+        logs = self.setup.unit == "ratio"
+        low, high = (
+            ends(rows.history(side, at, self.setup.metric), rows.config.gate.horizon, logs) for side in self.sides()
+        )
+        return (high - low).dropna(subset="now")
+
+    def _weak_end(self, rows: Rows, verdict: str) -> str | None:
+        """Returns a reason for no verdict: a control that failed, or a loser that might win at another learning rate; or None."""
+        (key, values), at = self.along, self.setup.at
+        losers = self.sides() if verdict == "supported" else self.sides()[::-1]
+        for value, loser in zip((values[0], values[-1]), losers, strict=True):
+            point = {**at, key: value}
+            for side in self.sides():
+                if reason := rows.failed_control(side, point):
+                    return reason
+            if verdict != "inconclusive" and (edge := rows.rate_at_edge(loser, point)):
+                return f"{verdict}, but at {key} = {shown(value)} {edge}"
+        return None
 
 
-def locate(values: tuple[float, ...], differences: Float[np.ndarray, "n V"]) -> Crossing:
-    """The crossing of the mean over seeds, differences [seeds, values]; its interval is a bootstrap that draws seeds (`statistics.percentiles`)."""
+KINDS[Crossing.kind] = Crossing
+
+
+def locate(values: tuple[float, ...], differences: Float[np.ndarray, "n V"]) -> SignChange:
+    """Returns the change of sign of the mean over seeds of differences [seeds, values].
+
+    The interval of its location is a bootstrap that draws seeds (`statistics.percentiles`).
+    """
     n = len(differences)
-    drawn = np.random.default_rng(0).integers(n, size=(DRAWS, n))
-    places, means = np.array(values, float), differences.mean(0)
-    turned = -1.0 if means[0] > 0 > means[-1] else 1.0  # the other change: where it comes below 0
-    where = first_above(places, turned * means[None])[0]
+    at, means = np.array(values, float), differences.mean(0)
+    sign = -1.0 if means[0] > 0 > means[-1] else 1.0  # of the opposite change: where the mean comes below 0
+    location = first_above(at, sign * means[None])[0]
     levels = statistics.percentiles(n) if n > 1 else (0.0, 1.0)
-    low, high = np.quantile(first_above(places, turned * differences[drawn].mean(1)), levels)
-    above: Bool[np.ndarray, " V"] = differences.mean(0) > 0
-    return Crossing(
-        statistics.Estimate(float(where), *((float(low), float(high)) if n > 1 else (np.nan, np.nan)), n),
-        statistics.both_sides(differences[:, 0], differences[:, -1]),
-        statistics.both_sides(differences[:, -1], differences[:, 0]),
+    low, high = np.quantile(first_above(at, sign * differences[resampled(n)].mean(1)), levels)
+    above: Bool[np.ndarray, " V"] = means > 0
+    first, last = differences[:, 0], differences[:, -1]
+    return SignChange(
+        statistics.Estimate(float(location), *((float(low), float(high)) if n > 1 else (np.nan, np.nan)), n),
+        statistics.intersection_union_p(first, last),
+        statistics.intersection_union_p(last, first),
         int((above[1:] != above[:-1]).sum()),
-        statistics.estimate(differences[:, 0]),
-        statistics.estimate(differences[:, -1]),
+        statistics.estimate(first),
+        statistics.estimate(last),
     )
 
 
 def first_above(values: Float[np.ndarray, " V"], curves: Float[np.ndarray, "B V"]) -> Float[np.ndarray, " B"]:
-    """Where each curve first comes above 0, by lines between its values.
+    """Returns the value at which each curve first comes above 0, by lines between the values.
 
-    The first value where it is above from the start, the last where it never is: an interval that ends there may go on beyond.
+    It is the first value for a curve that begins above 0, and the last for a curve that never is: an interval that ends there may go on
+    beyond.
     """
     above = curves > 0
     after = np.maximum(above.argmax(1), 1)
     row = np.arange(len(curves))
     low, high = curves[row, after - 1], curves[row, after]
-    way = np.divide(-low, high - low, out=np.zeros(len(curves)), where=high != low)
-    inside = values[after - 1] + (values[after] - values[after - 1]) * way
-    return np.where(above[:, 0], values[0], np.where(above.any(1), inside, values[-1]))
-
-
-def _differences(claim: Claim, rows: Rows, at: dict[str, Any]) -> pd.DataFrame:
-    """higher - lower by seed at one value, now and later; in logs for ratios."""
-    logs = claim.unit == "ratio"
-    low, high = (
-        ends(rows.history(side, at, claim.metric, side["arm"]), rows.config.gate.horizon, logs)
-        for side in (claim.lower, claim.higher)
-    )
-    return (high - low).dropna(subset="now")
-
-
-def _voided(claim: Claim, rows: Rows, verdict: str) -> str | None:
-    """Why the ends carry no verdict: a control that did not control, or a loser that might win at a rate that nobody tried."""
-    key, values = claim.along or Along("", ())
-    for value, loser in zip((values[0], values[-1]), (claim.lower, claim.higher), strict=True):
-        at = {**claim.at, key: value}
-        for side in (claim.lower, claim.higher):
-            if why := rows.missed(side, at):
-                return why
-        side = loser if verdict == "supported" else claim.higher if loser is claim.lower else claim.lower
-        if verdict != "inconclusive" and (edge := rows.edge(side, at)):
-            return f"{verdict}, but at {key} = {shown(value)} {edge}"
-    return None
+    fraction = np.divide(-low, high - low, out=np.zeros(len(curves)), where=high != low)
+    between = values[after - 1] + (values[after] - values[after - 1]) * fraction
+    return np.where(above[:, 0], values[0], np.where(above.any(1), between, values[-1]))

@@ -9,7 +9,7 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from routed.analysis import controls, statistics
-from routed.analysis.sides import Rows, at_edge, ends, paired
+from routed.analysis.paired_values import Rows, at_edge, ends, paired
 from routed.engine.rows import shown
 from routed.layer.model_losses import LIMITS
 from routed.layer.rule import Rule, rule_of
@@ -47,7 +47,7 @@ def gap(rows: pd.DataFrame) -> pd.DataFrame:
     holds too. All steps are of the seeds that every arm on the path has. There are no shares, NaN, of a gap that may be none:
     its interval contains 0. Empty without learned, frozen or any control.
     """
-    good = rows[(rows.status == "ok") & ~rows.arm.isin([*controls.missed(rows, "test/loss")])]
+    good = rows[(rows.status == "ok") & ~rows.arm.isin([*controls.failed(rows, "test/loss")])]
     present = {UNTRAINED, REFERENCE} & set(good.arm)
     if len(present) < 2 or "test/loss" not in good:
         return pd.DataFrame()
@@ -63,7 +63,7 @@ def gap(rows: pd.DataFrame) -> pd.DataFrame:
     certain = len(whole) > 1 and statistics.p_value(whole) < 1 - statistics.LEVEL
     parts = []
     for index, (name, _, why) in enumerate(path):
-        share = statistics.share(steps[:, index], whole) if certain else statistics.estimate([])
+        share = statistics.bootstrap_ratio(steps[:, index], whole) if certain else statistics.estimate([])
         values = {"part": name, **statistics.estimate(steps[:, index])._asdict(), "note": why}
         values["arms"] = f"{arms[index]} / {arms[index + 1]}"
         parts.append(values | {"share": share.mean, "share_low": share.low, "share_high": share.high})

@@ -1,6 +1,6 @@
 """The law: the gap between the learned router and the fairest frozen one, expected from settings, with an interval.
 
-A gap is log(fairest / learned), a mean over the seeds of a point (`sides.fair_gap`). A law is a Gaussian process (Rasmussen and
+A gap is log(fairest / learned), a mean over the seeds of a point (`paired_values.fair_gap`). A law is a Gaussian process (Rasmussen and
 Williams 2006) over the coordinates of AXES, kept as the points that it was fitted to and the parameters of its kernel, so that a
 prediction needs no optimisation.
 """
@@ -23,8 +23,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Kernel, Matern, WhiteKernel
 from sklearn.model_selection import KFold
 
-from routed.analysis.foretold import SCORES
-from routed.analysis.sides import fair_gap
+from routed.analysis.paired_values import fair_gap
+from routed.analysis.preregistered import SCORES
 from routed.analysis.statistics import LEVEL
 from routed.contracts import UserError
 from routed.engine.rows import last
@@ -159,7 +159,7 @@ def cross_validated(
 ) -> dict[str, float]:
     """What a form says of gaps that it has not seen, its parameters fitted anew in each of 10 folds.
 
-    log_density: mean log N(gap; mean, deviation^2), which chooses; the others are those of `foretold.SCORES`.
+    log_density: mean log N(gap; mean, deviation^2), which chooses; the others are those of `preregistered.SCORES`.
     """
     mean, deviation = np.empty(len(gaps)), np.empty(len(gaps))
     for rest, out in KFold(FOLDS, shuffle=True, random_state=0).split(places):

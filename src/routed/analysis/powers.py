@@ -1,11 +1,12 @@
-"""The power of a number by which a metric goes: the kind of claim `power`, and the figure beside it.
+"""The kind of claim `power`: a metric goes by a power of a number.
 
-The slope of the logarithm of a metric's mean over seeds against the logarithm of the number, by least squares; its interval is a bootstrap's
-over seeds, the same seeds at every number, as 1,000 samples of a seed are the first of its 10,000.
+The power is the slope of the logarithm of the metric's mean over seeds against the logarithm of the number, by least squares. Its interval
+is a bootstrap over seeds, with the same seeds at every number: 1,000 samples of a seed are the first of its 10,000.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,16 +14,17 @@ import pandas as pd
 from jaxtyping import Float
 
 from routed.analysis import digits, statistics
-from routed.analysis.claims import Claim
-from routed.analysis.reach import FEW, SEEDS, drawn, estimate, fitted_slope
-from routed.analysis.sides import Rows
+from routed.analysis.bootstrap import FEW, SEEDS, all_then_resampled, estimate_of_draws, fitted_slope
+from routed.analysis.claims import KINDS, OneSide, Point, Side
+from routed.analysis.claims.rules import inconclusive
+from routed.analysis.paired_values import Rows
 
-#: Powers that differ by less are taken for equal.
+#: Largest difference of powers that count as equal.
 MARGIN = 0.1
 
 
-class Power(NamedTuple):
-    """The slope with its interval, the height of the fitted line at 1 (in logarithms), and the runs that are in it and out of it."""
+class PowerFit(NamedTuple):
+    """A fitted power: the slope with its interval, the line's height at 1 (in logarithms), and the runs that are used and left out."""
 
     slope: statistics.Estimate
     height: float
@@ -30,54 +32,69 @@ class Power(NamedTuple):
     left_out: int
 
 
-def fitted(table: pd.DataFrame) -> Power | None:
-    """The power of a table [seeds, numbers], NaN where a run says nothing; None of fewer than two numbers."""
+@dataclasses.dataclass(frozen=True)
+class Power(OneSide):
+    """The metric of the side goes by the paper's power of the numbers of `points`, each with the settings that the side has there.
+
+    Entries of a point beyond these two are not read.
+    """
+
+    kind = "power"
+
+    points: tuple[tuple[Any, ...], ...]
+
+    def reads(self) -> list[tuple[Side, Point]]:
+        """Returns the side with its settings at every number."""
+        return [({**self.side, **changes}, self.setup.at) for _, changes, *_ in self.points]
+
+    def judge(self, rows: Rows) -> dict[str, Any]:
+        """Returns the fitted power: supported if its interval lies within MARGIN of the paper's, opposite if outside of that."""
+        columns: dict[float, pd.Series] = {}
+        for (number, *_), (side, at) in zip(self.points, self.reads(), strict=True):
+            runs = rows.runs(side, at, side["arm"])
+            name = side.get("metric", self.setup.metric)
+            if len(runs) and name in runs:
+                columns[number] = runs.set_index("seed")[name]
+        if not columns:
+            return {}
+        fit = fitted(pd.DataFrame(columns))
+        if fit is None:
+            return inconclusive({"n": max(map(len, columns.values()))}, "fewer than two seeds or numbers")
+        mean, low, high, n = fit.slope
+        record: dict[str, Any] = {"ours": mean, "interval": [low, high], "n": n}
+        record["text"] = f"power {digits.with_interval((mean, low, high))} of {fit.used} runs, {fit.left_out} left out"
+        if n < SEEDS:
+            return inconclusive(record, FEW)
+        least, most = self.paper - MARGIN, self.paper + MARGIN
+        if least < low and high < most:
+            verdict, where = "supported", "lies"
+        elif high < least or most < low:
+            verdict, where = "opposite", "lies outside of what is"
+        else:
+            verdict, where = "inconclusive", "does not lie"
+        return record | {"verdict": verdict, "reason": f"the interval {where} within {MARGIN:g} of {self.paper:g}"}
+
+
+KINDS[Power.kind] = Power
+
+
+def fitted(table: pd.DataFrame) -> PowerFit | None:
+    """Returns the power of a table [seeds, numbers], NaN for runs that say nothing; None for fewer than two seeds or numbers."""
     heights = table.to_numpy(float)
-    places, known = np.log(table.columns.to_numpy(float)), np.isfinite(heights)
-    if min(heights.shape) < 2 or known.any(0).sum() < 2:
+    numbers, finite = np.log(table.columns.to_numpy(float)), np.isfinite(heights)
+    if min(heights.shape) < 2 or finite.any(0).sum() < 2:
         return None
-    slopes = np.array([fitted_slope(places, row) for row in _means(heights[drawn(len(heights))])])
-    found = estimate(slopes, len(heights))
-    means = _means(heights[None])[0]
-    height = float((means - found.mean * places)[np.isfinite(means)].mean())
-    return Power(found, height, int(known.sum()), int((~known).sum()))
+    draws = _log_means(heights[all_then_resampled(len(heights))])
+    slope = estimate_of_draws(np.array([fitted_slope(numbers, draw) for draw in draws]), len(heights))
+    means = _log_means(heights[None])[0]
+    height = float((means - slope.mean * numbers)[np.isfinite(means)].mean())
+    return PowerFit(slope, height, int(finite.sum()), int((~finite).sum()))
 
 
-def _means(draws: Float[np.ndarray, "B seeds numbers"]) -> Float[np.ndarray, "B numbers"]:
-    """Logarithms of the means over seeds of what is known and positive; NaN where nothing is."""
-    known = np.isfinite(draws)
-    count = known.sum(1)
-    total = np.where(known, draws, 0.0).sum(1)
+def _log_means(draws: Float[np.ndarray, "D seeds numbers"]) -> Float[np.ndarray, "D numbers"]:
+    """Returns logarithms of the means over seeds with a finite value; NaN if there is none or the mean is not positive."""
+    finite = np.isfinite(draws)
+    count = finite.sum(1)
+    total = np.where(finite, draws, 0.0).sum(1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((count > 0) & (total > 0), np.log(total / count), np.nan)
-
-
-def power(claim: Claim, rows: Rows) -> dict[str, Any]:
-    """Supported where the slope's interval lies within MARGIN of the paper's power, opposite where it lies outside of that."""
-    ends: dict[float, pd.Series] = {}
-    for number, changes, _ in claim.slope:
-        side = {**claim.lower, **changes}
-        runs = rows.runs(side, claim.at, side["arm"])
-        name = side.get("metric", claim.metric)
-        if len(runs) and name in runs:
-            ends[number] = runs.set_index("seed")[name]
-    if not ends:
-        return {}
-    found = fitted(pd.DataFrame(ends))
-    if found is None:
-        return {
-            "n": max(map(len, ends.values())),
-            "verdict": "inconclusive",
-            "reason": "fewer than two seeds or numbers",
-        }
-    mean, low, high, n = found.slope
-    record: dict[str, Any] = {"ours": mean, "interval": [low, high], "n": n}
-    record["text"] = f"power {digits.with_interval((mean, low, high))} of {found.used} runs, {found.left_out} left out"
-    if n < SEEDS:
-        return record | {"verdict": "inconclusive", "reason": FEW}
-    least, most = claim.paper - MARGIN, claim.paper + MARGIN
-    verdict = (
-        "supported" if least < low and high < most else "opposite" if high < least or most < low else "inconclusive"
-    )
-    where = {"supported": "lies", "opposite": "lies outside of what is"}.get(verdict, "does not lie")
-    return record | {"verdict": verdict, "reason": f"the interval {where} within {MARGIN:g} of {claim.paper:g}"}

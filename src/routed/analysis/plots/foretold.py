@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from routed.analysis import law, statistics
+from routed.analysis.paired_values import fair_gap
 from routed.analysis.plots.frame import Data, legend, marker_of
 from routed.analysis.plots.marks import Point, bars, intervals
 from routed.analysis.plots.scales import logarithmic
-from routed.analysis.sides import fair_gap
 from routed.plan.arms import ARMS
 
 #: Points of a line of the law.
