@@ -1,14 +1,17 @@
 """Verdicts on tables whose answer is known, the gap, and the threats."""
 
+import ast
+import dataclasses
 import json
 import math
+import pathlib
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import diagnosis
-from routed.analysis.claims import Writer
+from routed.analysis import diagnosis, verdicts
+from routed.analysis.claims import KINDS, OneSide, Writer
 from routed.analysis.verdicts import judge, to_json, unanswered
 from routed.contracts import UserError
 from routed.plan.config import base
@@ -94,6 +97,45 @@ def test_an_unknown_kind_is_refused():
     ):
         Writer("same").ordr("x", "s", "p", {}, {})
     assert not hasattr(Writer("same"), "ordr")
+
+
+def test_a_users_kind_needs_no_edit_of_the_package(monkeypatch):
+    """It has a field of its own and a method of the writer; its p value joins the family of the figure."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Even(OneSide):
+        kind = "even"
+        p: float
+
+        def judge(self, rows):
+            values = rows.final_values(self.side, self.setup.at, self.setup.metric)
+            return {"n": len(values), "verdict": "supported", "p": self.p}
+
+    monkeypatch.setitem(KINDS, "even", Even)
+    write = Writer("same", at={"data.samples": 64}, prefix="mine.")
+    claims = tuple(write.even(id, "s", "p", {"arm": "learned"}, p) for id, p in (("sure", 0.01), ("unsure", 0.04)))
+    sure, unsure = judge(claims, table(), base(), ["data.samples"])
+    assert (sure["id"], sure["kind"], sure["n"], sure["verdict"]) == ("mine.sure", "even", 4, "supported")
+    assert sure["p_adjusted"] == 0.02 and unsure["verdict"] == "supported"
+    (strict,) = judge((claims[1].replace(alpha=0.01),), table(), base(), ["data.samples"])
+    assert strict["verdict"] == "inconclusive"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_has_fewer_than_ten_fields(kind):
+    assert len(dataclasses.fields(KINDS[kind])) < 10 and KINDS[kind].kind == kind
+
+
+def test_claims_and_verdicts_know_no_kind_that_registers_itself():
+    folder = pathlib.Path(verdicts.__file__).parent
+    outside = {KINDS[kind].__module__ for kind in KINDS} - {
+        "routed.analysis.claims.comparison",
+        "routed.analysis.claims.number",
+    }
+    assert len(outside) > 3
+    for path in (folder / "verdicts.py", *(folder / "claims").glob("*.py")):
+        imported = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+        assert not imported & outside, path
 
 
 def test_order_reports_the_geometric_mean_ratio():
