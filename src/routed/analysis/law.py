@@ -1,8 +1,8 @@
-"""The law: the gap between the learned router and the fairest frozen one, expected from settings, with an interval.
+"""The law: an expectation of the gap between the learned and the fairest frozen router from settings, with an interval.
 
 A gap is log(fairest / learned), a mean over the seeds of a point (`paired_values.fair_gap`). A law is a Gaussian process (Rasmussen and
-Williams 2006) over the coordinates of AXES, kept as the points that it was fitted to and the parameters of its kernel, so that a
-prediction needs no optimisation.
+Williams 2006) over the coordinates of AXES. Its file holds the points of the fit and the parameters of the kernel, so a prediction needs
+no optimisation.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from routed.contracts import UserError
 from routed.engine.rows import last
 from routed.system import files
 
-#: What comes with the package.
+#: The law that comes with the package.
 FILE = pathlib.Path(__file__).with_name("law.json")
 
-#: A loss below this share of the variance counts as this: what is solved is solved, and a log ratio of 1e-5 and 1e-2 is about neither.
+#: Smallest loss, as a share of the variance; lower losses count as this, since log ratios of solved problems say nothing.
 SOLVED = 0.01
 
 #: Folds of the cross-validation that chooses a form, and starts of the search for a kernel's parameters.
@@ -41,25 +41,32 @@ FOLDS, STARTS = 10, 3
 
 
 class Axis(NamedTuple):
-    """What the gap is a function of: its words, its size from a flat config, the value of its key that has a size, and its coordinate."""
+    """A variable of the law.
 
-    words: str
+    label: its name for a reader.
+    size: function of a flat config to the variable's size.
+    value: function of a size and a flat config to the value of the key.
+    coordinate: function of a flat config to the coordinate in the Gaussian process.
+    log: True if figures draw it on a logarithmic axis.
+    """
+
+    label: str
     size: Callable[[Mapping[str, Any]], float]
     value: Callable[[float, Mapping[str, Any]], float]
-    place: Callable[[Mapping[str, Any]], float]
-    log: bool = True  # how a figure draws it
+    coordinate: Callable[[Mapping[str, Any]], float]
+    log: bool = True
 
 
-def _logarithmic(words: str, key: str, by: str = "") -> Axis:
-    """The logarithm of what a key says, or of how much that is for each of what another one counts."""
+def _logarithmic(label: str, key: str, by: str = "") -> Axis:
+    """Returns the axis of the logarithm of a key's value, or of its ratio to the value of another key."""
 
     def size(flat: Mapping[str, Any]) -> float:
         return flat[key] / (flat[by] if by else 1)
 
-    return Axis(words, size, lambda size, flat: size * (flat[by] if by else 1), lambda flat: math.log(size(flat)))
+    return Axis(label, size, lambda size, flat: size * (flat[by] if by else 1), lambda flat: math.log(size(flat)))
 
 
-#: The key that moves it -> axis. Separation counts as that of the clusters that matter, c sqrt(1 - s) (`tasks.crossed`).
+#: Key -> axis that it moves. The coordinate of separation is that of the relevant clusters, c sqrt(1 - s) (`tasks.crossed`).
 AXES = {
     "data.separation": Axis(
         "separation",
@@ -87,7 +94,7 @@ AXES = {
 
 
 def _kernels() -> dict[str, Kernel]:
-    """Form -> kernel, noise included: Bayesian linear and quadratic regression, smooth and rougher functions of each axis."""
+    """Returns form -> kernel with noise: Bayesian linear and quadratic regression, smooth and rougher functions of each axis."""
     size, noise, lengths = ConstantKernel(1.0, (1e-3, 1e3)), WhiteKernel(0.1, (1e-4, 1e1)), np.ones(len(AXES))
     slope = DotProduct(1.0, (1e-2, 1e2))
     return {
@@ -99,10 +106,15 @@ def _kernels() -> dict[str, Kernel]:
 
 
 class Law(NamedTuple):
-    """Points as values of AXES' keys with the config's other numbers that these read, gaps, and the kernel's logarithmic parameters.
+    """A fitted law.
 
-    `reach` is the largest deviation with which the law expects one of its points from all others: beyond it lies what is far from
-    every point. `scores`: form -> what cross-validation found; `made` says how, for a reader.
+    points: values of the keys of AXES, and of other keys that the axes read.
+    gaps: measured gaps.
+    form: name of the kernel.
+    theta: logarithms of the kernel's parameters.
+    reach: largest deviation of the law's expectation of one of its points from the rest; a larger deviation is far from every point.
+    scores: form -> scores of its cross-validation.
+    made: experiment, seeds and steps of the fit.
     """
 
     points: tuple[Mapping[str, Any], ...]
@@ -115,7 +127,7 @@ class Law(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The gap at a point, the ends of its 95 % interval (of the mean over as many seeds as a point of the fit has), and why not to trust it."""
+    """The expected gap at a point, the ends of the 95 % interval for a mean over as many seeds as in the fit, and reasons for distrust."""
 
     gap: float
     low: float
@@ -126,44 +138,42 @@ class Expected(NamedTuple):
 def gaps_of(
     table: pd.DataFrame, base: Mapping[str, Any], swept: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[float]]:
-    """The points of some rows and the gap at each, mean over seeds, of losses cut at SOLVED; `base` is the flat config they depart from."""
+    """Returns the points of some rows and the mean gap at each, of losses cut at SOLVED; `base` is the flat config without the sweep."""
     points, gaps = [], []
     reads = (*AXES, "data.clusters")
     for values, rows in last(table).groupby(list(swept)):
-        if (found := fair_gap(cut(rows))) is not None:
+        if (gap := fair_gap(cut(rows))) is not None:
             flat = {**base, **dict(zip(swept, np.array(values, object).tolist(), strict=True))}
             points.append({key: flat[key] for key in reads})
-            gaps.append(found.estimate.mean)
+            gaps.append(gap.estimate.mean)
     return points, gaps
 
 
 def cut(rows: pd.DataFrame, floor: float = SOLVED, metric: str = "test/loss") -> pd.DataFrame:
-    """Rows whose losses are `floor` at least."""
+    """Returns the rows with losses of at least `floor`."""
     return rows.assign(**{metric: rows[metric].clip(lower=floor)})
 
 
 def fit(points: Sequence[Mapping[str, Any]], gaps: Sequence[float], made: Mapping[str, Any]) -> Law:
-    """The law of these points, in the form with the highest mean log density of left-out gaps (`cross_validated`)."""
-    places, seen = _places(points, points), np.array(gaps)
-    scores = {form: cross_validated(kernel, places, seen) for form, kernel in _kernels().items()}
+    """Returns the law of these points, in the form with the highest mean log density of left-out gaps (`cross_validated`)."""
+    x, y = _coordinates(points, points), np.array(gaps)
+    scores = {form: cross_validated(kernel, x, y) for form, kernel in _kernels().items()}
     form = max(scores, key=lambda name: scores[name]["log_density"])
-    theta = tuple(map(float, _fitted(_kernels()[form], places, seen).kernel_.theta))
+    theta = tuple(map(float, _fitted(_kernels()[form], x, y).kernel_.theta))
     law = Law(tuple(points), tuple(map(float, gaps)), form, theta, math.inf, scores, made)
-    others = [np.arange(len(seen)) != index for index in range(len(seen))]
-    deviations = [_process(law, places[rest], seen[rest]).predict(places[~rest], return_std=True)[1] for rest in others]
+    all_but_one = [np.arange(len(y)) != index for index in range(len(y))]
+    deviations = [_process(law, x[rest], y[rest]).predict(x[~rest], return_std=True)[1] for rest in all_but_one]
     return law._replace(reach=float(np.max(deviations)))
 
 
-def cross_validated(
-    kernel: Kernel, places: Float[np.ndarray, "N A"], gaps: Float[np.ndarray, " N"]
-) -> dict[str, float]:
-    """What a form says of gaps that it has not seen, its parameters fitted anew in each of 10 folds.
+def cross_validated(kernel: Kernel, x: Float[np.ndarray, "N A"], gaps: Float[np.ndarray, " N"]) -> dict[str, float]:
+    """Returns scores of a kernel on gaps of folds that are left out of its fit.
 
-    log_density: mean log N(gap; mean, deviation^2), which chooses; the others are those of `preregistered.SCORES`.
+    `log_density`, the mean log N(gap; mean, deviation^2), chooses the form; the other scores are those of `preregistered.SCORES`.
     """
     mean, deviation = np.empty(len(gaps)), np.empty(len(gaps))
-    for rest, out in KFold(FOLDS, shuffle=True, random_state=0).split(places):
-        mean[out], deviation[out] = _fitted(kernel, places[rest], gaps[rest]).predict(places[out], return_std=True)
+    for rest, out in KFold(FOLDS, shuffle=True, random_state=0).split(x):
+        mean[out], deviation[out] = _fitted(kernel, x[rest], gaps[rest]).predict(x[out], return_std=True)
     density = float(stats.norm.logpdf(gaps, mean, deviation).mean())
     return {"log_density": density} | {
         name: float(score(gaps, _with_ends(mean, deviation))) for name, score in SCORES.items()
@@ -171,59 +181,64 @@ def cross_validated(
 
 
 def _with_ends(mean: Float[np.ndarray, " N"], deviation: Float[np.ndarray, " N"]) -> Float[np.ndarray, "N 3"]:
-    """Expectations with the ends of their 95 % intervals."""
+    """Returns expectations with the ends of their 95 % intervals."""
     half = stats.norm.ppf((1 + LEVEL) / 2) * deviation
     return np.stack([mean, mean - half, mean + half], axis=1)
 
 
 def expect(law: Law, points: Sequence[Mapping[str, Any]]) -> list[Expected]:
-    """What the law expects at points (flat configs), and where it extrapolates: outside of the fit's ranges, or far from its points."""
-    process = _process(law, _places(law.points, law.points), np.array(law.gaps))
-    mean, deviation = process.predict(_places(law.points, points), return_std=True)
+    """Returns the law's expectations at points (flat configs), and whether it extrapolates: outside of the fit's ranges, or far from its points."""
+    process = _process(law, _coordinates(law.points, law.points), np.array(law.gaps))
+    mean, deviation = process.predict(_coordinates(law.points, points), return_std=True)
     return [
-        Expected(float(mean), float(low), float(high), _beyond(law, point, one))
-        for point, (mean, low, high), one in zip(points, _with_ends(mean, deviation), deviation, strict=True)
+        Expected(float(mean), float(low), float(high), _extrapolations(law, point, std))
+        for point, (mean, low, high), std in zip(points, _with_ends(mean, deviation), deviation, strict=True)
     ]
 
 
-def _beyond(law: Law, point: Mapping[str, Any], deviation: float) -> tuple[str, ...]:
-    """The axes on which a point lies outside of the fit's, each with its range; or that it is far from every point of the fit."""
-    found = []
+def _extrapolations(law: Law, point: Mapping[str, Any], deviation: float) -> tuple[str, ...]:
+    """Returns a text for each axis on which a point lies outside of the fit's range, or that the point is far from the fit."""
+    reasons = []
     for axis in AXES.values():
-        sizes, size = [axis.size(one) for one in law.points], axis.size(point)
+        sizes, size = [axis.size(fitted) for fitted in law.points], axis.size(point)
         if not min(sizes) * (1 - 1e-6) <= size <= max(sizes) * (1 + 1e-6):
-            found.append(f"{axis.words} {size:.3g} is outside of [{min(sizes):.3g}, {max(sizes):.3g}]")
-    if not found and deviation > law.reach * (1 + 1e-6):
-        found.append("no point of the fit is near")
-    return tuple(found)
+            reasons.append(f"{axis.label} {size:.3g} is outside of [{min(sizes):.3g}, {max(sizes):.3g}]")
+    if not reasons and deviation > law.reach * (1 + 1e-6):
+        reasons.append("no point of the fit is near")
+    return tuple(reasons)
 
 
-def _places(of: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]) -> Float[np.ndarray, "N A"]:
-    """Coordinates of points, on a scale on which those of the fit go from -1 to 1."""
-    own, asked = (np.array([[axis.place(one) for axis in AXES.values()] for one in some]) for some in (of, points))
-    low, high = own.min(0), own.max(0)
-    return 2 * (asked - low) / np.where(high > low, high - low, 1.0) - 1
+def _coordinates(fit: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]) -> Float[np.ndarray, "N A"]:
+    """Returns coordinates of points, on a scale on which the points of the fit go from -1 to 1."""
+    of_fit, of_points = (
+        np.array([[axis.coordinate(flat) for axis in AXES.values()] for flat in configs]) for configs in (fit, points)
+    )
+    low, high = of_fit.min(0), of_fit.max(0)
+    return 2 * (of_points - low) / np.where(high > low, high - low, 1.0) - 1
 
 
-def _fitted(kernel: Kernel, places: np.ndarray, gaps: np.ndarray) -> GaussianProcessRegressor:
-    """The process whose parameters make these gaps most likely; an axis without effect has a length at its bound, which is no fault."""
+def _fitted(kernel: Kernel, x: np.ndarray, gaps: np.ndarray) -> GaussianProcessRegressor:
+    """Returns the process whose parameters make these gaps most likely.
+
+    An axis without effect has a length at its bound: the warning about it is suppressed.
+    """
     process = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=STARTS, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return process.fit(places, gaps)
+        return process.fit(x, gaps)
 
 
-def _process(law: Law, places: np.ndarray, gaps: np.ndarray) -> GaussianProcessRegressor:
-    """The process of a law's own parameters, given these gaps."""
+def _process(law: Law, x: np.ndarray, gaps: np.ndarray) -> GaussianProcessRegressor:
+    """Returns the process with a law's parameters, given these gaps."""
     kernel = _kernels()[law.form].clone_with_theta(np.array(law.theta))
-    return GaussianProcessRegressor(kernel, optimizer=None, normalize_y=True).fit(places, gaps)
+    return GaussianProcessRegressor(kernel, optimizer=None, normalize_y=True).fit(x, gaps)
 
 
 def read(path: pathlib.Path = FILE) -> Law:
-    """The law in a file.
+    """Reads the law of a file.
 
     Raises:
-      UserError: no such file, or it holds no law.
+      UserError: no such file, or a file without a law.
     """
     with files.explained(path):
         text = path.read_text("utf-8")
@@ -234,7 +249,7 @@ def read(path: pathlib.Path = FILE) -> Law:
 
 
 def write(law: Law, path: pathlib.Path) -> None:
-    """Writes a law, a point a line.
+    """Writes a law to a file, one point on each line.
 
     Raises:
       UserError: the disk is full or read-only.

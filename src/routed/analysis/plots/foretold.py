@@ -83,7 +83,7 @@ def axes(spec: dict[str, Any], data: Data) -> Figure | None:
         if axis.log:
             logarithmic(panel, "x")
         panel.axhline(0, color="0.5", lw=0.8)
-        panel.set_xlabel(axis.words)
+        panel.set_xlabel(axis.label)
     means = [gap.estimate.mean for _, gap in flats]
     panels[0, 0].set_ylim(min(means) - ROOM, max(means) + ROOM)  # five seeds may leave an interval of any length
     for first in panels[:, 0]:
