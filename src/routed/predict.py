@@ -1,11 +1,11 @@
-"""The expected gain of learning to route, without training: the gap log(fairest / learned) by the law of experiments/law.py.
+"""The expected gain of learning to route, without training: log(fairest / learned) by the law of experiments/law.py.
 
     routed predict --config.data.separation=1.5 --config.data.share=0.3
 
-(or python -m routed.predict) prints the expected factor of the fairest frozen control's loss over the learned router's, with its 95 %
-interval, and a warning if the law extrapolates. The law reads data.separation, data.samples, data.share, experts.count, batch_size and
-router.init_scale. A setting that is not given is as in the centre of the law's design; every other setting is as in its protocol
-(routed list law).
+(or python -m routed.predict) prints the expected factor of the fairest frozen control's loss over the learned router's,
+with its 95 % interval, and a warning if the law extrapolates. The law reads data.separation, data.samples, data.share,
+experts.count, batch_size and router.init_scale. A setting that is not given is as in the centre of the law's design;
+every other setting is as in its protocol (routed list law).
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ EXPERIMENT = "law"
 
 _OVERRIDES: list[str] = []
 
-#: Limits of the law that comes with routed, printed with each prediction (docs/results/README.md, "What contradicts the headline").
+#: Limits of the law that comes with routed, printed with each prediction (docs/results/README.md, "What contradicts the
+#: headline").
 CONDITIONS = (
-    "  holds for constant experts, one pair of learning rates and 3,000 steps; of 30 points predicted before they ran 27 signs were\n"
-    "  right, but 15 of these gaps are not told from 0, and without the four largest gaps R^2 falls from .91 to .33"
+    "  holds for constant experts, one pair of learning rates and 3,000 steps; of 30 points predicted before they ran"
+    " 27 signs were\n  right, but 15 of these gaps are not told from 0, and without the four largest gaps R^2 falls from"
+    " .91 to .33"
 )
 
 #: Settings, beside the axes, in which workdirs of one law may differ: seeds, and arms that a figure adds.
@@ -164,8 +166,8 @@ def _fit(workdirs: list[str], out: pathlib.Path) -> None:
         for key in sorted(of_identity - {*law.AXES, *MAY_DIFFER}):
             if first.get(key) != base.get(key):
                 raise UserError(
-                    f"--fit={workdir}: it has {key}={base.get(key)}, {workdirs[0]} {first.get(key)}: points of one law differ in"
-                    f" {', '.join(law.AXES)} alone"
+                    f"--fit={workdir}: it has {key}={base.get(key)}, {workdirs[0]} {first.get(key)}:"
+                    f" points of one law differ in {', '.join(law.AXES)} alone"
                 )
         points_of_workdir, gaps_of_workdir = law.gaps_of(table, base, swept)
         points, gaps = points + points_of_workdir, gaps + gaps_of_workdir

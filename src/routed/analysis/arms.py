@@ -26,11 +26,15 @@ OTHER_LOSSES = ("test/loss_soft", "test/accuracy", "eval/accuracy")
 
 #: Definitions of headings that are no metric.
 FLOPS = (
-    "Floating-point operations of a training step for each token: 6 for every parameter that serves it (2 forward, 4 backward)."
+    "Floating-point operations of a training step for each token: 6 for every parameter that serves it (2 forward, 4"
+    " backward)."
     " A soft mixture computes all experts, a top-1 router one."
 )
 PARAMETERS = "Weights of the whole model, all experts and the router included."
-SEEDS = "Runs of the arm, each with its own data, order and initial weights, which the arms of a seed share. Intervals are over these."
+SEEDS = (
+    "Runs of the arm, each with its own data, order and initial weights, which the arms of a seed share."
+    " Intervals are over these."
+)
 
 
 class Heading(NamedTuple):
@@ -55,7 +59,7 @@ class Table(NamedTuple):
 
 
 def table(rows: pd.DataFrame, data: Data, config: ConfigDict) -> Table:
-    """Returns the arms at one point, the best first: losses, against the fairest control, dead experts, information, cost, seeds.
+    """Returns the arms at one point, the best first: losses, dead experts, information, cost and seeds.
 
     `rows` are the last rows at the point, `config` is the config of the point.
     """
@@ -103,8 +107,8 @@ def _against(rival: str, data: Data) -> Heading:
     if rival != REFERENCE:
         definition += (
             " The fairest control is the frozen router with the lowest loss here, of those that answer a confound"
-            " (as sharp as the learned one, trained as evaluated, rows from data, k-means) and did control it. The learned"
-            " router's interval knows that it was chosen among several."
+            " (as sharp as the learned one, trained as evaluated, rows from data, k-means) and did control it. The"
+            " learned router's interval knows that it was chosen among several."
         )
     return Heading(f"against the {name}", definition)
 
@@ -152,7 +156,7 @@ _COSTS: dict[str, tuple[float | None, int | None]] = {}
 
 
 def _cost(config: ConfigDict, arm: str) -> tuple[float | None, int | None]:
-    """Returns FLOPs of a training step for each token, and parameters; None for both if they cannot be computed here."""
+    """Returns FLOPs of a training step for each token, and parameters; None if they cannot be computed here."""
     try:
         arm_config = canonical(override(config, changes_of(arm, config)))
         if (key := static_key(arm_config)) not in _COSTS:

@@ -26,7 +26,7 @@ def all_then_resampled(count: int) -> Int[np.ndarray, "D count"]:
 
 
 def estimate_of_draws(draws: Float[np.ndarray, " D"], n: int) -> statistics.Estimate:
-    """Returns the first draw, which is of all seeds, with the 95 % percentile interval of the others (`statistics.percentiles`).
+    """Returns the first draw, which is of all seeds, with the 95 % percentile interval of the other draws.
 
     Infinite draws count, undefined ones are left out.
     """

@@ -8,17 +8,17 @@ import pandas as pd
 
 from routed.plan.arms import ARMS, REFERENCE, UNTRAINED, is_control
 
-#: Nats by which the entropy of a gate may miss the entropy that was asked for. In the headline of gmm_router sharpening by 4 nats lowers
-#: the log of the loss by 1.4, so the tolerance is worth .004, a 25th of the smallest effect of interest; rounding in float32 misses by less
-#: than .001.
+#: Nats by which the entropy of a gate may miss the entropy that was asked for. In the headline of gmm_router sharpening
+#: by 4 nats lowers the log of the loss by 1.4, so the tolerance is worth .004, a 25th of the smallest effect of
+#: interest; rounding in float32 misses by less than .001.
 ENTROPY_TOLERANCE = 0.01
 
 
 def failed(rows: pd.DataFrame, loss: str) -> dict[str, str]:
     """Returns the controls that failed, each with its reason, from the last rows at one point.
 
-    `loss` is the column by which arms are compared. The difference between a failed control and another arm is not the effect that it
-    stands for.
+    `loss` is the column by which arms are compared. The difference between a failed control and another arm is not the
+    effect that it stands for.
     """
     good = rows[rows.status == "ok"]
     reasons = _misses_of_entropy(good) if "router/entropy_asked" in good else {}
@@ -38,13 +38,14 @@ def failed(rows: pd.DataFrame, loss: str) -> dict[str, str]:
 
 
 def _misses_of_entropy(rows: pd.DataFrame) -> dict[str, str]:
-    """Returns the frozen arms that miss the entropy that was asked for by more than the tolerance, each with its worst run."""
+    """Returns the frozen arms that miss the entropy that was asked for, each with its worst run."""
     asked, reached = rows["router/entropy_asked"], rows["router/entropy_token_train"]
     misses = (reached - asked).abs()
     misses = misses[misses > ENTROPY_TOLERANCE].sort_values(ascending=False, kind="stable")
     worst = rows.arm[misses.index].drop_duplicates()
     return {
-        arm: f"its gate was asked for {asked[run]:.3g} nats of entropy and has {reached[run]:.3g} (seed {rows.seed[run]})"
+        arm: f"its gate was asked for {asked[run]:.3g} nats of entropy and has {reached[run]:.3g}"
+        f" (seed {rows.seed[run]})"
         for run, arm in worst.sort_values().items()
         if arm in ARMS and ARMS[arm].changes.get("router.frozen")
     }

@@ -38,7 +38,7 @@ class SignChange(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Verdict of both ends' intervals; a curve that changes sign several times has no single location and no verdict."""
+        """Verdict of the intervals at both ends; a curve that changes sign several times has none."""
         if self.changes != 1 or min(self.p, self.p_opposite) >= 1 - statistics.LEVEL:
             return "inconclusive"
         return "supported" if self.p < self.p_opposite else "opposite"
@@ -57,7 +57,7 @@ class Crossing(TwoSides):
         return [(side, point) for side in self.sides() for point in self.along.points(self.setup.at)]
 
     def judge(self, rows: Rows) -> dict[str, Any]:
-        """Returns the location, supported if both ends are significant in the claimed directions and the mean changes sign once."""
+        """Returns the location: supported if both ends are significant as claimed and the mean changes sign once."""
         values = self.along.values
         differences = [self._differences(rows, point) for point in self.along.points(self.setup.at)]
         if not all(map(len, differences)):
@@ -109,7 +109,7 @@ class Crossing(TwoSides):
         return (high - low).dropna(subset="now")
 
     def _weak_end(self, rows: Rows, verdict: str) -> str | None:
-        """Returns a reason for no verdict: a control that failed, or a loser that might win at another learning rate; or None."""
+        """Returns a failed control, or a loser that might win at another learning rate, as a reason; or None."""
         (key, values), at = self.along, self.setup.at
         losers = self.sides() if verdict == "supported" else self.sides()[::-1]
         for value, loser in zip((values[0], values[-1]), losers, strict=True):
@@ -151,8 +151,8 @@ def locate(values: tuple[float, ...], differences: Float[np.ndarray, "n V"]) -> 
 def first_above(values: Float[np.ndarray, " V"], curves: Float[np.ndarray, "B V"]) -> Float[np.ndarray, " B"]:
     """Returns the value at which each curve first comes above 0, by lines between the values.
 
-    It is the first value for a curve that begins above 0, and the last for a curve that never is: an interval that ends there may go on
-    beyond.
+    It is the first value for a curve that begins above 0, and the last for a curve that never is: an interval that ends
+    there may go on beyond.
     """
     above = curves > 0
     after = np.maximum(above.argmax(1), 1)

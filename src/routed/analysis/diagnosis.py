@@ -20,7 +20,8 @@ from routed.settings.tree import override, value_of
 from routed.tasks.text.sources import SOURCES
 from routed.training.phases import configs_of
 
-#: Path from frozen to learned: each arm removes a confound from the arm before it. Logarithms of ratios add up to the gap.
+#: Path from frozen to learned: each arm removes a confound from the arm before it. Logarithms of ratios add up to the
+#: gap.
 PATH = (
     ("sharpness", "frozen_sharp", "the gate made as sharp as the learned one, nothing else"),
     ("initial partition", "frozen_data", "rows from training examples instead of noise"),
@@ -41,11 +42,11 @@ BESIDE = (
 
 
 def gap(rows: pd.DataFrame) -> pd.DataFrame:
-    """Returns the gap at one point: log ratios with intervals, and the share of each step of the whole gap with its interval.
+    """Returns the gap at one point: log ratios and the share of each step, with intervals.
 
-    An arm without finite runs, or a failed control, is left out of the path; the name of the next step then includes its confound. All
-    steps are of the seeds that every arm on the path has. Shares are NaN if the interval of the gap contains 0. Empty without learned,
-    frozen or any control.
+    An arm without finite runs, or a failed control, is left out of the path; the name of the next step then includes
+    its confound. All steps are of the seeds that every arm on the path has. Shares are NaN if the interval of the gap
+    contains 0. Empty without learned, frozen or any control.
     """
     good = rows[(rows.status == "ok") & ~rows.arm.isin([*controls.failed(rows, "test/loss")])]
     present = {UNTRAINED, REFERENCE} & set(good.arm)
@@ -76,7 +77,7 @@ def gap(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _path(arms: set[str]) -> list[tuple[str, str, str]]:
-    """Returns the steps of PATH between these arms; the name of a step includes the confounds before it that have no arm."""
+    """Returns the steps of PATH between these arms; a step's name includes the confounds before it without an arm."""
     path, without_arm = [], list[str]()
     for name, arm, note in PATH:
         if arm not in arms:
@@ -90,7 +91,7 @@ def _path(arms: set[str]) -> list[tuple[str, str, str]]:
 
 
 def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[tuple[str, str]]:
-    """Returns questions of a hostile reviewer with answers from the rows: of all points, or of the point of the decomposed gap."""
+    """Returns questions of a hostile reviewer with answers from all rows, or from those at the decomposed gap."""
     rows = Rows(table, config, swept)
     good, diverged = rows.last[rows.last.status == "ok"], rows.last[rows.last.status == "diverged"]
     point = rows.at({})
@@ -137,7 +138,7 @@ def _counts(rows: pd.DataFrame) -> str:
 
 
 def _converged(rows: Rows, point: pd.DataFrame) -> str:
-    """Returns the extrapolated change of each arm's loss, and on text the arms that are no better than a bigram model."""
+    """Returns the extrapolated change of each arm's loss, and the arms that are no better than a bigram model."""
     config = rows.config
     loss = problem_of(config).loss
     if config.gate.horizon == 1:
@@ -151,7 +152,8 @@ def _converged(rows: Rows, point: pd.DataFrame) -> str:
             continue
         mean = np.expm1((change.later - change.now).mean())
         changes.append(f"{arm} {100 * mean:+.0f} %")
-    text = f"{loss} at {config.gate.horizon:g} times the steps, if curves go on as they end: {', '.join(changes) or 'unknown'}"
+    text = f"{loss} at {config.gate.horizon:g} times the steps, if curves go on as they end: "
+    text += ", ".join(changes) or "unknown"
     if unknown:
         text += f"; unknown, as there is one evaluation in the second half of training: {', '.join(unknown)}"
     if "eval/bigram" in point:
@@ -198,7 +200,7 @@ def _steered(good: pd.DataFrame, column: str) -> str:
 
 
 def _weight_scale(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> str:
-    """Returns the arms whose combine weights need not sum to 1 at some point: their routers can gain by growing the weights."""
+    """Returns the arms whose combine weights need not sum to 1: their routers can gain by growing them."""
     free: dict[str, list[str]] = {}
     for arm, rules_of in _rules(config, good, swept):
         if stages := [name for name, rules in rules_of.items() if not all(map(_sums_to_1, rules))]:
@@ -220,7 +222,7 @@ def _as_trained(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> str
 
 
 def _rules(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> Iterator[tuple[str, dict[str, list[Rule]]]]:
-    """Yields the arms with routers at all points, with their selections of training, one for each phase, and of evaluation."""
+    """Yields the arms with routers at all points, with their selections of training and of evaluation."""
     keys = [key for key in swept if key.startswith("selection.")]
     for *values, arm in good[[*keys, "arm"]].drop_duplicates().sort_values("arm").itertuples(index=False):
         point = {key: type(value_of(config, key))(value) for key, value in zip(keys, values, strict=True)}

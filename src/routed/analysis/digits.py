@@ -12,7 +12,7 @@ WRITTEN_OUT = 1e-4, 1e6
 
 
 def with_interval(values: Iterable[float], sign: str = "") -> str:
-    """Returns a mean and its interval in brackets, all with the same digits; three digits of the mean if the ends are NaN."""
+    """Returns a mean and its interval with the same digits; three digits of the mean if the ends are NaN."""
     mean, *ends = parts(values, sign)
     return f"{mean} [{', '.join(ends)}]" if ends else mean
 
@@ -20,9 +20,10 @@ def with_interval(values: Iterable[float], sign: str = "") -> str:
 def parts(values: Iterable[float], sign: str = "") -> tuple[str, ...]:
     """Returns mean, low and high as texts; only the mean if the ends are NaN.
 
-    The decimals are those of the half-width h of the interval, rounded as the Particle Data Group rounds (Review of Particle Physics,
-    Introduction, 5.3): to two digits if the first three digits of h are at most 354, else to one. If an end would become 0 or both ends equal
-    (an interval over orders of magnitude, or without a width), each number has three digits of its own.
+    The decimals are those of the half-width h of the interval, rounded as the Particle Data Group rounds (Review of
+    Particle Physics, Introduction, 5.3): to two digits if the first three digits of h are at most 354, else to one. If
+    an end would become 0 or both ends equal (an interval over orders of magnitude, or without a width), each number has
+    three digits of its own.
 
     The sign "+" is shown for positive numbers if `sign` is "+".
     """

@@ -1,8 +1,8 @@
 """The law: an expectation of the gap between the learned and the fairest frozen router from settings, with an interval.
 
-A gap is log(fairest / learned), a mean over the seeds of a point (`paired_values.fair_gap`). A law is a Gaussian process (Rasmussen and
-Williams 2006) over the coordinates of AXES. Its file holds the points of the fit and the parameters of the kernel, so a prediction needs
-no optimisation.
+A gap is log(fairest / learned), a mean over the seeds of a point (`paired_values.fair_gap`). A law is a Gaussian
+process (Rasmussen and Williams 2006) over the coordinates of AXES. Its file holds the points of the fit and the
+parameters of the kernel, so a prediction needs no optimisation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from routed.system import files
 #: The law that comes with the package.
 FILE = pathlib.Path(__file__).with_name("law.json")
 
-#: Smallest loss, as a share of the variance; lower losses count as this, since log ratios of solved problems say nothing.
+#: Smallest loss, as a share of the variance; lower losses count as this, since log ratios of solved problems say
+#: nothing.
 SOLVED = 0.01
 
 #: Folds of the cross-validation that chooses a form, and starts of the search for a kernel's parameters.
@@ -66,7 +67,8 @@ def _logarithmic(label: str, key: str, by: str = "") -> Axis:
     return Axis(label, size, lambda size, flat: size * (flat[by] if by else 1), lambda flat: math.log(size(flat)))
 
 
-#: Key -> axis that it moves. The coordinate of separation is that of the relevant clusters, c sqrt(1 - s) (`tasks.crossed`).
+#: Key -> axis that it moves. The coordinate of separation is that of the relevant clusters, c sqrt(1 - s)
+#: (`tasks.crossed`).
 AXES = {
     "data.separation": Axis(
         "separation",
@@ -94,7 +96,7 @@ AXES = {
 
 
 def _kernels() -> dict[str, Kernel]:
-    """Returns form -> kernel with noise: Bayesian linear and quadratic regression, smooth and rougher functions of each axis."""
+    """Returns form -> kernel with noise: linear and quadratic regression, smooth and rougher functions of each axis."""
     size, noise, lengths = ConstantKernel(1.0, (1e-3, 1e3)), WhiteKernel(0.1, (1e-4, 1e1)), np.ones(len(AXES))
     slope = DotProduct(1.0, (1e-2, 1e2))
     return {
@@ -112,7 +114,8 @@ class Law(NamedTuple):
     gaps: measured gaps.
     form: name of the kernel.
     theta: logarithms of the kernel's parameters.
-    reach: largest deviation of the law's expectation of one of its points from the rest; a larger deviation is far from every point.
+    reach: largest deviation of the law's expectation of one of its points from the rest; a larger deviation is far from
+    every point.
     scores: form -> scores of its cross-validation.
     made: experiment, seeds and steps of the fit.
     """
@@ -127,7 +130,11 @@ class Law(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The expected gap at a point, the ends of the 95 % interval for a mean over as many seeds as in the fit, and reasons for distrust."""
+    """The expected gap at a point.
+
+    low, high: 95 % interval for a mean over as many seeds as in the fit.
+    beyond: reasons why the law extrapolates there.
+    """
 
     gap: float
     low: float
@@ -138,7 +145,7 @@ class Expected(NamedTuple):
 def gaps_of(
     table: pd.DataFrame, base: Mapping[str, Any], swept: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[float]]:
-    """Returns the points of some rows and the mean gap at each, of losses cut at SOLVED; `base` is the flat config without the sweep."""
+    """Returns the points of some rows and the mean gap at each, of losses cut at SOLVED; `base` is the flat config."""
     points, gaps = [], []
     reads = (*AXES, "data.clusters")
     for values, rows in last(table).groupby(list(swept)):
@@ -155,7 +162,7 @@ def cut(rows: pd.DataFrame, floor: float = SOLVED, metric: str = "test/loss") ->
 
 
 def fit(points: Sequence[Mapping[str, Any]], gaps: Sequence[float], made: Mapping[str, Any]) -> Law:
-    """Returns the law of these points, in the form with the highest mean log density of left-out gaps (`cross_validated`)."""
+    """Returns the law of these points, in the form with the highest log density of left-out gaps."""
     x, y = _coordinates(points, points), np.array(gaps)
     scores = {form: cross_validated(kernel, x, y) for form, kernel in _kernels().items()}
     form = max(scores, key=lambda name: scores[name]["log_density"])
@@ -169,7 +176,8 @@ def fit(points: Sequence[Mapping[str, Any]], gaps: Sequence[float], made: Mappin
 def cross_validated(kernel: Kernel, x: Float[np.ndarray, "N A"], gaps: Float[np.ndarray, " N"]) -> dict[str, float]:
     """Returns scores of a kernel on gaps of folds that are left out of its fit.
 
-    `log_density`, the mean log N(gap; mean, deviation^2), chooses the form; the other scores are those of `preregistered.SCORES`.
+    `log_density`, the mean log N(gap; mean, deviation^2), chooses the form; the other scores are those of
+    `preregistered.SCORES`.
     """
     mean, deviation = np.empty(len(gaps)), np.empty(len(gaps))
     for rest, out in KFold(FOLDS, shuffle=True, random_state=0).split(x):
@@ -187,7 +195,7 @@ def _with_ends(mean: Float[np.ndarray, " N"], deviation: Float[np.ndarray, " N"]
 
 
 def expect(law: Law, points: Sequence[Mapping[str, Any]]) -> list[Expected]:
-    """Returns the law's expectations at points (flat configs), and whether it extrapolates: outside of the fit's ranges, or far from its points."""
+    """Returns the law's expectations at points (flat configs), with reasons where it extrapolates."""
     process = _process(law, _coordinates(law.points, law.points), np.array(law.gaps))
     mean, deviation = process.predict(_coordinates(law.points, points), return_std=True)
     return [
@@ -197,7 +205,7 @@ def expect(law: Law, points: Sequence[Mapping[str, Any]]) -> list[Expected]:
 
 
 def _extrapolations(law: Law, point: Mapping[str, Any], deviation: float) -> tuple[str, ...]:
-    """Returns a text for each axis on which a point lies outside of the fit's range, or that the point is far from the fit."""
+    """Returns a text for each axis on which a point is outside of the fit's range, or that it is far from the fit."""
     reasons = []
     for axis in AXES.values():
         sizes, size = [axis.size(fitted) for fitted in law.points], axis.size(point)

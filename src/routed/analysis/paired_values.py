@@ -1,4 +1,4 @@
-"""The values that a claim compares: one arm at one point, paired by seed, at the end of training and extrapolated beyond it."""
+"""The values that a claim compares: arms at one point, paired by seed, now and extrapolated to more steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from routed.plan.arms import REFERENCE, fair_arms
 from routed.plan.config import problem_of
 from routed.settings.tree import flatten
 
-#: An arm ("fairest": each fair control in turn) with swept keys, and a `metric` in place of the claim's; or a constant `value`.
+#: An arm ("fairest": each fair control in turn) with swept keys, and a `metric` in place of the claim's; or a constant
+#: `value`.
 Side = Mapping[str, Any]
 #: Swept keys and their values.
 Point = Mapping[str, Any]
@@ -34,7 +35,10 @@ class Rows:
         self._indices_of_run: Mapping[str, np.ndarray] = table.groupby("run").indices if len(table) else {}
 
     def at(self, filters: Point) -> pd.DataFrame:
-        """Returns the last rows at one point; a swept key without a filter gets one value (`at_base`), so no claim pools points."""
+        """Returns the last rows at one point.
+
+        A swept key without a filter is fixed at one value (`at_base`), so that no claim pools points.
+        """
         point = tuple(sorted(filters.items()))
         if point not in self._points:  # the claims of a figure ask for few points, and many times for each
             self._points[point] = self._select(filters)
@@ -50,7 +54,10 @@ class Rows:
         return at_base(rows, [key for key in self.swept if key not in filters], self._base)
 
     def arms(self, side: Side, at: Point) -> list[str]:
-        """Returns the arms of a side with finite runs at a point; for "fairest" every fair control that worked, for a constant none."""
+        """Returns the arms of a side with finite runs at a point.
+
+        For "fairest" these are all fair controls that worked; a constant has none.
+        """
         if "value" in side:
             return []
         rows = self.at(_point_of(side, at))
@@ -100,7 +107,8 @@ class Rows:
     def history(self, side: Side, at: Point, metric: str, arm: str = "") -> pd.DataFrame:
         """Returns the metric of an arm's runs, a row for each step and a column for each seed; empty without values.
 
-        `arm` is that of the side, unless the side has several. A `metric` of the side's own comes before that of the arguments.
+        `arm` is that of the side, unless the side has several. A `metric` of the side's own comes before that of the
+        arguments.
         """
         runs, name = self.runs(side, at, arm or side["arm"]), side.get("metric", metric)
         if not len(runs) or name not in self._table:
@@ -139,7 +147,9 @@ def _point_of(side: Side, at: Point) -> dict[str, Any]:
 
 
 def ends(history: pd.DataFrame, horizon: float, logs: bool) -> pd.DataFrame:
-    """Returns by seed the last value, `now`, and the value extrapolated to `horizon` times the steps, `later`; in logarithms if asked.
+    """Returns by seed the last value, `now`, and an extrapolated value, `later`; in logarithms if `logs`.
+
+    `later` is the value at `horizon` times the steps; NaN if the second half of training has a single evaluation.
 
     `later` is NaN if the second half of training has a single evaluation.
     """
@@ -152,7 +162,7 @@ def ends(history: pd.DataFrame, horizon: float, logs: bool) -> pd.DataFrame:
 
 
 def paired(rows: pd.DataFrame, worse: str, better: str, metric: str, logs: bool = True) -> pd.Series:
-    """Returns log(worse / better), or the difference, by seed at one point, for the seeds in which neither arm diverged."""
+    """Returns log(worse / better), or the difference, by seed at one point; seeds with a diverged run are left out."""
     if metric not in rows:
         return pd.Series(dtype=float)
     good = rows[rows.status == "ok"].pivot_table(index="seed", columns="arm", values=metric)
@@ -165,6 +175,9 @@ def paired(rows: pd.DataFrame, worse: str, better: str, metric: str, logs: bool 
 
 
 def fair_gap(rows: pd.DataFrame, metric: str = "test/loss", logs: bool = True) -> statistics.Least | None:
-    """Returns log(control / learned), or the difference, of the fairest control at one point (`statistics.versus_best`); None without one."""
+    """Returns log(control / learned), or the difference, of the fairest control at one point; None without a control.
+
+    Its interval accounts for the choice among controls (`statistics.versus_best`).
+    """
     gaps = {arm: values for arm in _fair(rows) if len(values := paired(rows, arm, REFERENCE, metric, logs))}
     return statistics.versus_best(gaps) if gaps else None

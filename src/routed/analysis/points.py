@@ -30,19 +30,19 @@ def add(
     table: pd.DataFrame,
     config: ConfigDict,
     swept: list[str],
-    own: Collection[str],
+    figure_keys: Collection[str],
 ) -> list[dict[str, Any]]:
-    """Returns the verdicts with `points`: each claim judged again at every value of the swept keys at which it is tried.
+    """Returns the verdicts with `points`: each claim judged again at every point at which it is tried.
 
-    A line is {point, ours, interval, n, verdict, text, reason}. A point without runs has no line, and a claim with a single line no list.
-    The claims that are tried at one point are one family, whose p values are adjusted together. Of more than `MOST` points as many are
-    judged, spread evenly over them; `points_there` counts all.
+    A line is {point, ours, interval, n, verdict, text, reason}. A point without runs has no line, and a claim with a
+    single line no list. The claims that are tried at one point are one family, whose p values are adjusted together. Of
+    more than `MOST` points as many are judged, spread evenly over them; `points_there` counts all.
     """
     counts = [0 for _ in claims]
     lines: list[list[dict[str, Any]]] = [[] for _ in claims]
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, claim in enumerate(claims):
-        groups.setdefault(tried(claim, swept, own), []).append(index)
+        groups.setdefault(tried(claim, swept, figure_keys), []).append(index)
     for keys, members in groups.items():
         points = table.groupby(list(keys), dropna=False) if keys else ()
         chosen = {*np.linspace(0, len(points) - 1, min(MOST, len(points))).round().astype(int)}
@@ -62,20 +62,20 @@ def add(
     ]
 
 
-def tried(claim: Claim, swept: Sequence[str], own: Collection[str]) -> tuple[str, ...]:
-    """Returns the swept keys at whose values a claim makes sense: its nuisance keys, and keys that are not the file's `own`.
+def tried(claim: Claim, swept: Sequence[str], figure_keys: Collection[str]) -> tuple[str, ...]:
+    """Returns the swept keys over which a claim is tried: its nuisance keys, and keys that the figure itself does not sweep.
 
     Keys that a side fixes are left out.
     """
     fixed = {key for side in claim.sides() for key in side}
-    return tuple(key for key in swept if (key in claim.setup.over or key not in own) and key not in fixed)
+    return tuple(key for key in swept if (key in claim.setup.over or key not in figure_keys) and key not in fixed)
 
 
 def by_arm(summary: pd.DataFrame, data: Data, methods: Mapping[str, Point]) -> pd.DataFrame:
-    """Returns the loss of every arm at every point, mean and 95 % interval, and the loss of the controls against the learned router.
+    """Returns the loss of every arm at every point with its interval, and of the controls against the learned router.
 
-    A cell names its n if most cells have another. If the `methods` that figures name cover all points, a method's name replaces its
-    settings.
+    A cell names its n if most cells have another. If the `methods` that figures name cover all points, a method's name
+    replaces its settings.
     """
     keys, losses = data.varying, summary[summary.metric == data.loss]
     usual_n = float(losses.n.mode().iloc[0]) if len(losses) else 0.0

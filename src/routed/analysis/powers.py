@@ -1,7 +1,8 @@
 """The kind of claim `power`: a metric goes by a power of a number.
 
-The power is the slope of the logarithm of the metric's mean over seeds against the logarithm of the number, by least squares. Its interval
-is a bootstrap over seeds, with the same seeds at every number: 1,000 samples of a seed are the first of its 10,000.
+The power is the slope of the logarithm of the metric's mean over seeds against the logarithm of the number, by least
+squares. Its interval is a bootstrap over seeds, with the same seeds at every number: 1,000 samples of a seed are the
+first of its 10,000.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ MARGIN = 0.1
 
 
 class PowerFit(NamedTuple):
-    """A fitted power: the slope with its interval, the line's height at 1 (in logarithms), and the runs that are used and left out."""
+    """A fitted power.
+
+    slope: the power with its interval.
+    height: logarithm of the fitted line at 1.
+    used, left_out: numbers of runs.
+    """
 
     slope: statistics.Estimate
     height: float
@@ -34,7 +40,9 @@ class PowerFit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Power(OneSide):
-    """The metric of the side goes by the paper's power of the numbers of `points`, each with the settings that the side has there.
+    """The metric of the side goes by the paper's power of a number.
+
+    `points` holds the numbers, each with the settings that the side has there.
 
     Entries of a point beyond these two are not read.
     """
@@ -48,7 +56,7 @@ class Power(OneSide):
         return [({**self.side, **changes}, self.setup.at) for _, changes, *_ in self.points]
 
     def judge(self, rows: Rows) -> dict[str, Any]:
-        """Returns the fitted power: supported if its interval lies within MARGIN of the paper's, opposite if outside of that."""
+        """Returns the fitted power: supported if its interval is within MARGIN of the paper's, opposite if outside."""
         columns: dict[float, pd.Series] = {}
         for (number, *_), (side, at) in zip(self.points, self.reads(), strict=True):
             runs = rows.runs(side, at, side["arm"])
@@ -79,7 +87,7 @@ KINDS[Power.kind] = Power
 
 
 def fitted(table: pd.DataFrame) -> PowerFit | None:
-    """Returns the power of a table [seeds, numbers], NaN for runs that say nothing; None for fewer than two seeds or numbers."""
+    """Returns the power of a table [seeds, numbers] with NaN for failed runs; None for fewer than two of either."""
     heights = table.to_numpy(float)
     numbers, finite = np.log(table.columns.to_numpy(float)), np.isfinite(heights)
     if min(heights.shape) < 2 or finite.any(0).sum() < 2:
@@ -92,7 +100,7 @@ def fitted(table: pd.DataFrame) -> PowerFit | None:
 
 
 def _log_means(draws: Float[np.ndarray, "D seeds numbers"]) -> Float[np.ndarray, "D numbers"]:
-    """Returns logarithms of the means over seeds with a finite value; NaN if there is none or the mean is not positive."""
+    """Returns logarithms of means over seeds, of finite values; NaN if the mean is undefined or not positive."""
     finite = np.isfinite(draws)
     count = finite.sum(1)
     total = np.where(finite, draws, 0.0).sum(1)

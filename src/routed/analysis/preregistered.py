@@ -1,4 +1,4 @@
-"""The kind of claim `prediction`: gaps were written down before they were measured, and a score says how well they agree."""
+"""The kind of claim `prediction`: gaps that were written down before they were measured, with a score."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from routed.analysis.claims import KINDS, Point, Side, TwoSides
 from routed.analysis.claims.rules import inconclusive
 from routed.analysis.paired_values import Rows, paired
 
-#: Function of measured gaps [..., N] and of expected gaps with the ends of their intervals [..., N, 3] to a score [...].
+#: Function of measured gaps [..., N] and of expected gaps with the ends of their intervals [..., N, 3] to a score
+#: [...].
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -57,7 +58,7 @@ class Foretold(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Prediction(TwoSides):
-    """The gaps between both sides at points of a sweep are as foretold; `higher` may be the fairest control at each point."""
+    """The gaps between both sides at points of a sweep are as foretold; `higher` may be the fairest control."""
 
     kind = "prediction"
     allows_fairest = True
@@ -70,7 +71,7 @@ class Prediction(TwoSides):
         return [(side, point) for side in self.sides() for point in points]
 
     def judge(self, rows: Rows) -> dict[str, Any]:
-        """Returns the score: supported if it is in its range, opposite if its whole interval is outside. All points have to be measured.
+        """Returns the score: supported if it is in its range, opposite if its whole interval is outside.
 
         The interval is a percentile bootstrap that draws points.
         """
@@ -96,7 +97,7 @@ class Prediction(TwoSides):
         }
 
     def gap_at(self, rows: Rows, at: Point) -> statistics.Estimate | None:
-        """Returns the mean of log(higher / lower) at one point, for the arm of `higher` with the least; None if nothing ran."""
+        """Returns the mean of log(higher / lower) at one point, for the least arm of `higher`; None without runs."""
         point, metric = {**self.setup.at, **at}, self.setup.metric
         last = rows.at(point)
         if metric in last:

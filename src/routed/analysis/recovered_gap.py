@@ -1,4 +1,4 @@
-"""The kind of claim `share`: how much of the gain of the best arm another arm recovers. The number is shown, not judged."""
+"""The kind of claim `share`: the part of the best arm's gain that another arm recovers, shown and not judged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RecoveredGap(TwoSides):
         return self.lower, self.higher, self.best
 
     def judge(self, rows: Rows) -> dict[str, Any]:
-        """Returns the share, of means over seeds, with a bootstrap interval; none if the interval of the whole gain holds 0."""
+        """Returns the share with a bootstrap interval; none if the interval of the whole gain holds 0."""
         lower, higher, best = (side["arm"] for side in self.sides())
         runs = common_seeds(rows, self.setup.at, self.setup.metric, lower=lower, higher=higher, best=best)
         if not len(runs):

@@ -24,8 +24,8 @@ from routed.analysis.statistics import Estimate
 class SampleNeed(TwoSides):
     """`lower` needs a smaller value of the key of `along` than `higher` until its metric reaches `level`.
 
-    Beyond the largest value of the key only a bound is known, so a ratio may be 0 or infinite. It is 1 in a draw of seeds in which neither
-    side reaches the level.
+    Beyond the largest value of the key only a bound is known, so a ratio may be 0 or infinite. It is 1 in a draw of
+    seeds in which neither side reaches the level.
     """
 
     kind = "reach"
@@ -38,7 +38,7 @@ class SampleNeed(TwoSides):
         return [(side, point) for side in self.sides() for point in self.along.points(self.setup.at)]
 
     def judge(self, rows: Rows) -> dict[str, Any]:
-        """Returns the ratio of samples, `lower` over `higher`: supported if its interval lies below 1, opposite if above."""
+        """Returns the ratio of samples, lower over higher: supported if its interval is below 1, opposite if above."""
         low, high, n = samples_of(self, rows, (self.setup.at, self.setup.at))
         if not n:
             return {}
@@ -64,7 +64,7 @@ class SampleNeed(TwoSides):
 
 @dataclasses.dataclass(frozen=True)
 class Exponent(TwoSides):
-    """The samples that `higher` needs over those that `lower` needs grow with a number; the paper's value is the exponent of its bound.
+    """The ratio of samples that both sides need grows with a number; the paper's value is the exponent of its bound.
 
     `points` holds the numbers, each with the settings that the lower and the higher side have there.
     """
@@ -85,9 +85,10 @@ class Exponent(TwoSides):
         ]
 
     def judge(self, rows: Rows) -> dict[str, Any]:
-        """Returns the slope of log(ratio of samples) against log(number) by least squares: supported if its interval lies above 0.
+        """Returns the slope of log(ratio of samples) against log(number): supported if its interval lies above 0.
 
-        A level that is not reached in a draw, or already at the smallest value, gives a bound only: its point is left out of that draw.
+        A level that is not reached in a draw, or already at the smallest value, gives a bound only: its point is left
+        out of that draw.
         """
         at = self.setup.at
         samples = [samples_of(self, rows, ({**at, **low}, {**at, **high})) for _, low, high in self.points]
@@ -121,7 +122,7 @@ KINDS |= {kind.kind: kind for kind in (SampleNeed, Exponent)}
 def samples_of(
     claim: SampleNeed | Exponent, rows: Rows, points: tuple[Point, Point]
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns the samples that the lower and the higher side need in each draw of their common seeds, and the number of these seeds.
+    """Returns the samples that both sides need in each draw of their common seeds, and the number of these seeds.
 
     Each side is read at its point.
     """
@@ -149,7 +150,10 @@ def _curves(side: Side, at: Point, metric: str, along: Along, rows: Rows) -> pd.
 def first_reached(
     values: Float[np.ndarray, " V"], curves: Float[np.ndarray, "B V"], level: float
 ) -> Float[np.ndarray, " B"]:
-    """Returns the value at which each curve first reaches the level: the first value if it begins there, infinity if it never does."""
+    """Returns the value at which each curve first reaches the level.
+
+    It is the first value for a curve that begins there, and infinity for a curve that never does.
+    """
     above, row = curves >= level, np.arange(len(curves))
     after = np.maximum(above.argmax(1), 1)
     low, high = curves[row, after - 1], curves[row, after]
@@ -161,7 +165,7 @@ def first_reached(
 
 
 def ratio_of(low: Float[np.ndarray, " B"], high: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
-    """Returns low / high of every draw; 1, no evidence for either side, in a draw in which neither reaches the level."""
+    """Returns low / high of every draw; 1, no evidence, in a draw in which neither side reaches the level."""
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = low / high
     ratio[1:] = np.where(np.isnan(ratio[1:]), 1.0, ratio[1:])

@@ -1,4 +1,4 @@
-"""Contributions of each confound to the gap from frozen to learned, averaged over every order of removal (Shapley 1953)."""
+"""Shares of each confound in the gap from frozen to learned, averaged over orders of removal (Shapley 1953)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from routed.plan.arms import REFERENCE, UNTRAINED
 
 SHARPNESS, PARTITION, LEARNING = "sharpness", "initial partition", "learning to route"
 
-#: Confounds that are removed -> arms without them, in order of preference: `frozen_data` is as sharp as its examples make it. Learning is
-#: the last in every order: no arm has learned rows without their sharpness, or beside rows from examples, which they replace.
+#: Confounds that are removed -> arms without them, in order of preference: `frozen_data` is as sharp as its examples
+#: make it. Learning is the last in every order: no arm has learned rows without their sharpness, or beside rows from
+#: examples, which they replace.
 ARMS_OF: dict[frozenset[str], tuple[str, ...]] = {
     frozenset(): (UNTRAINED,),
     frozenset({SHARPNESS}): ("frozen_sharp",),
@@ -30,11 +31,12 @@ EVALUATIONS = {"top-1": "test/loss", "soft": "test/loss_soft"}
 
 
 def shares(rows: pd.DataFrame) -> pd.DataFrame:
-    """Returns the parts of log(frozen / learned) at one point, for both evaluations, over the orders for which all arms ran.
+    """Returns the parts of log(frozen / learned) at one point, for both evaluations, over all complete orders.
 
-    The part of a confound is the mean over orders of the fall in log(loss) at its removal, so parts sum to the whole. The last part, of
-    the whole gap at top-1, vanishes if both arms are evaluated soft. Columns as in `diagnosis.gap`, with `evaluation` and `orders`.
-    Intervals of shares are bootstraps over seeds; shares of a gap that may be 0 are NaN. Empty without a complete order.
+    The part of a confound is the mean over orders of the fall in log(loss) at its removal, so parts sum to the whole.
+    The last part, of the whole gap at top-1, vanishes if both arms are evaluated soft. Columns as in `diagnosis.gap`,
+    with `evaluation` and `orders`. Intervals of shares are bootstraps over seeds; shares of a gap that may be 0 are
+    NaN. Empty without a complete order.
     """
     good = rows[(rows.status == "ok") & ~rows.arm.isin([*controls.failed(rows, "test/loss")])]
     present, parts, gaps = set(good.arm), list[dict[str, Any]](), list[np.ndarray]()

@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: ArrayLike, level: float = LEVEL, bounds: Bounds = (None, None)) -> Estimate:
-    """Returns the mean of independent values with its t interval (95 %), mean -+ t s / sqrt(n), kept in the bounds (`bounded_interval`)."""
+    """Returns the mean of independent values with its t interval (95 %), mean -+ t s / sqrt(n), kept in the bounds."""
     values = np.asarray(values, float)
     n = len(values)
     if n < 2:
@@ -40,11 +40,12 @@ def estimate(values: ArrayLike, level: float = LEVEL, bounds: Bounds = (None, No
 
 
 def bounded_interval(mean, half, low: float | None = None, high: float | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ends of mean -+ half for quantities that cannot leave [low, high]: the interval of the mean's logit or logarithm.
+    """Returns the ends of mean -+ half for quantities that cannot leave [low, high].
 
-    Numbers, or arrays of one shape. The mean m is put on a scale without bounds, g(m) = log((m - low) / (high - m)), log(m - low) or
-    -log(high - m), on which its half-width is half g'(m) (delta method), and the ends are transformed back. g is undefined for a mean at or
-    beyond a bound (an average of zeros, a chance-corrected score): there the interval is mean -+ half, cut at the bounds.
+    They are the ends of an interval of the mean's logit or logarithm. Numbers, or arrays of one shape. The mean m is
+    put on a scale without bounds, g(m) = log((m - low) / (high - m)), log(m - low) or -log(high - m), on which its
+    half-width is half g'(m) (delta method), and the ends are transformed back. g is undefined for a mean at or beyond a
+    bound (an average of zeros, a chance-corrected score): there the interval is mean -+ half, cut at the bounds.
     """
     mean, half = np.asarray(mean, float), np.asarray(half, float)
     above, below = (np.inf if end is None else sign * (mean - end) for end, sign in ((low, 1), (high, -1)))
@@ -65,12 +66,12 @@ def bounded_interval(mean, half, low: float | None = None, high: float | None = 
 
 
 def half_width(std, n, level: float = LEVEL):
-    """Returns half of the t interval (95 %) of a mean of n values, t s / sqrt(n), elementwise; NaN for fewer than two."""
+    """Returns half of the t interval (95 %) of a mean of n values, t s / sqrt(n); NaN for fewer than two."""
     return special.stdtrit(n - 1, (1 + level) / 2) * std / np.sqrt(n)
 
 
 def proportion(outcomes: ArrayLike) -> Estimate:
-    """Returns the share of outcomes that are 1, not 0, with its 95 % interval (Wilson 1927), which has a width even if all are equal."""
+    """Returns the share of outcomes that are 1 with its 95 % interval (Wilson 1927), which always has a width."""
     outcomes = np.asarray(outcomes, float)
     if not len(outcomes):
         return estimate([])
@@ -84,7 +85,7 @@ def log_ratio(higher, lower) -> np.ndarray:
 
 
 def p_value(differences) -> float:
-    """Returns the two-sided p value of a one-sample t test that the mean difference is 0: 1 for fewer than two, 0 or 1 without spread."""
+    """Returns the two-sided p value of a t test that the mean is 0: 1 for fewer than two, 0 or 1 without spread."""
     differences = np.asarray(differences, float)
     if len(differences) < 2:
         return 1.0
@@ -99,12 +100,12 @@ def _equal(values: np.ndarray) -> bool:
 
 
 def intersection_union_p(below: ArrayLike, above: ArrayLike) -> float:
-    """Returns the p value that one mean is below 0 and another above 0: twice the larger p value of two one-sided tests."""
+    """Returns the p value of "one mean is below 0, another above": twice the larger of two one-sided p values."""
     return min(1.0, 2 * max(_one_sided(below, "less"), _one_sided(above, "greater")))
 
 
 class Least(NamedTuple):
-    """The comparison with the smallest mean, the interval of the smallest true mean, and a two-sided p value against 0."""
+    """The comparison with the smallest mean, the interval of the smallest true mean, and a p value against 0."""
 
     name: str
     estimate: Estimate
@@ -112,11 +113,12 @@ class Least(NamedTuple):
 
 
 def versus_best(differences: Mapping[str, ArrayLike]) -> Least:
-    """Returns the least of several mean differences: a claim against the best of m controls is a claim against each of them.
+    """Returns the least of several mean differences.
 
-    Its lower end is the least lower end (intersection-union test: the true least is among them, so no correction is due). Its upper end
-    is the least of upper ends at level 1 - .025 / m, since each of m chances could give it (Bonferroni's bound of max-t). The p value is
-    twice the smaller of the two tests'. For a single control: `estimate` and `p_value`.
+    A claim against the best of m controls is a claim against each of them. Its lower end is the least lower end
+    (intersection-union test: the true least is among them, so no correction is due). Its upper end is the least of
+    upper ends at level 1 - .025 / m, since each of m chances could give it (Bonferroni's bound of max-t). The p value
+    is twice the smaller of the two tests'. For a single control: `estimate` and `p_value`.
     """
     estimates = {name: estimate(values) for name, values in differences.items()}
     least = min(estimates, key=lambda name: estimates[name].mean)
@@ -154,10 +156,10 @@ def adjusted(p_values: Sequence[float]) -> np.ndarray:
 
 
 def extrapolate(steps: np.ndarray, values: np.ndarray, horizon: float) -> np.ndarray:
-    """Returns values [evaluations, runs] extrapolated to `horizon` times the last step; NaN if fewer than two evaluations lie in the tail.
+    """Returns values [evaluations, runs] extrapolated to `horizon` times the last step; NaN with a short tail.
 
-    The tail is the second half of training. A line through it against log steps goes on from the last value: exact for the logarithm of a
-    power law, and too far, so on the safe side, for curves that settle.
+    The tail is the second half of training and needs two evaluations. A line through it against log steps goes on from
+    the last value: exact for the logarithm of a power law, and too far, so on the safe side, for curves that settle.
     """
     tail = (steps >= steps[-1] / 2) & (steps > 0)
     if horizon == 1:
@@ -180,7 +182,7 @@ def prediction(values) -> Estimate:
 
 
 def welch(values, mean: float, std: float, n: int) -> Estimate:
-    """Returns the difference of our mean from another with known standard deviation and n, with the 95 % interval of Welch (1947).
+    """Returns the difference of our mean from a paper's with known standard deviation and n (Welch 1947).
 
     The standard deviation is that of the sample (n - 1). The interval holds 0 if Welch's test does not reject at 5 %.
     """
@@ -210,17 +212,17 @@ def equivalence(differences, margin: float) -> float:
 
 
 def percentiles(n: int) -> tuple[float, float]:
-    """Returns the levels of a bootstrap's 95 % percentile interval over n values that make it as wide as a t interval (Hesterberg 2015).
+    """Returns levels that make a 95 % percentile interval over n values as wide as a t interval (Hesterberg 2015).
 
-    The levels .025 and .975 give intervals that are too short by sqrt((n - 1) / n) and by t against the normal. The lower level is .0086
-    for n = 10.
+    The levels .025 and .975 give intervals that are too short by sqrt((n - 1) / n) and by t against the normal. The
+    lower level is .0086 for n = 10.
     """
     tail = float(special.ndtr(-special.stdtrit(n - 1, (1 + LEVEL) / 2) * math.sqrt(n / (n - 1))))
     return tail, 1 - tail
 
 
 def bootstrap_ratio(part: np.ndarray, whole: np.ndarray) -> Estimate:
-    """Returns mean(part) / mean(whole) over seeds, with a 95 % bootstrap interval (`percentiles`) that draws seeds, not values."""
+    """Returns mean(part) / mean(whole) over seeds, with a 95 % bootstrap interval that draws seeds (`percentiles`)."""
     ratio = float(part.mean() / whole.mean())
     if len(part) < 3:
         return Estimate(ratio, np.nan, np.nan, len(part))
@@ -238,7 +240,7 @@ def bootstrap_ratio(part: np.ndarray, whole: np.ndarray) -> Estimate:
 
 
 def outside_margin_p(differences: ArrayLike, margin: float) -> float:
-    """Returns the two-sided p value that the mean difference lies outside of [-margin, margin], by the test of the nearer end."""
+    """Returns the two-sided p value that the mean lies outside of [-margin, margin], by the test of the nearer end."""
     differences = np.asarray(differences, float)
     return min(1.0, 2 * min(_one_sided(differences - margin, "greater"), _one_sided(differences + margin, "less")))
 
@@ -253,7 +255,7 @@ def coupon_collector(draws: int, kinds: int) -> float:
 
 
 def summarise(last: pd.DataFrame, swept: list[str], columns: Mapping[str, Column] = {}) -> pd.DataFrame:
-    """Returns a row for each point, arm and metric: mean, std, 95 % interval, n; diverged runs are counted, not averaged.
+    """Returns a row for each point, arm and metric with its 95 % interval; diverged runs are counted, not averaged.
 
     Intervals stay in the bounds of `columns`.
     """
@@ -275,6 +277,6 @@ def summarise(last: pd.DataFrame, swept: list[str], columns: Mapping[str, Column
 
 
 def bounds_of(metric: str, columns: Mapping[str, Column]) -> Bounds:
-    """Returns the bounds of a metric's column, or those of the column that it is a part of (eval/loss for eval/loss/en)."""
+    """Returns the bounds of a metric's column, or of the column that it is a part of (eval/loss of eval/loss/en)."""
     column = columns.get(metric) or columns.get(metric.rpartition("/")[0])
     return column.bounds if column else (None, None)

@@ -33,7 +33,7 @@ def _gap_line(part: dict[str, Any], label: str) -> str:
 
 
 def _at_points(claim: dict[str, Any]) -> str:
-    """Returns how often a claim got each verdict over the points at which it is tried, and the point of its own line."""
+    """Returns how often a claim got each verdict over its points, and the point of its own line."""
     if not claim["points"]:
         return ""
     counts = collections.Counter(line["verdict"] for line in claim["points"])

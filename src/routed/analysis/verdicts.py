@@ -25,8 +25,8 @@ DECIDED = ("supported", "opposite", "reproduced", "not reproduced")
 def judge(claims: tuple[Claim, ...], table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[dict[str, Any]]:
     """Returns a record with the verdict of every claim, from all rows of the workdir.
 
-    P values are adjusted over the family: all claims of one figure that have one. Numbers have none, since an adjusted test would find a
-    paper's value reproduced more easily.
+    P values are adjusted over the family: all claims of one figure that have one. Numbers have none, since an adjusted
+    test would find a paper's value reproduced more easily.
     """
     rows = Rows(table, config, swept)
     records = [judge_one(claim, rows) for claim in claims]

@@ -1,8 +1,8 @@
 """Claims: sentences that a run can prove wrong, written down before it runs. Each kind is a class that judges the rows.
 
-The kinds that most experiments use are here: `order` (one side is lower than the other), `null` (two sides are equivalent), `number` (the
-paper's value lies in our prediction interval for one run) and `beside` (a number on a scale that the paper does not state: both are shown,
-nothing is judged). Other kinds register themselves in `KINDS`.
+The kinds that most experiments use are here: `order` (one side is lower than the other), `null` (two sides are
+equivalent), `number` (the paper's value lies in our prediction interval for one run) and `beside` (a number on a scale
+that the paper does not state: both are shown, nothing is judged). Other kinds register themselves in `KINDS`.
 """
 
 from routed.analysis.claims.claim import (

@@ -72,7 +72,7 @@ class Claim:
         return [(side, self.setup.at) for side in self.sides()]
 
     def judge(self, rows: Rows) -> dict[str, Any]:
-        """Returns the entries in which the claim's record differs from that of a claim without runs (`verdicts.judge_one`)."""
+        """Returns the entries in which the claim's record differs from that of a claim without runs."""
         raise NotImplementedError
 
     def obstacle(self, rows: Rows) -> str | None:

@@ -54,7 +54,7 @@ class Comparison(TwoSides):
         raise NotImplementedError
 
     def winners(self, verdict: str) -> tuple[Side, ...]:
-        """Returns the sides whose diverged runs could refute a verdict: the runs that are left may be the better ones."""
+        """Returns the sides whose diverged runs could refute a verdict: the remaining runs may be the better ones."""
         return self.sides()
 
     def losers(self, verdict: str) -> tuple[Side, ...]:
@@ -111,7 +111,7 @@ class Comparison(TwoSides):
         return inconclusive(record, f"{answer.verdict} now, but could turn; {ahead}")
 
     def _differences(self, rows: Rows) -> Differences | None:
-        """Returns the differences of both sides at the claim's point, in logarithms for ratios; None if a side has no finite runs."""
+        """Returns the differences of both sides, in logarithms for ratios; None if a side has no finite runs."""
         lower, higher = (self._values(side, rows) for side in self.sides())
         now, later, labels = {}, {}, {}
         for low_arm, low in lower.items():
@@ -138,7 +138,7 @@ class Comparison(TwoSides):
         }
 
     def _mean_text(self, values: Any, seeds: pd.Index) -> str:
-        """Returns the mean of a side over the seeds of both sides, or its constant; geometric for ratios, so that the means have the ratio."""
+        """Returns the mean of a side over the seeds of both sides, geometric for ratios, or its constant."""
         mean = float(values if isinstance(values, float) else values["now"][seeds].mean())
         return f"{math.exp(mean):.3g}" if self.setup.unit == "ratio" else f"{mean:.4f}"
 
@@ -179,7 +179,8 @@ class Order(Comparison):
     def _robustness(self, rows: Rows) -> dict[str, int] | None:
         """Returns the number of values of the nuisance keys at which the order is tried, and at which it is supported.
 
-        None without nuisance keys, or if a side fixes one of them. Points at which both sides are the same runs count once.
+        None without nuisance keys, or if a side fixes one of them. Points at which both sides are the same runs count
+        once.
         """
         keys = [key for key in self.setup.over if key in rows.swept]
         if not keys or any(key in side for side in self.sides() for key in keys):
@@ -210,7 +211,7 @@ class Equivalence(Comparison):
     kind = "null"
 
     def rule(self, differences: Mapping[str, pd.Series]) -> Answer:
-        """Returns "supported" if two one-sided tests put the difference within the effect, "opposite" if its interval lies outside."""
+        """Returns "supported" if two one-sided tests bound the difference, "opposite" if its interval lies outside."""
         (values,) = differences.values()
         effect, outcomes = EFFECTS[self.setup.unit], outcomes_of(self, differences)
         interval = outcomes.compared()[0] if outcomes else statistics.estimate(values)

@@ -30,9 +30,10 @@ class Measured(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Number(OneSide):
-    """The paper's value lies in our prediction interval for one run; a `Measured` value is not rejected by Welch's test.
+    """The paper's value lies in our prediction interval for one run.
 
-    `uninformed` is the value that the metric has by chance; None stands for the value of the untrained network.
+    A `Measured` value is not rejected by Welch's test. `uninformed` is the value that the metric has by chance; None
+    stands for the value of the untrained network.
     """
 
     kind = "number"
@@ -41,7 +42,7 @@ class Number(OneSide):
     uninformed: float | None = None
 
     def judge(self, rows: Rows) -> dict[str, Any]:
-        """Returns "reproduced" if the interval holds the paper's value, unless chance would agree too or more steps could turn it."""
+        """Returns "reproduced" if the interval holds the paper's value, unless chance or more steps could do so too."""
         history = rows.history(self.side, self.setup.at, self.setup.metric)
         if not len(history):
             return {}
@@ -60,9 +61,9 @@ class Number(OneSide):
         inside = low <= paper <= high
         if self.setup.comparability in ("stand_in", "scaled"):
             where = f"{'inside' if inside else 'outside'} of the interval"
-            setting = self.setup.comparability.replace("_", " ")
-            reason = f"the paper's value is {where}, but a {setting} setting can neither reproduce nor refute a number"
-            return record | {"verdict": "not comparable", "reason": reason}
+            setting = f"a {self.setup.comparability.replace('_', ' ')} setting"
+            record["reason"] = f"the paper's value is {where}, but {setting} can neither reproduce nor refute a number"
+            return record | {"verdict": "not comparable"}
         if reason := self.obstacle(rows):
             return inconclusive(record, reason)
         record["verdict"] = "reproduced" if inside else "not reproduced"
@@ -73,7 +74,7 @@ class Number(OneSide):
         return record
 
     def _interval(self, values: pd.Series) -> statistics.Estimate:
-        """Returns the interval in which the paper's value would agree: for one run, or by Welch's test if the paper has a deviation."""
+        """Returns the prediction interval for one run, or that of Welch's test around a `Measured` value."""
         if not isinstance(self.paper, Measured):
             return statistics.prediction(values)
         difference, low, high, n = statistics.welch(values, *self.paper)

@@ -47,7 +47,7 @@ class Outcomes(NamedTuple):
 
 
 def outcomes_of(claim: TwoSides, differences: Mapping[str, pd.Series]) -> Outcomes | None:
-    """Returns the outcomes behind the differences of a claim about success rates; None for other claims and for several controls."""
+    """Returns the outcomes behind the differences of a claim about success rates; None for other differences."""
     if claim.setup.unit != "probability" or len(differences) != 1:
         return None
     (values,) = (series.to_numpy(float) for series in differences.values())
@@ -70,8 +70,8 @@ def rate_against_constant(outcomes: ArrayLike, constant: float) -> tuple[Estimat
 def paired_rates(differences: ArrayLike) -> tuple[Estimate, float]:
     """Returns the difference of two success rates of paired runs, and its exact p value (McNemar 1947).
 
-    The interval is the t interval. If all pairs agree it is Wilson's for n successes in n, since n pairs do not exclude a pair that
-    differs.
+    The interval is the t interval. If all pairs agree it is Wilson's for n successes in n, since n pairs do not exclude
+    a pair that differs.
     """
     differences = np.asarray(differences, float)
     n, ups, downs = len(differences), int((differences > 0).sum()), int((differences < 0).sum())
@@ -85,7 +85,7 @@ def paired_rates(differences: ArrayLike) -> tuple[Estimate, float]:
 
 
 def equal_rates(outcomes: ArrayLike, constant: float, margin: float) -> float:
-    """Returns the p value of two one-sided exact binomial tests that a success rate lies within the margin of a constant."""
+    """Returns the p value of two one-sided exact binomial tests that a rate lies within the margin of a constant."""
     outcomes = np.asarray(outcomes, float)
     successes, n = int(outcomes.sum()), len(outcomes)
     below, above = constant - margin, constant + margin

@@ -10,8 +10,8 @@ from routed.analysis import digits, statistics
 from routed.analysis.claims.claim import Claim
 from routed.analysis.paired_values import Rows
 
-#: Unit -> smallest effect of interest: losses that approach 0 are compared by their log ratio (a factor 1.1), nats per token and shares by
-#: their difference (.01), shares of successful runs by theirs (.05).
+#: Unit -> smallest effect of interest: losses that approach 0 are compared by their log ratio (a factor 1.1), nats per
+#: token and shares by their difference (.01), shares of successful runs by theirs (.05).
 EFFECTS = {"ratio": math.log(1.1), "difference": 0.01, "probability": 0.05}
 
 #: Reason of a verdict that rests on one seed.
@@ -31,7 +31,7 @@ def verdict_of(interval: statistics.Estimate, threshold: float = 0.0) -> str:
 
 
 def absent_metric(claim: Claim, rows: Rows) -> str:
-    """Names an arm that ran without the claim's metric (undefined for it, such as a prediction from too few samples), or returns ""."""
+    """Names an arm that ran without the claim's metric, which is undefined for it; or returns "" (an empty text)."""
     for side in claim.sides():
         metric = side.get("metric", claim.setup.metric)
         for arm in rows.arms(side, claim.setup.at):

@@ -21,8 +21,9 @@ class UnknownKind(UserError, AttributeError):
 class Writer(NamedTuple):
     """Factory of claims with a common setup (`Setup`) and a common prefix of their ids.
 
-    There is a method for every kind in `KINDS`: write.KIND(id, statement, paper, *fields, **changes) makes a claim of this kind. `fields`
-    are the kind's own fields in their order; `changes` are own fields by name, or other values of the setup.
+    There is a method for every kind in `KINDS`: write.KIND(id, statement, paper, *fields, **changes) makes a claim of
+    this kind. `fields` are the kind's own fields in their order; `changes` are own fields by name, or other values of
+    the setup.
     """
 
     comparability: str
