@@ -34,7 +34,7 @@ def table(axes, levels=LEVELS, **columns):
     return pd.DataFrame(rows)
 
 
-def data(rows, swept, figure_keys=("data.samples",)):
+def data(rows, swept, own=("data.samples",)):
     return frame.Data(rows, list(swept), flatten(base()), {}, AXES, own=own)
 
 
@@ -433,7 +433,7 @@ CLAIMS = (
 )
 
 
-def judged(claims=CLAIMS, axes=SWEPT, figure_keys=("data.samples",)):
+def judged(claims=CLAIMS, axes=SWEPT, own=("data.samples",)):
     rows, config = table(axes), override(base(), {"gate.horizon": 1.0})
     first = page.verdicts.judge(claims, rows, config, list(axes))
     return {record["id"]: record for record in points.add(first, claims, rows, config, list(axes), own)}

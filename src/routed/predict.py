@@ -45,8 +45,8 @@ _OVERRIDES: list[str] = []
 #: headline").
 CONDITIONS = (
     "  holds for constant experts, one pair of learning rates and 3,000 steps; of 30 points predicted before they ran"
-    " 27 signs were\n  right, but 15 of these gaps are not told from 0, and without the four largest gaps R^2 falls from"
-    " .91 to .33"
+    " 27 signs were\n"
+    "  right, but 15 of these gaps are not told from 0, and without the four largest gaps R^2 falls from .91 to .33"
 )
 
 #: Settings, beside the axes, in which workdirs of one law may differ: seeds, and arms that a figure adds.

@@ -63,7 +63,7 @@ def add(
 
 
 def tried(claim: Claim, swept: Sequence[str], figure_keys: Collection[str]) -> tuple[str, ...]:
-    """Returns the swept keys over which a claim is tried: its nuisance keys, and keys that the figure itself does not sweep.
+    """Returns the swept keys over which a claim is tried: its nuisance keys, and keys that no point of the figure sets.
 
     Keys that a side fixes are left out.
     """
