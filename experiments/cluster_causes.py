@@ -62,7 +62,7 @@ def claim_sets(config: ConfigDict) -> Iterator[Claim]:
     for source, table in (("table3", cnn.MOE), ("notebook", cnn.NOTEBOOK)):
         linear = {key: value for key, value in table.items() if key == ("2", "linear")}
         for claim in cnn.claim_numbers(config, "2", {}, cnn.ENTROPY, source, linear):
-            yield claim._replace(id=f"{claim.id}.sets", statement=f"{claim.statement}, a data set for each run")
+            yield claim.replace(id=f"{claim.id}.sets", statement=f"{claim.statement}, a data set for each run")
 
 
 DATA_SETS = Figure(

@@ -278,7 +278,7 @@ PRINTED = Figure(
     changes=PRESETS["paper"] | {"steps": STEPS, "eval_every": STEPS // 20, "seeds": 5},
     sweep=lambda config: tuple(mixtures(table3(config)).values()),
     claims=lambda config: tuple(
-        claim._replace(id=f"{claim.id}.printed")
+        claim.replace(id=f"{claim.id}.printed")
         for s in table3(config)
         for claim in claim_mixtures(config, s, {}, "router/dispatch_entropy")
     ),

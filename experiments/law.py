@@ -6,7 +6,7 @@ share of the inputs' structure, and the sharpness of the fresh gate. Is there a 
 new points?
 
     routed run --config=law:fit       # 60 points, to which the law is fitted
-    routed predict --fit=runs/law-fit --write=src/routed/analysis/law.json
+    routed predict --fit=runs/law-fit --write=src/routed/papers/ours/law.json
     routed predict --points=law:held_out --write=experiments/law_held_out.json
     routed run --config=law:held_out  # 30 others, after their predictions are written; again: 30 more
     routed predict --config.data.separation=1.5 --config.data.share=0.3
@@ -28,7 +28,7 @@ frozen; docs/decisions/ours.md has the numbers behind rates, controls and law.
   steps       3,000, for the sake of time; the law says nothing of more (gate.horizon = 1).
   controls    k-means of the inputs, and rows from data. frozen_sharp, frozen_top1 and frozen_nearest are left out for
               time: of 16 points of exploration k-means was the least at 14.
-  law         a Gaussian process over the axes (routed.analysis.law): linear, quadratic, smooth or rough, by the
+  law         a Gaussian process over the axes (routed.papers.ours.law): linear, quadratic, smooth or rough, by the
               highest mean log density of left-out points of the fit in 10-fold cross-validation. Its noise is one
               number, for seeds and misfit. Coordinates by the same score, of eight ways: c sqrt(1 - s) and s.
 
@@ -65,7 +65,8 @@ from ml_collections import ConfigDict
 from scipy.stats import qmc
 
 import routed.papers.ours  # noqa: F401 (parts of our questions)
-from routed.analysis.claims import FAIREST, LEARNED, Claim, Foretold, Writer, comparability
+from routed.analysis.claims import FAIREST, LEARNED, Claim, Writer, comparability
+from routed.papers.ours.preregistered import Foretold
 from routed.plan import Figure, Point, make_config
 
 ARMS = ("learned", "frozen_data", "frozen_kmeans")

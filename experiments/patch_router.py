@@ -158,7 +158,7 @@ def writer(config: ConfigDict, prefix: str = "chowdhury.") -> Writer:
 
 def whole(config: ConfigDict, points: tuple[Point, ...], side: dict[str, Any]) -> dict[str, Any]:
     """A side with the value of each key that some point changes, so that it is one point's alone."""
-    keys = {key for point in points for key in point if key not in ("arms", N)}
+    keys = dict.fromkeys(key for point in points for key in point if key not in ("arms", N))  # in a fixed order
     return {key: value_of(config, key) for key in keys} | side
 
 

@@ -3,7 +3,7 @@
 Question. In gmm_router.py 54 % of log(frozen / learned) goes when the frozen gate is made as sharp as the learned
 gate, 12 % more when its rows are training examples, and the rest is learning. Another order, or soft evaluation of
 both arms, may give other shares. Here every arm that an order needs runs, and shares are averaged over all orders
-(Shapley values; routed.analysis.shares).
+(Shapley values; routed.analysis.shapley).
 
     routed run --config=shares           # depth-3 experts, 8,192 samples: the published gap
     routed run --config=shares:constant  # the same with constant experts

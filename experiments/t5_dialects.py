@@ -109,9 +109,7 @@ def claims(config: ConfigDict) -> tuple[Claim, ...]:
         share("share", "what learned captures of the oracle's gain over frozen", asked, LEARNED, FROZEN, ORACLE),
         share("share-fair", "the same, both balanced", asked, LEARNED_BALANCED, BALANCED, ORACLE),
     )
-    return tuple(
-        one for one in every if {side["arm"] for side in (one.lower, one.higher, one.best) if side} <= {*config.arms}
-    )
+    return tuple(claim for claim in every if {side["arm"] for side in claim.sides()} <= {*config.arms})
 
 
 #: How all arms trained and what their routers did.

@@ -162,7 +162,7 @@ def claim_fig5(config: ConfigDict) -> tuple[Claim, ...]:
     words = "learned beats a balanced hash of the token id (2604.14419)"
     hashed = write.order("routed.t5.hash", words, "yes", LEARNED, HASH)
     found = (*dense, *claims, hashed, both)
-    return tuple(one for one in found if {one.lower["arm"], one.higher["arm"]} <= set(config.arms))
+    return tuple(claim for claim in found if {side["arm"] for side in claim.sides()} <= set(config.arms))
 
 
 FIG5 = Figure(

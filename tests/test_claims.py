@@ -1,15 +1,18 @@
 """Verdicts on tables whose answer is known, the gap, and the threats."""
 
+import ast
+import dataclasses
 import json
 import math
+import pathlib
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import diagnosis
-from routed.analysis.claims import Claim, unasked
-from routed.analysis.verdicts import judge, to_json
+from routed.analysis import diagnosis, verdicts
+from routed.analysis.claims import KINDS, OneSide, Writer
+from routed.analysis.verdicts import judge, to_json, unanswered
 from routed.contracts import UserError
 from routed.plan.config import base
 from routed.settings.tree import override
@@ -44,10 +47,14 @@ LAST = table()[lambda rows: rows.step == 10]
 
 
 def order(lower="learned", higher="frozen", **changes):
-    claim = Claim(
-        "order", "x", "s", "p", "gaps_filled", "test/loss", {"arm": lower}, {"arm": higher}, {"data.samples": 64}
-    )
-    return claim._replace(**changes)
+    return comparison("order", lower, higher, **changes)
+
+
+def comparison(kind, lower="learned", higher="frozen", **changes):
+    """A claim of a kind about two sides, each an arm or a whole side."""
+    lower, higher = ({"arm": side} if isinstance(side, str) else side for side in (lower, higher))
+    write = getattr(Writer("gaps_filled", at={"data.samples": 64}), kind)
+    return write(changes.pop("id", "x"), "s", "p", lower, higher, **changes)
 
 
 def verdict(claim, rows, swept=("data.samples",)):
@@ -85,8 +92,50 @@ def test_who_lost_with_a_rate_at_the_edge_of_the_grid_may_have_a_better_one(lowe
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(UserError, match=r"claim x: unknown kind 'ordr' \(did you mean 'order'\?\)"):
-        verdict(order(kind="ordr"), table())
+    with pytest.raises(
+        UserError, match=r"claims: unknown kind 'ordr' \(did you mean 'order'\?\); known: order, null, n"
+    ):
+        Writer("same").ordr("x", "s", "p", {}, {})
+    assert not hasattr(Writer("same"), "ordr")
+
+
+def test_a_users_kind_needs_no_edit_of_the_package(monkeypatch):
+    """It has a field of its own and a method of the writer; its p value joins the family of the figure."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Even(OneSide):
+        kind = "even"
+        p: float
+
+        def judge(self, rows):
+            values = rows.final_values(self.side, self.setup.at, self.setup.metric)
+            return {"n": len(values), "verdict": "supported", "p": self.p}
+
+    monkeypatch.setitem(KINDS, "even", Even)
+    write = Writer("same", at={"data.samples": 64}, prefix="mine.")
+    claims = tuple(write.even(id, "s", "p", {"arm": "learned"}, p) for id, p in (("sure", 0.01), ("unsure", 0.04)))
+    sure, unsure = judge(claims, table(), base(), ["data.samples"])
+    assert (sure["id"], sure["kind"], sure["n"], sure["verdict"]) == ("mine.sure", "even", 4, "supported")
+    assert sure["p_adjusted"] == 0.02 and unsure["verdict"] == "supported"
+    (strict,) = judge((claims[1].replace(alpha=0.01),), table(), base(), ["data.samples"])
+    assert strict["verdict"] == "inconclusive"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_has_fewer_than_ten_fields(kind):
+    assert len(dataclasses.fields(KINDS[kind])) < 10 and KINDS[kind].kind == kind
+
+
+def test_claims_and_verdicts_know_no_kind_that_registers_itself():
+    folder = pathlib.Path(verdicts.__file__).parent
+    outside = {KINDS[kind].__module__ for kind in KINDS} - {
+        "routed.analysis.claims.comparison",
+        "routed.analysis.claims.number",
+    }
+    assert len(outside) > 3
+    for path in (folder / "verdicts.py", *(folder / "claims").glob("*.py")):
+        imported = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+        assert not imported & outside, path
 
 
 def test_order_reports_the_geometric_mean_ratio():
@@ -115,7 +164,7 @@ def test_a_claim_against_the_fairest_is_one_against_every_control():
     with pytest.raises(
         UserError, match="claim x: only an order or a prediction can be claimed against the fairest control"
     ):
-        verdict(order(higher="fairest")._replace(kind="null"), table())
+        verdict(comparison("null", higher="fairest"), table())
 
 
 def test_a_control_that_did_not_control_has_no_verdict():
@@ -136,7 +185,7 @@ def test_a_verdict_stands_while_going_on_would_not_turn_it():
     assert turning["verdict"] == "inconclusive" and "supported now, but could turn" in turning["reason"]
     assert turning["later"][0] == pytest.approx(turning["ours"] / 64)
     # The learned arm still falls: .05 < .1 now, .1 / 16 later.
-    late = verdict(order()._replace(higher={"value": 0.05}), table(halfway={"learned": 4.0}))
+    late = verdict(order(higher={"value": 0.05}), table(halfway={"learned": 4.0}))
     assert late["verdict"] == "inconclusive" and "opposite now" in late["reason"]
 
 
@@ -169,7 +218,7 @@ def test_how_often_runs_are_evaluated_turns_no_verdict():
 
 def test_a_smoke_run_judges_nothing():
     config = override(base(), {"scale": "smoke"})
-    for claim in (order(), order("frozen", "learned"), number(1.5), order()._replace(kind="null")):
+    for claim in (order(), order("frozen", "learned"), number(1.5), comparison("null")):
         found = judge((claim,), table(), config, ["data.samples"])[0]
         assert (found["verdict"], found["p"]) == ("not judged", None) and found["ours"] is not None
 
@@ -180,8 +229,8 @@ def test_not_run_and_one_seed():
 
 
 def test_constants_and_other_metrics_as_sides():
-    assert verdict(order()._replace(higher={"value": 0.2}), table())["verdict"] == "supported"
-    soft = order()._replace(lower={"arm": "learned", "metric": "test/loss_soft"}, higher={"arm": "learned"})
+    assert verdict(order(higher={"value": 0.2}), table())["verdict"] == "supported"
+    soft = order({"arm": "learned", "metric": "test/loss_soft"}, "learned")
     assert verdict(soft, table())["ours"] == pytest.approx(2.0)
 
 
@@ -219,7 +268,7 @@ def test_a_claim_never_pools_points():
         ("gmm", False),
     ):  # of another arm what the figure's config says anyway is not repeated
         side, named = {"arm": "frozen", "data.name": name}, both.assign(**{"data.name": name})
-        text = verdict(order()._replace(higher=side), named, ("data.name", "steps"))["text"]
+        text = verdict(order(higher=side), named, ("data.name", "steps"))["text"]
         assert (f"data.name={name}" in text) == told
 
 
@@ -230,24 +279,24 @@ def test_small_effects_say_so():
 
 
 def number(value, comparability="gaps_filled"):
-    return Claim(
-        "number", "x", "s", value, comparability, "router/norm_ratio", {"arm": "learned"}, {}, {"data.samples": 64}
-    )
+    return Writer(comparability, "router/norm_ratio", {"data.samples": 64}).number("x", "s", value)
+
+
+def beside(comparability="gaps_filled", **changes):
+    return Writer(comparability, "test/loss", {"data.samples": 64}).beside("x", "s", 0.04, **changes)
 
 
 def test_numbers_on_an_unknown_scale_stand_beside_ours():
-    found = verdict(number(0.04)._replace(kind="beside", metric="test/loss"), table())
+    found = verdict(beside(), table())
     # Mean of .10, .11, .09, .10; t(3) s / sqrt(4) = 3.182 x .00816 / 2 = .0130.
     assert found["ours"] == pytest.approx(0.1) and found["interval"] == pytest.approx([0.087, 0.113], abs=1e-4)
     assert (found["verdict"], found["p"]) == ("not comparable", None)
-    smaller = number(0.04)._replace(kind="beside", metric="test/loss", comparability="scaled")
-    assert verdict(smaller, table())["reason"] == "ours is scaled down"
-    missing = number(0.04)._replace(kind="beside", lower={"arm": "oracle"})
-    assert verdict(missing, table())["verdict"] == "not run"
+    assert verdict(beside("scaled"), table())["reason"] == "ours is scaled down"
+    assert verdict(beside(side={"arm": "oracle"}), table())["verdict"] == "not run"
 
 
 def test_an_arm_that_ran_without_the_metric_is_named():
-    claim = order(higher="frozen")._replace(lower={"arm": "learned", "metric": "regret/predicted"})
+    claim = order({"arm": "learned", "metric": "regret/predicted"})
     found = verdict(claim, table().assign(**{"regret/predicted": np.nan}))
     assert (found["verdict"], found["text"]) == ("not run", "learned ran, and has no regret/predicted there")
     assert verdict(order("oracle"), table())["text"] == ""  # it did not run
@@ -263,9 +312,7 @@ def test_a_seed_that_ends_without_a_number_is_left_out_alone():
 
 
 def test_shares_of_successful_runs_are_equal_within_a_twentieth():
-    claim = order()._replace(
-        kind="null", metric="won", lower={"value": 0.5}, higher={"arm": "learned"}, unit="probability"
-    )
+    claim = comparison("null", {"value": 0.5}, "learned", metric="won", unit="probability")
     rows = table({"learned": [0.1] * 2000})
     assert verdict(claim, rows.assign(won=rows.seed % 2))["verdict"] == "supported"  # 1.96 x .5 / sqrt(2000) = .022
     assert verdict(claim, rows.assign(won=rows.seed % 3 == 0).astype({"won": float}))["verdict"] == "opposite"
@@ -276,15 +323,15 @@ def test_shares_of_successful_runs_are_equal_within_a_twentieth():
 def test_runs_that_all_succeed_leave_a_doubt():
     """16 of 16 are not surely above .9: that many in a row have a chance of .9^16 = .185. Nor are two pairs of successes equal shares."""
     rows = table({"learned": [0.1] * 16, "oracle": [0.1] * 16}).assign(won=1.0)
-    above = order()._replace(metric="won", lower={"value": 0.9}, higher={"arm": "learned"}, unit="probability")
+    above = order({"value": 0.9}, "learned", metric="won", unit="probability")
     found = verdict(above, rows)
     # Wilson: (1 + z^2 / 32 - z sqrt(z^2 / 1024)) / (1 + z^2 / 16) = 1 / (1 + 3.8415 / 16) = .8064.
     assert found["verdict"] == "inconclusive" and found["interval"] == pytest.approx([0.8064 - 0.9, 0.1], abs=1e-4)
-    below = above._replace(lower={"arm": "learned"}, higher={"value": 0.9})
+    below = above.replace(lower={"arm": "learned"}, higher={"value": 0.9})
     assert verdict(below, rows)["interval"] == pytest.approx([-0.1, 0.9 - 0.8064], abs=1e-4)
     many = table({"learned": [0.1] * 60}).assign(won=1.0)
     assert verdict(above, many)["verdict"] == "supported"  # .9^60 = .0018; from 1 / (1 + 3.84 / 60) = .940 on
-    alike = order(higher="oracle")._replace(kind="null", metric="won", unit="probability")
+    alike = comparison("null", higher="oracle", metric="won", unit="probability")
     assert verdict(alike, rows)["verdict"] == "inconclusive"  # .95^16 = .44
     sixty = table({"learned": [0.1] * 60, "oracle": [0.1] * 60}).assign(won=1.0)
     assert verdict(alike, sixty)["verdict"] == "supported" and verdict(alike, sixty)["p"] == pytest.approx(0.95**60)
@@ -294,7 +341,7 @@ def test_shares_of_the_same_runs_are_compared_by_those_that_differ():
     """Six of eight runs succeed with learned only, none with the oracle only: 2 / 2^6 = .031 (McNemar's exact test)."""
     rows = table({"learned": [0.1] * 8, "oracle": [0.1] * 8})
     rows["won"] = np.where(rows.arm == "learned", 1.0, (rows.seed >= 6).astype(float))
-    found = verdict(order("oracle", "learned")._replace(metric="won", unit="probability"), rows)
+    found = verdict(order("oracle", "learned", metric="won", unit="probability"), rows)
     assert found["p"] == pytest.approx(2 / 2**6) and found["verdict"] == "supported"
 
 
@@ -317,11 +364,11 @@ def test_a_number_that_chance_has_too_is_underpowered():
     """An accuracy of .87 in an interval for one run of [.22, 1.14]: .68 -+ 3.182 x .1289 x sqrt(1 + 1/4); chance is .5."""
     rows = table()
     rows["accuracy"] = np.where(rows.step == 0, 0.5, rows.seed.map({0: 0.58, 1: 0.58, 2: 0.71, 3: 0.85}))
-    claim = number(0.87)._replace(metric="accuracy")
+    claim = number(0.87).replace(metric="accuracy")
     found = verdict(claim, rows)
     assert found["interval"] == pytest.approx([0.2216, 1.1384], abs=1e-4)
     assert found["verdict"] == "inconclusive" and "also holds 0.5, what an untrained network has" in found["reason"]
-    assert verdict(claim._replace(uninformed=0.1), rows)["verdict"] == "reproduced"
+    assert verdict(claim.replace(uninformed=0.1), rows)["verdict"] == "reproduced"
 
 
 def test_a_number_that_still_moves_is_not_judged():
@@ -332,7 +379,7 @@ def test_a_number_that_still_moves_is_not_judged():
 
 
 def test_null_is_an_equivalence_test():
-    null = order()._replace(kind="null")
+    null = comparison("null")
     same = table({"learned": [1.0, 1.01, 0.99, 1.0], "frozen": [1.0, 1.0, 1.0, 1.01]})
     assert verdict(null, same)["verdict"] == "supported"
     assert verdict(null, table())["verdict"] == "opposite"  # a factor 10 is outside of the margin for certain
@@ -488,10 +535,10 @@ def test_claims_of_points_that_a_command_takes_away_are_counted():
     claims = (
         order(at={"data.samples": 64}),
         order(at={"data.samples": 32}),
-        order(at={})._replace(lower={"arm": "learned", "data.samples": 32}, higher={"value": 1.0}),
+        order({"arm": "learned", "data.samples": 32}, {"value": 1.0}, at={}),
         order(at={}),
     )
-    asked = lambda *points: [i for i, one in enumerate(claims) if one not in unasked(claims, base(), points)]  # noqa: E731
+    asked = lambda *points: [i for i, one in enumerate(claims) if one not in unanswered(claims, base(), points)]  # noqa: E731
     assert asked({"data.samples": 64}, {"data.samples": 32}) == [0, 1, 2, 3]
     assert asked({"data.samples": 64}) == [0, 3]
     assert asked() == [3] and asked({"data.samples": 16, "data.dim": 3}) == [3]

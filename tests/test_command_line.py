@@ -237,8 +237,8 @@ def test_an_experiment_file_cannot_bend_the_config(tiny, line, parts):
     [
         (
             '.order("tiny.claim", "s", "", LEARNED, FROZEN)',
-            '.order("tiny.claim", "s", "", LEARNED, FROZEN)._replace(kind="oder")',
-            ["claim tiny.claim: unknown kind 'oder' (did you mean 'order'?)"],
+            '.oder("tiny.claim", "s", "", LEARNED, FROZEN)',
+            ["claims: unknown kind 'oder' (did you mean 'order'?)"],
         ),
         ("FIGURES = ", 'FIGURE = FIGURE._replace(plots=lambda config: ({"kind": "curvs", "name": "f"},))\nFIGURES = ',
          ["figure f: unknown kind 'curvs' (did you mean 'curves'?)"]),

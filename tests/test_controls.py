@@ -84,7 +84,7 @@ def test_a_router_of_any_form_is_made_as_sharp_as_the_learned_one(small, tmp_pat
     np.testing.assert_allclose(last(table, "frozen_sharp", "router/entropy_token_train"), asked, atol=1e-3)
     assert (np.abs(last(table, "frozen", "router/entropy_token_train") - asked) > 0.1).all()
     assert np.isnan(last(table, "learned", "router/entropy_asked")).all()
-    assert not controls.missed(table[table.step == 20], "test/loss")
+    assert not controls.failed(table[table.step == 20], "test/loss")
 
 
 def test_an_arm_without_effect_is_left_out_or_refused_if_it_was_named(small, monkeypatch):
@@ -138,9 +138,9 @@ PATH = {"learned": [1.0, 1.1], "frozen": [4.0, 4.1], "frozen_sharp": [3.0, 3.1],
 
 def test_a_control_that_missed_its_entropy_is_named_and_no_effect():
     table = rows(**PATH)
-    assert not controls.missed(table, "test/loss") and len(diagnosis.gap(table)) == 4  # three parts and the whole
+    assert not controls.failed(table, "test/loss") and len(diagnosis.gap(table)) == 4  # three parts and the whole
     table.loc[(table.arm == "frozen_sharp") & (table.seed == 1), "router/entropy_token_train"] = 2.011
-    why = controls.missed(table, "test/loss")
+    why = controls.failed(table, "test/loss")
     assert why == {"frozen_sharp": "its gate was asked for 2 nats of entropy and has 2.01 (seed 1)"}
     assert "sharpness and initial partition" in set(diagnosis.gap(table).part)
     table["data.samples"] = [8, 32] * 4  # seed 1 at the second point
@@ -152,17 +152,17 @@ def test_a_control_that_missed_its_entropy_is_named_and_no_effect():
 def test_a_learned_gate_may_leave_the_entropy_it_began_with():
     table = rows(**PATH)
     table.loc[table.arm == "learned", "router/entropy_asked"] = 3.0
-    assert not controls.missed(table, "test/loss")
+    assert not controls.failed(table, "test/loss")
 
 
 def test_a_control_that_changed_nothing_is_named_and_no_effect():
     table = rows(**PATH | {"frozen_data": PATH["frozen"]})
-    assert controls.missed(table, "test/loss") == {
+    assert controls.failed(table, "test/loss") == {
         "frozen_data": "test/loss equals that of frozen to the last bit, so it changed nothing"
     }
     assert "initial partition and learning to route" in set(diagnosis.gap(table).part)
-    assert not controls.missed(rows(**PATH | {"frozen_data": [4.0, 4.2]}), "test/loss")
-    assert "learned" in controls.missed(rows(**PATH | {"learned": PATH["frozen"]}), "test/loss")  # it cannot learn
+    assert not controls.failed(rows(**PATH | {"frozen_data": [4.0, 4.2]}), "test/loss")
+    assert "learned" in controls.failed(rows(**PATH | {"learned": PATH["frozen"]}), "test/loss")  # it cannot learn
 
 
 def test_what_was_left_out_is_told():

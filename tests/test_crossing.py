@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from routed.analysis.claims import Along, Writer
-from routed.analysis.crossing import first_above, locate
 from routed.analysis.verdicts import judge
+from routed.papers.ours.crossing import first_above, locate
 from routed.plan.config import base
 from routed.settings.tree import override
 from tests.test_claims import table
@@ -36,7 +36,7 @@ def claim(**changes):
     made = writer.crossing(
         "x", "s", "p", {"arm": "learned"}, {"arm": "frozen"}, Along("data.share", SHARES), alpha=0.01
     )
-    return made._replace(**changes)
+    return made.replace(**changes)
 
 
 def verdict(one, found, config=None):
@@ -94,7 +94,7 @@ def test_an_order_has_a_level_of_its_own():
     order = Writer("gaps_filled").order("x", "s", "p", {"arm": "frozen"}, {"arm": "learned"}, at={"data.share": 0.0})
     found = rows(curve=(-0.06, 0.2, 0.6))
     assert verdict(order, found)["verdict"] == "supported"
-    strict = verdict(order._replace(alpha=0.01), found)
+    strict = verdict(order.replace(alpha=0.01), found)
     assert strict["verdict"] == "inconclusive" and strict["reason"].endswith("asked for: p < 0.01")
 
 

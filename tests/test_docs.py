@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from routed import experts, routers, tasks
-from routed.analysis import page, plots
+from routed.analysis import page, plots, verdicts
+from routed.analysis.claims import KINDS
 from routed.contracts import SoftRouting, UserError
 from routed.engine import execution, results
 from routed.engine.devices import make_mesh
@@ -38,7 +39,7 @@ SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)+)", TEXT, re.MULTILINE)
 #: Every dict that an example adds to.
 TABLES = (
     routers.ROUTERS, tasks.TASKS, experts.EXPERTS, selection.SELECTIONS, auxiliary.AUXILIARY, metrics.METRICS, metrics.COLUMNS,
-    plots.PLOTS, arms.ARMS, task_losses.TASK_LOSSES,
+    plots.PLOTS, arms.ARMS, task_losses.TASK_LOSSES, KINDS,
 )  # fmt: skip
 
 ARMS = ("learned", "frozen", "frozen_sharp", "frozen_data")
@@ -137,8 +138,8 @@ def test_a_section_has_one_file_of_at_most_30_lines_and_its_command(heading):
     assert f'"name": "{file.removesuffix(".py")}"' in block(heading) or f'make_config("{file[:-3]}"' in block(heading)
 
 
-def test_there_are_thirteen_sections():
-    assert len(SECTIONS) == 13 and TEXT.count("```python") == 13
+def test_there_are_fourteen_sections():
+    assert len(SECTIONS) == 14 and TEXT.count("```python") == 14
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
@@ -379,6 +380,20 @@ def test_a_claim(tmp_path):
     assert missing["verdict"] == "not run" and missing["statement"].startswith("512 samples")
     last = table[table.step == table.step.max()].set_index("arm")["test/loss"]
     assert there["n"] == 1 and f"learned {last['learned']:.3g} against frozen_kmeans" in there["text"]
+
+
+def test_a_kind_of_claim(tmp_path):
+    """The interval of the mean decides against the claim's own field."""
+    config, table, part = train("A kind of claim", tmp_path, {"arms": ("learned",), "seeds": 3})
+    (record,) = part["claims"]
+    last = table[table.step == table.step.max()]["test/loss"]
+    assert (record["kind"], record["n"], record["p"]) == ("below", 3, None)
+    assert record["ours"] == pytest.approx(last.mean())
+    (claim,) = experiment.figure_of(*load("A kind of claim", tmp_path)).claims(config)
+    low, high = record["interval"]
+    limits = {low - 1: "opposite", (low + high) / 2: "inconclusive", high + 1: "supported"}
+    for limit, verdict in limits.items():
+        assert verdicts.judge((claim.replace(limit=limit),), table, config, [])[0]["verdict"] == verdict
 
 
 def test_a_metric_column_and_a_plot(tmp_path):

@@ -54,10 +54,10 @@ def test_every_variant_is_consistent(file, figure, scale):
     base = flatten(config)
 
     @cache
-    def arms_at(*where, settled=True):
+    def arms_at(*where):
         """The arms that a claim finds there: each swept key that it does not name has its base value, or the largest (`at_base`)."""
         found = [(dict(row[1:]), arm) for row, arm in rows.items() if set(where) <= set(row)]
-        for key in sorted(columns - {key for key, _ in where}) if found and settled else ():
+        for key in sorted(columns - {key for key, _ in where}) if found else ():
             values = {plain(place[key]) for place, _ in found}
             own = plain(base[key]) if plain(base[key]) in values else max(values)
             found = [(place, arm) for place, arm in found if plain(place[key]) == own]
@@ -67,14 +67,14 @@ def test_every_variant_is_consistent(file, figure, scale):
     for claim in figure_of(module, config).claims(config):
         assert claim.id not in ids
         ids[claim.id] = None
-        needs = claim.needs if scale != "smoke" else ()  # which has no verdicts
+        needs = claim.setup.needs if scale != "smoke" else ()  # which has no verdicts
         needed = ({"arm": arm} for need in needs for arm in (need.better, need.worse))
-        for side in (claim.lower, claim.higher, claim.best, *needed):
-            if not side or "value" in side:
+        for side, at in (*claim.reads(), *((side, claim.setup.at) for side in needed)):
+            if "value" in side:
                 continue
-            where = claim.at | {k: v for k, v in side.items() if k not in ("arm", "metric")}
+            where = {**at, **{k: v for k, v in side.items() if k not in ("arm", "metric")}}
             assert set(where) <= columns, f"{claim.id}: {set(where) - columns} is not swept"
-            arms = arms_at(*where.items(), settled=not claim.slope)  # whose points name what they need
+            arms = arms_at(*where.items())
             assert arms >= ({"frozen_data"} if side["arm"] == "fairest" else {side["arm"]}), claim.id
     assert [*ids] == CLAIM_IDS[pathlib.Path(spec(file, figure, scale)).name]
     for plot in figure_of(module, config).plots(config):
@@ -91,7 +91,9 @@ def test_bits_of_pieces_stand_beside_no_bits_per_character(figure):
     def asked(tokens):
         module, config = experiment.configure(f"{file}:{figure},smoke", [f"data.tokens={tokens}"])
         return [
-            (claim.id, claim.kind) for claim in figure_of(module, config).claims(config) if claim.metric == "test/bits"
+            (claim.id, claim.kind)
+            for claim in figure_of(module, config).claims(config)
+            if claim.setup.metric == "test/bits"
         ]
 
     of_bytes = asked("bytes")

@@ -470,8 +470,8 @@ def test_of_very_many_points_some_get_a_line(monkeypatch):
 def test_a_claim_is_tried_at_nuisance_keys_and_the_users_but_not_at_what_its_sides_fix():
     assert [line["point"] for line in judged()["fixed"]["points"]] == [{"data.samples": 512}, {"data.samples": 8192}]
     claim, both = CLAIMS[0], ("data.samples", "experts.count")
-    assert points.tried(claim, both, own=both) == ("data.samples",)
-    assert points.tried(claim._replace(over=()), both, own=("data.samples",)) == ("experts.count",)
+    assert points.tried(claim, both, figure_keys=both) == ("data.samples",)
+    assert points.tried(claim.replace(over=()), both, figure_keys=("data.samples",)) == ("experts.count",)
     assert judged(CLAIMS[:1], {"data.samples": (8192,)})["fair"]["points"] == []  # one point needs no line
 
 

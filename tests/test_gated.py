@@ -9,11 +9,11 @@ from scipy import integrate, stats
 
 from routed.analysis import verdicts
 from routed.analysis.claims import LEARNED, Writer
-from routed.analysis.powers import fitted
 from routed.contracts import UserError
 from routed.papers.pham2024 import gated
 from routed.papers.pham2024.gated import NORMS, SOFTMAX, Components
 from routed.papers.pham2024.gated_gaussians import TASK, TRUE, draw
+from routed.papers.pham2024.powers import fitted
 from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.settings.tree import override

@@ -9,11 +9,11 @@ from absl import flags
 
 import routed
 from routed import predict
-from routed.analysis import law
-from routed.analysis.claims import FAIREST, LEARNED, Foretold, Writer
-from routed.analysis.foretold import SCORES
+from routed.analysis.claims import FAIREST, LEARNED, Writer
 from routed.analysis.verdicts import judge
 from routed.contracts import UserError
+from routed.papers.ours import law
+from routed.papers.ours.preregistered import SCORES, Foretold
 from routed.plan import experiment
 from routed.plan.config import base
 from routed.settings.tree import flatten, override

@@ -57,13 +57,13 @@ def test_adjustment_is_holms():
 
 def test_the_least_of_one_is_the_plain_interval():
     values = [1.0, 2.0, 3.0]
-    found = statistics.least({"a": values})
+    found = statistics.versus_best({"a": values})
     assert found == ("a", statistics.estimate(values), pytest.approx(statistics.p_value(values)))
 
 
 def test_the_least_of_several_holds_each_of_them():
     sure, wide = [1.0, 1.1, 0.9, 1.0], [9.0, -9.0, 8.0, 2.0]
-    found = statistics.least({"sure": sure, "wide": wide})
+    found = statistics.versus_best({"sure": sure, "wide": wide})
     assert found.name == "sure" and found.estimate.low == statistics.estimate(wide).low
     assert found.estimate.high == statistics.estimate(sure, 1 - 0.05 / 2).high
     assert found.p == pytest.approx(statistics.p_value(wide))  # all have to be above 0: the worst test counts
@@ -78,7 +78,7 @@ def test_the_fairest_control_errs_no_more_often_than_one_would(n, correlation):
     values = shared + rng.normal(size=(draws, n, controls)) * np.sqrt(1 - correlation)
     mean, spread = values.mean(1), values.std(1, ddof=1) / np.sqrt(n)
     plain = (mean + stats.t.ppf(0.975, n - 1) * spread < 0)[np.arange(draws), mean.argmin(1)].mean()
-    found = [statistics.least(dict(zip("abc", one.T, strict=True))).estimate for one in values[:1500]]
+    found = [statistics.versus_best(dict(zip("abc", one.T, strict=True))).estimate for one in values[:1500]]
     opposite, supported = (np.mean([e.high < 0 for e in found]), np.mean([e.low > 0 for e in found]))
     limit = 0.025 + 3 * np.sqrt(0.025 * 0.975 / 1500)  # three standard errors: .037
     assert opposite < limit and supported < limit
@@ -103,15 +103,18 @@ def test_extrapolation_goes_too_far_where_a_curve_settles():
 
 def test_beyond_a_margin():
     values = np.array([2.0, 2.1, 1.9, 2.0])
-    assert statistics.beyond(values, 1.0) == pytest.approx(stats.ttest_1samp(values, 1.0).pvalue)
-    assert statistics.beyond(-values, 1.0) == statistics.beyond(values, 1.0) and statistics.beyond(values, 3.0) == 1.0
+    assert statistics.outside_margin_p(values, 1.0) == pytest.approx(stats.ttest_1samp(values, 1.0).pvalue)
+    assert (
+        statistics.outside_margin_p(-values, 1.0) == statistics.outside_margin_p(values, 1.0)
+        and statistics.outside_margin_p(values, 3.0) == 1.0
+    )
 
 
 def test_a_share_is_paired_by_seed():
     whole = np.array([1.0, 2.0, 4.0, 8.0])
-    found = statistics.share(whole / 2, whole)  # half of every seed, whatever is drawn
+    found = statistics.bootstrap_ratio(whole / 2, whole)  # half of every seed, whatever is drawn
     assert found[:3] == pytest.approx((0.5, 0.5, 0.5))
-    assert np.isnan(statistics.share(whole[:2], whole[:2]).low)
+    assert np.isnan(statistics.bootstrap_ratio(whole[:2], whole[:2]).low)
 
 
 def test_summary_counts_the_diverged_and_averages_the_rest():
@@ -130,13 +133,16 @@ def test_summary_counts_the_diverged_and_averages_the_rest():
 
 def test_intervals_of_bounded_quantities_by_hand():
     # Mean .5, half-width .25: g'(.5) = 1 / .25 = 4, so logits -+1, and 1 / (1 + e) = .26894.
-    assert statistics.within(0.5, 0.25, 0, 1) == (pytest.approx(0.26894, abs=1e-5), pytest.approx(0.73106, abs=1e-5))
+    assert statistics.bounded_interval(0.5, 0.25, 0, 1) == (
+        pytest.approx(0.26894, abs=1e-5),
+        pytest.approx(0.73106, abs=1e-5),
+    )
     # Mean 2 above 0, half-width 2: log 2 -+ 1; the mirror below 1.
-    assert statistics.within(2.0, 2.0, 0) == (pytest.approx(2 / np.e), pytest.approx(2 * np.e))
-    assert statistics.within(-1.0, 2.0, None, 1) == (pytest.approx(1 - 2 * np.e), pytest.approx(1 - 2 / np.e))
-    assert statistics.within(2.0, 1.0) == (1.0, 3.0)
+    assert statistics.bounded_interval(2.0, 2.0, 0) == (pytest.approx(2 / np.e), pytest.approx(2 * np.e))
+    assert statistics.bounded_interval(-1.0, 2.0, None, 1) == (pytest.approx(1 - 2 * np.e), pytest.approx(1 - 2 / np.e))
+    assert statistics.bounded_interval(2.0, 1.0) == (1.0, 3.0)
     # A mean at a bound, or beyond it, as an estimate of 0 may be: cut.
-    low, high = statistics.within(np.array([0.0, 1.0, -0.01]), np.array([0.0, 0.2, 0.02]), 0, 1)
+    low, high = statistics.bounded_interval(np.array([0.0, 1.0, -0.01]), np.array([0.0, 0.2, 0.02]), 0, 1)
     assert low == pytest.approx([0, 0.8, 0]) and high == pytest.approx([0, 1, 0.01])
     assert statistics.estimate([0.0, 0.0, 0.06], bounds=(0, 1)).low > 0 and np.isnan(
         statistics.estimate([0.5], bounds=(0, 1)).low
@@ -170,7 +176,7 @@ def test_intervals_of_bounded_quantities_cover(n):
         (rng.gamma(2, 1, (4000, n)), 2, (0, None)),  # a loss
     ):
         half = stats.t.ppf(0.975, n - 1) * values.std(1, ddof=1) / np.sqrt(n)
-        low, high = statistics.within(values.mean(1), half, *bounds)
+        low, high = statistics.bounded_interval(values.mean(1), half, *bounds)
         assert 0.93 < ((low <= mean) & (mean <= high)).mean() < 0.965
 
 

@@ -1,10 +1,11 @@
-"""What learning to route is expected to gain, before anybody trains: the gap log(fairest / learned) by the law of experiments/law.py.
+"""The expected gain of learning to route, without training: log(fairest / learned) by the law of experiments/law.py.
 
     routed predict --config.data.separation=1.5 --config.data.share=0.3
 
-(or python -m routed.predict) prints the factor by which the fairest frozen control's loss is expected to be above the learned router's, with its 95 % interval, and
-says where it extrapolates. The law knows data.separation, data.samples, data.share, experts.count, batch_size and router.init_scale;
-what is not given is as in the centre of its design, and everything else as in its protocol (routed list law).
+(or python -m routed.predict) prints the expected factor of the fairest frozen control's loss over the learned router's,
+with its 95 % interval, and a warning if the law extrapolates. The law reads data.separation, data.samples, data.share,
+experts.count, batch_size and router.init_scale. A setting that is not given is as in the centre of the law's design;
+every other setting is as in its protocol (routed list law).
 """
 
 from __future__ import annotations
@@ -35,23 +36,25 @@ FIT = flags.DEFINE_list(
 )
 WRITE = flags.DEFINE_string("write", None, "The file that --points or --fit writes.")
 
-#: The experiment whose protocol the law is of.
+#: Experiment whose protocol the law describes.
 EXPERIMENT = "law"
 
 _OVERRIDES: list[str] = []
 
-#: The limits of the law that comes with routed, told with each prediction (docs/results/README.md, "What contradicts the headline").
+#: Limits of the law that comes with routed, printed with each prediction (docs/results/README.md, "What contradicts the
+#: headline").
 CONDITIONS = (
-    "  holds for constant experts, one pair of learning rates and 3,000 steps; of 30 points predicted before they ran 27 signs were\n"
+    "  holds for constant experts, one pair of learning rates and 3,000 steps; of 30 points predicted before they ran"
+    " 27 signs were\n"
     "  right, but 15 of these gaps are not told from 0, and without the four largest gaps R^2 falls from .91 to .33"
 )
 
-#: Settings in which workdirs of one law may differ beside its axes: their seeds, and the arms of their own figures.
-OWN = ("seed", "arms", "data.clusters")
+#: Settings, beside the axes, in which workdirs of one law may differ: seeds, and arms that a figure adds.
+MAY_DIFFER = ("seed", "arms", "data.clusters")
 
 
 def main(argv: list[str]) -> None:
-    """One prediction, those of a figure, or a new law."""
+    """Prints a prediction, or writes the predictions of a figure or a new law."""
     if len(argv) > 1:
         raise UserError(f"unexpected argument {argv[1]!r}: settings are given with --config.KEY=VALUE")
     if FIT.value and POINTS.value:
@@ -63,23 +66,23 @@ def main(argv: list[str]) -> None:
         if _OVERRIDES or LAW.value:
             raise UserError("--fit: the workdir says all there is to say: drop --law and --config.KEY")
         return _fit(FIT.value, out)
-    # Here, since --help needs none of it, and JAX and the rest take seconds.
-    from routed.analysis import law
+    # Imported here, since --help needs none of it, and JAX takes seconds.
+    from routed.papers.ours import law
 
     flat = {} if POINTS.value else flat_of(EXPERIMENT, _OVERRIDES)
-    known = law.read(files.folder(LAW.value) if LAW.value else law.FILE)
+    fitted = law.read(files.folder(LAW.value) if LAW.value else law.FILE)
     if POINTS.value:
-        return _predict_figure(known, POINTS.value, out)
-    files.tell(told(known, flat))
+        return _predict_figure(fitted, POINTS.value, out)
+    files.tell(prediction_text(fitted, flat))
 
 
 def flat_of(spec: str, overrides: list[str]) -> dict[str, Any]:
-    """The flat config that overrides ask for.
+    """Returns the flat config with some overrides.
 
     Raises:
-      UserError: a key that the law does not know, or what a config refuses.
+      UserError: a key that the law does not read, or a value that the config refuses.
     """
-    from routed.analysis import law
+    from routed.papers.ours import law
     from routed.plan import checks, experiment
     from routed.settings.tree import flatten, nearest
 
@@ -94,26 +97,27 @@ def flat_of(spec: str, overrides: list[str]) -> dict[str, Any]:
     return flatten(config)
 
 
-def told(known: Any, flat: Mapping[str, Any]) -> str:
-    """A prediction in words."""
-    from routed.analysis import law
+def prediction_text(fitted: Any, flat: Mapping[str, Any]) -> str:
+    """Returns the prediction of a law at a flat config as text."""
+    from routed.papers.ours import law
 
-    (one,) = law.expect(known, [flat])
-    mean, low, high = (f"{math.exp(value):.3g}" for value in one[:3])
-    place = ", ".join(f"{axis.words} {axis.size(flat):.3g}" for axis in law.AXES.values())
+    (expected,) = law.expect(fitted, [flat])
+    mean, low, high = (f"{math.exp(value):.3g}" for value in expected[:3])
+    sizes = ", ".join(f"{axis.label} {axis.size(flat):.3g}" for axis in law.AXES.values())
     lines = [
         f"expected loss of the fairest frozen router over the learned one's: {mean} [{low}, {high}]",
-        f"  log ratio {one.gap:.3g} [{one.low:.3g}, {one.high:.3g}]: 95 % interval for a mean over {known.made['seeds']} seeds",
-        f"  at {place}",
-        f"  by {len(known.points)} points of {known.made['experiment']}",
+        f"  log ratio {expected.gap:.3g} [{expected.low:.3g}, {expected.high:.3g}]:"
+        f" 95 % interval for a mean over {fitted.made['seeds']} seeds",
+        f"  at {sizes}",
+        f"  by {len(fitted.points)} points of {fitted.made['experiment']}",
         *([] if LAW.value else [CONDITIONS]),
     ]
-    return "\n".join([*lines, *(f"EXTRAPOLATES: {why}" for why in one.beyond)])
+    return "\n".join([*lines, *(f"EXTRAPOLATES: {reason}" for reason in expected.beyond)])
 
 
-def _predict_figure(known: Any, spec: str, out: pathlib.Path) -> None:
-    """Writes what the law expects at the points of a figure."""
-    from routed.analysis import law
+def _predict_figure(fitted: Any, spec: str, out: pathlib.Path) -> None:
+    """Writes the expectations of a law at the points of a figure."""
+    from routed.papers.ours import law
     from routed.plan import experiment
     from routed.plan.checks import PLANNED
     from routed.settings.tree import flatten, override
@@ -125,25 +129,24 @@ def _predict_figure(known: Any, spec: str, out: pathlib.Path) -> None:
         {key: value for key, value in point.items() if key not in PLANNED}
         for point in experiment.figure_of(module, config).sweep(config)
     ]
-    if strange := sorted({key for point in points for key in point} - law.AXES.keys()):
-        raise UserError(f"--points={spec}: sweeps {strange[0]}, which the law does not know")
-    expected = law.expect(known, [flatten(override(config, point)) for point in points])
+    if unknown := sorted({key for point in points for key in point} - law.AXES.keys()):
+        raise UserError(f"--points={spec}: sweeps {unknown[0]}, which the law does not know")
+    expected = law.expect(fitted, [flatten(override(config, point)) for point in points])
     lines = [
-        json.dumps({"at": point, "gap": [round(value, 4) for value in one[:3]], "beyond": one.beyond})
-        for point, one in zip(points, expected, strict=True)
+        json.dumps({"at": point, "gap": [round(value, 4) for value in at_point[:3]], "beyond": at_point.beyond})
+        for point, at_point in zip(points, expected, strict=True)
     ]
-    law_of = json.dumps({"form": known.form, **known.made})
-    files.write(out, f'{{\n "law": {law_of},\n "points": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n")
-    files.tell(
-        f"wrote {out}: {len(points)} predictions, {sum(bool(one.beyond) for one in expected)} of them extrapolate"
-    )
+    law_text = json.dumps({"form": fitted.form, **fitted.made})
+    files.write(out, f'{{\n "law": {law_text},\n "points": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n")
+    extrapolate = sum(bool(at_point.beyond) for at_point in expected)
+    files.tell(f"wrote {out}: {len(points)} predictions, {extrapolate} of them extrapolate")
 
 
 def _fit(workdirs: list[str], out: pathlib.Path) -> None:
-    """Writes the law of the runs of some workdirs."""
+    """Writes the law that is fitted to the runs of some workdirs."""
     import routed
-    from routed.analysis import law
     from routed.engine.rows import swept_columns
+    from routed.papers.ours import law
     from routed.plan.config import declared
 
     points, gaps, names = list[dict[str, Any]](), list[float](), list[str]()
@@ -154,34 +157,32 @@ def _fit(workdirs: list[str], out: pathlib.Path) -> None:
         swept = swept_columns(table)
         if missing := [key for key in law.AXES if key not in swept]:
             raise UserError(f"--fit={workdir}: it does not sweep {missing[0]}; a law needs {', '.join(law.AXES)}")
-        if other := [key for key in swept if key not in (*law.AXES, "data.clusters")]:
+        if unknown := [key for key in swept if key not in (*law.AXES, "data.clusters")]:
             raise UserError(
-                f"--fit={workdir}: it sweeps {other[0]}, which a law does not know: it would be a point twice"
+                f"--fit={workdir}: it sweeps {unknown[0]}, which a law does not know: it would be a point twice"
             )
         first = first or base
-        known = {key for key, one in declared().items() if one.identity} | {"seeds"}
-        for key in sorted(known - {*law.AXES, *OWN}):
+        of_identity = {key for key, setting in declared().items() if setting.identity} | {"seeds"}
+        for key in sorted(of_identity - {*law.AXES, *MAY_DIFFER}):
             if first.get(key) != base.get(key):
                 raise UserError(
-                    f"--fit={workdir}: it has {key}={base.get(key)}, {workdirs[0]} {first.get(key)}: points of one law differ in"
-                    f" {', '.join(law.AXES)} alone"
+                    f"--fit={workdir}: it has {key}={base.get(key)}, {workdirs[0]} {first.get(key)}:"
+                    f" points of one law differ in {', '.join(law.AXES)} alone"
                 )
-        own, seen = law.gaps_of(table, base, swept)
-        points, gaps, names = points + own, gaps + seen, [*names, f"{base['name']}:{base['figure']}"]
+        points_of_workdir, gaps_of_workdir = law.gaps_of(table, base, swept)
+        points, gaps = points + points_of_workdir, gaps + gaps_of_workdir
+        names.append(f"{base['name']}:{base['figure']}")
     if len(points) <= law.FOLDS:
         raise UserError(
             f"--fit={','.join(workdirs)}: {len(points)} points have finished runs, more than {law.FOLDS} are needed"
         )
-    made = {
-        "experiment": " and ".join(names), "seeds": base["seeds"], "steps": base["steps"],
-    }  # fmt: skip
-    found = law.fit(points, gaps, made)
-    law.write(found, out)
+    fitted = law.fit(points, gaps, {"experiment": " and ".join(names), "seeds": base["seeds"], "steps": base["steps"]})
+    law.write(fitted, out)
     lines = [
         f"  {form}: " + ", ".join(f"{name} {value:.3g}" for name, value in scores.items())
-        for form, scores in found.scores.items()
+        for form, scores in fitted.scores.items()
     ]
-    files.tell("\n".join([f"wrote {out}: {len(points)} points, {found.form}; left-out points:", *lines]))
+    files.tell("\n".join([f"wrote {out}: {len(points)} points, {fitted.form}; left-out points:", *lines]))
 
 
 def parse_flags(argv: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What stands between a gap and a conclusion: the gap decomposed, and the threats to validity, both filled from data."""
+"""The gap from frozen to learned decomposed, and the threats to validity, both filled from the rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from routed.analysis import controls, statistics
-from routed.analysis.sides import Rows, at_edge, ends, paired
+from routed.analysis.paired_values import Rows, at_edge, ends, paired
 from routed.engine.rows import shown
 from routed.layer.model_losses import LIMITS
 from routed.layer.rule import Rule, rule_of
@@ -20,17 +20,18 @@ from routed.settings.tree import override, value_of
 from routed.tasks.text.sources import SOURCES
 from routed.training.phases import configs_of
 
-#: The path from frozen to learned: the confound that each arm removes from the one before it. Logs of ratios add up to the gap.
+#: Path from frozen to learned: each arm removes a confound from the arm before it. Logarithms of ratios add up to the
+#: gap.
 PATH = (
     ("sharpness", "frozen_sharp", "the gate made as sharp as the learned one, nothing else"),
     ("initial partition", "frozen_data", "rows from training examples instead of noise"),
     ("learning to route", REFERENCE, "what training the router adds to that"),
 )
 
-#: Columns of the coefficients of auxiliary losses that move.
+#: Prefix of the columns of coefficients that change during training.
 STEERED = "train/coefficient_"
 
-#: Shown beside the path: other comparisons on the same scale.
+#: Other comparisons on the same scale, shown beside the path.
 BESIDE = (
     ("whole gap, top-1", UNTRAINED, REFERENCE, "test/loss"),
     ("whole gap, soft evaluation", UNTRAINED, REFERENCE, "test/loss_soft"),
@@ -41,13 +42,13 @@ BESIDE = (
 
 
 def gap(rows: pd.DataFrame) -> pd.DataFrame:
-    """The gap at one point: log ratios with intervals, and each step's share of the whole gap with its interval.
+    """Returns the gap at one point: log ratios and the share of each step, with intervals.
 
-    An arm without finite runs, or that is no control, is left out of the path, and the next step says which confound it now
-    holds too. All steps are of the seeds that every arm on the path has. There are no shares, NaN, of a gap that may be none:
-    its interval contains 0. Empty without learned, frozen or any control.
+    An arm without finite runs, or a failed control, is left out of the path; the name of the next step then includes
+    its confound. All steps are of the seeds that every arm on the path has. Shares are NaN if the interval of the gap
+    contains 0. Empty without learned, frozen or any control.
     """
-    good = rows[(rows.status == "ok") & ~rows.arm.isin([*controls.missed(rows, "test/loss")])]
+    good = rows[(rows.status == "ok") & ~rows.arm.isin([*controls.failed(rows, "test/loss")])]
     present = {UNTRAINED, REFERENCE} & set(good.arm)
     if len(present) < 2 or "test/loss" not in good:
         return pd.DataFrame()
@@ -62,52 +63,51 @@ def gap(rows: pd.DataFrame) -> pd.DataFrame:
     steps, whole = logs[:, :-1] - logs[:, 1:], logs[:, 0] - logs[:, -1]
     certain = len(whole) > 1 and statistics.p_value(whole) < 1 - statistics.LEVEL
     parts = []
-    for index, (name, _, why) in enumerate(path):
-        share = statistics.share(steps[:, index], whole) if certain else statistics.estimate([])
-        values = {"part": name, **statistics.estimate(steps[:, index])._asdict(), "note": why}
+    for index, (name, _, note) in enumerate(path):
+        share = statistics.bootstrap_ratio(steps[:, index], whole) if certain else statistics.estimate([])
+        values = {"part": name, **statistics.estimate(steps[:, index])._asdict(), "note": note}
         values["arms"] = f"{arms[index]} / {arms[index + 1]}"
         parts.append(values | {"share": share.mean, "share_low": share.low, "share_high": share.high})
     for name, worse, better, metric in BESIDE:
         if len(values := paired(rows, worse, better, metric)):
-            one = {"part": name, **statistics.estimate(values)._asdict(), "note": f"log({worse} / {better}), {metric}"}
-            one["arms"] = f"{worse} / {better}"
-            parts.append(one | {"share": np.nan, "share_low": np.nan, "share_high": np.nan})
+            part = {"part": name, **statistics.estimate(values)._asdict(), "note": f"log({worse} / {better}), {metric}"}
+            part["arms"] = f"{worse} / {better}"
+            parts.append(part | {"share": np.nan, "share_low": np.nan, "share_high": np.nan})
     return pd.DataFrame(parts)
 
 
 def _path(arms: set[str]) -> list[tuple[str, str, str]]:
-    """The steps of PATH that these arms can tell apart: a confound without an arm goes into the next step's name."""
-    path, waiting = [], list[str]()
-    for name, arm, why in PATH:
+    """Returns the steps of PATH between these arms; a step's name includes the confounds before it without an arm."""
+    path, without_arm = [], list[str]()
+    for name, arm, note in PATH:
         if arm not in arms:
-            waiting.append(name)
+            without_arm.append(name)
             continue
-        if waiting:
-            name, why = f"{' and '.join([*waiting, name])}", f"{why}; no arm tells them apart here"
-        path.append((name, arm, why))
-        waiting = []
+        if without_arm:
+            name, note = " and ".join([*without_arm, name]), f"{note}; no arm tells them apart here"
+        path.append((name, arm, note))
+        without_arm = []
     return path
 
 
 def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[tuple[str, str]]:
-    """Questions a hostile reviewer asks, answered from the rows: of all points, or of the one at which the page decomposes the gap."""
+    """Returns questions of a hostile reviewer with answers from all rows, or from those at the decomposed gap."""
     rows = Rows(table, config, swept)
-    good, lost = rows.last[rows.last.status == "ok"], rows.last[rows.last.status == "diverged"]
+    good, diverged = rows.last[rows.last.status == "ok"], rows.last[rows.last.status == "diverged"]
     point = rows.at({})
     where = (
         f" (at {', '.join(f'{key} = {shown(point[key].iloc[0])}' for key in swept)})" if swept and len(point) else ""
     )
     answers = [
         ("Converged?", _converged(rows, point) + where),
-        ("Diverged runs", f"{len(lost)} of {len(rows.last)}" + (f": {_counted(lost)}" if len(lost) else "")),
+        ("Diverged runs", f"{len(diverged)} of {len(rows.last)}" + (f": {_counts(diverged)}" if len(diverged) else "")),
         ("Tuned per arm?", _tuned(table, rows.last, config, swept)),
     ]  # fmt: skip
     if "router/entropy_token" in good:
-        gauged = "router/entropy_token_train" if "router/entropy_token_train" in good else "router/entropy_token"
-        controls_of = [REFERENCE, UNTRAINED, *fair_arms()]
-        entropies = _means(point, gauged).reindex(controls_of).dropna()
+        column = "router/entropy_token_train" if "router/entropy_token_train" in good else "router/entropy_token"
+        entropies = _means(point, column).reindex([REFERENCE, UNTRAINED, *fair_arms()]).dropna()
         text = ", ".join(f"{arm} {value:.2g}" for arm, value in entropies.items())
-        inputs = "training inputs" if gauged.endswith("_train") else "test inputs"
+        inputs = "training inputs" if column.endswith("_train") else "test inputs"
         answers.append(("Sharpness equal?", f"final per-token entropy on {inputs}, nats: {text}{where}"))
         answers.append(("Drops", f"largest dropped share at an evaluation {good['router/dropped'].max():.2g}"))
         dead = ", ".join(f"{arm} {100 * value:.0f} %" for arm, value in _means(point, "router/dead").items())
@@ -128,16 +128,17 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
 
 
 def _means(rows: pd.DataFrame, metric: str) -> pd.Series:
-    """The mean of a metric by arm, over finite runs."""
+    """Returns the mean of a metric by arm, over finite runs."""
     return rows[rows.status == "ok"].groupby("arm")[metric].mean().dropna()
 
 
-def _counted(rows: pd.DataFrame) -> str:
+def _counts(rows: pd.DataFrame) -> str:
+    """Returns the number of rows of each arm as text."""
     return ", ".join(f"{arm} {count}" for arm, count in rows.arm.value_counts(sort=False).items())
 
 
 def _converged(rows: Rows, point: pd.DataFrame) -> str:
-    """By how much each arm's loss would still change, if its curve went on as it ends; and whether text is predicted at all."""
+    """Returns the extrapolated change of each arm's loss, and the arms that are no better than a bigram model."""
     config = rows.config
     loss = problem_of(config).loss
     if config.gate.horizon == 1:
@@ -151,7 +152,8 @@ def _converged(rows: Rows, point: pd.DataFrame) -> str:
             continue
         mean = np.expm1((change.later - change.now).mean())
         changes.append(f"{arm} {100 * mean:+.0f} %")
-    text = f"{loss} at {config.gate.horizon:g} times the steps, if curves go on as they end: {', '.join(changes) or 'unknown'}"
+    text = f"{loss} at {config.gate.horizon:g} times the steps, if curves go on as they end: "
+    text += ", ".join(changes) or "unknown"
     if unknown:
         text += f"; unknown, as there is one evaluation in the second half of training: {', '.join(unknown)}"
     if "eval/bigram" in point:
@@ -163,6 +165,7 @@ def _converged(rows: Rows, point: pd.DataFrame) -> str:
 
 
 def _trunk(config: ConfigDict, swept: list[str]) -> str:
+    """Returns the answer whether the router trains the layers below it."""
     if config.data.name not in SOURCES:
         return "none: the router sees the raw input"
     if "router.stop_gradient" in swept:
@@ -171,6 +174,7 @@ def _trunk(config: ConfigDict, swept: list[str]) -> str:
 
 
 def _tuned(table: pd.DataFrame, rows: pd.DataFrame, config: ConfigDict, swept: list[str]) -> str:
+    """Returns the answer whether every arm's learning rates were tuned over as many candidates."""
     if "rates" not in swept and not (table.status == "tuning").any():
         return "no: all arms use the file's rates"
     tuning = table[table.status == "tuning"]
@@ -181,90 +185,87 @@ def _tuned(table: pd.DataFrame, rows: pd.DataFrame, config: ConfigDict, swept: l
     best = tuned.groupby("arm")["train/rate_scale"].unique()
     chosen = ", ".join(f"{arm} {' or '.join(f'{scale:g}' for scale in sorted(scales))}" for arm, scales in best.items())
     text = f"where rates=tuned, {tried.max()} candidates for every arm; chosen multipliers: {chosen}"
-    edge = _counted(tuned[at_edge(tuned, config)])
+    edge = _counts(tuned[at_edge(tuned, config)])
     return text + (f"; runs at the edge of what was tried: {edge}" if edge else "; none at the edge of what was tried")
 
 
 def _steered(good: pd.DataFrame, column: str) -> str:
-    """What a coefficient that moves has become, and whether it ran to the end of its range, asking in vain."""
-    ends = good[column].dropna()
-    vain = int(((ends <= 1.001 * LIMITS[0]) | (ends >= 0.999 * LIMITS[1])).sum())
-    text = f"coefficients at the end: {ends.min():.2g} to {ends.max():.2g}"
-    if vain:
-        text += f"; in {vain} of {len(ends)} runs at the end of its range: it did not reach what it is steered to"
+    """Returns the final values of a coefficient that changes, and the number of runs in which it ended at a limit."""
+    final = good[column].dropna()
+    at_limit = int(((final <= 1.001 * LIMITS[0]) | (final >= 0.999 * LIMITS[1])).sum())
+    text = f"coefficients at the end: {final.min():.2g} to {final.max():.2g}"
+    if at_limit:
+        text += f"; in {at_limit} of {len(final)} runs at the end of its range: it did not reach what it is steered to"
     return text
 
 
 def _weight_scale(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> str:
-    """Do the combine weights of every arm's rules sum to 1, at all points, so that none gains by growing them?"""
+    """Returns the arms whose combine weights need not sum to 1: their routers can gain by growing them."""
     free: dict[str, list[str]] = {}
-    for arm, rules in _rules(config, good, swept):
-        if where := [name for name, some in rules.items() if not all(map(_sums_to_1, some))]:
-            free.setdefault(" and ".join(where), []).append(arm)
+    for arm, rules_of in _rules(config, good, swept):
+        if stages := [name for name, rules in rules_of.items() if not all(map(_sums_to_1, rules))]:
+            free.setdefault(" and ".join(stages), []).append(arm)
     if free:
-        found = "; ".join(f"in {where} of {_named(arms, good)}" for where, arms in free.items())
-        return f"weights do not sum to 1 {found}: a router can gain by growing them"
+        where = "; ".join(f"in {stages} of {_arms_text(arms, good)}" for stages, arms in free.items())
+        return f"weights do not sum to 1 {where}: a router can gain by growing them"
     return "weights sum to 1 in training and evaluation, in every arm"
 
 
 def _as_trained(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> str:
-    """Which arms are evaluated by another selection than they train with, at any point."""
-    other: dict[str, list[str]] = {}
-    for arm, rules in _rules(config, good, swept):
-        training, evaluation = (" then ".join(dict.fromkeys(map(_in_words, some))) for some in rules.values())
+    """Returns the arms that are evaluated with another selection than that of training, at any point."""
+    differing: dict[str, list[str]] = {}
+    for arm, rules_of in _rules(config, good, swept):
+        training, evaluation = (" then ".join(dict.fromkeys(map(_rule_text, rules))) for rules in rules_of.values())
         if training != evaluation:
-            other.setdefault(f"trained by {training}, evaluated by {evaluation}", []).append(arm)
-    return "; ".join(f"{words}: {_named(arms, good)}" for words, arms in other.items()) or "yes, in every arm"
+            differing.setdefault(f"trained by {training}, evaluated by {evaluation}", []).append(arm)
+    return "; ".join(f"{text}: {_arms_text(arms, good)}" for text, arms in differing.items()) or "yes, in every arm"
 
 
 def _rules(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> Iterator[tuple[str, dict[str, list[Rule]]]]:
-    """The arms with routers at all points, with their selections of training, one a phase, and of evaluation."""
+    """Yields the arms with routers at all points, with their selections of training and of evaluation."""
     keys = [key for key in swept if key.startswith("selection.")]
     for *values, arm in good[[*keys, "arm"]].drop_duplicates().sort_values("arm").itertuples(index=False):
         point = {key: type(value_of(config, key))(value) for key, value in zip(keys, values, strict=True)}
-        own = override(override(config, point), changes_of(arm, config))
-        if problem_of(own).models[own.model].routed:
-            training = [rule_of(phase.selection) for phase in configs_of(own)]
-            yield arm, {"training": training, "evaluation": [rule_of(own.selection, evaluation=True)]}
+        arm_config = override(override(config, point), changes_of(arm, config))
+        if problem_of(arm_config).models[arm_config.model].routed:
+            training = [rule_of(phase.selection) for phase in configs_of(arm_config)]
+            yield arm, {"training": training, "evaluation": [rule_of(arm_config.selection, evaluation=True)]}
 
 
-def _named(arms: list[str], good: pd.DataFrame) -> str:
-    """Each arm once, or that they are all that there are."""
+def _arms_text(arms: list[str], good: pd.DataFrame) -> str:
+    """Returns the name of each arm once, or "every arm"."""
     return "every arm" if {*arms} == {*good.arm} else ", ".join(dict.fromkeys(arms))
 
 
-def _in_words(rule: Rule) -> str:
-    """The name of a selection, with its K and capacity where it has them."""
+def _rule_text(rule: Rule) -> str:
+    """Returns the name of a selection, with its K and capacity factor if it reads them."""
     reads = SELECTIONS[rule.name].reads
-    places = (
+    capacity = (
         f" and capacity factor {rule.capacity_factor:g}" if "capacity_factor" in reads and rule.capacity_factor else ""
     )
-    return rule.name + (f" of {rule.k}" if "k" in reads else "") + places
+    return rule.name + (f" of {rule.k}" if "k" in reads else "") + capacity
 
 
 def _sums_to_1(rule: Rule) -> bool:
-    """Are all weights of a token shares of 1, or, within samples, those of an expert's patches or constants?"""
-    chosen = SELECTIONS[rule.name]
-    if chosen.within_samples:
+    """True if the weights of a token sum to 1; within samples, if those of an expert's patches do, or are constants."""
+    selection = SELECTIONS[rule.name]
+    if selection.within_samples:
         return rule.gate != "all"
-    return not chosen.sparse or (rule.renormalise and "renormalise" in chosen.reads)
+    return not selection.sparse or (rule.renormalise and "renormalise" in selection.reads)
 
 
 def _still(good: pd.DataFrame) -> str:
-    """Which arms' routers moved, bit for bit against step 0."""
+    """Returns the arms whose router parameters differ from those of step 0 in any bit."""
     moved = good.groupby("arm")["router/moved"].max()
     return "router parameters differ from step 0 in: " + (", ".join(moved.index[moved > 0]) or "no arm")
 
 
 def _power(good: pd.DataFrame, swept: list[str]) -> str:
-    """Seeds, and half-widths of the paired interval of learned against frozen."""
-    groups = [g for _, g in good.groupby(swept)] if swept else [good]
-    widths = [
-        (e.high - e.low) / 2
-        for g in groups
-        if len(d := paired(g, UNTRAINED, REFERENCE, "eval/loss" if "eval/loss" in good else "test/loss")) > 1
-        for e in [statistics.estimate(d)]
-    ]
+    """Returns the number of seeds, and the half-width of the paired interval of learned against frozen."""
+    groups = [group for _, group in good.groupby(swept)] if swept else [good]
+    loss = "eval/loss" if "eval/loss" in good else "test/loss"
+    gaps = [statistics.estimate(paired(group, UNTRAINED, REFERENCE, loss)) for group in groups]
+    widths = [(gap.high - gap.low) / 2 for gap in gaps if gap.n > 1]
     seeds = good.groupby([*swept, "arm"]).seed.nunique()
     text = f"{seeds.min()} to {seeds.max()}" if seeds.min() < seeds.max() else f"{seeds.min()}"
     half = f"; half-width of log(frozen / learned): {np.median(widths):.2g} (median over points)" if widths else ""

@@ -1,30 +1,31 @@
-"""Means and intervals as people read them: with as many digits as the interval is worth."""
+"""Means and intervals as text, with as many digits as the interval is worth."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-#: Half-widths below this share of the ends are rounding: no width.
+#: Smallest half-width, as a share of the larger end; smaller ones are rounding errors.
 ROUNDING = 1e-9
-#: Sizes that are written out; others have an exponent.
+#: Range of sizes that are written without an exponent.
 WRITTEN_OUT = 1e-4, 1e6
 
 
 def with_interval(values: Iterable[float], sign: str = "") -> str:
-    """A mean and its interval in brackets, all with the same digits; without one (ends that are NaN), three digits of the mean."""
+    """Returns a mean and its interval with the same digits; three digits of the mean if the ends are NaN."""
     mean, *ends = parts(values, sign)
     return f"{mean} [{', '.join(ends)}]" if ends else mean
 
 
 def parts(values: Iterable[float], sign: str = "") -> tuple[str, ...]:
-    """(mean, low, high) as texts; without an interval, ends that are NaN, only the mean.
+    """Returns mean, low and high as texts; only the mean if the ends are NaN.
 
-    The decimals are those of the half-width h of the interval, rounded as the Particle Data Group rounds (Review of Particle Physics,
-    Introduction, 5.3): to two digits where the first three digits of h are at most 354, to one above. Where an end would become 0 or
-    the ends alike, as of an interval over orders of magnitude, or of no width, each number has its own three digits.
+    The decimals are those of the half-width h of the interval, rounded as the Particle Data Group rounds (Review of
+    Particle Physics, Introduction, 5.3): to two digits if the first three digits of h are at most 354, else to one. If
+    an end would become 0 or both ends equal (an interval over orders of magnitude, or without a width), each number has
+    three digits of its own.
 
-    sign "+" shows the sign of positive numbers too.
+    The sign "+" is shown for positive numbers if `sign` is "+".
     """
     mean, low, high = values
     if not (math.isfinite(low) and math.isfinite(high)):

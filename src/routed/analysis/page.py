@@ -25,8 +25,19 @@ from absl import logging as log
 from markupsafe import Markup, escape
 from ml_collections import ConfigDict
 
-from routed.analysis import answer, arms, controls, diagnosis, digits, live, plots, points, shares, statistics, verdicts
-from routed.analysis.claims import unasked
+from routed.analysis import (
+    answer,
+    arms,
+    controls,
+    diagnosis,
+    digits,
+    live,
+    plots,
+    points,
+    shapley,
+    statistics,
+    verdicts,
+)
 from routed.analysis.plots.further import draw_all
 from routed.analysis.plots.histories import as_json, histories
 from routed.analysis.terminal import as_text, shown_share
@@ -100,8 +111,8 @@ def check(asked: Any, config: ConfigDict) -> None:
 def warn_of_claims(asked: Any, config: ConfigDict, points: Sequence[Mapping[str, Any]]) -> None:
     """Says how many of a figure's claims a command takes the points from, and stay unanswered for that."""
     claims = asked.claims(config)
-    ever = unasked(claims, config, asked.sweep(config))
-    if lost := [claim for claim in unasked(claims, config, points) if claim not in ever]:
+    ever = verdicts.unanswered(claims, config, asked.sweep(config))
+    if lost := [claim for claim in verdicts.unanswered(claims, config, points) if claim not in ever]:
         log.warning(
             "%d of the figure's %d claims are about points that this command replaces, and stay unanswered (the first: %s, %s); leave"
             " out --config and --sweep of what the figure sweeps itself to have them answered",
@@ -146,7 +157,7 @@ def make_part(
         "standings": arms.table(point, data, there) if len(point) else None,
         "horizon": config.gate.horizon,
         "gap": gap.to_dict("records"),
-        "shares": shares.shares(point).to_dict("records"),
+        "shares": shapley.shares(point).to_dict("records"),
         "gap_at": ", ".join(f"{key} = {point[key].iloc[0]}" for key in swept) or "the only point",
         "threats": [
             *diagnosis.threats(table, config, swept),

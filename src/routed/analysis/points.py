@@ -1,4 +1,4 @@
-"""What is seen at each point of a sweep: every claim as a line, every arm in a table."""
+"""Verdicts and losses at each point of a sweep: a line for each claim and point, a table of every arm."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from routed.engine.rows import plain, shown
 from routed.plan.arms import ARMS
 from routed.plan.points import Point
 
-#: Lines of a claim, at most: nobody reads more, and each has to be judged.
+#: Most lines of a claim: nobody reads more, and each has to be judged.
 MOST = 200
 
-#: What a line keeps of the verdict at its point.
+#: Entries of a verdict that its line keeps.
 KEPT = ("ours", "interval", "n", "verdict", "text", "reason")
 
 
@@ -30,92 +30,93 @@ def add(
     table: pd.DataFrame,
     config: ConfigDict,
     swept: list[str],
-    own: Collection[str],
+    figure_keys: Collection[str],
 ) -> list[dict[str, Any]]:
-    """The verdicts with `points`: each claim judged again at every value of the swept keys at which it is tried.
+    """Returns the verdicts with `points`: each claim judged again at every point at which it is tried.
 
-    A line is {point, ours, interval, n, verdict, text, reason}; there is none where nothing ran, and no list of a single line. The
-    claims that are tried at one point are one family, whose p values are adjusted together. Of more than `MOST` points, as many
-    spread evenly over them; `points_there` counts all.
+    A line is {point, ours, interval, n, verdict, text, reason}. A point without runs has no line, and a claim with a
+    single line no list. The claims that are tried at one point are one family, whose p values are adjusted together. Of
+    more than `MOST` points as many are judged, spread evenly over them; `points_there` counts all.
     """
-    there = [0 for _ in claims]
+    counts = [0 for _ in claims]
     lines: list[list[dict[str, Any]]] = [[] for _ in claims]
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, claim in enumerate(claims):
-        groups.setdefault(tried(claim, swept, own), []).append(index)
+        groups.setdefault(tried(claim, swept, figure_keys), []).append(index)
     for keys, members in groups.items():
-        places = table.groupby(list(keys), dropna=False) if keys else ()
-        chosen = {*np.linspace(0, len(places) - 1, min(MOST, len(places))).round().astype(int)}
+        points = table.groupby(list(keys), dropna=False) if keys else ()
+        chosen = {*np.linspace(0, len(points) - 1, min(MOST, len(points))).round().astype(int)}
         for index in members:
-            there[index] = len(places)
-        for place, (values, rows) in enumerate(places):
-            if place not in chosen:
+            counts[index] = len(points)
+        for number, (values, rows) in enumerate(points):
+            if number not in chosen:
                 continue
             point = dict(zip(keys, map(as_python, values), strict=True))
-            moved = tuple(claims[index]._replace(at={**claims[index].at, **point}, over=()) for index in members)
+            moved = tuple(claims[i].replace(at={**claims[i].setup.at, **point}, over=()) for i in members)
             for index, record in zip(members, verdicts.judge(moved, rows, config, swept), strict=True):
                 if record["n"]:
                     lines[index].append({"point": point} | {name: record[name] for name in KEPT})
     return [
         record | {"points": of_claim if len(of_claim) > 1 else [], "points_there": count}
-        for record, of_claim, count in zip(judged, lines, there, strict=True)
+        for record, of_claim, count in zip(judged, lines, counts, strict=True)
     ]
 
 
-def tried(claim: Claim, swept: Sequence[str], own: Collection[str]) -> tuple[str, ...]:
-    """The swept keys at whose values a claim makes sense: its nuisance keys, and those that the user sweeps on top of the file's `own`.
+def tried(claim: Claim, swept: Sequence[str], figure_keys: Collection[str]) -> tuple[str, ...]:
+    """Returns the swept keys over which a claim is tried: its nuisance keys, and keys that no point of the figure sets.
 
-    None that one of its sides fixes.
+    Keys that a side fixes are left out.
     """
-    fixed = {*claim.lower, *claim.higher}
-    return tuple(key for key in swept if (key in claim.over or key not in own) and key not in fixed)
+    fixed = {key for side in claim.sides() for key in side}
+    return tuple(key for key in swept if (key in claim.setup.over or key not in figure_keys) and key not in fixed)
 
 
 def by_arm(summary: pd.DataFrame, data: Data, methods: Mapping[str, Point]) -> pd.DataFrame:
-    """The loss of every arm at every point, mean and 95 % interval, and what the frozen controls lose against the learned router.
+    """Returns the loss of every arm at every point with its interval, and of the controls against the learned router.
 
-    n stands where it is not that of most. Where the `methods` that figures name cover all points, a method's name stands in place of its settings.
+    A cell names its n if most cells have another. If the `methods` that figures name cover all points, a method's name
+    replaces its settings.
     """
     keys, losses = data.varying, summary[summary.metric == data.loss]
-    usual = float(losses.n.mode().iloc[0]) if len(losses) else 0.0
+    usual_n = float(losses.n.mode().iloc[0]) if len(losses) else 0.0
+    columns = [*keys, "arm", "mean", "low", "high", "n"]
     texts = {
-        (*place, arm): _words(mean, low, high, n, usual)
-        for *place, arm, mean, low, high, n in losses[[*keys, "arm", "mean", "low", "high", "n"]].itertuples(
-            index=False
-        )
+        (*point, arm): _interval_text(mean, low, high, n, usual_n)
+        for *point, arm, mean, low, high, n in losses[columns].itertuples(index=False)
     }
     present = set(data.last.arm)
     arms, controls = [arm for arm in ARMS if arm in present], rivals(data)[:1]
-    told, names = _named(methods, data)
+    keys_of_methods, names = _method_names(methods, data)
     lines = []
-    for place, rows in data.last.groupby(keys, dropna=False) if keys else [((), data.last)]:
-        at = dict(zip(keys, map(as_python, place), strict=True))
-        line = {"method": names[tuple(at[key] for key in told)]} if told else {}
-        line |= {key: shown(value) for key, value in at.items() if key not in told}
+    for values, rows in data.last.groupby(keys, dropna=False) if keys else [((), data.last)]:
+        at = dict(zip(keys, map(as_python, values), strict=True))
+        line = {"method": names[tuple(at[key] for key in keys_of_methods)]} if keys_of_methods else {}
+        line |= {key: shown(value) for key, value in at.items() if key not in keys_of_methods}
         ran = set(rows.arm)
-        line |= {arm: texts.get((*place, arm), "diverged" if arm in ran else "") for arm in arms}
+        line |= {arm: texts.get((*values, arm), "diverged" if arm in ran else "") for arm in arms}
         for control in controls:
             estimate, _ = advantage(rows, control, data)
-            line[advantage_words(control, data)] = _words(*estimate, usual) if np.isfinite(estimate.mean) else ""
+            text = _interval_text(*estimate, usual_n) if np.isfinite(estimate.mean) else ""
+            line[advantage_words(control, data)] = text
         lines.append(line)
     table = pd.DataFrame(lines)
-    return (
-        table.sort_values("method", key=lambda column: column.map([*methods].index), kind="stable") if told else table
-    )
+    if not keys_of_methods:
+        return table
+    return table.sort_values("method", key=lambda column: column.map([*methods].index), kind="stable")
 
 
-def _named(methods: Mapping[str, Point], data: Data) -> tuple[list[str], dict[tuple, str]]:
-    """The varying keys that methods set, and the method that has these values; none where a point is nobody's."""
-    told = [key for key in data.varying if any(key in point for point in methods.values())]
-    names = {tuple(plain(point.get(key, data.base[key])) for key in told): name for name, point in methods.items()}
-    there = {tuple(map(as_python, place)) for place in data.last[told].drop_duplicates().itertuples(index=False)}
-    return (told, names) if there <= {*names} else ([], {})
+def _method_names(methods: Mapping[str, Point], data: Data) -> tuple[list[str], dict[tuple, str]]:
+    """Returns the varying keys that methods set, and value -> method; nothing if a point belongs to no method."""
+    keys = [key for key in data.varying if any(key in point for point in methods.values())]
+    names = {tuple(plain(point.get(key, data.base[key])) for key in keys): name for name, point in methods.items()}
+    points = {tuple(map(as_python, values)) for values in data.last[keys].drop_duplicates().itertuples(index=False)}
+    return (keys, names) if points <= {*names} else ([], {})
 
 
-def _words(mean: float, low: float, high: float, n: float, usual: float) -> str:
-    return digits.with_interval((mean, low, high)) + (f" n={n:.0f}" if n != usual else "")
+def _interval_text(mean: float, low: float, high: float, n: float, usual_n: float) -> str:
+    return digits.with_interval((mean, low, high)) + (f" n={n:.0f}" if n != usual_n else "")
 
 
 def as_python(value: Any) -> Any:
-    """A value of a column as Python has it."""
+    """Returns a value of a column as a Python object."""
     return value.item() if isinstance(value, np.generic) else value

@@ -1,4 +1,4 @@
-"""Intervals and tests over seeds. Everything here is scipy applied to what `results` stored."""
+"""Intervals and tests over seeds, by scipy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from routed.contracts import Bounds, Column
 
 LEVEL = 0.95
 
-#: Losses and ratios below this are treated as this in logarithms.
+#: Smallest loss or ratio in logarithms: lower values count as this.
 TINY = 1e-12
 
 
@@ -29,22 +29,23 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: ArrayLike, level: float = LEVEL, bounds: Bounds = (None, None)) -> Estimate:
-    """Mean and t interval (95 %) of independent values: mean -+ t s / sqrt(n), `within` the bounds of what they measure."""
+    """Returns the mean of independent values with its t interval (95 %), mean -+ t s / sqrt(n), kept in the bounds."""
     values = np.asarray(values, float)
     n = len(values)
     if n < 2:
         return Estimate(float(values.mean()) if n else np.nan, np.nan, np.nan, n)
     half = half_width(values.std(ddof=1), n, level)
-    low, high = within(values.mean(), half, *bounds)
+    low, high = bounded_interval(values.mean(), half, *bounds)
     return Estimate(float(values.mean()), float(low), float(high), n)
 
 
-def within(mean, half, low: float | None = None, high: float | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of mean -+ half for quantities that cannot leave [low, high]: the interval of the mean's logit or logarithm.
+def bounded_interval(mean, half, low: float | None = None, high: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ends of mean -+ half for quantities that cannot leave [low, high].
 
-    Numbers, or arrays of one shape. The mean m is put on a scale without bounds, g(m) = log((m - low) / (high - m)), log(m - low) or
-    -log(high - m), on which its half-width is half g'(m) (delta method), and the ends are brought back. A mean at or beyond a bound,
-    which g cannot take (an average of zeros, a chance-corrected score), keeps mean -+ half, cut at the bounds.
+    They are the ends of an interval of the mean's logit or logarithm. Numbers, or arrays of one shape. The mean m is
+    put on a scale without bounds, g(m) = log((m - low) / (high - m)), log(m - low) or -log(high - m), on which its
+    half-width is half g'(m) (delta method), and the ends are transformed back. g is undefined for a mean at or beyond a
+    bound (an average of zeros, a chance-corrected score): there the interval is mean -+ half, cut at the bounds.
     """
     mean, half = np.asarray(mean, float), np.asarray(half, float)
     above, below = (np.inf if end is None else sign * (mean - end) for end, sign in ((low, 1), (high, -1)))
@@ -65,12 +66,12 @@ def within(mean, half, low: float | None = None, high: float | None = None) -> t
 
 
 def half_width(std, n, level: float = LEVEL):
-    """Half of the t interval (95 %) of a mean of n values, t s / sqrt(n), elementwise; NaN for fewer than two."""
+    """Returns half of the t interval (95 %) of a mean of n values, t s / sqrt(n); NaN for fewer than two."""
     return special.stdtrit(n - 1, (1 + level) / 2) * std / np.sqrt(n)
 
 
 def proportion(outcomes: ArrayLike) -> Estimate:
-    """The share of runs whose outcome is 1, others being 0, with its 95 % interval (Wilson 1927): not of no width where all are alike."""
+    """Returns the share of outcomes that are 1 with its 95 % interval (Wilson 1927), which always has a width."""
     outcomes = np.asarray(outcomes, float)
     if not len(outcomes):
         return estimate([])
@@ -79,12 +80,12 @@ def proportion(outcomes: ArrayLike) -> Estimate:
 
 
 def log_ratio(higher, lower) -> np.ndarray:
-    """log(higher / lower), elementwise and paired; either may be a constant."""
+    """Returns log(higher / lower), elementwise and paired; either may be a constant."""
     return np.atleast_1d(np.log(np.maximum(higher, TINY)) - np.log(np.maximum(lower, TINY))).astype(float)
 
 
 def p_value(differences) -> float:
-    """Two-sided one-sample t test that the mean of paired differences is 0; 1 with fewer than 2, 0 or 1 without spread."""
+    """Returns the two-sided p value of a t test that the mean is 0: 1 for fewer than two, 0 or 1 without spread."""
     differences = np.asarray(differences, float)
     if len(differences) < 2:
         return 1.0
@@ -94,43 +95,44 @@ def p_value(differences) -> float:
 
 
 def _equal(values: np.ndarray) -> bool:
-    """Equal up to rounding: a t test on such values divides by noise."""
+    """True if the values are equal up to rounding: a t test on such values divides by noise."""
     return bool(np.ptp(values) <= 1e-9 * np.abs(values).max())
 
 
-def both_sides(below: ArrayLike, above: ArrayLike) -> float:
-    """P value that one mean is below 0 and another above: twice the larger of two one-sided tests (intersection-union test)."""
+def intersection_union_p(below: ArrayLike, above: ArrayLike) -> float:
+    """Returns the p value of "one mean is below 0, another above": twice the larger of two one-sided p values."""
     return min(1.0, 2 * max(_one_sided(below, "less"), _one_sided(above, "greater")))
 
 
 class Least(NamedTuple):
-    """The comparison with the smallest mean, the interval of the smallest true mean, and a two-sided p value against 0."""
+    """The comparison with the smallest mean, the interval of the smallest true mean, and a p value against 0."""
 
     name: str
     estimate: Estimate
     p: float
 
 
-def least(differences: Mapping[str, ArrayLike]) -> Least:
-    """The least of several mean differences: a claim against the best of m controls is one against each of them.
+def versus_best(differences: Mapping[str, ArrayLike]) -> Least:
+    """Returns the least of several mean differences.
 
-    Its lower end is the least lower end (intersection-union test: one of them is the true one's, so no correction is due). Its
-    upper end is the least of upper ends at level 1 - .025 / m, as any of m chances would do (Bonferroni's bound of max-t). The
-    p value is twice the smaller of the two tests'. Of one control: `estimate` and `p_value`.
+    A claim against the best of m controls is a claim against each of them. Its lower end is the least lower end
+    (intersection-union test: the true least is among them, so no correction is due). Its upper end is the least of
+    upper ends at level 1 - .025 / m, since each of m chances could give it (Bonferroni's bound of max-t). The p value
+    is twice the smaller of the two tests'. For a single control: `estimate` and `p_value`.
     """
     estimates = {name: estimate(values) for name, values in differences.items()}
-    chosen = min(estimates, key=lambda name: estimates[name].mean)
-    together = [estimate(values, 1 - (1 - LEVEL) / len(estimates)) for values in differences.values()]
-    low = float(np.min([one.low for one in estimates.values()]))  # NaN where one control has a single seed
-    high = min((one.high for one in together if one.high == one.high), default=np.nan)
+    least = min(estimates, key=lambda name: estimates[name].mean)
+    corrected = [estimate(values, 1 - (1 - LEVEL) / len(estimates)) for values in differences.values()]
+    low = float(np.min([each.low for each in estimates.values()]))  # NaN if a control has a single seed
+    high = min((each.high for each in corrected if not np.isnan(each.high)), default=np.nan)
     above = max(_one_sided(values, "greater") for values in differences.values())
     below = len(estimates) * min(_one_sided(values, "less") for values in differences.values())
-    interval = estimates[chosen]._replace(low=low, high=high)
-    return Least(chosen, interval, min(1.0, 2 * min(above, below)))
+    interval = estimates[least]._replace(low=low, high=high)
+    return Least(least, interval, min(1.0, 2 * min(above, below)))
 
 
 def _one_sided(values: ArrayLike, alternative: str) -> float:
-    """P value of the one-sample t test that the mean is 0, against one side."""
+    """Returns the p value of the one-sample t test that the mean is 0, against one side."""
     values = np.asarray(values, float)
     if len(values) < 2:
         return 1.0
@@ -141,9 +143,9 @@ def _one_sided(values: ArrayLike, alternative: str) -> float:
 
 
 def adjusted(p_values: Sequence[float]) -> np.ndarray:
-    """P values of a family, adjusted for the chance of any false rejection in it (Holm 1979).
+    """Returns p values of a family, adjusted for the chance of any false rejection in it (Holm 1979).
 
-    Not for its false discovery rate: many sure claims would then leave room for doubtful ones.
+    They are not adjusted for the false discovery rate: many sure claims would then leave room for doubtful ones.
     """
     values = np.asarray(p_values, float)
     order = np.argsort(values, kind="stable")
@@ -154,10 +156,10 @@ def adjusted(p_values: Sequence[float]) -> np.ndarray:
 
 
 def extrapolate(steps: np.ndarray, values: np.ndarray, horizon: float) -> np.ndarray:
-    """Values [evaluations, runs] at `horizon` times the last step; NaN where fewer than two evaluations lie in the tail.
+    """Returns values [evaluations, runs] extrapolated to `horizon` times the last step; NaN with a short tail.
 
-    The tail is the second half of training. A line through it against log steps goes on from the last value: exact for logs
-    of a power law, and too far, so on the safe side, for what settles.
+    The tail is the second half of training and needs two evaluations. A line through it against log steps goes on from
+    the last value: exact for the logarithm of a power law, and too far, so on the safe side, for curves that settle.
     """
     tail = (steps >= steps[-1] / 2) & (steps > 0)
     if horizon == 1:
@@ -170,7 +172,7 @@ def extrapolate(steps: np.ndarray, values: np.ndarray, horizon: float) -> np.nda
 
 
 def prediction(values) -> Estimate:
-    """95 % prediction interval for one further run: mean -+ t s sqrt(1 + 1/n)."""
+    """Returns the mean with a 95 % prediction interval for one further run: mean -+ t s sqrt(1 + 1/n)."""
     values = np.asarray(values, float)
     n = len(values)
     if n < 2:
@@ -180,9 +182,9 @@ def prediction(values) -> Estimate:
 
 
 def welch(values, mean: float, std: float, n: int) -> Estimate:
-    """Difference of our mean from another's, which is known by mean, standard deviation and n; 95 % interval of Welch (1947).
+    """Returns the difference of our mean from a paper's with known standard deviation and n (Welch 1947).
 
-    The standard deviation is that of the sample (n - 1). The interval holds 0 where Welch's test does not reject at 5 %.
+    The standard deviation is that of the sample (n - 1). The interval holds 0 if Welch's test does not reject at 5 %.
     """
     values = np.asarray(values, float)
     difference = float(values.mean() - mean)
@@ -198,7 +200,7 @@ def welch(values, mean: float, std: float, n: int) -> Estimate:
 
 
 def equivalence(differences, margin: float) -> float:
-    """P value of the two one-sided tests that the mean difference lies in (-margin, margin) (TOST)."""
+    """Returns the p value of the two one-sided tests that the mean difference lies in (-margin, margin) (TOST)."""
     differences = np.asarray(differences, float)
     if len(differences) < 2:
         return 1.0
@@ -210,63 +212,71 @@ def equivalence(differences, margin: float) -> float:
 
 
 def percentiles(n: int) -> tuple[float, float]:
-    """The levels of a bootstrap's percentile interval (95 %) over n values, as far out as a t interval is wide (Hesterberg 2015).
+    """Returns levels that make a 95 % percentile interval over n values as wide as a t interval (Hesterberg 2015).
 
-    Plain ones (.025, .975) are too near by sqrt((n - 1) / n) and by t against the normal: .0086 for n = 10.
+    The levels .025 and .975 give intervals that are too short by sqrt((n - 1) / n) and by t against the normal. The
+    lower level is .0086 for n = 10.
     """
     tail = float(special.ndtr(-special.stdtrit(n - 1, (1 + LEVEL) / 2) * math.sqrt(n / (n - 1))))
     return tail, 1 - tail
 
 
-def share(part: np.ndarray, whole: np.ndarray, draws: int = 2000) -> Estimate:
-    """mean(part) / mean(whole) over seeds, with a 95 % bootstrap interval (`percentiles`) that draws seeds, not values."""
+def bootstrap_ratio(part: np.ndarray, whole: np.ndarray) -> Estimate:
+    """Returns mean(part) / mean(whole) over seeds, with a 95 % bootstrap interval that draws seeds (`percentiles`)."""
     ratio = float(part.mean() / whole.mean())
     if len(part) < 3:
         return Estimate(ratio, np.nan, np.nan, len(part))
     interval = stats.bootstrap(
-        (part, whole), lambda a, b, axis: a.mean(axis) / b.mean(axis), paired=True, vectorized=True, n_resamples=draws,
-        confidence_level=1 - 2 * percentiles(len(part))[0], method="percentile", rng=np.random.default_rng(0),
-    ).confidence_interval  # fmt: skip
+        (part, whole),
+        lambda a, b, axis: a.mean(axis) / b.mean(axis),
+        paired=True,
+        vectorized=True,
+        n_resamples=2000,
+        confidence_level=1 - 2 * percentiles(len(part))[0],
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
     return Estimate(ratio, float(interval.low), float(interval.high), len(part))
 
 
-def beyond(differences: ArrayLike, margin: float) -> float:
-    """Two-sided p value that the mean difference lies outside of [-margin, margin], by the test of its nearer end."""
+def outside_margin_p(differences: ArrayLike, margin: float) -> float:
+    """Returns the two-sided p value that the mean lies outside of [-margin, margin], by the test of the nearer end."""
     differences = np.asarray(differences, float)
     return min(1.0, 2 * min(_one_sided(differences - margin, "greater"), _one_sided(differences + margin, "less")))
 
 
 def coupon_collector(draws: int, kinds: int) -> float:
-    """Probability that `draws` uniform draws contain every one of `kinds`: sum_j (-1)^j C(k, j) (1 - j / k)^n.
+    """Returns the probability that n uniform draws contain all k kinds: sum_j (-1)^j C(k, j) (1 - j / k)^n.
 
-    In integers, as the terms are much larger than their sum.
+    The sum is over integers, since its terms are much larger than the sum.
     """
     ways = sum((-1) ** j * math.comb(kinds, j) * (kinds - j) ** draws for j in range(kinds + 1))
     return ways / kinds**draws
 
 
 def summarise(last: pd.DataFrame, swept: list[str], columns: Mapping[str, Column] = {}) -> pd.DataFrame:
-    """One row per point, arm and metric: mean, std, 95 % interval, n; diverged runs are counted, not averaged.
+    """Returns a row for each point, arm and metric with its 95 % interval; diverged runs are counted, not averaged.
 
-    Intervals stay within the bounds of `columns`.
+    Intervals stay in the bounds of `columns`.
     """
-    places, metrics = [*swept, "arm"], [c for c in last.columns if "/" in c]
+    metrics = [column for column in last.columns if "/" in column]
+    keys = [last[key] for key in (*swept, "arm")]
     good = last.status == "ok"
-    # Values of the diverged are masked and not left out, so that every group has the rows of both.
-    groups = last[metrics].where(good).groupby([last[key] for key in places], dropna=False, sort=True)
+    # Values of diverged runs are masked and not left out, so that both tables have the same groups.
+    groups = last[metrics].where(good).groupby(keys, dropna=False, sort=True)
     mean, std, n = groups.mean(), groups.std(), groups.count()
-    lost = (~good).groupby([last[key] for key in places], dropna=False, sort=True).sum()
-    ends = [within(mean[name], half_width(std[name], n[name]), *bounds_of(name, columns)) for name in metrics]
+    diverged = (~good).groupby(keys, dropna=False, sort=True).sum()
+    ends = [bounded_interval(mean[name], half_width(std[name], n[name]), *bounds_of(name, columns)) for name in metrics]
     low, high = (np.stack(side, 1) if metrics else np.empty((len(mean), 0)) for side in zip(*ends, strict=True))
     table = mean.index.to_frame(index=False).loc[np.repeat(np.arange(len(mean)), len(metrics))].reset_index(drop=True)
     table["metric"] = np.tile(metrics, len(mean))
     for name, values in {"mean": mean, "std": std, "low": low, "high": high, "n": n}.items():
         table[name] = np.asarray(values).ravel()
-    table["diverged"] = np.repeat(lost.to_numpy(), len(metrics))
+    table["diverged"] = np.repeat(diverged.to_numpy(), len(metrics))
     return table[table.n > 0].reset_index(drop=True)
 
 
 def bounds_of(metric: str, columns: Mapping[str, Column]) -> Bounds:
-    """What a metric cannot leave: its column's bounds, or those of the column that it is a part of (eval/loss/en: of eval/loss)."""
+    """Returns the bounds of a metric's column, or of the column that it is a part of (eval/loss of eval/loss/en)."""
     column = columns.get(metric) or columns.get(metric.rpartition("/")[0])
     return column.bounds if column else (None, None)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from routed.analysis import law, statistics
+from routed.analysis import statistics
+from routed.analysis.paired_values import fair_gap
 from routed.analysis.plots.frame import Data, legend, marker_of
 from routed.analysis.plots.marks import Point, bars, intervals
 from routed.analysis.plots.scales import logarithmic
-from routed.analysis.sides import fair_gap
+from routed.papers.ours import law
 from routed.plan.arms import ARMS
 
 #: Points of a line of the law.
@@ -83,7 +84,7 @@ def axes(spec: dict[str, Any], data: Data) -> Figure | None:
         if axis.log:
             logarithmic(panel, "x")
         panel.axhline(0, color="0.5", lw=0.8)
-        panel.set_xlabel(axis.words)
+        panel.set_xlabel(axis.label)
     means = [gap.estimate.mean for _, gap in flats]
     panels[0, 0].set_ylim(min(means) - ROOM, max(means) + ROOM)  # five seeds may leave an interval of any length
     for first in panels[:, 0]:

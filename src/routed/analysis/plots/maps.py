@@ -11,12 +11,12 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
+from routed.analysis.paired_values import ANY_FAIR
 from routed.analysis.plots.frame import Data, defined, legend, marker_of, mean, name_undefined
 from routed.analysis.plots.histories import dead_at, diagonal, histories
 from routed.analysis.plots.marks import Marks, Point, by_seed, intervals, keep
 from routed.analysis.plots.paired import advantage, advantage_words, rivals
 from routed.analysis.plots.scales import KEYS, bounded, logarithmic
-from routed.analysis.sides import ANY_FAIR
 from routed.engine.rows import shown
 from routed.plan.arms import ARMS, UNTRAINED
 from routed.routers import ROUTERS

@@ -12,11 +12,11 @@ import pandas as pd
 from matplotlib import ticker
 from matplotlib.figure import Figure
 
-from routed.analysis import sides, statistics
+from routed.analysis import paired_values, statistics
+from routed.analysis.paired_values import ANY_FAIR, fair_gap
 from routed.analysis.plots.frame import SHADES, Data, legend, marker_of
 from routed.analysis.plots.marks import Point, intervals
 from routed.analysis.plots.scales import are_numbers, beside, lay_out, told
-from routed.analysis.sides import ANY_FAIR, fair_gap
 from routed.plan.arms import ARMS, REFERENCE, is_control
 
 #: Words of the labels of metrics that are better the lower they are.
@@ -26,7 +26,7 @@ LOSSES = ("loss", "bits", "error", "excess over", "perplexity")
 def difference(rows: pd.DataFrame, arm: str, metric: str, log: bool = False) -> statistics.Estimate:
     """Mean of `metric` of the arm minus the learned one's (log: of their log ratio), paired by seed, with its 95 % t interval."""
     if log:
-        return statistics.estimate(sides.paired(rows, arm, REFERENCE, metric))
+        return statistics.estimate(paired_values.paired(rows, arm, REFERENCE, metric))
     good = rows[rows.status == "ok"]
     if metric not in good:
         return statistics.estimate([])
@@ -54,7 +54,7 @@ def advantage(rows: pd.DataFrame, control: str, data: Data) -> tuple[statistics.
         return (least.estimate, least.name) if least else (statistics.estimate([]), None)
     if not data.axes[data.loss].log:
         return difference(rows, control, data.loss), control
-    return statistics.estimate(sides.paired(rows, control, REFERENCE, data.loss)), control
+    return statistics.estimate(paired_values.paired(rows, control, REFERENCE, data.loss)), control
 
 
 def advantage_words(control: str, data: Data) -> str:

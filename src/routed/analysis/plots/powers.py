@@ -14,7 +14,7 @@ from routed.analysis.plots.frame import MARKERS, Data
 from routed.analysis.plots.marks import bars, explain
 from routed.analysis.plots.reached import COLOURS
 from routed.analysis.plots.scales import lay_out, logarithmic
-from routed.analysis.powers import fitted
+from routed.papers.pham2024.powers import fitted
 
 
 def powers(spec: dict[str, Any], data: Data) -> Figure | None:

@@ -10,11 +10,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from routed.analysis import statistics
+from routed.analysis.bootstrap import all_then_resampled as drawn
+from routed.analysis.bootstrap import estimate_of_draws as estimate
+from routed.analysis.bootstrap import fitted_slope
 from routed.analysis.plots.frame import MARKERS, Data, legend, mean
 from routed.analysis.plots.marks import bars, explain
 from routed.analysis.plots.scales import beside, finish, lay_out, logarithmic
-from routed.analysis.reach import drawn, estimate, fitted_slope, ratio_of
-from routed.analysis.reach import reached as first_reached
+from routed.papers.chowdhury2023.sample_complexity import first_reached, ratio_of
 
 #: Okabe and Ito's palette without its yellow, then Tol's darker ones: lines of a figure are few enough to be told apart by colour and marker.
 COLOURS = (

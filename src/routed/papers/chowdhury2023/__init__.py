@@ -1,15 +1,19 @@
-"""Chowdhury et al. (2023), Patch-level Routing in Mixture-of-Experts: data, models and arms of its experiments."""
+"""Chowdhury et al. (2023), Patch-level Routing in Mixture-of-Experts: data, models, arms and kinds of claims of its experiments."""
 
+from routed.analysis.claims import KINDS
 from routed.models import SAMPLE_MODELS
 from routed.papers.chowdhury2023 import arms
 from routed.papers.chowdhury2023.collages import TASK as COLLAGES
 from routed.papers.chowdhury2023.generated import TASK as GENERATED
 from routed.papers.chowdhury2023.patch_moe import PATCH_CNN, PATCH_MOE
+from routed.papers.chowdhury2023.sample_complexity import Exponent, SampleNeed
 from routed.papers.chowdhury2023.scenes import TASK as SCENES
 from routed.papers.chowdhury2023.wide_resnet import WIDE_RESNET, WIDE_RESNET_MOE
 from routed.plan.arms import ARMS
 from routed.tasks import TASKS
 
+KINDS[SampleNeed.kind] = SampleNeed
+KINDS[Exponent.kind] = Exponent
 TASKS["scenes"] = SCENES
 TASKS["generated"] = GENERATED
 TASKS["collages"] = COLLAGES

@@ -1,14 +1,17 @@
 """Pham et al. (2024), CompeteSMoE: competition as a selection, the arms, and the data and the model of its theorems."""
 
+from routed.analysis.claims import KINDS
 from routed.layer.selection import SELECTIONS
 from routed.models import SAMPLE_MODELS
 from routed.papers.pham2024 import arms
 from routed.papers.pham2024.competition import COMPETE
 from routed.papers.pham2024.gated_experts import GATED_EXPERTS
 from routed.papers.pham2024.gated_gaussians import TASK as GATED_GAUSSIANS
+from routed.papers.pham2024.powers import Power
 from routed.plan.arms import ARMS
 from routed.tasks import TASKS
 
+KINDS[Power.kind] = Power
 SELECTIONS["compete"] = COMPETE
 TASKS["gated_gaussians"] = GATED_GAUSSIANS
 SAMPLE_MODELS["gated_experts"] = GATED_EXPERTS

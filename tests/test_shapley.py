@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis.shares import LEARNING, PARTITION, SHARPNESS, shares
+from routed.analysis.shapley import LEARNING, PARTITION, SHARPNESS, shares
 
 #: Logs of losses: 4 as it is fresh, 1 less if sharp, 2 less with rows from data, 2.5 less with both; learned at 0.
 LOGS = {"frozen": 4.0, "frozen_sharp": 3.0, "frozen_data_fresh": 2.0, "frozen_data_sharp": 1.5, "learned": 0.0}

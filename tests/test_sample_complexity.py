@@ -7,9 +7,9 @@ import pytest
 from routed.analysis import plots
 from routed.analysis.claims import Along, Writer
 from routed.analysis.plots.frame import Data
-from routed.analysis.reach import reached
 from routed.analysis.verdicts import judge
 from routed.contracts import Column
+from routed.papers.chowdhury2023.sample_complexity import first_reached
 from routed.plan.config import base
 from routed.settings.tree import flatten, override
 from tests.test_claims import table
@@ -45,7 +45,7 @@ def verdict(claim, found, swept=("data.samples",)):
 def test_needs_by_hand():
     """Half way in log N; at the level from the start; never; on the way to the last."""
     curves = np.array([[0.8, 1, 1], [0.95, 0.8, 1], [0.1, 0.2, 0.3], [0.5, 0.7, 0.9]])
-    assert reached(np.array(SIZES, float), curves, 0.9) == pytest.approx([100 * 2**0.5, 100, np.inf, 400])
+    assert first_reached(np.array(SIZES, float), curves, 0.9) == pytest.approx([100 * 2**0.5, 100, np.inf, 400])
 
 
 def test_a_ratio_of_needs_and_its_bounds():
@@ -87,7 +87,7 @@ def test_an_exponent_by_hand():
     assert "2.83 at 2, 3.36 at 8, a bound only at 16" in seen["text"] and "the bound's exponent is 8" in seen["reason"]
     lone = found[found.seed < 4]
     assert "fewer than 5 seeds" in verdict(claim, lone, ("data.samples", "selection.patches"))["reason"]
-    few = verdict(claim._replace(slope=slope[:1]), found, ("data.samples", "selection.patches"))
+    few = verdict(claim.replace(points=slope[:1]), found, ("data.samples", "selection.patches"))
     assert few["verdict"] == "inconclusive"
 
 

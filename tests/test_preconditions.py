@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from routed.analysis.claims import Need
-from tests.test_claims import order, table, verdict
+from tests.test_claims import comparison, number, order, table, verdict
 
 #: Learning gains .1 of the .4 that the oracle gains over frozen; the oracle gains .3 over the hash, .2 over the dense net.
 NATS = {
@@ -41,7 +41,7 @@ def test_a_claim_has_a_verdict_only_where_what_it_needs_is_seen(lower, higher, c
     """In neither direction; of the interval, and over each of them."""
     claim = order(lower, higher, unit="difference", needs=NEEDS)
     found = verdict(claim, table(NATS | changes))
-    assert verdict(claim._replace(needs=()), table(NATS | changes))["verdict"] == found["verdict"] or why
+    assert verdict(claim.replace(needs=()), table(NATS | changes))["verdict"] == found["verdict"] or why
     if why is None:
         assert found["verdict"] == ("supported" if lower == "learned" else "opposite")
     else:
@@ -50,16 +50,16 @@ def test_a_claim_has_a_verdict_only_where_what_it_needs_is_seen(lower, higher, c
 
 def test_equivalences_and_numbers_have_needs_too():
     weak = table(NATS | {"hash_token": [1.0] * 4})
-    null = order("learned", "hash_token", kind="null", unit="difference", needs=NEEDS)
-    number = order(unit="difference", needs=NEEDS)._replace(kind="number", paper=1.3, higher={}, uninformed=5.0)
-    for claim, verdict_of_strong in ((null, "supported"), (number, "reproduced")):
+    null = comparison("null", "learned", "hash_token", unit="difference", needs=NEEDS)
+    loss = number(1.3).replace(metric="test/loss", unit="difference", needs=NEEDS, uninformed=5.0)
+    for claim, verdict_of_strong in ((null, "supported"), (loss, "reproduced")):
         assert verdict(claim, table(NATS))["verdict"] == verdict_of_strong
         found = verdict(claim, weak)
         assert found["verdict"] == "inconclusive" and "so this setting cannot tell" in found["reason"]
 
 
 def share_of(**changes):
-    return order(kind="share", best={"arm": "oracle_dialect"}, unit="difference")._replace(**changes)
+    return comparison("share", **{"best": {"arm": "oracle_dialect"}, "unit": "difference"} | changes)
 
 
 def test_the_share_of_a_gain_is_of_means_and_paired_by_seed():

@@ -1,0 +1,112 @@
+"""The base of every kind of claim, the setup that claims share, and the table of kinds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from routed.analysis.claims.preconditions import Need, obstacle
+from routed.analysis.paired_values import Point, Rows, Side
+
+ClaimT = TypeVar("ClaimT", bound="Claim")
+
+LEARNED, FROZEN, FAIREST = {"arm": "learned"}, {"arm": "frozen"}, {"arm": "fairest"}
+
+
+class Along(NamedTuple):
+    """A swept key and its values, in order, along which a claim compares its sides."""
+
+    key: str
+    values: tuple[float, ...]
+
+    def points(self, at: Point) -> list[Point]:
+        """Returns the point `at` with each value of the key."""
+        return [{**at, self.key: value} for value in self.values]
+
+
+class Setup(NamedTuple):
+    """Conditions that the claims of one `Writer` share.
+
+    comparability: distance from the paper's setting, one of same, gaps_filled, scaled and stand_in.
+    metric: column that is compared, unless a side names its own.
+    at: swept keys that are fixed, with their values.
+    unit: scale on which sides are compared, a key of `rules.EFFECTS`.
+    over: nuisance keys; an order is also tried at each of their values.
+    needs: preconditions; a claim is inconclusive unless all of them are met.
+    alpha: level that the adjusted p value of a claim has to reach.
+    """
+
+    comparability: str
+    metric: str = "test/loss"
+    at: Mapping[str, Any] = {}
+    unit: str = "ratio"
+    over: tuple[str, ...] = ()
+    needs: tuple[Need, ...] = ()
+    alpha: float = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """One testable sentence. A kind of claim is a subclass with fields of its own, an entry of `KINDS`.
+
+    `paper` is the value or the words of the paper; `id` begins with the source of the claim.
+    """
+
+    #: Name of the kind in claims.json and in `KINDS`.
+    kind: ClassVar[str]
+    #: True if a side may be "fairest".
+    allows_fairest: ClassVar[bool] = False
+
+    id: str
+    statement: str
+    paper: Any
+    setup: Setup
+
+    def sides(self) -> tuple[Side, ...]:
+        """Returns the sides of the claim."""
+        raise NotImplementedError
+
+    def reads(self) -> list[tuple[Side, Point]]:
+        """Returns every side with every point at which the claim reads its rows."""
+        return [(side, self.setup.at) for side in self.sides()]
+
+    def judge(self, rows: Rows) -> dict[str, Any]:
+        """Returns the entries in which the claim's record differs from that of a claim without runs."""
+        raise NotImplementedError
+
+    def obstacle(self, rows: Rows) -> str | None:
+        """Returns the reason why these runs cannot decide the claim, or None."""
+        return obstacle(self.sides(), self.setup.at, self.setup.needs, rows)
+
+    def replace(self: ClaimT, **changes: Any) -> ClaimT:
+        """Returns a copy with other values of some fields, of the claim or of its setup."""
+        of_setup = {name: changes.pop(name) for name in Setup._fields if name in changes}
+        return dataclasses.replace(self, setup=self.setup._replace(**of_setup), **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneSide(Claim):
+    """A claim about one side."""
+
+    side: Side
+
+    def sides(self) -> tuple[Side, ...]:
+        """Returns the side."""
+        return (self.side,)
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoSides(Claim):
+    """A claim about two sides, of which `lower` has the lower value if the claim is true."""
+
+    lower: Side
+    higher: Side
+
+    def sides(self) -> tuple[Side, ...]:
+        """Returns the lower and the higher side."""
+        return self.lower, self.higher
+
+
+#: Name -> kind of claim. `Writer` has a method of each name; a user's file adds its own kinds.
+KINDS: dict[str, type[Claim]] = {}

@@ -1,0 +1,60 @@
+"""Conditions that the runs must meet before any claim about them is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pandas as pd
+
+from routed.analysis import digits, statistics
+from routed.analysis.paired_values import Point, Rows, Side
+
+#: Column -> name of the model of counts whose validation loss it holds; a competent model has a lower loss.
+COUNT_MODELS = {"eval/bigram": "a bigram model", "eval/ngram": "a 5-gram model"}
+
+
+class Need(NamedTuple):
+    """A precondition of a claim: one arm gains more than `gain` of a metric over another, with its whole interval.
+
+    An experiment in which not even an oracle gains cannot tell whether other arms might (assay sensitivity).
+    """
+
+    better: str
+    worse: str
+    gain: float
+    metric: str
+
+
+def obstacle(sides: Iterable[Side], at: Point, needs: Iterable[Need], rows: Rows) -> str | None:
+    """Returns the reason why these runs cannot decide a claim, or None."""
+    return _incompetent(sides, at, rows) or _unmet(needs, at, rows)
+
+
+def _incompetent(sides: Iterable[Side], at: Point, rows: Rows) -> str | None:
+    """Names an arm that predicts text no better than counts do, or returns None."""
+    for side in sides:
+        for arm in rows.arms(side, at):
+            runs = rows.runs(side, at, arm)
+            for column, model in COUNT_MODELS.items():
+                if column in runs and (ours := runs["eval/loss"].mean()) >= (theirs := runs[column].mean()):
+                    return f"not competent: {arm} has {ours:.3g} nats a token, {model} {theirs:.3g}"
+    return None
+
+
+def _unmet(needs: Iterable[Need], at: Point, rows: Rows) -> str | None:
+    """Names the first precondition whose gain is too small or was not measured, or returns None."""
+    for need in needs:
+        runs = common_seeds(rows, at, need.metric, better=need.better, worse=need.worse)
+        gain = statistics.estimate(runs.worse - runs.better)
+        if not gain.low > need.gain:  # NaN of less than two seeds
+            interval = digits.with_interval(gain[:3])
+            gains = f"{need.better} gains only {interval}" if gain.n else f"nobody knows what {need.better} gains"
+            return f"{gains} over {need.worse} (needed {need.gain:g}), so this setting cannot tell"
+    return None
+
+
+def common_seeds(rows: Rows, at: Point, metric: str, **arms: str) -> pd.DataFrame:
+    """Returns the metric of some arms at their last evaluation: a row for each seed that all of them have."""
+    columns = {name: rows.final_values({"arm": arm}, at, metric) for name, arm in arms.items()}
+    return pd.DataFrame(columns, columns=[*arms]).dropna()

@@ -1,0 +1,52 @@
+"""Rules of verdicts that several kinds of claims share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from routed.analysis import digits, statistics
+from routed.analysis.claims.claim import Claim
+from routed.analysis.paired_values import Rows
+
+#: Unit -> smallest effect of interest: losses that approach 0 are compared by their log ratio (a factor 1.1), nats per
+#: token and shares by their difference (.01), shares of successful runs by theirs (.05).
+EFFECTS = {"ratio": math.log(1.1), "difference": 0.01, "probability": 0.05}
+
+#: Reason of a verdict that rests on one seed.
+ONE_SEED = "one seed"
+#: Reason why a metric that was recorded once has no verdict.
+UNKNOWN_TAIL = "one evaluation in the second half of training, so nobody knows whether it still moves: lower eval_every"
+
+
+def inconclusive(record: dict[str, Any], reason: str) -> dict[str, Any]:
+    """Returns the record with the verdict "inconclusive" and its reason."""
+    return record | {"verdict": "inconclusive", "reason": reason}
+
+
+def verdict_of(interval: statistics.Estimate, threshold: float = 0.0) -> str:
+    """Returns "supported" if the interval lies above the threshold, "opposite" if below, else "inconclusive"."""
+    return "supported" if interval.low > threshold else "opposite" if interval.high < threshold else "inconclusive"
+
+
+def absent_metric(claim: Claim, rows: Rows) -> str:
+    """Names an arm that ran without the claim's metric, which is undefined for it; or returns "" (an empty text)."""
+    for side in claim.sides():
+        metric = side.get("metric", claim.setup.metric)
+        for arm in rows.arms(side, claim.setup.at):
+            if not len(rows.history(side, claim.setup.at, metric, arm)):
+                return f"{arm} ran, and has no {metric} there"
+    return ""
+
+
+def displayed(unit: str) -> Callable[[float], float]:
+    """Returns the function from a mean difference to the number that is shown: ratios are compared in logarithms."""
+    return math.exp if unit == "ratio" else float
+
+
+def effect_text(unit: str, interval: statistics.Estimate) -> str:
+    """Returns an effect and its interval as text."""
+    if unit == "ratio":
+        return f"ratio {digits.with_interval(map(math.exp, interval[:3]))}"
+    return f"difference {digits.with_interval(interval[:3], sign='+')}"

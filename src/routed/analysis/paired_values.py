@@ -1,0 +1,183 @@
+"""The values that a claim compares: arms at one point, paired by seed, now and extrapolated to more steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from routed.analysis import controls, statistics
+from routed.engine.rows import at_base, last, plain, shown
+from routed.plan.arms import REFERENCE, fair_arms
+from routed.plan.config import problem_of
+from routed.settings.tree import flatten
+
+#: An arm ("fairest": each fair control in turn) with swept keys, and a `metric` in place of the claim's; or a constant
+#: `value`.
+Side = Mapping[str, Any]
+#: Swept keys and their values.
+Point = Mapping[str, Any]
+
+#: The name that stands for all fair controls in a side of a claim.
+ANY_FAIR = "fairest"
+
+
+class Rows:
+    """The rows of a workdir: `last` holds the last row of each run."""
+
+    def __init__(self, table: pd.DataFrame, config: ConfigDict, swept: list[str]):
+        self.last, self.config, self.swept = last(table), config, swept
+        self._table, self._base = table, flatten(config)
+        self._points: dict[tuple, pd.DataFrame] = {}
+        self._indices_of_run: Mapping[str, np.ndarray] = table.groupby("run").indices if len(table) else {}
+
+    def at(self, filters: Point) -> pd.DataFrame:
+        """Returns the last rows at one point.
+
+        A swept key without a filter is fixed at one value (`at_base`), so that no claim pools points.
+        """
+        point = tuple(sorted(filters.items()))
+        if point not in self._points:  # the claims of a figure ask for few points, and many times for each
+            self._points[point] = self._select(filters)
+        return self._points[point]
+
+    def _select(self, filters: Point) -> pd.DataFrame:
+        rows = self.last
+        for key, value in filters.items():
+            if key not in rows:
+                return rows.iloc[:0]
+            same = np.isclose(rows[key], value, rtol=1e-9) if isinstance(value, float) else rows[key] == plain(value)
+            rows = rows[same]
+        return at_base(rows, [key for key in self.swept if key not in filters], self._base)
+
+    def arms(self, side: Side, at: Point) -> list[str]:
+        """Returns the arms of a side with finite runs at a point.
+
+        For "fairest" these are all fair controls that worked; a constant has none.
+        """
+        if "value" in side:
+            return []
+        rows = self.at(_point_of(side, at))
+        present = set(rows[rows.status == "ok"].arm)
+        return [arm for arm in (_fair(rows) if side["arm"] == ANY_FAIR else [side["arm"]]) if arm in present]
+
+    def failed_control(self, side: Side, at: Point) -> str | None:
+        """Returns the reason why the arm of a side is no control at a point, or None."""
+        rows = self.at(_point_of(side, at)) if "arm" in side else pd.DataFrame()
+        if not len(rows):
+            return None
+        reason = controls.failed(rows, problem_of(self.config).loss).get(side["arm"])
+        return f"{side['arm']} is no control: {reason}" if reason else None
+
+    def runs(self, side: Side, at: Point, arm: str) -> pd.DataFrame:
+        """Returns the last rows of an arm's finite runs at the point of a side."""
+        rows = self.at(_point_of(side, at))
+        return rows[(rows.arm == arm) & (rows.status == "ok")]
+
+    def diverged(self, side: Side, at: Point) -> list[str]:
+        """Returns a text for each arm of a side that lost runs: "1 of 4 runs of learned diverged"."""
+        rows = self.at(_point_of(side, at)) if "arm" in side else self.last.iloc[:0]
+        runs = {arm: rows[rows.arm == arm].drop_duplicates("run").status == "diverged" for arm in self.arms(side, at)}
+        return [f"{lost.sum()} of {len(lost)} runs of {arm} diverged" for arm, lost in runs.items() if lost.any()]
+
+    def label(self, side: Side, other_side: Side, arm: str) -> str:
+        """Returns the arm of a side and the settings that tell it from the other side.
+
+        If the arms differ, settings that equal the figure's config are left out.
+        """
+        same_arm = side.get("arm") == other_side.get("arm")
+        settings = {
+            key: value for key, value in side.items() if key not in ("arm", "value") and other_side.get(key) != value
+        }
+        texts = [f"{key}={shown(value)}" for key, value in settings.items() if same_arm or value != self._base.get(key)]
+        return " ".join(filter(None, [arm, *texts]))
+
+    def rate_at_edge(self, side: Side, at: Point) -> str | None:
+        """Names an arm of a side that chose the lowest or highest rate that was tried, or returns None."""
+        for arm in self.arms(side, at):
+            runs = self.runs(side, at, arm)
+            if (chosen := at_edge(runs, self.config)).any():
+                scale = runs["train/rate_scale"][chosen].iloc[0]
+                return f"{arm} chose {scale:g} times its rates, the edge of what was tried: widen tune.multipliers"
+        return None
+
+    def history(self, side: Side, at: Point, metric: str, arm: str = "") -> pd.DataFrame:
+        """Returns the metric of an arm's runs, a row for each step and a column for each seed; empty without values.
+
+        `arm` is that of the side, unless the side has several. A `metric` of the side's own comes before that of the
+        arguments.
+        """
+        runs, name = self.runs(side, at, arm or side["arm"]), side.get("metric", metric)
+        if not len(runs) or name not in self._table:
+            return pd.DataFrame()
+        rows = self._table.iloc[np.concatenate([self._indices_of_run[run] for run in runs.run])]
+        rows = rows.drop_duplicates(["run", "step"])  # a run has rows at every point that asks for it
+        # A seed that ends without a number is left out: else `dropna` below would end all seeds at its last number.
+        finished = rows.sort_values("step").drop_duplicates("seed", keep="last").dropna(subset=name).seed
+        history = rows[rows.seed.isin(finished)].pivot(index="step", columns="seed", values=name).dropna()
+        return history if history.size else pd.DataFrame()
+
+    def final_values(self, side: Side, at: Point, metric: str) -> pd.Series:
+        """Returns the metric of a side's arm at the last evaluation, by seed; empty without values."""
+        history = self.history(side, at, metric)
+        return history.iloc[-1] if len(history) else pd.Series(dtype=float)
+
+
+def at_edge(rows: pd.DataFrame, config: ConfigDict) -> pd.Series:
+    """Marks the runs whose tuned rates are at the edge of the grid; none if the grid has one value."""
+    grid = config.tune.multipliers
+    if len(grid) < 2 or "train/rate_scale" not in rows:
+        return pd.Series(False, rows.index)
+    tuned = rows.rates == "tuned" if "rates" in rows else pd.Series(config.rates == "tuned", rows.index)
+    return tuned & rows["train/rate_scale"].map(lambda scale: any(np.isclose(scale, (min(grid), max(grid)))))
+
+
+def _fair(rows: pd.DataFrame) -> list[str]:
+    """Returns the fair controls that changed at a point what they were meant to change."""
+    failed = controls.failed(rows, "test/loss")
+    return [arm for arm in fair_arms() if arm not in failed]
+
+
+def _point_of(side: Side, at: Point) -> dict[str, Any]:
+    """Returns a point with the swept keys that the side fixes itself."""
+    return {**at, **{key: value for key, value in side.items() if key not in ("arm", "metric", "value")}}
+
+
+def ends(history: pd.DataFrame, horizon: float, logs: bool) -> pd.DataFrame:
+    """Returns by seed the last value, `now`, and an extrapolated value, `later`; in logarithms if `logs`.
+
+    `later` is the value at `horizon` times the steps; NaN if the second half of training has a single evaluation.
+
+    `later` is NaN if the second half of training has a single evaluation.
+    """
+    if not len(history):
+        return pd.DataFrame({"now": [], "later": []}, dtype=float)
+    values = history.to_numpy(float)
+    values = np.log(np.maximum(values, statistics.TINY)) if logs else values
+    later = statistics.extrapolate(history.index.to_numpy(float), values, horizon)
+    return pd.DataFrame({"now": values[-1], "later": later}, index=history.columns)
+
+
+def paired(rows: pd.DataFrame, worse: str, better: str, metric: str, logs: bool = True) -> pd.Series:
+    """Returns log(worse / better), or the difference, by seed at one point; seeds with a diverged run are left out."""
+    if metric not in rows:
+        return pd.Series(dtype=float)
+    good = rows[rows.status == "ok"].pivot_table(index="seed", columns="arm", values=metric)
+    if worse not in good or better not in good:
+        return pd.Series(dtype=float)
+    both = good[[worse, better]].dropna()
+    if not logs:
+        return both[worse] - both[better]
+    return pd.Series(statistics.log_ratio(both[worse].to_numpy(), both[better].to_numpy()), both.index)
+
+
+def fair_gap(rows: pd.DataFrame, metric: str = "test/loss", logs: bool = True) -> statistics.Least | None:
+    """Returns log(control / learned), or the difference, of the fairest control at one point; None without a control.
+
+    Its interval accounts for the choice among controls (`statistics.versus_best`).
+    """
+    gaps = {arm: values for arm in _fair(rows) if len(values := paired(rows, arm, REFERENCE, metric, logs))}
+    return statistics.versus_best(gaps) if gaps else None
