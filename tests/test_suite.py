@@ -15,7 +15,7 @@ from sklearn.cluster import KMeans
 
 from routed.contracts import UserError
 from routed.engine import compilation, execution
-from routed.plan import code, experiment
+from routed.plan import code, experiment_files
 from routed.plan.runs import plan_runs
 from routed.routers import ROUTERS
 from routed.routers.stand_in import STAND_INS
@@ -49,7 +49,7 @@ class DistanceRouter(nn.Module):
 @pytest.fixture(autouse=True)
 def one_command(monkeypatch):
     """A test is a command: it has loaded no file before, and leaves the routers that there were."""
-    monkeypatch.setattr(experiment, "LOADED", loaded := {})
+    monkeypatch.setattr(experiment_files, "LOADED", loaded := {})
     monkeypatch.setattr(code, "LOADED", loaded)
     before = dict(ROUTERS)
     yield loaded

@@ -32,7 +32,7 @@ TRANSFORMER: dict[str, Setting] = {
         False,
         "sparse layers have one more expert, of every token and with weight 1 (DeepSeek, Llama 4); the trunk's, by its "
         "rate",
-        late=True,
+        omit_default_from_identity=True,
     ),
     "tied": Setting(False, "logits through the embedding"),
     "buckets": Setting(

@@ -1,14 +1,14 @@
-"""Settings of how many runs there are, where they run, and how they are judged.
+"""Settings of the number of runs, of the devices that run them, and of the verdicts on them.
 
-The engine and the analysis read the latter two. They are declared here and not beside the code that reads them, as both come
-after the plan: a config must be whole before a plan can be made of it.
+The engine and the analysis read the latter two. The plan declares them, and not the rooms that read them, since both rooms
+come after the plan, which needs a whole config.
 """
 
 from __future__ import annotations
 
 from routed.settings.setting import Allowed, Component, Setting, When, at_least, one_of, within
 
-#: Tuning seeds start this far behind the evaluation seeds, so the two never meet.
+#: The distance of tuning seeds from evaluation seeds, so that the two never meet.
 TUNING_OFFSET = 1_000_000
 
 #: The most devices that may share anything: more than any machine has.
@@ -16,7 +16,7 @@ DEVICES = 2**16
 
 _TUNED = When(lambda config: config.rates == "tuned", "rates=tuned")
 
-#: Where no devices share a run: each has runs of its own.
+#: The condition under which each device has runs of its own.
 _ALONE = When(lambda config: config.mesh.data * config.mesh.expert == 1, "mesh.data=1 and mesh.expert=1")
 
 PLAN = Component(
