@@ -286,7 +286,7 @@ def test_a_second_sigterm_saves_as_the_first(refused, saves, tmp_path):
     assert saves == [10]
 
 
-@pytest.mark.parametrize(("dies", "left"), [("finish", True), ("empty", False)])
+@pytest.mark.parametrize(("dies", "left"), [("finish", True), ("prepare", False)])
 def test_a_peer_that_dies_while_saving_into_a_bucket_costs_no_finished_checkpoint(tmp_path, monkeypatch, dies, left):
     """A bucket renames nothing: what is at the target is the checkpoint itself, whole from meta.json on."""
 

@@ -75,7 +75,7 @@ def rows(**columns):
         "run": [f"r{i}" for i in range(count)],
         "seed": range(1, count + 1),
         "step": 100,
-        "place": 0,
+        "point": 0,
         "status": "ok",
     }
     return pd.DataFrame({**given, **{name.replace("__", "/"): values for name, values in columns.items()}})
@@ -89,9 +89,16 @@ def test_a_version_is_frozen():
 
 
 def test_how_a_version_scores_is_frozen():
-    scoring = (probes.explained, probes.mean_explained, probes.of_the_best, probes.used, probes.kept, probes.rows_at)
+    scoring = (
+        probes.explained,
+        probes.mean_explained,
+        probes.relative_to_best,
+        probes.experts_used,
+        probes.stability,
+        probes.rows_at,
+    )
     found = hashlib.sha256()
-    for function in (*scoring, measures.gradient_signal, measures.common_share):
+    for function in (*scoring, measures.gradient_signal, measures.common_fraction):
         tree = ast.parse(inspect.getsource(function)).body[0]
         assert isinstance(tree, ast.FunctionDef)
         tree.body = tree.body[1:]  # its docstring
@@ -110,16 +117,16 @@ def test_explained_by_hand():
 
 def test_a_mean_is_over_points_and_relative_to_what_is_possible():
     """Seed 1: E = .5 and 1; over bests .4 and 1 that is 1.25, cut at 1, and 1."""
-    table = rows(test__excess=[0.5, 0.0], test__bayes=[0.0, 0.0]).assign(seed=1, place=[0, 1])
+    table = rows(test__excess=[0.5, 0.0], test__bayes=[0.0, 0.0]).assign(seed=1, point=[0, 1])
     assert probes.mean_explained(table).tolist() == [0.75]
-    assert probes.of_the_best(0.4, 1.0)(table).tolist() == [1.0]
-    assert probes.of_the_best(1.0, 1.0)(table).tolist() == [0.75]
+    assert probes.relative_to_best(0.4, 1.0)(table).tolist() == [1.0]
+    assert probes.relative_to_best(1.0, 1.0)(table).tolist() == [0.75]
 
 
 def test_experts_in_use_by_hand():
     """All 16 alike: 1. One: 0. Four of 16 alike: (4 - 1) / 15 = .2."""
     table = rows(router__hard_entropy_load=np.log([16.0, 1.0, 4.0]))
-    np.testing.assert_allclose(probes.used(table), [1, 0, 0.2], atol=1e-12)
+    np.testing.assert_allclose(probes.experts_used(table), [1, 0, 0.2], atol=1e-12)
 
 
 def test_kept_choices_are_of_the_second_half():
@@ -127,7 +134,7 @@ def test_kept_choices_are_of_the_second_half():
     table = pd.concat(
         [rows(router__churn=[churn]).assign(step=step) for step, churn in ((200, 0.9), (300, 0.2), (400, 0.4))]
     )
-    assert probes.kept(table).tolist() == pytest.approx([0.7])
+    assert probes.stability(table).tolist() == pytest.approx([0.7])
 
 
 def test_what_eight_vectors_explain():
@@ -153,9 +160,9 @@ def test_what_gradients_have_in_common_by_hand():
     """Equal: (4 - 2) / 1 / 2 = 1. At right angles: (2 - 2) = 0. Opposite: below 0, cut. (2, 0) and (1, 0): (9 - 5) / 5 = .8."""
     pairs = {1.0: [[1, 0], [1, 0]], 0.0: [[1, 0], [0, 1]], 0.8: [[2, 0], [1, 0]]}
     for expected, pair in pairs.items():
-        assert float(measures.common_share(jnp.array(pair, jnp.float32))) == pytest.approx(expected)
+        assert float(measures.common_fraction(jnp.array(pair, jnp.float32))) == pytest.approx(expected)
     for nothing in ([[1, 0], [-1, 0]], [[0, 0], [0, 0]]):
-        assert float(measures.common_share(jnp.array(nothing, jnp.float32))) == 0
+        assert float(measures.common_fraction(jnp.array(nothing, jnp.float32))) == 0
 
 
 def test_seeds_follow_the_text_of_the_file_and_nothing_else(saved, one_command):
@@ -345,7 +352,7 @@ def test_a_page_says_what_the_numbers_say():
         "suite": run.identity(False),
         "routers": {"linear": made([0.1, 0.11, 0.12], name="linear"), "mlp": made([0.5, 0.6, 0.7], name="mlp")},
     }
-    words = card.in_words(mine, reference.against(mine, known["routers"]["linear"]), "linear")
+    words = card.sentences(mine, card.neighbours_of(mine, known))
     assert (
         words[0].startswith("Learning helps in 12 of 12 probes") and "scores higher in separation, samples" in words[1]
     )

@@ -96,7 +96,7 @@ class Batch:
     def resume(self, saved: Checkpoint | None) -> None:
         """Sets the states to those of the checkpoint, if it is one of this batch, or else to pretrained ones."""
         count, progress = len(self.runs), self.session.progress
-        states = pretrained.start_from(self.group.compiled, self.states, self.runs, self.session.workdir)
+        states = pretrained.start_from(self.group.compiled.remember, self.states, self.runs, self.session.workdir)
         self.states, self.first_step = _resumed(states, saved, self.runs, self.group.data)
         if self.first_step is not None:
             self.active[:count] = hosts.fetch(self.states["step"])[:count] == self.first_step  # others had diverged

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +16,6 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from routed.contracts import UserError
 from routed.engine import checkpoint
-from routed.engine.compilation import Compiled
 from routed.plan.config import problem_of
 from routed.plan.run import Run
 from routed.settings.setting import refuse
@@ -120,8 +120,11 @@ def _name_and_digest(run: Run) -> str:
         return ""
 
 
-def start_from(compiled: Compiled, states: Any, runs: list[Run], workdir: pathlib.Path) -> Any:
-    """Returns the states of a batch at step 0, with the parameters of transplanted routers and pretrained models in them."""
+def start_from(remember: Callable[[Any, Any], Any], states: Any, runs: list[Run], workdir: pathlib.Path) -> Any:
+    """Returns the states of a batch at step 0, with the parameters of transplanted routers and pretrained models.
+
+    `remember(params, state)` extracts the memory that the first evaluation compares with.
+    """
     for i, run in enumerate(runs):
         if run.transplant is not None:
             states |= _with_router_of(workdir / MODELS / run.transplant, states, i)
@@ -132,7 +135,7 @@ def start_from(compiled: Compiled, states: Any, runs: list[Run], workdir: pathli
         router0 = router_of(states["params"], states["state"])
         memory = jax.tree.map(
             lambda new, old: jax.device_put(new, old.sharding),
-            compiled.remember(states["params"], states["state"]),
+            remember(states["params"], states["state"]),
             states["memory"],
         )
         # Copies, as each buffer is donated to the next step.

@@ -1,8 +1,8 @@
-"""The probes: what each asks of a router, the points that it runs, and its score in [0, 1].
+"""The probes: each asks a question of a router, by the points that it runs and a score in [0, 1].
 
-All but `gradient` and `cost` are ordinary runs of the engine at points of one sweep around `BASE`: small Gaussian mixtures whose clusters
-have constant targets, one constant expert for each, so that all there is to learn is who goes where. To change what a probe runs or
-how it scores is a new `VERSION`.
+All but `gradient` and `cost` are ordinary runs of the engine at points of one sweep around `BASE`: small Gaussian mixtures
+whose clusters have constant targets, with a constant expert for each cluster, so that a router can learn the assignment only.
+A change of a probe's runs or of its score needs a new `VERSION`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import pandas as pd
 from routed.engine.rows import swept_columns
 from routed.plan.points import Point, chain, product
 
-#: The version of what follows; `DIGESTS` in tests/test_suite.py says what it stands for.
+#: The version of the probes; `DIGESTS` in tests/test_suite.py has the digest of each version.
 VERSION = 1
 
-#: Settings of every run that a point does not change. Adam's rates are tuned on seeds that are never evaluated, each arm's at each point.
+#: Settings of every run that a point does not change. Adam's rates are tuned for each arm at each point, on seeds that are never
+#: evaluated.
 BASE: Point = {
     "data.clusters": 16, "data.dim": 16, "data.separation": 1.0, "data.samples": 1024, "data.test_samples": 1600,
     "experts.name": "constant", "experts.count": 16, "experts.learning_rate": 0.01, "router.learning_rate": 0.01,
@@ -30,11 +31,11 @@ BASE: Point = {
     "shuffles": 0, "mesh.runs_per_batch": 64,
 }  # fmt: skip
 
-#: The sides of a card: a router that learns, and its frozen self; of a router that cannot learn there is one side only. The frozen self
-#: is made as sharp as the learned router became: else it would lose by being trained soft and evaluated at top-1, whatever it routes by.
+#: The arms of a card: a router that learns, and its frozen self; a router that cannot learn has one arm only. The frozen self is
+#: made as sharp as the learned router became: otherwise it would lose because it is trained soft and evaluated at top-1.
 LEARNED, SELF, FIXED = "learned", "frozen_sharp", "frozen"
 
-#: What a quick card changes of them, beside leaving probes out.
+#: Changes of these settings in a quick card, which also leaves probes out.
 QUICK: Point = {"rates": "paper", "seeds": 3, "steps": 1000}
 
 #: One expert a token, weighted by its probability, in training and in evaluation (Switch, Fedus et al. 2021); nothing balances the load.
@@ -42,17 +43,17 @@ TOP1: Point = {
     "selection.name": "top_k", "selection.k": 1, "selection.renormalise": False, "selection.eval.renormalise": False,
 }  # fmt: skip
 
-#: Share of the variance of 32 targets N(0, I_10) that 8 vectors explain, by k-means of the targets (5 starts): mean over 200 draws.
+#: Fraction of the variance of 32 targets N(0, I_10) that 8 vectors explain, by k-means of the targets (5 starts): mean over 200 draws.
 EIGHT_OF_32 = 0.531
-#: The same of 32 clusters in 8 groups, by group: (.9 (1 - 1/8) + .1 (1/4 - 1/32)) / (.9 (1 - 1/8) + .1 (1 - 1/32)).
+#: The same fraction for 32 clusters in 8 groups, by group: (.9 (1 - 1/8) + .1 (1/4 - 1/32)) / (.9 (1 - 1/8) + .1 (1 - 1/32)).
 EIGHT_GROUPS = 0.915
 
 
 class Probe(NamedTuple):
-    """A question, how it is answered, and what the answer says and does not say.
+    """A question, the definition of its score, and the meaning of the score with its limits.
 
-    `score(rows)` maps the rows of one arm, at all `points` (their number is the column `place`) and evaluations, to a score in [0, 1] for
-    each seed. A probe without points is measured by itself (`measures`).
+    `score(rows)` maps the rows of one arm, at all `points` (their number is the column `point`) and evaluations, to a score in
+    [0, 1] for each seed. `measures` has the scores of probes without points.
     """
 
     name: str
@@ -66,31 +67,32 @@ class Probe(NamedTuple):
 
 
 def explained(rows: pd.DataFrame) -> pd.Series:
-    """E, of each run's last evaluation: 1 - E|f - E[y|x]|^2 / E|E[y|x] - E y|^2, between 0 and 1; 0 of a run that diverged.
+    """E of each run's last evaluation: 1 - E|f - E[y|x]|^2 / E|E[y|x] - E y|^2, between 0 and 1; 0 for a run that diverged.
 
-    Indexed by seed and place. 0 is the best constant, 1 the Bayes predictor, whose loss is test/bayes in units of the target's variance.
+    Indexed by seed and point. 0 is the best constant, 1 the Bayes predictor, whose loss is test/bayes in units of the target's
+    variance.
     """
-    last = rows[rows.step == rows.groupby("run").step.transform("max")].set_index(["seed", "place"])
+    last = rows[rows.step == rows.groupby("run").step.transform("max")].set_index(["seed", "point"])
     value = 1 - last["test/excess"] / (1 - last["test/bayes"])
     return value.where(last.status == "ok").fillna(0.0).clip(0.0, 1.0)
 
 
 def mean_explained(rows: pd.DataFrame) -> pd.Series:
-    """E of the last evaluation, mean over points."""
+    """The mean over points of E at the last evaluation."""
     return explained(rows).groupby("seed").mean()
 
 
-def of_the_best(*best: float) -> Callable[[pd.DataFrame], pd.Series]:
-    """E over the most that any partition reaches, by point; at most 1 each."""
+def relative_to_best(*best: float) -> Callable[[pd.DataFrame], pd.Series]:
+    """Makes a score: E divided by the best E of any partition, which `best` gives by point; at most 1 each."""
 
     def score(rows: pd.DataFrame) -> pd.Series:
         values = explained(rows)
-        return (values / np.take(best, values.index.get_level_values("place"))).clip(upper=1.0).groupby("seed").mean()
+        return (values / np.take(best, values.index.get_level_values("point"))).clip(upper=1.0).groupby("seed").mean()
 
     return score
 
 
-def used(rows: pd.DataFrame) -> pd.Series:
+def experts_used(rows: pd.DataFrame) -> pd.Series:
     """(exp H(load) - 1) / (experts - 1) of the choices at the last evaluation."""
     last = rows[rows.step == rows.step.max()].set_index("seed")
     experts = BASE["experts.count"]
@@ -98,7 +100,7 @@ def used(rows: pd.DataFrame) -> pd.Series:
     return value.where(last.status == "ok").fillna(0.0).clip(0.0, 1.0)
 
 
-def kept(rows: pd.DataFrame) -> pd.Series:
+def stability(rows: pd.DataFrame) -> pd.Series:
     """1 - churn, mean over the evaluations of the second half of training."""
     late = rows[rows.step > rows.step.max() / 2]
     value = (1 - late["router/churn"]).where(late.status == "ok").fillna(0.0)
@@ -150,7 +152,7 @@ PROBES: tuple[Probe, ...] = (
         "No collapse: the mean sends nearly all tokens to a few experts at first, and no loss balances the load.",
         "Not that the load is put to use: a hash of the input that ignores its mean has 1.",
         ({**TOP1, "data.offset": 3.0},),
-        used,
+        experts_used,
         quick=True,
     ),
     Probe(
@@ -160,7 +162,7 @@ PROBES: tuple[Probe, ...] = (
         "Experts see a steady stream of tokens, which they can specialise on.",
         "Not that the choices are good: a router that never learns has 1, as its frozen self has.",
         ({"data.separation": 1.0},),
-        kept,
+        stability,
         quick=True,
     ),
     Probe(
@@ -201,7 +203,7 @@ PROBES: tuple[Probe, ...] = (
             {"data.clusters": 32, "experts.count": 8, "data.separation": 1.5, "data.samples": 4096},
             {"data.clusters": 8, "experts.count": 32, "data.separation": 1.5},
         ),
-        of_the_best(EIGHT_OF_32, 1.0),
+        relative_to_best(EIGHT_OF_32, 1.0),
     ),
     Probe(
         "hierarchy",
@@ -210,7 +212,7 @@ PROBES: tuple[Probe, ...] = (
         "With an expert for each group it splits between groups, not inside of them.",
         "Nothing about levels below that: there is no expert for them.",
         ({"data.clusters": 32, "data.groups": 8, "experts.count": 8, "data.samples": 4096},),
-        of_the_best(EIGHT_GROUPS),
+        relative_to_best(EIGHT_GROUPS),
     ),
     Probe(
         "noise",
@@ -263,24 +265,24 @@ def settings(quick: bool) -> Point:
 
 
 def sweep(quick: bool) -> tuple[Point, ...]:
-    """The points of a card's runs; some are of several probes."""
+    """The points of a card's runs; probes share some of them."""
     return chain(*(probe.points for probe in chosen(quick)))
 
 
 def digest(quick: bool = False) -> str:
-    """A hash of what the probes of a card run and of how they are scored, in words: cards with equal digests may be compared."""
-    asked: list[Any] = [VERSION, settings(quick), LEARNED, SELF, FIXED]
-    asked += [[probe.name, probe.definition, _E, probe.points] for probe in chosen(quick)]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    """A hash of the runs of a card's probes and of the definitions of their scores: cards with equal digests are comparable."""
+    content: list[Any] = [VERSION, settings(quick), LEARNED, SELF, FIXED]
+    content += [[probe.name, probe.definition, _E, probe.points] for probe in chosen(quick)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def rows_at(table: pd.DataFrame, probe: Probe, arm: str, base: dict[str, Any]) -> pd.DataFrame:
-    """The evaluated rows of one arm at the points of a probe, which are numbered in `place`; `base` is the flat config of the sweep."""
-    mine = table[(table.arm == arm) & (table.status != "tuning")]
-    found = []
-    for place, point in enumerate(probe.points):
-        there = np.ones(len(mine), bool)
-        for key in swept_columns(mine):
-            there &= (mine[key] == {**base, **point}[key]).to_numpy()
-        found.append(mine[there].assign(place=place))
-    return pd.concat(found, ignore_index=True)
+    """The evaluated rows of one arm at the points of a probe, numbered in `point`; `base` is the flat config of the sweep."""
+    evaluated = table[(table.arm == arm) & (table.status != "tuning")]
+    rows = []
+    for number, point in enumerate(probe.points):
+        is_at_point = np.ones(len(evaluated), bool)
+        for key in swept_columns(evaluated):
+            is_at_point &= (evaluated[key] == {**base, **point}[key]).to_numpy()
+        rows.append(evaluated[is_at_point].assign(point=number))
+    return pd.concat(rows, ignore_index=True)
