@@ -298,7 +298,7 @@ def test_a_router_that_cannot_learn_is_its_own_frozen_self():
 def made(values, suite=None, name="mine", learns=True):
     """A whole card whose probes all have these values by seed; its frozen self has half of them."""
     halves = [value / 2 for value in values]
-    told = lambda those, low=0.0: run._told(those, low=low)  # noqa: E731
+    told = lambda those, low=0.0: run._interval(those, low=low)  # noqa: E731
     one = {
         "score": told(values), "frozen": told(halves), "gain": told(halves, -1.0) if learns else None,
         "seeds": list(values), "seeds_frozen": halves,
