@@ -1,9 +1,9 @@
 """Runs an experiment: `routed run` or `python -m routed.main`, with --config=NAME[:FIGURE[,SCALE]].
 
-NAME is one of `routed`'s own experiments (--list prints them), or the path of a Python file. The same command again continues
-an interrupted run, adds missing runs, or prints the result of a complete one. --config.KEY=VALUE changes any setting, at
-every point; --sweep=KEY=v1,v2,... sweeps any setting on top of the figure's own sweep.
-Many machines share a sweep with --shard=I/N, or one run with --coordinator (launch/README.md).
+NAME is one of `routed`'s own experiments (--list prints them), or the path of a Python file. The same command again
+continues an interrupted run, adds missing runs, or prints the result of a complete one. --config.KEY=VALUE changes any
+setting, at every point; --sweep=KEY=v1,v2,... sweeps any setting on top of the figure's own sweep. Many machines share
+a sweep with --shard=I/N, or one run with --coordinator (launch/README.md).
 """
 
 from __future__ import annotations
@@ -53,14 +53,16 @@ DRY_RUN = flags.DEFINE_bool(
 TOPOLOGY = flags.DEFINE_string(
     "topology",
     "",
-    "CHIP:SHAPE, such as v5e:8x8 or h100:8: with --dry_run, compile every program for these chips, which this machine may lack,"
+    "CHIP:SHAPE, such as v5e:8x8 or h100:8: with --dry_run, compile every program for these chips, which this machine"
+    " may lack,"
     " and print its memory, FLOPs, cycles, collectives, time and price. Needs their compiler (launch/README.md).",
 )
 LIST = flags.DEFINE_enum(
     "list",
     None,
     ("figures", "settings"),
-    "Print the experiments, or with --config the figures of one with their scales, arms and points; with =settings every"
+    "Print the experiments, or with --config the figures of one with their scales, arms and points; with =settings"
+    " every"
     " setting that they read. Stop then.",
 )
 SHARD = flags.DEFINE_string(

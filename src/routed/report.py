@@ -4,10 +4,11 @@
     routed report --docs=docs/results DIR...
     routed findings [DIR...]      (the answers, in the terminal; default runs/*)
 
-makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): experiments against
-verdicts, all their claims in one table, and their pages below. Parts of one sweep (main's --shard), or other disjoint runs of
-one config and commit, are joined. --docs copies the tables of these workdirs to that folder's `data/`, and makes its pages
-from all tables there: one for each paper. Without runs, `findings` prints those that a checkout publishes in docs/results.
+makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): experiments
+against verdicts, all their claims in one table, and their pages below. Parts of one sweep (main's --shard), or other
+disjoint runs of one config and commit, are joined. --docs copies the tables of these workdirs to that folder's `data/`,
+and makes its pages from all tables there: one for each paper. Without runs, `findings` prints those that a checkout
+publishes in docs/results.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _workdirs(names: list[str]) -> list[pathlib.Path]:
 
 
 def _make_parts(folders: list[pathlib.Path]) -> list[dict[str, Any]]:
-    """The part of the page of each experiment with finished runs; prints its summary, and copies its tables for --docs."""
+    """The page's part on each experiment with finished runs; prints its summary, and copies its tables for --docs."""
     from routed.analysis import published
     from routed.analysis.page import make_part
     from routed.analysis.terminal import as_text

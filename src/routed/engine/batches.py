@@ -51,8 +51,8 @@ def train_batch(
 ) -> list[dict[str, np.ndarray]]:
     """Trains a batch of runs, from its checkpoint if there is one, and returns the history of each run.
 
-    Saves every `checkpoint.every` steps. Devices work in stretches of at most PATIENCE seconds. A run stops when its loss
-    is no longer finite, and the last checkpoint before that is copied to diverged/.
+    Saves every `checkpoint.every` steps. Devices work in stretches of at most PATIENCE seconds. A run stops when its
+    loss is no longer finite, and the last checkpoint before that is copied to diverged/.
 
     Raises:
       UserError: interrupted, and saved; the checkpoint is of other data.
@@ -184,7 +184,7 @@ def interruption(workdir: pathlib.Path) -> UserError:
 
 
 def _stretches(first: int | None, every: int, steps: int, limit: Callable[[], int]) -> Iterator[tuple[int, int]]:
-    """(step, end) up to `steps`: to the next multiple of `every`, or `limit` steps on. Without `first`, (0, 0) comes first."""
+    """Yields (step, end) to the next multiple of `every`, or `limit` steps on; (0, 0) first if `first` is None."""
     if first is None:
         yield 0, 0
     step = first or 0
@@ -219,7 +219,8 @@ def _resumed(states: Any, saved: Checkpoint | None, runs: list[Run], data: str) 
         return states, None
     if (data_before := saved.meta.get("data", data)) != data:  # checkpoints of early versions do not name their data
         raise UserError(
-            f"checkpoint {saved.path} is of runs on other data ({data_before}; now {data}): choose another --workdir, or"
+            f"checkpoint {saved.path} is of runs on other data ({data_before}; now {data}): choose another --workdir,"
+            " or"
             " restore data.directory"
         )
     loaded = checkpoint.load(saved.path, saved.meta, states, len(runs))
@@ -227,7 +228,7 @@ def _resumed(states: Any, saved: Checkpoint | None, runs: list[Run], data: str) 
 
 
 def _cut_history(history: dict[str, np.ndarray], row: int) -> dict[str, np.ndarray]:
-    """Overwrites the rows after `row`, or after the run diverged: scalars by NaN, arrays by those of the last good row."""
+    """Overwrites the rows after `row` or the divergence: scalars by NaN, arrays by those of the last good row."""
     bad = np.flatnonzero(~np.isfinite(history[TRAIN_LOSS][1 : row + 1]))
     row = int(bad[0]) if len(bad) else row
     for values in history.values():

@@ -1,8 +1,9 @@
 """The unfinished batch on disk, saved with Orbax: its runs and their whole state; and the parameters of finished runs.
 
-A checkpoint is a directory that appears by one rename (in a bucket: by its last file), with a digest of its files. The last
-checkpoints stay, so a damaged one costs the steps since the one before, and not the batch. A checkpoint stores runs without
-the padding of their batch, so another number of devices can load it. Data and random keys are functions of seed and step.
+A checkpoint is a directory that appears by one rename (in a bucket: by its last file), with a digest of its files. The
+last checkpoints stay, so a damaged one costs the steps since the one before, and not the batch. A checkpoint stores
+runs without the padding of their batch, so another number of devices can load it. Data and random keys are functions of
+seed and step.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ def _write(target: pathlib.Path, state: Any, meta: dict) -> None:
                 ocp.save(_state(folder), state)  # every process its own part
             hosts.once(finish)
         except Exception:
-            # Half a checkpoint would keep a full disk full. A whole one stays: in a bucket, a peer may die just after meta.json.
+            # Half a checkpoint would keep a full disk full. A whole one stays: in a bucket, a peer may die just after
+            # meta.json.
             if hosts.is_first() and _meta(folder) is None:
                 files.remove(folder)
             raise
@@ -192,7 +194,8 @@ def load_router(path: pathlib.Path, like: Any) -> Any:
     meta = _meta(path)
     if meta is None:
         raise UserError(
-            f"{path} is missing or damaged, and a transplanted arm needs the router in it: choose another --workdir, where the"
+            f"{path} is missing or damaged, and a transplanted arm needs the router in it: choose another --workdir,"
+            " where the"
             " learned runs train again with checkpoint.final=true"
         )
     stored = load_model(path)

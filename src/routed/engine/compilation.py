@@ -1,7 +1,7 @@
-"""Programs compiled for batches of runs: one mesh axis `run`, and within a device one run after the other or all at once.
+"""Programs compiled for batches of runs: a mesh axis `run`, and within a device one run after the other or all at once.
 
-Two host devices that each map their runs one after the other were 1.4x faster on 2 CPU cores than one device for depth-3
-experts, whose weights then stay in cache, and no slower than vmap for constant experts (BUILD_NOTES.md).
+Two host devices that each map their runs one after the other were 1.4x faster on 2 CPU cores than one device for
+depth-3 experts, whose weights then stay in cache, and no slower than vmap for constant experts (BUILD_NOTES.md).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ BRIEF, STEP = 5e10, 1e7
 #: Compiles in a quarter of the time; a step then takes three times as long, a start seven times. Without
 #: `xla_cpu_parallel_codegen_split_count=1`: with it a program from the cache rounds otherwise than a fresh one.
 LITTLE_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-#: For the start of a run: mostly random draws, on which LLVM spends two thirds of its time for no speed (BUILD_NOTES.md).
+#: For the start of a run: mostly random draws, on which LLVM spends two thirds of its time for no speed
+#: (BUILD_NOTES.md).
 LESS_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 1}
 
 
@@ -71,8 +72,9 @@ class Remember(Protocol):
 class Compiled(NamedTuple):
     """The program of a group, compiled for batches of `runs` runs.
 
-    All arguments have a leading axis [runs], but `steps` and `shared`, which are the same for all runs. Each process builds
-    the slice `local` of the feed only. `bytes` are those of worlds and states, `seconds` the time of the compilation.
+    All arguments have a leading axis [runs], but `steps` and `shared`, which are the same for all runs. Each process
+    builds the slice `local` of the feed only. `bytes` are those of worlds and states, `seconds` the time of the
+    compilation.
     """
 
     problem: ProblemPart
@@ -202,7 +204,7 @@ def batching_of(config: ConfigDict, mesh: Mesh) -> str:
 
 
 def _skip_inactive(change: Callable[..., Any], position: int, active, *args):
-    """Applies `change` to a run, its argument at `position`, if the run is active: mapped runs skip the work otherwise."""
+    """Applies `change` to a run, its argument at `position`, if the run is active: mapped runs can skip work."""
     run = args[position]
     return jax.lax.cond(active, lambda run: change(*args[:position], run, *args[position + 1 :]), lambda run: run, run)
 
@@ -210,9 +212,9 @@ def _skip_inactive(change: Callable[..., Any], position: int, active, *args):
 def _mark_inactive(change: Callable[..., Any], position: int, active, *args):
     """Applies `change` to a run, its argument at `position`; an inactive run keeps its step and history.
 
-    All runs take their steps: a condition of each run would copy the arrays that all share, such as images, and a TPU keeps
-    nothing on the chip that is under a condition or goes through one. Nobody reads the state of a padded slot, nor that of a
-    run after it diverged.
+    All runs take their steps: a condition of each run would copy the arrays that all share, such as images, and a TPU
+    keeps nothing on the chip that is under a condition or goes through one. Nobody reads the state of a padded slot,
+    nor that of a run after it diverged.
     """
     run, new = args[position], change(*args)
     return new | {name: jax.tree.map(partial(jnp.where, active), new[name], run[name]) for name in ("step", "history")}
@@ -262,8 +264,8 @@ def compile_lowered(
 ) -> Any:
     """Compiles with the options of `effort`; on a CPU, YNNPACK fuses the operations that `fuse` names, and no others.
 
-    YNNPACK slows batched products down. Reductions: twice the speed for the softmax of a router, a third of the processor
-    time lost for the softmax of attention (BUILD_NOTES.md, section 4).
+    YNNPACK slows batched products down. Reductions: twice the speed for the softmax of a router, a third of the
+    processor time lost for the softmax of attention (BUILD_NOTES.md, section 4).
     """
     options = {"xla_cpu_experimental_ynn_fusion_type": fuse, **(effort or {})} if platform() == "cpu" else {}
     while options:

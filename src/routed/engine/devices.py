@@ -35,16 +35,17 @@ def split_host() -> None:
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 
-#: Threads of a CPU's virtual device that shares runs with other devices, where it may wait in several collectives at once.
+#: Threads of a CPU's virtual device that shares runs with other devices, where it may wait in several collectives at
+#: once.
 THREADS = 4
 
 
 def allow_collectives(configs: Sequence[ConfigDict]) -> None:
     """Gives a CPU's devices that share a run enough threads to wait for each other. Before JAX's first use only.
 
-    XLA:CPU has a thread a device or core, and runs independent collectives side by side: once every thread waits for a device
-    that has none, XLA ends the process after 40 s. That happened where devices share experts that compete. Where devices share
-    only rows, one thread each is enough, and half as fast again as four (`python -m routed.bench lm`).
+    XLA:CPU has a thread a device or core, and runs independent collectives side by side: once every thread waits for a
+    device that has none, XLA ends the process after 40 s. That happened where devices share experts that compete. Where
+    devices share only rows, one thread each is enough, and half as fast again as four (`python -m routed.bench lm`).
     """
     shared = max((config.mesh.data * config.mesh.expert for config in configs), default=1)
     if shared > 1:
@@ -78,8 +79,10 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] = ()) -> Mesh:
     shared = config.mesh.data * config.mesh.expert
     if jax.process_count() > 1 and (shared if shared > 1 else config.mesh.run or len(devices)) != len(devices):
         raise UserError(
-            f"config keys mesh.run={config.mesh.run}, mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: the"
-            f" {jax.process_count()} processes have {len(devices)} devices in all, and a run over several processes uses all"
+            f"config keys mesh.run={config.mesh.run}, mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}:"
+            " the"
+            f" {jax.process_count()} processes have {len(devices)} devices in all, and a run over several processes"
+            " uses all"
         )
     if shared > 1:
         if shared > len(devices):
@@ -116,7 +119,7 @@ def place(sharding: NamedSharding, tree: Any) -> Any:
 
 
 class LocalSlice(NamedTuple):
-    """The runs and rows of a feed [runs, steps, rows, ...] that this process's devices hold, from the first to the last."""
+    """The runs and rows of a feed [runs, steps, rows, ...] that are on this process's devices."""
 
     runs: slice
     rows: slice
@@ -151,7 +154,7 @@ def place_feed(sharding: NamedSharding, local: LocalSlice, whole: tuple[int, int
 
 
 def state_sharding(path: tuple[Any, ...], mesh: Mesh) -> NamedSharding:
-    """The sharding of a leaf of the state: over the axis `expert` for experts and their optimiser state, or replicated."""
+    """The sharding of a leaf of the state: over the axis `expert` for experts and their optimiser state."""
     axis = expert_axis(path)  # of one run; a batch of runs has one more in front
     spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * (axis + 1), EXPERT)
     return NamedSharding(mesh, spec)

@@ -191,8 +191,8 @@ def write_finished(
 def maps_of(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays of a run for figures, by name: mean probabilities of experts for each cluster ("") or language, and loads.
 
-    [evaluations, rows, experts] and [evaluations, experts]; of a language model with a stack before the name and an axis of
-    layers, and with `sample`: probabilities of one row's tokens after training [layers, tokens, experts].
+    [evaluations, rows, experts] and [evaluations, experts]; of a language model with a stack before the name and an
+    axis of layers, and with `sample`: probabilities of one row's tokens after training [layers, tokens, experts].
     """
     maps = {name: history[name].astype(np.float16) for name in history if name.endswith(("/maps", "/load"))}
     maps |= {name: history[name][-1].astype(np.float16) for name in history if name.endswith("/sample")}
@@ -265,7 +265,7 @@ def best_scale(tuning: list[Run], last_rows: LastRows) -> float:
 
 
 class _interruptions:
-    """A context in which SIGINT and SIGTERM only set a flag, which runs check every few seconds; a second SIGINT stops at once.
+    """A context in which SIGINT and SIGTERM set a flag, which runs check regularly; a second SIGINT stops at once.
 
     A second SIGTERM does not: schedulers send it to every process of a group, and a parent passes it on.
     """

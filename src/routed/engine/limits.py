@@ -131,7 +131,7 @@ def refuse_shortage(config: ConfigDict, error: Exception) -> None:
 
 
 def bytes_computed(config: ConfigDict) -> int:
-    """Bytes of all arrays that a run computes in its start, one step and one evaluation, whether they coexist or not."""
+    """Bytes of all arrays that a run computes in its start, one step and one evaluation, at whatever time."""
     problem = problem_of(config)
     single_run = program_of(problem, config, pool_of(config))
 

@@ -76,7 +76,7 @@ def _pieces(run: Run) -> bytes:
 
 
 def check(runs: list[Run]) -> None:
-    """Refuses runs whose pretrained model is missing or does not match; warns if no run has one, or its routing differs.
+    """Refuses a pretrained model that is missing or does not match; warns if no run has one, or its routing differs.
 
     Raises:
       UserError: names the workdir and the setting that differs.
@@ -243,7 +243,8 @@ def _model_path(run: Run) -> pathlib.Path:
         return fitting[0]
     if fitting:
         raise UserError(
-            f"config key initial.workdir={folder}: {len(fitting)} models of the arm {arm} with seed {run.seed} fit; name"
+            f"config key initial.workdir={folder}: {len(fitting)} models of the arm {arm} with seed {run.seed} fit;"
+            " name"
             " a workdir of one point"
         )
     path, keys = min(differences.items(), key=lambda item: len(item[1]))

@@ -32,8 +32,9 @@ FORMAT = 3
 #: Keys of config.json in any version, and their types.
 STORED = {"config": dict, "swept": list}
 
-#: Settings that name files: each swept value has data of its own. Languages and tokenizers have too, but their digests cost
-#: reading the text at every point before anything runs: for them the base config's digest is compared, and each checkpoint's.
+#: Settings that name files: each swept value has data of its own. Languages and tokenizers have too, but their digests
+#: cost reading the text at every point before anything runs: for them the base config's digest is compared, and each
+#: checkpoint's.
 FILES = ("data.name", "data.directory", "data.images", "data.table", "data.sentences")
 
 PACKAGES = ("routed", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "scikit-learn", "pandas")
@@ -146,7 +147,8 @@ def _refuse_other_code(path: pathlib.Path, stored: dict[str, Any], code: Code) -
     """Refuses a workdir whose rows come from another version of this package, or from other code of a part in use."""
     if stored.get("format") != FORMAT:
         raise UserError(
-            f"workdir {path} was written by another version of routed, whose runs are told apart in another way: choose another"
+            f"workdir {path} was written by another version of routed, whose runs are told apart in another way:"
+            " choose another"
             " --workdir"
         )
     if (version := stored["versions"].get("routed")) != VERSION:
@@ -211,12 +213,14 @@ def stored_config(path: pathlib.Path) -> dict[str, Any]:
             return stored
     except FileNotFoundError:
         raise UserError(
-            f"workdir {path} has results but no config.json, so nobody knows of which settings: choose another --workdir"
+            f"workdir {path} has results but no config.json, so nobody knows of which settings: choose another"
+            " --workdir"
         ) from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     raise UserError(
-        f"{path / 'config.json'} is damaged, so nobody knows of which settings the results are: choose another --workdir"
+        f"{path / 'config.json'} is damaged, so nobody knows of which settings the results are: choose another"
+        " --workdir"
     )
 
 

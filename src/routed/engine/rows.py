@@ -75,7 +75,7 @@ def fill_points(table: pd.DataFrame, runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def ordered(table: pd.DataFrame) -> pd.DataFrame:
-    """Removes duplicate rows, and sorts rows and columns in an order that does not depend on when they were computed."""
+    """Removes duplicate rows, and sorts rows and columns in an order that does not depend on the order of runs."""
     rows, columns = order_of(table, table.columns)
     return table.loc[rows, columns].reset_index(drop=True)
 

@@ -1,8 +1,8 @@
 """The rows and maps of finished runs on disk: a part for each batch, merged into results.parquet and routing.npz.
 
-A batch costs the same however large the tables are: its rows are one file under results/, and its maps another, each named by
-the digest of its content. Parts are merged when a command opens the workdir and when it is done. Every file appears whole or
-not at all, and no order of runs, kills and merges changes a bit of the merged files.
+A batch costs the same however large the tables are: its rows are one file under results/, and its maps another, each
+named by the digest of its content. Parts are merged when a command opens the workdir and when it is done. Every file
+appears whole or not at all, and no order of runs, kills and merges changes a bit of the merged files.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def gather(workdir: pathlib.Path) -> tuple[pd.DataFrame, bool]:
     if not len(table):
         return _ordered_table(parts), False
     rows = parts.pop().to_pandas()
-    # Rows of a run are merged all at once. If a kill came before its part was removed, the part may lack the column of a key
-    # that was swept since, and its rows would count as another point.
+    # Rows of a run are merged all at once. If a kill came before its part was removed, the part may lack the column of
+    # a key that was swept since, and its rows would count as another point.
     if (merged := rows.run.isin(table.run.unique())).any():
         rows = rows[~merged]
     table = pd.concat([table, rows], ignore_index=True) if len(rows) else table
@@ -100,7 +100,7 @@ def gather(workdir: pathlib.Path) -> tuple[pd.DataFrame, bool]:
 
 
 def _read_parts(workdir: pathlib.Path) -> list[pa.Table]:
-    """All parts as a list of one table, or an empty list. A few at a time, since a part keeps its whole file in memory."""
+    """All parts as a list of one table or none. A few at a time, since a part keeps its whole file in memory."""
     parts = (pa.ipc.open_file(content).read_all() for content in _parts(workdir, "arrow"))
     tables = []
     while some := list(itertools.islice(parts, AT_ONCE)):
@@ -109,7 +109,7 @@ def _read_parts(workdir: pathlib.Path) -> list[pa.Table]:
 
 
 def _ordered_table(parts: list[pa.Table]) -> pd.DataFrame:
-    """Pops the only table of a list and orders its rows, column by column, so that they are in memory once and not twice."""
+    """Pops the only table of a list and orders its rows, column by column, so that they are in memory once."""
     table = parts.pop()
     names = table.column_names
     rows, order = order_of(table.select(names[: names.index("step") + 1]).to_pandas(), names)

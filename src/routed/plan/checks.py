@@ -60,7 +60,7 @@ def _check_value(key: str, value: Any, setting: Setting) -> None:
             f"config key {key}={value!r}: expected {type(setting.default).__name__}, got {type(value).__name__}"
         )
     if not setting.allowed.holds(value):
-        refuse(key, value, setting.allowed.words())
+        refuse(key, value, setting.allowed.description())
     for number in value if isinstance(value, tuple) else (value,):
         if type(number) in (int, float) and not _fits_32_bits(number):
             refuse(
@@ -169,13 +169,14 @@ def _check_selection(config: ConfigDict, problem: ProblemPart) -> None:
         refuse(
             "selection.renormalise",
             True,
-            "with selection.k=1 the router gets no gradient, an accidental frozen router; set selection.renormalise=false"
+            "with selection.k=1 the router gets no gradient, an accidental frozen router; set"
+            " selection.renormalise=false"
             " or router.frozen=true (if it is meant: selection.no_gradient=true)",
         )
 
 
 def _check_causal(config: ConfigDict, alone: list[str]) -> None:
-    """Refuses selections of a decoder that see later tokens, or are not sparse; those `alone` see single tokens only."""
+    """Refuses selections of a decoder that see later tokens or are not sparse; `alone` names those of single tokens."""
     name, data_text = config.selection.name, f"data.name={config.data.name!r}"
     if SELECTIONS[name].sees_others:
         reason = f"it routes a token of the decoder by later ones; use one of {', '.join(alone)}"
@@ -224,7 +225,7 @@ def readers_of(key: str) -> str:
     """A text with the parts that read a setting, or the condition under which it is read."""
     setting = declared()[key]
     if setting.when is not None:
-        return f"it is read where {setting.when.words}"
+        return f"it is read where {setting.when.description}"
     node, _, name = key.rpartition(".")
     readers = [
         f"{choice}={part}"

@@ -1,9 +1,9 @@
 """The code of users' files that a run depends on, so that edited code never stands behind old numbers.
 
-Parts of the package are identified by its version. The code of a part from an experiment file is: the statements that put the
-part into its table, the definitions that these statements name, and so on; and whole modules that they import, unless these
-are installed packages. Claims, plots, sweeps and `get_config` do not count: their effects on a run are in its config.
-Comments, formatting and docstrings do not count either.
+Parts of the package are identified by its version. The code of a part from an experiment file is: the statements that
+put the part into its table, the definitions that these statements name, and so on; and whole modules that they import,
+unless these are installed packages. Claims, plots, sweeps and `get_config` do not count: their effects on a run are in
+its config. Comments, formatting and docstrings do not count either.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _users_parts(parts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
 
 
 def _is_packaged(part: Any) -> bool:
-    """True if the package brings a part: it stands in a table of the core, or is a global of a loaded module of the package."""
+    """True if a part is of the package: in a table of the core, or a global of a loaded module of `papers`."""
     if any(part is packaged for packaged in PACKAGED):
         return True
     loaded = [module for name, module in sys.modules.items() if name.startswith("routed.papers.")]
@@ -128,8 +128,9 @@ _DIGESTS: dict[int, tuple[Any, dict[str, str]]] = {}
 def code_by_file(name: str, part: Any) -> dict[pathlib.Path, set[str]]:
     """The code of a part in users' files: file -> texts of statements without comments, formatting and docstrings.
 
-    Follows the names that the part's statements use, and their imports. Statements with other effects than binding a name,
-    such as a loop that registers several parts, count too; but TABLE["another"] = ... only if the part's code names TABLE.
+    Follows the names that the part's statements use, and their imports. Statements with other effects than binding a
+    name, such as a loop that registers several parts, count too; but TABLE["another"] = ... only if the part's code
+    names TABLE.
     """
     code: dict[pathlib.Path, set[str]] = {}
     trees = {file: _parsed(source.text) for file, source in LOADED.items()}
@@ -191,7 +192,7 @@ def _has_effect(statement: ast.stmt) -> bool:
 
 
 def _bound(node: ast.AST) -> set[str]:
-    """The names that a statement binds, outside of functions and classes, or whose value it changes (SIZES["a"] = 3)."""
+    """The names that a statement binds outside of functions and classes, or whose value it changes (SIZES["a"] = 3)."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Import | ast.ImportFrom):

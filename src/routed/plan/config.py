@@ -1,4 +1,4 @@
-"""The config as the sum of its parts: every choice with its table, all declared settings, and the settings that a run reads."""
+"""The config as the sum of its parts: choices with their tables, declared settings, settings that a run reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from routed.training.task_losses import TASK_LOSSES
 
 
 class PartsOfProblems(Mapping[str, Any]):
-    """The parts of one kind of all problems by name, with those of problems that are added later; of one name the first counts."""
+    """The parts of one kind of all problems, also of problems that are added later; of one name the first counts."""
 
     def __init__(self, field: str) -> None:
         self._field = field
@@ -62,7 +62,7 @@ CHOICES: dict[str, Choice] = {
     "experts.name": Choice("experts", "mlp", "the expert", experts.EXPERTS),
     "selection.name": Choice("selection", "soft", "the rule of training", SELECTIONS),
     "selection.eval.name": Choice("selection.eval", "top_k", "the rule of evaluation", SELECTIONS),
-    "dispatch": Choice("", "dense", "how the layer is computed", ChainMap({AUTO: Component({})}, DISPATCHES)),  # type: ignore[dict-item]
+    "dispatch": Choice("", "dense", "how the layer is computed", ChainMap[str, Any]({AUTO: Component({})}, DISPATCHES)),
     "optimizer.name": Choice("optimizer", "sgd", "the direction of a step", OPTIMISERS),
     "optimizer.normalise": Choice("optimizer", "none", "what divides an expert's gradient", NORMALISATIONS),
     "optimizer.schedule": Choice("optimizer", "constant", "of all rates", SCHEDULES),
@@ -83,7 +83,8 @@ SHARED: dict[str, Mapping[str, Setting]] = {
 ALWAYS = {"plan": PLAN, "engine": ENGINE, "training program": program.SETTINGS, "analysis": ANALYSIS}
 
 
-#: The parts of the core, which the package's version identifies. A user's file may add parts to the tables or replace them.
+#: The parts of the core, which the package's version identifies. A user's file may add parts to the tables or replace
+#: them.
 PACKAGED: tuple[Any, ...] = (
     *ALWAYS.values(),
     *PROBLEMS.values(),
@@ -118,7 +119,8 @@ def declared() -> dict[str, Setting]:
     return _DECLARED[key][1]
 
 
-#: The latest declarations, by the parts in the tables. The parts stay referenced, so that no other part gets the id of one.
+#: The latest declarations, by the parts in the tables. The parts stay referenced, so that no other part gets the id of
+#: one.
 _DECLARED: dict[tuple[tuple[str, int], ...], tuple[list[tuple[str, Any]], dict[str, Setting]]] = {}
 
 
@@ -141,7 +143,8 @@ def _declared() -> dict[str, Setting]:
             varying = [name for name, setting in part.settings.items() if setting.traced]
             if varying and choice.node in STATIC_NODES:
                 raise TypeError(
-                    f"{choice.node}.{varying[0]}: drop traced=True, as a module is made before the runs of a program part"
+                    f"{choice.node}.{varying[0]}: drop traced=True, as a module is made before the runs of a program"
+                    " part"
                 )
     for node, settings in SHARED.items():
         add(node, settings)
@@ -204,7 +207,7 @@ def keys_of(active: ActivePart, settings: Mapping[str, Setting]) -> list[str]:
 
 
 def _whole_key(node: str, name: str, settings: Mapping[str, Setting]) -> str:
-    """The whole key of a name that a part of `node` reads: of that node, or of the nearest outer node that declares it."""
+    """The whole key of a name that a part of `node` reads: of the nearest node around the part that declares it."""
     if "." in name or not node:
         return name
     outer = node
@@ -229,7 +232,8 @@ def read_keys(config: ConfigDict) -> tuple[dict[str, list[str]], set[str]]:
 def canonical(config: ConfigDict) -> ConfigDict:
     """The config with only the keys that its parts read, each at its default if its condition does not hold.
 
-    Configs with equal canonical configs run alike. Code that reads any other key fails with an error that names the key.
+    Configs with equal canonical configs run alike. Code that reads any other key fails with an error that names the
+    key.
     """
     settings, flat = declared(), flatten(config)
     readers_of, active = read_keys(config)

@@ -20,10 +20,10 @@ __all__ = ["Figure", "configure", "figure_of", "find", "lasting", "load", "make_
 class Figure(NamedTuple):
     """One figure of an experiment: its caption `line`, the settings that it changes, its points, claims and charts.
 
-    `sweep(config)` returns its points, `claims(config)` the sentences that it tests, `plots(config)` the charts of its report
-    (`routed.analysis.plots` for the kinds). `computed` names settings whose values at the points are computed from the
-    config's value, such as twice the steps: a value from the command line changes the computation, where the value of any
-    other setting from the command line holds at every point.
+    `sweep(config)` returns its points, `claims(config)` the sentences that it tests, `plots(config)` the charts of its
+    report (`routed.analysis.plots` for the kinds). `computed` names settings whose values at the points are computed
+    from the config's value, such as twice the steps: a value from the command line changes the computation, where the
+    value of any other setting from the command line holds at every point.
     """
 
     line: str
@@ -103,7 +103,8 @@ def variant(arg: str | None, figures, scales: tuple[str, ...] = SCALES) -> tuple
     if figure not in figures:
         names = ", ".join(f for f in figures if f)
         raise UserError(
-            f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure, [*figures, *scales])}; known: {names}; or a scale:"
+            f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure, [*figures, *scales])}; known: {names}; or"
+            " a scale:"
             f" {', '.join(scales)}"
         )
     if scale not in scales:

@@ -1,4 +1,4 @@
-"""The files of experiments: found by path or name, and imported; their texts are kept, as their code may be that of a part."""
+"""The files of experiments: found by path or name, imported, and stored as texts, which may define parts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def split(spec: str) -> tuple[str, str]:
 
 
 def lasting(spec: str) -> str:
-    """Rewrites `NAME[:FIGURE[,SCALE]]` so that it is valid in any folder: other files than `routed`'s own by their whole path."""
+    """Rewrites `NAME[:FIGURE[,SCALE]]` for any folder: a file that is not one of `routed`'s own gets its whole path."""
     name, arg = split(spec)
     file = find(name).resolve()
     names = {path.resolve(): name for name, path in packaged().items()}

@@ -51,7 +51,7 @@ def list_settings(config: ConfigDict, runs: list[Run]) -> str:
             continue
         value = flat[key]
         default = "" if value == setting.default else f" (default {setting.default!r})"
-        allowed = f"; {setting.allowed.words()}" if setting.allowed is not ANY else ""
+        allowed = f"; {setting.allowed.description()}" if setting.allowed is not ANY else ""
         varies = "; traced" if setting.traced else ""
         lines.append(f"{key} = {value!r}{default}  {setting.doc}{allowed}{varies}. Read by: {', '.join(readers[key])}")
     return "\n".join(lines)

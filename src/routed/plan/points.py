@@ -1,4 +1,4 @@
-"""Sweeps as plain data: a tuple of points. A point is a dict of dotted config keys and values; it may set `arms` and `seeds`."""
+"""Sweeps as tuples of points; a point is a dict of dotted config keys and values, which may set `arms` and `seeds`."""
 
 from __future__ import annotations
 
@@ -51,11 +51,13 @@ def of_command(
 ) -> tuple[Point, ...]:
     """The points of a command: those of a figure's `sweep`, times those of its --sweep `flags`.
 
-    The command wins: a key that is `given` as --config.KEY has its value, which `config` has, at every point, `arms` and
-    `seeds` included. The exception are keys whose values the figure has `computed` from that value. A swept key wins too.
+    The command wins: a key that is `given` as --config.KEY has its value, which `config` has, at every point, `arms`
+    and `seeds` included. The exception are keys whose values the figure has `computed` from that value. A swept key
+    wins too.
 
     Raises:
-      UserError: a key that is both given and swept, or swept twice; a key from which the figure computes others; an error
+      UserError: a key that is both given and swept, or swept twice; a key from which the figure computes others; an
+        error
         of `from_flag`.
     """
     points = sweep(config)

@@ -14,9 +14,10 @@ Point = dict[str, Any]
 class Run(NamedTuple):
     """One arm with one seed, at every point at which it is the same run.
 
-    `key` is a hash of everything that decides its result, and `config` has the settings that its parts read. `needs` are the
-    keys of the runs that must be finished before it starts: its tuning runs, and the source of a matched or transplanted arm.
-    `flat_configs` are the whole configs at its `points`. `transplant` is the run whose trained router it gets.
+    `key` is a hash of everything that decides its result, and `config` has the settings that its parts read. `needs`
+    are the keys of the runs that must be finished before it starts: its tuning runs, and the source of a matched or
+    transplanted arm. `flat_configs` are the whole configs at its `points`. `transplant` is the run whose trained router
+    it gets.
     """
 
     key: str

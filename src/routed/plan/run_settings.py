@@ -1,7 +1,7 @@
 """Settings of the number of runs, of the devices that run them, and of the verdicts on them.
 
-The engine and the analysis read the latter two. The plan declares them, and not the rooms that read them, since both rooms
-come after the plan, which needs a whole config.
+The engine and the analysis read the latter two. The plan declares them, and not the rooms that read them, since both
+rooms come after the plan, which needs a whole config.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ ENGINE = Component(
         "mesh.data": Setting(1, "devices that share the rows of one run's batch", within(1, DEVICES), identity=False),
         "mesh.expert": Setting(
             1,
-            "devices that share the experts of one run; with mesh.data x mesh.expert > 1, runs come one after the other",
+            "devices that share the experts of one run; with mesh.data x mesh.expert > 1, runs come one after the"
+            " other",
             within(1, DEVICES),
             identity=False,
         ),
@@ -115,7 +116,8 @@ ANALYSIS = Component(
     {
         "gate.horizon": Setting(
             4.0,
-            "a verdict stands if the curves of its metric, extrapolated to so many times the steps, do not turn it; 1: the"
+            "a verdict stands if the curves of its metric, extrapolated to so many times the steps, do not turn it;"
+            " 1: the"
             " number of steps belongs to the protocol, so nothing is asked",
             at_least(1),
             identity=False,

@@ -44,8 +44,9 @@ class _Side(NamedTuple):
 def plan_runs(config: ConfigDict, sweep: tuple[Point, ...], changed: Iterable[str] = ()) -> list[Run]:
     """Plans all runs of a sweep, each once, with tuning runs, and with the runs of the arms that matched arms need.
 
-    Some run must read each swept key, and each key in `changed`, the keys that the user set. Arms of a figure that cannot be
-    made at a point are left out (`left_out`); arms that the user named, and all arms of a point, are refused instead.
+    Some run must read each swept key, and each key in `changed`, the keys that the user set. Arms of a figure that
+    cannot be made at a point are left out (`left_out`); arms that the user named, and all arms of a point, are refused
+    instead.
 
     Raises:
       UserError: an unknown arm, an impossible value, a key that nothing reads, an arm without effect.
@@ -72,7 +73,8 @@ def plan_runs(config: ConfigDict, sweep: tuple[Point, ...], changed: Iterable[st
                 runs[run.key] = _with_point(runs.get(run.key, run), setup)
             if len(runs) > RUNS:
                 raise UserError(
-                    f"{len(sweep)} points, {len(sides)} arms and seeds={point_config.seeds} make more than {RUNS:,} runs,"
+                    f"{len(sweep)} points, {len(sides)} arms and seeds={point_config.seeds} make more than {RUNS:,}"
+                    " runs,"
                     " which no plan may have: sweep fewer values or lower seeds"
                 )
     swept = _varying(config, sweep)
@@ -173,12 +175,12 @@ def _ineffective(wholes: Mapping[str, ConfigDict]) -> dict[str, str]:
         set_keys = {*ARMS[arm].changes, *([match.setting] if match is not None else [])}
         for key in sorted(set_keys - read_keys(whole)[1]):
             when = declared()[key].when
-            reason = f"it is read where {when.words}" if when is not None else "nothing reads it here"
+            reason = f"it is read where {when.description}" if when is not None else "nothing reads it here"
             reasons.setdefault(arm, f"sets {key}, without effect: {reason}")
     earlier: list[tuple[str, list[dict[str, Any]]]] = []
     for arm in sorted(wholes.keys() - reasons.keys(), key=lambda arm: (arm != REFERENCE, [*wholes].index(arm))):
         phases = [flatten(phase) for phase in configs_of(wholes[arm])]
-        if same := [name for name, other in earlier if other == phases and _taken(name) == _taken(arm)]:
+        if same := [name for name, config in earlier if config == phases and _taken(name) == _taken(arm)]:
             keys = ", ".join({**ARMS[same[0]].changes, **ARMS[arm].changes})
             reasons[arm] = f"is {same[0]} here, as both have the same {keys}: it would be compared with itself"
         earlier.append((arm, phases))
@@ -257,7 +259,7 @@ def _warn_of_evaluations(changed: Collection[str], wholes: Iterable[ConfigDict])
 
 
 def decisive(config: ConfigDict) -> str:
-    """Everything but arm and seed that decides a run's numbers, as JSON: the settings that it reads, users' code, version."""
+    """Everything but arm and seed that decides a run's numbers, as JSON: the settings that it reads, code, version."""
     flat = _decisive_settings(config)
     if config.held:
         flat["seed"] = config.seed
@@ -276,13 +278,13 @@ def _decisive_settings(config: ConfigDict) -> dict[str, Any]:
 
 
 def identity(settings: str, arm: str, seed: int, tuning: bool, source: str = "") -> str:
-    """A hash of everything that decides a run: `decisive` settings, arm, seed, and the run that it takes values from."""
+    """A hash of everything that decides a run: `decisive` settings, arm, seed, and the run whose values it takes."""
     taken = [source, ARMS[arm].match, ARMS[arm].transplants] if source else []
     return hashlib.sha256(f"[{settings}, {json.dumps([arm, seed, tuning, *taken])}]".encode()).hexdigest()[:16]
 
 
 def static_key(config: ConfigDict) -> str:
-    """A text that is equal for configs that one compiled program can serve; `config` has the settings that a run reads."""
+    """A text that is equal for configs that one compiled program serves; `config` has the settings that a run reads."""
     settings = declared()
     flat = {key: value for key, value in _decisive_settings(config).items() if not settings[key].traced}
     for key in ("rates", "tune.multipliers", "tune.seeds"):

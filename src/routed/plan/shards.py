@@ -28,7 +28,8 @@ def parse(text: str) -> tuple[int, int]:
 def part(runs: list[Run], text: str) -> list[Run]:
     """Part I of N of a plan. Runs that need each other stay together, and runs of one program as far as balance allows.
 
-    Families (runs that need each other) are sorted by program, and the sequence is cut where the cost reaches 1/N, 2/N, ...:
+    Families (runs that need each other) are sorted by program, and the sequence is cut where the cost reaches 1/N, 2/N,
+    ...:
     no part is further from its share than one family, and few programs are compiled twice.
 
     Raises:

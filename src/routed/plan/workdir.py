@@ -21,15 +21,17 @@ PLAIN = re.compile(r"(\w|\.|-(?=\d))*", re.ASCII)
 #: The most letters of a name, without its hash.
 LONGEST = 80
 
-#: Settings without a place in the name: the folder of the data changes no result, and a digest of other data is refused.
+#: Settings without a place in the name: the folder of the data changes no result, and a digest of other data is
+#: refused.
 ELSEWHERE = {"data.directory", "data.cache"}
 
 
 def default_workdir(experiment: str, config: ConfigDict, overrides: list[str], sweeps: list[str], shard: str) -> str:
     """Returns runs/NAME[-FIGURE][-SCALE][-KEY=VALUE...][-shardIofN]; commas join a sweep's values, + those of a tuple.
 
-    `experiment` is the name of one of `routed`'s own experiments, or the whole path of a file. If the name has characters
-    that are awkward in a folder's name, or is too long, it is cleaned and cut, and ends with a hash of the command.
+    `experiment` is the name of one of `routed`'s own experiments, or the whole path of a file. If the name has
+    characters that are awkward in a folder's name, or is too long, it is cleaned and cut, and ends with a hash of the
+    command.
 
     Raises:
       UserError: a swept value of the wrong type.
@@ -53,7 +55,7 @@ def default_workdir(experiment: str, config: ConfigDict, overrides: list[str], s
 
 
 def _names(experiment: str) -> tuple[str, str]:
-    """The short name of an experiment, and a name that no other experiment has: its path, unless the short name suffices."""
+    """The short name of an experiment, and a unique name: its path, unless the short name is unique."""
     file = pathlib.Path(experiment)
     if not file.is_absolute():
         return experiment, experiment

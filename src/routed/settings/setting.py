@@ -1,4 +1,4 @@
-"""Declarations of settings. Each setting is declared once, by the part that reads it, and other parts refer to it by name."""
+"""Declarations of settings: each is declared once, by the part that reads it, and other parts refer to its name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Allowed(NamedTuple):
     """The values that a setting may have: a test, and its description, such as "must be at least 1"."""
 
     holds: Callable[[Any], bool]
-    words: Callable[[], str]
+    description: Callable[[], str]
 
 
 class When(NamedTuple):
     """The condition on the rest of a config under which a setting is read, and its description."""
 
     holds: Callable[[ConfigDict], bool]
-    words: str
+    description: str
 
 
 ANY = Allowed(lambda value: True, lambda: "")
@@ -31,9 +31,10 @@ ANY = Allowed(lambda value: True, lambda: "")
 class Setting(NamedTuple):
     """A config key without its node: its default, description and allowed values, and the effect of a change.
 
-    A `traced` setting may differ between runs of one compiled program; all others are static. A setting without `identity`
-    does not change the results of a run. Where `when` does not hold, nothing reads the setting, and it counts as its default.
-    `omit_default_from_identity` is for a setting that is newer than stored runs: its default is no part of their identity.
+    A `traced` setting may differ between runs of one compiled program; all others are static. A setting without
+    `identity` does not change the results of a run. Where `when` does not hold, nothing reads the setting, and it
+    counts as its default. `omit_default_from_identity` is for a setting that is newer than stored runs: its default is
+    no part of their identity.
     """
 
     default: Any
@@ -48,9 +49,9 @@ class Setting(NamedTuple):
 class Part(Protocol):
     """The declaration of a part's settings (task, router, expert, selection, model, loss, optimiser, problem, ...).
 
-    `settings` are declared by the part, in its node. `reads` names settings that are declared elsewhere: shared settings of its
-    node, or other settings by their whole key. `uses` names choices (keys such as `router.name`) whose parts the run uses too.
-    `check` refuses configs that only this part knows to be impossible.
+    `settings` are declared by the part, in its node. `reads` names settings that are declared elsewhere: shared
+    settings of its node, or other settings by their whole key. `uses` names choices (keys such as `router.name`) whose
+    parts the run uses too. `check` refuses configs that only this part knows to be impossible.
     """
 
     @property

@@ -21,7 +21,8 @@ class Node(SimpleNamespace):
         if name.startswith("__"):
             raise AttributeError(name)
         raise UserError(
-            f"config key {name!r} is read, but no part of this run declares it: add it to `settings` or `reads` of the part"
+            f"config key {name!r} is read, but no part of this run declares it: add it to `settings` or `reads` of"
+            " the part"
             f" that reads it; declared here: {', '.join(sorted(vars(self)))}"
         )
 
@@ -86,9 +87,9 @@ def value_of(config: ConfigDict | Node, key: str) -> Any:
     return config
 
 
-def nearest(name: str, known) -> str:
+def nearest(name: str, names) -> str:
     """A hint for a misspelt name; empty if no known name is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

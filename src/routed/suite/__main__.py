@@ -4,9 +4,9 @@
     routed suite linear
     routed suite --reference[=NAME,...]
 
-A router is a built-in name, or FILE.py:NAME: a key that the file adds to ROUTERS, a Router, or a class of Flax modules that takes
-the number of experts alone. --config.router.KEY=VALUE changes its settings. The same command continues an earlier one. The
-workdir gets card.html and card.json. docs/suite.md explains the meaning and the limits of each score.
+A router is a built-in name, or FILE.py:NAME: a key that the file adds to ROUTERS, a Router, or a class of Flax modules
+that takes the number of experts alone. --config.router.KEY=VALUE changes its settings. The same command continues an
+earlier one. The workdir gets card.html and card.json. docs/suite.md explains the meaning and the limits of each score.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ WORKDIR = flags.DEFINE_string(
 REFERENCE = flags.DEFINE_string(
     "reference",
     None,
-    "NAME,...: make the cards of these built-in routers (all: of every one that fits), below runs/, and put their scores into the"
+    "NAME,...: make the cards of these built-in routers (all: of every one that fits), below runs/, and put their"
+    " scores into the"
     " reference of this installation.",
 )
 
@@ -66,9 +67,9 @@ def _card(spec: str, quick: bool, workdir: str | None = None) -> dict:
     folder = files.folder(workdir or pathlib.Path("runs") / subject.folder_name(spec, _OVERRIDES, quick))
     with files.locked(folder):
         content = run.make(router, quick, folder)
-        others = reference.read()
-        files.write(folder / "card.html", card.page(content, others, spec))
-    files.tell(card.as_text(content, others))
+        stored = reference.read()
+        files.write(folder / "card.html", card.page(content, stored, spec))
+    files.tell(card.as_text(content, stored))
     log.info("finished in %.0f s; open %s", time.monotonic() - start, folder / "card.html")
     return content
 

@@ -1,4 +1,4 @@
-"""The page of a card, which opens offline: sentences, a radar and a table beside the reference, and the meaning of each score."""
+"""The page of a card: sentences, a radar and a table beside the reference, and definitions of scores."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ WIDTH, HEIGHT, RADIUS = 460.0, 380.0, 160.0
 
 
 class Neighbours(NamedTuple):
-    """The other routers of the reference by name, the name of the first one drawn, and the reason if there are none."""
+    """The routers of the reference beside a card, the name of the first one drawn, and the reason if there are none."""
 
     why_alone: str
-    others: dict[str, Any]
+    routers: dict[str, Any]
     first: str | None
 
 
-def page(card: dict[str, Any], known: dict[str, Any], spec: str) -> str:
+def page(card: dict[str, Any], stored: dict[str, Any], spec: str) -> str:
     """Renders the page of a card; `spec` is the router's name in the command."""
-    neighbours = neighbours_of(card, known)
-    others = neighbours.others
+    neighbours = neighbours_of(card, stored)
+    routers = neighbours.routers
     asked = probes.chosen(card["suite"]["quick"])
-    differences = {name: reference.against(card, other) for name, other in others.items()}
+    differences = {name: reference.against(card, router) for name, router in routers.items()}
     shapes = {
-        name: outline([other["probes"][probe.name]["score"]["mean"] for probe in asked])
-        for name, other in others.items()
+        name: outline([router["probes"][probe.name]["score"]["mean"] for probe in asked])
+        for name, router in routers.items()
     }
     compared = {
         name: {
-            probe.name: _cell(other["probes"][probe.name]["score"], differences[name].get(probe.name))
+            probe.name: _cell(router["probes"][probe.name]["score"], differences[name].get(probe.name))
             for probe in asked
         }
-        for name, other in others.items()
+        for name, router in routers.items()
     }
     return pages.render(
         "suite/card.html",
         title=f"Score card of {card['router']['name']}",
         card=card,
         spec=spec,
-        rows=[_row(probe, card["probes"][probe.name], others) for probe in asked],
+        rows=[_row(probe, card["probes"][probe.name], routers) for probe in asked],
         first=neighbours.first,
         why_alone=neighbours.why_alone,
-        others=list(others),
+        others=list(routers),
         sentences=sentences(card, neighbours._replace(why_alone="")),  # which the page has in a box of its own
         radar=radar(card, asked),
         shapes=shapes,
@@ -59,19 +59,19 @@ def page(card: dict[str, Any], known: dict[str, Any], spec: str) -> str:
         compared_json=Markup(_script(compared)),
         compared=compared,
         size=(WIDTH, HEIGHT),
-        learners=_learners(others),
+        learners=_learners(routers),
         card_json=json.dumps(card, indent=1, default=list),
         left_out=[probe.name for probe in probes.PROBES if probe not in asked],
     )
 
 
-def neighbours_of(card: dict[str, Any], known: dict[str, Any]) -> Neighbours:
+def neighbours_of(card: dict[str, Any], stored: dict[str, Any]) -> Neighbours:
     """The routers of the reference that a card is compared with."""
-    why_alone = reference.comparable(card, known)
+    why_alone = reference.comparable(card, stored)
     # A router with the card's name but other settings or code is another router.
-    routers = {} if why_alone else known["routers"]
-    others = {name: other for name, other in routers.items() if other["router"] != card["router"]}
-    return Neighbours(why_alone, others, FIRST if FIRST in others else next(iter(others), None))
+    candidates = {} if why_alone else stored["routers"]
+    routers = {name: router for name, router in candidates.items() if router["router"] != card["router"]}
+    return Neighbours(why_alone, routers, FIRST if FIRST in routers else next(iter(routers), None))
 
 
 def _script(value: Any) -> str:
@@ -79,13 +79,13 @@ def _script(value: Any) -> str:
     return json.dumps(value).replace("<", "\\u003c")
 
 
-def _learners(others: dict[str, Any]) -> list[str]:
-    return [name for name, other in others.items() if other["router"]["learns"]]
+def _learners(routers: dict[str, Any]) -> list[str]:
+    return [name for name, router in routers.items() if router["router"]["learns"]]
 
 
-def _row(probe: probes.Probe, scores: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+def _row(probe: probes.Probe, scores: dict[str, Any], routers: dict[str, Any]) -> dict[str, Any]:
     """A row of the table; `best` is the reference router that learns and has the highest mean."""
-    means = {name: others[name]["probes"][probe.name]["score"]["mean"] for name in _learners(others)}
+    means = {name: routers[name]["probes"][probe.name]["score"]["mean"] for name in _learners(routers)}
     best = max(means, key=lambda name: means[name], default=None)
     frozen, gain = scores.get("frozen"), scores.get("gain")
     return {
@@ -127,7 +127,7 @@ def sentences(card: dict[str, Any], neighbours: Neighbours) -> list[str]:
     gains = {name: scores["gain"] for name, scores in card["probes"].items() if scores.get("gain")}
     better = [name for name, gain in gains.items() if gain["low"] is not None and gain["low"] > 0]
     worse = [name for name, gain in gains.items() if gain["high"] is not None and gain["high"] < 0]
-    differences = reference.against(card, neighbours.others[first]) if first else {}
+    differences = reference.against(card, neighbours.routers[first]) if first else {}
     sides = {name: _side(difference) for name, difference in differences.items()}
     means = {name: scores["score"]["mean"] for name, scores in card["probes"].items()}
     text = pages.render(
@@ -188,13 +188,13 @@ def radar(card: dict[str, Any], asked: tuple[probes.Probe, ...]) -> dict[str, An
     }
 
 
-def as_text(card: dict[str, Any], known: dict[str, Any]) -> str:
+def as_text(card: dict[str, Any], stored: dict[str, Any]) -> str:
     """The card for the terminal."""
-    neighbours = neighbours_of(card, known)
+    neighbours = neighbours_of(card, stored)
     first = neighbours.first
     lines = [f"{'':12} {'score':20} {'frozen self':20} {'gain':22} {first or ''}".rstrip()]
     for name, scores in card["probes"].items():
         frozen, gain = (_number(scores[key], key == "gain") if scores.get(key) else "–" for key in ("frozen", "gain"))
-        other = _number(neighbours.others[first]["probes"][name]["score"]) if first else ""
-        lines.append(f"{name:12} {_number(scores['score']):20} {frozen:20} {gain:22} {other}".rstrip())
+        neighbour = _number(neighbours.routers[first]["probes"][name]["score"]) if first else ""
+        lines.append(f"{name:12} {_number(scores['score']):20} {frozen:20} {gain:22} {neighbour}".rstrip())
     return "\n".join([*lines, "", *sentences(card, neighbours)])

@@ -1,4 +1,4 @@
-"""The measures of a card without training: the signal in a router's first gradient, and its cost beside a linear router."""
+"""Measures of a router without training: the signal in its first gradient, and its cost beside a linear router."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ SIZE, TIMED = (1024, 512, 64), 30
 def gradient_signal(config: ConfigDict, seeds: Sequence[int]) -> np.ndarray:
     """The fraction of the router's gradient at step 0 that batches have in common, one a seed; 0 without a gradient.
 
-    For gradients g_1 .. g_n: (|sum g|^2 - sum |g|^2) / (n - 1) / sum |g|^2, cut at 0 and 1. The numerator over n - 1 is an unbiased
-    estimate of n |E g|^2.
+    For gradients g_1 .. g_n: (|sum g|^2 - sum |g|^2) / (n - 1) / sum |g|^2, cut at 0 and 1. The numerator over n - 1 is
+    an unbiased estimate of n |E g|^2.
     """
     config = canonical(config)
     problem = problem_of(config).build(config, config.data.samples, None)
@@ -74,7 +74,7 @@ class Cost(NamedTuple):
 
 
 def cost(config: ConfigDict) -> Cost:
-    """Measures the forward cost of the config's router, in turns with a linear router, under the same load of the machine."""
+    """Measures the forward cost of the config's router, in turns with a linear router for equal load of the machine."""
     tokens, dim, experts = SIZE
     x, runs, flops = jax.random.normal(jax.random.key(0), (tokens, dim)), list[Any](), list[float]()
     for router_config in (config, override(config, {"router.name": "linear"})):

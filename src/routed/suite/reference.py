@@ -37,7 +37,7 @@ def read(file: pathlib.Path = FILE) -> dict[str, Any]:
 
 
 def add(card: dict[str, Any], file: pathlib.Path = FILE) -> None:
-    """Adds a card to the reference, and removes cards of other versions of the suite, with which no card is comparable."""
+    """Adds a card to the reference, and removes cards of other versions of the suite."""
     content = read(file)
     routers = content["routers"] if content["suite"] == card["suite"] else {}
     routers = routers | {card["router"]["name"]: {key: card[key] for key in STORED}}
@@ -45,28 +45,30 @@ def add(card: dict[str, Any], file: pathlib.Path = FILE) -> None:
     files.write(file, f'{{"suite": {json.dumps(card["suite"])},\n"routers": {{\n{body}\n}}}}\n')
 
 
-def comparable(card: dict[str, Any], known: dict[str, Any]) -> str:
+def comparable(card: dict[str, Any], stored: dict[str, Any]) -> str:
     """The reason why a card is not comparable with the reference; empty if it is."""
     if card["suite"]["quick"]:
-        return "A quick card has fewer probes, seeds and steps, and no tuning: its scores are not comparable with any others."
-    if card["suite"] != known["suite"]:
-        versions = [f"version {suite['version']} ({suite['digest']})" for suite in (card["suite"], known["suite"])]
+        return (
+            "A quick card has fewer probes, seeds and steps, and no tuning: its scores are not comparable with others."
+        )
+    if card["suite"] != stored["suite"]:
+        versions = [f"version {suite['version']} ({suite['digest']})" for suite in (card["suite"], stored["suite"])]
         return f"This card is of suite {versions[0]}, the reference of {versions[1]}: they are not compared."
-    if not known["routers"]:
+    if not stored["routers"]:
         return "There are no reference scores of this version of the suite."
     return ""
 
 
-def against(card: dict[str, Any], other: dict[str, Any]) -> dict[str, Estimate]:
+def against(card: dict[str, Any], second: dict[str, Any]) -> dict[str, Estimate]:
     """This card's scores minus those of another card with other seeds, by probe: 95 % intervals of Welch (1947).
 
     Without the cost, which has no spread.
     """
     differences = {}
     for probe in probes.chosen(card["suite"]["quick"]):
-        if probe.name == "cost" or probe.name not in other["probes"]:
+        if probe.name == "cost" or probe.name not in second["probes"]:
             continue
-        scores = other["probes"][probe.name]["seeds"]
+        scores = second["probes"][probe.name]["seeds"]
         mean = sum(scores) / len(scores)
         variance = sum((value - mean) ** 2 for value in scores) / (len(scores) - 1)
         differences[probe.name] = welch(card["probes"][probe.name]["seeds"], mean, variance**0.5, len(scores))

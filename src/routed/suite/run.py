@@ -1,4 +1,4 @@
-"""Makes a card: runs the sweep of all probes in one workdir, then the measures without training, then computes scores."""
+"""Makes a card: runs the sweep of all probes in one workdir and the measures without training, and scores them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]
     card = {
         "suite": identity(quick),
         "router": {
-            "name": subject.name, "settings": list(subject.given), "code": subject.code, "learns": ROUTERS[subject.name].learns,
+            "name": subject.name,
+            "settings": list(subject.given),
+            "code": subject.code,
+            "learns": ROUTERS[subject.name].learns,
         },
         "seeds": seeds,
         "tuning": _tuning(config),
@@ -62,7 +65,7 @@ def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]
         "versions": described["versions"],
         "commit": described["commit"],
         "machine": f"{described['machine']}, {jax.device_count()} devices of kind {jax.devices()[0].device_kind}",
-    }  # fmt: skip
+    }
     files.write(workdir / CARD, json.dumps(card, indent=1, default=list) + "\n")
     return card
 
@@ -75,10 +78,10 @@ def identity(quick: bool) -> dict[str, Any]:
 def scores(
     table: pd.DataFrame, base: dict[str, Any], measured: dict[str, list[float]], quick: bool
 ) -> dict[str, dict[str, Any]]:
-    """By probe: score, score of the frozen self, paired gain, each with a 95 % interval; values by seed, and E by point.
+    """The scores by probe: of router and frozen self, with paired gain, 95 % intervals, values by seed, and E by point.
 
-    Scores that were `measured` without training have no frozen self. A router without a learned arm has the score of its
-    frozen self, and no gain.
+    Scores that were `measured` without training have no frozen self. A router without a learned arm has the score of
+    its frozen self, and no gain.
     """
     result: dict[str, dict[str, Any]] = {}
     for probe in probes.chosen(quick):
@@ -132,18 +135,19 @@ def _claim(workdir: pathlib.Path, subject: Subject, quick: bool) -> None:
     if file.exists():
         try:
             stored = json.loads(file.read_text("utf-8"))
-            other = next((key for key, value in identifying.items() if stored[key] != value), None)
+            different = next((key for key, value in identifying.items() if stored[key] != value), None)
         except (ValueError, LookupError, TypeError):
             raise UserError(f"{file} is damaged: choose another --workdir") from None
-        if other == "seed":
+        if different == "seed":
             raise UserError(
-                f"workdir {workdir} is of other code of {subject.name}, whose seeds are others: choose another --workdir,"
+                f"workdir {workdir} is of other code of {subject.name}, whose seeds are others: choose another"
+                " --workdir,"
                 " or undo the edit"
             )
-        if other:
+        if different:
             raise UserError(
-                f"workdir {workdir} holds a card of {other}={stored[other]}, this command makes one of"
-                f" {other}={identifying[other]}: choose another --workdir"
+                f"workdir {workdir} holds a card of {different}={stored[different]}, this command makes one of"
+                f" {different}={identifying[different]}: choose another --workdir"
             )
     elif (workdir / "config.json").exists():
         raise UserError(f"workdir {workdir} holds runs that are of no card: choose another --workdir")

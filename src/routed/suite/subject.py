@@ -44,7 +44,8 @@ class Subject(NamedTuple):
 def find(spec: str, given: list[str], quick: bool) -> Subject:
     """Finds the router of FILE.py:NAME, FILE.py or a built-in NAME, with its settings `given` as router.KEY=VALUE.
 
-    NAME is a key that the file adds to ROUTERS, a `Router`, or a class of Flax modules that takes the number of experts alone.
+    NAME is a key that the file adds to ROUTERS, a `Router`, or a class of Flax modules that takes the number of experts
+    alone.
 
     Raises:
       UserError: no such file or name, not a router, a setting that it does not have, or scores of a wrong shape.
@@ -90,9 +91,10 @@ def _with_settings(config: ConfigDict, given: list[str]) -> tuple[ConfigDict, li
 
 
 def base_seed(name: str, settings: Sequence[str], texts: list[str]) -> int:
-    """The first seed of a router's runs: a hash of its name, settings, files and the probes, unknown before they are written.
+    """The first seed of a router's runs: a hash of its name, settings, files and the probes.
 
-    Comments and docstrings count, as a router can read them; the names of files do not. Tuning seeds derive from it too.
+    Comments and docstrings count, as a router can read them; the names of files do not. Tuning seeds derive from it
+    too.
     """
     files = {
         i: hashlib.sha256(text.encode()).hexdigest() for i, text in enumerate(texts)
@@ -126,7 +128,8 @@ def _of_file(path: str, name: str) -> str:
     """Loads a file, registers its router if the file does not, and returns the router's name.
 
     Raises:
-      UserError: no such router, several routers without a name, a router that has the name of a built-in one, no router.
+      UserError: no such router, several routers without a name, a router that has the name of a built-in one, no
+        router.
     """
     before = dict(ROUTERS)
     module = experiment_files.load(path, needs=())
@@ -165,7 +168,8 @@ def _router_from(module: types.ModuleType, path: str, name: str, candidates: lis
         return value
     if not (isinstance(value, type) and issubclass(value, nn.Module)):
         raise UserError(
-            f"{path}:{name}: is no router but {_kind(value)}: name a key of ROUTERS, a Router, or a Flax module that is made"
+            f"{path}:{name}: is no router but {_kind(value)}: name a key of ROUTERS, a Router, or a Flax module that"
+            " is made"
             " with the number of experts alone"
         )
     return Router(lambda config, experts: value(experts), tokens=("rows",))
@@ -181,7 +185,7 @@ def _is_own_module(value: Any, module: types.ModuleType) -> bool:
 
 
 def scores_of(config: ConfigDict, experts: int) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
-    """(init(key, x), apply(variables, x)) of the config's router, in the call of the layer; clusters and the step are 0."""
+    """(init(key, x), apply(variables, x)) of the config's router, called as in a layer; clusters and the step are 0."""
     kind = ROUTERS[config.router.name]
     module = kind.make(node_of(canonical(config)).router, experts)
 
@@ -214,7 +218,8 @@ def _try(spec: str, config: ConfigDict) -> None:
         if shape != (TOKENS, experts) or not jnp.issubdtype(scores.dtype, jnp.floating):
             text = f"{scores.dtype}{list(shape)}" if shape is not None else type(scores).__name__
             raise UserError(
-                f"{spec}: of tokens [{TOKENS}, {dim}] the router with {experts} experts makes {text}; it must return scores"
+                f"{spec}: of tokens [{TOKENS}, {dim}] the router with {experts} experts makes {text}; it must return"
+                " scores"
                 f" [tokens, experts], floats [{TOKENS}, {experts}]"
             )
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 
 from routed.contracts import UserError
 
-#: Errors of the disk that another folder mends; libraries may wrap them, so the texts of errors are searched for them too.
+#: Errors of the disk that another folder mends; libraries may wrap them, so the texts of errors are searched for them
+#: too.
 FOLDER_ERRORS = (
     errno.EROFS,
     errno.EACCES,
@@ -31,7 +32,7 @@ FOLDER_ERRORS = (
 
 
 def accept_any_text() -> None:
-    """Makes standard output and error escape characters that their encoding lacks, such as signs of a report in a C locale."""
+    """Makes standard output and error escape characters that their encoding lacks, as in a C locale."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -152,7 +153,8 @@ def explained(path: pathlib.Path) -> Iterator[None]:
         if remote(path) and not is_peer_lost:
             first = (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(
-                f"cannot use {path} ({first}): check the bucket's name and your right to it (gcloud auth application-default"
+                f"cannot use {path} ({first}): check the bucket's name and your right to it (gcloud auth"
+                " application-default"
                 " login), or choose another --workdir"
             ) from error
         text = " ".join(str(e) for e in _causes(error))
@@ -197,7 +199,8 @@ def locked(directory: pathlib.Path, flag: str = "workdir") -> Iterator[None]:
             ) from None
         except OSError as error:  # Lustre and NFS with some mount options
             raise UserError(
-                f"{flag} {directory} cannot be locked ({os.strerror(error.errno or 0).lower()}), so two commands might write"
+                f"{flag} {directory} cannot be locked ({os.strerror(error.errno or 0).lower()}), so two commands"
+                " might write"
                 f" into it: choose another --{flag}, on a file system with locks"
             ) from error
         with explained(directory):
@@ -207,11 +210,14 @@ def locked(directory: pathlib.Path, flag: str = "workdir") -> Iterator[None]:
 
 
 def digest(directory: pathlib.Path) -> str:
-    """A hash of names and contents of all files below `directory`; in a bucket, which checks contents itself, of sizes."""
+    """A hash of names and contents of all files below `directory`; of sizes in a bucket, which checks contents."""
     total = hashlib.sha256()
     for path in _files_below(directory):
         total.update(str(path.relative_to(directory)).encode())
-        total.update(str(path.stat().length).encode() if remote(path) else path.read_bytes())  # type: ignore[attr-defined]
+        if remote(path):
+            total.update(str(path.stat().length).encode())  # type: ignore[attr-defined]
+        else:
+            total.update(path.read_bytes())
     return total.hexdigest()
 
 

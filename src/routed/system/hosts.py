@@ -20,7 +20,8 @@ from routed.contracts import UserError
 
 Result = TypeVar("Result")
 
-#: Seconds without a heartbeat after which a process counts as dead, and seconds that processes wait for each other at the end.
+#: Seconds without a heartbeat after which a process counts as dead, and seconds that processes wait for each other at
+#: the end.
 HEARTBEAT, LEAVE = 30, 10
 
 #: The port of the coordinator if the environment names hosts only.
@@ -28,7 +29,7 @@ PORT = 8476
 
 
 def join(coordinator: str, processes: int, process: int, seconds: int) -> None:
-    """Joins the run's other processes; `coordinator` is HOST:PORT, or `auto` on TPU, Slurm, SkyPilot, Open MPI, Kubernetes.
+    """Joins the run's other processes; `coordinator` is HOST:PORT, or `auto` if the cluster names the processes.
 
     Before JAX's first use only.
 
@@ -81,7 +82,8 @@ def _explicit(coordinator: str, processes: int, process: int) -> dict[str, Any]:
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit() or not 0 <= process < processes:
         raise UserError(
-            f"--coordinator={coordinator} --num_processes={processes} --process_id={process}: expected HOST:PORT, the number"
+            f"--coordinator={coordinator} --num_processes={processes} --process_id={process}: expected HOST:PORT, the"
+            " number"
             " of processes, and this one's number, from 0"
         )
     try:

@@ -18,7 +18,7 @@ LINES, PICTURES = 10.0, 0.2
 
 
 class Work(NamedTuple):
-    """The work of a group of runs that share a program: steps of single runs, and their cost in a unit that all groups share.
+    """The work of a group of runs: steps of single runs, and their cost in a unit that all groups share.
 
     A step of a run has `tokens` tokens and `flops` model FLOPs; None where steps alone are shown.
     """
@@ -77,7 +77,7 @@ class Progress:
         self.seconds_timed += seconds
         self.steps_unshown += steps
         self.seconds_unshown += seconds
-        finished = all(done >= other.steps for done, other in zip(self.steps_done, self.works, strict=True))
+        finished = not self._unfinished()
         if now - self.last_shown >= self.interval or finished:
             loss_text = "" if math.isnan(loss) else f", train loss {loss:.4f}"
             self._show(f"{work.name}: step {step}{loss_text}{self._speed_text()}")
@@ -100,7 +100,7 @@ class Progress:
             self.bar.close()
 
     def seconds_left(self) -> float | None:
-        """Predicts the seconds until all groups are done, from the cost of the steps so far; None before the first step.
+        """Predicts the seconds until all groups are done, from the cost of the steps so far; None before any step.
 
         A program that is not compiled yet takes as long to compile as the others did.
         """

@@ -1,7 +1,8 @@
 """Handlers of SIGINT and SIGTERM outside of training: they print one line and exit with code 130 at any moment.
 
-They exit directly: an exception raised during an import would be reported as an import error, and one that passes through
-freshly compiled code (every named tuple has some) makes the interpreter end by the signal, even if it was caught.
+They exit directly: an exception raised during an import would be reported as an import error, and one that passes
+through freshly compiled code (every named tuple has some) makes the interpreter end by the signal, even if it was
+caught.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def end(number: int = 0, frame: object = None) -> NoReturn:
     os._exit(INTERRUPTED)
 
 
-@atexit.register  # this file is loaded first, so this comes after the exit functions of others, which may be interrupted
+@atexit.register  # this file is loaded first, so that this comes after other exit functions, which may be interrupted
 def _ignore_at_the_end() -> None:
-    """Ignores both signals while Python removes handlers: a signal would replace the exit code of a finished command."""
+    """Ignores both signals while Python ends: a signal would replace the exit code of a finished command."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is end:
             signal.signal(number, signal.SIG_IGN)

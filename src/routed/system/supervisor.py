@@ -1,8 +1,8 @@
 """Supervises one process of a multi-host run, so that a dead peer ends in one readable line and not in a stack trace.
 
-When a peer dies, JAX's coordination service ends the survivors inside C++ (`LOG(FATAL)`), where no Python handler runs. So each
-process of such a run is the child of a small process, which does not import JAX, passes signals down and lines up, and reads
-the last lines when the child ends.
+When a peer dies, JAX's coordination service ends the survivors inside C++ (`LOG(FATAL)`), where no Python handler runs.
+So each process of such a run is the child of a small process, which does not import JAX, passes signals down and lines
+up, and reads the last lines when the child ends.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MARK = "ROUTED_SUPERVISED"
 #: Lines of routed's log, and the line with the number of the child's process.
 LOG_LINE, JOINED = re.compile(r"\d\d:\d\d:\d\d "), re.compile(r"process (\d+) of \d+")
 
-#: The start of the messages of XLA and Python on a failure: glog's lines, stack traces. From there on all lines but those of
-#: routed's log are withheld.
+#: The start of the messages of XLA and Python on a failure: glog's lines, stack traces. From there on all lines but
+#: those of routed's log are withheld.
 ENDING = re.compile(r"[EF]\d{4} \d\d:\d\d:\d\d|Traceback \(most recent call last\)|\*\*\* Check failure")
 
-#: Messages of the coordination service on lost processes: the first that left on its own; one that stopped answering; one that
-#: missed the end after its connection broke; and a failed start.
+#: Messages of the coordination service on lost processes: the first that left on its own; one that stopped answering;
+#: one that missed the end after its connection broke; and a failed start.
 LEFT = re.compile(r"The first task at the barrier: (\d+)\.")
 
 SILENT = re.compile(r"(?:Task |stopped sending heartbeats\):\n)(\d+)")
@@ -84,7 +84,8 @@ def diagnosis(code: int, ending: str, process: int, coordinator: str) -> str:
         return f"{name} was killed ({reason}{'; out of memory?' if reason == 'SIGKILL' else ''}): {resume}"
     if UNMET.search(ending):
         return (
-            f"{name} met nobody, or not all, at {coordinator}: start all processes of the run, with the same --coordinator"
+            f"{name} met nobody, or not all, at {coordinator}: start all processes of the run, with the same"
+            " --coordinator"
             " and --num_processes, where that host and port can be reached"
         )
     is_broken = "Gloo" in ending  # a connection between CPUs: then processes that still live leave first
