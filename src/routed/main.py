@@ -95,7 +95,7 @@ class Command(NamedTuple):
 def main(argv: list[str]) -> None:
     """Runs the experiment of the command line, or prints a list or a dry run of it."""
     _check_flags(argv)
-    if not CONFIG.value:
+    if not (spec := CONFIG.value):
         return files.tell(experiments.list_experiments())
     if COORDINATOR.value and not os.environ.get(supervisor.MARK):
         child = [sys.executable, "-m", "routed.main", *sys.argv[1:]]
@@ -106,15 +106,15 @@ def main(argv: list[str]) -> None:
 
     devices.split_host()  # before anything asks JAX for its devices
     if LIST.value == "figures":
-        return _list_figures()
-    command = _plan()
+        return _list_figures(spec)
+    command = _plan(spec)
     devices.allow_collectives([run.config for run in command.runs])
     if LIST.value == "settings":
         return _list_settings(command)
     if SHARD.value:
         command = command._replace(runs=shards.part(command.runs, SHARD.value))
     if COORDINATOR.value:
-        _join(command)
+        _join(command, COORDINATOR.value)
     if TOPOLOGY.value:
         return _describe_topology(command)
     if DRY_RUN.value:
@@ -143,15 +143,15 @@ def _check_flags(argv: list[str]) -> None:
         )
 
 
-def _list_figures() -> None:
+def _list_figures(spec: str) -> None:
     """Prints the figures of the experiment, even if some of its settings still lack a value."""
     from routed.plan import experiment, listing
 
-    module, config = experiment.configure(CONFIG.value, _OVERRIDES)
-    files.tell(listing.list_figures(module, experiment.split(CONFIG.value)[0], config))
+    module, config = experiment.configure(spec, _OVERRIDES)
+    files.tell(listing.list_figures(module, experiment.split(spec)[0], config))
 
 
-def _plan() -> Command:
+def _plan(spec: str) -> Command:
     """Checks the config, and plans its runs.
 
     Raises:
@@ -162,7 +162,7 @@ def _plan() -> Command:
     from routed.plan.runs import plan_runs
     from routed.settings.tree import override
 
-    module, config = experiment.configure(CONFIG.value, _OVERRIDES)
+    module, config = experiment.configure(spec, _OVERRIDES)
     if LIST.value == "settings" and not config.data.directory:
         config = override(config, {"data.directory": "DIR"})  # which need not exist to be listed
     checks.validate(config)
@@ -173,7 +173,7 @@ def _plan() -> Command:
     checks.validate_sweep(sweep)
     page.warn_of_claims(figure, config, sweep)
     runs = plan_runs(config, sweep, [*given, *(text.partition("=")[0] for text in SWEEP.value)])
-    return Command(CONFIG.value, module, config, sweep, runs)
+    return Command(spec, module, config, sweep, runs)
 
 
 def _list_settings(command: Command) -> None:
@@ -183,7 +183,7 @@ def _list_settings(command: Command) -> None:
     files.tell(listing.list_settings(command.config, command.runs))
 
 
-def _join(command: Command) -> None:
+def _join(command: Command, coordinator: str) -> None:
     """Joins the other processes of the run.
 
     Raises:
@@ -193,7 +193,7 @@ def _join(command: Command) -> None:
     from routed.settings.tree import flatten
     from routed.system import hosts
 
-    hosts.join(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, JOIN_SECONDS.value)
+    hosts.join(coordinator, NUM_PROCESSES.value, PROCESS_ID.value, JOIN_SECONDS.value)
     # Run keys ignore checkpoint settings, but all processes must agree on them.
     settings = {key: value for key, value in flatten(command.config).items() if key not in ELSEWHERE}
     hosts.require_equal(

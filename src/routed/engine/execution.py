@@ -109,22 +109,21 @@ def _run(
     progress = Progress(
         [work_left(group, done) for group in all_groups], count_batches(Schedule(all_groups, done), saved)
     )
-    group, compiled = None, None
+    program: tuple[Group, CompiledGroup] | None = None  # of one group: groups come one after the other
     with _interruptions() as interrupted:
         session = Session(workdir, progress, lambda: hosts.any_process(interrupted()))
         try:
             while schedule:
                 if session.interrupted():
                     raise interruption(workdir)
-                previous = group
                 group, batch = _take(schedule, saved)
                 progress.begin(index[id(group)])
-                if group is not previous:
-                    compiled = None  # groups come one after the other: one program in memory is enough
-                    compiled = _compile(group, mesh)
-                    progress.compiled(compiled.compiled.seconds)
+                if program is None or program[0] is not group:
+                    program = None  # frees the memory of the program before
+                    program = group, _compile(group, mesh)
+                    progress.compiled(program[1].compiled.seconds)
                 traced_of_runs = [traced_of(run, last_rows, [by_key[key] for key in run.needs]) for run in batch]
-                histories = train_batch(compiled, batch, traced_of_runs, session, saved)
+                histories = train_batch(program[1], batch, traced_of_runs, session, saved)
                 saved = None
                 rows = write_finished(workdir, group.problem, batch, histories, swept)
                 last_rows |= {key: row for key, row in rows.items() if key in needed}

@@ -158,8 +158,8 @@ def _check_selection(config: ConfigDict, problem: ProblemPart) -> None:
         refuse("selection.eval.name", rule.eval.name, reason)
     if problem.causal:
         _check_causal(config, alone)
-    if reason := misfit(config.dispatch, rule.name):
-        refuse("dispatch", config.dispatch, reason)
+    if conflict := misfit(config.dispatch, rule.name):
+        refuse("dispatch", config.dispatch, conflict)
     if rule.balance_rate and not selection.biased:
         biased = ", ".join(name for name, part in SELECTIONS.items() if part.biased)
         reason = f"selection.name={rule.name!r} takes no bias; use one of {biased} or 0"
