@@ -1,52 +1,59 @@
-"""Is it the clusters in rotated images that make a mixture of networks better than one, and does that take a gate that learns?
+"""Do the clusters in rotated images make a mixture of networks better than one, and does that take a learned gate?
 
-Question. Chen et al. (2022, 6.2 and A.3, Table 2) train a CNN, MobileNetV2 and ResNet18, and mixtures of four of each: on CIFAR-10 a mixture is as
-good as one network, on CIFAR-10-Rotate (was the image turned by 30 degrees?) better by 3 to 4 points, as classes are clusters of that task. The
-mixture has four times the parameters, its experts learn by normalised gradients and the single network does not. What of the gain is the gate?
+Question. Chen et al. (2022, 6.2 and A.3, Table 2) train a CNN, MobileNetV2 and ResNet18, and mixtures of four of each.
+On CIFAR-10 a mixture is as good as one network. On CIFAR-10-Rotate (was the image turned by 30 degrees?) it is better
+by 3 to 4 points, as classes are clusters of that task. The mixture has four times the parameters, and only its experts
+learn by normalised gradients. How much of the gain is the gate?
 
-    python -m routed.main --config=experiments/chen_images.py --config.data.directory=DIR             # Table 2, protocol as printed
-    python -m routed.main --config=experiments/chen_images.py:released --config.data.directory=DIR    # ... its rotated half, as released
-    python -m routed.main --config=experiments/chen_images.py:gates --config.data.directory=DIR       # ResNet18 on rotated images: what is the gate worth?
-    python -m routed.main --config=experiments/chen_images.py:fig6 --config.data.directory=DIR        # examples
-    python -m routed.main --config=experiments/chen_images.py:fig7 --config.data.directory=DIR        # maps of embeddings
-    python -m routed.main --config=experiments/chen_images.py:smoke                                   # artificial images, the CNN only
+    routed run --config=chen_images --config.data.directory=DIR           # Table 2, as printed
+    routed run --config=chen_images:released --config.data.directory=DIR  # its rotated half, as released
+    routed run --config=chen_images:gates --config.data.directory=DIR     # ResNet18, rotated: the gate
+    routed run --config=chen_images:fig6 --config.data.directory=DIR      # examples
+    routed run --config=chen_images:fig7 --config.data.directory=DIR      # maps of embeddings
+    routed run --config=chen_images:smoke                                 # artificial images, the CNN only
 
-DIR is the folder with CIFAR-10's binary version. Scales: smoke; default (2 CPU cores: 16 x 16 pixels, a quarter of the CNN's and MobileNetV2's width,
-an eighth of ResNet18's, 600 batches of 64 from all 50,000 images); gpu (32 x 32 pixels, half of the paper's widths, 20 epochs); paper (its sizes).
+DIR is the folder with CIFAR-10's binary version. Scales: smoke; default (2 CPU cores: 16 x 16 pixels, a quarter of the
+CNN's and MobileNetV2's width, an eighth of ResNet18's, 600 batches of 64 from all 50,000 images); gpu (32 x 32 pixels,
+half of the paper's widths, 20 epochs); paper (its sizes).
 
-From the paper: four experts, top-1, gate of 4 x 4 windows summed over positions that starts at 0, noise uniform on [0, 1] on the choice, normalised
-gradients for experts and SGD for the gate, momentum .9, weight decay 5e-4, the rates; images cropped to 24 x 24, resized and blurred (rotated), flips
-and crops (CIFAR-10); label of a rotated image: rotated or not. `released` (PRESETS): softmax twice, noise in the gate's weight, a bias of the gate,
-balance .01, blur on training images only, gradients divided by the sum of their tensors' norms, constant rates.
+From the paper: four experts, top-1, gate of 4 x 4 windows summed over positions that starts at 0, noise uniform on
+[0, 1] on the choice, normalised gradients for experts and SGD for the gate, momentum .9, weight decay 5e-4, the rates;
+images cropped to 24 x 24, resized and blurred (rotated), flips and crops (CIFAR-10); label of a rotated image: rotated
+or not. `released` (PRESETS): softmax twice, noise in the gate's weight, a bias of the gate, balance .01, blur on
+training images only, gradients divided by the sum of their tensors' norms, constant rates.
 
-Rules where both are silent, or where ours differ. None looks at learned against another arm; seeds from 9000 on were for exploration only.
-  norm        groups of up to 8 channels of an image in place of batch normalisation: statistics over those samples that a gate sends to an expert would
-              make what the expert computes for an image depend on the gate. In the released code they include images of zeros, one for each sample
-              that goes elsewhere. No number of Table 2 is therefore of the same setting.
-  batches     any training images, each drawn and changed anew, in place of epochs; 64 images at the default scale (released: 128).
-  rates       experts, single: as printed at scale paper. Below it, where steps are few, RATES: of .01, .03, .1 and .3 the one with the lowest test
-              loss after 300 steps on rotated images, seed 9000, of the mixture and of the single network alike; MobileNetV2: as printed for these.
-              The gate: 1e-4 for 64 windows; of fewer windows, whose sums are smaller, times the squared ratio.
-  schedule    none is stated: cosine to 0, as the code has that theirs follows (theirs: over 200 epochs, of which it trains 10 or 30: constant).
+Rules where both are silent, or where ours differ. None looks at learned against another arm; seeds from 9000 on were
+for exploration only.
+  norm        groups of up to 8 channels of an image in place of batch normalisation, whose statistics would depend on
+              the gate. So no number of Table 2 is of the same setting (docs/decisions/chen2022.md).
+  batches     any training images, each drawn and changed anew, in place of epochs; 64 images at the default scale
+              (released: 128).
+  rates       experts, single: as printed at scale paper. Below it RATES: of .01, .03, .1 and .3 the rate with the
+              lowest test loss after 300 steps on rotated images, seed 9000, of the mixture and of the single network
+              alike; MobileNetV2: as printed for these. The gate: 1e-4 for 64 windows; with fewer windows, whose sums
+              are smaller, times the squared ratio.
+  schedule    none is stated: cosine to 0, as the code says of theirs (over 200 epochs, of which it trains 10 or 30:
+              constant).
   balance     1e-3 E sum_e (share of samples x mean probability).
-  test        the first 1,000 test images in turn by class (rotated: 500 images, each both ways); the last evaluation, not the best.
-  gates       the paper's gate starts at 0, so frozen it sends a training sample anywhere and every test sample to expert 1; fair controls need a gate
-              that says something, so `gates` starts it at random, too.
-  verdicts    none that more steps might turn (gate.horizon), but at scale paper, whose steps belong to the protocol. At first none asked at any
-              scale; changed when the default's Table 2 had run, whose 600 steps end at .31 to .67: it can only withhold verdicts.
+  test        the first 1,000 test images in turn by class (rotated: 500 images, each both ways); the last evaluation,
+              not the best.
+  gates       the paper's gate starts at 0, so frozen it sends a training sample anywhere and every test sample to
+              expert 1. Fair controls need a gate with information, so `gates` starts it at random, too.
+  verdicts    none that more steps might turn (gate.horizon), but at scale paper, whose steps belong to the protocol.
   effect      smallest effect of interest: one point of accuracy. seeds: 5000 to 5004.
 
-Arms of our own: k-means and hash of what the gate sees, true class (classes 0, 1, 8, 9 on one expert, then pairs), true turn (which is the label, so
-this is a ceiling and no control), one network with the experts' optimiser, one of twice the width (four times the weights and FLOPs), an ensemble of four.
+Our own arms: k-means and hash of the gate's inputs, true class (classes 0, 1, 8, 9 on one expert, then pairs), true
+turn (the label itself, so a ceiling and no control), one network with the experts' optimiser, one of twice the width
+(four times the weights and FLOPs), an ensemble of four.
 
-Cost at the default scale, planned from CPU time per step of one core (single: ResNet18 45 ms, MobileNetV2 91; a mixture 1.3 times that): Table 2 20 minutes
-on 2 free cores, released 9, gates 30, fig7 2; compiling included. Beside other work they took 45, 8, 42 and 3.
+Expected: the mixture of four above one on rotated images where both learn by normalised gradients; the ensemble at
+least as good as the mixture; k-means about as good as learned.
 
-Expected: the mixture of four above one on rotated images where both learn by normalised gradients; the ensemble at least as good as the mixture; k-means
-about as good as learned.
+Found at the default scale (docs/results/chen2022.md): after .8 epochs one network is ahead everywhere, printed and
+released, which more steps may turn (so no verdict but one). A learned gate is no better than a frozen gate or the true
+class, and the average of four networks is best.
 
-Found at the default scale (docs/results/chen2022.md): after .8 epochs one network is ahead everywhere, printed and released, which more steps may turn
-(so no verdict but one); a learned gate is no better than a frozen one or the true class, the average of four networks is best.
+Cost at the default scale on 2 free cores: Table 2 20 minutes, released 9, gates 30, fig7 2.
 """
 
 from __future__ import annotations

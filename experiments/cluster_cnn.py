@@ -1,39 +1,44 @@
 """Why do experts specialise, and is it the clusters that make a mixture better than one model?
 
-Question. Chen et al. (2022) build data with cluster structure: the label of a sample is a signal in one of its patches, which signal
-it is depends on its cluster, and another cluster's signal with a random sign stands beside it. No sum of a function over patches, so no
-two-layer CNN of any width, gets more than 87.5 % right (Theorem 4.1). A mixture of eight small CNNs with cubic filters, trained by
-Algorithm 1, gets nearly all right, each expert serving one cluster and the router finding the clusters; one of linear experts, which
-could represent the labels, stays at 93 % with experts that serve all clusters.
+Question. Chen et al. (2022) build data with cluster structure. The label of a sample is a signal in one of its
+patches, the cluster decides the signal, and another cluster's signal with a random sign stands beside it. No sum of a
+function over patches, so no two-layer CNN of any width, gets more than 87.5 % right (Theorem 4.1). A mixture of eight
+small CNNs with cubic filters, trained by Algorithm 1, gets nearly all right: each expert serves one cluster, and the
+router finds the clusters. A mixture of linear experts, which could represent the labels, stays at 93 % with experts
+that serve all clusters.
 
-    python -m routed.main --config=experiments/cluster_cnn.py               # Tables 1, 3, 4 to 6, 9, protocol of the released code
-    python -m routed.main --config=experiments/cluster_cnn.py:printed       # ... the protocol as the paper prints it
-    python -m routed.main --config=experiments/cluster_cnn.py:activations   # Tables 7 and 8
-    python -m routed.main --config=experiments/cluster_cnn.py:signals       # Figures 3, 4 and 5, the lemmas
-    python -m routed.main --config=experiments/cluster_cnn.py:picture       # Figure 1
-    python -m routed.main --config=experiments/cluster_cnn.py:factors       # what makes linear experts fail?
+    routed run --config=cluster_cnn              # Tables 1, 3, 4 to 6, 9, protocol of the released code
+    routed run --config=cluster_cnn:printed      # ... the protocol as the paper prints it
+    routed run --config=cluster_cnn:activations  # Tables 7 and 8
+    routed run --config=cluster_cnn:signals      # Figures 3, 4 and 5, the lemmas
+    routed run --config=cluster_cnn:picture      # Figure 1
+    routed run --config=cluster_cnn:factors      # what makes linear experts fail?
 
 Scales: smoke (half a minute; of the tables only setting 3, without models of 512 filters), default, paper.
 
-Two protocols (PRESETS below; every option is a config key). The paper prints one, its released code runs another, and its tables are
-the code's: inputs times 10, two logits, softmax applied twice (so the loss is at least .3133), the noisy score itself as the gate,
-biases, an early stop, noise also on test samples, one data set for all seeds.
+Two protocols (PRESETS below; every option is a config key). The paper prints one, its released code runs another, and
+its tables are the code's: inputs times 10, two logits, softmax applied twice (so the loss is at least .3133), the
+noisy score itself as the gate, biases, an early stop, noise also on test samples, one data set for all seeds.
 
 Rules where both are silent, set on seeds from 5000 on.
-  steps       500 (released: 501, at most; evaluations come at equal distances), single models 800 (801). printed: see STEPS.
+  steps       500 (released: 501, at most; evaluations come at equal distances), single models 800 (801). printed: see
+              STEPS.
   data        a data set of our own for each setting, by the same law; test clusters are equally frequent.
-  single      the released code's: Adam on the cross entropy (no double softmax), PyTorch's initial weights, coupled weight decay.
-  balance     Table 9 has neither formula nor coefficient: the released code's term, 1e-4 E^2 mean_e(load_e mean score_e).
-  picture     their notebook's data (noise outside of the signals, norm 3, feature strength 1), 1,024 of the test samples.
-  horizon     1: verdicts ask for no longer training, as the number of steps belongs to the protocol.
+  single      the released code's: Adam on the cross entropy (no double softmax), PyTorch's initial weights, coupled
+              weight decay.
+  balance     Table 9 has neither formula nor coefficient: the released code's term, 1e-4 E^2 mean_e(load_e mean
+              score_e).
+  picture     the data of their notebook (noise outside of the signals, norm 3, feature strength 1), 1,024 of the test
+              samples.
+  horizon     1: no verdict asks about longer training, as the number of steps belongs to the protocol.
 
-Cost on 2 free cores, minutes: headline 16, printed 25, activations 7, signals 3.5, picture .5, factors 17; all figures 69. A
-mixture takes 3 seconds a seed, a single model of 128 filters 7, of 512 a minute (BUILD_NOTES.md, sections 3 and 4).
+Cost on 2 free cores, minutes: headline 16, printed 25, activations 7, signals 3.5, picture .5, factors 17; all figures
+69. A mixture takes 3 seconds a seed, a single model of 128 filters 7, of 512 a minute (docs/measurements/cluster.md).
 
-Found: 14 of 16 numbers of Table 3's mixtures are reproduced, 1 of 4 of Table 9, 14 of 18 of Tables 7 and 8, all orders and
-Theorem 4.1. As printed, linear experts do better than the tables, which are the code's, say: 96 to 98 % instead of 88 to 96. Of
-the 7 points that linear experts lack in setting 1, the second softmax takes about 5, the scale 4, the gate 2 (each by itself);
-that clusters share linear experts stays under every protocol.
+Found (docs/results/without_page.md): 14 of 16 numbers of Table 3's mixtures are reproduced, 1 of 4 of Table 9, 14 of
+18 of Tables 7 and 8, all orders and Theorem 4.1. As printed, linear experts do better than in the tables: 96 to 98 %
+instead of 88 to 96. Linear experts lack 7 points in setting 1: the second softmax takes about 5 of them, the scale 4,
+the gate 2 (each by itself). Clusters share linear experts under every protocol.
 """
 
 from __future__ import annotations

@@ -1,43 +1,50 @@
-"""Does competition teach a router the clusters, or do its dense steps do that; and what if the experts have nothing to compete with?
+"""Does competition teach a router the clusters, or do its dense steps; and what if the experts cannot compete?
 
-Question. Pham et al. (2024) let all experts run on a share lambda of the steps: the K with the largest outputs win, and the router learns
-the softmax of their norms. On Gaussian clusters it is known which expert is whose: does competition raise the agreement of experts and
-clusters, leave fewer experts dead, and lower the loss? A competing step computes all experts, so the gain may be the compute's (SMoE for
-more steps), the dense steps' (all experts learn, nobody wins), the loss's noise (a target of other tokens' norms), or that of any winners
-(the norms dealt anew). Constant experts are the negative control: their norms are the same for every token, so one pair of experts wins
-everywhere, and what the router learns of it is to ignore its input.
+Question. Pham et al. (2024) let all experts run on a share lambda of the steps: the K experts with the largest outputs
+win, and the router learns the softmax of their norms. On Gaussian clusters the right expert of a cluster is known:
+does competition raise the agreement of experts and clusters, leave fewer experts dead, and lower the loss? A competing
+step computes all experts, so the gain may come from compute (SMoE for more steps), from dense steps (all experts
+learn, none wins), from noise in the loss (a target of other tokens' norms), or from any winners (norms dealt anew).
+Constant experts are the negative control: their norms are the same for every token, so one pair of experts wins
+everywhere, and the router learns to ignore its input.
 
-    python -m routed.main --config=experiments/competition_gmm.py            # all arms, experts that can and cannot compete
-    python -m routed.main --config=experiments/competition_gmm.py:share      # against lambda, at equal FLOPs, of both kinds of experts
-    python -m routed.main --config=experiments/competition_gmm.py:smoke
+    routed run --config=competition_gmm        # all arms, experts that can and cannot compete
+    routed run --config=competition_gmm:share  # against lambda, at equal FLOPs, of both kinds of experts
+    routed run --config=competition_gmm:smoke
 
-From the paper: top-2 of 16 experts, weights that sum to 1, no balance loss, no drops, evaluated by the router alone; target, loss and output
-of a competing step as its equations say (`selection.distil_*`, all at their defaults), lambda = .05.
+From the paper: top-2 of 16 experts, weights that sum to 1, no balance loss, no drops, evaluated by the router alone;
+target, loss and output of a competing step as its equations say (`selection.distil_*`, all at their defaults), lambda
+= .05.
 
 Rules, written before the evaluation seeds (2300 on) ran; none looks at competition against the rest.
   data        the bench's: 24 dimensions, separation 1, a constant target for each of 16 clusters, 8,192 samples.
-  experts     depth 2, width 32 (the paper's experts have one hidden layer); constant ones as the negative control.
-  rates       Adam, 1e-3 for all, times 1, 3, 10 or 30: each arm its best by final test loss on two seeds that are never evaluated. (The
-              first study, seeds 2100 on, had .3, 1 and 3, of which every arm chose 3, the edge; no verdict was drawn.)
-  steps       4,000 of 128 samples. `longer` SMoE takes as many more as competition costs in experts' FLOPs, where losers compute forward only:
-              (K + lambda (E - K) / 3) / K. Dense steps, from which all learn, cost more, and are compared with the same SMoE.
-  gate        as in gmm_router: a verdict stands if curves that go on as they end, up to 4 times the steps, do not turn it.
+  experts     depth 2, width 32 (the paper's experts have one hidden layer); constant experts as the negative control.
+  rates       Adam, 1e-3 for all, times 1, 3, 10 or 30: each arm its best by final test loss on two seeds that are
+              never evaluated. (The first study, seeds 2100 on, had .3, 1 and 3, of which every arm chose 3, the edge;
+              no verdict was drawn.)
+  steps       4,000 of 128 samples. `longer` SMoE takes as many more as competition costs in experts' FLOPs, where
+              losers compute forward only: (K + lambda (E - K) / 3) / K. Dense steps, from which all experts learn,
+              cost more, and are compared with the same SMoE.
+  gate        a verdict stands if it also holds for the curves extrapolated to 4 times the steps.
   effect      smallest effect of interest: a factor 1.1 in excess loss, .01 in agreement.
 
-Expected: competition lowers the excess loss of mlp experts at equal steps and not at equal FLOPs; dense steps do as well; constant experts lose
-all agreement where lambda is large (`share`, at its largest; at .05 the first figure only asks whether agreement rises).
+Expected: competition lowers the excess loss of mlp experts at equal steps and not at equal FLOPs; dense steps do as
+well; constant experts lose all agreement where lambda is large (`share`, at its largest; at .05 the first figure only
+asks if agreement rises).
 
-Found (seeds 2300 to 2309, each arm at its own best rate): no verdict and no gain. With mlp experts competition's excess loss is 12 % higher [0, 27] at
-equal steps, which more steps could turn; its agreement is .022 higher [.006, .039], and its dead experts are 2.5 in
-place of 8 %, which is not significant among 14 claims. Dense steps, and winners that only the router hears of, have SMoE's loss. Constant experts
-lose by it, 27 % [6, 52], at the smallest rate that was tried; of them a shuffled target is the target, to the last digits, as it has to be.
+Found (seeds 2300 to 2309, each arm at its own best rate): no verdict and no gain. With mlp experts competition's
+excess loss is 12 % higher [0, 27] at equal steps, which more steps could turn. Its agreement is .022 higher
+[.006, .039], and it has 2.5 % dead experts in place of 8 %, which is not significant among 14 claims. Dense steps, and
+winners that only teach the router, have SMoE's loss. Constant experts lose by competition, 27 % [6, 52], at the
+smallest rate that was tried; for them a shuffled target equals the target, to the last digits, as it must.
 
-share (the same seeds, 42 minutes of two cores beside other work): at equal FLOPs competition's excess loss is SMoE's at lambda = .01 and .05 (ratio 1.04 [.93, 1.16] and
-1.01 [.92, 1.10]), 25 % higher at .3 (which more steps could turn) and 4.7 times as high at 1 [2.7, 8.3] (verdict: opposite), 43 times with a shuffled
-target; dense steps without winners have SMoE's loss at every lambda. Constant experts lose their agreement at lambda = 1, .09 for .35, and the most loaded has 6.5 times
-its share, as expected; without a verdict, as arms chose rates at an edge of those that were tried.
+share (the same seeds): at equal FLOPs competition's excess loss is SMoE's at lambda = .01 and .05 (ratio 1.04
+[.93, 1.16] and 1.01 [.92, 1.10]), 25 % higher at .3 (which more steps could turn) and 4.7 times as high at 1
+[2.7, 8.3] (verdict: opposite), 43 times with a shuffled target. Dense steps without winners have SMoE's loss at every
+lambda. Constant experts lose their agreement at lambda = 1, .09 for .35, and the most loaded has 6.5 times its share,
+as expected; without a verdict, as arms chose rates at an edge of the grid.
 
-Cost: smoke under half a minute of processor time; the others see BUILD_NOTES.md.
+Cost: 34 minutes of one core, share 42 of two beside other work; smoke under half a minute of processor time.
 """
 
 from __future__ import annotations

@@ -1,105 +1,69 @@
 """Do competing experts make a better language model than experts chosen by a score, and do they at equal compute?
 
-Question. Pham et al. (2024, CompeteSMoE) report .014 bits per character less than plain SMoE at their tiny size, where seeds spread by .005 to
-.009; their competing steps run all experts, which nobody paid for in the comparison. Here SMoE trains for as many more steps as competition costs,
-and controls take one thing out of it at a time: the target's meaning (norms of other tokens), the winners' merit (norms dealt anew, and taught as dealt), the winners
-(all experts run and learn, nobody wins), the winners' part in the output (only the router hears of them).
+Question. Pham et al. (2024, CompeteSMoE) report .014 bits per character less than plain SMoE at their tiny size, where
+seeds spread by .005 to .009. Their competing steps run all experts, which their comparison does not count. Here SMoE
+trains for as many more steps as competition costs, and controls remove one thing at a time: the target's meaning
+(norms of other tokens), the winners' merit (norms dealt anew, and taught as dealt), the winners (all experts run and
+learn, none wins), the winners' part in the output (only the router learns of them).
 
-    python -m routed.main --config=experiments/competition_lm.py:smoke
-    python -m routed.main --config=experiments/competition_lm.py --config.data.directory=DIR            # table 9
-    python -m routed.main --config=experiments/competition_lm.py:decisive --config.data.directory=DIR   # at equal FLOPs, with controls
+    routed run --config=competition_lm:smoke
+    routed run --config=competition_lm --config.data.directory=DIR           # table 9
+    routed run --config=competition_lm:decisive --config.data.directory=DIR  # at equal FLOPs, with controls
 
-DIR holds train.txt, valid.txt and test.txt, as text8 and enwik8 are laid out (for enwik8 and its like --config.data.tokens=bytes
---config.data.vocabulary=260, of table2 but its smoke also --config.router.vocabulary=260); smoke makes its own text.
+DIR holds train.txt, valid.txt and test.txt, as text8 and enwik8 are laid out (for enwik8 and its like
+--config.data.tokens=bytes --config.data.vocabulary=260, for table2 but its smoke also --config.router.vocabulary=260);
+smoke makes its own text.
 
-Figures. table9 (also without a name): competition and SMoE, paired. flops: every control against lambda, at equal FLOPs. decisive: the
-same at lambda = .05, with table 9's steps. table2: Switch and GLaM
-blocks x methods, beside them what large models do today, balanced routers, a hash of the character and a dense net. fig2: after fewer steps.
-fig3: K, from 1. table4: lambda at equal steps, of both blocks. table5: alpha, as the code has it, of both. table10: the routers' entropy, with Figs. 4 to 6, their
-probabilities on one row. options: what paper and released code do differently; released: all of that (PRESETS). Scales: smoke (half a minute; a figure's first two arms), default (2 CPU cores), gpu (the
-paper's tiny size), paper (its small), medium. Table 3 (fine-tuning) is competition_tuning.py, Theorems 4.1 and 4.2 competition_theory.py.
+Figures: --list; released has all differences of paper and released code together (PRESETS). Scales: smoke (half a
+minute; a figure's first two arms), default (2 CPU cores), gpu (the paper's tiny size), paper (its small), medium.
+Table 3 is competition_tuning.py, Theorems 4.1 and 4.2 competition_theory.py.
 
-From the paper: decoder, 16 experts, top-2, weights that sum to 1, experts with one hidden layer as wide as the model, no balance loss, lambda = .05,
-evaluated by the router alone; test at the best validation. Its equations: the router learns softmax(TopK(norms)) with softmax(TopK(scores)), with
-no gradient to the experts or the layers below; the winners are the layer's output (section 3.1).
+From the paper: decoder, 16 experts, top-2, weights that sum to 1, experts with one hidden layer as wide as the model,
+no balance loss, lambda = .05, evaluated by the router alone; test at the best validation. Its equations: the router
+learns softmax(TopK(norms)) with softmax(TopK(scores)), with no gradient to the experts or the layers below; the
+winners are the layer's output (section 3.1).
 
-Rules of the default scale, fixed before its evaluation seeds ran; none looks at competition against SMoE.
-  shape       3 layers of width 64, all sparse, 4 heads of 16, T5's relative buckets, pre-norm, rows of 128 characters, 8 a step: many small
-              steps, as large batches leave a 5-gram unbeaten in this time. No dropout, no cached states.
-  steps       12,000 (12 million characters): what two hours of two cores give 2 arms x 10 seeds.
-  methods     of table 2 in the paper's evaluated forms: StableMoE as its authors have it (top-1, sigmoid, a tenth of the steps to learn and
-              distil into embeddings of characters, 50 numbers each; losses times .3), so with half of the others' experts a token; XMoE with
-              16 numbers and a learned temperature; both also as the paper's code has them. Beside them SMoE-Dropout (K from 2 to all in 4
-              stages, evaluated with all) and HyperRouter. The column of experts a token, and FLOPs, say what each computed.
-  rates       Adam, 200 steps of warm-up, then linearly to 0. 9e-3 is the best for *SMoE*: validation loss after 1,000 steps, seed 9000, of 1e-3,
-              3e-3, 9e-3 and (as that was the edge) 2.7e-2: 2.287, 1.919, 1.762, 1.794 nats. table2 compares methods of which each may like
-              another: there every arm has the best of a third, once and three times that rate for itself, by the validation loss of a seed
-              that is not evaluated (rates=tuned), in each kind of block. Elsewhere all arms have 9e-3; at paper scale, the paper's 7e-4.
-  light       every other figure: 1,500 steps, an eighth, with four seeds, as all figures are to take six hours of two cores. No arm beats the 5-gram
-              so soon, so these have estimates with intervals and no verdict. --config.steps=12000 --config.eval_every=1000 is table 9's length.
-  today       sigmoid with a balancing bias (1e-3 a step), that within 2 of 4 groups of experts, a shared expert beside one chosen by its
-              probability, a balance loss of .01: two experts a token each.
-  fig3        with K = 1 a weight that sums to 1 is 1, and SMoE would have nothing to learn: there both weigh by probability. So is a softmax over one
-              norm, as the paper has it: there competition chooses winners and teaches the router nothing.
-  options     one at a time, and together ("as released"): the released loss, its experts' start and a router with a bias (both arms; the router's own
-              start, uniform, is narrower there), competition at every step. The schedule goes by 1,000 steps, so in 1,500 it is .67 to .59 of its share.
-              Left out: its residuals, added and normed twice, and router scores in an order that is unspecified, which are defects; flags of some
-              scripts (--combine_gate, half norm and half score; --opt_blance, a balance loss of the norms); alpha of eq. 5 on the task's loss
-              (selection.alpha), which acts only where the router weighs outputs. Where
-              winners decide at evaluation too, competition is compared with SMoE evaluated by its router.
-  tables 4, 5 GLaM's half was added, and ran, after Switch's was known; expected as there: behind at every lambda and alpha.
-  decisive    lambda = .05, the paper's, with the two controls that say whether it is the target or the dense steps; seeds 3100 to 3103. Expected from
-              table 9 and the light figure, before it ran: competition and shuffled targets behind by .03 to .05 nats, dense steps by less than .01.
-              At lambda = .01 (--config.selection.share=.01 --config.arms=learned,compete) too, on the same seeds. Expected, as the light figure
-              had .032 there where it had .08 at .05: behind by .01 to .025 nats.
-              Is most of the cost of outputs by norms? Winners that only teach the router (--config.arms=learned,compete_distil), the same seeds.
-              Expected, as options has them .015 bits behind at equal steps where the equations are .12: behind by 0 to .015 nats.
-  loss        of flops and decisive: the last test loss, in nats (of the decisive runs that is the one at the best validation too).
-  flops       controls at lambda = .05, .3 and 1, random winners and distillation alone at .05; table2: GLaM with the paper's methods.
-  cost        `longer` SMoE: steps times the ratio of model FLOPs, with as many evaluations (within 4 steps; with checkpoints, rounded up to
-              them: checkpoint.every=0 for longer runs, or a small one). Of a contest the losers compute
-              forward only, as no gradient reaches them: 2.23 trained experts a token at lambda = .05, where 2.7 compute. Dense steps, from
-              which all learn, cost 2.7 and are compared with the same SMoE: in their favour.
-  seeds       3100 on.
-  gate        no verdict on a claim unless both of its arms beat an interpolated 5-gram of the training text on the validation rows.
-  effect      smallest effect of interest: .01 bits per character.
+Rules of the default scale, fixed before its evaluation seeds ran; none looks at competition against SMoE. Methods of
+table2 and details of flops, fig3 and options: docs/decisions/pham2024.md.
+  shape       3 layers of width 64, all sparse, 4 heads of 16, T5's relative buckets, pre-norm, rows of 128 characters,
+              8 a step: many small steps, as large batches leave a 5-gram unbeaten in this time. No dropout, no cached
+              states.
+  steps       12,000 (12 million characters): two hours of two cores for 2 arms x 10 seeds.
+  rates       Adam, 200 steps of warm-up, then linearly to 0. 9e-3 is the best for *SMoE*: validation loss after 1,000
+              steps, seed 9000, of 1e-3, 3e-3, 9e-3 and (as that was the edge) 2.7e-2: 2.287, 1.919, 1.762, 1.794 nats.
+              In table2 every arm has its best of a third, once and three times that rate, by the validation loss of a
+              seed that is not evaluated (rates=tuned), in each kind of block. Elsewhere all arms have 9e-3; at paper
+              scale, the paper's 7e-4.
+  light       every other figure: 1,500 steps, an eighth, with four seeds. No arm beats the 5-gram so soon, so these
+              have estimates with intervals and no verdict. --config.steps=12000 --config.eval_every=1000 is table 9's
+              length.
+  decisive    two controls separate the target from the dense steps; seeds 3100 to 3103. Expected: competition and
+              shuffled targets behind by .03 to .05 nats, dense steps by less than .01; at lambda = .01 behind by .01
+              to .025; winners that only teach (--config.arms=learned,compete_distil) by 0 to .015.
+  loss        of flops and decisive: the last test loss, in nats.
+  cost        `longer` SMoE: steps times the ratio of model FLOPs, with as many evaluations (within 4 steps; with
+              checkpoints, rounded up to them). Losers of a contest compute forward only: 2.23 trained experts a token
+              at lambda = .05, where 2.7 compute. Dense steps cost 2.7 and are compared with the same SMoE: in their
+              favour.
+  gate        no verdict on a claim unless both of its arms beat an interpolated 5-gram of the training text on the
+              validation rows.
+  effect      smallest effect of interest: .01 bits per character. seeds: 3100 on.
 
-Expected: a difference of .01 bits or less at equal steps, and SMoE ahead at equal FLOPs; nothing jumps as lambda tends to 0 (share 0 is SMoE bit for
-bit), so the paper's 1.733 at lambda = .01 is not seen.
+Expected: a difference of .01 bits or less at equal steps, and SMoE ahead at equal FLOPs; no jump as lambda tends to 0
+(share 0 is SMoE bit for bit), so the paper's 1.733 at lambda = .01 is not visible. Tables 4 and 5: behind at every
+lambda and alpha (GLaM's half was added after Switch's was known).
 
-Found:
-  table9      on books and newsgroup letters in text8's alphabet (25 MB) competition is .052 bits behind [.042, .063], at equal steps: the first
-              part of what was expected is wrong. That does not look like the rate: the four above gave competition 2.310, 1.952, 1.828, 1.967
-              nats.
-  decisive    at equal FLOPs, after 12,000 steps and at lambda = .05, competition is .035 nats behind [.025, .045] (verdict: opposite), norms of
-              other tokens .051 [.042, .061] (short of the 5-gram: no verdict), dense steps without winners .001 [-.005, .007]. Competition is
-              .016 [.009, .023] ahead of the shuffled target (paired, no claim was written for it): norms say something of their token. As
-              expected but for that target, of which .05 was the most. Extrapolated to four times the steps competition is .010 behind [.001,
-              .018]. At lambda = .01 it is .018 behind [.009, .028], as expected; that could turn (.003 behind [-.009, .014], extrapolated so), so
-              there is no verdict. Both beat the 5-gram (1.514 and 1.497 nats on validation rows, 5-gram 1.537). Winners that only teach the router
-              are .007 behind [-.005, .020] at lambda = .05, as expected: not told from SMoE.
-  light       before any arm beats the 5-gram, so without a verdict; on the same four seeds with the same SMoE, so that they repeat no
-              measurement.
-  flops       competition is .032 nats behind at lambda = .01, .08 at .05, .67 at 1; at .05 random winners, weighted by their norms too, are .057
-              behind, distillation alone .013, dense steps .008.
-  table4      at lambda = .01 it is .045 bits behind [.024, .067], with GLaM's blocks .047 [.028, .066], and further elsewhere (.08 to .12, .08 to
-              .11): no sign of the paper's 1.733, as far as 15 competing steps of 1,500, or 120 of 12,000, can show it.
-  table5      it is behind at every alpha, by .08 to .10 with Switch's blocks and .09 to .16 with GLaM's; fig2: and as early as after 375 steps.
-  table10     its routers are less sure than SMoE's (1.03 against .63 nats), and experts are less alike (cosine .06 against .10), as they are to
-              be.
-  fig3        whatever K is, from 1 to all 16, it is .09 to .12 bits behind: with K = 16 by .123 [.114, .133], where nothing is left to be won and
-              norms are nothing but weights. SMoE and its frozen router are not told apart from K = 2 on; with K = 1 learning is .024 ahead [.003,
-              .045].
-  table2      with every method at its own best of three rates (all chose 9e-3) it is the same: competition is .087 bits behind SMoE [.060, .115]
-              with Switch's blocks, .11 [.06, .15] with GLaM's, and level with a dense net of SMoE's FLOPs (.004 ahead [-.011, .018]). Of the
-              others StableMoE, with half of the experts, is .083 and .048 behind SMoE, a frozen router .014 [-.016, .043] and .019 [.011, .028];
-              a hash of the character is .047 ahead [.020, .074]; eleven more are not told apart from SMoE.
-  options     no difference of paper and code turns the order. Where outputs are weighted by the router and norms only teach it (code of 2023)
-              competition is .015 bits behind [.001, .029], with the paper's equations .12 [.02, .23]. So it looks as if most of its cost were of
-              outputs weighted by norms; the difference of the two, .11 [-.003, .22], has one sign in four seeds and is not settled. It is .075
-              behind [.051, .099] with a share that falls, .086 [.057, .115] with the released weight, .23 [.12, .33] where norms choose at
-              evaluation too, .87 [.77, .97] where they do at every step, and .4 [-.1, .9] as released. A target that is not detached costs .7
-              [.1, 1.2]. The released start of experts and routers costs SMoE too: 2.426 bits for 2.362.
+Found on books and newsgroup letters in text8's alphabet (25 MB); docs/results has all figures.
+  table9      competition is .052 bits behind [.042, .063] at equal steps: the first part of the expectation is wrong.
+              It does not look like the rate: the four rates above gave competition 2.310, 1.952, 1.828, 1.967 nats.
+  decisive    at equal FLOPs, lambda = .05, competition is .035 nats behind [.025, .045] (verdict: opposite), norms of
+              other tokens .051 [.042, .061] (short of the 5-gram: no verdict), dense steps .001 [-.005, .007].
+              Competition is .016 [.009, .023] ahead of the shuffled target (no claim was written for it). Extrapolated
+              to four times the steps it is .010 behind [.001, .018]. At lambda = .01 .018 behind [.009, .028], which
+              more steps could turn. Winners that only teach the router are .007 behind [-.005, .020]: not told from
+              SMoE.
+  short       the other figures (docs/decisions/pham2024.md): competition is behind at every lambda, alpha, K, rate and
+              kind of block; least, .015 bits [.001, .029], where norms only teach the router.
 """
 
 from __future__ import annotations

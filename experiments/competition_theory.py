@@ -1,38 +1,47 @@
 """Are experts under competition estimated at the rate n^(-1/2)? (Theorems 4.1 and 4.2 of Pham et al. 2024)
 
-Question. Pham et al. (2024) prove of k* Gaussian experts weighed by softmax(TopK(|g(x)|, K)) that the maximum likelihood estimate with as many
-experts approaches the truth by O(sqrt(log n / n)) in mean Hellinger distance h (Theorem 4.1), that E h >= c D(G, G*) for the Voronoi loss D of any G
-(Theorem 4.2), and so that weights and variances have that rate too. Does the maximum, where it is computed, show it? Does a softmax gate of its
-own weights, which the paper says is slower in general, differ where both have as many experts as the truth?
+Question. Pham et al. (2024) study k* Gaussian experts weighed by softmax(TopK(|g(x)|, K)). They prove that the maximum
+likelihood estimate with as many experts approaches the truth by O(sqrt(log n / n)) in mean Hellinger distance h
+(Theorem 4.1), that E h >= c D(G, G*) for the Voronoi loss D of any G (Theorem 4.2), and so that weights and variances
+have that rate too. Does the computed maximum show this rate? The paper says that a softmax gate with weights of its
+own is slower in general: does it differ where both have as many experts as the truth?
 
-    python -m routed.main --config=experiments/competition_theory.py
+    routed run --config=competition_theory
 
-From the paper: eq. 6, f a Gaussian with *variance* v, scalar g, bounded X, D over the K worst Voronoi cells (metrics.gated).
+From the paper: eq. 6, f a Gaussian with *variance* v, scalar g, bounded X, D over the K worst Voronoi cells
+(metrics.gated).
 
 Rules where the paper is silent, set on seeds from 9000 on.
-  truth       k* = 3 experts g = a x + b, X uniform on [-1, 1]: a, b = (2, 1), (-1, 1.5), (1.5, -.5), variances .2, .1, .3. Each g is 0 at one point
-              only, and its derivatives x and 1 are independent, as asked. The softmax gate scores 1.5 x + .5, -1.5 x + .5 and 0; its D has the
-              gate's weights too, minus their means.
-  chosen      K = 3: all experts, weighed by the softmax of their norms. There the likelihood is smooth and gradients find its maximum. With K = 2
-              (all three pairs are chosen somewhere) it jumps wherever a sample changes its experts, by more than estimates may differ: on a seed
-              that is not evaluated the end of the gradients (n = 3,200, residual .001) was 9 nats *less* likely than the truth. So of K = 2 the end of the
-              gradients is shown, which solves an unbiased equation but is not the estimate of the theorem, and no claim `pham.*` rests on it.
-  data        n = 100, 400, 1,600, 6,400 samples; replicates are seeds, 4100 on; a seed's 100 samples are the first of its 400.
-  maximum     full-batch Adam on the mean log likelihood, 1,000 steps from .03 linearly to 0, which stop it; two starts at once, the truth plus
-              N(0, .1^2) and one at random, of which the likelier end is the estimate. Variances stay in [.02, 5] (a compact set is asked).
-  converged   root n times the gradient's norm is below .1 and, with K = 3, the estimate is at least as likely as the truth. Other replicates are
-              left out of h and D, and counted (theory/settled).
+  truth       k* = 3 experts g = a x + b, X uniform on [-1, 1]: a, b = (2, 1), (-1, 1.5), (1.5, -.5), variances .2, .1,
+              .3. Each g is 0 at one point only, and its derivatives x and 1 are independent, as required. The softmax
+              gate scores 1.5 x + .5, -1.5 x + .5 and 0; its D has the gate's weights too, minus their means.
+  chosen      K = 3: all experts, weighed by the softmax of their norms. There the likelihood is smooth and gradients
+              find its maximum. With K = 2 (all three pairs are chosen somewhere) it jumps wherever a sample changes
+              its experts, by more than estimates may differ. So for K = 2 the end of the gradients is shown, which
+              solves an unbiased equation but is not the estimate of the theorem, and no claim `pham.*` uses it
+              (docs/decisions/pham2024.md).
+  data        n = 100, 400, 1,600, 6,400 samples; replicates are seeds, 4100 on; a seed's 100 samples are the first of
+              its 400.
+  maximum     full-batch Adam on the mean log likelihood, 1,000 steps from .03 linearly to 0; two starts, the truth
+              plus N(0, .1^2) and a random start; the likelier end is the estimate. Variances stay in [.02, 5] (the
+              theorem asks for a compact set).
+  converged   root n times the gradient's norm is below .1 and, with K = 3, the estimate is at least as likely as the
+              truth. Other replicates are left out of h and D, and counted (theory/settled).
   distance    h by quadrature over y (121 points within +-8) at 384 midpoints of x.
-  ratio       smallest E h / D over 12 random directions at distance .01 to 1 from G*, and over 12 random G, for each seed.
-  verdict     a power is supported where the 95 % interval of the slope lies within .1 of -1/2 (sqrt(log n / n) itself has slope -.42 here);
-              a steeper one would contradict no bound. The ratio: above .02 everywhere, and not less at .01 than half of what it is at .3.
+  ratio       smallest E h / D over 12 random directions at distance .01 to 1 from G*, and over 12 random G, for each
+              seed.
+  verdict     a power is supported where the 95 % interval of the slope lies within .1 of -1/2 (sqrt(log n / n) itself
+              has slope -.42 here); a steeper slope would contradict no bound. The ratio: above .02 everywhere, and at
+              .01 at least half of its value at .3.
 
-Expected: -1/2 for both gates and both distances. Slower rates of softmax gates are proved for more experts than the truth has, which is not asked
-here.
+Expected: -1/2 for both gates and both distances. Slower rates of softmax gates are proved for more experts than the
+truth has, which is not tested here.
 
-Found (seeds 4100 to 4115, all fits of K = 3 but one converged): slopes of h -.55 [-.61, -.49] under competition and -.53 [-.57, -.48] with a softmax
-gate, of D -.56 [-.63, -.50] and -.56 [-.68, -.44]; the interval of the first ends just beyond the .1 that a verdict asks for, that of the last also holds
-slower rates. The gates were not compared. With K = 2 the end of the gradients has D -.42 [-.47, -.37]. h / D is above .08 at every distance from .01 to 1 and does not fall towards the truth; of random measures it is .09, and .06 with a softmax gate.
+Found (seeds 4100 to 4115, all fits of K = 3 but one converged): slopes of h -.55 [-.61, -.49] under competition and
+-.53 [-.57, -.48] with a softmax gate, of D -.56 [-.63, -.50] and -.56 [-.68, -.44]. The first interval ends just
+beyond the .1 that a verdict asks for; the last interval also holds slower rates. The gates were not compared. With K =
+2 the end of the gradients has D -.42 [-.47, -.37]. h / D is above .08 at every distance from .01 to 1 and does not
+fall towards the truth; of random measures it is .09, and .06 with a softmax gate.
 
 Cost on 2 cores: 8 minutes.
 """

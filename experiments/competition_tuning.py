@@ -1,40 +1,49 @@
-"""Is a language model that competition trained the better one to fine-tune, and is it its router or its experts?
+r"""Is a language model that competition trained the better one to fine-tune, and is it its router or its experts?
 
-Question. Pham et al. (2024, Table 3) fine-tune what `competition_lm` trains on four sets of texts with classes, the router frozen: CompeteSMoE has
-79.8, 38.3, 84.8 and 72.9 % right, SMoE 77.1, 35.1, 84.4 and 69.2 (one run each; their code tests on validation texts).
+Question. Pham et al. (2024, Table 3) fine-tune the models of `competition_lm` on four sets of texts with classes, the
+router frozen: CompeteSMoE has 79.8, 38.3, 84.8 and 72.9 % right, SMoE 77.1, 35.1, 84.4 and 69.2 (one run each; their
+code tests on validation texts).
 
 First train, and keep the models; then fine-tune the same arms and seeds:
 
-    python -m routed.main --config=experiments/competition_lm.py:table2 --config.checkpoint.final=true --config.data.directory=TEXT --workdir=W
-    python -m routed.main --config=experiments/competition_tuning.py --config.initial.workdir=W --config.data.directory=DIR --config.data.table=sst2 --config.seeds=4
-    python -m routed.main --config=experiments/competition_tuning.py:smoke          # a table of its own, nothing trained before
+    routed run --config=competition_lm:table2 --config.checkpoint.final=true --config.data.directory=TEXT --workdir=W
+    routed run --config=competition_tuning --config.initial.workdir=W --config.data.directory=DIR \
+        --config.data.table=sst2 --config.seeds=4
+    routed run --config=competition_tuning:smoke  # a table of its own, no model trained before
 
-DIR holds NAME-train.tsv and NAME-test.tsv (and NAME-valid.tsv, or a tenth of the training texts is held out) with the columns text and label; other classes
-than negative and positive: --config.data.labels. Scales: smoke, default (what default trains), gpu and paper (what gpu and medium train).
+DIR holds NAME-train.tsv and NAME-test.tsv (and NAME-valid.tsv, or a tenth of the training texts is held out) with the
+columns text and label; other classes than negative and positive: --config.data.labels. Scales: smoke, default (takes
+the models of default), gpu and paper (the models of gpu and medium).
 
-From the paper: the last layer replaced by two new ones, router frozen, Adam; from its released code: the head reads the last token, texts
-stand behind pads, competition is fine-tuned as SMoE is. `printed`: experts and head train; `released`: everything does.
+From the paper: the last layer replaced by two new layers, router frozen, Adam. From its released code: the head reads
+the last token, texts stand behind pads, competition is fine-tuned as SMoE is. `printed`: experts and head train;
+`released`: everything does.
 
 Rules, written before any evaluation seed ran; none looks at competition against SMoE.
-  begins      each arm and seed with the model of the same arm and seed; StableMoE with its table, which no longer learns.
+  begins      each arm and seed with the model of the same arm and seed; StableMoE with its table, which no longer
+              learns.
   trunk       the paper says that only experts are trained, so attention and embeddings stay in `printed`.
-  rate        of 1e-4 (theirs), 1e-3 and 1e-2 the one with the lowest validation loss of SMoE, seed 9000, at the default scale: 1e-3, for either
-              method (movie reviews, after 12,000 steps of table 9: .691 nats, 1e-4 .692, 1e-2 .693 and .695; one that knows nothing has .693).
-  steps       1,000 of 16 texts (theirs: 5,000, or 5 epochs); tests: at the best validation, on 1,024 texts spread over the table.
-  control     `untrained`: SMoE that nothing trained before. Where SMoE's test loss is no lower, the table says nothing of what models began with,
-              and no order of them is judged.
+  rate        of 1e-4 (theirs), 1e-3 and 1e-2 the rate with the lowest validation loss of SMoE, seed 9000, at the
+              default scale: 1e-3, for either method (movie reviews, after 12,000 steps of table 9: .691 nats, 1e-4
+              .692, 1e-2 .693 and .695; a model that knows nothing has .693).
+  steps       1,000 of 16 texts (theirs: 5,000, or 5 epochs); tests: at the best validation, on 1,024 texts spread over
+              the table.
+  control     `untrained`: SMoE without any training before. Where SMoE's test loss is no lower, the table says nothing
+              about the first training, and no order is judged.
   effect      smallest effect of interest: one point of accuracy. seeds: those of the models, 3100 on.
 
-Deviations: characters or bytes in place of words, as these models read; no dropout; the last state itself and not a logarithm of its softmax
-(theirs) goes into the head.
+Deviations: characters or bytes in place of words, as these models read; no dropout; the head takes the last state
+itself and not a logarithm of its softmax (theirs).
 
 Expected: no difference between competition and SMoE; `untrained` clearly worse.
 
-Found (movie reviews, five seeds, models of table 9 after 12,000 steps): .52 to .56 right in every arm, where chance has .5. Competition
-is not told from SMoE (-.02 [-.06, .03] and -.02 [-.07, .03]); SMoE is ahead of `untrained` by .032 [.016, .049] where everything trains (inconclusive: more steps could turn it), not clearly as expected. Models this small hardly
-learn the task, so the table says nothing of what they began with.
-From table 2's models (1,500 steps, four seeds) nothing tells competition from any of SMoE, a frozen router, XMoE and StableMoE either, in both ways to train: .51 to
-.58 right, StableMoE most where everything trains (.05 ahead of competition [-.01, .10]); `untrained` has .53 and .50, and is not told from SMoE.
+Found (movie reviews, five seeds, models of table 9 after 12,000 steps): .52 to .56 right in every arm, where chance
+has .5. Competition is not told from SMoE (-.02 [-.06, .03] and -.02 [-.07, .03]). SMoE is ahead of `untrained` by .032
+[.016, .049] where everything trains (inconclusive: more steps could turn it), not clearly as expected. Models this
+small hardly learn the task, so the table says nothing about their first training. From table 2's models (1,500 steps,
+four seeds) nothing tells competition from SMoE, a frozen router, XMoE or StableMoE either, in both ways to train: .51
+to .58 right, StableMoE most where everything trains (.05 ahead of competition [-.01, .10]); `untrained` has .53 and
+.50, and is not told from SMoE.
 """
 
 from __future__ import annotations

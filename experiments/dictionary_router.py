@@ -1,35 +1,39 @@
 """Can a router find the atoms when every sample is a sum of two clusters?
 
-Question. Dikkala et al. (2023, 3.6 and C.3) add up samples of r of c Gaussians ("atoms") and ask for a linear function that depends
-on which. This is their negative result: the mixture is about as good as a dense net, and its router is no sparser than its
-shuffled self. The paper contradicts itself: Section 3.6 prints a target from the centres (sum_i w_i^T mu_i), .19 against .03, and
-.03 also with a frozen router; C.3 prints (w_i + w_j)^T x, dense .043, mixture .041, and .19 for a dense net of one layer. Which reading
-reproduces?
+Question. Dikkala et al. (2023, 3.6 and C.3) add up samples of r of c Gaussians ("atoms") and ask for a linear function
+that depends on these atoms. This is their negative result: the mixture is about as good as a dense net, and its router
+is no sparser than its shuffled self. The paper contradicts itself: Section 3.6 prints a target from the centres (sum_i
+w_i^T mu_i), .19 against .03, and .03 also with a frozen router; C.3 prints (w_i + w_j)^T x, dense .043, mixture .041,
+and .19 for a dense net of one layer. Which reading reproduces?
 
-    python -m routed.main --config=experiments/dictionary_router.py            # c = 32 and 128, the target of C.3
-    python -m routed.main --config=experiments/dictionary_router.py:readings   # all three targets, r = 2 and 3
-    python -m routed.main --config=experiments/dictionary_router.py:separation
+    routed run --config=dictionary_router           # c = 32 and 128, the target of C.3
+    routed run --config=dictionary_router:readings  # all three targets, r = 2 and 3
+    routed run --config=dictionary_router:separation
 
-From the paper: d = 32 (not restated for c = 128), r = 2, 32 linear experts, a dense net of 2 layers with ReLU, one of 1 layer. Its MSE is
-on a scale that it does not state; ours is over the target's variance.
+From the paper: d = 32 (not restated for c = 128), r = 2, 32 linear experts, a dense net of 2 layers with ReLU, one of
+1 layer. The paper does not state the scale of its MSE; ours is over the target's variance.
 
 Rules where the paper is silent, fixed on seeds from 5000 on; none looks at learned against frozen.
-  separation  c = 1 between atoms, as in experiments/gmm_router.py (pairs are closer: the Bayes loss is .05 at c = 32). The figure
-              `separation` shows the others.
+  separation  c = 1 between atoms, as in experiments/gmm_router.py (pairs are closer: the Bayes loss is .05 at c = 32).
+              The figure `separation` shows other values.
   weights     w_i ~ N(0, I/32); the atoms' samples have covariance I. Samples are fresh in every batch of 64.
-  rates       Adam with 10 times the paper's rates of Fig. 2: of 3 and 10 the better one for the dense net (.43, .41 at c = 32).
+  rates       Adam with 10 times the paper's rates of Fig. 2: of 3 and 10 the better factor for the dense net (.43, .41
+              at c = 32).
   dense       dense_total, the parameters of the whole layer in 2 layers; dense_expert, one linear map.
-  sparsity    of the paper's four: over pairs (router/sparsity), shuffled, over all samples (router/experts_used), with one atom fixed
-              (router/sparsity_by_atom). Test samples come from all 496 pairs, or from 512 random ones.
+  sparsity    the paper's four: over pairs (router/sparsity), shuffled, over all samples (router/experts_used), with
+              one atom fixed (router/sparsity_by_atom). Test samples come from all 496 pairs, or from 512 random pairs.
   steps       12,000, as for experiments/sequence_router.py.
 
-Smoke (half a minute) has 4 and 6 atoms, neither dense_active nor frozen_kmeans, and at 6 atoms neither frozen_top1 nor dense_expert.
+Smoke (half a minute) has 4 and 6 atoms, neither dense_active nor frozen_kmeans, and at 6 atoms neither frozen_top1 nor
+dense_expert.
 
 Cost on 2 free cores: 5 minutes, separation 2, readings 5 to 6 (readings by --dry_run).
 
-Found (BUILD_NOTES.md, section 3): one linear map is twice as bad, as in the paper; the dense net is a little better than the mixture, and
-the learned router is sparser than its shuffled self, against the paper, in every reading and at every separation. That frozen is as good as
-learned (3.6) holds when labels come from atoms. Routers that collapse, at rates of 1 and 3, come nearer to the paper's sparsities, and do not reach them.
+Found (docs/results/dikkala2023.md; readings and separation: docs/results/without_page.md): one linear map is twice as
+bad, as in the paper. The dense net is a little better than the mixture, and the learned router is sparser than its
+shuffled self, against the paper, in every reading and at every separation. Frozen is as good as learned (3.6) where
+labels come from atoms. Routers that collapse, at rates of 1 and 3, come nearer to the paper's sparsities, and do not
+reach them.
 """
 
 from __future__ import annotations

@@ -1,61 +1,60 @@
 """When does gradient routing earn its place, against k-means of the inputs that nobody trains?
 
-Question. Where inputs are clustered as the target is, k-means of the training inputs, without labels and frozen, finds the partition
-that a router needs. Where they are clustered by something else as well, it finds that too, or instead, and only a gradient knows which
-of the two matters. Here an input has two independent mixtures of Gaussians in orthogonal subspaces (routed.tasks.crossed): 16 relevant
-clusters, each with a vector as its target, and 16 irrelevant ones. A share s of the squared distances between clusters lies in the
-irrelevant ones, from 0 (a Gaussian mixture) to 1 (the input says nothing of the target, and no router can help). From which share on
-does learning beat clustering?
+Question. Where inputs are clustered as the target is, k-means of the training inputs, without labels and frozen, finds
+the partition that a router needs. Where inputs have other clusters as well, k-means finds these too, or instead, and
+only a gradient tells which clusters matter. Here an input has two independent mixtures of Gaussians in orthogonal
+subspaces (routed.tasks.crossed): 16 relevant clusters, each with a vector as its target, and 16 irrelevant clusters. A
+share s of the squared distances between clusters lies in the irrelevant clusters, from 0 (a Gaussian mixture) to 1
+(the input says nothing of the target, and no router can help). From which share on does learning beat clustering?
 
-    python -m routed.main --config=experiments/geometry.py            # the loss ratio against the share, all arms
-    python -m routed.main --config=experiments/geometry.py:map        # share x samples x separation
-    python -m routed.main --config=experiments/geometry.py:overlap    # the same where clusters overlap
-    python -m routed.main --config=experiments/geometry.py:rates      # does it depend on the router's rate?
+    routed run --config=geometry          # the loss ratio against the share, all arms
+    routed run --config=geometry:map      # share x samples x separation
+    routed run --config=geometry:overlap  # the same where clusters overlap
+    routed run --config=geometry:rates    # does it depend on the router's rate?
 
-Fixed beforehand, on seeds that are never evaluated (700 on, 7000 on), by rules that do not look at k-means against learned:
-  task        16 + 16 clusters in 8 + 8 dimensions, 16 experts: constants, so that the partition decides. With an expert for each of the
-              256 combinations no partition would have to choose. All that depends on s is where the distances lie: noise, the
-              constellation of either mixture, the number of dimensions and the variance of the inputs do not.
-  separation  the smallest of 1, 1.5, 2, 2.5, 3 at which the Bayes predictor's loss is below 2 % at s = .5 (seeds 7000-7003: .35, .087,
-              .018, .003, .0004): 2.
-  high share  the largest of .1, .2, ... at which that loss is below 10 % (.075 at .7, .17 at .8): .7. Beyond it what is relevant is
-              hardly visible to anybody; the curves are shown to 1.
+Fixed beforehand, on seeds that are never evaluated (700 on, 7000 on), by rules that do not look at k-means against
+learned:
+  task        16 + 16 clusters in 8 + 8 dimensions, 16 constant experts, so the partition decides. Only the place of
+              the distances depends on s.
+  separation  the smallest of 1, 1.5, 2, 2.5, 3 at which the Bayes predictor's loss is below 2 % at s = .5 (seeds
+              7000-7003: .35, .087, .018, .003, .0004): 2.
+  high share  the largest of .1, .2, ... at which that loss is below 10 % (.075 at .7, .17 at .8): .7. The curves are
+              shown to 1.
   samples     4,096: 256 a cluster.
-  rates       Adam, 3e-3 for routers and 3e-2 for experts: of 3e-4 to 3e-2 times 3e-3 to 1e-1 the pair with the lowest soft training loss
-              of `learned` after 4,000 steps, a geometric mean over s = 0, .35 and .7 (seeds 700-703: .028; with the router's ten times
-              the experts', as in Fig. 2a of Dikkala et al. 2023, .170). Both are inside of the grid. Only learned routers gain from it:
-              the loss of k-means differs by less than 5 % over the rates tried. The figure `rates` changes the router's.
-  steps       8,000, twice those after which a further 4,000 change the test loss of `learned` and of k-means by less than 1 % on those
-              seeds (.0611 to .0607, .202 to .203; `learned_distance` .060 to .049).
+  rates       Adam, 3e-3 for routers and 3e-2 for experts: of 3e-4 to 3e-2 times 3e-3 to 1e-1 the pair with the lowest
+              soft training loss of `learned` after 4,000 steps, a geometric mean over s = 0, .35 and .7 (seeds
+              700-703: .028). Only learned routers gain from it: the loss of k-means differs by less than 5 % over the
+              rates tried. The figure `rates` changes the router's.
+  steps       8,000, twice the number after which a further 4,000 change the test loss of `learned` and of k-means by
+              less than 1 %.
   seeds       0 to 9, 10 at every point.
 
-Rules. The sign of log(k-means / learned), top-1 test loss paired by seed, changes if it is below 0 at s = 0 and above 0 at s = .7, each at
-p < .01 (t tests; adjusted by Holm's method over the figure), and the mean curve changes sign once between. Where: the first s at which
-the mean comes above 0, by lines between the shares, with a 95 % bootstrap interval over seeds. If k-means does not win at s = 0, or
-learned not at .7, that is the answer.
+Rules. The sign of log(k-means / learned), top-1 test loss paired by seed, changes if it is below 0 at s = 0 and above
+0 at s = .7, each at p < .01 (t tests; adjusted by Holm's method over the figure), and the mean curve changes sign once
+between. Where: the first s at which the mean comes above 0, by lines between the shares, with a 95 % bootstrap
+interval over seeds. If k-means does not win at s = 0, or learned not at .7, that is the answer.
 
-overlap: written after `map` had run on seeds 0 to 9, before any run of its own seeds, 100 to 119. In the map k-means is ahead at s = 0 where
-clusters overlap, at separation 1 only, and learning is at s = .5 (-.32 -+ .25 and .32 -+ .21 in logs at 4,096 samples). The same rules, with
-.5 for the high share, which is where the map's ratio is largest, and 20 seeds: the deviation there is .3, so both ends are at four standard errors.
-It was .41 at s = 0, whose end stayed open, so once more by the same rules with 60 seeds, 2000 to 2059 (`--config.seed=2000 --config.seeds=60`),
-written before any of them ran: a mean of -.2 is then at 3.8 standard errors. Whatever comes out is the answer; there is no fourth try.
+overlap: separation 1 and .5 for the high share, the same rules otherwise; written after `map` had run, before its own
+seeds 100 to 119 ran; then, as the end at s = 0 stayed open, once more with 60 seeds, 2000 to 2059
+(`--config.seed=2000 --config.seeds=60`). There is no fourth try. History of the rates and of these rules:
+docs/decisions/ours.md.
 
-Controls: the fair frozen ones of routed.plan.arms, `learned_distance`, which scores as k-means does, `oracle` (the relevant cluster) and
-`oracle_irrelevant` (the other, as surely): what a perfect partition by the wrong structure is worth.
+Controls: the fair frozen arms of routed.plan.arms, `learned_distance`, which scores as k-means does, `oracle` (the
+relevant cluster) and `oracle_irrelevant` (the irrelevant cluster, as surely): the value of a perfect partition by the
+wrong structure.
 
-Found (seeds 0-9): no change of sign from 0 to .7. At s = .7 learning wins 4.7-fold [3.3, 6.8], and its mean is ahead at every share below
-1, where there is nothing to learn and it loses by a tenth. At s = 0 the two cannot be told apart (.022 against .030, geometric means; ratio
-1.4 [.25, 7.5]), as either may find all clusters or merge some: the deviation of the log ratio is 2.4, so that a factor 2 would take some
-140 seeds. K-means follows the relevant clusters up to s = .2 (adjusted mutual information .97) and the irrelevant ones from .7 on (.06
-against .89). rates: from 3e-4 to 3e-2 s = 0 is as open, mean log ratios from -.7 to +.6, each -+ 1.6 to 2; at s = .3 learning is ahead at all
-but the least, and at .7 1.9- to 6.1-fold at each. map: at separation 1.5 and more learning is behind by more
-than its interval at one of 60 points, 1,024 samples at separation 3 and s = 0, where k-means solves the task in most seeds (-13 in logs [-23, -3]).
-overlap (seeds 100 to 119): at s = 0 learning has 1.22 [1.01, 1.47] of k-means' loss, p = .11 where .01 was asked for, at s = .5 k-means 1.59 [1.31, 1.92]
-of learning's; the mean changes sign at s = .27 [.22, .33], of a router that scores by distance at .16 [0, .22]. With 60 fresh seeds (2000 to 2059) the change
-of sign is supported, each end at p < .01: k-means has .68 [.61, .76] of the learned loss at s = 0, learning wins 1.38-fold [1.26, 1.52] at .5, and the mean
-changes sign at .26 [.23, .29] (by distance at .14 [.06, .20], .85 and 1.68-fold, which longer training could turn). So a gradient earns its place from a
-quarter of irrelevant structure on, and clustering wins a third of the loss where there is none. Slower experts may be what k-means gains from: with the rates 3e-3 and 3e-2 (router) learning had .13 at
-s = 0 on the exploration seeds, k-means .03. K-means has one start (k-means++), and with more would be better at low shares.
+Found (seeds 0-9): no change of sign from 0 to .7. At s = .7 learning wins 4.7-fold [3.3, 6.8], and its mean is ahead
+at every share below 1. At s = 0 the two cannot be told apart (.022 against .030, geometric means; ratio 1.4
+[.25, 7.5]), as either may find all clusters or merge some. K-means follows the relevant clusters up to s = .2
+(adjusted mutual information .97) and the irrelevant clusters from .7 on (.06 against .89).
+  overlap     not settled with seeds 100 to 119 (p = .11 at s = 0). With 60 fresh seeds the change of sign is
+              supported: k-means has .68 [.61, .76] of the learned loss at s = 0, learning wins 1.38-fold [1.26, 1.52]
+              at .5, and the mean changes sign at .26 [.23, .29] (by distance at .14 [.06, .20], .85 and 1.68-fold,
+              which longer training could turn).
+
+So there a gradient beats clustering from a quarter of irrelevant structure on, and clustering wins a third of the loss
+where there is none. Beware: with the rates 3e-3 and 3e-2 (router) learning had .13 at s = 0 on the exploration seeds,
+k-means .03. K-means has one start (k-means++), and with more would be better at low shares.
 
 Cost on one core that others used too: 26 minutes; map and rates: see --dry_run.
 """

@@ -1,42 +1,47 @@
 """Why do some numbers of the Gaussian bench differ from the paper's: too few steps, other experts, or something else?
 
-Question. gmm_router does not reproduce four statements of Dikkala et al. (2023, 3.1 and C.1): constant experts reach a loss near 0; the
-norms of the router's rows are as even as 1.025; without and with weight decay .84 and .9 of the router's squared norm lie on the
-informative dimensions, at a loss of .01; the mixture beats a dense net of one expert's parameters. Each figure changes what the paper
-does not state, and nothing else.
+Question. gmm_router does not reproduce four statements of Dikkala et al. (2023, 3.1 and C.1): constant experts reach a
+loss near 0; the norms of the router's rows are as even as 1.025; without and with weight decay .84 and .9 of the
+router's squared norm lie on the informative dimensions, at a loss of .01; the mixture beats a dense net of one
+expert's parameters. Each figure changes one thing that the paper does not state.
 
-    python -m routed.main --config=experiments/gmm_causes.py             # constant experts: steps
-    python -m routed.main --config=experiments/gmm_causes.py:spurious    # the same with 216 dimensions more: steps x decay
-    python -m routed.main --config=experiments/gmm_causes.py:dense       # the mixture against dense nets: steps, rates tuned alike
+    routed run --config=gmm_causes           # constant experts: steps
+    routed run --config=gmm_causes:spurious  # the same with 216 dimensions more: steps x decay
+    routed run --config=gmm_causes:dense     # the mixture against dense nets: steps, rates tuned alike
 
-Rules, written before the evaluation seeds (from 300 on) ran. Exploration was on seeds that are among those of gmm_router.
-  steps       20,000 (gmm_router's) and 5 times that for constant experts; 500 to 4,000 for depth-3 ones, whose 4,000 are gmm_router's.
-  horizon     1: the number of steps is what is varied, so no verdict asks for what longer training would do.
-  near zero   the cause is the number of steps if at the larger one the loss is below .05, and fewer experts are dead.
-  norms       the paper's 1.025 is read as one of constant experts and Adam if it lies in their prediction interval and not in that of
-              depth-3 experts (gmm_router:norms, 1.30 [1.19, 1.41]); an untrained router has 1.02, so being even shows only that few
-              experts died.
-  spurious    constant experts and fresh samples in place of depth-3 ones and 8,192 samples. The cause is the model if .84 and .9 (with
-              one of the decays .01 and .1) lie in the prediction intervals at one number of steps. .01 stays open unless it does too.
-  dense       the cause is the number of steps if learned is below the dense net at the fewest and above it at the most. Rates: .3, 1, 3
-              and 10 times the paper's for each arm and number of steps, on a seed that is never evaluated, as in gmm_router:fig3. Seeds
-              330 to 337: with 300 to 302 the grid began at 1, which every arm chose at every number of steps, so that no verdict was given.
+Rules, written before the evaluation seeds (from 300 on) ran. Exploration was on seeds that are among those of
+gmm_router.
+  steps       20,000 (gmm_router's) and 5 times that for constant experts; 500 to 4,000 for depth-3 experts, whose
+              4,000 are gmm_router's.
+  horizon     1: the number of steps is the variable, so no verdict asks about longer training.
+  near zero   the cause is the number of steps if at the larger number the loss is below .05, and fewer experts are
+              dead.
+  norms       the paper's 1.025 is read as that of constant experts and Adam if it lies in their prediction interval
+              and not in that of depth-3 experts (gmm_router:norms, 1.30 [1.19, 1.41]). An untrained router has 1.02,
+              so even norms show only that few experts died.
+  spurious    constant experts and fresh samples in place of depth-3 experts and 8,192 samples. The cause is the model
+              if .84 and .9 (with one of the decays .01 and .1) lie in the prediction intervals at one number of steps.
+              .01 stays open unless it does too.
+  dense       the cause is the number of steps if learned is below the dense net at the fewest and above it at the
+              most. Rates: .3, 1, 3 and 10 times the paper's for each arm and number of steps, on a seed that is never
+              evaluated, as in gmm_router:fig3. Seeds 330 to 337 (docs/decisions/dikkala2023.md).
 
-Expected, from exploration: .035 with 2.7 % dead at 100,000 steps; 1.024; shares .83 and .865 (decay .1) at 20,000 steps, at 100,000
-both near .87, loss .046; learned ahead of the dense net at 500 steps and behind at 4,000.
+Expected, from exploration: .035 with 2.7 % dead at 100,000 steps; 1.024; shares .83 and .865 (decay .1) at 20,000
+steps, at 100,000 both near .87, loss .046; learned ahead of the dense net at 500 steps and behind at 4,000.
 
-Found (seeds 300 to 311): 100,000 steps bring constant experts to .041, and to .028 on fresh samples, with 2.3 and 1.3 % dead: steps were
-the cause. Their norms have 1.024 [1.000, 1.047] after 20,000 steps, and so has a router that nobody trained (1.021).
+Found (seeds 300 to 311): 100,000 steps bring constant experts to .041, and to .028 on fresh samples, with 2.3 and 1.3
+% dead: the cause is the number of steps. Their norms have 1.024 [1.000, 1.047] after 20,000 steps, and so has an
+untrained router (1.021).
 
-spurious (seeds 300 to 302; 20,000, 100,000 and 500,000 steps, the last with :spurious,paper): shares .81, .84 and .89 without decay, .86, .85 and .85 with .1;
-the paper's shares are met, its loss is not: .14, .11, .088.
+spurious (seeds 300 to 302; 20,000, 100,000 and 500,000 steps, the last with :spurious,paper): shares .81, .84 and .89
+without decay, .86, .85 and .85 with .1. The paper's shares are met, its loss is not: .14, .11, .088.
 
-dense: the number of steps is the cause. After 500, 1,000, 2,000 and 4,000 steps the dense net of one expert's parameters has 1.17 [1.07, 1.28], 1.06,
-.92 and .67 [.62, .73] of the mixture's loss, the one of all parameters .96, 1.01, .81 and .54. No arm chose an edge of the grid but that of all parameters at 500.
+dense: the cause is the number of steps. After 500, 1,000, 2,000 and 4,000 steps the dense net of one expert's
+parameters has 1.17 [1.07, 1.28], 1.06, .92 and .67 [.62, .73] of the mixture's loss, the dense net of all parameters
+.96, 1.01, .81 and .54. Only the net of all parameters chose an edge of the grid, at 500.
 
-Smoke runs (half a minute) have few steps, and samples that are not fresh.
-
-Cost on 1 core: 7 minutes, spurious 7, dense 15.
+Smoke runs (half a minute) have few steps, and samples that are not fresh. Cost on 1 core: 7 minutes, spurious 7, dense
+15.
 """
 
 from __future__ import annotations

@@ -1,51 +1,51 @@
 """Does learning to route help on mixtures of Gaussians, and how much of the published gap is sharpness?
 
-Question. Dikkala et al. (2023, 3.1-3.2) train a soft mixture of 64 experts on 64 Gaussian clusters, evaluate it at top-1,
-and find the learned router far better than the same model with its router frozen at initialisation. The two differ in
-more than what the router learned: a fresh router is nearly uniform, so its arm also pays for being trained soft and
-evaluated hard; and inputs are clustered as the target is, so that k-means may find the partition without a label. This file
-repeats the comparison with controls that remove one confound each (routed.plan.arms), and says how much of the gap each explains.
+Question. Dikkala et al. (2023, 3.1-3.2) train a soft mixture of 64 experts on 64 Gaussian clusters, evaluate it at
+top-1, and report that the learned router is far better than the same model with its router frozen at initialisation.
+The two differ in more than learning. A fresh router is nearly uniform, so the frozen arm also pays for soft training
+and hard evaluation. And inputs are clustered as the target is, so k-means may find the partition without a label. This
+file repeats the comparison with controls that remove one confound each (routed.plan.arms), and computes the share of
+the gap of each confound.
 
-    python -m routed.main --config=experiments/gmm_router.py              # the headline
-    python -m routed.main --config=experiments/gmm_router.py:fig3         # a figure of the paper
-    python -m routed.main --config=experiments/gmm_router.py:phase,smoke  # any figure, small
+    routed run --config=gmm_router              # the headline
+    routed run --config=gmm_router:fig3         # a figure of the paper
+    routed run --config=gmm_router:phase,smoke  # any figure, small
 
-Figures. (none): depth-3 experts, loss against samples, all arms.
-fig2a/b/c: constant experts; loss against samples, loss against experts on fresh samples, sparsity. fig3, fig4: depth-3
-experts; constant and linear target. spurious: 216 more dimensions that say nothing. norms: uniformity of the router's
-norms. phase: separation x samples. sensitivity: one choice of ours changed at a time. Scales: smoke (half a minute; without
-oracle and hash), default (2 CPU cores), paper (hours to days; more seeds, steps and sizes, since the paper states none of them).
+Figures: --list. Scales: smoke (half a minute; without oracle and hash), default (2 CPU cores), paper (hours to days;
+more seeds, steps and sizes, since the paper states none of them).
 
 From the paper: 64 clusters, 64 experts, 24 dimensions, 10 outputs, depth-3 experts of width 96, linear router, soft in
 training, top-1 with weight exactly 1 at evaluation; SGD with momentum 0.9 and rates 1e-2 (experts), 1e-1 (router) for
-depth-3 experts; Adam with 3.2e-4 and 3.2e-3 for constant ones.
+depth-3 experts; Adam with 3.2e-4 and 3.2e-3 for constant experts.
 
-Rules where the paper is silent. None looks at learned against frozen; BUILD_NOTES.md says which were set when.
+Rules where the paper is silent. None looks at learned against frozen; docs/decisions/dikkala2023.md has their dates.
   separation  the smallest of .5, .75, 1, 1.5, 2 at which the Bayes predictor's loss is below 1 % of the variance
               (seeds 5000-5007: .43, .085, .0098, .00003 at 1.5): c = 1.
   loss        squared norm of the error, as in the paper's theory; reported over the variance, so 1 is trivial.
   targets     v_c ~ N(0, I), w_c ~ N(0, I/d). Weights: lecun normal, biases 0, router without bias.
-  batch       32 for depth-3, 64 for constant experts, drawn with replacement: of 32 and 128, the one with which the
+  batch       32 for depth-3, 64 for constant experts, drawn with replacement: of 32 and 128, the batch with which the
               *oracle* arm fits better in equal time on one exploration seed.
-  steps       4,000 for depth-3: what fits ten minutes. 20,000 for constant experts: Adam moves a vector by at most 3.2e-4
-              a step, so a target of size 3 needs 10,000.
-  samples     8, 32 and 128 per cluster for depth-3: of the powers of two, the largest with which every arm's training
-              loss falls below .1 in these steps on one exploration seed (256 per cluster did not: frozen .13).
+  steps       4,000 for depth-3 experts: ten minutes. 20,000 for constant experts: Adam moves a vector by at most
+              3.2e-4 a step, so a target of size 3 needs 10,000.
+  samples     8, 32 and 128 per cluster for depth-3 experts: of the powers of two, the largest with which every arm's
+              training loss falls below .1 in these steps on one exploration seed (256 per cluster did not: frozen
+              .13).
   decay       0 and 1e-2 (PyTorch's AdamW default), 1e-3 beside it; decoupled, on router and experts.
-  tuning      (fig3) .3 to 30 times both rates for each arm, by final test loss on a seed that is never evaluated. Earlier
-              grids, .3 to 3 and 1 to 10, had an end chosen, so that nobody knew what a rate beyond it does.
-  clusters    k-means of the training inputs (frozen_kmeans; of at most 16,384): scikit-learn's algorithm and tolerance, one start, no labels.
-  top-1       frozen_kmeans trains and is evaluated with one expert of weight 1, as frozen_top1; learned_top1 with one expert
-              of its probability as weight (Switch), without which it gets no gradient. A step of theirs computes a 64th of the
-              experts of a soft mixture; steps are the same, so that top-1 arms are equal to each other in FLOPs (train/experts),
-              not to the soft ones.
-  gate        a verdict stands if curves that go on as they end, up to 4 times the steps, do not turn it.
+  tuning      (fig3) .3 to 30 times both rates for each arm, by final test loss on a seed that is never evaluated.
+  clusters    k-means of the training inputs (frozen_kmeans; of at most 16,384): scikit-learn's algorithm and
+              tolerance, one start, no labels.
+  top-1       frozen_kmeans trains and is evaluated with one expert of weight 1, as frozen_top1. learned_top1 has one
+              expert weighted by its probability (Switch); with weight 1 it would get no gradient. A top-1 step
+              computes a 64th of the experts of a soft mixture. Steps are equal, so top-1 arms are equal to each other
+              in FLOPs (train/experts), not to soft arms.
+  gate        a verdict stands if it also holds for the curves extrapolated to 4 times the steps.
   effect      smallest effect of interest: a factor 1.1 in loss.
 
-Expected: learned below frozen at top-1 (the paper), most of that from sharpness; whether learned beats the fairest frozen
-control is the open question, and should depend on separation.
+Expected: learned below frozen at top-1 (the paper), most of that from sharpness. Whether learned beats the fairest
+frozen control is the open question, and should depend on separation.
 
-Cost on 2 cores: headline about 9 minutes; see BUILD_NOTES.md for the others.
+Found: docs/results/README.md. Cost on 2 cores: headline about 9 minutes; docs/measurements/figures.md has the other
+figures.
 """
 
 from __future__ import annotations

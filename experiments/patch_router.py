@@ -1,53 +1,63 @@
-"""Does learning which patches to look at save samples, or does seeing fewer of them, a higher rate, or a router that knows the class?
+"""Does learning which patches to take save samples, or do fewer patches, a higher rate or a classifying router?
 
-Question. Chowdhury et al. (2023) let each of k experts pick l of the n patches of a sample (pMoE) and prove, and show on collages of
-MNIST digits, that this needs fewer samples than a CNN on all patches: 60 % of them for 95 % accuracy. They compare with that CNN only. A pMoE
-also divides by l where the CNN divides by n, so that at one learning rate its function moves n/l times as fast; and a router that is trained by
-the label before the experts are may be a classifier itself. Here each of these stands alone.
+Question. Chowdhury et al. (2023) let each of k experts pick l of the n patches of a sample (pMoE). They prove, and
+show on collages of MNIST digits, that this needs fewer samples than a CNN on all patches: 60 % of them for 95 %
+accuracy. They compare with that CNN only. A pMoE also divides by l where the CNN divides by n, so that at one learning
+rate its function moves n/l times as fast; and a router that is trained by the label before the experts may be a
+classifier itself. Here each of these causes stands alone.
 
-    python -m routed.main --config=experiments/patch_router.py                     # data of the theory; no files
-    python -m routed.main --config=experiments/patch_router.py:theory              # its lemmas and theorems
-    python -m routed.main --config=experiments/patch_router.py:decisive --config.data.directory=DIR    # collages; so fig4 to fig9, misled, sensitivity
-    python -m routed.main --config=experiments/patch_router.py:fig4,mnist --config.data.directory=DIR  # ... where DIR holds MNIST
-    python -m routed.main --config=experiments/patch_router.py:smoke               # half a minute; figures of collages: artificial images
+    routed run --config=patch_router                                         # data of the theory; no files
+    routed run --config=patch_router:theory                                  # its lemmas and theorems
+    routed run --config=patch_router:decisive --config.data.directory=DIR    # collages; also fig4 to fig9, misled, ...
+    routed run --config=patch_router:fig4,mnist --config.data.directory=DIR  # ... where DIR holds MNIST
+    routed run --config=patch_router:smoke                                   # half a minute; artificial images
 
-DIR is the folder with the four IDX files of a set of 28 x 28 images of classes 0 to 9: MNIST (the paper's), or Fashion-MNIST. Scales: smoke,
-brief (N up to 300, 5 seeds), default (2 CPU cores), mnist (the same, of the paper's images: claims are not of a stand-in), paper (20 seeds, more sizes).
+DIR is the folder with the four IDX files of a set of 28 x 28 images of classes 0 to 9: MNIST (the paper's), or
+Fashion-MNIST. Scales: smoke, brief (N up to 300, 5 seeds), default (2 CPU cores), mnist (the same, of the paper's
+images: claims are not of a stand-in), paper (20 seeds, more sizes).
 
-Models. separate: k = 2, 20 neurons each, l = 2, gates 1; the router is trained first for 100 epochs on -y <w_1 - w_2, sum_j x_j>, then fixed
-(arm `separate`). joint: k = 8, 5 neurons each, l = 6, gates are the softmax over the chosen patches (arm `learned`). CNN: 40 neurons on all n
-patches (arm `cnn`). Output weights N(0, 1), never trained. Logistic loss, SGD with rate .2 for everything, batches of 20.
+Models. separate: k = 2, 20 neurons each, l = 2, gates 1; the router is trained first for 100 epochs on -y <w_1 - w_2,
+sum_j x_j>, then fixed (arm `separate`). joint: k = 8, 5 neurons each, l = 6, gates are the softmax over the chosen
+patches (arm `learned`). CNN: 40 neurons on all n patches (arm `cnn`). Output weights N(0, 1), never trained. Logistic
+loss, SGD with rate .2 for everything, batches of 20.
 
-Arms that the paper lacks. frozen: the fresh router; frozen_data: its rows are patches of training samples; frozen_sharp: the joint one, frozen, with
-gates of the learned one's entropy over patches; oracle_patch: every expert gets the patch that decides (and others), so the choice says nothing
-of the class; random_patches, fixed_patches: l random ones, anew in each step or always the same of an image; CNN x n/l: its rate times n/l;
-CNN, own l: each neuron averages its l largest responses, without a router; attention: l = n, softmax gates; CNN of as many FLOPs as the separate or
-the joint mixture (7, 23 neurons; 42 and 48 have the same parameters); router alone: the sign of the largest score of row 1 minus that of row 2.
+Arms that the paper lacks (docs/decisions/chowdhury2023.md): frozen routers, with rows from patches or made as sharp;
+oracle_patch; random_patches, fixed_patches; CNN x n/l (its rate); CNN, own l; attention (l = n); CNN of as many FLOPs
+or parameters; router alone.
 
 Rules where the paper is silent, or its text and the released code differ. None looks at a mixture against a CNN.
-  stop        after the first epoch in which no training sample was wrong (as it was trained on), or 150 epochs, which the paper gives for the CNN;
-              on the theory's data, where a step costs little, after 12,500 steps. `train/steps` and `train/stopped` say when, and how many did.
-  images      pixels in [0, 1]; classes 1 and 0 decide (as in the paper), 2 to 9 do not; any place; 1,000 test samples from test images.
-  router      N(0, .1^2) where it is trained first (released), N(0, (1e-4)^2) where it is trained along (released): sigma_r of the theory names
-              no constant. Scores are linear, so for gates of 1 only the direction matters.
-  success     (Fig. 5) test accuracy of at least .95. Figs. 6 and 7 (values not stated): N = 300; k = 8, l = 6 where they are not varied.
-  95 %        where the mean curve over seeds first reaches .95, linear in log N; intervals: bootstrap over seeds. Beyond the largest N only a bound,
-              so the decisive figure has .90 beside it.
-  misled      the digit is of class 2 or 3, which no other digit is of then; at 50 % it is there as well, and says nothing.
+  stop        after the first epoch in which no training sample was wrong (at its training step), or 150 epochs, which
+              the paper gives for the CNN; on the theory's data, where a step costs little, after 12,500 steps.
+              `train/steps` and `train/stopped` record it.
+  images      pixels in [0, 1]; classes 1 and 0 decide (as in the paper), 2 to 9 do not; any place; 1,000 test samples
+              from test images.
+  router      N(0, .1^2) where it is trained first (released), N(0, (1e-4)^2) where it is trained along (released):
+              sigma_r of the theory names no constant. Scores are linear, so for gates of 1 only the direction matters.
+  success     (Fig. 5) test accuracy of at least .95. Figs. 6 and 7 (values not stated): N = 300; k = 8, l = 6 where
+              they are not varied.
+  95 %        where the mean curve over seeds first reaches .95, linear in log N; intervals: bootstrap over seeds.
+              Beyond the largest N only a bound, so the decisive figure has .90 beside it.
+  misled      the digit is of class 2 or 3, which no other digit is of then; at 50 % it is there as well, and says
+              nothing.
   theory      n = 32, d = 32, 8 sets, delta_d = 0, delta_r = .5, l* = 1, so that every l is enough.
-  seeds       exploration 9000 and 9001 only. Evaluation: 200 to 209 on theory data, 300 to 309 on collages (fig5: 300 to 319; misled: 320 to 329).
-  epochs      a figure that was added when the headline's verdicts were known, with seeds 220 to 229 that nobody had looked at: on exploration seeds
-              every run had ended after 150 epochs at most, and there the CNN's rate mattered.
-  verdicts    no outlook over more steps (gate.horizon = 1): the stop belongs to the protocol.
+  seeds       exploration 9000 and 9001 only. Evaluation: 200 to 209 on theory data, 300 to 309 on collages (fig5: 300
+              to 319; misled: 320 to 329). epochs, added when the headline's verdicts were known: 220 to 229.
+  verdicts    not extrapolated to more steps (gate.horizon = 1): the stop belongs to the protocol.
 
-Expected before the evaluation seeds: CNN x n/l takes most of the gain (on exploration seeds 9000, 9001 of the theory's data the CNN with 32 times its
-rate has .98 at N = 40, where the mixture with l = 1 has .75); the router of the separate protocol is above chance as a classifier.
+Expected before the evaluation seeds: CNN x n/l takes most of the gain (on exploration seeds of the theory's data the
+CNN with 32 times its rate has .98 at N = 40, where the mixture with l = 1 has .75); the router of the separate
+protocol is above chance as a classifier.
 
-Found (docs/results, BUILD_NOTES.md). On collages of MNIST the paper's numbers are there: 95 % with .65 [.59, .80] of the CNN's samples (separate; paper .60) and .38 (joint); neither rate, nor size, nor fewer patches alone, nor a router that is a classifier
-does that. Attention over all patches has .48 [.36, .59], and a CNN without a router whose neurons average their two largest responses .41: what is learned is where to look, and less than that is routing. On Fashion-MNIST joint gains as
-much and separate nothing. On the theory's data the separate mixture needs as many samples as the CNN at every l (exponent .08 [-.16, .64], bound 8), as its router needs them; an oracle needs fewer, a higher rate more.
+Found (docs/results, docs/decisions/chowdhury2023.md). On collages of MNIST the paper's numbers are there: 95 % with
+.65 [.59, .80] of the CNN's samples (separate; paper .60) and .38 (joint); no rate, size, smaller number of patches or
+classifying router does that. Attention over all patches has .48 [.36, .59], and a CNN without a router whose neurons
+average their two largest responses .41: so the place of the decisive patch is learned, and little of the gain is
+routing. On Fashion-MNIST joint gains as much and separate nothing. On the theory's data the separate mixture needs as
+many samples as the CNN at every l (exponent .08 [-.16, .64], bound 8), as its router needs them; an oracle needs
+fewer, a higher rate more.
 
-Cost: 8 minutes (theory's data); on MNIST fig4 7 minutes, decisive 42, fig5 to fig9, misled and sensitivity 22 in all, theory 9, epochs 6, on one core beside other work.
+Cost on one core beside other work: 8 minutes (theory's data); on MNIST fig4 7 minutes, decisive 42, fig5 to fig9,
+misled and sensitivity 22 in all, theory 9, epochs 6.
 """
 
 from __future__ import annotations

@@ -1,46 +1,53 @@
 """Does a wide ResNet learn from fewer images if the experts of its last layer pick which patches of the map to look at?
 
-Question. Chowdhury et al. (2023, 5.2 and A) replace the last convolution of a 10-layer wide ResNet by a patch-level mixture with as many
-weights: each expert takes l of the n patches of the last map. They report more accuracy from fewer images, less so where objects fill the
-image (CIFAR-10) than where they are a small part of it (on backgrounds, in quadrants), robustness to a spurious attribute, and .58 of the
-training FLOPs. Their mixture is compared with the network without one only. Here stand beside it the same mixture with a router that stays
-as it began, with patches picked at random, and with more and fewer patches a head, up to all of them: what of the gain is choosing?
+Question. Chowdhury et al. (2023, 5.2 and A) replace the last convolution of a 10-layer wide ResNet by a patch-level
+mixture with as many weights: each expert takes l of the n patches of the last map. They report more accuracy from
+fewer images, less so where objects fill the image (CIFAR-10) than where objects are a small part of it (on
+backgrounds, in quadrants), robustness to a spurious attribute, and .58 of the training FLOPs. They compare the mixture
+only with the network without it. Here the same mixture also has a router that stays as it began, patches picked at
+random, and more and fewer patches a head, up to all of them: how much of the gain is the choice?
 
-    python -m routed.main --config=experiments/patch_wrn.py --config.data.directory=DIR            # fig14: CIFAR-10
-    python -m routed.main --config=experiments/patch_wrn.py:fig15 --config.data.directory=DIR      # on backgrounds
-    python -m routed.main --config=experiments/patch_wrn.py:fig16 --config.data.directory=DIR      # vehicles among animals
-    python -m routed.main --config=experiments/patch_wrn.py:patches --config.data.directory=DIR    # l from 1 to n, fig16's data
-    python -m routed.main --config=experiments/patch_wrn.py:spurious --config.data.directory=DIR   # a colour that misleads, fig16's data
-    python -m routed.main --config=experiments/patch_wrn.py:fig10 --config.data.directory=DATA_DIR # CelebA: smiling (fig11, fig12, table2)
-    python -m routed.main --config=experiments/patch_wrn.py:smoke                                  # artificial images, no files
+    routed run --config=patch_wrn --config.data.directory=DIR           # fig14: CIFAR-10
+    routed run --config=patch_wrn:fig15 --config.data.directory=DIR     # on backgrounds
+    routed run --config=patch_wrn:fig16 --config.data.directory=DIR     # vehicles among animals
+    routed run --config=patch_wrn:patches --config.data.directory=DIR   # l from 1 to n, fig16's data
+    routed run --config=patch_wrn:spurious --config.data.directory=DIR  # a misleading colour, fig16's data
+    routed run --config=patch_wrn:fig10 --config.data.directory=DATA_DIR # CelebA: smiling (fig11, fig12, table2)
+    routed run --config=patch_wrn:smoke                                 # artificial images, no files
 
-DIR is the folder with CIFAR-10's binary version, DATA_DIR a data_dir in which TFDS prepared celeb_a. Scales: smoke (artificial images, no
-verdicts worth reading), default (2 CPU cores: images halved, factor 1), gpu (images as they are, factor 4), paper (factor 10, their sizes).
+DIR is the folder with CIFAR-10's binary version, DATA_DIR a data_dir in which TFDS prepared celeb_a. Scales: smoke
+(artificial images, no verdicts worth reading), default (2 CPU cores: images halved, factor 1), gpu (images as they
+are, factor 4), paper (factor 10, their sizes).
 
-From the paper and its code: 10 layers; k = 4, patches of one position of the map, l = 16 of 64 (CIFAR); k = 8, patches of a sixteenth of the
-map, l = 2 of 16, filters 3 x 3 (CelebA); weights of the router N(0, 1e-4^2); gates are shares of a softmax over all patches, of which the l
-largest are kept; the last block's shortcut falls away; SGD .1 without momentum, batches of 128, no augmentation.
+From the paper: 10 layers; k = 4, patches of one position of the map, l = 16 of 64 (CIFAR); k = 8, patches of a
+sixteenth of the map, l = 2 of 16, filters 3 x 3 (CelebA); weights of the router N(0, 1e-4^2); the last block's
+shortcut falls away; SGD .1 without momentum, batches of 128, no augmentation. From the released code: gates are shares
+of a softmax over *all* patches, of which the l largest are kept (the paper's equation has a softmax over the l chosen
+patches).
 
-Rules where they are silent, or where two cores ask for less. None looks at learned against another arm, and nothing was tuned.
-  images      of CIFAR-10 and CelebA, halved at the default scale (16 x 16, 32 x 32); l / n stays: 4 of 16 patches for 16 of 64. Backgrounds:
-              other images with their 4 x 4 tiles in random order stand in for ImageNet's plants. Each channel normalised.
-  weights     experts have as many as the convolution that they replace, as the paper says: 9 x 64 factor filters of 1 x 1, in all. The released
-              code has a ninth of that on CIFAR.
-  filters     3 x 3 filters see zeros beyond their patch; in the released code they see a neighbour that the expert takes too.
-  gate        multiplies an expert's responses, theirs its input, before a normalisation of its own, which undoes most of it; here one
-              normalisation comes before all experts and one behind them.
+Rules where they are silent, or where two cores ask for less. None looks at learned against another arm, and nothing
+was tuned.
+  images      of CIFAR-10 and CelebA, halved at the default scale (16 x 16, 32 x 32); l / n stays: 4 of 16 patches for
+              16 of 64. Backgrounds: other images with their 4 x 4 tiles in random order stand in for ImageNet's
+              plants. Each channel normalised.
+  weights     experts have as many as the convolution that they replace, as the paper says: 9 x 64 factor filters of 1
+              x 1, in all. The released code has a ninth of that on CIFAR.
+  filters     3 x 3 filters see zeros beyond their patch; in the released code they see a neighbour that the expert
+              takes too.
+  gate        multiplies an expert's responses; theirs multiplies its input, before a normalisation of its own, which
+              undoes most of it. Here one normalisation comes before all experts and one behind them.
   statistics  of batch normalisation keep .9 a step (theirs: .99), as runs are shorter; evaluation uses them.
   batches     drawn with replacement; 64 at the default scale.
-  steps       as many for all sizes of the training set, so that sizes differ in nothing else: 600 (theirs: 50 epochs of each). gpu, paper: 50 epochs of
-              the largest.
-  gate        `gate.horizon` 1: the number of steps belongs to the protocol.
-  effect      smallest effect of interest: one point of accuracy.
-  seeds       600 to 604.
+  steps       equal for all sizes of the training set, so that sizes differ in nothing else: 600 (theirs: 50 epochs of
+              each). gpu, paper: 50 epochs of the largest.
+  horizon     `gate.horizon` 1: the number of steps belongs to the protocol.
+  effect      smallest effect of interest: one point of accuracy. seeds: 600 to 604.
 
-Cost: 60 runs a figure of CIFAR-10, 69 minutes planned for one loaded core; the rest is in BUILD_NOTES.md, section 5.
+Expected beforehand: the mixture above the network on vehicles, where a quarter of the map decides, about equal on
+CIFAR-10; a learned router above a frozen router where the object's place varies; random patches below both.
 
-Expected beforehand: the mixture above the network on vehicles, where a quarter of the map decides, about equal on CIFAR-10; a router that learns
-above one that does not where the object's place varies; random patches below both.
+Found: docs/results/README.md, docs/decisions/chowdhury2023.md. Cost: 60 runs a figure of CIFAR-10, 69 minutes planned
+for one loaded core (docs/measurements/figures.md).
 """
 
 from __future__ import annotations

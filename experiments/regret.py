@@ -1,46 +1,49 @@
 """Which part of its loss makes a learned router lose to k-means of the inputs?
 
-Question. With constant or linear experts the loss of a mixture that is evaluated at top-1 is a sum (routed.metrics.regret): what its partition
-costs the best constants, how far its experts are from these, and what the weights of its gate add. Which of them separates learned
-from frozen routers; and is the partition enough to say what loss experts would have that are trained on a frozen copy of it?
+Question. With constant or linear experts the loss of a mixture that is evaluated at top-1 is a sum
+(routed.metrics.regret): the cost of its partition for the best constants, the distance of its experts from these, and
+the effect of its gate's weights. Which part separates learned from frozen routers? And does the partition alone
+predict the loss of experts that are trained on a frozen copy of it?
 
-    python -m routed.main --config=experiments/regret.py
-    python -m routed.main --config=experiments/regret.py:smoke
-    python -m routed.main --config=experiments/regret.py:linear
+    routed run --config=regret
+    routed run --config=regret:smoke
+    routed run --config=regret:linear
 
-Setting: that of gmm_router's fig2a (Dikkala et al. 2023, 3.1: 64 clusters, 64 constant experts, separation 1), at three sizes.
-linear: the linear target of their 3.2, and 64 linear experts, at two sizes.
+Setting: that of gmm_router's fig2a (Dikkala et al. 2023, 3.1: 64 clusters, 64 constant experts, separation 1), at
+three sizes. linear: the linear target of their 3.2, and 64 linear experts, at two sizes.
 
-Prediction. From the cells of a partition, their shares and variances, and the number of training samples: the expected loss of
-constants that are means of those samples (`regret/predicted`). It is tested on arms that are trained top-1 on a partition that
-nobody moves, as they are evaluated: frozen_top1, frozen_kmeans, frozen_nearest, hash. Nothing of it is fitted to a loss.
+Prediction (`regret/predicted`): from the cells of a partition, their shares and variances, and the number of training
+samples, the expected loss of constants that are means of those samples. It is tested on arms that are trained top-1 on
+a fixed partition, as they are evaluated: frozen_top1, frozen_kmeans, frozen_nearest, hash. Nothing of it is fitted to
+a loss.
 
 Rules, fixed on seeds 700 to 705; the verdicts are of seeds from 800 on.
-  agreement   equivalence of measured and predicted loss, paired by seed, within a factor 1.1: the smallest effect of interest
-              everywhere. On the seeds above no arm's mean was off by more than 2 %.
-  oracle      its loss is 0 but for what training leaves (1e-8), where no ratio means anything: shown, not claimed.
-  steps       30,000, not the 20,000 of fig2a: with those, experts of k-means still moved after half of the steps, and the gate, which
-              lets curves go on as they end, left open what had already settled.
+  agreement   equivalence of measured and predicted loss, paired by seed, within a factor 1.1: the smallest effect of
+              interest everywhere. On the seeds above no arm's mean was off by more than 2 %.
+  oracle      its loss is 0 but for the rest of training (1e-8), where no ratio means anything: shown, not claimed.
+  steps       30,000, not the 20,000 of fig2a, with which experts of k-means still moved after half of the steps.
+  linear      fixed on seeds 700 and 701; the verdicts are of seeds from 900 on. The same equivalence. Experts' rate
+              3.2e-3, falling as a cosine, over 10,000 steps: of 3.2e-4 and 3.2e-3 without a schedule the first had not
+              settled by then, and the second stood in its own noise. Samples so that a cell of the mean size has 5 and
+              20 for each of an expert's 25 weights: with fewer than 2 nothing is predicted.
 
-linear, fixed on seeds 700 and 701; the verdicts are of seeds from 900 on. The same equivalence. Experts' rate 3.2e-3, falling as a cosine, over
-10,000 steps: of 3.2e-4 and 3.2e-3 without a schedule the first had not settled by then, and the second stood in its own noise.
-Samples so that a cell of the mean size has 5 and 20 for each of an expert's 25 weights: with fewer than 2 nothing is predicted.
+Expected: clusters of training inputs hold these more purely than new inputs, and nearest examples hold themselves.
+`predicted` knows neither, so few samples should break it there first.
 
-Expected: clusters of training inputs hold these more purely than new ones, and nearest examples hold themselves. `predicted` knows
-neither, so few samples should break it there first.
+Found with seeds 800 to 809. Measured over predicted lies between .979 and 1.00 for every such arm and size (nearest
+examples at 512 are the .979: the expectation was too pessimistic). Learned loses to k-means by .61, .20 and .004
+[-.02, .03] at 512, 2,048 and 16,384 samples: .29, .16 and .000 of it by its partition, .32, .04 and .003 by the
+estimates, nothing by the gate. A partition that was learned from the same samples is different: experts trained top-1
+on a frozen copy of it (seeds 800 to 803, 20,000 steps) have .61 where .51 is predicted and learned has .72, at 512;
+.275, .261 and .294 at 2,048. Its cells fit the training samples better than others. The whole loss of the frozen
+router against its twin that is trained top-1 is estimation (1.41 of a loss of 2.28 at 16,384).
 
-Found with seeds 800 to 809. Measured over predicted lies between .979 and 1.00 for every such arm and size (nearest examples at 512 are the
-.979: the expectation was too dark). Learned loses to k-means by .61, .20 and .004 [-.02, .03] at 512, 2,048 and 16,384 samples: .29, .16 and .000
-of it by its partition, .32, .04 and .003 by the estimates, nothing by the gate. With 20,000 steps (six of these seeds) the last was .02 [-.02, .05].
-A partition that was learned from the same samples is another matter: experts trained top-1 on a frozen copy of it (seeds 800 to 803, 20,000
-steps) have .61 where .51 is predicted and learned has .72, at 512; .275, .261 and .294 at 2,048. Its cells fit the training samples better than
-others. All that the frozen router loses against its twin that is trained top-1 is estimation (1.41 of a loss of 2.28 at 16,384).
-
-linear, seeds 900 to 909: measured over predicted lies between .979 and 1.012 for frozen_top1, nearest examples and hash at both sizes
-(frozen_top1 at 8,192: five seeds, as in the others cells with too few samples hold over 5 % of the tokens, and nothing is predicted).
-Clusters of training inputs are the exception: 1.13 [1.06, 1.19] at 8,192 samples and 1.08 [1.05, 1.10] at 32,768, inconclusive (they hold training inputs
-more purely than new ones, and what they lack in purity is bent where few samples are; not taken apart). Trained soft and evaluated top-1, learned
-has 1.63 at 32,768 where k-means has .11: .25 of it by its partition, 1.27 by experts that fit the mixture; trained top-1 it has .26.
+linear, seeds 900 to 909: measured over predicted lies between .979 and 1.012 for frozen_top1, nearest examples and
+hash at both sizes (frozen_top1 at 8,192: five seeds; in the others cells with too few samples hold over 5 % of the
+tokens, and nothing is predicted). Clusters of training inputs are the exception: 1.13 [1.06, 1.19] at 8,192 samples
+and 1.08 [1.05, 1.10] at 32,768, inconclusive (they hold training inputs more purely than new inputs; the cause was not
+taken apart). Trained soft and evaluated top-1, learned has 1.63 at 32,768 where k-means has .11: .25 of it by its
+partition, 1.27 by experts that fit the mixture; trained top-1 it has .26.
 
 Cost on 2 cores: 5 minutes for 10 seeds, linear 7.
 """

@@ -1,36 +1,40 @@
 """Which routers and selections learn a partition of Gaussian mixtures, and does learning help each of them?
 
-Question. Papers compare routers at one learning rate, often their own, and learned ones with frozen ones that are worse in more than
-that. Here every router and selection of `routed` gets the same mixture, the same constant experts, the same initial experts and the same
-tuning budget, learned, frozen and with the fair frozen controls.
+Question. Papers compare routers at one learning rate, often their own, and learned routers with frozen routers that
+are worse in more than learning. Here every router and selection of `routed` gets the same mixture, the same constant
+experts, the same initial experts and the same tuning budget, learned, frozen and with the fair frozen controls.
 
-    python -m routed.main --config=experiments/router_zoo.py
-    python -m routed.main --config=experiments/router_zoo.py:smoke     # five methods of different families
+    routed run --config=router_zoo
+    routed run --config=router_zoo:smoke  # five methods of different families
 
-Task: 64 clusters, 64 experts that are a learned vector each, 24 dimensions, separation 1, 16,384 training samples (Dikkala et
-al. 2023, 3.1, Fig. 2a). Constant experts make the partition decide: an expert that serves two clusters must be wrong.
+Task: 64 clusters, 64 experts that are a learned vector each, 24 dimensions, separation 1, 16,384 training samples
+(Dikkala et al. 2023, 3.1, Fig. 2a). Constant experts make the partition decide: an expert that serves two clusters
+must be wrong.
 
 Rules fixed beforehand, none of which looks at learned against frozen.
-  evaluation  every method as it is trained (rule and weights), without noise, so that none is punished for a change of rule;
-              expert choice and Sinkhorn, which route a sample by its neighbours, as top-k with the same weights.
-  tuning      7 multipliers of both rates, .1 to 100, for each method and arm, by final test loss on 2 seeds that are never
-              evaluated. Of a side that lost with a rate at the edge of the grid nothing is concluded. A first grid, to 10, on
-              seeds 0 to 9, was too narrow for 5 frozen arms: the wide one runs on seeds 500 to 509.
-  controls    the fair ones that a method has what they need for: as sharp as learned, rows from examples; and k-means of the
-              inputs and nearest examples, trained and evaluated top-1 whatever the method, as a partition that needs none of it.
-              frozen_top1 is no control here: every method is evaluated as it trains already.
+  evaluation  every method as it is trained (rule and weights), without noise, so that none is punished for a change of
+              rule; expert choice and Sinkhorn, which route a sample by its neighbours, as top-k with the same weights.
+  tuning      7 multipliers of both rates, .1 to 100, for each method and arm, by final test loss on 2 seeds that are
+              never evaluated. No conclusion about a side that lost with a rate at the edge of the grid. Seeds 500 to
+              509.
+  controls    the fair controls for which a method has what they need: as sharp as learned, rows from examples; and
+              k-means of the inputs and nearest examples, trained and evaluated top-1 whatever the method, as a
+              partition that needs none of it. frozen_top1 is no control here: every method is evaluated as it trains
+              already.
   base rates  Adam, 3.2e-3 for routers and 3.2e-4 for experts (Fig. 2a), batch 64, 20,000 steps.
-  noise       as published where it is: uniform on [0, 1] in the choice only (Chen et al. 2022), learned Gaussian (Shazeer et al.
-              2017), jitter .01 (Fedus et al. 2022).
+  noise       as published where it is: uniform on [0, 1] in the choice only (Chen et al. 2022), learned Gaussian
+              (Shazeer et al. 2017), jitter .01 (Fedus et al. 2022).
   order       methods are ranked by excess loss over the Bayes predictor.
-  gate        as in gmm_router: a verdict stands if curves that go on as they end do not turn it.
+  gate        a verdict stands if it also holds for the curves extrapolated to 4 times the steps.
 
 Expected: methods whose weights sum to 1 do best, since one constant cannot be scaled to two targets; a selection that
 trains few experts a token leaves more of them dead; balance helps where clusters are equally frequent, as here.
 
-Found (docs/results/ours.md). Every method that can learn beats itself frozen at initialisation, 1.4- to 16-fold; none that scores by products beats k-means
-of the inputs (.058): eight have three to five times the loss of k-means, expert choice (.055) and Sinkhorn (.065) are level with it. Plain top-2 leaves a third
-of its experts dead. The first expectation was wrong: full-softmax weights (.18) beat renormalised ones (.24). One arm of 85, the sharpened MLP, chose the grid's edge.
+Found (docs/results/ours.md). Every method that can learn beats itself frozen at initialisation, 1.4- to 16-fold. None
+that scores by products beats k-means of the inputs (.058): eight have three to five times the loss of k-means, expert
+choice (.055) and Sinkhorn (.065) are level with it. Plain top-2 leaves a third of its experts dead. The first
+expectation was wrong: full-softmax weights (.18) beat renormalised weights (.24). One arm of 85, the sharpened MLP,
+chose the grid's edge.
 
 Cost on 2 cores: about 40 minutes.
 """

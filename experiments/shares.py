@@ -1,24 +1,27 @@
 """How much of the published gap is sharpness, whatever the order in which its confounds are removed?
 
-Question. In gmm_router.py 54 % of log(frozen / learned) goes when the frozen gate is made as sharp as the learned one, 12 % more when its
-rows are training examples, and learning is left with the rest. Another order, or soft evaluation of both arms, may say otherwise. Here
-every arm that an order needs runs, and shares are averaged over all orders (Shapley values; routed.analysis.shares).
+Question. In gmm_router.py 54 % of log(frozen / learned) goes when the frozen gate is made as sharp as the learned
+gate, 12 % more when its rows are training examples, and the rest is learning. Another order, or soft evaluation of
+both arms, may give other shares. Here every arm that an order needs runs, and shares are averaged over all orders
+(Shapley values; routed.analysis.shares).
 
-    python -m routed.main --config=experiments/shares.py              # depth-3 experts, 8,192 samples: the published gap
-    python -m routed.main --config=experiments/shares.py:constant     # the same with constant experts
+    routed run --config=shares           # depth-3 experts, 8,192 samples: the published gap
+    routed run --config=shares:constant  # the same with constant experts
 
-Orders. Sharpness and initial partition can go in either order: frozen_sharp, frozen_data_fresh (rows are examples, the gate as soft as a
-fresh one) and frozen_data_sharp (as sharp as the learned one) are all subsets of the two. Learning comes last in each: what a router
-learned cannot be had without the sharpness that it learned, and takes the place of its initial rows, so that no arm has learning alone.
-frozen_data of the headline, as sharp as its rows happen to make it, is beside them; it is on no path.
+Orders. Sharpness and initial partition can go in either order: frozen_sharp, frozen_data_fresh (rows are examples, the
+gate as soft as a fresh gate) and frozen_data_sharp (as sharp as the learned gate) are all subsets of the two. Learning
+comes last in each: a learned partition comes with its sharpness and replaces the initial rows, so no arm has learning
+alone. frozen_data of the headline, whose sharpness follows from its rows, is beside them; it is on no path.
 
-Setting: that of gmm_router's headline and fig2a at one size, tests and steps as there; seeds 1200 to 1204 (depth-3) and 1210 to 1219
-(constant), never used before. The only claim is the published one, that there is a gap; shares are shown with bootstrap intervals over seeds (2,000 draws, percentiles).
+Setting: that of gmm_router's headline and fig2a at one size, tests and steps as there; seeds 1200 to 1204 (depth-3)
+and 1210 to 1219 (constant), never used before. The only claim is the published claim, that there is a gap; shares are
+shown with bootstrap intervals over seeds (2,000 draws, percentiles).
 
-Found. Depth-3: at top-1 sharpness has 75 % [73, 77] of the gap averaged over both orders (54 % if it goes first),
-rows from data -5 % [-7, -4], learning 30 % [27, 32]; 67 % [61, 70] are gone if both arms are evaluated soft. Of what is left then learning has
-98 % [87, 109]: sharpening a frozen gate only costs there. Constant experts: sharpness 38 % [35, 40], rows 4 % [3, 5], learning 59 % [56, 61];
-29 % [27, 32] gone if evaluated soft, of which learning then has 92 % [90, 94].
+Found. Depth-3: at top-1 sharpness has 75 % [73, 77] of the gap averaged over both orders (54 % if it goes first), rows
+from data -5 % [-7, -4], learning 30 % [27, 32]. 67 % [61, 70] are gone if both arms are evaluated soft; of the rest
+learning then has 98 % [87, 109]: a sharper frozen gate only costs there. Constant experts: sharpness 38 % [35, 40],
+rows 4 % [3, 5], learning 59 % [56, 61]; 29 % [27, 32] gone if evaluated soft, of which learning then has 92 %
+[90, 94].
 
 Cost on 2 cores beside other runs: 18 minutes, constant 2.
 """

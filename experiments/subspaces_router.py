@@ -1,36 +1,37 @@
 """Does learning to route help when clusters are subspaces, which no linear router can tell apart?
 
-Question. Dikkala et al. (2023, 3.3 and Fig. 6) mix 64 random subspaces of rank 8 with a little noise, give each a linear function, and
-train 64 depth-3 experts behind a depth-3 router: learned routing beats the frozen router over a large range of sample
-sizes. The paper prints the label as w^T eps, a function of the noise; it must mean w^T x with x the sample within the subspace. Both
-are options here (data.target = signal, noise), and both are shown.
+Question. Dikkala et al. (2023, 3.3 and Fig. 6) mix 64 random subspaces of rank 8 with a little noise, give each a
+linear function, and train 64 depth-3 experts behind a depth-3 router: learned routing beats the frozen router over a
+large range of sample sizes. The paper prints the label as w^T eps, a function of the noise; it must mean w^T x with x
+the sample within the subspace. Both are options here (data.target = signal, noise), and both are shown.
 
-    python -m routed.main --config=experiments/subspaces_router.py            # Fig. 6, the likely label
-    python -m routed.main --config=experiments/subspaces_router.py:label      # the printed label beside it
+    routed run --config=subspaces_router        # Fig. 6, the likely label
+    routed run --config=subspaces_router:label  # the printed label beside it
 
-From the paper: k = 64, t = 8, MLP router of 3 layers, 64 MLP experts of 3 layers, width 96, Adam with 1e-3 (experts) and 3.2e-3
-(router), soft in training, top-1 with weight 1 at evaluation.
+From the paper: k = 64, t = 8, MLP router of 3 layers, 64 MLP experts of 3 layers, width 96, Adam with 1e-3 (experts)
+and 3.2e-3 (router), soft in training, top-1 with weight 1 at evaluation.
 
 Rules where the paper is silent, fixed on seeds from 5000 on; none looks at learned against frozen.
   dimensions  24: the paper writes the width as 4 x 24.
-  noise       the largest standard deviation of .05, .1, .2, .3 at which the Bayes predictor's loss is below 1 % (.0025, .0098, .040, .12):
-              .1, so the noise has .17 of the norm of the signal. For the printed label the Bayes loss is .33 at any noise: the
-              third of it that lies within the subspace cannot be seen.
+  noise       the largest standard deviation of .05, .1, .2, .3 at which the Bayes predictor's loss is below 1 %
+              (.0025, .0098, .040, .12): .1, so the noise has .17 of the norm of the signal. For the printed label the
+              Bayes loss is .33 at any noise: the third of the label that lies within the subspace cannot be seen.
   weights     N(0, I), scaled to a label variance of 1.
   batch       32, as for the depth-3 experts of experiments/gmm_router.py.
   samples     8, 32 and 128 per subspace, as there.
-  steps       5,000, label 8,000: the first thousand after which learned and frozen both have a training loss below .1 at the
-              largest size (seeds 5000, 5001: .10 and .10 after 4,000, .07 and .06 after 5,000; printed label .10 and .17 after 6,000, .07
-              and .08 after 8,000).
-  seeds       100 to 109. A first run of 4,000 steps on seeds 0 to 9 had larger losses there.
+  steps       5,000, label 8,000: the first thousand after which learned and frozen both have a training loss below .1
+              at the largest size (seeds 5000, 5001: .10 and .10 after 4,000, .07 and .06 after 5,000; printed label
+              .10 and .17 after 6,000, .07 and .08 after 8,000).
+  seeds       100 to 109.
 
 Smoke (half a minute) has 8 subspaces of rank 3 in 8 dimensions, and no oracle.
 
 Cost on 2 cores: about 12 minutes, label 8.
 
-Found (BUILD_NOTES.md, section 3): the paper's order at every size, and yet the learned router finds no subspace: at top-1 it is worse than
-predicting the mean and than a frozen router that was trained top-1, and worse than frozen when both are evaluated as they were trained.
-With the printed label the order is the same and nothing is learned: no arm beats the mean, soft or top-1.
+Found (docs/results/dikkala2023.md; label: docs/results/without_page.md): the paper's order at every size, and yet the
+learned router finds no subspace. At top-1 it is worse than predicting the mean and than a frozen router that was
+trained top-1, and worse than frozen when both are evaluated as they were trained. With the printed label the order is
+the same and nothing is learned: no arm beats the mean, soft or top-1.
 """
 
 from __future__ import annotations

@@ -1,54 +1,53 @@
 """Does training the router help a T5 whose layers are too narrow to route by themselves?
 
-Question. Dikkala et al. (2023, 3.7 and C.4) pre-train T5 on mC4 with layers 32 wide and find: dense below a mixture with a frozen
-router below one with a trained router, in token accuracy; at T5's full width the two mixtures do not differ, "because earlier
-layers can route implicitly". Their frozen router cannot balance its load and so overflows its capacity, and combine weights can
-grow. Here arms are dropless with weights that sum to 1, both routers also run balanced, and a hash of the token id and an oracle of
-the language stand beside them: what is left is the choice of experts.
+Question. Dikkala et al. (2023, 3.7 and C.4) pre-train T5 on mC4 with layers 32 wide. In token accuracy they report
+dense below a mixture with a frozen router below one with a trained router; at T5's full width the two mixtures do not
+differ, "because earlier layers can route implicitly". Their frozen router cannot balance its load and so overflows its
+capacity, and combine weights can grow. Here arms are dropless with weights that sum to 1, both routers also run
+balanced, and a hash of the token id and an oracle of the language stand beside them: only the choice of experts is
+left.
 
-    python -m routed.main --config=experiments/t5_mc4.py:smoke
-    python -m routed.main --config=experiments/t5_mc4.py --config.data.directory=DIR
-    python -m routed.main --config=experiments/t5_mc4.py:widths --config.data.directory=DIR
+    routed run --config=t5_mc4:smoke
+    routed run --config=t5_mc4 --config.data.directory=DIR
+    routed run --config=t5_mc4:widths --config.data.directory=DIR
 
-DIR holds mC4's shards, c4-LANG.tfrecord-NNNNN-of-NNNNN.json.gz and c4-LANG-validation.tfrecord-...; smoke makes its own text. With
---config.data.name=tfds it is TFDS's data_dir with a prepared c4/multilingual.
+DIR holds mC4's shards, c4-LANG.tfrecord-NNNNN-of-NNNNN.json.gz and c4-LANG-validation.tfrecord-...; smoke makes its
+own text. With --config.data.name=tfds it is TFDS's data_dir with a prepared c4/multilingual.
 
-Figures. fig5 (also without a name): all arms. fig7: expert counts. widths: the trunk's width x whether what the router learns
-reaches the trunk. transplant: a trained router, frozen, in a network that starts anew. options: the paper's capacity, its combine
-weights, a balance loss and the stopped gradient, one at a time. Scales: smoke (half a minute; one layer a stack, no hash and
-no dense net), default (2 CPU cores, hours), gpu (one accelerator, hours), paper (a TPU pod, days; set mesh.data and mesh.expert).
+Figures: --list. Scales: smoke (half a minute; one layer a stack, no hash and no dense net), default (2 CPU cores,
+hours), gpu (one accelerator, hours), paper (a TPU pod, days; set mesh.data and mesh.expert).
 
-From the paper: T5 with 12 layers a stack, width 32, FFN 256, 12 heads of 64, 3 sparse layers a stack, top-2, capacity factors
-1.25 and 2.0, Adam, 500,000 steps. From flaxformer's public configuration of the same architecture (`paper` only): 64 experts, groups
-of 4,096 tokens, capacity per token, priority by score in the encoder, gated GELU, untied logits, initial scale .1, z-loss 1e-4,
-vocabulary 32,128; its balance loss is off, as the paper names none.
+From the paper: T5 with 12 layers a stack, width 32, FFN 256, 12 heads of 64, 3 sparse layers a stack, top-2, capacity
+factors 1.25 and 2.0, Adam, 500,000 steps. `paper` takes the rest from flaxformer's public configuration of the same
+architecture (docs/decisions/dikkala2023.md).
 
 Rules of the default scale, fixed before its evaluation seeds ran; none looks at learned against frozen.
-  shape       d 32, 2 + 2 layers, one sparse in each stack, 4 heads of 16, gated GELU FFN 128, 16 experts, top-2: on two cores
-              the paper's shape spends 93 % of its time on attention and ends after 500 steps.
+  shape       d 32, 2 + 2 layers, one sparse in each stack, 4 heads of 16, gated GELU FFN 128, 16 experts, top-2.
   routing     dropless, weights renormalised over the two, no auxiliary loss: no arm can drop, nor grow its weights.
-  steps       1,000 of 64 rows, 10 million tokens: what two hours of two cores give 5 arms x 5 seeds.
-  rates       Adam, one rate for router and all else: 100 steps of warm-up, then linearly to 0. The best of 3e-3, 6e-3, 1e-2,
-              2e-2 for the *dense* twin on a seed that is never evaluated (validation loss 3.75, 3.64, 3.66, 3.98). fig5: the
-              best of these for each arm by itself (rates=tuned), so that mixtures are not judged at the rate of a dense net.
-  seeds       100 to 104; fig5: 300 to 304, its tuning seed a million later. A first protocol (rate 1e-2, constant; seeds 0 to 4)
-              had intervals of .04 to .07 nats, as seeds of the dense twin ended .026 apart (standard deviation); with the
-              rate falling it is .016 (seeds 900 to 903). fig5 at the dense twin's rate ran on seeds 100 to 104.
+  steps       1,000 of 64 rows, 10 million tokens: two hours of two cores for 5 arms x 5 seeds.
+  rates       Adam, one rate for router and all else: 100 steps of warm-up, then linearly to 0. The best of 3e-3, 6e-3,
+              1e-2, 2e-2 for the *dense* twin on a seed that is never evaluated (validation loss 3.75, 3.64, 3.66,
+              3.98). fig5: the best of these for each arm by itself (rates=tuned), so that mixtures are not judged at
+              the rate of a dense net.
+  seeds       100 to 104; fig5: 300 to 304, its tuning seed a million later.
   gate        no verdict unless an arm beats a smoothed bigram model of the targets on the validation rows.
   effect      smallest effect of interest: .01 nats per token.
 
-Cost: smoke half a minute; default 100 minutes for fig5 on two cores (28 of its 63 runs tune), 2 hours for widths, 2.5 for fig7.
+Expected beforehand: learned below frozen_balanced by some hundredths of a nat, more the narrower the trunk, and more
+again when the trunk cannot route (router.stop_gradient).
 
-Found (BUILD_NOTES.md, section 3). In this setting nothing about routing shows in the loss, at any rate: with the best rate of every arm (1e-2 for
-all; seeds 300 to 304) the learned router is .015 nats behind the frozen balanced one [-.046, .076], and the mixture itself is .009 ahead of its dense
-twin [-.030, .048]; at 6e-3 (seeds 100 to 104) training the router was worth less than .02 nats. A balanced hash of the token id is ahead of the learned router
-by .067 [.012, .122] and, at 6e-3, .042 [.017, .067]: suggestive, not significant among all claims. The trunk learns to route through routers that
-nobody trains, the more the wider it is; no width and no stopped gradient shows a difference in loss (3 seeds, half-widths of .02 to .1 nats).
-Nor do 4 or 16 experts (fig7, seeds 100 to 103, 64 not run): with 16 the learned router's accuracy is .0009 below the frozen one's [-.0014, .0032],
-and with either count the three routers are within .006 nats of each other (half-widths of .02).
+Found (docs/results/dikkala2023.md; widths and 6e-3: docs/results/without_page.md). In this setting nothing about
+routing shows in the loss, at any rate. With the best rate of every arm (1e-2 for all; seeds 300 to 304) the learned
+router is .015 nats behind the frozen balanced router [-.046, .076], and the mixture itself is .009 ahead of its dense
+twin [-.030, .048]. At 6e-3 (seeds 100 to 104) training the router was worth less than .02 nats. A balanced hash of the
+token id is ahead of the learned router by .067 [.012, .122] and, at 6e-3, .042 [.017, .067]: suggestive, not
+significant among all claims. The trunk learns to route through untrained routers, the more the wider it is; no width
+and no stopped gradient shows a difference in loss (3 seeds, half-widths of .02 to .1 nats). Nor do 4 or 16 experts
+(fig7, seeds 100 to 103, 64 not run): with 16 the learned router's accuracy is .0009 below the frozen router's
+[-.0014, .0032], and with either count the three routers are within .006 nats of each other (half-widths of .02).
 
-Expected beforehand: learned below frozen_balanced by some hundredths of a nat, more the narrower the trunk, and more again when the trunk
-cannot route (router.stop_gradient).
+Cost: smoke half a minute; default 100 minutes for fig5 on two cores (28 of its 63 runs tune), 2 hours for widths, 2.5
+for fig7.
 """
 
 from __future__ import annotations

@@ -1,32 +1,36 @@
 """Does a regularised router forget directions that carry no information? (Theorem 1)
 
-Question. Dikkala et al. (2023, 4.1 and Section D) prove of any f(x) = g_U(W x + b), trained on the population loss with an L2
-penalty on W and U, that at a minimum every row of W lies in the subspace that the target depends on; the rest of x must be
-Gaussian and independent. They report that training alone raises the share of the router's squared norm in that subspace from .1 to
-.84, and weight decay to .9. The theorem says 1. Is it 1, of which penalty, and for which architectures?
+Question. Dikkala et al. (2023, 4.1 and Section D) study any f(x) = g_U(W x + b), trained on the population loss with
+an L2 penalty on W and U. They prove that at a minimum every row of W lies in the subspace that the target depends on;
+the rest of x must be Gaussian and independent. They report that training alone raises the share of the router's
+squared norm in that subspace from .1 to .84, and weight decay to .9. The theorem says 1. Is it 1, for which penalty,
+and for which architectures?
 
-    python -m routed.main --config=experiments/theory_spurious.py
+    routed run --config=theory_spurious
 
-Sizes: 8 clusters that differ in 8 dimensions, at separation 2, and 24 dimensions more (an untrained share of .25); 16 experts, of
-width 16 where they are networks. `paper` scale: 64 clusters, 24 and 216 dimensions, 64 experts.
+Sizes: 8 clusters that differ in 8 dimensions, at separation 2, and 24 dimensions more (an untrained share of .25); 16
+experts, of width 16 where they are networks. `paper` scale: 64 clusters, 24 and 216 dimensions, 64 experts.
 
 Rules where the paper is silent, set on seeds from 5000 on.
   data        every batch is fresh, so the loss is the population's; targets are constant per cluster.
-  penalty     decoupled decay of SGD with momentum .9: p -= rate (m + decay p), where m settles at gradient / (1 - .9). So a
-              point stands still where gradient + (1 - .9) decay p = 0, as with an L2 penalty of (1 - .9) decay / 2: SGD and the
-              theorem have the same stationary points. Adam divides the gradient, but not the decay, by a running scale of each
-              weight, and has others.
+  penalty     decoupled decay of SGD with momentum .9: p -= rate (m + decay p), where m settles at gradient / (1 - .9).
+              So a point stands still where gradient + (1 - .9) decay p = 0, as with an L2 penalty of (1 - .9) decay /
+              2: SGD and the theorem have the same stationary points. Adam divides the gradient, but not the decay, by
+              a running scale of each weight, and has other stationary points.
   schedule    rates fall linearly to 0, so that a run ends at a minimum and not in the noise of its batches around it.
-  bias        the theorem's b is free: the router has one (router.bias). Our decay shrinks it as well, which the theorem does not.
-  models      linear router with constant experts; with experts of 2 and 3 layers; a router of 2 layers with constant experts. An
-              expert that sees x has rows of its own, which the theorem covers too; judged are the router's (its first layer).
-  limits      a share above .99 counts as 1, which one of 0.99 or less does not; decays .01 and .1. Rates are .05, half of those with
-              which one run of three diverged with the router of 2 layers.
-  collapse    W = 0 is stationary as well, and lies in every subspace. So each decay is also claimed to keep the loss, by the
-              rule that was trained (soft), below .2 of the trivial one.
+  bias        the theorem's b is free: the router has a bias (router.bias). Our decay shrinks it as well; the theorem
+              does not.
+  models      linear router with constant experts; with experts of 2 and 3 layers; a router of 2 layers with constant
+              experts. An expert that sees x has rows of its own, which the theorem covers too; the router's rows are
+              judged (its first layer).
+  limits      a share above .99 counts as 1; decays .01 and .1. Rates are .05, half of those with which one run of
+              three diverged with the router of 2 layers.
+  collapse    W = 0 is stationary as well, and lies in every subspace. So each decay is also claimed to keep the loss,
+              by the trained rule (soft), below .2 of the trivial loss.
 
-Found: every claim is supported. Share .93 without decay, .988 with .01, .9985 with .1 (linear router, constant experts; .85, .955,
-.997 with a router of 2 layers). What is left is the noise of the batches: it falls with the schedule until the last step.
+Found: every claim is supported. Share .93 without decay, .988 with .01, .9985 with .1 (linear router, constant
+experts; .85, .955, .997 with a router of 2 layers). The rest is the noise of the batches: it falls with the schedule
+until the last step.
 
 Cost on 2 cores: 2 to 3 minutes.
 """

@@ -1,31 +1,35 @@
 """Two truncated Gaussians and two opposite experts: does the router find the direction between them? (Theorem 4)
 
-Question. Dikkala et al. (2023, Section F) prove that gradient descent on the population loss, from initial weights that tend to
-0 and with experts that learn much faster than the router, ends with the router w along +-z, |w| growing without bound and
-the experts at +-v. The proof goes through three claims and a lemma. Do they hold, and does the end come at finite rates?
+Question. Dikkala et al. (2023, Section F) study gradient descent on the population loss, from initial weights that
+tend to 0 and with experts that learn much faster than the router. They prove that it ends with the router w along +-z,
+|w| growing without bound, and the experts at +-v. The proof goes through three claims and a lemma. Do they hold, and
+does the end come at finite rates?
 
-    python -m routed.main --config=experiments/theory_two_gaussians.py
+    routed run --config=theory_two_gaussians
 
-From the paper: means +z and -z with |z| = 1, covariance sigma^2 I, truncated at a radius r < 1 around the mean; targets +v and
--v; f(x) = (2 p - 1) u with p = sigmoid(w^T x); squared loss; eta_u much larger than eta_w.
+From the paper: means +z and -z with |z| = 1, covariance sigma^2 I, truncated at a radius r < 1 around the mean;
+targets +v and -v; f(x) = (2 p - 1) u with p = sigmoid(w^T x); squared loss; eta_u much larger than eta_w.
 
 Rules where the paper is silent, set on seeds from 5000 on.
-  sizes       dimensions 2, 8, 32 times sigma .1, .3, 1; r = .9 (at sigma 1 almost every sample of 32 dimensions lies near it).
+  sizes       dimensions 2, 8, 32 times sigma .1, .3, 1; r = .9 (at sigma 1 almost every sample of 32 dimensions lies
+              near it).
   weights     w and u start with norm .01 in random directions; v ~ N(0, I / 10) in 10 dimensions.
-  gradient    plain SGD on fresh batches of 64: rates are small enough that the path averages over many of them.
-  rates       .5 for u, half of where its curvature (at most 2) makes it unstable; .1 for w.
-  steps       16,000: until the slowest point (sigma .1, where |w| grows in proportion to sigma^2) has |u - v| < .1 |v|.
-  claims 1-3  by quadrature over the plane of z and w: Claims 1 and 2 at the run's own w and for |w| = .3, 1, 3, 10, 30 times
-              cos(w, z) = .01, .1, .5, .9, 1; Claim 3 at w = z times the same norms. Lemma 2 on 256 random distributions of 8
-              points, another set for each seed. The smallest margin of each, relative to a scale of its own
-              (routed.models.two_experts), is claimed to be above 0.
+  gradient    plain SGD on fresh batches of 64: rates are small enough that the path averages over many batches.
+  rates       .5 for u, half of the rate at which its curvature (at most 2) makes it unstable; .1 for w.
+  steps       16,000: until the slowest point (sigma .1, where |w| grows in proportion to sigma^2) has |u - v| < .1
+              |v|.
+  claims 1-3  by quadrature over the plane of z and w: Claims 1 and 2 at the run's own w and for |w| = .3, 1, 3, 10, 30
+              times cos(w, z) = .01, .1, .5, .9, 1; Claim 3 at w = z times the same norms. Lemma 2 on 256 random
+              distributions of 8 points, another set for each seed. The smallest margin of each, relative to a scale of
+              its own (routed.models.two_experts), is claimed to be above 0.
 
-What differs from the theorem. At finite rates u does not stand at its optimum u*(w) while w is small: u*(w) grows as 1 / |w|, and
-u is as small as w. Both leave 0 together, along the direction in which the loss falls fastest, which is w = +-z already.
-|w| grows as the logarithm of time (the gradient falls as exp(-|w|)), so a run shows its growth, not its end.
+Differences from the theorem. At finite rates u does not stand at its optimum u*(w) while w is small: u*(w) grows as 1
+/ |w|, and u is as small as w. Both leave 0 together, along the direction in which the loss falls fastest, which is w =
++-z already. |w| grows as the logarithm of time (the gradient falls as exp(-|w|)), so a run shows its growth, not its
+end.
 
-Found: direction (|cos| > .9999), growth, the claims and the lemma at every point; u is within .1 of v except at sigma .1, where seeds
-with a small v are still on their way (mean .09).
+Found: direction (|cos| > .9999), growth, the claims and the lemma at every point; u is within .1 of v except at sigma
+.1, where seeds with a small v are still on their way (mean .09).
 
 Cost on 2 cores: 1 to 2 minutes.
 """

@@ -22,6 +22,8 @@ import jax
 import jaxtyping
 import pytest
 
+from tests import style
+
 #: Rooms in which shapes and types are checked at every call: those that have arrays. mypy knows the types of the others, and planning
 #: took five times as long under the checker. (The option of jaxtyping's plugin takes one package beside a checker with arguments.)
 CHECKED = (
@@ -62,6 +64,11 @@ SMALL = {
     "name": "small", "seeds": 2, "steps": 20, "eval_every": 10, "batch_size": 8, "data.clusters": 4, "data.dim": 3,
     "data.target_dim": 2, "data.samples": 32, "data.test_samples": 400, "experts.count": 4, "experts.width": 5,
 }  # fmt: skip
+
+
+def pytest_report_header(config):
+    """Returns the measures of style, which pytest prints before a whole suite."""
+    return None if config.option.file_or_dir else style.table().splitlines()
 
 
 def build_model(config):

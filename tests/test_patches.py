@@ -26,12 +26,13 @@ from routed.layer.dispatch import alone, direct, ragged
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import select
 from routed.metrics import agreement, entropies
+from routed.papers.chen2022 import patches
 from routed.plan import experiment
 from routed.plan.checks import validate, validate_sweep
 from routed.plan.config import base, problem_of, traced
 from routed.plan.runs import plan_runs
 from routed.settings.tree import flatten, from_flat, node_of, override
-from routed.tasks import TASKS, patches, task, worlds
+from routed.tasks import TASKS, task, worlds
 from routed.training import task_losses
 from routed.training.optimiser import optimiser, update
 from routed.training.program import stops, streams
@@ -313,7 +314,7 @@ def test_products_with_signals_by_hand(monkeypatch):
     assert {name: float(found[f"signals/{name}"]) for name in means} == pytest.approx(means, rel=1e-6)
     # The rows add up to 4 v0 - v1, and have squared norms of 26 and 41. Three patches of ones: 3 (5 - 1), 3 (4 - 5).
     assert float(found["theory/row_sum"]) == pytest.approx((17 / 67) ** 0.5, rel=1e-6)
-    assert found["scores"].tolist() == [[12.0, -3.0]] * patches.TRIED
+    assert found["scores"].tolist() == [[12.0, -3.0]] * patches.LEMMA_SAMPLES
     # Largest signed products: 2 and .1; 0 and 1. If the first filter is of class 0: 0 and .1; 2 and 0.
     assert found["groups"].tolist() == [0, 1] and seen(2)["groups"].tolist() == [1, 0]
     experts_only = {"signals/expert_feature", "signals/expert_second", "signals/expert_centre"}

@@ -13,7 +13,7 @@ from routed.plan.runs import plan_runs
 from tests.test_law import command as predict_command
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "launch" / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "launch" / "README.md", *sorted(ROOT.glob("docs/**/*.md")), ROOT / "BUILD_NOTES.md"]
 #: Commands of our own experiments, wherever they stand in an indented line, without what a shell does with them.
 COMMAND = re.compile(r"^    (?:.*&& )?(?:\$P|\.venv/bin/python -m routed\.main|routed run) (--config=experiments/.*)")
 COMMANDS = sorted(

@@ -1,7 +1,8 @@
 """Programs compiled for batches of runs: a mesh axis `run`, and within a device one run after the other or all at once.
 
 Two host devices that each map their runs one after the other were 1.4x faster on 2 CPU cores than one device for
-depth-3 experts, whose weights then stay in cache, and no slower than vmap for constant experts (BUILD_NOTES.md).
+depth-3 experts, whose weights then stay in cache, and no slower than vmap for constant experts
+(docs/measurements/gmm.md).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ BRIEF, STEP = 5e10, 1e7
 #: `xla_cpu_parallel_codegen_split_count=1`: with it a program from the cache rounds otherwise than a fresh one.
 LITTLE_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 #: For the start of a run: mostly random draws, on which LLVM spends two thirds of its time for no speed
-#: (BUILD_NOTES.md).
+#: (docs/measurements/compiling.md).
 LESS_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 1}
 
 
@@ -265,7 +266,7 @@ def compile_lowered(
     """Compiles with the options of `effort`; on a CPU, YNNPACK fuses the operations that `fuse` names, and no others.
 
     YNNPACK slows batched products down. Reductions: twice the speed for the softmax of a router, a third of the
-    processor time lost for the softmax of attention (BUILD_NOTES.md, section 4).
+    processor time lost for the softmax of attention (docs/decisions/dispatch-and-kernels.md).
     """
     options = {"xla_cpu_experimental_ynn_fusion_type": fuse, **(effort or {})} if platform() == "cpu" else {}
     while options:

@@ -30,7 +30,7 @@ from routed.system.platform import platform_of
 from routed.system.progress import Progress, Work
 from routed.training.problem import ProblemPart
 
-#: Default number of runs of a batch: on a CPU, and on each device of another platform (BUILD_NOTES.md, section 4).
+#: Default number of runs of a batch: on a CPU, and on each device of another platform (docs/measurements/pods.md).
 TOGETHER, TOGETHER_EACH = 16, 4
 
 #: Further arrays of the base seed for figures of classes, and the types that store them.

@@ -3,7 +3,7 @@
 Scores lie transposed, keys before queries: the maximum and the sum of a softmax then go along whole vectors, where XLA:CPU takes one number after
 the other along the last axis, and four of the seven products have no transposed factor. What is kept for the gradient is the logarithm of each
 softmax's sum, of which one exponential makes the weights again (as Dao et al. 2022 do): the scores themselves are never in memory as a whole, and
-nor is the bias, which a head spreads over queries and keys while it is at work (`python -m routed.bench lm`; BUILD_NOTES.md, section 4).
+nor is the bias, which a head spreads over queries and keys while it is at work (`python -m routed.bench lm`; docs/measurements/lm.md).
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from routed.tasks import (
     crossed,
     gmm,
     images,
-    patches,
     stripes,
 )
 from routed.tasks.task import SHARED, Task, World
@@ -14,7 +13,6 @@ TASKS: dict[str, Task] = {
     "gmm": gmm.TASK,
     "crossed": crossed.TASK,
     "images": images.TASK,
-    "patches": patches.TASK,
     "stripes": stripes.TASK,
 }
 

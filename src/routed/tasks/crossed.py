@@ -1,8 +1,8 @@
 """Two independent mixtures of Gaussians in orthogonal subspaces, of which one alone decides the target (ours).
 
-A sample is in one of C relevant and, whatever that is, in one of C irrelevant clusters: C^2 cells, which are what it is
-judged by. A share s of the squared distances between cells lies where nothing matters for the target; what is between
-them in all does not depend on s.
+A sample is in one of C relevant clusters and, independently, in one of C irrelevant clusters. The C^2 pairs are the
+cells, and routing is judged by cells. A share s of the squared distances between cells lies in the irrelevant mixture;
+the total distance does not depend on s.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from routed.tasks.worlds import clusters_of, posterior, separated
 class Fixed(NamedTuple):
     """One constellation of centres at separation 1, a random frame, and a target per relevant cluster.
 
-    Both mixtures have the same constellation, so that neither is easier to find; relevant clusters differ along the
-    first half of the frame's columns, irrelevant ones along the second half.
+    Both mixtures use the same constellation, so that neither is easier to find. Relevant clusters differ along the
+    first half of the frame's columns, irrelevant clusters along the second half.
     """
 
     centres: Float[Array, "C D"]
@@ -39,7 +39,10 @@ class Draws(NamedTuple):
 
 
 def fixed(keys: Key[Array, " n"], data) -> Fixed:
-    """Centres and N(0, I) targets, those of `gmm` of the same seed, and the frame: rotated, as Adam tells axes apart."""
+    """Draws the centres and N(0, I) targets of `gmm` with the same seed, and the frame.
+
+    The frame is rotated at random, since Adam distinguishes coordinate axes.
+    """
     size = 2 * data.dim
     frame, _ = jnp.linalg.qr(jax.random.normal(jax.random.fold_in(keys[0], 1), (size, size)))
     return Fixed(
@@ -50,7 +53,10 @@ def fixed(keys: Key[Array, " n"], data) -> Fixed:
 
 
 def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
-    """Cells, all equally likely, so that the irrelevant cluster tells nothing of the relevant one; N(0, I) noise in all dimensions."""
+    """Draws cells, all equally likely, and N(0, I) noise in all dimensions.
+
+    The irrelevant cluster is independent of the relevant cluster.
+    """
     return Draws(
         cluster=clusters_of(cluster_key, (size,), data.clusters**2),
         noise=jax.random.normal(noise_key, (size, len(fixed.frame))),
@@ -58,10 +64,10 @@ def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """x = c (sqrt(1 - s) F_1 mu_a + sqrt(s) F_2 mu_b) + noise, y = v_a, for the cell of relevant a and irrelevant b.
+    """Computes x = c (sqrt(1 - s) F_1 mu_a + sqrt(s) F_2 mu_b) + noise and y = v_a for the cell (a, b).
 
-    Cells (a, b) and (a', b') are c^2 ((1 - s) |mu_a - mu_a'|^2 + s |mu_b - mu_b'|^2) apart, squared: at least c^2 D if
-    they differ in both. The variance between cells is c^2 mean |mu - mean mu|^2 at every s.
+    The squared distance of cells (a, b) and (a', b') is c^2 ((1 - s) |mu_a - mu_a'|^2 + s |mu_b - mu_b'|^2): at least
+    c^2 D where both clusters differ. The variance between cells is c^2 mean |mu - mean mu|^2 at every s.
     """
     centres, frame, targets = world.fixed
     relevant, irrelevant = draws.cluster % data.clusters, draws.cluster // data.clusters
@@ -71,18 +77,18 @@ def batch(world: World, draws: Draws, data) -> Batch:
 
 
 def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
-    """E[y|x] = sum_a p(a|x) v_a. What is orthogonal to F_1 is independent of a, so p(a|x) = p(a|F_1^T x).
+    """Computes E[y|x] = sum_a p(a|x) v_a, where p(a|x) = p(a|F_1^T x).
 
-    At s = 1 all p(a|x) are 1 / C: it is the mean of the v_a, whose loss is 1, and only who sees the cell, the oracle,
-    has less.
+    Directions orthogonal to F_1 are independent of a. At s = 1 every p(a|x) is 1 / C: the prediction is the mean of
+    the v_a, with loss 1, and only an oracle that sees the cell has a lower loss.
     """
     centres, frame, targets = world.fixed
-    seen = batch.x @ frame[:, : centres.shape[1]]
-    return posterior(seen, jnp.sqrt(1 - data.share) * data.separation * centres) @ targets
+    relevant = batch.x @ frame[:, : centres.shape[1]]
+    return posterior(relevant, jnp.sqrt(1 - data.share) * data.separation * centres) @ targets
 
 
 def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
-    """Which cells make up a relevant, and an irrelevant, cluster."""
+    """Returns the membership of cells in relevant and in irrelevant clusters."""
     del world
     cell = jnp.arange(data.clusters**2)
     numbers = {"relevant": cell % data.clusters, "irrelevant": cell // data.clusters}
@@ -90,9 +96,9 @@ def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
 
 
 def at(world: World, step, data) -> World:
-    """From step `data.shift` on, the mixtures have changed places: what lay along one half of the frame lies along the other.
+    """Swaps the two mixtures from step `data.shift` on: each lies along the other half of the frame.
 
-    At s = .5 inputs have the same law as before, and only what decides the target is another.
+    At s = .5 the law of the inputs stays the same, and only the target depends on the other mixture.
     """
     frame, shifted = world.fixed.frame, (data.shift > 0) & (step >= data.shift)
     frame = jnp.where(shifted, jnp.roll(frame, frame.shape[1] // 2, axis=1), frame)

@@ -1,7 +1,7 @@
 """Mixtures of spherical Gaussians with a constant or a linear target per cluster (Dikkala et al. 2023, 3.1-3.2).
 
-Ours: clusters in groups, far from the origin, of unequal sizes in training, and with noise in the targets that are
-trained on.
+Our additions: clusters in groups, clusters far from the origin, clusters of unequal size in training, and noise in the
+training targets.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from routed.settings.setting import Setting, at_least, refuse, within
 from routed.tasks.task import Task, World
 from routed.tasks.worlds import clusters_of, posterior, separated
 
-#: With `data.groups`: how much farther apart groups' centres are than the clusters' around them, and what of a target's
-#: variance is its group's.
+#: With `data.groups`: the distance of groups in units of the distance of clusters within a group, and the share of a
+#: target's variance that its group has.
 SPREAD, SHARED = 3.0, 0.9
 
 
 class Draws(NamedTuple):
-    """Samples before the cluster centres are added."""
+    """Samples without the centres of their clusters."""
 
     cluster: Int[Array, " T"]
     noise: Float[Array, "T D"]
@@ -39,7 +39,10 @@ class Fixed(NamedTuple):
 
 
 def fixed(keys: Key[Array, " n"], data) -> Fixed:
-    """Centres (0 in the spurious dimensions), and N(0, I) targets (linear: N(0, I/dim), so that y has variance |w|^2 ~ 1)."""
+    """Draws centres, which are 0 in the spurious dimensions, and N(0, I) targets.
+
+    A linear target has weights N(0, I / dim), so that y has variance |w|^2, about 1.
+    """
     around = SPREAD * _of_groups(keys[0], data.dim, data) if data.groups else 0.0
     centres = separated(keys[0], data.clusters, data.dim, around)
     centres = jnp.pad(centres, ((0, 0), (0, data.spurious_dims)))
@@ -49,27 +52,30 @@ def fixed(keys: Key[Array, " n"], data) -> Fixed:
 
 
 def _targets(key: PRNGKeyArray, size: int, data) -> Float[Array, "C P"]:
-    """N(0, I); with groups sqrt(SHARED) of a group's vector and sqrt(1 - SHARED) of the cluster's own, which is N(0, I) as well."""
-    own = jax.random.normal(key, (data.clusters, size))
+    """Draws N(0, I) vectors; with groups sqrt(SHARED) of the group's vector plus sqrt(1 - SHARED) of the cluster's."""
+    of_clusters = jax.random.normal(key, (data.clusters, size))
     if not data.groups:
-        return own
-    return jnp.sqrt(SHARED) * _of_groups(key, size, data) + jnp.sqrt(1 - SHARED) * own
+        return of_clusters
+    return jnp.sqrt(SHARED) * _of_groups(key, size, data) + jnp.sqrt(1 - SHARED) * of_clusters
 
 
 def _of_groups(key: PRNGKeyArray, size: int, data) -> Float[Array, "C P"]:
-    """A N(0, I) vector of its group for each cluster: cluster c is in group c mod data.groups."""
+    """Draws an N(0, I) vector for each group and returns it for each cluster: cluster c is in group c mod data.groups."""
     drawn = jax.random.normal(jax.random.fold_in(key, 1), (data.groups, size))
     return drawn[jnp.arange(data.clusters) % data.groups]
 
 
 def frequencies(data) -> Float[Array, " C"]:
-    """The probability of each cluster among training samples: proportional to (c + 1) ** -data.imbalance (Zipf)."""
+    """Returns the probabilities of clusters in training: proportional to (c + 1) ** -data.imbalance (Zipf)."""
     weight = (1.0 + jnp.arange(data.clusters)) ** -data.imbalance
     return weight / weight.sum()
 
 
 def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
-    """Clusters and N(0, I) noise; what is only of training samples is left out of test samples, which have no key of clusters."""
+    """Draws clusters and N(0, I) noise; imbalance and label noise are for training samples only.
+
+    Test samples have no `cluster_key`.
+    """
     del fixed
     cluster, error = clusters_of(cluster_key, (size,), data.clusters), None
     if cluster_key is not None and data.imbalance:
@@ -80,7 +86,7 @@ def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """x = mu_c + noise + offset; y = v_c, or w_c^T (x - mu_c), or x itself; plus data.label_noise times the error of a training sample."""
+    """Computes x = mu_c + noise + offset, and y = v_c, w_c^T (x - mu_c) or x, plus the label noise of training."""
     x = world.fixed.centres[draws.cluster] * data.separation + draws.noise + data.offset
     target = world.fixed.targets[draws.cluster]
     if data.target == "linear":
@@ -90,7 +96,7 @@ def batch(world: World, draws: Draws, data) -> Batch:
 
 
 def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
-    """E[y|x] in closed form: sum_c p(c|x) y_c(x)."""
+    """Computes E[y|x] = sum_c p(c|x) y_c(x)."""
     if data.target == "input":
         return batch.x
     centres, targets = world.fixed.centres * data.separation, world.fixed.targets
@@ -104,7 +110,10 @@ def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
 
 
 def variance(world: World, data) -> Scalar:
-    """constant: mean_c |v_c - mean v|^2; linear: mean_c |w_c|^2, as y = w_c^T noise has mean 0; input: that of x, whose offset is none."""
+    """Computes the variance of the target.
+
+    constant: mean_c |v_c - mean v|^2; linear: mean_c |w_c|^2, since y = w_c^T noise has mean 0; input: the variance of x.
+    """
     centres, targets = world.fixed
     if data.target == "linear":
         return (targets**2).sum(-1).mean()
@@ -114,13 +123,12 @@ def variance(world: World, data) -> Scalar:
 
 
 def _spread(points: Float[Array, "C P"]) -> Scalar:
-    """Mean squared distance from their mean."""
+    """Computes the mean squared distance of points from their mean."""
     return ((points - points.mean(0, keepdims=True)) ** 2).sum(-1).mean()
 
 
 def _outputs(data) -> int:
-    whole = data.dim + data.spurious_dims
-    return {"constant": data.target_dim, "linear": 1, "input": whole}[data.target]
+    return {"constant": data.target_dim, "linear": 1, "input": data.dim + data.spurious_dims}[data.target]
 
 
 def _check(config: ConfigDict) -> None:
@@ -151,8 +159,7 @@ TASK = Task(
         "groups": Setting(
             0,
             "groups that clusters are in: centres lie around those of their groups, three times as far apart, and .9 "
-            "of a target's"
-            " variance is its group's; 0: none",
+            "of a target's variance is its group's; 0: none",
             at_least(0),
         ),
         "imbalance": Setting(

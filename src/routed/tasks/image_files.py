@@ -1,4 +1,4 @@
-"""Labelled images from the files their users know, decoded and checked: MNIST's IDX, CIFAR's binary version, TFDS."""
+"""Labelled images from well-known file formats, decoded and checked: MNIST's IDX, CIFAR's binary version, TFDS."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from jaxtyping import Int32, UInt8
 from routed.contracts import UserError
 from routed.tasks.prepared import newest
 
-#: Classes, and training and test images of each, of artificial images; and their shape.
+#: Artificial images: classes, training and test images of each class, and the shape of an image.
 CLASSES, TRAIN, TEST, SHAPE = 10, 200, 50, (16, 16, 3)
 
 
 class Images(NamedTuple):
-    """Training and test images with their classes, which are 0 to K-1 and all there."""
+    """Training and test images with classes 0 to K - 1, each of which has an image."""
 
     train_x: UInt8[np.ndarray, "N H W C"]
     train_y: Int32[np.ndarray, " N"]
@@ -31,7 +31,7 @@ class Images(NamedTuple):
 
 
 class Split(NamedTuple):
-    """One split as it was read; errors name `labels`, where the labels come from."""
+    """One split of the files; `labels` is the source of the labels, for error messages."""
 
     x: np.ndarray
     y: np.ndarray
@@ -41,7 +41,7 @@ class Split(NamedTuple):
 class ImageSet(NamedTuple):
     """Images in files of their own format: `read(folder)` -> (training part, test part, classes).
 
-    `files` says what they are, for who has to fetch them; empty where nothing is read.
+    `files` describes the files for a user who has to fetch them; empty if the set reads no file.
     """
 
     read: Callable[[pathlib.Path], tuple[Split, Split, int]]
@@ -50,7 +50,7 @@ class ImageSet(NamedTuple):
 
 @functools.lru_cache(maxsize=2)
 def load(name: str, directory: str) -> Images:
-    """The images of `name` (idx, cifar10, cifar100, tfds:NAME, patterns) in `directory`, read once in a process.
+    """Reads the images of `name` (idx, cifar10, cifar100, tfds:NAME, patterns) in `directory`, once in a process.
 
     Raises:
       UserError: a file is missing or damaged, labels are out of range, a class has no image.
@@ -71,7 +71,7 @@ def load(name: str, directory: str) -> Images:
 
 
 def digest(images: Images) -> str:
-    """A hash of the decoded arrays: equal digests, equal images in equal order, whatever the files."""
+    """Hashes the decoded arrays: equal digests mean equal images in equal order, whatever the file format."""
     total = hashlib.sha256()
     for array in images:
         total.update(f"{array.dtype} {array.shape} ".encode())
@@ -84,7 +84,7 @@ def _again(name: str) -> str:
 
 
 def _refuse_labels(part: Split, classes: int, mend: str) -> None:
-    """Refuses classes that are not 0 to `classes` - 1, each with an image."""
+    """Raises UserError unless the classes are 0 to `classes` - 1 and each has an image."""
     present = set(np.unique(part.y).tolist())
     if wrong := present - set(range(classes)):
         raise UserError(f"{part.labels}: label {max(wrong)}, expected 0 to {classes - 1}; {mend}")
@@ -96,7 +96,7 @@ def _refuse_labels(part: Split, classes: int, mend: str) -> None:
 
 
 def _find(folder: pathlib.Path, names: list[str], image_set: str) -> pathlib.Path:
-    """The first of `names` that is a file in the folder."""
+    """Returns the first of `names` that is a file in the folder."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -106,7 +106,7 @@ def _find(folder: pathlib.Path, names: list[str], image_set: str) -> pathlib.Pat
 
 
 def _content(path: pathlib.Path, name: str) -> bytes:
-    """The bytes of a file, unzipped where they are gzip, whatever its name."""
+    """Returns the bytes of a file; gzip is decompressed, whatever the file's name."""
     try:
         data = path.read_bytes()
         return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
@@ -131,7 +131,7 @@ def _idx_part(folder: pathlib.Path, split: str) -> Split:
 
 
 def _idx_array(folder: pathlib.Path, split: str, what: str, axes: int) -> tuple[np.ndarray, pathlib.Path]:
-    """Magic number (two zeros, type 8 for bytes, the number of axes), an int32 for each axis, and the bytes."""
+    """Decodes an IDX file: magic number (0, 0, type 8 for bytes, number of axes), an int32 for each axis, the bytes."""
     names = [f"{split}-{what}{dot}idx{axes}-ubyte{end}" for dot in "-." for end in ("", ".gz")]
     path = _find(folder, names, "idx")
     data, header, magic = _content(path, "idx"), 4 + 4 * axes, bytes((0, 0, 8, axes))
@@ -151,15 +151,15 @@ def _idx_array(folder: pathlib.Path, split: str, what: str, axes: int) -> tuple[
 
 def _cifar10(folder: pathlib.Path) -> tuple[Split, Split, int]:
     train = [f"data_batch_{i}.bin" for i in range(1, 6)]
-    return *(_records(folder, names, "cifar10", 1) for names in (train, ["test_batch.bin"])), 10  # type: ignore[return-value]
+    return _records(folder, train, "cifar10", 1), _records(folder, ["test_batch.bin"], "cifar10", 1), 10
 
 
 def _cifar100(folder: pathlib.Path) -> tuple[Split, Split, int]:
-    return *(_records(folder, [name], "cifar100", 2) for name in ("train.bin", "test.bin")), 100  # type: ignore[return-value]
+    return _records(folder, ["train.bin"], "cifar100", 2), _records(folder, ["test.bin"], "cifar100", 2), 100
 
 
 def _records(folder: pathlib.Path, names: list[str], image_set: str, labels: int) -> Split:
-    """Records of `labels` bytes, of which the last is the class, and an image: red, then green, then blue rows."""
+    """Decodes records of `labels` bytes, whose last byte is the class, and an image: red, green, then blue rows."""
     nested = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}[image_set]
     size, pieces = labels + 3072, []
     for name in names:
@@ -176,8 +176,8 @@ def _records(folder: pathlib.Path, names: list[str], image_set: str, labels: int
 
 
 def _tfds(name: str, directory: str) -> tuple[Split, Split, int]:
-    """The newest version that TFDS prepared below its data_dir, read without TensorFlow."""
-    import tensorflow_datasets as tfds  # here, as it costs half a second
+    """Reads the newest version that TFDS prepared below its data_dir, without TensorFlow."""
+    import tensorflow_datasets as tfds  # imported here, since the import takes half a second
 
     builder, path = newest(directory, name)
     features = builder.info.features
@@ -185,7 +185,8 @@ def _tfds(name: str, directory: str) -> tuple[Split, Split, int]:
         raise UserError(
             f"{path}: has {', '.join(features)}, expected image and label; name another data set in data.images"
         )
-    return *(_tfds_part(builder, path, split) for split in ("train", "test")), features["label"].num_classes  # type: ignore[return-value]
+    classes = features["label"].num_classes
+    return _tfds_part(builder, path, "train"), _tfds_part(builder, path, "test"), classes
 
 
 def _tfds_part(builder: Any, path: pathlib.Path, split: str) -> Split:
@@ -208,7 +209,7 @@ def _tfds_part(builder: Any, path: pathlib.Path, split: str) -> Split:
 
 
 def _patterns(folder: pathlib.Path) -> tuple[Split, Split, int]:
-    """A smooth random pattern a class, the same everywhere; an image is one, shifted around by up to 2 pixels, with noise."""
+    """Makes a smooth random pattern for each class; an image is a pattern with noise, shifted by up to 2 pixels."""
     del folder
     rng = np.random.default_rng(0)
     spectrum = np.fft.fft2(rng.normal(size=(CLASSES, *SHAPE)), axes=(1, 2))

@@ -18,14 +18,14 @@ from routed.tasks import image_files
 from routed.tasks.image_files import SETS, Images, digest, load
 from routed.tasks.task import Task, World
 
-#: Images that scenes are made of, and nothing else: they have attributes.
+#: Images of faces, which have attributes and no class: for scenes only.
 FACES = "celeba"
 #: Training images whose pixels are summed at once.
 BLOCK = 1000
 
 
 class Shared(NamedTuple):
-    """All images, shared by all runs: those for training, then those for tests, with class i % C at place i of these."""
+    """All images, shared by all runs: training images, then test images, whose i-th has class i % C."""
 
     pixels: UInt8[np.ndarray, "N H W C"]
     label: Int32[np.ndarray, " N"]
@@ -34,14 +34,14 @@ class Shared(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Which image, counted through both parts, and the vector beside it."""
+    """The number of an image, counted through both parts, and the vector beside the image."""
 
     image: Int[Array, " T"]
     vector: Float[Array, "T V"]
 
 
 def source(data) -> Images:
-    """The images that `data.images` and `data.directory` name.
+    """Returns the images that `data.images` and `data.directory` name.
 
     Raises:
       UserError: missing or damaged files, or another number of classes than data.clusters.
@@ -50,28 +50,27 @@ def source(data) -> Images:
     classes = int(images.train_y.max()) + 1
     if classes != data.clusters:
         raise UserError(
-            f"config key data.clusters={data.clusters}: the images (data.images={data.images!r}) have {classes} "
-            f"classes; set"
-            f" data.clusters={classes}"
+            f"config key data.clusters={data.clusters}: the images (data.images={data.images!r}) have {classes}"
+            f" classes; set data.clusters={classes}"
         )
     return images
 
 
 def digest_of(data) -> str:
-    """Equal digests, equal images."""
+    """Returns a digest of the images: equal digests mean equal images."""
     source(data)
     return digest_of_files(data.images, data.directory)
 
 
 def shared_arrays(data) -> Shared:
-    """The images with the mean and standard deviation of each channel (in [0, 1]) over the training images."""
+    """Returns the images with the mean and standard deviation of each channel (in [0, 1]) over the training images."""
     source(data)
     return _shared(data.images, data.directory)
 
 
 @functools.lru_cache(maxsize=2)
 def digest_of_files(name: str, directory: str) -> str:
-    """Equal digests, equal images, hashed once."""
+    """Returns a digest of the images, which are hashed once in a process."""
     return f"images {name} {digest(load(name, directory))}"
 
 
@@ -89,7 +88,7 @@ def _shared(name: str, directory: str) -> Shared:
 
 
 def in_turn(labels: Int32[np.ndarray, " N"]) -> Integer[np.ndarray, " M"]:
-    """Indices with class i % C at place i, until a class has no further image."""
+    """Returns indices such that the i-th has class i % C, until a class has no further image."""
     counts = np.bincount(labels)
     order = np.argsort(labels, kind="stable").astype(np.int64)
     starts = np.cumsum(counts) - counts
@@ -97,7 +96,7 @@ def in_turn(labels: Int32[np.ndarray, " N"]) -> Integer[np.ndarray, " M"]:
 
 
 def moments(pixels: UInt8[np.ndarray, "N H W C"]) -> tuple[Float32[np.ndarray, " C"], Float32[np.ndarray, " C"]]:
-    """Mean and standard deviation of each channel, pixels in [0, 1]; a channel that is the same everywhere has 1."""
+    """Computes mean and standard deviation of each channel, pixels in [0, 1]; a constant channel has deviation 1."""
     channels = pixels.shape[-1]
     sums = np.zeros((2, channels))
     for block in np.array_split(pixels, math.ceil(len(pixels) / BLOCK)):
@@ -109,31 +108,31 @@ def moments(pixels: UInt8[np.ndarray, "N H W C"]) -> tuple[Float32[np.ndarray, "
 
 
 def fixed(keys: Key[Array, " n"], data) -> Float[Array, "C V"]:
-    """N(0, I/V) weights for each class, so that y has variance |w|^2 ~ 1."""
+    """Draws N(0, I / V) weights for each class, so that y has variance |w|^2, about 1."""
     return jax.random.normal(keys[1], (data.clusters, data.dim)) / jnp.sqrt(data.dim)
 
 
 def draw(
     fixed: Float[Array, "C V"], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data
 ) -> Draws:
-    """Images, each with an N(0, I) vector: test images in turn; training images in random order, again and again.
+    """Draws images, each with an N(0, I) vector: test images in turn, training images in repeated random order.
 
-    Fresh samples are any training images with vectors that nobody has seen.
+    Fresh samples are random training images with new vectors.
     """
     del fixed
     images = source(data)
-    train, tests, place = len(images.train_y), data.clusters * np.bincount(images.test_y).min(), jnp.arange(size)
+    train, tests, number = len(images.train_y), data.clusters * np.bincount(images.test_y).min(), jnp.arange(size)
     if cluster_key is None:
-        image = train + place % tests
+        image = train + number % tests
     elif data.fresh:
         image = jax.random.randint(cluster_key, (size,), 0, train)
     else:
-        image = jax.random.permutation(cluster_key, train)[place % train]
+        image = jax.random.permutation(cluster_key, train)[number % train]
     return Draws(image, jax.random.normal(noise_key, (size, data.dim)))
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """x = the image, each channel with mean 0 and variance 1 over the training images; y = w_class^T vector."""
+    """Computes x, the image with channels of mean 0 and variance 1 over the training images, and y = w_class^T vector."""
     pixels, labels, mean, std = world.shared
     image, label = jnp.asarray(pixels)[draws.image].astype(jnp.float32) / 255, jnp.asarray(labels)[draws.image]
     y = (world.fixed[label] * draws.vector).sum(-1, keepdims=True)
@@ -141,12 +140,12 @@ def batch(world: World, draws: Draws, data) -> Batch:
 
 
 def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
-    """y itself: the class of an image is no chance, however hard to see."""
+    """Returns y: the class of an image is not random, however difficult it is to see."""
     return batch.y
 
 
 def variance(world: World, data) -> Scalar:
-    """mean_c |w_c|^2, as y = w_c^T v has mean 0."""
+    """Computes mean_c |w_c|^2, since y = w_c^T v has mean 0."""
     return (world.fixed**2).sum(-1).mean()
 
 
@@ -155,14 +154,15 @@ def _dims(data) -> int:
 
 
 def check_directory(config: ConfigDict, faces: bool = False) -> None:
-    """Settings only: classes and shapes are looked at when the files are read.
+    """Raises UserError if no folder is named, or if faces are asked for by a task that needs classes.
 
-    `faces`: a task of attributes, which need no class.
+    Only settings are checked here: classes and shapes are checked when the files are read. `faces`: the task needs no
+    class.
     """
     if config.data.images == FACES and not faces:
         refuse("data.images", FACES, "faces have attributes and no class; use data.name=scenes")
-    made = config.data.images in SETS and not SETS[config.data.images].files
-    if not made and not config.data.directory:
+    artificial = config.data.images in SETS and not SETS[config.data.images].files
+    if not artificial and not config.data.directory:
         raise UserError(
             f"config key data.directory is empty: name the folder with the files of data.images={config.data.images!r}"
         )
@@ -173,7 +173,7 @@ SIDE = Setting(32, "pixels of a side to which scenes are reduced", at_least(4))
 
 
 def shrunk(x: Float[Array, "B H W C"], times: int) -> Float[Array, "B h w C"]:
-    """Means of squares of so many pixels a side."""
+    """Averages squares of `times` pixels a side."""
     samples, height, width, channels = x.shape
     return x.reshape(samples, height // times, times, width // times, times, channels).mean((2, 4))
 

@@ -27,10 +27,10 @@ LABELS = Setting(
 
 
 def read_table(path: pathlib.Path) -> list[Row]:
-    """The rows of a table of text, label and perhaps language.
+    """Reads a table with the columns text, label and perhaps language.
 
     Raises:
-      UserError: missing, not UTF-8, without a column or without a row.
+      UserError: a missing file, another encoding than UTF-8, a missing column, or no row.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -42,8 +42,8 @@ def read_table(path: pathlib.Path) -> list[Row]:
                 raise UserError(
                     f"{path}: no column {missing[0]!r} in its head; a head names text, label and perhaps language"
                 )
-            own = path.name.rpartition("-")[0]
-            rows = [Row(line["text"] or "", line["label"] or "", line.get("language") or own) for line in reader]
+            name = path.name.rpartition("-")[0]
+            rows = [Row(line["text"] or "", line["label"] or "", line.get("language") or name) for line in reader]
     except FileNotFoundError:
         raise UserError(f"{path}: missing; every table has a training and a test part") from None
     except UnicodeDecodeError as error:

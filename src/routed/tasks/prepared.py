@@ -9,12 +9,12 @@ from routed.contracts import UserError
 
 
 def newest(directory: str, name: str) -> tuple[Any, pathlib.Path]:
-    """The builder of the newest version of `name` below TFDS's data_dir, set to read ArrayRecord, and its folder.
+    """Returns the builder of the newest version of `name` below TFDS's data_dir, for ArrayRecord, and its folder.
 
     Raises:
-      UserError: it is not there, or prepared in a format that only TensorFlow reads.
+      UserError: the data set is missing, or has a format that only TensorFlow reads.
     """
-    import tensorflow_datasets as tfds  # here, as it costs half a second
+    import tensorflow_datasets as tfds  # imported here, since the import takes half a second
 
     infos = pathlib.Path(directory).expanduser().glob(f"{name}/*/dataset_info.json") if directory else ()
     folders = sorted((path.parent for path in infos), key=_version)
@@ -25,15 +25,14 @@ def newest(directory: str, name: str) -> tuple[Any, pathlib.Path]:
         )
     try:
         builder, wanted = tfds.builder_from_directory(folders[-1]), tfds.core.FileFormat.ARRAY_RECORD
-    except Exception as error:  # of a damaged JSON file: of TFDS, of protobuf, of the disk
+    except Exception as error:  # damaged JSON raises errors of TFDS, protobuf or the disk
         raise UserError(
             f"data.directory={directory}: {folders[-1]} cannot be read ({type(error).__name__}); prepare {name} again"
         ) from error
     if wanted not in builder.info.available_file_formats():
         raise UserError(
-            f"data.directory={directory}: {folders[-1]} is prepared as {builder.info.file_format.value}; convert it "
-            f"where"
-            " TensorFlow is installed: python -m tensorflow_datasets.scripts.convert_format"
+            f"data.directory={directory}: {folders[-1]} is prepared as {builder.info.file_format.value}; convert it"
+            " where TensorFlow is installed: python -m tensorflow_datasets.scripts.convert_format"
             f" --dataset_version_dir={folders[-1]} --out_file_format=array_record"
         )
     if builder.info.file_format != wanted:

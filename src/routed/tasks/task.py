@@ -1,4 +1,4 @@
-"""A task: a generator of samples, as pure functions of the config node `data`, and what it says of itself."""
+"""A task: a generator of samples as pure functions of the config node `data`, with its declarations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from routed.settings.setting import COUNT, POSITIVE, Setting, accept, at_least
 
 
 class World(NamedTuple):
-    """What was drawn once per seed, the training and test samples, and arrays that all runs share."""
+    """Values drawn once per seed, training samples, test samples, and arrays that all runs share."""
 
     fixed: Any
     train: Any
@@ -22,13 +22,16 @@ class World(NamedTuple):
 
 
 class DrawFixed(Protocol):
-    """What is drawn once per seed: centres and targets, say. The keys [2] are consumed."""
+    """Draws what all samples of a seed share, such as centres and targets. The keys [2] are consumed."""
 
     def __call__(self, keys: Key[Array, " n"], data: Any) -> Any: ...
 
 
 class DrawSamples(Protocol):
-    """`size` samples, from a key for their clusters (None: test samples, every cluster equally often) and one for their noise."""
+    """Draws `size` samples, from a key for clusters and a key for noise.
+
+    Without `cluster_key` the samples are test samples, with every cluster equally often.
+    """
 
     def __call__(
         self, fixed: Any, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data: Any
@@ -36,37 +39,37 @@ class DrawSamples(Protocol):
 
 
 class MakeBatch(Protocol):
-    """The batch of some drawn samples. Traced settings are applied here, so that a world serves all of their values."""
+    """Makes the batch of drawn samples. Traced settings are applied here, so that a world serves all of their values."""
 
     def __call__(self, world: World, draws: Any, data: Any) -> Batch: ...
 
 
 class Predict(Protocol):
-    """E[y|x] in closed form."""
+    """Computes E[y|x] in closed form."""
 
     def __call__(self, world: World, batch: Batch, data: Any) -> Float[Array, "B O"]: ...
 
 
 class Watch(Protocol):
-    """Columns (and arrays) that say what was learned in the words of the part. The key is consumed."""
+    """Computes columns and arrays of a part at an evaluation. The key is consumed."""
 
     def __call__(self, params: Any, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]: ...
 
 
 def watch_nothing(params: Any, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]:
-    """No columns of its own."""
+    """Computes nothing."""
     del params, world, test, key
     return {}
 
 
 class WorldAt(Protocol):
-    """The world as it is at a step: of data that change while a run trains. Evaluations see that of their step."""
+    """Returns the world at a step, for data that change during training. Evaluations use the world of their step."""
 
     def __call__(self, world: World, step: Any, data: Any) -> World: ...
 
 
 def unchanged(world: World, step: Any, data: Any) -> World:
-    """Data that do not change in training."""
+    """Returns the same world at every step."""
     del step, data
     return world
 
@@ -74,9 +77,8 @@ def unchanged(world: World, step: Any, data: Any) -> World:
 class Task(NamedTuple):
     """A generator of samples. `data` is the config node of that name, with arrays for its traced settings.
 
-    `tokens` is what the router gets of a token: rows, patches or images. `targets` maps each value of `data.target` to
-    what a loss has to fit: a vector, the input, a sign (-1 or 1), a class (one-hot) or a density (y itself, of which a
-    model says how likely it is).
+    `tokens` is the shape of a token for the router: rows, patches or images. `targets` maps each value of `data.target`
+    to the kind of target: vector, input, sign (-1 or 1), class (one-hot) or density (a model gives the likelihood of y).
     """
 
     tokens: str
@@ -84,37 +86,35 @@ class Task(NamedTuple):
     fixed: DrawFixed
     draw: DrawSamples
     batch: MakeBatch
-    #: Numbers of a sample, of its target, and of `Batch.side`; clusters that routing is judged by.
+    #: Numbers of a sample, of its target, and of `Batch.side`; number of labels by which routing is judged.
     dims: Callable[[Any], int]
     outputs: Callable[[Any], int] = lambda data: 1
     side: Callable[[Any], int] = lambda data: 0
     labels: Callable[[Any], int] = lambda data: data.clusters
-    #: Tokens of a sample that are routed one by one; and how many of the labels, the first ones, are those of the only
-    #: token of a sample that decides its class (0: there is no such token).
+    #: Tokens of a sample that are routed one by one. `decisive`: the first so many labels belong to the one token that
+    #: decides the class of a sample (0: there is no such token).
     positions: Callable[[Any], int] = lambda data: 1
     decisive: int = 0
-    #: Of images: pixels of a side, where settings alone tell.
+    #: Images: pixels of a side, where the settings determine them.
     pixels: Callable[[Any], int] | None = None
-    #: Leading input dimensions that carry information, for the columns that ask what a router's weights rest on.
+    #: Leading input dimensions that carry information, for columns about a router's weights.
     signal: Callable[[Any], int] | None = None
-    #: Of targets that are a vector or the input; where they are a sign or a class, predictions are logits, and it is
-    #: refused.
+    #: For targets that are a vector or the input. Predictions of a sign or a class are logits, so `bayes` is refused.
     bayes: Predict | None = None
     #: E|y - E y|^2 in closed form (None: estimated on the test samples).
     variance: Callable[[World, Any], Scalar] | None = None
     #: Coarser clusters: name -> [labels, groups] membership.
     groupings: Callable[[World, Any], dict[str, Float[Array, "labels groups"]]] = lambda world, data: {}
     at: WorldAt = unchanged
-    #: Arrays that all runs share, in `world.shared` whenever a batch is made.
+    #: Arrays that all runs share, in `world.shared`.
     shared: Callable[[Any], Any] = lambda data: ()
-    #: Test samples are made of the same files in every seed, tuning seeds too: rates are tuned on what is reported.
+    #: True if all seeds, tuning seeds included, have the same test files: then rates are tuned on the reported samples.
     same_tests: bool = False
     watch: Watch = watch_nothing
     columns: Mapping[str, Column] = {}
-    #: What a part may ask for, by name: the cluster of a token, for one.
+    #: Names of values that other parts may read, such as the cluster of a token.
     provides: frozenset[str] = frozenset({"cluster"})
-    #: What config.json keeps of the data, which must be equal when a workdir is used again; and what the report says of
-    #: them.
+    #: A digest of the data for config.json, which must stay equal in a workdir; and a description for the report.
     digest: Callable[[Any], str] = lambda data: "generated from the seed"
     about: Callable[[Any], str] = lambda data: "generated by the task's own file; nothing is read"
     settings: Mapping[str, Setting] = {}

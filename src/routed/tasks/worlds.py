@@ -1,7 +1,7 @@
 """Worlds, and batches made of them: a world is drawn once per seed.
 
-What depends on a traced setting (separation, number of samples) is applied when a batch is made, so a world is shared
-by all points and arms of a seed (but for patches), and 1,000 training samples are the first 1,000 of 10,000.
+A traced setting (separation, number of samples) is applied when a batch is made. So all points and arms of a seed share
+a world (except for Chen's patches), and 1,000 training samples are the first 1,000 of 10,000.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def draw_world(task: Task, key: PRNGKeyArray, data, pool: int) -> World:
 def train_batch(
     task: Task, world: World, order: PRNGKeyArray, size: int, data, step: Int[Array, ""] | int = 0
 ) -> Batch:
-    """The `size` training samples of a step, by the rule of `data.fresh`, `data.whole` and `data.epochs`.
+    """Returns the `size` training samples of a step, by `data.fresh`, `data.whole` and `data.epochs`.
 
-    `order` is the key of all steps. Samples are drawn with replacement from the first `data.samples` of the pool; or
-    they are samples that nobody has seen (fresh), the first `size` of the pool in order (whole: gradient descent on all
-    of them), or the next `size` of a random order of all of them, a new one in each epoch of data.samples / size steps
-    (epochs). The world is that of the step (`Task.at`).
+    `order` is the key of all steps. Default: drawn with replacement from the first `data.samples` of the pool. fresh:
+    new samples. whole: the first `size` samples of the pool, in order (gradient descent on all samples). epochs: the
+    next `size` samples of a random order of all samples, with a new order in each epoch of data.samples / size steps.
+    The world is the world of the step (`Task.at`).
     """
     world = task.at(world, step, data)
     if data.epochs:
-        epoch, place = jnp.divmod(step, data.samples // size)
+        epoch, step_of_epoch = jnp.divmod(step, data.samples // size)
         pool = len(jax.tree.leaves(world.train)[0])
         shuffled = shuffle(jax.random.fold_in(order, epoch), pool, data.samples)
-        index = jax.lax.dynamic_slice(shuffled, (place * size,), (size,))
+        index = jax.lax.dynamic_slice(shuffled, (step_of_epoch * size,), (size,))
         return task.batch(world, jax.tree.map(lambda a: a[index], world.train), data)
     key = jax.random.fold_in(order, step)
     if data.fresh:
@@ -53,10 +53,10 @@ def train_batch(
 
 
 def shuffle(key: PRNGKeyArray, pool: int, count) -> Int[Array, " pool"]:
-    """The numbers below `count` in random order, the same whatever the pool, and behind them no more; `count` may be traced. The key is consumed.
+    """Returns the numbers below `count` in random order, then padding; `count` may be traced. The key is consumed.
 
-    Random bits above each number, and one sort: an argsort takes five times as long (pool of 1,000 on CPU: .27 against
-    .05 ms).
+    The order does not depend on the pool. Random bits above each number and one sort: an argsort takes five times as
+    long (pool of 1,000 on CPU: .27 against .05 ms).
     """
     number, last = jnp.arange(pool, dtype=jnp.uint32), jnp.asarray(count - 1, jnp.uint32)
     below = (jnp.uint32(1) << (32 - jax.lax.clz(last))) - 1  # the bits that a number below `count` needs
@@ -65,18 +65,18 @@ def shuffle(key: PRNGKeyArray, pool: int, count) -> Int[Array, " pool"]:
 
 
 def examples(task: Task, world: World, count: int, data) -> Batch:
-    """The first `count` training samples, which are as random as any."""
+    """Returns the first `count` training samples, which are a random subset."""
     index = jnp.arange(count) % data.samples
     return task.batch(world, jax.tree.map(lambda a: a[index], world.train), data)
 
 
 def test_batch(task: Task, world: World, data) -> Batch:
-    """All test samples."""
+    """Returns all test samples."""
     return task.batch(world, world.test, data)
 
 
 def variance(task: Task, world: World, data) -> Scalar:
-    """E|y - E y|^2, the loss of the best constant predictor: losses are divided by it, so 1 is trivial."""
+    """Computes E|y - E y|^2, the loss of the best constant predictor. Losses are divided by this number: 1 is trivial."""
     if task.variance is not None:
         return task.variance(world, data)
     y = test_batch(task, world, data).y
@@ -84,7 +84,7 @@ def variance(task: Task, world: World, data) -> Scalar:
 
 
 def clusters_of(key: PRNGKeyArray | None, shape: tuple[int, ...], clusters: int) -> Int[Array, "B ..."]:
-    """Clusters at random, or (without a key) in turn, so that each comes equally often."""
+    """Draws clusters at random; without a key clusters come in turn, each equally often."""
     if key is None:
         return (jnp.arange(shape[0]) % clusters).reshape(shape)
     return jax.random.randint(key, shape, 0, clusters)
@@ -93,7 +93,7 @@ def clusters_of(key: PRNGKeyArray | None, shape: tuple[int, ...], clusters: int)
 def separated(
     key: PRNGKeyArray, count: int, dim: int, around: Float[Array, "C D"] | float = 0.0
 ) -> Float[Array, "C D"]:
-    """Centres with separation 1: N(0, I) draws `around` places, scaled so that the closest pair is sqrt(dim) apart (sigma = 1)."""
+    """Draws centres with separation 1: N(0, I) plus `around`, scaled so that the closest pair is sqrt(dim) apart."""
     centres = around + jax.random.normal(key, (count, dim))
     squared = ((centres[:, None] - centres[None]) ** 2).sum(-1)
     closest = jnp.sqrt(jnp.where(jnp.eye(count, dtype=bool), jnp.inf, squared).min())
@@ -101,5 +101,5 @@ def separated(
 
 
 def posterior(x: Float[Array, "T D"], centres: Float[Array, "C D"], variance: float = 1.0) -> Float[Array, "T C"]:
-    """p(c|x) of equally likely spherical Gaussians: proportional to exp(-|x - mu_c|^2 / (2 variance))."""
+    """Computes p(c|x) of equally likely spherical Gaussians: proportional to exp(-|x - mu_c|^2 / (2 variance))."""
     return jax.nn.softmax((x @ centres.T - 0.5 * (centres**2).sum(-1)[None]) / variance)

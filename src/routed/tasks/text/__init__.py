@@ -1,4 +1,4 @@
-"""Text in many languages, in rows of one language each: with spans cut out for an encoder-decoder, or contiguous for a decoder."""
+"""Text in many languages, in rows of one language: with spans removed for an encoder-decoder, or contiguous."""
 
 from routed.tasks.text.bigram import bigram_loss
 from routed.tasks.text.corpus import Corpus, load

@@ -1,6 +1,6 @@
-"""Artificial languages, made on the spot: their own alphabets, words and grammars, nothing to fetch.
+"""Artificial languages with alphabets, words and grammars of their own: no file is read.
 
-Some share an alphabet, some even their words, so that a token does not give its language away.
+Some languages share an alphabet, and some share their words, so that a token does not identify its language.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALPHABETS = {
     "georgian": ("აეიოუ", "ბგდვზთკლმნპრსტ"),
 }
 
-#: Code (of the range that ISO 639 leaves to private use) -> alphabet, number of its words, number of its grammar.
+#: Language code (from the private range of ISO 639) -> alphabet, number of its lexicon, number of its grammar.
 LANGUAGES = {
     "qaa": ("latin", 0, 0),
     "qab": ("latin", 1, 1),
@@ -35,7 +35,7 @@ LANGUAGES = {
     "qda": ("georgian", 5, 7),
 }
 
-CLASSES = 6  # of words; a grammar says which class follows which
+CLASSES = 6  # classes of words; a grammar gives the probability that a class follows another
 
 RANKS = 250  # words of a class
 
@@ -43,13 +43,13 @@ TOPICS = 8  # half of the words of a document are of its topic
 
 STOP = 0.1  # probability that a sentence ends after a word
 
-WORDS = 120  # of a document, full stops included
+WORDS = 120  # words of a document, full stops included
 
 DOCUMENTS = {"train": 500, "validation": 100}
 
 
 def artificial(data: ConfigDict) -> Source:
-    """The same text on every machine and in every run."""
+    """Returns artificial text, the same on every machine and in every run."""
 
     def documents(language: str, split: str, damage: Damage) -> Iterator[str]:
         del damage
@@ -60,19 +60,19 @@ def artificial(data: ConfigDict) -> Source:
 
 @functools.lru_cache(maxsize=len(LANGUAGES) * len(SPLITS))
 def _texts(language: str, split: str) -> list[str]:
-    """Documents of WORDS words. A Markov chain over classes draws the class, Zipf's law (1 / (rank + 2)) the word.
+    """Draws documents of WORDS words: a Markov chain draws the class, Zipf's law (1 / (rank + 2)) the word.
 
     All documents advance together, a word at a time.
     """
-    alphabet, words, grammar = LANGUAGES[language]
-    lexicon = _lexicon(alphabet, words)
+    alphabet, vocabulary, grammar = LANGUAGES[language]
+    lexicon = _lexicon(alphabet, vocabulary)
     follows = _grammar(grammar).cumsum(-1)[:, :-1]
     rng = np.random.default_rng([list(LANGUAGES).index(language), SPLITS.index(split)])
     count = DOCUMENTS[split]
 
     state = np.zeros((WORDS + 1, count), int)  # 0: a sentence ends
-    for place, chance in enumerate(rng.random((WORDS, count))):
-        state[place + 1] = (follows[state[place]] < chance[:, None]).sum(-1)
+    for step, chance in enumerate(rng.random((WORDS, count))):
+        state[step + 1] = (follows[state[step]] < chance[:, None]).sum(-1)
     zipf = np.cumsum(1 / (np.arange(RANKS) + 2))
     rank = np.searchsorted(zipf, rng.random((WORDS, count)) * zipf[-1])
     topic = rng.integers(TOPICS, size=count) * (RANKS // TOPICS) * rng.integers(2, size=(WORDS, count))
@@ -81,20 +81,20 @@ def _texts(language: str, split: str) -> list[str]:
 
 
 def _lexicon(alphabet: str, number: int) -> np.ndarray:
-    """A full stop, then RANKS words of each class, short ones at frequent ranks."""
+    """Makes a full stop, then RANKS words of each class; frequent words are short."""
     vowels, consonants = ALPHABETS[alphabet]
     syllables = [consonant + vowel for consonant in consonants for vowel in vowels]
     rng = np.random.default_rng([len(LANGUAGES), number])
-    words: dict[str, None] = {}  # an ordered set
-    while len(words) < CLASSES * RANKS:
-        length = 1 + min(3, len(words) // 40)
-        words["".join(syllables[i] for i in rng.integers(len(syllables), size=length))] = None
-    by_rank = np.array(list(words), object).reshape(RANKS, CLASSES)
+    ordered_set: dict[str, None] = {}
+    while len(ordered_set) < CLASSES * RANKS:
+        length = 1 + min(3, len(ordered_set) // 40)
+        ordered_set["".join(syllables[i] for i in rng.integers(len(syllables), size=length))] = None
+    by_rank = np.array(list(ordered_set), object).reshape(RANKS, CLASSES)
     return np.concatenate([["."], by_rank.T.ravel()])
 
 
 def _grammar(number: int) -> np.ndarray:
-    """Probability that class j follows class i; class 0 is the full stop, which follows itself never."""
+    """Draws the probabilities that class j follows class i; class 0 is the full stop, which never follows itself."""
     rng = np.random.default_rng([len(LANGUAGES) + 1, number])
     follows = rng.dirichlet(np.full(CLASSES, 0.4), CLASSES + 1) * (1 - STOP)
     follows[0] /= 1 - STOP
@@ -102,6 +102,6 @@ def _grammar(number: int) -> np.ndarray:
 
 
 def _fingerprint(language: str, split: str) -> str:
-    """Changes with this file and with NumPy, whose generators may change."""
+    """Hashes this file and NumPy's version, since generators may change between versions."""
     recipe = f"{language} {split} {np.__version__} ".encode() + pathlib.Path(__file__).read_bytes()
     return hashlib.sha256(recipe).hexdigest()

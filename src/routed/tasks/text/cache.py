@@ -1,7 +1,6 @@
-"""The folder of what is expensive to make again: trained tokenizers and tokenised text, by the hash of what made them.
+"""The cache of trained tokenizers and tokenised text, named by a hash of their inputs.
 
-An entry is a file and a note beside it, whose digest covers both: a damaged entry is never used, but named and made
-again.
+An entry is a file and a note beside the file. The note has a digest of both: a damaged entry is reported and made again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from routed.system import files
 
 
 def folder(data: ConfigDict) -> pathlib.Path:
-    """`data.cache`, made if need be.
+    """Returns the folder `data.cache`, which is made if it does not exist.
 
     Raises:
       UserError: nothing can be written there.
@@ -32,28 +31,28 @@ def folder(data: ConfigDict) -> pathlib.Path:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK):
             raise PermissionError(0, "not writable")
-    except (OSError, RuntimeError) as error:  # the latter where nobody has the name behind ~
+    except (OSError, RuntimeError) as error:  # RuntimeError: no user has the name behind ~
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"data.cache={path}: cannot be used ({reason}); name another folder") from error
     return path
 
 
 def key(*parts: str) -> str:
-    """A short hash, for a file name."""
+    """Returns a short hash for a file name."""
     return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()[:24]
 
 
 def store(path: pathlib.Path, content: bytes | Callable[[pathlib.Path], None], note: dict[str, Any]) -> None:
-    """Keeps an entry.
+    """Writes an entry, with its note last: an entry without a note does not count.
 
-    Its note, which `content` may still change while it writes, comes last: without it there is no entry.
+    `content` may change the note while it writes.
     """
     _write(path, content)
     _write(_beside(path), json.dumps(note | {"digest": _digest(path, note)}).encode())
 
 
 def note_of(path: pathlib.Path) -> dict[str, Any] | None:
-    """The note of a whole entry; None where there is none, or a damaged one, which the log names."""
+    """Returns the note of a complete entry; None if the entry is missing or damaged. The log names a damaged entry."""
     if not os.path.lexists(path) or not os.path.lexists(_beside(path)):
         return None
     try:
@@ -80,13 +79,13 @@ def _digest(path: pathlib.Path, note: dict[str, Any]) -> str:
 
 
 def _write(path: pathlib.Path, content: bytes | Callable[[pathlib.Path], None]) -> None:
-    """`files.write` for several processes that may make the same file at the same time: each writes its own first."""
-    own = path.with_name(f"{path.name}.{os.getpid()}")
+    """Writes a file that other processes may write at the same time: each process writes a file of its own first."""
+    private = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        files.write(own, content)
+        files.write(private, content)
         if path.is_dir():
             files.remove(path)
-        os.replace(own, path)
+        os.replace(private, path)
     finally:
-        for left in (own, own.with_name(f".{own.name}.writing")):
+        for left in (private, private.with_name(f".{private.name}.writing")):
             left.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Tokenised text, once: a flat array of tokens for each language and split in the cache, cut into rows when loaded."""
+"""Tokenised text: a flat array of tokens for each language and split in the cache, cut into rows when loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ CHUNK = 1 << 20
 
 
 class Cut(NamedTuple):
-    """How a text is cut: tokens of a row, those of them that are also the next row's first, ids that no piece may have; documents may have `ends`."""
+    """Rows of a text: tokens of a row, tokens that a row shares with the next row, and reserved ids.
+
+    `ends`: each document ends with END.
+    """
 
     length: int
     shared: int = 0
@@ -36,9 +39,9 @@ class Cut(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Rows of raw tokens by language, documents one behind the other; the last, partial row of a language is left out.
+    """Rows of raw tokens by language: documents stand one behind the other, and a last partial row is left out.
 
-    `digest` tells texts and tokenizer: equal digests, equal tokens. `test` is empty where the source has no such text.
+    Equal digests mean equal tokens. `test` is empty if the source has no test text.
     """
 
     languages: tuple[str, ...]
@@ -51,7 +54,9 @@ class Corpus(NamedTuple):
 
 
 def load(data: ConfigDict, cut: Cut | None = None) -> Corpus:
-    """The corpus that `config.data` describes, in rows for span corruption or by another `cut`; tokenises what is not in the cache.
+    """Loads the corpus of `config.data`, in rows for span corruption or by another `cut`.
+
+    Text that is not in the cache is tokenised.
 
     Raises:
       UserError: missing or damaged files, a vocabulary that does not fit, a language without a full row.
@@ -92,7 +97,7 @@ def load(data: ConfigDict, cut: Cut | None = None) -> Corpus:
 
 
 def _for_spans(data: ConfigDict) -> Cut:
-    """Rows that become `data.input_length` tokens when spans are cut out; every span has a sentinel."""
+    """Returns the cut whose rows become `data.input_length` tokens when spans are removed; each span has a sentinel."""
     length, target = spans.lengths(data)
     noise, _ = spans.counts(length, data.noise_density, data.mean_span)
     return Cut(length, sentinels=target - noise - 1)
@@ -106,18 +111,18 @@ def _tokens(
     name: str,
     ends: bool,
 ) -> Integer[np.ndarray, " N"]:
-    """The flat array of a text, mapped into memory. What was damaged is reported from the cache, too."""
+    """Returns the flat array of a text, mapped into memory. Damage is reported also for text from the cache."""
     if (note := cache.note_of(path)) is not None:
         for line in note["damaged"]:
             report(line)
         return np.load(path, mmap_mode="r")
 
-    found: list[str] = []
+    damaged: list[str] = []
     start = time.monotonic()
 
     def damage(line: str) -> None:
         report(line)
-        found.append(line)
+        damaged.append(line)
 
     def write(beside: pathlib.Path) -> None:
         with (
@@ -127,28 +132,29 @@ def _tokens(
             _header(file, tokenizer, 0)
             total = 0
             for texts in _chunks(documents(damage)):
-                made = tokenizers.encode(tokenizer, texts)
-                ids = np.concatenate([np.append(one, one.dtype.type(END)) for one in made] if ends else made)
+                encoded = tokenizers.encode(tokenizer, texts)
+                encoded = [np.append(ids, ids.dtype.type(END)) for ids in encoded] if ends else encoded
+                ids = np.concatenate(encoded)
                 file.write(ids.tobytes())
                 total += len(ids)
                 bar.update(len(ids))
             file.seek(0)
             _header(file, tokenizer, total)
 
-    cache.store(path, write, {"text": name, "damaged": found})
+    cache.store(path, write, {"text": name, "damaged": damaged})
     flat = np.load(path, mmap_mode="r")
     log.info("tokenised %s: %d tokens in %.1f s", name, len(flat), time.monotonic() - start)
     return flat
 
 
 def _header(file: BinaryIO, tokenizer: tokenizers.Tokenizer, total: int) -> None:
-    """Of an .npy file; of the same length for every total, as NumPy leaves room for it to grow."""
+    """Writes the header of an .npy file, which has the same length for every total: NumPy reserves room."""
     kind = np.lib.format.dtype_to_descr(np.dtype(tokenizers.dtype(tokenizer)))
     np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": (total,)})
 
 
 def _chunks(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Lists of documents of about CHUNK characters together."""
+    """Yields lists of documents of about CHUNK characters together."""
     chunk: list[str] = []
     size = 0
     for text in documents:

@@ -1,4 +1,4 @@
-"""What every source of text offers: documents of a language, one after the other, and a fingerprint of them."""
+"""Sources of text: documents of a language, one after the other, and a fingerprint of the documents."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from routed.settings.tree import nearest
 
 SPLITS = ("train", "validation")
 
-#: What a source may have beside them.
+#: A split that a source may have beside SPLITS.
 TEST = "test"
 
 #: Bytes at both ends of a file that its fingerprint reads. The end of a gzip file is the checksum of all of it.
 EDGE = 4096
 
-#: Told of every damaged file, in a line; may raise.
+#: Takes one line for each damaged file; may raise.
 Damage = Callable[[str], None]
 
 
@@ -43,27 +43,27 @@ class Source(NamedTuple):
 
 
 def choose(data: ConfigDict, available: Collection[str]) -> tuple[str, ...]:
-    """The languages that `data.languages` asks for: each once, in its order; all, sorted, where it asks for none.
+    """Returns the languages of `data.languages`, each once and in order; all languages, sorted, if the setting is empty.
 
     Raises:
-      UserError: one of them is not there.
+      UserError: a language is not available.
     """
     for language in data.languages:
         if language not in available:
-            known = ", ".join(sorted(available))
-            raise UserError(f"data.languages: no {language!r}{nearest(language, available)}; there are: {known}")
+            names = ", ".join(sorted(available))
+            raise UserError(f"data.languages: no {language!r}{nearest(language, available)}; there are: {names}")
     return tuple(dict.fromkeys(data.languages)) or tuple(sorted(available))
 
 
 def shares(sizes: Sequence[int], temperature: float) -> Float[np.ndarray, " N"]:
-    """Probability of each language: size^(1/temperature), normalised; temperature 1 is natural, infinity uniform."""
+    """Computes the probability of each language: size^(1/temperature), normalised; temperature 1 is natural, infinity uniform."""
     logs = np.log(np.maximum(sizes, 1))
     power = np.exp((logs - logs.max()) / temperature)  # relative to the largest, as 10^6 to the power 1000 is infinite
     return power / power.sum()
 
 
 def whole_fingerprint(path: pathlib.Path) -> str:
-    """A hash of all that a file holds: of plain text, which may be edited anywhere."""
+    """Hashes the whole content of a file, for plain text, which may be edited anywhere."""
     total = hashlib.sha256()
     with open_file(path) as file:
         while part := file.read(2**20):
@@ -72,9 +72,9 @@ def whole_fingerprint(path: pathlib.Path) -> str:
 
 
 def fingerprint(paths: Iterable[pathlib.Path]) -> str:
-    """A hash of names, sizes and both ends of the files: cheap, and the same wherever they lie.
+    """Hashes names, sizes and both ends of files: cheap, and independent of their folder.
 
-    Of formats that end in a checksum, or that nobody edits.
+    For formats that end in a checksum, or that nobody edits.
     """
     total = hashlib.sha256()
     for path in paths:
@@ -88,7 +88,7 @@ def fingerprint(paths: Iterable[pathlib.Path]) -> str:
 
 
 def open_file(path: pathlib.Path) -> BinaryIO:
-    """A file of text, open.
+    """Opens a file of text.
 
     Raises:
       UserError: it cannot be read, or is a folder, a pipe, a link that leads nowhere.
@@ -102,29 +102,29 @@ def open_file(path: pathlib.Path) -> BinaryIO:
 
 
 def unreadable(path: pathlib.Path, error: OSError) -> UserError:
-    """What to say of a file of text, or a folder of them, that cannot be read."""
+    """Returns the error for a file or a folder of text that cannot be read."""
     return UserError(
         f"cannot read {path} ({error.strerror}): make it readable, or leave its language out of data.languages"
     )
 
 
 def size_of(file: BinaryIO) -> int:
-    """Bytes of an open file."""
+    """Returns the number of bytes of an open file."""
     return os.fstat(file.fileno()).st_size
 
 
-def damage_rule(data: ConfigDict, found: list[str]) -> Damage:
-    """What `data.damaged` does with a damaged file: `skip` collects it in `found`, `refuse` raises UserError."""
+def damage_rule(data: ConfigDict, damaged: list[str]) -> Damage:
+    """Returns the rule of `data.damaged`: `skip` collects a damaged file in `damaged`, `refuse` raises UserError."""
 
     def report(line: str) -> None:
         if data.damaged == "refuse":
             raise UserError(f"{line}: fetch it again, or set data.damaged=skip (now refuse) to do without the rest")
-        found.append(line)
+        damaged.append(line)
 
     return report
 
 
 def because(damaged: Sequence[str]) -> str:
-    """How many files are damaged, and the first of them, as the end of a sentence; nothing where none is."""
+    """Returns the end of a sentence: the number of damaged files and the first file; empty if no file is damaged."""
     more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
     return f": {len(damaged)} damaged files: {damaged[0]}{more}" if damaged else ""

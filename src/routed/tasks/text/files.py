@@ -1,6 +1,6 @@
-"""Plain text: `train.txt`, `valid.txt` and `test.txt` in a folder, as enwik8, text8 and WikiText are laid out.
+"""Plain text: `train.txt`, `valid.txt` and `test.txt` in a folder, like enwik8, text8 and WikiText.
 
-UTF-8, maybe one long line.
+UTF-8; a file may be one long line.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from routed.tasks.text.documents import Damage, Source, choose, open_file, size_
 #: split -> its file.
 FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
 
-#: The only language, as nobody says which it is.
+#: The name of the only language, which plain files do not tell.
 LANGUAGE = "text"
 
-#: Bytes of a piece of text that is tokenised as one, at least, where there is so much.
+#: Least number of bytes of a piece, which is tokenised as one text.
 PIECE = 1 << 16
 
 
 def files(data: ConfigDict) -> Source:
-    """The three files of `data.directory`; a piece ends behind a space or a line.
+    """Returns the text of the three files of `data.directory`; a piece ends behind a space or a line.
 
-    A file that another begins or ends with is told of.
+    The log warns of a file that is the begin or the end of another file.
 
     Raises:
       UserError: a file that is missing, cannot be read, or is not UTF-8.
@@ -44,8 +44,12 @@ def files(data: ConfigDict) -> Source:
     for pair in itertools.combinations(paths.values(), 2):
         whole, part = sorted(pair, key=lambda path: path.stat().st_size, reverse=True)
         if _begins_or_ends_with(whole, part):
-            words = "%s: all of %s is in %s too: what is held out has been seen; split the text without overlap"
-            log.warning(words, directory, part.name, whole.name)
+            log.warning(
+                "%s: all of %s is in %s too: what is held out has been seen; split the text without overlap",
+                directory,
+                part.name,
+                whole.name,
+            )
 
     def documents(language: str, split: str, damage: Damage) -> Iterator[str]:
         del language, damage
@@ -66,15 +70,15 @@ def files(data: ConfigDict) -> Source:
 
 
 def _begins_or_ends_with(whole: pathlib.Path, part: pathlib.Path) -> bool:
-    """Is a file the other's head or tail, as `head` and `tail` make one, or a copy of it? What was cut out of its middle takes a search."""
-    with open_file(whole) as file, open_file(part) as other:
-        size, room = size_of(other), size_of(file) - size_of(other)
-        return size > 0 <= room and any(_alike_from(file, start, other) for start in {0, room})
+    """True if `part` equals the begin or the end of `whole`. A part from the middle would take a search."""
+    with open_file(whole) as file, open_file(part) as part_file:
+        size, room = size_of(part_file), size_of(file) - size_of(part_file)
+        return size > 0 <= room and any(_equal_from(file, start, part_file) for start in {0, room})
 
 
-def _alike_from(file: BinaryIO, start: int, other: BinaryIO) -> bool:
-    file.seek(start), other.seek(0)
-    return all(part == file.read(len(part)) for part in iter(lambda: other.read(PIECE), b""))
+def _equal_from(file: BinaryIO, start: int, part_file: BinaryIO) -> bool:
+    file.seek(start), part_file.seek(0)
+    return all(part == file.read(len(part)) for part in iter(lambda: part_file.read(PIECE), b""))
 
 
 def _pieces(path: pathlib.Path) -> Iterator[str]:
@@ -82,7 +86,7 @@ def _pieces(path: pathlib.Path) -> Iterator[str]:
         left = b""
         while read := file.read(PIECE):
             read = left + read
-            end = 1 + max(read.rfind(b" "), read.rfind(b"\n"))  # of UTF-8 no part of another character
+            end = 1 + max(read.rfind(b" "), read.rfind(b"\n"))  # in UTF-8 neither byte is part of another character
             piece, left = read[:end], read[end:]
             if piece:
                 yield _text(piece, path)

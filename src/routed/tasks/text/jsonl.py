@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.tasks.text.documents import Damage, Source, choose, fingerprint, open_file, size_of, unreadable
 
-#: Bytes of a line that are read at once; what is longer is no document, and would fill the memory.
+#: Bytes of a line that are read at once: a longer line is not a document, and would fill the memory.
 LONGEST = 1 << 26
 
 NAME = "c4-{stem}.tfrecord-{index:05d}-of-{count:05d}.json.gz"
@@ -24,26 +24,26 @@ PATTERN = re.compile(r"c4-(.+)\.tfrecord-(\d{5})-of-(\d{5})\.json\.gz")
 
 
 def mc4_jsonl(data: ConfigDict) -> Source:
-    """The shards in `data.directory`, whose lines are {"text", "timestamp", "url"}; the name tells the language.
+    """Returns the text of the shards in `data.directory`; lines are {"text", "timestamp", "url"}, names tell the language.
 
     Raises:
       UserError: not such a directory, a language that is not in it, or a shard that is missing.
     """
-    there = _listed(data.directory)
+    paths = _listed(data.directory)
     directory = pathlib.Path(data.directory).expanduser()
-    found = defaultdict(set)  # en or en-validation -> {(index, count)}
-    for path in there:
+    shards_of = defaultdict(set)  # en or en-validation -> {(index, count)}
+    for path in paths:
         # Printable: a name that is not UTF-8 tells no language.
         if (match := PATTERN.fullmatch(path.name)) and path.name.isprintable():
-            found[match[1]].add((int(match[2]), int(match[3])))
-    if not found:
+            shards_of[match[1]].add((int(match[2]), int(match[3])))
+    if not shards_of:
         example = NAME.format(stem="LANG", index=0, count=1)
         raise UserError(f"data.directory={data.directory}: no mC4 shards in it (names like {example})")
 
-    languages = choose(data, {stem.removesuffix("-validation") for stem in found})
+    languages = choose(data, {stem.removesuffix("-validation") for stem in shards_of})
     stems = {(language, "train"): language for language in languages}
     stems |= {(language, "validation"): f"{language}-validation" for language in languages}
-    shards = {key: _complete(directory, stem, found[stem]) for key, stem in stems.items()}
+    shards = {key: _complete(directory, stem, shards_of[stem]) for key, stem in stems.items()}
 
     def documents(language: str, split: str, damage: Damage) -> Iterator[str]:
         for path in shards[language, split]:
@@ -63,21 +63,21 @@ def _listed(name: str) -> list[pathlib.Path]:
         if name and directory.is_dir():
             return list(directory.iterdir())
         problem = "no such folder"
-    except (OSError, RuntimeError) as error:  # the latter where ~ is of nobody
+    except (OSError, RuntimeError) as error:  # RuntimeError: no user has the name behind ~
         problem = f"cannot be read ({getattr(error, 'strerror', error)})"
     raise UserError(f"data.directory={name!r}: {problem}; name the one that holds mC4's shards")
 
 
-def _complete(directory: pathlib.Path, stem: str, found: set[tuple[int, int]]) -> list[pathlib.Path]:
-    """The paths of a whole set, in order; refused where one is missing or two sets are mixed."""
-    counts = sorted({count for _, count in found})
+def _complete(directory: pathlib.Path, stem: str, shards: set[tuple[int, int]]) -> list[pathlib.Path]:
+    """Returns the paths of a complete set, in order; raises UserError for a missing shard or for two mixed sets."""
+    counts = sorted({count for _, count in shards})
     if len(counts) > 1:
         raise UserError(
             f"data.directory={directory}: c4-{stem} has shards of {len(counts)} different sets "
             f"(of {' and of '.join(map(str, counts))}): keep one set"
         )
     count = counts[0] if counts else 1
-    missing = sorted(set(range(count)) - {index for index, _ in found})
+    missing = sorted(set(range(count)) - {index for index, _ in shards})
     if missing:
         first = NAME.format(stem=stem, index=missing[0], count=count)
         raise UserError(
@@ -93,10 +93,10 @@ def _size(path: pathlib.Path) -> int:
 
 
 def _read(path: pathlib.Path, damage: Damage) -> Iterator[str]:
-    """Texts up to where the file is damaged."""
-    kept = bad = 0
+    """Yields the texts of a shard up to the point of damage."""
+    good = bad = 0
     with open_file(path) as raw:
-        end = "" if size_of(raw) else "empty file"  # which gzip takes for an empty text
+        end = "" if size_of(raw) else "empty file"  # gzip would read an empty text
         try:
             with gzip.open(raw) as file:
                 while line := file.readline(LONGEST):
@@ -106,13 +106,13 @@ def _read(path: pathlib.Path, damage: Damage) -> Iterator[str]:
                     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                         bad += 1
                         continue
-                    kept += 1
+                    good += 1
                     yield text
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             end = str(error)
         except OSError as error:
             raise unreadable(path, error) from error
     if end:
-        damage(f"{path.name} is damaged after {kept} documents ({end})")
+        damage(f"{path.name} is damaged after {good} documents ({end})")
     if bad:
-        damage(f"{path.name} has {bad} lines that are not JSON with a text, beside {kept} that are")
+        damage(f"{path.name} has {bad} lines that are not JSON with a text, beside {good} that are")

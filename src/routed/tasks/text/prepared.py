@@ -13,15 +13,15 @@ from routed.tasks.text.documents import Damage, Source, choose, fingerprint
 
 NAME = "c4/multilingual"
 
-#: Records read at once.
+#: Records that are read at once.
 BLOCK = 256
 
 
 def tfds(data: ConfigDict) -> Source:
-    """The newest version below `data.directory`, TFDS's data_dir; splits are called LANG and LANG-validation.
+    """Returns the text of the newest version below `data.directory`, TFDS's data_dir; splits are called LANG and LANG-validation.
 
     Raises:
-      UserError: nothing prepared there, another format than ArrayRecord, or a shard that is missing.
+      UserError: no prepared data set, another format than ArrayRecord, or a shard that is missing.
     """
     builder, folder = newest(data.directory, NAME)
     splits = builder.info.splits
@@ -49,7 +49,7 @@ def tfds(data: ConfigDict) -> Source:
             block = range(start, min(start + BLOCK, len(records)))
             try:
                 texts = [record["text"].decode(errors="replace") for record in records.__getitems__(block)]
-            except RuntimeError as error:  # ArrayRecord compares the checksum of what it reads
+            except RuntimeError as error:  # ArrayRecord verifies a checksum
                 lost, reason = lost + len(block), str(error)
                 continue
             yield from texts

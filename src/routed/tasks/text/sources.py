@@ -1,4 +1,4 @@
-"""Where text comes from, by the config key `data.name`, and the settings of any text."""
+"""Sources of text, by the config key `data.name`, and the settings of any text."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from routed.tasks.text.prepared import tfds
 
 
 class TextSource(NamedTuple):
-    """A source of text: `open` reads where it lies; a router of a language model gets the features of a hidden layer.
+    """A source of text: `open(data)` returns the text; routers get the features of a hidden layer.
 
-    `about(data)` ends the sentence that says what the data are; `floors(data, rows)` says what losses nobody can fall
-    below, or only who uses more than he names: columns `eval/NAME`.
+    `about(data)` is the end of the sentence that describes the data. `floors(data, rows)` are lower bounds of the loss,
+    for models with different knowledge: columns `eval/NAME`.
     """
 
     open: Callable[[Any], Source]

@@ -1,8 +1,7 @@
-"""Cluster structure: the label and the cluster are signals among the patches of a sample (Chen et al. 2022, Definition 3.1).
+"""Patches with a label signal and a cluster signal (Chen et al. 2022, Definition 3.1).
 
-A sample of cluster k has, in random order, one patch each of: its feature y alpha v_k, which carries the label; its
-centre beta c_k, which carries the cluster; another cluster's feature with a random sign, eps gamma v_k'; and patches of
-noise.
+A sample of cluster k has, in random order: the feature y alpha v_k, which carries the label; the centre beta c_k, which
+carries the cluster; another cluster's feature with a random sign, eps gamma v_k'; and patches of noise.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from routed.tasks.worlds import clusters_of
 #: Patches of a sample that carry signals.
 SIGNALS = 3
 
-#: Test samples on which the lemmas are tried, sizes of the change in their scores, and points of the integral over the
-#: noise.
-TRIED, CHANGES, POINTS = 64, (1e-3, 0.1, 1.0), 512
+#: Test samples for the lemmas, sizes of the change in their scores, and points of the integral over the noise.
+LEMMA_SAMPLES, CHANGES, POINTS = 64, (1e-3, 0.1, 1.0), 512
 
 
 class Signals(NamedTuple):
@@ -35,19 +33,19 @@ class Signals(NamedTuple):
 
 
 def fixed(keys: Key[Array, " n"], data) -> Signals:
-    """Gaussian vectors, made orthonormal."""
+    """Draws Gaussian vectors and makes them orthonormal."""
     basis, _ = jnp.linalg.qr(jax.random.normal(keys[0], (data.dim, 2 * data.clusters)))
     return Signals(*jnp.split(basis.T, 2))
 
 
 def draw(fixed: Signals, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Batch:
-    """Whole samples, so that no step has to make them of their parts.
+    """Draws whole samples, so that no training step assembles them.
 
     y is the label, -1 or 1, or its class as one-hot.
     """
     keys = jax.random.split(noise_key, 8)
     cluster = clusters_of(cluster_key, (size,), data.clusters)
-    other = (cluster + jax.random.randint(keys[0], (size,), 1, data.clusters)) % data.clusters
+    other_cluster = (cluster + jax.random.randint(keys[0], (size,), 1, data.clusters)) % data.clusters
     label, sign = (jax.random.rademacher(key, (size, 1), jnp.float32) for key in keys[1:3])
 
     def strength(key, low, high):
@@ -55,7 +53,7 @@ def draw(fixed: Signals, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArr
 
     feature = label * strength(keys[3], data.alpha_low, data.alpha_high) * fixed.features[cluster]
     centre = strength(keys[4], data.beta_low, data.beta_high) * fixed.centres[cluster]
-    false = sign * strength(keys[5], data.gamma_low, data.gamma_high) * fixed.features[other]
+    false = sign * strength(keys[5], data.gamma_low, data.gamma_high) * fixed.features[other_cluster]
     sigma = data.patch_noise
     around = jax.random.normal(keys[6], (size, data.patches - SIGNALS, data.dim)) * sigma / jnp.sqrt(data.dim)
     if data.noise_outside:
@@ -70,19 +68,19 @@ def draw(fixed: Signals, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArr
 
 
 def batch(world: World, draws: Batch, data) -> Batch:
-    """The samples as they were drawn."""
+    """Returns the samples as drawn."""
     del world, data
     return draws
 
 
 def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]:
-    """What filters and router rows have in common with the signals, and the lemmas on smoothed routing.
+    """Computes products of filters and router rows with the signals, and the lemmas on smoothed routing.
 
     `products` [4, experts, clusters]: max_j |<w_mj, v_k>| of experts with features and with centres, then |<theta_m,
-    v_k>| and |<theta_m, c_k>| of the router (its Figs. 4 and 5). Columns `signals/` average over experts the largest
-    product of each, and for features the second largest too. `groups` [experts]: the cluster whose feature an expert's
-    filters favour, which at step 0 predicts whom it will serve (its Theorem 4.2). Only of experts and routers whose
-    weights are patches. The key is consumed.
+    v_k>| and |<theta_m, c_k>| of the router (Figs. 4 and 5). Columns `signals/` are means over experts of each expert's
+    largest product, and of the second largest product with features. `groups` [experts]: the cluster whose feature the
+    filters of an expert favour, which at step 0 predicts the cluster that the expert will serve (Theorem 4.2). Only for
+    experts and routers whose weights are patches. The key is consumed.
     """
     basis, experts = world.fixed, params["experts"].get("Dense_0", {}).get("kernel", jnp.zeros((1, 1)))
     dim = basis.features.shape[1]
@@ -90,9 +88,9 @@ def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Arr
         return {}
     experts = experts if experts.ndim == 3 else experts[None]  # a single model is one expert
     signed = [jnp.einsum("edf,cd->ecf", experts, signals) for signals in basis]
-    strongest = [jnp.abs(one).max(-1) for one in signed]
+    strongest = [jnp.abs(products).max(-1) for products in signed]
     two = jnp.sort(strongest[0], axis=1)[:, -2:]
-    seen = {
+    columns = {
         "signals/expert_feature": two[:, 1].mean(),
         "signals/expert_second": two[:, 0].mean(),
         "signals/expert_centre": strongest[1].max(1).mean(),
@@ -103,28 +101,32 @@ def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Arr
     arrays = {"groups": per_output.max((2, 3)).argmax(1).astype(jnp.float32)}
     rows = params["router"].get("kernel", jnp.zeros((1, 1)))
     if len(rows) != dim or "features" in params["router"]:
-        return seen
+        return columns
     routed = [jnp.abs(rows.T @ signals.T) for signals in basis]
-    seen |= {
-        f"signals/router_{name}": one.max(1).mean() for name, one in zip(("feature", "centre"), routed, strict=True)
+    columns |= {
+        f"signals/router_{name}": products.max(1).mean()
+        for name, products in zip(("feature", "centre"), routed, strict=True)
     }
-    seen["theory/row_sum"] = jnp.linalg.norm(rows.sum(1)) / jnp.maximum(jnp.linalg.norm(rows), 1e-12)
-    seen |= lemmas(test.x[:TRIED].sum(1) @ rows, key)
-    return seen | arrays | {"products": jnp.stack([*strongest, *routed])}
+    columns["theory/row_sum"] = jnp.linalg.norm(rows.sum(1)) / jnp.maximum(jnp.linalg.norm(rows), 1e-12)
+    columns |= lemmas(test.x[:LEMMA_SAMPLES].sum(1) @ rows, key)
+    return columns | arrays | {"products": jnp.stack([*strongest, *routed])}
 
 
 def chances(scores: Float[Array, "T E"]) -> Float[Array, "T E"]:
-    """P(expert e has the largest score + r_e), r uniform on [0, 1]: the integral over r_e of prod_j P(r_j < s_e + r_e - s_j)."""
+    """Computes P(expert e has the largest score + r_e) with r uniform on [0, 1].
+
+    The integral over r_e of prod_j P(r_j < s_e + r_e - s_j).
+    """
     at = (jnp.arange(POINTS) + 0.5) / POINTS
     below = jnp.clip(
         scores[:, :, None, None] - scores[:, None, :, None] + at[None, None, None], 0.0, 1.0
     )  # [T, e, j, points]
-    own = jnp.eye(scores.shape[1], dtype=bool)[None, :, :, None]
-    return jnp.where(own, 1.0, below).prod(2).mean(-1)
+    diagonal = jnp.eye(scores.shape[1], dtype=bool)[None, :, :, None]
+    return jnp.where(diagonal, 1.0, below).prod(2).mean(-1)
 
 
 def lemmas(scores: Float[Array, "T E"], key: PRNGKeyArray) -> dict[str, Scalar]:
-    """Smoothed routing, on scores h of the router and changed ones h': each lemma's column is at most 1 where it holds.
+    """Tests the lemmas on smoothed routing with scores h and changed scores h': a column is at most 1 if its lemma holds.
 
     lemma51: largest |p - p'| / (E^2 |h - h'|), in the maximum norm (Lemma 5.1). lemma_c3: largest |p_m - p_n| / (E^2
     |h_m - h_n|) of two experts, at h and at h' (Lemma C.3). lemma_c4: 1 + the largest chance of an expert whose score
@@ -132,8 +134,8 @@ def lemmas(scores: Float[Array, "T E"], key: PRNGKeyArray) -> dict[str, Scalar]:
     """
     experts, p = scores.shape[1], chances(scores)
     worst, pairs = [], [_steepest(scores, p)]
-    for change, one in zip(CHANGES, jax.random.split(key, len(CHANGES)), strict=True):
-        moved = scores + change * jax.random.normal(one, scores.shape)
+    for change, change_key in zip(CHANGES, jax.random.split(key, len(CHANGES)), strict=True):
+        moved = scores + change * jax.random.normal(change_key, scores.shape)
         then = chances(moved)
         apart = jnp.abs(then - p).max(1) / (experts**2 * jnp.abs(moved - scores).max(1))
         worst.append(apart.max())
@@ -148,13 +150,16 @@ def lemmas(scores: Float[Array, "T E"], key: PRNGKeyArray) -> dict[str, Scalar]:
 
 
 def _steepest(scores: Float[Array, "T E"], p: Float[Array, "T E"]) -> Scalar:
-    """Largest |p_m - p_n| / (E^2 |h_m - h_n|) over pairs of experts; float32 cannot tell differences below 1e-5 from 0."""
+    """Computes the largest |p_m - p_n| / (E^2 |h_m - h_n|) over pairs of experts.
+
+    float32 cannot distinguish score differences below 1e-5 from 0.
+    """
     apart, chance = (jnp.abs(of[:, :, None] - of[:, None]) for of in (scores, p))
     return (chance / (scores.shape[1] ** 2 * jnp.maximum(apart, 1e-5))).max()
 
 
 def _strength(low: float, high: float, of: str) -> dict[str, Setting]:
-    """The bounds of a uniform strength."""
+    """Returns the settings for the bounds of a uniform strength."""
     return {
         "low": Setting(low, f"smallest strength of {of}", at_least(0), traced=True),
         "high": Setting(high, f"largest strength of {of}", traced=True),
@@ -263,9 +268,9 @@ TASK = Task(
     reads=("clusters", "dim"),
     settings={
         "patches": Setting(4, "patches: a feature, a centre, a false feature, and noise", at_least(SIGNALS)),
-        **{f"alpha_{end}": one for end, one in _strength(0.5, 2.0, "the feature").items()},
-        **{f"beta_{end}": one for end, one in _strength(1.0, 2.0, "the centre").items()},
-        **{f"gamma_{end}": one for end, one in _strength(0.5, 3.0, "the false feature").items()},
+        **{f"alpha_{end}": bound for end, bound in _strength(0.5, 2.0, "the feature").items()},
+        **{f"beta_{end}": bound for end, bound in _strength(1.0, 2.0, "the centre").items()},
+        **{f"gamma_{end}": bound for end, bound in _strength(0.5, 3.0, "the false feature").items()},
         "patch_noise": Setting(
             1.0, "sigma: noise patches are N(0, sigma^2 / dim), of norm sigma or so", at_least(0), traced=True
         ),
