@@ -9,15 +9,12 @@ a sweep with --shard=I/N, or one run with --coordinator (launch/README.md).
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import pathlib
 import shlex
 import sys
-import tempfile
 import time
 import types
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from routed.system import signals
@@ -29,7 +26,7 @@ from absl import flags
 from absl import logging as log
 
 from routed.contracts import UserError
-from routed.system import commands, experiments, files, supervisor
+from routed.system import commands, experiments, files, log_file, supervisor
 
 if TYPE_CHECKING:  # --help needs none of them
     import pandas as pd
@@ -244,7 +241,7 @@ def _run(command: Command) -> None:
     workdir = files.folder(WORKDIR.value or default_workdir(source, config, _OVERRIDES, SWEEP.value, SHARD.value))
     with contextlib.ExitStack() as stack:
         hosts.once(lambda: stack.enter_context(files.locked(workdir)))
-        hosts.once(lambda: stack.enter_context(_log_in(workdir)))
+        hosts.once(lambda: stack.enter_context(log_file.copied_log(workdir)))
         devices.keep_programs(workdir)
         text, sweep = shlex.join(sys.argv[1:]), command.sweep
         log.info("%s: %d points, %d runs, workdir %s", text, len(sweep), len(runs), workdir)
@@ -274,37 +271,6 @@ def _write_report(command: Command, workdir: pathlib.Path, table: pd.DataFrame) 
     with files.explained(workdir / "report.html"):
         hosts.once(lambda: summaries.append(page.write(workdir, command.module, command.config, table)))
     hosts.once(lambda: files.tell(*summaries))
-
-
-@contextlib.contextmanager
-def _log_in(workdir: pathlib.Path) -> Iterator[None]:
-    """Copies the log into the workdir, into a bucket at the end; a full disk loses lines of the log, nothing else."""
-    log_file = workdir / "routed.log"
-    with files.explained(log_file):
-        local_file = log_file
-        if files.remote(workdir):
-            with tempfile.NamedTemporaryFile(suffix=".log", delete=False) as file:
-                local_file = pathlib.Path(file.name)
-        handler = logging.FileHandler(local_file, encoding="utf-8", errors="backslashreplace")
-    handler.handleError = lambda record: None  # type: ignore[method-assign]
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.get_absl_logger().addHandler(handler)
-    try:
-        yield
-    except UserError as error:  # `run` prints it, when this file is closed
-        handler.handle(logging.LogRecord("routed", logging.ERROR, __file__, 0, "error: %s", (error,), None))
-        raise
-    finally:
-        log.get_absl_logger().removeHandler(handler)
-        with contextlib.suppress(OSError):
-            handler.close()
-        if local_file != log_file:
-            try:
-                with files.explained(log_file):
-                    earlier = log_file.read_bytes() if log_file.exists() else b""
-                    files.write(log_file, earlier + local_file.read_bytes())
-            finally:
-                local_file.unlink()
 
 
 def parse_flags(argv: list[str]) -> list[str]:

@@ -221,19 +221,10 @@ def _seeds(
     for seed in seeds:
         needed = identity(settings_of_source, source, seed, tuning) if source else ""
         key = identity(settings, side.arm, seed, tuning, needed)
-        runs.append(
-            Run(
-                key,
-                (setup.values,),
-                side.arm,
-                seed,
-                tuning,
-                side.read,
-                (*needs, needed) if needed else needs,
-                (setup.flat,),
-                needed if ARMS[side.arm].transplants else None,
-            )
-        )
+        awaited = (*needs, needed) if needed else needs
+        transplant = needed if ARMS[side.arm].transplants else None
+        points, flat_configs = (setup.values,), (setup.flat,)
+        runs.append(Run(key, points, side.arm, seed, tuning, side.read, awaited, flat_configs, transplant))
     return runs
 
 

@@ -122,7 +122,7 @@ def _side(difference: Estimate | None) -> str:
 
 
 def sentences(card: dict[str, Any], neighbours: Neighbours) -> list[str]:
-    """The sentences of sentences.txt on the scores of a card."""
+    """The sentences of sentences.jinja on the scores of a card."""
     first = neighbours.first
     gains = {name: scores["gain"] for name, scores in card["probes"].items() if scores.get("gain")}
     better = [name for name, gain in gains.items() if gain["low"] is not None and gain["low"] > 0]
@@ -131,7 +131,7 @@ def sentences(card: dict[str, Any], neighbours: Neighbours) -> list[str]:
     sides = {name: _side(difference) for name, difference in differences.items()}
     means = {name: scores["score"]["mean"] for name, scores in card["probes"].items()}
     text = pages.render(
-        "suite/sentences.txt",
+        "suite/sentences.jinja",
         names=lambda names: ", ".join(names) or "none",
         gains=gains,
         better=better,
