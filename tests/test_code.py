@@ -7,7 +7,7 @@ import pytest
 
 from routed.layer.auxiliary import AUXILIARY
 from routed.metrics.router import METRICS
-from routed.plan import code, experiment
+from routed.plan import code, experiment, experiment_files
 from routed.plan.arms import ARMS
 from routed.plan.config import base
 from routed.plan.runs import plan_runs, read_by
@@ -69,7 +69,7 @@ def files(tmp_path, monkeypatch):
     """A folder with the experiment my.py and the modules that it imports; tables are as before afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(experiment, "LOADED", loaded := {})
+    monkeypatch.setattr(experiment_files, "LOADED", loaded := {})
     monkeypatch.setattr(code, "LOADED", loaded)
     for table in (ROUTERS, METRICS, AUXILIARY):
         for name in ("mine", "other"):
@@ -173,7 +173,7 @@ def test_a_part_made_in_a_loop_and_one_that_another_file_loads(files):
     )
     write(files)
     inside, _ = loaded(files)
-    experiment.LOADED.clear()
+    experiment_files.LOADED.clear()
     assert code.code_of(experiment.configure(str(files / "outer.py"), [])[1]) == inside
 
 

@@ -50,7 +50,7 @@ def test_every_variant_is_consistent(file, figure, scale):
     runs = plan_runs(config, sweep)  # validates every point and arm
     assert len({r.key for r in runs}) == len(runs)
     columns = {key for point in sweep for key in point if key not in PLANNED}
-    rows = {(r.arm, *((k, place[k]) for k in sorted(columns))): r.arm for r in runs for place in r.places}
+    rows = {(r.arm, *((k, place[k]) for k in sorted(columns))): r.arm for r in runs for place in r.flat_configs}
     base = flatten(config)
 
     @cache

@@ -10,30 +10,10 @@ import pytest
 from absl import logging as log
 
 from routed.system import progress
-from routed.system.forecast import Course, Stretch, pace, seconds_left, share_done
-from routed.system.progress import Progress
+from routed.system.progress import Progress, Work
 
 #: A run of the headline with 2 seeds on 2 CPU cores: its groups, then what its progress was told, with the clock.
 RECORDED = json.loads((pathlib.Path(__file__).parent / "golden" / "progress.json").read_text())
-
-
-def test_the_pace_of_a_course_and_what_is_left_of_others():
-    """2 s a step and 6 an evaluation; 40 s of compiling where it is still to come; half the cost, half the time of steps."""
-    seen = (Stretch(0, 1, 6.0), Stretch(1, 0, 2.0), Stretch(9, 1, 24.0))
-    assert pace(seen) == pytest.approx((2.0, 6.0))
-    begun = Course("a", 100, 11, cost=10.0, steps_done=10, evaluations_done=2, stretches=seen, compiling=40.0)
-    assert seconds_left([begun]) == pytest.approx(90 * 2 + 9 * 6)
-    # All steps of the first take 200 s for a cost of 10; 2 evaluations of the other 12 s, and its compiling 40.
-    assert seconds_left([begun, Course("b", 7, 2, cost=5.0)]) == pytest.approx(234 + 100 + 12 + 40)
-    # Two of three steps of the other were done before this process.
-    assert seconds_left([begun, Course("b", 3, 2, 6.0, steps_done=2)]) == pytest.approx(234 + 40 + 12 + 40)
-    assert seconds_left([begun._replace(stretches=seen[:2])]) is None  # one stretch with a step, which is slow
-    assert share_done([begun, Course("b", 3, 2, 6.0, steps_done=2)]) == pytest.approx((1 + 4) / 16)
-
-
-def test_a_pace_is_never_negative():
-    """More evaluations in less time would ask for it; then steps explain all."""
-    assert pace((Stretch(10, 0, 10.0), Stretch(10, 5, 5.0))) == pytest.approx((0.75, 0.0))
 
 
 class Clock:
@@ -54,24 +34,41 @@ def clock(monkeypatch):
 
 def follow(clock, groups, events):
     """(moment, seconds left then) after each event of a run: ("begin", group), ("compiled", s), ("advance", steps, evaluations, s)."""
-    shown, told = Progress([Course(*group) for group in groups], 9), []
+    progress = Progress([Work(name, steps, cost) for name, steps, _, cost in groups], 9)
+    predictions = []
     for kind, *rest in events:
         if kind == "begin":
-            shown.begin(*rest)
+            progress.begin(*rest)
             continue
         clock.now += rest[-1]
         if kind == "compiled":
-            shown.compiled(*rest)
+            progress.compiled(*rest)
         else:
-            shown.advance(*rest[:-1], step=0, loss=0.0)
-            told.append((clock.now, seconds_left(shown.courses)))
-    return told
+            progress.report(rest[0], step=0, loss=0.0)
+            predictions.append((clock.now, progress.seconds_left()))
+    return predictions
 
 
 def astray(told, after=60.0):
     """The largest share by which what is left is mistaken after so many seconds; a twentieth of the whole is forgiven."""
     end = told[-1][0]
     return max((abs(left - (end - now)) - 0.05 * end) / (end - now) for now, left in told if after <= now < end)
+
+
+def test_what_is_left_is_predicted_by_cost(clock):
+    """10 of 100 steps of a cost of 10 take 32 s: 32 s for a cost of 1; and 40 s of compiling where it is still to come."""
+    progress = Progress([Work("a", 100, 10.0), Work("b", 3, 6.0)], 2)
+    progress.begin(0)
+    clock.now += 40
+    progress.compiled(40.0)
+    assert progress.seconds_left() is None
+    clock.now += 32
+    progress.report(10, 10, 0.5)
+    assert progress.seconds_left() == pytest.approx(32 * (9 + 6) + 40)
+    progress.begin(1)
+    progress.resume(2)  # by an earlier process
+    assert progress.seconds_left() == pytest.approx(32 * (9 + 2) + 40)
+    assert progress.fraction_done() == pytest.approx((1 + 4) / 16)
 
 
 def test_a_recorded_run_ends_when_it_was_said_to(clock):
@@ -109,13 +106,13 @@ def test_log_lines_appear_above_the_bar(clock, monkeypatch):
     terminal, handler = Terminal(), log.get_absl_handler().python_handler
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(handler, "stream", terminal)
-    followed = Progress([Course("learned E=4", 100, 5, 1.0)], 3)
+    followed = Progress([Work("learned E=4", 100, 1.0)], 3)
     followed.begin(0)
     clock.now += 1
-    followed.advance(10, 1, 10, 0.25)
+    followed.report(10, 10, 0.25)
     handler.stream.write("a line of the log\n")
     clock.now += 1
-    followed.advance(10, 0, 20, 0.125)
+    followed.report(10, 20, 0.125)
     assert re.search(r" 20 %\|.*\| batch 1 of 3, .*; learned E=4: step 20, train loss 0.1250", terminal.getvalue())
     followed.close()
     assert handler.stream is terminal
@@ -126,19 +123,19 @@ def test_log_lines_appear_above_the_bar(clock, monkeypatch):
 def test_lines_elsewhere_say_which_batch_it_is(clock, monkeypatch):
     said = []
     monkeypatch.setattr(progress.log, "info", lambda form, *args: said.append(form % args))
-    followed = Progress([Course("a", 40, 4, 3.0), Course("b", 20, 4, 1.0)], 2)
+    followed = Progress([Work("a", 40, 3.0), Work("b", 20, 1.0)], 2)
     for course, each in ((0, 20), (1, 10)):
         followed.begin(course)
         clock.now += 5
         followed.compiled(5.0)
         for step in (10, 20):
             clock.now += 6
-            followed.advance(each, 1, step, 0.5)
+            followed.report(each, step, 0.5)
     assert said == [
         "0 % done, batch 1 of 2; compiling a",
-        "37 % done, batch 1 of 2; a: step 10, train loss 0.5000, 3.33 steps/s",
+        "37 % done, batch 1 of 2, about 00:15 left; a: step 10, train loss 0.5000, 3.33 steps/s",
         # 12 s for 40 steps with a cost of 3: 4 s for a cost of 1, and 5 s of compiling.
-        "75 % done, batch 2 of 2, about 0:09 left; compiling b",
-        "87 % done, batch 2 of 2, about 0:02 left; b: step 10, train loss 0.5000, 1.67 steps/s",
-        "100 % done, batch 2 of 2, about 0:00 left; b: step 20, train loss 0.5000, 1.67 steps/s",
+        "75 % done, batch 2 of 2, about 00:09 left; compiling b",
+        "87 % done, batch 2 of 2, about 00:02 left; b: step 10, train loss 0.5000, 1.67 steps/s",
+        "100 % done, batch 2 of 2, about 00:00 left; b: step 20, train loss 0.5000, 1.67 steps/s",
     ]

@@ -23,8 +23,7 @@ from routed.contracts import UserError
 from routed.engine import batches, checkpoint, execution, results, tables
 from routed.plan.config import problem_of
 from routed.system import files
-from routed.system.forecast import Course
-from routed.system.progress import Progress
+from routed.system.progress import Progress, Work
 from tests.test_command_line import command, refusal, write_experiment
 
 # Processes, or several programs to compile; the tests are about what is run.
@@ -187,16 +186,16 @@ def test_a_signal_saves_and_says_how_to_resume(finished, run, refused, saves, tm
 def test_a_signal_is_answered_between_two_checkpoints(finished, run, refused, saves, tmp_path, monkeypatch, at):
     """Steps that take longer than anybody waits come one by one, without a checkpoint after each."""
     monkeypatch.setattr(batches, "PATIENCE", 0.0)
-    count = Progress.advance
+    report = Progress.report
 
-    def signalled(self, steps, evaluations, step, loss):
-        count(self, steps, evaluations, step, loss)
+    def signalled(self, steps, step, loss):
+        report(self, steps, step, loss)
         if step == at:
             os.kill(os.getpid(), signal.SIGTERM)
 
     work = tmp_path / "work"
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "advance", signalled)
+        patch.setattr(Progress, "report", signalled)
         assert "interrupted and saved" in refused(work)
     before = [step for step in (10, 20, 30) if step <= at]
     assert saves == sorted({*before, at})
@@ -229,7 +228,7 @@ def test_a_checkpoint_that_says_nothing_of_its_data_goes_on(tmp_path, monkeypatc
     """As saved by a version that did not write them down; beside one of these data."""
     monkeypatch.setattr(checkpoint, "load", lambda path, meta, states, count: "loaded")
     for about in ({}, {"data": "text"}):
-        saved = tmp_path, {"runs": ["a"], "step": 10} | about
+        saved = checkpoint.Checkpoint(tmp_path, {"runs": ["a"], "step": 10} | about)
         assert batches._resumed("fresh", saved, [SimpleNamespace(key="a")], "text") == ("loaded", 10)
 
 
@@ -240,21 +239,20 @@ def test_progress_knows_all_batches_and_what_was_done_before(run, refused, saves
     saves.then = lambda count: os.kill(os.getpid(), signal.SIGTERM) if count == 2 else None
     refused(tmp_path, "--config.seeds=3")
     run(tmp_path, "--config.seeds=3")
-    assert [(one.number, one.batches) for one in followed] == [(1, 3), (3, 3)]
-    (course,) = followed[1].courses
-    assert (course.steps_done, course.evaluations_done) == (course.steps, course.evaluations) == (6 * 30, 6 * 4)
+    assert [(progress.batch, progress.batches) for progress in followed] == [(1, 3), (3, 3)]
+    assert followed[1].steps_done == [work.steps for work in followed[1].works] == [6 * 30]
 
 
 def test_a_stretch_is_what_fits_by_the_speed_of_the_last_one():
-    progress = Progress([Course("group", 100, 11, 1.0), Course("another", 100, 11, 1.0)], batches=2)
+    progress = Progress([Work("group", 100, 1.0), Work("another", 100, 1.0)], batches=2)
     progress.begin(0)
-    assert progress.within(10, 50) == 1  # nobody knows
-    progress.paced(4, 2.0)
-    progress.paced(0, 7.0)  # an evaluation says nothing
+    assert progress.steps_within(10, 50) == 1  # the pace is unknown
+    progress.measure_pace(4, 2.0)
+    progress.measure_pace(0, 7.0)  # an evaluation does not count
     # .5 s a step: 20 fit into 10 s, at most 8, at least 1.
-    assert [progress.within(10, 50), progress.within(10, 8), progress.within(0.1, 8)] == [20, 8, 1]
+    assert [progress.steps_within(10, 50), progress.steps_within(10, 8), progress.steps_within(0.1, 8)] == [20, 8, 1]
     progress.begin(1)
-    assert progress.within(10, 50) == 1
+    assert progress.steps_within(10, 50) == 1
     assert list(batches._stretches(None, 10, 20, iter([1, 20, 4, 6]).__next__)) == [
         (0, 0),
         (0, 1),
@@ -288,7 +286,7 @@ def test_a_second_sigterm_saves_as_the_first(refused, saves, tmp_path):
     assert saves == [10]
 
 
-@pytest.mark.parametrize(("dies", "left"), [("finish", True), ("empty", False)])
+@pytest.mark.parametrize(("dies", "left"), [("finish", True), ("prepare", False)])
 def test_a_peer_that_dies_while_saving_into_a_bucket_costs_no_finished_checkpoint(tmp_path, monkeypatch, dies, left):
     """A bucket renames nothing: what is at the target is the checkpoint itself, whole from meta.json on."""
 
@@ -492,7 +490,7 @@ def test_a_damaged_part_costs_its_own_runs(finished, run, refused, saves, tmp_pa
     saves.then = lambda made: None
     saves.clear()
     run(work, "--config.seeds=4")
-    assert f"{parts[0]} is damaged: what it held is run again, and nothing else" in logged(work)
+    assert f"{parts[0]} is damaged: its runs are run again, and no others" in logged(work)
     assert saves == [20, 30] + [10, 20, 30] * 2  # of 4 batches one is merged, and one goes on from its first checkpoint
     run(tmp_path / "alone", "--config.seeds=4")
     same(table(work), table(tmp_path / "alone"))

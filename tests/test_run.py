@@ -21,7 +21,6 @@ from routed.plan.config import base, canonical, problem_of, traced
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
 from routed.system import machine
-from routed.system.forecast import Stretch
 from routed.system.progress import Progress
 from routed.training import program
 from routed.training.problem import Cost
@@ -159,22 +158,22 @@ def test_the_second_call_compiles_nothing(small):
 
 
 def test_tokens_and_flops_are_those_of_the_group_that_runs(small, monkeypatch):
-    """4 steps in 2 s are 2 a second, of 100 FLOP/s: 2 x 30 tokens and 2 x 5 FLOPs in the first group, 2 x 7 and 2 x 20 in the other."""
+    """4 steps in 2 s are 2 a second, of 100 FLOP/s: 2 x 30 tokens and 2 x 5 FLOPs in one group, 2 x 7 and 2 x 20 in the other."""
     runs = plan_runs(override(small, {"arms": ("learned",)}), ({},))
-    assert execution._course(Group("a", runs, 0, 1), set()).flops is None  # samples: steps alone are told
-    costs = iter([Cost(30, 5.0), Cost(7, 20.0)])
-    watched = SimpleNamespace(watched=True, cost=lambda config: next(costs))
-    monkeypatch.setattr(execution, "problem_of", lambda config: watched)
+    group = Group("a", runs, 0, 1, problem_of(runs[0].config))
+    assert execution.work_left(group, set()).flops is None  # samples: steps alone are shown
+    costs = [Cost(30, 5.0), Cost(7, 20.0)]
+    problems = [SimpleNamespace(watched=True, cost=lambda config, cost=cost: cost) for cost in costs]
     monkeypatch.setattr(machine, "peak", lambda: 100.0)
-    courses = [execution._course(Group(name, runs, 0, 1), set()) for name in ("a", "b")]
-    followed = Progress([one._replace(stretches=(Stretch(4, 0, 2.0),), compiling=0.0) for one in courses], 2)
-    said = []
-    for course in (0, 1):
-        followed.begin(course)
-        said.append(followed._speed())
-    assert said == [", 2 steps/s, 60 tokens/s, MFU 10 %", ", 2 steps/s, 14 tokens/s, MFU 40 %"]
+    followed = Progress([execution.work_left(Group("a", runs, 0, 1, problem), set()) for problem in problems], 2)
+    texts = []
+    for i in (0, 1):
+        followed.begin(i)
+        followed.steps_unshown, followed.seconds_unshown = 4, 2.0
+        texts.append(followed._speed_text())
+    assert texts == [", 2 steps/s, 60 tokens/s, MFU 10 %", ", 2 steps/s, 14 tokens/s, MFU 40 %"]
     monkeypatch.setattr(machine, "peak", lambda: 39.0)  # of 40 FLOP/s that it takes
-    assert followed._speed().endswith("MFU unknown: other work ran while the processor's rate was measured")
+    assert followed._speed_text().endswith("MFU unknown: other work ran while the processor's rate was measured")
     followed.close()
 
 
@@ -278,7 +277,7 @@ def test_a_frozen_router_that_moved_fails_the_run(small):
     run = plan_runs(override(small, {"arms": ("frozen",)}), ({},))[0]
     history = {"router/moved": np.array([0.0, 1.0]), "test/loss": np.ones(2), "train/loss": np.ones(2)}
     with pytest.raises(UserError, match="moved"):
-        rows.rows_of(run, history, [])
+        rows.rows_of(run, history, [], problem_of(run.config))
 
 
 def test_an_option_that_xla_does_not_know_is_left_out_alone():

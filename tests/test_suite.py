@@ -15,7 +15,7 @@ from sklearn.cluster import KMeans
 
 from routed.contracts import UserError
 from routed.engine import compilation, execution
-from routed.plan import code, experiment
+from routed.plan import code, experiment_files
 from routed.plan.runs import plan_runs
 from routed.routers import ROUTERS
 from routed.suite import card, measures, probes, reference, run, subject
@@ -26,7 +26,7 @@ DOCS = pathlib.Path(__file__).parent.parent / "docs" / "suite.md"
 #: What a version of the suite stands for: a change of what probes run or how they score is a new version.
 DIGESTS = {1: "e0e13c42b3560fec"}
 #: And the code that makes scores of rows, but for comments and docstrings: words and settings are in the digest above.
-SCORED = {1: "506c6ff1ed5a6f5b"}
+SCORED = {1: "a896079c644207b4"}
 
 ROUTER = '''"""Is the nearest place the right one?"""
 
@@ -48,7 +48,7 @@ class DistanceRouter(nn.Module):
 @pytest.fixture(autouse=True)
 def one_command(monkeypatch):
     """A test is a command: it has loaded no file before, and leaves the routers that there were."""
-    monkeypatch.setattr(experiment, "LOADED", loaded := {})
+    monkeypatch.setattr(experiment_files, "LOADED", loaded := {})
     monkeypatch.setattr(code, "LOADED", loaded)
     before = dict(ROUTERS)
     yield loaded
@@ -74,7 +74,7 @@ def rows(**columns):
         "run": [f"r{i}" for i in range(count)],
         "seed": range(1, count + 1),
         "step": 100,
-        "place": 0,
+        "point": 0,
         "status": "ok",
     }
     return pd.DataFrame({**given, **{name.replace("__", "/"): values for name, values in columns.items()}})
@@ -88,9 +88,16 @@ def test_a_version_is_frozen():
 
 
 def test_how_a_version_scores_is_frozen():
-    scoring = (probes.explained, probes.mean_explained, probes.of_the_best, probes.used, probes.kept, probes.rows_at)
+    scoring = (
+        probes.explained,
+        probes.mean_explained,
+        probes.relative_to_best,
+        probes.experts_used,
+        probes.stability,
+        probes.rows_at,
+    )
     found = hashlib.sha256()
-    for function in (*scoring, measures.gradient_signal, measures.common_share):
+    for function in (*scoring, measures.gradient_signal, measures.common_fraction):
         tree = ast.parse(inspect.getsource(function)).body[0]
         assert isinstance(tree, ast.FunctionDef)
         tree.body = tree.body[1:]  # its docstring
@@ -109,16 +116,16 @@ def test_explained_by_hand():
 
 def test_a_mean_is_over_points_and_relative_to_what_is_possible():
     """Seed 1: E = .5 and 1; over bests .4 and 1 that is 1.25, cut at 1, and 1."""
-    table = rows(test__excess=[0.5, 0.0], test__bayes=[0.0, 0.0]).assign(seed=1, place=[0, 1])
+    table = rows(test__excess=[0.5, 0.0], test__bayes=[0.0, 0.0]).assign(seed=1, point=[0, 1])
     assert probes.mean_explained(table).tolist() == [0.75]
-    assert probes.of_the_best(0.4, 1.0)(table).tolist() == [1.0]
-    assert probes.of_the_best(1.0, 1.0)(table).tolist() == [0.75]
+    assert probes.relative_to_best(0.4, 1.0)(table).tolist() == [1.0]
+    assert probes.relative_to_best(1.0, 1.0)(table).tolist() == [0.75]
 
 
 def test_experts_in_use_by_hand():
     """All 16 alike: 1. One: 0. Four of 16 alike: (4 - 1) / 15 = .2."""
     table = rows(router__hard_entropy_load=np.log([16.0, 1.0, 4.0]))
-    np.testing.assert_allclose(probes.used(table), [1, 0, 0.2], atol=1e-12)
+    np.testing.assert_allclose(probes.experts_used(table), [1, 0, 0.2], atol=1e-12)
 
 
 def test_kept_choices_are_of_the_second_half():
@@ -126,7 +133,7 @@ def test_kept_choices_are_of_the_second_half():
     table = pd.concat(
         [rows(router__churn=[churn]).assign(step=step) for step, churn in ((200, 0.9), (300, 0.2), (400, 0.4))]
     )
-    assert probes.kept(table).tolist() == pytest.approx([0.7])
+    assert probes.stability(table).tolist() == pytest.approx([0.7])
 
 
 def test_what_eight_vectors_explain():
@@ -152,9 +159,9 @@ def test_what_gradients_have_in_common_by_hand():
     """Equal: (4 - 2) / 1 / 2 = 1. At right angles: (2 - 2) = 0. Opposite: below 0, cut. (2, 0) and (1, 0): (9 - 5) / 5 = .8."""
     pairs = {1.0: [[1, 0], [1, 0]], 0.0: [[1, 0], [0, 1]], 0.8: [[2, 0], [1, 0]]}
     for expected, pair in pairs.items():
-        assert float(measures.common_share(jnp.array(pair, jnp.float32))) == pytest.approx(expected)
+        assert float(measures.common_fraction(jnp.array(pair, jnp.float32))) == pytest.approx(expected)
     for nothing in ([[1, 0], [-1, 0]], [[0, 0], [0, 0]]):
-        assert float(measures.common_share(jnp.array(nothing, jnp.float32))) == 0
+        assert float(measures.common_fraction(jnp.array(nothing, jnp.float32))) == 0
 
 
 def test_seeds_follow_the_text_of_the_file_and_nothing_else(saved, one_command):
@@ -290,7 +297,7 @@ def test_a_router_that_cannot_learn_is_its_own_frozen_self():
 def made(values, suite=None, name="mine", learns=True):
     """A whole card whose probes all have these values by seed; its frozen self has half of them."""
     halves = [value / 2 for value in values]
-    told = lambda those, low=0.0: run._told(those, low=low)  # noqa: E731
+    told = lambda those, low=0.0: run._interval(those, low=low)  # noqa: E731
     one = {
         "score": told(values), "frozen": told(halves), "gain": told(halves, -1.0) if learns else None,
         "seeds": list(values), "seeds_frozen": halves,
@@ -344,7 +351,7 @@ def test_a_page_says_what_the_numbers_say():
         "suite": run.identity(False),
         "routers": {"linear": made([0.1, 0.11, 0.12], name="linear"), "mlp": made([0.5, 0.6, 0.7], name="mlp")},
     }
-    words = card.in_words(mine, reference.against(mine, known["routers"]["linear"]), "linear")
+    words = card.sentences(mine, card.neighbours_of(mine, known))
     assert (
         words[0].startswith("Learning helps in 12 of 12 probes") and "scores higher in separation, samples" in words[1]
     )

@@ -12,7 +12,9 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.engine import rows, tables
 from routed.engine.schedule import Group, Schedule
-from routed.plan.runs import Run, plan_runs
+from routed.plan.config import problem_of
+from routed.plan.run import Run
+from routed.plan.runs import plan_runs
 from routed.settings.tree import override
 from routed.system import files
 
@@ -137,7 +139,7 @@ def test_a_damaged_part_is_named_and_costs_itself(tmp_path, caplog, kind, damage
     else:
         part.write_bytes({"flipped": content, "cut": content[:-1], "empty": b""}[damage])
     table, maps = tables.read_table(tmp_path), tables.read_heatmaps(tmp_path)
-    assert f"{part} is damaged: what it held is run again, and nothing else" in caplog.text
+    assert f"{part} is damaged: its runs are run again, and no others" in caplog.text
     assert (table.run.nunique(), len(maps)) == ((2, 4) if kind == "arrow" else (4, 2))
 
 
@@ -163,15 +165,23 @@ def test_rows_of_a_run_stand_at_every_point_that_asks_for_it(small):
     sweep = tuple({"router.init_scale": scale} for scale in (1.0, 2.0))
     config = override(small, {"arms": ("learned", "dense_active")})
     first, both = ([run for run in plan_runs(config, points) if run.arm != "learned"] for points in (sweep[:1], sweep))
-    assert [run.key for run in first] == [run.key for run in both] and len(both[0].places) == 2
+    assert [run.key for run in first] == [run.key for run in both] and len(both[0].flat_configs) == 2
     history = {name: np.zeros(3) for name in ("test/loss", "train/loss", "router/moved")}
     one, two = (
-        rows.ordered(pd.DataFrame([row for run in runs for row in rows.rows_of(run, history, ["router.init_scale"])]))
+        rows.ordered(
+            pd.DataFrame(
+                [
+                    row
+                    for run in runs
+                    for row in rows.rows_of(run, history, ["router.init_scale"], problem_of(run.config))
+                ]
+            )
+        )
         for runs in (first, both)
     )
     assert len(two) == 2 * len(one) == 2 * 2 * 3  # points, seeds, evaluations
-    pd.testing.assert_frame_equal(rows.fill_places(one, both), two)
-    assert rows.fill_places(two, both) is two
+    pd.testing.assert_frame_equal(rows.fill_points(one, both), two)
+    assert rows.fill_points(two, both) is two
 
 
 def run_of(key, needs=()):
@@ -191,7 +201,7 @@ def test_runs_come_group_by_group_after_those_that_they_need(plan, size):
     for key, (group, needs, _) in enumerate(plan):
         made[group].append(run_of(key, [need for need in needs if need < key]))
     done = {str(key) for key, (_, _, finished) in enumerate(plan) if finished}
-    groups = [Group("", runs, 0, size) for runs in made if runs]
+    groups = [Group("", runs, 0, size, None) for runs in made if runs]
     schedule, expected = Schedule(groups, done), set(done)
     pending = [run for group in groups for run in group.runs if run.key not in done]
     awaited = {need for run in pending for need in run.needs}
@@ -209,7 +219,7 @@ def test_runs_come_group_by_group_after_those_that_they_need(plan, size):
 
 def test_runs_that_others_wait_for_come_first():
     """Two of six wait for the fourth and the third: in the order of places, batches of two would be 0 1, 2 3, 4 5; now 2 3, 0 1, 4 5."""
-    group = Group("", [*(run_of(i) for i in range(4)), run_of(4, [3]), run_of(5, [2])], 0, 2)
+    group = Group("", [*(run_of(i) for i in range(4)), run_of(4, [3]), run_of(5, [2])], 0, 2, None)
     schedule, taken = Schedule([group], ()), []
     while schedule:
         batch = schedule.take()[1]
@@ -219,7 +229,10 @@ def test_runs_that_others_wait_for_come_first():
 
 
 def test_the_batch_of_a_checkpoint_is_taken_only_whole():
-    first, second = Group("", [run_of(i) for i in range(4)], 0, 2), Group("", [run_of(4), run_of(5, [0])], 0, 2)
+    first, second = (
+        Group("", [run_of(i) for i in range(4)], 0, 2, None),
+        Group("", [run_of(4), run_of(5, [0])], 0, 2, None),
+    )
     schedule = Schedule([first, second], {"3"})
     for keys in (
         ["0", "4"],

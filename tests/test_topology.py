@@ -110,7 +110,10 @@ def seconds(monkeypatch, small, chip, planned=PLANNED):
     monkeypatch.setattr(
         estimate, "problem_of", lambda config: SimpleNamespace(cost=lambda config: Cost(5, 1.97e9, 1e12))
     )
-    group, mesh = Group("a group", [SimpleNamespace(config=small)] * 10, 0, 8), Mesh(np.array(jax.devices()), ("run",))
+    group, mesh = (
+        Group("a group", [SimpleNamespace(config=small)] * 10, 0, 8, None),
+        Mesh(np.array(jax.devices()), ("run",)),
+    )
     return seconds_of(planned, group, mesh, 8190.0, Topology("eight", CHIPS[chip], 8, jax.devices()))
 
 

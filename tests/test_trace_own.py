@@ -7,7 +7,7 @@ import pytest
 from routed.engine import execution
 from routed.metrics import load
 from routed.models.t5 import READ
-from routed.plan.config import base
+from routed.plan.config import base, problem_of
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
 from routed.tasks.text import SPANS
@@ -49,7 +49,7 @@ def test_a_language_model_has_traces_of_its_stacks_with_the_numbers_of_its_colum
         history[f"{stack}/choices"][-1, 0, :, 0] = tokens.language
         history[f"{stack}/choices"][-1, 0, :, 1] = 2 + RNG.integers(0, 2, len(tokens.row))
         history[f"{stack}/stale"] = history[f"{stack}/choices"]
-    execution.keep(tmp_path, [run], [history], [])
+    execution.write_finished(tmp_path, problem_of(run.config), [run], [history], [])
     traces = own.write(tmp_path, [run])
     assert [trace.folder.relative_to(tmp_path / "traces").parts[1:] for trace in traces] == [
         (stack, f"step_{step:06d}") for stack in ("decoder", "encoder") for step in (0, 4)
@@ -78,7 +78,7 @@ def test_a_run_on_samples_has_traces_with_its_clusters(tmp_path, small):
     history["choices"] = history["choices"][:, 0]
     history["choices"][-1, :, 0] = label
     history["choices"][-1, :, 1] = (label + 1) % EXPERTS
-    execution.keep(tmp_path, [run], [history], [])
+    execution.write_finished(tmp_path, problem_of(run.config), [run], [history], [])
     traces = own.write(tmp_path, [run])
     assert [trace.step for trace in traces] == [0, 10, 20]
     found = analysis.analyse(traces)
@@ -93,7 +93,7 @@ def test_choices_have_the_steps_at_which_they_were_kept(tmp_path, small, caplog)
     kept, asked = (plan_runs(override(small, {"trace.every": every}), ({},))[0] for every in (2, 1))
     history = history_of({"choices": 400})
     history["choices"] = history["choices"][:, 0]
-    execution.keep(tmp_path, [kept], [history], [])
+    execution.write_finished(tmp_path, problem_of(kept.config), [kept], [history], [])
     assert kept.key == asked.key
     assert [trace.step for trace in own.write(tmp_path, [asked])] == [0, 20]
     assert "kept their choices with trace.every=2" in caplog.text
@@ -102,5 +102,5 @@ def test_choices_have_the_steps_at_which_they_were_kept(tmp_path, small, caplog)
 def test_nothing_is_kept_unless_it_is_asked_for(tmp_path, small):
     (run, *_) = plan_runs(small, ({},))
     history = history_of({"choices": 400})
-    execution.keep(tmp_path, [run], [history], [])
+    execution.write_finished(tmp_path, problem_of(run.config), [run], [history], [])
     assert own.write(tmp_path, [run]) == [] and not (tmp_path / "traces").exists()

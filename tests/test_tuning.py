@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from routed.contracts import TextBatch, UserError
-from routed.engine import checkpoint, execution, initial, results
+from routed.engine import checkpoint, execution, pretrained, results
 from routed.engine.devices import make_mesh
 from routed.layer.rule import rule_of
 from routed.models.classifier import classifier
@@ -46,7 +46,7 @@ def run(config, workdir):
     validate(config)
     runs = plan_runs(config, ({},))
     execution.execute(runs, results.open_workdir(workdir, "tiny", config, ({},)), workdir, make_mesh(config))
-    return {run.arm: checkpoint.load_model(workdir / initial.MODELS / run.key) for run in runs}
+    return {run.arm: checkpoint.load_model(workdir / pretrained.MODELS / run.key) for run in runs}
 
 
 # --- rows ---
@@ -297,16 +297,16 @@ def test_a_model_of_pieces_that_its_text_was_cut_into_can_be_tuned(tmp_path):
     with pytest.raises(
         UserError, match=f"data.tokens='train' .here 'characters'.; set them alike, data.tokens={kept}$"
     ):
-        initial.check(plan_runs(settings(**tuned | {"data.tokens": "characters"}), ({},)))
+        pretrained.check(plan_runs(settings(**tuned | {"data.tokens": "characters"}), ({},)))
     for file in (kept, shutil.copy(kept, tmp_path / "copy.model")):
         config = settings(**tuned | {"data.tokens": str(file)})
         validate(config)
-        initial.check(plan_runs(config, ({},)))
+        pretrained.check(plan_runs(config, ({},)))
     shutil.rmtree(tmp_path / "cache")
     assert run(config, tmp_path / "tuned").keys() == {"learned"}
     other = small_model(tmp_path, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     with pytest.raises(UserError, match=f"has data.pieces='pieces/.* set them alike, data.tokens={kept}$"):
-        initial.check(plan_runs(settings(**tuned | {"data.tokens": str(other)}), ({},)))
+        pretrained.check(plan_runs(settings(**tuned | {"data.tokens": str(other)}), ({},)))
 
 
 @pytest.mark.slow
@@ -314,9 +314,9 @@ def test_a_model_of_pieces_that_its_text_was_cut_into_can_be_tuned(tmp_path):
 def test_a_model_that_goes_on_under_another_rule_says_so(trained, caplog):
     """Once for all runs of an arm; the same rule, and what only says how it is trained, are no reason."""
     began = {"initial.workdir": str(trained[0]), "arms": ("learned", "xmoe"), "selection.balance_rate": 1e-3}
-    initial.check(plan_runs(settings(**began), ({},)))
+    pretrained.check(plan_runs(settings(**began), ({},)))
     assert not caplog.text
-    initial.check(
+    pretrained.check(
         plan_runs(settings(**began | {"selection.k": 1, "selection.renormalise": False}), ({}, {"batch_size": 2}))
     )
     told = [record.getMessage() for record in caplog.records]
@@ -328,10 +328,10 @@ def test_a_model_that_goes_on_under_another_rule_says_so(trained, caplog):
 
 def test_runs_that_all_begin_untrained_say_so(caplog):
     """Also where an arm does not; a decoder, which cannot begin with anything, says nothing."""
-    initial.check(plan_runs(settings(), ({},)))
+    pretrained.check(plan_runs(settings(), ({},)))
     assert "initial.workdir is empty: every run begins untrained" in caplog.text
     caplog.clear()
-    initial.check(plan_runs(settings(**LANGUAGE), ({},)))
+    pretrained.check(plan_runs(settings(**LANGUAGE), ({},)))
     assert not caplog.text
 
 
@@ -344,18 +344,18 @@ def test_a_workdir_whose_runs_began_with_other_models_is_refused(tmp_path, monke
             raise UserError("no models in it")
         return tmp_path / "base" / held["name"]
 
-    monkeypatch.setattr(initial, "_model", model)
-    monkeypatch.setattr(initial.checkpoint, "digest_of", lambda path: held.get("digest", ""))
+    monkeypatch.setattr(pretrained, "_model_path", model)
+    monkeypatch.setattr(pretrained.checkpoint, "digest_of", lambda path: held.get("digest", ""))
     for held["name"] in ("a", "a", ""):
-        initial.claim(tmp_path, runs)
+        pretrained.record_models(tmp_path, runs)
     held["name"] = "b"
     with pytest.raises(
         UserError, match=r"initial.workdir='base': holds other models than those that runs in .* began with"
     ):
-        initial.claim(tmp_path, runs)
+        pretrained.record_models(tmp_path, runs)
     held |= {"name": "a", "digest": "of other text"}
     with pytest.raises(UserError, match="holds other models"):
-        initial.claim(tmp_path, runs)
+        pretrained.record_models(tmp_path, runs)
     (tmp_path / "initial.json").write_text("[1")
     with pytest.raises(UserError, match=r"initial.json is damaged, so nobody knows which models"):
-        initial.claim(tmp_path, runs)
+        pretrained.record_models(tmp_path, runs)

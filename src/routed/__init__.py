@@ -3,13 +3,13 @@
 import importlib
 from typing import Any
 
-#: name -> where it is.
+#: Name -> its module.
 _LAZY = {"load": "routed.engine.results", "analyse": "routed.trace.report"}
 __all__ = ["analyse", "load", "trace"]
 
 
 def __getattr__(name: str) -> Any:
-    """What `__all__` names, when somebody asks for it: JAX and pandas take seconds to load, and `--help` needs neither."""
+    """Imports the names in `__all__` on first use: JAX and pandas take seconds to load, and `--help` needs neither."""
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name == "trace":

@@ -1,22 +1,21 @@
 """Runs an experiment: `routed run` or `python -m routed.main`, with --config=NAME[:FIGURE[,SCALE]].
 
-NAME is one of `routed`'s own experiments (--list prints them), or the path of a Python file. The same command again continues
-an interrupted run, adds what is missing, or prints a complete one's result. Any setting is changed by --config.KEY=VALUE, at every
-point; any setting is swept by --sweep=KEY=v1,v2,... on top of the figure's own sweep.
-Many machines share a sweep with --shard=I/N, or one run with --coordinator (launch/README.md).
+NAME is one of `routed`'s own experiments (--list prints them), or the path of a Python file. The same command again
+continues an interrupted run, adds missing runs, or prints the result of a complete one. --config.KEY=VALUE changes any
+setting, at every point; --sweep=KEY=v1,v2,... sweeps any setting on top of the figure's own sweep. Many machines share
+a sweep with --shard=I/N, or one run with --coordinator (launch/README.md).
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import pathlib
 import shlex
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+import types
+from typing import TYPE_CHECKING, NamedTuple
 
 from routed.system import signals
 
@@ -27,7 +26,13 @@ from absl import flags
 from absl import logging as log
 
 from routed.contracts import UserError
-from routed.system import commands, experiments, files, supervisor
+from routed.system import commands, experiments, files, log_file, supervisor
+
+if TYPE_CHECKING:  # --help needs none of them
+    import pandas as pd
+    from ml_collections import ConfigDict
+
+    from routed.plan.run import Point, Run
 
 CONFIG = flags.DEFINE_string(
     "config",
@@ -45,14 +50,16 @@ DRY_RUN = flags.DEFINE_bool(
 TOPOLOGY = flags.DEFINE_string(
     "topology",
     "",
-    "CHIP:SHAPE, such as v5e:8x8 or h100:8: with --dry_run, compile every program for these chips, which need not be here, and"
-    " print its memory, FLOPs, cycles, collectives, time and price. Needs their compiler (launch/README.md).",
+    "CHIP:SHAPE, such as v5e:8x8 or h100:8: with --dry_run, compile every program for these chips, which this machine"
+    " may lack,"
+    " and print its memory, FLOPs, cycles, collectives, time and price. Needs their compiler (launch/README.md).",
 )
 LIST = flags.DEFINE_enum(
     "list",
     None,
     ("figures", "settings"),
-    "Print the experiments, or with --config the figures of one with their scales, arms and points; with =settings every"
+    "Print the experiments, or with --config the figures of one with their scales, arms and points; with =settings"
+    " every"
     " setting that they read. Stop then.",
 )
 SHARD = flags.DEFINE_string(
@@ -66,47 +73,95 @@ COORDINATOR = flags.DEFINE_string(
     "Several processes share this run: HOST:PORT of process 0, or auto (TPU, Slurm, SkyPilot, Open MPI, Kubernetes).",
 )
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", 0, "Processes that share this run; with --coordinator=HOST:PORT.")
-PROCESS_ID = flags.DEFINE_integer("process_id", -1, "Which of them this is, from 0; with --coordinator=HOST:PORT.")
+PROCESS_ID = flags.DEFINE_integer("process_id", -1, "The number of this process, from 0; with --coordinator=HOST:PORT.")
 JOIN_SECONDS = flags.DEFINE_integer("join_seconds", 300, "How long processes wait for each other at the start; 300.")
 
 _OVERRIDES: list[str] = []
 
 
+class Command(NamedTuple):
+    """The experiment of a command: its name, module, config with overrides, points, and runs."""
+
+    spec: str
+    module: types.ModuleType
+    config: ConfigDict
+    sweep: tuple[Point, ...]
+    runs: list[Run]
+
+
 def main(argv: list[str]) -> None:
-    """The path of a number, from the experiment file to the report."""
+    """Runs the experiment of the command line, or prints a list or a dry run of it."""
+    _check_flags(argv)
+    if not (spec := CONFIG.value):
+        return files.tell(experiments.list_experiments())
+    if COORDINATOR.value and not os.environ.get(supervisor.MARK):
+        child = [sys.executable, "-m", "routed.main", *sys.argv[1:]]
+        sys.exit(supervisor.supervise(child, COORDINATOR.value))
+    # Imports stand inside of functions: --help and the parent of a process need no JAX, which takes seconds to load.
+    from routed.engine import devices
+    from routed.plan import shards
+
+    devices.split_host()  # before anything asks JAX for its devices
+    if LIST.value == "figures":
+        return _list_figures(spec)
+    command = _plan(spec)
+    devices.allow_collectives([run.config for run in command.runs])
+    if LIST.value == "settings":
+        return _list_settings(command)
+    if SHARD.value:
+        command = command._replace(runs=shards.part(command.runs, SHARD.value))
+    if COORDINATOR.value:
+        _join(command, COORDINATOR.value)
+    if TOPOLOGY.value:
+        return _describe_topology(command)
+    if DRY_RUN.value:
+        return _dry_run(command)
+    _run(command)
+
+
+def _check_flags(argv: list[str]) -> None:
+    """Refuses arguments that are no flags, a missing --config, and flags without effect.
+
+    Raises:
+      UserError: names the flag to add or drop.
+    """
     if len(argv) > 1:
         raise UserError(
             f"unexpected argument {argv[1]!r}: an experiment is named with --config=NAME, and settings are changed with"
             " --config.KEY=VALUE"
         )
-    if not (spec := CONFIG.value):
-        if LIST.value == "figures":
-            return files.tell(experiments.list_experiments())
+    if not CONFIG.value and LIST.value != "figures":
         raise UserError("--config is missing: name an experiment, e.g. --config=gmm_router; --list prints them all")
-    if not COORDINATOR.value and (idle := [flag for flag in (NUM_PROCESSES, PROCESS_ID) if flag.present]):
+    idle = [flag for flag in (NUM_PROCESSES, PROCESS_ID) if flag.present]
+    if CONFIG.value and idle and not COORDINATOR.value:
         idle_flags = " ".join(f"--{flag.name}={flag.value}" for flag in idle)
         raise UserError(
             f"{idle_flags}: without effect, as every process would run everything: add --coordinator=HOST:PORT"
         )
-    if COORDINATOR.value and not os.environ.get(supervisor.MARK):
-        command = [sys.executable, "-m", "routed.main", *sys.argv[1:]]
-        sys.exit(supervisor.supervise(command, COORDINATOR.value))
-    # Here, since --help and the parent of a process need none of it, and JAX and the rest take seconds.
-    from routed.analysis import page
-    from routed.engine import devices, dry_run, execution, results, targets, topology
-    from routed.plan import checks, experiment, listing, points, shards
-    from routed.plan.runs import plan_runs
-    from routed.plan.workdir import ELSEWHERE, default_workdir
-    from routed.settings.tree import flatten, override
-    from routed.system import hosts
-    from routed.trace import own
 
-    devices.split_host()  # before anything asks JAX for its devices
+
+def _list_figures(spec: str) -> None:
+    """Prints the figures of the experiment, even if some of its settings still lack a value."""
+    from routed.plan import experiment, listing
+
     module, config = experiment.configure(spec, _OVERRIDES)
-    if LIST.value == "figures":  # whatever is still to be set
-        return files.tell(listing.list_figures(module, experiment.split(spec)[0], config))
+    files.tell(listing.list_figures(module, experiment.split(spec)[0], config))
+
+
+def _plan(spec: str) -> Command:
+    """Checks the config, and plans its runs.
+
+    Raises:
+      UserError: an impossible config, figure or sweep.
+    """
+    from routed.analysis import page
+    from routed.plan import checks, experiment, points
+    from routed.plan.runs import plan_runs
+    from routed.settings.tree import override
+
+    module, config = experiment.configure(spec, _OVERRIDES)
     if LIST.value == "settings" and not config.data.directory:
-        config = override(config, {"data.directory": "DIR"})  # which need not be there to be listed
+        config = override(config, {"data.directory": "DIR"})  # which need not exist to be listed
     checks.validate(config)
     figure = experiment.figure_of(module, config)
     page.check(figure, config)
@@ -115,35 +170,81 @@ def main(argv: list[str]) -> None:
     checks.validate_sweep(sweep)
     page.warn_of_claims(figure, config, sweep)
     runs = plan_runs(config, sweep, [*given, *(text.partition("=")[0] for text in SWEEP.value)])
-    devices.allow_collectives([run.config for run in runs])
-    if LIST.value == "settings":
-        return files.tell(listing.list_settings(config, runs))
-    if SHARD.value:
-        runs = shards.part(runs, SHARD.value)
-    if COORDINATOR.value:
-        hosts.join(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, JOIN_SECONDS.value)
-        # Keys of runs leave out what changes no result, such as when to save, which processes have to do together.
-        settings = {key: value for key, value in flatten(config).items() if key not in ELSEWHERE}
-        hosts.require_equal(
-            "command", ([run.key for run in runs], settings), "give every process the same command and the same code"
-        )
-    if TOPOLOGY.value:
-        if not DRY_RUN.value:
-            raise UserError(f"--topology={TOPOLOGY.value}: programs are compiled for it and not run: add --dry_run")
-        there = targets.topology_of(TOPOLOGY.value)
-        return files.tell(topology.describe(runs, devices.make_mesh(config, there.devices), there))
-    mesh = devices.make_mesh(config)
-    if DRY_RUN.value:
-        described = dry_run.describe(runs, mesh)
-        hosts.once(lambda: files.tell(described))
-        return
-    source = experiment.lasting(spec)
+    return Command(spec, module, config, sweep, runs)
+
+
+def _list_settings(command: Command) -> None:
+    """Prints the settings that some run of the plan reads."""
+    from routed.plan import listing
+
+    files.tell(listing.list_settings(command.config, command.runs))
+
+
+def _join(command: Command, coordinator: str) -> None:
+    """Joins the other processes of the run.
+
+    Raises:
+      UserError: no other processes, or one with another command or other code.
+    """
+    from routed.plan.workdir import ELSEWHERE
+    from routed.settings.tree import flatten
+    from routed.system import hosts
+
+    hosts.join(coordinator, NUM_PROCESSES.value, PROCESS_ID.value, JOIN_SECONDS.value)
+    # Run keys ignore checkpoint settings, but all processes must agree on them.
+    settings = {key: value for key, value in flatten(command.config).items() if key not in ELSEWHERE}
+    hosts.require_equal(
+        "command",
+        ([run.key for run in command.runs], settings),
+        "give every process the same command and the same code",
+    )
+
+
+def _describe_topology(command: Command) -> None:
+    """Prints memory, time and price of the runs on the chips of --topology.
+
+    Raises:
+      UserError: --dry_run is missing, or no such topology.
+    """
+    from routed.engine import devices, targets, topology
+
+    if not DRY_RUN.value:
+        raise UserError(f"--topology={TOPOLOGY.value}: programs are compiled for it and not run: add --dry_run")
+    target = targets.topology_of(TOPOLOGY.value)
+    mesh = devices.make_mesh(command.config, target.devices)
+    files.tell(topology.describe(command.runs, mesh, target))
+
+
+def _dry_run(command: Command) -> None:
+    """Prints points, groups, memory and estimated time of the runs on this machine."""
+    from routed.engine import devices, dry_run
+    from routed.system import hosts
+
+    text = dry_run.describe(command.runs, devices.make_mesh(command.config))
+    hosts.once(lambda: files.tell(text))
+
+
+def _run(command: Command) -> None:
+    """Runs everything that the workdir lacks, and writes its report.
+
+    Raises:
+      UserError: the workdir has results of another command, or cannot be written; the user interrupted.
+    """
+    from routed.engine import devices, execution, results
+    from routed.plan import experiment
+    from routed.plan.workdir import default_workdir
+    from routed.system import hosts
+    from routed.trace import own
+
+    runs, config, mesh = command.runs, command.config, devices.make_mesh(command.config)
+    source = experiment.lasting(command.spec)
     workdir = files.folder(WORKDIR.value or default_workdir(source, config, _OVERRIDES, SWEEP.value, SHARD.value))
-    with contextlib.ExitStack() as held:
-        hosts.once(lambda: held.enter_context(files.locked(workdir)))
-        hosts.once(lambda: held.enter_context(_log_in(workdir)))
+    with contextlib.ExitStack() as stack:
+        hosts.once(lambda: stack.enter_context(files.locked(workdir)))
+        hosts.once(lambda: stack.enter_context(log_file.copied_log(workdir)))
         devices.keep_programs(workdir)
-        log.info("%s: %d points, %d runs, workdir %s", shlex.join(sys.argv[1:]), len(sweep), len(runs), workdir)
+        text, sweep = shlex.join(sys.argv[1:]), command.sweep
+        log.info("%s: %d points, %d runs, workdir %s", text, len(sweep), len(runs), workdir)
         start = time.monotonic()
         table = hosts.first_process_first(lambda: results.open_workdir(workdir, source, config, sweep, SHARD.value))
         hosts.require_equal(
@@ -155,48 +256,21 @@ def main(argv: list[str]) -> None:
         if config.trace.every:
             hosts.once(lambda: own.write(workdir, runs))
         if SHARD.value:
-            log.info(
-                "part %s is done in %.0f s; python -m routed.report DIR... joins all parts",
-                SHARD.value,
-                time.monotonic() - start,
-            )
-            return
-        told: list[str] = []
-        with files.explained(workdir / "report.html"):
-            hosts.once(lambda: told.append(page.write(workdir, module, config, table)))
-        hosts.once(lambda: files.tell(*told))
+            form = "part %s is done in %.0f s; python -m routed.report DIR... joins all parts"
+            return log.info(form, SHARD.value, time.monotonic() - start)
+        _write_report(command, workdir, table)
         log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
 
 
-@contextlib.contextmanager
-def _log_in(workdir: pathlib.Path) -> Iterator[None]:
-    """Copies the log into the workdir, into a bucket at the end; a full disk loses lines of it, nothing else."""
-    log_file = workdir / "routed.log"
-    with files.explained(log_file):
-        here = log_file
-        if files.remote(workdir):
-            with tempfile.NamedTemporaryFile(suffix=".log", delete=False) as file:
-                here = pathlib.Path(file.name)
-        handler = logging.FileHandler(here, encoding="utf-8", errors="backslashreplace")
-    handler.handleError = lambda record: None  # type: ignore[method-assign]
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.get_absl_logger().addHandler(handler)
-    try:
-        yield
-    except UserError as error:  # `run` tells the user, when this file is closed
-        handler.handle(logging.LogRecord("routed", logging.ERROR, __file__, 0, "error: %s", (error,), None))
-        raise
-    finally:
-        log.get_absl_logger().removeHandler(handler)
-        with contextlib.suppress(OSError):
-            handler.close()
-        if here != log_file:
-            try:
-                with files.explained(log_file):
-                    before = log_file.read_bytes() if log_file.exists() else b""
-                    files.write(log_file, before + here.read_bytes())
-            finally:
-                here.unlink()
+def _write_report(command: Command, workdir: pathlib.Path, table: pd.DataFrame) -> None:
+    """Writes the report of a finished run, and prints its summary."""
+    from routed.analysis import page
+    from routed.system import hosts
+
+    summaries: list[str] = []
+    with files.explained(workdir / "report.html"):
+        hosts.once(lambda: summaries.append(page.write(workdir, command.module, command.config, table)))
+    hosts.once(lambda: files.tell(*summaries))
 
 
 def parse_flags(argv: list[str]) -> list[str]:

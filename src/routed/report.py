@@ -1,13 +1,14 @@
-"""From rows to statistics, verdicts, figures and one self-contained page.
+"""Writes reports: statistics, verdicts and figures of finished runs, in one self-contained page.
 
     routed report DIR... [--out=FILE]        (or python -m routed.report)
     routed report --docs=docs/results DIR...
     routed findings [DIR...]      (the answers, in the terminal; default runs/*)
 
-makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): experiments against
-verdicts, every claim of theirs in one table, and their pages below it. Parts of one sweep (main's --shard), or other disjoint runs of
-one config and commit, are joined. With --docs the tables of these workdirs are kept in that folder's `data/`, and its pages are made
-of all that is kept there: one for each paper. Without runs, findings in a checkout are those that docs/results publishes.
+makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): experiments
+against verdicts, all their claims in one table, and their pages below. Parts of one sweep (main's --shard), or other
+disjoint runs of one config and commit, are joined. --docs copies the tables of these workdirs to that folder's `data/`,
+and makes its pages from all tables there: one for each paper. Without runs, `findings` prints those that a checkout
+publishes in docs/results.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import functools
 import pathlib
 import sys
+from typing import Any
 
 from routed.system import signals
 
@@ -37,22 +39,47 @@ FINDINGS = flags.DEFINE_bool("findings", False, "Print the answers and verdicts 
 
 
 def main(argv: list[str]) -> None:
-    """The page of one workdir or of several."""
+    """Writes the page of one workdir or of several, or the result pages of --docs; or prints findings."""
     if FINDINGS.value:
-        return _tell_findings(argv[1:])
-    # Here, since --help needs none of it, and pandas and the rest take seconds.
+        return _print_findings(argv[1:])
+    # Here, since --help needs no pandas, which takes seconds to load.
     from routed.analysis import published
-    from routed.analysis.page import make_part, write_files, write_page
+    from routed.analysis.page import write_files, write_page
+
+    folders = _workdirs(argv[1:])
+    if not folders and not DOCS.value:
+        raise UserError("no folder with results is named; usage: routed report DIR... [--out=FILE]")
+    parts = _make_parts(folders)
+    if DOCS.value:
+        for page in published.write_pages(pathlib.Path(DOCS.value)):
+            files.tell(f"wrote {page}")
+        return
+    if not parts:
+        raise UserError("none of these folders has finished runs")
+    if OUT.value:
+        out = files.folder(OUT.value)
+    else:
+        out = (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
+        if len(folders) == 1:
+            write_files(folders[0], parts[0])  # the page and the workdir's own tables come from the same code
+    write_page(out, parts)
+    files.tell(f"wrote {out}")
+
+
+def _workdirs(names: list[str]) -> list[pathlib.Path]:
+    """The folders among the arguments, without score cards; runs/* also matches the page of an earlier command."""
+    folders = [path for name in names if not (path := files.folder(name)).is_file()]
+    folders = [path for path in folders if not _is_card(path, is_only=len(folders) == 1)]
+    return [path if path.name not in ("", "..") else path.resolve() for path in folders]  # a page needs a name
+
+
+def _make_parts(folders: list[pathlib.Path]) -> list[dict[str, Any]]:
+    """The page's part on each experiment with finished runs; prints its summary, and copies its tables for --docs."""
+    from routed.analysis import published
+    from routed.analysis.page import make_part
     from routed.analysis.terminal import as_text
     from routed.analysis.workdirs import _experiment_of, joined_table, merged
 
-    folders = [
-        path for name in argv[1:] if not (path := files.folder(name)).is_file()
-    ]  # runs/* holds the page of before
-    folders = [path for path in folders if not _is_card(path, alone=len(folders) == 1)]
-    folders = [path if path.name not in ("", "..") else path.resolve() for path in folders]  # a page has a name
-    if not folders and not DOCS.value:
-        raise UserError("no folder with results is named; usage: routed report DIR... [--out=FILE]")
     parts = []
     for group in merged(folders):
         module, config = _experiment_of(group[0])
@@ -60,43 +87,30 @@ def main(argv: list[str]) -> None:
         if not len(table):
             log.warning("%s has no finished runs yet: left out", group[0])
             continue
-        parts.append(make_part(group, module, config, table))
+        part = make_part(group, module, config, table)
         if DOCS.value:
-            published.keep(parts[-1], group, pathlib.Path(DOCS.value))
-        files.tell(f"{parts[-1]['name']}\n{as_text(parts[-1])}\n")
-    if DOCS.value:
-        for page in published.write_pages(pathlib.Path(DOCS.value)):
-            files.tell(f"wrote {page}")
-        return
-    if not parts:
-        raise UserError("none of these folders has finished runs")
-    out = (
-        files.folder(OUT.value)
-        if OUT.value
-        else (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
-    )
-    if len(folders) == 1 and not OUT.value:
-        write_files(folders[0], parts[0])  # else they would tell of the code of before
-    write_page(out, parts)
-    files.tell(f"wrote {out}")
+            published.keep(part, group, pathlib.Path(DOCS.value))
+        files.tell(f"{part['name']}\n{as_text(part)}\n")
+        parts.append(part)
+    return parts
 
 
-def _is_card(folder: pathlib.Path, alone: bool) -> bool:
-    """Does it hold a score card, whose runs make no report of an experiment?
+def _is_card(folder: pathlib.Path, is_only: bool) -> bool:
+    """True if the folder has a score card, whose runs make no report of an experiment.
 
     Raises:
-      UserError: it is all that was asked for.
+      UserError: it is the only folder.
     """
     if not (folder / "suite.json").exists():
         return False
-    if alone:
+    if is_only:
         raise UserError(f"{folder} holds a score card: open {folder / 'card.html'}, which routed suite makes again")
     log.warning("%s holds a score card: left out", folder)
     return True
 
 
-def _tell_findings(names: list[str]) -> None:
-    """What workdirs found, from their claims.json alone; without names, those below runs/, or else the published ones of a checkout."""
+def _print_findings(names: list[str]) -> None:
+    """Prints the findings of workdirs, by default of those in runs/, or else the published ones of a checkout."""
     from routed.analysis.answer import findings
 
     folders = [files.folder(name) for name in names] or _finished("runs")
@@ -104,11 +118,11 @@ def _tell_findings(names: list[str]) -> None:
         files.tell("no finished runs below runs/; what is published in docs/results:\n")
     if not folders:
         raise UserError("no finished runs below runs/: name their folders, routed findings DIR...")
-    files.tell(findings([folder for folder in folders if not folder.is_file()]))  # runs/* holds a page
+    files.tell(findings([folder for folder in folders if not folder.is_file()]))  # runs/* matches pages too
 
 
-def _finished(below: str) -> list[pathlib.Path]:
-    return sorted(path.parent for path in pathlib.Path(below).glob("*/claims.json"))
+def _finished(folder: str) -> list[pathlib.Path]:
+    return sorted(path.parent for path in pathlib.Path(folder).glob("*/claims.json"))
 
 
 def run() -> None:

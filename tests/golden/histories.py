@@ -39,7 +39,7 @@ def record(path: pathlib.Path, files: list[str]) -> None:
     original = execution.rows_of
     figure_name = ""
 
-    def rows_of(run, history, swept):
+    def rows_of(run, history, swept, problem):
         for point in run.points:
             name = f"{figure_name}|{json.dumps(point, sort_keys=True)}|{run.arm}|{run.seed}|{int(run.tuning)}"
             for column, values in history.items():
@@ -50,7 +50,7 @@ def record(path: pathlib.Path, files: list[str]) -> None:
                     values = np.frombuffer(hashlib.sha256(content).digest()[:8], np.uint64)
                     column += "#digest"
                 kept[f"{name}|{column}"] = values
-        return original(run, history, swept)
+        return original(run, history, swept, problem)
 
     execution.rows_of = rows_of
     for file in files:

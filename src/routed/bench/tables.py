@@ -26,7 +26,8 @@ from routed.engine.devices import make_mesh, split_host
 from routed.engine.schedule import Schedule
 from routed.plan import Figure, Point, base, override, product
 from routed.plan.config import problem_of
-from routed.plan.runs import Run, plan_runs
+from routed.plan.run import Run
+from routed.plan.runs import plan_runs
 
 #: Runs are separations x samples x arms x seeds; only the number of samples' values grows.
 RUNS, SEPARATIONS, SEEDS = (1_000, 10_000, 100_000), 10, 10
@@ -92,7 +93,7 @@ def book(schedule: Schedule, runs: list[Run], workdir: pathlib.Path) -> Iterator
         histories = [history_of(run, random) for run in batch]
         begun = time.perf_counter()
         write_timing(workdir, group.name, len(batch), 0.0, 0.0, 0)
-        ends |= execution.keep(workdir, batch, histories, ["data.samples", "data.separation"])
+        ends |= execution.write_finished(workdir, group.problem, batch, histories, ["data.samples", "data.separation"])
         schedule.finish(batch)
         yield found + time.perf_counter() - begun
 

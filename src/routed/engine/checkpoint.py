@@ -1,8 +1,9 @@
-"""The unfinished batch on disk: its runs and their whole state, saved with Orbax; and the parameters of finished runs.
+"""The unfinished batch on disk, saved with Orbax: its runs and their whole state; and the parameters of finished runs.
 
-A checkpoint is a directory that appears by one rename (in a bucket: by its last file), with a digest of its files. The last
-ones are kept, so a damaged one costs the steps since the one before it, not the batch. It holds runs, not places in a batch, so
-another number of devices may go on with it. Data and random keys are functions of seed and step: the step is their whole state.
+A checkpoint is a directory that appears by one rename (in a bucket: by its last file), with a digest of its files. The
+last checkpoints stay, so a damaged one costs the steps since the one before, and not the batch. A checkpoint stores
+runs without the padding of their batch, so another number of devices can load it. Data and random keys are functions of
+seed and step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pathlib
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,22 +27,29 @@ from routed.contracts import UserError
 from routed.system import files, hosts
 from routed.training.freezing import router_of
 
-#: Of the step in a checkpoint's name.
+#: Digits of the step in a checkpoint's name.
 DIGITS = 9
 
-# Orbax reports every save, and a failed one with a traceback from each of its threads, also after `save` has raised.
+# Orbax logs every save, and a failed one with a traceback from each of its threads, also after `save` has raised.
 log.get_absl_logger().addFilter(lambda record: "orbax" not in pathlib.Path(record.pathname).parts)
 
 logging.getLogger("orbax").setLevel(logging.CRITICAL)
 
 
-def _hook(kind, error, trace, before=sys.excepthook) -> None:
-    """What threads of a failed save report too late, to a loop of events that is gone, is left out."""
+def _hook(kind, error, trace, original_hook=sys.excepthook) -> None:
+    """Drops the error of a thread of a failed save that reports after its event loop was closed."""
     if not (kind is RuntimeError and str(error) == "Event loop is closed"):
-        before(kind, error, trace)
+        original_hook(kind, error, trace)
 
 
 sys.excepthook = _hook
+
+
+class Checkpoint(NamedTuple):
+    """An undamaged checkpoint: its folder, and its meta data with the keys `runs` and `step`."""
+
+    path: pathlib.Path
+    meta: dict[str, Any]
 
 
 def save(
@@ -54,9 +62,9 @@ def save(
     best: int | None = None,
     data: str = "",
 ) -> None:
-    """Saves the first places of `states` after `step` steps: the runs with these keys, on data with the digest `data`.
+    """Saves the first entries of `states` after `step` steps: the runs with these keys, on data with the digest `data`.
 
-    Removes all but the last `keep` checkpoints and the one of step `best`.
+    Removes all but the last `keep` checkpoints and that of step `best`.
 
     Raises:
       UserError: the disk is full or read-only.
@@ -66,16 +74,15 @@ def save(
         states = jax.tree.map(lambda a: a[:count], hosts.fetch(states))
     meta = {"runs": runs, "step": step, "form": _form(states, count)} | ({"data": data} if data else {})
     _write(target, states, meta)
-    # Older ones, and later ones of a batch that was finished or damaged.
     if hosts.is_first():
-        steps = {int(path.name): path for path in _saved(root)}
-        kept = {*[s for s in steps if s <= step][:keep], best}
-        for other in steps.keys() - kept:
-            files.remove(steps[other])
+        paths = {int(path.name): path for path in _saved(root)}
+        recent = [s for s in paths if s <= step][:keep]  # later ones are of a batch that was finished or damaged
+        for obsolete in paths.keys() - {*recent, best}:
+            files.remove(paths[obsolete])
 
 
 def save_model(target: pathlib.Path, params: Any, about: dict[str, Any]) -> None:
-    """Saves the parameters (by group, with the model's state as one more) of a finished run, and what to know of it.
+    """Saves the parameters of a finished run (by group, with the model's state as one more group) and its description.
 
     Raises:
       UserError: the disk is full or read-only.
@@ -84,7 +91,7 @@ def save_model(target: pathlib.Path, params: Any, about: dict[str, Any]) -> None
 
 
 def models(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, dict]]:
-    """The models in a folder, by name, with what is known of each; damaged ones are named in the log and passed over."""
+    """The undamaged models in a folder, by name, with their meta data; the log names damaged ones."""
     for path in sorted(folder.glob("*")):
         if (meta := _meta(path)) is not None:
             yield path, meta
@@ -93,76 +100,76 @@ def models(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, dict]]:
 
 
 def digest_of(path: pathlib.Path) -> str:
-    """What a model is known by: a digest of what is beside its state, and of that."""
+    """The digest of a model: of its meta data and its state."""
     return json.loads((path / "meta.json").read_text("utf-8"))["digest"]
 
 
 def load_model(path: pathlib.Path) -> dict[str, Any]:
-    """What `save_model` left, as NumPy arrays."""
+    """Loads the parameters that `save_model` saved, as NumPy arrays."""
     with _quiet():
         return jax.tree.map(np.asarray, ocp.load(_state(path)))
 
 
 def _write(target: pathlib.Path, state: Any, meta: dict) -> None:
     # In a bucket nothing is renamed: meta.json, the last file, makes the checkpoint whole.
-    beside = target if files.remote(target) else target.parent / ".writing"
+    folder = target if files.remote(target) else target.parent / ".writing"
 
-    def empty() -> None:
+    def prepare() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        files.remove(beside)
+        files.remove(folder)
 
     def finish() -> None:
-        (beside / "meta.json").write_text(json.dumps(meta | {"digest": _seal(meta, beside)}), "utf-8")
-        if beside != target:
+        (folder / "meta.json").write_text(json.dumps(meta | {"digest": _digest(meta, folder)}), "utf-8")
+        if folder != target:
             files.remove(target)
-            os.replace(beside, target)
+            os.replace(folder, target)
 
     with files.explained(target):
-        hosts.once(empty)
+        hosts.once(prepare)
         try:
             with _quiet():
-                ocp.save(_state(beside), state)  # every process its own part
+                ocp.save(_state(folder), state)  # every process its own part
             hosts.once(finish)
         except Exception:
-            # Half a checkpoint would keep a full disk full. A whole one stays: in a bucket, a peer may die just after meta.json.
-            if hosts.is_first() and _meta(beside) is None:
-                files.remove(beside)
+            # Half a checkpoint would keep a full disk full. A whole one stays: in a bucket, a peer may die just after
+            # meta.json.
+            if hosts.is_first() and _meta(folder) is None:
+                files.remove(folder)
             raise
 
 
-def latest(root: pathlib.Path) -> tuple[pathlib.Path, dict] | None:
-    """The newest checkpoint that is whole, with its meta data; damaged ones are named in the log and passed over."""
+def latest(root: pathlib.Path) -> Checkpoint | None:
+    """The newest undamaged checkpoint; the log names damaged ones."""
     for path in _saved(root):
         if (meta := _meta(path)) is not None:
-            return path, meta
+            return Checkpoint(path, meta)
         log.warning("checkpoint %s is damaged: going back to the one before it, or to the start of its batch", path)
     return None
 
 
-def agreed(root: pathlib.Path) -> tuple[pathlib.Path, dict] | None:
-    """What is `latest` to process 0, for all processes."""
-    found = latest(root) if hosts.is_first() else None
-    name, _, meta = hosts.broadcast_from_first(f"{found[0].name} {json.dumps(found[1])}" if found else "").partition(
-        " "
-    )
-    return (root / name, json.loads(meta)) if name else None
+def agreed(root: pathlib.Path) -> Checkpoint | None:
+    """The `latest` checkpoint as process 0 sees it, for all processes."""
+    checkpoint = latest(root) if hosts.is_first() else None
+    text = f"{checkpoint.path.name} {json.dumps(checkpoint.meta)}" if checkpoint else ""
+    name, _, meta = hosts.broadcast_from_first(text).partition(" ")
+    return Checkpoint(root / name, json.loads(meta)) if name else None
 
 
 def _meta(path: pathlib.Path) -> dict | None:
-    """The meta data of what was saved at `path`, None if it is damaged or missing."""
+    """The meta data of a saved folder; None if the folder is damaged or missing."""
     try:
         meta = json.loads((path / "meta.json").read_text("utf-8"))
-        return meta if meta.pop("digest") == _seal(meta, path) else None
+        return meta if meta.pop("digest") == _digest(meta, path) else None
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None
 
 
 def load(path: pathlib.Path, meta: dict, states: Any, count: int) -> Any | None:
-    """`states` with the runs saved at `path` in its first `count` places; None when their keys, shapes or types are others.
+    """Returns `states` with the saved runs as its first `count`; None if their keys, shapes or types differ.
 
-    Compared beforehand, not left to Orbax, whose reading threads report a misfit on their own.
+    Compares them beforehand, since Orbax's reading threads report a misfit on their own.
     """
-    if meta.get("form") != _form(states, count):  # none: saved before there was one
+    if meta.get("form") != _form(states, count):  # early checkpoints have none
         log.warning("checkpoint %s does not fit this program: starting its batch again", path)
         return None
     runs = len(jax.tree.leaves(states)[0])
@@ -179,15 +186,16 @@ def load(path: pathlib.Path, meta: dict, states: Any, count: int) -> Any | None:
 
 
 def load_router(path: pathlib.Path, like: Any) -> Any:
-    """The router, as `freezing.router_of` returns it, of the model that `save_model` left, with the shapes of `like`.
+    """Loads the router of a saved model, in the form of `freezing.router_of`, with the shapes of `like`.
 
     Raises:
-      UserError: missing, damaged, or of another model.
+      UserError: the model is missing, damaged, or of another shape.
     """
     meta = _meta(path)
     if meta is None:
         raise UserError(
-            f"{path} is missing or damaged, and a transplanted arm needs the router in it: choose another --workdir, where the"
+            f"{path} is missing or damaged, and a transplanted arm needs the router in it: choose another --workdir,"
+            " where the"
             " learned runs train again with checkpoint.final=true"
         )
     stored = load_model(path)
@@ -203,17 +211,17 @@ def _read(path: pathlib.Path, like: Any) -> Any:
 
 
 def clear(root: pathlib.Path) -> None:
-    """Forgets the batch: its runs are finished."""
+    """Removes the checkpoints of a batch whose runs are finished."""
     files.remove(root)
 
 
 def _state(path: pathlib.Path) -> pathlib.Path:
-    """Where Orbax keeps the state of a checkpoint."""
+    """The folder in which Orbax stores the state of a checkpoint."""
     return (path if files.remote(path) else path.absolute()) / "state"
 
 
 def _saved(root: pathlib.Path) -> list[pathlib.Path]:
-    """Newest first."""
+    """The folders of checkpoints, newest first."""
     return sorted((p for p in root.glob("[0-9]" * DIGITS) if p.is_dir()), reverse=True) if root.exists() else []
 
 
@@ -226,13 +234,13 @@ def _form(state: Any, count: int | None = None) -> str:
     return hashlib.sha256(json.dumps(leaves).encode()).hexdigest()
 
 
-def _seal(meta: dict, path: pathlib.Path) -> str:
+def _digest(meta: dict, path: pathlib.Path) -> str:
     """A digest of the meta data and of the state beside it."""
     return hashlib.sha256(json.dumps([meta, files.digest(_state(path))], sort_keys=True).encode()).hexdigest()
 
 
 class _quiet(warnings.catch_warnings):
-    """Orbax warns of its own set-up; a run saves hundreds of times."""
+    """Silences Orbax, which warns of its own set-up at each of hundreds of saves."""
 
     def __enter__(self):
         super().__enter__()

@@ -1,7 +1,8 @@
-"""Programs compiled for batches of runs: one mesh axis `run`, and within a device one run after the other or all at once.
+"""Programs compiled for batches of runs: a mesh axis `run`, and within a device one run after the other or all at once.
 
-Measured on 2 CPU cores (docs/measurements/gmm.md): two host devices that each map their runs one after the other are 1.4x faster
-than one device for depth-3 experts, whose weights then stay in cache, and no slower than vmap for constant experts.
+Two host devices that each map their runs one after the other were 1.4x faster on 2 CPU cores than one device for
+depth-3 experts, whose weights then stay in cache, and no slower than vmap for constant experts
+(docs/measurements/gmm.md).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,39 +21,73 @@ from jax.stages import Lowered
 from ml_collections import ConfigDict
 
 from routed.engine.devices import LocalSlice, local_slice, place, place_feed, state_sharding
-from routed.engine.limits import refuse_program, refuse_shortage, steps_fed
+from routed.engine.limits import program_of, refuse_program, refuse_shortage, steps_fed
 from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.plan.config import problem_of, traced
 from routed.system.platform import platform, platform_of, tracing_for
 from routed.training import program
+from routed.training.problem import ProblemPart
 
-#: A run of fewer FLOPs is brief (half a second of a core), where a step counts as at least so many.
+#: A run of fewer FLOPs is brief: half a second of a core. Each step counts as STEP FLOPs at least.
 BRIEF, STEP = 5e10, 1e7
-#: Compiles in a quarter of the time what then takes three times as long for a step, and seven times to start. Not among them
-#: `xla_cpu_parallel_codegen_split_count=1`: a program from the cache then rounds otherwise than one just compiled.
+#: Compiles in a quarter of the time; a step then takes three times as long, a start seven times. Without
+#: `xla_cpu_parallel_codegen_split_count=1`: with it a program from the cache rounds otherwise than a fresh one.
 LITTLE_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-#: For what happens once in a run: mostly random draws, which take LLVM two thirds of its time and are no slower without (docs/measurements/compiling.md).
+#: For the start of a run: mostly random draws, on which LLVM spends two thirds of its time for no speed
+#: (docs/measurements/compiling.md).
 LESS_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 1}
+
+
+class Start(Protocol):
+    """Draws the worlds of all runs and their states at step 0: (worlds, states)."""
+
+    def __call__(self, seeds: Any, traced: Any, shared: Any, /) -> tuple[Any, Any]: ...
+
+
+class Advance(Protocol):
+    """Takes `steps` training steps of the active runs: the new states. Takes the memory of the old ones."""
+
+    def __call__(
+        self, active: Any, steps: Any, seeds: Any, traced: Any, worlds: Any, states: Any, feed: Any, shared: Any, /
+    ) -> Any: ...
+
+
+class Record(Protocol):
+    """Evaluates the active runs: states with one more row of history. Takes the memory of the old ones."""
+
+    def __call__(self, active: Any, seeds: Any, traced: Any, worlds: Any, states: Any, shared: Any, /) -> Any: ...
+
+
+class PlaceTree(Protocol):
+    """Puts a tree of the host's arrays on the devices; with several processes, each puts its own part."""
+
+    def __call__(self, tree: Any, /) -> Any: ...
+
+
+class Remember(Protocol):
+    """Extracts, from parameters and model states, the memory that the next evaluation compares with."""
+
+    def __call__(self, params: Any, state: Any, /) -> Any: ...
 
 
 class Compiled(NamedTuple):
     """The program of a group, compiled for batches of `runs` runs.
 
-    start(seeds, traced, shared) -> (worlds, states); advance(active, steps, seeds, traced, worlds, states, feed, shared) -> states;
-    record(active, seeds, traced, worlds, states, shared) -> states with a row of history. Every argument has a leading axis [runs], but
-    `steps` and `shared`, which are the same for all runs. The latter two take the memory of the states that they get. `place` and `place_shared` put arguments on the devices; with several processes each puts its own part there. Each
-    process builds only its slice of the feed. `remember(params, state)` is what an evaluation keeps for the next one.
+    All arguments have a leading axis [runs], but `steps` and `shared`, which are the same for all runs. Each process
+    builds the slice `local` of the feed only. `bytes` are those of worlds and states, `seconds` the time of the
+    compilation.
     """
 
+    problem: ProblemPart
     runs: int
-    start: Callable[..., Any]
-    advance: Callable[..., Any]
-    record: Callable[..., Any]
-    place: Callable[[Any], Any]
+    start: Start
+    advance: Advance
+    record: Record
+    place: PlaceTree
     local: LocalSlice
-    place_feed: Callable[[Any], Any]
-    place_shared: Callable[[Any], Any]
-    remember: Callable[[Any, Any], Any]
+    place_feed: PlaceTree
+    place_shared: PlaceTree
+    remember: Remember
     batching: str
     devices: int
     brief: bool
@@ -61,7 +96,7 @@ class Compiled(NamedTuple):
 
 
 class Lowerings(NamedTuple):
-    """The program of a group for batches of so many runs, traced for a mesh: not compiled yet, and nothing is on a device."""
+    """The program of a group, traced for batches of runs on a mesh: not compiled yet, and nothing is on a device."""
 
     start: Lowered
     advance: Lowered
@@ -69,69 +104,75 @@ class Lowerings(NamedTuple):
     worlds: Any  # shapes
     states: Any
     batch: NamedSharding  # of the feed, [runs, steps, rows, ...]
-    remember: Callable[[Any, Any], Any]
+    remember: Remember
+    problem: ProblemPart
 
 
 def lower_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Lowerings:
     """Traces the group's program for `runs` runs at a time, a multiple of the mesh's axis `run`.
 
-    The devices of the mesh may be those of a machine that is not here.
+    The devices of the mesh may be those of another machine.
     """
-    problem, spread = problem_of(config), mesh.size > mesh.shape["run"]
-    one = program.make_program(config, problem.build(config, pool, mesh if spread else None))
-    over_runs = _one_spread_run if spread else _over_devices(config, mesh)
-    # The same function twice is traced once.
-    start_runs = over_runs(partial(program.start, one), (2,))
-    choose = _if_active if batching_of(config, mesh) == "map" else _marked
-    advance_runs = over_runs(partial(choose, partial(program.advance, one), 4), (1, 7))
-    record_runs = over_runs(partial(choose, partial(program.record, one), 3), (5,))
+    problem, is_spread = problem_of(config), mesh.size > mesh.shape["run"]
+    traceable = program_of(problem, config, pool, mesh if is_spread else None)
+    over_runs = _one_spread_run if is_spread else _over_devices(config, mesh)
+    if_active = _skip_inactive if batching_of(config, mesh) == "map" else _mark_inactive
+    start_runs = over_runs(partial(program.start, traceable), (2,))
+    advance_runs = over_runs(partial(if_active, partial(program.advance, traceable), 4), (1, 7))
+    record_runs = over_runs(partial(if_active, partial(program.record, traceable), 3), (5,))
 
-    every = steps_fed(config)
-    rows, whole = NamedSharding(mesh, PartitionSpec("run")), NamedSharding(mesh, PartitionSpec())
-    batch = NamedSharding(mesh, PartitionSpec("run", None, (DATA, EXPERT))) if spread else rows
-    shared = _shaped(jax.tree.map(np.asarray, problem.shared_arrays(config)), whole)
-    seeds = _shaped(np.zeros(runs, np.uint32), rows)
-    values = _shaped(stack_traced([traced(config)] * runs), rows)
-    active, steps = _shaped(np.ones(runs, bool), rows), _shaped(np.int32(0), whole)
-    feed = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape), a.dtype), problem.feed_shape(config, every))
+    by_run, replicated = NamedSharding(mesh, PartitionSpec("run")), NamedSharding(mesh, PartitionSpec())
+    by_row = NamedSharding(mesh, PartitionSpec("run", None, (DATA, EXPERT))) if is_spread else by_run
+    shared = _shaped(jax.tree.map(np.asarray, problem.shared_arrays(config)), replicated)
+    seeds = _shaped(np.zeros(runs, np.uint32), by_run)
+    values = _shaped(stack_traced([traced(config)] * runs), by_run)
+    active, steps = _shaped(np.ones(runs, bool), by_run), _shaped(np.int32(0), replicated)
+    feed = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct((runs, *a.shape), a.dtype), problem.feed_shape(config, steps_fed(config))
+    )
     with tracing_for(mesh):
         worlds, states = jax.eval_shape(start_runs, seeds, values, shared)
-        held = jax.tree_util.tree_map_with_path(lambda path, a: state_sharding(path, mesh), states) if spread else rows
-        start = jax.jit(start_runs, out_shardings=(rows, held)).lower(seeds, values, shared)
-        worlds = _shaped(worlds, rows)
-        states = jax.tree.map(_shaped, states, held) if spread else _shaped(states, rows)
-        advance = jax.jit(advance_runs, donate_argnums=5, out_shardings=held).lower(
-            active, steps, seeds, values, worlds, states, _shaped(feed, batch), shared
+        by_state = by_run
+        if is_spread:
+            by_state = jax.tree_util.tree_map_with_path(lambda path, a: state_sharding(path, mesh), states)
+        start = jax.jit(start_runs, out_shardings=(by_run, by_state)).lower(seeds, values, shared)
+        worlds = _shaped(worlds, by_run)
+        states = jax.tree.map(_shaped, states, by_state) if is_spread else _shaped(states, by_run)
+        advance = jax.jit(advance_runs, donate_argnums=5, out_shardings=by_state).lower(
+            active, steps, seeds, values, worlds, states, _shaped(feed, by_row), shared
         )
-        record = jax.jit(record_runs, donate_argnums=4, out_shardings=held).lower(
+        record = jax.jit(record_runs, donate_argnums=4, out_shardings=by_state).lower(
             active, seeds, values, worlds, states, shared
         )
-    return Lowerings(start, advance, record, worlds, states, batch, jax.vmap(one.problem.remember))
+    remember = jax.vmap(traceable.problem.remember)
+    return Lowerings(start, advance, record, worlds, states, by_row, remember, problem)
 
 
 def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compiled:
     """Compiles the group's program for `runs` runs at a time; `runs` is a multiple of the mesh's axis `run`.
 
     Raises:
-      UserError: what it computes does not fit into memory.
+      UserError: the arrays of the program do not fit into memory.
     """
-    begun = time.perf_counter()
-    lowered, fuse, brief = lower_group(config, pool, runs, mesh), problem_of(config).fuse, is_brief(config)
-    brief = brief and platform_of(mesh) == "cpu"
+    start_time = time.perf_counter()
+    lowered = lower_group(config, pool, runs, mesh)
+    problem = lowered.problem
+    brief = is_brief(config, problem) and platform_of(mesh) == "cpu"
 
-    def compiled(one: Lowered, effort: dict[str, Any]) -> Any:
+    def compile_one(stage: Lowered, effort: dict[str, Any]) -> Any:
         with tracing_for(mesh):  # a thread has its own context
-            return compile_lowered(one, fuse, LITTLE_EFFORT if brief else effort)
+            return compile_lowered(stage, problem.fuse, LITTLE_EFFORT if brief else effort)
 
     try:
         with ThreadPoolExecutor(3) as threads:
-            programs = list(threads.map(compiled, lowered[:3], (LESS_EFFORT, {}, {})))
+            programs = list(threads.map(compile_one, lowered[:3], (LESS_EFFORT, {}, {})))
     except jax.errors.JaxRuntimeError as error:
         refuse_shortage(config, error)
         raise
     refuse_program(config, programs, mesh)
     local = local_slice(lowered.batch, (runs, steps_fed(config), config.batch_size))
     return Compiled(
+        problem=problem,
         runs=runs,
         start=programs[0],
         advance=programs[1],
@@ -144,17 +185,18 @@ def compile_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Compi
         batching=batching_of(config, mesh),
         devices=mesh.size,
         brief=brief,
-        seconds=time.perf_counter() - begun,
+        seconds=time.perf_counter() - start_time,
         bytes=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((lowered.worlds, lowered.states))),
     )
 
 
 def _shaped(tree, sharding):
+    """The shapes and types of a tree of arrays, with a sharding."""
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)
 
 
 def batching_of(config: ConfigDict, mesh: Mesh) -> str:
-    """How runs are batched: on each device by `map`, one after the other, or `vmap`, all at once; or one spread over all devices."""
+    """Returns how a device computes its runs: `map` (in turn), `vmap` (at once), or that one run is spread over all."""
     if mesh.size > mesh.shape["run"]:
         return "spread over devices"
     if config.mesh.batching != "auto":
@@ -162,36 +204,35 @@ def batching_of(config: ConfigDict, mesh: Mesh) -> str:
     return "map" if platform_of(mesh) == "cpu" else "vmap"
 
 
-def _if_active(change: Callable[..., Any], place: int, active, *args):
-    """What `change` makes of a run, its argument at `place`, if that is active: where runs are mapped, another one costs nothing."""
-    run = args[place]
-    return jax.lax.cond(active, lambda run: change(*args[:place], run, *args[place + 1 :]), lambda run: run, run)
+def _skip_inactive(change: Callable[..., Any], position: int, active, *args):
+    """Applies `change` to a run, its argument at `position`, if the run is active: mapped runs can skip work."""
+    run = args[position]
+    return jax.lax.cond(active, lambda run: change(*args[:position], run, *args[position + 1 :]), lambda run: run, run)
 
 
-def _marked(change: Callable[..., Any], place: int, active, *args):
-    """What `change` makes of a run, its argument at `place`; one that is not active keeps its step and history.
+def _mark_inactive(change: Callable[..., Any], position: int, active, *args):
+    """Applies `change` to a run, its argument at `position`; an inactive run keeps its step and history.
 
-    A condition of each run would give each its own copy of what all share, such as images; and what is under a condition, or goes
-    through one, a TPU does not keep on the chip. So all take their steps. Nobody reads what a padded place holds, nor what a run
-    that diverged comes to.
+    All runs take their steps: a condition of each run would copy the arrays that all share, such as images, and a TPU
+    keeps nothing on the chip that is under a condition or goes through one. Nobody reads the state of a padded slot,
+    nor that of a run after it diverged.
     """
-    run, new = args[place], change(*args)
-    kept = {name: jax.tree.map(partial(jnp.where, active), new[name], run[name]) for name in ("step", "history")}
-    return new | kept
+    run, new = args[position], change(*args)
+    return new | {name: jax.tree.map(partial(jnp.where, active), new[name], run[name]) for name in ("step", "history")}
 
 
 def _over_devices(config: ConfigDict, mesh: Mesh):
-    """Runs shared out over the axis `run`; the arguments at the places `common` are the same for all."""
-    one_by_one = batching_of(config, mesh) == "map"
+    """Distributes runs over the axis `run`; the arguments at the positions `common` are the same for all runs."""
+    in_turn = batching_of(config, mesh) == "map"
 
     def over_runs(function, common: tuple[int, ...]):
         def local(*args):
-            def one(own):
-                rest = iter(own)
+            def single_run(of_run):
+                rest = iter(of_run)
                 return function(*(a if i in common else next(rest) for i, a in enumerate(args)))
 
-            own = tuple(a for i, a in enumerate(args) if i not in common)
-            return jax.lax.map(one, own) if one_by_one else jax.vmap(one)(own)
+            of_runs = tuple(a for i, a in enumerate(args) if i not in common)
+            return jax.lax.map(single_run, of_runs) if in_turn else jax.vmap(single_run)(of_runs)
 
         def mapped(*args):
             specs = tuple(PartitionSpec() if i in common else PartitionSpec("run") for i in range(len(args)))
@@ -205,43 +246,43 @@ def _over_devices(config: ConfigDict, mesh: Mesh):
 
 
 def _one_spread_run(function, common: tuple[int, ...]):
-    """A batch of one run, which the layer itself shares out over the axes `data` and `expert`."""
+    """A batch of one run, which the layer itself distributes over the axes `data` and `expert`."""
 
     def mapped(*args):
-        own = [a if i in common else jax.tree.map(lambda leaf: leaf[0], a) for i, a in enumerate(args)]
-        return jax.tree.map(lambda leaf: leaf[None], function(*own))
+        of_run = [a if i in common else jax.tree.map(lambda leaf: leaf[0], a) for i, a in enumerate(args)]
+        return jax.tree.map(lambda leaf: leaf[None], function(*of_run))
 
     return mapped
 
 
-def is_brief(config: ConfigDict) -> bool:
-    """Is a run's training over before its program could be compiled well?"""
-    return config.steps * max(problem_of(config).cost(config).work, STEP) < BRIEF
+def is_brief(config: ConfigDict, problem: ProblemPart) -> bool:
+    """True if a run's training is over before its program could be compiled well."""
+    return config.steps * max(problem.cost(config).work, STEP) < BRIEF
 
 
 def compile_lowered(
     lowered: Lowered, fuse: str = "LIBRARY_FUSION_TYPE_REDUCE", effort: dict[str, Any] | None = None
 ) -> Any:
-    """Compiles; for a CPU with YNNPACK for what `fuse` names only, and with that effort (docs/decisions/dispatch-and-kernels.md).
+    """Compiles with the options of `effort`; on a CPU, YNNPACK fuses the operations that `fuse` names, and no others.
 
-    YNNPACK slows batched products down. Reductions: twice the speed for the softmax of a router, a third of the processor time
-    lost for that of attention.
+    YNNPACK slows batched products down. Reductions: twice the speed for the softmax of a router, a third of the
+    processor time lost for the softmax of attention (docs/decisions/dispatch-and-kernels.md).
     """
     options = {"xla_cpu_experimental_ynn_fusion_type": fuse, **(effort or {})} if platform() == "cpu" else {}
     while options:
         try:
             return lowered.compile(compiler_options=options)
-        except jax.errors.JaxRuntimeError as error:  # a release does not know an option: the others still hold
-            known = {name: value for name, value in options.items() if f"'{name}'" not in str(error)}
-            options = known if len(known) < len(options) else {}
+        except jax.errors.JaxRuntimeError as error:  # a release may lack an option: the remaining ones still apply
+            supported = {name: value for name, value in options.items() if f"'{name}'" not in str(error)}
+            options = supported if len(supported) < len(options) else {}
     return lowered.compile()
 
 
 def shapes_of_run(config: ConfigDict, pool: int) -> tuple[Any, dict[str, Any]]:
     """The shapes of one run's world and state."""
     problem = problem_of(config)
-    one = program.make_program(config, problem.build(config, pool, None))
-    return jax.eval_shape(partial(program.start, one), np.uint32(0), traced(config), problem.shared_arrays(config))
+    start = partial(program.start, program_of(problem, config, pool))
+    return jax.eval_shape(start, np.uint32(0), traced(config), problem.shared_arrays(config))
 
 
 def stack_traced(runs: list[dict[str, bool | int | float]]) -> dict[str, np.ndarray]:

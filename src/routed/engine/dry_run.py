@@ -16,7 +16,7 @@ from routed.engine.execution import make_groups
 from routed.engine.limits import steps_fed
 from routed.engine.schedule import Group, work_of
 from routed.plan.config import problem_of, traced
-from routed.plan.runs import Run
+from routed.plan.run import Run
 from routed.settings.tree import flatten
 
 #: Training steps that are timed for the estimate: this many, then more until they take this long.

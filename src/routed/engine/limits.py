@@ -1,4 +1,4 @@
-"""What fits into memory, from shapes alone, and which setting is too large where it does not."""
+"""The memory that runs need, from shapes alone, and errors that name the setting to lower where it does not suffice."""
 
 from __future__ import annotations
 
@@ -18,47 +18,52 @@ from routed.settings.setting import refuse
 from routed.settings.tree import flatten, node_of, override, value_of
 from routed.system import hosts
 from routed.training import program
-from routed.training.problem import Inputs
+from routed.training.problem import Inputs, ProblemPart
 
-#: Share of the memory that worlds and states may take; the rest is for what a step computes.
+#: The fraction of the memory that worlds and states may take; the rest is for the arrays that a step computes.
 USABLE = 1 / 3
-#: How the compiler for TPUs says what a program needs and what a chip has.
-SHORT = r"Used (\S+) of (\S+) hbm|required for HLO \w+ \((\S+)\) exceeds available HBM \((\S+)\)"
+#: The compiler for TPUs writes with these patterns how much a program needs and how much a chip has.
+SHORTAGE = r"Used (\S+) of (\S+) hbm|required for HLO \w+ \((\S+)\) exceeds available HBM \((\S+)\)"
 
 
 def steps_fed(config: ConfigDict) -> int:
-    """Steps that are fed at once, and after which a batch is saved."""
+    """Steps whose batches are fed at once, and after which a batch of runs is saved."""
     return config.checkpoint.every or config.eval_every
 
 
 def pool_of(config: ConfigDict) -> int:
-    """Training samples that a run needs in its world."""
-    return config.data.samples if "samples" in config.data else 0
+    """Training samples that a run needs in its world; 0 where the host feeds all data."""
+    return config.data.samples if "data.samples" in problem_of(config).reads else 0
+
+
+def program_of(problem: ProblemPart, config: ConfigDict, pool: int, mesh: Mesh | None = None) -> program.Program:
+    """The training program of one run; with a `mesh`, its devices share the run."""
+    return program.make_program(config, problem.build(config, pool, mesh))
 
 
 def bytes_fed(config: ConfigDict) -> int:
-    """Bytes of the two parts of a run's feed that are held at once, from their shapes."""
+    """Bytes of the two parts of a run's feed that exist at once, from their shapes."""
     return 2 * _bytes(problem_of(config).feed_shape(config, steps_fed(config)))
 
 
 def bytes_of_run(config: ConfigDict) -> int:
     """Bytes of one run's world, of its state with the whole history, and of a batch, from their shapes."""
     problem = problem_of(config)
-    one = program.make_program(config, problem.build(config, pool_of(config), None))
+    single_run = program_of(problem, config, pool_of(config))
 
-    def made(seed, values, shared, feed):
-        world, state = program.start(one, seed, values, shared)
+    def start_and_draw(seed, values, shared, feed):
+        world, state = program.start(single_run, seed, values, shared)
         inputs = Inputs(program.streams(seed, config), node_of(config, values), world, shared)
-        return world, state, one.problem.batch(inputs, feed, 0)
+        return world, state, single_run.problem.batch(inputs, feed, 0)
 
     feed = problem.feed_shape(config, steps_fed(config))
-    return _bytes(jax.eval_shape(made, np.uint32(0), traced(config), problem.shared_arrays(config), feed))
+    return _bytes(jax.eval_shape(start_and_draw, np.uint32(0), traced(config), problem.shared_arrays(config), feed))
 
 
 def memory(mesh: Mesh) -> int:
     """Bytes of memory for the runs of a host, the smallest, or for the run that is spread over all devices.
 
-    All of it, not what is free now, so that a plan is the same on every start.
+    The whole memory and not the free one, so that a plan is the same on every start.
     """
     accelerator = (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit", 0)
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -66,103 +71,105 @@ def memory(mesh: Mesh) -> int:
 
 
 def devices_sharing(mesh: Mesh) -> int:
-    """Devices that `memory` is the memory of: those of a host, or of a run that is spread all."""
+    """Devices that share the bytes of `memory`: those of a host, or all devices of a run that is spread."""
     return mesh.size if mesh.size > mesh.shape["run"] else devices_here(mesh)
 
 
 def devices_here(mesh: Mesh) -> int:
-    """Devices of one host that hold runs of their own."""
+    """Devices of one host that compute runs of their own."""
     return mesh.shape["run"] // min(jax.process_count(), mesh.shape["run"])
 
 
 def refuse_if_too_large(config: ConfigDict, devices: int, memory: int) -> int:
-    """Bytes of one run; `devices` that share `memory` bytes hold one each.
+    """Returns the bytes of one run; `devices` that share `memory` bytes compute one run each.
 
     Raises:
-      UserError: they do not fit; it names the setting that takes most.
+      UserError: the runs do not fit; it names the setting that takes most.
     """
     size = 0
-    for measure in (bytes_fed, bytes_of_run):  # in this order: the latter makes what all runs share
+    for measure in (bytes_fed, bytes_of_run):  # in this order: the latter makes the arrays that all runs share
         size = measure(config)
         if size * devices > memory * USABLE:
-            what = (
+            problem = (
                 f"a run takes {_gigabytes(size)} and {devices} devices hold one each, of {_gigabytes(memory)} of memory"
             )
-            refuse_largest(config, measure, what, " or set mesh.run=1" if devices > 1 else "")
+            refuse_largest(config, measure, problem, " or set mesh.run=1" if devices > 1 else "")
     return size
 
 
 def refuse_program(config: ConfigDict, compiled: Sequence[Any], mesh: Mesh) -> None:
-    """Refuses programs whose arguments, results and intermediate arrays take more than there is, before they run.
+    """Refuses programs whose arguments, results and intermediate arrays exceed the memory, before they run.
 
     Raises:
       UserError: it names the setting that takes most.
     """
-    needed, there = 0, memory(mesh) // devices_sharing(mesh)
-    for one in compiled:
-        found = one.memory_analysis()
-        held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-        needed = max(needed, held + found.temp_size_in_bytes)
-    if needed > there:
-        what = f"a step takes {_gigabytes(needed)} on each device, of {_gigabytes(there)} of memory"
-        refuse_largest(config, bytes_computed, what, " or set mesh.run=1" if devices_here(mesh) > 1 else "")
+    needed, available = 0, memory(mesh) // devices_sharing(mesh)
+    for stage in compiled:
+        sizes = stage.memory_analysis()
+        arguments = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+        needed = max(needed, arguments + sizes.temp_size_in_bytes)
+    if needed > available:
+        problem = f"a step takes {_gigabytes(needed)} on each device, of {_gigabytes(available)} of memory"
+        refuse_largest(config, bytes_computed, problem, " or set mesh.run=1" if devices_here(mesh) > 1 else "")
 
 
 def shortage(error: Exception) -> tuple[str, str] | None:
-    """What a program needs and what a chip has, if a compiler says that it does not fit."""
-    found = re.search(SHORT, str(error))
-    return tuple(filter(None, found.groups())) if found else None  # type: ignore[return-value]
+    """The memory that a program needs and that a chip has, if a compiler's error names both."""
+    match = re.search(SHORTAGE, str(error))
+    return tuple(filter(None, match.groups())) if match else None  # type: ignore[return-value]
 
 
 def refuse_shortage(config: ConfigDict, error: Exception) -> None:
-    """Refuses a program of which its compiler says that it does not fit; other errors are not its business.
+    """Refuses a program whose compiler reports a lack of memory; ignores other errors.
 
     Raises:
       UserError: it names the setting that takes most.
     """
-    if short := shortage(error):
-        what = f"a step takes {short[0]} on each device, of {short[1]} of memory"
-        refuse_largest(config, bytes_computed, what, " or mesh.runs_per_batch")
+    if sizes := shortage(error):
+        problem = f"a step takes {sizes[0]} on each device, of {sizes[1]} of memory"
+        refuse_largest(config, bytes_computed, problem, " or mesh.runs_per_batch")
 
 
 def bytes_computed(config: ConfigDict) -> int:
-    """Bytes of all arrays that a run computes from its start to the end of a step and an evaluation, held at once or not."""
+    """Bytes of all arrays that a run computes in its start, one step and one evaluation, at whatever time."""
     problem = problem_of(config)
-    one = program.make_program(config, problem.build(config, pool_of(config), None))
+    single_run = program_of(problem, config, pool_of(config))
 
-    def whole(seed, values, shared, feed):
-        world, state = program.start(one, seed, values, shared)
-        return program.record(
-            one, seed, values, world, program.advance(one, 1, seed, values, world, state, feed, shared), shared
-        )
+    def run_once(seed, values, shared, feed):
+        world, state = program.start(single_run, seed, values, shared)
+        state = program.advance(single_run, 1, seed, values, world, state, feed, shared)
+        return program.record(single_run, seed, values, world, state, shared)
 
     feed = problem.feed_shape(config, steps_fed(config))
-    return _written(jax.make_jaxpr(whole)(np.uint32(0), traced(config), problem.shared_arrays(config), feed).jaxpr)
+    traced_run = jax.make_jaxpr(run_once)(np.uint32(0), traced(config), problem.shared_arrays(config), feed)
+    return _bytes_of_results(traced_run.jaxpr)
 
 
-def _written(jaxpr: Any) -> int:
-    """Bytes of what the equations of a jaxpr yield, each once."""
+def _bytes_of_results(jaxpr: Any) -> int:
+    """Bytes of the results of a jaxpr's equations, each once."""
     total = 0
     for equation in jaxpr.eqns:
         inner = [getattr(leaf, "jaxpr", leaf) for leaf in jax.tree.leaves(list(equation.params.values()))]
-        total += sum(_written(one) for one in inner if hasattr(one, "eqns"))
-        total += _bytes([one.aval for one in equation.outvars if hasattr(one.aval, "shape")])
+        total += sum(_bytes_of_results(leaf) for leaf in inner if hasattr(leaf, "eqns"))
+        total += _bytes([variable.aval for variable in equation.outvars if hasattr(variable.aval, "shape")])
     return total
 
 
-def refuse_largest(config: ConfigDict, measure: Callable[[ConfigDict], int], what: str, other_mend: str = "") -> None:
-    """Refuses a config, for the setting whose default would save most of what is measured; `what` is too large in it.
+def refuse_largest(
+    config: ConfigDict, measure: Callable[[ConfigDict], int], problem: str, other_remedy: str = ""
+) -> None:
+    """Refuses a config because of `problem`, and names the setting whose default would save most of `measure`.
 
     Raises:
       UserError: always.
     """
-    known, sizes = declared(), dict[str, int]()
+    settings, sizes = declared(), dict[str, int]()
     for key, value in flatten(config).items():
-        if type(value) in (int, float) and value > known[key].default:
+        if type(value) in (int, float) and value > settings[key].default:
             with contextlib.suppress(Exception):  # beside the other values a default may be impossible
-                sizes[key] = measure(override(config, {key: known[key].default}))
+                sizes[key] = measure(override(config, {key: settings[key].default}))
     key = min(sizes, key=lambda name: sizes[name], default="experts.count")
-    refuse(key, value_of(config, key), f"{what}; lower {key}{other_mend}")
+    refuse(key, value_of(config, key), f"{problem}; lower {key}{other_remedy}")
 
 
 def _bytes(shapes: Any) -> int:

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the workdir's tables, whole at every moment and independent of the order of work."""
+"""A workdir and its config.json: opened by a command, refused where its rows are of other settings, code or data."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from routed.engine.tables import read_heatmaps, read_table
 from routed.plan.checks import PLANNED
 from routed.plan.code import VERSION, Code, change
 from routed.plan.config import declared, problem_of
-from routed.plan.points import Point
+from routed.plan.run import Point
 from routed.plan.runs import left_out, read_by
 from routed.settings.tree import flatten, override
 from routed.system import files, hosts
 
-#: The version of what a workdir holds; another one is refused.
+#: The version of a workdir's format; workdirs of other versions are refused.
 FORMAT = 3
 
-#: What config.json says at least, in any version.
+#: Keys of config.json in any version, and their types.
 STORED = {"config": dict, "swept": list}
 
-#: Settings that say which files are read: swept, each value has data of its own. (Languages and tokenizers have too, but their digests
-#: cost reading the text at every point before anything runs: of these the base config's alone is compared, and each checkpoint's.)
+#: Settings that name files: each swept value has data of its own. Languages and tokenizers have too, but their digests
+#: cost reading the text at every point before anything runs: for them the base config's digest is compared, and each
+#: checkpoint's.
 FILES = ("data.name", "data.directory", "data.images", "data.table", "data.sentences")
 
 PACKAGES = ("routed", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "scikit-learn", "pandas")
@@ -42,85 +43,112 @@ PACKAGES = ("routed", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "num
 def open_workdir(
     path: pathlib.Path, experiment: str, config: ConfigDict, sweep: tuple[Point, ...], shard: str = ""
 ) -> pd.DataFrame:
-    """Prepares the workdir for this command, which runs part `shard` of the sweep, and returns the rows that are there.
+    """Prepares the workdir for this command, which runs part `shard` of the sweep, and returns its rows.
 
     Raises:
       UserError: the workdir has finished rows of another config or other code (which is named), or cannot be written.
     """
-    swept = sorted({key for point in sweep for key in point if key not in PLANNED})
-    flat, known = flatten(config), declared()
     table, settled = tables.gather(path)
     stored = stored_config(path) if len(table) else None
     active, code = read_by(config, sweep, set(table.arm) if len(table) else ())
+    flat, swept = flatten(config), sorted({key for point in sweep for key in point if key not in PLANNED})
     if stored is not None:
-        _refuse_other_code(path, stored, code)
         swept = sorted(set(swept) | set(stored["swept"]))
-        for key, value in flat.items():
-            # A key that this version does not know is of a part that is gone; one that the rows do not have is a new part's.
-            old = stored["config"].get(key, value)
-            same = json.dumps(value, default=list) == json.dumps(old, default=list)
-            if key not in swept and known[key].identity and key in active and not same:
-                raise UserError(
-                    f"workdir {path} holds results with {key}={plain(old)}, this command has {key}={plain(value)}:"
-                    f" choose another --workdir, or set --config.{key}={plain(old)}"
-                )
-        by_seed = "held streams" if config.held else "rates that were tuned on seeds counted from it"
-        tuned = "tuned" in {config.rates, *(point.get("rates") for point in sweep)}
-        if (config.held or tuned) and stored["config"]["seed"] != config.seed:
-            raise UserError(
-                f"workdir {path} holds results with seed={stored['config']['seed']} and {by_seed}: choose another --workdir"
-            )
-        # A key swept only now was constant in the rows that are there: its value of then stays in config.json.
+        _refuse_other_code(path, stored, code)
+        _refuse_other_settings(path, stored, flat, active - {*swept})
+        _refuse_other_seed(path, stored, config, sweep)
+        # A key swept only now was constant in the stored rows: its value of then stays in config.json.
         flat |= {key: stored["config"][key] for key in swept if key in stored["config"]}
-        new = [key for key in swept if key not in table]
-        for key in new:
-            table.insert(1, key, plain(flat[key]))
-        table, settled = (ordered(table), False) if new else (table, settled)
+        if new := [key for key in swept if key not in table]:
+            for key in new:
+                table.insert(1, key, plain(flat[key]))
+            table, settled = ordered(table), False
+    _refuse_other_shard(path, shard)
+    data, further_data = problem_of(config).digest(config), _further_data(config, sweep)
+    _refuse_other_data(path, stored, {"": data, **further_data}, config.data.directory)
+    content = _description(experiment, flat, swept, data) | ({"shard": shard} if shard else {})
+    before = stored or {"left_out": {}, "code": {}}
+    if further_data := before.get("further_data", {}) | further_data:
+        content |= {"further_data": further_data}
+    content |= {"left_out": before["left_out"] | left_out(config, sweep), "code": before["code"] | code}
+    if hosts.is_first():
+        files.write(path / "config.json", json.dumps(content, indent=1, default=list) + "\n")
+        if len(table) and not settled:  # after config.json, which has the values of the new columns
+            tables.merge(path, table)
+    return table
+
+
+def _refuse_other_settings(path: pathlib.Path, stored: dict[str, Any], flat: dict[str, Any], active: set[str]) -> None:
+    """Refuses a workdir whose rows have another value of an `active` setting that decides results."""
+    settings = declared()
+    for key, value in flat.items():
+        # Rows may lack a key: it is of a part that is newer than they are.
+        old = stored["config"].get(key, value)
+        same = json.dumps(value, default=list) == json.dumps(old, default=list)
+        if settings[key].identity and key in active and not same:
+            raise UserError(
+                f"workdir {path} holds results with {key}={plain(old)}, this command has {key}={plain(value)}:"
+                f" choose another --workdir, or set --config.{key}={plain(old)}"
+            )
+
+
+def _refuse_other_seed(
+    path: pathlib.Path, stored: dict[str, Any], config: ConfigDict, sweep: tuple[Point, ...]
+) -> None:
+    """Refuses a workdir of another base seed, where results depend on it beyond the seed of each run."""
+    by_seed = "held streams" if config.held else "rates that were tuned on seeds counted from it"
+    tuned = "tuned" in {config.rates, *(point.get("rates") for point in sweep)}
+    if (config.held or tuned) and stored["config"]["seed"] != config.seed:
+        raise UserError(
+            f"workdir {path} holds results with seed={stored['config']['seed']} and {by_seed}: choose another --workdir"
+        )
+
+
+def _refuse_other_shard(path: pathlib.Path, shard: str) -> None:
+    """Refuses the workdir of another part of a sweep."""
     part = stored_config(path).get("shard", "") if shard and described(path) else ""
     if part and part != shard:
         raise UserError(
             f"workdir {path} is that of part {part}, this is part {shard}: give each part a --workdir of its own"
         )
-    data, further = problem_of(config).digest(config), _further_data(config, sweep)
-    before = stored or {"left_out": {}, "code": {}}
-    known = {"": stored.get("data", data), **stored.get("further_data", {})} if stored is not None else {}
-    for where, digest in {"": data, **further}.items():
-        if known.get(where, digest) != digest:
+
+
+def _refuse_other_data(
+    path: pathlib.Path, stored: dict[str, Any] | None, digests: dict[str, str], directory: str
+) -> None:
+    """Refuses a workdir whose rows were trained on other data; `digests` are those of the base config and of points."""
+    if stored is None:
+        return
+    stored_digests = {"": stored.get("data", digests[""]), **stored.get("further_data", {})}
+    for point, digest in digests.items():
+        if stored_digests.get(point, digest) != digest:
             raise UserError(
-                f"workdir {path} holds results on other data{where and f' at {where}'} ({known[where]}; now {digest}): choose another"
-                f" --workdir, or restore data.directory={config.data.directory!r}"
+                f"workdir {path} holds results on other data{point and f' at {point}'} ({stored_digests[point]}; now"
+                f" {digest}): choose another --workdir, or restore data.directory={directory!r}"
             )
-    about = _description(experiment, flat, swept, data) | ({"shard": shard} if shard else {})
-    if further := before.get("further_data", {}) | further:
-        about |= {"further_data": further}
-    about |= {"left_out": before["left_out"] | left_out(config, sweep), "code": before["code"] | code}
-    if hosts.is_first():
-        files.write(path / "config.json", json.dumps(about, indent=1, default=list) + "\n")
-        if len(table) and not settled:  # when the values of its new columns are on the disk
-            tables.merge(path, table)
-    return table
 
 
 def _further_data(config: ConfigDict, sweep: tuple[Point, ...]) -> dict[str, str]:
-    """KEY=VALUE,... of points that read other data than the base config -> the digest of these."""
-    base, found = problem_of(config).digest(config), dict[str, str]()
+    """Digests of the data of points that read other data than the base config, by the point as KEY=VALUE, ..."""
+    base, digests = problem_of(config).digest(config), dict[str, str]()
     for point in sweep:
         if not point.keys() & {*FILES}:
             continue
-        own = {key: value for key, value in point.items() if key.startswith("data.") or key == "model"}
-        where = ", ".join(f"{key}={plain(value)}" for key, value in sorted(own.items()))
-        if where not in found:
-            there = override(config, own)
-            if (digest := problem_of(there).digest(there)) != base:
-                found[where] = digest
-    return found
+        changes = {key: value for key, value in point.items() if key.startswith("data.") or key == "model"}
+        name = ", ".join(f"{key}={plain(value)}" for key, value in sorted(changes.items()))
+        if name not in digests:
+            point_config = override(config, changes)
+            if (digest := problem_of(point_config).digest(point_config)) != base:
+                digests[name] = digest
+    return digests
 
 
 def _refuse_other_code(path: pathlib.Path, stored: dict[str, Any], code: Code) -> None:
-    """Refuses a workdir whose rows were made by another version of this package, or by other code of a part that is used again."""
+    """Refuses a workdir whose rows come from another version of this package, or from other code of a part in use."""
     if stored.get("format") != FORMAT:
         raise UserError(
-            f"workdir {path} was written by another version of routed, whose runs are told apart in another way: choose another"
+            f"workdir {path} was written by another version of routed, whose runs are told apart in another way:"
+            " choose another"
             " --workdir"
         )
     if (version := stored["versions"].get("routed")) != VERSION:
@@ -128,15 +156,15 @@ def _refuse_other_code(path: pathlib.Path, stored: dict[str, Any], code: Code) -
             f"workdir {path} holds results of routed {version}, this is {VERSION}: choose another --workdir, or install"
             f" routed=={version}"
         )
-    both = [(label, stored["code"][label], files) for label, files in code.items() if label in stored["code"]]
-    for what in filter(None, (change(*one) for one in both)):
-        raise UserError(
-            f"workdir {path} holds results of other code of {what}: choose another --workdir, or undo the edit"
-        )
+    for label, digests in code.items():
+        if label in stored["code"] and (changed := change(label, stored["code"][label], digests)):
+            raise UserError(
+                f"workdir {path} holds results of other code of {changed}: choose another --workdir, or undo the edit"
+            )
 
 
 def described(path: pathlib.Path) -> str:
-    """The text of config.json; nothing where there is none."""
+    """The text of config.json; empty if there is none."""
     file = path / "config.json"
     with files.explained(file):
         return file.read_bytes().decode("utf-8", "replace") if file.exists() else ""
@@ -157,40 +185,42 @@ def load(workdir: str | pathlib.Path) -> dict[str, Any]:
     if not (path / "config.json").exists():
         raise UserError(f"{path} is no workdir of routed: it has no config.json")
     summary, claims = path / "summary.csv", path / "claims.json"
-    found = {"config": stored_config(path)["config"], "results": read_table(path), "heatmaps": read_heatmaps(path)}
+    content = {"config": stored_config(path)["config"], "results": read_table(path), "heatmaps": read_heatmaps(path)}
     try:
-        found["summary"] = pd.read_csv(io.BytesIO(summary.read_bytes())) if summary.exists() else pd.DataFrame()
-        found["claims"] = json.loads(claims.read_text("utf-8")) if claims.exists() else []
+        content["summary"] = pd.read_csv(io.BytesIO(summary.read_bytes())) if summary.exists() else pd.DataFrame()
+        content["claims"] = json.loads(claims.read_text("utf-8")) if claims.exists() else []
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{summary} or {claims} is damaged ({type(error).__name__}): the command of this workdir, or python -m"
             " routed.report, makes them again"
         ) from error
-    return found
+    return content
 
 
 def stored_config(path: pathlib.Path) -> dict[str, Any]:
-    """What config.json says.
+    """Reads config.json.
 
     Raises:
-      UserError: it is missing, or says nothing of the kind.
+      UserError: the file is missing or damaged.
     """
     try:
         stored = json.loads((path / "config.json").read_text("utf-8"))
-        whole = all(isinstance(stored[name], kind) for name, kind in STORED.items())
-        made_by = [stored[name] for name in ("versions", "code", "left_out")] if stored.get("format") == FORMAT else []
-        nodes = [*made_by, *(made_by[1].values() if made_by else ())]
-        whole = whole and all(isinstance(node, dict) for node in nodes)
-        if whole and {*stored["swept"]} <= {*stored["config"]} and isinstance(stored.get("shard", ""), str):
+        valid = all(isinstance(stored[name], kind) for name, kind in STORED.items())
+        if stored.get("format") == FORMAT:
+            nodes = [stored["versions"], stored["code"], stored["left_out"], *stored["code"].values()]
+            valid = valid and all(isinstance(node, dict) for node in nodes)
+        if valid and {*stored["swept"]} <= {*stored["config"]} and isinstance(stored.get("shard", ""), str):
             return stored
     except FileNotFoundError:
         raise UserError(
-            f"workdir {path} has results but no config.json, so nobody knows of which settings: choose another --workdir"
+            f"workdir {path} has results but no config.json, so nobody knows of which settings: choose another"
+            " --workdir"
         ) from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     raise UserError(
-        f"{path / 'config.json'} is damaged, so nobody knows of which settings the results are: choose another --workdir"
+        f"{path / 'config.json'} is damaged, so nobody knows of which settings the results are: choose another"
+        " --workdir"
     )
 
 
@@ -216,21 +246,21 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of the source tree, with a mark when it has uncommitted changes."""
-    here = pathlib.Path(__file__).parent
+    """The commit of the source tree, marked if there are uncommitted changes."""
     try:
-        found = subprocess.run(
+        process = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=here,
+            cwd=pathlib.Path(__file__).parent,
             capture_output=True,
             encoding="utf-8",
             timeout=10,
         )
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return found.stdout.strip() or "unknown"
+    return process.stdout.strip() or "unknown"
 
 
 def config_of(path: pathlib.Path, base: ConfigDict) -> ConfigDict:
-    """The config that a workdir was run with."""
-    return override(base, {k: tuple(v) if isinstance(v, list) else v for k, v in stored_config(path)["config"].items()})
+    """The config of a workdir's command."""
+    stored = stored_config(path)["config"]
+    return override(base, {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()})

@@ -1,8 +1,8 @@
 """The rows and maps of finished runs on disk: a part for each batch, merged into results.parquet and routing.npz.
 
-A batch costs the same whatever is there already: its rows, and its maps, are a file each under results/, named by the digest of
-its content. Parts are merged when a command opens the workdir and when it is done. Every file appears whole or not at all, and
-no order of runs, kills and merges changes a bit of the merged ones.
+A batch costs the same however large the tables are: its rows are one file under results/, and its maps another, each
+named by the digest of its content. Parts are merged when a command opens the workdir and when it is done. Every file
+appears whole or not at all, and no order of runs, kills and merges changes a bit of the merged files.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from absl import logging as log
 from routed.engine.rows import order_of, ordered
 from routed.system import files
 
-#: All rows, and the same once more, so that damage to one of the two costs nothing; all maps; and the folder of the parts.
+#: All rows, a second copy in case the first is damaged, all maps, and the folder of the parts.
 TABLE, COPY, MAPS, PARTS = "results.parquet", ".results.copy.parquet", "routing.npz", "results"
-#: Parts that are opened at once.
+#: The number of parts that are opened at a time.
 AT_ONCE = 256
-#: Where a table keeps the digest of its content: Parquet's own checksums do not cover names and types.
+#: The metadata key for the digest of a table's content: Parquet's own checksums do not cover names and types.
 DIGEST = b"routed.digest"
 
 
 def add_part(workdir: pathlib.Path, rows: list[dict[str, Any]], maps: Mapping[str, np.ndarray]) -> None:
-    """Keeps the rows of finished runs, and cluster x expert routing probabilities [evaluations, C, E] by run key.
+    """Writes the rows of finished runs, and their arrays for figures by run key and name.
 
     Raises:
       UserError: the disk is full or read-only.
@@ -46,10 +46,10 @@ def add_part(workdir: pathlib.Path, rows: list[dict[str, Any]], maps: Mapping[st
         np.savez(packed, allow_pickle=False, **maps)
         _write_part(workdir, "npz", packed.getvalue())
     names = dict.fromkeys(name for row in rows for name in row)
-    made, content = pa.table({name: [row.get(name) for row in rows] for name in names}), io.BytesIO()
-    with pa.ipc.new_file(content, made.schema) as writer:
-        writer.write_table(made)
-    _write_part(workdir, "arrow", content.getvalue())  # last, as it is what makes the runs finished
+    table, content = pa.table({name: [row.get(name) for row in rows] for name in names}), io.BytesIO()
+    with pa.ipc.new_file(content, table.schema) as writer:
+        writer.write_table(table)
+    _write_part(workdir, "arrow", content.getvalue())  # last: the rows mark the runs as finished
 
 
 def _write_part(workdir: pathlib.Path, kind: str, content: bytes) -> None:
@@ -61,7 +61,7 @@ def _name(content: bytes) -> str:
 
 
 def _parts(workdir: pathlib.Path, kind: str) -> Iterator[bytes]:
-    """The contents of the parts that are whole; damaged ones are named in the log."""
+    """Yields the contents of undamaged parts; the log names damaged ones."""
     folder = workdir / PARTS
     for path in sorted(folder.glob(f"*.{kind}")) if folder.is_dir() else ():
         with files.explained(path):
@@ -72,26 +72,26 @@ def _parts(workdir: pathlib.Path, kind: str) -> Iterator[bytes]:
         if _name(content) == path.stem:
             yield content
         else:
-            log.warning("%s is damaged: what it held is run again, and nothing else", path)
+            log.warning("%s is damaged: its runs are run again, and no others", path)
 
 
 def read_table(workdir: pathlib.Path) -> pd.DataFrame:
-    """All rows of a workdir, merged or not, in an order that does not depend on when they were computed; perhaps none."""
+    """All rows of a workdir, merged or not, in an order that does not depend on when they were computed."""
     return gather(workdir)[0]
 
 
 def gather(workdir: pathlib.Path) -> tuple[pd.DataFrame, bool]:
-    """All rows of a workdir, and whether results.parquet holds just these; what is damaged is named in the log."""
-    # Parts first: whoever merges them writes the table before they go.
-    parts = _whole(workdir)
+    """All rows of a workdir, and True if results.parquet has all of them; the log names damaged files."""
+    # Parts first: a process that merges them writes the table before it removes them.
+    parts = _read_parts(workdir)
     table, settled = _read_merged(workdir)
     if not parts:
         return table, settled
     if not len(table):
-        return _in_order(parts), False
+        return _ordered_table(parts), False
     rows = parts.pop().to_pandas()
-    # A run whose rows are merged was merged whole. What is left of its part, when a kill came before that was removed, may lack
-    # the column of a key that is swept since, and would count as rows at a point of its own.
+    # Rows of a run are merged all at once. If a kill came before its part was removed, the part may lack the column of
+    # a key that was swept since, and its rows would count as another point.
     if (merged := rows.run.isin(table.run.unique())).any():
         rows = rows[~merged]
     table = pd.concat([table, rows], ignore_index=True) if len(rows) else table
@@ -99,41 +99,41 @@ def gather(workdir: pathlib.Path) -> tuple[pd.DataFrame, bool]:
     return ordered(table), False
 
 
-def _whole(workdir: pathlib.Path) -> list[pa.Table]:
-    """The parts as one table, if there are any. Some at a time, since a part holds on to its whole file."""
-    opened = (pa.ipc.open_file(content).read_all() for content in _parts(workdir, "arrow"))
-    some = []
-    while few := list(itertools.islice(opened, AT_ONCE)):
-        some.append(pa.concat_tables(few, promote_options="permissive").combine_chunks())
-    return [pa.concat_tables(some, promote_options="permissive")] if some else []
+def _read_parts(workdir: pathlib.Path) -> list[pa.Table]:
+    """All parts as a list of one table or none. A few at a time, since a part keeps its whole file in memory."""
+    parts = (pa.ipc.open_file(content).read_all() for content in _parts(workdir, "arrow"))
+    tables = []
+    while some := list(itertools.islice(parts, AT_ONCE)):
+        tables.append(pa.concat_tables(some, promote_options="permissive").combine_chunks())
+    return [pa.concat_tables(tables, promote_options="permissive")] if tables else []
 
 
-def _in_order(parts: list[pa.Table]) -> pd.DataFrame:
-    """`ordered` of a table that is taken out of its list: column by column, so that rows are held once and not twice."""
+def _ordered_table(parts: list[pa.Table]) -> pd.DataFrame:
+    """Pops the only table of a list and orders its rows, column by column, so that they are in memory once."""
     table = parts.pop()
     names = table.column_names
     rows, order = order_of(table.select(names[: names.index("step") + 1]).to_pandas(), names)
-    taken, columns = pa.array(rows), dict[str, Any]()
+    indices, columns = pa.array(rows), dict[str, Any]()
     for name in order:
-        columns[name] = table.column(name).take(taken).to_pandas()
+        columns[name] = table.column(name).take(indices).to_pandas()
         table = table.drop_columns([name])
     return pd.DataFrame(columns, copy=False)
 
 
 def _read_merged(workdir: pathlib.Path) -> tuple[pd.DataFrame, bool]:
-    """The rows that were merged, and whether they are those of the table, not of its copy."""
+    """The merged rows, and True if they come from the table and not from its copy."""
     for name in (TABLE, COPY):
         table, problem = _read(workdir / name)
         if table is not None:
             return table, name == TABLE
-        if not problem:  # somebody removed it, and with it what it held
+        if not problem:  # somebody removed it, and with it its rows
             break
-        log.warning("%s is damaged (%s): what no other file holds is run again", workdir / name, problem)
+        log.warning("%s is damaged (%s): runs that no other file has are run again", workdir / name, problem)
     return pd.DataFrame(), False
 
 
 def _read(file: pathlib.Path) -> tuple[pd.DataFrame | None, str]:
-    """The table of a file; or None and what is wrong with it, nothing if there is no file."""
+    """The table of a file and ""; or None and the problem, which is empty if there is no file."""
     with files.explained(file):
         if not file.exists():
             return None, ""
@@ -144,7 +144,7 @@ def _read(file: pathlib.Path) -> tuple[pd.DataFrame | None, str]:
         digest = (read.schema.metadata or {}).get(DIGEST)
         table = read.to_pandas(split_blocks=True, self_destruct=True)  # each column is in memory once
         if digest is not None and digest != _digest(table):
-            return None, "its digest is another"
+            return None, "its digest differs"
     except Exception as error:  # a flipped bit in the footer makes pyarrow and pandas raise almost anything
         return None, f"{type(error).__name__}: {error}".splitlines()[0]
     return table, ""
@@ -158,7 +158,7 @@ def _digest(table: pd.DataFrame) -> bytes:
 
 
 def merge(workdir: pathlib.Path, table: pd.DataFrame) -> None:
-    """Writes `table` and all maps in the place of what was merged before and of the parts.
+    """Writes `table` and all maps as the merged files, and removes the parts.
 
     Raises:
       UserError: the disk is full or read-only.
@@ -166,33 +166,33 @@ def merge(workdir: pathlib.Path, table: pd.DataFrame) -> None:
     maps = read_heatmaps(workdir)
     if maps:
         files.write(workdir / MAPS, lambda path: _pack(path, maps))
-    made = pa.Table.from_pandas(table, preserve_index=False)
-    made = made.replace_schema_metadata((made.schema.metadata or {}) | {DIGEST: _digest(table)})
+    content = pa.Table.from_pandas(table, preserve_index=False)
+    content = content.replace_schema_metadata((content.schema.metadata or {}) | {DIGEST: _digest(table)})
     for name in (COPY, TABLE):
-        files.write(workdir / name, lambda path: pq.write_table(made, path, write_page_checksum=True))
+        files.write(workdir / name, lambda path: pq.write_table(content, path, write_page_checksum=True))
     files.remove(workdir / PARTS)
 
 
 def _pack(path: pathlib.Path, maps: Mapping[str, np.ndarray]) -> None:
-    """Writes an npz file with one array after the other in memory."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+    """Writes an npz file, one array at a time in memory."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for key in sorted(maps):
-            with packed.open(f"{key}.npy", "w", force_zip64=True) as file:
+            with archive.open(f"{key}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, maps[key], allow_pickle=False)
 
 
 def read_heatmaps(*workdirs: pathlib.Path) -> Mapping[str, np.ndarray]:
-    """The arrays of workdirs, merged or not, each unpacked when it is asked for; without those of a damaged file."""
-    found: list[Any] = []
+    """The arrays of workdirs, merged or not, each unpacked on demand; without the arrays of damaged files."""
+    archives: list[Any] = []
     for workdir in workdirs:
-        found += [np.load(io.BytesIO(content), allow_pickle=False) for content in _parts(workdir, "npz")]
+        archives += [np.load(io.BytesIO(content), allow_pickle=False) for content in _parts(workdir, "npz")]
         try:
             merged = np.load(io.BytesIO((workdir / MAPS).read_bytes()), allow_pickle=False)
             if damaged := merged.zip.testzip():
                 raise ValueError(f"{damaged} has another checksum")
-            found.append(merged)
+            archives.append(merged)
         except FileNotFoundError:
             pass
         except Exception as error:  # zipfile, zlib and numpy each raise their own
             log.warning("%s is damaged (%s): its heatmaps are lost, the tables are not", workdir / MAPS, error)
-    return ChainMap(*found)
+    return ChainMap(*archives)

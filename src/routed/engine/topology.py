@@ -10,7 +10,7 @@ from routed.engine.estimate import Estimate, Shortage, Spent, measure
 from routed.engine.execution import make_groups
 from routed.engine.schedule import Group
 from routed.engine.targets import Topology
-from routed.plan.runs import Run
+from routed.plan.run import Run
 from routed.system.chips import PRICED
 
 #: Times the FLOPs of the model from which on a program is said to compute what nobody asked for.

@@ -104,7 +104,7 @@ SHARED: dict[str, Setting] = {
         "lecun: N(0, 1 / dim), biases 0; uniform: on +- 1 / sqrt(dim), biases too; stacked (mlp): on +- 1 / sqrt(dim"
         " outputs), biases 0",
         one_of(("lecun", "uniform", "stacked")),
-        late=True,
+        omit_default_from_identity=True,
     ),
     "width": Setting(
         96,

@@ -135,14 +135,14 @@ AUXILIARY["l1"] = Auxiliary(
             " it stays. Scores need an offset"
             " to get there: a linear router without one is positive on half of what lies around 0",
             at_least(0),
-            late=True,
+            omit_default_from_identity=True,
         ),
         "l1_factor": Setting(
             1.2,
             "factor on losses.l1 after a step with more positive gates than l1_gates, divisor after one with fewer",
             Allowed(lambda value: value > 1, lambda: "must be above 1"),
             when=When(lambda config: config.losses.l1_gates > 0, "losses.l1_gates > 0"),
-            late=True,
+            omit_default_from_identity=True,
         ),
     },
     adapted=adapted,

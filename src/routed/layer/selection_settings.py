@@ -35,7 +35,11 @@ SHARED: dict[str, Setting] = {
     ),
     "min_capacity": Setting(1, "places in a queue, at least", at_least(1), when=_WHEN_BOUNDED),
     "capacity_multiple": Setting(
-        1, "places in a queue are rounded up to a multiple of it (vmoe)", at_least(1), when=_WHEN_BOUNDED, late=True
+        1,
+        "places in a queue are rounded up to a multiple of it (vmoe)",
+        at_least(1),
+        when=_WHEN_BOUNDED,
+        omit_default_from_identity=True,
     ),
     "group_size": Setting(0, "tokens that queue together; divides the batch; 0: all", at_least(0)),
     "priority": Setting(

@@ -14,7 +14,7 @@ _DENSE = When(
     lambda config: config.transformer.sparse_layers < config.transformer.layers,
     "transformer.sparse_layers < transformer.layers",
 )
-_FFN = When(lambda config: _DENSE.holds(config) or is_twin(config), f"{_DENSE.words}, or by a dense twin")
+_FFN = When(lambda config: _DENSE.holds(config) or is_twin(config), f"{_DENSE.description}, or by a dense twin")
 #: A T5 has no other positions.
 _BUCKETS = When(
     lambda config: config.transformer.get("positions", "buckets") == "buckets", "transformer.positions='buckets'"
@@ -32,7 +32,7 @@ TRANSFORMER: dict[str, Setting] = {
         False,
         "sparse layers have one more expert, of every token and with weight 1 (DeepSeek, Llama 4); the trunk's, by its "
         "rate",
-        late=True,
+        omit_default_from_identity=True,
     ),
     "tied": Setting(False, "logits through the embedding"),
     "buckets": Setting(

@@ -1,4 +1,4 @@
-"""What a command asks for: the config, an experiment file's figures, points, arms, and the runs they make together."""
+"""The plan of a command: the config, an experiment file's figures, points, arms, and the runs of them all."""
 
 from routed.plan.config import base
 from routed.plan.experiment import SCALES, Figure, make_config, variant

@@ -1,4 +1,4 @@
-"""The config as the sum of its parts: every choice and its table, all settings that are declared, and which of them a run reads."""
+"""The config as the sum of its parts: choices with their tables, declared settings, settings that a run reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from routed.training.task_losses import TASK_LOSSES
 
 
 class PartsOfProblems(Mapping[str, Any]):
-    """The parts of one kind of all problems by name, with those of problems that are added later; of one name the first counts."""
+    """The parts of one kind of all problems, also of problems that are added later; of one name the first counts."""
 
     def __init__(self, field: str) -> None:
         self._field = field
@@ -62,7 +62,7 @@ CHOICES: dict[str, Choice] = {
     "experts.name": Choice("experts", "mlp", "the expert", experts.EXPERTS),
     "selection.name": Choice("selection", "soft", "the rule of training", SELECTIONS),
     "selection.eval.name": Choice("selection.eval", "top_k", "the rule of evaluation", SELECTIONS),
-    "dispatch": Choice("", "dense", "how the layer is computed", ChainMap({AUTO: Component({})}, DISPATCHES)),  # type: ignore[dict-item]
+    "dispatch": Choice("", "dense", "how the layer is computed", ChainMap[str, Any]({AUTO: Component({})}, DISPATCHES)),
     "optimizer.name": Choice("optimizer", "sgd", "the direction of a step", OPTIMISERS),
     "optimizer.normalise": Choice("optimizer", "none", "what divides an expert's gradient", NORMALISATIONS),
     "optimizer.schedule": Choice("optimizer", "constant", "of all rates", SCHEDULES),
@@ -83,7 +83,8 @@ SHARED: dict[str, Mapping[str, Setting]] = {
 ALWAYS = {"plan": PLAN, "engine": ENGINE, "training program": program.SETTINGS, "analysis": ANALYSIS}
 
 
-#: The parts that come with the package, which its version stands for; tables may get others, and others in their place.
+#: The parts of the core, which the package's version identifies. A user's file may add parts to the tables or replace
+#: them.
 PACKAGED: tuple[Any, ...] = (
     *ALWAYS.values(),
     *PROBLEMS.values(),
@@ -91,8 +92,8 @@ PACKAGED: tuple[Any, ...] = (
     *(part for choice in CHOICES.values() for part in choice.parts.values()),
 )
 
-#: Nodes whose parts are made into modules, once for all runs of a program: no setting of their own is traced.
-MADE = ("router", "experts")
+#: Nodes whose parts become modules once for all runs of a program: none of their own settings is traced.
+STATIC_NODES = ("router", "experts")
 
 
 class ActivePart(NamedTuple):
@@ -104,22 +105,23 @@ class ActivePart(NamedTuple):
 
 
 def declared() -> dict[str, Setting]:
-    """Every setting by its whole key, with those that a user's file has added.
+    """Every setting by its whole key, with the settings that a user's file has added.
 
     Raises:
-      TypeError: two parts declare one key in different ways, or one that a module is made with is traced.
+      TypeError: two parts declare a key in different ways, or a setting of STATIC_NODES is traced.
     """
     tables = (*(choice.parts for choice in CHOICES.values()), AUXILIARY, PROBLEMS)
     parts = [(name, part) for table in tables for name, part in table.items()]
     key = tuple((name, id(part)) for name, part in parts)  # a plan asks thousands of times
-    if key not in _KNOWN:
-        _KNOWN.clear()
-        _KNOWN[key] = parts, _declared()
-    return _KNOWN[key][1]
+    if key not in _DECLARED:
+        _DECLARED.clear()
+        _DECLARED[key] = parts, _declared()
+    return _DECLARED[key][1]
 
 
-#: What was declared last, by the parts that stood in the tables, which are kept so that no other gets the id of one.
-_KNOWN: dict[tuple[tuple[str, int], ...], tuple[list[tuple[str, Any]], dict[str, Setting]]] = {}
+#: The latest declarations, by the parts in the tables. The parts stay referenced, so that no other part gets the id of
+#: one.
+_DECLARED: dict[tuple[tuple[str, int], ...], tuple[list[tuple[str, Any]], dict[str, Setting]]] = {}
 
 
 def _declared() -> dict[str, Setting]:
@@ -127,8 +129,8 @@ def _declared() -> dict[str, Setting]:
 
     def add(node: str, settings: Mapping[str, Setting]) -> None:
         for name, setting in settings.items():
-            known = declarations.setdefault(key := f"{node}.{name}" if node else name, setting)
-            if (known.default, known.traced, known.identity) != (setting.default, setting.traced, setting.identity):
+            first = declarations.setdefault(key := f"{node}.{name}" if node else name, setting)
+            if (first.default, first.traced, first.identity) != (setting.default, setting.traced, setting.identity):
                 raise TypeError(f"{key}: two parts declare it with different defaults; share one declaration")
 
     for component in ALWAYS.values():
@@ -138,9 +140,11 @@ def _declared() -> dict[str, Setting]:
         add(choice.node, SHARED.get(choice.node, {}))
         for part in choice.parts.values():
             add(choice.node, part.settings)
-            if varying := [name for name, setting in part.settings.items() if setting.traced and choice.node in MADE]:
+            varying = [name for name, setting in part.settings.items() if setting.traced]
+            if varying and choice.node in STATIC_NODES:
                 raise TypeError(
-                    f"{choice.node}.{varying[0]}: drop traced=True, as a module is made before the runs of a program part"
+                    f"{choice.node}.{varying[0]}: drop traced=True, as a module is made before the runs of a program"
+                    " part"
                 )
     for node, settings in SHARED.items():
         add(node, settings)
@@ -161,7 +165,7 @@ def problems_for(data: str) -> dict[str, ProblemPart]:
 
 
 def problem_of(config: ConfigDict) -> ProblemPart:
-    """The problem of a config: of those for its data the one that has its model (or, of a model that none has, the first)."""
+    """The problem of a config: that of its data with its model, or the first of its data if none has the model."""
     return PROBLEMS[_name_of_problem(config)]
 
 
@@ -171,71 +175,72 @@ def _name_of_problem(config: ConfigDict) -> str:
 
 
 def parts_of(config: ConfigDict) -> list[ActivePart]:
-    """The parts that take part in a run of a config, whatever its phases."""
+    """The parts that a run of a config uses, apart from the parts of its phases."""
     problem, name_of_problem = problem_of(config), _name_of_problem(config)
     active = {name: ActivePart(name, "", part) for name, part in ALWAYS.items()}
     always: list[Any] = [*ALWAYS.values(), problem]
-    waiting = [key for part in always for key in part.uses]
-    while waiting:
-        key = waiting.pop()
+    pending = [key for part in always for key in part.uses]
+    while pending:
+        key = pending.pop()
         if key in active:
             continue
         name, choice = value_of(config, key), CHOICES[key]
         part = (problem.models if key == "model" else choice.parts)[name]
         active[key] = ActivePart(f"{key}={name}", choice.node, part)
-        waiting += part.uses
+        pending += part.uses
     model = problem.models[config.model]
     if model.routed:
         settings = loss_settings()
         for name, loss in AUXILIARY.items():
-            own = {key: settings[key] for key in (name, *loss.settings) if key in settings}
-            active[f"losses.{name}"] = ActivePart(
-                f"loss {name}", "losses", Component(own, loss.reads, loss.uses, loss.check)
-            )
-    # Last, as its check rests on what the others have checked.
+            of_loss = {key: settings[key] for key in (name, *loss.settings) if key in settings}
+            component = Component(of_loss, loss.reads, loss.uses, loss.check)
+            active[f"losses.{name}"] = ActivePart(f"loss {name}", "losses", component)
+    # The problem is last, as its check relies on the checks of the other parts.
     return [*active.values(), ActivePart(f"problem {name_of_problem}", "", problem)]
 
 
-def keys_of(one: ActivePart, known: Mapping[str, Setting]) -> list[str]:
-    """The whole keys that a part reads; of a part of an inner node, what only the outer one has is read there."""
-    own = [f"{one.node}.{name}" if one.node else name for name in one.part.settings]
-    return [*own, *(_whole(one.node, name, known) for name in one.part.reads), *one.part.uses]
+def keys_of(active: ActivePart, settings: Mapping[str, Setting]) -> list[str]:
+    """The whole keys that a part reads."""
+    node, part = active.node, active.part
+    declared_keys = [f"{node}.{name}" if node else name for name in part.settings]
+    return [*declared_keys, *(_whole_key(node, name, settings) for name in part.reads), *part.uses]
 
 
-def _whole(node: str, name: str, known: Mapping[str, Setting]) -> str:
-    """The whole key of what a part of `node` reads: of that node, or of the nearest one around it that declares the name."""
+def _whole_key(node: str, name: str, settings: Mapping[str, Setting]) -> str:
+    """The whole key of a name that a part of `node` reads: of the nearest node around the part that declares it."""
     if "." in name or not node:
         return name
-    around = node
-    while around and f"{around}.{name}" not in known:
-        around = around.rpartition(".")[0]
-    return f"{around or node}.{name}"
+    outer = node
+    while outer and f"{outer}.{name}" not in settings:
+        outer = outer.rpartition(".")[0]
+    return f"{outer or node}.{name}"
 
 
 def read_keys(config: ConfigDict) -> tuple[dict[str, list[str]], set[str]]:
-    """(key -> words of the parts that read it, in any phase; those of them whose condition `when` holds in some phase)."""
-    known, readers_of, active = declared(), dict[str, list[str]](), set[str]()
+    """(key -> labels of the parts that read it in any phase; the keys whose condition `when` holds in some phase)."""
+    settings, readers_of, active = declared(), dict[str, list[str]](), set[str]()
     for phase in configs_of(config):
-        for one in parts_of(phase):
-            for key in keys_of(one, known):
+        for part in parts_of(phase):
+            for key in keys_of(part, settings):
                 readers = readers_of.setdefault(key, [])
-                if one.label not in readers:
-                    readers.append(one.label)
-        active |= {key for key in readers_of if (when := known[key].when) is None or when.holds(phase)}
+                if part.label not in readers:
+                    readers.append(part.label)
+        active |= {key for key in readers_of if (when := settings[key].when) is None or when.holds(phase)}
     return readers_of, active
 
 
 def canonical(config: ConfigDict) -> ConfigDict:
-    """What a run of a config reads, and nothing else: the keys of its parts, at their default where a condition does not hold.
+    """The config with only the keys that its parts read, each at its default if its condition does not hold.
 
-    Two configs with the same canonical one run alike, and code that reads another key fails by that key's name.
+    Configs with equal canonical configs run alike. Code that reads any other key fails with an error that names the
+    key.
     """
-    known, flat = declared(), flatten(config)
+    settings, flat = declared(), flatten(config)
     readers_of, active = read_keys(config)
-    return unflatten({key: flat[key] if key in active else known[key].default for key in flat if key in readers_of})
+    return unflatten({key: flat[key] if key in active else settings[key].default for key in flat if key in readers_of})
 
 
 def traced(config: ConfigDict) -> dict[str, Any]:
     """The traced settings of a config: those that may differ between runs of one compiled program."""
-    known = declared()
-    return {key: value for key, value in flatten(config).items() if known[key].traced}
+    settings = declared()
+    return {key: value for key, value in flatten(config).items() if settings[key].traced}

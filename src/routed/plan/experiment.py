@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import pathlib
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,31 +10,20 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.plan.config import base
-from routed.plan.points import Point
+from routed.plan.experiment_files import find, lasting, load, split
+from routed.plan.run import Point
 from routed.settings.tree import nearest, override, parse
-from routed.system.experiments import packaged
 
-#: What an experiment file has to have.
-NAMES = ("FIGURES", "get_config")
-
-
-class Source(NamedTuple):
-    """A loaded file: the module, and its text at that time."""
-
-    module: types.ModuleType
-    text: str
-
-
-#: The experiment files that were loaded, among them those that another one loads: their code may be that of a part.
-LOADED: dict[pathlib.Path, Source] = {}
+__all__ = ["Figure", "configure", "figure_of", "find", "lasting", "load", "make_config", "split", "variant"]
 
 
 class Figure(NamedTuple):
-    """One figure of an experiment: a line that says what it shows, what it changes, and what is made of its runs.
+    """One figure of an experiment: its caption `line`, the settings that it changes, its points, claims and charts.
 
-    `sweep(config)` gives its points, `claims(config)` the sentences that it tests, `plots(config)` what the report draws
-    (`routed.analysis.plots` for the kinds). `computed` names settings that points compute from the config's own value (twice the steps,
-    half of them): given on the command line they have their effect there, where any other setting holds at every point.
+    `sweep(config)` returns its points, `claims(config)` the sentences that it tests, `plots(config)` the charts of its
+    report (`routed.analysis.plots` for the kinds). `computed` names settings whose values at the points are computed
+    from the config's value, such as twice the steps: a value from the command line changes the computation, where the
+    value of any other setting from the command line holds at every point.
     """
 
     line: str
@@ -48,14 +34,14 @@ class Figure(NamedTuple):
     computed: tuple[str, ...] = ()
 
 
-#: scale -> further changes, from the config with the figure's changes.
+#: Scale -> further changes, from the config with the figure's changes.
 Scales = Mapping[str, Callable[[ConfigDict], Mapping[str, Any]]]
 
 
 def make_config(
     name: str, arg: str | None, figures: Mapping[str, Figure], protocol: Mapping[str, Any], scales: Scales
 ) -> ConfigDict:
-    """The config of FIGURE[,SCALE]: the base config, then the file's protocol, then the figure's changes, then the scale's.
+    """Makes the config of FIGURE[,SCALE]: the base, then the file's protocol, the figure's changes, and the scale's.
 
     Raises:
       UserError: unknown figure, scale or key, or a value of the wrong type.
@@ -66,77 +52,11 @@ def make_config(
     return override(config, scales[scale](config))
 
 
-#: The folders of the files that are being imported, the innermost last.
-_IMPORTING: list[pathlib.Path] = []
-
-
-def find(name: str) -> pathlib.Path:
-    """The file of an experiment, by its path or, if there is no such file, by the name of one of `routed`'s own.
-
-    A file that is being imported finds those beside it before those of the current folder.
-
-    Raises:
-      UserError: neither.
-    """
-    own, file = packaged(), pathlib.Path(name)
-    for path in (*(folder / file for folder in _IMPORTING[-1:]), file, *([own[name]] if name in own else [])):
-        with contextlib.suppress(OSError):  # a name that no disk takes
-            if path.is_file():
-                return path
-    beside = [str(path) for path in sorted(file.parent.glob("*.py"))] if file.parent.is_dir() else []
-    hint = f" (did you mean {file.stem!r}?)" if file.stem in own else nearest(name, [*own, *beside])
-    known = f", nor an experiment of routed's: {', '.join(own)}" if name == file.stem else ""
-    raise UserError(f"{name}: no such file{known}{hint}")
-
-
-def load(name: str, needs: tuple[str, ...] = NAMES) -> types.ModuleType:
-    """The experiment file of this path, or `routed`'s own experiment of this name; of a file of parts only, `needs` is empty.
-
-    Raises:
-      UserError: no such file, not an experiment (it lacks what it `needs`), or it does not import.
-    """
-    file = find(name)
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{name}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    _IMPORTING.append(file.parent)
-    try:
-        spec.loader.exec_module(module)
-        LOADED[file.resolve()] = Source(module, file.read_text(encoding="utf-8"))
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from error
-    except Exception as error:
-        raise UserError(f"{name}: the file does not import: {type(error).__name__}: {error}") from error
-    finally:
-        _IMPORTING.pop()
-    missing = [name for name in needs if not hasattr(module, name)]
-    if missing:
-        raise UserError(f"{name}: not an experiment, it lacks {', '.join(missing)}")
-    return module
-
-
-def split(spec: str) -> tuple[str, str]:
-    """The two sides of `NAME[:FIGURE[,SCALE]]`; the path of a file may have colons of its own."""
-    if spec.endswith(".py"):
-        return spec, ""
-    name, colon, arg = spec.rpartition(":")
-    return (name, arg) if colon else (arg, "")
-
-
-def lasting(spec: str) -> str:
-    """`NAME[:FIGURE[,SCALE]]` as it can be found again from any folder: `routed`'s own by name, others by their whole path."""
-    name, arg = split(spec)
-    file = find(name).resolve()
-    own = {path.resolve(): name for name, path in packaged().items()}
-    return ":".join(part for part in (own.get(file, str(file)), arg) if part)
-
-
 def configure(spec: str, overrides: list[str]) -> tuple[types.ModuleType, ConfigDict]:
-    """The module and the config, with `KEY=VALUE` overrides applied, of `NAME[:FIGURE[,SCALE]]`.
+    """Loads `NAME[:FIGURE[,SCALE]]`, and returns its module and its config with `KEY=VALUE` overrides applied.
 
     Raises:
-      UserError: anything wrong with the file, the figure or an override.
+      UserError: the file, the figure or an override is wrong.
     """
     path, arg = split(spec)
     try:
@@ -160,7 +80,7 @@ def configure(spec: str, overrides: list[str]) -> tuple[types.ModuleType, Config
 
 
 def figure_of(module: types.ModuleType, config: ConfigDict) -> Figure:
-    """The figure that a config is of."""
+    """The figure of a config."""
     return module.FIGURES[config.figure]
 
 
@@ -169,7 +89,7 @@ SCALES = ("smoke", "default", "paper")
 
 
 def variant(arg: str | None, figures, scales: tuple[str, ...] = SCALES) -> tuple[str, str]:
-    """Splits the part behind `FILE:` into figure and scale: FIGURE, FIGURE,SCALE or SCALE alone.
+    """Splits the text after `FILE:` into figure and scale; it is FIGURE, FIGURE,SCALE or SCALE.
 
     Raises:
       UserError: unknown figure or scale.
@@ -181,9 +101,10 @@ def variant(arg: str | None, figures, scales: tuple[str, ...] = SCALES) -> tuple
         raise UserError(f"--config=...:{arg}: unknown form; expected FILE[:FIGURE[,SCALE]]")
     figure, scale = parts + ["", "default"][len(parts) :]
     if figure not in figures:
-        known = ", ".join(f for f in figures if f)
+        names = ", ".join(f for f in figures if f)
         raise UserError(
-            f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure, [*figures, *scales])}; known: {known}; or a scale:"
+            f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure, [*figures, *scales])}; known: {names}; or"
+            " a scale:"
             f" {', '.join(scales)}"
         )
     if scale not in scales:

@@ -1,4 +1,4 @@
-"""What an experiment file offers, and what a config reads, as text: `--list` and `--list=settings`."""
+"""The texts of `--list`, the figures of an experiment file, and `--list=settings`, the settings that a plan reads."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ml_collections import ConfigDict
 
 from routed.plan.config import declared, read_keys
 from routed.plan.experiment import SCALES, figure_of
-from routed.plan.runs import Run
+from routed.plan.run import Run
 from routed.settings.setting import ANY
 from routed.settings.tree import flatten, override
 
 
 def list_figures(module: types.ModuleType, path: str, config: ConfigDict) -> str:
-    """The figures of a file with a line each, its scales, and the arms and points of each figure at the config's scale."""
+    """Lists the figures of a file, with the arms and points of each at the config's scale, and its scales."""
     document = (module.__doc__ or "").strip().splitlines()
     lines = [f"{path}: {document[0] if document else config.name}", ""]
     width = max(map(len, (*module.FIGURES, "(headline)")))
@@ -37,25 +37,21 @@ def _swept(sweep) -> set[str]:
 
 
 def list_settings(config: ConfigDict, runs: list[Run]) -> str:
-    """The settings that some run of a plan reads: value, default where it differs, meaning, allowed values, and who reads it."""
-    known, flat = declared(), flatten(config)
+    """Lists the settings that some run reads: value, default where it differs, meaning, allowed values, and readers."""
+    settings, flat = declared(), flatten(config)
     readers: dict[str, dict[str, None]] = {}
-    for whole in {id(run.config): run for run in runs}.values():
-        found, active = read_keys(override(config, _whole(whole, flat)))
+    for run in {id(run.config): run for run in runs}.values():
+        changes = {key: value for key, value in flatten(run.config).items() if key in flat}
+        labels, active = read_keys(override(config, changes))
         for key in active:
-            readers.setdefault(key, {}).update(dict.fromkeys(found[key]))
-    lines = [f"{len(readers)} settings that this plan reads (of {len(known)} declared): KEY = VALUE  meaning", ""]
-    for key, setting in known.items():
+            readers.setdefault(key, {}).update(dict.fromkeys(labels[key]))
+    lines = [f"{len(readers)} settings that this plan reads (of {len(settings)} declared): KEY = VALUE  meaning", ""]
+    for key, setting in settings.items():
         if key not in readers:
             continue
         value = flat[key]
         default = "" if value == setting.default else f" (default {setting.default!r})"
-        allowed = f"; {setting.allowed.words()}" if setting.allowed is not ANY else ""
+        allowed = f"; {setting.allowed.description()}" if setting.allowed is not ANY else ""
         varies = "; traced" if setting.traced else ""
         lines.append(f"{key} = {value!r}{default}  {setting.doc}{allowed}{varies}. Read by: {', '.join(readers[key])}")
     return "\n".join(lines)
-
-
-def _whole(run: Run, flat) -> dict:
-    """The settings that a run has, of those that the config knows."""
-    return {key: value for key, value in flatten(run.config).items() if key in flat}

@@ -1,4 +1,4 @@
-"""Sweeps as plain data: a tuple of points; a point is a dict of dotted config keys and values, and may set `arms` and `seeds`."""
+"""Sweeps as tuples of points; a point is a dict of dotted config keys and values, which may set `arms` and `seeds`."""
 
 from __future__ import annotations
 
@@ -7,44 +7,43 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
+from routed.plan.run import Point
 from routed.settings.tree import flatten, override, parse, value_of
 
-Point = dict[str, Any]
 Sweep = Callable[[ConfigDict], tuple[Point, ...]]
 
-#: The most points that a plan may have: each is checked on its own, which takes some 5 ms.
+#: The most points of a plan: the check of each takes about 5 ms.
 POINTS = 20_000
 
 
 def product(**axes) -> tuple[Point, ...]:
-    """Every combination; `__` in a keyword stands for the dot: product(data__samples=(1, 2))."""
+    """Makes every combination of values; `__` in a keyword stands for the dot: product(data__samples=(1, 2))."""
     names = [name.replace("__", ".") for name in axes]
     return tuple(dict(zip(names, values, strict=True)) for values in itertools.product(*axes.values()))
 
 
 def chain(*sweeps: tuple[Point, ...]) -> tuple[Point, ...]:
-    """One sweep after the other."""
+    """Joins sweeps, one after the other."""
     return tuple(itertools.chain(*sweeps))
 
 
 def cross(first: tuple[Point, ...], second: tuple[Point, ...]) -> tuple[Point, ...]:
-    """Every point of `first` with every point of `second`, whose keys win."""
+    """Combines every point of `first` with every point of `second`, whose values win."""
     return tuple(a | b for a in first for b in second)
 
 
 def unique(config: ConfigDict, sweep: tuple[Point, ...]) -> tuple[Point, ...]:
-    """Each point once, in order; a point that spells out a value of the config is the same as one that does not."""
-    flat, found = flatten(config), dict[str, Point]()
+    """Removes duplicate points; a point that repeats a value of the config is equal to one without that key."""
+    flat, points = flatten(config), dict[str, Point]()
     for point in sweep:
         changes = {key: value for key, value in point.items() if key not in flat or value != flat[key]}
-        found.setdefault(json.dumps(changes, sort_keys=True), point)
-    return tuple(found.values())
+        points.setdefault(json.dumps(changes, sort_keys=True), point)
+    return tuple(points.values())
 
 
 def of_command(
@@ -52,63 +51,66 @@ def of_command(
 ) -> tuple[Point, ...]:
     """The points of a command: those of a figure's `sweep`, times those of its --sweep `flags`.
 
-    The command wins: the keys `given` as --config.KEY have their value, which `config` holds, at every point, `arms` and `seeds`
-    included, but for keys whose own values the figure `computed` from it; so has a key that is swept.
+    The command wins: a key that is `given` as --config.KEY has its value, which `config` has, at every point, `arms`
+    and `seeds` included. The exception are keys whose values the figure has `computed` from that value. A swept key
+    wins too.
 
     Raises:
-      UserError: a key that is both given and swept, or swept twice; one that what is computed would not follow; what `from_flag` refuses.
+      UserError: a key that is both given and swept, or swept twice; a key from which the figure computes others; an
+        error
+        of `from_flag`.
     """
-    own = sweep(config)
+    points = sweep(config)
     swept = [flag.partition("=")[0] for flag in flags]
     for key in swept:
         if key in given:
             raise UserError(f"--config.{key} and --sweep={key}: one value or several? drop one of the two")
         if swept.count(key) > 1:
             raise UserError(f"--sweep={key}: given twice; give all its values to one: --sweep={key}=v1,v2,...")
-    held = [key for key in dict.fromkeys(given) if key not in computed]
-    for key in held:
-        if any(point.get(key, value_of(config, key)) != value_of(config, key) for point in own):
+    fixed = [key for key in dict.fromkeys(given) if key not in computed]
+    for key in fixed:
+        if any(point.get(key, value_of(config, key)) != value_of(config, key) for point in points):
             log.info("--config.%s holds at every point, in place of the figure's own values", key)
-    _require_followed(config, sweep, own, held, flags, computed)
-    settled = tuple(
-        {key: value_of(config, key) if key in held else value for key, value in point.items()} for point in own
+    if computed:
+        _refuse_keys_of_computed(config, sweep, fixed, flags, computed)
+    with_fixed = tuple(
+        {key: value_of(config, key) if key in fixed else value for key, value in point.items()} for point in points
     )
-    return unique(config, cross(settled, from_flag(config, flags)))
+    return unique(config, cross(with_fixed, from_flag(config, flags)))
 
 
-def _require_followed(
-    config: ConfigDict,
-    sweep: Sweep,
-    own: tuple[Point, ...],
-    held: list[str],
-    flags: list[str],
-    computed: tuple[str, ...],
+def _refuse_keys_of_computed(
+    config: ConfigDict, sweep: Sweep, fixed: list[str], flags: list[str], computed: tuple[str, ...]
 ) -> None:
-    """Refuses keys whose values would replace those that something was `computed` for, or that it would be computed from again."""
-    names = ", ".join(computed)
+    """Refuses fixed and swept keys from whose values the figure computes others, which would not follow the new value.
+
+    Raises:
+      UserError: names the option and the computed keys.
+    """
+    points, names = sweep(config), ", ".join(computed)
 
     def values(points: Iterable[Point]) -> list[str]:
         return sorted({json.dumps([point.get(key) for key in computed]) for point in points})
 
-    for option in (*(f"--config.{key}" for key in held), *(f"--sweep={flag}" for flag in flags)):
+    for option in (*(f"--config.{key}" for key in fixed), *(f"--sweep={flag}" for flag in flags)):
         key = option.removeprefix("--config.").removeprefix("--sweep=").partition("=")[0]
-        if key in (*computed, "arms", "seeds") or not all(key in point for point in own):
+        if key in (*computed, "arms", "seeds") or not all(key in point for point in points):
             continue
-        alike = [values(point for point in own if point[key] == value) for value in {point[key] for point in own}]
-        if any(one != alike[0] for one in alike):
+        by_value = [values(p for p in points if p[key] == value) for value in {point[key] for point in points}]
+        if any(computed_values != by_value[0] for computed_values in by_value):
             raise UserError(
                 f"{option}: the figure computes {names} for each of its own values of {key}: use one that has none"
             )
-    for flag in flags if computed else ():
+    for flag in flags:
         key = flag.partition("=")[0]
-        if any(values(sweep(override(config, point))) != values(own) for point in from_flag(config, [flag])):
+        if any(values(sweep(override(config, point))) != values(points) for point in from_flag(config, [flag])):
             raise UserError(
                 f"--sweep={flag}: the figure computes {names} from it: run one value at a time, --config.{key}=VALUE"
             )
 
 
 def from_flag(config: ConfigDict, flags: list[str]) -> tuple[Point, ...]:
-    """The product of `KEY=v1,v2,...` texts.
+    """The product of the sweeps in `KEY=v1,v2,...` texts.
 
     Raises:
       UserError: a text without `=`, an unknown key, a value of the wrong type.

@@ -1,14 +1,14 @@
-"""Settings of how many runs there are, where they run, and how they are judged.
+"""Settings of the number of runs, of the devices that run them, and of the verdicts on them.
 
-The engine and the analysis read the latter two. They are declared here and not beside the code that reads them, as both come
-after the plan: a config must be whole before a plan can be made of it.
+The engine and the analysis read the latter two. The plan declares them, and not the rooms that read them, since both
+rooms come after the plan, which needs a whole config.
 """
 
 from __future__ import annotations
 
 from routed.settings.setting import Allowed, Component, Setting, When, at_least, one_of, within
 
-#: Tuning seeds start this far behind the evaluation seeds, so the two never meet.
+#: The distance of tuning seeds from evaluation seeds, so that the two never meet.
 TUNING_OFFSET = 1_000_000
 
 #: The most devices that may share anything: more than any machine has.
@@ -16,7 +16,7 @@ DEVICES = 2**16
 
 _TUNED = When(lambda config: config.rates == "tuned", "rates=tuned")
 
-#: Where no devices share a run: each has runs of its own.
+#: The condition under which each device has runs of its own.
 _ALONE = When(lambda config: config.mesh.data * config.mesh.expert == 1, "mesh.data=1 and mesh.expert=1")
 
 PLAN = Component(
@@ -71,7 +71,8 @@ ENGINE = Component(
         "mesh.data": Setting(1, "devices that share the rows of one run's batch", within(1, DEVICES), identity=False),
         "mesh.expert": Setting(
             1,
-            "devices that share the experts of one run; with mesh.data x mesh.expert > 1, runs come one after the other",
+            "devices that share the experts of one run; with mesh.data x mesh.expert > 1, runs come one after the"
+            " other",
             within(1, DEVICES),
             identity=False,
         ),
@@ -115,7 +116,8 @@ ANALYSIS = Component(
     {
         "gate.horizon": Setting(
             4.0,
-            "a verdict stands if the curves of its metric, extrapolated to so many times the steps, do not turn it; 1: the"
+            "a verdict stands if the curves of its metric, extrapolated to so many times the steps, do not turn it;"
+            " 1: the"
             " number of steps belongs to the protocol, so nothing is asked",
             at_least(1),
             identity=False,

@@ -1,4 +1,4 @@
-"""A sweep over many machines: part I of N, the same whoever asks, balanced by cost."""
+"""A sweep over several machines: part I of N, the same on every machine, balanced by cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.plan.config import problem_of
-from routed.plan.runs import Run, groups
+from routed.plan.run import Run
+from routed.plan.runs import groups
 
 
 def parse(text: str) -> tuple[int, int]:
@@ -25,27 +26,29 @@ def parse(text: str) -> tuple[int, int]:
 
 
 def part(runs: list[Run], text: str) -> list[Run]:
-    """Part I of N of a plan. Runs that need each other stay together, and those of one program as far as balance allows.
+    """Part I of N of a plan. Runs that need each other stay together, and runs of one program as far as balance allows.
 
-    Families (runs that need each other) are lined up program by program, and the line is cut where the cost reaches 1/N, 2/N,
-    ...: no part is further from its share than one family, and few programs are compiled twice.
+    Families (runs that need each other) are sorted by program, and the sequence is cut where the cost reaches 1/N, 2/N,
+    ...:
+    no part is further from its share than one family, and few programs are compiled twice.
 
     Raises:
       UserError: `text` is not I/N.
     """
     number, parts = parse(text)
-    costs = [cost(group[0].config) for group in groups(runs)]
-    place = {run.key: i for i, group in enumerate(groups(runs)) for run in group}
-    lined = sorted(families(runs), key=lambda family: min(place[run.key] for run in family))  # stable
-    sizes = np.array([sum(costs[place[run.key]] for run in family) for family in lined])
+    by_program = groups(runs)
+    costs = [cost(group[0].config) for group in by_program]
+    program = {run.key: i for i, group in enumerate(by_program) for run in group}
+    sequence = sorted(families(runs), key=lambda family: min(program[run.key] for run in family))  # stable
+    sizes = np.array([sum(costs[program[run.key]] for run in family) for family in sequence])
     middle = np.cumsum(sizes) - sizes / 2
-    owner = np.minimum((parts * middle / sizes.sum()).astype(int), parts - 1)
-    mine = {run.key for family, one in zip(lined, owner, strict=True) if one == number - 1 for run in family}
-    return [run for run in runs if run.key in mine]
+    owners = np.minimum((parts * middle / sizes.sum()).astype(int), parts - 1)
+    keys = {run.key for family, owner in zip(sequence, owners, strict=True) if owner == number - 1 for run in family}
+    return [run for run in runs if run.key in keys]
 
 
 def families(runs: list[Run]) -> list[list[Run]]:
-    """Runs that need each other, directly or not, together; in the order of their first members."""
+    """Groups runs that need each other, directly or not; in the order of their first members."""
     parent = {run.key: run.key for run in runs}
 
     def root(key: str) -> str:
@@ -63,5 +66,5 @@ def families(runs: list[Run]) -> list[list[Run]]:
 
 
 def cost(config: ConfigDict) -> float:
-    """FLOPs of a run's training, or as good a measure."""
+    """Cost of a run's training, in FLOPs that take as long."""
     return config.steps * problem_of(config).cost(config).work

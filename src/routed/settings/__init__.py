@@ -1,1 +1,1 @@
-"""Settings: how one is declared, and trees of them by dotted keys. Nothing here knows any part's name."""
+"""Declarations of settings, and trees of settings by dotted keys. This room knows no part's name."""

@@ -1,4 +1,4 @@
-"""A setting is declared once, by the part that reads it; what several parts read is declared once and referred to."""
+"""Declarations of settings: each is declared once, by the part that reads it, and other parts refer to its name."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from routed.contracts import UserError
 
 
 class Allowed(NamedTuple):
-    """The values that a setting may have: a test, and what it asks for, as in "must be at least 1"."""
+    """The values that a setting may have: a test, and its description, such as "must be at least 1"."""
 
     holds: Callable[[Any], bool]
-    words: Callable[[], str]
+    description: Callable[[], str]
 
 
 class When(NamedTuple):
-    """The condition on the rest of a config under which a setting is read, and its words."""
+    """The condition on the rest of a config under which a setting is read, and its description."""
 
     holds: Callable[[ConfigDict], bool]
-    words: str
+    description: str
 
 
 ANY = Allowed(lambda value: True, lambda: "")
 
 
 class Setting(NamedTuple):
-    """A config key without its node: what it is, which values it may have, and what it costs to change it.
+    """A config key without its node: its default, description and allowed values, and the effect of a change.
 
-    A `traced` setting may differ between runs of one compiled program; all others are static. A setting without `identity`
-    does not change what a run computes. Where `when` does not hold, nothing reads the setting: it counts as its default there. One that came
-    `late`, when runs without it were kept, leaves their identity alone: at its default it is no part of it.
+    A `traced` setting may differ between runs of one compiled program; all others are static. A setting without
+    `identity` does not change the results of a run. Where `when` does not hold, nothing reads the setting, and it
+    counts as its default. `omit_default_from_identity` is for a setting that is newer than stored runs: its default is
+    no part of their identity.
     """
 
     default: Any
@@ -42,15 +43,15 @@ class Setting(NamedTuple):
     traced: bool = False
     identity: bool = True
     when: When | None = None
-    late: bool = False
+    omit_default_from_identity: bool = False
 
 
 class Part(Protocol):
-    """What every part (task, router, expert, selection, model, loss, optimiser, problem, ...) says of its settings.
+    """The declaration of a part's settings (task, router, expert, selection, model, loss, optimiser, problem, ...).
 
-    `settings` are the part's own, in its node. `reads` names settings that are declared elsewhere: shared ones of its node, or
-    others by their whole key. `uses` names choices (keys such as `router.name`) whose parts take part too. `check` refuses what
-    only this part knows to be impossible.
+    `settings` are declared by the part, in its node. `reads` names settings that are declared elsewhere: shared
+    settings of its node, or other settings by their whole key. `uses` names choices (keys such as `router.name`) whose
+    parts the run uses too. `check` refuses configs that only this part knows to be impossible.
     """
 
     @property
@@ -64,12 +65,12 @@ class Part(Protocol):
 
 
 def accept(config: ConfigDict) -> None:
-    """The check of a part that has nothing to refuse."""
+    """Accepts every config."""
     del config
 
 
 class Component(NamedTuple):
-    """A part that is nothing but its settings: the plan, the engine, the training program."""
+    """A part with settings only: the plan, the engine, the training program."""
 
     settings: Mapping[str, Setting]
     reads: tuple[str, ...] = ()
@@ -78,7 +79,7 @@ class Component(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A key whose value names a part of a visible table, `router.name` say; the parts' own settings are in `node`."""
+    """A key such as `router.name`, whose value names a part of a table; the settings of the parts are in `node`."""
 
     node: str
     default: str
@@ -87,7 +88,7 @@ class Choice(NamedTuple):
 
 
 def refuse(key: str, value: Any, mend: str) -> NoReturn:
-    """Ends the command in one line.
+    """Refuses the value of a setting, with the change that mends it.
 
     Raises:
       UserError: always.
@@ -96,27 +97,27 @@ def refuse(key: str, value: Any, mend: str) -> NoReturn:
 
 
 def at_least(low: float) -> Allowed:
-    """Finite numbers from `low` on."""
+    """Allows finite numbers of at least `low`."""
     return Allowed(lambda v: low <= v < math.inf, lambda: f"must be at least {low}")
 
 
 def one_of(names: Collection[str]) -> Allowed:
-    """These names; of a table, also those that a user's file adds to it."""
+    """Allows these names; of a table, also names that a user's file adds later."""
     return Allowed(lambda v: v in names, lambda: f"must be one of {', '.join(names)}")
 
 
 def between(low: float, high: float) -> Allowed:
-    """Numbers between two bounds, which are left out."""
+    """Allows numbers between two bounds, without the bounds."""
     return Allowed(lambda v: low < v < high, lambda: f"must be in ({low}, {high})")
 
 
 def within(low: float, high: float) -> Allowed:
-    """Numbers between two bounds, which are meant too."""
+    """Allows numbers between two bounds, and the bounds."""
     return Allowed(lambda v: low <= v <= high, lambda: f"must be in [{low}, {high}]")
 
 
 FRACTION = Allowed(lambda v: 0 <= v < 1, lambda: "must be in [0, 1)")
 POSITIVE = Allowed(lambda v: 0 < v < math.inf, lambda: "must be positive")
 COUNT = Allowed(lambda v: 1 <= v < 2**31, lambda: "must be in [1, 2^31)")
-#: Of a stack whose layers are compiled one by one, each of which takes its time.
+#: The number of layers of a stack, each of which takes time to compile.
 LAYERS = within(1, 256)

@@ -1,4 +1,4 @@
-"""Trees of settings by dotted keys: flatten, parse, override, and a tree for use inside of a compiled program."""
+"""Trees of settings by dotted keys: flatten, parse, override, and a tree for compiled programs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ class Node(SimpleNamespace):
     """A node of a config inside of a program: attributes as in the config, with arrays for traced settings."""
 
     def __getattr__(self, name: str) -> Any:
-        # Only for what is not there: a run's config holds exactly what its parts declare.
+        # Python calls this for missing names only: a run's config has exactly the settings that its parts declare.
         if name.startswith("__"):
             raise AttributeError(name)
         raise UserError(
-            f"config key {name!r} is read, but no part of this run declares it: add it to `settings` or `reads` of the part"
+            f"config key {name!r} is read, but no part of this run declares it: add it to `settings` or `reads` of"
+            " the part"
             f" that reads it; declared here: {', '.join(sorted(vars(self)))}"
         )
 
@@ -33,7 +34,7 @@ class Node(SimpleNamespace):
 
 
 def node_of(config: ConfigDict, values: Mapping[str, Any] | None = None) -> Node:
-    """The tree of a config, with `values` (by dotted key) in the place of its own."""
+    """The tree of a config; `values`, by dotted key, replace values of the config."""
     return from_flat(flatten(config) | dict(values or {}))
 
 
@@ -54,9 +55,8 @@ def from_flat(flat: Mapping[str, Any]) -> Node:
 def flatten(config: ConfigDict) -> dict[str, Any]:
     """Dotted keys and values, in declared order."""
     flat: dict[str, Any] = {}
-    for key, value in config.items(
-        preserve_field_references=True
-    ):  # resolving each value anew takes most of planning's time
+    # Resolving each value anew would take most of the time of planning.
+    for key, value in config.items(preserve_field_references=True):
         if isinstance(value, FieldReference):
             value = value.get()
         if isinstance(value, ConfigDict):
@@ -87,14 +87,14 @@ def value_of(config: ConfigDict | Node, key: str) -> Any:
     return config
 
 
-def nearest(name: str, known) -> str:
-    """A hint for a misspelt name, empty when nothing is close."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+def nearest(name: str, names) -> str:
+    """A hint for a misspelt name; empty if no known name is similar."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def parse(config: ConfigDict, key: str, text: str) -> Any:
-    """The value of `key` written as `text`, by the type of the declared value.
+    """Converts `text` to the type of the current value of `key`.
 
     Raises:
       UserError: unknown key or wrong type.
@@ -107,7 +107,7 @@ def parse(config: ConfigDict, key: str, text: str) -> Any:
 
 
 def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
-    """A locked copy of `config` with dotted `changes` applied; types must match (an int may stand for a float).
+    """Returns a locked copy of `config` with dotted `changes`; types must match (an int may stand for a float).
 
     Raises:
       UserError: unknown key or wrong type; a bool is no int.
@@ -141,7 +141,7 @@ def _declared(config: ConfigDict, key: str) -> Any:
 
 
 def _convert(key: str, current: Any, text: str) -> Any:
-    """`text` as the type of `current`."""
+    """Converts `text` to the type of `current`."""
     if isinstance(current, bool):
         if text.lower() in ("true", "false"):
             return text.lower() == "true"

@@ -1,1 +1,1 @@
-"""A score card for any router: probes with known answers, frozen at a version, beside the routers that come with `routed`."""
+"""A score card for any router: probes with known answers, fixed at a version, beside the routers of `routed`."""

@@ -1,17 +1,16 @@
-"""A score card for a router: what it can do and what it cannot, beside its frozen self and reference routers.
+"""Makes a score card for a router: its abilities and limits, beside its frozen self and reference routers.
 
     routed suite my_router.py:DistanceRouter        (or python -m routed.suite ...; --quick first)
     routed suite linear
     routed suite --reference[=NAME,...]
 
-A router is a built-in name, or FILE.py:NAME: what the file puts into ROUTERS, a Router, or a Flax module that is made with the number
-of experts alone. Its settings are given with --config.router.KEY=VALUE. The same command goes on where an earlier one ended. The
-workdir gets card.html and card.json. docs/suite.md says what each score means and does not mean.
+A router is a built-in name, or FILE.py:NAME: a key that the file adds to ROUTERS, a Router, or a class of Flax modules
+that takes the number of experts alone. --config.router.KEY=VALUE changes its settings. The same command continues an
+earlier one. The workdir gets card.html and card.json. docs/suite.md explains the meaning and the limits of each score.
 """
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 import sys
 import time
@@ -36,7 +35,8 @@ WORKDIR = flags.DEFINE_string(
 REFERENCE = flags.DEFINE_string(
     "reference",
     None,
-    "NAME,...: make the cards of these built-in routers (all: of every one that fits), below runs/, and put their scores into the"
+    "NAME,...: make the cards of these built-in routers (all: of every one that fits), below runs/, and put their"
+    " scores into the"
     " reference of this installation.",
 )
 
@@ -44,7 +44,7 @@ _OVERRIDES: list[str] = []
 
 
 def main(argv: list[str]) -> None:
-    """One card, or those of the reference."""
+    """Makes one card, or the cards of the reference."""
     specs = argv[1:]
     if REFERENCE.value is not None:
         if specs or QUICK.value or WORKDIR.value or _OVERRIDES:
@@ -56,23 +56,22 @@ def main(argv: list[str]) -> None:
 
 
 def _card(spec: str, quick: bool, workdir: str | None = None) -> dict:
-    """A router's card, written as card.json and card.html; prints its table."""
+    """Writes a router's card as card.json and card.html, prints its table, and returns it."""
     # Here, since --help needs none of it, and JAX and the rest take seconds.
     from routed.engine import devices
 
     devices.split_host()
     from routed.suite import card, reference, run, subject
 
-    found, begun = subject.find(spec, _OVERRIDES, quick), time.monotonic()
+    router, start = subject.find(spec, _OVERRIDES, quick), time.monotonic()
     folder = files.folder(workdir or pathlib.Path("runs") / subject.folder_name(spec, _OVERRIDES, quick))
-    with contextlib.ExitStack() as held:
-        held.enter_context(files.locked(folder))
-        made = run.make(found, quick, folder)
-        known = reference.read()
-        files.write(folder / "card.html", card.page(made, known, spec))
-    files.tell(card.as_text(made, known))
-    log.info("finished in %.0f s; open %s", time.monotonic() - begun, folder / "card.html")
-    return made
+    with files.locked(folder):
+        content = run.make(router, quick, folder)
+        stored = reference.read()
+        files.write(folder / "card.html", card.page(content, stored, spec))
+    files.tell(card.as_text(content, stored))
+    log.info("finished in %.0f s; open %s", time.monotonic() - start, folder / "card.html")
+    return content
 
 
 def _reference(names: str) -> None:
@@ -82,13 +81,13 @@ def _reference(names: str) -> None:
     from routed.suite import reference, subject
 
     fitting = subject.fitting()
-    wanted = fitting if names == "all" else names.split(",")
-    for name in wanted:
+    routers = fitting if names == "all" else names.split(",")
+    for name in routers:
         if name not in fitting:
             raise UserError(
                 f"--reference={name}: not a built-in router of rows of numbers; known: {', '.join(fitting)}, all"
             )
-    for name in wanted:
+    for name in routers:
         reference.add(_card(name, quick=False))
         files.tell(f"wrote {reference.FILE}: {name}")
 

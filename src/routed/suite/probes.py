@@ -1,8 +1,8 @@
-"""The probes: what each asks of a router, the points that it runs, and its score in [0, 1].
+"""The probes: each asks a question of a router, by the points that it runs and a score in [0, 1].
 
-All but `gradient` and `cost` are ordinary runs of the engine at points of one sweep around `BASE`: small Gaussian mixtures whose clusters
-have constant targets, one constant expert for each, so that all there is to learn is who goes where. To change what a probe runs or
-how it scores is a new `VERSION`.
+All but `gradient` and `cost` are ordinary runs of the engine at points of one sweep around `BASE`: small Gaussian
+mixtures whose clusters have constant targets, with a constant expert for each cluster, so that a router can learn the
+assignment only. A change of a probe's runs or of its score needs a new `VERSION`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import pandas as pd
 from routed.engine.rows import swept_columns
 from routed.plan.points import Point, chain, product
 
-#: The version of what follows; `DIGESTS` in tests/test_suite.py says what it stands for.
+#: The version of the probes; `DIGESTS` in tests/test_suite.py has the digest of each version.
 VERSION = 1
 
-#: Settings of every run that a point does not change. Adam's rates are tuned on seeds that are never evaluated, each arm's at each point.
+#: Settings of every run that a point does not change. Adam's rates are tuned for each arm at each point, on seeds that
+#: are never evaluated.
 BASE: Point = {
     "data.clusters": 16, "data.dim": 16, "data.separation": 1.0, "data.samples": 1024, "data.test_samples": 1600,
     "experts.name": "constant", "experts.count": 16, "experts.learning_rate": 0.01, "router.learning_rate": 0.01,
@@ -30,29 +31,33 @@ BASE: Point = {
     "shuffles": 0, "mesh.runs_per_batch": 64,
 }  # fmt: skip
 
-#: The sides of a card: a router that learns, and its frozen self; of a router that cannot learn there is one side only. The frozen self
-#: is made as sharp as the learned router became: else it would lose by being trained soft and evaluated at top-1, whatever it routes by.
+#: The arms of a card: a router that learns, and its frozen self; a router that cannot learn has one arm only. The
+#: frozen self is made as sharp as the learned router became: otherwise it would lose because it is trained soft and
+#: evaluated at top-1.
 LEARNED, SELF, FIXED = "learned", "frozen_sharp", "frozen"
 
-#: What a quick card changes of them, beside leaving probes out.
+#: Changes of these settings in a quick card, which also leaves probes out.
 QUICK: Point = {"rates": "paper", "seeds": 3, "steps": 1000}
 
-#: One expert a token, weighted by its probability, in training and in evaluation (Switch, Fedus et al. 2021); nothing balances the load.
+#: One expert a token, weighted by its probability, in training and in evaluation (Switch, Fedus et al. 2021); nothing
+#: balances the load.
 TOP1: Point = {
     "selection.name": "top_k", "selection.k": 1, "selection.renormalise": False, "selection.eval.renormalise": False,
 }  # fmt: skip
 
-#: Share of the variance of 32 targets N(0, I_10) that 8 vectors explain, by k-means of the targets (5 starts): mean over 200 draws.
+#: Fraction of the variance of 32 targets N(0, I_10) that 8 vectors explain, by k-means of the targets (5 starts): mean
+#: over 200 draws.
 EIGHT_OF_32 = 0.531
-#: The same of 32 clusters in 8 groups, by group: (.9 (1 - 1/8) + .1 (1/4 - 1/32)) / (.9 (1 - 1/8) + .1 (1 - 1/32)).
+#: The same fraction for 32 clusters in 8 groups, by group:
+#: (.9 (1 - 1/8) + .1 (1/4 - 1/32)) / (.9 (1 - 1/8) + .1 (1 - 1/32)).
 EIGHT_GROUPS = 0.915
 
 
 class Probe(NamedTuple):
-    """A question, how it is answered, and what the answer says and does not say.
+    """A question, the definition of its score, and the meaning of the score with its limits.
 
-    `score(rows)` maps the rows of one arm, at all `points` (their number is the column `place`) and evaluations, to a score in [0, 1] for
-    each seed. A probe without points is measured by itself (`measures`).
+    `score(rows)` maps the rows of one arm, at all `points` (their number is the column `point`) and evaluations, to a
+    score in [0, 1] for each seed. `measures` has the scores of probes without points.
     """
 
     name: str
@@ -66,31 +71,32 @@ class Probe(NamedTuple):
 
 
 def explained(rows: pd.DataFrame) -> pd.Series:
-    """E, of each run's last evaluation: 1 - E|f - E[y|x]|^2 / E|E[y|x] - E y|^2, between 0 and 1; 0 of a run that diverged.
+    """E of each run's last evaluation: 1 - E|f - E[y|x]|^2 / E|E[y|x] - E y|^2, cut at 0 and 1; 0 if the run diverged.
 
-    Indexed by seed and place. 0 is the best constant, 1 the Bayes predictor, whose loss is test/bayes in units of the target's variance.
+    Indexed by seed and point. 0 is the best constant, 1 the Bayes predictor, whose loss is test/bayes in units of the
+    target's variance.
     """
-    last = rows[rows.step == rows.groupby("run").step.transform("max")].set_index(["seed", "place"])
+    last = rows[rows.step == rows.groupby("run").step.transform("max")].set_index(["seed", "point"])
     value = 1 - last["test/excess"] / (1 - last["test/bayes"])
     return value.where(last.status == "ok").fillna(0.0).clip(0.0, 1.0)
 
 
 def mean_explained(rows: pd.DataFrame) -> pd.Series:
-    """E of the last evaluation, mean over points."""
+    """The mean over points of E at the last evaluation."""
     return explained(rows).groupby("seed").mean()
 
 
-def of_the_best(*best: float) -> Callable[[pd.DataFrame], pd.Series]:
-    """E over the most that any partition reaches, by point; at most 1 each."""
+def relative_to_best(*best: float) -> Callable[[pd.DataFrame], pd.Series]:
+    """Makes a score: E divided by the best E of any partition, which `best` gives by point; at most 1 each."""
 
     def score(rows: pd.DataFrame) -> pd.Series:
         values = explained(rows)
-        return (values / np.take(best, values.index.get_level_values("place"))).clip(upper=1.0).groupby("seed").mean()
+        return (values / np.take(best, values.index.get_level_values("point"))).clip(upper=1.0).groupby("seed").mean()
 
     return score
 
 
-def used(rows: pd.DataFrame) -> pd.Series:
+def experts_used(rows: pd.DataFrame) -> pd.Series:
     """(exp H(load) - 1) / (experts - 1) of the choices at the last evaluation."""
     last = rows[rows.step == rows.step.max()].set_index("seed")
     experts = BASE["experts.count"]
@@ -98,17 +104,37 @@ def used(rows: pd.DataFrame) -> pd.Series:
     return value.where(last.status == "ok").fillna(0.0).clip(0.0, 1.0)
 
 
-def kept(rows: pd.DataFrame) -> pd.Series:
+def stability(rows: pd.DataFrame) -> pd.Series:
     """1 - churn, mean over the evaluations of the second half of training."""
     late = rows[rows.step > rows.step.max() / 2]
     value = (1 - late["router/churn"]).where(late.status == "ok").fillna(0.0)
     return value.groupby(late.seed).mean()
 
 
-_E = "E is the share of the explainable variance that is explained at top-1: 0 is the best constant, 1 the Bayes predictor."
+_E = (
+    "E is the share of the explainable variance that is explained at top-1: 0 is the best constant, 1 the Bayes"
+    " predictor."
+)
 _CROSSED: Point = {
-    "data.name": "crossed", "data.clusters": 8, "data.dim": 8, "experts.count": 8, "data.samples": 4096, "data.separation": 2.0,
-}  # fmt: skip
+    "data.name": "crossed",
+    "data.clusters": 8,
+    "data.dim": 8,
+    "experts.count": 8,
+    "data.samples": 4096,
+    "data.separation": 2.0,
+}
+
+
+def _many_experts(count: int, test_samples: int) -> Point:
+    """A point with as many experts as clusters, and 32 samples a cluster."""
+    return {
+        "data.clusters": count,
+        "experts.count": count,
+        "data.samples": 32 * count,
+        "data.test_samples": test_samples,
+        "eval_every": 1000,
+    }
+
 
 #: In the order of the page.
 PROBES: tuple[Probe, ...] = (
@@ -135,7 +161,8 @@ PROBES: tuple[Probe, ...] = (
     Probe(
         "spurious",
         "Does it ignore what does not matter?",
-        "Mean of E with 112 more dimensions of noise, and with a second mixture that the target does not depend on and in which 70 % of"
+        "Mean of E with 112 more dimensions of noise, and with a second mixture that the target does not depend on"
+        " and in which 70 % of"
         " the distances lie.",
         "It finds the directions that matter by the target, where the inputs alone (k-means) would not.",
         "Not that its weights on other directions are 0: they only do no harm.",
@@ -145,37 +172,42 @@ PROBES: tuple[Probe, ...] = (
     Probe(
         "starts",
         "Does it use all experts after a bad start?",
-        "(exp H(load) - 1) / (E - 1) of the choices after training at top-1 on inputs whose common mean is 3 along every dimension, where"
+        "(exp H(load) - 1) / (E - 1) of the choices after training at top-1 on inputs whose common mean is 3 along"
+        " every dimension, where"
         " their noise has a standard deviation of 1.",
         "No collapse: the mean sends nearly all tokens to a few experts at first, and no loss balances the load.",
         "Not that the load is put to use: a hash of the input that ignores its mean has 1.",
         ({**TOP1, "data.offset": 3.0},),
-        used,
+        experts_used,
         quick=True,
     ),
     Probe(
         "keeps",
         "Does it keep its choices?",
-        "1 - churn, the share of tokens whose expert is another than 250 steps before; mean over the second half of training.",
+        "1 - churn, the share of tokens whose expert is another than 250 steps before; mean over the second half of"
+        " training.",
         "Experts see a steady stream of tokens, which they can specialise on.",
         "Not that the choices are good: a router that never learns has 1, as its frozen self has.",
         ({"data.separation": 1.0},),
-        kept,
+        stability,
         quick=True,
     ),
     Probe(
         "adapts",
         "Does it change its choices when data change?",
-        "E at the end, where the two mixtures of the inputs change places half way: what decided the target no longer does.",
+        "E at the end, where the two mixtures of the inputs change places half way: what decided the target no longer"
+        " does.",
         "The router lets go of a partition that it learned.",
-        "It starts from a learned partition: compare with `spurious`, as who cannot learn the first one has nothing to let go.",
+        "It starts from a learned partition: compare with `spurious`, as who cannot learn the first one has nothing"
+        " to let go.",
         ({**_CROSSED, "data.share": 0.5, "data.shift": 1000},),
         mean_explained,
     ),
     Probe(
         "top1",
         "Does it learn under top-1?",
-        "E where training computes one expert a token, weighted by its probability, at separation 1.5; nothing balances the load.",
+        "E where training computes one expert a token, weighted by its probability, at separation 1.5; nothing"
+        " balances the load.",
         "It learns from the only signal that sparse layers give: the chosen expert's.",
         "Nothing about capacity, noise or balancing losses, which large models add.",
         ({**TOP1, "data.separation": 1.5},),
@@ -194,28 +226,31 @@ PROBES: tuple[Probe, ...] = (
     Probe(
         "mismatch",
         "What if experts are too few, or too many?",
-        "Mean of E with 8 experts for 32 clusters, over what k-means of the targets would explain (at most 1), and with 32 experts for 8.",
+        "Mean of E with 8 experts for 32 clusters, over what k-means of the targets would explain (at most 1), and"
+        " with 32 experts for 8.",
         "Clusters share an expert where their targets are alike; experts that nobody needs do no harm.",
         "Which of the two fails: E by point says so.",
         (
             {"data.clusters": 32, "experts.count": 8, "data.separation": 1.5, "data.samples": 4096},
             {"data.clusters": 8, "experts.count": 32, "data.separation": 1.5},
         ),
-        of_the_best(EIGHT_OF_32, 1.0),
+        relative_to_best(EIGHT_OF_32, 1.0),
     ),
     Probe(
         "hierarchy",
         "Does it find the coarse level first?",
-        "E with 8 experts for 32 clusters in 8 groups that have 90 % of the target's variance, over what the groups explain (at most 1).",
+        "E with 8 experts for 32 clusters in 8 groups that have 90 % of the target's variance, over what the groups"
+        " explain (at most 1).",
         "With an expert for each group it splits between groups, not inside of them.",
         "Nothing about levels below that: there is no expert for them.",
         ({"data.clusters": 32, "data.groups": 8, "experts.count": 8, "data.samples": 4096},),
-        of_the_best(EIGHT_GROUPS),
+        relative_to_best(EIGHT_GROUPS),
     ),
     Probe(
         "noise",
         "Does it learn from noisy labels?",
-        "E on clean targets after training on targets with noise of twice their standard deviation, 64 samples a cluster.",
+        "E on clean targets after training on targets with noise of twice their standard deviation, 64 samples a"
+        " cluster.",
         "It does not sort tokens by their errors.",
         "Nothing about labels that are wrong in a systematic way.",
         ({"data.label_noise": 2.0, "data.separation": 1.5},),
@@ -228,15 +263,16 @@ PROBES: tuple[Probe, ...] = (
         "The router's signal does not drown in the number of experts.",
         "Nothing about cost, nor about language models.",
         (
-            {"data.clusters": 64, "experts.count": 64, "data.samples": 2048, "data.test_samples": 6400, "eval_every": 1000},
-            {"data.clusters": 512, "experts.count": 512, "data.samples": 16384, "data.test_samples": 5120, "eval_every": 1000},
+            _many_experts(64, test_samples=6400),
+            _many_experts(512, test_samples=5120),
         ),
         mean_explained,
     ),
     Probe(
         "gradient",
         "Is there a signal at the start?",
-        "|E g|^2 / E|g|^2 of the router's gradient g on batches of 64 at initialisation, over 64 batches, unbiased, between 0 and 1.",
+        "|E g|^2 / E|g|^2 of the router's gradient g on batches of 64 at initialisation, over 64 batches, unbiased,"
+        " between 0 and 1.",
         "Batches agree on where to go: 1 if all give the same gradient, 0 if there is none or only noise.",
         "Not the size of the gradient, which Adam divides by, nor what happens later.",
         quick=True,
@@ -244,7 +280,8 @@ PROBES: tuple[Probe, ...] = (
     Probe(
         "cost",
         "What does it cost?",
-        "FLOPs of the linear router over those of this one, at most 1: 1,024 tokens of 512 dimensions, 64 experts, forward.",
+        "FLOPs of the linear router over those of this one, at most 1: 1,024 tokens of 512 dimensions, 64 experts,"
+        " forward.",
         "1: no more than a linear router. 0.5: twice as much.",
         "Not time: that is measured beside it, and depends on the machine.",
         quick=True,
@@ -263,24 +300,24 @@ def settings(quick: bool) -> Point:
 
 
 def sweep(quick: bool) -> tuple[Point, ...]:
-    """The points of a card's runs; some are of several probes."""
+    """The points of a card's runs; probes share some of them."""
     return chain(*(probe.points for probe in chosen(quick)))
 
 
 def digest(quick: bool = False) -> str:
-    """A hash of what the probes of a card run and of how they are scored, in words: cards with equal digests may be compared."""
-    asked: list[Any] = [VERSION, settings(quick), LEARNED, SELF, FIXED]
-    asked += [[probe.name, probe.definition, _E, probe.points] for probe in chosen(quick)]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    """A hash of the runs of a card's probes and of their scores' definitions: equal for comparable cards."""
+    content: list[Any] = [VERSION, settings(quick), LEARNED, SELF, FIXED]
+    content += [[probe.name, probe.definition, _E, probe.points] for probe in chosen(quick)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def rows_at(table: pd.DataFrame, probe: Probe, arm: str, base: dict[str, Any]) -> pd.DataFrame:
-    """The evaluated rows of one arm at the points of a probe, which are numbered in `place`; `base` is the flat config of the sweep."""
-    mine = table[(table.arm == arm) & (table.status != "tuning")]
-    found = []
-    for place, point in enumerate(probe.points):
-        there = np.ones(len(mine), bool)
-        for key in swept_columns(mine):
-            there &= (mine[key] == {**base, **point}[key]).to_numpy()
-        found.append(mine[there].assign(place=place))
-    return pd.concat(found, ignore_index=True)
+    """The evaluated rows of one arm at the points of a probe, by number in `point`; `base` is the flat config."""
+    evaluated = table[(table.arm == arm) & (table.status != "tuning")]
+    rows = []
+    for number, point in enumerate(probe.points):
+        is_at_point = np.ones(len(evaluated), bool)
+        for key in swept_columns(evaluated):
+            is_at_point &= (evaluated[key] == {**base, **point}[key]).to_numpy()
+        rows.append(evaluated[is_at_point].assign(point=number))
+    return pd.concat(rows, ignore_index=True)

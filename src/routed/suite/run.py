@@ -1,4 +1,4 @@
-"""A card from the first run to the JSON: the sweep of all probes in one workdir, then what is measured beside it, then scores."""
+"""Makes a card: runs the sweep of all probes in one workdir and the measures without training, and scores them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from routed.suite import measures, probes
 from routed.suite.subject import Subject
 from routed.system import files
 
-#: What a workdir says of the card that it is of, and the card itself.
+#: The file of a workdir that identifies its card, and the file of the card itself.
 MARK, CARD = "suite.json", "card.json"
 
-#: Significant digits of what is published.
+#: Significant digits of published numbers.
 DIGITS = 4
 
 
 def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]:
-    """The card of a router, as JSON; what is finished in the workdir is not run again.
+    """Makes the card of a router, as JSON; finished runs in the workdir are not run again.
 
     Raises:
-      UserError: the workdir is of another card, another router or other code, or the user interrupted.
+      UserError: the workdir is of another card, another router or other code; or the user interrupted.
     """
     config, sweep = subject.config, probes.sweep(quick)
     runs = plan_runs(config, sweep)
@@ -52,7 +52,10 @@ def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]
     card = {
         "suite": identity(quick),
         "router": {
-            "name": subject.name, "settings": list(subject.given), "code": subject.code, "learns": ROUTERS[subject.name].learns,
+            "name": subject.name,
+            "settings": list(subject.given),
+            "code": subject.code,
+            "learns": ROUTERS[subject.name].learns,
         },
         "seeds": seeds,
         "tuning": _tuning(config),
@@ -62,50 +65,51 @@ def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]
         "versions": described["versions"],
         "commit": described["commit"],
         "machine": f"{described['machine']}, {jax.device_count()} devices of kind {jax.devices()[0].device_kind}",
-    }  # fmt: skip
+    }
     files.write(workdir / CARD, json.dumps(card, indent=1, default=list) + "\n")
     return card
 
 
 def identity(quick: bool) -> dict[str, Any]:
-    """What has to be equal for two cards to be compared."""
+    """The values that are equal for cards that are comparable."""
     return {"version": probes.VERSION, "digest": probes.digest(quick), "quick": quick}
 
 
 def scores(
     table: pd.DataFrame, base: dict[str, Any], measured: dict[str, list[float]], quick: bool
 ) -> dict[str, dict[str, Any]]:
-    """name -> score, its frozen self's, the paired gain, each with a 95 % interval, the values by seed, and E by point where there are several.
+    """The scores by probe: of router and frozen self, with paired gain, 95 % intervals, values by seed, and E by point.
 
-    What was `measured` without training has no frozen self. A router without a learned arm has its frozen self's score, and no gain.
+    Scores that were `measured` without training have no frozen self. A router without a learned arm has the score of
+    its frozen self, and no gain.
     """
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for probe in probes.chosen(quick):
         if probe.score is None:
             values = measured[probe.name]
-            found[probe.name] = {"score": _told(values), "seeds": [_short(value) for value in values]}
+            result[probe.name] = {"score": _interval(values), "seeds": [_short(value) for value in values]}
             continue
         arms = {arm: probes.rows_at(table, probe, arm, base) for arm in (probes.LEARNED, probes.SELF, probes.FIXED)}
         by_arm = {arm: probe.score(rows) for arm, rows in arms.items() if len(rows)}
-        learned, frozen = ([*by_arm.values()] * 2)[:2]  # of a router that cannot learn both are the only one
+        learned, frozen = ([*by_arm.values()] * 2)[:2]  # both are the only arm of a router that cannot learn
         gain = (learned - frozen) if probes.LEARNED in by_arm else None
-        found[probe.name] = {
-            "score": _told(learned),
-            "frozen": _told(frozen),
-            "gain": None if gain is None else _told(gain, low=-1.0),
+        result[probe.name] = {
+            "score": _interval(learned),
+            "frozen": _interval(frozen),
+            "gain": None if gain is None else _interval(gain, low=-1.0),
             "seeds": [_short(value) for value in learned],
             "seeds_frozen": [_short(value) for value in frozen],
         }
         if len(probe.points) > 1:  # all of them are scored by E
-            by_point = probes.explained(next(rows for rows in arms.values() if len(rows))).groupby("place").mean()
-            found[probe.name]["points"] = [_short(value) for value in by_point]
-    return found
+            by_point = probes.explained(next(rows for rows in arms.values() if len(rows))).groupby("point").mean()
+            result[probe.name]["points"] = [_short(value) for value in by_point]
+    return result
 
 
-def _told(values: Any, low: float = 0.0) -> dict[str, Any]:
-    """A mean in [low, 1] with its interval over seeds; of a single value none."""
-    one: Estimate = estimate(values, bounds=(low, 1.0))
-    return {name: _short(value) if value == value else None for name, value in one._asdict().items()}
+def _interval(values: Any, low: float = 0.0) -> dict[str, Any]:
+    """A mean in [low, 1] with its interval over seeds, which a single value lacks."""
+    estimated: Estimate = estimate(values, bounds=(low, 1.0))
+    return {name: _short(value) if value == value else None for name, value in estimated._asdict().items()}
 
 
 def _short(value: float) -> float:
@@ -120,8 +124,8 @@ def _tuning(config: Any) -> dict[str, Any]:
 
 
 def _claim(workdir: pathlib.Path, subject: Subject, quick: bool) -> None:
-    """Writes whose workdir it is, or refuses that of another card."""
-    mine = {
+    """Marks the workdir as that of this card, or refuses the workdir of another card."""
+    identifying = {
         "suite": identity(quick),
         "router": subject.name,
         "settings": list(subject.given),
@@ -130,21 +134,23 @@ def _claim(workdir: pathlib.Path, subject: Subject, quick: bool) -> None:
     file = workdir / MARK
     if file.exists():
         try:
-            there = json.loads(file.read_text("utf-8"))
-            other = next((key for key, value in mine.items() if there[key] != value), None)
+            stored = json.loads(file.read_text("utf-8"))
+            different = next((key for key, value in identifying.items() if stored[key] != value), None)
         except (ValueError, LookupError, TypeError):
             raise UserError(f"{file} is damaged: choose another --workdir") from None
-        if other == "seed":
+        if different == "seed":
             raise UserError(
-                f"workdir {workdir} is of other code of {subject.name}, whose seeds are others: choose another --workdir, or undo the edit"
+                f"workdir {workdir} is of other code of {subject.name}, whose seeds are others: choose another"
+                " --workdir,"
+                " or undo the edit"
             )
-        if other:
+        if different:
             raise UserError(
-                f"workdir {workdir} holds a card of {other}={there[other]}, this command makes one of {other}={mine[other]}: choose"
-                " another --workdir"
+                f"workdir {workdir} holds a card of {different}={stored[different]}, this command makes one of"
+                f" {different}={identifying[different]}: choose another --workdir"
             )
     elif (workdir / "config.json").exists():
         raise UserError(f"workdir {workdir} holds runs that are of no card: choose another --workdir")
     with files.explained(file):
         workdir.mkdir(parents=True, exist_ok=True)
-    files.write(file, json.dumps(mine) + "\n")
+    files.write(file, json.dumps(identifying) + "\n")

@@ -1,4 +1,4 @@
-"""The command `routed`: what it can do, and how each of its commands reads and shows its flags."""
+"""The command `routed`: its commands, and the reading and printing of their flags."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ HELP = {"--help", "-help", "-h"}
 
 
 class Command(NamedTuple):
-    """A word behind `routed`: the module whose `run` it is, what may follow it, and what it does."""
+    """A word after `routed`: the module whose `run` it calls, its arguments, and a line on its purpose."""
 
     module: str
     usage: str
     line: str
 
 
-#: What `routed` can do; a first word that is a flag means `run`.
+#: The commands of `routed`; `run` is the default if the first argument is a flag.
 COMMANDS = {
     "run": Command("routed.main", "--config=NAME[:FIGURE[,SCALE]]", "runs an experiment and writes its report"),
     "list": Command("routed.main", "[NAME]", "prints the experiments, or the figures, scales and arms of one"),
@@ -57,7 +57,7 @@ COMMANDS = {
 
 
 def run() -> None:
-    """The console command: hands over to the module that a word stands for."""
+    """Runs the console command: calls the module of the first word."""
     word, *rest = sys.argv[1:] or ["--help"]
     if word in HELP:
         return files.tell(overview())
@@ -75,7 +75,7 @@ def run() -> None:
 
 
 def overview() -> str:
-    """What `routed` is, its commands, and one to begin with."""
+    """The text of `routed --help`: the purpose of `routed`, its commands, and a first command to try."""
     width = max(len(f"{word} {command.usage}") for word, command in COMMANDS.items())
     lines = [f"  routed {f'{word} {command.usage}':{width}}  {command.line}" for word, command in COMMANDS.items()]
     document = inspect.getdoc(importlib.import_module("routed"))
@@ -84,9 +84,9 @@ def overview() -> str:
 
 
 def start(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[str]]) -> None:
-    """Runs `main` on what `parse` leaves of the arguments.
+    """Runs `main` on the arguments that `parse` returns.
 
-    What the user caused ends in one line and exit code 2, an interruption outside of training in 130 (`signals`).
+    A UserError ends in one line and exit code 2, an interruption outside of training in exit code 130 (`signals`).
     """
     signals.end_on_signals()
     files.accept_any_text()
@@ -96,13 +96,13 @@ def start(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[s
     try:
         app.run(main, flags_parser=parse)
     except UserError as error:
-        flags.FLAGS.mark_as_parsed()  # else absl adds a line of its own when the flags are what is wrong
+        flags.FLAGS.mark_as_parsed()  # else absl adds a line of its own about wrong flags
         log.error("error: %s", " ".join(str(error).split()))
         sys.exit(2)
 
 
 def parse_flags(argv: list[str], module: types.ModuleType) -> list[str]:
-    """Sets the flags that `module` defines and returns the other arguments; --help prints its docstring and flags, and ends with 0.
+    """Sets the flags of `module`, and returns the other arguments; --help prints its docstring and flags, and exits.
 
     Raises:
       UserError: an unknown flag, or a value of the wrong type.
@@ -117,7 +117,7 @@ def parse_flags(argv: list[str], module: types.ModuleType) -> list[str]:
 
 
 def take_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The KEY=VALUE of every --config.KEY=VALUE (or --config.KEY VALUE), and the other arguments."""
+    """Separates the KEY=VALUE of every --config.KEY=VALUE (or --config.KEY VALUE) from the other arguments."""
     overrides, rest, position = list[str](), list[str](), 0
     while position < len(argv):
         text = argv[position]
@@ -133,19 +133,19 @@ def take_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def help_of(module: types.ModuleType) -> str:
-    """A module's docstring, then each flag that it defines with what it means, as wide as the terminal."""
+    """The help text of a module: its docstring, then its flags with their descriptions, as wide as the terminal."""
     width = min(shutil.get_terminal_size().columns, 100)
     paragraphs = (inspect.getdoc(module) or "").split("\n\n")
     lines = [text if text.startswith(" ") else textwrap.fill(text, width) for text in paragraphs]
-    found = flags.FLAGS.get_flags_for_module(module)
-    indent = max(len(flag.name) for flag in found) + 6
-    shown = [
+    module_flags = flags.FLAGS.get_flags_for_module(module)
+    indent = max(len(flag.name) for flag in module_flags) + 6
+    texts = [
         textwrap.fill(
-            flag.help.partition(";\n")[0],  # behind it absl explains flags that may be repeated
+            flag.help.partition(";\n")[0],  # after it absl explains flags that may be repeated
             width,
             initial_indent=f"  --{flag.name}".ljust(indent),
             subsequent_indent=" " * indent,
         )
-        for flag in found
+        for flag in module_flags
     ]
-    return "\n\n".join([*lines, "\n".join(shown)])
+    return "\n\n".join([*lines, "\n".join(texts)])

@@ -1,4 +1,4 @@
-"""The experiments that come with `routed`: their files, and what each of them asks."""
+"""The experiments of `routed`: their files and their questions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pathlib
 
 
 def packaged() -> dict[str, pathlib.Path]:
-    """Their files by name: in the package of a wheel, at the top of a checkout."""
+    """The experiment files by name: in the package of a wheel, or at the top of a checkout."""
     package = pathlib.Path(__file__).parents[1]
     folder = package / "experiments"
     folder = folder if folder.is_dir() else package.parents[1] / "experiments"
@@ -15,7 +15,7 @@ def packaged() -> dict[str, pathlib.Path]:
 
 
 def list_experiments() -> str:
-    """A line for each of them: its name and the question that it asks; none is imported."""
+    """A line for each experiment: its name and its question, without importing the file."""
     documents = {name: ast.get_docstring(ast.parse(file.read_text("utf-8"))) for name, file in packaged().items()}
     width = max(map(len, documents))
     lines = [f"  {name:{width}}  {(text or '').partition(chr(10))[0]}" for name, text in documents.items()]

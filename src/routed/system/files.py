@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, on a disk or in a bucket, and errors of either in one line."""
+"""Files that appear whole or not at all, on a disk or in a bucket, and errors of both in one line."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 
 from routed.contracts import UserError
 
-#: Errors of the disk that another folder mends, as they are looked for in the text of an error that a library made of one.
-ELSEWHERE = (
+#: Errors of the disk that another folder mends; libraries may wrap them, so the texts of errors are searched for them
+#: too.
+FOLDER_ERRORS = (
     errno.EROFS,
     errno.EACCES,
     errno.EPERM,
@@ -31,17 +32,17 @@ ELSEWHERE = (
 
 
 def accept_any_text() -> None:
-    """Standard output and error take what their encoding lacks as \\u escapes: a report has signs that a C locale has not."""
+    """Makes standard output and error escape characters that their encoding lacks, as in a C locale."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def tell(text: str) -> None:
-    """Prints to the standard output; a reader who has seen enough, as `head`, may close it.
+    """Prints to the standard output; a reader such as `head` may close it early.
 
     Raises:
-      UserError: it takes nothing more, as a file on a full disk.
+      UserError: the standard output takes nothing more, such as a file on a full disk.
     """
     try:
         print(text, flush=True)
@@ -50,7 +51,8 @@ def tell(text: str) -> None:
         if isinstance(error, BrokenPipeError):
             return
         raise UserError(
-            f"the standard output takes nothing more ({error.strerror}): send it elsewhere; what belongs in files is written"
+            f"the standard output takes nothing more ({error.strerror}): send it elsewhere; what belongs in files is"
+            " written"
         ) from error
 
 
@@ -58,28 +60,28 @@ def folder(name: str | os.PathLike) -> pathlib.Path:
     """The folder of this name, on the disk or, as gs://BUCKET/..., in a bucket.
 
     Raises:
-      UserError: the locale cannot read its name, which JAX's libraries then do not take.
+      UserError: the name is no text in this locale; JAX's libraries refuse such names.
     """
-    if any("\udc80" <= sign <= "\udcff" for sign in str(name)):  # how Python keeps bytes that are no text
+    if any("\udc80" <= sign <= "\udcff" for sign in str(name)):  # Python's form of bytes that are no text
         raise UserError(
             f"folder {name!r}: its name is not UTF-8 in this locale: set PYTHONUTF8=1, or choose another name"
         )
     if "://" not in str(name):
         return pathlib.Path(name)
-    from etils import epath  # here, as few need it
+    from etils import epath  # lazily: few commands need it
 
-    for library in ("gcsfs", "fsspec"):  # each tells of its caches
+    for library in ("gcsfs", "fsspec"):  # each logs its caches
         logging.getLogger(library).setLevel(logging.WARNING)
     return epath.Path(name)  # type: ignore[return-value]  # a PurePosixPath with the methods of a Path
 
 
 def remote(path: pathlib.Path) -> bool:
-    """Is it in a bucket, where an object appears whole, nothing can be renamed, and nobody locks?"""
+    """True if a path is in a bucket, where an object appears whole, and nothing can be renamed or locked."""
     return "://" in str(path)
 
 
 def remove(directory: pathlib.Path) -> None:
-    """Removes what is there, with all below it."""
+    """Removes a directory, if it exists, with everything below it."""
     if remote(directory):
         directory.rmtree(missing_ok=True)  # type: ignore[attr-defined]
     else:
@@ -87,25 +89,25 @@ def remove(directory: pathlib.Path) -> None:
 
 
 def copy(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copies all files below `source`, each to its place below `target`, which is not there yet; on a disk it appears whole."""
-    beside = target if remote(target) else target.with_name(f".{target.name}.writing")
-    if beside != target:
-        remove(beside)  # what a kill has left
+    """Copies the tree `source` to the new folder `target`; on a disk `target` appears whole."""
+    temporary = target if remote(target) else target.with_name(f".{target.name}.writing")
+    if temporary != target:
+        remove(temporary)  # a kill may have left one
     try:
-        for path in _below(source):
-            place = beside / path.relative_to(source)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(path.read_bytes())
-        if beside != target:
-            os.replace(beside, target)
+        for path in _files_below(source):
+            copied = temporary / path.relative_to(source)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            copied.write_bytes(path.read_bytes())
+        if temporary != target:
+            os.replace(temporary, target)
     except OSError:
-        if beside != target:
-            remove(beside)  # half a copy would keep a full disk full
+        if temporary != target:
+            remove(temporary)  # half a copy would keep a full disk full
         raise
 
 
 def write(path: pathlib.Path, content: str | bytes | Callable[[pathlib.Path], None]) -> None:
-    """Writes beside `path`, flushes to disk, then renames. `content` may be a function that writes to a path.
+    """Writes a temporary file, flushes it to disk, then renames it. `content` may be a function that writes to a path.
 
     Raises:
       UserError: the disk is full or read-only; no such bucket, or no right to it.
@@ -113,30 +115,30 @@ def write(path: pathlib.Path, content: str | bytes | Callable[[pathlib.Path], No
     if remote(path):
         with explained(path):
             if callable(content):
-                with tempfile.TemporaryDirectory() as here:
-                    content(pathlib.Path(here, path.name))
-                    content = pathlib.Path(here, path.name).read_bytes()
+                with tempfile.TemporaryDirectory() as local:
+                    content(pathlib.Path(local, path.name))
+                    content = pathlib.Path(local, path.name).read_bytes()
             path.write_bytes(content.encode() if isinstance(content, str) else content)
         return
-    beside = path.with_name(f".{path.name}.writing")
+    temporary = path.with_name(f".{path.name}.writing")
     with explained(path):
         try:
             if callable(content):
-                content(beside)
+                content(temporary)
             else:
-                beside.write_bytes(content.encode() if isinstance(content, str) else content)
-            with open(beside, "rb") as file:
+                temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+            with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
-            os.replace(beside, path)
+            os.replace(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):
-                beside.unlink()  # half a file would keep a full disk full
+                temporary.unlink()  # half a file would keep a full disk full
             raise
 
 
 @contextlib.contextmanager
 def explained(path: pathlib.Path) -> Iterator[None]:
-    """Turns an error of the disk into one line that says what to do.
+    """Turns an error of the disk into a UserError that says how to mend it.
 
     Libraries wrap the error (Orbax raises ValueError from TensorStore), so the text of the chain is searched as well.
     """
@@ -147,11 +149,12 @@ def explained(path: pathlib.Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ImportError) and remote(path):
             raise UserError(f"cannot use {path}: install what reads buckets: pip install '.[gcs]'") from error
-        lost = isinstance(error, RuntimeError) or "Gloo" in str(error)  # JAX's, of a process that died meanwhile
-        if remote(path) and not lost:
+        is_peer_lost = isinstance(error, RuntimeError) or "Gloo" in str(error)  # JAX's errors when a process died
+        if remote(path) and not is_peer_lost:
             first = (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(
-                f"cannot use {path} ({first}): check the bucket's name and your right to it (gcloud auth application-default"
+                f"cannot use {path} ({first}): check the bucket's name and your right to it (gcloud auth"
+                " application-default"
                 " login), or choose another --workdir"
             ) from error
         text = " ".join(str(e) for e in _causes(error))
@@ -160,7 +163,7 @@ def explained(path: pathlib.Path) -> Iterator[None]:
             raise UserError(
                 f"disk full while writing {path}: free some space and run the same command; finished runs are kept"
             ) from error
-        for code in (*codes, *ELSEWHERE):
+        for code in (*codes, *FOLDER_ERRORS):
             if code in codes or os.strerror(code) in text:
                 raise UserError(f"cannot use {path} ({os.strerror(code).lower()}): choose another --workdir") from error
         raise
@@ -174,10 +177,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextlib.contextmanager
 def locked(directory: pathlib.Path, flag: str = "workdir") -> Iterator[None]:
-    """Holds the directory that a flag names for this process; the kernel lets go when it ends, however it ends. No lock in a bucket.
+    """Locks the directory that a flag names; the kernel releases the lock when the process ends. Buckets have no lock.
 
     Raises:
-      UserError: another process holds it, or its file system knows no locks.
+      UserError: another process has the lock, or the file system has no locks.
     """
     if remote(directory):
         yield
@@ -194,9 +197,10 @@ def locked(directory: pathlib.Path, flag: str = "workdir") -> Iterator[None]:
             raise UserError(
                 f"{flag} {directory} is in use by process {holder}: wait for it, stop it, or choose another --{flag}"
             ) from None
-        except OSError as error:  # Lustre and NFS, as they are mounted in places
+        except OSError as error:  # Lustre and NFS with some mount options
             raise UserError(
-                f"{flag} {directory} cannot be locked ({os.strerror(error.errno or 0).lower()}), so two commands might write"
+                f"{flag} {directory} cannot be locked ({os.strerror(error.errno or 0).lower()}), so two commands"
+                " might write"
                 f" into it: choose another --{flag}, on a file system with locks"
             ) from error
         with explained(directory):
@@ -206,15 +210,18 @@ def locked(directory: pathlib.Path, flag: str = "workdir") -> Iterator[None]:
 
 
 def digest(directory: pathlib.Path) -> str:
-    """A hash of the names and contents of all files below `directory`; of a bucket, which checks contents itself, of their sizes."""
+    """A hash of names and contents of all files below `directory`; of sizes in a bucket, which checks contents."""
     total = hashlib.sha256()
-    for path in _below(directory):
+    for path in _files_below(directory):
         total.update(str(path.relative_to(directory)).encode())
-        total.update(str(path.stat().length).encode() if remote(path) else path.read_bytes())  # type: ignore[attr-defined]
+        if remote(path):
+            total.update(str(path.stat().length).encode())  # type: ignore[attr-defined]
+        else:
+            total.update(path.read_bytes())
     return total.hexdigest()
 
 
-def _below(directory: pathlib.Path) -> list[pathlib.Path]:
-    """All files; not by rglob, which buckets refuse."""
-    found = [_below(path) if path.is_dir() else [path] for path in directory.iterdir()]
-    return sorted(path for some in found for path in some)
+def _files_below(directory: pathlib.Path) -> list[pathlib.Path]:
+    """All files below a directory; without rglob, which buckets refuse."""
+    by_entry = [_files_below(path) if path.is_dir() else [path] for path in directory.iterdir()]
+    return sorted(path for paths in by_entry for path in paths)

@@ -1,6 +1,6 @@
-"""Several hosts for one run: how they find each other, what they agree on, and what one of them does for all.
+"""Several hosts for one run: their connection, their agreement, and actions of one process for all.
 
-With one process every function does what it would do without hosts.
+With one process, every function works without communication.
 """
 
 from __future__ import annotations
@@ -18,37 +18,40 @@ from jax.experimental import multihost_utils
 
 from routed.contracts import UserError
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
-#: Seconds without a sign of life after which a process counts as dead, and seconds that processes wait for each other at the end.
+#: Seconds without a heartbeat after which a process counts as dead, and seconds that processes wait for each other at
+#: the end.
 HEARTBEAT, LEAVE = 30, 10
 
-#: The port of the coordinator where the environment names hosts only.
+#: The port of the coordinator if the environment names hosts only.
 PORT = 8476
 
 
 def join(coordinator: str, processes: int, process: int, seconds: int) -> None:
-    """Joins the run's other processes; `coordinator` is HOST:PORT, or `auto`: TPU, Slurm, SkyPilot, Open MPI, Kubernetes say it.
+    """Joins the run's other processes; `coordinator` is HOST:PORT, or `auto` if the cluster names the processes.
 
     Before JAX's first use only.
 
     Raises:
-      UserError: an unknown host, nothing found, or hosts with different numbers of devices.
+      UserError: an unknown host, no other processes, or hosts with different numbers of devices.
     """
-    where = from_environment(os.environ) if coordinator == "auto" else _explicit(coordinator, processes, process)
-    if where:
-        log.info(
-            "joining %s as process %s of %s; waiting for all at most %d s",
-            where["coordinator_address"], where["process_id"], where["num_processes"], seconds,
-        )  # fmt: skip
-    # Its handler of SIGTERM would take the place of ours, which saves first.
+    options = from_environment(os.environ) if coordinator == "auto" else _explicit(coordinator, processes, process)
+    if options:
+        form = "joining %s as process %s of %s; waiting for all at most %d s"
+        address, count = options["coordinator_address"], options["num_processes"]
+        log.info(form, address, options["process_id"], count, seconds)
+    # JAX's handler of SIGTERM would replace `execution`'s handler, which saves first.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            **where, initialization_timeout=seconds, heartbeat_timeout_seconds=HEARTBEAT, shutdown_timeout_seconds=LEAVE
+            **options,
+            initialization_timeout=seconds,
+            heartbeat_timeout_seconds=HEARTBEAT,
+            shutdown_timeout_seconds=LEAVE,
         )
     except (ValueError, RuntimeError) as error:
-        if where:
+        if options:
             raise UserError(f"--coordinator={coordinator}: {error}") from error
         raise UserError(
             "--coordinator=auto: neither TPU, Slurm, SkyPilot, Open MPI nor Kubernetes named other processes"
@@ -60,11 +63,11 @@ def join(coordinator: str, processes: int, process: int, seconds: int) -> None:
         counts = ", ".join(f"process {i} has {n}" for i, n in devices.items())
         raise UserError(f"every process needs the same number of devices: {counts}")
     if not is_first():
-        log.set_verbosity(log.WARNING)  # process 0 speaks for all
+        log.set_verbosity(log.WARNING)  # process 0 logs for all
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What SkyPilot says, as arguments of jax.distributed.initialize; nothing where JAX itself has to find them."""
+    """Arguments of jax.distributed.initialize from SkyPilot's variables; empty where JAX itself has to find them."""
     if "SKYPILOT_NODE_RANK" not in environment:
         return {}
     hosts = environment["SKYPILOT_NODE_IPS"].split()
@@ -79,7 +82,8 @@ def _explicit(coordinator: str, processes: int, process: int) -> dict[str, Any]:
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit() or not 0 <= process < processes:
         raise UserError(
-            f"--coordinator={coordinator} --num_processes={processes} --process_id={process}: expected HOST:PORT, the number"
+            f"--coordinator={coordinator} --num_processes={processes} --process_id={process}: expected HOST:PORT, the"
+            " number"
             " of processes, and this one's number, from 0"
         )
     try:
@@ -90,59 +94,59 @@ def _explicit(coordinator: str, processes: int, process: int) -> dict[str, Any]:
 
 
 def is_first() -> bool:
-    """Is this the process that writes?"""
+    """True in the process that writes."""
     return jax.process_index() == 0
 
 
 def fetch(tree: Any) -> Any:
-    """The whole arrays of `tree` on every host, wherever their shards are."""
+    """Copies the whole arrays of `tree` to every host, wherever their shards are."""
     if jax.process_count() == 1:
         return jax.tree.map(np.asarray, tree)
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def any_process(flag: bool) -> bool:
-    """Does any process say so? All ask together."""
-    return bool(np.any(_all(np.array(flag))))
+    """True if the flag of any process is true; all processes must call it."""
+    return bool(np.any(_gather(np.array(flag))))
 
 
 def min_over_processes(number: int) -> int:
     """The smallest of the processes' numbers."""
-    return int(np.min(_all(np.array(number, np.float64))))
+    return int(np.min(_gather(np.array(number, np.float64))))
 
 
-def _all(value: np.ndarray) -> np.ndarray:
+def _gather(value: np.ndarray) -> np.ndarray:
     return value if jax.process_count() == 1 else multihost_utils.process_allgather(value)
 
 
 def broadcast_from_first(text: str) -> str:
-    """The text of process 0, on every process."""
+    """Returns the text of process 0 on every process."""
     if jax.process_count() == 1:
         return text
     raw = np.frombuffer(text.encode(errors="surrogateescape"), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.array(raw.size)))
-    own = raw if is_first() else np.zeros(size, np.uint8)
-    return bytes(multihost_utils.broadcast_one_to_all(own)).decode(errors="surrogateescape") if size else ""
+    content = raw if is_first() else np.zeros(size, np.uint8)
+    return bytes(multihost_utils.broadcast_one_to_all(content)).decode(errors="surrogateescape") if size else ""
 
 
 def require_equal(what: str, value: Any, remedy: str) -> None:
-    """Raises unless `value` is equal, by its text, on all processes.
+    """Refuses values that differ between processes, by their text.
 
     Raises:
-      UserError: it names the processes.
+      UserError: names the processes.
     """
     digest = np.frombuffer(hashlib.sha256(repr(value).encode()).digest()[:8], np.uint32)
-    others = np.atleast_2d(_all(digest))
-    odd = np.flatnonzero((others != others[:1]).any(1)).tolist()
-    if odd:
-        raise UserError(f"process {', '.join(map(str, odd))} has another {what} than process 0: {remedy}")
+    digests = np.atleast_2d(_gather(digest))
+    different = np.flatnonzero((digests != digests[:1]).any(1)).tolist()
+    if different:
+        raise UserError(f"process {', '.join(map(str, different))} has another {what} than process 0: {remedy}")
 
 
 def once(action: Callable[[], Any]) -> None:
-    """Process 0 does `action`, and all go on when it is done.
+    """Calls `action` in process 0; all processes wait for its end.
 
     Raises:
-      UserError: in every process, where process 0 raised it.
+      UserError: in every process, if process 0 raised it.
     """
     if jax.process_count() == 1:
         action()
@@ -157,12 +161,12 @@ def once(action: Callable[[], Any]) -> None:
         raise UserError(problem)
 
 
-def first_process_first(make: Callable[[], Made]) -> Made:
-    """What `make` returns here: process 0 calls it first, and the others when what it left on the disk is there.
+def first_process_first(make: Callable[[], Result]) -> Result:
+    """Returns `make()`; process 0 calls it first, and the other processes when its files are on the disk.
 
     Raises:
-      UserError: in every process, where process 0 raised it.
+      UserError: in every process, if process 0 raised it.
     """
-    made: list[Made] = []
-    once(lambda: made.append(make()))
-    return made[0] if made else make()
+    results: list[Result] = []
+    once(lambda: results.append(make()))
+    return results[0] if results else make()

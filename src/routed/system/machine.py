@@ -1,4 +1,4 @@
-"""What this machine can do: the rates that floors are made of."""
+"""The peak rates of this machine, and the least time of some work at these rates."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from routed.system.platform import platform
 
 
 class Rates(NamedTuple):
-    """What the first device does at best: FLOP/s by type of the factors, and bytes/s of its memory."""
+    """Peak rates of the first device: FLOP/s by type of the factors, and bytes/s of its memory."""
 
     peak: dict[str, float]
     bandwidth: float
 
 
 class Floor(NamedTuple):
-    """The least seconds of some work, and what bounds them: FLOPs or bytes."""
+    """The least seconds of some work, and their bound: FLOPs or bytes."""
 
     seconds: float
     bound: str
@@ -43,21 +43,21 @@ def memory_bandwidth() -> float:
 
 
 def _time(function) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     function()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 @functools.cache
 def peak() -> float:
-    """FLOP/s of all devices: their maker's number, or on a CPU the rate of a large product, measured once."""
+    """FLOP/s of all devices: the number of their maker, or on a CPU the rate of a large product, measured once."""
     chip = chip_of(jax.devices()[0].device_kind)
     return chip.peak["bfloat16"] * jax.device_count() if chip else matrix_rate()
 
 
 @functools.cache
 def rates() -> Rates:
-    """Those that its maker states; a CPU's are measured, once.
+    """The rates that the device's maker states; those of a CPU are measured, once.
 
     Raises:
       UserError: an accelerator that `chips.CHIPS` does not have.

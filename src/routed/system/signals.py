@@ -1,7 +1,8 @@
-"""What SIGINT and SIGTERM do outside of training: one line and exit code 130, whatever is under way.
+"""Handlers of SIGINT and SIGTERM outside of training: they print one line and exit with code 130 at any moment.
 
-By no exception: one that comes in the middle of an import is taken for an error of what is imported, and one that passes through
-code that Python has just compiled (every named tuple has some) lets the interpreter end by the signal, whoever caught it.
+They exit directly: an exception raised during an import would be reported as an import error, and one that passes
+through freshly compiled code (every named tuple has some) makes the interpreter end by the signal, even if it was
+caught.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ INTERRUPTED = 130
 
 
 def end_on_signals() -> None:
-    """From now on; while runs train, `execute` takes both signals."""
+    """Installs the handlers; while runs train, `execute` replaces them."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
 
 
 def end(number: int = 0, frame: object = None) -> NoReturn:
-    """Ends the process at once. What it leaves is what a kill leaves: every file is whole or absent."""
+    """Ends the process at once. As after a kill, every file is whole or absent."""
     del number, frame
     line = f"{time.strftime('%H:%M:%S')} interrupted: the same command goes on from what is saved\n"
     with contextlib.suppress(OSError):
@@ -32,9 +33,9 @@ def end(number: int = 0, frame: object = None) -> NoReturn:
     os._exit(INTERRUPTED)
 
 
-@atexit.register  # when this file is loaded, before others, so that it comes after what they do at the end, which may be interrupted
+@atexit.register  # this file is loaded first, so that this comes after other exit functions, which may be interrupted
 def _ignore_at_the_end() -> None:
-    """Where Python takes handlers away, a signal would end a command that is over by the signal, whatever it had to say."""
+    """Ignores both signals while Python ends: a signal would replace the exit code of a finished command."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is end:
             signal.signal(number, signal.SIG_IGN)

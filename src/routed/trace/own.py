@@ -10,7 +10,7 @@ from absl import logging as log
 from routed.engine import tables
 from routed.engine.execution import STRIDE, TRACED
 from routed.plan.config import problem_of
-from routed.plan.runs import Run
+from routed.plan.run import Run
 from routed.trace.format import DESCRIPTION, Trace, read
 from routed.trace.writing import write as write_trace
 

@@ -47,7 +47,7 @@ COLUMNS = {
     ),
 } | TEST_GATES
 
-#: Where an arm begins: `engine.initial` reads them.
+#: Where an arm begins: `engine.pretrained` reads them.
 SETTINGS = {
     "initial.workdir": Setting(
         "", "a finished workdir whose models (checkpoint.final=true) runs begin with, by arm and seed; empty: untrained"

@@ -62,7 +62,7 @@ SETTINGS = {
         STREAM,
         "stream: a decoder's rows are one text; documents: each ends with END, no token sees another document's, and none is predicted across",
         one_of((STREAM, DOCUMENTS)),
-        late=True,
+        omit_default_from_identity=True,
     )
 }
 
