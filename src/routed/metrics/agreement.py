@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Scalar
 from sklearn import metrics as sklearn_metrics
 
 from routed.metrics.load import DEAD_SHARE
@@ -128,3 +128,16 @@ def _mutual(a: np.ndarray, b: np.ndarray, given: np.ndarray) -> float:
         return -(counts * np.log(counts)).sum()
 
     return float(entropy_of(a, given) + entropy_of(b, given) - entropy_of(a, b, given) - entropy_of(given))
+
+
+def mean_cosine(responses: Float[Array, "T E O"], real: Bool[Array, " T"] | None = None) -> Scalar:
+    """Returns the mean cosine of two experts' outputs for the same token, over all pairs and tokens (without padding, if `real` is given).
+
+    1 where all experts agree, 0 in expectation for random directions.
+    """
+    experts = responses.shape[1]
+    norms = jnp.linalg.norm(responses, axis=-1, keepdims=True)
+    unit = responses / jnp.maximum(norms, 1e-12)
+    pairs = (unit.sum(1) ** 2).sum(-1) - (unit**2).sum((1, 2))  # each pair counts twice
+    cosine = pairs / max(experts * (experts - 1), 1)
+    return cosine.mean() if real is None else (cosine * real).sum() / jnp.maximum(real.sum(), 1)

@@ -32,6 +32,7 @@ from routed.plan.arms import ARMS
 from routed.plan.config import PACKAGED, parts_of
 from routed.plan.experiment import LOADED
 from routed.training.phases import configs_of
+from routed.training.probes import PROBES
 
 #: The version of this package.
 VERSION = importlib.metadata.version("routed")
@@ -61,8 +62,9 @@ def code_of(config: ConfigDict) -> Code:
 
 
 def code_of_metrics() -> Code:
-    """The code of metric columns that are not packaged: no run depends on it, but what its rows hold does."""
-    return _digests({f"metric {name}": metric for name, metric in METRICS.items()})
+    """The code of metrics and probes that are not packaged: no run depends on it, but what its rows hold does."""
+    metrics = {f"metric {name}": metric for name, metric in METRICS.items()}
+    return _digests(metrics | {f"probe {name}": probe for name, probe in PROBES.items()})
 
 
 def definition_of(arm: str) -> Code:

@@ -25,7 +25,7 @@ from routed.tasks import SHARED as TASK
 from routed.tasks import TASKS
 from routed.tasks.text import LABELLED, SOURCES
 from routed.tasks.text import SHARED as TEXT
-from routed.training import PROBLEMS, ProblemPart, program
+from routed.training import PROBES, PROBLEMS, ProblemPart, program
 from routed.training.optimiser import NORMALISATIONS, OPTIMISERS, SCHEDULES
 from routed.training.optimiser import SHARED as OPTIMISER
 from routed.training.phases import configs_of
@@ -69,6 +69,7 @@ ALWAYS = {"plan": PLAN, "engine": ENGINE, "training program": program.SETTINGS, 
 PACKAGED: tuple[Any, ...] = (
     *ALWAYS.values(),
     *PROBLEMS.values(),
+    *PROBES.values(),
     *AUXILIARY.values(),
     *(part for choice in CHOICES.values() for part in choice.parts.values()),
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from routed.contracts import AT_LEAST_0, Column
+from ml_collections import ConfigDict
+
+from routed.contracts import AT_LEAST_0, Column, TextBatch
 from routed.models import ENCODER_DECODERS, flops_per_row
 from routed.models.t5 import READ
-from routed.tasks.text import SHARED, SPANS
+from routed.tasks.text import SHARED, SOURCES, SPANS, Corpus, bigram_loss
 from routed.training.language import language_part
+from routed.training.text_problem import TextKind
 
 COLUMNS = {
     "eval/bigram": Column(
@@ -26,4 +29,21 @@ COLUMNS = {
     ),
 }
 
-ENCODER_DECODER = language_part(SPANS, READ, ENCODER_DECODERS, COLUMNS, flops_per_row, reads=tuple(SHARED))
+
+def bigram_and_floors(corpus: Corpus, config: ConfigDict, rows: TextBatch) -> dict[str, float]:
+    """Returns the loss of a bigram model, and the least losses that are possible where the source declares them."""
+    floors = SOURCES[config.data.name].floors
+    return {"bigram": bigram_loss(corpus, config)} | ({} if floors is None else floors(config.data, rows))
+
+
+ENCODER_DECODER = language_part(
+    TextKind(
+        SPANS,
+        READ,
+        ENCODER_DECODERS,
+        flops_per_row,
+        reads=tuple(SHARED),
+        references=bigram_and_floors,
+        columns=COLUMNS,
+    )
+)

@@ -15,8 +15,7 @@ from routed.layer.model_losses import balance_pooled
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import SELECTIONS, group_of
 from routed.metrics.load import load_of
-from routed.models.model import Site
-from routed.routers import ROUTERS
+from routed.models.model import ModelPart, Site
 from routed.training.problem import Problem
 
 #: The collection in which a router may leave, for each layer, a loss of its own that is minimised too.
@@ -29,11 +28,11 @@ def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step,
     It is the task's loss and the auxiliary ones, of which some have a coefficient that moves. Where the router stays `still` (None: where
     it is frozen) its losses are 0: they would train what it reads.
     """
-    still = is_frozen(config) if still is None else still
-    rule, dispatch = rule_and_dispatch(config)
+    still = is_frozen(problem.part, config) if still is None else still
+    rule, dispatch = rule_and_dispatch(problem.part, config)
     outputs = problem.model.apply(params, state, batch, rule, dispatch, key, step)
     total, reported = problem.task_loss(config, outputs, batch)
-    if outputs.sites and ROUTERS[config.router.name].learns and any(coefficients_of(config.losses).values()):
+    if outputs.sites and problem.router_learns and any(coefficients_of(config.losses).values()):
         total += _auxiliary(problem, config, outputs.sites, params, step, moving, still)
     total += jnp.where(still, 0.0, selection_loss(rule, outputs.sites))
     for own in jax.tree.leaves(outputs.state.get(OBJECTIVE, {})):
@@ -64,14 +63,14 @@ def _of_layers(value: Callable[[Any], Array], routing: Any) -> Array:
     return value(routing) if routing.scores.ndim == 2 else jax.vmap(value)(routing)
 
 
-def rule_and_dispatch(config: Any) -> tuple[Rule, str]:
-    """The rule and the dispatch of training; of a model without a router, any."""
-    return (rule_of(config.selection), config.dispatch) if "dispatch" in config else (Rule(), "dense")
+def rule_and_dispatch(part: ModelPart, config: Any) -> tuple[Rule, str]:
+    """Returns the rule and the dispatch of training; defaults for a model without routers, which reads neither."""
+    return (rule_of(config.selection), config.dispatch) if part.routed else (Rule(), "dense")
 
 
 def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step, moving, still=None) -> Array:
     """The weighted auxiliary losses, mean over all layers of all sites."""
-    still = is_frozen(config) if still is None else still
+    still = is_frozen(problem.part, config) if still is None else still
     coefficients = {name: one for name, one in coefficients_of(config.losses).items() if one}
     coefficients |= {name: moving[name] for name in steered(config.losses) if moving}
     if config.losses.balance_scope == POOLED:
@@ -79,7 +78,7 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
 
     def of_layer(site: str, routing, features, responses) -> Array:
         tokens = len(routing.scores)
-        size = group_of(config.selection.group_size, tokens) if "group_size" in config.selection else tokens
+        size = group_of(rule_of(config.selection).group_size, tokens)
         groups = tokens // size if config.losses.balance_scope == "group" else 1
         return auxiliary(
             routing, coefficients, learned=jnp.logical_not(still), groups=groups, losses=config.losses, features=features,
@@ -125,6 +124,6 @@ def _responses(problem: Problem, params, site: str, features) -> Array:
     return problem.model.responses(params, site, features[None])[0]
 
 
-def is_frozen(config: Any):
-    """Whether the router is frozen; True for a model without one."""
-    return config.router.frozen if "router" in config and "frozen" in config.router else jnp.array(True)
+def is_frozen(part: ModelPart, config: Any):
+    """Returns the setting router.frozen; True for a model without a router."""
+    return config.router.frozen if part.freezable else jnp.array(True)

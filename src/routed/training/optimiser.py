@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from routed.routers import ROUTERS
+from routed.models.model import ModelPart
 from routed.settings.setting import FRACTION, POSITIVE, Setting, accept, at_least, refuse
 from routed.settings.tree import value_of
 
@@ -25,9 +25,13 @@ RATES = {
 
 
 class Optimiser(NamedTuple):
-    """The direction of a step, from the config node `optimizer`; rates, decay and schedules come after it."""
+    """The direction of a step, from the config node `optimizer`; rates, decay and schedules come after it.
+
+    A `factored` one keeps second moments by rows and columns of the two largest axes of a tensor.
+    """
 
     direction: Callable[[Any], optax.GradientTransformation]
+    factored: bool = False
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
@@ -38,11 +42,19 @@ class Optimiser(NamedTuple):
 FACTORED = 128
 
 
-def _check_factored(config: ConfigDict) -> None:
-    """Refuses so many experts that their axis could be one of two that are factored: they would share second moments."""
-    if "experts" in config and "count" in config.experts and config.experts.count >= FACTORED:
-        words = f"factors axes of {FACTORED} and more, and experts.count={config.experts.count} is one; use 'adam', or fewer experts"
-        refuse("optimizer.name", config.optimizer.name, words)
+def refuse_factored_experts(part: ModelPart, config: ConfigDict) -> None:
+    """Raises if the axis of experts is long enough to be factored: experts would share second moments.
+
+    Raises:
+      UserError: names the optimiser, and the number of experts.
+    """
+    if OPTIMISERS[config.optimizer.name].factored and part.counts_experts and config.experts.count >= FACTORED:
+        refuse(
+            "optimizer.name",
+            config.optimizer.name,
+            f"factors axes of {FACTORED} and more, and experts.count={config.experts.count} is one; use 'adam', or fewer"
+            " experts",
+        )
 
 
 #: name -> optimiser. Adafactor without its own steps relative to the parameters' scale: its second moments are factored, for each layer
@@ -63,7 +75,7 @@ OPTIMISERS: dict[str, Optimiser] = {
         lambda own: optax.chain(
             optax.scale_by_factored_rms(min_dim_size_to_factor=FACTORED), optax.clip_by_block_rms(1.0)
         ),
-        check=_check_factored,
+        factored=True,
     ),
 }
 
@@ -131,45 +143,44 @@ SHARED: dict[str, Setting] = {
 }
 
 
-def optimiser(config: Any, params: Mapping[str, Any]) -> optax.GradientTransformation:
-    """The optimiser of a config for the groups that `params` has, with a rate for each; rates are traced.
+def optimiser(
+    config: Any,
+    params: Mapping[str, Any],
+    normalisation: Normalisation = NORMALISATIONS["none"],
+    router_decays: bool = True,
+) -> optax.GradientTransformation:
+    """Returns the optimiser of a config for the groups of `params`, with a rate for each; rates are traced.
 
     Weight decay is decoupled (AdamW's order: p -= rate (direction + decay p)). A gradient is clipped by the norm over all
-    groups.
+    groups. A router whose parameters no gradient trains must not decay: its parameters are its choices.
     """
-    own = config.optimizer
+    settings = config.optimizer
 
     def group(name: str) -> optax.GradientTransformation:
         if name not in RATES or not jax.tree.leaves(params[name]):
             return optax.set_to_zero()
-        # Where the problem offers it. Normalised before l2 is added, as momentum and decay come after the gradient.
-        normalisation = NORMALISATIONS[own.normalise if "normalise" in own else "none"]
+        # Normalised before l2 is added, as momentum and decay come after the gradient.
         before = [normalised(normalisation)] if name == "experts" and normalisation.divides else []
-        rate, decays = value_of(config, RATES[name]), name != "router" or _learns(config)
+        rate, decays = value_of(config, RATES[name]), name != "router" or router_decays
         return optax.chain(
             *before,
-            *([optax.add_decayed_weights(own.l2 if decays else 0.0)] if own.l2 else []),
-            OPTIMISERS[own.name].direction(own),
-            optax.add_decayed_weights(own.weight_decay if decays else 0.0),
-            optax.scale(-rate * own.rate_scale),
+            *([optax.add_decayed_weights(settings.l2 if decays else 0.0)] if settings.l2 else []),
+            OPTIMISERS[settings.name].direction(settings),
+            optax.add_decayed_weights(settings.weight_decay if decays else 0.0),
+            optax.scale(-rate * settings.rate_scale),
         )
 
     def schedule(step):
-        warmup = max(own.warmup, 1)
-        warmed, factor = jnp.minimum(1.0, (step + 1) / warmup), SCHEDULES[own.schedule].factor
+        warmup = max(settings.warmup, 1)
+        warmed, factor = jnp.minimum(1.0, (step + 1) / warmup), SCHEDULES[settings.schedule].factor
         return warmed if factor is None else warmed * factor(step, warmup, config.steps)
 
-    scheduled = own.warmup or SCHEDULES[own.schedule].factor is not None
+    scheduled = settings.warmup or SCHEDULES[settings.schedule].factor is not None
     return optax.chain(
-        *([optax.clip_by_global_norm(own.clip)] if own.clip else []),
+        *([optax.clip_by_global_norm(settings.clip)] if settings.clip else []),
         optax.multi_transform({name: group(name) for name in params}, {name: name for name in params}),
         *([optax.scale_by_schedule(schedule)] if scheduled else []),
     )
-
-
-def _learns(config: Any) -> bool:
-    """Has the router of a config a gradient? Without one its parameters are what decides, and decay would change that."""
-    return "name" not in config.router or ROUTERS[config.router.name].learns
 
 
 def normalised(by: Normalisation) -> optax.GradientTransformation:

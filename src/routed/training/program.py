@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
@@ -109,8 +110,8 @@ def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) ->
     run = {
         "params": params,
         "state": state,
-        "opt": optimiser(config, params).init(params),
-        "coefficients": {name: jnp.float32(one) for name, one in _steered(program.configs).items()},
+        "opt": _optimiser(program.problem, config, params).init(params),
+        "coefficients": {name: jnp.float32(one) for name, one in _steered(program.problem, program.configs).items()},
         "router0": router_of(params, state),
         "memory": program.problem.remember(params, state),
         "step": jnp.int32(0),
@@ -174,13 +175,13 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
         now = _put_back(program, inputs, phase, now, router0)
     batch = program.problem.batch(inputs, feed, now["taken"])
     key = jax.random.fold_in(inputs.keys["noise"], now["taken"])
-    frozen = is_frozen(config)
+    frozen = is_frozen(program.problem.part, config)
     still = frozen if phase.groups is None or "router" in phase.groups else jnp.array(True)
     loss = partial(training_loss, program.problem, config, batch, key, now["taken"], still=still)
     grads, (value, wrong, state, coefficients) = jax.grad(loss, has_aux=True)(
         now["params"], now["state"], now["coefficients"]
     )
-    transform = optimiser(inputs.config, now["params"])
+    transform = _optimiser(program.problem, inputs.config, now["params"])
     with jax.named_scope("optimiser"):
         params, opt = update(transform, now["params"], grads, now["opt"], frozen, phase.groups)
     # Where nothing trains, statistics and a balancing bias stay too.
@@ -269,10 +270,16 @@ def evaluate(
     return seen
 
 
-def _steered(configs: Sequence[ConfigDict]) -> dict[str, float]:
-    """The coefficients that move in any phase, as they are at the start of the first that has them."""
-    routed = [config for config in configs if "losses" in config]
-    return functools.reduce(lambda later, config: later | steered(config.losses), reversed(routed), {})
+def _optimiser(problem: Problem, config: Any, params: dict[str, Any]) -> optax.GradientTransformation:
+    """Returns the optimiser of a problem's parameters."""
+    return optimiser(config, params, problem.normalisation, problem.router_learns)
+
+
+def _steered(problem: Problem, configs: Sequence[ConfigDict]) -> dict[str, float]:
+    """Returns the coefficients that move in any phase, as they are at the start of the first phase that has them."""
+    if not problem.part.routed:  # which has no auxiliary losses
+        return {}
+    return functools.reduce(lambda later, config: later | steered(config.losses), reversed(configs), {})
 
 
 def _new_history(seen: dict[str, Any], evaluations: int) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from routed.contracts import UserError
 from routed.layer.rule import rule_of
 from routed.layer.selection import SELECTIONS
 from routed.models import SAMPLE_MODELS
+from routed.routers import ROUTERS
 from routed.settings.setting import refuse
 from routed.tasks import TASKS
+from routed.training.optimiser import refuse_factored_experts
 from routed.training.phases import phases_of
 from routed.training.task_losses import TASK_LOSSES
 
@@ -27,6 +29,7 @@ def positions_of(config: Any) -> int:
 def check(config: ConfigDict) -> None:
     """Refuses what does not fit."""
     task, data, loss = TASKS[config.data.name], config.data, TASK_LOSSES[config.loss]
+    part = SAMPLE_MODELS[config.model]
     if data.target not in task.targets:
         refuse("data.target", data.target, f"data.name={data.name!r} has the targets {', '.join(task.targets)}")
     if data.target_dim != task.outputs(data):
@@ -66,23 +69,10 @@ def check(config: ConfigDict) -> None:
     if config.rates == "tuned" and task.same_tests:
         warn_of_tuning(data.name)
     if data.test_samples % (clusters := task.labels(data)):
-        made = f"data.clusters={data.clusters}" if "clusters" in data else f"{clusters} clusters"
-        made = (
-            made
-            if "clusters" not in data or clusters == data.clusters
-            else f"{clusters}, the combinations that {made} make"
-        )
-        refuse("data.test_samples", data.test_samples, f"must be a multiple of {made}")
-    size = config.selection.group_size if "selection" in config and "group_size" in config.selection else 0
-    if size and config.batch_size % size:
-        refuse("selection.group_size", size, f"must divide batch_size={config.batch_size}")
-    if "selection" in config:
-        _refuse_more_patches(config, positions_of(config))
-    if "router" in config and "window" in config.router:
-        positions = task.dims(data) if task.pixels is None else task.pixels(data)
-        where = "positions of a sample" if task.pixels is None else "pixels of a side of an image"
-        if positions % config.router.window:
-            refuse("router.window", config.router.window, f"must divide the {positions} {where}")
+        refuse("data.test_samples", data.test_samples, f"must be a multiple of the {clusters} clusters of the data")
+    refuse_factored_experts(part, config)
+    if part.routed:
+        _check_routing(config)
     if config.mesh.data * config.mesh.expert > 1:
         raise UserError(
             f"config keys mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: the runs of"
@@ -90,6 +80,20 @@ def check(config: ConfigDict) -> None:
         )
     if config.checkpoint.final:
         refuse("checkpoint.final", True, f"runs of data.name={data.name!r} keep rows, no parameters; set it to false")
+
+
+def _check_routing(config: ConfigDict) -> None:
+    """Raises if groups of tokens, patches of experts, or windows of a router do not fit the samples."""
+    task, data = TASKS[config.data.name], config.data
+    size = rule_of(config.selection).group_size
+    if size and config.batch_size % size:
+        refuse("selection.group_size", size, f"must divide batch_size={config.batch_size}")
+    _refuse_more_patches(config, positions_of(config))
+    if "window" in ROUTERS[config.router.name].settings:
+        positions = task.dims(data) if task.pixels is None else task.pixels(data)
+        where = "positions of a sample" if task.pixels is None else "pixels of a side of an image"
+        if positions % config.router.window:
+            refuse("router.window", config.router.window, f"must divide the {positions} {where}")
 
 
 @functools.cache

@@ -162,7 +162,8 @@ class Form(NamedTuple):
     """What a row becomes: how text is loaded in rows, the batch made of some, and its lengths.
 
     `lengths(data)` are those of a row's inputs and targets, `tokens(data)` those that stacks read of it. A form that is `tested` holds
-    rows out for a test, too; of one that is `padded` the inputs have pads, which no metric of a router counts.
+    rows out for a test, too; of one that is `padded` the inputs have pads, which no metric of a router counts. Rows of a
+    `packed` form may be documents that END ends (`data.packing`).
     """
 
     load: Callable[[ConfigDict], Corpus]
@@ -171,6 +172,7 @@ class Form(NamedTuple):
     tokens: Callable[[ConfigDict], int]
     tested: bool = False
     padded: bool = False
+    packed: bool = False
 
 
 #: For an encoder and a decoder: spans of a row are cut out, and have to be filled in.
@@ -191,6 +193,7 @@ CONTINUED = Form(
     lambda data: (data.input_length, data.input_length),
     lambda data: data.input_length,
     tested=True,
+    packed=True,
 )
 
 #: For a decoder with a head: a text whose only target is its class.
