@@ -16,7 +16,6 @@ from routed import contracts
 from routed.analysis.statistics import coupon_collector
 from routed.contracts import UserError
 from routed.layer.rule import Rule
-from routed.metrics import specialists
 from routed.models import kmeans, two_experts
 from routed.plan.checks import validate
 from routed.plan.config import base
@@ -24,6 +23,7 @@ from routed.routers import ROUTERS, clusters
 from routed.routers.router import initial_parameters
 from routed.settings.tree import override
 from routed.tasks import TASKS, two_gaussians, worlds
+from routed.training import theorem2
 from tests.conftest import build_model
 from tests.test_run import last, train
 
@@ -60,7 +60,7 @@ def test_what_rows_from_examples_have_become_by_hand():
     y = jnp.array([[3.0, 4.0], [0.0, 2.0], [9.0, 9.0]])
     experts = jnp.array([[3.0, 3.0], [0.0, 0.0], [0.0, 1.0]])
     rows, examples = jnp.array([[2.0, 0], [0, 3.0], [1.0, 1.0]]), jnp.array([[1.0, 0], [0, 1.0], [1.0, 0]])
-    found = specialists.columns(
+    found = theorem2.columns(
         jnp.array(scores), jnp.arange(3), y, experts, rows, examples, jnp.array([0, 0, 1]), labels=3
     )
     # Both samples that count give others' rows 1/4: log 4 = 1.386, over 2 dimensions.
@@ -75,7 +75,7 @@ def test_what_rows_from_examples_have_become_by_hand():
 def test_rows_are_followed_where_they_came_from_examples_only(small, tmp_path):
     config = override(small, {"arms": ("frozen_data", "learned"), "experts.name": "constant", "seeds": 1})
     table = train(config, ({},), tmp_path)
-    columns = [*specialists.COLUMNS]
+    columns = [*theorem2.COLUMNS]
     assert table[table.arm == "learned"][columns].isna().all().all()
     rows = table[table.arm == "frozen_data"]
     assert rows[["theory/row_cosine", "theory/row_growth"]].to_numpy() == pytest.approx(1)

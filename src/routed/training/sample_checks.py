@@ -69,7 +69,7 @@ def check(config: ConfigDict) -> None:
     if config.rates == "tuned" and task.same_tests:
         warn_of_tuning(data.name)
     if data.test_samples % (clusters := task.labels(data)):
-        refuse("data.test_samples", data.test_samples, f"must be a multiple of the {clusters} clusters of the data")
+        refuse("data.test_samples", data.test_samples, f"must be a multiple of {clusters}, the number of clusters")
     refuse_factored_experts(part, config)
     if part.routed:
         _check_routing(config)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from routed.contracts import AT_LEAST_0, SHARE, Column, TextBatch
 from routed.metrics import entropies
@@ -37,7 +37,8 @@ def _counted_share(problem: TextProblem, rows: TextBatch) -> tuple[Any, Any]:
     return counted.mean(), sums / _rows_of_language(problem, rows)
 
 
-def _rows_of_language(problem: TextProblem, rows: TextBatch) -> Float[Array, "C 1"]:
+def _rows_of_language(problem: TextProblem, rows: TextBatch) -> Int[Array, "C 1"]:
+    """Counts the rows of each language, at least 1."""
     return jnp.maximum(jnp.bincount(rows.language, length=problem.languages), 1)[:, None]
 
 
