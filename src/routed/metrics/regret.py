@@ -1,26 +1,29 @@
-"""Where the squared error of a mixture comes from: its partition, the estimates of its experts, and the weights of its gate.
+"""Parts of the squared error of a mixture: its partition, the estimates of its experts, and the weights of its gate.
 
-Token x goes to expert j(x), the first choice of its gate. Experts are affine, f_j(x) = phi(x)^T w_j, where phi is 1 (constant
-experts) or (x, 1) (linear ones). Over T test samples, E being their mean and sums over those that go to j:
+Token x goes to expert j(x), the first choice of its gate. Experts are affine, f_j(x) = phi(x)^T w_j, where phi is 1
+(constant experts) or (x, 1) (linear experts). Over T test samples, E being their mean and sums over the samples that
+go to j:
 
-    G_j = sum phi phi^T,   b_j solves G_j (b_j - w_j) = sum phi (y - phi^T w_j)^T    (least squares; constants: b_j = m_j = E[y | j])
+    G_j = sum phi phi^T,   b_j solves G_j (b_j - w_j) = sum phi (y - phi^T w_j)^T    (least squares; constants: b_j =
+    m_j = E[y | j])
 
-The residuals of b_j are orthogonal to phi, so the squared error of the hard choice splits without a cross term, and with the
-prediction f that is measured, which may weigh an expert, mix several or drop a token,
+The residuals of b_j are orthogonal to phi, so the squared error of the hard choice splits without a cross term. With
+the measured prediction f, which may weigh an expert, mix several or drop a token,
 
-    E|y - f|^2 = partition + estimation + gate
-    partition  = E|y - phi^T b_j|^2                                the best that experts of this kind can do on these cells
-    estimation = sum_j tr (w_j - b_j)^T G_j (w_j - b_j) / T        how far the experts are from that
-    gate       = E|y - f|^2 - E|y - phi^T w_j|^2                   what the gate's weights add, or save
+    E|y - f|^2 = partition + estimation + gate partition  = E|y - phi^T b_j|^2                                the
+    least error of experts of this kind on these cells estimation = sum_j tr (w_j - b_j)^T G_j (w_j - b_j) / T
+    the distance of the experts from the best ones gate       = E|y - f|^2 - E|y - phi^T w_j|^2                   the
+    error that the gate's weights add, or save
 
-The first two are at least 0. The third has any sign, and is 0 for one expert with weight 1. Training a mixture that is softer than
-the one evaluated is seen in the estimation: such experts learn values for the mixture, not for their cells.
+The first two are at least 0. The third has any sign, and is 0 for one expert with weight 1. Training a softer mixture
+than the evaluated one shows in the estimation: such experts learn values for the mixture, not for their cells.
 
 Where y = v_c, the partition is E Var(v_c | j) = sum_cj P(c, j) |v_c - m_j|^2, from counts [C, E] alone (`cells_of`).
 
-Sample and population: b_j is fitted on the samples that it is judged by. The sum is exact; of the split, E F numbers (F of phi) are
-fitted to T samples, so the partition is too low, and the estimation too high, by a share E F / T of the partition (if all cells
-are alike): 1 % for 64 constants on 6,400 samples, 25 % for 64 linear maps of 24 inputs. What is predicted corrects its cells for that.
+Sample and population: b_j is fitted on the samples that judge it. The sum is exact. In the split, E F numbers (F of
+phi) are fitted to T samples, so the partition is too low, and the estimation too high, by a share E F / T of the
+partition (if all cells are alike): 1 % for 64 constants on 6,400 samples, 25 % for 64 linear maps of 24 inputs.
+Predictions correct their cells for it.
 """
 
 from __future__ import annotations
@@ -34,26 +37,28 @@ from jaxtyping import Array, Float, Int, Scalar
 
 from routed.contracts import AT_LEAST_0, Column
 
-#: A feature of which no more than this share of its square is left by those before it is told by them (in float32): what samples do not say of b_j
-#: stays as it is in w_j.
+#: The share of a feature's square that must be left by the features before it. Below, float32 cannot separate the
+#: feature, and b_j keeps the value of w_j.
 RANK = 1e-3
 
 #: E|u|^2 of an untrained constant expert, N(0, 1/O) in O dimensions.
 UNTRAINED = 1.0
 
-#: Expected samples of a cell up to which a sum over their number is exact, and its terms; from there on a series is.
+#: The expected samples of a cell up to which a sum over their number is exact, and the terms of that sum; above, a
+#: series is.
 FEW, TERMS = 20.0, 64
 
-#: Linear experts: cells with fewer expected training samples than so many for each feature are taken to have those, and where such
-#: cells hold a larger share of the tokens nothing is predicted: least squares diverges there, and gradients do not get that far.
+#: Linear experts: the least expected training samples of a cell for each feature, and the share of tokens in cells
+#: with fewer above which nothing is predicted: least squares diverges in such cells, and gradients stop before it
+#: does.
 ENOUGH, OUTSIDE = 2.0, 0.05
 
-#: How the columns are shown.
 COLUMNS = {
     "regret/partition": Column(
         "partition: best experts for the cells",
         bounds=AT_LEAST_0,
-        definition="Loss of the best experts of this kind for the cells that the router makes: what the partition costs.",
+        definition="Loss of the best experts of this kind for the cells that the router makes: what the partition"
+        " costs.",
     ),
     "regret/estimation": Column(
         "estimation: experts off the best",
@@ -68,7 +73,8 @@ COLUMNS = {
         "loss predicted from the partition (1 = trivial)",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Loss of experts trained on a frozen copy of the partition, foretold from its cells and the number of samples.",
+        definition="Loss of experts trained on a frozen copy of the partition, foretold from its cells and the"
+        " number of samples.",
     ),
 }
 
@@ -81,7 +87,7 @@ class Affine(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """What a partition does to targets: samples, mean, and E|y - mean|^2, of each expert's cell."""
+    """The cells of a partition: number of samples, mean of y, and E|y - mean|^2, of each expert."""
 
     size: Float[Array, " E"]
     mean: Float[Array, "E O"]
@@ -89,7 +95,10 @@ class Cells(NamedTuple):
 
 
 class Fits(NamedTuple):
-    """What a partition leaves to linear experts: samples of each cell, E|y - phi^T b_j|^2, and tr(E[phi phi^T]^-1 E[phi phi^T |y - phi^T b_j|^2])."""
+    """The cells of a partition with linear experts.
+
+    Number of samples, E|y - phi^T b_j|^2, and tr(E[phi phi^T]^-1 E[phi phi^T |y - phi^T b_j|^2]), of each expert.
+    """
 
     size: Float[Array, " E"]
     variance: Float[Array, " E"]
@@ -112,16 +121,16 @@ def parts(
     choice: Int[Array, " T"],
     prediction: Float[Array, "T O"],
 ) -> Regret:
-    """The parts of E|y - prediction|^2, for the expert `choice` of each token; x may be None where experts are constants."""
+    """Returns the parts of E|y - prediction|^2, for the expert `choice` of each token; x may be None for constants."""
     count, (phi, weights) = len(experts.offset), _features(experts, x, len(y))
     member = jax.nn.one_hot(choice, count)
-    with jax.default_matmul_precision("highest"):  # products of fewer bits would not cancel
+    with jax.default_matmul_precision("highest"):  # products in lower precision would not cancel
         error = y - jnp.einsum("tf,tfo->to", phi, weights[choice])
-        gram = jax.lax.map(lambda own: (phi * own[:, None]).T @ phi, member.T)  # [E, F, F], an expert at a time
+        gram = jax.lax.map(lambda weight: (phi * weight[:, None]).T @ phi, member.T)  # [E, F, F], an expert at a time
         moment = jnp.einsum("te,tf,to->efo", member, phi, error)
         inverse = _inverse(gram)
         shift = inverse @ moment  # b_j - w_j
-        shift += inverse @ (moment - gram @ shift)  # what is left of the moments would be a cross term of the parts
+        shift += inverse @ (moment - gram @ shift)  # the remaining moments would be a cross term of the parts
         left = error - jnp.einsum("tf,tfo->to", phi, shift[choice])
         squares = (left**2).sum(1)
         estimation = (shift * (gram @ shift)).sum() / len(y)
@@ -140,7 +149,11 @@ def _fits(
     inverse: Float[Array, "E F F"],
     choice: Int[Array, " T"],
 ) -> Fits:
-    """Squares by 1 - leverage are on average those around the best map of the whole cell (MacKinnon & White 1985, HC2)."""
+    """Returns the cells of linear experts from the squared errors of their best maps.
+
+    Squares by 1 - leverage are on average the squares around the best map of the whole cell (MacKinnon & White 1985,
+    HC2).
+    """
     leverage = (phi * jnp.einsum("tf,tfg->tg", phi, inverse[choice])).sum(1)
     honest = jnp.where(leverage < 1 - 1e-3, squares / jnp.maximum(1 - leverage, 1e-3), 0.0)
     sizes = member.sum(0)
@@ -148,7 +161,7 @@ def _fits(
 
 
 def cells_of(counts: Float[Array, "C E"], targets: Float[Array, "C O"]) -> Cells:
-    """The cells of a partition known by its counts, of targets that are the same throughout a cluster."""
+    """Returns the cells of a partition from its counts, for targets that are constant in each cluster."""
     sizes = counts.sum(0)
     share = counts / jnp.maximum(sizes, 1)[None]
     mean = share.T @ targets
@@ -157,12 +170,13 @@ def cells_of(counts: Float[Array, "C E"], targets: Float[Array, "C O"]) -> Cells
 
 
 def predicted(cells: Cells, samples: Scalar | float) -> Scalar:
-    """E|y - u_j|^2 of constants u_j that are the means of so many training samples, given a frozen partition's cells.
+    """Returns E|y - u_j|^2 of constants u_j, the means of `samples` training samples, given a frozen partition's cells.
 
-    With q_j the share of cell j, V_j its variance and n_j ~ Poisson(samples q_j) the training samples in it, an expert without
-    any keeps its first value u: sum_j q_j (V_j + V_j E[1 / n_j; n_j > 0] + P(n_j = 0) (|m_j|^2 + E|u|^2)). V_j is size / (size - 1) times that of
-    the cells, which is unbiased. Cells are taken to hold training samples as they hold others. A router that was
-    fitted to the targets of the same samples has other cells for these, and experts on a copy of it do worse than this says.
+    With q_j the share of cell j, V_j its variance and n_j ~ Poisson(samples q_j) the training samples in the cell, an
+    expert without samples keeps its first value u: sum_j q_j (V_j + V_j E[1 / n_j; n_j > 0] + P(n_j = 0) (|m_j|^2 +
+    E|u|^2)). V_j is size / (size - 1) times the variance of the cells, which is unbiased. Cells are taken to hold
+    training samples as they hold test samples. A router that was fitted to the targets of the same samples has other
+    cells for these samples, and experts on a copy of it do worse than predicted.
     """
     share = cells.size / cells.size.sum()
     variance = cells.variance * cells.size / jnp.maximum(cells.size - 1, 1)
@@ -172,11 +186,12 @@ def predicted(cells: Cells, samples: Scalar | float) -> Scalar:
 
 
 def predicted_fits(cells: Fits, inputs: int, samples: Scalar | float) -> Scalar:
-    """E|y - phi^T u_j|^2 of least squares u_j of so many training samples, given a frozen partition's cells.
+    """Returns E|y - phi^T u_j|^2 of least squares u_j of `samples` training samples, given a frozen partition's cells.
 
-    n samples of a cell with Gaussian inputs in D dimensions leave its expert off the best one by S / F (1/n + (1 + 1/n) D / (n - D - 2)),
-    S being `spread` and F = D + 1 the features; this, over n ~ Poisson(samples q_j) to second order.
-    NaN where cells with too few expected samples (`ENOUGH`), or no more than F to judge by, hold a share of more than `OUTSIDE`.
+    n samples of a cell with Gaussian inputs in D dimensions leave its expert off the best one by S / F (1/n + (1 +
+    1/n) D / (n - D - 2)), S being `spread` and F = D + 1 the features; the result is the mean over n ~
+    Poisson(samples q_j) to second order. NaN where cells with too few expected samples (`ENOUGH`), or with at most F
+    test samples, hold a share of more than `OUTSIDE`.
     """
     share = cells.size / cells.size.sum()
     features = inputs + 1
@@ -189,7 +204,10 @@ def predicted_fits(cells: Fits, inputs: int, samples: Scalar | float) -> Scalar:
 
 
 def mean_inverse(expected: Float[Array, " E"]) -> Float[Array, " E"]:
-    """E[1 / n; n > 0] of n ~ Poisson(expected): a sum over n, or 1/m + 1/m^2 + 2/m^3 + 6/m^4 where n is large."""
+    """Returns E[1 / n; n > 0] of n ~ Poisson(expected).
+
+    A sum over n, or 1/m + 1/m^2 + 2/m^3 + 6/m^4 where n is large.
+    """
     n, few = jnp.arange(1.0, TERMS)[None], jnp.clip(expected, 1e-9, FEW)[:, None]
     summed = (jnp.exp(n * jnp.log(few) - few - gammaln(n + 1)) / n).sum(1)
     inverse = 1 / jnp.maximum(expected, FEW)
@@ -197,17 +215,17 @@ def mean_inverse(expected: Float[Array, " E"]) -> Float[Array, " E"]:
 
 
 def columns(regret: Regret, experts: Affine, unit: Scalar | float, samples: Scalar | float) -> dict[str, Scalar]:
-    """The columns `regret/`, over `unit` as the loss is; `samples` are those that a run has trained on."""
-    found = {name: getattr(regret, name) / unit for name in ("partition", "estimation", "gate")}
+    """Returns the columns `regret/` over `unit`, the divisor of losses; a run has trained on `samples`."""
+    values = {name: getattr(regret, name) / unit for name in ("partition", "estimation", "gate")}
     if isinstance(regret.cells, Cells):
-        found["predicted"] = predicted(regret.cells, samples) / unit
+        values["predicted"] = predicted(regret.cells, samples) / unit
     elif experts.slope is not None:
-        found["predicted"] = predicted_fits(regret.cells, experts.slope.shape[1], samples) / unit
-    return {f"regret/{name}": value for name, value in found.items()}
+        values["predicted"] = predicted_fits(regret.cells, experts.slope.shape[1], samples) / unit
+    return {f"regret/{name}": value for name, value in values.items()}
 
 
 def _features(experts: Affine, x, tokens: int) -> tuple[Float[Array, "T F"], Float[Array, "E F O"]]:
-    """phi(x) of every token, and the weights w_j of every expert on it."""
+    """Returns phi(x) of every token, and the weights w_j of every expert on it."""
     ones, offset = jnp.ones((tokens, 1)), experts.offset[:, None]
     if experts.slope is None:
         return ones, offset
@@ -215,27 +233,28 @@ def _features(experts: Affine, x, tokens: int) -> tuple[Float[Array, "T F"], Flo
 
 
 def _inverse(gram: Float[Array, "E F F"]) -> Float[Array, "E F F"]:
-    """Inverses, where a feature that the others tell (`RANK` of it is left) has zeros; an expert without samples has nothing else.
+    """Returns inverses that are 0 in features which the other features determine up to `RANK`.
 
-    Any such inverse gives the same outputs, estimation and leverages. By sweeps, not by LAPACK: XLA:CPU shares a batch of its calls out
-    to the threads on which they wait, so that as many devices as cores stand still for ever (jaxlib 0.10.2).
+    An expert without samples has only such features. Any such inverse gives the same outputs, estimation and
+    leverages. By sweeps, not by LAPACK: XLA:CPU shares a batch of LAPACK calls out to the threads that wait for them,
+    so that as many devices as cores deadlock (jaxlib 0.10.2).
     """
     size = jnp.sqrt(jnp.diagonal(gram, axis1=1, axis2=2))
     unit = jnp.where(size > 0, 1 / jnp.maximum(size, jnp.finfo(size.dtype).tiny), 0.0)
     scale = unit[:, :, None] * unit[:, None]
 
     def sweep(i, now):
-        matrix, told = now
-        k = gram.shape[1] - 1 - i  # the constant first, so that the others are taken around their means
-        pivot, own = matrix[:, k, k], jnp.arange(gram.shape[1]) == k
+        matrix, separate = now
+        k = gram.shape[1] - 1 - i  # the constant first, so that other features are taken around their means
+        pivot, here = matrix[:, k, k], jnp.arange(gram.shape[1]) == k
         alive = pivot > RANK
         row, column = matrix[:, k] / jnp.where(alive, pivot, 1.0)[:, None], matrix[:, :, k]
         swept = matrix - column[:, :, None] * row[:, None]
-        swept = jnp.where(own[None, :, None], row[:, None], swept)
-        below = jnp.where(own[None], 1.0, -column) / jnp.where(alive, pivot, 1.0)[:, None]
-        swept = jnp.where(own[None, None], below[:, :, None], swept)
-        return jnp.where(alive[:, None, None], swept, matrix), told | (alive[:, None] & own[None])
+        swept = jnp.where(here[None, :, None], row[:, None], swept)
+        below = jnp.where(here[None], 1.0, -column) / jnp.where(alive, pivot, 1.0)[:, None]
+        swept = jnp.where(here[None, None], below[:, :, None], swept)
+        return jnp.where(alive[:, None, None], swept, matrix), separate | (alive[:, None] & here[None])
 
     start = gram * scale, jnp.zeros(size.shape, bool)
-    matrix, told = jax.lax.fori_loop(0, gram.shape[1], sweep, start)
-    return jnp.where(told[:, :, None] & told[:, None], matrix * scale, 0.0)
+    matrix, separate = jax.lax.fori_loop(0, gram.shape[1], sweep, start)
+    return jnp.where(separate[:, :, None] & separate[:, None], matrix * scale, 0.0)

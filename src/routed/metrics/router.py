@@ -1,4 +1,4 @@
-"""Metrics of a router at one evaluation: the table of users' metrics, and the columns `router/` of tokens whose clusters are known."""
+"""Metrics of one layer's router at an evaluation: the table of users' metrics, and the columns `router/`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from routed.metrics import agreement, entropies, load, weights
 class MetricInputs(NamedTuple):
     """One layer's router on all tokens of an evaluation: test samples, or the validation rows of a text.
 
-    `label` is the cluster of each token (of text its language), one of `labels`. `test` is the evaluated batch, `params` are the
-    parameters of this layer's router. `real` is False for padding, whose choices are -1; None: there is no padding.
+    `label` is the cluster of each token (of text its language), one of `labels`. `test` is the evaluated batch,
+    `params` are the parameters of this layer's router. `real` is False for padding, whose choices are -1; None: there
+    is no padding.
     """
 
     routing: Routing | SoftRouting
@@ -50,7 +51,8 @@ COLUMNS: dict[str, Column] = {
         log=True,
         bounds=AT_LEAST_1,
         references=ONE_TO_ALL,
-        definition="Mean over clusters (of text: languages) of exp H(expert | cluster): how many experts share a cluster's tokens. 1: one expert each; E: routing ignores clusters.",
+        definition="Mean over clusters (of text: languages) of exp H(expert | cluster): how many experts share a"
+        " cluster's tokens. 1: one expert each; E: routing ignores clusters.",
     ),
     "router/sparsity_exp_mean": Column(
         "exp of the mean entropy of a cluster's experts",
@@ -63,7 +65,8 @@ COLUMNS: dict[str, Column] = {
         log=True,
         bounds=AT_LEAST_1,
         references=ONE_TO_ALL,
-        definition="The sparsity of the same weights when the input features are permuted: what a router without knowledge of the inputs shows. Mean of several permutations.",
+        definition="The sparsity of the same weights when the input features are permuted: what a router without"
+        " knowledge of the inputs shows. Mean of several permutations.",
     ),
     "router/sparsity_shuffled_std": Column(
         "deviation over shuffles of the router",
@@ -74,7 +77,8 @@ COLUMNS: dict[str, Column] = {
         "effective experts per cluster, hard choices",
         log=True,
         bounds=AT_LEAST_1,
-        definition="Sparsity of the choices made, not of the probabilities: effective experts that a cluster's tokens go to.",
+        definition="Sparsity of the choices made, not of the probabilities: effective experts that a cluster's"
+        " tokens go to.",
     ),
     "router/hard_sparsity_exp_mean": Column(
         "exp of the mean entropy, hard choices",
@@ -108,7 +112,8 @@ COLUMNS: dict[str, Column] = {
         "adjusted mutual information\nof experts and clusters",
         bounds=AT_MOST_1,
         higher_is_better=True,
-        definition="Specialisation: how much the chosen expert tells of the cluster, corrected for chance. 1: experts and clusters are the same partition; about 0: unrelated; below 0: less than chance.",
+        definition="Specialisation: how much the chosen expert tells of the cluster, corrected for chance. 1:"
+        " experts and clusters are the same partition; about 0: unrelated; below 0: less than chance.",
     ),
     "router/homogeneity": Column(
         "homogeneity of experts (1 = one cluster each)",
@@ -119,7 +124,8 @@ COLUMNS: dict[str, Column] = {
     "router/dead": Column(
         "share of dead experts",
         bounds=SHARE,
-        definition="Share of the experts that get less than 1 % of a fair load (1 / E) of at least 100 E tokens; undefined with fewer tokens.",
+        definition="Share of the experts that get less than 1 % of a fair load (1 / E) of at least 100 E tokens;"
+        " undefined with fewer tokens.",
     ),
     "router/churn": Column(
         "churn in the last evaluation interval",
@@ -134,7 +140,8 @@ COLUMNS: dict[str, Column] = {
     "router/load_max": Column(
         "largest load (1 = balanced)",
         bounds=AT_LEAST_1,
-        definition="E times the largest share of the assignments that one expert gets: 1 is balanced, E is collapse onto one.",
+        definition="E times the largest share of the assignments that one expert gets: 1 is balanced, E is collapse"
+        " onto one.",
     ),
     "router/chosen": Column(
         "experts chosen per test token",
@@ -180,7 +187,8 @@ COLUMNS: dict[str, Column] = {
         "share of runs in which\nevery cluster has specialists",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of runs in which every cluster has specialists: 90 % of its tokens go to experts 90 % of whose tokens are its own.",
+        definition="Share of runs in which every cluster has specialists: 90 % of its tokens go to experts 90 % of"
+        " whose tokens are its own.",
     ),
     "router/covered": Column(
         "share of clusters with specialists",
@@ -191,12 +199,14 @@ COLUMNS: dict[str, Column] = {
     "router/rows_hit": Column(
         "share of runs in which rows from examples\nwould come from every cluster",
         bounds=SHARE,
-        definition="Share of runs in which as many examples as experts, drawn at random, would come from every cluster (coupon collector).",
+        definition="Share of runs in which as many examples as experts, drawn at random, would come from every"
+        " cluster (coupon collector).",
     ),
     "router/moved": Column(
         "share of runs whose router moved",
         bounds=SHARE,
-        definition="1 in a run whose router parameters differ from step 0 in any bit: 0 for every frozen arm, or the run fails.",
+        definition="1 in a run whose router parameters differ from step 0 in any bit: 0 for every frozen arm, or"
+        " the run fails.",
     ),
     "router/spurious_ratio": Column(
         "norm on the spurious dimensions\nover norm on the others",
@@ -222,7 +232,10 @@ PROBE = 1024
 
 
 def chosen(routing: Routing | SoftRouting) -> Int[Array, "T k"]:
-    """Returns the experts of each token, -1 for experts of a whole list that were not chosen; of soft routing the best expert."""
+    """Returns the experts of each token; of soft routing the expert with the largest score.
+
+    Lists of all experts hold -1 for experts that a token did not choose.
+    """
     if isinstance(routing, SoftRouting):
         return routing.scores.argmax(-1)[:, None]
     counted = load.asked(routing)

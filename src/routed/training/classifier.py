@@ -1,4 +1,4 @@
-"""The problem of texts with a class each: a decoder that was trained on text, or not, learns them with a new head."""
+"""The problem of texts with a class: a decoder, trained on text or not, learns the classes with a new head."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ COLUMNS = {
     "test/loss": Column(
         "test loss (nats per text),\nat the best validation so far",
         bounds=AT_LEAST_0,
-        definition="Cross-entropy on the test texts, in nats for each text, of the model at the evaluation with the lowest validation loss so far.",
+        definition="Cross-entropy on the test texts, in nats for each text, of the model at the evaluation with the"
+        " lowest validation loss so far.",
     ),
     "test/accuracy": Column(
         "test accuracy,\nat the best validation so far",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of the test texts whose class the model ranks first, at the evaluation with the lowest validation loss so far.",
+        definition="Share of the test texts whose class the model ranks first, at the evaluation with the lowest"
+        " validation loss so far.",
     ),
 }
 
@@ -61,7 +63,7 @@ READS = ("tokens", "vocabulary", "input_length", "eval_rows", "cache")
 
 
 def at_best(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns, at each evaluation, the test metrics of the model with the lowest validation loss so far."""
+    """Returns the test metrics of the model with the lowest validation loss so far, for each evaluation."""
     losses = np.where(np.isfinite(history["eval/loss"]), history["eval/loss"], np.inf)
     best = [int(losses[: last + 1].argmin()) for last in range(len(losses))]
     return {name: history[name][best] for name in ("test/loss", "test/accuracy")}

@@ -1,4 +1,4 @@
-"""Probes of tasks with a decisive patch (Chowdhury et al. 2023): the experts that take it, its cost, and the success of runs."""
+"""Probes of tasks with a decisive patch (Chowdhury et al. 2023): its experts, costs, and the success of runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Array, Int, Scalar
 
 from routed.contracts import AT_LEAST_0, SHARE, Column, Routing, SoftRouting
 from routed.training.probes import PROBES, Block, Evaluation, Probe
-from routed.training.sample_problem import EVALUATED, SampleProblem
+from routed.training.sample_problem import EVALUATION_DISPATCH, SampleProblem
 
 #: The least test accuracy of a successful run; the paper does not define the success of its Fig. 5.
 SUCCESS = 0.95
@@ -20,7 +20,8 @@ ALL_PATCHES = {
         "test accuracy where experts\ntake all patches",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of test samples whose class is the predicted one when every expert is given all patches of a sample,"
+        definition="Share of test samples whose class is the predicted one when every expert is given all patches"
+        " of a sample,"
         " not those that the router picks.",
     ),
 }
@@ -29,13 +30,15 @@ COLUMNS: dict[str, Column] = {
         f"share of runs with a test\naccuracy of at least {SUCCESS:g}",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of runs that have at least .95 of the test samples right: the success that Chowdhury et al. (2023) map in their Fig. 5.",
+        definition="Share of runs that have at least .95 of the test samples right: the success that Chowdhury et"
+        " al. (2023) map in their Fig. 5.",
     ),
     "patches/hit": Column(
         "share of samples whose decisive patch\nits class's best expert takes",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of test samples whose decisive patch is among those that the best expert of its class selects.",
+        definition="Share of test samples whose decisive patch is among those that the best expert of its class"
+        " selects.",
     ),
     "patches/hit_any": Column(
         "share of samples whose decisive patch\nany expert takes",
@@ -47,7 +50,8 @@ COLUMNS: dict[str, Column] = {
         "accuracy of the router as a classifier",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of test samples whose class the router tells by itself: the largest score of its first row minus that of its second, by their sign.",
+        definition="Share of test samples whose class the router tells by itself: the largest score of its first"
+        " row minus that of its second, by their sign.",
     ),
     "patches/largest_first": Column(
         "share of samples of the first class whose decisive\npatch has the largest gate at one expert",
@@ -81,18 +85,18 @@ def columns(
 ) -> dict[str, Scalar]:
     """Returns the cost of a sample, and, where experts take patches, the shares of decisive patches that they take.
 
-    The label of a decisive patch is below `decisive`. computed: pairs of a patch and an expert, so E l; without a router (None) n,
-    and E n where every expert gets every patch. flops = 2 (computed x weights of an expert + n x weights of the router): a product
-    and a sum for each weight.
+    The label of a decisive patch is below `decisive`. computed: pairs of a patch and an expert, so E l; without a
+    router (None) n, and E n where every expert gets every patch. flops = 2 (computed x weights of an expert + n x
+    weights of the router): a product and a sum for each weight.
 
-    For each class and expert there is a share of the samples whose decisive patch the expert takes, and a share of the samples
-    where the expert takes that patch first, with the largest gate. hit is the former share of the best expert, mean over classes
-    (Fig. 8: o1 and o2 each have their expert); hit_any: some expert takes the patch. largest_first and largest_second are the
-    latter share of the best expert (Fig. 9). A router that picks at random has l/n of hit and 1/n of largest; the best of E shares
-    is above their mean. NaN: no sample of a class.
+    For each class and expert there is a share of the samples whose decisive patch the expert takes, and a share of
+    the samples where the expert takes that patch first, with the largest gate. hit is the former share of the best
+    expert, mean over classes (Fig. 8: o1 and o2 each have their expert); hit_any: some expert takes the patch.
+    largest_first and largest_second are the latter share of the best expert (Fig. 9). A router that picks at random
+    has l/n of hit and 1/n of largest; the best of E shares is above their mean. NaN: no sample of a class.
 
-    router_alone, with two experts: the share of samples whose class has the sign of max_j s_1j - max_j s_2j, s the scores: the
-    accuracy of the router before any expert computes.
+    router_alone, with two experts: the share of samples whose class has the sign of max_j s_1j - max_j s_2j, s the
+    scores: the accuracy of the router before any expert computes.
     """
     samples, patches = cluster.shape
     experts = 1 if routing is None else routing.scores.shape[-1]
@@ -127,7 +131,7 @@ def _everything(evaluation: Evaluation, block: Block) -> Any:
     """Returns the predictions of experts that get all patches of each sample."""
     rule = block.rule._replace(patches=block.batch.cluster.shape[1])
     model, params, state, step = evaluation.problem.model, evaluation.params, evaluation.state, evaluation.step
-    return model.apply(params, state, block.batch, rule, EVALUATED, block.key, step).prediction
+    return model.apply(params, state, block.batch, rule, EVALUATION_DISPATCH, block.key, step).prediction
 
 
 def _accuracy_all(evaluation: Evaluation) -> dict[str, Array]:

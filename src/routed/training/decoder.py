@@ -1,4 +1,4 @@
-"""The problem of text that is continued: a decoder alone predicts every token of a row from those before it, and is tested, too."""
+"""The problem of text that is continued: a decoder alone predicts every token of a row from those before it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ COLUMNS = {
     "eval/ngram": Column(
         "loss of an interpolated 5-gram model (nats per token)",
         bounds=AT_LEAST_0,
-        definition="Loss on the held-out rows of a 5-gram model of the training text (of 17 million of its tokens at most), interpolated by Witten and Bell: an arm that is not better needs no network.",
+        definition="Loss on the held-out rows of a 5-gram model of the training text (of 17 million of its tokens"
+        " at most), interpolated by Witten and Bell: an arm that is not better needs no network.",
     ),
     "test/loss": Column(
         "test loss (nats per token)",
@@ -34,13 +35,15 @@ COLUMNS = {
     "test/bits": Column(
         "bits per token, test,\nat the best validation so far",
         bounds=AT_LEAST_0,
-        definition="Cross-entropy on the test rows in bits, of the model at the evaluation with the lowest validation loss so far.",
+        definition="Cross-entropy on the test rows in bits, of the model at the evaluation with the lowest"
+        " validation loss so far.",
     ),
     "test/perplexity": Column(
         "perplexity, test,\nat the best validation so far",
         log=True,
         bounds=AT_LEAST_1,
-        definition="exp of the cross-entropy on the test rows in nats, of the model at the evaluation with the lowest validation loss so far.",
+        definition="exp of the cross-entropy on the test rows in nats, of the model at the evaluation with the"
+        " lowest validation loss so far.",
     ),
 }
 
@@ -49,9 +52,9 @@ READS = ("languages", "temperature", "tokens", "vocabulary", "input_length", "da
 
 
 def at_best(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns, at each evaluation, bits and perplexity per test token of the model with the lowest validation loss so far.
+    """Returns bits and perplexity per test token of the model with the lowest validation loss so far.
 
-    Bits are nats / ln 2, perplexity is exp of nats; a token is a character, or a byte.
+    One value for each evaluation. Bits are nats / ln 2, perplexity is exp of nats; a token is a character, or a byte.
     """
     losses = np.where(np.isfinite(history["eval/loss"]), history["eval/loss"], np.inf)
     best = [int(losses[: last + 1].argmin()) for last in range(len(losses))]
@@ -62,7 +65,8 @@ def at_best(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 SETTINGS = {
     "data.packing": Setting(
         STREAM,
-        "stream: a decoder's rows are one text; documents: each ends with END, no token sees another document's, and none is predicted across",
+        "stream: a decoder's rows are one text; documents: each ends with END, no token sees another document's,"
+        " and none is predicted across",
         one_of((STREAM, DOCUMENTS)),
         late=True,
     )

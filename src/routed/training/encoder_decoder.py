@@ -1,4 +1,4 @@
-"""The problem of text in, text out: an encoder-decoder that fills in the spans that were cut out of rows."""
+"""The problem of text in, text out: an encoder-decoder fills in the spans that were cut out of rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ COLUMNS = {
     "eval/bigram": Column(
         "loss of a bigram model (nats per token)",
         bounds=AT_LEAST_0,
-        definition="Loss of a smoothed model that sees only the token before: an arm that is not better has learned nothing that needs a network.",
+        definition="Loss of a smoothed model that sees only the token before: an arm that is not better has learned"
+        " nothing that needs a network.",
     ),
     "eval/floor": Column(
         "least loss that is possible (nats per token)",
@@ -33,7 +34,7 @@ COLUMNS = {
 def bigram_and_floors(corpus: Corpus, config: ConfigDict, rows: TextBatch) -> dict[str, float]:
     """Returns the loss of a bigram model, and the least losses that are possible where the source declares them."""
     floors = SOURCES[config.data.name].floors
-    return {"bigram": bigram_loss(corpus, config)} | ({} if floors is None else floors(config.data, rows))
+    return {"bigram": bigram_loss(corpus, config), **({} if floors is None else floors(config.data, rows))}
 
 
 ENCODER_DECODER = language_part(

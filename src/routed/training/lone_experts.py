@@ -1,7 +1,7 @@
-"""Probe of single experts (Chen et al. 2022, Section 5): which clusters each serves and predicts by itself.
+"""Probe of single experts (Chen et al. 2022, Section 5): which clusters each expert serves and predicts by itself.
 
-A task asks for the errors by the column `theory/own_error`, and for the hits by the array `groups` [experts] of its `watch`: the
-cluster that an expert's initial filters favour.
+A task asks for the errors by the column `theory/own_error`, and for the hits by the array `groups` [experts] of its
+`watch`: the cluster that an expert's initial filters favour.
 """
 
 from __future__ import annotations

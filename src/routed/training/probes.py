@@ -1,8 +1,8 @@
 """The table of probes: groups of columns, each with the condition under which an evaluation computes them.
 
-A probe has up to three stages. `in_block` runs in the program on one block of the evaluated rows, `evaluate` runs in the program
-once all blocks have passed, and `offline` runs on the host when a run has ended. `routed.training` fills the table; a paper or a
-user's file adds to it.
+A probe has up to three stages. `in_block` runs in the program on one block of the evaluated rows, `evaluate` runs in
+the program once all blocks have passed, and `offline` runs on the host when a run has ended. `routed.training` fills
+the table; a paper or a user's file adds to it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Values = dict[str, Any]
 
 
 class Block(NamedTuple):
-    """A block of the evaluated rows, the rule that routed it, the model's outputs, and the key of their noise (None: no noise)."""
+    """A block of the evaluated rows, its rule, the outputs, and the key of their noise (None: no noise)."""
 
     batch: Any
     rule: Rule
@@ -59,8 +59,8 @@ class Evaluation(NamedTuple):
 class Probe(NamedTuple):
     """A group of columns, computed for problems of a class for which `applies` holds.
 
-    `evaluate` may return arrays too, which `offline(problem, history)` turns into columns; in `history` each name has a leading
-    axis of evaluations.
+    `evaluate` may return arrays too, which `offline(problem, history)` turns into columns; in `history` each name has
+    a leading axis of evaluations.
     """
 
     problem: type[Problem] = Problem

@@ -19,7 +19,7 @@ from routed.training.optimiser import NORMALISATIONS, Normalisation
 
 
 class Inputs(NamedTuple):
-    """Inputs of a run: a key for each random stream, the config with arrays for traced settings, world, shared arrays."""
+    """Inputs of a run: a key for each random stream, its config with traced arrays, its world, and shared arrays."""
 
     keys: dict[str, PRNGKeyArray]
     config: Any
@@ -64,7 +64,7 @@ class Problem:
     def evaluate(
         self, inputs: Inputs, params: dict[str, Any], state: dict[str, Any], step: Int[Array, ""], memory: Any
     ) -> dict[str, Array]:
-        """Returns all metrics of one evaluation by name. `memory` is the result of `remember` at the evaluation before."""
+        """Returns all metrics of one evaluation; `memory` is the result of `remember` at the one before."""
         raise NotImplementedError
 
     def remember(self, params: dict[str, Any], state: dict[str, Any]) -> Any:
@@ -101,8 +101,8 @@ class Cost(NamedTuple):
 class ProblemPart(NamedTuple):
     """A shape of problem as a part, with all that the engine asks of it.
 
-    `build(config, pool, mesh)` has `pool` training samples in its world; with a mesh, devices share a run. The part trains
-    configs whose `data.name` is in `data` and whose model is in `models`.
+    `build(config, pool, mesh)` has `pool` training samples in its world; with a mesh, devices share a run. The part
+    trains configs whose `data.name` is in `data` and whose model is in `models`.
     """
 
     build: Callable[[ConfigDict, int, Mesh | None], Problem]
@@ -111,7 +111,8 @@ class ProblemPart(NamedTuple):
     #: The column that validates a run, and the columns of a config.
     loss: str
     columns: Callable[[ConfigDict], dict[str, Column]]
-    #: Arrays that all runs of a config share; `feed(config, seed, rows)` -> (first, steps) -> `rows` of these steps' batches.
+    #: Arrays that all runs of a config share; `feed(config, seed, rows)` -> (first, steps) -> `rows` of these steps'
+    #: batches.
     shared_arrays: Callable[[ConfigDict], Any]
     feed: Callable[..., Callable[[int, int], Any]]
     feed_shape: Callable[[ConfigDict, int], Any]

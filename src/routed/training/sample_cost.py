@@ -21,8 +21,8 @@ from routed.training.problem import Cost
 from routed.training.sample_checks import positions_of
 from routed.training.sample_problem import SampleProblem, build
 
-#: FLOPs that take as long as the update of a parameter: of the headline's soft and hard arms, which differ in FLOPs 57-fold and
-#: in time 3-fold (2.35 and .72 ms a step on 2 CPU cores).
+#: FLOPs that take as long as the update of a parameter: of the headline's soft and hard arms, which differ in FLOPs
+#: 57-fold and in time 3-fold (2.35 and .72 ms a step on 2 CPU cores).
 UPDATE = 80.0
 
 
@@ -64,7 +64,7 @@ def cost(config: ConfigDict) -> Cost:
 
 
 def _passes(problem: SampleProblem, batch: Batch) -> int:
-    """Returns how often a token passes an expert's weights: once, but filters see each patch unless linear (`experts.cnn`)."""
+    """Returns how often a token passes an expert's weights: once a patch for non-linear filters, else once."""
     filters = problem.experts is not None and "patches" in problem.experts.tokens
     return batch.x.shape[1] if filters and problem.config.experts.activation != "linear" else 1
 

@@ -17,7 +17,7 @@ from routed.training.objective import rule_and_dispatch
 from routed.training.phases import mean_so_far_of
 from routed.training.probes import Block, Evaluation, Probe
 from routed.training.sample_cost import experts_per_token
-from routed.training.sample_problem import EVALUATED, SampleProblem, calibration_scores
+from routed.training.sample_problem import EVALUATION_DISPATCH, SampleProblem, calibration_scores
 
 
 def _loss(evaluation: Evaluation, prediction: Any = None, target: Any = None) -> Array:
@@ -42,7 +42,7 @@ def _accuracy(evaluation: Evaluation) -> dict[str, Array]:
 def _mixture(evaluation: Evaluation, block: Block) -> Array:
     """Returns the predictions of the soft mixture, without noise."""
     model, params, state, step = evaluation.problem.model, evaluation.params, evaluation.state, evaluation.step
-    return model.apply(params, state, block.batch, Rule("soft"), EVALUATED, step=step).prediction
+    return model.apply(params, state, block.batch, Rule("soft"), EVALUATION_DISPATCH, step=step).prediction
 
 
 def _bayes(evaluation: Evaluation) -> dict[str, Array]:
@@ -70,7 +70,7 @@ def _training_gates(evaluation: Evaluation) -> dict[str, Array]:
 
 
 def _training_dispatch(evaluation: Evaluation) -> dict[str, Array]:
-    """Returns the dispatch entropy of all training samples, routed as in training; XLA leaves out the model's outputs."""
+    """Returns the dispatch entropy of all training samples, routed as in training; XLA skips unused outputs."""
     problem, inputs, step = evaluation.problem, evaluation.inputs, evaluation.step
     rule, dispatch = rule_and_dispatch(problem.part, inputs.config)
     batch = problem.batch(inputs, (), step)
@@ -119,7 +119,8 @@ EXPERTS = Probe(
             "experts computed per training token",
             log=True,
             bounds=AT_LEAST_0,
-            definition="Experts that are computed for a training token: all of a soft mixture, k of a sparse one. What a"
+            definition="Experts that are computed for a training token: all of a soft mixture, k of a sparse one."
+            " What a"
             " step costs.",
         ),
     },
@@ -163,7 +164,8 @@ BAYES = Probe(
         "test/excess": Column(
             "excess over Bayes (1 = trivial)",
             log=True,
-            definition="Test loss minus the loss of the Bayes predictor, over the variance of the targets: what a better"
+            definition="Test loss minus the loss of the Bayes predictor, over the variance of the targets: what a"
+            " better"
             " model could still gain.",
         ),
         "test/bayes": Column(
@@ -185,7 +187,8 @@ TRAINING_GATES = Probe(
         "router/entropy_token_train": Column(
             "entropy of a gate,\ntraining samples (nats)",
             bounds=AT_LEAST_0,
-            definition="Mean over training samples of the entropy of a token's probabilities over experts (of patches: of"
+            definition="Mean over training samples of the entropy of a token's probabilities over experts (of"
+            " patches: of"
             " an expert's over the patches of a sample): 0 is a sharp gate, the log of their number a uniform one.",
         ),
         "router/entropy_asked": Column(

@@ -34,12 +34,12 @@ from routed.training.task_losses import TASK_LOSSES, TaskLoss, apart, correct
 #: Training samples on which the entropy of gates is measured, and to whose entropy gates are sharpened.
 CALIBRATION_SAMPLES = 1024
 
-#: The most training samples that k-means reads, so that images fit into memory; and the number that is folded into the key of
-#: the initial weights for k-means.
+#: The most training samples that k-means reads, so that images fit into memory; and the number that is folded into
+#: the key of the initial weights for k-means.
 CLUSTERED, CLUSTERING = 16384, 1
 
 #: The dispatch of evaluations, whatever the dispatch of training: the soft mixture needs every expert anyway.
-EVALUATED = "dense"
+EVALUATION_DISPATCH = "dense"
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ class SampleProblem(Problem):
         def forward(number, batch: Batch):
             key = jax.random.fold_in(inputs.keys["noise"], number) if noisy else None
             block_rule = rule._replace(group_size=group_of(rule.group_size, len(batch.tokens)))
-            outputs = self.model.apply(params, state, batch, block_rule, EVALUATED, key, step)
+            outputs = self.model.apply(params, state, batch, block_rule, EVALUATION_DISPATCH, key, step)
             routing = outputs.sites[SITE].routing if outputs.sites else None
             return outputs.prediction, routing, look(evaluation, Block(batch, block_rule, outputs, key))
 
@@ -159,7 +159,10 @@ def build(config: ConfigDict, pool: int, mesh: Mesh | None = None) -> SampleProb
 def calibration_scores(
     problem: SampleProblem, inputs: Inputs, world: World, params, state, step
 ) -> Float[Array, "N M"]:
-    """Returns router scores on calibration samples, one row per gate; fewer samples where a sample has several gates."""
+    """Returns router scores on calibration samples, one row per gate.
+
+    Fewer samples where a sample has several gates.
+    """
     task, data = problem.task, inputs.config.data
     rule, positions = rule_of(problem.config.selection), task.positions(data)
     several = SELECTIONS[rule.name].within_samples

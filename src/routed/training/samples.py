@@ -50,7 +50,7 @@ def offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.
 
 
 def traced(config: ConfigDict) -> dict[str, dict[str, Any]]:
-    """Returns the clusters of the test tokens of the array of choices (`ProblemPart.traced`), drawn again for the base seed."""
+    """Returns the clusters of the test tokens of the base seed, drawn again (`ProblemPart.traced`)."""
     task, data = TASKS[config.data.name], node_of(config).data
     world = worlds.draw_world(task, streams(config.seed, config)["world"], data, config.data.samples)
     world = world._replace(shared=task.shared(config.data))

@@ -45,7 +45,7 @@ def held_out(form: Form, config: ConfigDict) -> dict[str, TextBatch]:
 
 
 def feed(form: Form, config: ConfigDict, seed: int, rows: slice = slice(None)) -> Callable[[int, int], TextBatch]:
-    """Returns (first, steps) -> `rows` of the batches of these steps, [steps, ...]: a pure function of its arguments."""
+    """Returns (first, steps) -> `rows` of the batches of these steps, [steps, ...]; a pure function."""
     source = config.seed if "order" in config.held and seed != COUNTING else seed
     make = stream.batch_function(form, corpus(form, config), config, source, rows)
 
@@ -65,7 +65,10 @@ def feed_shape(form: Form, config: ConfigDict, steps: int) -> TextBatch:
 def counted_of(
     form: Form, config: Any, inputs: Int[Array | np.ndarray, "B L"]
 ) -> Float[Array | np.ndarray, "B L"] | None:
-    """Returns 1 for each target that counts, 0 for the first target behind a document's end (`data.packing`); None: all count."""
+    """Returns 1 for each target that counts; None: all count.
+
+    0 for the first target behind a document's end (`data.packing`), which no token of its document predicts.
+    """
     if not form.packed or config.data.packing != text.DOCUMENTS:
         return None
     return (inputs != END).astype(jnp.float32)

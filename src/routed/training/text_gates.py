@@ -24,7 +24,8 @@ from routed.training.text_problem import TextKind, TextProblem
 
 #: Tokens of a block of rows on which the outputs of all experts are compared.
 ALIKE = 256
-#: Tokens of the first validation row (of text behind pads, the last ones) whose routing probabilities are kept one by one.
+#: Tokens of the first validation row (of text behind pads, the last ones) whose routing probabilities are kept one by
+#: one.
 SAMPLE = 64
 #: Draws of the null in `agreement.information`.
 DRAWS = 4
@@ -100,7 +101,8 @@ def _choose(
 
 def _evaluate(evaluation: Evaluation) -> dict[str, Array]:
     """Returns the metrics of each stack, [layers], and the arrays that figures show."""
-    real, metrics = evaluation.problem.real(evaluation.batch), {}
+    real = evaluation.problem.real(evaluation.batch)
+    metrics: dict[str, Array] = {}
     for stack, blocks in evaluation.blocks.items():
         values = summary(blocks, None if real is None else real.sum())
         metrics |= {f"{stack}/{name}": value for name, value in values.items()}
@@ -108,7 +110,7 @@ def _evaluate(evaluation: Evaluation) -> dict[str, Array]:
 
 
 def summary(blocks: dict[str, Array], text: Int[Array, ""] | None = None) -> dict[str, Array]:
-    """Returns the metrics of a stack's layers from its blocks of rows; `text` counts the tokens without pads (None: all)."""
+    """Returns the metrics of a stack's layers from its blocks of rows; `text` counts the tokens without pads."""
     count, layers, size, _ = blocks["choices"].shape
     choices = jnp.moveaxis(blocks["choices"], 0, 1).reshape(layers, count * size, -1)
     tokens = count * size if text is None else text
@@ -181,9 +183,13 @@ def offline(problem: TextProblem, history: dict[str, np.ndarray]) -> dict[str, n
 
 def _layer(history: dict[str, np.ndarray], stack: str, sparse: int, tokens: Tokens) -> dict[str, np.ndarray]:
     """Returns the metrics of one layer at every evaluation: those of the program, churn, and information."""
-    own = {name.removeprefix(f"{stack}/"): values for name, values in history.items() if name.startswith(f"{stack}/")}
-    metrics = {name: values[:, sparse] for name, values in own.items() if values.ndim == 2}
-    choices, stale = own["choices"][:, sparse], own["stale"][:, sparse]
+    prefix = f"{stack}/"
+    metrics = {
+        name.removeprefix(prefix): values[:, sparse]
+        for name, values in history.items()
+        if name.startswith(prefix) and values.ndim == 2
+    }
+    choices, stale = history[f"{stack}/choices"][:, sparse], history[f"{stack}/stale"][:, sparse]
     metrics |= churns(choices)
     if (stale >= 0).any():  # -1 where outputs choose, not scores
         by_router = [agreement.churn(new, old) for new, old in zip(choices[1:], stale[1:], strict=True)]
@@ -218,13 +224,15 @@ GATES = Probe(
         "router/mi_token": Column(
             "I(expert; token id) (nats)",
             bounds=AT_LEAST_0,
-            definition="Mutual information of the chosen expert and the id of the token, beyond what permuted ids have: 0"
+            definition="Mutual information of the chosen expert and the id of the token, beyond what permuted ids"
+            " have: 0"
             " where routing ignores which token it is. Comparable between runs of one vocabulary and as many tokens.",
         ),
         "router/alike": Column(
             "mean cosine of\ntwo experts' outputs",
             bounds=(-1.0, 1.0),
-            definition="Mean over held-out tokens and pairs of experts of the cosine of their outputs: 1 where all experts"
+            definition="Mean over held-out tokens and pairs of experts of the cosine of their outputs: 1 where all"
+            " experts"
             " say the same.",
         ),
         "router/churn_router": Column(

@@ -140,7 +140,8 @@ LOSSES = Probe(
         "eval/loss": Column(
             "validation loss (nats per token)",
             bounds=AT_LEAST_0,
-            definition="Cross-entropy on held-out rows, in nats for each target token; all arms are asked about the same"
+            definition="Cross-entropy on held-out rows, in nats for each target token; all arms are asked about the"
+            " same"
             " tokens.",
         ),
         "eval/accuracy": Column(
@@ -194,7 +195,8 @@ TEST_ROWS = Probe(
         "router/entropy_test_std": Column(
             "deviation of that entropy over test tokens",
             bounds=AT_LEAST_0,
-            definition="Standard deviation over the tokens of the test rows of the entropy of the softmax of the scores.",
+            definition="Standard deviation over the tokens of the test rows of the entropy of the softmax of the"
+            " scores.",
         ),
     },
 )

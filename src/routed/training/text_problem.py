@@ -31,13 +31,14 @@ from routed.training import text_feed
 from routed.training.probes import Block, Evaluation, look, measure
 from routed.training.problem import Inputs, Problem
 
-#: FLOPs of training on a row of a config; the second argument is the number of experts that compute a token (None: by the selection).
+#: FLOPs of training on a row of a config; the second argument is the number of experts that compute a token (None: by
+#: the selection).
 Flops = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
 class TextKind:
-    """A kind of text problem: the form of its rows, the ids that each stack reads, and the models that train on them."""
+    """A kind of text problem: the form of its rows, the ids that each stack reads, and the models for them."""
 
     form: Form
     read: Read
@@ -122,7 +123,7 @@ class TextProblem(Problem):
             return Rule(), "dense"
         return rule_of(self.config.selection, evaluation=True), self.config.dispatch
 
-    def counted(self, batch: TextBatch) -> Float[Array, "B L"] | None:
+    def counted(self, batch: TextBatch) -> Float[Array | np.ndarray, "B L"] | None:
         """Returns 1 for each target that counts, 0 for others; None: all count."""
         return text_feed.counted_of(self.kind.form, self.config, batch.inputs)
 
@@ -159,7 +160,8 @@ def in_blocks(config: ConfigDict, rows: TextBatch, split: str) -> TextBatch:
         refuse(
             "data.eval_rows",
             config.data.eval_rows,
-            f"the {split} text gives {count} rows, of which {devices} devices cannot share blocks of {size}; use {fits}",
+            f"the {split} text gives {count} rows, of which {devices} devices cannot share blocks of {size}; use"
+            f" {fits}",
         )
     if 4 * size <= min(config.batch_size, count):
         warn_of_blocks(split, count, size, count - count % config.batch_size)

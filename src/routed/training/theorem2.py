@@ -1,16 +1,16 @@
 """Probe of Theorem 2 (Dikkala et al. 2023, 4.2 and E): routers whose rows were training examples at the start.
 
-Row e came from an example of cluster c(e). Over test samples x of the clusters that have a row of their own (hit), with p the
-softmax of the scores, u_e constant experts, v_c the target of cluster c (the mean of y there), and w_e, w_e' the rows now and at
-first:
+Row e came from an example of cluster c(e). Over test samples x of the clusters that have a row of their own (hit),
+with p the softmax of the scores, u_e constant experts, v_c the target of cluster c (the mean of y there), and w_e,
+w_e' the rows now and at first:
 
     exponent       1 % quantile over x of -log sum_{e: c(e) != c(x)} p_e(x), over the dimensions of x: above 0, (ii)
     expert_error   max over c of min_e |u_e - v_c| / |v_c|: tends to 0, (iii)
     row_cosine     mean over e of cos(w_e, w_e'): stays near 1, (iv)
     row_growth     mean over e of |w_e| / |w_e'|: grows, (iv)
 
-Where no cluster is hit the first two are infinite and 0. Where every row is of the cluster of x, the exponent is that of the
-largest float32.
+Where no cluster is hit the first two are infinite and 0. Where every row is of the cluster of x, the exponent is that
+of the largest float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ WORST = 0.01
 COLUMNS = {
     "theory/exponent": Column(
         "-log of the weight on others' rows,\nover dimensions (1 % quantile)",
-        definition="1 % quantile over samples of -log of the probability on experts of other clusters, over the dimensions:"
+        definition="1 % quantile over samples of -log of the probability on experts of other clusters, over the"
+        " dimensions:"
         " above 0 the gate separates exponentially well.",
     ),
     "theory/expert_error": Column(
@@ -86,7 +87,7 @@ def columns(
 
 
 def _evaluate(evaluation: Evaluation) -> dict[str, Array]:
-    """Returns the columns for routers that began with rows from examples (`router.from_data`), NaN for other routers."""
+    """Returns the columns; NaN for routers that did not begin with rows from examples (`router.from_data`)."""
     problem, inputs, params = evaluation.problem, evaluation.inputs, evaluation.params
     data, count, gate = inputs.config.data, problem.config.experts.count, evaluation.gate
     assert gate is not None

@@ -29,7 +29,8 @@ def _routings(evaluation: Evaluation, block: Block) -> dict[str, Any]:
 
 def _on_text(evaluation: Evaluation) -> dict[str, Array]:
     """Returns each metric of each stack, [layers]: the routers on all validation tokens."""
-    problem, batch, metrics = evaluation.problem, evaluation.batch, {}
+    problem, batch = evaluation.problem, evaluation.batch
+    metrics: dict[str, Array] = {}
     for stack, blocks in evaluation.blocks.items():
         routing = _joined(blocks)
         label = jnp.repeat(batch.language, routing.scores.shape[1] // len(batch.language))
@@ -45,7 +46,7 @@ def _on_text(evaluation: Evaluation) -> dict[str, Array]:
 
 
 def _joined(blocks: Any) -> Any:
-    """Returns a routing [layers, tokens, ...] of all rows from the routings of their blocks, [blocks, layers, tokens, ...]."""
+    """Returns the routing of all rows, [layers, tokens, ...], from that of blocks, [blocks, layers, ...]."""
     tokens = blocks.scores.shape[2]
     if isinstance(blocks, Routing):
         first = tokens * jnp.arange(len(blocks.token), dtype=blocks.token.dtype)
