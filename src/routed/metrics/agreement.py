@@ -22,7 +22,7 @@ def covered(counts: Float[Array, "C E"], share: float = 0.9) -> Bool[Array, " C"
 
 
 def churn(choices: Int[np.ndarray, "T k"], before: Int[np.ndarray, "T k"]) -> float:
-    """Returns the share of choices that differ between two moments: 1 - |S and S'| / k, mean over choices; -1 is none."""
+    """Returns the share of choices that differ between two moments, 1 - mean |S and S'| / k; -1 is no choice."""
     real = choices >= 0
     return 1.0 - float((choices[:, :, None] == before[:, None, :]).any(-1)[real].mean()) if real.any() else 0.0
 
