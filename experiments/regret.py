@@ -1,7 +1,7 @@
 """Which part of its loss makes a learned router lose to k-means of the inputs?
 
 Question. With constant or linear experts the loss of a mixture that is evaluated at top-1 is a sum
-(routed.metrics.regret): the cost of its partition for the best constants, the distance of its experts from these, and
+(routed.papers.ours.regret): the cost of its partition for the best constants, the distance of its experts from these, and
 the effect of its gate's weights. Which part separates learned from frozen routers? And does the partition alone
 predict the loss of experts that are trained on a frozen copy of it?
 

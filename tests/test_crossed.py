@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from routed.contracts import SoftRouting
-from routed.metrics.router import columns
+from routed.metrics.router import gate_of
 from routed.plan.checks import validate
 from routed.settings.tree import override
 from routed.tasks import TASKS, worlds
+from routed.training.probes import Evaluation
+from routed.training.problem import Inputs
+from routed.training.router_probes import CLUSTERS, GROUPINGS
+from routed.training.sample_problem import build
 from routed.training.samples import offline
 
 TASK, GMM = TASKS["crossed"], TASKS["gmm"]
@@ -113,13 +117,15 @@ def test_bayes_agrees_with_monte_carlo(small):
 @pytest.mark.slow
 def test_columns_say_which_structure_a_router_follows(small):
     config = settled(small, 0.5)
-    data, world, batch = made(small, 0.5)
+    _, world, batch = made(small, 0.5)
+    evaluation = Evaluation(
+        build(config, 16), Inputs({}, config, world, ()), {}, {}, jnp.int32(0), (), batch, world=world
+    )
     for of, seen in ((lambda cell: cell % 4, (1, 0)), (lambda cell: cell // 4, (0, 1))):
         scores = 100.0 * jax.nn.one_hot(of(batch.cluster), 4)
-        found = columns(
-            SoftRouting(scores, jax.nn.softmax(scores)), {}, batch, score=lambda x, s=scores: s, labels=16,
-            groupings=TASK.groupings(world, data), signal=None, key=jax.random.key(0), shuffles=0,
-        )  # fmt: skip
+        gate = gate_of(SoftRouting(scores, jax.nn.softmax(scores)), batch.label, 16, batch, {})
+        moment = evaluation._replace(gate=gate)
+        found = CLUSTERS.evaluate(moment) | GROUPINGS.evaluate(moment)
         # A relevant cluster uses 1 expert where experts follow it, and all 4 equally where they follow the other.
         expected = [4 ** (1 - one) for one in seen]
         sparsity = [float(found[f"router/sparsity_by_{name}"]) for name in ("relevant", "irrelevant")]

@@ -23,7 +23,7 @@ from routed.routers.features import Convolutions
 from routed.settings.tree import override
 from routed.tasks import image_files, images, worlds
 from routed.tasks.image_files import Images, digest, load
-from routed.training import program, sample_history, samples
+from routed.training import program, samples
 from tests.conftest import build_model
 
 RNG = np.random.default_rng(0)
@@ -357,7 +357,7 @@ def test_test_samples_take_every_class_equally_often_and_no_image_before_its_tur
 
 def test_a_trace_knows_the_classes_of_the_test_images(config):
     """Three images of each of two classes, in turn."""
-    known = sample_history.traced(config)["choices"]
+    known = samples.traced(config)["choices"]
     assert known["labels"]["cluster"].tolist() == [0, 1] * 3 and known["sequence"].tolist() == [*range(6)]
 
 

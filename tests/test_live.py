@@ -17,7 +17,7 @@ from routed.contracts import Column
 from routed.engine.execution import maps_of
 from routed.plan.config import base
 from routed.settings.tree import flatten
-from routed.training import language_evaluation
+from routed.training import text_gates
 from tests.test_figures import AXES, LOSS, SWEPT, TRAINING, data, table
 
 SPECS = {
@@ -239,7 +239,7 @@ def test_maps_of_languages_are_rows_of_probabilities():
         "choices": jnp.array([[[[0], [0]]], [[[0], [1]]]]), "stale": jnp.zeros((2, 1, 2, 1), int),
         "sample": jnp.array([[[[0.75, 0.25]]], [[[0.0, 1.0]]]]),
     }  # fmt: skip
-    found = language_evaluation.summary(2, blocks)
+    found = text_gates.summary(blocks)
     assert found["sample"].tolist() == [[[0.75, 0.25]]]  # of the first block
     assert found["maps"].tolist() == [[[0.75, 0.25], [0.0, 0.0]]] and found["load"].tolist() == [[0.75, 0.25]]
 

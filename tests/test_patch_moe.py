@@ -9,12 +9,12 @@ from scipy.special import expit
 from routed.contracts import Batch, Routing, SoftRouting, UserError
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import gate_rows
-from routed.metrics import patches
+from routed.papers.chowdhury2023 import decisive_patches
 from routed.plan.checks import validate
 from routed.plan.config import canonical
 from routed.routers import DecisiveRouter, RandomRouter
 from routed.settings.tree import override
-from routed.training.samples import cost, experts_per_token
+from routed.training.sample_cost import cost, experts_per_token
 from tests.conftest import build_model
 from tests.test_run import train
 
@@ -151,7 +151,7 @@ def test_columns_by_hand():
     expert = jnp.tile(jnp.array([0, 0, 1, 1]), 4)
     routing = Routing(jnp.zeros((12, 2)), token, expert, jnp.ones(16), jnp.ones(16, bool), jnp.tile(jnp.arange(2), 8))
     params = {"experts": jnp.ones(20), "fixed": jnp.ones(2), "router": jnp.ones(10)}
-    found = {name: float(value) for name, value in patches.columns(routing, True, cluster, 2, params).items()}
+    found = {name: float(value) for name, value in decisive_patches.columns(routing, True, cluster, 2, params).items()}
     # Class 0: expert 0 takes it in both samples, first in one; expert 1 in the second, first. Class 1: expert 0 in both, first in one.
     assert found == pytest.approx(
         {
@@ -168,12 +168,12 @@ def test_columns_by_hand():
     alone = routing._replace(
         scores=jnp.zeros((12, 1)), token=token.reshape(4, 2, 2)[:, 1].reshape(-1), expert=jnp.zeros(8, int)
     )
-    found = patches.columns(alone, True, cluster, 2, params)
+    found = decisive_patches.columns(alone, True, cluster, 2, params)
     names = ("hit", "hit_any", "largest_first", "largest_second", "computed")
     assert [float(found[f"patches/{name}"]) for name in names] == [0.25, 0.25, 0.5, 0, 2]
     # One network on all patches; every expert on all; a token's own two experts.
     for one, pairs in ((None, 3), (SoftRouting(jnp.zeros((12, 2)), jnp.zeros((12, 2))), 6), (routing, 4)):
-        found = patches.columns(one, False, cluster, 2, params)
+        found = decisive_patches.columns(one, False, cluster, 2, params)
         weights = 22 if one is None else 11
         assert list(found) == ["patches/computed", "patches/flops"]
         assert [*map(float, found.values())] == [pairs, 2 * (pairs * weights + 30)]

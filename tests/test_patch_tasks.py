@@ -173,7 +173,7 @@ def test_places_and_scaling_of_collages(small, digits):
         ({"data.delta_r": 0.32}, r"data.delta_r=0.32: patches confuse only above \(1 - data.delta_d\) / 4 = 0.32"),
         ({"data.confusing": 5}, "data.confusing=5: must be below data.positions=5"),
         ({"data.delta_d": 1.0}, r"data.delta_d=1.0: must be in \(-1, 1\)"),
-        ({"data.test_samples": 401}, "data.test_samples=401: must be a multiple of 10 clusters"),
+        ({"data.test_samples": 401}, "data.test_samples=401: must be a multiple of 10, the number of clusters"),
     ],
 )
 def test_impossible_patterns_are_refused_by_name(small, changes, words):

@@ -34,9 +34,9 @@ from routed.plan.runs import plan_runs
 from routed.settings.tree import flatten, from_flat, node_of, override
 from routed.tasks import TASKS, task, worlds
 from routed.training import task_losses
-from routed.training.optimiser import optimiser, update
+from routed.training.optimiser import NORMALISATIONS, optimiser, update
 from routed.training.program import stops, streams
-from routed.training.samples import cost
+from routed.training.sample_cost import cost
 from tests.conftest import build_model
 from tests.test_claims import number, table, verdict
 from tests.test_dispatch import same, stacked
@@ -201,7 +201,11 @@ def test_gradients_of_experts_are_normalised(small, by):
     config = override(small, {"optimizer.normalise": by, "optimizer.momentum": 0.0, "optimizer.l2": 0.5})
     params = jax.tree.map(lambda g: jnp.full_like(g, 10), grads)
     new, _ = update(
-        transform := optimiser(node_of(config, RATES), params), params, grads, transform.init(params), False
+        transform := optimiser(node_of(config, RATES), params, NORMALISATIONS[by]),
+        params,
+        grads,
+        transform.init(params),
+        False,
     )
     moved = jax.tree.map(lambda p: np.asarray(10 - p), new)
     expected = {"kernel": np.array([[[3 / a, 0]], [[0, -6 / c]], [[0, 0]]]), "bias": [[4 / b], [8 / d], [0]]}

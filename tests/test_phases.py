@@ -1,5 +1,6 @@
 """Phases of training: which groups move, by which losses and selection, on which share of the steps."""
 
+import dataclasses
 from functools import cache, partial
 
 import jax
@@ -16,7 +17,8 @@ from routed.settings.tree import flatten, node_of, override
 from routed.training import program
 from routed.training.objective import training_loss
 from routed.training.phases import active_phase, mean_so_far_of, phases_of
-from routed.training.samples import cost, experts_per_token
+from routed.training.sample_cost import cost, experts_per_token
+from routed.training.sample_problem import SampleProblem
 
 TOP2 = {"selection.name": "top_k", "selection.k": 2, "dispatch": "dense"}
 
@@ -76,6 +78,13 @@ def test_a_loss_counts_in_its_phase_only(small, word):
     assert equal(plain, states(small, 3, **TOP2, phases=("until=3", word))[-1]["params"])
 
 
+class WithoutLoss(SampleProblem):
+    """Samples whose task loss is 0."""
+
+    def task_loss(self, config, outputs, batch):
+        return jnp.float32(0), jnp.float32(0)
+
+
 def test_a_router_that_rests_has_no_losses(small):
     """Scores (w, 0) of two tokens, w = ln 3: probabilities 3/4 and 1/4, all load on expert 0, so 2 E sum f P = 2 x 2 x 3/4 = 3.
 
@@ -87,9 +96,8 @@ def test_a_router_that_rests_has_no_losses(small):
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
         return Outputs(jnp.zeros((2, 1)), {"layer": Site(select(rule, params["trunk"] * batch), batch)}, state)
 
-    problem = problem._replace(
-        model=problem.model._replace(apply=apply), task_loss=lambda config, outputs, batch: (jnp.float32(0),) * 2
-    )
+    problem = WithoutLoss(**{field.name: getattr(problem, field.name) for field in dataclasses.fields(problem)})
+    problem = dataclasses.replace(problem, model=problem.model._replace(apply=apply))
     node = node_of(config, {"router.frozen": jnp.array(False)})
 
     def loss(trunk, still):

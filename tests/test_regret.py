@@ -13,10 +13,11 @@ from routed.analysis import plots
 from routed.analysis.plots.frame import Data
 from routed.engine import execution, results
 from routed.engine.devices import make_mesh
+from routed.experts.expert import Affine
 from routed.layer.dispatch import dense
 from routed.layer.rule import Rule
 from routed.layer.selection import select
-from routed.metrics import regret, router
+from routed.papers.ours import regret, router
 from routed.plan.config import base, problem_of
 from routed.plan.runs import plan_runs
 from routed.settings.tree import flatten, override
@@ -24,7 +25,7 @@ from routed.settings.tree import flatten, override
 #: Two clusters with targets 0 and 4; of the four samples of each, three go to the expert of its number.
 TARGETS, COUNTS = jnp.array([[0.0], [4.0]]), jnp.array([[3.0, 1.0], [1.0, 3.0]])
 Y, CHOICE = TARGETS[jnp.array([0, 0, 0, 0, 1, 1, 1, 1])], jnp.array([0, 0, 0, 1, 0, 1, 1, 1])
-EXPERTS = regret.Affine(None, jnp.array([[2.0], [3.0]]))
+EXPERTS = Affine(None, jnp.array([[2.0], [3.0]]))
 
 RULES = (
     Rule("soft"), Rule(renormalise=True), Rule(), Rule(k=2), Rule(k=2, renormalise=True), Rule("raw"), Rule("sigmoid", k=2),
@@ -66,7 +67,7 @@ def drawn(seed, linear, count=5, clusters=3, tokens=60):
     """Random experts, inputs, targets that have clusters, and scores."""
     keys = jax.random.split(jax.random.key(seed), 6)
     slope = jax.random.normal(keys[0], (count, 4, 2)) if linear else None
-    experts = regret.Affine(slope, jax.random.normal(keys[1], (count, 2)))
+    experts = Affine(slope, jax.random.normal(keys[1], (count, 2)))
     x, cluster = 2 + jax.random.normal(keys[2], (tokens, 4)), jax.random.randint(keys[3], (tokens,), 0, clusters)
     y = 3 * jax.random.normal(keys[4], (clusters, 2))[cluster]
     return experts, x, y, cluster, 2 * jax.random.normal(keys[5], (tokens, count))
@@ -151,7 +152,7 @@ def test_what_is_left_to_linear_experts_by_hand():
     """One cell, inputs -1, 0, 1 and targets 1, -2, 1: the line is flat at 0."""
     # Leverages are 1/3 + x^2 / 2: 5/6, 1/3, 5/6. Squares 1, 4, 1 over 1 - leverage: 6, 6, 6. Variance 6; spread 6 (5/6 + 1/3 + 5/6) = 12.
     x, y, choice = jnp.array([[-1.0], [0.0], [1.0]]), jnp.array([[1.0], [-2.0], [1.0]]), jnp.zeros(3, int)
-    experts = regret.Affine(jnp.ones((1, 1, 1)), jnp.zeros((1, 1)))
+    experts = Affine(jnp.ones((1, 1, 1)), jnp.zeros((1, 1)))
     found = regret.parts(experts, x, y, choice, x)
     assert float(found.partition) == pytest.approx(2) and float(found.estimation) == pytest.approx(2 / 3)
     assert [float(value[0]) for value in found.cells] == pytest.approx([3, 6, 12])
@@ -179,7 +180,7 @@ def test_linear_prediction_against_simulation():
         mine, inputs, targets = draw(400)
         fits = [np.linalg.lstsq(inputs[mine == j], targets[mine == j], rcond=None)[0] for j in range(3)]
         losses.append(((y - (phi * np.array(fits)[cell]).sum(1)) ** 2).mean())
-    experts = regret.Affine(jnp.zeros((3, 4, 1)), jnp.zeros((3, 1)))
+    experts = Affine(jnp.zeros((3, 4, 1)), jnp.zeros((3, 1)))
     told = (jnp.array(a, jnp.float32) for a in (phi[:, :4], y[:, None]))
     cells = regret.parts(experts, *told, jnp.array(cell), jnp.zeros((60_000, 1))).cells
     assert float(regret.predicted_fits(cells, 4, 400.0)) == pytest.approx(np.mean(losses), rel=0.02)

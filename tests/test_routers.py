@@ -184,7 +184,7 @@ def test_a_table_does_not_decay(decay):
     rates = {"router.learning_rate": 0.1, "experts.learning_rate": 0.1}
     config = override(base(), {"router.name": "hash_id", decay: 0.1} | rates)
     params = {"router": {"table": jnp.array([[5.0]])}, "experts": {"value": jnp.array([4.0])}}
-    transform = optimiser(node_of(config), params)
+    transform = optimiser(node_of(config), params, router_decays=ROUTERS["hash_id"].learns)
     moved, _ = update(transform, params, jax.tree.map(jnp.zeros_like, params), transform.init(params), False)
     assert moved["router"]["table"].tolist() == [[5.0]]
     assert float(moved["experts"]["value"][0]) == pytest.approx(3.96)

@@ -20,7 +20,8 @@ from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.system.interconnect import SENT, Collective, nodes, torus
-from routed.training.language_evaluation import ALIKE, _in_blocks
+from routed.training.text_gates import ALIKE
+from routed.training.text_problem import in_blocks
 from tests.parallel_case import make_mesh
 
 #: A step that runs a layer three times; an evaluation behind it, which does not count.
@@ -161,7 +162,7 @@ def test_rows_that_make_many_small_blocks_are_named(caplog, rows, warned):
     """Batches of 8: 13 rows are 13 blocks of one, 12 are two of 6, 3 are one."""
     config = override(base(), SMALL | {"batch_size": 8})
     ids = jnp.zeros((rows, 4), int)
-    blocks = _in_blocks(config, TextBatch(ids, ids, jnp.zeros(rows, int)), "test")
+    blocks = in_blocks(config, TextBatch(ids, ids, jnp.zeros(rows, int)), "test")
     assert len(blocks.inputs) == {13: 13, 12: 2, 3: 1}[rows]
     said = "the test text gives 13 rows, evaluated in blocks of 1; data.eval_rows=8 is faster"
     assert (said in caplog.text) == warned

@@ -11,11 +11,15 @@ from scipy.stats import multivariate_normal
 from routed.contracts import SoftRouting, UserError
 from routed.layer.rule import Rule
 from routed.metrics.agreement import covered
-from routed.metrics.router import columns
+from routed.metrics.router import gate_of
 from routed.metrics.weights import first_layer
 from routed.plan.checks import validate
 from routed.settings.tree import override
 from routed.tasks import TASKS, worlds
+from routed.training.probes import Evaluation
+from routed.training.problem import Inputs
+from routed.training.router_probes import CLUSTERS, GROUPINGS
+from routed.training.sample_problem import build
 from tests.conftest import build_model
 
 CASES = [(name, target) for name in ("subspaces", "sequence", "dictionary") for target in TASKS[name].targets]
@@ -154,14 +158,17 @@ def test_a_sequence_is_the_sum_of_its_tokens(small, arm):
 
 def test_sparsity_with_one_atom_fixed(small):
     """4 atoms, 6 pairs, routing by pair: 3 pairs hold an atom, so 3 experts serve it, and 6 serve all."""
-    task, data, world, batch = made(small, "dictionary", "cross")
+    _, _, world, batch = made(small, "dictionary", "cross")
     scores = 100.0 * jax.nn.one_hot(batch.cluster, 6)
-    seen = jax.jit(
-        lambda batch: columns(
-            SoftRouting(scores, jax.nn.softmax(scores)), {}, batch, score=lambda x: scores, labels=6,
-            groupings=task.groupings(world, data), signal=3, key=jax.random.key(0), shuffles=2,
-        )
-    )(batch)  # fmt: skip
+
+    def evaluate(batch):
+        gate = gate_of(SoftRouting(scores, jax.nn.softmax(scores)), batch.label, 6, batch, {})
+        config = settled(small, "dictionary", "cross")
+        inputs = Inputs({}, config, world, ())
+        evaluation = Evaluation(build(config, 16), inputs, {}, {}, 0, (), batch, world=world, gate=gate)
+        return CLUSTERS.evaluate(evaluation) | GROUPINGS.evaluate(evaluation)
+
+    seen = jax.jit(evaluate)(batch)
     values = [float(seen[f"router/{n}"]) for n in ("sparsity", "sparsity_by_atom", "experts_used", "covered")]
     np.testing.assert_allclose(values, [1, 3, 6, 1], rtol=1e-4)
 
@@ -192,7 +199,7 @@ def test_first_layer_of_routers():
     [
         ({"data.target": "linear"}, "data.name='dictionary' has the targets cross, atoms, centres"),
         ({"data.target_dim": 2}, "set data.target_dim=1"),
-        ({"data.test_samples": 64}, "must be a multiple of 6, the combinations that data.clusters=4 make"),
+        ({"data.test_samples": 64}, "must be a multiple of 6, the number of clusters"),
         ({"data.rank": 5}, "a sample has at most data.clusters=4 atoms"),
     ],
 )

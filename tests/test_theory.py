@@ -16,8 +16,7 @@ from routed import contracts
 from routed.analysis.statistics import coupon_collector
 from routed.contracts import UserError
 from routed.layer.rule import Rule
-from routed.metrics import specialists
-from routed.papers.dikkala2023 import kmeans, two_experts, two_gaussians
+from routed.papers.dikkala2023 import kmeans, theorem2, two_experts, two_gaussians
 from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.routers import ROUTERS, clusters
@@ -60,7 +59,7 @@ def test_what_rows_from_examples_have_become_by_hand():
     y = jnp.array([[3.0, 4.0], [0.0, 2.0], [9.0, 9.0]])
     experts = jnp.array([[3.0, 3.0], [0.0, 0.0], [0.0, 1.0]])
     rows, examples = jnp.array([[2.0, 0], [0, 3.0], [1.0, 1.0]]), jnp.array([[1.0, 0], [0, 1.0], [1.0, 0]])
-    found = specialists.columns(
+    found = theorem2.columns(
         jnp.array(scores), jnp.arange(3), y, experts, rows, examples, jnp.array([0, 0, 1]), labels=3
     )
     # Both samples that count give others' rows 1/4: log 4 = 1.386, over 2 dimensions.
@@ -75,7 +74,7 @@ def test_what_rows_from_examples_have_become_by_hand():
 def test_rows_are_followed_where_they_came_from_examples_only(small, tmp_path):
     config = override(small, {"arms": ("frozen_data", "learned"), "experts.name": "constant", "seeds": 1})
     table = train(config, ({},), tmp_path)
-    columns = [*specialists.COLUMNS]
+    columns = [*theorem2.COLUMNS]
     assert table[table.arm == "learned"][columns].isna().all().all()
     rows = table[table.arm == "frozen_data"]
     assert rows[["theory/row_cosine", "theory/row_growth"]].to_numpy() == pytest.approx(1)

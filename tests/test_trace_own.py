@@ -6,13 +6,11 @@ import pytest
 
 from routed.engine import execution
 from routed.metrics import load
-from routed.models.t5 import READ
 from routed.plan.config import base, problem_of
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
-from routed.tasks.text import SPANS
 from routed.trace import analysis, own
-from routed.training import sample_history, text_history
+from routed.training import samples, text_gates
 from tests.language_case import TINY
 
 pytestmark = pytest.mark.slow  # draws a corpus
@@ -43,7 +41,8 @@ def test_a_language_model_has_traces_of_its_stacks_with_the_numbers_of_its_colum
     cache = tmp_path_factory.getbasetemp() / "text"
     config = override(base(), TINY | {"data.cache": str(cache), "trace.every": 2})
     (run,) = plan_runs(config, ({},))
-    known = text_history.tokens_of(SPANS, READ, run.config)
+    problem = problem_of(run.config).build(run.config, 0, None)
+    known = text_gates.tokens_of(problem.kind, run.config)
     history = history_of({f"{stack}/choices": len(tokens.row) for stack, tokens in known.items()})
     for stack, tokens in known.items():  # the last ones know the language
         history[f"{stack}/choices"][-1, 0, :, 0] = tokens.language
@@ -55,7 +54,7 @@ def test_a_language_model_has_traces_of_its_stacks_with_the_numbers_of_its_colum
         (stack, f"step_{step:06d}") for stack in ("decoder", "encoder") for step in (0, 4)
     ]
     by_language = {f"language/{metric}": np.zeros((EVALUATIONS, 2)) for metric in ("loss", "accuracy")}
-    columns = text_history.offline(SPANS, READ, run.config, history | by_language)
+    columns = problem_of(run.config).offline(run.config, history | by_language)
     for stack, pair in (("decoder", traces[:2]), ("encoder", traces[2:])):
         found, last = analysis.analyse(pair), history[f"{stack}/choices"][-1, 0]
         assert found.trace.layers == (f"{stack}_0",) and found.trace.labels == ("language",)
@@ -72,7 +71,7 @@ def test_a_run_on_samples_has_traces_with_its_clusters(tmp_path, small):
     config = override(small, {"trace.every": 1})
     runs = plan_runs(config, ({},))
     run = next(run for run in runs if run.seed == config.seed and not run.tuning)
-    label = sample_history.traced(run.config)["choices"]["labels"]["cluster"]
+    label = samples.traced(run.config)["choices"]["labels"]["cluster"]
     assert len(label) == 400 and set(label.tolist()) == set(range(4))
     history = history_of({"choices": 400})
     history["choices"] = history["choices"][:, 0]

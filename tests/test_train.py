@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from routed.contracts import UserError
+from routed.plan.checks import validate
 from routed.settings.tree import node_of, override
 from routed.training.optimiser import OPTIMISERS, optimiser, update
 
@@ -45,11 +46,11 @@ def test_adam_first_step_is_the_rate(small):
 def test_adafactor_factors_the_matrix_of_each_expert(small):
     """Of 127 experts of 128 x 128 weights each keeps 128 moments of its own rows; the axis of 128 experts could be factored itself."""
     part, config = OPTIMISERS["adafactor"], override(small, {"optimizer.name": "adafactor", "experts.count": 127})
-    part.check(config)
+    validate(config)
     state = part.direction(config.optimizer).init({"kernel": jnp.zeros((127, 128, 128))})
     assert state[0].v_row["kernel"].shape == state[0].v_col["kernel"].shape == (127, 128)
     with pytest.raises(UserError, match=r"optimizer.name='adafactor': .* experts.count=128 is one"):
-        part.check(override(config, {"experts.count": 128}))
+        validate(override(config, {"experts.count": 128}))
 
 
 def test_weight_decay_is_decoupled_and_scaled_by_the_rate(small):

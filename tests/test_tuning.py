@@ -19,7 +19,7 @@ from routed.plan.config import base, problem_of
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
 from routed.tasks.text import labelled
-from routed.training import language_evaluation
+from routed.training import text_gates
 from routed.training.classifier import at_best
 from tests.test_decoder import TINY, evaluated
 from tests.test_text_sources import small_model
@@ -181,7 +181,7 @@ def test_flops_of_a_classifier_row():
 @pytest.mark.slow
 def test_no_metric_of_a_router_counts_pads(monkeypatch):
     """Rows of 1, 3, 8 and 5 tokens behind pads: every number is that of these 17 tokens, in two blocks of unlike lengths; likeness of the first four of each."""
-    monkeypatch.setattr(language_evaluation, "ALIKE", 4)
+    monkeypatch.setattr(text_gates, "ALIKE", 4)
     config = settings(**{"batch_size": 2, "trace.every": 1})
     lengths = jnp.array([1, 3, 8, 5])
     ids = jnp.where(jnp.arange(8)[None] >= 8 - lengths[:, None], jnp.arange(32).reshape(4, 8) % 27 + 3, 0)

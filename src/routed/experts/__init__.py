@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from routed.experts.activations import ACTIVATIONS
 from routed.experts.cnn import Cnn
 from routed.experts.constant import Constant
-from routed.experts.expert import Expert
+from routed.experts.expert import Affine, Expert
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Linear, Mlp
 from routed.experts.networks import (
@@ -22,7 +22,6 @@ from routed.experts.networks import (
     flops_of_resnet18,
 )
 from routed.experts.neurons import READOUT, Neurons
-from routed.metrics.regret import Affine
 from routed.settings.setting import LAYERS, Setting, at_least, one_of, refuse
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import flax.linen as nn
+from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from routed.metrics.regret import Affine
 from routed.settings.setting import Setting, accept
 
 
@@ -19,6 +19,13 @@ class MakeExpertFn(Protocol):
     """
 
     def __call__(self, node: Any, outputs: int) -> nn.Module: ...
+
+
+class Affine(NamedTuple):
+    """All experts as maps x -> slope^T x + offset; without slopes they are constants."""
+
+    slope: Float[Array, "E D O"] | None
+    offset: Float[Array, "E O"]
 
 
 class Expert(NamedTuple):

@@ -1,1 +1,1 @@
-"""What a router does, measured: pure functions of probabilities, choices and clusters. Entropies are in nats."""
+"""Metrics of routing: pure functions of probabilities, choices and clusters. Entropies are in nats."""

@@ -1,7 +1,4 @@
-"""What a router does, measured: pure functions of probabilities, choices and clusters. Entropies are in nats.
-
-Definitions follow the notes of each function; the three entropies split H(E) exactly (see `entropies`).
-"""
+"""Entropies of routing in nats: of a token, a cluster and the load, which split H(E), and the sparsity of clusters."""
 
 from __future__ import annotations
 
@@ -14,29 +11,29 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Scalar
 
 
 def entropy(probs: Float[Array, "*batch E"]) -> Float[Array, "*batch"]:
-    """H(p) = -sum_e p_e log p_e, with 0 log 0 = 0."""
+    """Returns H(p) = -sum_e p_e log p_e, with 0 log 0 = 0."""
     return -xlogy(probs, probs).sum(-1)
 
 
 def cluster_sums(probs: Float[Array, "T E"], cluster: Int[Array, " T"], clusters: int) -> Float[Array, "C E"]:
-    """Sum of `probs` over the tokens of each cluster."""
+    """Returns the sum of `probs` over the tokens of each cluster."""
     return jax.nn.one_hot(cluster, clusters, axis=0) @ probs
 
 
 def entropies(probs: Float[Array, "T E"], cluster: Int[Array, " T"], clusters: int) -> dict[str, Scalar]:
-    """The entropies of routing and Dikkala's sparsity.
+    """Returns the entropies of routing and Dikkala's sparsity.
 
-    entropy_token = E_x H(p(x)); entropy_cluster = sum_c q_c H(E[p|c]) with q_c the share of cluster c;
-    entropy_load = H(E_x p(x)). They split H(E) = I(E;C) + I(E;X|C) + H(E|X): between clusters (load - cluster),
-    splitting within (cluster - token), per-token softness (token).
-    sparsity = mean_c exp H(E[p|c]) is what Dikkala et al. (2023) tabulate: the effective number of experts of a cluster,
-    1 when each has one, E when routing ignores the input; sparsity_exp_mean = exp mean_c H is the other reading.
+    entropy_token = E_x H(p(x)); entropy_cluster = sum_c q_c H(E[p|c]) with q_c the share of cluster c; entropy_load =
+    H(E_x p(x)). They split H(E) = I(E;C) + I(E;X|C) + H(E|X): between clusters (load - cluster), splitting within
+    (cluster - token), per-token softness (token). sparsity = mean_c exp H(E[p|c]) is what Dikkala et al. (2023)
+    tabulate: the effective number of experts of a cluster, 1 when each has one, E when routing ignores the input;
+    sparsity_exp_mean = exp mean_c H is the other reading.
     """
     return split(cluster_sums(probs, cluster, clusters), entropy(probs).mean())
 
 
 def split(sums: Float[Array, "C E"], entropy_token: Scalar) -> dict[str, Scalar]:
-    """`entropies` from the summed probabilities of each cluster and the mean entropy of a token."""
+    """Returns `entropies` from the summed probabilities of each cluster and the mean entropy of a token."""
     counts = sums.sum(-1)
     share = counts / counts.sum()
     per_cluster = entropy(sums / jnp.maximum(counts, 1e-9)[:, None])
@@ -51,7 +48,7 @@ def split(sums: Float[Array, "C E"], entropy_token: Scalar) -> dict[str, Scalar]
 
 
 def dispatch_entropy(counts: Float[Array, "C E"]) -> Scalar:
-    """H(C|E) = sum_e q_e H(C|e), of hard choices (Chen et al. 2022): 0 when every expert serves one cluster."""
+    """Returns H(C|E) = sum_e q_e H(C|e), of hard choices (Chen et al. 2022): 0 when every expert serves one cluster."""
     load = counts.sum(0)
     return (load / load.sum() * entropy((counts / jnp.maximum(load, 1e-9)[None]).T)).sum()
 
@@ -64,14 +61,14 @@ def shuffled_sparsity(
     key: PRNGKeyArray,
     shuffles: int = 32,
 ) -> Float[Array, " shuffles"]:
-    """Sparsity of the shuffled router: the same weights, with one permutation of the input features for all experts.
+    """Returns the sparsity of a shuffled router: the same weights, with permuted input features.
 
     For a linear router this permutes the columns of W (Dikkala et al. 2023, Section 2.1); defined for any router. One
     value per draw. The key is consumed.
     """
 
-    def one(key):
+    def draw(key):
         permuted = jax.random.permutation(key, x.reshape(len(x), -1), axis=1).reshape(x.shape)
         return entropies(jax.nn.softmax(scores(permuted)), cluster, clusters)["sparsity"]
 
-    return jax.lax.map(one, jax.random.split(key, shuffles))
+    return jax.lax.map(draw, jax.random.split(key, shuffles))

@@ -1,4 +1,4 @@
-"""Mutual information from tables of counts, in nats, and what each count adds to it: NumPy, for tables of millions of cells."""
+"""Mutual information from tables of counts, in nats, in NumPy for tables of millions of cells."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, Integer, Num
 def joint(
     code: Integer[np.ndarray, " T"], expert: Integer[np.ndarray, "T k"], codes: int, experts: int
 ) -> Int[np.ndarray, "C E"]:
-    """How many assignments of tokens of each code went to each expert; -1 is no expert."""
+    """Counts the assignments of tokens of each code to each expert; -1 is no expert."""
     if experts * codes == 0:
         return np.zeros((codes, experts), np.int64)
     key = code.astype(np.int64)[:, None] * experts + expert
@@ -18,21 +18,24 @@ def joint(
 
 
 def entropy(counts: Num[np.ndarray, "*any"]) -> float:
-    """H in nats of a table of counts, plug-in: log N - sum c log c / N."""
+    """Returns H in nats of a table of counts, plug-in: log N - sum c log c / N."""
     some = counts[counts > 0].astype(float)
     total = some.sum()
     return float(np.log(total) - (some * np.log(some)).sum() / total) if total else 0.0
 
 
 def mutual(table: Num[np.ndarray, "C E"]) -> float:
-    """I(code; expert) = H(code) + H(expert) - H(code, expert), plug-in: too large by about (C - 1)(E - 1) / 2N where N is small."""
+    """Returns I(code; expert) = H(code) + H(expert) - H(code, expert), plug-in.
+
+    It is too large by about (C - 1)(E - 1) / 2N where N is small.
+    """
     return max(0.0, entropy(table.sum(1)) + entropy(table.sum(0)) - entropy(table))
 
 
 def pointwise(table: Num[np.ndarray, "C E"]) -> Float[np.ndarray, "C E"]:
-    """log c_ij N / (c_i. c_.j), 0 where nothing was counted: its mean over what was counted is `mutual`.
+    """Returns log c_ij N / (c_i. c_.j), 0 for empty cells: its mean over all counts is `mutual`.
 
-    As that mean is stationary in the table, means of it over sequences are the influence of these on the estimate.
+    As that mean is stationary in the table, means over sequences are the influence of these sequences on the estimate.
     """
     counts = table.astype(np.float32)
     rows, columns = counts.sum(1, keepdims=True), counts.sum(0, keepdims=True)
@@ -42,9 +45,10 @@ def pointwise(table: Num[np.ndarray, "C E"]) -> Float[np.ndarray, "C E"]:
 
 
 def independent_pairs(load: Float[np.ndarray, " E"], rounds: int = 200) -> Float[np.ndarray, "E E"]:
-    """The shares of ordered pairs of different experts, were each drawn by its load alone: q_ij = a_i a_j off the diagonal.
+    """Returns the shares of ordered pairs of different experts that their loads alone would give.
 
-    Fitted so that every expert keeps its share (iterative proportional fitting); quasi-independence of Goodman (1968).
+    q_ij = a_i a_j off the diagonal, fitted so that every expert keeps its share (iterative proportional fitting);
+    quasi-independence of Goodman (1968).
     """
     load = np.asarray(load, float) / load.sum()
     a = load.copy()

@@ -1,4 +1,4 @@
-"""What is seen of a router at an evaluation on samples whose clusters are known: every column of `router/`, and arrays."""
+"""Metrics of one layer's router at an evaluation: the table of users' metrics, and the columns `router/`."""
 
 from __future__ import annotations
 
@@ -7,46 +7,53 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray, Scalar
+from jaxtyping import Array, Bool, Float, Int, Scalar
 
-from routed.contracts import AT_LEAST_0, AT_LEAST_1, AT_MOST_1, SHARE, Batch, Column, Routing, SoftRouting
+from routed.contracts import AT_LEAST_0, AT_LEAST_1, AT_MOST_1, SHARE, Column, Routing, SoftRouting
 from routed.contracts.ties import highest
 from routed.metrics import agreement, entropies, load, weights
 
 
 class MetricInputs(NamedTuple):
-    """What a metric sees of a router at one evaluation: the router on all test tokens, and the clusters they came from."""
+    """One layer's router on all tokens of an evaluation: test samples, or the validation rows of a text.
+
+    `label` is the cluster of each token (of text its language), one of `labels`. `test` is the evaluated batch,
+    `params` are the parameters of this layer's router. `real` is False for padding, whose choices are -1; None: there
+    is no padding.
+    """
 
     routing: Routing | SoftRouting
     probs: Float[Array, "T E"]
     choices: Int[Array, "T k"]
     label: Int[Array, " T"]
     labels: int
-    test: Batch
+    test: Any
     params: Any
+    real: Bool[Array, " T"] | None = None
 
 
 class Metric(NamedTuple):
-    """A column of ours or of a user's file: its value at an evaluation on samples, and how it is shown."""
+    """A column with one number for each layer that routes, and its computation."""
 
     value: Callable[[MetricInputs], Scalar]
     column: Column
 
 
-#: Columns that are not computed below: name -> metric. A user's file adds to it.
+#: name -> metric. The package fills it with none; a user's file adds to it, for samples and for text.
 METRICS: dict[str, Metric] = {}
 
-#: What an effective number of experts lies between.
+#: The bounds of an effective number of experts.
 ONE_TO_ALL: dict[str, float | str] = {"one expert": 1.0, "all experts": "experts.count"}
 
-#: How the columns below are shown, and those made of several evaluations (`training`).
+#: The columns `router/` of any problem.
 COLUMNS: dict[str, Column] = {
     "router/sparsity": Column(
         "sparsity: effective experts per cluster",
         log=True,
         bounds=AT_LEAST_1,
         references=ONE_TO_ALL,
-        definition="Mean over clusters (of text: languages) of exp H(expert | cluster): how many experts share a cluster's tokens. 1: one expert each; E: routing ignores clusters.",
+        definition="Mean over clusters (of text: languages) of exp H(expert | cluster): how many experts share a"
+        " cluster's tokens. 1: one expert each; E: routing ignores clusters.",
     ),
     "router/sparsity_exp_mean": Column(
         "exp of the mean entropy of a cluster's experts",
@@ -59,7 +66,8 @@ COLUMNS: dict[str, Column] = {
         log=True,
         bounds=AT_LEAST_1,
         references=ONE_TO_ALL,
-        definition="The sparsity of the same weights when the input features are permuted: what a router without knowledge of the inputs shows. Mean of several permutations.",
+        definition="The sparsity of the same weights when the input features are permuted: what a router without"
+        " knowledge of the inputs shows. Mean of several permutations.",
     ),
     "router/sparsity_shuffled_std": Column(
         "deviation over shuffles of the router",
@@ -70,7 +78,8 @@ COLUMNS: dict[str, Column] = {
         "effective experts per cluster, hard choices",
         log=True,
         bounds=AT_LEAST_1,
-        definition="Sparsity of the choices made, not of the probabilities: effective experts that a cluster's tokens go to.",
+        definition="Sparsity of the choices made, not of the probabilities: effective experts that a cluster's"
+        " tokens go to.",
     ),
     "router/hard_sparsity_exp_mean": Column(
         "exp of the mean entropy, hard choices",
@@ -104,7 +113,8 @@ COLUMNS: dict[str, Column] = {
         "adjusted mutual information\nof experts and clusters",
         bounds=AT_MOST_1,
         higher_is_better=True,
-        definition="Specialisation: how much the chosen expert tells of the cluster, corrected for chance. 1: experts and clusters are the same partition; about 0: unrelated; below 0: less than chance.",
+        definition="Specialisation: how much the chosen expert tells of the cluster, corrected for chance. 1:"
+        " experts and clusters are the same partition; about 0: unrelated; below 0: less than chance.",
     ),
     "router/homogeneity": Column(
         "homogeneity of experts (1 = one cluster each)",
@@ -115,7 +125,8 @@ COLUMNS: dict[str, Column] = {
     "router/dead": Column(
         "share of dead experts",
         bounds=SHARE,
-        definition="Share of the experts that get less than 1 % of a fair load (1 / E) of at least 100 E tokens; undefined with fewer tokens.",
+        definition="Share of the experts that get less than 1 % of a fair load (1 / E) of at least 100 E tokens;"
+        " undefined with fewer tokens.",
     ),
     "router/churn": Column(
         "churn in the last evaluation interval",
@@ -130,7 +141,8 @@ COLUMNS: dict[str, Column] = {
     "router/load_max": Column(
         "largest load (1 = balanced)",
         bounds=AT_LEAST_1,
-        definition="E times the largest share of the assignments that one expert gets: 1 is balanced, E is collapse onto one.",
+        definition="E times the largest share of the assignments that one expert gets: 1 is balanced, E is collapse"
+        " onto one.",
     ),
     "router/chosen": Column(
         "experts chosen per test token",
@@ -176,7 +188,8 @@ COLUMNS: dict[str, Column] = {
         "share of runs in which\nevery cluster has specialists",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of runs in which every cluster has specialists: 90 % of its tokens go to experts 90 % of whose tokens are its own.",
+        definition="Share of runs in which every cluster has specialists: 90 % of its tokens go to experts 90 % of"
+        " whose tokens are its own.",
     ),
     "router/covered": Column(
         "share of clusters with specialists",
@@ -187,12 +200,14 @@ COLUMNS: dict[str, Column] = {
     "router/rows_hit": Column(
         "share of runs in which rows from examples\nwould come from every cluster",
         bounds=SHARE,
-        definition="Share of runs in which as many examples as experts, drawn at random, would come from every cluster (coupon collector).",
+        definition="Share of runs in which as many examples as experts, drawn at random, would come from every"
+        " cluster (coupon collector).",
     ),
     "router/moved": Column(
         "share of runs whose router moved",
         bounds=SHARE,
-        definition="1 in a run whose router parameters differ from step 0 in any bit: 0 for every frozen arm, or the run fails.",
+        definition="1 in a run whose router parameters differ from step 0 in any bit: 0 for every frozen arm, or"
+        " the run fails.",
     ),
     "router/spurious_ratio": Column(
         "norm on the spurious dimensions\nover norm on the others",
@@ -218,7 +233,10 @@ PROBE = 1024
 
 
 def chosen(routing: Routing | SoftRouting) -> Int[Array, "T k"]:
-    """The experts of each token, -1 in places of a whole list that were not chosen; of soft routing the one with the highest score."""
+    """Returns the experts of each token; of soft routing the expert with the largest score.
+
+    Lists of all experts hold -1 for experts that a token did not choose.
+    """
     if isinstance(routing, SoftRouting):
         return highest(routing.scores, 1)
     counted = load.asked(routing)
@@ -227,7 +245,7 @@ def chosen(routing: Routing | SoftRouting) -> Int[Array, "T k"]:
 
 
 def dispatched(routing: Routing | SoftRouting, label: Int[Array, " T"], labels: int) -> Float[Array, "labels E"]:
-    """How many assignments of each cluster went to each expert, in whatever order they come: of expert choice, expert by expert."""
+    """Counts the assignments of each cluster to each expert, in any order of the assignments."""
     if isinstance(routing, SoftRouting):
         expert = chosen(routing)[:, 0]
     else:
@@ -235,67 +253,93 @@ def dispatched(routing: Routing | SoftRouting, label: Int[Array, " T"], labels: 
     return entropies.cluster_sums(jax.nn.one_hot(expert, routing.scores.shape[-1]), label, labels)
 
 
-def columns(
+def gate_of(
     routing: Routing | SoftRouting,
-    params: Any,
-    test: Batch,
-    score: Callable[[Float[Array, "T ..."]], Float[Array, "T E"]],
+    label: Int[Array, " T"],
     labels: int,
-    groupings: dict[str, Float[Array, "labels groups"]],
-    signal: int | None,
-    key: PRNGKeyArray,
-    shuffles: int,
-    sharpness: Scalar | float = 1.0,
-) -> dict[str, Array]:
-    """Entropies, load, agreement with the clusters, and what the weights look like.
-
-    `params` are the router's, `score` is the router on tokens, `signal` the number of informative input dimensions (None: unknown). Norms are
-    those of the weights times the `sharpness` that multiplies the scores. `choices`, `counts` and `probs` are arrays, for
-    columns that need several evaluations or scikit-learn. The key is consumed.
-    """
-    label, scores, experts = test.label, routing.scores, routing.scores.shape[-1]
+    test: Any,
+    params: Any,
+    real: Bool[Array, " T"] | None = None,
+) -> MetricInputs:
+    """Returns the inputs of metrics for a routing."""
     choices = chosen(routing)
-    probs, each = jax.nn.softmax(scores), jax.nn.one_hot(choices, experts)
-    hard = each.mean(1) if choices.shape[1] < experts else each.sum(1) / jnp.maximum(each.sum((1, 2)), 1)[:, None]
-    sums, counts = (entropies.cluster_sums(p, label, labels) for p in (probs, hard))
-    assigned = counts * choices.shape[1]
-    if choices.shape[1] == experts:
-        assigned = entropies.cluster_sums(each.sum(1), label, labels)
-    soft_entropies, hard_entropies = (
-        entropies.split(total, entropies.entropy(p).mean()) for total, p in ((sums, probs), (counts, hard))
-    )
-    seen = soft_entropies | {f"hard_{name}": value for name, value in hard_entropies.items()}
-    seen |= load.load_summary(load.load(choices, experts), len(scores))
-    seen |= {
-        "experts_used": jnp.exp(soft_entropies["entropy_load"]),
-        "dispatch_entropy": entropies.dispatch_entropy(counts),
-        "covered": (covered := agreement.covered(counts)).mean(),
-        "all_covered": covered.all().astype(jnp.float32),
-        "dropped": load.dropped(routing),
-    }
-    if choices.shape[1] == experts:
-        seen["chosen"] = (choices >= 0).sum(1).mean()
-    if shuffles:
-        shuffled = entropies.shuffled_sparsity(score, test.tokens, label, labels, key, shuffles)
-        seen |= {"sparsity_shuffled": shuffled.mean(), "sparsity_shuffled_std": shuffled.std()}
-    for name, members in groupings.items():
-        seen[f"sparsity_by_{name}"] = entropies.split(members.T @ sums, soft_entropies["entropy_token"])["sparsity"]
-    if signal is not None and (first := weights.first_layer(params)) is not None:
-        seen["signal_share"] = weights.signal_share(first, signal)
-        seen["spurious_norm"] = sharpness * jnp.linalg.norm(first[signal:])
-        seen["spurious_ratio"] = seen["spurious_norm"] / (sharpness * jnp.linalg.norm(first[:signal]))
-    if "kernel" in params:
-        seen["norm_ratio"] = weights.norm_ratio(params["kernel"])
-        seen["norm_mean"] = sharpness * jnp.linalg.norm(params["kernel"], axis=0).mean()
-    inputs = MetricInputs(routing, probs, choices, label, labels, test, params)
-    further = {name: metric.value(inputs) for name, metric in METRICS.items()}
+    if real is not None:
+        choices = jnp.where(real[:, None], choices, -1)
+    return MetricInputs(routing, jax.nn.softmax(routing.scores), choices, label, labels, test, params, real)
+
+
+class ClusterSums(NamedTuple):
+    """Sums over the tokens of each cluster: probabilities, hard choices (1 a token), and assignments."""
+
+    probs: Float[Array, "C E"]
+    choices: Float[Array, "C E"]
+    assigned: Float[Array, "C E"]
+    #: Mean entropy of a token's probabilities, and of its hard choices.
+    token: Scalar
+    hard_token: Scalar
+
+
+def cluster_sums(gate: MetricInputs) -> ClusterSums:
+    """Returns the sums over clusters of what a router gave to each expert."""
+    experts, slots = gate.probs.shape[-1], gate.choices.shape[1]
+    each = jax.nn.one_hot(gate.choices, experts)
+    # A list of all experts holds -1 for the experts that a token did not choose.
+    hard = each.mean(1) if slots < experts else each.sum(1) / jnp.maximum(each.sum((1, 2)), 1)[:, None]
+    sums, counts = (entropies.cluster_sums(p, gate.label, gate.labels) for p in (gate.probs, hard))
+    assigned = counts * slots
+    if slots == experts:
+        assigned = entropies.cluster_sums(each.sum(1), gate.label, gate.labels)
+    token, hard_token = (entropies.entropy(p).mean() for p in (gate.probs, hard))
+    return ClusterSums(sums, counts, assigned, token, hard_token)
+
+
+def layer_columns(
+    sums: Float[Array, "C E"],
+    token: Scalar,
+    choices: Int[Array, "T k"],
+    share: Float[Array, " E"],
+    tokens: Int[Array, ""] | int,
+) -> dict[str, Array]:
+    """Returns the entropies and the load of one layer, from the sums of probabilities and the mean entropy of a token.
+
+    `share` is each expert's share of the assignments, `tokens` counts the tokens without padding.
+    """
+    columns = entropies.split(sums, token) | load.load_summary(share, tokens)
+    if choices.shape[1] == len(share):
+        columns["chosen"] = (choices >= 0).sum() / tokens
+    return columns
+
+
+def cluster_columns(gate: MetricInputs, sums: ClusterSums) -> dict[str, Array]:
+    """Returns the columns of one layer that need clusters: entropies, load, and agreement with the clusters."""
+    share = load.load(gate.choices, gate.probs.shape[-1])
+    columns = layer_columns(sums.probs, sums.token, gate.choices, share, len(gate.probs))
+    hard = entropies.split(sums.choices, sums.hard_token)
+    covered = agreement.covered(sums.choices)
     return (
-        {f"router/{name}": value for name, value in seen.items()}
-        | further
+        columns
+        | {f"hard_{name}": value for name, value in hard.items()}
         | {
-            "choices": choices[:PROBE],
-            "counts": jnp.round(assigned),
-            "probs": sums / sums.sum(-1, keepdims=True),  # not over choices, of which a token may have none
+            "experts_used": jnp.exp(columns["entropy_load"]),
+            "dispatch_entropy": entropies.dispatch_entropy(sums.choices),
+            "covered": covered.mean(),
+            "all_covered": covered.all().astype(jnp.float32),
+            "dropped": load.dropped(gate.routing),
         }
-        | {f"counts_by_{name}": jnp.round(members.T @ assigned) for name, members in groupings.items()}
     )
+
+
+def weight_columns(params: Any, signal: int | None, sharpness: Scalar | float) -> dict[str, Array]:
+    """Returns the norms of a router's weights, times the `sharpness` that multiplies its scores.
+
+    `signal` is the number of informative input dimensions; None: unknown.
+    """
+    columns = {}
+    if signal is not None and (first := weights.first_layer(params)) is not None:
+        columns["signal_share"] = weights.signal_share(first, signal)
+        columns["spurious_norm"] = sharpness * jnp.linalg.norm(first[signal:])
+        columns["spurious_ratio"] = columns["spurious_norm"] / (sharpness * jnp.linalg.norm(first[:signal]))
+    if (kernel := params.get("kernel")) is not None:
+        columns["norm_ratio"] = weights.norm_ratio(kernel)
+        columns["norm_mean"] = sharpness * jnp.linalg.norm(kernel, axis=0).mean()
+    return columns

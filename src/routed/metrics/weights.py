@@ -1,7 +1,4 @@
-"""What a router does, measured: pure functions of probabilities, choices and clusters. Entropies are in nats.
-
-Definitions follow the notes of each function; the three entropies split H(E) exactly (see `entropies`).
-"""
+"""Norms of a router's weights."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from jaxtyping import Array, Float, Scalar
 
 
 def norm_ratio(kernel: Float[Array, "D E"]) -> Scalar:
-    """E_e|w_e|^2 / (E_e|w_e|)^2 over the experts' router weights: 1 when all norms are equal, E when one is non-zero.
+    """Returns E_e|w_e|^2 / (E_e|w_e|)^2 over the experts' router weights: 1 for equal norms, E for one non-zero norm.
 
     Dikkala et al. (2023), C.1. A fresh Gaussian router in D dimensions already has 1 + 1/(2 D) or so.
     """
@@ -19,7 +16,7 @@ def norm_ratio(kernel: Float[Array, "D E"]) -> Scalar:
 
 
 def first_layer(params) -> Float[Array, "D H"] | None:
-    """The weights that a router applies to its input: of its first hidden layer, or of its scores. None: it has no such."""
+    """Returns the weights of a router's first layer, hidden or of scores; None: the router has no such weights."""
     hidden = params.get("features", {})
     for weights in (hidden.get("Dense_0", {}), hidden, {} if hidden else params):
         if "kernel" in weights:
@@ -28,5 +25,5 @@ def first_layer(params) -> Float[Array, "D H"] | None:
 
 
 def signal_share(kernel: Float[Array, "D E"], signal: int) -> Scalar:
-    """Share of the router's squared norm on the first `signal` input dimensions (Dikkala et al. 2023, 3.1)."""
+    """Returns the share of the squared norm on the first `signal` input dimensions (Dikkala et al. 2023, 3.1)."""
     return (kernel[:signal] ** 2).sum() / (kernel**2).sum()

@@ -104,3 +104,23 @@ class ModelPart(NamedTuple):
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     check: Callable[[ConfigDict], None] = accept
+
+    @property
+    def named_experts(self) -> bool:
+        """True if the experts are a part of the table EXPERTS."""
+        return "experts.name" in self.uses
+
+    @property
+    def counts_experts(self) -> bool:
+        """True if the parameters have an axis of `experts.count` experts."""
+        return "experts.count" in self.reads
+
+    @property
+    def noisy(self) -> bool:
+        """True if a kind of noise is chosen for the router."""
+        return "router.noise" in self.uses
+
+    @property
+    def freezable(self) -> bool:
+        """True if the router may be frozen."""
+        return "router.frozen" in self.reads

@@ -33,6 +33,7 @@ from routed.plan.arms import ARMS
 from routed.plan.config import PACKAGED, parts_of
 from routed.plan.experiment_files import LOADED
 from routed.training.phases import configs_of
+from routed.training.probes import PROBES
 
 #: The version of this package.
 VERSION = importlib.metadata.version("routed")
@@ -62,8 +63,9 @@ def code_of(config: ConfigDict) -> Code:
 
 
 def code_of_metrics() -> Code:
-    """Digests of the code of users' metrics: no run depends on it, but the columns of its rows do."""
-    return _digests({f"metric {name}": metric for name, metric in METRICS.items()})
+    """Digests of the code of users' metrics and probes: no run depends on it, but the columns of its rows do."""
+    metrics = {f"metric {name}": metric for name, metric in METRICS.items()}
+    return _digests(metrics | {f"probe {name}": probe for name, probe in PROBES.items()})
 
 
 def definition_of(arm: str) -> Code:

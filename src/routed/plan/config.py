@@ -22,7 +22,7 @@ from routed.settings.setting import Choice, Component, Setting, one_of
 from routed.settings.tree import flatten, unflatten, value_of
 from routed.tasks import SHARED as TASK
 from routed.tasks.text import SHARED as TEXT
-from routed.training import PROBLEMS, ProblemPart, program
+from routed.training import PROBES, PROBLEMS, ProblemPart, program
 from routed.training.optimiser import NORMALISATIONS, OPTIMISERS, SCHEDULES
 from routed.training.optimiser import SHARED as OPTIMISER
 from routed.training.phases import configs_of
@@ -88,6 +88,7 @@ ALWAYS = {"plan": PLAN, "engine": ENGINE, "training program": program.SETTINGS, 
 PACKAGED: tuple[Any, ...] = (
     *ALWAYS.values(),
     *PROBLEMS.values(),
+    *PROBES.values(),
     *AUXILIARY.values(),
     *(part for choice in CHOICES.values() for part in choice.parts.values()),
 )

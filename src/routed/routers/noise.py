@@ -54,6 +54,11 @@ class Noise(NamedTuple):
     uses: tuple[str, ...] = ()
     check: Callable[[ConfigDict], None] = accept
 
+    @property
+    def optional_at_eval(self) -> bool:
+        """True if test samples may be routed with this noise."""
+        return "noise_at_eval" in self.reads
+
 
 #: Settings of the node `router` that several kinds of noise read.
 SHARED: dict[str, Setting] = {

@@ -1,18 +1,22 @@
-"""The problem of text in, text out: an encoder-decoder that fills in the spans that were cut out of rows."""
+"""The problem of text in, text out: an encoder-decoder fills in the spans that were cut out of rows."""
 
 from __future__ import annotations
 
-from routed.contracts import AT_LEAST_0, Column
+from ml_collections import ConfigDict
+
+from routed.contracts import AT_LEAST_0, Column, TextBatch
 from routed.models import ENCODER_DECODERS, flops_per_row
 from routed.models.t5 import READ
-from routed.tasks.text import SHARED, SPANS
+from routed.tasks.text import SHARED, SOURCES, SPANS, Corpus, bigram_loss
 from routed.training.language import language_part
+from routed.training.text_problem import TextKind
 
 COLUMNS = {
     "eval/bigram": Column(
         "loss of a bigram model (nats per token)",
         bounds=AT_LEAST_0,
-        definition="Loss of a smoothed model that sees only the token before: an arm that is not better has learned nothing that needs a network.",
+        definition="Loss of a smoothed model that sees only the token before: an arm that is not better has learned"
+        " nothing that needs a network.",
     ),
     "eval/floor": Column(
         "least loss that is possible (nats per token)",
@@ -26,4 +30,21 @@ COLUMNS = {
     ),
 }
 
-ENCODER_DECODER = language_part(SPANS, READ, ENCODER_DECODERS, COLUMNS, flops_per_row, reads=tuple(SHARED))
+
+def bigram_and_floors(corpus: Corpus, config: ConfigDict, rows: TextBatch) -> dict[str, float]:
+    """Returns the loss of a bigram model, and the least losses that are possible where the source declares them."""
+    floors = SOURCES[config.data.name].floors
+    return {"bigram": bigram_loss(corpus, config), **({} if floors is None else floors(config.data, rows))}
+
+
+ENCODER_DECODER = language_part(
+    TextKind(
+        SPANS,
+        READ,
+        ENCODER_DECODERS,
+        flops_per_row,
+        reads=tuple(SHARED),
+        references=bigram_and_floors,
+        columns=COLUMNS,
+    )
+)

@@ -1,4 +1,4 @@
-"""What a step minimises: the loss of the task, the auxiliary losses of all layers, and those of a selection or a router."""
+"""The objective of a step: the loss of the task, auxiliary losses, and losses of a selection or a router."""
 
 from __future__ import annotations
 
@@ -15,42 +15,41 @@ from routed.layer.model_losses import balance_pooled
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import SELECTIONS, group_of
 from routed.metrics.load import load_of
-from routed.models.model import Site
-from routed.routers import ROUTERS
+from routed.models.model import ModelPart, Site
 from routed.training.problem import Problem
 
-#: The collection in which a router may leave, for each layer, a loss of its own that is minimised too.
+#: The Flax collection in which a router may leave a further loss for each layer.
 OBJECTIVE = "objective"
 
 
 def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step, params, state, moving, *, still=None):
-    """(what is minimised, (what is reported, wrong samples, the state and the `moving` coefficients after the step)).
+    """Returns (the minimised loss, (the reported loss, wrong samples, the state and the coefficients after the step)).
 
-    It is the task's loss and the auxiliary ones, of which some have a coefficient that moves. Where the router stays `still` (None: where
-    it is frozen) its losses are 0: they would train what it reads.
+    The sum of the task's loss and auxiliary losses, some with a coefficient of `moving`. Where the router stays
+    `still` (None: where it is frozen) its losses are 0: they would train the features that it reads.
     """
-    still = is_frozen(config) if still is None else still
-    rule, dispatch = rule_and_dispatch(config)
+    still = is_frozen(problem.part, config) if still is None else still
+    rule, dispatch = rule_and_dispatch(problem.part, config)
     outputs = problem.model.apply(params, state, batch, rule, dispatch, key, step)
     total, reported = problem.task_loss(config, outputs, batch)
-    if outputs.sites and ROUTERS[config.router.name].learns and any(coefficients_of(config.losses).values()):
+    if outputs.sites and problem.router_learns and any(coefficients_of(config.losses).values()):
         total += _auxiliary(problem, config, outputs.sites, params, step, moving, still)
     total += jnp.where(still, 0.0, selection_loss(rule, outputs.sites))
-    for own in jax.tree.leaves(outputs.state.get(OBJECTIVE, {})):
-        total += jnp.where(still, 0.0, own.sum())
+    for loss in jax.tree.leaves(outputs.state.get(OBJECTIVE, {})):
+        total += jnp.where(still, 0.0, loss.sum())
     moved = _moved(config, outputs.sites, moving, still)
     return total, (reported, problem.wrong(config, outputs, batch), outputs.state, moved)
 
 
 def selection_loss(rule: Rule, sites: dict[str, Site]) -> Float[Array, ""]:
-    """What a selection minimises beside the task's loss, of all layers; 0 for one without."""
-    if (own := SELECTIONS[rule.name].loss) is None:
+    """Returns the loss that a selection adds, summed over all layers; 0 for a selection without one."""
+    if (loss := SELECTIONS[rule.name].loss) is None:
         return jnp.float32(0)
-    return sum((_of_layers(partial(own, rule), site.routing).sum() for site in sites.values()), jnp.float32(0))
+    return sum((_of_layers(partial(loss, rule), site.routing).sum() for site in sites.values()), jnp.float32(0))
 
 
 def _moved(config: Any, sites: dict[str, Site], moving: dict[str, Array], still) -> dict[str, Array]:
-    """The coefficients after a step; those of a loss that this step has not, or of a router that stays still, stay."""
+    """Returns the coefficients after a step; without the router's training, or without their loss, they stay."""
     scores, moved = [site.routing.scores for site in sites.values()], dict(moving)
     for name in steered(config.losses) if moving else ():
         adapted = AUXILIARY[name].adapted
@@ -60,31 +59,37 @@ def _moved(config: Any, sites: dict[str, Site], moving: dict[str, Array], still)
 
 
 def _of_layers(value: Callable[[Any], Array], routing: Any) -> Array:
-    """A value of the routing of each layer of a site."""
+    """Returns a value of the routing of each layer of a site."""
     return value(routing) if routing.scores.ndim == 2 else jax.vmap(value)(routing)
 
 
-def rule_and_dispatch(config: Any) -> tuple[Rule, str]:
-    """The rule and the dispatch of training; of a model without a router, any."""
-    return (rule_of(config.selection), config.dispatch) if "dispatch" in config else (Rule(), "dense")
+def rule_and_dispatch(part: ModelPart, config: Any) -> tuple[Rule, str]:
+    """Returns the rule and the dispatch of training; defaults for a model without routers, which reads neither."""
+    return (rule_of(config.selection), config.dispatch) if part.routed else (Rule(), "dense")
 
 
 def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step, moving, still=None) -> Array:
-    """The weighted auxiliary losses, mean over all layers of all sites."""
-    still = is_frozen(config) if still is None else still
-    coefficients = {name: one for name, one in coefficients_of(config.losses).items() if one}
+    """Returns the weighted auxiliary losses, mean over all layers of all sites."""
+    still = is_frozen(problem.part, config) if still is None else still
+    coefficients = {name: value for name, value in coefficients_of(config.losses).items() if value}
     coefficients |= {name: moving[name] for name in steered(config.losses) if moving}
     if config.losses.balance_scope == POOLED:
         coefficients.pop("balance", None)  # below
 
     def of_layer(site: str, routing, features, responses) -> Array:
         tokens = len(routing.scores)
-        size = group_of(config.selection.group_size, tokens) if "group_size" in config.selection else tokens
+        size = group_of(rule_of(config.selection).group_size, tokens)
         groups = tokens // size if config.losses.balance_scope == "group" else 1
         return auxiliary(
-            routing, coefficients, learned=jnp.logical_not(still), groups=groups, losses=config.losses, features=features,
-            responses=responses, step=step,
-        )[0]  # fmt: skip
+            routing,
+            coefficients,
+            learned=jnp.logical_not(still),
+            groups=groups,
+            losses=config.losses,
+            features=features,
+            responses=responses,
+            step=step,
+        )[0]
 
     values = []
     for name, (routing, features) in sites.items():
@@ -94,16 +99,15 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
             continue
         layers = jnp.arange(len(routing.scores))
 
-        def one(routing, features, layer, name=name, all_features=features):
-            respond = lambda: problem.model.responses(params, name, all_features)[layer]  # type: ignore[misc]  # noqa: E731
-            return of_layer(name, routing, features, respond)
+        def of_stack_layer(routing, features, layer, name=name, all_features=features):
+            return of_layer(name, routing, features, lambda: _all_responses(problem, params, name, all_features)[layer])
 
-        values.append(jax.vmap(one)(routing, features, layers))
+        values.append(jax.vmap(of_stack_layer)(routing, features, layers))
     return jnp.concatenate(values).mean() + _pooled(config, sites, still)
 
 
 def _pooled(config: Any, sites: dict[str, Site], still) -> Array:
-    """The weighted balance loss of all layers of all sites together, where it is asked for."""
+    """Returns the weighted balance loss of all layers of all sites together, if it is configured."""
     if not (config.losses.balance and config.losses.balance_scope == POOLED):
         return jnp.float32(0)
     stacks = [
@@ -114,17 +118,22 @@ def _pooled(config: Any, sites: dict[str, Site], still) -> Array:
     probs = jnp.concatenate(
         [gate(stack.scores).mean(1) for stack in stacks]
     )  # [L, E], as stacks have other numbers of tokens
-    loads = jnp.concatenate([jax.vmap(lambda one: load_of(one)[0])(stack) for stack in stacks])
+    loads = jnp.concatenate([jax.vmap(lambda routing: load_of(routing)[0])(stack) for stack in stacks])
     value = balance_pooled(probs[:, None], loads)
     return jnp.where(still, 0.0, config.losses.balance * value)
 
 
 def _responses(problem: Problem, params, site: str, features) -> Array:
-    """All experts' outputs on the tokens of a single layer."""
-    assert problem.model.responses is not None  # a model with gates has them
-    return problem.model.responses(params, site, features[None])[0]
+    """Returns all experts' outputs on the tokens of a single layer."""
+    return _all_responses(problem, params, site, features[None])[0]
 
 
-def is_frozen(config: Any):
-    """Whether the router is frozen; True for a model without one."""
-    return config.router.frozen if "router" in config and "frozen" in config.router else jnp.array(True)
+def _all_responses(problem: Problem, params, site: str, features) -> Array:
+    """Returns all experts' outputs on the tokens of each layer of a site."""
+    assert problem.model.responses is not None  # as the model has gates
+    return problem.model.responses(params, site, features)
+
+
+def is_frozen(part: ModelPart, config: Any):
+    """Returns the setting router.frozen; True for a model without a router."""
+    return config.router.frozen if part.freezable else jnp.array(True)

@@ -1,4 +1,4 @@
-"""One optimiser step on parameters in groups, each with a learning rate of its own, and freezing as a traced flag."""
+"""Optimisers of parameters in groups, each group with a learning rate of its own; freezing is a traced flag."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from routed.routers import ROUTERS
+from routed.models.model import ModelPart
 from routed.settings.setting import FRACTION, POSITIVE, Setting, accept, at_least, refuse
 from routed.settings.tree import value_of
 
@@ -25,9 +25,13 @@ RATES = {
 
 
 class Optimiser(NamedTuple):
-    """The direction of a step, from the config node `optimizer`; rates, decay and schedules come after it."""
+    """The direction of a step, from the config node `optimizer`; rates, decay and schedules come after it.
+
+    A `factored` one keeps second moments by rows and columns of the two largest axes of a tensor.
+    """
 
     direction: Callable[[Any], optax.GradientTransformation]
+    factored: bool = False
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
@@ -38,21 +42,32 @@ class Optimiser(NamedTuple):
 FACTORED = 128
 
 
-def _check_factored(config: ConfigDict) -> None:
-    """Refuses so many experts that their axis could be one of two that are factored: they would share second moments."""
-    if "experts" in config and "count" in config.experts and config.experts.count >= FACTORED:
-        words = f"factors axes of {FACTORED} and more, and experts.count={config.experts.count} is one; use 'adam', or fewer experts"
-        refuse("optimizer.name", config.optimizer.name, words)
+def refuse_factored_experts(part: ModelPart, config: ConfigDict) -> None:
+    """Raises if the axis of experts is long enough to be factored: experts would share second moments.
+
+    Raises:
+      UserError: names the optimiser, and the number of experts.
+    """
+    if OPTIMISERS[config.optimizer.name].factored and part.counts_experts and config.experts.count >= FACTORED:
+        refuse(
+            "optimizer.name",
+            config.optimizer.name,
+            f"factors axes of {FACTORED} and more, and experts.count={config.experts.count} is one; use 'adam', or"
+            f" fewer"
+            " experts",
+        )
 
 
-#: name -> optimiser. Adafactor without its own steps relative to the parameters' scale: its second moments are factored, for each layer
-#: and expert, its updates clipped at 1 (root mean square of a leaf: of all layers and experts that are stacked in it).
+#: name -> optimiser. Adafactor without its own steps relative to the parameters' scale: its second moments are
+#: factored, for each layer and expert, its updates clipped at 1 (root mean square of a leaf: of all layers and
+#: experts that are stacked in it).
 OPTIMISERS: dict[str, Optimiser] = {
     "sgd": Optimiser(
-        lambda own: optax.trace(own.momentum), settings={"momentum": Setting(0.9, "of the gradient", FRACTION)}
+        lambda settings: optax.trace(settings.momentum),
+        settings={"momentum": Setting(0.9, "of the gradient", FRACTION)},
     ),
     "adam": Optimiser(
-        lambda own: optax.scale_by_adam(own.b1, own.b2, own.eps),
+        lambda settings: optax.scale_by_adam(settings.b1, settings.b2, settings.eps),
         settings={
             "b1": Setting(0.9, "decay of the first moment", FRACTION),
             "b2": Setting(0.999, "decay of the second moment", FRACTION),
@@ -60,16 +75,16 @@ OPTIMISERS: dict[str, Optimiser] = {
         },
     ),
     "adafactor": Optimiser(
-        lambda own: optax.chain(
+        lambda settings: optax.chain(
             optax.scale_by_factored_rms(min_dim_size_to_factor=FACTORED), optax.clip_by_block_rms(1.0)
         ),
-        check=_check_factored,
+        factored=True,
     ),
 }
 
 
 class Factor(Protocol):
-    """What a schedule multiplies rates by at `step`, which counts from 0; `warmup` is at least 1."""
+    """The factor of all rates at `step`, which counts from 0; `warmup` is at least 1."""
 
     def __call__(self, step: Int[Array, ""], warmup: int, steps: int) -> Float[Array, ""]: ...
 
@@ -84,8 +99,8 @@ class Schedule(NamedTuple):
     check: Callable[[ConfigDict], None] = accept
 
 
-#: name -> schedule. Linear and cosine (Loshchilov and Hutter 2017): 0 after the last step, so that step still learns; rsqrt: the
-#: Transformer's (Vaswani et al. 2017), which is T5's after the warm-up, through which T5 holds the rate.
+#: name -> schedule. Linear and cosine (Loshchilov and Hutter 2017): 0 after the last step, so that step still learns;
+#: rsqrt: the Transformer's (Vaswani et al. 2017), which is T5's after the warm-up, through which T5 holds the rate.
 SCHEDULES: dict[str, Schedule] = {
     "constant": Schedule(),
     "linear": Schedule(lambda step, warmup, steps: jnp.clip((steps - step) / max(steps - warmup, 1), 0.0, 1.0)),
@@ -99,7 +114,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 class Normalisation(NamedTuple):
-    """What divides the gradient of an expert: one norm made of those of its tensors, or each tensor's own (`joint` is None)."""
+    """The divisor of an expert's gradient: one norm from its tensors, or each tensor's own (`joint` is None)."""
 
     divides: bool = True
     joint: Callable[[Any], Any] | None = None
@@ -131,52 +146,51 @@ SHARED: dict[str, Setting] = {
 }
 
 
-def optimiser(config: Any, params: Mapping[str, Any]) -> optax.GradientTransformation:
-    """The optimiser of a config for the groups that `params` has, with a rate for each; rates are traced.
+def optimiser(
+    config: Any,
+    params: Mapping[str, Any],
+    normalisation: Normalisation = NORMALISATIONS["none"],
+    router_decays: bool = True,
+) -> optax.GradientTransformation:
+    """Returns the optimiser of a config for the groups of `params`, with a rate for each; rates are traced.
 
-    Weight decay is decoupled (AdamW's order: p -= rate (direction + decay p)). A gradient is clipped by the norm over all
-    groups.
+    Weight decay is decoupled (AdamW's order: p -= rate (direction + decay p)). A gradient is clipped by the norm over
+    all groups. A router whose parameters no gradient trains must not decay: its parameters are its choices.
     """
-    own = config.optimizer
+    settings = config.optimizer
 
     def group(name: str) -> optax.GradientTransformation:
         if name not in RATES or not jax.tree.leaves(params[name]):
             return optax.set_to_zero()
-        # Where the problem offers it. Normalised before l2 is added, as momentum and decay come after the gradient.
-        normalisation = NORMALISATIONS[own.normalise if "normalise" in own else "none"]
+        # Normalised before l2 is added, as momentum and decay come after the gradient.
         before = [normalised(normalisation)] if name == "experts" and normalisation.divides else []
-        rate, decays = value_of(config, RATES[name]), name != "router" or _learns(config)
+        rate, decays = value_of(config, RATES[name]), name != "router" or router_decays
         return optax.chain(
             *before,
-            *([optax.add_decayed_weights(own.l2 if decays else 0.0)] if own.l2 else []),
-            OPTIMISERS[own.name].direction(own),
-            optax.add_decayed_weights(own.weight_decay if decays else 0.0),
-            optax.scale(-rate * own.rate_scale),
+            *([optax.add_decayed_weights(settings.l2 if decays else 0.0)] if settings.l2 else []),
+            OPTIMISERS[settings.name].direction(settings),
+            optax.add_decayed_weights(settings.weight_decay if decays else 0.0),
+            optax.scale(-rate * settings.rate_scale),
         )
 
     def schedule(step):
-        warmup = max(own.warmup, 1)
-        warmed, factor = jnp.minimum(1.0, (step + 1) / warmup), SCHEDULES[own.schedule].factor
+        warmup = max(settings.warmup, 1)
+        warmed, factor = jnp.minimum(1.0, (step + 1) / warmup), SCHEDULES[settings.schedule].factor
         return warmed if factor is None else warmed * factor(step, warmup, config.steps)
 
-    scheduled = own.warmup or SCHEDULES[own.schedule].factor is not None
+    scheduled = settings.warmup or SCHEDULES[settings.schedule].factor is not None
     return optax.chain(
-        *([optax.clip_by_global_norm(own.clip)] if own.clip else []),
+        *([optax.clip_by_global_norm(settings.clip)] if settings.clip else []),
         optax.multi_transform({name: group(name) for name in params}, {name: name for name in params}),
         *([optax.scale_by_schedule(schedule)] if scheduled else []),
     )
 
 
-def _learns(config: Any) -> bool:
-    """Has the router of a config a gradient? Without one its parameters are what decides, and decay would change that."""
-    return "name" not in config.router or ROUTERS[config.router.name].learns
-
-
 def normalised(by: Normalisation) -> optax.GradientTransformation:
-    """Normalised gradient descent for each expert (Chen et al. 2022, Algorithm 1): its gradient, divided by its Frobenius norm.
+    """Returns normalised gradient descent for each expert (Chen et al. 2022, Algorithm 1).
 
-    Every leaf has a leading axis of experts. An expert without a gradient (no sample) stays where it is. `expert_sum` and
-    `tensor` are what the released code does.
+    The gradient is divided by its norm. Every leaf has a leading axis of experts. An expert without a gradient (no
+    sample) does not move. The released code uses `expert_sum` and `tensor`.
     """
 
     def divided(gradients, state, params=None):
@@ -199,11 +213,11 @@ def update(
     frozen,
     trained: tuple[str, ...] | None = None,
 ) -> tuple[dict[str, Any], Any]:
-    """Applies one optimiser step; where `frozen`, the router stays bit for bit what it was.
+    """Applies one optimiser step; where `frozen`, the router keeps every bit.
 
-    The router's gradient is zeroed first, so that no statistic across parameters (a global norm) sees it, and its new
-    value is discarded last, after weight decay. `where`, not a product: 0 x NaN is NaN. Groups outside of `trained` (None: all
-    are trained) have neither gradient nor step, and what the optimiser knows of them waits.
+    The router's gradient is zeroed first, so that no statistic across parameters (a global norm) includes it, and its
+    new value is discarded last, after weight decay. `where`, not a product: 0 x NaN is NaN. Groups outside of
+    `trained` (None: all are trained) have neither gradient nor step, and their optimiser state stays.
     """
     keep = lambda old, new: jax.tree.map(lambda a, b: jnp.where(frozen, a, b), old, new)  # noqa: E731
     zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)  # noqa: E731
@@ -217,7 +231,7 @@ def update(
 
 
 def _waiting(old: Any, new: Any, groups: list[str]) -> Any:
-    """The optimiser's new state with the old one of some groups."""
+    """Returns the optimiser's new state with the old state of some groups."""
     if not groups:
         return new
     return tuple(

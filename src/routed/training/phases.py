@@ -1,10 +1,10 @@
-"""Phases of training: until when, which groups of parameters train, with which losses and which selection.
+"""Phases of training: until which step, which groups of parameters train, with which losses and which selection.
 
-A run's phases are the setting `phases`, a tuple of texts such as "until=500 train=router loss=squared". The first phase that
-applies at a step is the one that is trained: an earlier one may take a `share` of the steps only, by a coin. Words of a phase:
-`until` (steps, or such a share of them as 90%; default: the end) or `epochs` (of data.epochs), `share` (of the steps before `until`; default 1), `train`
-(groups, joined by +, or nothing; default all) and KEY=VALUE for any key of the nodes `selection` and `losses`, for `loss` and for
-`dispatch`.
+A run's phases are the setting `phases`, a tuple of texts such as "until=500 train=router loss=squared". Each step
+trains the first phase that applies; a phase may take a `share` of the steps only, by a coin. Entries of a phase:
+`until` (steps, or a share of the steps as 90%; default: the end) or `epochs` (of data.epochs), `share` (of the steps
+before `until`; default 1), `train` (groups, joined by +, or nothing; default all) and KEY=VALUE for any key of the
+nodes `selection` and `losses`, for `loss` and for `dispatch`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from routed.contracts import GROUPS, UserError
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten, node_of, override, parse, value_of
 
-#: What a phase may change of a config.
+#: The nodes and keys of a config that a phase may change.
 NODES, KEYS = ("selection.", "losses."), ("loss", "dispatch")
 #: The word for no group.
 NOTHING = "nothing"
@@ -31,7 +31,7 @@ NOTHING = "nothing"
 class Phase(NamedTuple):
     """One phase: steps before `until`, on a `share` of them; `groups` train (None: all), under `changes` to the config.
 
-    With `epochs` it is the steps of so many epochs of the training samples, however many samples there are.
+    With `epochs` a phase lasts so many epochs of the training samples, however many samples there are.
     """
 
     until: int
@@ -41,31 +41,33 @@ class Phase(NamedTuple):
     epochs: int = 0
 
     def end(self, per_epoch: Any) -> Any:
-        """The step before which it is, with so many steps an epoch."""
+        """Returns the step before which the phase ends."""
         return self.epochs * per_epoch if self.epochs else self.until
 
 
 def steps_per_epoch(config: Any) -> Any:
-    """Steps in which every training sample comes once (`data.epochs`)."""
+    """Returns the steps in which every training sample comes once (`data.epochs`)."""
     return config.data.samples // config.batch_size
 
 
 def phases_of(config: ConfigDict) -> tuple[Phase, ...]:
-    """The phases of a config, one without changes if it names none.
+    """Returns the phases of a config, one without changes if it names none.
 
     Raises:
-      UserError: a word that is unknown or has a wrong value, steps that no phase covers, or a phase that no step is left for.
+      UserError: an unknown entry or a wrong value, steps that no phase covers, or a phase for which no step is left.
     """
     phases = tuple(_phase(config, text) for text in config.phases) or (Phase(config.steps, 1.0, None, {}),)
     if phases[-1].until < config.steps or phases[-1].epochs or phases[-1].share < 1:
         raise UserError(
-            f"config key phases={config.phases!r}: no phase covers all of the last steps; end with one without until and share"
+            f"config key phases={config.phases!r}: no phase covers all of the last steps; end with one without until"
+            " and share"
         )
     taken = 0
     for i, phase in enumerate(phases):
         if not phase.epochs and phase.until <= taken:
             raise UserError(
-                f"config key phases={config.phases!r}: {config.phases[i]!r} never comes, as one before it takes all steps up to {taken}; give that an until= or a share="
+                f"config key phases={config.phases!r}: {config.phases[i]!r} never comes, as one before it takes all"
+                f" steps up to {taken}; give that an until= or a share="
             )
         if not phase.epochs and phase.share == 1:
             taken = phase.until
@@ -73,14 +75,14 @@ def phases_of(config: ConfigDict) -> tuple[Phase, ...]:
 
 
 def require_groups(phases: tuple[Phase, ...], params: dict[str, Any]) -> None:
-    """Refuses a phase of which a model has none of the groups that are to train; says so of an arm without a router, in a figure whose phases are of routers.
+    """Raises if a phase trains no group of this model; only warns if the missing groups are router or experts.
 
     Raises:
       UserError: names the phase's groups, and those of the model.
     """
-    there = [name for name in GROUPS[:-1] if jax.tree.leaves(params.get(name))]
+    groups = [name for name in GROUPS[:-1] if jax.tree.leaves(params.get(name))]
     for phase in phases:
-        if not phase.groups or {*phase.groups} & {*there}:
+        if not phase.groups or {*phase.groups} & {*groups}:
             continue
         if {*phase.groups} <= {"router", "experts"}:
             log.warning("phases: this model has no %s: nothing trains in that phase", " or ".join(phase.groups))
@@ -88,7 +90,7 @@ def require_groups(phases: tuple[Phase, ...], params: dict[str, Any]) -> None:
             refuse(
                 "phases",
                 f"train={'+'.join(phase.groups)}",
-                f"nothing would train: the groups of this model are {', '.join(there)}",
+                f"nothing would train: the groups of this model are {', '.join(groups)}",
             )
 
 
@@ -110,7 +112,8 @@ def _phase(config: ConfigDict, text: str) -> Phase:
                 groups = () if value == NOTHING else tuple(value.split("+"))
             elif key.startswith("selection.eval."):
                 raise UserError(
-                    f"config key phases: {text!r}: {key} is of evaluations, which are the same in all phases; set it outside of phases"
+                    f"config key phases: {text!r}: {key} is of evaluations, which are the same in all phases; set it"
+                    f" outside of phases"
                 )
             elif key.startswith(NODES) or key in KEYS:
                 changes[key] = parse(config, key, value)
@@ -118,8 +121,8 @@ def _phase(config: ConfigDict, text: str) -> Phase:
                 raise ValueError
         except ValueError:
             raise UserError(
-                f"config key phases: {text!r}: {word!r} is not until=STEP, epochs=NUMBER, share=FRACTION, train=GROUP+GROUP, or KEY=VALUE of"
-                f" {', '.join(f'{node}*' for node in NODES)}, {', '.join(KEYS)}"
+                f"config key phases: {text!r}: {word!r} is not until=STEP, epochs=NUMBER, share=FRACTION,"
+                f" train=GROUP+GROUP, or KEY=VALUE of {', '.join(f'{node}*' for node in NODES)}, {', '.join(KEYS)}"
             ) from None
     if not 0 < until <= config.steps or not 0 < share <= 1:
         raise UserError(f"config key phases: {text!r}: until must be in 1 to steps={config.steps}, share in (0, 1]")
@@ -134,35 +137,38 @@ def _phase(config: ConfigDict, text: str) -> Phase:
 
 
 def configs_of(config: ConfigDict) -> list[ConfigDict]:
-    """The config of each phase."""
+    """Returns the config of each phase."""
     return [override(config, phase.changes) if phase.changes else config for phase in phases_of(config)]
 
 
 def mean_so_far(phases: tuple[Phase, ...], values: Sequence[Any], step: Any) -> Any:
-    """The mean over the steps before `step` of a value that each phase has; at step 0 that of the first step.
+    """Returns the mean over the steps before `step` of a value that each phase has; at step 0 the first step's value.
 
-    Of phases that take a share of the steps the expected one. Phases that end by epochs are not counted.
+    Phases that take a share of the steps count by that share. Phases that end by epochs do not count.
     """
     ends = sorted({phase.until for phase in phases})
     total: Any = 0.0
     start = 0
     for end in ends:
         rest, value = 1.0, 0.0
-        for phase, own in zip(phases, values, strict=True):
+        for phase, phase_value in zip(phases, values, strict=True):
             if phase.until >= end:
-                value += rest * phase.share * own
+                value += rest * phase.share * phase_value
                 rest *= 1 - phase.share
         total += value * (jnp.clip(jnp.maximum(step, 1), start, end) - start)
         start = end
     return total / jnp.maximum(step, 1)
 
 
-def mean_so_far_of(count: Callable[[Any], Any], config: ConfigDict, own: Any, step: Any) -> Any:
-    """A count of a training token's experts, on average over the steps so far; `own` holds the run's traced settings."""
+def mean_so_far_of(count: Callable[[Any], Any], config: ConfigDict, traced: Any, step: Any) -> Any:
+    """Returns the mean over the steps so far of a count of a training token's experts.
+
+    `traced` is the config of the run with arrays for traced settings.
+    """
     phases = phases_of(config)
     if not any(key.startswith("selection.") for phase in phases for key in phase.changes):
-        return count(own)
-    given = {key: value_of(own, key) for key in flatten(config)}
+        return count(traced)
+    given = {key: value_of(traced, key) for key in flatten(config)}
     values = [
         count(node_of(override(config, phase.changes), {k: v for k, v in given.items() if k not in phase.changes}))
         for phase in phases
@@ -173,7 +179,7 @@ def mean_so_far_of(count: Callable[[Any], Any], config: ConfigDict, own: Any, st
 def active_phase(
     phases: tuple[Phase, ...], step: Int[Array, ""], key: PRNGKeyArray, per_epoch: Int[Array, ""] | int = 0
 ) -> Int[Array, ""]:
-    """The number of the first phase that applies at a step, with so many steps an epoch. The key, one of the step's own, is consumed."""
+    """Returns the number of the first phase that applies at a step. The key, one of the step's own, is consumed."""
     coins = jax.random.uniform(key, (len(phases),))
     applies = jnp.stack(
         [(step < phase.end(per_epoch)) & (coin < phase.share) for phase, coin in zip(phases, coins, strict=True)]

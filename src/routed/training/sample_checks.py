@@ -1,4 +1,4 @@
-"""What the task, the model, the loss and the batches of samples ask of each other."""
+"""Checks that the task, the model, the loss and the batches of samples fit each other."""
 
 from __future__ import annotations
 
@@ -12,21 +12,28 @@ from routed.contracts import UserError
 from routed.layer.rule import rule_of
 from routed.layer.selection import SELECTIONS
 from routed.models import SAMPLE_MODELS
+from routed.routers import ROUTERS
 from routed.settings.setting import refuse
 from routed.tasks import TASKS
+from routed.training.optimiser import refuse_factored_experts
 from routed.training.phases import phases_of
 from routed.training.task_losses import TASK_LOSSES
 
 
 def positions_of(config: Any) -> int:
-    """Tokens of a sample that are routed one by one: the task's, or those that the model makes of a sample."""
+    """Returns the tokens of a sample that are routed one by one: those of the task, or of the model."""
     inner = SAMPLE_MODELS[config.model].inner
     return TASKS[config.data.name].positions(config.data) if inner is None else inner(config)
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses what does not fit."""
+    """Raises if parts of the config do not fit each other.
+
+    Raises:
+      UserError: names the key, its value, and a value that fits.
+    """
     task, data, loss = TASKS[config.data.name], config.data, TASK_LOSSES[config.loss]
+    part = SAMPLE_MODELS[config.model]
     if data.target not in task.targets:
         refuse("data.target", data.target, f"data.name={data.name!r} has the targets {', '.join(task.targets)}")
     if data.target_dim != task.outputs(data):
@@ -38,18 +45,41 @@ def check(config: ConfigDict) -> None:
         )
     target = task.targets[data.target]
     if target not in loss.fits:
-        fitting = [name for name, other in TASK_LOSSES.items() if target in other.fits]
+        fitting = [name for name, candidate in TASK_LOSSES.items() if target in candidate.fits]
         refuse(
             "loss",
             config.loss,
-            f"does not fit data.target={data.target!r} of data.name={data.name!r}; use {' or '.join(map(repr, fitting))}",
+            f"does not fit data.target={data.target!r} of data.name={data.name!r};"
+            f" use {' or '.join(map(repr, fitting))}",
         )
     if loss.labelled and task.bayes is not None:
         refuse(
             "data.target",
             data.target,
-            f"predictions of a {target} are logits, and `bayes` of data.name={data.name!r} is E[y|x]; leave bayes out of the task",
+            f"predictions of a {target} are logits, and `bayes` of data.name={data.name!r} is E[y|x]; leave bayes"
+            f" out of the task",
         )
+    _check_batches(config)
+    _check_stop(config)
+    if config.rates == "tuned" and task.same_tests:
+        warn_of_tuning(data.name)
+    if data.test_samples % (clusters := task.labels(data)):
+        refuse("data.test_samples", data.test_samples, f"must be a multiple of {clusters}, the number of clusters")
+    refuse_factored_experts(part, config)
+    if part.routed:
+        _check_routing(config)
+    if config.mesh.data * config.mesh.expert > 1:
+        raise UserError(
+            f"config keys mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: the runs of"
+            f" data.name={data.name!r} are small and are shared out whole; use mesh.run"
+        )
+    if config.checkpoint.final:
+        refuse("checkpoint.final", True, f"runs of data.name={data.name!r} keep rows, no parameters; set it to false")
+
+
+def _check_batches(config: ConfigDict) -> None:
+    """Raises if batches cannot be all training samples (`data.whole`), or go through them in epochs (`data.epochs`)."""
+    data = config.data
     if data.whole and (data.fresh or config.batch_size != data.samples):
         refuse(
             "data.whole",
@@ -60,52 +90,44 @@ def check(config: ConfigDict) -> None:
         refuse(
             "data.epochs",
             True,
-            f"needs data.fresh=false, data.whole=false, and data.samples={data.samples} a multiple of batch_size={config.batch_size}",
+            f"needs data.fresh=false, data.whole=false, and data.samples={data.samples} a multiple of"
+            f" batch_size={config.batch_size}",
         )
-    _check_stop(config)
-    if config.rates == "tuned" and task.same_tests:
-        warn_of_tuning(data.name)
-    if data.test_samples % (clusters := task.labels(data)):
-        made = f"data.clusters={data.clusters}" if "clusters" in data else f"{clusters} clusters"
-        made = (
-            made
-            if "clusters" not in data or clusters == data.clusters
-            else f"{clusters}, the combinations that {made} make"
-        )
-        refuse("data.test_samples", data.test_samples, f"must be a multiple of {made}")
-    size = config.selection.group_size if "selection" in config and "group_size" in config.selection else 0
+
+
+def _check_routing(config: ConfigDict) -> None:
+    """Raises if groups of tokens, patches of experts, or windows of a router do not fit the samples."""
+    task, data = TASKS[config.data.name], config.data
+    size = rule_of(config.selection).group_size
     if size and config.batch_size % size:
         refuse("selection.group_size", size, f"must divide batch_size={config.batch_size}")
-    if "selection" in config:
-        _refuse_more_patches(config, positions_of(config))
-    if "router" in config and "window" in config.router:
+    _refuse_more_patches(config, positions_of(config))
+    if "window" in ROUTERS[config.router.name].settings:
         positions = task.dims(data) if task.pixels is None else task.pixels(data)
         where = "positions of a sample" if task.pixels is None else "pixels of a side of an image"
         if positions % config.router.window:
             refuse("router.window", config.router.window, f"must divide the {positions} {where}")
-    if config.mesh.data * config.mesh.expert > 1:
-        raise UserError(
-            f"config keys mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: the runs of"
-            f" data.name={data.name!r} are small and are shared out whole; use mesh.run"
-        )
-    if config.checkpoint.final:
-        refuse("checkpoint.final", True, f"runs of data.name={data.name!r} keep rows, no parameters; set it to false")
 
 
 @functools.cache
 def warn_of_tuning(name: str) -> None:
-    """Says once what tuned rates are worth where tuning seeds have no test samples of their own."""
+    """Warns once that rates are tuned on the reported test samples, where all seeds share test samples."""
     log.warning(
-        "rates=tuned: data.name=%s has the same test samples in every seed, so each arm's rates are chosen on those reported",
+        "rates=tuned: data.name=%s has the same test samples in every seed, so each arm's rates are chosen on those"
+        " reported",
         name,
     )
 
 
 def _check_stop(config: ConfigDict) -> None:
-    """Refuses to wait for samples that are neither right nor wrong, and losses and phases of routers that are not there."""
+    """Raises if a run waits for samples that cannot be wrong, or trains a router that the model lacks."""
     loss, routed = TASK_LOSSES[config.loss], SAMPLE_MODELS[config.model].routed
     if config.stop.errors and "threshold" not in loss.settings:
-        fits = [name for name, one in TASK_LOSSES.items() if "threshold" in one.settings and not one.of_scores]
+        fits = [
+            name
+            for name, candidate in TASK_LOSSES.items()
+            if "threshold" in candidate.settings and not candidate.of_scores
+        ]
         refuse(
             "stop.errors",
             True,
@@ -123,10 +145,14 @@ def _check_stop(config: ConfigDict) -> None:
 
 
 def _refuse_more_patches(config: ConfigDict, positions: int) -> None:
-    """Refuses experts that would take more patches than a sample has."""
+    """Raises if experts would take more patches than a sample has."""
     for key, evaluation in (("selection", False), ("selection.eval", True)):
         rule = rule_of(config.selection, evaluation=evaluation)
-        places = SELECTIONS[rule.name].places
-        if places is not None and places(rule) > positions:
-            words = f"is more than the patches of a sample of data.name={config.data.name!r}, which has {positions}; lower it"
-            refuse(f"{key}.patches", places(rule), words)
+        taken = SELECTIONS[rule.name].places
+        if taken is not None and taken(rule) > positions:
+            refuse(
+                f"{key}.patches",
+                taken(rule),
+                f"is more than the patches of a sample of data.name={config.data.name!r}, which has {positions};"
+                f" lower it",
+            )

@@ -3,15 +3,19 @@
 from routed.models import SAMPLE_MODELS
 from routed.papers.chen2022.augmented import AUGMENTED, ROTATED
 from routed.papers.chen2022.ensemble import ENSEMBLE
+from routed.papers.chen2022.lone_experts import GROUP_HIT, LONE_EXPERTS
 from routed.papers.chen2022.patches import TASK as PATCHES
 from routed.papers.chen2022.sentences import TASK as SENTENCES
 from routed.plan.arms import ARMS, Arm
 from routed.tasks import TASKS
+from routed.training.probes import PROBES
 
 TASKS["patches"] = PATCHES
 TASKS["rotated"] = ROTATED
 TASKS["augmented"] = AUGMENTED
 TASKS["sentences"] = SENTENCES
+PROBES["lone_experts"] = LONE_EXPERTS
+PROBES["group_hit"] = GROUP_HIT
 SAMPLE_MODELS["ensemble"] = ENSEMBLE
 # As many experts as the mixture has, each on every sample, averaged at evaluation.
 ARMS["ensemble"] = Arm({"model": "ensemble"}, "ensemble of all experts", "#EE3377")

@@ -4,6 +4,7 @@ from routed.analysis.claims import KINDS
 from routed.models import SAMPLE_MODELS
 from routed.papers.chowdhury2023 import arms
 from routed.papers.chowdhury2023.collages import TASK as COLLAGES
+from routed.papers.chowdhury2023.decisive_patches import ALL_PATCHES_ACCURACY, DECISIVE_PATCHES, SUCCESS_SHARE
 from routed.papers.chowdhury2023.generated import TASK as GENERATED
 from routed.papers.chowdhury2023.patch_moe import PATCH_CNN, PATCH_MOE
 from routed.papers.chowdhury2023.sample_complexity import Exponent, SampleNeed
@@ -11,12 +12,16 @@ from routed.papers.chowdhury2023.scenes import TASK as SCENES
 from routed.papers.chowdhury2023.wide_resnet import WIDE_RESNET, WIDE_RESNET_MOE
 from routed.plan.arms import ARMS
 from routed.tasks import TASKS
+from routed.training.probes import PROBES
 
 KINDS[SampleNeed.kind] = SampleNeed
 KINDS[Exponent.kind] = Exponent
 TASKS["scenes"] = SCENES
 TASKS["generated"] = GENERATED
 TASKS["collages"] = COLLAGES
+PROBES["success"] = SUCCESS_SHARE
+PROBES["all_patches"] = ALL_PATCHES_ACCURACY
+PROBES["decisive_patches"] = DECISIVE_PATCHES
 SAMPLE_MODELS["patch_moe"] = PATCH_MOE
 SAMPLE_MODELS["patch_cnn"] = PATCH_CNN
 SAMPLE_MODELS["wide_resnet"] = WIDE_RESNET

@@ -6,10 +6,13 @@ from routed.papers.ours.crossing import Crossing
 from routed.papers.ours.dialect_floors import floors
 from routed.papers.ours.preregistered import Prediction
 from routed.papers.ours.recovered_gap import RecoveredGap
+from routed.papers.ours.regret_probe import REGRET
 from routed.plan.arms import ARMS
 from routed.tasks.text.sources import SOURCES, TextSource
+from routed.training.probes import PROBES
 
 ARMS.update(arms.ARMS)
+PROBES["regret"] = REGRET
 KINDS[Crossing.kind] = Crossing
 KINDS[RecoveredGap.kind] = RecoveredGap
 KINDS[Prediction.kind] = Prediction

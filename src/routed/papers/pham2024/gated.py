@@ -1,9 +1,8 @@
-"""Mixtures of Gaussian experts under a gate of the K largest scores (Pham et al. 2024, eq.
-
-6): density, Hellinger distance, Voronoi loss.
+"""Mixtures of Gaussian experts under a gate of the K largest scores (Pham et al. 2024, eq. 6).
 
 p_G(y | x) = sum_i softmax(TopK(s(x), K))_i N(y | g_i(x), v_i), g_i(x) = a_i x + b_i, v_i a variance, x and y numbers.
-Scores are |g_i(x)| (gate `norms`: competition) or alpha_i x + beta_i (gate `softmax`, a router of its own weights).
+Scores are |g_i(x)| (gate `norms`: competition) or alpha_i x + beta_i (gate `softmax`, a router with weights). Below
+are the density, the Hellinger distance and the Voronoi loss.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from jaxtyping import Array, Float, Scalar
 
 from routed.contracts.ties import highest
 
-#: How experts are weighed.
+#: Gates: weights of experts by the norms of their outputs, or by a softmax of scores.
 GATES = NORMS, SOFTMAX = ("norms", "softmax")
 
-#: Log weight of who is not among the K largest: no probability, and no infinity whose gradient is none.
+#: The log weight of experts that are not among the K largest: probability 0, without an infinity, whose gradient is
+#: NaN.
 NEVER = -1e30
 
 
@@ -32,59 +32,59 @@ class Components(NamedTuple):
     gate: Float[Array, "*S k 2"]  # alpha, beta
 
 
-def answers(own: Components, x: Float[Array, " T"]) -> Float[Array, "T k"]:
-    """g_i(x)."""
-    return x[:, None] * own.line[None, :, 0] + own.line[None, :, 1]
+def answers(components: Components, x: Float[Array, " T"]) -> Float[Array, "T k"]:
+    """Returns g_i(x)."""
+    return x[:, None] * components.line[None, :, 0] + components.line[None, :, 1]
 
 
-def log_weights(own: Components, gate: str, most: int, x: Float[Array, " T"]) -> Float[Array, "T k"]:
-    """log softmax(TopK(scores, most)); NEVER where an expert is not chosen.
-
-    Who is chosen has no gradient, as everywhere.
-    """
-    scores = answers(own, x)
-    scores = jnp.abs(scores) if gate == NORMS else x[:, None] * own.gate[None, :, 0] + own.gate[None, :, 1]
-    # By their numbers: a comparison with the K-th score may miss that very expert, where XLA computes the score twice.
+def log_weights(components: Components, gate: str, most: int, x: Float[Array, " T"]) -> Float[Array, "T k"]:
+    """Returns log softmax(TopK(scores, most)); NEVER for experts that are not chosen. The choice has no gradient."""
+    scores = answers(components, x)
+    scores = (
+        jnp.abs(scores) if gate == NORMS else x[:, None] * components.gate[None, :, 0] + components.gate[None, :, 1]
+    )
+    # By their numbers: a comparison with the K-th score may miss the K-th expert, where XLA computes the score twice.
     chosen = jax.nn.one_hot(highest(jax.lax.stop_gradient(scores), most), scores.shape[1]).sum(1) > 0
     return jnp.where(chosen, scores - jax.nn.logsumexp(jnp.where(chosen, scores, NEVER), axis=1, keepdims=True), NEVER)
 
 
 def log_density(
-    own: Components, gate: str, most: int, x: Float[Array, " T"], y: Float[Array, "T N"]
+    components: Components, gate: str, most: int, x: Float[Array, " T"], y: Float[Array, "T N"]
 ) -> Float[Array, "T N"]:
-    """log p_G(y | x) of several y at each x."""
-    weights, variance = log_weights(own, gate, most, x)[:, None], own.variance[None, None]
-    apart = y[:, :, None] - answers(own, x)[:, None]
+    """Returns log p_G(y | x) of several y at each x."""
+    weights, variance = log_weights(components, gate, most, x)[:, None], components.variance[None, None]
+    apart = y[:, :, None] - answers(components, x)[:, None]
     return jax.nn.logsumexp(weights - 0.5 * (apart**2 / variance + jnp.log(2 * jnp.pi * variance)), axis=-1)
 
 
 def grid(xs: int, ys: int, reach: float) -> tuple[Float[np.ndarray, " X"], Float[np.ndarray, "X Y"], float]:
-    """Midpoints of [-1, 1] for x, equally spaced y within +-reach for each of them, and the distance of the latter."""
+    """Returns midpoints of [-1, 1] for x, equally spaced y within +-reach for each x, and the distance of two y."""
     x = (np.arange(xs) + 0.5) * 2 / xs - 1
     y = np.linspace(-reach, reach, ys)
     return x.astype(np.float32), np.broadcast_to(y, (xs, ys)).astype(np.float32), float(y[1] - y[0])
 
 
-def hellinger(one: Components, other: Components, gate: str, most: int, nodes: tuple) -> Scalar:
-    """E_X h, h^2 = 1/2 integral (sqrt f - sqrt f')^2 dy, for X uniform on [-1, 1]: by quadrature on `grid`, in both."""
+def hellinger(first: Components, second: Components, gate: str, most: int, nodes: tuple) -> Scalar:
+    """Returns E_X h, h^2 = 1/2 integral (sqrt f - sqrt f')^2 dy, for X uniform on [-1, 1], by quadrature on `grid`."""
     x, y, step = nodes
     # Without the barrier XLA computes the truth's density while it compiles.
     x, y = jax.lax.optimization_barrier((jnp.asarray(x), jnp.asarray(y)))
-    roots = [jnp.exp(0.5 * log_density(own, gate, most, x, y)) for own in (one, other)]
+    roots = [jnp.exp(0.5 * log_density(side, gate, most, x, y)) for side in (first, second)]
     return jnp.sqrt(0.5 * step * ((roots[0] - roots[1]) ** 2).sum(1)).mean()
 
 
-def voronoi(own: Components, true: Components, gate: str, most: int) -> Scalar:
-    """D(G, G*): the largest sum over K of the true components of what the estimated ones in their cells are away from them.
+def voronoi(estimated: Components, true: Components, gate: str, most: int) -> Scalar:
+    """Returns D(G, G*), the largest sum over K true components of the distances of the estimated ones in their cells.
 
     sum_j sum_(i in A_j) (|W_i - W*_j| + |v_i - v*_j|) (Pham et al. 2024, Theorem 4.2); A_j are the components nearest
-    to true j. With the gate `softmax` W holds its weights too, minus their means, which are no part of the density.
+    to true j. With the gate `softmax`, W includes the gate's weights minus their means, which do not change the
+    density.
     """
     centred = lambda gate: gate - gate.mean(-2, keepdims=True)  # noqa: E731
-    parts = [(one.line,) if gate == NORMS else (one.line, centred(one.gate)) for one in (own, true)]
-    weights, targets = (jnp.concatenate(one, axis=-1) for one in parts)
+    parts = [(side.line,) if gate == NORMS else (side.line, centred(side.gate)) for side in (estimated, true)]
+    weights, targets = (jnp.concatenate(part, axis=-1) for part in parts)
     apart = jnp.linalg.norm(weights[:, None] - targets[None], axis=-1) + jnp.abs(
-        own.variance[:, None] - true.variance[None]
+        estimated.variance[:, None] - true.variance[None]
     )
     cell = apart.argmin(1)
     sums = jnp.zeros(len(true.variance)).at[cell].add(apart.min(1))

@@ -136,7 +136,7 @@ class Form(NamedTuple):
 
     `lengths(data)` are those of a row's inputs and targets, `tokens(data)` those that stacks read of it. A form that is
     `tested` holds rows out for a test, too; of one that is `padded` the inputs have pads, which no metric of a router
-    counts.
+    counts. Rows of a `packed` form may be documents that END ends (`data.packing`).
     """
 
     load: Callable[[ConfigDict], Corpus]
@@ -145,6 +145,7 @@ class Form(NamedTuple):
     tokens: Callable[[ConfigDict], int]
     tested: bool = False
     padded: bool = False
+    packed: bool = False
 
 
 #: For an encoder and a decoder: spans of a row are cut out, and have to be filled in.
@@ -165,6 +166,7 @@ CONTINUED = Form(
     lambda data: (data.input_length, data.input_length),
     lambda data: data.input_length,
     tested=True,
+    packed=True,
 )
 
 #: For a decoder with a head: a text whose only target is its class.
