@@ -57,6 +57,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Measured, Writer
+from routed.analysis.plots.papers import image_maps  # noqa: F401  # adds kinds of charts
 from routed.plan import Figure, Point, make_config
 from routed.plan.arms import ARMS, Arm
 from routed.plan.experiment import Scales

@@ -40,6 +40,7 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Writer
+from routed.analysis.plots.papers import patches  # noqa: F401  # adds kinds of charts
 from routed.plan import Figure, Point, make_config
 from routed.plan.experiment import Scales
 

@@ -44,6 +44,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ml_collections import ConfigDict
 
 from routed.analysis.claims import LEARNED, Claim, Measured, Writer, comparability
+from routed.analysis.plots.papers import patches  # noqa: F401  # adds kinds of charts
 from routed.plan import Figure, Point, make_config
 
 #: What the paper prints (`paper`) and what its released code does; sigma_0 of the former is not stated.

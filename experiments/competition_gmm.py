@@ -48,6 +48,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
+from routed.analysis.plots.papers import equal_cost  # noqa: F401  # adds kinds of charts
 from routed.layer.competition import averaged
 from routed.layer.rule import rule_of
 from routed.layer.selection import work

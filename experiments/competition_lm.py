@@ -111,6 +111,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from routed.analysis.claims import FROZEN, LEARNED, Claim, Writer
+from routed.analysis.plots.papers import equal_cost, tokens  # noqa: F401  # adds kinds of charts
 from routed.contracts import UserError
 from routed.models import flops_of_decoder_row
 from routed.plan import Figure, Point, make_config, override, product, value_of

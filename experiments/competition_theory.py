@@ -44,6 +44,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
+from routed.analysis.plots.papers import powers  # noqa: F401  # adds kinds of charts
 from routed.metrics.gated import NORMS, SOFTMAX
 from routed.models.gated_experts import RADII, ratio_name
 from routed.plan import Figure, Point, make_config

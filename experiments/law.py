@@ -64,6 +64,7 @@ from ml_collections import ConfigDict
 from scipy.stats import qmc
 
 from routed.analysis.claims import FAIREST, LEARNED, Claim, Foretold, Writer, comparability
+from routed.analysis.plots.papers import law  # noqa: F401  # adds kinds of charts
 from routed.plan import Figure, Point, make_config
 
 ARMS = ("learned", "frozen_data", "frozen_kmeans")

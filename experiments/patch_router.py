@@ -58,6 +58,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from routed.analysis.claims import Along, Claim, Writer, comparability
+from routed.analysis.plots.papers import sample_complexity  # noqa: F401  # adds kinds of charts
 from routed.plan import Figure, Point, cross, make_config, product, value_of
 
 #: Patches of a collage; the accuracy that samples are counted for.

@@ -50,6 +50,7 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
+from routed.analysis.plots.papers import regret  # noqa: F401  # adds kinds of charts
 from routed.plan import Figure, experiment, make_config, product
 
 gmm = experiment.load("gmm_router")

@@ -56,6 +56,7 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from routed.analysis.claims import FROZEN, LEARNED, Claim, Writer
+from routed.analysis.plots.papers import tokens  # noqa: F401  # adds kinds of charts
 from routed.plan import Figure, Point, make_config, product, value_of
 
 #: Of figure 5. `default` runs them without the last.

@@ -60,6 +60,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
+from routed.analysis.plots.papers import specialists  # noqa: F401  # adds kinds of charts
 from routed.analysis.statistics import coupon_collector
 from routed.plan import Figure, Point, cross, make_config, product
 

@@ -25,10 +25,12 @@ from absl import logging as log
 from markupsafe import Markup, escape
 from ml_collections import ConfigDict
 
-from routed.analysis import answer, arms, controls, diagnosis, digits, live, plots, points, shares, statistics, verdicts
+from routed.analysis import answer, arms, controls, diagnosis, digits, plots, points, shares, statistics, verdicts
 from routed.analysis.claims import unasked
-from routed.analysis.plots.further import draw_all
+from routed.analysis.plots import interactive
+from routed.analysis.plots.automatic_figures import Drawn, draw_all
 from routed.analysis.plots.histories import as_json, histories
+from routed.analysis.plots.rendering import theme
 from routed.analysis.terminal import as_text, shown_share
 from routed.analysis.workdirs import command_of
 from routed.contracts import Column
@@ -122,11 +124,7 @@ def make_part(
     own = {key for point in asked.sweep(config) for key in point}
     data = plots.Data(table, swept, flatten(config), heatmaps, columns, loss, own)
     drawn, undrawn = draw_all(asked.plots(config), data)
-    figures = [figure._asdict() | {"file": plots.svg(figure.drawn)} for figure in drawn]
-    for figure in figures:
-        figure |= {"panels": live.panels(figure["drawn"], columns), "legend": live.legend(figure["drawn"])}
-        figure["seeds"] = live.has_seeds(figure["drawn"])
-        figure["svg"] = Markup(unique_ids(figure["file"], f"{workdir.name}/{figure['name']}"))
+    figures = [_figure(figure, columns, workdir.name) for figure in drawn]
     claims = asked.claims(config)
     judged = verdicts.judge(claims, table, config, swept)
     point = data.at_point(last, {})
@@ -170,6 +168,15 @@ def make_part(
     }
 
 
+def _figure(figure: Drawn, columns: Mapping[str, Column], workdir: str) -> dict[str, Any]:
+    """Returns a figure as the page shows it: interactive panels, their legend, and the picture for print."""
+    chart, text = figure.drawn, plots.svg(figure.drawn)
+    return figure._asdict() | {
+        "file": text, "svg": Markup(unique_ids(text, f"{workdir}/{figure.name}")), "panels": interactive.panels(chart, columns),
+        "legend": interactive.legend(chart) if chart.legend else [], "seeds": interactive.has_seeds(chart),
+    }  # fmt: skip
+
+
 def _setting(config: ConfigDict, key: str, value: Any) -> Any:
     """The value of a column as the setting has it: a tuple is text there."""
     value = points.as_python(value)
@@ -193,7 +200,7 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
     counts = collections.Counter(claim["verdict"] for claim in overview)
     filled = lambda: render(  # noqa: E731
         "analysis/report.html", title=title, question=question, parts=parts, overview=overview, counts={name: counts[name] for name in answer.in_order(counts)},
-        shown_share=shown_share, by_source=by_source, words=WORDS, library=Markup(live.library()) if alive else "",
+        shown_share=shown_share, by_source=by_source, words=WORDS, library=Markup(interactive.library()) if alive else "", themes=[theme(False), theme(True)],
     )  # fmt: skip
     page = filled()
     if (size := len(page.encode())) > LARGEST:

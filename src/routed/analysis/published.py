@@ -44,15 +44,6 @@ AGAINST, NOT_ASKED = ("opposite", "not reproduced"), "not asked"
 FIRST, ALSO = 2, ("routing",)
 #: Points whose losses stand open on a page; more are folded.
 FEW = 12
-#: What a dark page has in place of ink, paper and the arms that are dark on it.
-DARK = {
-    "#000000": "#e6edf3",
-    "#ffffff": "#0d1117",
-    "#b0b0b0": "#484f58",
-    "#5a2a00": "#c08a5a",
-    "#666666": "#a0a8b0",
-    "#444444": "#b0b8c0",
-}
 
 
 def keep(part: dict[str, Any], joined: list[pathlib.Path], root: pathlib.Path) -> None:
@@ -63,10 +54,8 @@ def keep(part: dict[str, Any], joined: list[pathlib.Path], root: pathlib.Path) -
         old.unlink()
     figures = [figure for i, figure in enumerate(part["figures"]) if i < FIRST or figure["name"] in ALSO]
     for figure in figures:
-        files.write(
-            folder / "figures" / f"{figure['name']}.svg", light := lightened(plots.svg(figure["drawn"], "none"))
-        )
-        files.write(folder / "figures" / f"{figure['name']}-dark.svg", darkened(light))
+        for ending, dark in (("", False), ("-dark", True)):
+            files.write(folder / "figures" / f"{figure['name']}{ending}.svg", lightened(plots.svg(figure["drawn"], dark)))
     about = {
         "question": part["question"], "line": part["line"], "command": part["command"], "seconds": sum(map(_seconds, joined)),
         "machine": described["machine"], "devices": len(described["devices"]), "commit": described["commit"],
@@ -159,15 +148,8 @@ def _elsewhere(mine: list[dict[str, Any]], kept: list[dict[str, Any]], prefix: s
 
 
 def lightened(svg: str) -> str:
-    """A figure as small as a repository likes: coordinates to a tenth of a point, without comments and metadata."""
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    return re.sub(r"(\d\.\d)\d{4,}", r"\1", svg)  # not the .05 of an axis
-
-
-def darkened(svg: str) -> str:
-    """A figure for a dark page: ink and paper change places, colours of arms stay."""
-    svg = re.sub("|".join(DARK), lambda found: DARK[found.group()], svg)
-    return svg.replace("<svg ", f'<svg fill="{DARK["#000000"]}" ', 1)  # letters have the fill of the whole
+    """Returns a figure as small as a repository likes: coordinates to a tenth of a pixel."""
+    return re.sub(r"(\d\.\d)\d+(?=[,)LMAVHZ ])", r"\1", svg)
 
 
 def _contents(one: dict[str, Any], causes: dict[str, str]) -> str:
