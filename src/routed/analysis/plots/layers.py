@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from routed.analysis.plots.panels import INK, Axis, Panel, Series, short
+from routed.analysis.plots.panels import INK, Axis, Number, Panel, Series, short
 
 Layer = dict[str, Any]
 Scales = dict[str, Layer]
@@ -68,7 +68,7 @@ def _axis(axis: Axis) -> Layer:
     }  # fmt: skip
 
 
-def log_ticks(low: float, high: float) -> list[float]:
+def log_ticks(low: Number, high: Number) -> list[float]:
     """Returns round numbers on a log axis: powers of ten over decades, more numbers over less."""
     steps = [1.0] if high / low >= 1000 else [1.0, 2.0, 5.0] if high / low > 4 else [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9]
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -212,7 +212,7 @@ def _dots(panel: Panel, scales: Scales) -> list[Layer]:
     return [{"transform": [ON], "mark": mark, "encoding": both | scales | fields}]
 
 
-def _text(panel: Panel, text: str, x: float | str, y: float | str, style: Layer) -> Layer:
+def _text(panel: Panel, text: str, x: Number | str, y: Number | str, style: Layer) -> Layer:
     row = {axis: short(value) for axis, value in (("x", x), ("y", y)) if not isinstance(value, str)}
     at = {axis: channel(panel, axis, axis) if axis in row else EDGES[value] for axis, value in (("x", x), ("y", y))}
     mark = {"type": "text", "fontSize": 9, "baseline": "bottom", "text": text.split("\n"), "tooltip": None, "clip": False}

@@ -7,6 +7,7 @@ Vega-Lite is written as dicts: Altair's objects took 150 of 228 ms a chart (BUIL
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,9 @@ import numpy as np
 from routed.analysis import digits
 from routed.analysis.plots.pictures import Scheme, picture
 from routed.analysis.statistics import Estimate
+
+#: A number from Python or a table.
+Number = float | np.number
 
 #: Colour of lines and marks that are no series, which a dark ground turns light.
 INK = "#000000"
@@ -33,7 +37,7 @@ class Series(NamedTuple):
 class Point(NamedTuple):
     """A mean at a position. `at` names the position, `note` says more, `seeds` maps seed to value, a bar begins at `start`."""
 
-    position: float
+    position: Number
     estimate: Estimate
     at: str = ""
     note: str = ""
@@ -49,20 +53,20 @@ class Axis:
     """
 
     label: str = ""
-    domain: tuple[float, float] | None = None
+    domain: tuple[Number, Number] | None = None
     log: bool = False
-    ticks: Mapping[float, str] | None = None
+    ticks: Mapping[Any, str] | None = None
     reverse: bool = False
     grid: bool = True
     all_labels: bool = False
     angle: int = 0
 
-    def name_of(self, position: float) -> str:
+    def name_of(self, position: Number) -> str:
         """Returns the label of the tick at a position, or of the nearest integer, or else the number."""
         ticks = self.ticks or {}
         return ticks.get(position) or ticks.get(round(position)) or f"{position:g}"
 
-    def cover(self, low: float, high: float) -> None:
+    def cover(self, low: Number, high: Number) -> None:
         """Widens the axis so that it shows two values."""
         start, end = self.domain or (low, high)
         self.domain = min(start, low), max(end, high)
@@ -110,7 +114,7 @@ class Panel:
             row = {"series": series.label, "at": self._at(point)} | _description(point) | sides | ends | edges
             self.add("outlines" if series.hollow else "bars", row)
 
-    def cells(self, scheme: Scheme, cells: Iterable[tuple[float, float, float, dict[str, Any]]]) -> None:
+    def cells(self, scheme: Scheme, cells: Iterable[tuple[float, float, Number, dict[str, Any]]]) -> None:
         """Adds unit cells of (x, y, value, fields); fields are `label` in the cell, and at, text, n and note for a pointer."""
         self.scheme = scheme
         for x, y, value, fields in cells:
@@ -131,7 +135,7 @@ class Panel:
         box = {"x": short(left), "x2": short(right), "y": short(top), "y2": short(bottom)}
         self.add("images", box | {"url": picture(pixels)})
 
-    def line(self, x: Sequence[float], y: Sequence[float], colour: str = INK, dash: Sequence[int] = (), width: float = 1.0) -> None:
+    def line(self, x: Iterable[Number], y: Iterable[Number], colour: str = INK, dash: Sequence[int] = (), width: float = 1.0) -> None:
         """Adds a line without marks: a fitted line, or values that a theorem predicts."""
         part = 1 + max((row["part"] for row in self.rows.get("lines", ())), default=-1)
         for order, (left, height) in enumerate(zip(x, y, strict=True)):
@@ -139,30 +143,30 @@ class Panel:
                 place = {"x": short(left), "y": short(height), "order": order}
                 self.add("lines", place | {"part": part, "colour": colour, "dash": [*dash], "width": width})
 
-    def segments(self, ends: Iterable[tuple[float, float, float, float]]) -> None:
+    def segments(self, ends: Iterable[tuple[Number, Number, Number, Number]]) -> None:
         """Adds straight lines from (x, y) to (x2, y2)."""
         for x, y, x2, y2 in ends:
             self.add("segments", {"x": x, "y": y, "x2": x2, "y2": y2})
 
-    def area(self, x: Sequence[float], low: Sequence[float], high: Sequence[float]) -> None:
+    def area(self, x: Iterable[Number], low: Iterable[Number], high: Iterable[Number]) -> None:
         """Adds a grey band behind all marks."""
         for left, bottom, top in zip(x, low, high, strict=True):
             self.add("areas", {"x": short(left), "y": short(bottom), "y2": short(top)})
 
-    def rule(self, axis: str, value: float, dash: Sequence[int] = (), label: str = "", faint: bool = False) -> None:
+    def rule(self, axis: str, value: Number, dash: Sequence[int] = (), label: str = "", faint: bool = False) -> None:
         """Adds a line across the panel at a value of the x or y axis; that of y may have a label at its right end."""
         if np.isfinite(value):
             self.add("rules", {"axis": axis, "value": short(value), "dash": [*dash], "faint": faint})
             if label:
                 self.text(label, "right", value, align="right", dy=-2)
 
-    def dots(self, series: Series, x: Sequence[float], y: Sequence[float], size: float = 14, notes: Sequence[str] = ()) -> None:
+    def dots(self, series: Series, x: Iterable[Number], y: Iterable[Number], size: float = 14, notes: Sequence[str] = ()) -> None:
         """Adds points without intervals, with notes for a pointer."""
         self.series.setdefault(series.label, series)
-        for left, height, note in zip(x, y, notes or [""] * len(x), strict=True):
+        for left, height, note in zip(x, y, notes or itertools.repeat(""), strict=bool(notes)):
             self.add("dots", {"series": series.label, "x": short(left), "y": short(height), "size": size, "note": note})
 
-    def text(self, text: str, x: float | str, y: float | str, **style: Any) -> None:
+    def text(self, text: str, x: Number | str, y: Number | str, **style: Any) -> None:
         """Adds text at a position; x may be left or right, y top or bottom. `style` is that of Vega-Lite's text marks."""
         self.add("texts", {"text": text, "x": x, "y": y, "style": style})
 

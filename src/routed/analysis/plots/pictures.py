@@ -29,7 +29,7 @@ class Scheme(NamedTuple):
     """
 
     name: str
-    domain: tuple[float, float]
+    domain: tuple[Any, Any]
     title: str = ""
     log: bool = False
     ticks: dict[float, str] | None = None
@@ -45,7 +45,7 @@ class Scheme(NamedTuple):
         rgb = [np.interp(shares, np.linspace(0, 1, len(anchors)), channel) for channel in anchors.T]
         return np.stack([*rgb, np.where(np.isnan(values), 0, 255)], -1).round().astype(np.uint8)
 
-    def is_dark(self, value: float) -> bool:
+    def is_dark(self, value: Any) -> bool:
         """True if white text is readable on the colour of a value."""
         red, green, blue, _ = self.colours(np.array(value, float))
         return bool(0.3 * red + 0.59 * green + 0.11 * blue < 140)

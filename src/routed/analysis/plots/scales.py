@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from routed.analysis.plots.chart import Chart
-from routed.analysis.plots.panels import Axis, Panel
+from routed.analysis.plots.panels import Axis, Number, Panel
 from routed.contracts import Column
 from routed.engine.rows import shown
 
@@ -58,13 +58,13 @@ def are_numbers(values: Iterable[Any]) -> bool:
     return all(isinstance(value, (int, float, np.number)) and not isinstance(value, bool) for value in values)
 
 
-def padded(low: float, high: float, log: bool = False, share: float = 0.05) -> tuple[float, float]:
+def padded(low: Number, high: Number, log: bool = False, share: float = 0.05) -> tuple[float, float]:
     """Returns the ends of an axis with room beyond the outermost values."""
     if log:
         low, high = math.log(low), math.log(high)
     room = share * (high - low) or (0.1 if log else 0.5)
     ends = low - room, high + room
-    return (math.exp(ends[0]), math.exp(ends[1])) if log else ends
+    return (math.exp(ends[0]), math.exp(ends[1])) if log else (float(ends[0]), float(ends[1]))
 
 
 def sweep_axis(key: str, values: Sequence[Any], unit: Unit = None, width: int = 250) -> tuple[Axis, dict[Any, float]]:
@@ -161,7 +161,7 @@ def _name_hidden(panel: Panel) -> None:
         panel.text(f"below {FLOOR:g}: {', '.join(hidden)}", "left", "bottom", align="left", dy=-3, fontSize=8)
 
 
-def bounded(low: float, high: float, column: Column) -> tuple[float, float]:
+def bounded(low: Number, high: Number, column: Column) -> tuple[float, float]:
     """Returns the ends of an axis of a column, no further beyond its bounds than symbols need."""
     least, most = (np.nan if end is None else end for end in column.bounds)
     margin = 0.03 * (np.fmin(high, most) - np.fmax(low, least))
