@@ -12,6 +12,17 @@ import pytest
 
 from routed import experts, routers, tasks
 from routed.analysis import page, plots
+from routed.analysis.plots.papers import (  # noqa: F401
+    equal_cost,
+    image_maps,
+    law,
+    patches,
+    powers,
+    regret,
+    sample_complexity,
+    specialists,
+    tokens,
+)
 from routed.contracts import SoftRouting, UserError
 from routed.engine import execution, results
 from routed.engine.devices import make_mesh

@@ -1,6 +1,7 @@
 """Figures and lines of swept keys, on tables whose answer is known: nothing is left out in silence, and nothing is drawn askew."""
 
 import itertools
+import pathlib
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,17 @@ import pytest
 from routed.analysis import page, plots, points, statistics, terminal
 from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Writer
 from routed.analysis.plots import automatic_figures, frame, layers, panels, pictures, scales
-from routed.analysis.plots.papers import equal_cost, powers, tokens  # noqa: F401  # adds kinds of charts
+from routed.analysis.plots.papers import (  # noqa: F401
+    equal_cost,
+    image_maps,
+    law,
+    patches,
+    powers,
+    regret,
+    sample_complexity,
+    specialists,
+    tokens,
+)
 from routed.contracts import UserError
 from routed.plan.arms import ARMS, Arm
 from routed.plan.config import base, problem_of
@@ -587,3 +598,12 @@ def test_what_was_before_training_takes_no_more_than_half_of_an_axis(start, seed
         assert panel.y.domain == pytest.approx((0.7, 3.3)) and "before training: 30" in words
     else:
         assert panel.y.domain[1] > 4 and not words
+
+
+def test_every_kind_is_documented_with_its_keys():
+    """docs/figures.md has a line for each kind, with the keys that it needs and may have."""
+    lines = (pathlib.Path(__file__).parent.parent / "docs" / "figures.md").read_text().splitlines()
+    table = {line.split("`")[1]: line.split("|")[2:4] for line in lines if line.startswith("| `")}
+    for kind, plot in plots.PLOTS.items():
+        for cell, keys in zip(table[kind], (plot.required, plot.optional), strict=True):
+            assert cell.strip() == "; ".join(f"`{key}` ({meaning})" for key, meaning in keys.items())

@@ -71,7 +71,10 @@ def test_a_chart_of_a_user_may_be_vega_lite_or_altair(monkeypatch):
         (figure,), _ = automatic_figures.draw_all(({"kind": "mine", "name": "f"},), data(table({}), ()))
         assert "<svg" in plots.svg(figure.drawn) and figure.caption == "Mine."
         (panel,) = interactive.panels(figure.drawn, AXES)
-        assert panel["spec"]["width"] == "container" and {one["name"] for one in panel["spec"]["params"]} == {"off", "seeds"}
+        assert panel["spec"]["width"] == "container" and {one["name"] for one in panel["spec"]["params"]} == {
+            "off",
+            "seeds",
+        }
 
 
 #: Two steps of the learned router cost what one step of the others does.
@@ -85,7 +88,9 @@ def test_differences_at_equal_cost():
     axes = {"data.samples": (512, 8192), "steps": (1, 2)}
     difference, dead = plots.draw(EQUAL, data(table(axes), axes)).panels
     shown = charts.rows(difference, "frozen at initialisation")
-    assert [(row["value"], row["at"]) for row in shown] == [(pytest.approx(2.303, abs=1e-3), at) for at in ("512", "8192")]
+    assert [(row["value"], row["at"]) for row in shown] == [
+        (pytest.approx(2.303, abs=1e-3), at) for at in ("512", "8192")
+    ]
     assert difference.x.domain == dead.x.domain and "learned router, as many FLOPs" in dead.series
     # Another swept key is settled, and pools no seeds; without the reference of equal cost nothing is equal.
     wider = axes | {"data.clusters": (4, 8)}
@@ -135,7 +140,11 @@ def test_a_point_tells_value_interval_n_place_and_seeds():
     row = next(row for row in panel["spec"]["datasets"]["means0"] if row["series"] == "learned router")
     assert (round(row["value"], 4), row["n"], row["at"], row["position"]) == (0.103, 4, "512", 477.71)
     assert re.fullmatch(r"0\.103 \[0\.09\d+, 0\.10\d+\]", row["text"])
-    seeds = [one["value"] for one in panel["spec"]["datasets"]["seeds0"] if one["series"] == "learned router" and one["at"] == "512"]
+    seeds = [
+        one["value"]
+        for one in panel["spec"]["datasets"]["seeds0"]
+        if one["series"] == "learned router" and one["at"] == "512"
+    ]
     assert seeds == pytest.approx([0.1, 0.102, 0.104, 0.106])
     assert panel["heading"] == "top-1 test loss (1 = trivial)" and "variance of the targets" in panel["definition"]
     assert [one["label"] for one in interactive.legend(chart)][:2] == ["learned router", "frozen at initialisation"]
@@ -203,7 +212,9 @@ def test_dead_experts_are_marked_in_the_map():
 def test_a_picture_is_its_matrix():
     """Two cells: the ends of the scale, and nothing where a value is missing."""
     scheme = pictures.Scheme("blues", (1, 100), log=True)
-    assert scheme.colours(np.array([[1.0, 100.0, np.nan]])).tolist() == [[[247, 251, 255, 255], [8, 48, 107, 255], [247, 251, 255, 0]]]
+    assert scheme.colours(np.array([[1.0, 100.0, np.nan]])).tolist() == [
+        [[247, 251, 255, 255], [8, 48, 107, 255], [247, 251, 255, 0]]
+    ]
     assert not scheme.is_dark(1.0) and scheme.is_dark(100.0)
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     png = pictures.encode(pixels)
@@ -238,7 +249,9 @@ def test_what_is_too_large_for_a_page_is_left_out_and_named(monkeypatch):
 def test_the_library_is_made_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     made = []
-    monkeypatch.setattr(interactive.vl_convert, "javascript_bundle", lambda snippet: made.append(snippet) or "a</script>b")
+    monkeypatch.setattr(
+        interactive.vl_convert, "javascript_bundle", lambda snippet: made.append(snippet) or "a</script>b"
+    )
     interactive.library.cache_clear()
     assert [interactive.library(), interactive.library.__wrapped__()] == ["a<\\/script>b"] * 2 and len(made) == 1
     monkeypatch.setenv("HOME", "/dev/null")  # nothing can be kept there
