@@ -131,7 +131,7 @@ def test_the_page_opens_offline_and_is_whole(finished):
     )
     assert page.count("window.vegaEmbed=") == 1 and len(page.encode()) < 4_000_000
     specs = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page, re.S)]
-    assert len(specs) == 2 + 1 + 2 + 1 + 1 and [entry["label"] for entry in specs[-1]["entries"]][:2] == [
+    assert len(specs) == 2 + 1 + 2 + 4 + 1 + 1 and [entry["label"] for entry in specs[-1]["entries"]][:2] == [
         "learned router",
         "frozen at initialisation",
     ]

@@ -56,7 +56,9 @@ def _reason(claims: Sequence[Mapping[str, Any]]) -> str:
 
 
 def answer(claims: Sequence[Mapping[str, Any]]) -> list[Sentence]:
-    """The claims that were judged as sentences, those first that speak against what was claimed; at most `TOLD` of each verdict."""
+    """The claims that were judged as sentences, those first that speak against what was claimed; at most `TOLD` of
+    each verdict.
+    """
     found = []
     groups = {verdict: [claim for claim in claims if claim["verdict"] == verdict] for verdict in VERDICTS}
     for verdict, some in groups.items():

@@ -2,8 +2,8 @@
 
     python -m routed.report DIR... [--out=FILE]
 
-makes the page of one workdir again, or an overview of several (runs/*): every claim of theirs in one table, and their pages below
-it. Parts of one sweep (main's --shard), or other disjoint runs of one config and commit, are joined.
+makes the page of one workdir again, or an overview of several (runs/*): every claim of theirs in one table, and their
+pages below it. Parts of one sweep (main's --shard), or other disjoint runs of one config and commit, are joined.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def warn_of_claims(asked: Any, config: ConfigDict, points: Sequence[Mapping[str,
     ever = unasked(claims, config, asked.sweep(config))
     if lost := [claim for claim in unasked(claims, config, points) if claim not in ever]:
         log.warning(
-            "%d of the figure's %d claims are about points that this command replaces, and stay unanswered (the first: %s, %s); leave"
+            "%d of the figure's %d claims are about points that this command replaces, and stay unanswered (the"
+            " first: %s, %s); leave"
             " out --config and --sweep of what the figure sweeps itself to have them answered",
             len(lost), len(claims), lost[0].id, lost[0].statement,
         )  # fmt: skip
@@ -225,7 +226,8 @@ def render(template: str, **values: Any) -> str:
 def fit(parts: list[dict[str, Any]], size: int) -> None:
     """Leaves out of a page of `size` bytes what makes it larger than `LARGEST`, and names it in `left_out`.
 
-    First printed pictures that also answer a pointer, then wide tables, maps over training, figures; of the last part first.
+    First printed pictures that also answer a pointer, then wide tables, maps over training, figures; of the last part
+    first.
     """
     for words, take in (
         ("printed pictures", _without_prints), ("the table of every metric", partial(_without, "summary")),
@@ -310,7 +312,9 @@ def _wide(summary: pd.DataFrame, swept: list[str], columns: Mapping[str, Column]
 
 
 def unique_ids(svg: str, name: str) -> str:
-    """Inline SVGs share the page's name space: their ids and references get a prefix, a hash of a name; XML headers go."""
+    """Inline SVGs share the page's name space: their ids and references get a prefix, a hash of a name; XML headers
+    go.
+    """
     svg, prefix = svg[svg.index("<svg") :], f"f{hashlib.sha256(name.encode()).hexdigest()[:12]}"
     for mark in ('id="', 'href="#', "url(#"):
         svg = svg.replace(mark, f"{mark}{prefix}-")

@@ -1,8 +1,9 @@
 """The result pages of docs/: a page for each paper and one for our own questions, made from small committed tables.
 
-`keep` takes from a workdir what is committed (DIR/data/NAME/: claims.json, arms.csv, about.json, figures), `write_pages` makes the
-pages of all that is kept. Why a number differs is written by hand, once, in DIR/data/causes.json: claim id -> sentence; and where a paper
-contradicts itself in DIR/data/contradictions.json: source -> sentences.
+`keep` takes from a workdir what is committed (DIR/data/NAME/: claims.json, arms.csv, about.json, figures),
+`write_pages` makes the pages of all that is kept. Why a number differs is written by hand, once, in
+DIR/data/causes.json: claim id -> sentence; and where a paper contradicts itself in DIR/data/contradictions.json:
+source -> sentences.
 """
 
 from __future__ import annotations
@@ -40,14 +41,17 @@ OTHERS = "routed"
 SETTINGS = {"stand_in": " (other data)", "scaled": " (scaled down)"}
 #: Verdicts that speak against a paper; what a claim has in the place of a paper's value where the question is ours.
 AGAINST, NOT_ASKED = ("opposite", "not reproduced"), "not asked"
-#: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the workdir.
+#: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the
+#: workdir.
 FIRST, ALSO = 2, ("routing",)
 #: Points whose losses stand open on a page; more are folded.
 FEW = 12
 
 
 def keep(part: dict[str, Any], joined: list[pathlib.Path], root: pathlib.Path) -> None:
-    """Puts what the pages say of a workdir, or of several that belong together, under root/data, in place of what was kept under its name."""
+    """Puts what the pages say of a workdir, or of several that belong together, under root/data, in place of what was
+    kept under its name.
+    """
     folder, described = root / "data" / part["name"], results.stored_config(joined[0])
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for old in (folder / "figures").iterdir():
@@ -55,7 +59,9 @@ def keep(part: dict[str, Any], joined: list[pathlib.Path], root: pathlib.Path) -
     figures = [figure for i, figure in enumerate(part["figures"]) if i < FIRST or figure["name"] in ALSO]
     for figure in figures:
         for ending, dark in (("", False), ("-dark", True)):
-            files.write(folder / "figures" / f"{figure['name']}{ending}.svg", lightened(plots.svg(figure["drawn"], dark)))
+            files.write(
+                folder / "figures" / f"{figure['name']}{ending}.svg", lightened(plots.svg(figure["drawn"], dark))
+            )
     about = {
         "question": part["question"], "line": part["line"], "command": part["command"], "seconds": sum(map(_seconds, joined)),
         "machine": described["machine"], "devices": len(described["devices"]), "commit": described["commit"],
@@ -68,13 +74,16 @@ def keep(part: dict[str, Any], joined: list[pathlib.Path], root: pathlib.Path) -
 
 
 def experts_of(summary: pd.DataFrame) -> dict[str, list[float]]:
-    """arm -> fewest and most experts that it computes for a training token, over the points; empty where that tells no arms apart."""
+    """arm -> fewest and most experts that it computes for a training token, over the points; empty where that tells
+    no arms apart.
+    """
     counts = summary[summary.metric == "train/experts"].groupby("arm", sort=False)["mean"].agg(["min", "max"]).round(3)
     return {} if len(counts.drop_duplicates()) < 2 else {arm: [*ends] for arm, *ends in counts.itertuples()}
 
 
 def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
-    """The page of every source that a kept claim has; results without a claim are on the page of their experiment's others, or among our own.
+    """The page of every source that a kept claim has; results without a claim are on the page of their experiment's
+    others, or among our own.
 
     Raises:
       UserError: nothing is kept; a cause is of a claim that nothing kept makes.
@@ -153,7 +162,9 @@ def lightened(svg: str) -> str:
 
 
 def _contents(one: dict[str, Any], causes: dict[str, str]) -> str:
-    """A line for a section: where it is, what it asks, and how many claims of it have which verdict, and of these which are open."""
+    """A line for a section: where it is, what it asks, and how many claims of it have which verdict, and of these
+    which are open.
+    """
     counts = Counter(claim["verdict"] for claim in one["claims"])
     doubted = Counter(c["verdict"] for c in one["claims"] if c["verdict"] not in AGAINST and c["id"] in causes)
     words = {verdict: f" ({count} of them still open, see there)" for verdict, count in doubted.items()}
@@ -177,7 +188,9 @@ def _inside(slips: list[str]) -> list[str]:
 
 
 def _against(parts: list[dict[str, Any]], causes: dict[str, str]) -> list[str]:
-    """What of a paper does not hold here, in one table, with the cause of each; what two results say alike stands once."""
+    """What of a paper does not hold here, in one table, with the cause of each; what two results say alike stands
+    once.
+    """
     found: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
     for part in parts:
         for claim in part["claims"]:
@@ -198,7 +211,9 @@ def _paper(claim: dict[str, Any]) -> str:
 
 
 def _section(one: dict[str, Any], causes: dict[str, str], told: str, page: str) -> list[str]:
-    """An experiment on a page: its claims of that source; on the first of its pages, `told`, also its gap, arms and figures."""
+    """An experiment on a page: its claims of that source; on the first of its pages, `told`, also its gap, arms and
+    figures.
+    """
     about = one["about"]
     lines = [f"## {one['name']}", "", about["question"], ""]
     lines += [about["line"], ""] if about.get("line") else []
@@ -206,7 +221,8 @@ def _section(one: dict[str, Any], causes: dict[str, str], told: str, page: str) 
         lines += [
             f"    {about['command']}",
             "",
-            f"{_minutes(about['seconds'])} on {about['machine']}, {about['devices']} devices; commit {about['commit']}.",
+            f"{_minutes(about['seconds'])} on {about['machine']}, {about['devices']} devices; commit"
+            f" {about['commit']}.",
             "",
         ]
     else:
@@ -266,11 +282,14 @@ def _gap(about: dict[str, Any]) -> list[str]:
 
 
 def _shares(about: dict[str, Any]) -> list[str]:
-    """The parts of the gap over every order in which they can go, of both evaluations, where there are several; none of what was kept before they were."""
+    """The parts of the gap over every order in which they can go, of both evaluations, where there are several; none
+    of what was kept before they were.
+    """
     if not about.get("shares") or about["shares"][0]["orders"] < 2:  # one order is the table above
         return []
     lines = [
-        f"Its parts as means over the {about['shares'][0]['orders']} orders in which they can go (learning comes last in each):",
+        f"Its parts as means over the {about['shares'][0]['orders']} orders in which they can go (learning comes"
+        " last in each):",
         "",
         "| evaluation | part | log ratio | share |",
         "|---|---|---|---|",

@@ -57,7 +57,8 @@ def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
             for key, value in first["same"].items():
                 if other["same"].get(key) != value:
                     raise UserError(
-                        f"{folder} is no part of the sweep of {group[0]}: its {key} is {other['same'].get(key)}, there it is"
+                        f"{folder} is no part of the sweep of {group[0]}: its {key} is {other['same'].get(key)},"
+                        " there it is"
                         f" {value}; report them apart, or run the part again"
                     )
             theirs = other.get("further_data", {})
@@ -108,7 +109,9 @@ def _experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:
 
 
 def command_of(spec: str, config: ConfigDict, table: pd.DataFrame) -> str:
-    """The command that makes these rows: the experiment, and each setting that has not the values that its file gives it."""
+    """The command that makes these rows: the experiment, and each setting that has not the values that its file gives
+    it.
+    """
     try:
         module, own = experiment.configure(spec, [])
     except UserError:  # the file has gone, or changed

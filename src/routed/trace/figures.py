@@ -1,4 +1,6 @@
-"""Figures of a trace: numbers over layers beside chance and a hash, experts by label, pairs of experts and of layers, churn."""
+"""Figures of a trace: numbers over layers beside chance and a hash, experts by label, pairs of experts and of layers,
+churn.
+"""
 
 from __future__ import annotations
 
@@ -96,10 +98,13 @@ def _numbers(analysis: Analysis) -> Iterator[Drawn]:
     every = analysis.table.number.unique()
     names = [name for base in DRAWN for name in every if name == base or name.startswith(f"{base}.")]
     coded = ("table", "mi", "given")
-    names = [name for name in names if name.partition(".")[0] not in coded or name.split(".", 1)[1] in analysis.tokens.counts]
+    names = [
+        name for name in names if name.partition(".")[0] not in coded or name.split(".", 1)[1] in analysis.tokens.counts
+    ]
     if names:
         caption = (
-            "Numbers by layer with 95 % intervals over sequences (black), by chance (grey; the table says what chance is), and of a"
+            "Numbers by layer with 95 % intervals over sequences (black), by chance (grey; the table says what"
+            " chance is), and of a"
             " balanced hash of the token id that nobody trained (orange, where it has the number)."
         )
         yield Drawn("layers", Chart([_number(analysis, name) for name in names], columns=min(3, len(names))), caption)
@@ -127,7 +132,9 @@ def _number(analysis: Analysis, name: str) -> Panel:
 
 
 def _ratios(panel: Panel, values: np.ndarray, title: str) -> None:
-    """Adds a map of ratios on a scale of log2, blue above 1; values beyond the ends of the scale have the colours of its ends."""
+    """Adds a map of ratios on a scale of log2, blue above 1; values beyond the ends of the scale have the colours of
+    its ends.
+    """
     with np.errstate(divide="ignore"):
         logs = np.clip(np.log2(values), -OCTAVES, OCTAVES)
     panel.image(logs, Scheme("redblue", (-OCTAVES, OCTAVES), title, ticks=RATIOS))
@@ -151,7 +158,12 @@ def _labels(analysis: Analysis) -> Iterator[Drawn]:
             order = np.lexsort((-ratio.max(0), ratio.argmax(0)))
             ticks = {float(i): _cut(names[index]) for i, index in enumerate(frequent)}
             y = Axis("", (-0.5, len(frequent) - 0.5), ticks=ticks, reverse=True, grid=False, all_labels=True)
-            x = Axis("experts, in the order of the label that uses them most", (-0.5, counts.shape[1] - 0.5), ticks={}, grid=False)
+            x = Axis(
+                "experts, in the order of the label that uses them most",
+                (-0.5, counts.shape[1] - 0.5),
+                ticks={},
+                grid=False,
+            )
             title = f"layer {analysis.trace.layers[layer]}: I(expert; {label}) = {nats[layer]:.2g} nats"
             panel = Panel(x, y, title, width=520, height=14 * len(frequent) + 10)
             _ratios(panel, ratio[:, order], f"use by the {label}\nover use by all")
@@ -159,7 +171,8 @@ def _labels(analysis: Analysis) -> Iterator[Drawn]:
         rest = len(names) - len(frequent)
         more = f" {rest} less frequent values are not shown." if rest else ""
         caption = (
-            f"Share of an expert in the choices of each {label}, over its share in all (first layer, last layer, and the layer that tells"
+            f"Share of an expert in the choices of each {label}, over its share in all (first layer, last layer,"
+            " and the layer that tells"
             f" most). A router that does not follow {label} is white.{more}"
         )
         yield Drawn(f"experts by {label}", Chart(panels, columns=1), caption)
@@ -190,7 +203,8 @@ def _expert_pairs(analysis: Analysis) -> Iterator[Drawn]:
     panel = Panel(x, y, f"layer {analysis.trace.layers[layer]}", width=300, height=300)
     _ratios(panel, ratio, "pairs over those of\nindependent experts")
     caption = (
-        "How often two experts serve one token, over how often they would by their loads alone, on the layer where that tells most;"
+        "How often two experts serve one token, over how often they would by their loads alone, on the layer"
+        " where that tells most;"
         " experts that go together stand together."
     )
     yield Drawn("pairs of experts", Chart([panel]), caption)
@@ -206,22 +220,28 @@ def _layer_pairs(analysis: Analysis) -> Iterator[Drawn]:
         (np.maximum(between.equal - between.chance, 0), "equal first choices under the best\npermutation, less chance"),
     ]
     caption = (
-        "Agreement of a token's first experts in two layers: information, over the smaller of their entropies (1: one decides the other);"
-        " and the share of tokens with the same expert, if experts are renumbered for it, less that of independent choices."
+        "Agreement of a token's first experts in two layers: information, over the smaller of their entropies"
+        " (1: one decides the other);"
+        " and the share of tokens with the same expert, if experts are renumbered for it, less that of"
+        " independent choices."
     )
     if analysis.routers is not None:
         shares, chance = analysis.routers
         label = "equal choices of its router and another\nlayer's, on its features, less chance"
         maps.append((np.maximum(shares - chance[:, None], 0), label))
         caption += (
-            " Last: both routers read the features of the layer on the left, on the tokens whose features were kept, less the share of"
+            " Last: both routers read the features of the layer on the left, on the tokens whose features were"
+            " kept, less the share of"
             " routers drawn anew."
         )
     panels = []
     for values, label in maps:
         others = values.copy()
         np.fill_diagonal(others, np.nan)
-        axes = layer_axis(analysis.trace.layers, grid=False), layer_axis(analysis.trace.layers, reverse=True, grid=False)
+        axes = (
+            layer_axis(analysis.trace.layers, grid=False),
+            layer_axis(analysis.trace.layers, reverse=True, grid=False),
+        )
         top = float(np.nanmax(others)) or 1.0
         panel = Panel(*axes, f"{label}\n(0 to {top:.2g})", width=220, height=220)
         panel.image(others, Scheme("cividis", (0, top)))
@@ -240,11 +260,14 @@ def _churn(analysis: Analysis) -> Iterator[Drawn]:
         names = list(rows.layer)
         panel.means(series, value_points(rows, layers), joined=True)
         panel.line([float(layers.index(name)) for name in names], list(rows.chance), colour=series.colour, dash=(2, 3))
-        panel.means(Series(f"{series.label}, renumbered", series.colour, "cross"), plain_points(1 - rows.alike, names, layers))
+        panel.means(
+            Series(f"{series.label}, renumbered", series.colour, "cross"), plain_points(1 - rows.alike, names, layers)
+        )
     panel.y.domain = value_ends([panel], zero=True)
     panel.y.domain = (0.0, max(panel.y.domain[1], 1.05 * float(analysis.churn.chance.max())))
     caption = (
-        "Share of a token's experts that changed between checkpoints, with 95 % intervals over sequences; dotted: the share that differs"
+        "Share of a token's experts that changed between checkpoints, with 95 % intervals over sequences;"
+        " dotted: the share that differs"
         " between unrelated tokens. Crosses: the share that differs if experts are renumbered for the fewest changes."
     )
     yield Drawn("churn", Chart([panel]), caption)

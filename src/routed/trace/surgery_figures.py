@@ -32,13 +32,26 @@ def _every_layer(result: Found, rows: pd.DataFrame) -> Iterator[Drawn]:
         return
     ticks = {float(index): EVERY[name].words for index, name in enumerate(names)}
     y = Axis("", (-0.6, len(names) - 0.4), ticks=ticks, reverse=True, all_labels=True)
-    panel = Panel(Axis("loss above the model's own (nats a token)"), y, horizontal=True, width=360, height=26 * len(names))
-    repaired = REPAIRED._replace(label=f"router repaired for {result.repair_steps} steps, against the trained one repaired")
+    panel = Panel(
+        Axis("loss above the model's own (nats a token)"), y, horizontal=True, width=360, height=26 * len(names)
+    )
+    repaired = REPAIRED._replace(
+        label=f"router repaired for {result.repair_steps} steps, against the trained one repaired"
+    )
     for some, series, shift in ((rows[rows.repaired == 0], PLAIN, -0.12), (rows[rows.repaired > 0], repaired, 0.12)):
-        panel.means(series, [Point(names.index(row.router) + shift * bool(result.repair_steps), _loss(row)) for row in some.itertuples()])
+        panel.means(
+            series,
+            [
+                Point(names.index(row.router) + shift * bool(result.repair_steps), _loss(row))
+                for row in some.itertuples()
+            ],
+        )
     panel.rule("x", 0, dash=(2, 3))
     panel.x.domain = value_ends([panel], zero=False)
-    caption = "Loss above the model's own with a router of each kind in every layer, with 95 % intervals over rows of text; dotted: no loss."
+    caption = (
+        "Loss above the model's own with a router of each kind in every layer, with 95 % intervals over rows of text;"
+        " dotted: no loss."
+    )
     if result.repair_steps:
         caption += " The repaired trained router is compared with the model as it is."
     yield Drawn("all routers replaced", Chart([panel], legend=bool(result.repair_steps)), caption)
@@ -62,7 +75,8 @@ def _single_layers(result: Found, rows: pd.DataFrame) -> Iterator[Drawn]:
     for panel in panels:
         panel.y.domain = ends
     caption = (
-        "Loss above the model's own with the router of one layer replaced and the others as trained, with 95 % intervals over rows of"
+        "Loss above the model's own with the router of one layer replaced and the others as trained, with 95 %"
+        " intervals over rows of"
         " text. Grey: noise in its place, the router's worth."
     )
     yield Drawn("one router replaced", Chart(panels, columns=min(3, len(panels))), caption)

@@ -1,4 +1,6 @@
-"""Charts from rows. A figure is a dict with a `kind`; PLOTS maps kinds to what draws them. One description gives page, SVG and PNG."""
+"""Charts from rows. A figure is a dict with a `kind`; PLOTS maps kinds to what draws them. One description gives
+page, SVG and PNG.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +65,25 @@ def draw(spec: dict[str, Any], data: Data) -> Chart | None:
     """
     check(spec)
     chart = PLOTS[spec["kind"]].draw(spec, data)
-    if chart is None or isinstance(chart, Chart):
-        return chart
-    return Chart([], spec=dict(chart) if isinstance(chart, Mapping) else chart.to_dict())  # Vega-Lite, or Altair
+    if chart is not None and not isinstance(chart, Chart):  # Vega-Lite, or Altair
+        chart = Chart([], spec=dict(chart) if isinstance(chart, Mapping) else chart.to_dict())
+    if chart is not None:
+        chart.explain_intervals()
+    return chart
 
 
-__all__ = ["COMMON", "PLOTS", "Axis", "Chart", "Data", "Panel", "Plot", "Point", "Series", "check", "draw", "png", "svg"]
+__all__ = [
+    "COMMON",
+    "PLOTS",
+    "Axis",
+    "Chart",
+    "Data",
+    "Panel",
+    "Plot",
+    "Point",
+    "Series",
+    "check",
+    "draw",
+    "png",
+    "svg",
+]

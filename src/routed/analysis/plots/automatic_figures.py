@@ -1,7 +1,7 @@
 """All figures of a report: those of the experiment file, and those that its swept keys need beside them, with captions.
 
-A swept key that no figure of the file shows gets figures of its own. A figure that shows one of several values of a key names the
-value, and the figures with the other values.
+A swept key that no figure of the file shows gets figures of its own. A figure that shows one of several values of a
+key names the value, and the figures with the other values.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def draw_all(specs: Sequence[Spec], data: Data) -> tuple[list[Drawn], list[str]]
 
 
 def title(spec: Spec, data: Data) -> str:
-    """Returns a title for a figure outside of its page: its `title`, the values that neither that nor an axis says, its seeds."""
+    """Returns a title for a figure outside of its page: its `title`, the values that neither that nor an axis says,
+    its seeds.
+    """
     point = data.settled(axes_of(spec, data), spec.get("at", {}))
     parts = [spec["title"]] if "title" in spec else []
     unsaid = [key for key in point if not (parts and key in spec.get("at", {}))]
@@ -71,7 +73,8 @@ def title(spec: Spec, data: Data) -> str:
 def automatic(specs: Sequence[Spec], data: Data) -> list[Spec]:
     """Returns the figures of the swept keys that no figure of `specs` shows.
 
-    Each key gets `against`; two keys that were swept together get a map; figures with an axis of their own get `multiples`.
+    Each key gets `against`; two keys that were swept together get a map; figures with an axis of their own get
+    `multiples`.
     """
     keys = unshown(specs, data)
     figures: list[Spec] = [{"kind": "against", "name": f"by-{key}", "x": key} for key in keys]
@@ -110,7 +113,9 @@ def axes_of(spec: Spec, data: Data) -> list[str]:
 
 
 def captions(pairs: Sequence[tuple[Spec, Chart]], data: Data) -> list[str]:
-    """Returns the captions of figures: that of the kind, notes, and where to find the values that a figure leaves out."""
+    """Returns the captions of figures: that of the kind, notes, and where to find the values that a figure leaves
+    out.
+    """
     specs = [spec for spec, _ in pairs]
     shows = [{*axes_of(spec, data), *spec.get("at", {})} for spec in specs]
     texts = []

@@ -34,18 +34,20 @@ def series(spec: dict[str, Any], data: Data) -> Chart | None:
     for metric in metrics:
         panel = Panel(Axis("optimiser steps", padded(0, float(every.step.max()), share=0.02)), Axis(), height=200)
         for i, (name, rows) in enumerate(rows_of.items()):
-            points = [Point(float(step), mean(group[metric], data.axes[metric]), f"step {step}") for step, group in rows.groupby("step")]
+            points = [
+                Point(float(step), mean(group[metric], data.axes[metric]), f"step {step}")
+                for step, group in rows.groupby("step")
+            ]
             colour = COLOURS[i if len(rows_of) <= 6 else i // 2 % 6]  # of many lines, neighbours share a colour
             panel.means(Series(name, colour, dashed=bool(i % 2)), points, joined=True, band=True)
         set_value_axes(chart, [panel], data.axes[metric], data.axes[metric].label)
         chart.panels.append(panel)
     note_undefined(chart, spec["metrics"], every, data)
-    chart.explain_intervals()
     return chart
 
 
 def arrays_of(spec: dict[str, Any], data: Data, *names: str) -> dict[str, list[np.ndarray]]:
-    """Returns the arrays `names` of the base seed for each line that has them, of the learned router or spec's `arm`."""
+    """Returns the arrays `names` of the base seed for each line that has them, of the learned or the spec's arm."""
     arrays = {}
     for line, point in spec["lines"].items():
         rows = data.at(point)
@@ -66,10 +68,21 @@ def dispatch(spec: dict[str, Any], data: Data) -> Chart | None:
         for table, when in ((counts[0], "before"), (counts[-1], "after")):
             clusters, experts = table.shape
             x = Axis("expert", (-0.5, experts - 0.5), ticks={float(i): f"{i + 1}" for i in range(experts)}, grid=False)
-            y = Axis("cluster" if when == "before" else "", (-0.5, clusters - 0.5), ticks={float(i): f"{i + 1}" for i in range(clusters)}, reverse=True, grid=False)
+            y = Axis(
+                "cluster" if when == "before" else "",
+                (-0.5, clusters - 0.5),
+                ticks={float(i): f"{i + 1}" for i in range(clusters)},
+                reverse=True,
+                grid=False,
+            )
             panel = Panel(x, y, f"{name},\n{when} training", width=max(120, 32 * experts), height=24 * clusters)
             cells = [
-                (float(j), float(i), float(count), {"label": f"{count}", "at": f"cluster {i + 1}, expert {j + 1}", "text": f"{count}"})
+                (
+                    float(j),
+                    float(i),
+                    float(count),
+                    {"label": f"{count}", "at": f"cluster {i + 1}, expert {j + 1}", "text": f"{count}"},
+                )
                 for (i, j), count in np.ndenumerate(table)
             ]
             panel.cells(scheme, cells)

@@ -68,7 +68,9 @@ def curve(spec: Spec, data: Data) -> Panel:
 
 
 def _single_value(spec: Spec, rows: pd.DataFrame, data: Data) -> Panel:
-    """Returns the panel of a sweep's only value: arms stand side by side, where above one value they would hide each other."""
+    """Returns the panel of a sweep's only value: arms stand side by side, where above one value they would hide each
+    other.
+    """
     (metric,), arms, value = spec["metrics"], arms_of(spec, rows), rows[spec["x"]].iloc[0]
     name = label_of(spec["x"])
     panel = Panel(Axis(f"arms at {name} = {shown(value)}", (-0.7, len(arms) - 0.3), ticks={}), Axis())
@@ -81,7 +83,9 @@ def _single_value(spec: Spec, rows: pd.DataFrame, data: Data) -> Panel:
 
 
 def _strip(panel: Panel, positions: dict[Any, float], alone: dict[str, Any]) -> dict[str, dict[Any, float]]:
-    """Places arms that ran at one value behind a line at the end of the axis, which says at which; returns their positions."""
+    """Places arms that ran at one value behind a line at the end of the axis, which says at which; returns their
+    positions.
+    """
     if not alone:
         return {}
     scale, inverse = (np.log, np.exp) if panel.x.log else (np.asarray, np.asarray)
@@ -156,7 +160,6 @@ def finished(
     """Returns the chart of panels of metrics, with axes that log panels may share."""
     chart = Chart(panels, columns=min(COLUMNS, len(panels)))
     note_undefined(chart, spec["metrics"], rows, data)
-    chart.explain_intervals()
     for panel, metric in zip(panels, metrics, strict=True):
         set_value_axes(chart, [panel], data.axes[metric], data.axes[metric].label)
     if shared:

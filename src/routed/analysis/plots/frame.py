@@ -21,19 +21,23 @@ UNDEFINED = {"router/dead": "undefined: fewer than 100 test tokens an expert"}
 
 #: Colours of series that are no arms: Okabe and Ito's palette without its yellow, then Tol's darker ones.
 COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", INK, "#882255", "#117733", "#999999", "#7B3FF2", "#5A2A00",
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", INK, "#882255", "#117733", "#999999", "#7B3FF2",
+    "#5A2A00",
 )  # fmt: skip
 
 #: Vega symbols of series; paths are those that Vega has no name for.
 SHAPES = (
-    "circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "M-.9-.5L-.5-.9L0-.4L.5-.9L.9-.5L.4 0L.9.5L.5.9L0 .4L-.5.9L-.9.5L-.4 0Z",
-    "triangle-left", "triangle-right", "M0-.9L.86-.28L.53.73L-.53.73L-.86-.28Z", "M0-.9L.78-.45L.78.45L0 .9L-.78.45L-.78-.45Z",
+    "circle", "square", "triangle-up", "diamond", "triangle-down", "cross",
+    "M-.9-.5L-.5-.9L0-.4L.5-.9L.9-.5L.4 0L.9.5L.5.9L0 .4L-.5.9L-.9.5L-.4 0Z",
+    "triangle-left", "triangle-right", "M0-.9L.86-.28L.53.73L-.53.73L-.86-.28Z",
+    "M0-.9L.78-.45L.78.45L0 .9L-.78.45L-.78-.45Z",
     "M0-1L.25-.3L1-.3L.4.15L.6.9L0 .45L-.6.9L-.4.15L-1-.3L-.25-.3Z",
 )  # fmt: skip
 
 
 class Data:
-    """The rows of a workdir; `base` is the flat config that points depart from, `axes` maps columns to how they are shown.
+    """The rows of a workdir; `base` is the flat config that points depart from, `axes` maps columns to how they are
+    shown.
 
     Arms are compared by the column `loss`. The experiment file sweeps the keys `own`, the user the rest of `swept`.
     """
@@ -102,7 +106,9 @@ class Data:
         return rows
 
     def at(self, point: dict[str, Any], rows: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Returns the last rows (or those of `rows`) at a point; a swept key that the point does not name has its base value."""
+        """Returns the last rows (or those of `rows`) at a point; a swept key that the point does not name has its
+        base value.
+        """
         rows = self.last if rows is None else rows
         for key in self.swept:
             rows = rows[rows[key] == plain(point.get(key, self.base[key]))]
@@ -115,7 +121,7 @@ def drawn(spec: Mapping[str, Any]) -> list[str]:
 
 
 def mean(values: pd.Series, column: Column) -> statistics.Estimate:
-    """Returns the mean of a column with its 95 % interval within the column's bounds; on log axes the geometric mean."""
+    """Returns the mean of a column with its 95 % interval within its bounds; on log axes the geometric mean."""
     values = values.dropna()
     if not column.log:
         return statistics.estimate(values, bounds=column.bounds)

@@ -44,7 +44,6 @@ def gap(spec: dict[str, Any], data: Data) -> Chart | None:
             beside.means(Series(label, colour, shape), points)
     beside.rule("y", 0)
     chart = Chart([path, beside])
-    chart.explain_intervals()
     set_value_axes(chart, chart.panels, Column(""))
     cover_bars(chart.panels)
     path.y.label = "log(first loss / second loss)\nabove 0: the second is lower"
@@ -52,7 +51,9 @@ def gap(spec: dict[str, Any], data: Data) -> Chart | None:
 
 
 def steps(spec: dict[str, Any], data: Data) -> Panel:
-    """Returns the panel of the steps of `diagnosis.gap` at every value of `x`: each starts where the step before it ends."""
+    """Returns the panel of the steps of `diagnosis.gap` at every value of `x`: each starts where the step before it
+    ends.
+    """
     tables = _gaps(spec, data)
     panel = Panel(_groups(spec["x"], [*tables]), Axis("log(frozen / learned), step by step"), width=280)
     for index, (value, table) in enumerate(tables.items()):
@@ -91,7 +92,8 @@ def _groups(key: str, values: list[Any]) -> Axis:
 
 GAP = Plot(
     gap,
-    "Log ratios of loss, paired by seed, with 95 % t intervals. Left: each step takes one confound away and starts where the step"
+    "Log ratios of loss, paired by seed, with 95 % t intervals. Left: each step takes one confound away and"
+    " starts where the step"
     " before it ends; the last ends at the whole gap. Right: the whole gap, and comparisons that are no part of it.",
     required={"x": "swept key on the x axis"},
 )

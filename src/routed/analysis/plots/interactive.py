@@ -1,7 +1,7 @@
 """Charts as interactive panels of a page: a Vega-Lite spec for each panel, and the library that draws them.
 
-The parameters of a spec are `off` (labels that are switched off) and `seeds` (single seeds are shown); report.js sets them. Values
-have five digits, for reading; results.parquet has all.
+The parameters of a spec are `off` (labels that are switched off) and `seeds` (single seeds are shown); report.js sets
+them. Values have five digits, for reading; results.parquet has all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from routed.system import files
 
 @functools.cache
 def library() -> str:
-    """Returns the JavaScript of Vega, Vega-Lite and Vega-Embed in one piece, which takes seconds to make: ~/.cache/routed keeps it."""
+    """Returns the JavaScript of Vega, Vega-Lite and Vega-Embed in one piece, which takes seconds to make:
+    ~/.cache/routed keeps it.
+    """
     version = importlib.metadata.version("vl-convert-python")
     path = pathlib.Path("~/.cache/routed").expanduser() / f"vega-{version}.js"
     with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -50,14 +52,18 @@ def panels(chart: Chart, columns: Mapping[str, Column]) -> list[dict[str, Any]]:
         values = {"means", "bars", "outlines", "dots"} & {*panel.rows}
         own = (panel.x if panel.horizontal else panel.y).label if values else ""
         label = " ".join(own.split()) or (label if values and not panel.horizontal else "")  # panels may share an axis
-        definition = definitions.get(label) or next((text for name, text in definitions.items() if name and label.startswith(name)), "")
+        definition = definitions.get(label) or next(
+            (text for name, text in definitions.items() if name and label.startswith(name)), ""
+        )
         heading = ": ".join(filter(None, [", ".join(panel.title.split("\n")), label]))
         drawn.append({"heading": heading, "definition": definition, "spec": spec(panel, chart, bool(label))})
     return drawn
 
 
 def spec(panel: Panel, chart: Chart, headed: bool = True) -> dict[str, Any]:
-    """Returns the spec of one panel, as wide as its container; the heading of a `headed` panel says what its values are."""
+    """Returns the spec of one panel, as wide as its container; the heading of a `headed` panel says what its values
+    are.
+    """
     shown = copy.copy(panel)
     if headed and panel.horizontal:
         shown.x = dataclasses.replace(panel.x, label="")

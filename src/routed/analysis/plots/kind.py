@@ -25,9 +25,10 @@ def named_axes(spec: dict[str, Any], data: Data) -> list[str]:
 class Plot(NamedTuple):
     """A kind of chart: its drawing function, its caption, and the keys of a figure of this kind with their meaning.
 
-    `draw(spec, data)` returns a chart (or a Vega-Lite spec, or an Altair chart), or None when its rows are missing. The caption
-    is a text, or a function of spec and data. `axes(spec, data)` returns the swept keys of which the chart shows every value:
-    title and caption name the value of each other key. A chart may be of the base seed `alone`.
+    `draw(spec, data)` returns a chart (or a Vega-Lite spec, or an Altair chart), or None when its rows are missing.
+    The caption is a text, or a function of spec and data. `axes(spec, data)` returns the swept keys of which the
+    chart shows every value: title and caption name the value of each other key. A chart may be of the base seed
+    `alone`.
     """
 
     draw: Callable[[dict[str, Any], Data], Any]

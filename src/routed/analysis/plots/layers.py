@@ -1,4 +1,6 @@
-"""Vega-Lite layers of a panel, from back to front. Their parameters are `off` (series switched off) and `seeds` (single seeds shown)."""
+"""Vega-Lite layers of a panel, from back to front. Their parameters are `off` (series switched off) and `seeds`
+(single seeds shown).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ EDGES: dict[Any, Any] = {
 }  # fmt: skip
 
 
-def layers(panel: Panel, series: Mapping[str, Series], number: int = 0, seeds: bool = True) -> tuple[list[Layer], dict[str, list[dict[str, Any]]]]:
+def layers(
+    panel: Panel, series: Mapping[str, Series], number: int = 0, seeds: bool = True
+) -> tuple[list[Layer], dict[str, list[dict[str, Any]]]]:
     """Returns the layers of the panel with this number in its chart, and their rows by the names of data sets.
 
     `series` are all of the chart: Vega's panels share the scales of colours and shapes.
@@ -35,12 +39,12 @@ def layers(panel: Panel, series: Mapping[str, Series], number: int = 0, seeds: b
     rows = {name: some for name, some in panel.rows.items() if name != "texts"}
     if not seeds or len(rows.get("seeds", ())) > MOST_SEEDS:
         rows.pop("seeds", None)
-    found = []
+    built = []
     for name, build in BUILDERS.items():
         if name in rows:
-            found += [{"data": {"name": f"{name}{number}"}} | layer for layer in build(panel, series_scales(series))]
-    found += [_text(panel, **row) for row in panel.rows.get("texts", ())]
-    return found, {f"{name}{number}": some for name, some in rows.items()}
+            built += [{"data": {"name": f"{name}{number}"}} | layer for layer in build(panel, series_scales(series))]
+    built += [_text(panel, **row) for row in panel.rows.get("texts", ())]
+    return built, {f"{name}{number}": some for name, some in rows.items()}
 
 
 def channel(panel: Panel, axis: str, field: str) -> Layer:
@@ -58,7 +62,11 @@ def _axis(axis: Axis) -> Layer:
     title = axis.label.split("\n") if axis.label else None
     if axis.ticks is None:
         plain = {"title": title, "grid": axis.grid, "labelExpr": "format(datum.value, ',.7~g')"}
-        chosen = {"values": log_ticks(*axis.domain)} if axis.log and axis.domain else {"tickCount": 5, "labelOverlap": "greedy"}
+        chosen = (
+            {"values": log_ticks(*axis.domain)}
+            if axis.log and axis.domain
+            else {"tickCount": 5, "labelOverlap": "greedy"}
+        )
         return plain | chosen
     positions, labels = [short(position) for position in axis.ticks], [*axis.ticks.values()]
     return {
@@ -70,7 +78,13 @@ def _axis(axis: Axis) -> Layer:
 
 def log_ticks(low: Number, high: Number) -> list[float]:
     """Returns round numbers on a log axis: powers of ten over decades, more numbers over less."""
-    steps = [1.0] if high / low >= 1000 else [1.0, 2.0, 5.0] if high / low > 4 else [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9]
+    steps = (
+        [1.0]
+        if high / low >= 1000
+        else [1.0, 2.0, 5.0]
+        if high / low > 4
+        else [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9]
+    )
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [short(step * 10**power) for power in powers for step in steps]
     return [tick for tick in ticks if low <= tick <= high]
@@ -113,18 +127,35 @@ def _means(panel: Panel, scales: Scales) -> list[Layer]:
     rows = panel.rows["means"]
     both = _position(panel, "position") | _value(panel, "value") | {"color": scales["color"]}
     ends = _position(panel, "position") | _value(panel, "low", "high") | {"color": scales["color"]}
-    found: list[Layer] = []
+    built: list[Layer] = []
     if any(row["band"] for row in rows):
         areas = {"type": "area", "opacity": 0.18, "clip": True, "tooltip": None}
-        found.append({"transform": [ON, {"filter": "datum.band"}], "mark": areas, "encoding": ends | {"detail": {"field": "part"}}})
+        built.append(
+            {
+                "transform": [ON, {"filter": "datum.band"}],
+                "mark": areas,
+                "encoding": ends | {"detail": {"field": "part"}},
+            }
+        )
     for style in sorted({row["line"] for row in rows} - {0}):
         mark = {"type": "line", "strokeWidth": 1.5, "clip": True} | ({"strokeDash": [5, 3]} if style == 2 else {})
         chosen = [ON, {"filter": f"datum.line == {style}"}]
-        found.append({"transform": chosen, "mark": mark, "encoding": both | {"detail": {"field": "part"}}})
+        built.append({"transform": chosen, "mark": mark, "encoding": both | {"detail": {"field": "part"}}})
     whiskers = {"type": "rule", "strokeWidth": 1.4, "clip": True}
-    found.append({"transform": [ON, {"filter": "!datum.band && isValid(datum.low)"}], "mark": whiskers, "encoding": ends})
-    marks = {"type": "point", "filled": True, "size": 18 if any(row["band"] for row in rows) else 42, "opacity": 1, "clip": True}
-    return [*found, {"transform": [ON], "mark": marks, "encoding": both | {"shape": scales["shape"], "tooltip": tip(MEAN_TIP)}}]
+    built.append(
+        {"transform": [ON, {"filter": "!datum.band && isValid(datum.low)"}], "mark": whiskers, "encoding": ends}
+    )
+    marks = {
+        "type": "point",
+        "filled": True,
+        "size": 18 if any(row["band"] for row in rows) else 42,
+        "opacity": 1,
+        "clip": True,
+    }
+    return [
+        *built,
+        {"transform": [ON], "mark": marks, "encoding": both | {"shape": scales["shape"], "tooltip": tip(MEAN_TIP)}},
+    ]
 
 
 def _seeds(panel: Panel, scales: Scales) -> list[Layer]:
@@ -133,11 +164,11 @@ def _seeds(panel: Panel, scales: Scales) -> list[Layer]:
     fields = tip({"series": "shows", "at": "at", "value": "value", "seed": "seed"})
     lines = {"type": "line", "strokeWidth": 0.7, "opacity": 0.45, "clip": True}
     points = {"type": "point", "size": 18, "opacity": 0.7, "clip": True}
-    found: list[Layer] = [{"transform": chosen, "mark": points, "encoding": both | {"tooltip": fields}}]
+    built: list[Layer] = [{"transform": chosen, "mark": points, "encoding": both | {"tooltip": fields}}]
     if any(row["line"] for row in panel.rows["means"]):
         detail = {"detail": [{"field": "part"}, {"field": "seed"}]}
-        found.insert(0, {"transform": chosen, "mark": lines, "encoding": both | detail})
-    return found
+        built.insert(0, {"transform": chosen, "mark": lines, "encoding": both | detail})
+    return built
 
 
 def _bars(panel: Panel, scales: Scales, outlined: bool = False) -> list[Layer]:
@@ -156,49 +187,65 @@ def _cells(panel: Panel, scales: Scales) -> list[Layer]:
     assert panel.scheme is not None
     fields = tip({"at": "at", "text": panel.scheme.title.partition("\n")[0] or "value", "n": "n", "note": "note"})
     colour = panel.scheme.channel("value")
-    found = [{"mark": {"type": "rect", "clip": True}, "encoding": _box(panel) | {"color": colour, "tooltip": fields}}]
-    centre = {"x": channel(panel, "x", "cx"), "y": channel(panel, "y", "cy"), "text": {"field": "label", "type": "nominal"}}
+    built: list[Layer] = [
+        {"mark": {"type": "rect", "clip": True}, "encoding": _box(panel) | {"color": colour, "tooltip": fields}}
+    ]
+    centre = {
+        "x": channel(panel, "x", "cx"),
+        "y": channel(panel, "y", "cy"),
+        "text": {"field": "label", "type": "nominal"},
+    }
     for bright, ink in (("true", "white"), ("false", "black")):  # the same on a dark ground
         text = {"type": "text", "fontSize": 9, "color": ink, "tooltip": None, "lineBreak": "\n", "lineHeight": 10}
         chosen = [{"filter": f"datum.label != '' && datum.bright == {bright}"}]
-        found.append({"transform": chosen, "mark": text, "encoding": centre})
-    return found
+        built.append({"transform": chosen, "mark": text, "encoding": centre})
+    return built
 
 
 def _images(panel: Panel, scales: Scales) -> list[Layer]:
     mark = {"type": "image", "aspect": False, "clip": True, "tooltip": None}
-    found: list[Layer] = [{"mark": mark, "encoding": _box(panel) | {"url": {"field": "url", "type": "nominal"}}}]
+    built: list[Layer] = [{"mark": mark, "encoding": _box(panel) | {"url": {"field": "url", "type": "nominal"}}}]
     if panel.scheme is not None and panel.scheme.title:  # a picture has no legend: a mark that is not seen has one
         unseen = {"type": "point", "opacity": 0, "tooltip": None}
         centre = {"x": channel(panel, "x", "x"), "y": channel(panel, "y", "y"), "color": panel.scheme.channel("value")}
-        found.append({"mark": unseen, "encoding": centre})
-    return found
+        built.append({"mark": unseen, "encoding": centre})
+    return built
 
 
 def _areas(panel: Panel, scales: Scales) -> list[Layer]:
     encoding = {"x": channel(panel, "x", "x"), "y": channel(panel, "y", "y"), "y2": {"field": "y2"}}
-    return [{"mark": {"type": "area", "color": "#888888", "opacity": 0.25, "clip": True, "tooltip": None}, "encoding": encoding}]
+    return [
+        {
+            "mark": {"type": "area", "color": "#888888", "opacity": 0.25, "clip": True, "tooltip": None},
+            "encoding": encoding,
+        }
+    ]
 
 
 def _rules(panel: Panel, scales: Scales) -> list[Layer]:
-    found = []
+    built = []
     for axis, dashed, faint in sorted({(row["axis"], bool(row["dash"]), row["faint"]) for row in panel.rows["rules"]}):
         mark = {"type": "rule", "strokeWidth": 1, "clip": True, "tooltip": None, "opacity": 0.35 if faint else 1}
         mark |= {"strokeDash": [2, 3]} if dashed else {}
-        same = f"datum.axis == '{axis}' && (length(datum.dash) > 0) == {json.dumps(dashed)} && datum.faint == {json.dumps(faint)}"
-        found.append({"transform": [{"filter": same}], "mark": mark, "encoding": {axis: channel(panel, axis, "value")}})
-    return found
+        dashes = f"(length(datum.dash) > 0) == {json.dumps(dashed)}"
+        same = f"datum.axis == '{axis}' && {dashes} && datum.faint == {json.dumps(faint)}"
+        built.append({"transform": [{"filter": same}], "mark": mark, "encoding": {axis: channel(panel, axis, "value")}})
+    return built
 
 
 def _lines(panel: Panel, scales: Scales) -> list[Layer]:
-    both = {"x": channel(panel, "x", "x"), "y": channel(panel, "y", "y"), "order": {"field": "order", "type": "quantitative"}}
-    found = []
+    both = {
+        "x": channel(panel, "x", "x"),
+        "y": channel(panel, "y", "y"),
+        "order": {"field": "order", "type": "quantitative"},
+    }
+    built = []
     for part, row in {row["part"]: row for row in panel.rows["lines"]}.items():
         mark = {"type": "line", "strokeWidth": row["width"], "clip": True, "tooltip": None}
         mark |= {"strokeDash": row["dash"]} if row["dash"] else {}
         mark |= {"color": row["colour"]} if row["colour"] != INK else {}
-        found.append({"transform": [{"filter": f"datum.part == {part}"}], "mark": mark, "encoding": both})
-    return found
+        built.append({"transform": [{"filter": f"datum.part == {part}"}], "mark": mark, "encoding": both})
+    return built
 
 
 def _segments(panel: Panel, scales: Scales) -> list[Layer]:
@@ -215,13 +262,21 @@ def _dots(panel: Panel, scales: Scales) -> list[Layer]:
 def _text(panel: Panel, text: str, x: Number | str, y: Number | str, style: Layer) -> Layer:
     row = {axis: short(value) for axis, value in (("x", x), ("y", y)) if not isinstance(value, str)}
     at = {axis: channel(panel, axis, axis) if axis in row else EDGES[value] for axis, value in (("x", x), ("y", y))}
-    mark = {"type": "text", "fontSize": 9, "baseline": "bottom", "text": text.split("\n"), "tooltip": None, "clip": False}
+    mark = {
+        "type": "text",
+        "fontSize": 9,
+        "baseline": "bottom",
+        "text": text.split("\n"),
+        "tooltip": None,
+        "clip": False,
+    }
     return {"data": {"values": [row]}, "mark": mark | style, "encoding": at}
 
 
 #: Rows of a panel -> the function that builds their layers, from back to front.
 BUILDERS = {
     "images": _images, "cells": _cells, "areas": _areas, "rules": _rules, "bars": _bars,
-    "outlines": lambda panel, scales: _bars(panel, scales, outlined=True), "lines": _lines, "segments": _segments, "seeds": _seeds,
+    "outlines": lambda panel, scales: _bars(panel, scales, outlined=True), "lines": _lines, "segments": _segments,
+    "seeds": _seeds,
     "means": _means, "dots": _dots,
 }  # fmt: skip

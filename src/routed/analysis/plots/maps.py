@@ -60,7 +60,7 @@ def _map(control: str, cells: list, scheme: Scheme, x: tuple[str, list], y: tupl
     title += "" if readable else " (numbers: see the table)"
     panel = Panel(_cell_axis(x_key, xs), _cell_axis(y_key, ys), title, width=width, height=height)
     means = np.array([[cell.mean for cell, _ in line] for line in cells])
-    found = []
+    filled = []
     for (i, j), value in np.ndenumerate(means):
         estimate, arm = cells[i][j]
         at = f"{label_of(x_key)} {shown(xs[j])}, {label_of(y_key)} {shown(ys[i])}"
@@ -70,9 +70,15 @@ def _map(control: str, cells: list, scheme: Scheme, x: tuple[str, list], y: tupl
         star = "*" if estimate.low > 0 or estimate.high < 0 else ""
         name = f"\n{arm.removeprefix('frozen_')}" if arm and arm != control else ""
         text = digits.with_interval(estimate[:3])
-        fields = {"label": f"{value:+.2f}{star}{name}" if readable else "", "at": at, "text": text, "n": int(estimate.n), "note": arm or control}
-        found.append((float(j), float(i), value, fields))
-    panel.cells(scheme, found)
+        fields = {
+            "label": f"{value:+.2f}{star}{name}" if readable else "",
+            "at": at,
+            "text": text,
+            "n": int(estimate.n),
+            "note": arm or control,
+        }
+        filled.append((float(j), float(i), value, fields))
+    panel.cells(scheme, filled)
     panel.segments(_borders(means > 0, np.isfinite(means)))
     return panel
 
@@ -100,8 +106,8 @@ def _cell_axis(key: str, values: list[Any]) -> Axis:
 def routing(spec: dict[str, Any], data: Data) -> Chart | None:
     """Returns maps of routing probability by cluster and expert at several moments of training, for the base seed.
 
-    Clusters and experts have the order of the best one-to-one match at the end, so a specialised router is a diagonal. A router
-    that never changes is shown once. A cross stands above the column of a dead expert.
+    Clusters and experts have the order of the best one-to-one match at the end, so a specialised router is a
+    diagonal. A router that never changes is shown once. A cross stands above the column of a dead expert.
     """
     routers = [history for history in histories(data, spec) if history.row == "cluster"]
     if not routers:
@@ -114,7 +120,9 @@ def routing(spec: dict[str, Any], data: Data) -> Chart | None:
 
 
 def _moments_of(history: History) -> list[int]:
-    """Returns the evaluations that are shown: the first two, the middle and the last; of a router that never changes the first."""
+    """Returns the evaluations that are shown: the first two, the middle and the last; of a router that never changes
+    the first.
+    """
     count = len(history.values)
     if (history.values == history.values[-1]).all():
         return [0]
@@ -127,10 +135,13 @@ def _moments(history: History) -> list[Panel]:
     clusters, experts = history.values.shape[1:]
     fair = 1 / experts
     scheme = Scheme("cividis", (0.1 * fair, 1), "mean routing probability", True, {fair: "1 / E", 1.0: "1"})
-    moments, panels = _moments_of(history), []
+    moments = _moments_of(history)
+    panels: list[Panel] = []
     for moment in moments:
         x = Axis("expert", (-0.5, experts - 0.5), ticks={0.0: "1", experts - 1.0: f"{experts}"}, grid=False)
-        y = Axis("cluster", (-0.5, clusters - 0.5), ticks={0.0: "1", clusters - 1.0: f"{clusters}"}, reverse=True, grid=False)
+        y = Axis(
+            "cluster", (-0.5, clusters - 0.5), ticks={0.0: "1", clusters - 1.0: f"{clusters}"}, reverse=True, grid=False
+        )
         y.label = "" if panels else "\n".join([*textwrap.wrap(history.label, 26), "cluster"])
         title = "every step" if len(moments) == 1 else f"step {history.steps[moment]:,}"
         share = history.course["router/dead"].iloc[moment] if "router/dead" in history.course else np.nan
@@ -139,21 +150,25 @@ def _moments(history: History) -> list[Panel]:
         panel.image(np.maximum(history.values[moment][np.ix_(rows, columns)], 0.1 * fair), scheme)
         if history.exact and np.isfinite(share):
             for expert in np.flatnonzero(dead_at(history.load[moment])[columns]):
-                panel.text("×", float(expert), "top", fontSize=11, fontWeight="bold", color="#D55E00", align="center", dy=0)
+                panel.text(
+                    "×", float(expert), "top", fontSize=11, fontWeight="bold", color="#D55E00", align="center", dy=0
+                )
         panels.append(panel)
     return panels
 
 
 PHASE = Plot(
     phase,
-    "Mean paired advantage of the learned router; a star marks cells whose 95 % interval excludes 0; black: the border between"
+    "Mean paired advantage of the learned router; a star marks cells whose 95 % interval excludes 0; black: the"
+    " border between"
     " signs; the name in a cell is the fairest frozen control there.",
     required={"x": "swept key on the x axis", "y": "swept key on the y axis"},
     optional={"against": "controls, a map each"},
 )
 ROUTING = Plot(
     routing,
-    "Mean routing probability by cluster and expert for the base seed, ordered by the best match at the end: a specialised router is"
+    "Mean routing probability by cluster and expert for the base seed, ordered by the best match at the end: a"
+    " specialised router is"
     " a diagonal. Crosses: dead experts. A frozen router is shown once.",
     optional={"arms": "arms that are drawn"},
     alone=True,

@@ -29,7 +29,9 @@ FIXED = Series("nothing to learn: fixed rule", INK, "diamond")
 
 
 def methods(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns a panel for each metric with a line for each method, best first by the first metric of its learned (else frozen) arm."""
+    """Returns a panel for each metric with a line for each method, best first by the first metric of its learned
+    (else frozen) arm.
+    """
     rows_of = {name: data.at(point) for name, point in spec["methods"].items()}
     rows_of = {name: rows[rows.status == "ok"] for name, rows in rows_of.items() if len(rows)}
     if not rows_of:
@@ -42,14 +44,23 @@ def methods(spec: dict[str, Any], data: Data) -> Chart | None:
     names = sorted(rows_of, key=lambda name: _rank(rows_of[name], arms, metrics[0], data.axes[metrics[0]]))
     labels = [textwrap.fill(name, NAME) for name in names]
     arms_of = {name: [arm for arm in arms if (rows_of[name].arm == arm).any()] for name in names}
-    heights = [max(LINE * (1 + label.count("\n")) * 0.72, APART * (len(arms_of[name]) + 1)) for name, label in zip(names, labels, strict=True)]
+    heights = [
+        max(LINE * (1 + label.count("\n")) * 0.72, APART * (len(arms_of[name]) + 1))
+        for name, label in zip(names, labels, strict=True)
+    ]
     centres = dict(zip(names, np.cumsum(heights) - np.array(heights) / 2, strict=True))
     chart = Chart([], columns=min(4, len(metrics)))
     order = sorted((arms.index(arm), _looks(spec, name, arm, data)) for name in names for arm in arms_of[name])
     for metric in metrics:
         ticks = {float(f"{centres[name]:.5g}"): label for name, label in zip(names, labels, strict=True)}
         first = not len(chart.panels) % chart.columns if chart.columns else True
-        axis = Axis("", (0, float(sum(heights))), ticks=ticks if first else dict.fromkeys(ticks, ""), reverse=True, all_labels=True)
+        axis = Axis(
+            "",
+            (0, float(sum(heights))),
+            ticks=ticks if first else dict.fromkeys(ticks, ""),
+            reverse=True,
+            all_labels=True,
+        )
         panel = Panel(Axis(), axis, horizontal=True, width=170, height=max(60, int(sum(heights))))
         panel.series = {series.label: series for _, series in order}
         for name in names:
@@ -62,7 +73,6 @@ def methods(spec: dict[str, Any], data: Data) -> Chart | None:
         set_value_axes(chart, [panel], data.axes[metric], label)
         chart.panels.append(panel)
     note_undefined(chart, spec["metrics"], every, data)
-    chart.explain_intervals()
     return chart
 
 
@@ -89,7 +99,10 @@ def forest(spec: dict[str, Any], data: Data) -> Chart | None:
     points = points.iloc[(points != base).any(axis=1).argsort(kind="stable")]  # the protocol first
     names: dict[float, str] = {}
     panel = Panel(Axis(), Axis(), horizontal=True, width=360, height=26 * len(points))
-    looks = ((UNTRAINED, Series("against frozen", "#D55E00"), -0.12), (ANY_FAIR, Series("against the fairest frozen control", "#0072B2", "square"), 0.12))
+    looks = (
+        (UNTRAINED, Series("against frozen", "#D55E00"), -0.12),
+        (ANY_FAIR, Series("against the fairest frozen control", "#0072B2", "square"), 0.12),
+    )
     for index, (_, point) in enumerate(points.iterrows()):
         rows = data.last[(data.last[data.swept] == point).all(axis=1)]
         changed = [f"{label_of(key)} = {shown(point[key])}" for key in data.swept if point[key] != base[key]]
@@ -100,7 +113,6 @@ def forest(spec: dict[str, Any], data: Data) -> Chart | None:
     panel.y = Axis("", (-0.5, len(names) - 0.5), ticks=names, reverse=True, all_labels=True)
     panel.rule("x", 0)
     chart = Chart([panel])
-    chart.explain_intervals()
     set_value_axes(chart, [panel], Column(""), "log(frozen / learned) top-1 loss (right of 0: learned is better)")
     return chart
 

@@ -25,7 +25,9 @@ LOSSES = ("loss", "bits", "error", "excess over", "perplexity")
 
 
 def difference(rows: pd.DataFrame, arm: str, metric: str, log: bool = False) -> statistics.Estimate:
-    """Returns the mean of an arm's metric minus the learned arm's (log: of their log ratio), paired by seed, with its t interval."""
+    """Returns the mean of an arm's metric minus the learned arm's (log: of their log ratio), paired by seed, with its
+    t interval.
+    """
     if log:
         return statistics.estimate(sides.paired(rows, arm, REFERENCE, metric))
     good = rows[rows.status == "ok"]
@@ -85,7 +87,6 @@ def paired(spec: dict[str, Any], data: Data) -> Chart | None:
         panel.rule("x", 0)
         chart = Chart([panel], legend=False)
         label = f"{column.label}:\n{subtraction(arms, column.log)}, paired"
-    chart.explain_intervals()
     set_value_axes(chart, [panel], Column(""), label)
     return chart
 

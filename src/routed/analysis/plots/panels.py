@@ -1,7 +1,7 @@
 """Panels of a chart: means with intervals, bars, cells, lines and text on two axes, collected as rows.
 
-A panel is described once; `layers` builds Vega-Lite of the description, and `rendering` makes the page, SVG and PNG of that.
-Vega-Lite is written as dicts: Altair's objects took 150 of 228 ms a chart (BUILD_NOTES.md).
+A panel is described once; `layers` builds Vega-Lite of the description, and `rendering` makes the page, SVG and PNG
+of that. Vega-Lite is written as dicts: Altair's objects took 150 of 228 ms a chart (BUILD_NOTES.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Series(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A mean at a position. `at` names the position, `note` says more, `seeds` maps seed to value, a bar begins at `start`."""
+    """A mean at a position. `at` names the position, `note` says more, `seeds` maps seed to value, a bar begins at
+    `start`.
+    """
 
     position: Number
     estimate: Estimate
@@ -64,7 +66,7 @@ class Axis:
     def name_of(self, position: Number) -> str:
         """Returns the label of the tick at a position, or of the nearest integer, or else the number."""
         ticks = self.ticks or {}
-        return ticks.get(position) or ticks.get(round(position)) or f"{position:g}"
+        return ticks.get(position) or ticks.get(round(float(position))) or f"{position:g}"
 
     def cover(self, low: Number, high: Number) -> None:
         """Widens the axis so that it shows two values."""
@@ -73,9 +75,13 @@ class Axis:
 
 
 class Panel:
-    """Rows of marks on two axes. Values of a `horizontal` panel lie along the x axis; `width` and `height` are pixels in print."""
+    """Rows of marks on two axes. Values of a `horizontal` panel lie along the x axis; `width` and `height` are pixels
+    in print.
+    """
 
-    def __init__(self, x: Axis, y: Axis, title: str = "", horizontal: bool = False, width: int = 250, height: int = 230):
+    def __init__(
+        self, x: Axis, y: Axis, title: str = "", horizontal: bool = False, width: int = 250, height: int = 230
+    ):
         self.x, self.y, self.title, self.horizontal = x, y, title, horizontal
         self.width, self.height = width, height
         self.series: dict[str, Series] = {}
@@ -108,34 +114,47 @@ class Panel:
             self.series.setdefault(series.label, series._replace(shape="square"))
             self.estimates.append(point.estimate)
             low, high = _ends(point.estimate) if whiskers else (None, None)
-            edges = {"low": None if low is None else short(point.start + low), "high": None if high is None else short(point.start + high)}
-            sides = {"from": point.position - thickness / 2, "to": point.position + thickness / 2, "position": point.position}
+            edges = {
+                "low": None if low is None else short(point.start + low),
+                "high": None if high is None else short(point.start + high),
+            }
+            sides = {
+                "from": point.position - thickness / 2,
+                "to": point.position + thickness / 2,
+                "position": point.position,
+            }
             ends = {"start": short(point.start), "end": short(point.start + point.estimate.mean)}
             row = {"series": series.label, "at": self._at(point)} | _description(point) | sides | ends | edges
             self.add("outlines" if series.hollow else "bars", row)
 
     def cells(self, scheme: Scheme, cells: Iterable[tuple[float, float, Number, dict[str, Any]]]) -> None:
-        """Adds unit cells of (x, y, value, fields); fields are `label` in the cell, and at, text, n and note for a pointer."""
+        """Adds unit cells of (x, y, value, fields); fields are `label` in the cell, and at, text, n and note for a
+        pointer.
+        """
         self.scheme = scheme
         for x, y, value, fields in cells:
             box = {"x": x - 0.5, "x2": x + 0.5, "y": y - 0.5, "y2": y + 0.5, "cx": x, "cy": y, "value": short(value)}
             self.add("cells", {"label": "", "bright": scheme.is_dark(value)} | box | fields)
 
     def image(self, values: np.ndarray, scheme: Scheme | None = None) -> None:
-        """Adds a picture, a unit for each cell: a matrix in the colours of a scheme, or pixels (uint8 [rows, columns, 3])."""
+        """Adds a picture, a unit for each cell: a matrix in the colours of a scheme, or pixels (uint8 [rows, columns,
+        3]).
+        """
         pixels = values if scheme is None else scheme.colours(values)
         self.scheme = scheme
         box = {"x": -0.5, "x2": pixels.shape[1] - 0.5, "y": -0.5, "y2": pixels.shape[0] - 0.5}
         self.add("images", box | {"url": picture(pixels)} | ({} if scheme is None else {"value": scheme.domain[1]}))
 
     def picture(self, pixels: np.ndarray) -> None:
-        """Adds a picture that fills the axes, whose ends are set: uint8 [rows, columns, 3], the first row at the top."""
+        """Adds a picture that fills the axes: uint8 [rows, columns, 3], the first row at the top."""
         assert self.x.domain and self.y.domain
         (left, right), (bottom, top) = self.x.domain, self.y.domain
         box = {"x": short(left), "x2": short(right), "y": short(top), "y2": short(bottom)}
         self.add("images", box | {"url": picture(pixels)})
 
-    def line(self, x: Iterable[Number], y: Iterable[Number], colour: str = INK, dash: Sequence[int] = (), width: float = 1.0) -> None:
+    def line(
+        self, x: Iterable[Number], y: Iterable[Number], colour: str = INK, dash: Sequence[int] = (), width: float = 1.0
+    ) -> None:
         """Adds a line without marks: a fitted line, or values that a theorem predicts."""
         part = 1 + max((row["part"] for row in self.rows.get("lines", ())), default=-1)
         for order, (left, height) in enumerate(zip(x, y, strict=True)):
@@ -160,14 +179,18 @@ class Panel:
             if label:
                 self.text(label, "right", value, align="right", dy=-2)
 
-    def dots(self, series: Series, x: Iterable[Number], y: Iterable[Number], size: float = 14, notes: Sequence[str] = ()) -> None:
+    def dots(
+        self, series: Series, x: Iterable[Number], y: Iterable[Number], size: float = 14, notes: Sequence[str] = ()
+    ) -> None:
         """Adds points without intervals, with notes for a pointer."""
         self.series.setdefault(series.label, series)
         for left, height, note in zip(x, y, notes or itertools.repeat(""), strict=bool(notes)):
             self.add("dots", {"series": series.label, "x": short(left), "y": short(height), "size": size, "note": note})
 
     def text(self, text: str, x: Number | str, y: Number | str, **style: Any) -> None:
-        """Adds text at a position; x may be left or right, y top or bottom. `style` is that of Vega-Lite's text marks."""
+        """Adds text at a position; x may be left or right, y top or bottom. `style` is that of Vega-Lite's text
+        marks.
+        """
         self.add("texts", {"text": text, "x": x, "y": y, "style": style})
 
     def add(self, kind: str, row: dict[str, Any]) -> None:

@@ -1,4 +1,6 @@
-"""Colour scales of matrices, and matrices as PNG pictures, which stay small where a cell each would be a shape of its own."""
+"""Colour scales of matrices, and matrices as PNG pictures, which stay small where a cell each would be a shape of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,9 @@ class Scheme(NamedTuple):
     def channel(self, field: str) -> dict[str, Any]:
         """Returns the colour channel of a field, with its legend where the scheme has a title."""
         codes = [f"#{code}" for code in SCHEMES[self.name].split()]
-        steps = (np.geomspace if self.log else np.linspace)(*map(float, self.domain), len(codes))
-        scale = {"type": "log" if self.log else "linear", "range": codes, "clamp": True, "nice": False}
+        low, high = (float(end) for end in self.domain)
+        steps = (np.geomspace if self.log else np.linspace)(low, high, len(codes))
+        scale: dict[str, Any] = {"type": "log" if self.log else "linear", "range": codes, "clamp": True, "nice": False}
         scale |= {"domain": [float(f"{step:.6g}") for step in steps]}
         legend: dict[str, Any] = {"title": self.title.split("\n"), "gradientLength": 150, "format": ".2~g"}
         legend |= {"orient": "bottom", "direction": "horizontal"} if self.below else {}

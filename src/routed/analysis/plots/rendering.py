@@ -88,12 +88,16 @@ def _concatenated(chart: Chart) -> dict[str, Any]:
 
 
 def _legend(series: Mapping[str, Series], width: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the legend as a panel of its own, with its rows: Vega's legends lose colours where panels differ in series."""
+    """Returns the legend as a panel with its rows: Vega's legends lose colours where panels differ in series."""
     entry = LETTER * max(map(len, series)) + ENTRY
     columns = max(1, min(len(series), int(width // entry)))
     lines = -(-len(series) // columns)
     rows = [{"series": label, "x": entry * (i % columns), "y": i // columns} for i, label in enumerate(series)]
-    size = {"width": max(width - AXIS, int(entry * columns)), "height": 15 * lines, "view": {"stroke": None}}
+    size: dict[str, Any] = {
+        "width": max(width - AXIS, int(entry * columns)),
+        "height": 15 * lines,
+        "view": {"stroke": None},
+    }
     place = {"type": "quantitative", "axis": None}
     x = place | {"field": "x", "scale": {"domain": [-6, size["width"] - 6], "nice": False, "zero": False}}
     y = place | {"field": "y", "scale": {"domain": [lines - 0.5, -0.5], "nice": False, "zero": False}}

@@ -70,8 +70,8 @@ def padded(low: Number, high: Number, log: bool = False, share: float = 0.05) ->
 def sweep_axis(key: str, values: Sequence[Any], unit: Unit = None, width: int = 250) -> tuple[Axis, dict[Any, float]]:
     """Returns the axis of a swept key, and the positions of its values.
 
-    The axis is logarithmic where numbers span a decade. Words stand side by side, as do numbers too uneven to be told apart
-    otherwise (0, .001, .01), and as does a single number, so that `dodge` has room.
+    The axis is logarithmic where numbers span a decade. Words stand side by side, as do numbers too uneven to be told
+    apart otherwise (0, .001, .01), and as does a single number, so that `dodge` has room.
     """
     numbers = are_numbers(values)
     steps = np.diff(values) if numbers else np.array([])
@@ -92,7 +92,9 @@ def sweep_axis(key: str, values: Sequence[Any], unit: Unit = None, width: int = 
 
 
 def _apart(values: Sequence[Any], letters: float) -> list[Any]:
-    """Returns the values of a log axis whose labels do not touch, on an axis as wide as `letters`; both ends among them."""
+    """Returns the values of a log axis whose labels do not touch, on an axis as wide as `letters`; both ends among
+    them.
+    """
     places = letters * (np.log(values) - math.log(values[0])) / math.log(values[-1] / values[0])
     widths = [len(shown(value)) + 1 for value in values]
     chosen = [0]
@@ -105,8 +107,8 @@ def _apart(values: Sequence[Any], letters: float) -> list[Any]:
 def dodge(axis: Axis, positions: Mapping[Any, float], lines: Sequence[Any]) -> dict[Any, dict[Any, float]]:
     """Returns the position of each line at each value, so that no interval hides another.
 
-    Above numbers lines are an eightieth of the axis apart, together no wider than two fifths of the least step: too close to
-    be read as another number. At words, and at a single number, they take all the room.
+    Above numbers lines are an eightieth of the axis apart, together no wider than two fifths of the least step: too
+    close to be read as another number. At words, and at a single number, they take all the room.
     """
     if not lines:
         return {}
@@ -116,16 +118,24 @@ def dodge(axis: Axis, positions: Mapping[Any, float], lines: Sequence[Any]) -> d
     apart = min(steps.sum() / 80, 0.4 * steps.min() / len(lines)) if len(steps) else 0.6 / len(lines)
     offsets = apart * (np.arange(len(lines)) - (len(lines) - 1) / 2)
     moved = [np.exp(at + offset) if axis.log else at + offset for offset in offsets]
-    return {line: dict(zip(positions, map(float, there), strict=True)) for line, there in zip(lines, moved, strict=True)}
+    return {
+        line: dict(zip(positions, map(float, there), strict=True)) for line, there in zip(lines, moved, strict=True)
+    }
 
 
 def set_value_axes(chart: Chart, panels: Sequence[Panel], column: Column, label: str = "", zero: bool = False) -> None:
     """Sets the shared axis of values of panels: that of a metric, no further than its means and bounds need.
 
-    Intervals of two seeds may be a hundred times as long as the differences that a chart shows: an axis cuts them, with a note.
+    Intervals of two seeds may be a hundred times as long as the differences that a chart shows: an axis cuts them,
+    with a note.
     """
     log = column.log
-    rules = [row["value"] for panel in panels for row in panel.rows.get("rules", ()) if row["axis"] == ("x" if panel.horizontal else "y")]
+    rules = [
+        row["value"]
+        for panel in panels
+        for row in panel.rows.get("rules", ())
+        if row["axis"] == ("x" if panel.horizontal else "y")
+    ]
     estimates = [estimate for panel in panels for estimate in panel.estimates]
     means = _scaled([*(estimate.mean for estimate in estimates), *rules, *([0.0] if zero else [])], log)
     ends = _scaled([end for estimate in estimates for end in (estimate.low, estimate.high)], log)

@@ -1,4 +1,6 @@
-"""Charts of swept keys that no figure of the file shows: everything against a key, and other charts at each of its values."""
+"""Charts of swept keys that no figure of the file shows: everything against a key, and other charts at each of its
+values.
+"""
 
 from __future__ import annotations
 
@@ -40,19 +42,22 @@ def against(spec: dict[str, Any], data: Data) -> Chart | None:
         panel = Panel(axis, Axis(), width=220)
         for arm, places in dodge(axis, positions, arms_of({}, rows)).items():
             groups = rows[rows.arm == arm].groupby(spec["x"])
-            points = [point_of(places[value], group, metric, data.axes[metric], shown(value)) for value, group in groups]
+            points = [
+                point_of(places[value], group, metric, data.axes[metric], shown(value)) for value, group in groups
+            ]
             panel.means(series_of(arm), points, joined=are_numbers(positions))
         set_value_axes(chart, [panel], data.axes[metric], data.axes[metric].label)
         chart.panels.append(panel)
     if rivals(data):
         chart.panels.insert(1, _advantages(chart, rows, spec["x"], values, data))
     note_undefined(chart, metrics, rows, data)
-    chart.explain_intervals()
     return chart
 
 
 def _advantages(chart: Chart, rows: pd.DataFrame, key: str, values: list[Any], data: Data) -> Panel:
-    """Returns the panel of the advantage over each frozen control at every value of a key; the fairest control is named."""
+    """Returns the panel of the advantage over each frozen control at every value of a key; the fairest control is
+    named.
+    """
     axis, positions = sweep_axis(key, values, width=220)
     panel = Panel(axis, Axis(), width=220)
     for shape, (control, places) in zip(SHAPES, dodge(axis, positions, rivals(data)).items(), strict=False):
@@ -69,7 +74,9 @@ def _advantages(chart: Chart, rows: pd.DataFrame, key: str, values: list[Any], d
 
 
 def multiples(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns the chart `of` at each of `values` of the swept key `over`, side by side on shared axes; a row for each metric."""
+    """Returns the chart `of` at each of `values` of the swept key `over`, side by side on shared axes; a row for each
+    metric.
+    """
     of, over, values = spec["of"], spec["over"], spec["values"]
     metrics = defined(of["metrics"], data.last) if "metrics" in of else [None]
     chart = Chart([], columns=len(values))
@@ -93,13 +100,13 @@ def multiples(spec: dict[str, Any], data: Data) -> Chart | None:
     for panel in chart.panels:
         panel.x.domain = min(low for low, _ in ends), max(high for _, high in ends)
     note_undefined(chart, of.get("metrics", ()), data.last, data)
-    chart.explain_intervals()
     return chart
 
 
 AGAINST = Plot(
     against,
-    "A swept key: the loss of every arm, the loss of frozen controls over the learned router's (paired by seed; above 0 the learned"
+    "A swept key: the loss of every arm, the loss of frozen controls over the learned router's (paired by seed;"
+    " above 0 the learned"
     " router is better; the name is the fairest control there), and dead experts; means with 95 % intervals.",
     required={"x": "swept key on the x axis"},
 )

@@ -1,1 +1,3 @@
-"""Kinds of charts that the experiments of one paper use: importing a file adds its kinds to PLOTS, as a user's file does."""
+"""Kinds of charts that the experiments of one paper use: importing a file adds its kinds to PLOTS, as a user's file
+does.
+"""

@@ -1,4 +1,6 @@
-"""Arms against a swept key that makes their steps dearer, paired with the reference arm of equal cost (kind `equal_cost`)."""
+"""Arms against a swept key that makes their steps dearer, paired with the reference arm of equal cost (kind
+`equal_cost`).
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ DEAR_SERIES = Series(f"{ARMS[REFERENCE].label}, as many FLOPs", shape="diamond")
 
 
 def equal_cost(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns the difference of each arm of `steps` steps from the reference of `dear[value]` steps, in the first of `metrics`.
+    """Returns the difference of each arm of `steps` steps from the reference of `dear[value]` steps, in the first of
+    `metrics`.
 
-    Of a metric with a log axis it is the log ratio. Panels of the other metrics show means of the arms and of that reference.
+    Of a metric with a log axis it is the log ratio. Panels of the other metrics show means of the arms and of that
+    reference.
     """
     key, steps = spec["x"], spec["steps"]
     if key not in data.swept or "steps" not in data.swept or not len(data.last):
@@ -49,20 +53,34 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Chart | None:
             some = short[short.arm == arm]
             if metric == metrics[0]:
                 gaps = _gaps(some, dear, key, metric, column.log)
-                points = [Point(places[arm][value], statistics.estimate(gap), names[value], seeds=gap.to_dict()) for value, gap in gaps.items()]
+                points = [
+                    Point(places[arm][value], statistics.estimate(gap), names[value], seeds=gap.to_dict())
+                    for value, gap in gaps.items()
+                ]
             else:
-                points = [point_of(places[arm][value], group, metric, column, names[value]) for value, group in some.groupby(key)]
+                points = [
+                    point_of(places[arm][value], group, metric, column, names[value])
+                    for value, group in some.groupby(key)
+                ]
             panel.means(series_of(arm), points, joined=are_numbers(positions))
         if metric == metrics[0]:
             panel.rule("y", 0)
-            set_value_axes(chart, [panel], Column(""), f"{column.label}:\n{subtraction(arms, column.log)},\nof as many FLOPs, paired")
+            set_value_axes(
+                chart,
+                [panel],
+                Column(""),
+                f"{column.label}:\n{subtraction(arms, column.log)},\nof as many FLOPs, paired",
+            )
         else:
-            points = [point_of(places[DEAR][value], runs.reset_index(), metric, column, names[value]) for value, runs in dear.items() if len(runs)]
+            points = [
+                point_of(places[DEAR][value], runs.reset_index(), metric, column, names[value])
+                for value, runs in dear.items()
+                if len(runs)
+            ]
             panel.means(DEAR_SERIES, points, joined=are_numbers(positions))
             set_value_axes(chart, [panel], column, column.label)
         chart.panels.append(panel)
     note_undefined(chart, spec["metrics"], rows, data)
-    chart.explain_intervals()
     return chart
 
 
@@ -70,7 +88,8 @@ def caption(spec: dict[str, Any], data: Data) -> str:
     """Returns the caption."""
     first, *others = defined(spec["metrics"], data.last)
     top = (
-        f"{'First panel: m' if others else 'M'}{compared(first, data)[1:]} the learned router that trained for more steps, with as many FLOPs"
+        f"{'First panel: m' if others else 'M'}{compared(first, data)[1:]} the learned router that trained for"
+        " more steps, with as many FLOPs"
         f" as competition at that value, paired by seed, with 95 % t intervals; {above(first, data)}."
     )
     return f"{top} Other panels: means over seeds with 95 % intervals." if others else top

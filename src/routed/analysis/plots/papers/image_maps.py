@@ -25,10 +25,11 @@ GREY = "#bbbbbb"
 
 
 def latent(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns t-SNE maps of the embedding of each of the first test images with one label, at the end of training (Chen et al. 2022, Fig. 7).
+    """Returns t-SNE maps of the embedding of each of the first test images with one label, at the end of training
+    (Chen et al. 2022, Fig. 7).
 
-    `panels` maps titles to [a point, the label that is shown, names of clusters by their numbers]; other clusters are grey. The
-    left map shows the expert that computed an image, the right one the cluster of the image.
+    `panels` maps titles to [a point, the label that is shown, names of clusters by their numbers]; other clusters are
+    grey. The left map shows the expert that computed an image, the right one the cluster of the image.
     """
     panels = []
     for title, (point, label, names) in spec["panels"].items():
@@ -56,7 +57,8 @@ def latent(spec: dict[str, Any], data: Data) -> Chart | None:
 
 def map_panel(places: np.ndarray, title: str) -> Panel:
     """Returns an empty panel for points of a map, whose axes have no meaning. places: [points, 2]."""
-    x, y = (Axis("", padded(*map(float, ends), share=0.04), ticks={}) for ends in zip(places.min(0), places.max(0), strict=True))
+    ends = zip(places.min(0), places.max(0), strict=True)
+    x, y = (Axis("", padded(low, high, share=0.04), ticks={}) for low, high in ends)
     return Panel(x, y, title, width=300, height=250)
 
 
@@ -70,9 +72,13 @@ def samples(data: Data, point: dict[str, Any], count: int) -> Batch:
 
 
 def examples(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns the first test images of the base seed, a row for each line, as a router and its experts see them (Fig. 6)."""
+    """Returns the first test images of the base seed, a row for each line, as a router and its experts see them (Fig.
+    6).
+    """
     images_of = {name: np.asarray(samples(data, point, SHOWN).x) for name, point in spec["lines"].items()}
-    images_of = {name: images for name, images in images_of.items() if images.ndim == 4}  # rows of numbers are no pictures
+    images_of = {
+        name: images for name, images in images_of.items() if images.ndim == 4
+    }  # rows of numbers are no pictures
     panels = []
     for name, images in images_of.items():
         pixels = np.round(255 * (images - images.min()) / (images.max() - images.min())).astype(np.uint8)
@@ -89,7 +95,8 @@ def examples(spec: dict[str, Any], data: Data) -> Chart | None:
 
 PLOTS["latent"] = Plot(
     latent,
-    "t-SNE of the embedding of each test image with one label by its expert, base seed, at the end of training. Left: the expert; right:"
+    "t-SNE of the embedding of each test image with one label by its expert, base seed, at the end of training."
+    " Left: the expert; right:"
     " the class; classes without a name are grey.",
     required={"panels": "title -> [settings of a point, label that is shown, number of a cluster -> its name]"},
     axes=lambda spec, data: sorted({key for point, *_ in spec["panels"].values() for key in point if key in data.own}),

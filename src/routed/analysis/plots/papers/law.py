@@ -1,4 +1,4 @@
-"""Gaps against the settings that a law is a function of (kind `axes`), and against its predictions (kind `foretold`)."""
+"""Gaps against the settings of a law (kind `axes`), and against its predictions (kind `foretold`)."""
 
 from __future__ import annotations
 
@@ -39,11 +39,13 @@ def foretold(spec: dict[str, Any], data: Data) -> Chart | None:
     panel.line(ends, ends)
     panel.segments((low, gap.estimate.mean, high, gap.estimate.mean) for (_, low, high, _), gap in pairs)
     _add_gaps(panel, [(expected.mean, gap) for expected, gap in pairs])
-    return _explained(Chart([panel]))
+    return Chart([panel])
 
 
 def axes(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns a panel for each axis of the law: the gaps of all points, and the law at the base config's other settings."""
+    """Returns a panel for each axis of the law: the gaps of all points, and the law at the base config's other
+    settings.
+    """
     if not {*law.AXES} <= {*data.swept}:
         return None
     flats = [
@@ -73,12 +75,7 @@ def axes(spec: dict[str, Any], data: Data) -> Chart | None:
         panel.rule("y", 0, faint=True)
         _add_gaps(panel, [(place, gap) for place, (_, gap) in zip(places, flats, strict=True)])
         panels.append(panel)
-    return _explained(Chart(panels, columns=3))
-
-
-def _explained(chart: Chart) -> Chart:
-    chart.explain_intervals()
-    return chart
+    return Chart(panels, columns=3)
 
 
 def _add_gaps(panel: Panel, points: list[tuple[float, statistics.Least]]) -> None:
@@ -91,16 +88,20 @@ def _add_gaps(panel: Panel, points: list[tuple[float, statistics.Least]]) -> Non
 
 PLOTS["axes"] = Plot(
     axes,
-    "Gap of every point, mean over seeds with its 95 % interval, against each setting of the law; all others differ from point to"
-    " point. Colour: the fairest control there. Line and band: the law at the centre of the design, with its 95 % interval. Points of"
+    "Gap of every point, mean over seeds with its 95 % interval, against each setting of the law; all others"
+    " differ from point to"
+    " point. Colour: the fairest control there. Line and band: the law at the centre of the design, with its 95"
+    " % interval. Points of"
     " few values are spread sideways; intervals are cut where the axis ends.",
     optional={"law": "draws the law that was fitted"},
     axes=lambda spec, data: data.swept,
 )
 PLOTS["foretold"] = Plot(
     foretold,
-    "Gaps at points that the law has not seen: expected before they ran (95 % prediction intervals, sideways) and measured (means over"
-    " seeds with 95 % intervals); the line is where both are equal; intervals are cut where an axis ends. Colour: the fairest control"
+    "Gaps at points that the law has not seen: expected before they ran (95 % prediction intervals, sideways)"
+    " and measured (means over"
+    " seeds with 95 % intervals); the line is where both are equal; intervals are cut where an axis ends."
+    " Colour: the fairest control"
     " there.",
     required={"points": "pairs of settings and (mean, low, high) of a prediction"},
     optional={"floor": "losses below it count as it"},

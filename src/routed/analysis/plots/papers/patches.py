@@ -1,4 +1,6 @@
-"""Experts and routers on patches: products with the signals (kind `products`), and a map of samples (kind `embedding`)."""
+"""Experts and routers on patches: products with the signals (kind `products`), and a map of samples (kind
+`embedding`).
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,20 @@ PRODUCTS = ("expert and feature", "expert and centre", "router and feature", "ro
 
 
 def products(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns products of each expert's filters and router row with each signal over training, a colour for each cluster (base seed)."""
+    """Returns products of each expert's filters and router row with each signal over training, a colour for each
+    cluster (base seed).
+    """
     panels = []
     for name, (values,) in arrays_of(spec, data, "products").items():
         steps = sorted(data.at(spec["lines"][name], data.table).step.unique())[: len(values)]
         for i, title in enumerate(PRODUCTS):
-            pair = values[:, i // 2 * 2 : i // 2 * 2 + 2]  # a pair shares its scale: features and centres can be compared
+            pair = values[
+                :, i // 2 * 2 : i // 2 * 2 + 2
+            ]  # a pair shares its scale: features and centres can be compared
             y = Axis("product" if i == 0 else "", (0, 1.05 * float(pair.max()) or 1.0))
-            panel = Panel(Axis("optimiser steps", padded(0, float(max(steps)))), y, f"{name}: {title}", width=180, height=170)
+            panel = Panel(
+                Axis("optimiser steps", padded(0, float(max(steps)))), y, f"{name}: {title}", width=180, height=170
+            )
             for cluster in range(values.shape[-1]):
                 colour = COLOURS[cluster % len(COLOURS)]
                 panel.series[f"cluster {cluster + 1}"] = Series(f"cluster {cluster + 1}", colour)
@@ -76,7 +84,9 @@ def _add_votes(panel: Panel, places: np.ndarray, predicted: np.ndarray) -> None:
 
 
 def samples(data: Data, point: dict[str, Any], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first test samples of the base seed at a point, patches added up, and True where their class is the second."""
+    """Returns the first test samples of the base seed at a point, patches added up, and True where their class is the
+    second.
+    """
     config = override(override(base(), data.base), point)
     task, node = TASKS[config.data.name], node_of(config).data
     world = worlds.draw_world(task, streams(config.seed, config)["world"], node, config.data.samples)
@@ -86,7 +96,8 @@ def samples(data: Data, point: dict[str, Any], count: int) -> tuple[np.ndarray, 
 
 PLOTS["products"] = Plot(
     products,
-    "Largest absolute product of an expert's filters, or of its router row, with each cluster's signals, for the base seed: a line for"
+    "Largest absolute product of an expert's filters, or of its router row, with each cluster's signals, for the"
+    " base seed: a line for"
     " each expert and cluster.",
     required=LINES,
     optional=ARM,
@@ -94,7 +105,8 @@ PLOTS["products"] = Plot(
 )
 PLOTS["embedding"] = Plot(
     embedding,
-    "t-SNE of test samples of the base seed; colour and shape: the expert; background: the predicted class, by a vote of the 15 nearest"
+    "t-SNE of test samples of the base seed; colour and shape: the expert; background: the predicted class, by a"
+    " vote of the 15 nearest"
     " samples.",
     required=LINES,
     optional=ARM,

@@ -30,17 +30,20 @@ def powers(spec: dict[str, Any], data: Data) -> Chart | None:
     for label, lines in tables.items():
         if not lines:
             continue
-        axis, positions = sweep_axis(spec["words"], sorted({float(x) for table in lines.values() for x in table}), width=300)
+        axis, positions = sweep_axis(
+            spec["words"], sorted({float(x) for table in lines.values() for x in table}), width=300
+        )
         panel = Panel(axis, Axis(), width=300, height=260)
         for index, (name, places) in enumerate(dodge(axis, positions, [*lines]).items()):
             _add_line(panel, index, name, lines[name], places, spec.get("bound"))
         set_value_axes(chart, [panel], Column(label, log=True), label)
         chart.panels.append(panel)
-    chart.explain_intervals()
     return chart if chart.panels else None
 
 
-def _add_line(panel: Panel, index: int, name: str, table: pd.DataFrame, places: Mapping[float, float], bound: float | None) -> None:
+def _add_line(
+    panel: Panel, index: int, name: str, table: pd.DataFrame, places: Mapping[float, float], bound: float | None
+) -> None:
     """Adds means with intervals, the fitted line with its slope, and the bound through the first line's first mean."""
     means = {float(x): statistics.estimate(table[x].dropna(), bounds=(0, None)) for x in table}
     means = {x: mean for x, mean in means.items() if mean.n and mean.mean > 0}
@@ -72,9 +75,13 @@ def _table(sides: Mapping[float, Mapping[str, Any]], data: Data) -> pd.DataFrame
 
 PLOTS["powers"] = Plot(
     powers,
-    "Means over seeds with 95 % intervals; lines: least squares on the logarithms of the means, slopes with 95 % percentile intervals of"
+    "Means over seeds with 95 % intervals; lines: least squares on the logarithms of the means, slopes with 95 %"
+    " percentile intervals of"
     " a bootstrap over seeds; dotted: the power that was foretold.",
-    required={"panels": "label of a panel -> name of a line -> number -> arm, metric and settings of a side", "words": "label of the number"},
+    required={
+        "panels": "label of a panel -> name of a line -> number -> arm, metric and settings of a side",
+        "words": "label of the number",
+    },
     optional={"bound": "power of the dotted line"},
     axes=lambda spec, data: data.swept,
 )

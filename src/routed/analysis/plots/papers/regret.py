@@ -21,7 +21,8 @@ PARTS = {
     "regret/estimation": Series("estimation of the experts", "#E69F00"),
     GATE: Series("weights of the gate", "#009E73", hollow=True),
 }
-#: An axis ends at so many times the learned arm's loss: sums need a linear axis, and a loss ten times as long would hide the others.
+#: An axis ends at so many times the learned arm's loss: sums need a linear axis, and a loss ten times as long
+#: would hide the others.
 ROOM = 2.5
 #: Symbol of a predicted loss, which other marks stay visible in.
 RING = "M-1,0A1,1,0,1,0,1,0A1,1,0,1,0,-1,0M-.65,0A.65,.65,0,1,1,.65,0A.65,.65,0,1,1,-.65,0"
@@ -30,7 +31,9 @@ THIN = 0.002
 
 
 def parts(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns stacked bars, a line for each arm and a panel for each value of `x`: parts, measured and predicted loss."""
+    """Returns stacked bars, a line for each arm and a panel for each value of `x`: parts, measured and predicted
+    loss.
+    """
     rows = data.at_point(data.last, spec)
     if not {*PARTS, data.loss} <= {*rows}:
         return None
@@ -40,7 +43,7 @@ def parts(spec: dict[str, Any], data: Data) -> Chart | None:
         return None
     key = spec["x"] if spec.get("x") in data.swept else None
     groups: dict[Any, pd.DataFrame] = dict(iter(rows.groupby(key))) if key else {None: rows}
-    panels = []
+    panels: list[Panel] = []
     for value, group in groups.items():
         ticks = {float(index): "" if panels else ARMS[arm].label for index, arm in enumerate(arms)}
         y = Axis("", (-0.5, len(arms) - 0.5), ticks=ticks, reverse=True, grid=False, all_labels=True)
@@ -49,7 +52,6 @@ def parts(spec: dict[str, Any], data: Data) -> Chart | None:
         _stack(panel, group, arms, data.loss)
         panels.append(panel)
     chart = Chart(panels, columns=3)
-    chart.explain_intervals()
     return chart
 
 
@@ -77,12 +79,24 @@ def _stack(panel: Panel, rows: pd.DataFrame, arms: list[str], loss: str) -> None
             point = Point(float(index), measured, ARMS[arm].label, seeds=seeds_of(some, loss))
             panel.means(Series("measured loss", shape="diamond"), [point])
         if predicted <= end:
-            panel.dots(Series("predicted for experts trained on a frozen copy", "#CC79A7", RING), [predicted], [index], 40)
+            panel.dots(
+                Series("predicted for experts trained on a frozen copy", "#CC79A7", RING), [predicted], [index], 40
+            )
         if measured.mean > end:
-            panel.text(_sum(measured.mean, means.loc[arm, [*PARTS]]), "right", index, align="right", baseline="middle", dx=-2, fontSize=8)
+            panel.text(
+                _sum(measured.mean, means.loc[arm, [*PARTS]]),
+                "right",
+                index,
+                align="right",
+                baseline="middle",
+                dx=-2,
+                fontSize=8,
+            )
         else:
             place = max([reach, *ends, 0.0])
-            panel.text(_number(measured.mean), min(place, end), index, align="left", baseline="middle", dx=7, fontSize=8)
+            panel.text(
+                _number(measured.mean), min(place, end), index, align="left", baseline="middle", dx=7, fontSize=8
+            )
 
 
 def _sum(total: float, sizes: pd.Series) -> str:
@@ -98,10 +112,14 @@ def _number(value: float) -> str:
 
 PLOTS["parts"] = Plot(
     parts,
-    "The loss of every arm as a sum, means over seeds (routed.metrics.regret): the cost of its partition with the best experts, the"
-    " distance of its experts from these, and the weights of its gate (outline; below 0 it lies on the others, back to the measured"
-    " loss). Black: the measured loss with its 95 % t interval; ring: the loss of experts trained on a frozen copy of the partition,"
-    " predicted from its cells and the number of samples (too low where the partition was learned from the same samples). A loss that is"
+    "The loss of every arm as a sum, means over seeds (routed.metrics.regret): the cost of its partition with"
+    " the best experts, the"
+    " distance of its experts from these, and the weights of its gate (outline; below 0 it lies on the others,"
+    " back to the measured"
+    " loss). Black: the measured loss with its 95 % t interval; ring: the loss of experts trained on a frozen"
+    " copy of the partition,"
+    " predicted from its cells and the number of samples (too low where the partition was learned from the same"
+    " samples). A loss that is"
     " longer than the axis stands as a sum.",
     optional={"x": "swept key, a panel for each value", "arms": "arms that are drawn"},
 )

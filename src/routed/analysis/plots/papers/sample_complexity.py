@@ -1,4 +1,6 @@
-"""A metric against a swept key for named sides, and the value that each side needs to reach a level (kinds `reached`, `ratios`)."""
+"""A metric against a swept key for named sides, and the value that each side needs to reach a level (kinds `reached`,
+`ratios`).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Spec = dict[str, Any]
 
 
 def reached(spec: Spec, data: Data) -> Chart | None:
-    """Returns a panel for each family of sides: `metric` against `x`; and at last the values at which each side is at `level`."""
+    """Returns a panel for each family of sides: `metric` against `x`; and at last the values at which each side is at
+    `level`.
+    """
     if spec["x"] not in data.swept:
         return None
     families = {
@@ -50,8 +54,9 @@ def reached(spec: Spec, data: Data) -> Chart | None:
         panel.rule("y", spec["level"], dash=(2, 3))
         chart.panels.append(panel)
     set_value_axes(chart, chart.panels, column, column.label)
-    chart.explain_intervals()
-    chart.panels.append(_needed(spec, {name: rows for sides in families.values() for name, rows in sides.items()}, looks))
+    chart.panels.append(
+        _needed(spec, {name: rows for sides in families.values() for name, rows in sides.items()}, looks)
+    )
     return chart
 
 
@@ -77,7 +82,8 @@ def _needed(spec: Spec, sides: Mapping[str, pd.DataFrame], looks: Mapping[str, S
 
 
 def ratios(spec: Spec, data: Data) -> Chart | None:
-    """Returns the needs of the side `base` over those of other sides against a number, a line each with its fitted slope.
+    """Returns the needs of the side `base` over those of other sides against a number, a line each with its fitted
+    slope.
 
     Dotted: the power `bound` of the number, through 1 at 1.
     """
@@ -104,10 +110,14 @@ def ratios(spec: Spec, data: Data) -> Chart | None:
     panel.line(every, every ** spec["bound"], dash=(2, 3))
     panel.text(f"bound: power {spec['bound']:g}", 1.0, top, align="left", dx=12, dy=12)
     panel.rule("y", 1)
-    for (label, (xs, needs)), places, colour, shape in zip(lines.items(), dodge(axis, positions, [*lines]).values(), PALETTE, SHAPES, strict=False):
-        cut = [need._replace(low=max(need.low, bottom), high=min(need.high, top)) for need in needs]  # open intervals
+    for (name, (xs, estimates)), places, colour, shape in zip(
+        lines.items(), dodge(axis, positions, [*lines]).values(), PALETTE, SHAPES, strict=False
+    ):
+        cut = [
+            need._replace(low=max(need.low, bottom), high=min(need.high, top)) for need in estimates
+        ]  # open intervals
         points = [Point(places[x], need, f"{x:g}") for x, need in zip(xs, cut, strict=True)]
-        panel.means(Series(label, colour, shape), points, joined=True)
+        panel.means(Series(name, colour, shape), points, joined=True)
     return Chart([panel])
 
 
@@ -131,7 +141,9 @@ def _ratio(base: pd.DataFrame, other: pd.DataFrame, level: float) -> np.ndarray:
 
 
 def _rows(side: Mapping[str, Any], x: str, default: str, data: Data) -> pd.DataFrame:
-    """Returns the last finite rows of a side at all values of `x`; a swept key that the side does not name has its base value."""
+    """Returns the last finite rows of a side at all values of `x`; a swept key that the side does not name has its
+    base value.
+    """
     rows = data.last[(data.last.status == "ok") & (data.last.arm == side["arm"])]
     if (metric := side.get("metric", default)) not in rows:
         return rows.iloc[:0]
@@ -145,15 +157,18 @@ def _rows(side: Mapping[str, Any], x: str, default: str, data: Data) -> pd.DataF
 LEVELS = {"x": "swept key", "metric": "column", "level": "value of the metric that is to be reached"}
 PLOTS["reached"] = Plot(
     reached,
-    "Means over seeds with 95 % intervals; dotted: the level. Last panel: the value at which the mean over seeds reaches it, linear"
-    " between the logarithms of values, with 95 % percentile intervals of a bootstrap over seeds, cut at the largest value.",
+    "Means over seeds with 95 % intervals; dotted: the level. Last panel: the value at which the mean over seeds"
+    " reaches it, linear"
+    " between the logarithms of values, with 95 % percentile intervals of a bootstrap over seeds, cut at the"
+    " largest value.",
     required=LEVELS | {"families": "title of a panel -> name of a side -> its arm and settings"},
     optional={"words": "label of `x`", "axis": "label and factor of the x axis in a paper's unit"},
     axes=lambda spec, data: data.swept,
 )
 PLOTS["ratios"] = Plot(
     ratios,
-    "Ratios of the samples that a level needs, from means over seeds, with 95 % percentile intervals of a bootstrap over common seeds;"
+    "Ratios of the samples that a level needs, from means over seeds, with 95 % percentile intervals of a"
+    " bootstrap over common seeds;"
     " slopes by least squares on logarithms; dotted: the bound's power, through 1 at 1.",
     required=LEVELS
     | {

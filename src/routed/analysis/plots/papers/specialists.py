@@ -12,7 +12,8 @@ from routed.engine.rows import shown
 
 
 def success(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns the share of runs that succeed against experts per cluster: a panel for each separation, a line for each number of clusters.
+    """Returns the share of runs that succeed against experts per cluster: a panel for each separation, a line for
+    each number of clusters.
 
     `metric` is 1 in a run that succeeded; `predicted(clusters, experts)` is its probability, drawn dotted.
     """
@@ -20,7 +21,7 @@ def success(spec: dict[str, Any], data: Data) -> Chart | None:
         return None
     rows = data.at_point(data.last, spec | {"y": "data.clusters", "by": "data.separation"})
     rows = rows[(rows.arm == spec["arm"]) & (rows.status == "ok")]
-    panels = []
+    panels: list[Panel] = []
     for separation, group in rows.groupby("data.separation"):
         ratios = {ratio: float(ratio) for ratio in sorted((group[spec["x"]] / group["data.clusters"]).unique())}
         axis = Axis("experts per cluster", padded(min(ratios), max(ratios)))
@@ -28,9 +29,14 @@ def success(spec: dict[str, Any], data: Data) -> Chart | None:
         panel = Panel(axis, y, f"separation {shown(separation)}", width=200, height=210)
         places = dodge(axis, ratios, sorted(group["data.clusters"].unique()))
         for i, (clusters, runs) in enumerate(group.groupby("data.clusters")):
-            shares = {count: statistics.proportion(some[spec["metric"]].dropna()) for count, some in runs.groupby(spec["x"])}
+            shares = {
+                count: statistics.proportion(some[spec["metric"]].dropna()) for count, some in runs.groupby(spec["x"])
+            }
             series = Series(f"{clusters} clusters", COLOURS[i % len(COLOURS)], SHAPES[i % len(SHAPES)])
-            points = [Point(places[clusters][count / clusters], share, f"{count / clusters:g}") for count, share in shares.items()]
+            points = [
+                Point(places[clusters][count / clusters], share, f"{count / clusters:g}")
+                for count, share in shares.items()
+            ]
             panel.means(series, points, joined=True)
             ratio = [count / clusters for count in shares]
             predicted = [spec["predicted"](clusters, count) for count in shares]

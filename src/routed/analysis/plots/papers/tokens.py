@@ -20,7 +20,9 @@ SCHEME = Scheme("cividis", (0, 1), "routing probability")
 
 
 def sample(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns probabilities of experts for each token of the first validation row: a row of panels for each arm, a panel for each layer."""
+    """Returns probabilities of experts for each token of the first validation row: a row of panels for each arm, a
+    panel for each layer.
+    """
     rows, name = data.at(spec.get("at", {})), f"{spec['stack']}/{SAMPLE}"
     runs = rows.drop_duplicates(["arm", "run"]).sort_values("seed")
     arrays = {
@@ -36,8 +38,19 @@ def sample(spec: dict[str, Any], data: Data) -> Chart | None:
         for layer, probs in enumerate(layers):
             tokens, experts = probs.shape
             entropy = abs((probs * np.log(np.maximum(probs, 1e-9))).sum(1).mean())
-            x = Axis("position of the token" if arm == [*arrays][-1] else "", (-0.5, tokens - 0.5), ticks=quarters(tokens), grid=False)
-            y = Axis("" if layer else f"{textwrap.fill(ARMS[arm].label, 18)}\nexpert", (-0.5, experts - 0.5), ticks=quarters(experts), reverse=True, grid=False)
+            x = Axis(
+                "position of the token" if arm == [*arrays][-1] else "",
+                (-0.5, tokens - 0.5),
+                ticks=quarters(tokens),
+                grid=False,
+            )
+            y = Axis(
+                "" if layer else f"{textwrap.fill(ARMS[arm].label, 18)}\nexpert",
+                (-0.5, experts - 0.5),
+                ticks=quarters(experts),
+                reverse=True,
+                grid=False,
+            )
             title = f"sparse layer {layer + 1}:\nentropy {entropy:.2f} nats"
             panel = Panel(x, y, title, width=max(150, 3 * tokens), height=max(80, 7 * experts))
             panel.image(probs.T, SCHEME)
@@ -61,26 +74,32 @@ def languages(spec: dict[str, Any], data: Data) -> Chart | None:
     if not any(np.isfinite(gap.mean) for gap in gaps.values()):
         return None
     ticks = {float(index): language for index, language in enumerate(gaps)}
-    panel = Panel(Axis("language", (-0.5, len(gaps) - 0.5), ticks=ticks, all_labels=True), Axis(), width=max(220, 24 * len(gaps)), height=200)
+    panel = Panel(
+        Axis("language", (-0.5, len(gaps) - 0.5), ticks=ticks, all_labels=True),
+        Axis(),
+        width=max(220, 24 * len(gaps)),
+        height=200,
+    )
     arm = ARMS[spec["arm"]]
     panel.means(Series(arm.label, arm.colour), [Point(float(index), gap) for index, gap in enumerate(gaps.values())])
     panel.rule("y", 0)
     chart = Chart([panel], legend=False)
-    chart.explain_intervals()
     set_value_axes(chart, [panel], Column(""), f"nats per token: {arm.label}\nminus {ARMS[REFERENCE].label}, paired")
     return chart
 
 
 PLOTS["sample"] = Plot(
     sample,
-    "Routing probabilities of each expert (rows) for the first tokens (columns, at most 64) of the first validation row, base seed, after"
+    "Routing probabilities of each expert (rows) for the first tokens (columns, at most 64) of the first"
+    " validation row, base seed, after"
     " training; above each panel the mean entropy of these tokens, at most the logarithm of the number of experts.",
     required={"stack": "stack whose routers are shown: encoder or decoder"},
     alone=True,
 )
 PLOTS["languages"] = Plot(
     languages,
-    "Mean difference of validation loss from the learned router, paired by seed, with 95 % t intervals; above 0 the learned router is"
+    "Mean difference of validation loss from the learned router, paired by seed, with 95 % t intervals; above 0"
+    " the learned router is"
     " better.",
     required={"arm": "arm that is compared with the learned one"},
 )
