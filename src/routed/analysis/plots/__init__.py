@@ -47,7 +47,10 @@ def check(spec: Mapping[str, Any]) -> None:
     """
     name, kind = spec.get("name", "(without a name)"), spec.get("kind")
     if kind not in PLOTS:
-        raise UserError(f"figure {name}: unknown kind {kind!r}{nearest(str(kind), PLOTS)}; known: {', '.join(PLOTS)}")
+        raise UserError(
+            f"figure {name}: unknown kind {kind!r}{nearest(str(kind), PLOTS)}; known: {', '.join(PLOTS)}; kinds of one paper are"
+            " added by an import of its file in routed.analysis.plots.papers"
+        )
     plot = PLOTS[kind]
     known = f"keys of this kind: {', '.join(plot.keys)}"
     if missing := [key for key in ("name", *plot.required) if key not in spec]:

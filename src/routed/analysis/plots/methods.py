@@ -49,7 +49,7 @@ def methods(spec: dict[str, Any], data: Data) -> Chart | None:
         for name, label in zip(names, labels, strict=True)
     ]
     centres = dict(zip(names, np.cumsum(heights) - np.array(heights) / 2, strict=True))
-    chart = Chart([], columns=min(4, len(metrics)))
+    chart = Chart([], columns=len(metrics) if len(metrics) < 5 else 3)
     order = sorted((arms.index(arm), _looks(spec, name, arm, data)) for name in names for arm in arms_of[name])
     for metric in metrics:
         ticks = {float(f"{centres[name]:.5g}"): label for name, label in zip(names, labels, strict=True)}
@@ -69,8 +69,7 @@ def methods(spec: dict[str, Any], data: Data) -> Chart | None:
                 position = centres[name] + APART * (i - (len(arms_of[name]) - 1) / 2)
                 point = Point(position, _estimate(rows, metric, data.axes[metric]), name, seeds=seeds_of(rows, metric))
                 panel.means(_looks(spec, name, arm, data), [point])
-        label = "\n".join(textwrap.wrap(data.axes[metric].label, 28))
-        set_value_axes(chart, [panel], data.axes[metric], label)
+        set_value_axes(chart, [panel], data.axes[metric], " ".join(data.axes[metric].label.split()))
         chart.panels.append(panel)
     note_undefined(chart, spec["metrics"], every, data)
     return chart

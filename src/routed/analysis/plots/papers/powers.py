@@ -57,7 +57,7 @@ def _add_line(
     if bound is not None and not index and means:
         heights = next(iter(means.values())).mean * (numbers / numbers[0]) ** bound
         panel.line(numbers, heights, dash=(2, 3))
-        panel.text(f"slope {bound:g}", numbers[-1], heights[-1], align="right", dy=-3)
+        panel.text(f"slope {bound:g}", numbers[-1], heights[-1], align="right", baseline="top", dy=4)
 
 
 def _table(sides: Mapping[float, Mapping[str, Any]], data: Data) -> pd.DataFrame:

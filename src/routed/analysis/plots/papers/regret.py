@@ -76,7 +76,8 @@ def _stack(panel: Panel, rows: pd.DataFrame, arms: list[str], loss: str) -> None
         predicted = some[PREDICTED].mean() if PREDICTED in some else np.nan
         ends = [min(value, end) for value in (*measured[:3], predicted) if np.isfinite(value)]
         if measured.mean <= end:
-            point = Point(float(index), measured, ARMS[arm].label, seeds=seeds_of(some, loss))
+            cut = measured._replace(high=min(measured.high, end))
+            point = Point(float(index), cut, ARMS[arm].label, seeds=seeds_of(some, loss))
             panel.means(Series("measured loss", shape="diamond"), [point])
         if predicted <= end:
             panel.dots(

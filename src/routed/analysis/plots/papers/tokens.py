@@ -84,7 +84,7 @@ def languages(spec: dict[str, Any], data: Data) -> Chart | None:
     panel.means(Series(arm.label, arm.colour), [Point(float(index), gap) for index, gap in enumerate(gaps.values())])
     panel.rule("y", 0)
     chart = Chart([panel], legend=False)
-    set_value_axes(chart, [panel], Column(""), f"nats per token: {arm.label}\nminus {ARMS[REFERENCE].label}, paired")
+    set_value_axes(chart, [panel], Column(""), f"nats per token: {arm.label} minus {ARMS[REFERENCE].label}, paired")
     return chart
 
 
