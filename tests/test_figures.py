@@ -352,6 +352,18 @@ def test_a_log_axis_of_methods_ends_at_the_floor_where_only_an_oracle_is_below()
     assert panel.x.domain[0] == pytest.approx(scales.FLOOR)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    (
+        (0.003, 90.0, [0.01, 0.1, 1, 10]),
+        (0.3, 6.0, [0.5, 1, 2, 5]),
+        (0.68, 0.713, [0.68, 0.69, 0.7, 0.71]),  # none but .7 is round in logarithms
+    ),
+)
+def test_a_log_axis_has_several_numbers(low, high, ticks):
+    assert layers.log_ticks(low, high) == ticks
+
+
 def test_methods_are_sorted_best_first_whichever_end_is_better():
     axes = {"experts.count": (4, 8, 16)}
     rows = table(axes, {"learned": 0.1})

@@ -62,9 +62,9 @@ def _single_layers(result: Found, rows: pd.DataFrame) -> Iterator[Drawn]:
     if len(result.layers) < 2 or not names:
         return
     noise, panels = rows[rows.router == IGNORANT], []
-    for index, name in enumerate(names):
+    for name in names:
         own = rows[rows.router == name]
-        label = "" if index % 3 else "loss above the\nmodel's own (nats)"
+        label = "loss above the\nmodel's own (nats)"
         panel = Panel(layer_axis(result.layers), Axis(label), EVERY[name].words, width=210, height=150)
         for some, series in ((noise, REFERENCE), (own[own.repaired == 0], PLAIN), (own[own.repaired > 0], REPAIRED)):
             points = [Point(float(result.layers.index(row.place)), _loss(row), row.place) for row in some.itertuples()]

@@ -69,7 +69,7 @@ def dispatch(spec: dict[str, Any], data: Data) -> Chart | None:
             clusters, experts = table.shape
             x = Axis("expert", (-0.5, experts - 0.5), ticks={float(i): f"{i + 1}" for i in range(experts)}, grid=False)
             y = Axis(
-                "cluster" if when == "before" else "",
+                "cluster",
                 (-0.5, clusters - 0.5),
                 ticks={float(i): f"{i + 1}" for i in range(clusters)},
                 reverse=True,

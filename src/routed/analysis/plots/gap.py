@@ -46,7 +46,7 @@ def gap(spec: dict[str, Any], data: Data) -> Chart | None:
     chart = Chart([path, beside])
     set_value_axes(chart, chart.panels, Column(""))
     cover_bars(chart.panels)
-    path.y.label = "log(first loss / second loss)\nabove 0: the second is lower"
+    path.y.label = beside.y.label = "log(first loss / second loss)\nabove 0: the second is lower"
     return chart
 
 

@@ -47,15 +47,14 @@ def panels(chart: Chart, columns: Mapping[str, Column]) -> list[dict[str, Any]]:
         width = {} if {"concat", "hconcat", "vconcat", "facet", "repeat"} & {*chart.spec} else {"width": "container"}
         return [{"heading": "", "definition": "", "spec": dict(chart.spec) | width | params}]
     definitions = {" ".join(column.label.split()): column.definition for column in columns.values()}
-    drawn, label = [], ""
+    drawn = []
     for panel in chart.panels:
         values = {"means", "bars", "outlines", "dots"} & {*panel.rows}
-        own = (panel.x if panel.horizontal else panel.y).label if values else ""
-        label = " ".join(own.split()) or (label if values and not panel.horizontal else "")  # panels may share an axis
+        label = " ".join((panel.x if panel.horizontal else panel.y).label.split()) if values else ""
         definition = definitions.get(label) or next(
             (text for name, text in definitions.items() if name and label.startswith(name)), ""
         )
-        heading = ": ".join(filter(None, [", ".join(panel.title.split("\n")), label]))
+        heading = ": ".join(filter(None, [", ".join(part.rstrip(",:") for part in panel.title.split("\n")), label]))
         drawn.append({"heading": heading, "definition": definition, "spec": spec(panel, chart, bool(label))})
     return drawn
 

@@ -78,16 +78,15 @@ def _axis(axis: Axis) -> Layer:
 
 def log_ticks(low: Number, high: Number) -> list[float]:
     """Returns round numbers on a log axis: powers of ten over decades, more numbers over less."""
-    steps = (
-        [1.0]
-        if high / low >= 1000
-        else [1.0, 2.0, 5.0]
-        if high / low > 4
-        else [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9]
-    )
+    steps = [1.0] if high / low >= 1000 else [1.0, 2.0, 5.0] if high / low > 4 else [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8]
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [short(step * 10**power) for power in powers for step in steps]
-    return [tick for tick in ticks if low <= tick <= high]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    if len(ticks) > 2:
+        return ticks
+    unit = 10 ** math.floor(math.log10(high - low))
+    step = next(share * unit for share in (1, 0.5, 0.2) if (high - low) / (share * unit) > 2.5)
+    return [short(step * count) for count in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def labelled(values: Sequence[float], labels: Sequence[str]) -> str:

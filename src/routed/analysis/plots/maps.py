@@ -46,8 +46,6 @@ def phase(spec: dict[str, Any], data: Data) -> Chart | None:
     bound = max(sizes) or 1.0
     scheme = Scheme("redblue", (-bound, bound), f"{advantage_words('control', data)}\n(blue: learned is better)")
     panels = [_map(control, cells, scheme, (spec["x"], xs), (spec["y"], ys)) for control, cells in maps.items()]
-    for panel in panels[1:]:
-        panel.y.label = ""
     return Chart(panels, columns=2)
 
 
@@ -112,11 +110,9 @@ def routing(spec: dict[str, Any], data: Data) -> Chart | None:
     routers = [history for history in histories(data, spec) if history.row == "cluster"]
     if not routers:
         return None
-    panels = [panel for history in routers for panel in _moments(history)]
     count = max(len(_moments_of(history)) for history in routers)
-    for panel in panels[:-count]:
-        panel.x.label = ""
-    return Chart(panels, columns=count)
+    routers.sort(key=lambda history: len(_moments_of(history)) < count)  # so that rows of moments are whole
+    return Chart([panel for history in routers for panel in _moments(history)], columns=count)
 
 
 def _moments_of(history: History) -> list[int]:
@@ -142,7 +138,7 @@ def _moments(history: History) -> list[Panel]:
         y = Axis(
             "cluster", (-0.5, clusters - 0.5), ticks={0.0: "1", clusters - 1.0: f"{clusters}"}, reverse=True, grid=False
         )
-        y.label = "" if panels else "\n".join([*textwrap.wrap(history.label, 26), "cluster"])
+        y.label = "\n".join([*textwrap.wrap(history.label, 26), "cluster"])
         title = "every step" if len(moments) == 1 else f"step {history.steps[moment]:,}"
         share = history.course["router/dead"].iloc[moment] if "router/dead" in history.course else np.nan
         title += f"\n{100 * share:.0f} % of experts dead" if np.isfinite(share) else ""

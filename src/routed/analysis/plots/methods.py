@@ -53,14 +53,7 @@ def methods(spec: dict[str, Any], data: Data) -> Chart | None:
     order = sorted((arms.index(arm), _looks(spec, name, arm, data)) for name in names for arm in arms_of[name])
     for metric in metrics:
         ticks = {float(f"{centres[name]:.5g}"): label for name, label in zip(names, labels, strict=True)}
-        first = not len(chart.panels) % chart.columns if chart.columns else True
-        axis = Axis(
-            "",
-            (0, float(sum(heights))),
-            ticks=ticks if first else dict.fromkeys(ticks, ""),
-            reverse=True,
-            all_labels=True,
-        )
+        axis = Axis("", (0, float(sum(heights))), ticks=ticks, reverse=True, all_labels=True)
         panel = Panel(Axis(), axis, horizontal=True, width=170, height=max(60, int(sum(heights))))
         panel.series = {series.label: series for _, series in order}
         for name in names:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import re
 import textwrap
@@ -12,7 +14,7 @@ import vl_convert
 
 from routed.analysis.plots.chart import Chart
 from routed.analysis.plots.layers import PARAMETERS, SCHEMA, layers, series_scales
-from routed.analysis.plots.panels import Series
+from routed.analysis.plots.panels import Panel, Series
 from routed.analysis.plots.pictures import recompressed
 
 #: Pixels of a letter of a legend's label, and of an entry of the legend beside its label.
@@ -73,18 +75,28 @@ def _width(chart: Chart) -> int:
 
 
 def _concatenated(chart: Chart) -> dict[str, Any]:
+    columns = chart.columns or len(chart.panels)
     drawn: list[dict[str, Any]] = []
     datasets: dict[str, Any] = {}
     for number, panel in enumerate(chart.panels):
-        built, rows = layers(panel, chart.series, number, seeds=False)
+        repeats = number % columns > 0 and panel.y == chart.panels[number - 1].y
+        built, rows = layers(_bare(panel) if repeats else panel, chart.series, number, seeds=False)
         datasets |= rows
         title = {"title": panel.title.split("\n")} if panel.title else {}
         drawn.append({"width": panel.width, "height": panel.height, "layer": built} | title)
-    whole: dict[str, Any] = {"concat": drawn, "columns": chart.columns or len(drawn), "spacing": 16}
+    whole: dict[str, Any] = {"concat": drawn, "columns": columns, "spacing": 16}
     if chart.series and chart.legend:
         key, datasets["key"] = _legend(chart.series, _width(chart))
         whole = {"vconcat": [whole, key], "spacing": 12}
     return {"$schema": SCHEMA, "params": PARAMETERS, "datasets": datasets} | whole
+
+
+def _bare(panel: Panel) -> Panel:
+    """Returns a panel without the labels of its y axis, which the panel to its left has."""
+    bare = copy.copy(panel)
+    ticks = None if panel.y.ticks is None else dict.fromkeys(panel.y.ticks, "")
+    bare.y = dataclasses.replace(panel.y, label="", ticks=ticks)
+    return bare
 
 
 def _legend(series: Mapping[str, Series], width: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:

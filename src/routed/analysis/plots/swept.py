@@ -89,10 +89,7 @@ def multiples(spec: dict[str, Any], data: Data) -> Chart | None:
         cover_bars(row)
         for panel, value in zip(row, values, strict=True):
             panel.width, panel.height = 150, 170
-            panel.title = "" if chart.panels else f"{label_of(over)} = {shown(value)}"
-            panel.x.label = panel.x.label if metric == metrics[-1] else ""
-        for panel in row[1:]:
-            panel.y.label = ""
+            panel.title = f"{label_of(over)} = {shown(value)}"
         chart.panels += row
     if not any(panel.estimates for panel in chart.panels):
         return None

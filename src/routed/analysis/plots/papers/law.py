@@ -59,14 +59,14 @@ def axes(spec: dict[str, Any], data: Data) -> Chart | None:
     means = [gap.estimate.mean for _, gap in flats]
     heights = min(means) - ROOM, max(means) + ROOM  # five seeds may leave an interval of any length
     panels = []
-    for index, (key, axis) in enumerate(law.AXES.items()):
+    for key, axis in law.AXES.items():
         sizes = [axis.size(flat) for flat, _ in flats]
         few = len({*sizes}) < 5
         spread = np.random.default_rng(0).uniform(-0.06, 0.06, len(sizes)) if few else np.zeros(len(sizes))
         factors = np.exp(spread) if axis.log else 1 + spread
         places = [float(size * factor) for size, factor in zip(sizes, factors, strict=True)]
         x = Axis(axis.words, padded(min(places), max(places), axis.log), axis.log)
-        panel = Panel(x, Axis("" if index % 3 else GAP, heights), width=210, height=190)
+        panel = Panel(x, Axis(GAP, heights), width=210, height=190)
         if fitted is not None:
             line = (np.geomspace if axis.log else np.linspace)(min(sizes), max(sizes), LINE)
             expected = law.expect(fitted, [{**data.base, key: axis.value(size, data.base)} for size in line])

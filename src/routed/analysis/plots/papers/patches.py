@@ -39,7 +39,7 @@ def products(spec: dict[str, Any], data: Data) -> Chart | None:
             pair = values[
                 :, i // 2 * 2 : i // 2 * 2 + 2
             ]  # a pair shares its scale: features and centres can be compared
-            y = Axis("product" if i == 0 else "", (0, 1.05 * float(pair.max()) or 1.0))
+            y = Axis("product", (0, 1.05 * float(pair.max()) or 1.0))
             panel = Panel(
                 Axis("optimiser steps", padded(0, float(max(steps)))), y, f"{name}: {title}", width=180, height=170
             )

@@ -45,7 +45,7 @@ def parts(spec: dict[str, Any], data: Data) -> Chart | None:
     groups: dict[Any, pd.DataFrame] = dict(iter(rows.groupby(key))) if key else {None: rows}
     panels: list[Panel] = []
     for value, group in groups.items():
-        ticks = {float(index): "" if panels else ARMS[arm].label for index, arm in enumerate(arms)}
+        ticks = {float(index): ARMS[arm].label for index, arm in enumerate(arms)}
         y = Axis("", (-0.5, len(arms) - 0.5), ticks=ticks, reverse=True, grid=False, all_labels=True)
         title = f"{label_of(key)} = {shown(value)}" if key else ""
         panel = Panel(Axis("loss (1 = trivial)"), y, title, horizontal=True, width=230, height=26 * len(arms))

@@ -25,7 +25,7 @@ def success(spec: dict[str, Any], data: Data) -> Chart | None:
     for separation, group in rows.groupby("data.separation"):
         ratios = {ratio: float(ratio) for ratio in sorted((group[spec["x"]] / group["data.clusters"]).unique())}
         axis = Axis("experts per cluster", padded(min(ratios), max(ratios)))
-        y = Axis("" if panels else data.axes[spec["metric"]].label, (-0.05, 1.05))
+        y = Axis(data.axes[spec["metric"]].label, (-0.05, 1.05))
         panel = Panel(axis, y, f"separation {shown(separation)}", width=200, height=210)
         places = dodge(axis, ratios, sorted(group["data.clusters"].unique()))
         for i, (clusters, runs) in enumerate(group.groupby("data.clusters")):

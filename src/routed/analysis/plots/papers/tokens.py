@@ -39,13 +39,13 @@ def sample(spec: dict[str, Any], data: Data) -> Chart | None:
             tokens, experts = probs.shape
             entropy = abs((probs * np.log(np.maximum(probs, 1e-9))).sum(1).mean())
             x = Axis(
-                "position of the token" if arm == [*arrays][-1] else "",
+                "position of the token",
                 (-0.5, tokens - 0.5),
                 ticks=quarters(tokens),
                 grid=False,
             )
             y = Axis(
-                "" if layer else f"{textwrap.fill(ARMS[arm].label, 18)}\nexpert",
+                f"{textwrap.fill(ARMS[arm].label, 18)}\nexpert",
                 (-0.5, experts - 0.5),
                 ticks=quarters(experts),
                 reverse=True,
