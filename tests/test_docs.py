@@ -277,7 +277,7 @@ def test_a_task_with_classes(tmp_path):
     assert right["learned"][0] == right["frozen"][0]
     assert "test/loss_soft" not in table and "test/bayes" not in table
     (figure,) = part["figures"]
-    assert [axis.get_ylabel() for axis in figure["drawn"].axes] == ["test accuracy", "training loss (nats per sample)"]
+    assert [panel.y.label for panel in figure["drawn"].panels] == ["test accuracy", "training loss (nats per sample)"]
     labels = worlds.test_batch(tasks.TASKS["rules"], started(config)[1].world, node_of(config).data).y
     assert labels.shape == (80, 4) and set(np.asarray(labels).sum(1)) == {1} and np.asarray(labels).any(0).all()
 
@@ -348,8 +348,7 @@ def test_an_arm(tmp_path):
     norm = {arm: column(table, "router/norm_mean", arm=arm) for arm in config.arms}
     np.testing.assert_allclose(norm["frozen_loud"], 10 * norm["frozen"], rtol=1e-5)
     assert column(table, "router/moved", arm="frozen_loud").tolist() == [0, 0, 0]
-    (panel, *_) = part["figures"][0]["drawn"].axes
-    assert "frozen, weights times 10" in panel.get_legend_handles_labels()[1]
+    assert "frozen, weights times 10" in part["figures"][0]["drawn"].series
     assert "frozen_loud" in arms.fair_arms()
 
 
