@@ -302,3 +302,11 @@ def test_results_without_claims_are_with_their_experiments_others(tmp_path):
     assert [name for name, text in pages.items() if "\n## stranger\n" in text] == ["ours"]
     section = pages["ours"].partition("\n## stranger\n")[2]
     assert "| claim |" not in section.partition("\n## ")[0] and "figures/fig6.svg" in section
+
+
+def test_every_figure_that_is_kept_is_on_a_page():
+    """A name with two meanings left the figures, arms and gap of every result with a claim out for some commits."""
+    pages = "".join(path.read_text() for path in ROOT.glob("*.md"))
+    figures = [path for path in ROOT.glob("data/*/figures/*.svg") if not path.stem.endswith("-dark")]
+    assert len(figures) > 50
+    assert not [path for path in figures if f'src="{path.relative_to(ROOT)}"' not in pages]
