@@ -267,7 +267,7 @@ def test_a_task_with_classes(tmp_path):
     assert right["learned"][0] == right["frozen"][0]
     assert "test/loss_soft" not in table and "test/bayes" not in table
     (figure,) = part["figures"]
-    assert [axis.get_ylabel() for axis in figure["drawn"].axes] == ["test accuracy", "training loss (nats per sample)"]
+    assert [panel.y.label for panel in figure["drawn"].panels] == ["test accuracy", "training loss (nats per sample)"]
     labels = worlds.test_batch(tasks.TASKS["rules"], started(config)[1].world, node_of(config).data).y
     assert labels.shape == (80, 4) and set(np.asarray(labels).sum(1)) == {1} and np.asarray(labels).any(0).all()
 
@@ -338,8 +338,7 @@ def test_an_arm(tmp_path):
     norm = {arm: column(table, "router/norm_mean", arm=arm) for arm in config.arms}
     np.testing.assert_allclose(norm["frozen_loud"], 10 * norm["frozen"], rtol=1e-5)
     assert column(table, "router/moved", arm="frozen_loud").tolist() == [0, 0, 0]
-    (panel, *_) = part["figures"][0]["drawn"].axes
-    assert "frozen, weights times 10" in panel.get_legend_handles_labels()[1]
+    assert "frozen, weights times 10" in part["figures"][0]["drawn"].series
     assert "frozen_loud" in arms.fair_arms()
 
 
@@ -402,11 +401,11 @@ def test_a_metric_column_and_a_plot(tmp_path):
     assert (values > 1 / config.experts.count).all() and (values < 1).all() and values.nunique() > 2
     assert "router/certainty" in set(part["table"].metric)
     (figure,) = part["figures"]
-    (panel,) = figure["drawn"].axes
-    assert panel.get_xlabel() == "largest probability of a token, mean"
-    assert panel.get_ylabel() == "top-1 test loss (1 = trivial)"
-    drawn = np.concatenate([np.asarray(points.get_offsets())[:, 0] for points in panel.collections])
-    np.testing.assert_allclose(sorted(drawn), sorted(values[table.step == 2]))
+    (panel,) = figure["drawn"].panels
+    assert panel.x.label == "largest probability of a token, mean"
+    assert panel.y.label == "top-1 test loss (1 = trivial)"
+    drawn = sorted(row["x"] for row in panel.rows["dots"])
+    np.testing.assert_allclose(drawn, sorted(values[table.step == 2]), rtol=1e-4)
     assert figure["caption"].startswith("A point is a run")
     assert {file.name for file in (tmp_path / "work" / "figures").iterdir()} == {"certainty.svg", "certainty.png"}
 

@@ -78,7 +78,7 @@ def test_every_variant_is_consistent(file, figure, scale):
             assert arms >= ({"frozen_data"} if side["arm"] == "fairest" else {side["arm"]}), claim.id
     assert [*ids] == CLAIM_IDS[pathlib.Path(spec(file, figure, scale)).name]
     for plot in figure_of(module, config).plots(config):
-        assert plot["kind"] in plots.PLOTS
+        plots.check(plot)
         assert {plot.get("x"), plot.get("y")} - {None} <= columns
         assert set(plot.get("metrics", ())) <= set(problem_of(config).columns(config))
 

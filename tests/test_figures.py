@@ -1,7 +1,7 @@
 """Figures and lines of swept keys, on tables whose answer is known: nothing is left out in silence, and nothing is drawn askew."""
 
 import itertools
-import re
+import pathlib
 
 import numpy as np
 import pandas as pd
@@ -9,10 +9,13 @@ import pytest
 
 from routed.analysis import page, plots, points, statistics, terminal
 from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Writer
-from routed.analysis.plots import frame, further, scales
+from routed.analysis.plots import automatic_figures, frame, layers, panels, pictures, scales
+from routed.analysis.plots import tokens as token_charts
+from routed.contracts import UserError
 from routed.plan.arms import ARMS, Arm
 from routed.plan.config import base, problem_of
 from routed.settings.tree import flatten, override
+from tests import charts
 
 AXES = problem_of(base()).columns(base())
 LOSS = {"kind": "curves", "name": "loss", "x": "data.samples", "metrics": ("test/loss", "router/sparsity")}
@@ -42,7 +45,7 @@ SWEPT = {"data.samples": (512, 8192), "experts.count": (4, 8, 16)}
 
 
 def drawn(axes=SWEPT, specs=(LOSS, TRAINING), **columns):
-    found, _ = further.draw_all(specs, data(table(axes, **columns), axes))
+    found, _ = automatic_figures.draw_all(specs, data(table(axes, **columns), axes))
     return {one.name: one for one in found}
 
 
@@ -50,16 +53,38 @@ def test_a_swept_key_that_no_figure_shows_gets_its_figures():
     """Three counts were run and one was drawn."""
     found = drawn()
     assert list(found) == ["by-experts.count", "loss-by-experts.count", "loss", "training"]
-    loss, gap, dead = found["by-experts.count"].drawn.axes
-    assert [text.get_text() for text in loss.get_xticklabels()] == ["4", "8", "16"]
-    assert dead.get_ylabel() == "share of dead experts"
+    loss, gap, dead = found["by-experts.count"].drawn.panels
+    assert charts.labels(loss.x) == ["4", "8", "16"]
+    assert dead.y.label == "share of dead experts"
     # Against the fairest control, whose loss is .2: log(.2 / .05), log(.2 / .1), log(.2 / .2), of equal pairs.
-    (line,) = [one for one in gap.containers if one.get_label() == "log(fairest frozen control / learned)"]
-    assert line.lines[0].get_ydata() == pytest.approx(np.log([4, 2, 1]))
-    panels = found["loss-by-experts.count"].drawn.axes
-    assert [panel.get_title() for panel in panels[:3]] == ["experts = 4", "experts = 8", "experts = 16"]
-    assert len(panels) == 6 and len({panel.get_ylim() for panel in panels[:3]}) == 1
+    values = charts.values(gap, "log(fairest frozen control / learned)")
+    assert values == pytest.approx(np.log([4, 2, 1]), abs=1e-4)
+    panels = found["loss-by-experts.count"].drawn.panels
+    assert [panel.title for panel in panels[:3]] == ["experts = 4", "experts = 8", "experts = 16"]
+    assert len(panels) == 6 and len({panel.y.domain for panel in panels[:3]}) == 1
     assert "by-experts.count" not in drawn(specs=(LOSS | {"x": "experts.count"}, TRAINING))
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    (
+        ({"kind": "curvs", "name": "f"}, "figure f: unknown kind 'curvs' (did you mean 'curves'?)"),
+        ({"kind": "curves", "name": "f", "x": "steps"}, "figure f: kind 'curves' needs the key 'metrics'"),
+        ({"kind": "gap", "x": "steps"}, "figure (without a name): kind 'gap' needs the key 'name'"),
+        ({"kind": "gap", "name": "f", "x": "steps", "metric": "a"}, "figure f: kind 'gap' has no key 'metric'"),
+        (
+            {"kind": "curves", "name": "f", "x": "steps", "metrics": (), "arm": ()},
+            "has no key 'arm' (did you mean 'arms'?)",
+        ),
+    ),
+)
+def test_a_figure_that_cannot_be_drawn_is_refused(spec, words):
+    """A missing key was a KeyError after hours of training."""
+    with pytest.raises(UserError) as error:
+        plots.check(spec)
+    assert words in str(error.value)
+    if spec["kind"] in plots.PLOTS:
+        assert str(error.value).endswith(f"keys of this kind: {', '.join(plots.PLOTS[spec['kind']].keys)}")
 
 
 def test_captions_say_which_value_is_shown_and_where_the_others_are():
@@ -71,7 +96,9 @@ def test_captions_say_which_value_is_shown_and_where_the_others_are():
     alone = drawn({"data.samples": (512, 8192)})
     assert "the others" not in alone["loss"].caption and list(alone) == ["loss", "training"]
     many = drawn({"data.samples": (512, 8192), "experts.count": tuple(range(2, 12))})["loss-by-experts.count"]
-    assert len(many.drawn.axes) == 2 * 6 and "Left out, and in the table: experts.count = 3, 5, 8, 10." in many.caption
+    assert (
+        len(many.drawn.panels) == 2 * 6 and "Left out, and in the table: experts.count = 3, 5, 8, 10." in many.caption
+    )
 
 
 def test_a_figure_at_one_value_of_a_key_is_not_drawn_at_others():
@@ -82,36 +109,34 @@ def test_a_figure_at_one_value_of_a_key_is_not_drawn_at_others():
 
 def test_two_keys_that_were_swept_together_get_a_map():
     found = drawn(SWEPT | {"data.fresh": (False, True)})
-    fair = found["map-experts.count-data.fresh"].drawn.axes[1]
-    assert fair.get_title() == "against the fairest frozen control"
+    fair = found["map-experts.count-data.fresh"].drawn.panels[1]
+    assert fair.title == "against the fairest frozen control"
     # By experts, then fresh or not: log 4, log 2, log 1; the fairest is the one with rows from data.
-    cells = [text.get_text() for text in fair.texts]
+    cells = charts.texts(fair)
     assert cells == [f"{np.log(n):+.2f}{'*' if n > 1 else ''}\ndata" for n in (4, 2, 1)] * 2
-    words = found["by-data.fresh"].drawn.axes[0]
-    assert [text.get_text() for text in words.get_xticklabels()] == ["False", "True"]
+    words = found["by-data.fresh"].drawn.panels[0]
+    assert charts.labels(words.x) == ["False", "True"]
 
 
 def test_a_map_is_drawn_against_the_controls_that_it_names():
     axes = {"data.samples": (512, 8192), "experts.count": (4, 8)}
     spec = {"kind": "phase", "name": "map", "x": "data.samples", "y": "experts.count", "against": ("frozen_data",)}
-    panel, _bar = plots.draw(spec, data(table(axes), axes)).axes
-    assert panel.get_title() == "against frozen_data"
+    (panel,) = plots.draw(spec, data(table(axes), axes)).panels
+    assert panel.title == "against frozen_data"
     # log(.2 / .05) with 4 experts and log(.2 / .1) with 8.
-    assert [text.get_text() for text in panel.texts] == [f"{np.log(n):+.2f}*" for n in (4, 4, 2, 2)]
+    assert charts.texts(panel) == [f"{np.log(n):+.2f}*" for n in (4, 4, 2, 2)]
 
 
 def test_metrics_with_a_log_axis_are_paired_by_their_ratio():
     """A difference of losses, .2 - .1, would be .1."""
     rows, (arm,) = table({"data.samples": (512, 8192)}), ("frozen_data",)
     spec = {"kind": "paired", "name": "ratio", "x": "data.samples", "metric": "test/loss", "arms": (arm,)}
-    (panel,) = plots.draw(spec, data(rows, ["data.samples"])).axes
-    (line,) = panel.containers
-    assert line.lines[0].get_ydata() == pytest.approx(np.log([2, 2]))
-    name = ARMS[arm].label.replace(" ", r"\s")
-    assert re.search(rf"log\({name} / learned router\), paired$".replace(" ", r"\s"), panel.get_ylabel())
+    (panel,) = plots.draw(spec, data(rows, ["data.samples"])).panels
+    assert charts.values(panel, ARMS[arm].label) == pytest.approx(np.log([2, 2]), abs=1e-4)
+    assert panel.y.label.replace("\n", " ").endswith(f"log({ARMS[arm].label} / learned router), paired")
     both = spec | {"metric": "router/dead", "arms": ("frozen", arm)}
-    shares = plots.draw(both, data(rows, ["data.samples"])).axes[0]
-    assert shares.get_ylabel().endswith("\narm minus learned router, paired")
+    shares = plots.draw(both, data(rows, ["data.samples"])).panels[0]
+    assert shares.y.label.endswith("\narm minus learned router, paired")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +156,7 @@ def test_captions_of_differences_are_of_their_metric(metric, kind, which, end):
         f" above 0 the arm's is higher{end}."
     )
     pairs = {"kind": "paired", "name": "p", "x": "data.samples", "metric": metric, "at": {"steps": 1}}
-    one = further.draw_all((pairs,), drawing)[0][-1]
+    one = automatic_figures.draw_all((pairs,), drawing)[0][-1]
     assert one.caption.startswith(words)
     dear = {
         "kind": "equal_cost",
@@ -141,12 +166,12 @@ def test_captions_of_differences_are_of_their_metric(metric, kind, which, end):
         "dear": {512: 2},
         "metrics": (metric, "router/dead"),
     }
-    one = further.draw_all((dear,), drawing)[0][-1]
+    one = automatic_figures.draw_all((dear,), drawing)[0][-1]
     same = words.replace(
         "the learned router",
         "the learned router that trained for more steps, with as many FLOPs as competition at that value",
     )
-    assert one.caption.startswith(f"Top: m{same[1:]} Below: means")
+    assert one.caption.startswith(f"First panel: m{same[1:]} Other panels: means")
 
 
 def test_pairs_have_no_line_for_an_arm_that_ran_elsewhere_only():
@@ -154,34 +179,36 @@ def test_pairs_have_no_line_for_an_arm_that_ran_elsewhere_only():
     rows = rows[(rows.arm != "frozen") | (rows["data.samples"] == 512)]
     spec = {"kind": "paired", "name": "pairs", "metric": "test/loss"}
     for samples, lines in ((512, len(LEVELS) - 1), (8192, len(LEVELS) - 2)):
-        panel = plots.draw(spec | {"at": {"data.samples": samples}}, data(rows, ["data.samples"])).axes[0]
-        assert len(panel.get_yticks()) == lines
+        panel = plots.draw(spec | {"at": {"data.samples": samples}}, data(rows, ["data.samples"])).panels[0]
+        assert len(panel.y.ticks) == lines
 
 
 def test_a_map_of_many_cells_stays_small_and_says_where_the_numbers_are():
     axes = {"data.samples": tuple(range(64, 94)), "experts.count": (4, 8)}
     spec = {"kind": "phase", "name": "map", "x": "data.samples", "y": "experts.count"}
     figure = plots.draw(spec, data(table(axes, {"learned": 0.1, "frozen": 1.0}), axes))
-    assert figure.get_figwidth() < 12 and not figure.axes[0].texts
-    assert figure.axes[0].get_title() == "against frozen (numbers: see the table)"
+    assert figure.panels[0].width < 600 and not charts.texts(figure.panels[0])
+    assert figure.panels[0].title == "against frozen (numbers: see the table)"
 
 
 def test_keys_of_the_file_that_points_name_are_shown_by_them():
     methods = {"few": {"experts.count": 4}, "some": {"experts.count": 8}}
     spec = {"kind": "methods", "name": "methods", "methods": methods, "metrics": ("test/loss",)}
     two = {"experts.count": (4, 8)}
-    assert not further.further([spec], data(table(two), two, own=two))
+    assert not automatic_figures.automatic([spec], data(table(two), two, own=two))
     three = {"experts.count": (4, 8, 16)}  # the user added one
-    assert [one["name"] for one in further.further([spec], data(table(three), three, own=()))] == ["by-experts.count"]
-    _, missing = further.draw_all([spec], data(table({"experts.count": (2,)}), two, own=two))
+    assert [one["name"] for one in automatic_figures.automatic([spec], data(table(three), three, own=()))] == [
+        "by-experts.count"
+    ]
+    _, missing = automatic_figures.draw_all([spec], data(table({"experts.count": (2,)}), two, own=two))
     assert missing == ["methods"]
 
 
 def test_arms_stand_beside_each_other_at_a_number():
     """Five at one place hid each other; twice an eightieth of the axis, a factor 16 ** (2 / 80) = 1.0718, does not make 512 read as 430."""
-    panel = drawn({"data.samples": (512, 2048, 8192)})["loss"].drawn.axes[0]
-    assert panel.get_xscale() == "log" and len(panel.containers) == len(LEVELS)
-    places = np.array([one.lines[0].get_xdata() for one in panel.containers])
+    panel = drawn({"data.samples": (512, 2048, 8192)})["loss"].drawn.panels[0]
+    assert panel.x.log and len(panel.series) == len(LEVELS)
+    places = np.array([charts.values(panel, label, "position") for label in panel.series])
     for value, there in zip((512, 2048, 8192), places.T, strict=True):
         ends = [value / 1.0718, value / 1.0353, value, value * 1.0353, value * 1.0718]
         assert there == pytest.approx(ends, rel=1e-4)
@@ -189,10 +216,9 @@ def test_arms_stand_beside_each_other_at_a_number():
 
 def test_lines_at_close_numbers_stay_nearer_to_their_own():
     """Four lines, steps of 10 in 1,000: together 4 wide, so 1 apart, where an eightieth of the axis would be 12."""
-    panel = plots.Figure().subplots()
-    found = scales.beside(panel, {value: float(value) for value in range(0, 1001, 10)}, "abcd")
+    found = scales.dodge(panels.Axis(), {value: float(value) for value in range(0, 1001, 10)}, "abcd")
     assert [found[line][20] for line in "abcd"] == pytest.approx([18.5, 19.5, 20.5, 21.5])
-    assert scales.beside(panel, {1: 1.0}, "") == {}
+    assert scales.dodge(panels.Axis(), {1: 1.0}, "") == {}
 
 
 def test_no_interval_is_cut_off_where_the_start_is_left_out():
@@ -202,19 +228,19 @@ def test_no_interval_is_cut_off_where_the_start_is_left_out():
         for step, value in ((0, 30.0), (10, 3.0), (20, 2.0), (30, 1.0))
     )
     rows.loc[rows.step == 30, "router/norm_mean"] += np.where(rows.seed[rows.step == 30] % 2, 0.2, -0.2)
-    found, _ = further.draw_all((TRAINING | {"metrics": ("router/norm_mean",)},), data(rows, ()))
-    (panel,) = found[-1].drawn.axes
-    low = min(part[0, 1] for one in panel.containers for part in one.lines[2][0].get_segments())
-    assert low < 0.8 and panel.get_ylim()[0] == pytest.approx(low - 0.15 * (3 - low))
+    found, _ = automatic_figures.draw_all((TRAINING | {"metrics": ("router/norm_mean",)},), data(rows, ()))
+    (panel,) = found[-1].drawn.panels
+    low = min(row["low"] for row in charts.rows(panel) if row["position"] > 5)
+    assert low < 0.8 and panel.y.domain[0] == pytest.approx(low - 0.15 * (3 - low))
 
 
 def test_arms_stand_beside_each_other_where_values_are_words():
     """Two rates, five arms .12 apart: from -.24 to .24 about 0 and 1."""
     axes = {"rates": ("paper", "tuned")}
-    panel = drawn(axes, ())["by-rates"].drawn.axes[0]
-    places = sorted(one.lines[0].get_xdata()[0] for one in panel.containers)
-    assert places == pytest.approx([-0.24, -0.12, 0, 0.12, 0.24])
-    assert all(np.diff(one.lines[0].get_xdata()) == 1 for one in panel.containers)
+    panel = drawn(axes, ())["by-rates"].drawn.panels[0]
+    places = [charts.values(panel, label, "position") for label in panel.series]
+    assert sorted(first for first, _ in places) == pytest.approx([-0.24, -0.12, 0, 0.12, 0.24])
+    assert all(second - first == 1 for first, second in places)
 
 
 def test_arms_that_ran_at_one_point_stand_behind_a_line_that_says_where():
@@ -222,53 +248,54 @@ def test_arms_that_ran_at_one_point_stand_behind_a_line_that_says_where():
     axes = {"data.samples": (512, 8192)}
     rows = table(axes)
     rows = rows[~rows.arm.isin(("frozen_data", "oracle")) | (rows["data.samples"] == 8192)]
-    found, _ = further.draw_all([LOSS], data(rows, axes))
-    panel = found[0].drawn.axes[0]
-    places = [tuple(one.lines[0].get_xdata()) for one in panel.containers]
+    found, _ = automatic_figures.draw_all([LOSS], data(rows, axes))
+    panel = found[0].drawn.panels[0]
+    places = [charts.values(panel, label, "position") for label in panel.series]
     few, alone = np.array(places[:3]), np.ravel(places[3:])
     assert few == pytest.approx(np.outer([1 / 1.0353, 1, 1.0353], [512, 8192]), rel=1e-4)  # 16 ** (1 / 80)
     assert alone == pytest.approx([8192 * 1.474, 8192 * 1.790], rel=1e-3)
-    (line,) = (one for one in panel.lines if one.get_label() == "_strip")
-    assert 8192 < line.get_xdata()[0] < 8192 * 1.474
-    assert "8192 only" in [text.get_text() for text in panel.texts] and panel.get_xlabel() == "training samples"
+    (rule,) = (row["value"] for row in panel.rows["rules"] if row["axis"] == "x")
+    assert 8192 < rule < 8192 * 1.474 and panel.x.domain[1] > max(alone)
+    assert "8192 only" in charts.texts(panel) and panel.x.label == "training samples"
 
 
 def test_a_figure_says_its_point_and_its_seeds():
     figures = drawn()
-    assert figures["loss"].drawn.get_suptitle() == "experts = 16, n = 4 seeds"
-    assert figures["training"].drawn.get_suptitle() == "training samples = 8192, experts = 16, n = 4 seeds"
+    assert figures["loss"].drawn.title == "experts = 16, n = 4 seeds"
+    assert figures["training"].drawn.title == "training samples = 8192, experts = 16, n = 4 seeds"
 
 
 def test_a_title_says_what_settings_stand_for():
     """Two kinds of blocks were told apart by their number of layers alone."""
     few = LOSS | {"title": "few experts", "at": {"experts.count": 4}}
-    found, _ = further.draw_all((few,), data(table(SWEPT), SWEPT))
+    found, _ = automatic_figures.draw_all((few,), data(table(SWEPT), SWEPT))
     loss = found[-1]
-    assert loss.drawn.get_suptitle() == "few experts, n = 4 seeds"
+    assert loss.drawn.title == "few experts, n = 4 seeds"
     assert loss.caption.startswith("few experts. Means over seeds") and "At experts = 4" not in loss.caption
     assert "At experts.count = 4;" in loss.caption
 
 
 def test_arms_of_the_only_point_stand_beside_each_other():
-    panel = drawn({"data.samples": (8192,)})["loss"].drawn.axes[0]
-    places = [float(line.get_xdata()[0]) for line in panel.lines if line.get_marker() not in ("None", "_", "|")]
+    panel = drawn({"data.samples": (8192,)})["loss"].drawn.panels[0]
+    places = [row["position"] for row in charts.rows(panel)]
     assert len(places) > 3 and len(set(places)) == len(places)
-    assert panel.get_xlabel() == "arms at training samples = 8192" and not len(panel.get_xticks())
+    assert panel.x.label == "arms at training samples = 8192" and not panel.x.ticks
 
 
 @pytest.mark.parametrize(
-    ("values", "scale", "places"),
+    ("values", "log", "places"),
     (
-        ((8, 16, 32, 64, 128), "log", [8, 16, 32, 64, 128]),
-        ((0.5, 1.0, 2.0), "linear", [0.5, 1, 2]),
-        ((0.0, 0.001, 0.01), "linear", [0, 1, 2]),  # side by side, as words
-        ((False, True), "linear", [0, 1]),
-        (("linear", "mlp"), "linear", [0, 1]),
+        ((8, 16, 32, 64, 128), True, [8, 16, 32, 64, 128]),
+        ((0.5, 1.0, 2.0), False, [0.5, 1, 2]),
+        ((0.0, 0.001, 0.01), False, [0, 1, 2]),  # side by side, as words
+        ((False, True), False, [0, 1]),
+        (("linear", "mlp"), False, [0, 1]),
     ),
 )
-def test_axes_of_swept_keys(values, scale, places):
-    panel = plots.Figure().subplots()
-    assert list(scales.lay_out(panel, "k", values).values()) == places and panel.get_xscale() == scale
+def test_axes_of_swept_keys(values, log, places):
+    axis, positions = scales.sweep_axis("k", values)
+    assert list(positions.values()) == places and axis.log == log
+    assert axis.domain[0] < min(places) and axis.domain[1] > max(places)
 
 
 @pytest.mark.parametrize(
@@ -278,45 +305,53 @@ def test_an_axis_may_count_in_the_unit_of_a_paper(kind):
     """The paper has alpha, 100 times the coefficient: 512 stands where it is, as 51200."""
     spec = kind | {"name": "a", "x": "data.samples", "axis": ("alpha", 100.0)}
     axes = {"data.samples": (512, 2048)}
-    (panel,) = plots.draw(spec, data(table(axes), axes)).axes
-    assert [text.get_text() for text in panel.get_xticklabels()] == ["51200", "204800"]
-    assert list(panel.get_xticks()) == [512, 2048] and panel.get_xlabel() == "alpha"
+    (panel,) = plots.draw(spec, data(table(axes), axes)).panels
+    assert charts.labels(panel.x) == ["51200", "204800"]
+    assert [*panel.x.ticks] == [512, 2048] and panel.x.label == "alpha"
 
 
 def test_labels_of_a_log_axis_do_not_touch():
     """34 letters wide, 900 stands at 34 x log 9 = 32.4, 3.7 letters behind 700 (28.7), and each takes 4: it has no label."""
-    panel = plots.Figure().subplots()
-    places = scales.lay_out(panel, "k", (100, 300, 500, 700, 900, 1000))
-    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["100", "300", "500", "700", "1000"]
-    assert places[900] == 900
+    axis, positions = scales.sweep_axis("k", (100, 300, 500, 700, 900, 1000), width=round(34 * scales.LETTER))
+    assert charts.labels(axis) == ["100", "300", "500", "700", "1000"] and positions[900] == 900
 
 
 def test_what_a_log_axis_cuts_off_is_named():
     """The caption said that axes end at .001, which most did not."""
     found = drawn({"data.samples": (512, 8192)})
-    assert [text.get_text() for text in found["loss"].drawn.axes[0].texts] == ["below 0.001: oracle (true cluster)"]
+    assert charts.texts(found["loss"].drawn.panels[0]) == ["below 0.001: oracle (true cluster)"]
     assert not any("0.001" in str(plot.caption) for plot in plots.PLOTS.values())
 
 
 def test_a_log_axis_goes_below_where_all_means_are():
     """The gradient of fits that converged: its panel ended at .001, above every mean that it had to show, and had one number.
 
-    Logarithms of seeds -3.5 to -6.5: mean -5, interval 3.182 x 1.291 / 2 = 2.05, so up to 10 ** -2.95; cut .3 decades beyond the mean.
+    Logarithms of seeds -3.5 to -6.5: mean -5, interval 3.182 x 1.291 / 2 = 2.05, so up to 10 ** -2.95; cut .3 decades beyond the mean,
+    and a twentieth of the .6 for room.
     """
     rows = table({"data.samples": (512, 8192)}, {"learned": 0.1})
     rows["test/loss"] = 10 ** (-3.5 - rows.seed)
-    (panel,) = plots.draw(TRAINING, data(rows, ["data.samples"])).axes
-    assert panel.get_ylim() == pytest.approx((10**-5.3, 10**-4.7)) and not panel.texts
-    labels = [
-        panel.yaxis.get_major_formatter()(at) for at in panel.yaxis.get_majorticklocs() if 10**-5.3 < at < 10**-4.7
-    ]
-    assert labels == ["7e-06", "1e-05", "1.5e-05"]
+    (panel,) = plots.draw(TRAINING, data(rows, ["data.samples"])).panels
+    assert panel.y.domain == pytest.approx((10**-5.33, 10**-4.67)) and not charts.texts(panel)
+    assert layers.log_ticks(*panel.y.domain) == [5e-6, 1e-5, 2e-5]
 
 
 def test_a_log_axis_of_methods_ends_at_the_floor_where_only_an_oracle_is_below():
     spec = {"kind": "methods", "name": "m", "methods": {"all": {"data.samples": 512}}, "metrics": ("test/loss",)}
-    (panel,) = plots.draw(spec, data(table({"data.samples": (512,)}), ("data.samples",))).axes
-    assert panel.get_xlim()[0] == scales.FLOOR
+    (panel,) = plots.draw(spec, data(table({"data.samples": (512,)}), ("data.samples",))).panels
+    assert panel.x.domain[0] == pytest.approx(scales.FLOOR)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    (
+        (0.003, 90.0, [0.01, 0.1, 1, 10]),
+        (0.3, 6.0, [0.5, 1, 2, 5]),
+        (0.68, 0.713, [0.68, 0.69, 0.7, 0.71]),  # none but .7 is round in logarithms
+    ),
+)
+def test_a_log_axis_has_several_numbers(low, high, ticks):
+    assert layers.log_ticks(low, high) == ticks
 
 
 def test_methods_are_sorted_best_first_whichever_end_is_better():
@@ -326,21 +361,21 @@ def test_methods_are_sorted_best_first_whichever_end_is_better():
     methods = {str(n): {"experts.count": n} for n in axes["experts.count"]}
     for metric, best in (("router/homogeneity", ["16", "8", "4"]), ("test/loss", ["4", "8", "16"])):
         spec = {"kind": "methods", "name": "m", "methods": methods, "metrics": (metric,)}
-        panel = plots.draw(spec, data(rows, axes, own=axes)).axes[0]
-        assert [text.get_text() for text in panel.get_yticklabels()] == best
+        panel = plots.draw(spec, data(rows, axes, own=axes)).panels[0]
+        assert charts.labels(panel.y) == best
 
 
 def test_a_method_is_as_high_as_its_arms_or_its_name():
-    """Inches: a name of two lines takes .52, and its one arm stands at .26; five arms .11 apart take .66, so the second is at .52 + .33."""
+    """Pixels: a name of two lines takes 31.7, and its one arm stands at 15.8; five arms 9 apart take 54, the third at 31.7 + 27."""
     axes = {"experts.count": (4, 8)}
     rows = table(axes)
     rows = rows[(rows["experts.count"] == 4) | (rows.arm == "oracle")]
-    methods = {"few": {"experts.count": 4}, "a name of more than thirty-two letters": {"experts.count": 8}}
+    methods = {"few": {"experts.count": 4}, "a name of more than thirty-four letters": {"experts.count": 8}}
     spec = {"kind": "methods", "name": "m", "methods": methods, "metrics": ("test/loss",)}
-    panel = plots.draw(spec, data(rows, axes)).axes[0]
-    heights = [one.lines[0].get_ydata()[0] for one in panel.containers if len(one.lines[0].get_ydata())]
-    assert heights == pytest.approx([0.26, 0.63, 0.74, 0.85, 0.96, 1.07])
-    assert list(panel.get_yticks()) == pytest.approx([0.26, 0.85]) and panel.get_ylim() == pytest.approx((1.18, 0))
+    (panel,) = plots.draw(spec, data(rows, axes)).panels
+    places = [row["position"] for row in charts.rows(panel)]
+    assert places == pytest.approx([15.84, 40.68, 49.68, 58.68, 67.68, 76.68])
+    assert [*panel.y.ticks] == pytest.approx([15.84, 58.68]) and panel.y.domain == pytest.approx((0, 85.68))
 
 
 def test_a_method_without_anything_to_learn_is_not_called_untrained():
@@ -348,7 +383,7 @@ def test_a_method_without_anything_to_learn_is_not_called_untrained():
     methods = {name: {"router.name": name} for name in axes["router.name"]}
     spec = {"kind": "methods", "name": "m", "methods": methods, "metrics": ("test/loss",)}
     figure = plots.draw(spec, data(table(axes), axes, own=axes))
-    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    words = [*figure.series]
     assert "nothing to learn: fixed rule" in words and "frozen at initialisation" in words
 
 
@@ -356,11 +391,10 @@ def test_intervals_stay_within_the_bounds_of_their_column():
     rows = table({"data.samples": (512, 8192)}, {"learned": 0.1})
     rows["router/dead"] = np.where(rows.seed == 3, 0.5, 0.0)  # mean .125, t interval [-.27, .52]
     figure = plots.draw(LOSS | {"metrics": ("router/dead",)}, data(rows, ("data.samples",)))
-    (bars,) = figure.axes[0].containers[0].lines[2]
-    ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+    ends = np.array([[row["low"], row["high"]] for row in charts.rows(figure.panels[0])])
     assert 0 < ends.min() < 0.125 < ends.max() < 1
     summary = statistics.summarise(rows[rows.step == 10], ["data.samples"], AXES).set_index("metric")
-    np.testing.assert_allclose(summary.loc["router/dead", ["low", "high"]].to_numpy(float), ends)
+    np.testing.assert_allclose(summary.loc["router/dead", ["low", "high"]].to_numpy(float), ends, rtol=1e-4)
 
 
 def test_an_axis_goes_no_further_than_means_references_and_bounds_need():
@@ -368,14 +402,14 @@ def test_an_axis_goes_no_further_than_means_references_and_bounds_need():
     rows["router/dead"] = 0.0
     rows["router/entropy_token"] = np.where(rows.seed == 3, 1.0, 0.0)  # mean .25, t interval up to 1.05, in logs to 6
     spec = LOSS | {"metrics": ("router/dead", "router/entropy_token", "router/sparsity")}
-    (figure,), _ = further.draw_all((spec,), data(rows, ("data.samples",)))
-    dead, entropy, sparsity = figure.drawn.axes
-    assert -0.01 < dead.get_ylim()[0] < 0
-    assert entropy.get_ylim()[1] == pytest.approx(0.375)  # half of the mean beyond it
+    (figure,), _ = automatic_figures.draw_all((spec,), data(rows, ("data.samples",)))
+    dead, entropy, sparsity = figure.drawn.panels
+    assert -0.01 < dead.y.domain[0] < 0
+    assert entropy.y.domain[1] == pytest.approx(0.3875)  # half of the mean beyond it, and room
     # Said where nothing is drawn: in the picture these words lay on the intervals.
-    assert figure.drawn.get_suptitle().endswith("; intervals are cut where an axis ends") and not entropy.texts
-    assert figure.caption.endswith(" Intervals are cut where an axis ends.")
-    assert sparsity.get_ylim()[0] < 1 and sparsity.get_ylim()[1] > 64  # one expert and all
+    assert "; intervals are cut where an axis ends" in figure.drawn.title and not charts.texts(entropy)
+    assert " Intervals are cut where an axis ends." in figure.caption
+    assert sparsity.y.domain[0] < 1 and sparsity.y.domain[1] > 64  # one expert and all
 
 
 @pytest.mark.parametrize(
@@ -385,10 +419,12 @@ def test_a_marker_without_an_interval_is_explained(spread, words):
     """Three fits of three converged: a marker alone looked as if its interval were forgotten."""
     rows = table({"data.samples": (512, 8192)}, {"learned": 0.1})
     rows["router/dead"] = 0.5 + spread * rows.seed
-    (one,), _ = further.draw_all((LOSS | {"metrics": ("router/dead",)},), data(rows, ("data.samples",)))
-    assert one.drawn.get_suptitle() == f"n = 4 seeds{words}"
-    (one,), _ = further.draw_all((LOSS | {"metrics": ("router/dead",)},), data(rows[rows.seed == 0], ("data.samples",)))
-    assert one.drawn.get_suptitle() == "n = 1 seeds; where one seed ran, there is no interval"
+    (one,), _ = automatic_figures.draw_all((LOSS | {"metrics": ("router/dead",)},), data(rows, ("data.samples",)))
+    assert one.drawn.title == f"n = 4 seeds{words}"
+    (one,), _ = automatic_figures.draw_all(
+        (LOSS | {"metrics": ("router/dead",)},), data(rows[rows.seed == 0], ("data.samples",))
+    )
+    assert one.drawn.title == "n = 1 seeds; where one seed ran, there is no interval"
 
 
 def test_a_router_that_stands_still_is_drawn_once():
@@ -396,9 +432,8 @@ def test_a_router_that_stands_still_is_drawn_once():
     rng = np.random.default_rng(0)
     maps = {"learned0(512,)": rng.dirichlet(np.ones(4), (2, 4)), "frozen0(512,)": np.full((2, 4, 4), 0.25)}
     drawing = frame.Data(rows, ["data.samples"], flatten(base()), maps, AXES)
-    panels = plots.draw({"kind": "routing", "name": "r", "arms": ("learned", "frozen")}, drawing).axes[:4]
-    assert [panel.get_visible() for panel in panels] == [True, True, True, False]
-    assert [panel.get_title() for panel in panels[:3]] == [
+    panels = plots.draw({"kind": "routing", "name": "r", "arms": ("learned", "frozen")}, drawing).panels
+    assert [panel.title for panel in panels] == [
         "step 0\n0 % of experts dead", "step 10\n0 % of experts dead", "every step\n0 % of experts dead",
     ]  # fmt: skip
 
@@ -409,7 +444,7 @@ def test_an_arm_of_a_users_file_is_in_figures_and_tables(monkeypatch):
     rows = table({"data.samples": (512, 8192)}, levels)
     drawing = data(rows, ("data.samples",))
     for spec in (LOSS, TRAINING):
-        words = [text.get_text() for text in plots.draw(spec, drawing).legends[0].get_texts()]
+        words = [*plots.draw(spec, drawing).series]
         assert "my own router" in words
     summary = statistics.summarise(drawing.last, ["data.samples"], AXES)
     # Mean .05 x 1.03; the deviation of 0, .02, .04, .06 is .0258: t(3) s / 2 = .0411 x .05.
@@ -488,19 +523,21 @@ def test_lines_and_figures_are_on_the_page(tmp_path):
     assert "Not drawn, as nothing of theirs has run: lost." in text
 
 
-def test_powers_have_plain_numbers_and_their_slopes_beside_the_axes():
-    sides = {name: {x: {"arm": arm, "metric": "test/loss", "data.samples": x} for x in (512, 8192)} for name, arm in (("one", "learned"), ("two", "frozen"))}  # fmt: skip
+def test_powers_say_their_slopes_and_their_bound():
+    """Learned has .1 at both numbers, a slope of 0; 16 times the samples, at a power of -.5, are a quarter."""
+    sides = {
+        name: {x: {"arm": arm, "metric": "test/loss", "data.samples": x} for x in (512, 8192)}
+        for name, arm in (("one", "learned"), ("two", "frozen"))
+    }
     spec = {"kind": "powers", "name": "p", "words": "data.samples", "panels": {"loss": sides}, "bound": -0.5}
     rows = table({"data.samples": (512, 8192)})
-    (alike,), _ = further.draw_all((spec,), data(rows.assign(**{"test/loss": 0.5}), ("data.samples",)))
+    (alike,), _ = automatic_figures.draw_all((spec,), data(rows.assign(**{"test/loss": 0.5}), ("data.samples",)))
     assert alike.caption.endswith("Where all seeds are alike, an interval has no length.")
-    figure = plots.draw(spec, data(rows, ("data.samples",)))
-    figure.canvas.draw()
-    (panel,) = figure.axes
-    assert {"0.1", "1"} <= {text.get_text() for text in panel.get_yticklabels()}
-    legend = panel.get_legend()
-    assert next(iter(legend.get_texts())).get_text() == "slope -0.5"
-    assert legend.get_window_extent().y1 < panel.get_window_extent().y0  # no line runs through it
+    (panel,) = plots.draw(spec, data(rows, ("data.samples",))).panels
+    assert charts.texts(panel)[0].startswith("slope 0.00 [") and "slope -0.5" in charts.texts(panel)
+    assert [*panel.series] == ["one", "two"]
+    fitted, bound = ([row["y"] for row in panel.rows["lines"] if row["part"] == part] for part in (0, 1))
+    assert fitted[0] == pytest.approx(fitted[1]) and bound[1] / bound[0] == pytest.approx(0.25, rel=1e-3)
 
 
 def test_lines_of_dispatch_have_as_many_clusters_as_their_own_task():
@@ -514,8 +551,8 @@ def test_lines_of_dispatch_have_as_many_clusters_as_their_own_task():
     spec = {"kind": "dispatch", "name": "d", "lines": {str(n): {"data.clusters": n} for n in (2, 3)}}
     heat = {f"{run}/counts": value for run, value in counts.items()}
     figure = plots.draw(spec, frame.Data(rows, list(axes), flatten(base()), heat, AXES, own=tuple(axes)))
-    assert [[text.get_text() for text in panel.get_yticklabels()] for panel in figure.axes[::2]] == [["1", "2"], ["1", "2", "3"]]  # fmt: skip
-    assert {text.get_text() for panel in figure.axes for text in panel.texts} == {"1"}  # of the learned router
+    assert [charts.labels(panel.y) for panel in figure.panels[::2]] == [["1", "2"], ["1", "2", "3"]]  # fmt: skip
+    assert {text for panel in figure.panels for text in charts.texts(panel)} == {"1"}  # of the learned router
 
 
 def test_a_sample_has_a_row_an_arm_and_the_entropy_of_each_layer():
@@ -525,11 +562,10 @@ def test_a_sample_has_a_row_an_arm_and_the_entropy_of_each_layer():
     heat = {f"{run}/decoder/sample": np.array(probs, np.float16) for run, probs in kept.items()}
     spec = {"kind": "sample", "name": "s", "stack": "decoder"}
     figure = plots.draw(spec, frame.Data(rows, [], flatten(base()), heat, AXES, own=()))
-    titles = [panel.get_title().partition(": entropy ")[2] for panel in figure.axes[:4]]
-    assert (
-        titles == ["0.35 nats", "0.00 nats", "0.69 nats", "0.69 nats"] and len(figure.axes) == 5
-    )  # the last is the bar
-    assert figure.axes[0].images[0].get_array().tolist() == [[0.5, 1.0], [0.5, 0.0]]  # experts down, tokens across
+    titles = [panel.title.partition(":\nentropy ")[2] for panel in figure.panels]
+    assert titles == ["0.35 nats", "0.00 nats", "0.69 nats", "0.69 nats"] and figure.columns == 2
+    experts_down = np.array([[0.5, 1.0], [0.5, 0.0]])
+    assert figure.panels[0].rows["images"][0]["url"] == pictures.picture(token_charts.SCHEME.colours(experts_down))
     assert plots.draw(spec, frame.Data(rows, [], flatten(base()), {}, AXES, own=())) is None
 
 
@@ -544,9 +580,8 @@ def test_experts_and_tokens_of_a_sample_can_be_counted(count, places):
     figure = plots.draw(
         {"kind": "sample", "name": "s", "stack": "decoder"}, frame.Data(rows, [], flatten(base()), kept, AXES, own=())
     )
-    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
-        assert [text.get_text() for text in axis.get_ticklabels()] == [str(place) for place in places]
-        assert list(axis.get_majorticklocs()) == [place - 1 for place in places]
+    for axis in (figure.panels[0].x, figure.panels[0].y):
+        assert axis.ticks == {place - 1: str(place) for place in places}
 
 
 @pytest.mark.parametrize(("start", "seeds"), [(30.0, 4), (4.0, 4), (30.0, 1)])
@@ -556,10 +591,21 @@ def test_what_was_before_training_takes_no_more_than_half_of_an_axis(start, seed
         table({"data.samples": (512,)}).query("step == 0").assign(step=step, **{"router/norm_mean": value})
         for step, value in ((0, start), (10, 3.0), (20, 2.0), (30, 1.0))
     )
-    found, _ = further.draw_all((TRAINING | {"metrics": ("router/norm_mean",)},), data(rows[rows.seed < seeds], ()))
-    (panel,) = found[-1].drawn.axes
-    words = [text.get_text() for text in panel.texts]
+    found, _ = automatic_figures.draw_all(
+        (TRAINING | {"metrics": ("router/norm_mean",)},), data(rows[rows.seed < seeds], ())
+    )
+    (panel,) = found[-1].drawn.panels
+    words = charts.texts(panel)
     if start == 30:
-        assert panel.get_ylim() == pytest.approx((0.7, 3.3)) and "before training: 30" in words
+        assert panel.y.domain == pytest.approx((0.7, 3.3)) and "before training: 30" in words
     else:
-        assert panel.get_ylim()[1] > 4 and not words
+        assert panel.y.domain[1] > 4 and not words
+
+
+def test_every_kind_is_documented_with_its_keys():
+    """docs/figures.md has a line for each kind, with the keys that it needs and may have."""
+    lines = (pathlib.Path(__file__).parent.parent / "docs" / "figures.md").read_text().splitlines()
+    table = {line.split("`")[1]: line.split("|")[2:4] for line in lines if line.startswith("| `")}
+    for kind, plot in plots.PLOTS.items():
+        for cell, keys in zip(table[kind], (plot.required, plot.optional), strict=True):
+            assert cell.strip() == "; ".join(f"`{key}` ({meaning})" for key, meaning in keys.items())

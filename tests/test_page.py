@@ -7,7 +7,8 @@ import types
 import pytest
 
 from routed import report
-from routed.analysis import answer, arms, live, page
+from routed.analysis import answer, arms, page
+from routed.analysis.plots import interactive
 from routed.contracts import UserError
 from routed.plan.config import base, problem_of
 from routed.settings.tree import override
@@ -135,4 +136,4 @@ def test_the_overview_begins_with_experiments_against_verdicts(tmp_path):
     cells = re.findall(r"<td[^>]*>(\d+|·)</td>", text[matrix:claims])
     assert matrix < claims and cells == ["·", "1", "30", "·"]  # what speaks against a claim first
     assert text[claims:].count('href="#b"') == 30 and text.count("<h1 id=") == 2
-    assert live.library() not in text  # nothing there to draw
+    assert interactive.library() not in text  # nothing there to draw

@@ -26,7 +26,7 @@ from routed.layer.dispatch import alone, direct, ragged
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import select
 from routed.metrics import agreement, entropies
-from routed.papers.chen2022 import patches
+from routed.papers.chen2022 import patch_charts, patches
 from routed.plan import experiment
 from routed.plan.checks import validate, validate_sweep
 from routed.plan.config import base, problem_of, traced
@@ -37,6 +37,7 @@ from routed.training import task_losses
 from routed.training.optimiser import NORMALISATIONS, optimiser, update
 from routed.training.program import stops, streams
 from routed.training.sample_cost import cost
+from tests import charts
 from tests.conftest import build_model
 from tests.test_claims import number, table, verdict
 from tests.test_dispatch import same, stacked
@@ -455,27 +456,30 @@ def test_presets_run(presets, name):
 
 @pytest.mark.slow
 def test_figures(presets, monkeypatch):
-    monkeypatch.setattr(plots.clusters, "TSNE", lambda **how: TSNE(**how, max_iter=250))  # as few as it takes
+    monkeypatch.setattr(patch_charts, "TSNE", lambda **how: TSNE(**how, max_iter=250))  # as few as it takes
     config, rows, arrays = presets["released"]
-    kinds, spec = ("series", "dispatch", "products", "embedding"), {"lines": {"one": {}}, "metrics": ("test/accuracy", "no")}  # fmt: skip
+    kinds, spec = ("series", "dispatch", "products", "embedding"), {"name": "f", "lines": {"one": {}}}
     data, empty = (
         frame.Data(rows, [], flatten(config), drawn, problem_of(config).columns(config)) for drawn in (arrays, {})
     )
-    curves, tables, products, maps = (plots.draw(spec | {"kind": kind}, data).axes for kind in kinds)
+    metrics = {"metrics": ("test/accuracy", "no")}
+    specs = [spec | {"kind": kind} | (metrics if kind == "series" else {}) for kind in kinds]
+    curves, tables, products, maps = (plots.draw(spec, data).panels for spec in specs)
     counts, strengths = (arrays[f"{rows.run[0]}/{name}"] for name in ("counts", "products"))
-    np.testing.assert_allclose([line.get_ydata() for panel in curves for line in panel.lines], [rows["test/accuracy"]])
+    np.testing.assert_allclose(charts.values(curves[0], "one"), rows["test/accuracy"], rtol=1e-4)
     assert (counts.sum(2) == 20).all()
     for panel, counted in zip(tables, (counts[0], counts[-1]), strict=True):
-        assert [int(text.get_text()) for text in panel.texts] == counted.ravel().tolist()
+        assert [int(text) for text in charts.texts(panel)] == counted.ravel().tolist()
     for i, panel in enumerate(products):  # lines come cluster by cluster
-        lines = np.reshape([line.get_ydata() for line in panel.lines], (4, 4, 4))
-        np.testing.assert_allclose(lines.transpose(2, 1, 0), strengths[:, i])
+        lines = np.reshape([row["y"] for row in panel.rows["lines"]], (4, 4, -1))
+        np.testing.assert_allclose(lines.transpose(2, 1, 0), strengths[:, i], rtol=1e-4)
     for panel, accuracy in zip(maps, rows["test/accuracy"].iloc[[0, -1]], strict=True):
-        assert f"{100 * accuracy:.1f} % right" in panel.get_title()
-    assert [plots.draw(spec | {"kind": kind, "metrics": ("no",)}, empty) for kind in kinds] == [None] * 4
+        assert f"{100 * accuracy:.1f} % right" in panel.title
+    specs[0] |= {"metrics": ("no",)}
+    assert [plots.draw(spec, empty) for spec in specs] == [None] * 4
     # The map is of the test samples, which are made again.
     _, test = world_of(config, streams(0, config)["world"], traced(config))
-    x, y = plots.clusters._samples(data, {}, 50)
+    x, y = patch_charts.samples(data, {}, 50)
     np.testing.assert_allclose(x, test.x[:50].sum(1), rtol=1e-6)
     assert (y == (test.y[:50, 1] > 0)).all() and 0 < y.mean() < 1
 

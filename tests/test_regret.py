@@ -17,10 +17,12 @@ from routed.experts.expert import Affine
 from routed.layer.dispatch import dense
 from routed.layer.rule import Rule
 from routed.layer.selection import select
-from routed.papers.ours import regret, router
+from routed.metrics import router
+from routed.papers.ours import regret
 from routed.plan.config import base, problem_of
 from routed.plan.runs import plan_runs
 from routed.settings.tree import flatten, override
+from tests import charts
 
 #: Two clusters with targets 0 and 4; of the four samples of each, three go to the expert of its number.
 TARGETS, COUNTS = jnp.array([[0.0], [4.0]]), jnp.array([[3.0, 1.0], [1.0, 3.0]])
@@ -222,11 +224,15 @@ def test_bars_are_the_parts_and_long_ones_are_cut():
     table = pd.DataFrame(rows)
     data = Data(table, ["data.samples"], flatten(base()), {}, problem_of(base()).columns(base()))
     figure = plots.draw({"kind": "parts", "name": "parts", "x": "data.samples"}, data)
-    assert [panel.get_title() for panel in figure.axes] == ["training samples = 64", "training samples = 256"]
-    first = figure.axes[0]
-    assert [text.get_text() for text in first.get_yticklabels()] == ["learned router", "frozen at initialisation"]
-    assert [bar.get_width() for bar in first.patches[:3]] == pytest.approx([0.06, 0.03, 0.01])
-    assert [bar.get_x() for bar in first.patches[:3]] == pytest.approx([0, 0.06, 0.09])
-    assert [text.get_text() for text in first.texts] == ["0.100", "2.00 = 1.00 + 1.00"] and first.get_xlim()[1] < 0.5
+    assert [panel.title for panel in figure.panels] == ["training samples = 64", "training samples = 256"]
+    first = figure.panels[0]
+    assert charts.labels(first.y) == ["learned router", "frozen at initialisation"]
+    bars = [*charts.rows(first, kind="bars")[:2], *charts.rows(first, kind="outlines")]
+    assert [(bar["start"], bar["end"]) for bar in bars] == [
+        (0, 0.06),
+        (0.06, pytest.approx(0.09)),
+        (pytest.approx(0.09), 0.1),
+    ]
+    assert charts.texts(first) == ["0.100", "2.00 = 1.00 + 1.00"] and first.x.domain[1] < 0.5
     few = table.drop(columns="regret/gate")
     assert plots.draw({"kind": "parts", "name": "parts"}, Data(few, [], flatten(base()), {}, data.axes)) is None

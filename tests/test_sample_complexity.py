@@ -12,6 +12,7 @@ from routed.contracts import Column
 from routed.papers.chowdhury2023.sample_complexity import first_reached
 from routed.plan.config import base
 from routed.settings.tree import flatten, override
+from tests import charts
 from tests.test_claims import table
 
 SIZES = (100, 200, 400)
@@ -98,14 +99,19 @@ def test_the_figure_has_a_line_and_a_need_for_each_side():
     families = {
         "both": {"a": {"arm": "learned"}, "b": {"arm": "learned", "metric": "test/other"}, "c": {"arm": "oracle"}}
     }
-    spec = {"kind": "reached", "x": "data.samples", "metric": "test/accuracy", "level": 0.9, "families": families}
-    panel, needs = plots.draw(spec, data).axes
-    assert [one.get_label() for one in panel.containers] == ["a", "b"]
-    assert [label.get_text() for label in needs.get_yticklabels()] == ["a", "b"]
-    assert (
-        needs.containers[0].lines[0].get_xdata() == pytest.approx(100 * 2**0.5)
-        and needs.texts[0].get_text().strip() == "not reached"
-    )
+    spec = {
+        "kind": "reached",
+        "name": "r",
+        "x": "data.samples",
+        "metric": "test/accuracy",
+        "level": 0.9,
+        "families": families,
+    }
+    panel, needs = plots.draw(spec, data).panels
+    assert [*panel.series] == ["a", "b"] == charts.labels(needs.y)
+    assert charts.values(needs, "a") == pytest.approx([100 * 2**0.5], rel=1e-4) and charts.texts(needs) == [
+        "not reached"
+    ]
     assert plots.draw(spec | {"x": "data.share"}, data) is None
     assert plots.draw(spec | {"families": {"none": {"c": {"arm": "oracle"}}}}, data) is None
 
@@ -115,6 +121,7 @@ def test_ratios_against_a_number():
     data = Data(rows(), ["data.samples"], flatten(base()), {}, {"test/accuracy": Column("accuracy")})
     spec = {
         "kind": "ratios",
+        "name": "r",
         "x": "data.samples",
         "metric": "test/accuracy",
         "level": 0.9,
@@ -125,8 +132,7 @@ def test_ratios_against_a_number():
         "base": {"arm": "frozen"},
         "lines": {"a": {key: {"arm": "learned"} for key in (2, 8)}, "b": {2: {"arm": "oracle"}}},
     }
-    (panel,) = plots.draw(spec, data).axes
-    (line,) = panel.containers
-    assert line.get_label() == "a: slope 0.00" and line.lines[0].get_ydata() == pytest.approx([2 * 2**0.5] * 2)
-    assert panel.get_ylim()[0] > 0.5
+    (panel,) = plots.draw(spec, data).panels
+    assert charts.values(panel, "a: slope 0.00") == pytest.approx([2 * 2**0.5] * 2, rel=1e-4)
+    assert [*panel.series] == ["a: slope 0.00"] and panel.y.domain[0] > 0.5
     assert plots.draw(spec | {"lines": {"b": {2: {"arm": "oracle"}}}}, data) is None

@@ -41,7 +41,7 @@ class Sentence(NamedTuple):
 
 
 def summary(claims: Sequence[Mapping[str, Any]]) -> str:
-    """How many claims there are, and how they were judged, in one sentence."""
+    """Returns the number of claims by verdict in one sentence."""
     counts = collections.Counter(claim["verdict"] for claim in claims)
     if not claims:
         return "It makes no claims: its figures and tables are the answer."
@@ -56,21 +56,21 @@ def _reason(claims: Sequence[Mapping[str, Any]]) -> str:
 
 
 def answer(claims: Sequence[Mapping[str, Any]]) -> list[Sentence]:
-    """The claims that were judged as sentences, those first that speak against what was claimed; at most `TOLD` of each verdict."""
-    found = []
+    """Returns judged claims as sentences, those against a claim first; at most `TOLD` of each verdict."""
+    sentences = []
     groups = {verdict: [claim for claim in claims if claim["verdict"] == verdict] for verdict in VERDICTS}
     for verdict, some in groups.items():
         if verdict in ("not run", "not judged") or not some:
             continue
         for claim in some[:TOLD]:
-            found.append(Sentence(verdict, VERDICTS[verdict], f"“{claim['statement']}”", _rests(claim)))
+            sentences.append(Sentence(verdict, VERDICTS[verdict], f"“{claim['statement']}”", _rests(claim)))
         if left := len(some) - TOLD:
-            found += [Sentence(verdict, VERDICTS[verdict], f"{left} more, below", "")] if left > 0 else []
-    return found
+            sentences += [Sentence(verdict, VERDICTS[verdict], f"{left} more, below", "")] if left > 0 else []
+    return sentences
 
 
 def _rests(claim: Mapping[str, Any]) -> str:
-    """The numbers behind a verdict, and why it is none."""
+    """Returns the numbers behind a verdict, and the reason where it is open."""
     parts = [str(claim["text"]).replace("+-", "±"), f"n = {claim['n']}" if claim["n"] else ""]
     if claim["paper"] not in (None, "", "not asked"):
         paper = f"{claim['paper']:.4g}" if isinstance(claim["paper"], float) else str(claim["paper"])
@@ -79,12 +79,12 @@ def _rests(claim: Mapping[str, Any]) -> str:
 
 
 def in_order(counts: Mapping[str, int]) -> list[str]:
-    """The verdicts that occur, those first that speak against a claim."""
+    """Returns the verdicts that occur, those against a claim first."""
     return [*(verdict for verdict in VERDICTS if verdict in counts), *sorted(set(counts) - VERDICTS.keys())]
 
 
 def findings(folders: Sequence[pathlib.Path]) -> str:
-    """For the terminal: of each workdir the answer in words, then every verdict, from its claims.json.
+    """Returns the answer and every verdict of workdirs for the terminal, from their claims.json.
 
     Raises:
       UserError: a folder without one.
@@ -93,15 +93,18 @@ def findings(folders: Sequence[pathlib.Path]) -> str:
     for folder in folders:
         claims = read(folder)
         lines = [folder.resolve().name, summary(claims)]
-        told = [f"{one.begins} {one.says}" + (f" ({one.rests})" if one.rests else "") for one in answer(claims)]
-        lines += [textwrap.fill(text, width, initial_indent="  ", subsequent_indent="    ") for text in told]
+        sentences = [
+            f"{sentence.begins} {sentence.says}" + (f" ({sentence.rests})" if sentence.rests else "")
+            for sentence in answer(claims)
+        ]
+        lines += [textwrap.fill(text, width, initial_indent="  ", subsequent_indent="    ") for text in sentences]
         lines += ["", *(f"  {claim['verdict'].upper():15} {claim['id']}: {claim['statement']}" for claim in claims)]
         texts.append("\n".join(lines))
     return "\n\n".join(texts)
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The verdicts of a workdir as its report left them.
+    """Returns the verdicts of a workdir as its report left them.
 
     Raises:
       UserError: there are none, or the file is damaged.

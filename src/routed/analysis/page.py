@@ -2,8 +2,8 @@
 
     python -m routed.report DIR... [--out=FILE]
 
-makes the page of one workdir again, or an overview of several (runs/*): every claim of theirs in one table, and their pages below
-it. Parts of one sweep (main's --shard), or other disjoint runs of one config and commit, are joined.
+makes the page of one workdir again, or an overview of several (runs/*): every claim of theirs in one table, and their
+pages below it. Parts of one sweep (main's --shard), or other disjoint runs of one config and commit, are joined.
 """
 
 from __future__ import annotations
@@ -25,21 +25,11 @@ from absl import logging as log
 from markupsafe import Markup, escape
 from ml_collections import ConfigDict
 
-from routed.analysis import (
-    answer,
-    arms,
-    controls,
-    diagnosis,
-    digits,
-    live,
-    plots,
-    points,
-    shapley,
-    statistics,
-    verdicts,
-)
-from routed.analysis.plots.further import draw_all
+from routed.analysis import answer, arms, controls, diagnosis, digits, plots, points, shapley, statistics, verdicts
+from routed.analysis.plots import interactive
+from routed.analysis.plots.automatic_figures import Drawn, draw_all
 from routed.analysis.plots.histories import as_json, histories
+from routed.analysis.plots.rendering import theme
 from routed.analysis.terminal import as_text, shown_share
 from routed.analysis.workdirs import command_of
 from routed.contracts import Column
@@ -97,7 +87,7 @@ def write_files(workdir: pathlib.Path, part: dict[str, Any]) -> None:
 
 
 def check(asked: Any, config: ConfigDict) -> None:
-    """Refuses claims and figures of an experiment that nothing knows, before it trains for hours.
+    """Refuses unknown claims and figures of an experiment before it trains for hours.
 
     Raises:
       UserError: an unknown kind of either.
@@ -109,12 +99,13 @@ def check(asked: Any, config: ConfigDict) -> None:
 
 
 def warn_of_claims(asked: Any, config: ConfigDict, points: Sequence[Mapping[str, Any]]) -> None:
-    """Says how many of a figure's claims a command takes the points from, and stay unanswered for that."""
+    """Warns of claims that stay unanswered because a command replaces their points."""
     claims = asked.claims(config)
     ever = verdicts.unanswered(claims, config, asked.sweep(config))
     if lost := [claim for claim in verdicts.unanswered(claims, config, points) if claim not in ever]:
         log.warning(
-            "%d of the figure's %d claims are about points that this command replaces, and stay unanswered (the first: %s, %s); leave"
+            "%d of the figure's %d claims are about points that this command replaces, and stay unanswered (the"
+            " first: %s, %s); leave"
             " out --config and --sweep of what the figure sweeps itself to have them answered",
             len(lost), len(claims), lost[0].id, lost[0].statement,
         )  # fmt: skip
@@ -123,25 +114,23 @@ def warn_of_claims(asked: Any, config: ConfigDict, points: Sequence[Mapping[str,
 def make_part(
     joined: list[pathlib.Path], module: types.ModuleType, config: ConfigDict, table: pd.DataFrame
 ) -> dict[str, Any]:
-    """Everything that the page says of one workdir, or of several whose rows are joined in `table`; writes nothing."""
+    """Returns the contents of the page of one workdir, or of several with rows joined in `table`; writes nothing."""
     workdir, swept = joined[0], results.swept_keys(joined[0])
     last = rows.last(table)
     heatmaps = results.read_heatmaps(*joined)
     problem, asked = problem_of(config), experiment.figure_of(module, config)
     columns, loss = problem.columns(config), problem.compared or problem.loss
     summary = statistics.summarise(last, swept, columns)
-    own = {key for point in asked.sweep(config) for key in point}
-    data = plots.Data(table, swept, flatten(config), heatmaps, columns, loss, own)
+    file_keys = {key for point in asked.sweep(config) for key in point}
+    data = plots.Data(table, swept, flatten(config), heatmaps, columns, loss, file_keys)
     drawn, undrawn = draw_all(asked.plots(config), data)
-    figures = [figure._asdict() | {"file": plots.svg(figure.drawn)} for figure in drawn]
-    for figure in figures:
-        figure |= {"panels": live.panels(figure["drawn"], columns), "legend": live.legend(figure["drawn"])}
-        figure["seeds"] = live.has_seeds(figure["drawn"])
-        figure["svg"] = Markup(unique_ids(figure["file"], f"{workdir.name}/{figure['name']}"))
+    figures = [_figure(figure, columns, workdir.name) for figure in drawn]
     claims = asked.claims(config)
     judged = verdicts.judge(claims, table, config, swept)
     point = data.at_point(last, {})
-    there = override(config, {key: _setting(config, key, point[key].iloc[0]) for key in swept} if len(point) else {})
+    point_config = override(
+        config, {key: _setting(config, key, point[key].iloc[0]) for key in swept} if len(point) else {}
+    )
     gap = diagnosis.gap(point)
     methods = {name: point for spec in asked.plots(config) for name, point in spec.get("methods", {}).items()}
     by_arm = points.by_arm(summary, data, methods)
@@ -151,10 +140,10 @@ def make_part(
         "name": workdir.name,
         "question": document.splitlines()[0] if document else config.name,
         "line": asked.line if config.figure else "",
-        "claims": points.add(judged, claims, table, config, swept, own),
+        "claims": points.add(judged, claims, table, config, swept, file_keys),
         "in_short": answer.summary(judged),
         "answer": answer.answer(judged),
-        "standings": arms.table(point, data, there) if len(point) else None,
+        "standings": arms.table(point, data, point_config) if len(point) else None,
         "horizon": config.gate.horizon,
         "gap": gap.to_dict("records"),
         "shares": shapley.shares(point).to_dict("records"),
@@ -181,14 +170,23 @@ def make_part(
     }
 
 
+def _figure(figure: Drawn, columns: Mapping[str, Column], workdir: str) -> dict[str, Any]:
+    """Returns a figure as the page shows it: interactive panels, their legend, and the picture for print."""
+    chart, text = figure.drawn, plots.svg(figure.drawn)
+    return figure._asdict() | {
+        "file": text, "svg": Markup(unique_ids(text, f"{workdir}/{figure.name}")), "panels": interactive.panels(chart, columns),
+        "legend": interactive.legend(chart) if chart.legend else [], "seeds": interactive.has_seeds(chart),
+    }  # fmt: skip
+
+
 def _setting(config: ConfigDict, key: str, value: Any) -> Any:
-    """The value of a column as the setting has it: a tuple is text there."""
+    """Returns the value of a column as a setting has it, where a column has a tuple as text."""
     value = points.as_python(value)
     return parse(config, key, value) if isinstance(value, str) else value
 
 
 def _left_out(joined: list[pathlib.Path]) -> dict[str, str]:
-    """arm -> why it did not run, in any of the folders."""
+    """Returns the reason of each arm that did not run, of all folders."""
     found: dict[str, str] = {}
     for folder in joined:
         found |= results.stored_config(folder).get("left_out", {})
@@ -196,7 +194,7 @@ def _left_out(joined: list[pathlib.Path]) -> dict[str, str]:
 
 
 def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
-    """One HTML file that opens offline."""
+    """Writes one HTML file that opens offline."""
     title = parts[0]["name"] if len(parts) == 1 else "Overview"
     question = parts[0]["question"] if len(parts) == 1 else f"What {len(parts)} experiments found."
     overview = every_claim(parts) if len(parts) > 1 else []
@@ -204,7 +202,7 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
     counts = collections.Counter(claim["verdict"] for claim in overview)
     filled = lambda: render(  # noqa: E731
         "analysis/report.html", title=title, question=question, parts=parts, overview=overview, counts={name: counts[name] for name in answer.in_order(counts)},
-        shown_share=shown_share, by_source=by_source, words=WORDS, library=Markup(live.library()) if alive else "",
+        shown_share=shown_share, by_source=by_source, words=WORDS, library=Markup(interactive.library()) if alive else "", themes=[theme(False), theme(True)],
     )  # fmt: skip
     page = filled()
     if (size := len(page.encode())) > LARGEST:
@@ -214,10 +212,12 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
 
 
 def render(template: str, **values: Any) -> str:
-    """A template of the package, such as analysis/report.html, filled in; what is no `Markup` is escaped."""
-    held = importlib.resources.files("routed")
+    """Returns a template of the package, such as analysis/report.html, filled in; text that is no `Markup` is
+    escaped.
+    """
+    package = importlib.resources.files("routed")
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: held.joinpath(name).read_text("utf-8")),
+        loader=jinja2.FunctionLoader(lambda name: package.joinpath(name).read_text("utf-8")),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -227,9 +227,10 @@ def render(template: str, **values: Any) -> str:
 
 
 def fit(parts: list[dict[str, Any]], size: int) -> None:
-    """Leaves out of a page of `size` bytes what makes it larger than `LARGEST`, and names it in `left_out`.
+    """Removes parts from a page of `size` bytes until it is within `LARGEST`, and names them in `left_out`.
 
-    First printed pictures that also answer a pointer, then wide tables, maps over training, figures; of the last part first.
+    First printed pictures that also answer a pointer, then wide tables, maps over training, figures; of the last part
+    first.
     """
     for words, take in (
         ("printed pictures", _without_prints), ("the table of every metric", partial(_without, "summary")),
@@ -250,7 +251,7 @@ def fit(parts: list[dict[str, Any]], size: int) -> None:
 
 
 def _without_prints(part: dict[str, Any]) -> int:
-    """The bytes that go with the printed pictures of interactive figures."""
+    """Removes the printed pictures of interactive figures; returns their bytes."""
     freed = 0
     for figure in part["figures"]:
         if figure["panels"]:
@@ -260,7 +261,7 @@ def _without_prints(part: dict[str, Any]) -> int:
 
 
 def _without(name: str, part: dict[str, Any]) -> int:
-    """The bytes that go with something of a part."""
+    """Removes something from a part; returns its bytes."""
     empty: dict[str, Any] = {"summary": "", "maps": None, "figures": []}
     freed, part[name] = part[name], empty[name]
     if name == "figures":
@@ -269,21 +270,21 @@ def _without(name: str, part: dict[str, Any]) -> int:
 
 
 def by_source(claims: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The claims of each source, which is what their ids begin with: a paper, or ours."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    """Returns the claims by their source, with which their ids begin: a paper, or ours."""
+    claims_by_source: dict[str, list[dict[str, Any]]] = {}
     for claim in claims:
-        found.setdefault(claim["id"].partition(".")[0], []).append(claim)
-    return found
+        claims_by_source.setdefault(claim["id"].partition(".")[0], []).append(claim)
+    return claims_by_source
 
 
 def every_claim(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The claims of several workdirs with the name of theirs, sorted by source (their id)."""
-    found = [claim | {"workdir": part["name"]} for part in parts for claim in part["claims"]]
-    return sorted(found, key=lambda claim: (claim["id"], claim["workdir"]))
+    """Returns the claims of several workdirs with the name of the workdir, sorted by id."""
+    claims = [claim | {"workdir": part["name"]} for part in parts for claim in part["claims"]]
+    return sorted(claims, key=lambda claim: (claim["id"], claim["workdir"]))
 
 
 def _places(summary: pd.DataFrame, swept: list[str]) -> str:
-    """What the page's table shows: every point and arm, or of many the first."""
+    """Returns a description of the rows of the page's table: every point and arm, or the first of many."""
     count = len(summary[[*swept, "arm"]].drop_duplicates()) if len(summary) else 0
     if count <= SHOWN:
         return "every point and arm"
@@ -291,16 +292,16 @@ def _places(summary: pd.DataFrame, swept: list[str]) -> str:
 
 
 def _wide(summary: pd.DataFrame, swept: list[str], columns: Mapping[str, Column]) -> str:
-    """The table of every metric, whose headings have their definitions; a layer's column has that of all layers."""
+    """Returns the table of every metric; headings have definitions, and a layer's column has that of all layers."""
     if not len(summary):
         return ""
 
     def heading(metric: str) -> Markup:
-        known = columns.get(metric) or columns.get(metric.rpartition("/")[0])
-        if known is None or not known.definition:
+        column = columns.get(metric) or columns.get(metric.rpartition("/")[0])
+        if column is None or not column.definition:
             return escape(metric)
         tip = Markup('<span class="term" tabindex="0">{}<span role="tooltip">{}</span></span>')
-        return tip.format(metric, known.definition)
+        return tip.format(metric, column.definition)
 
     shown = summary.merge(summary[[*swept, "arm"]].drop_duplicates().head(SHOWN))
     shown["value"] = [
@@ -314,7 +315,7 @@ def _wide(summary: pd.DataFrame, swept: list[str], columns: Mapping[str, Column]
 
 
 def unique_ids(svg: str, name: str) -> str:
-    """Inline SVGs share the page's name space: their ids and references get a prefix, a hash of a name; XML headers go."""
+    """Returns an SVG whose ids and references begin with a hash of a name: inline SVGs share the page's name space."""
     svg, prefix = svg[svg.index("<svg") :], f"f{hashlib.sha256(name.encode()).hexdigest()[:12]}"
     for mark in ('id="', 'href="#', "url(#"):
         svg = svg.replace(mark, f"{mark}{prefix}-")

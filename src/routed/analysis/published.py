@@ -1,8 +1,9 @@
 """The result pages of docs/: a page for each paper and one for our own questions, made from small committed tables.
 
-`keep` takes from a workdir what is committed (DIR/data/NAME/: claims.json, arms.csv, about.json, figures), `write_pages` makes the
-pages of all that is kept. Why a number differs is written by hand, once, in DIR/data/causes.json: claim id -> sentence; and where a paper
-contradicts itself in DIR/data/contradictions.json: source -> sentences.
+`keep` takes from a workdir what is committed (DIR/data/NAME/: claims.json, arms.csv, about.json, figures),
+`write_pages` makes the pages of all that is kept. Why a number differs is written by hand, once, in
+DIR/data/causes.json: claim id -> sentence; and where a paper contradicts itself in DIR/data/contradictions.json:
+source -> sentences.
 """
 
 from __future__ import annotations
@@ -40,33 +41,25 @@ OTHERS = "routed"
 SETTINGS = {"stand_in": " (other data)", "scaled": " (scaled down)"}
 #: Verdicts that speak against a paper; what a claim has in the place of a paper's value where the question is ours.
 AGAINST, NOT_ASKED = ("opposite", "not reproduced"), "not asked"
-#: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the workdir.
+#: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the
+#: workdir.
 FIRST, ALSO = 2, ("routing",)
 #: Points whose losses stand open on a page; more are folded.
 FEW = 12
-#: What a dark page has in place of ink, paper and the arms that are dark on it.
-DARK = {
-    "#000000": "#e6edf3",
-    "#ffffff": "#0d1117",
-    "#b0b0b0": "#484f58",
-    "#5a2a00": "#c08a5a",
-    "#666666": "#a0a8b0",
-    "#444444": "#b0b8c0",
-}
 
 
 def keep(part: dict[str, Any], joined: list[pathlib.Path], root: pathlib.Path) -> None:
-    """Puts what the pages say of a workdir, or of several that belong together, under root/data, in place of what was kept under its name."""
+    """Writes the committed tables of a workdir, or of joined workdirs, to root/data in place of older tables."""
     folder, described = root / "data" / part["name"], results.stored_config(joined[0])
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for old in (folder / "figures").iterdir():
         old.unlink()
     figures = [figure for i, figure in enumerate(part["figures"]) if i < FIRST or figure["name"] in ALSO]
     for figure in figures:
-        files.write(
-            folder / "figures" / f"{figure['name']}.svg", light := lightened(plots.svg(figure["drawn"], "none"))
-        )
-        files.write(folder / "figures" / f"{figure['name']}-dark.svg", darkened(light))
+        for ending, dark in (("", False), ("-dark", True)):
+            files.write(
+                folder / "figures" / f"{figure['name']}{ending}.svg", lightened(plots.svg(figure["drawn"], dark))
+            )
     about = {
         "question": part["question"], "line": part["line"], "command": part["command"], "seconds": sum(map(_seconds, joined)),
         "machine": described["machine"], "devices": len(described["devices"]), "commit": described["commit"],
@@ -79,48 +72,52 @@ def keep(part: dict[str, Any], joined: list[pathlib.Path], root: pathlib.Path) -
 
 
 def experts_of(summary: pd.DataFrame) -> dict[str, list[float]]:
-    """arm -> fewest and most experts that it computes for a training token, over the points; empty where that tells no arms apart."""
+    """Returns the fewest and most experts of each arm for a training token; empty where all arms are alike."""
     counts = summary[summary.metric == "train/experts"].groupby("arm", sort=False)["mean"].agg(["min", "max"]).round(3)
     return {} if len(counts.drop_duplicates()) < 2 else {arm: [*ends] for arm, *ends in counts.itertuples()}
 
 
 def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
-    """The page of every source that a kept claim has; results without a claim are on the page of their experiment's others, or among our own.
+    """Writes the page of every source with a kept claim.
+
+    Results without a claim go to the page of their experiment.
 
     Raises:
-      UserError: nothing is kept; a cause is of a claim that nothing kept makes.
+      UserError: nothing is kept; a cause is of a claim that no kept result makes.
     """
-    kept = []
+    records = []
     for folder in sorted((root / "data").glob("*/")):
         if (folder / "arms.csv").exists():  # the last file
-            kept.append(_read(folder))
+            records.append(_read(folder))
         else:
             log.warning(
                 "%s is not whole, as a command that was killed leaves it: left out; keep its workdir again", folder
             )
-    if not kept:
+    if not records:
         raise UserError(f"{root / 'data'} holds no results: name workdirs to take them from")
     causes = json.loads(path.read_text()) if (path := root / "data" / "causes.json").exists() else {}
-    if unknown := sorted(set(causes) - {claim["id"] for one in kept for claim in one["claims"]}):
+    if unknown := sorted(set(causes) - {claim["id"] for result in records for claim in result["claims"]}):
         raise UserError(f"{path}: no claim of the kept results has the id {unknown[0]!r}")
-    slips = json.loads(path.read_text()) if (path := root / "data" / "contradictions.json").exists() else {}
+    contradictions = json.loads(path.read_text()) if (path := root / "data" / "contradictions.json").exists() else {}
     written: list[pathlib.Path] = []
-    told: dict[str, str] = {}
+    first_pages: dict[str, str] = {}
     for prefix, (name, heading) in SOURCES.items():
-        mine = [one | {"claims": [claim for claim in one["claims"] if _source(claim) == prefix]} for one in kept]
-        mine = [
-            part
-            for one, part in zip(kept, mine, strict=True)
-            if part["claims"] or (not one["claims"] and _home(one, kept) == prefix)
+        sections = [
+            result | {"claims": [claim for claim in result["claims"] if _source(claim) == prefix]} for result in records
         ]
-        if mine:
+        sections = [
+            part
+            for result, part in zip(records, sections, strict=True)
+            if part["claims"] or (not result["claims"] and _home(result, records) == prefix)
+        ]
+        if sections:
             lines = [f"# {heading}", "", "Made by `routed report --docs=DIR` from `data/`; not edited by hand.", ""]
             lines += ["| results | question | claims |", "|---|---|---|"]
-            lines += [*(_contents(part, causes) for part in mine), "", *_elsewhere(mine, kept, prefix)]
-            lines += _against(mine, causes) if prefix != OTHERS else []
-            lines += _inside(slips.get(prefix, []))
-            for part in mine:
-                lines += _section(part, causes, told.setdefault(part["name"], name), name)
+            lines += [*(_contents(part, causes) for part in sections), "", *_elsewhere(sections, records, prefix)]
+            lines += _against(sections, causes) if prefix != OTHERS else []
+            lines += _inside(contradictions.get(prefix, []))
+            for part in sections:
+                lines += _section(part, causes, first_pages.setdefault(part["name"], name), name)
             files.write(root / f"{name}.md", "\n".join(lines))
             written.append(root / f"{name}.md")
     return written
@@ -131,82 +128,82 @@ def _source(claim: dict[str, Any]) -> str:
     return prefix if prefix in SOURCES else OTHERS
 
 
-def _home(one: dict[str, Any], kept: list[dict[str, Any]]) -> str:
-    """The source of the first claim that another result of the same experiment has."""
-    claims = (claim for other in kept if _experiment(other) == _experiment(one) for claim in other["claims"])
+def _home(section: dict[str, Any], records: list[dict[str, Any]]) -> str:
+    """Returns the source of the first claim that another result of the same experiment has."""
+    claims = (claim for result in records if _experiment(result) == _experiment(section) for claim in result["claims"])
     return next((_source(claim) for claim in claims if _source(claim) != OTHERS), OTHERS)
 
 
-def _experiment(one: dict[str, Any]) -> list[str]:
-    return re.findall(r"--config=([^\s:]+)", one["about"]["command"])[:1]
+def _experiment(result: dict[str, Any]) -> list[str]:
+    return re.findall(r"--config=([^\s:]+)", result["about"]["command"])[:1]
 
 
-def _elsewhere(mine: list[dict[str, Any]], kept: list[dict[str, Any]], prefix: str) -> list[str]:
-    """Where the claims stand that the same experiments make beyond the paper's."""
-    asked = [_experiment(part) for part in mine]
-    ours = [
-        one["name"] for one in kept if _experiment(one) in asked and any(_source(c) == OTHERS for c in one["claims"])
+def _elsewhere(sections: list[dict[str, Any]], records: list[dict[str, Any]], prefix: str) -> list[str]:
+    """Returns links to our own questions about the experiments of a paper."""
+    experiments = [_experiment(part) for part in sections]
+    names = [
+        result["name"]
+        for result in records
+        if _experiment(result) in experiments and any(_source(c) == OTHERS for c in result["claims"])
     ]
-    if prefix == OTHERS or not ours:
+    if prefix == OTHERS or not names:
         return []
     page = SOURCES[OTHERS][0]
     return [
         "What the same experiments ask beyond the paper: "
-        + ", ".join(f"[{one}]({page}.md#{one})" for one in ours)
+        + ", ".join(f"[{result}]({page}.md#{result})" for result in names)
         + ".",
         "",
     ]
 
 
 def lightened(svg: str) -> str:
-    """A figure as small as a repository likes: coordinates to a tenth of a point, without comments and metadata."""
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    return re.sub(r"(\d\.\d)\d{4,}", r"\1", svg)  # not the .05 of an axis
-
-
-def darkened(svg: str) -> str:
-    """A figure for a dark page: ink and paper change places, colours of arms stay."""
-    svg = re.sub("|".join(DARK), lambda found: DARK[found.group()], svg)
-    return svg.replace("<svg ", f'<svg fill="{DARK["#000000"]}" ', 1)  # letters have the fill of the whole
+    """Returns a figure as small as a repository likes: coordinates to a tenth of a pixel."""
+    return re.sub(r"(\d\.\d)\d+(?=[,)LMAVHZ ])", r"\1", svg)
 
 
 def _contents(one: dict[str, Any], causes: dict[str, str]) -> str:
-    """A line for a section: where it is, what it asks, and how many claims of it have which verdict, and of these which are open."""
+    """Returns the line of a section in the table of contents: link, question, and claims by verdict."""
     counts = Counter(claim["verdict"] for claim in one["claims"])
     doubted = Counter(c["verdict"] for c in one["claims"] if c["verdict"] not in AGAINST and c["id"] in causes)
     words = {verdict: f" ({count} of them still open, see there)" for verdict, count in doubted.items()}
-    told = ", ".join(f"{counts[verdict]} {verdict}{words.get(verdict, '')}" for verdict in in_order(counts))
-    told = told or "figures and tables"
-    return _row((f"[{one['name']}](#{one['name']})", _asked(one["about"]), told))
+    summary = ", ".join(f"{counts[verdict]} {verdict}{words.get(verdict, '')}" for verdict in in_order(counts))
+    summary = summary or "figures and tables"
+    return _row((f"[{one['name']}](#{one['name']})", _asked(one["about"]), summary))
 
 
 def _asked(about: dict[str, Any]) -> str:
-    """What a result is of: its figure's line, or of an experiment's first figure the question."""
+    """Returns the line of a result's figure, or the question of an experiment's first figure."""
     return about.get("line") or about["question"]
 
 
-def _inside(slips: list[str]) -> list[str]:
-    """What a paper says twice and not alike."""
+def _inside(contradictions: list[str]) -> list[str]:
+    """Returns the places where a paper contradicts itself."""
     return (
-        ["**Where the paper contradicts itself**, by its own numbers:", "", *(f"- {one}" for one in slips), ""]
-        if slips
+        [
+            "**Where the paper contradicts itself**, by its own numbers:",
+            "",
+            *(f"- {sentence}" for sentence in contradictions),
+            "",
+        ]
+        if contradictions
         else []
     )
 
 
 def _against(parts: list[dict[str, Any]], causes: dict[str, str]) -> list[str]:
-    """What of a paper does not hold here, in one table, with the cause of each; what two results say alike stands once."""
-    found: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
+    """Returns the table of failed claims with their causes, without duplicates."""
+    rows: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
     for part in parts:
         for claim in part["claims"]:
             if claim["verdict"] in AGAINST and claim["paper"] != NOT_ASKED:
-                found.setdefault((claim["id"], claim["text"]), (part["name"], claim))
-    if not found:
+                rows.setdefault((claim["id"], claim["text"]), (part["name"], claim))
+    if not rows:
         return []
     head = "**What does not hold here**, the opposite of an order or a number that is not reproduced:"
     lines = [
         _row((f"[{name}](#{name})", claim["statement"], _paper(claim), claim["text"], causes.get(claim["id"], "")))
-        for name, claim in found.values()
+        for name, claim in rows.values()
     ]
     return [head, "", "| results | claim | paper | ours | why |", "|---|---|---|---|---|", *lines, ""]
 
@@ -215,26 +212,29 @@ def _paper(claim: dict[str, Any]) -> str:
     return f"{claim['paper']:.4g}" if isinstance(claim["paper"], float) else claim["paper"]
 
 
-def _section(one: dict[str, Any], causes: dict[str, str], told: str, page: str) -> list[str]:
-    """An experiment on a page: its claims of that source; on the first of its pages, `told`, also its gap, arms and figures."""
-    about = one["about"]
-    lines = [f"## {one['name']}", "", about["question"], ""]
+def _section(result: dict[str, Any], causes: dict[str, str], first_page: str, page: str) -> list[str]:
+    """Returns an experiment on a page: its claims of that source, and on its first page also its gap, arms and
+    figures.
+    """
+    about = result["about"]
+    lines = [f"## {result['name']}", "", about["question"], ""]
     lines += [about["line"], ""] if about.get("line") else []
-    if told == page:
+    if first_page == page:
         lines += [
             f"    {about['command']}",
             "",
-            f"{_minutes(about['seconds'])} on {about['machine']}, {about['devices']} devices; commit {about['commit']}.",
+            f"{_minutes(about['seconds'])} on {about['machine']}, {about['devices']} devices; commit"
+            f" {about['commit']}.",
             "",
         ]
     else:
-        lines += [f"Arms, figures and the command: [{told}]({told}.md#{one['name']}).", ""]
-    lines += ["| claim | paper | ours | verdict |", "|---|---|---|---|"] if one["claims"] else []
-    for claim in one["claims"]:
+        lines += [f"Arms, figures and the command: [{first_page}]({first_page}.md#{result['name']}).", ""]
+    lines += ["| claim | paper | ours | verdict |", "|---|---|---|---|"] if result["claims"] else []
+    for claim in result["claims"]:
         ours = f"{claim['text'] or 'no rows'} (n = {claim['n']})"
         why = "; ".join(filter(None, (claim["reason"], causes.get(claim["id"]))))
-        told = claim["paper"] == NOT_ASKED or claim["verdict"] == "not comparable"  # which says why
-        setting = "" if told else SETTINGS.get(claim["comparability"], "")
+        plain = claim["paper"] == NOT_ASKED or claim["verdict"] == "not comparable"  # which says why
+        setting = "" if plain else SETTINGS.get(claim["comparability"], "")
         cells = (
             f"`{claim['id']}` {claim['statement']}",
             _paper(claim),
@@ -242,10 +242,10 @@ def _section(one: dict[str, Any], causes: dict[str, str], told: str, page: str) 
             f"**{claim['verdict']}**{setting}" + (f": {why}" if why else ""),
         )
         lines.append(_row(cells))
-    if told == page:
-        lines += ["", *_gap(about), *_arms(one["arms"]), "", *_experts(about)]
+    if first_page == page:
+        lines += ["", *_gap(about), *_arms(result["arms"]), "", *_experts(about)]
         for figure in about["figures"]:
-            path = f"data/{one['name']}/figures/{figure['name']}"
+            path = f"data/{result['name']}/figures/{figure['name']}"
             dark = f'<source media="(prefers-color-scheme: dark)" srcset="{path}-dark.svg">'
             lines += [
                 f'<picture>{dark}<img src="{path}.svg" alt="{figure["name"]}"></picture>',
@@ -261,15 +261,15 @@ def _row(cells: Iterable[Any]) -> str:
 
 
 def _experts(about: dict[str, Any]) -> list[str]:
-    """What arms compute for a training token, where they differ; none of what was kept before it was counted."""
-    if not (found := about.get("experts")):
+    """Returns the experts of each arm for a training token, where arms differ."""
+    if not (counts := about.get("experts")):
         return []
-    told = (f"{arm} {least:g}" + (f" to {most:g}" if most > least else "") for arm, (least, most) in found.items())
-    return [f"Experts computed per training token: {', '.join(told)}.", ""]
+    parts = (f"{arm} {least:g}" + (f" to {most:g}" if most > least else "") for arm, (least, most) in counts.items())
+    return [f"Experts computed per training token: {', '.join(parts)}.", ""]
 
 
 def _gap(about: dict[str, Any]) -> list[str]:
-    """The parts of the gap as a table, where there are any."""
+    """Returns the parts of the gap as a table."""
     if not about["gap"]:
         return []
     lines = [
@@ -284,11 +284,12 @@ def _gap(about: dict[str, Any]) -> list[str]:
 
 
 def _shares(about: dict[str, Any]) -> list[str]:
-    """The parts of the gap over every order in which they can go, of both evaluations, where there are several; none of what was kept before they were."""
+    """Returns the parts of the gap as means over every order in which they can be removed, for both evaluations."""
     if not about.get("shares") or about["shares"][0]["orders"] < 2:  # one order is the table above
         return []
     lines = [
-        f"Its parts as means over the {about['shares'][0]['orders']} orders in which they can go (learning comes last in each):",
+        f"Its parts as means over the {about['shares'][0]['orders']} orders in which they can go (learning comes"
+        " last in each):",
         "",
         "| evaluation | part | log ratio | share |",
         "|---|---|---|---|",
@@ -311,7 +312,7 @@ def _share(part: dict[str, Any]) -> str:
 
 
 def _arms(rows: list[list[str]]) -> list[str]:
-    """Loss by arm: a line for each point; of the only point, for each arm."""
+    """Returns the loss by arm: a line for each point, or for each arm of the only point."""
     head, *lines = rows
     table = [("arm", "loss"), *zip(head, lines[0], strict=True)] if len(lines) == 1 else rows
     shown = [_row(table[0]), "|---" * len(table[0]) + "|", *map(_row, table[1:])]

@@ -16,18 +16,15 @@
   };
   const toned = (value) => {
     if (Array.isArray(value)) return value.map(toned);
-    if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, k === "datasets" ? v : toned(v)]));
+    if (value && typeof value === "object") {
+      const fixed = (key) => key === "datasets" || (key === "scale" && value.type === "quantitative"); // colours of values
+      return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, fixed(key) ? part : toned(part)]));
+    }
     return typeof value === "string" ? tone(value) : value;
   };
-  const config = () => {
-    const ink = dark.matches ? "#c9ccd1" : "#333333", line = dark.matches ? "#3a3e44" : "#dddddd";
-    return {
-      background: "transparent", font: "system-ui, sans-serif", view: { stroke: null }, mark: { tooltip: true },
-      axis: { labelColor: ink, titleColor: ink, gridColor: line, domainColor: ink, tickColor: ink, labelFontSize: 11, titleFontSize: 12, titleFontWeight: "normal" },
-      legend: { labelColor: ink, titleColor: ink }, rule: { color: ink }, line: { color: ink }, text: { color: ink },
-    };
-  };
-  const show = (node, spec, renderer = "svg") => window.vegaEmbed(node, { config: config(), ...toned(spec) }, { actions: false, renderer, tooltip: { theme: dark.matches ? "dark" : "light" } });
+  const themes = read(document.getElementById("themes"));
+  const config = () => ({ ...themes[+dark.matches], font: "system-ui, sans-serif", mark: { tooltip: true } });
+  const show = (node, spec, renderer = "svg") => window.vegaEmbed(node, { ...toned(spec), config: { ...spec.config, ...config() } }, { actions: false, renderer, tooltip: { theme: dark.matches ? "dark" : "light" } });
 
   // A figure: panels, each a spec; a legend of checkboxes; single seeds.
   const figure = async (node) => {
@@ -140,9 +137,11 @@
       if (place.firstChild) return;
       const table = document.createElement("table"), row = (cells, tag) => { const line = table.insertRow(); for (const text of cells) { const cell = document.createElement(tag); cell.textContent = text; line.append(cell); } };
       row(["panel", "shows", "at", "mean [95 %]", "n"], "th");
+      const told = ["means", "bars", "outlines", "cells"];
       for (const panel of panels) {
-        const heading = panel.querySelector("h4").firstElementChild?.firstChild || panel.querySelector("h4").firstChild;
-        for (const some of Object.entries(read(panel.querySelector("script")).datasets)) if (some[0] !== "seeds") for (const one of some[1]) row([heading.textContent.trim(), one.g, one.at || one.w, one.t, one.n], "td");
+        const title = panel.querySelector("h4"), heading = title.firstElementChild?.firstChild || title.firstChild;
+        const data = read(panel.querySelector("script")).datasets || {};
+        for (const name of told) for (const point of data[`${name}0`] || []) row([heading?.textContent.trim(), point.series, point.at, point.text, point.n], "td");
       }
       place.append(table);
     };

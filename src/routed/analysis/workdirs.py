@@ -28,17 +28,17 @@ MACHINE = ("mesh.", "checkpoint.", "trace.", *ELSEWHERE)
 
 
 def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
-    """Folders that belong together: parts of one sweep, or runs of one config and commit.
+    """Returns folders by groups that belong together: parts of one sweep, or runs of one config and commit.
 
     Raises:
       UserError: no workdir, or a part whose config or commit is not that of the other parts.
     """
     groups: dict[str, list[pathlib.Path]] = {}
-    told: dict[pathlib.Path, dict[str, Any]] = {}
+    stored_of: dict[pathlib.Path, dict[str, Any]] = {}
     for folder in folders:
         if not (folder / "config.json").exists():
             raise UserError(f"{folder} is no workdir of routed: it has no config.json")
-        told[folder] = stored = results.stored_config(folder)
+        stored_of[folder] = stored = results.stored_config(folder)
         shared = {k: v for k, v in stored["config"].items() if k not in APART and not k.startswith(MACHINE)}
         alike = {
             "commit": stored.get("commit"),
@@ -46,37 +46,38 @@ def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
             "swept keys": stored["swept"],
             "data": stored.get("data"),
         }
-        told[folder]["same"] = shared | alike
-        place: Any = told[folder]["same"]
+        stored_of[folder]["same"] = shared | alike
+        place: Any = stored_of[folder]["same"]
         if "shard" in stored:  # with whatever claims to be of the same sweep, so that a stranger is seen
             place = [stored["config"][key] for key in ("name", "figure", "scale")] + [stored["shard"].partition("/")[2]]
         groups.setdefault(json.dumps(place, sort_keys=True), []).append(folder)
     for group in groups.values():
-        first, *others = (told[folder] for folder in group)
+        first, *others = (stored_of[folder] for folder in group)
         for folder, other in zip(group[1:], others, strict=True):
             for key, value in first["same"].items():
                 if other["same"].get(key) != value:
                     raise UserError(
-                        f"{folder} is no part of the sweep of {group[0]}: its {key} is {other['same'].get(key)}, there it is"
+                        f"{folder} is no part of the sweep of {group[0]}: its {key} is {other['same'].get(key)},"
+                        " there it is"
                         f" {value}; report them apart, or run the part again"
                     )
-            theirs = other.get("further_data", {})
+            digests = other.get("further_data", {})
             for where, digest in first.get("further_data", {}).items():
-                if theirs.get(where, digest) != digest:
+                if digests.get(where, digest) != digest:
                     raise UserError(
                         f"{folder} is of other data than {group[0]} at {where}: report them apart, or run it again"
                     )
         if "shard" in first:
-            there = {one["shard"] for one in (first, *others)}
+            present = {one["shard"] for one in (first, *others)}
             _, parts = shards.parse(first["shard"])
             wanted = [f"{i + 1}/{parts}" for i in range(parts)]
-            if missing := [part for part in wanted if part not in there]:
+            if missing := [part for part in wanted if part not in present]:
                 log.warning("%s: of the sweep's parts %s is missing", group[0], ", ".join(missing))
     return list(groups.values())
 
 
 def joined_table(group: list[pathlib.Path]) -> pd.DataFrame:
-    """The rows of folders that belong together.
+    """Returns the rows of folders that belong together.
 
     Raises:
       UserError: two of them hold the same run.
@@ -92,7 +93,7 @@ def joined_table(group: list[pathlib.Path]) -> pd.DataFrame:
 
 
 def _experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:
-    """The experiment file that a workdir was run from, and the config it was run with."""
+    """Returns the experiment file that a workdir was run from, and the config of the run."""
     described = results.stored_config(folder)
     if not isinstance(described.get("experiment"), str):
         raise UserError(f"{folder} does not say which experiment it is of (an older version wrote it): run it again")
@@ -108,25 +109,25 @@ def _experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:
 
 
 def command_of(spec: str, config: ConfigDict, table: pd.DataFrame) -> str:
-    """The command that makes these rows: the experiment, and each setting that has not the values that its file gives it."""
+    """Returns the command that makes these rows: the experiment, and each setting that differs from its file."""
     try:
-        module, own = experiment.configure(spec, [])
+        module, defaults = experiment.configure(spec, [])
     except UserError:  # the file has gone, or changed
         return shlex.join(["routed", "run", f"--config={spec}"])
     figure = experiment.figure_of(module, config)
     points = figure.sweep(config)  # of which some are computed from what a command gave
-    keys = dict.fromkeys([*(key for point in points for key in point), *flatten(own)])
+    keys = dict.fromkeys([*(key for point in points for key in point), *flatten(defaults)])
     flags = []
     for key in keys:
         if key in ("name", "figure", "scale", "data.cache") or key not in flatten(config):
             continue
-        asked = {plain(point.get(key, value_of(own, key))) for point in points}
+        file_values = {plain(point.get(key, value_of(defaults, key))) for point in points}
         swept = key in table and key not in ("arm", "seed", *figure.computed)
-        there = {*table[key].unique()} if swept else {plain(value_of(config, key))}
-        given = value_of(config, key) != value_of(own, key)
-        if given or (there != asked and key not in ("arms", "seeds", *figure.computed)):
-            values = PLACES.get(key) or ",".join(str(plain(value)) for value in sorted(there, key=str))
-            flags.append(f"--config.{key}={values}" if len(there) == 1 else f"--sweep={key}={values}")
+        values = {*table[key].unique()} if swept else {plain(value_of(config, key))}
+        given = value_of(config, key) != value_of(defaults, key)
+        if given or (values != file_values and key not in ("arms", "seeds", *figure.computed)):
+            text = PLACES.get(key) or ",".join(str(plain(value)) for value in sorted(values, key=str))
+            flags.append(f"--config.{key}={text}" if len(values) == 1 else f"--sweep={key}={text}")
     path, arg = experiment.split(spec)
     name = pathlib.Path(path).name.removesuffix(".py")
     return shlex.join(["routed", "run", f"--config={name}" + (f":{arg}" if arg else ""), *flags])

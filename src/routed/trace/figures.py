@@ -1,4 +1,6 @@
-"""Figures of a trace: every number over layers beside chance and a hash, experts by label, pairs of experts and of layers, churn."""
+"""Figures of a trace: numbers over layers beside chance and a hash, experts by label, pairs of experts and of layers,
+churn.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,15 @@ import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from scipy.cluster import hierarchy
 
-from routed.analysis.plots import STYLE
-from routed.analysis.plots.frame import SHADES, legend
+from routed.analysis.plots import Axis, Chart, Panel, Point, Series
+from routed.analysis.plots.frame import COLOURS
+from routed.analysis.plots.pictures import Scheme
+from routed.analysis.plots.scales import padded
+from routed.analysis.statistics import Estimate
 from routed.metrics import information
 from routed.trace.analysis import Analysis
 from routed.trace.numbers import COLUMNS
@@ -22,7 +25,9 @@ from routed.trace.numbers import COLUMNS
 LABELS, MAPS, EXPERTS = 24, 3, 128
 #: Maps of ratios end here, in octaves.
 OCTAVES = 3.0
-#: Numbers over layers, in this order; those with a dot once for each code.
+#: Ticks of maps of ratios: log2 -> ratio.
+RATIOS = {-3.0: "1/8", -2.0: "1/4", -1.0: "1/2", 0.0: "1", 1.0: "2", 2.0: "4", 3.0: "8"}
+#: Numbers over layers, in this order; numbers with a dot once for each code.
 DRAWN = (
     "load_max",
     "dead",
@@ -36,212 +41,233 @@ DRAWN = (
     "next",
     "alike",
 )
+#: Looks of the lines of a number.
+MODEL = Series("this model")
+CHANCE = Series("chance", "#777777", "cross", dashed=True)
+HASH = Series("hash of the token id", "#E69F00", "square", dashed=True)
 
 
 class Drawn(NamedTuple):
     """A figure with its name and caption."""
 
     name: str
-    figure: Figure
+    figure: Chart
     caption: str
 
 
-def draw(found: Analysis) -> list[Drawn]:
-    """Every figure that the trace has the numbers for."""
-    with matplotlib.rc_context(STYLE):
-        return [*_layers(found), *_maps(found), *_pairs(found), *_between(found), *_churn(found)]
+def draw(analysis: Analysis) -> list[Drawn]:
+    """Returns every figure that the trace has the numbers for."""
+    parts = (_numbers, _labels, _expert_pairs, _layer_pairs, _churn)
+    return [figure for part in parts for figure in part(analysis)]
 
 
-def _layers(found: Analysis) -> Iterator[Drawn]:
-    names = [name for one in DRAWN for name in found.table.number.unique() if name == one or name.startswith(f"{one}.")]
-    names = [
-        name
-        for name in names
-        if name.partition(".")[0] not in ("table", "mi", "given") or name.split(".", 1)[1] in found.tokens.counts
+def layer_axis(layers: tuple[str, ...], reverse: bool = False, grid: bool = True) -> Axis:
+    """Returns an axis of layers with at most eight ticks: short names, or numbers."""
+    step = -(-len(layers) // 8)
+    labels = {float(i): name if len(name) < 9 else str(i) for i, name in enumerate(layers)}
+    ticks = {index: label for index, label in labels.items() if not index % step}
+    return Axis("layer", (-0.5, len(layers) - 0.5), ticks=ticks, reverse=reverse, grid=grid)
+
+
+def value_points(rows: pd.DataFrame, layers: tuple[str, ...]) -> list[Point]:
+    """Returns the values of a table at their layers, with intervals."""
+    return [
+        Point(float(layers.index(layer)), Estimate(value, low, high, 0), layer)
+        for layer, value, low, high in zip(rows.layer, rows.value, rows.low, rows.high, strict=True)
     ]
-    columns = min(3, len(names))
-    lines = -(-len(names) // columns)
-    figure = Figure(figsize=(3.1 * columns, 2.3 * lines + 0.5))
-    panels = figure.subplots(lines, columns, squeeze=False).flat
-    for panel, name in zip(panels, names, strict=False):
-        _line(panel, found, name)
-    for panel in list(figure.axes)[len(names) :]:
-        panel.set_visible(False)
-    legend(figure, *figure.axes[: len(names)])
-    yield Drawn(
-        "layers", figure,
-        "Numbers by layer with 95 % intervals over sequences (black), by chance (grey; what chance is stands in the table), and of a"
-        " balanced hash of the token id that nobody trained (orange, where it has the number).",
-    )  # fmt: skip
 
 
-def _line(panel, found: Analysis, name: str) -> None:
-    rows = found.table[found.table.number == name]
-    places = [found.trace.layers.index(layer) for layer in rows.layer]
-    bars = np.nan_to_num(np.maximum([rows.value - rows.low, rows.high - rows.value], 0))
-    panel.errorbar(places, rows.value, bars, color="black", marker="o", ms=3, lw=1.2, capsize=2, label="this model")
-    panel.plot(places, rows.chance, color="#777777", marker="x", ms=3.5, lw=1, ls=":", label="chance")
-    if rows.hash.notna().any():
-        panel.plot(places, rows.hash, color=SHADES[1], marker="s", ms=3, lw=1, ls="--", label="hash of the token id")
+def plain_points(values: pd.Series, layers: list[str], known: tuple[str, ...]) -> list[Point]:
+    """Returns values without intervals at their layers."""
+    nan = float("nan")
+    return [
+        Point(float(known.index(layer)), Estimate(value, nan, nan, 0), layer)
+        for layer, value in zip(layers, values, strict=True)
+    ]
+
+
+def value_ends(panels: list[Panel], zero: bool) -> tuple[float, float]:
+    """Returns the ends of a shared axis of values, which begins at 0 where `zero` holds."""
+    ends = [end for panel in panels for estimate in panel.estimates for end in estimate[:3] if np.isfinite(end)]
+    low, high = padded(min(ends, default=0), max(ends, default=1))
+    return (0.0, high) if zero else (low, high)
+
+
+def _numbers(analysis: Analysis) -> Iterator[Drawn]:
+    """Yields every number over layers."""
+    every = analysis.table.number.unique()
+    names = [name for base in DRAWN for name in every if name == base or name.startswith(f"{base}.")]
+    coded = ("table", "mi", "given")
+    names = [
+        name for name in names if name.partition(".")[0] not in coded or name.split(".", 1)[1] in analysis.tokens.counts
+    ]
+    if names:
+        caption = (
+            "Numbers by layer with 95 % intervals over sequences (black), by chance (grey; the table says what"
+            " chance is), and of a"
+            " balanced hash of the token id that nobody trained (orange, where it has the number)."
+        )
+        yield Drawn("layers", Chart([_number(analysis, name) for name in names], columns=min(3, len(names))), caption)
+
+
+def _number(analysis: Analysis, name: str) -> Panel:
+    """Returns the panel of one number over layers."""
+    rows, layers = analysis.table[analysis.table.number == name], analysis.trace.layers
     base, _, code = name.partition(".")
     column = COLUMNS.get(base) or COLUMNS[name.partition("_")[0]]
-    words = {
+    labels = {
         "table": f"choices that a table by {code} names (share)",
         "mi": f"I(expert; {code}) (nats)",
         "given": f"I(expert; {code} | token id) (nats)",
     }
-    told = words.get(base, column.label.replace("\n", " ") + (" at capacity 1.25" if name == "dropped_1.25" else ""))
-    panel.set_ylabel("\n".join(textwrap.wrap(told, 24)), fontsize=8)
-    if (rows.value >= 0).all() and name not in ("load_max",):
-        panel.set_ylim(bottom=0)
-    name_layers(panel, found.trace.layers)
+    capacity = " at capacity 1.25" if name == "dropped_1.25" else ""
+    label = labels.get(base, column.label.replace("\n", " ") + capacity)
+    panel = Panel(layer_axis(layers), Axis("\n".join(textwrap.wrap(label, 26))), width=210, height=150)
+    panel.means(CHANCE, plain_points(rows.chance, list(rows.layer), layers), joined=True)
+    if rows.hash.notna().any():
+        panel.means(HASH, plain_points(rows.hash, list(rows.layer), layers), joined=True)
+    panel.means(MODEL, value_points(rows, layers), joined=True)
+    panel.y.domain = value_ends([panel], zero=bool((rows.value >= 0).all()) and name != "load_max")
+    return panel
 
 
-def name_layers(panel, layers: tuple[str, ...], axis: str = "x") -> None:
-    """Ticks of an axis of layers: short names, or numbers, at most eight."""
-    step = -(-len(layers) // 8)
-    places, shown = (
-        range(0, len(layers), step),
-        [name if len(name) < 9 else str(i) for i, name in enumerate(layers)][::step],
-    )
-    (panel.set_xticks if axis == "x" else panel.set_yticks)(places, shown)
-    (panel.set_xlabel if axis == "x" else panel.set_ylabel)("layer")
-    if axis == "x":
-        panel.set_xlim(-0.5, len(layers) - 0.5)
-
-
-def _ratio(panel, values: np.ndarray):
-    """A map of log2 ratios, blue above 1; what lies beyond its ends has their colour."""
+def _ratios(panel: Panel, values: np.ndarray, title: str) -> None:
+    """Adds a map of ratios on a scale of log2, blue above 1; values beyond the ends of the scale have the colours of
+    its ends.
+    """
     with np.errstate(divide="ignore"):
         logs = np.clip(np.log2(values), -OCTAVES, OCTAVES)
-    panel.grid(visible=False)
-    return panel.imshow(logs, cmap="RdBu", vmin=-OCTAVES, vmax=OCTAVES, aspect="auto", interpolation="nearest")
+    panel.image(logs, Scheme("redblue", (-OCTAVES, OCTAVES), title, ticks=RATIOS))
 
 
-def _maps(found: Analysis) -> Iterator[Drawn]:
-    for label, maps in found.maps.items():
-        if len(found.tokens.names[label]) < 2:
+def _labels(analysis: Analysis) -> Iterator[Drawn]:
+    """Yields a map of experts by label for each kind of label."""
+    for label, maps in analysis.maps.items():
+        names = analysis.tokens.names[label]
+        if len(names) < 2:
             continue
-        told = found.table[found.table.number == f"mi.{label}"].value.to_numpy()
-        layers = sorted({0, int(told.argmax()), len(told) - 1})[:MAPS]
-        shown = np.argsort(-maps[0].sum(1), kind="stable")[:LABELS]
-        figure = Figure(figsize=(9.3, len(layers) * (0.2 * len(shown) + 0.75) + 0.2))
-        panels = figure.subplots(len(layers), 1, squeeze=False)[:, 0]
-        for panel, layer in zip(panels, layers, strict=True):
+        nats = analysis.table[analysis.table.number == f"mi.{label}"].value.to_numpy()
+        layers = sorted({0, int(nats.argmax()), len(nats) - 1})[:MAPS]
+        frequent = np.argsort(-maps[0].sum(1), kind="stable")[:LABELS]
+        panels = []
+        for layer in layers:
             counts = maps[layer].astype(float)
             load = counts.sum(0) / counts.sum()
             share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-            ratio = np.where(load > 0, share / np.maximum(load, 1e-12), 1.0)[shown]
+            ratio = np.where(load > 0, share / np.maximum(load, 1e-12), 1.0)[frequent]
             order = np.lexsort((-ratio.max(0), ratio.argmax(0)))
-            image = _ratio(panel, ratio[:, order])
-            panel.set_yticks(range(len(shown)), [_cut(found.tokens.names[label][i]) for i in shown], fontsize=7)
-            panel.set_title(
-                f"layer {found.trace.layers[layer]}: I(expert; {label}) = {told[layer]:.2g} nats", fontsize=9
+            ticks = {float(i): _cut(names[index]) for i, index in enumerate(frequent)}
+            y = Axis("", (-0.5, len(frequent) - 0.5), ticks=ticks, reverse=True, grid=False, all_labels=True)
+            x = Axis(
+                "experts, in the order of the label that uses them most",
+                (-0.5, counts.shape[1] - 0.5),
+                ticks={},
+                grid=False,
             )
-            panel.set_xticks([])
-        panels[-1].set_xlabel("experts, in the order of the label that uses them most")
-        bar = figure.colorbar(image, ax=list(panels), label=f"use by the {label} over use by all", extend="both")
-        bar.set_ticks([-3, -2, -1, 0, 1, 2, 3], labels=["1/8", "1/4", "1/2", "1", "2", "4", "8"])
-        rest = len(found.tokens.names[label]) - len(shown)
+            title = f"layer {analysis.trace.layers[layer]}: I(expert; {label}) = {nats[layer]:.2g} nats"
+            panel = Panel(x, y, title, width=520, height=14 * len(frequent) + 10)
+            _ratios(panel, ratio[:, order], f"use by the {label}\nover use by all")
+            panels.append(panel)
+        rest = len(names) - len(frequent)
         more = f" {rest} less frequent values are not shown." if rest else ""
-        yield Drawn(
-            f"experts by {label}", figure,
-            f"Share of an expert in the choices of each {label}, over its share in all (first layer, last, and the one that tells most)."
-            f" A router that does not follow {label} is white.{more}",
-        )  # fmt: skip
+        caption = (
+            f"Share of an expert in the choices of each {label}, over its share in all (first layer, last layer,"
+            " and the layer that tells"
+            f" most). A router that does not follow {label} is white.{more}"
+        )
+        yield Drawn(f"experts by {label}", Chart(panels, columns=1), caption)
 
 
 def _cut(text: str, most: int = 18) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _pairs(found: Analysis) -> Iterator[Drawn]:
-    rows = found.table[found.table.number == "pairs"]
-    if found.pairs is None or not len(rows) or found.trace.experts < 3:
+def _expert_pairs(analysis: Analysis) -> Iterator[Drawn]:
+    """Yields a map of pairs of experts that serve one token."""
+    rows = analysis.table[analysis.table.number == "pairs"]
+    if analysis.pairs is None or not len(rows) or analysis.trace.experts < 3:
         return
     layer = int((rows.value - rows.chance).to_numpy().argmax())
-    both = (found.pairs[layer] + found.pairs[layer].T).astype(float)
+    both = (analysis.pairs[layer] + analysis.pairs[layer].T).astype(float)
     used = np.flatnonzero(both.sum(0))
     most = used[np.argsort(-both.sum(0)[used], kind="stable")[:EXPERTS]]
     expected = information.independent_pairs(np.maximum(both.sum(0), 1e-9)) * both.sum()
     ratio = (both / np.maximum(expected, 1e-9))[np.ix_(most, most)]
     far = np.clip(-np.log2(np.maximum(ratio, 1e-3)), -OCTAVES, OCTAVES)[np.triu_indices(len(most), 1)]
-    order = (
-        hierarchy.leaves_list(hierarchy.linkage(far - far.min(), "average")) if len(most) > 2 else np.arange(len(most))
-    )
+    tree = hierarchy.linkage(far - far.min(), "average") if len(most) > 2 else None
+    order = np.arange(len(most)) if tree is None else hierarchy.leaves_list(tree)
     ratio = ratio[np.ix_(order, order)]
     np.fill_diagonal(ratio, np.nan)
-    figure = Figure(figsize=(5.2, 4.2))
-    panel = figure.subplots()
-    image = _ratio(panel, ratio)
-    panel.set(xticks=[], yticks=[], xlabel="expert", ylabel="expert")
-    panel.set_title(f"layer {found.trace.layers[layer]}", fontsize=9)
-    bar = figure.colorbar(image, ax=panel, label="pairs over those of independent experts", extend="both")
-    bar.set_ticks([-3, -2, -1, 0, 1, 2, 3], labels=["1/8", "1/4", "1/2", "1", "2", "4", "8"])
-    yield Drawn(
-        "pairs of experts", figure,
-        "How often two experts serve one token, over how often they would by their loads alone, on the layer where that tells most;"
-        " experts that go together stand together.",
-    )  # fmt: skip
-
-
-def _between(found: Analysis) -> Iterator[Drawn]:
-    if found.between is None or len(found.trace.layers) < 3:
-        return
-    seen, maps = found.between, list[tuple[np.ndarray, str]]()
-    maps.append((seen.shares, "information of first experts,\nshare of the smaller entropy"))
-    maps.append(
-        (np.maximum(seen.equal - seen.chance, 0), "equal first choices under the best\npermutation, less chance")
-    )
+    ends = (-0.5, len(most) - 0.5)
+    x, y = Axis("expert", ends, ticks={}, grid=False), Axis("expert", ends, ticks={}, grid=False, reverse=True)
+    panel = Panel(x, y, f"layer {analysis.trace.layers[layer]}", width=300, height=300)
+    _ratios(panel, ratio, "pairs over those of\nindependent experts")
     caption = (
-        "What a token's first expert in one layer tells of that in another: information, over the smaller of their entropies (1: one decides"
-        " the other); and the share of tokens with the same one, if experts are renumbered for it, less that of independent choices."
+        "How often two experts serve one token, over how often they would by their loads alone, on the layer"
+        " where that tells most;"
+        " experts that go together stand together."
     )
-    if found.routers is not None:
-        shares, chance = found.routers
-        maps.append(
-            (
-                np.maximum(shares - chance[:, None], 0),
-                "equal choices of its router and another\nlayer's, on its features, less chance",
-            )
-        )
-        caption += (
-            " Last: both routers read the features of the layer on the left, on the tokens whose features were kept, less what routers"
-            " drawn anew share."
-        )
-    figure = Figure(figsize=(3.4 * len(maps), 2.9))
-    for panel, (values, label) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps, strict=True):
-        shown = values.copy()
-        np.fill_diagonal(shown, np.nan)  # itself
-        image = panel.imshow(shown, cmap="cividis", vmin=0, interpolation="nearest")
-        panel.grid(visible=False)
-        for axis in ("x", "y"):
-            name_layers(panel, found.trace.layers, axis)
-        figure.colorbar(image, ax=panel, shrink=0.8).set_label(label, fontsize=8)
-    yield Drawn("pairs of layers", figure, caption)
+    yield Drawn("pairs of experts", Chart([panel]), caption)
 
 
-def _churn(found: Analysis) -> Iterator[Drawn]:
-    if not len(found.churn):
+def _layer_pairs(analysis: Analysis) -> Iterator[Drawn]:
+    """Yields maps of pairs of layers."""
+    if analysis.between is None or len(analysis.trace.layers) < 3:
         return
-    figure = Figure(figsize=(5.4, 3.0))
-    panel = figure.subplots()
-    for i, ((before, after), rows) in enumerate(found.churn.groupby(["before", "after"], sort=False)):
-        _churn_line(panel, rows, f"{before} to {after}", SHADES[i % len(SHADES)])
-    panel.set_ylim(bottom=0)
-    panel.set_ylabel(COLUMNS["churn"].label)
-    name_layers(panel, found.trace.layers)
-    legend(figure, panel)
-    yield Drawn(
-        "churn", figure,
-        "Share of a token's experts that changed between checkpoints, with 95 % intervals over sequences; dotted: the share that differs"
-        " between unrelated tokens. Crosses: the share that differs if experts are renumbered for the fewest changes.",
-    )  # fmt: skip
+    between = analysis.between
+    maps: list[tuple[np.ndarray, str]] = [
+        (between.shares, "information of first experts,\nshare of the smaller entropy"),
+        (np.maximum(between.equal - between.chance, 0), "equal first choices under the best\npermutation, less chance"),
+    ]
+    caption = (
+        "Agreement of a token's first experts in two layers: information, over the smaller of their entropies"
+        " (1: one decides the other);"
+        " and the share of tokens with the same expert, if experts are renumbered for it, less that of"
+        " independent choices."
+    )
+    if analysis.routers is not None:
+        shares, chance = analysis.routers
+        label = "equal choices of its router and another\nlayer's, on its features, less chance"
+        maps.append((np.maximum(shares - chance[:, None], 0), label))
+        caption += (
+            " Last: both routers read the features of the layer on the left, on the tokens whose features were"
+            " kept, less the share of"
+            " routers drawn anew."
+        )
+    panels = []
+    for values, label in maps:
+        others = values.copy()
+        np.fill_diagonal(others, np.nan)
+        axes = (
+            layer_axis(analysis.trace.layers, grid=False),
+            layer_axis(analysis.trace.layers, reverse=True, grid=False),
+        )
+        top = float(np.nanmax(others)) or 1.0
+        panel = Panel(*axes, f"{label}\n(0 to {top:.2g})", width=220, height=220)
+        panel.image(others, Scheme("cividis", (0, top)))
+        panels.append(panel)
+    yield Drawn("pairs of layers", Chart(panels, columns=len(panels)), caption)
 
 
-def _churn_line(panel, rows: pd.DataFrame, name: str, colour: str) -> None:
-    places = range(len(rows))
-    bars = np.nan_to_num(np.maximum([rows.value - rows.low, rows.high - rows.value], 0))
-    panel.errorbar(places, rows.value, bars, color=colour, marker="o", ms=3, lw=1.2, capsize=2, label=name)
-    panel.plot(places, rows.chance, color=colour, lw=1, ls=":")
-    panel.plot(places, 1 - rows.alike, color=colour, marker="x", ms=4, lw=0)
+def _churn(analysis: Analysis) -> Iterator[Drawn]:
+    """Yields the churn of choices between checkpoints."""
+    if not len(analysis.churn):
+        return
+    layers = analysis.trace.layers
+    panel = Panel(layer_axis(layers), Axis(COLUMNS["churn"].label), width=360, height=210)
+    for i, ((before, after), rows) in enumerate(analysis.churn.groupby(["before", "after"], sort=False)):
+        series = Series(f"{before} to {after}", COLOURS[i % len(COLOURS)])
+        names = list(rows.layer)
+        panel.means(series, value_points(rows, layers), joined=True)
+        panel.line([float(layers.index(name)) for name in names], list(rows.chance), colour=series.colour, dash=(2, 3))
+        panel.means(
+            Series(f"{series.label}, renumbered", series.colour, "cross"), plain_points(1 - rows.alike, names, layers)
+        )
+    panel.y.domain = value_ends([panel], zero=True)
+    panel.y.domain = (0.0, max(panel.y.domain[1], 1.05 * float(analysis.churn.chance.max())))
+    caption = (
+        "Share of a token's experts that changed between checkpoints, with 95 % intervals over sequences;"
+        " dotted: the share that differs"
+        " between unrelated tokens. Crosses: the share that differs if experts are renumbered for the fewest changes."
+    )
+    yield Drawn("churn", Chart([panel]), caption)

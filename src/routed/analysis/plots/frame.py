@@ -1,4 +1,4 @@
-"""What every figure shares: the rows it draws, the looks of lines, a line with intervals, a legend."""
+"""Rows as charts need them, and the looks of arms: means of runs as points, colours, shapes and lines."""
 
 from __future__ import annotations
 
@@ -8,34 +8,40 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from routed.analysis import statistics
-from routed.analysis.plots.marks import Point, by_seed, intervals, note
+from routed.analysis.plots.chart import Chart
+from routed.analysis.plots.panels import INK, Point, Series
 from routed.contracts import Column
 from routed.engine.rows import at_base, last, plain
 from routed.plan.arms import ARMS, is_control
 
-#: Why no run may have a metric.
+#: Metric -> the reason why no run has it.
 UNDEFINED = {"router/dead": "undefined: fewer than 100 test tokens an expert"}
 
-#: Lines that are no arms.
-SHADES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+#: Colours of series that are no arms: Okabe and Ito's palette without its yellow, then Tol's darker ones.
+COLOURS = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", INK, "#882255", "#117733", "#999999", "#7B3FF2",
+    "#5A2A00",
+)  # fmt: skip
+#: Palette of sides, whose lines are told apart by colour and shape.
+PALETTE = ("#0072B2", "#D55E00", *COLOURS[2:4], "#E69F00", *COLOURS[4:5], *COLOURS[6:])
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
-
-STYLE: Any = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "routed",
-    "text.parse_math": False,  # names are text, also one with two dollars
-    # Laid out for one format, and text is a little wider in another.
-    "figure.constrained_layout.use": True, "figure.constrained_layout.w_pad": 0.08, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.25, "figure.dpi": 110,
-}  # fmt: skip
+#: Vega symbols of series; paths are those that Vega has no name for.
+SHAPES = (
+    "circle", "square", "triangle-up", "diamond", "triangle-down", "cross",
+    "M-.9-.5L-.5-.9L0-.4L.5-.9L.9-.5L.4 0L.9.5L.5.9L0 .4L-.5.9L-.9.5L-.4 0Z",
+    "triangle-left", "triangle-right", "M0-.9L.86-.28L.53.73L-.53.73L-.86-.28Z",
+    "M0-.9L.78-.45L.78.45L0 .9L-.78.45L-.78-.45Z",
+    "M0-1L.25-.3L1-.3L.4.15L.6.9L0 .45L-.6.9L-.4.15L-1-.3L-.25-.3Z",
+)  # fmt: skip
 
 
 class Data:
-    """The rows of a workdir as figures need them; `base` is the flat config that points depart from, `axes` how columns are shown.
+    """The rows of a workdir; `base` is the flat config that points depart from, `axes` maps columns to how they are
+    shown.
 
-    `loss` is the column that arms are compared by; `own` are the keys that the experiment file sweeps, the others are the user's.
+    Arms are compared by the column `loss`. The experiment file sweeps the keys `own`, the user the rest of `swept`.
     """
 
     def __init__(
@@ -49,60 +55,62 @@ class Data:
         own: Iterable[str] | None = None,
     ):
         tuning = table.status == "tuning"
-        self.table = table[~tuning] if tuning.any() else table  # which may be large
+        self.table = table[~tuning] if tuning.any() else table  # no copy of a large table
         self.swept, self.heatmaps, self.last, self.axes, self.loss = swept, heatmaps, last(table), axes, loss
         self.own = set(swept if own is None else own)
         self.base = dict(base)
-        # Points of the file do not name the user's keys, so these need a value that has rows.
+        # Points of the file do not name the user's keys: each needs a base value that has rows.
         for key in set(swept) - self.own if len(self.last) else ():
             self.base[key] = at_base(self.last, [key], base)[key].iloc[0]
 
     @property
     def varying(self) -> list[str]:
-        """The swept keys that have several values."""
+        """Swept keys with several values."""
         return [key for key in self.swept if self.last[key].nunique() > 1]
 
     def values(self, key: str) -> list[Any]:
-        """The values of a swept key, in order."""
+        """Returns the values of a swept key, sorted."""
         return sorted(self.last[key].unique())
 
     def only(self, key: str, value: Any) -> Data:
-        """The rows at one value of a swept key, as if it were not swept."""
-        one = copy.copy(self)
-        one.table, one.last = (rows[rows[key] == value] for rows in (self.table, self.last))
-        one.swept, one.base = [other for other in self.swept if other != key], self.base | {key: value}
-        return one
+        """Returns the data at one value of a swept key, which then counts as not swept."""
+        part = copy.copy(self)
+        part.table, part.last = (rows[rows[key] == value] for rows in (self.table, self.last))
+        part.swept, part.base = [name for name in self.swept if name != key], self.base | {key: value}
+        return part
 
     def goes_with(self, key: str, drawn: Iterable[str]) -> bool:
-        """Does the key have one value wherever the `drawn` ones have theirs? Then what shows these shows it too."""
-        places = [other for other in drawn if other in self.swept]
-        return bool(places) and bool(len(self.last)) and int(self.last.groupby(places)[key].nunique().max()) == 1
+        """True if the values of the `drawn` keys determine that of the key, which is then shown with them."""
+        keys = [name for name in drawn if name in self.swept]
+        return bool(keys) and bool(len(self.last)) and int(self.last.groupby(keys)[key].nunique().max()) == 1
 
     def settled(self, drawn: Iterable[str], at: Mapping[str, Any]) -> dict[str, Any]:
-        """The one value that a figure shows of each swept key that it does not draw: that in `at`, of the base, or the largest.
+        """Returns the value of each swept key that a figure does not draw: that in `at`, of the base, or the largest.
 
-        A key that goes with what is drawn is left alone.
+        A key that the drawn keys determine is left out.
         """
         rows, drawn = self.last, [key for key in drawn if key in self.swept]
         for key, value in at.items():
             rows = rows[rows[key] == plain(value)]
-        others = [key for key in self.swept if key not in (*drawn, *at)]
+        free = [key for key in self.swept if key not in (*drawn, *at)]
         if drawn and len(rows):
-            values = rows.groupby(drawn)[others].nunique()
-            others = [key for key in others if (values[key] > 1).any()]
-        rows = at_base(rows, others, self.base)
+            counts = rows.groupby(drawn)[free].nunique()
+            free = [key for key in free if (counts[key] > 1).any()]
+        rows = at_base(rows, free, self.base)
         return {key: plain(value) for key, value in at.items()} | (
-            {key: rows[key].iloc[0] for key in others} if len(rows) else {}
+            {key: rows[key].iloc[0] for key in free} if len(rows) else {}
         )
 
     def at_point(self, rows: pd.DataFrame, spec: dict[str, Any]) -> pd.DataFrame:
-        """The rows at the one point that a figure shows (`settled`), with all values of the keys that it draws."""
+        """Returns the rows at the point that a figure shows (`settled`), with all values of the keys that it draws."""
         for key, value in self.settled(drawn(spec), spec.get("at", {})).items():
             rows = rows[rows[key] == value]
         return rows
 
     def at(self, point: dict[str, Any], rows: pd.DataFrame | None = None) -> pd.DataFrame:
-        """The last rows (or those of `rows`) at exactly this point: a swept key that it does not name has its base value."""
+        """Returns the last rows (or those of `rows`) at a point; a swept key that the point does not name has its
+        base value.
+        """
         rows = self.last if rows is None else rows
         for key in self.swept:
             rows = rows[rows[key] == plain(point.get(key, self.base[key]))]
@@ -110,12 +118,12 @@ class Data:
 
 
 def drawn(spec: Mapping[str, Any]) -> list[str]:
-    """The swept keys that a figure has an axis, or a line or panel a value, for."""
+    """Returns the settings that a figure draws: those of its axes, lines and panels."""
     return [spec[axis] for axis in ("x", "y", "by", "over") if spec.get(axis)]
 
 
 def mean(values: pd.Series, column: Column) -> statistics.Estimate:
-    """The mean of a column with its 95 % interval within the column's bounds; on log axes the geometric mean."""
+    """Returns the mean of a column with its 95 % interval within its bounds; on log axes the geometric mean."""
     values = values.dropna()
     if not column.log:
         return statistics.estimate(values, bounds=column.bounds)
@@ -125,49 +133,39 @@ def mean(values: pd.Series, column: Column) -> statistics.Estimate:
 
 
 def defined(metrics: Iterable[str], rows: pd.DataFrame) -> list[str]:
-    """Those of the metrics that some of the rows have."""
+    """Returns the metrics that some of the rows have."""
     return [metric for metric in metrics if metric in rows and rows[metric].notna().any()]
 
 
-def name_undefined(figure: Figure, metrics: Iterable[str], rows: pd.DataFrame, data: Data) -> None:
-    """Has a figure say which of the metrics that it was asked for have no panel."""
+def note_undefined(chart: Chart, metrics: Iterable[str], rows: pd.DataFrame, data: Data) -> None:
+    """Notes the metrics of a figure that no run has."""
     for metric in sorted({*metrics} & {*data.axes} - {*defined(metrics, rows)}):
-        words = " ".join(data.axes[metric].label.split())
-        note(figure, f"left out: {words} ({UNDEFINED.get(metric, 'no run has it')})")
+        label = " ".join(data.axes[metric].label.split())
+        chart.note(f"left out: {label} ({UNDEFINED.get(metric, 'no run has it')})")
 
 
-def marker_of(arm: str) -> str:
-    """The marker of an arm in every figure; there are fewer markers than arms."""
-    return MARKERS[list(ARMS).index(arm) % len(MARKERS)]
+def shape_of(arm: str) -> str:
+    """Returns the symbol of an arm in every figure; arms are more than symbols."""
+    return SHAPES[list(ARMS).index(arm) % len(SHAPES)]
 
 
-def line(
-    panel,
-    arm: str,
-    groups: Iterable[tuple[float, pd.DataFrame]],
-    metric: str,
-    column: Column,
-    joined: bool = True,
-    names: Mapping[float, str] = {},
-) -> None:
-    """Means and intervals of an arm's finite runs at places of the x axis, in the arm's colour and marker; dashed if it is a control.
-
-    `names` are those of places that have no tick.
-    """
-    points = [
-        Point(place, mean(rows[metric], column), seeds=by_seed(rows, metric), at=names.get(place, ""))
-        for place, rows in ((place, rows[rows.status == "ok"]) for place, rows in groups)
-    ]
-    style = {"color": ARMS[arm].colour, "marker": marker_of(arm), "ms": 4, "capsize": 2, "lw": 1.2, "elinewidth": 0.8}
-    style["ls"] = "" if not joined else "--" if is_control(arm) else "-"
-    intervals(panel, points, ARMS[arm].label, style)
+def series_of(arm: str) -> Series:
+    """Returns the looks of an arm in every figure; lines of controls are dashed."""
+    return Series(ARMS[arm].label, ARMS[arm].colour, shape_of(arm), is_control(arm))
 
 
-def legend(figure: Figure, *panels) -> None:
-    """One legend below the figure, for all of `panels`, with as many columns as fit."""
-    found = {
-        label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    entry = 0.075 * max(map(len, found), default=0) + 0.6  # inches
-    columns = max(1, min(4 if len(found) == 4 else 3, int(figure.get_figwidth() / entry)))
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, fontsize=8)
+def seeds_of(rows: pd.DataFrame, metric: str) -> dict[int, float]:
+    """Returns the values of a metric by seed, of finished runs."""
+    good = rows[rows.status == "ok"]
+    return dict(zip(good.seed.tolist(), good[metric].tolist(), strict=True))
+
+
+def point_of(position: float, rows: pd.DataFrame, metric: str, column: Column, at: str = "") -> Point:
+    """Returns the mean of a metric over finished runs as a point."""
+    good = rows[rows.status == "ok"]
+    return Point(position, mean(good[metric], column), at, seeds=seeds_of(good, metric))
+
+
+def arms_of(spec: Mapping[str, Any], rows: pd.DataFrame) -> list[str]:
+    """Returns the arms that a figure asks for and that have rows, in the order of the table of arms."""
+    return [arm for arm in ARMS if arm in set(rows.arm) and arm in spec.get("arms", ARMS)]

@@ -1,4 +1,4 @@
-"""How routers routed at every evaluation of the base seed: what a map over training shows, of clusters or of languages and layers."""
+"""Routing at every evaluation of the base seed, by cluster, or by language and layer, for the maps over training."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ STACKS = ("encoder", "decoder")
 
 
 class History(NamedTuple):
-    """One router over training: mean probabilities [evaluations, rows, experts], and shares of the assignments [evaluations, experts].
+    """One router over training: mean probabilities [evaluations, rows, experts], and shares of the assignments
+    [evaluations, experts].
 
-    `rows` names clusters or languages. `load` is that of the mean probabilities where choices were not kept (`exact` is False).
+    `rows` names clusters or languages. `load` is that of the mean probabilities where choices were not kept (`exact`
+    is False).
     """
 
     label: str
@@ -38,71 +40,79 @@ class History(NamedTuple):
 
 
 def histories(data: Data, spec: Mapping[str, Any] = {}) -> Iterator[History]:
-    """The routers of a figure's arms at its point whose maps were kept, layer by layer, without those that diverged at once."""
+    """Yields the routers of a figure's arms that have maps, layer by layer, without runs that diverged at once."""
     rows = data.at_point(data.last, {**spec, "x": None})
     for arm in spec.get("arms", ARMS):
         for run in rows[rows.arm == arm].run:
-            seen = data.table[data.table.run == run].drop_duplicates("step").sort_values("step")
-            for history in _of_run(run, ARMS[arm].label, seen, data):
+            metrics = data.table[data.table.run == run].drop_duplicates("step").sort_values("step")
+            for history in _of_run(run, ARMS[arm].label, metrics, data):
                 if np.isfinite(history.values).all():
                     yield history
 
 
-def _of_run(run: str, label: str, seen: pd.DataFrame, data: Data) -> Iterator[History]:
-    steps = seen.step.tolist()
+def _of_run(run: str, label: str, metrics: pd.DataFrame, data: Data) -> Iterator[History]:
+    steps = metrics.step.tolist()
     if run in data.heatmaps:
         values = data.heatmaps[run].astype(float)
         exact = f"{run}/load" in data.heatmaps
         load = data.heatmaps[f"{run}/load"].astype(float) if exact else values.mean(1)
         names = [str(row + 1) for row in range(values.shape[1])]
-        yield History(label, "cluster", names, steps, values, load, exact, seen)
+        yield History(label, "cluster", names, steps, values, load, exact, metrics)
     for stack in STACKS:
         if f"{run}/{stack}/maps" not in data.heatmaps:
             continue
         maps, loads = (data.heatmaps[f"{run}/{stack}/{name}"].astype(float) for name in ("maps", "load"))
-        names = [column.rpartition("/")[2] for column in seen if column.startswith("eval/loss/")]
+        names = [column.rpartition("/")[2] for column in metrics if column.startswith("eval/loss/")]
         # The columns of layers that only models at other points have are empty in a run.
-        columns = [one for one in seen if one.startswith("router/load_max/" + stack) and seen[one].notna().any()]
-        for layer, place in enumerate(sorted(columns, key=lambda name: int(name.rpartition("_")[2]))):
-            end = place.rpartition("/")[2]
+        columns = [
+            column
+            for column in metrics
+            if column.startswith("router/load_max/" + stack) and metrics[column].notna().any()
+        ]
+        for layer, column in enumerate(sorted(columns, key=lambda name: int(name.rpartition("_")[2]))):
+            end = column.rpartition("/")[2]
             renamed = {f"router/{name}/{end}": f"router/{name}" for name in ("dead", "churn", "load_max")}
-            course = seen.drop(columns=[*renamed.values()], errors="ignore").rename(columns=renamed)
-            words = f"{label}, {stack} layer {int(end.rpartition('_')[2]) + 1}"
-            yield History(words, "language", names, steps, maps[:, layer], loads[:, layer], True, course)
+            course = metrics.drop(columns=[*renamed.values()], errors="ignore").rename(columns=renamed)
+            title = f"{label}, {stack} layer {int(end.rpartition('_')[2]) + 1}"
+            yield History(title, "language", names, steps, maps[:, layer], loads[:, layer], True, course)
 
 
-def as_json(found: list[History]) -> dict[str, Any] | None:
-    """The histories for a page: probabilities as 16-bit numbers in base64, evaluations thinned evenly where there are too many."""
-    if not found:
+def as_json(routers: list[History]) -> dict[str, Any] | None:
+    """Returns the histories for a page: probabilities as 16-bit numbers in base64, evaluations thinned evenly."""
+    if not routers:
         return None
-    total = sum(history.values.size for history in found)
-    return {"row": found[0].row, "entries": [_entry(history, total) for history in found]}
+    total = sum(history.values.size for history in routers)
+    return {"row": routers[0].row, "entries": [_entry(history, total) for history in routers]}
 
 
 def _entry(history: History, total: int) -> dict[str, Any]:
-    count = len(history.values)
+    count, experts = len(history.values), history.load.shape[1]
     moments = np.unique(np.linspace(0, count - 1, max(2, min(count, count * MOST // total))).round().astype(int))
-    kept = history.values[moments]
-    order = diagonal(history.values[-1])
-    words = np.round(np.clip(kept, 0, 1) * 65535).astype("<u2")
-    fair = history.load.shape[1]
-    known = (
-        "router/dead" in history.course and history.course["router/dead"].notna().any()
-    )  # else there were too few tokens
+    values = history.values[moments]
+    numbers = np.round(np.clip(values, 0, 1) * 65535).astype("<u2")
+    course = history.course
+    counted = "router/dead" in course and course["router/dead"].notna().any()  # else there were too few tokens
     return {
-        "label": history.label, "rows": history.rows, "experts": [*range(1, fair + 1)], "steps": [history.steps[i] for i in moments],
-        "shape": list(kept.shape), "order": [one.tolist() for one in order], "values": base64.b64encode(words.tobytes()).decode(),
-        "load": np.round(history.load[moments] * fair, 4).tolist(), "exact": bool(history.exact and known), "course": _course(history.course),
-    }  # fmt: skip
+        "label": history.label,
+        "rows": history.rows,
+        "experts": [*range(1, experts + 1)],
+        "steps": [history.steps[i] for i in moments],
+        "shape": list(values.shape),
+        "order": [indices.tolist() for indices in diagonal(history.values[-1])],
+        "values": base64.b64encode(numbers.tobytes()).decode(),
+        "load": np.round(history.load[moments] * experts, 4).tolist(),
+        "exact": bool(history.exact and counted),
+        "course": _course(history.course),
+    }
 
 
 def dead_at(load: np.ndarray) -> np.ndarray:
-    """Which experts are dead by their shares of the assignments; in single precision, as where `router/dead` is counted."""
+    """Returns True for dead experts, by their shares of the assignments, in single precision as `router/dead` is."""
     return load.astype(np.float32) < np.float32(DEAD_SHARE / len(load))
 
 
 def diagonal(final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Orders of rows and experts that put the best match on the diagonal, the surest rows first."""
+    """Returns orders of rows and experts that put the best match on the diagonal, the surest rows first."""
     rows, columns = linear_sum_assignment(-final)
     best = np.argsort(-final[rows, columns], kind="stable")
     rows, columns = rows[best], columns[best]
@@ -110,13 +120,13 @@ def diagonal(final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rest(final.shape[0], rows), rest(final.shape[1], columns)
 
 
-def _course(seen: pd.DataFrame) -> list[dict[str, Any]]:
-    """Churn and dead experts at every evaluation that has them."""
+def _course(metrics: pd.DataFrame) -> list[dict[str, Any]]:
+    """Returns churn and dead experts at every evaluation that has them."""
     names: Mapping[str, str] = {"router/churn": "churn", "router/dead": "dead experts"}
     return [
-        {"name": words, "step": int(step), "v": float(f"{value:.4g}"), "t": f"{value:.1%}"}
-        for column, words in names.items()
-        if column in seen
-        for step, value in zip(seen.step, seen[column], strict=True)
+        {"name": label, "step": int(step), "v": float(f"{value:.4g}"), "t": f"{value:.1%}"}
+        for column, label in names.items()
+        if column in metrics
+        for step, value in zip(metrics.step, metrics[column], strict=True)
         if np.isfinite(value)
     ]

@@ -1,4 +1,6 @@
-"""What a swept key does, drawn from the rows alone: everything against it, and the file's own figures at each of its values."""
+"""Charts of swept keys that no figure of the file shows: everything against a key, and other charts at each of its
+values.
+"""
 
 from __future__ import annotations
 
@@ -6,101 +8,109 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from routed.analysis.plots.curves import curve, steps
-from routed.analysis.plots.frame import MARKERS, Data, defined, legend, line, name_undefined
-from routed.analysis.plots.marks import Point, intervals
+from routed.analysis.plots.chart import Chart
+from routed.analysis.plots.curves import curve
+from routed.analysis.plots.frame import SHAPES, Data, arms_of, defined, drawn, note_undefined, point_of, series_of
+from routed.analysis.plots.gap import cover_bars, steps
+from routed.analysis.plots.kind import Plot
 from routed.analysis.plots.paired import advantage, advantage_words, paired_lines, rivals
-from routed.analysis.plots.scales import KEYS, are_numbers, beside, finish, lay_out
+from routed.analysis.plots.panels import INK, Axis, Panel, Point, Series
+from routed.analysis.plots.scales import are_numbers, dodge, label_of, set_value_axes, sweep_axis
+from routed.contracts import Column
 from routed.engine.rows import shown
-from routed.plan.arms import ARMS
 
-#: kind of figure -> what draws it for one metric onto one panel, so that it can be shown at several values of a key.
+#: Kind -> function that draws one metric on one panel, so that a chart can be shown at several values of a key.
 ONTO = {"curves": curve, "gap": steps, "paired": paired_lines}
 
 #: Panels beside each other, at most.
 MOST = 6
 
 
-def against(spec: dict[str, Any], data: Data) -> Figure | None:
-    """The loss of all arms, what the frozen controls lose against the learned router, and dead experts, against the swept key `x`."""
+def against(spec: dict[str, Any], data: Data) -> Chart | None:
+    """Returns the loss of all arms, the learned router's advantage, and dead experts, against the swept key `x`."""
     rows = data.at_point(data.last, spec)
     rows = rows[rows.status == "ok"]
     metrics = [name for name in (data.loss, "router/dead") if name in rows]
-    wanted: list[str | None] = [*defined(metrics, rows)]
-    if not wanted:
+    shown_metrics = defined(metrics, rows)
+    if not shown_metrics:
         return None
-    wanted[1:1] = [None] if rivals(data) else []
-    figure = Figure(figsize=(3.6 * len(wanted), 3.9))
-    panels = figure.subplots(1, len(wanted), squeeze=False)[0]
-    for panel, metric in zip(panels, wanted, strict=True):
-        places = lay_out(panel, spec["x"], sorted(rows[spec["x"]].unique()))
-        if metric is None:
-            _advantages(panel, rows, spec["x"], places, data)
-            continue
-        arms = [arm for arm in ARMS if arm in set(rows.arm)]
-        for arm, stands in beside(panel, places, arms).items():
+    chart = Chart([])
+    values = sorted(rows[spec["x"]].unique())
+    for metric in shown_metrics:
+        axis, positions = sweep_axis(spec["x"], values, width=220)
+        panel = Panel(axis, Axis(), width=220)
+        for arm, places in dodge(axis, positions, arms_of({}, rows)).items():
             groups = rows[rows.arm == arm].groupby(spec["x"])
-            line(
-                panel,
-                arm,
-                [(stands[value], group) for value, group in groups],
-                metric,
-                data.axes[metric],
-                are_numbers(places),
-                {place: shown(value) for value, place in stands.items()},
-            )
-        panel.set_ylabel(data.axes[metric].label)
-        finish(panel, data.axes[metric])
-    name_undefined(figure, metrics, rows, data)
-    legend(figure, *panels)
-    return figure
+            points = [
+                point_of(places[value], group, metric, data.axes[metric], shown(value)) for value, group in groups
+            ]
+            panel.means(series_of(arm), points, joined=are_numbers(positions))
+        set_value_axes(chart, [panel], data.axes[metric], data.axes[metric].label)
+        chart.panels.append(panel)
+    if rivals(data):
+        chart.panels.insert(1, _advantages(chart, rows, spec["x"], values, data))
+    note_undefined(chart, metrics, rows, data)
+    return chart
 
 
-def _advantages(panel, rows: pd.DataFrame, key: str, places: dict[Any, float], data: Data) -> None:
-    """What each frozen control loses against the learned router at every value of a key; the fairest is named at each."""
-    for marker, (control, stands) in zip(MARKERS, beside(panel, places, rivals(data)).items(), strict=False):
-        names = {place: shown(value) for value, place in stands.items()}
-        lost = {place: advantage(rows[rows[key] == value], control, data) for value, place in stands.items()}
-        lost = {place: (estimate, arm) for place, (estimate, arm) in lost.items() if np.isfinite(estimate.mean)}
-        style = {"color": "black", "marker": marker, "ms": 4, "capsize": 2, "lw": 1.2}
-        style |= {"ls": "-" if are_numbers(places) else ""}
-        points = [Point(place, estimate, arm or "", at=names[place]) for place, (estimate, arm) in lost.items()]
-        intervals(panel, points, advantage_words(control, data), style)
-        for place, (estimate, arm) in lost.items():
-            if arm is not None and arm != control:
-                words = {"textcoords": "offset points", "fontsize": 6.5, "rotation": 20}
-                panel.annotate(arm.removeprefix("frozen_"), (place, estimate.mean), (3, 4), **words)
-    panel.axhline(0, color="black", lw=0.8)
-    panel.set_ylabel("what frozen controls lose\nagainst the learned router, paired")
+def _advantages(chart: Chart, rows: pd.DataFrame, key: str, values: list[Any], data: Data) -> Panel:
+    """Returns the panel of the advantage over each frozen control at every value of a key; the fairest control is
+    named.
+    """
+    axis, positions = sweep_axis(key, values, width=220)
+    panel = Panel(axis, Axis(), width=220)
+    for shape, (control, places) in zip(SHAPES, dodge(axis, positions, rivals(data)).items(), strict=False):
+        points = []
+        for value, place in places.items():
+            estimate, arm = advantage(rows[rows[key] == value], control, data)
+            points.append(Point(place, estimate, shown(value), arm or ""))
+            if arm is not None and arm != control and np.isfinite(estimate.mean):
+                panel.text(arm.removeprefix("frozen_"), place, estimate.mean, align="left", dx=5, dy=-3, fontSize=8)
+        panel.means(Series(advantage_words(control, data), INK, shape), points, joined=are_numbers(positions))
+    panel.rule("y", 0)
+    set_value_axes(chart, [panel], Column(""), "loss of frozen controls\nover the learned router's, paired")
+    return panel
 
 
-def multiples(spec: dict[str, Any], data: Data) -> Figure | None:
-    """The figure `of` at each of `values` of the swept key `over`, side by side on shared axes; a row a metric."""
+def multiples(spec: dict[str, Any], data: Data) -> Chart | None:
+    """Returns the chart `of` at each of `values` of the swept key `over`, side by side on shared axes; a row for each
+    metric.
+    """
     of, over, values = spec["of"], spec["over"], spec["values"]
-    parts = [of | {"metrics": (one,)} for one in defined(of["metrics"], data.last)] if "metrics" in of else [of]
-    if not parts:
+    metrics = defined(of["metrics"], data.last) if "metrics" in of else [None]
+    chart = Chart([], columns=len(values))
+    for metric in metrics:
+        part = of if metric is None else of | {"metrics": (metric,)}
+        row = [ONTO[of["kind"]](part, data.only(over, value)) for value in values]
+        column = Column("") if metric is None else data.axes[metric]
+        label = row[0].y.label if metric is None else column.label
+        set_value_axes(chart, row, column, label)
+        cover_bars(row)
+        for panel, value in zip(row, values, strict=True):
+            panel.width, panel.height = 150, 170
+            panel.title = f"{label_of(over)} = {shown(value)}"
+        chart.panels += row
+    if not any(panel.estimates for panel in chart.panels):
         return None
-    figure = Figure(figsize=(2.3 * len(values) + 0.6, 2.5 * len(parts) + 0.9))
-    panels = figure.subplots(len(parts), len(values), squeeze=False, sharey="row")
-    drawn = [
-        ONTO[of["kind"]](panel, part, data.only(over, value))
-        for part, line in zip(parts, panels, strict=True)
-        for panel, value in zip(line, values, strict=True)
-    ]
-    for part, (first, *others) in zip(parts, panels, strict=True):
-        for panel in (first, *others) if "metrics" in part else ():
-            finish(panel, data.axes[part["metrics"][0]])
-        for panel in others:
-            panel.set_ylabel("")
-    for panel in panels[:-1].flat:
-        panel.set_xlabel("")
-    for panel, value in zip(panels[0], values, strict=True):
-        panel.set_title(f"{KEYS.get(over, over)} = {shown(value)}", fontsize=9)
-    limits = np.array([panel.get_xlim() for panel in panels.flat if panel.has_data()])
-    for panel in panels.flat if len(limits) else ():
-        panel.set_xlim(limits.min(), limits.max())
-    name_undefined(figure, of.get("metrics", ()), data.last, data)
-    legend(figure, *panels.flat)
-    return figure if any(drawn) else None
+    ends = [panel.x.domain for panel in chart.panels if panel.x.domain and panel.estimates]
+    for panel in chart.panels:
+        panel.x.domain = min(low for low, _ in ends), max(high for _, high in ends)
+    note_undefined(chart, of.get("metrics", ()), data.last, data)
+    return chart
+
+
+AGAINST = Plot(
+    against,
+    "A swept key: the loss of every arm, the loss of frozen controls over the learned router's (paired by seed;"
+    " above 0 the learned"
+    " router is better; the name is the fairest control there), and dead experts; means with 95 % intervals.",
+    required={"x": "swept key on the x axis"},
+)
+MULTIPLES = Plot(
+    multiples,
+    "",
+    required={"of": "figure that is shown", "over": "swept key", "values": "values of `over`, a panel each"},
+    optional={"left_out": "values of `over` that are not shown"},
+    axes=lambda spec, data: [*drawn(spec), *drawn(spec["of"])],
+)

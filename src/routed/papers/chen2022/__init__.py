@@ -1,9 +1,12 @@
 """Chen et al. (2022), Towards Understanding the Mixture-of-Experts Layer in Deep Learning: data and models of its experiments."""
 
+from routed.analysis.plots import PLOTS
 from routed.models import SAMPLE_MODELS
 from routed.papers.chen2022.augmented import AUGMENTED, ROTATED
 from routed.papers.chen2022.ensemble import ENSEMBLE
+from routed.papers.chen2022.image_charts import EXAMPLES_PLOT, LATENT_PLOT
 from routed.papers.chen2022.lone_experts import GROUP_HIT, LONE_EXPERTS
+from routed.papers.chen2022.patch_charts import EMBEDDING_PLOT, PRODUCTS_PLOT
 from routed.papers.chen2022.patches import TASK as PATCHES
 from routed.papers.chen2022.sentences import TASK as SENTENCES
 from routed.plan.arms import ARMS, Arm
@@ -19,3 +22,7 @@ PROBES["group_hit"] = GROUP_HIT
 SAMPLE_MODELS["ensemble"] = ENSEMBLE
 # As many experts as the mixture has, each on every sample, averaged at evaluation.
 ARMS["ensemble"] = Arm({"model": "ensemble"}, "ensemble of all experts", "#EE3377")
+PLOTS["latent"] = LATENT_PLOT
+PLOTS["examples"] = EXAMPLES_PLOT
+PLOTS["products"] = PRODUCTS_PLOT
+PLOTS["embedding"] = EMBEDDING_PLOT

@@ -1,6 +1,7 @@
 """Chowdhury et al. (2023), Patch-level Routing in Mixture-of-Experts: data, models, arms and kinds of claims of its experiments."""
 
 from routed.analysis.claims import KINDS
+from routed.analysis.plots import PLOTS
 from routed.models import SAMPLE_MODELS
 from routed.papers.chowdhury2023 import arms
 from routed.papers.chowdhury2023.collages import TASK as COLLAGES
@@ -8,6 +9,7 @@ from routed.papers.chowdhury2023.decisive_patches import ALL_PATCHES_ACCURACY, D
 from routed.papers.chowdhury2023.generated import TASK as GENERATED
 from routed.papers.chowdhury2023.patch_moe import PATCH_CNN, PATCH_MOE
 from routed.papers.chowdhury2023.sample_complexity import Exponent, SampleNeed
+from routed.papers.chowdhury2023.sample_complexity_charts import RATIOS_PLOT, REACHED_PLOT
 from routed.papers.chowdhury2023.scenes import TASK as SCENES
 from routed.papers.chowdhury2023.wide_resnet import WIDE_RESNET, WIDE_RESNET_MOE
 from routed.plan.arms import ARMS
@@ -27,3 +29,5 @@ SAMPLE_MODELS["patch_cnn"] = PATCH_CNN
 SAMPLE_MODELS["wide_resnet"] = WIDE_RESNET
 SAMPLE_MODELS["wide_resnet_moe"] = WIDE_RESNET_MOE
 ARMS.update(arms.ARMS)
+PLOTS["reached"] = REACHED_PLOT
+PLOTS["ratios"] = RATIOS_PLOT

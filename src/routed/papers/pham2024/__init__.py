@@ -1,12 +1,15 @@
 """Pham et al. (2024), CompeteSMoE: competition as a selection, the arms, and the data and the model of its theorems."""
 
 from routed.analysis.claims import KINDS
+from routed.analysis.plots import PLOTS
 from routed.layer.selection import SELECTIONS
 from routed.models import SAMPLE_MODELS
 from routed.papers.pham2024 import arms
 from routed.papers.pham2024.competition import COMPETE
+from routed.papers.pham2024.equal_cost_chart import EQUAL_COST_PLOT
 from routed.papers.pham2024.gated_experts import GATED_EXPERTS
 from routed.papers.pham2024.gated_gaussians import TASK as GATED_GAUSSIANS
+from routed.papers.pham2024.power_charts import POWERS_PLOT
 from routed.papers.pham2024.powers import Power
 from routed.plan.arms import ARMS
 from routed.tasks import TASKS
@@ -16,3 +19,5 @@ SELECTIONS["compete"] = COMPETE
 TASKS["gated_gaussians"] = GATED_GAUSSIANS
 SAMPLE_MODELS["gated_experts"] = GATED_EXPERTS
 ARMS.update(arms.ARMS)
+PLOTS["equal_cost"] = EQUAL_COST_PLOT
+PLOTS["powers"] = POWERS_PLOT

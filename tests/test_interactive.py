@@ -3,6 +3,8 @@
 import base64
 import json
 import re
+import types
+import zlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,14 +12,14 @@ import pandas as pd
 import pytest
 import vl_convert
 
-from routed.analysis import live, page, plots
-from routed.analysis.plots import frame, further, histories
-from routed.analysis.plots.marks import kept
+from routed.analysis import page, plots
+from routed.analysis.plots import automatic_figures, frame, histories, interactive, layers, pictures, rendering
 from routed.contracts import Column
 from routed.engine.execution import maps_of
 from routed.plan.config import base
 from routed.settings.tree import flatten
 from routed.training import text_gates
+from tests import charts
 from tests.test_figures import AXES, LOSS, SWEPT, TRAINING, data, table
 
 SPECS = {
@@ -33,19 +35,45 @@ SPECS = {
 
 
 @pytest.mark.parametrize("kind", SPECS)
-def test_every_panel_compiles_and_holds_what_is_drawn(kind):
-    figure = plots.draw(SPECS[kind], data(table(SWEPT), SWEPT))
-    plots.svg(figure)
-    panels = live.panels(figure, AXES)
-    assert panels and len(panels) == len([panel for panel in figure.axes if kept(panel)])
-    for panel, drawn in zip(panels, [panel for panel in figure.axes if kept(panel)], strict=True):
+def test_every_panel_compiles_and_holds_what_is_printed(kind):
+    chart = plots.draw(SPECS[kind], data(table(SWEPT), SWEPT))
+    panels = interactive.panels(chart, AXES)
+    printed = rendering.printed(chart)
+    vl_convert.vegalite_to_vega(json.dumps(printed, allow_nan=False))
+    assert panels and len(panels) == len(chart.panels)
+    for number, panel in enumerate(panels):
         vl_convert.vegalite_to_vega(json.dumps(panel["spec"], allow_nan=False))
-        rows = [row for name in ("means", "bars", "cells") for row in panel["spec"]["datasets"].get(name, [])]
-        points = [point for marks in kept(drawn) for point in marks.points]
-        assert [row["m"] for row in rows] == pytest.approx([point.estimate.mean for point in points], rel=1e-3)
-        assert [row["n"] for row in rows] == [point.estimate.n for point in points]
-        axes = [layer["encoding"].get("y", {}).get("scale", {}) for layer in panel["spec"]["layer"]]
-        assert all(scale.get("domain", [0])[0] == min(drawn.get_ylim()) for scale in axes if scale)
+        for name in ("means", "bars", "cells"):
+            assert panel["spec"]["datasets"].get(f"{name}0") == printed["datasets"].get(f"{name}{number}")
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_files_have_colours_for_both_grounds_and_texts_as_text(kind):
+    """Black ink is light on a dark ground; colours of series that are light enough stay."""
+    chart = plots.draw(SPECS[kind], data(table(SWEPT), SWEPT))
+    light, dark = plots.svg(chart), plots.svg(chart, dark=True)
+    assert light == plots.svg(chart) and light != dark and "<text" in light
+    assert "#111111" in light and "#111111" not in dark and "#e8e8e6" in dark
+    assert plots.png(chart).startswith(b"\x89PNG")
+
+
+def test_dark_colours_become_lighter_and_light_ones_stay():
+    """Black has no light: .62 of the way to white, 158; #56B4E9 has .6 and stays."""
+    assert rendering.toned("#000000") == "#9e9e9e" and rendering.toned("#56B4E9") == "#56b4e9"
+
+
+def test_a_chart_of_a_user_may_be_vega_lite_or_altair(monkeypatch):
+    """Altair's charts have `to_dict`."""
+    spec = {"data": {"values": [{"a": 1}]}, "mark": "point", "encoding": {"x": {"field": "a", "type": "quantitative"}}}
+    for drawn in (spec, types.SimpleNamespace(to_dict=lambda: spec)):
+        monkeypatch.setitem(plots.PLOTS, "mine", plots.Plot(lambda spec, data, drawn=drawn: drawn, "Mine."))
+        (figure,), _ = automatic_figures.draw_all(({"kind": "mine", "name": "f"},), data(table({}), ()))
+        assert "<svg" in plots.svg(figure.drawn) and figure.caption == "Mine."
+        (panel,) = interactive.panels(figure.drawn, AXES)
+        assert panel["spec"]["width"] == "container" and {one["name"] for one in panel["spec"]["params"]} == {
+            "off",
+            "seeds",
+        }
 
 
 #: Two steps of the learned router cost what one step of the others does.
@@ -54,21 +82,19 @@ EQUAL = {
 }  # fmt: skip
 
 
-def test_differences_at_equal_cost_are_live_and_no_panel_is_left_out():
+def test_differences_at_equal_cost():
     """Frozen 1.0 over learned .1, at every seed: log 10 = 2.303, paired; below, dead experts of both and of the dearer learned router."""
     axes = {"data.samples": (512, 8192), "steps": (1, 2)}
-    figure = plots.draw(EQUAL, data(table(axes), axes))
-    difference, dead = live.panels(figure, AXES)
-    shown = [row for row in difference["spec"]["datasets"]["means"] if row["g"] == "frozen at initialisation"]
-    assert [(row["m"], row["at"]) for row in shown] == [(pytest.approx(2.303, abs=1e-3), at) for at in ("512", "8192")]
-    assert len({panel.get_xlim() for panel in figure.axes}) == 1
-    assert "learned router, as many FLOPs" in {row["g"] for row in dead["spec"]["datasets"]["means"]}
-    del figure.axes[0].marks
-    assert not live.panels(figure, AXES)
+    difference, dead = plots.draw(EQUAL, data(table(axes), axes)).panels
+    shown = charts.rows(difference, "frozen at initialisation")
+    assert [(row["value"], row["at"]) for row in shown] == [
+        (pytest.approx(2.303, abs=1e-3), at) for at in ("512", "8192")
+    ]
+    assert difference.x.domain == dead.x.domain and "learned router, as many FLOPs" in dead.series
     # Another swept key is settled, and pools no seeds; without the reference of equal cost nothing is equal.
     wider = axes | {"data.clusters": (4, 8)}
-    (again,) = live.panels(plots.draw(EQUAL | {"metrics": ("test/loss",)}, data(table(wider), wider)), AXES)
-    assert {row["n"] for row in again["spec"]["datasets"]["means"]} == {row["n"] for row in shown}
+    (again,) = plots.draw(EQUAL | {"metrics": ("test/loss",)}, data(table(wider), wider)).panels
+    assert {row["n"] for row in charts.rows(again)} == {row["n"] for row in shown}
     assert plots.draw(EQUAL | {"dear": {512: 3}}, data(table(axes), axes)) is None
 
 
@@ -87,53 +113,54 @@ def test_what_no_run_has_gets_no_panel_and_is_named(spec):
     axes = {"data.samples": (512, 8192), "steps": (1, 2)}
     drawing = data(table(axes, **{"router/dead": np.nan}), axes, own=axes)
     drawing.base |= {"data.samples": 512, "steps": 1}
-    figure = further.draw_all((spec,), drawing)[0][-1]
-    assert len(figure.drawn.axes) == 1
+    figure = automatic_figures.draw_all((spec,), drawing)[0][-1]
+    assert len(figure.drawn.panels) == 1
     words = "eft out: share of dead experts (undefined: fewer than 100 test tokens an expert)"
-    assert f"l{words}" in figure.drawn.get_suptitle().replace("\n", " ") and f"L{words}." in figure.caption
+    assert f"l{words}" in figure.drawn.title.replace("\n", " ") and f"L{words}." in figure.caption
 
 
 def test_arms_at_one_value_stand_beside_each_other():
     """Numbers are where they are; one alone says nothing by its place: six are 0.6 / 6 = .1 apart, the dearer learned router last."""
     axes = {"data.samples": (512,), "steps": (1, 2)}
-    difference, dead = plots.draw(EQUAL, data(table(axes), axes)).axes
-    places = {marks.label: marks.points[0].place for marks in dead.marks}
+    difference, dead = plots.draw(EQUAL, data(table(axes), axes)).panels
+    places = {label: charts.values(dead, label, "position")[0] for label in dead.series}
     assert sorted(places.values()) == pytest.approx([-0.25, -0.15, -0.05, 0.05, 0.15, 0.25])
-    assert places["learned router, as many FLOPs"] == pytest.approx(0.25)
-    assert [text.get_text() for text in dead.get_xticklabels()] == ["512"]
-    shared = {marks.label: marks.points[0].place for marks in difference.marks}
+    assert places["learned router, as many FLOPs"] == pytest.approx(0.25) and charts.labels(dead.x) == ["512"]
+    shared = {label: charts.values(difference, label, "position")[0] for label in difference.series}
     assert shared and all(places[label] == pytest.approx(place) for label, place in shared.items())
 
 
 def test_a_point_tells_value_interval_n_place_and_seeds():
     """Seeds of .1 times 1, 1.02, 1.04, 1.06 (learned, at 8 experts): on a log axis the geometric mean, .1030. The first of five: 512 / 16 ** .025."""
-    figure = plots.draw(
+    chart = plots.draw(
         LOSS | {"metrics": ("test/loss",)}, data(table({"data.samples": (512, 8192)}), ("data.samples",))
     )
-    (panel,) = live.panels(figure, AXES)
-    row = next(row for row in panel["spec"]["datasets"]["means"] if row["g"] == "learned router")
-    assert (row["m"], row["n"], row["at"], row["p"]) == (0.103, 4, "512", 477.7)
-    assert re.fullmatch(r"0\.103 \[0\.09\d+, 0\.10\d+\]", row["t"])
+    (panel,) = interactive.panels(chart, AXES)
+    row = next(row for row in panel["spec"]["datasets"]["means0"] if row["series"] == "learned router")
+    assert (round(row["value"], 4), row["n"], row["at"], row["position"]) == (0.103, 4, "512", 477.71)
+    assert re.fullmatch(r"0\.103 \[0\.09\d+, 0\.10\d+\]", row["text"])
     seeds = [
-        one["v"] for one in panel["spec"]["datasets"]["seeds"] if one["g"] == "learned router" and one["at"] == "512"
+        one["value"]
+        for one in panel["spec"]["datasets"]["seeds0"]
+        if one["series"] == "learned router" and one["at"] == "512"
     ]
     assert seeds == pytest.approx([0.1, 0.102, 0.104, 0.106])
     assert panel["heading"] == "top-1 test loss (1 = trivial)" and "variance of the targets" in panel["definition"]
-    assert [one["label"] for one in live.legend(figure)][:2] == ["learned router", "frozen at initialisation"]
-    assert live.has_seeds(figure)
+    assert [one["label"] for one in interactive.legend(chart)][:2] == ["learned router", "frozen at initialisation"]
+    assert interactive.has_seeds(chart) and "seeds0" not in rendering.printed(chart)["datasets"]
 
 
 def test_panels_of_a_map_share_a_scale_around_no_effect():
     """Largest gap: log(1 / .05) = 3.0 of frozen over learned at 4 experts, of the fairest control 1.39; all are above 0."""
-    panels = live.panels(plots.draw(SPECS["phase"], data(table(SWEPT), SWEPT)), AXES)
-    scales = [panel["spec"]["layer"][0]["encoding"]["color"]["scale"]["domain"] for panel in panels]
-    assert len(scales) == 2 and all(scale == pytest.approx([-np.log(20), np.log(20)]) for scale in scales)
+    chart = plots.draw(SPECS["phase"], data(table(SWEPT), SWEPT))
+    scales = [panel.scheme.domain for panel in chart.panels]
+    assert len(scales) == 2 and all(scale == pytest.approx((-np.log(20), np.log(20))) for scale in scales)
 
 
 def test_too_many_seeds_are_left_out(monkeypatch):
-    monkeypatch.setattr(live, "MOST_SEEDS", 3)
-    (panel,) = live.panels(plots.draw(TRAINING, data(table(SWEPT), SWEPT)), AXES)
-    assert "seeds" not in panel["spec"]["datasets"]
+    monkeypatch.setattr(layers, "MOST_SEEDS", 3)
+    (panel,) = interactive.panels(plots.draw(TRAINING, data(table(SWEPT), SWEPT)), AXES)
+    assert "seeds0" not in panel["spec"]["datasets"]
 
 
 def maps(evaluations=3, rows=4, experts=4, load=True):
@@ -172,15 +199,27 @@ def test_maps_are_thinned_evenly_to_their_room(monkeypatch):
     assert entry["steps"] == [0, 40, 80] and entry["shape"] == [3, 4, 4]
 
 
-def test_dead_experts_are_marked_in_the_printed_map():
+def test_dead_experts_are_marked_in_the_map():
     """At the end two of four have no load; their columns are the last two but in the order of the best match: experts 2 and 3 (from 0)."""
-    figure = plots.draw({"kind": "routing", "name": "r", "arms": ("learned",)}, maps(2))
-    crosses = [panel.collections for panel in figure.axes[:2]]
-    first, last = (some[0].get_offsets() for some in crosses)
+    chart = plots.draw({"kind": "routing", "name": "r", "arms": ("learned",)}, maps(2))
+    first, last = ([row["x"] for row in panel.rows.get("texts", ())] for panel in chart.panels)
     assert len(first) == 0 and len(last) == 2
-    order = next(histories.histories(maps(2))).values[-1]
-    columns = histories.diagonal(order)[1]
-    assert {int(columns[int(x)]) for x, _ in last} == {2, 3}
+    columns = histories.diagonal(next(histories.histories(maps(2))).values[-1])[1]
+    assert {int(columns[int(x)]) for x in last} == {2, 3}
+
+
+def test_a_picture_is_its_matrix():
+    """Two cells: the ends of the scale, and nothing where a value is missing."""
+    scheme = pictures.Scheme("blues", (1, 100), log=True)
+    assert scheme.colours(np.array([[1.0, 100.0, np.nan]])).tolist() == [
+        [[247, 251, 255, 255], [8, 48, 107, 255], [247, 251, 255, 0]]
+    ]
+    assert not scheme.is_dark(1.0) and scheme.is_dark(100.0)
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    png = pictures.encode(pixels)
+    assert pictures.recompressed(png) == png
+    raw = zlib.decompress(png[png.index(b"IDAT") + 4 : -16])
+    assert np.frombuffer(raw, np.uint8).reshape(2, 13)[:, 1:].tolist() == pixels.reshape(2, 12).tolist()
 
 
 def part(name, maps=None):
@@ -209,12 +248,14 @@ def test_what_is_too_large_for_a_page_is_left_out_and_named(monkeypatch):
 def test_the_library_is_made_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     made = []
-    monkeypatch.setattr(live.vl_convert, "javascript_bundle", lambda snippet: made.append(snippet) or "a</script>b")
-    live.library.cache_clear()
-    assert [live.library(), live.library.__wrapped__()] == ["a<\\/script>b"] * 2 and len(made) == 1
+    monkeypatch.setattr(
+        interactive.vl_convert, "javascript_bundle", lambda snippet: made.append(snippet) or "a</script>b"
+    )
+    interactive.library.cache_clear()
+    assert [interactive.library(), interactive.library.__wrapped__()] == ["a<\\/script>b"] * 2 and len(made) == 1
     monkeypatch.setenv("HOME", "/dev/null")  # nothing can be kept there
-    assert live.library.__wrapped__() == "a<\\/script>b" and len(made) == 2
-    live.library.cache_clear()
+    assert interactive.library.__wrapped__() == "a<\\/script>b" and len(made) == 2
+    interactive.library.cache_clear()
 
 
 def test_what_is_kept_of_a_run_for_its_maps():
@@ -275,9 +316,9 @@ def test_a_metric_in_the_table_of_all_has_its_definition_and_names_are_no_markup
 
 
 def test_a_box_for_seeds_is_there_only_where_they_are(monkeypatch):
-    figure = plots.draw(
+    chart = plots.draw(
         LOSS | {"metrics": ("test/loss",)}, data(table({"data.samples": (512, 8192)}), ("data.samples",))
     )
-    assert live.has_seeds(figure)
-    monkeypatch.setattr(live, "MOST_SEEDS", 1)
-    assert not live.has_seeds(figure)
+    assert interactive.has_seeds(chart)
+    monkeypatch.setattr(interactive, "MOST_SEEDS", 1)
+    assert not interactive.has_seeds(chart)
