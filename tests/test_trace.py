@@ -46,7 +46,7 @@ def test_what_is_written_is_what_is_read(tmp_path):
 def test_experts_may_be_given_and_arrays_may_be_those_of_jax(tmp_path):
     chosen = np.array([[[0, 1], [2, -1]]])  # the second token has one expert
     found = trace.write(tmp_path, experts=jnp.asarray(chosen), kept=chosen >= 0, num_experts=4)
-    assert found.held == ("expert", "kept") and found.labels == () and not found.has_ids
+    assert found.columns == ("expert", "kept") and found.labels == () and not found.has_ids
     np.testing.assert_array_equal(column(found, 0, "expert"), chosen[0])
     np.testing.assert_array_equal(column(found, 0, "kept"), [[True, True], [True, False]])
 
@@ -54,7 +54,7 @@ def test_experts_may_be_given_and_arrays_may_be_those_of_jax(tmp_path):
 def test_scores_beyond_half_precision_are_kept(tmp_path):
     found = trace.write(tmp_path, scores=SCORES * 1e5, k=1)
     np.testing.assert_array_equal(column(found, 1, "scores"), SCORES[1] * np.float32(1e5))
-    assert "scores" not in trace.write(tmp_path, scores=SCORES, k=1, keep_scores=False).held
+    assert "scores" not in trace.write(tmp_path, scores=SCORES, k=1, keep_scores=False).columns
 
 
 def test_numbers_of_numpy_are_those_of_python(tmp_path):
@@ -70,7 +70,7 @@ def changed(**changes):
     ("given", "message"),
     [
         ({}, "neither scores nor experts"),
-        ({"scores": SCORES}, "k, the experts of a token, is missing"),
+        ({"scores": SCORES}, "k, the number of experts of a token, is missing"),
         (changed(k=7), "k=7: must be between 1 and 6 experts"),
         (changed(scores=SCORES[0]), r"scores has shape \[40, 6\]: must be \[layers, tokens, experts\]"),
         (changed(token_ids=IDS[:-1]), r"token_ids has shape \[39\] of int64: must be 40 integers"),

@@ -31,7 +31,7 @@ def test_the_trained_router_on_all_features_is_that_of_the_trace(tmp_path):
         assert row.trained == pytest.approx(ours[row.number], rel=0.02), row.number  # halves and shuffles are others
     row = found["controls"].set_index("number").loc["mi.kind"]
     assert row.trained == pytest.approx(np.log(4), rel=0.01) and row.trained > row.initial > row.chance
-    assert any("a router drawn anew tells" in text for text in found["findings"])
+    assert any("a random router carries" in text for text in found["findings"])
     assert "Other routers on the same features" in (tmp_path / "report.html").read_text()
 
 
@@ -40,18 +40,18 @@ def test_a_router_of_what_tells_nothing_has_chance(tmp_path):
     kernel[4:] = RNG.standard_normal((2, EXPERTS))
     where = np.arange(0, TOKENS, 2)
     made = trace.write(tmp_path, scores=(VALUES @ kernel)[None], features=seen(where, kernel=kernel), **GIVEN)
-    row = controls.controls(made, tokens.of(made)).set_index("number").loc["mi.kind"]
+    row = controls.controls(made, tokens.tokens_of(made)).set_index("number").loc["mi.kind"]
     assert row.trained < 0.05 < row.shuffled  # shuffled, it reads the features of the label half of the time
 
 
 def test_a_subset_of_tokens_keeps_its_sequences_and_codes():
     rows = np.repeat(np.arange(4), 3)
-    known = tokens.make({"token": np.array([5, 1, 1, 0, 2, 2, 2, 3, 3, 4, 4, 5])}, {"token": 6}, {}, rows, None)
+    known = tokens.make_tokens({"token": np.array([5, 1, 1, 0, 2, 2, 2, 3, 3, 4, 4, 5])}, {"token": 6}, {}, rows)
     some = controls.subset(known, np.array([0, 2, 9, 11]))
     assert (
         some.codes["token"].tolist() == [2, 0, 1, 2]
         and some.counts["token"] == 3
-        and some.rows.tolist() == [0, 0, 1, 1]
+        and some.sequence.tolist() == [0, 0, 1, 1]
     )
 
 

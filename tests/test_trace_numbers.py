@@ -128,7 +128,7 @@ def test_shuffles_keep_the_unit_of_a_label():
     """A label of sequences stays one of sequences, with the lengths it falls on; a label of tokens stays within its sequence."""
     rows = np.repeat(np.arange(40), 25)
     language, speech = np.repeat(RNG.integers(0, 2, 40), 25), RNG.integers(0, 3, 1000) + 3 * (rows % 2)
-    known = tokens.make({"language": language, "speech": speech}, {"language": 2, "speech": 6}, {}, rows, None)
+    known = tokens.make_tokens({"language": language, "speech": speech}, {"language": 2, "speech": 6}, {}, rows)
     mixed = known.shuffled("language", 0, slice(0, 1000)).reshape(40, 25)
     assert (mixed == mixed[:, :1]).all() and mixed.sum() == language.sum() and (mixed.ravel() != language).any()
     mixed = known.shuffled("speech", 1, slice(0, 1000)).reshape(40, 25)
@@ -139,7 +139,7 @@ def test_shuffles_keep_the_unit_of_a_label():
 def test_intervals_draw_sequences_and_not_tokens():
     """The mean of 20 sequences of 50 equal tokens has the error of 20 values, 1 / sqrt(20), not of 1,000."""
     values = RNG.normal(size=20)
-    found = numbers.ratio(50 * values, np.full(20, 50.0), numbers.resampler(20))
+    found = numbers.ratio(50 * values, np.full(20, 50.0), numbers.bootstrap_weights(20))
     error = values.std() / math.sqrt(20)
     assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.15)
     assert math.isnan(numbers.ratio(values, np.ones(20), None).low)
@@ -148,9 +148,9 @@ def test_intervals_draw_sequences_and_not_tokens():
 def test_draws_that_have_nothing_below_are_left_out():
     """The one group of ten that counts has 2 / 10 in every draw that has it; .9^10 = .35 of the draws have not, and said 0."""
     at_last = np.arange(10) == 9
-    found = numbers.ratio(2.0 * at_last, 10.0 * at_last, numbers.resampler(10))
+    found = numbers.ratio(2.0 * at_last, 10.0 * at_last, numbers.bootstrap_weights(10))
     assert (found.value, found.low, found.high) == pytest.approx((0.2, 0.2, 0.2))
-    none = numbers.ratio(np.zeros(10), np.zeros(10), numbers.resampler(10))
+    none = numbers.ratio(np.zeros(10), np.zeros(10), numbers.bootstrap_weights(10))
     assert none.value == 0 and math.isnan(none.low) and math.isnan(none.high)
 
 
@@ -160,7 +160,7 @@ def test_drops_have_an_interval_where_queues_are_many(queues, enough):
     sums = {"tokens": np.full(20, 2048), "queued": queued}
     sums |= {f"dropped_{factor:g}": queued * np.linspace(0, 0.5, 20) for factor in counts.FACTORS}
     made = counts.Counts(np.full((20, 2), 1024), None, {}, {}, sums, {})
-    found = numbers.numbers(made, 1, numbers.resampler(20))
+    found = numbers.numbers(made, 1, numbers.bootstrap_weights(20))
     # shares 0, .5 / 19, ..., (queues - 1) / 38 of equal queues: their mean is (queues - 1) / 2 / 38
     assert found["dropped_1.25"].value == pytest.approx((queues - 1) / 76)
     assert (found["dropped_1.25"].low < found["dropped_1.25"].high) == enough
@@ -170,18 +170,18 @@ def test_drops_have_an_interval_where_queues_are_many(queues, enough):
 def test_positions_that_are_given_count_without_sequences(tmp_path):
     """From 0 too, where they were taken for those that are counted: 4 values by powers of two, of positions 0 to 4."""
     experts = np.zeros((1, 20, 1), int)
-    given = tokens.of(
+    given = tokens.tokens_of(
         trace.write(tmp_path / "given", experts=experts, num_experts=2, position=np.tile(np.arange(5), 4))
     )
     assert given.codes["position"].tolist() == [0, 1, 2, 2, 3] * 4 and given.counts["position"] == 4
-    assert "position" not in tokens.of(trace.write(tmp_path / "none", experts=experts, num_experts=2)).codes
+    assert "position" not in tokens.tokens_of(trace.write(tmp_path / "none", experts=experts, num_experts=2)).codes
 
 
 def test_drops_by_hand():
     """Four tokens of one expert each, all the first: two experts, factor 1: two places, so half is dropped; factor 2: none."""
-    sums = {}
+    sums = counts.Sums(1)
     stream = counts.Stream(2, 1, ("expert",), lambda *columns: iter(()))
-    counts._count_drops(sums, np.zeros(4, int), np.zeros((4, 1), int), stream, 1)
+    counts._count_drops(sums, np.zeros(4, int), np.zeros((4, 1), int), stream)
     assert (sums["dropped_1"], sums["dropped_1.25"], sums["dropped_2"], sums["queued"]) == (2, 1, 0, 4)
 
 

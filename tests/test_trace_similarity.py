@@ -7,7 +7,7 @@ import pytest
 
 import routed
 from routed import trace
-from routed.trace import analysis, between, features, findings, similarity, tokens
+from routed.trace import analysis, churn, features, findings, layer_pairs, similarity, tokens
 
 RNG = np.random.default_rng(3)
 TOKENS, EXPERTS, DIM = 900, 6, 8
@@ -48,14 +48,14 @@ def test_a_renumbered_layer_is_alike_and_a_hash_is_beside_it(tmp_path):
         rows.chance.iloc[2], abs=0.03
     )
     assert rows.hash.nunique() == 1 and found["equal"][0, 2] == rows.value.iloc[1]
-    assert any("If experts are renumbered for it," in text for text in found["findings"])
+    assert any("After the best renumbering of experts," in text for text in found["findings"])
 
 
 def test_tokens_without_a_first_expert_are_in_no_pair(tmp_path):
     """Tokens 0 and 1 have both: cells (0, 1) and (1, 0), one each, so layers tell ln 2 and are alike. As expert 0, -1 made it 3 of 4."""
     first, second = np.array([[0], [1], [-1], [1]]), np.array([[1], [0], [0], [-1]])
     made = trace.write(tmp_path, experts=[first, second], num_experts=2)
-    found = between.layers(made, tokens.of(made), None)
+    found = layer_pairs.compare_layers(made, tokens.tokens_of(made), None)
     assert found.alike[0].value == found.equal[0, 1] == 1
     assert found.following[0].value == pytest.approx(math.log(2), rel=1e-5)
     # the bias of the information is (2 - 1)^2 / (2 * 2 tokens), and both entropies are ln 2
@@ -67,10 +67,10 @@ def test_the_first_of_open_choices_is_that_of_the_largest_weight(tmp_path):
     chosen = np.array([[0, -1, 2], [-1, 1, -1], [-1, -1, -1]])
     weights = np.array([[0.2, 0, 0.7], [0, 0.5, 0], [0, 0, 0]], np.float32)
     made = trace.write(tmp_path / "weighed", experts=[chosen] * 2, weights=[weights] * 2, num_experts=3)
-    found = between.layers(made, tokens.of(made), None)
+    found = layer_pairs.compare_layers(made, tokens.tokens_of(made), None)
     assert found.alike[0].value == 1 and found.following[0].value == pytest.approx(math.log(2), rel=1e-5)
     made = trace.write(tmp_path / "plain", experts=[chosen] * 2, num_experts=3)
-    assert between.layers(made, tokens.of(made), None) is None
+    assert layer_pairs.compare_layers(made, tokens.tokens_of(made), None) is None
 
 
 def test_a_page_of_open_choices_says_what_it_lacks(tmp_path):
@@ -82,7 +82,7 @@ def test_a_page_of_open_choices_says_what_it_lacks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "churn", "alike"),
+    ("old", "new", "changed", "alike"),
     [
         ([[0], [-1]], [[0], [-1]], 0, 1),  # kept 1 of 1; by tokens it was the half that has none
         # kept 2 of 2; pairs (0, 0) and (1, 1) for 2 experts, which times k were twice as many
@@ -91,13 +91,13 @@ def test_a_page_of_open_choices_says_what_it_lacks(tmp_path):
         ([[0, 1], [2, -1]], [[0, 2], [2, -1]], 1 / 3, 2 / 3),
     ],
 )
-def test_churn_is_of_the_experts_that_are_there(old, new, churn, alike, tmp_path):
+def test_churn_is_of_the_experts_that_are_there(old, new, changed, alike, tmp_path):
     traces = [
         trace.write(tmp_path / name, experts=[np.array(experts)], num_experts=3)
         for name, experts in (("old", old), ("new", new))
     ]
-    (row,) = between.checkpoints(traces, tokens.of(traces[1]), None)
-    assert row["value"] == pytest.approx(churn) and row["alike"] == pytest.approx(alike)
+    (row,) = churn.churn(traces, tokens.tokens_of(traces[1]), None)
+    assert row["value"] == pytest.approx(changed) and row["alike"] == pytest.approx(alike)
     assert 0 <= row["chance"] <= 1 and (row["before"], row["after"]) == ("old", "new")
 
 
@@ -137,8 +137,11 @@ def test_checkpoints_whose_experts_were_renumbered(tmp_path):
     same = np.mean([len(set(a) & set(b)) / 2 for a, b in zip(first, second, strict=True)])
     assert found.churn.router_alone[0] == pytest.approx(1 - same)
     (said,) = [text for text in findings.findings(found) if text.startswith("From step 1 to step 2")]
-    assert "the partition is more alike than its numbers" in said and "On the later features the earlier router" in said
-    assert np.isnan(between.similarity.router_alone((before, before._replace(has_features=False)), 0))
+    assert (
+        "much of the change is in the numbers of the experts alone" in said
+        and "On the later features, the earlier router" in said
+    )
+    assert np.isnan(similarity.router_alone((before, before._replace(has_features=False)), 0))
 
 
 def test_routers_that_read_the_same_are_told_from_others(tmp_path):

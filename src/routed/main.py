@@ -99,7 +99,7 @@ def main(argv: list[str]) -> None:
     from routed.plan.workdir import ELSEWHERE, default_workdir
     from routed.settings.tree import flatten, override
     from routed.system import hosts
-    from routed.trace import own
+    from routed.trace import from_runs
 
     devices.split_host()  # before anything asks JAX for its devices
     module, config = experiment.configure(spec, _OVERRIDES)
@@ -153,7 +153,7 @@ def main(argv: list[str]) -> None:
         )
         table = execution.execute(runs, table, workdir, mesh)
         if config.trace.every:
-            hosts.once(lambda: own.write(workdir, runs))
+            hosts.once(lambda: from_runs.write(workdir, runs))
         if SHARD.value:
             log.info(
                 "part %s is done in %.0f s; python -m routed.report DIR... joins all parts",

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from routed.contracts import UserError
-from routed.trace import hooks, operation, surgery, worth
+from routed.trace import hooks, surgery, surgery_page, surgery_results
+from routed.trace.hooks_replace import CHOICE_BIAS, replacing
+from routed.trace.repair import losses_of
 from routed.trace.replacements import EVERY, Linear, Site, linear, shuffled
+from routed.trace.sites import linear_weights
+from routed.trace.sites import sites_of as every_site
 from routed.trace.surgery import ALL, Job
 from tests.external.test_trace_transformers import ROWS, SMALL
 from tests.external.test_trace_transformers import model_of as random_model
@@ -34,19 +38,19 @@ def operate(model, out, **more):
 
 def losses(model, made):
     known = hooks.routers_of(model)
-    with surgery.operated(model, known, made) as (_, now):
-        return surgery.losses_of(model, HERE, now, 4)
+    with replacing(model, known, made) as (_, now):
+        return losses_of(model, HERE, now, 4)
 
 
 def weights_of(model):
-    return surgery._linear_of(hooks.routers_of(model))
+    return linear_weights(hooks.routers_of(model))
 
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_router_replaced_by_itself_changes_nothing(name):
     model = model_of(name)
     with torch.no_grad():
-        for buffer in (b for n, b in model.named_buffers() if n.endswith(hooks.CHOOSES)):
+        for buffer in (b for n, b in model.named_buffers() if n.endswith(CHOICE_BIAS)):
             buffer.normal_(std=0.3)  # DeepSeek-V3's, which only chooses
     expected, own = losses(model, {}), weights_of(model)
     ids = torch.tensor(np.stack(HERE))
@@ -81,14 +85,14 @@ def test_experts_that_are_shuffled_with_their_router_are_the_same_model(name):
 def seen_of(model, made, place):
     """What the router of a place returned for the rows, with these routers in the model."""
     known = hooks.routers_of(model)
-    with surgery.operated(model, known, made) as (_, now), hooks.listening({place: known[place]}) as seen:
-        surgery.losses_of(model, HERE[:4], now, 4)
+    with replacing(model, known, made) as (_, now), hooks.listening({place: known[place]}) as seen:
+        losses_of(model, HERE[:4], now, 4)
     return seen[place]
 
 
 def sites_of(model):
     known = hooks.routers_of(model)
-    return surgery._sites(model, known, weights_of(model), {}, OTHER, 4)
+    return every_site(model, known, OTHER, 4, {})
 
 
 def entropy(scores):
@@ -114,7 +118,9 @@ def test_replacements_do_what_their_words_say():
     assert loads.min() > 0.5 * loads.mean()  # 256 choices, 32 an expert, deviation 4
     assert seen["top1"].experts.shape == (64, 1) and (seen["top1"].experts[:, 0] == seen["trained"].experts[:, 0]).all()
     np.testing.assert_allclose(
-        seen["layer"].scores, torch.as_tensor(seen["trained"].features) @ torch.tensor(site.other.kernel), atol=1e-4
+        seen["layer"].scores,
+        torch.as_tensor(seen["trained"].features) @ torch.tensor(site.next_layer.kernel),
+        atol=1e-4,
     )
 
 
@@ -160,7 +166,7 @@ def test_what_has_no_gradient_is_said(tmp_path):
     assert "there is no gradient to repair it by" in found.reasons[Job(ALL, "top1", 0, 2)]
     assert any(
         "one expert a token, repaired, anywhere: its weights are the same" in text
-        for text in worth.unsaid(found, worth.table(found))
+        for text in surgery_results.unsaid(found, surgery_results.table(found))
     )
 
 
@@ -193,10 +199,10 @@ def test_a_killed_surgery_goes_on(tmp_path, monkeypatch):
 
 def test_another_checkpoint_and_models_that_cannot_be_operated(tmp_path):
     model, twin = model_of("olmoe"), model_of("olmoe")
-    found = operate(model, tmp_path / "twin", replace=["checkpoint"], foreign=twin)
+    found = operate(model, tmp_path / "twin", replace=["checkpoint"], checkpoint=twin)
     as_is = found.losses[Job(ALL, "")]
     np.testing.assert_allclose(found.losses[Job(ALL, "checkpoint")], as_is, atol=1e-5)
-    for more in ({"replace": ["checkpoint"]}, {"replace": ["noise"], "foreign": twin}):
+    for more in ({"replace": ["checkpoint"]}, {"replace": ["noise"], "checkpoint": twin}):
         with pytest.raises(UserError, match=r"--replace=checkpoint needs --router_from, and --router_from needs it"):
             operate(model, tmp_path / "none", **more)
     with pytest.raises(UserError, match=r"the text has token id 300, the model knows 300: use its own tokenizer"):
@@ -278,10 +284,10 @@ def test_findings_and_the_page_of_one_layer(tmp_path):
     ).eval()
     found = operate(model, tmp_path, replace=["noise", "layer"])
     assert "no other layer has a router" in found.reasons[Job(ALL, "layer")]
-    made = operation.report(found, tmp_path)
+    made = surgery_page.report(found, tmp_path)
     assert (tmp_path / "surgery.html").exists() and made["worth"].reason.str.len().gt(0).sum() == 2
 
 
 def test_a_linear_of_a_site_of_another_width_is_refused_in_words():
-    site = Site(8, 2, None, None, np.zeros((4, 32)), None, None, None, foreign=Linear(np.zeros((16, 8)), None, None))
+    site = Site(8, 2, None, None, np.zeros((4, 32)), None, None, None, checkpoint=Linear(np.zeros((16, 8)), None, None))
     assert EVERY["checkpoint"].make(site, np.random.default_rng(0)) == "its weights have shape [16, 8], not [32, 8]"

@@ -11,8 +11,9 @@ import transformers as hf
 from routed import trace
 from routed.contracts import UserError
 from routed.trace import hooks
-from routed.trace.capture import BYTES, capture, rows_of
+from routed.trace.capture import capture
 from routed.trace.format import stripes, token_column
+from routed.trace.model_inputs import BYTES, rows_of
 
 SMALL = {
     "vocab_size": 300, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -104,7 +105,7 @@ def test_a_trace_holds_what_the_model_computed(name, tmp_path):
             np.testing.assert_allclose(column(found, layer, "scores"), scores, rtol=2e-3, atol=2e-3)
             experts, weights = column(found, layer, "expert"), column(found, layer, "weight")
             dense = np.zeros_like(scores)
-            kept = column(found, layer, "kept") if "kept" in found.held else np.ones_like(experts, bool)
+            kept = column(found, layer, "kept") if "kept" in found.columns else np.ones_like(experts, bool)
             np.put_along_axis(dense, experts.astype(int), np.where(kept, weights, 0), 1)
             np.testing.assert_allclose(dense, combined(name, seen[part], scores), atol=1e-5)
             assert name == "nllb" or (np.diff(weights, axis=1) <= 1e-6).all()
