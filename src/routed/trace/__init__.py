@@ -2,8 +2,8 @@
 
     routed.trace.write("trace", scores=scores, k=2, token_ids=ids, sequence=rows, labels={"language": languages})
 
-writes a trace from arrays; `python -m routed.trace report trace` makes its page, and `routed.analyse` does both. The format is in
-docs/traces.md.
+writes a trace from arrays; `python -m routed.trace report trace` makes its page, and `routed.analyse` does both. The
+format is in docs/traces.md.
 """
 
 from routed.trace.features import Features

@@ -4,9 +4,10 @@
     routed trace capture --model=PATH_OR_NAME --text=FILE... --out=DIR
     routed trace surgery --model=PATH_OR_NAME --text=FILE... --out=DIR
 
-`report` makes one page of a trace, or of checkpoints of one model, in order. `capture` writes the trace of a Hugging Face model on text
-files. `surgery` measures the model's loss there with other routers instead of its own, and makes a page of the losses (both need pip
-install 'routed[torch]'). The same command continues after a kill. docs/traces.md has the format and the meaning of the numbers.
+`report` makes one page of a trace, or of checkpoints of one model, in order. `capture` writes the trace of a Hugging
+Face model on text files. `surgery` measures the model's loss there with other routers instead of its own, and makes a
+page of the losses (both need pip install 'routed[torch]'). The same command continues after a kill. docs/traces.md
+has the format and the meaning of the numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from routed.system import commands, files
 OUT = flags.DEFINE_string(
     "out",
     "",
-    "report: the page, default report.html in the last DIR; capture: the folder of the trace; surgery: the folder of losses and page.",
+    "report: the page, default report.html in the last DIR; capture: the trace's folder; surgery: that of the page.",
     allow_override=True,
 )
 MODEL = flags.DEFINE_string("model", "", "A model of transformers: a folder, or a name on the hub.")
@@ -58,8 +59,8 @@ FROM = flags.DEFINE_string(
     "router_from", "", "surgery: another checkpoint of the model, whose routers replace the model's own."
 )
 USAGE = (
-    "usage: routed trace report DIR... [--out=FILE], or routed trace capture|surgery --model=PATH_OR_NAME --text=FILE..."
-    " --out=DIR"
+    "usage: routed trace report DIR... [--out=FILE], or routed trace capture|surgery --model=PATH_OR_NAME --text=FILE"
+    "... --out=DIR"
 )
 
 

@@ -1,4 +1,4 @@
-"""All numbers of a trace as tables: of each layer, of a hash of the token id, of pairs of layers, and of checkpoints."""
+"""All numbers of a trace as tables: of layers, of a hash of the token id, of pairs of layers, of checkpoints."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from routed.trace.tokens import Tokens, labels_within_ids, tokens_of
 class Analysis(NamedTuple):
     """The content of the page.
 
-    `table` has a row for each layer and number: value, low, high, chance, and hash, the value of a balanced table of token ids.
-    `maps` is name -> assignments [L, C, E] by label and expert, `loads` is [L, E], `pairs` [L, E, E] or None. `controls` has other
-    routers on the features that the trace has, `routers` the result of `similarity.routers`.
+    `table` has a row for each layer and number: value, low, high, chance, and hash, the value of a balanced table of
+    token ids. `maps` is name -> assignments [L, C, E] by label and expert, `loads` is [L, E], `pairs` [L, E, E] or
+    None. `controls` has other routers on the features that the trace has, `routers` the result of
+    `similarity.routers`.
     """
 
     trace: Trace
@@ -40,7 +41,7 @@ class Analysis(NamedTuple):
 
 
 def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
-    """Returns every number of the last of `traces`, which are checkpoints of one model in order; churn is between them."""
+    """Returns the numbers of the last trace, and churn between all of them: checkpoints of one model, in order."""
     trace = traces[-1]
     tokens = tokens_of(trace, seed)
     weights = numbers.bootstrap_weights(tokens.groups, seed) if trace.has_sequences else None

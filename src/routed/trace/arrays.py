@@ -1,4 +1,4 @@
-"""Checks of the arrays that a user gives for a trace, from any library: shapes must agree and values must be possible."""
+"""Checks of the arrays that a user gives for a trace, from any library: their shapes and their values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Arrays = Any  # NumPy, JAX or torch, or a sequence of them, one per layer
 
 
 class Choices(NamedTuple):
-    """Checked choices of a trace: its sizes, the columns of a layer's file, and a function from a layer to its columns."""
+    """Checked choices of a trace: sizes, the columns of a layer's file, and a function from a layer to its columns."""
 
     layers: int
     tokens: int
@@ -131,7 +131,7 @@ def _experts_per_token(shapes: Mapping[str, tuple[int, ...]], k: int | None, exp
 
 
 def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the k highest experts of each row of scores [T, E], in descending order, with their softmax probabilities [T, k].
+    """Returns the k highest experts of each row of scores [T, E], highest first, and their softmax probabilities.
 
     The lower index comes first among equal scores, as in the layer.
     """
@@ -171,7 +171,7 @@ def _check_experts(experts: np.ndarray, layer: int, count: int) -> None:
 
 
 def token_table(tokens: int, columns: Mapping[str, Arrays], labels: Mapping[str, Any]) -> pa.Table:
-    """Returns tokens.parquet from the arrays token_ids, sequence and position (None where not given) and labels, each [tokens].
+    """Returns tokens.parquet from token_ids, sequence and position (None where not given) and labels, each [tokens].
 
     Without `sequence` all tokens are one sequence; without `position` tokens are numbered within their sequence.
 

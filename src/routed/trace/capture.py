@@ -49,13 +49,14 @@ def capture(
     name: str = "",
     source: str = "",
 ) -> list[Trace]:
-    """Runs `model` (of transformers, on its device) on rows of token ids of one length, and writes its routers' choices to `out`.
+    """Runs `model` (of transformers) on rows of token ids of one length, and writes its routers' choices to `out`.
 
-    `names` has the file of each row, for the label `file`. The same call continues a killed capture, and reads a finished one.
-    Returns one trace, or two of an encoder-decoder.
+    `names` has the file of each row, for the label `file`. The same call continues a killed capture, and reads a
+    finished one. Returns one trace, or two of an encoder-decoder.
 
     Raises:
-      UserError: the architecture is unknown, the model lacks a token id, or `out` holds a capture of other rows or another model.
+      UserError: the architecture is unknown, the model lacks a token id, or `out` holds a capture of other rows or
+      another model.
     """
     import torch
 
@@ -93,7 +94,7 @@ def capture(
 
 
 def _stacks(folder: pathlib.Path, names: list[str]) -> dict[pathlib.Path, list[str]]:
-    """Returns the routers of each trace by its folder: of encoder and decoder apart, whose tokens differ, else all in one."""
+    """Returns the routers of each trace by its folder; encoder and decoder have traces of their own."""
     inside = {stack: [name for name in names if stack in name.split(".")] for stack in ("encoder", "decoder")}
     if all(inside.values()) and sum(map(len, inside.values())) == len(names):
         return {folder / stack: members for stack, members in inside.items()}

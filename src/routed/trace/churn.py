@@ -17,10 +17,11 @@ from routed.trace.tokens import Tokens
 
 
 def churn(traces: Sequence[Trace], tokens: Tokens, weights: np.ndarray | None) -> list[dict[str, Any]]:
-    """Returns a row for each layer and each trace but the last: 1 - |S and S'| / |S|, where S' are experts in the next trace.
+    """Returns a row for each layer and each trace but the last: 1 - |S and S'| / |S|, with S' of the next trace.
 
-    Both counts are summed over tokens; chance is of shuffled tokens. `alike` is |pi(S) and S'| / |S| under the permutation pi of
-    experts for which it is largest, `alike_chance` that of independent choices, `router_alone` is `similarity.router_alone`.
+    Both counts are summed over tokens; chance is of shuffled tokens. `alike` is |pi(S) and S'| / |S| under the
+    permutation pi of experts for which it is largest, `alike_chance` that of independent choices, `router_alone` is
+    `similarity.router_alone`.
 
     Raises:
       UserError: the traces are not of one model on the same tokens.

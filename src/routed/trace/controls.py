@@ -1,4 +1,4 @@
-"""Other routers on the features of a trace: the trained router, the trained router with shuffled features, and a random router."""
+"""Other routers on the features of a trace: trained, trained with shuffled features, and random."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ COMPARED = ("load_max", "experts_used", "dropped_1.25", "table", "mi", "pairs")
 
 
 def controls(trace: Trace, tokens: Tokens, seed: int = 0) -> pd.DataFrame:
-    """Returns a row for each layer and number: `trained`, `shuffled` and `initial`, on the tokens whose features the trace has.
+    """Returns a row for each layer and number: `trained`, `shuffled` and `initial`, on tokens with features.
 
-    Every router takes the k experts with the highest scores. Shuffled: the trained weights on features that are permuted, by one
-    permutation for all experts (Dikkala et al. 2023, Section 2.1). Initial: weights N(0, 1), without offset; choices do not depend on
-    their scale. Both are means of draws.
+    Every router takes the k experts with the highest scores. Shuffled: the trained weights on features that are
+    permuted, by one permutation for all experts (Dikkala et al. 2023, Section 2.1). Initial: weights N(0, 1), without
+    offset; choices do not depend on their scale. Both are means of draws.
     """
     rows: list[dict[str, Any]] = []
     random = np.random.default_rng(seed)

@@ -1,7 +1,8 @@
-"""Counts of one layer's choices, stripe by stripe: sums by group of sequences, from which all numbers of the page are made.
+"""Counts of one layer's choices: sums by group of sequences, from which all numbers of the page are made.
 
-There are two passes. The first fills tables of (code, expert). The second adds what each assignment contributes to the information
-about its code, and counts the assignments that a table names which was filled from the other half of the sequences.
+There are two passes. The first fills tables of (code, expert). The second adds what each assignment contributes to
+the information about its code, and counts the assignments that a table names which was filled from the other half of
+the sequences.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FACTORS = (1.0, 1.25, 2.0)
 
 
 class Stream(NamedTuple):
-    """Choices from a layer's file or from a router that is compared with it. `read(*columns)` yields arrays of stripes."""
+    """Choices from a layer's file or from another router. `read(*columns)` yields arrays of stripes."""
 
     experts: int
     k: int
@@ -74,8 +75,8 @@ class ConditionalInformation(NamedTuple):
 class Counts(NamedTuple):
     """Counts of one stream, with G groups of sequences and C codes.
 
-    `load` [G, E] counts assignments, `pairs` [G, E, E] pairs of different experts of a token. `tables` maps a name to assignments
-    [2, C, E] by half, `chance` to the information about shuffled codes. `conditional` is by label.
+    `load` [G, E] counts assignments, `pairs` [G, E, E] pairs of different experts of a token. `tables` maps a name to
+    assignments [2, C, E] by half, `chance` to the information about shuffled codes. `conditional` is by label.
     """
 
     load: np.ndarray
@@ -143,7 +144,7 @@ def _count_pairs(pairs: np.ndarray, group: np.ndarray, expert: np.ndarray) -> No
 
 
 def _count_drops(sums: Sums, group: np.ndarray, expert: np.ndarray, stream: Stream) -> None:
-    """Counts assignments beyond capacity in batches of consecutive tokens; the rest of a stripe after whole batches is left out."""
+    """Counts assignments beyond capacity, in whole batches of consecutive tokens of a stripe."""
     size = min(BATCH, len(expert))
     batches = len(expert) // size
     queues = information.joint(np.repeat(np.arange(batches), size), expert[: batches * size], batches, stream.experts)
@@ -155,7 +156,7 @@ def _count_drops(sums: Sums, group: np.ndarray, expert: np.ndarray, stream: Stre
 
 
 def capacity(factor: float, k: int, tokens: int, experts: int) -> int:
-    """Returns the slots of an expert's queue: ceil(factor k T / E), at most T, as in the layer's rule per_assignment."""
+    """Returns the slots of an expert's queue: ceil(factor k T / E), at most T: the layer's rule per_assignment."""
     return min(max(math.ceil(round(factor * tokens / experts * k, 6)), 1), tokens)
 
 
@@ -188,7 +189,7 @@ def _count_scores(sums: Sums, stream: Stream, tokens: Tokens) -> None:
 
 
 def best(table: np.ndarray, k: int) -> np.ndarray:
-    """Returns the experts that a table names for each code [C, E]: its k most frequent; for a code without counts the most loaded."""
+    """Returns the experts that a table names for each code [C, E]: its k most frequent, else the most loaded ones."""
     counts = table.astype(np.float32)
     counts += table.sum(0) / (1 + table.sum())  # less than one assignment: decides only between equal counts
     named = np.zeros(table.shape, bool)
@@ -200,7 +201,7 @@ def best(table: np.ndarray, k: int) -> np.ndarray:
 
 
 def _count_information(sums: Sums, stream: Stream, tokens: Tokens, halves: dict[str, np.ndarray]) -> None:
-    """Adds `mi_NAME` and `table_NAME` of each code, and `table`: the share of the k most loaded experts of the other half."""
+    """Adds `mi_NAME` and `table_NAME` of each code, and `table` of the k most loaded experts of the other half."""
     if not halves:
         return
     terms = {name: information.pointwise(table.sum(0)) for name, table in halves.items()}

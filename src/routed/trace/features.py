@@ -1,4 +1,4 @@
-"""Inputs of the routers for some tokens with the routers' weights, so that other routers can be tried on the same tokens."""
+"""Inputs of the routers for some tokens, with the routers' weights: other routers can be tried on the same tokens."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ KEPT = 4096
 
 
 class Features(NamedTuple):
-    """Features of the tokens `where` [F] (rows of the trace, ascending): per layer values [F, D], kernel [D, E], offset [E] or None.
+    """Features of the tokens `where` [F]: per layer values [F, D], kernel [D, E], and offset [E] or None.
 
-    The scores of a router are features @ kernel + offset. All layers must have such a router.
+    `where` are rows of the trace, ascending. The scores of a router are features @ kernel + offset. All layers must
+    have such a router.
     """
 
     where: Arrays

@@ -18,7 +18,7 @@ AS_GOOD = 0.8
 
 
 class Layers(NamedTuple):
-    """One number over layers: its values, and the number of layers whose interval is above chance (None without intervals)."""
+    """One number over layers; `above` counts layers whose interval is above chance (None without intervals)."""
 
     value: pd.Series
     chance: pd.Series

@@ -1,7 +1,7 @@
-"""The format of a trace: a folder with trace.json, tokens.parquet and one Parquet file per layer, read in stripes of tokens.
+"""The format of a trace: a folder with trace.json, tokens.parquet and one Parquet file per layer.
 
-trace.json is written last: a folder without it is half-written. Columns are flat (expert_0, expert_1, ...), so that any Parquet
-reader can query them; fixed-size lists take two to three times as long to read and write.
+trace.json is written last: a folder without it is half-written. Columns are flat (expert_0, expert_1, ...), so that
+any Parquet reader can query them; fixed-size lists take two to three times as long to read and write.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Arrays = tuple[np.ndarray, ...]
 class Trace(NamedTuple):
     """The description of a trace: `layers` are names, `labels` the label columns of tokens.parquet.
 
-    `k` is the largest number of experts of a token. `columns` (`held` in trace.json) are the columns of a layer's file: always
-    expert; weight, kept and scores where they were captured.
+    `k` is the largest number of experts of a token. `columns` (`held` in trace.json) are the columns of a layer's
+    file: always expert; weight, kept and scores where they were captured.
     """
 
     folder: pathlib.Path
@@ -120,7 +120,7 @@ def flat_names(column: str, trace: Trace) -> list[str]:
 
 
 def stripes(trace: Trace, layer: int, *columns: str, size: int = STRIPE) -> Iterator[Arrays]:
-    """Yields arrays of a layer's columns for stripes of `size` tokens: expert, weight and kept [n, k], scores [n, E] as stored.
+    """Yields stripes of `size` tokens of a layer's columns: expert, weight and kept [n, k], scores [n, E] as stored.
 
     Raises:
       UserError: the file is damaged.

@@ -1,4 +1,4 @@
-"""Traces of a workdir's own runs: choices of the base seed's routers for validation tokens, at every n-th evaluation."""
+"""Traces of a workdir's runs: choices of the base seed's routers for validation tokens, at every n-th evaluation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from routed.trace.writing import write as write_trace
 def write(workdir: pathlib.Path, runs: Iterable[Run]) -> list[Trace]:
     """Writes WORKDIR/traces/ARM-seedSEED-RUN/[STACK/]STEP for every run whose choices were kept (`trace.every`).
 
-    An existing trace is read. Choices stay as they were kept, whatever `trace.every` is now. Scores are not kept, so pages of these
-    traces have no entropies; results.parquet has them.
+    An existing trace is read. Choices stay as they were kept, whatever `trace.every` is now. Scores are not kept, so
+    pages of these traces have no entropies; results.parquet has them.
     """
     arrays, traces, strides = tables.read_heatmaps(workdir), list[Trace](), set[int]()
     for run in runs:

@@ -1,4 +1,4 @@
-"""Hooks that read the outputs of the routers of Hugging Face transformers while the model runs, and the known router classes."""
+"""Hooks that read the outputs of the routers of a Hugging Face model, and the known router classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from routed.trace.arrays import as_array
 
 
 class RouterOutput(NamedTuple):
-    """Output of a router for a batch, as tensors with a row per token: scores [T, E], experts and weights [T, k], kept [T, k] or None.
+    """Output of a router for a batch: scores [T, E], experts and weights [T, k], kept [T, k] or None.
 
     `features` are the router's input, in its own shape.
     """
@@ -45,7 +45,7 @@ def indexed(module: Any, output: Any) -> RouterOutput:
 
 
 def scattered(module: Any, output: Any) -> RouterOutput:
-    """Reads (weights of all experts, 0 where not chosen; logits) of Llama 4, whose weights scale the inputs of experts."""
+    """Reads (weights of all experts, 0 where not chosen; logits) of Llama 4, which scales the inputs of experts."""
     all_weights, scores = output
     weights, experts = all_weights.topk(module.top_k, dim=-1)
     return RouterOutput(scores, experts, weights)
@@ -66,7 +66,7 @@ def nllb(module: Any, output: Any) -> RouterOutput:
 
 
 def plain(k: int) -> Reader:
-    """Returns the reader of logits alone, as of a linear layer: the k highest, weighted by their softmax probabilities."""
+    """Returns the reader of logits alone: the k highest, weighted by their softmax probabilities."""
 
     def read(module: Any, output: Any) -> RouterOutput:
         scores = (output[0] if isinstance(output, tuple) else output).float()
@@ -103,11 +103,11 @@ def is_known(module: Any) -> bool:
 
 
 def routers_of(model: Any, pattern: str = "", k: int = 0) -> dict[str, RouterModule]:
-    """Returns the routers of a model by name, in order: those of `ROUTERS`, or the modules whose whole name matches `pattern`.
+    """Returns the routers of a model by name: those of `ROUTERS`, or modules whose whole name matches `pattern`.
 
     Raises:
-      UserError: the model has no such router (the error says how to name them), `k` is larger than the number of experts, or `k`
-        is given without a pattern.
+      UserError: the model has no such router (the error says how to name them), `k` is larger than the number of
+        experts, or `k` is given without a pattern.
     """
     if k and not pattern:
         raise UserError(f"--k={k} goes with --routers: a known router has its own number of experts per token")
@@ -138,7 +138,8 @@ def _no_router(model: Any, pattern: str) -> str:
     )
     likely = [name for name, _ in model.named_modules() if re.search(r"(^|\.)(gate|router)\w*$", name)]
     guess = f"; perhaps {re.sub(r'[.][0-9]+[.]', '.[0-9]+.', likely[0])}" if likely else ""
-    return f"{reason}: name its router modules, whose output must be scores of the experts, with --routers=REGEX --k=K{guess}"
+    advice = "name its router modules, whose output must be scores of the experts, with --routers=REGEX --k=K"
+    return f"{reason}: {advice}{guess}"
 
 
 @contextlib.contextmanager

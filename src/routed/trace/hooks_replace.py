@@ -1,4 +1,4 @@
-"""Hooks that replace the scores of the routers of a Hugging Face model; the model's own rule turns scores into choices."""
+"""Hooks that replace the scores of a Hugging Face model's routers; the model's own rule makes the choices."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CHOICE_BIAS = "e_score_correction_bias"
 def rule_of(module: Any, experts: int, k: int = 0, bias: np.ndarray | None = None) -> Callable[[Any, Any], Any]:
     """Returns a function from (scores [T, E], output of the router) to the router's output for these scores.
 
-    The result has the types of the given output, unless that is None. A known router is a rule behind a linear map, so the function
-    calls a copy of it whose map is the identity: groups of experts, scalings and norms are the model's own. `k` is the number of
-    experts (0: the router's own); `bias` [E] is added to scores for the choice, if the router has such a bias. The output of any
-    other module is scores, and the model applies its rule to them.
+    The result has the types of the given output, unless that is None. A known router is a rule behind a linear map,
+    so the function calls a copy of it whose map is the identity: groups of experts, scalings and norms are the
+    model's own. `k` is the number of experts (0: the router's own); `bias` [E] is added to scores for the choice, if
+    the router has such a bias. The output of any other module is scores, and the model applies its rule to them.
 
     Raises:
       UserError: the router's k cannot be set.
@@ -78,7 +78,8 @@ def replacing(
 ) -> Iterator[tuple[list[Any], dict[str, Any]]]:
     """Puts `routers` into the model, by name of the module, and removes them at the end.
 
-    Yields the parameters of the routers, and a dict that the caller fills before each forward pass: `ids` [T] and `batch`.
+    Yields the parameters of the routers, and a dict that the caller fills before each forward pass: `ids` [T] and
+    `batch`.
     """
     import torch
 

@@ -22,9 +22,9 @@ CELLS = 1 << 20
 class Between(NamedTuple):
     """`shares` [L, L]: information between first experts of two layers, bias removed, over the smaller entropy.
 
-    `following` [L - 1]: information between a layer and the next in nats; chance is of first experts shuffled within their
-    sequences. `equal` and `chance` [L, L]: shares of equal first choices under the best permutation of experts, and of independent
-    choices with the same loads. `alike` [L - 1]: `equal` of a layer and the next.
+    `following` [L - 1]: information between a layer and the next in nats; chance is of first experts shuffled within
+    their sequences. `equal` and `chance` [L, L]: shares of equal first choices under the best permutation of experts,
+    and of independent choices with the same loads. `alike` [L - 1]: `equal` of a layer and the next.
     """
 
     shares: np.ndarray
@@ -37,7 +37,8 @@ class Between(NamedTuple):
 class _Tables(NamedTuple):
     """Counts of (first expert, first expert of the other layer), on tokens that have both.
 
-    `joint` is by pair of layers; `by_group` [L - 1, G, E, E] and `shuffled` [L - 1, E, E] are of each layer and the next.
+    `joint` is by pair of layers; `by_group` [L - 1, G, E, E] and `shuffled` [L - 1, E, E] are of each layer and the
+    next.
     """
 
     joint: dict[tuple[int, int], np.ndarray]
@@ -102,8 +103,8 @@ def _count(trace: Trace, tokens: Tokens, columns: list[tuple[str, ...]], groups:
 def _ranking_columns(trace: Trace, layer: int) -> tuple[str, ...]:
     """Returns the columns that rank a token's experts; none if nothing ranks them.
 
-    Experts are stored in order, so their column ranks them, unless -1 stands before an expert, as in choices of ReLU gates, where
-    column e holds expert e or -1. Then weights rank the experts.
+    Experts are stored in order, so their column ranks them, unless -1 stands before an expert, as in choices of ReLU
+    gates, where column e holds expert e or -1. Then weights rank the experts.
     """
     for (expert,) in stripes(trace, layer, "expert", size=STRIPE) if trace.k > 1 else ():
         if ((expert[:, :-1] < 0) & (expert[:, 1:] >= 0)).any():

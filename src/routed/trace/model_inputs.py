@@ -38,7 +38,7 @@ def load(model: str, tokens: str = "") -> tuple[Any, Any]:
 
 
 def rows_of(paths: Sequence[str], tokenizer: Any, length: int) -> tuple[list[np.ndarray], list[str]]:
-    """Returns rows of `length` token ids of each text file, and the name of each row's file; the rest of a file is left out.
+    """Returns rows of `length` token ids of each text file without its rest, and the name of each row's file.
 
     A name is the stem of the path; of files with equal stems it is the path.
 

@@ -61,7 +61,7 @@ def bootstrap_weights(groups: int, seed: int = 0) -> np.ndarray | None:
 
 
 def ratio(above: np.ndarray, below: np.ndarray, weights: np.ndarray | None, chance: float = np.nan) -> Number:
-    """Returns sum(above) / sum(below) over groups, with percentiles of the bootstrap over draws whose sum below is not 0."""
+    """Returns sum(above) / sum(below) over groups, with percentiles over bootstrap draws whose sum below is not 0."""
     value = float(above.sum() / max(below.sum(), 1e-30))
     if weights is None:
         return Number(value, np.nan, np.nan, chance)
@@ -105,7 +105,7 @@ def numbers(counts: Counts, k: int, weights: np.ndarray | None) -> dict[str, Num
 
 
 def _of_load(load: np.ndarray, weights: np.ndarray | None, chance: Mapping[str, float]) -> dict[str, Number]:
-    """Returns load_max, experts_used and dead, as defined by `routed.metrics.load.load_summary` and the exp of `entropy`."""
+    """Returns load_max and dead, as in `routed.metrics.load.load_summary`, and experts_used, the exp of `entropy`."""
     values = _load_numbers(load.sum(0))
     if weights is None:
         return {name: Number(float(value), np.nan, np.nan, chance[name]) for name, value in values.items()}
@@ -138,7 +138,7 @@ def by_chance(tokens: int, k: int, experts: int, seed: int = 0) -> dict[str, flo
 
 
 def dependence(pairs: np.ndarray, weights: np.ndarray | None, seed: int = 0) -> Number:
-    """Returns the KL divergence, in nats, of unordered pairs of a token's experts from independent pairs with the same loads.
+    """Returns the KL divergence, in nats, of a token's pairs of experts from independent pairs with the same loads.
 
     Chance is the same for as many pairs drawn from the independent ones.
     """

@@ -11,7 +11,7 @@ from routed.trace.arrays import as_array
 
 
 class Repair(NamedTuple):
-    """Settings of a repair: steps of Adam of `rate` standard deviations of a parameter at the start, falling linearly to 0."""
+    """Settings of a repair: Adam, with steps of `rate` standard deviations of a parameter, falling linearly to 0."""
 
     steps: int
     rate: float

@@ -18,7 +18,7 @@ Params = Mapping[str, Tensor]
 
 
 class Batch(NamedTuple):
-    """Input of a replacement, a row per token: the trained router's scores [T, E], features [T, D], token ids [T]; `number` counts batches."""
+    """Input of a replacement: the trained router's scores [T, E], features [T, D], ids [T], number of the batch."""
 
     scores: Tensor
     features: Tensor
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """Weights of a linear router: kernel [D, E], offset [E] or None, and a bias [E] or None for the choice alone (DeepSeek-V3)."""
+    """Weights of a linear router: kernel [D, E], offset [E] or None, bias [E] of the choice alone or None."""
 
     kernel: np.ndarray
     offset: np.ndarray | None
@@ -37,10 +37,10 @@ class Linear(NamedTuple):
 class Site(NamedTuple):
     """A router to replace, with `k` of `experts` experts per token, and statistics of it on other text.
 
-    `ids` [F], `scores` [F, E] and `features` [F, D] are of some tokens of that text. `counts` [N + 1, E] are choices of each expert
-    by token id, on all of that text; the last row is their sum. `row_of` [V] is the row of an id: the last if the text lacks it.
-    `trained` are the router's weights (None: it is no linear map), `next_layer` those of the next layer's router (for the last
-    layer the first's), `checkpoint` those in another checkpoint.
+    `ids` [F], `scores` [F, E] and `features` [F, D] are of some tokens of that text. `counts` [N + 1, E] are choices
+    of each expert by token id, on all of that text; the last row is their sum. `row_of` [V] is the row of an id: the
+    last if the text lacks it. `trained` are the router's weights (None: it is no linear map), `next_layer` those of
+    the next layer's router (for the last layer the first's), `checkpoint` those in another checkpoint.
     """
 
     experts: int
@@ -70,8 +70,8 @@ class Router(NamedTuple):
 class Replacement(NamedTuple):
     """A kind of router: `make(site, random)` returns the router of a site, or the reason why there is none.
 
-    `label` and `description` stand on the page. A `drawn` one depends on the seed; one that does not learn has no parameters to
-    repair; `needs_checkpoint` is for the weights of another checkpoint.
+    `label` and `description` stand on the page. A `drawn` one depends on the seed; one that does not learn has no
+    parameters to repair; `needs_checkpoint` is for the weights of another checkpoint.
     """
 
     make: Callable[[Site, np.random.Generator], Router | str]
@@ -97,7 +97,7 @@ def linear(weights: Linear, k: int = 0) -> Router:
 
 
 def _as_sharp(scores: np.ndarray, site: Site) -> tuple[float, float]:
-    """Returns (factor, shift) that give scores [F, E] the trained scores' mean, and the mean entropy of their softmax."""
+    """Returns (factor, shift) that give scores [F, E] the mean and the mean softmax entropy of the trained scores."""
     logs = site.scores - np.logaddexp.reduce(site.scores, axis=1, keepdims=True)
     entropy = float(-(np.exp(logs) * logs).sum(1).mean())
     factor = float(sharpness_for(jnp.asarray(scores), jnp.float32(entropy)))
@@ -185,41 +185,39 @@ def _other(weights: Linear | None, site: Site, lacking: str) -> Router | str:
 
 #: Name of the trained router itself, which a repair may change too.
 TRAINED = "trained"
-#: Name -> kind of router, in the order of the page.
+#: Name -> kind of router, in the order of the page. The seed of a draw depends on this order.
 EVERY: dict[str, Replacement] = {
     TRAINED: Replacement(_trained, "the trained router", "The router as it is: shows what a repair alone gains."),
     "noise": Replacement(
         _noise,
         "noise, as sharp as trained",
-        "Scores N(0, 1) for every token and expert, scaled to the trained router's mean entropy: choices that ignore the token, with"
-        " weights like the trained router's.",
+        "Scores N(0, 1) for every token and expert, as sharp as the trained scores: ignores the token.",
         drawn=True,
         learns=False,
     ),
     "uniform": Replacement(
         _uniform,
         "equal weights, experts by chance",
-        "Equal scores, at the trained router's mean score; ties are broken at random for each token.",
+        "Equal scores, at the mean of the trained ones; ties are broken at random for each token.",
         drawn=True,
         learns=False,
     ),
     "shuffled": Replacement(
         shuffled,
         "trained router, experts shuffled",
-        "The trained router, whose score of expert e goes to expert pi(e): pi is one cycle through all experts, so no expert keeps"
-        " its own score.",
+        "The trained router, whose score of expert e goes to expert pi(e); pi is one cycle through all experts.",
         drawn=True,
     ),
     "random": Replacement(
         _random,
         "random weights, as sharp",
-        "Weights N(0, 1) on the same features, scaled to the trained router's mean entropy and moved to its mean score.",
+        "Weights N(0, 1) on the same features, with the sharpness and the mean of the trained scores.",
         drawn=True,
     ),
     "layer": Replacement(
         _next_layer,
         "the next layer's router",
-        "The weights of the next layer's router (for the last layer, the first's). Expert numbers of two layers are unrelated.",
+        "The weights of the next layer's router (for the last layer, the first's); expert numbers are unrelated.",
     ),
     "checkpoint": Replacement(
         _checkpoint,
@@ -230,8 +228,7 @@ EVERY: dict[str, Replacement] = {
     "table": Replacement(
         _table,
         "table by token id, from other text",
-        "The experts that other text chose most often for the token id: log of (n(id, e) + load of e), as sharp as the trained"
-        " scores. The load of an expert, its share of all choices, breaks ties; an id that the other text lacks gets loads alone.",
+        "Scores log(n(id, e) + load of e), as sharp as the trained ones: the experts that other text chose for the id.",
     ),
     "top1": Replacement(
         _top1,

@@ -48,8 +48,9 @@ def analyse(
     """Writes a trace of `scores` [layers, T, E] and its page into the folder `out`, and returns the tables.
 
     All but scores and k is optional: `token_ids`, `sequence`, `labels={"language": [...]}` and other arguments of
-    `routed.trace.write`. Returned: `numbers` (a row for each layer and number: value, low, high, chance, hash), `maps` label ->
-    assignments [L, C, E], `loads` [L, E], `between` and `equal` [L, L], `churn`, `controls`, `findings`.
+    `routed.trace.write`. Returned: `numbers` (a row for each layer and number: value, low, high, chance, hash),
+    `maps` label -> assignments [L, C, E], `loads` [L, E], `between` and `equal` [L, L], `churn`, `controls`,
+    `findings`.
 
     Raises:
       UserError: as `routed.trace.write`.
@@ -58,7 +59,7 @@ def analyse(
 
 
 def report(traces: Sequence[Trace | str | os.PathLike], out: str | os.PathLike, seed: int = 0) -> dict[str, Any]:
-    """Writes the page of a trace, or of checkpoints of one model in order, and numbers.csv beside it; returns as `analyse`."""
+    """Writes the page of a trace, or of a model's checkpoints in order, and numbers.csv; returns as `analyse`."""
     analysis = analyse_traces([trace if isinstance(trace, Trace) else read(trace) for trace in traces], seed)
     path, sentences, between = files.folder(out), findings(analysis), analysis.between
     files.write(path.with_name("numbers.csv"), analysis.table.to_csv(index=False))
@@ -116,7 +117,7 @@ def label_of(name: str) -> str:
 
 
 def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Returns a row for each number: median over layers, range, chance, hash, and the layers whose interval is above chance."""
+    """Returns a row for each number: median over layers, range, chance, hash, and layers above chance."""
     rows = []
     for name, some in table.groupby("number", sort=False):
         judged = some.low.notna() & some.chance.notna()

@@ -15,7 +15,7 @@ from routed.system import files
 
 
 def bind_folder(file: pathlib.Path, model: Any, rows: Sequence[np.ndarray], settings: dict[str, Any]) -> None:
-    """Writes the settings of a command, its model and its text to `file`, or compares them with those of an earlier call.
+    """Writes the settings, model and text of a command to `file`, or compares them with those of an earlier call.
 
     Raises:
       UserError: a setting differs from that of the earlier call.
@@ -35,7 +35,7 @@ def bind_folder(file: pathlib.Path, model: Any, rows: Sequence[np.ndarray], sett
 
 
 def digest_of_model(model: Any) -> str:
-    """Returns a digest of all parameters and buffers of a PyTorch model, of which experts may train under a frozen router."""
+    """Returns a digest of all parameters and buffers of a PyTorch model: experts may train under a frozen router."""
     import torch
 
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Agreement of two routers whose experts have no common numbers: equal choices under the best permutation of experts."""
+"""Agreement of two routers whose experts have no common numbers: equal choices after the best renumbering."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DRAWS = 4
 
 
 def matched(table: Num[np.ndarray, "E E"]) -> tuple[float, Int[np.ndarray, " E"]]:
-    """Returns (share of the counts on the best permutation, that permutation), where expert e matches expert permutation[e].
+    """Returns (share of the counts on the best permutation, permutation): expert e matches expert permutation[e].
 
     The best permutation has the largest sum of counts (the Hungarian method; Kuhn 1955).
     """
@@ -26,7 +26,7 @@ def matched(table: Num[np.ndarray, "E E"]) -> tuple[float, Int[np.ndarray, " E"]
 
 
 def by_chance(table: Num[np.ndarray, "E E"], draws: int = DRAWS, seed: int = 0) -> float:
-    """Returns the share on the best permutation for as many independent choices with the same loads, as a mean of draws.
+    """Returns the share on the best permutation for independent choices with the same loads, as a mean of draws.
 
     It is larger than 1 / E: loads are not equal, and the permutation is chosen after the draw.
     """
@@ -39,7 +39,7 @@ def by_chance(table: Num[np.ndarray, "E E"], draws: int = DRAWS, seed: int = 0) 
 
 
 def together(old: Int[np.ndarray, "T k"], new: Int[np.ndarray, "T k"], experts: int) -> Int[np.ndarray, "E E"]:
-    """Returns the number of tokens with expert e among their old k experts and expert f among their new ones; -1 is no expert."""
+    """Returns the number of tokens with expert e among their old experts and f among their new; -1 is no expert."""
     table = np.zeros((experts, experts), np.int64)
     for i in range(old.shape[1]):
         for j in range(new.shape[1]):
@@ -52,8 +52,8 @@ def together(old: Int[np.ndarray, "T k"], new: Int[np.ndarray, "T k"], experts: 
 def routers(trace: Trace, seed: int = 0) -> tuple[Float[np.ndarray, "L L"], Float[np.ndarray, " L"]]:
     """Returns (shares [L, L], chance [L]): agreement of the routers of layers i and j on the features of layer i.
 
-    A share is of tokens with equal first choices under the best permutation of experts. Chance is of routers with weights N(0, 1)
-    on these features, as a mean of draws. Layers whose features have different widths are NaN.
+    A share is of tokens with equal first choices under the best permutation of experts. Chance is of routers with
+    weights N(0, 1) on these features, as a mean of draws. Layers whose features have different widths are NaN.
     """
     layers = [features.load(trace.folder, layer) for layer in range(len(trace.layers))]
     shares, chance = np.full((len(layers), len(layers)), np.nan), np.full(len(layers), np.nan)
@@ -73,9 +73,10 @@ def routers(trace: Trace, seed: int = 0) -> tuple[Float[np.ndarray, "L L"], Floa
 
 
 def router_alone(traces: Sequence[Trace], layer: int) -> float:
-    """Returns the share of a token's k experts that differ between two traces' routers, both on the second trace's features.
+    """Returns the share of experts that differ between two traces' routers, both on the second trace's features.
 
-    It is the change of the router without the change of its features. NaN if the traces have no features of the same tokens.
+    It is the change of the router without the change of its features. NaN if the traces have no features of the same
+    tokens.
     """
     before, after = traces
     if not (before.has_features and after.has_features):

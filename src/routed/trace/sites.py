@@ -43,7 +43,7 @@ def sites_of(
     batch_size: int,
     checkpoint: Mapping[str, Linear | None],
 ) -> dict[str, Site]:
-    """Returns the site of every router, from one pass over rows of other text; `checkpoint` has weights of another checkpoint."""
+    """Returns the site of every router, from one pass over rows of other text, and another checkpoint's weights."""
     import torch
 
     log.info("reading %d rows of other text", len(rows))

@@ -35,7 +35,7 @@ STEP_COST = 3
 
 
 class Job(NamedTuple):
-    """One model to measure: the router of `layer` (`ALL`: every router) is replaced, and repaired for `repair_steps` steps.
+    """One model to measure: a replacement in `layer` (`ALL`: every layer), repaired for `repair_steps` steps.
 
     An empty replacement is the model as it is.
     """
@@ -98,23 +98,25 @@ def surgery(
     name: str = "",
     source: str = "",
 ) -> SurgeryResult:
-    """Measures `model` (a causal one of transformers, on its device) on `rows` of token ids of one length, with other routers.
+    """Measures `model` (a causal one of transformers) on `rows` of token ids of one length, with other routers.
 
-    `replace` names the replacements (default: all; `checkpoint` only if another checkpoint of the model is given). Tables are filled
-    from the rows `other`. A repair trains the parameters of the replaced routers on them, with everything else frozen:
-    `repair_steps` of Adam with the loss of the text alone, with steps of `repair_rate` times the standard deviation of each parameter
-    at the start, falling linearly to 0. Random replacements are drawn `draws` times.
+    `replace` names the replacements (default: all; `checkpoint` only if another checkpoint of the model is given).
+    Tables are filled from the rows `other`. A repair trains the parameters of the replaced routers on them, with
+    everything else frozen: `repair_steps` of Adam with the loss of the text alone, with steps of `repair_rate` times
+    the standard deviation of each parameter at the start, falling linearly to 0. Random replacements are drawn
+    `draws` times.
 
     Raises:
-      UserError: the model is an encoder-decoder, the architecture or a replacement is unknown, there are too few rows, or `out` holds
-        another surgery.
+      UserError: the model is an encoder-decoder, the architecture or a replacement is unknown, there are too few
+        rows, or `out` holds another surgery.
     """
     folder, replace = files.folder(out), _replacements(replace, checkpoint is not None)
     _check_inputs(model, rows, other)
     modules = routers_of(model, routers, k)
     weights = {} if checkpoint is None else linear_weights(routers_of(checkpoint, routers, k))
     settings = {
-        "routers": list(modules), "k": k, "batch_size": batch_size, "repair_rate": repair_rate, "seed": seed, "name": name,
+        "routers": list(modules), "k": k, "batch_size": batch_size, "repair_rate": repair_rate, "seed": seed,
+        "name": name,
         "other": digest_of_rows(other), "router_from": "" if checkpoint is None else digest_of_model(checkpoint),
     }  # fmt: skip
     bind_folder(folder / "surgery.json", model, rows, settings)
@@ -198,7 +200,7 @@ def _frozen(model: Any) -> Iterator[None]:
 def _run(
     operation: _Operation, jobs: Sequence[Job], folder: pathlib.Path, seconds_per_row: float
 ) -> dict[Job, tuple[np.ndarray, str]]:
-    """Returns losses and reason of every job, measured or read. Time left is told from `seconds_per_row` until a job is done."""
+    """Returns losses and reason of every job, measured or read; the first time left comes from `seconds_per_row`."""
 
     def cost(job: Job) -> int:
         return len(operation.rows) + STEP_COST * job.repair_steps * operation.repair.batch_size

@@ -48,7 +48,10 @@ def _every_layer(result: SurgeryResult, rows: pd.DataFrame) -> Iterator[Drawn]:
     panel.set_yticks(range(len(names)), [EVERY[name].label for name in names])
     panel.set_ylim(-0.6, len(names) - 0.4)
     panel.set_xlabel("loss above the model's own (nats a token)")
-    caption = "Loss above the model's own with a router of each kind in every layer, with 95 % intervals over rows of text; dotted: no loss."
+    caption = (
+        "Loss above the model's own with a router of each kind in every layer, with 95 % intervals over rows of text."
+        " Dotted: no loss."
+    )
     if result.repair_steps:
         legend(figure, panel)
         caption += " The repaired trained router is compared with the model as it is."
@@ -88,8 +91,8 @@ def _single_layers(result: SurgeryResult, rows: pd.DataFrame) -> Iterator[Drawn]
     yield Drawn(
         "one router replaced",
         figure,
-        "Loss above the model's own with the router of one layer replaced and the others as trained, with 95 % intervals over rows of"
-        " text. Grey: noise in its place, the router's worth.",
+        "Loss above the model's own with the router of one layer replaced and the others as trained, with 95 %"
+        " intervals over rows of text. Grey: noise in its place, the router's worth.",
     )
 
 

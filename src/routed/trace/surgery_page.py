@@ -19,7 +19,7 @@ from routed.trace.surgery_results import findings, groups_of, kept, measured, na
 
 
 def report(result: SurgeryResult, out: str | os.PathLike) -> dict[str, Any]:
-    """Writes OUT/surgery.html and OUT/surgery.csv; returns `worth`, the table of `surgery_results.table`, and `findings`."""
+    """Writes OUT/surgery.html and OUT/surgery.csv; returns `worth`, the table of results, and `findings`."""
     folder, worth = files.folder(out), table(result)
     sentences, rows = findings(result, worth), len(next(iter(result.losses.values())))
     content = page.render(

@@ -1,4 +1,4 @@
-"""Results of a surgery as a table, and the values of the sentences, which stand in surgery_findings.j2 and surgery_unsaid.j2."""
+"""Results of a surgery as a table, and as values for the sentences of surgery_findings.j2 and surgery_unsaid.j2."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from routed.trace.tokens import GROUPS
 #: The replacement that ignores the token: its loss is the worth of the trained router.
 NOISE = "noise"
 COLUMNS = (
-    "place", "router", "repaired", "draws", "loss", "loss_low", "loss_high", "against", "lost", "low", "high", "spread", "kept", "kept_low",
-    "kept_high", "reason",
+    "place", "router", "repaired", "draws", "loss", "loss_low", "loss_high", "against", "lost", "low", "high",
+    "spread", "kept", "kept_low", "kept_high", "reason",
 )  # fmt: skip
 
 #: Layer, replacement and repair steps of jobs that differ in their draw alone.
@@ -27,7 +27,7 @@ Key = tuple[str, str, int]
 
 
 class _Rows:
-    """Means over rows of text with their intervals; neighbouring rows form the groups of the bootstrap, since they are alike."""
+    """Means over rows of text with intervals; the bootstrap draws groups of neighbouring rows, which are alike."""
 
     def __init__(self, rows: int) -> None:
         self.groups = groups_of(rows)
@@ -48,10 +48,10 @@ def groups_of(rows: int) -> int:
 def table(result: SurgeryResult) -> pd.DataFrame:
     """Returns a row for each layer (`place`) and replacement (`router`), with its loss and interval over rows of text.
 
-    `lost` is the loss in nats a token above `against`: the loss of the model as it is, or for repaired routers that of the model
-    whose trained routers in the same place were repaired too. `kept` is the share of the router's worth that is not lost: 1 - lost /
-    (loss of noise above the same). Losses of several draws are means; `spread` is the range of their means. `reason` says why a row
-    has no loss.
+    `lost` is the loss in nats a token above `against`: the loss of the model as it is, or for repaired routers that
+    of the model whose trained routers in the same place were repaired too. `kept` is the share of the router's worth
+    that is not lost: 1 - lost / (loss of noise above the same). Losses of several draws are means; `spread` is the
+    range of their means. `reason` says why a row has no loss.
     """
     rows = _Rows(len(next(iter(result.losses.values()))))
     drawn: dict[Key, list[np.ndarray]] = defaultdict(list)
@@ -148,7 +148,7 @@ def _noise_alone(worth: pd.DataFrame) -> dict[str, Any] | None:
 
 
 def _kept_alone(worth: pd.DataFrame) -> dict[str, Any] | None:
-    """Returns the layers of the least and the largest kept share, for the most informative replacement that has shares."""
+    """Returns the layers of the least and the largest kept share, for the first replacement that has shares."""
     single = worth[(worth.place != ALL) & worth.kept.notna()]
     name = next((name for name in ("table", "random", "shuffled", "layer") if name in set(single.router)), None)
     rows = single[(single.router == name) & (single.repaired == 0)]

@@ -32,8 +32,9 @@ class Conditional(NamedTuple):
 class Tokens(NamedTuple):
     """Codes [T] by name (token, position, labels) below `counts[name]`, with the group and the half of each token.
 
-    `sequence` numbers sequences. With `groups` below 2 no number has an interval: the trace has one sequence or does not say.
-    A code that is equal in all of a sequence (`by_sequence`) is shuffled among sequences, any other code within its sequence.
+    `sequence` numbers sequences. With `groups` below 2 no number has an interval: the trace has one sequence or does
+    not say. A code that is equal in all of a sequence (`by_sequence`) is shuffled among sequences, any other code
+    within its sequence.
     """
 
     codes: Mapping[str, np.ndarray]
@@ -99,7 +100,7 @@ def make_tokens(codes, counts, names, sequence: np.ndarray, seed: int = 0) -> To
 
 
 def labels_within_ids(tokens: Tokens, labels: list[str], seed: int = 0) -> Conditional | None:
-    """Returns labels within token ids on at most `CONDITIONAL` tokens of random whole sequences; None without ids or labels."""
+    """Returns labels within token ids, on at most `CONDITIONAL` tokens; None without ids or labels."""
     if "token" not in tokens.codes or not labels:
         return None
     random = np.random.default_rng(seed)

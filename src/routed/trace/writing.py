@@ -43,14 +43,16 @@ def write(
 ) -> Trace:
     """Writes a trace into the folder `out` from arrays over layers and tokens, and returns it.
 
-    `scores` [layers, T, E] are outputs of the routers before any softmax. The experts of a token are its `k` highest, weighted by
-    softmax probabilities, unless `experts` [layers, T, k] gives them (-1: none), with `weights` and `kept` of the same shape. The
-    rest is optional: `token_ids`, `sequence` and `position` [T] (tokens of a sequence stand together, in order), `labels` name ->
-    [T]. Scores are stored as float16, or as float32 where they need it; `keep_scores=False` leaves them out. `features` are inputs
-    of the routers for some tokens, with the routers' weights. A trace that is already in the folder is replaced.
+    `scores` [layers, T, E] are outputs of the routers before any softmax. The experts of a token are its `k` highest,
+    weighted by softmax probabilities, unless `experts` [layers, T, k] gives them (-1: none), with `weights` and
+    `kept` of the same shape. The rest is optional: `token_ids`, `sequence` and `position` [T] (tokens of a sequence
+    stand together, in order), `labels` name -> [T]. Scores are stored as float16, or as float32 where they need it;
+    `keep_scores=False` leaves them out. `features` are inputs of the routers for some tokens, with the routers'
+    weights. A trace that is already in the folder is replaced.
 
     Raises:
-      UserError: shapes do not agree, scores or features are not finite, an expert is beyond the count, a row has no label.
+      UserError: shapes do not agree, scores or features are not finite, an expert is beyond the count, a row has no
+      label.
     """
     given = {"scores": scores, "experts": experts, "weights": weights, "kept": kept}
     choices = choices_of(given, k, num_experts, keep_scores)
@@ -90,8 +92,8 @@ def write(
 def append(out: str | os.PathLike, **arrays: Any) -> int:
     """Adds a part to the trace that `finish` will make in `out`, and returns its number of tokens.
 
-    The arguments are those of `write`, for further tokens. A part is complete or absent; `parts_of` counts complete parts, so that
-    a capture continues behind them.
+    The arguments are those of `write`, for further tokens. A part is complete or absent; `parts_of` counts complete
+    parts, so that a capture continues behind them.
     """
     return write(files.folder(out) / PARTS / f"{parts_of(out):06d}", **arrays).tokens
 
