@@ -11,6 +11,8 @@ import pytest
 import routed
 from routed import trace
 from routed.contracts import UserError
+from routed.layer.rule import Rule
+from routed.layer.selection import capacity
 from routed.metrics import information
 from routed.trace import __main__ as command
 from routed.trace import analysis, counts, numbers, tokens
@@ -248,3 +250,8 @@ def test_the_columns_of_the_format_are_what_the_documentation_says(made):
     held = json.loads((out / "trace.json").read_text())
     assert held["format"] == 1 and held["layers"] == ["0", "1", "2"] and held["labels"] == ["language"]
     assert held["held"] == ["expert", "weight", "scores"]
+
+
+@pytest.mark.parametrize(("factor", "k", "size", "experts"), itertools.product((1.0, 1.1, 2.0), (1, 3), (7, 100, 4096), (4, 10)))
+def test_capacity_is_the_layers_own(factor, k, size, experts):
+    assert counts.capacity(factor, k, size, experts) == capacity(Rule(k=k, capacity_factor=factor), size, experts)

@@ -36,7 +36,7 @@ class Layers(NamedTuple):
         return bool(self.hash.notna().all())
 
     @property
-    def count(self) -> int:
+    def layers(self) -> int:
         """Returns the number of layers."""
         return len(self.value)
 

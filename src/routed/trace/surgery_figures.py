@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -36,10 +37,11 @@ def _every_layer(result: SurgeryResult, rows: pd.DataFrame) -> Iterator[Drawn]:
     figure = Figure(figsize=(6.4, 0.36 * len(names) + 1.1))
     panel = figure.subplots()
     repaired_label = f"router repaired for {result.repair_steps} steps, against the trained one repaired"
-    for some, style in (
+    styles: list[tuple[pd.DataFrame, dict[str, Any]]] = [
         (rows[rows.repaired == 0], {"color": PLAIN, "marker": "o", "label": "as it is put in"}),
         (rows[rows.repaired > 0], {"color": REPAIRED, "marker": "s", "label": repaired_label}),
-    ):
+    ]
+    for some, style in styles:
         if len(some):
             shift = 0 if not result.repair_steps else 0.12 if style["color"] == PLAIN else -0.12
             heights = [names.index(name) + shift for name in some.router]

@@ -36,8 +36,8 @@ class _Rows:
 
     def ratio(self, above: np.ndarray, below: np.ndarray | None = None) -> Number:
         """Returns the ratio of two sums over rows; without `below`, the mean."""
-        sums = (np.bincount(self.group, values, self.groups) for values in (above, below))
-        return ratio(*sums, self.weights)
+        sums = [np.bincount(self.group, values, self.groups) for values in (above, below)]
+        return ratio(sums[0], sums[1], self.weights)
 
 
 def groups_of(rows: int) -> int:
@@ -65,20 +65,20 @@ def table(result: SurgeryResult) -> pd.DataFrame:
     lines = [{"place": ALL, "router": "", "repaired": 0, "draws": 1, "reason": ""} | _loss(rows, as_is)]
     for layer, name, steps in [key for key in dict.fromkeys([*means, *reasons]) if key[1]]:
         line: dict[str, Any] = {"place": layer, "router": name, "repaired": steps}
-        losses = means.get((layer, name, steps))
+        mean = means.get((layer, name, steps))
         base = as_is if not steps or name == TRAINED else means.get((layer, TRAINED, steps))
-        if losses is None or base is None:
+        if mean is None or base is None:
             unrepaired = "the trained router could not be repaired, so there is nothing to compare with"
             lines.append(line | {"reason": reasons.get((layer, name, steps), unrepaired)})
             continue
         draws = [values.mean() for values in drawn[layer, name, steps]]
-        line |= {"draws": len(draws), "against": base.mean(), "reason": ""} | _loss(rows, losses)
+        line |= {"draws": len(draws), "against": base.mean(), "reason": ""} | _loss(rows, mean)
         line |= {"spread": np.ptp(draws) if len(draws) > 1 else np.nan}
-        line |= _named(rows.ratio(losses - base), "lost", "low", "high")
+        line |= _named(rows.ratio(mean - base), "lost", "low", "high")
         noise = means.get((layer, NOISE, 0))
         # Without a worth above 0 there is nothing to keep a share of.
         if noise is not None and name not in (NOISE, TRAINED) and rows.ratio(noise - base).low > 0:
-            line |= _named(rows.ratio(noise - losses, noise - base), "kept", "kept_low", "kept_high")
+            line |= _named(rows.ratio(noise - mean, noise - base), "kept", "kept_low", "kept_high")
         lines.append(line)
     return pd.DataFrame(lines).reindex(columns=[*COLUMNS])
 
@@ -87,8 +87,8 @@ def _named(number: Number, *names: str) -> dict[str, float]:
     return dict(zip(names, number, strict=False))
 
 
-def _loss(rows: _Rows, losses: np.ndarray) -> dict[str, float]:
-    return _named(rows.ratio(losses), "loss", "loss_low", "loss_high") | {"loss": float(losses.mean())}
+def _loss(rows: _Rows, losses: np.ndarray) -> dict[str, Any]:
+    return _named(rows.ratio(losses), "loss", "loss_low", "loss_high") | {"loss": losses.mean()}
 
 
 def nats(row: Any, form: str = "{:.3g}") -> str:
