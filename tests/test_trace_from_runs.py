@@ -34,18 +34,18 @@ def history_of(sizes):
     }
 
 
-def value(found, number, of="value"):
-    (one,) = found.table[found.table.number == number][of]
-    return one
+def value(result, number, of="value"):
+    (entry,) = result.table[result.table.number == number][of]
+    return entry
 
 
 def test_a_language_model_has_traces_of_its_stacks_with_the_numbers_of_its_columns(tmp_path, tmp_path_factory):
     cache = tmp_path_factory.getbasetemp() / "text"
     config = override(base(), TINY | {"data.cache": str(cache), "trace.every": 2})
     (run,) = plan_runs(config, ({},))
-    known = text_history.tokens_of(SPANS, READ, run.config)
-    history = history_of({f"{stack}/choices": len(tokens.row) for stack, tokens in known.items()})
-    for stack, tokens in known.items():  # the last ones know the language
+    by_stack = text_history.tokens_of(SPANS, READ, run.config)
+    history = history_of({f"{stack}/choices": len(tokens.row) for stack, tokens in by_stack.items()})
+    for stack, tokens in by_stack.items():  # the last ones know the language
         history[f"{stack}/choices"][-1, 0, :, 0] = tokens.language
         history[f"{stack}/choices"][-1, 0, :, 1] = 2 + RNG.integers(0, 2, len(tokens.row))
         history[f"{stack}/stale"] = history[f"{stack}/choices"]
@@ -57,13 +57,13 @@ def test_a_language_model_has_traces_of_its_stacks_with_the_numbers_of_its_colum
     by_language = {f"language/{metric}": np.zeros((EVALUATIONS, 2)) for metric in ("loss", "accuracy")}
     columns = text_history.offline(SPANS, READ, run.config, history | by_language)
     for stack, pair in (("decoder", traces[:2]), ("encoder", traces[2:])):
-        found, last = analysis.analyse(pair), history[f"{stack}/choices"][-1, 0]
-        assert found.trace.layers == (f"{stack}_0",) and found.trace.labels == ("language",)
+        result, last = analysis.analyse(pair), history[f"{stack}/choices"][-1, 0]
+        assert result.trace.layers == (f"{stack}_0",) and result.trace.labels == ("language",)
         expected = load.load_summary(load.load(jnp.asarray(last), EXPERTS), len(last))
-        assert value(found, "load_max") == pytest.approx(float(expected["load_max"]), rel=1e-5)
-        assert found.churn.value.item() == pytest.approx(columns[f"router/churn_to_final/{stack}_0"][0], rel=1e-6)
+        assert value(result, "load_max") == pytest.approx(float(expected["load_max"]), rel=1e-5)
+        assert result.churn.value.item() == pytest.approx(columns[f"router/churn_to_final/{stack}_0"][0], rel=1e-6)
         for number, column in (("mi.language", "mi_language"), ("given.language", "mi_language_given_token")):
-            beyond = value(found, number) - value(found, number, "chance")
+            beyond = value(result, number) - value(result, number, "chance")
             assert beyond == pytest.approx(columns[f"router/{column}/{stack}_0"][-1], abs=0.05) and beyond > 0.02
     assert from_runs.write(tmp_path, [run]) == traces  # read, and not written again
 
@@ -81,9 +81,9 @@ def test_a_run_on_samples_has_traces_with_its_clusters(tmp_path, small):
     execution.keep(tmp_path, [run], [history], [])
     traces = from_runs.write(tmp_path, [run])
     assert [trace.step for trace in traces] == [0, 10, 20]
-    found = analysis.analyse(traces)
+    result = analysis.analyse(traces)
     np.testing.assert_array_equal(
-        found.maps["cluster"][0],
+        result.maps["cluster"][0],
         np.bincount(label)[:, None] * (np.eye(4, dtype=int) + np.roll(np.eye(4, dtype=int), 1, 1)),
     )
 

@@ -17,12 +17,12 @@ SMALL = 0.01 * RNG.normal(size=ROWS)
 def result(**more):
     """Two layers: noise loses 1 in both, .5 and .3 in one; a table a quarter of that, repaired a tenth; the repair alone gains .1."""
     losses = {Job(ALL, ""): AS_IS, Job(ALL, "trained", 0, 9): AS_IS - 0.1}
-    for place, lost in ((ALL, 1.0), ("a", 0.5), ("b", 0.3)):
-        losses[Job(place, "trained", 0, 9)] = AS_IS - 0.1
-        losses |= {Job(place, "noise", draw): AS_IS + lost + SMALL + 0.02 * draw for draw in (0, 1)}
-        losses[Job(place, "table")] = AS_IS + lost / 4 + SMALL
-        losses[Job(place, "table", 0, 9)] = AS_IS - 0.1 + lost / 10 + SMALL
-    held = {"losses": losses, "reasons": {Job(ALL, "top1"): "a token has one expert already"}} | more
+    for layer, lost in ((ALL, 1.0), ("a", 0.5), ("b", 0.3)):
+        losses[Job(layer, "trained", 0, 9)] = AS_IS - 0.1
+        losses |= {Job(layer, "noise", draw): AS_IS + lost + SMALL + 0.02 * draw for draw in (0, 1)}
+        losses[Job(layer, "table")] = AS_IS + lost / 4 + SMALL
+        losses[Job(layer, "table", 0, 9)] = AS_IS - 0.1 + lost / 10 + SMALL
+    outcomes = {"losses": losses, "reasons": {Job(ALL, "top1"): "a token has one expert already"}} | more
     return SurgeryResult(
         layers=("a", "b"),
         experts=4,
@@ -32,12 +32,12 @@ def result(**more):
         draws=2,
         model="m",
         source="t.txt",
-        **held,
+        **outcomes,
     )
 
 
-def row(table, place, name, repaired=0):
-    (line,) = table[(table.place == place) & (table.router == name) & (table.repaired == repaired)].itertuples()
+def row(table, layer, name, repaired=0):
+    (line,) = table[(table.place == layer) & (table.router == name) & (table.repaired == repaired)].itertuples()
     return line
 
 
@@ -64,7 +64,7 @@ def test_losses_are_paired_and_repaired_ones_compared_with_their_like():
 def test_a_router_that_is_worth_nothing_leaves_no_share():
     losses = {Job(ALL, ""): AS_IS, Job(ALL, "noise"): AS_IS + SMALL - SMALL.mean(), Job(ALL, "table"): AS_IS + 0.1}
     table = surgery_results.table(result(losses=losses))
-    assert np.isnan(row(table, ALL, "table").kept) and surgery_results.kept(row(table, ALL, "table")) == "–"
+    assert np.isnan(row(table, ALL, "table").kept) and surgery_results.kept_share(row(table, ALL, "table")) == "–"
 
 
 def test_sentences_and_what_cannot_be_said():
@@ -95,14 +95,14 @@ def test_sentences_and_what_cannot_be_said():
 
 
 def test_the_page_has_the_table_and_its_figures(tmp_path):
-    made = surgery_page.report(result(), tmp_path)
+    report = surgery_page.report(result(), tmp_path)
     page = (tmp_path / "surgery.html").read_text()
     assert (
         page.count("<svg") == 2
         and "keeps of the worth" in page
-        and all(text.split("(")[0].replace("'", "&#39;") in page for text in made["findings"])
+        and all(text.split("(")[0].replace("'", "&#39;") in page for text in report["findings"])
     )
-    assert len((tmp_path / "surgery.csv").read_text().splitlines()) == 1 + len(made["worth"])
+    assert len((tmp_path / "surgery.csv").read_text().splitlines()) == 1 + len(report["worth"])
     alone = {job: losses for job, losses in result().losses.items() if not job.repair_steps}
     surgery_page.report(result(losses=alone)._replace(repair_steps=0), tmp_path)
     assert (

@@ -15,7 +15,7 @@ from routed.trace.page_parts import embedded
 from routed.trace.replacements import EVERY, TRAINED
 from routed.trace.surgery import ALL, SurgeryResult
 from routed.trace.surgery_figures import draw
-from routed.trace.surgery_results import findings, groups_of, kept, measured, nats, table, unsaid
+from routed.trace.surgery_results import findings, groups_of, kept_share, measured, nats, table, unsaid
 
 
 def report(result: SurgeryResult, out: str | os.PathLike) -> dict[str, Any]:
@@ -52,9 +52,9 @@ def _summary(result: SurgeryResult, worth: pd.DataFrame) -> Iterator[dict[str, A
                 "label": replacement.label,
                 "description": replacement.description,
                 "lost": "0" if name == TRAINED else _cell(nats, plain),
-                "kept": _cell(kept, plain),
+                "kept": _cell(kept_share, plain),
                 "lost_repaired": _cell(nats, repaired),
-                "kept_repaired": _cell(kept, repaired),
+                "kept_repaired": _cell(kept_share, repaired),
             }
 
 

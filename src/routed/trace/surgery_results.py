@@ -96,7 +96,7 @@ def nats(row: Any, form: str = "{:.3g}") -> str:
     return _with_interval(form, row.lost, row.low, row.high)
 
 
-def kept(row: Any) -> str:
+def kept_share(row: Any) -> str:
     """Returns the kept share of the worth with its interval; a dash if a row has none."""
     if row.kept != row.kept:
         return "–"
@@ -114,7 +114,7 @@ def findings(result: SurgeryResult, worth: pd.DataFrame) -> list[str]:
     return paragraphs(
         "surgery_findings.j2",
         result=result,
-        loss=_with_interval("{:.4g}", first.loss, first.loss_low, first.loss_high),
+        loss=_with_interval("{:.4g}", float(first.loss), first.loss_low, first.loss_high),
         noise=measured(worth, ALL, NOISE),
         trained_repaired=measured(worth, ALL, TRAINED, steps) if steps else None,
         replacements=[*_in_every_layer(worth, steps)],
@@ -122,7 +122,7 @@ def findings(result: SurgeryResult, worth: pd.DataFrame) -> list[str]:
         kept_alone=_kept_alone(worth),
         nats=nats,
         signed=lambda row: nats(row, "{:+.3g}"),
-        kept=kept,
+        kept=kept_share,
     )
 
 
