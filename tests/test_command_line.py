@@ -318,7 +318,7 @@ def test_a_part_of_a_sweep_has_its_traces_too(tiny, monkeypatch):
     """2 arms of 2 seeds, all in the one part: 4 runs, whose traces no page follows."""
     asked = []
     monkeypatch.setattr("routed.engine.execution.execute", lambda *about: None)
-    monkeypatch.setattr("routed.trace.own.write", lambda workdir, runs: asked.append(len(runs)))
+    monkeypatch.setattr("routed.trace.from_runs.write", lambda workdir, runs: asked.append(len(runs)))
     command(f"--config={tiny}", "--shard=1/1", "--config.trace.every=1", "--workdir=w")
     assert asked == [4]
 

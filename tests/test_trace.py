@@ -20,13 +20,13 @@ WORDS = np.repeat(["de", "en"], 20)
 GIVEN = {"scores": SCORES, "k": K, "token_ids": IDS, "sequence": ROWS, "labels": {"language": WORDS}}
 
 
-def column(found, layer, name):
-    return np.concatenate([arrays[0] for arrays in stripes(found, layer, name, size=7)])
+def column(stored, layer, name):
+    return np.concatenate([arrays[0] for arrays in stripes(stored, layer, name, size=7)])
 
 
 def test_what_is_written_is_what_is_read(tmp_path):
-    found = trace.write(tmp_path, **GIVEN, model="small", step=3)
-    assert trace.read(tmp_path) == found and (found.tokens, found.experts, found.k, found.step) == (
+    stored = trace.write(tmp_path, **GIVEN, model="small", step=3)
+    assert trace.read(tmp_path) == stored and (stored.tokens, stored.experts, stored.k, stored.step) == (
         TOKENS,
         EXPERTS,
         K,
@@ -34,32 +34,32 @@ def test_what_is_written_is_what_is_read(tmp_path):
     )
     for layer in range(LAYERS):
         order = np.argsort(-SCORES[layer], axis=1)[:, :K]
-        np.testing.assert_array_equal(column(found, layer, "expert"), order)
-        np.testing.assert_array_equal(column(found, layer, "scores"), SCORES[layer].astype(np.float16))
+        np.testing.assert_array_equal(column(stored, layer, "expert"), order)
+        np.testing.assert_array_equal(column(stored, layer, "scores"), SCORES[layer].astype(np.float16))
         probs = np.exp(SCORES[layer]) / np.exp(SCORES[layer]).sum(1, keepdims=True)
-        np.testing.assert_allclose(column(found, layer, "weight"), np.take_along_axis(probs, order, 1), rtol=1e-5)
-    np.testing.assert_array_equal(token_column(found, "token"), IDS)
-    np.testing.assert_array_equal(token_column(found, "position"), np.tile(np.arange(5), 8))
-    assert [label_names(found, "language")[i] for i in token_column(found, "language")] == WORDS.tolist()
+        np.testing.assert_allclose(column(stored, layer, "weight"), np.take_along_axis(probs, order, 1), rtol=1e-5)
+    np.testing.assert_array_equal(token_column(stored, "token"), IDS)
+    np.testing.assert_array_equal(token_column(stored, "position"), np.tile(np.arange(5), 8))
+    assert [label_names(stored, "language")[i] for i in token_column(stored, "language")] == WORDS.tolist()
 
 
 def test_experts_may_be_given_and_arrays_may_be_those_of_jax(tmp_path):
     chosen = np.array([[[0, 1], [2, -1]]])  # the second token has one expert
-    found = trace.write(tmp_path, experts=jnp.asarray(chosen), kept=chosen >= 0, num_experts=4)
-    assert found.held == ("expert", "kept") and found.labels == () and not found.has_ids
-    np.testing.assert_array_equal(column(found, 0, "expert"), chosen[0])
-    np.testing.assert_array_equal(column(found, 0, "kept"), [[True, True], [True, False]])
+    stored = trace.write(tmp_path, experts=jnp.asarray(chosen), kept=chosen >= 0, num_experts=4)
+    assert stored.columns == ("expert", "kept") and stored.labels == () and not stored.has_ids
+    np.testing.assert_array_equal(column(stored, 0, "expert"), chosen[0])
+    np.testing.assert_array_equal(column(stored, 0, "kept"), [[True, True], [True, False]])
 
 
 def test_scores_beyond_half_precision_are_kept(tmp_path):
-    found = trace.write(tmp_path, scores=SCORES * 1e5, k=1)
-    np.testing.assert_array_equal(column(found, 1, "scores"), SCORES[1] * np.float32(1e5))
-    assert "scores" not in trace.write(tmp_path, scores=SCORES, k=1, keep_scores=False).held
+    stored = trace.write(tmp_path, scores=SCORES * 1e5, k=1)
+    np.testing.assert_array_equal(column(stored, 1, "scores"), SCORES[1] * np.float32(1e5))
+    assert "scores" not in trace.write(tmp_path, scores=SCORES, k=1, keep_scores=False).columns
 
 
 def test_numbers_of_numpy_are_those_of_python(tmp_path):
-    found = trace.write(tmp_path, experts=np.zeros((1, 4, 1), int), num_experts=np.int64(4), step=np.int64(3))
-    assert trace.read(tmp_path) == found and (found.experts, found.step, type(found.step)) == (4, 3, int)
+    stored = trace.write(tmp_path, experts=np.zeros((1, 4, 1), int), num_experts=np.int64(4), step=np.int64(3))
+    assert trace.read(tmp_path) == stored and (stored.experts, stored.step, type(stored.step)) == (4, 3, int)
 
 
 def changed(**changes):
@@ -70,7 +70,7 @@ def changed(**changes):
     ("given", "message"),
     [
         ({}, "neither scores nor experts"),
-        ({"scores": SCORES}, "k, the experts of a token, is missing"),
+        ({"scores": SCORES}, "k, the number of experts of a token, is missing"),
         (changed(k=7), "k=7: must be between 1 and 6 experts"),
         (changed(scores=SCORES[0]), r"scores has shape \[40, 6\]: must be \[layers, tokens, experts\]"),
         (changed(token_ids=IDS[:-1]), r"token_ids has shape \[39\] of int64: must be 40 integers"),
@@ -96,19 +96,19 @@ def test_bad_input_is_one_line(given, message, tmp_path):
 
 
 def test_a_damaged_or_half_written_trace_is_one_line(tmp_path):
-    found = trace.write(tmp_path, **GIVEN)
-    content = found.path(1).read_bytes()
-    found.path(1).write_bytes(content[:-9])
+    stored = trace.write(tmp_path, **GIVEN)
+    content = stored.path(1).read_bytes()
+    stored.path(1).write_bytes(content[:-9])
     with pytest.raises(UserError, match=r"layer_01.parquet is damaged"):
         trace.read(tmp_path)
-    found.path(1).unlink()
+    stored.path(1).unlink()
     with pytest.raises(UserError, match=r"layer_01.parquet is missing"):
         trace.read(tmp_path)
     trace.write(
         tmp_path / "short",
         **{**GIVEN, "scores": SCORES[:, :5], "token_ids": IDS[:5], "sequence": ROWS[:5], "labels": {}},
     )
-    found.path(1).write_bytes((tmp_path / "short" / "layer_01.parquet").read_bytes())
+    stored.path(1).write_bytes((tmp_path / "short" / "layer_01.parquet").read_bytes())
     with pytest.raises(UserError, match=r"layer_01.parquet has 5 rows, trace.json says 40 tokens"):
         trace.read(tmp_path)
     (tmp_path / "trace.json").unlink()
@@ -133,13 +133,13 @@ def test_a_capture_that_was_killed_goes_on_where_it_stopped(tmp_path):
         trace.read(out)
     for here in cuts[trace.parts_of(out) :]:
         trace.append(out, **part(here))
-    found = trace.finish(out)
-    assert found == whole._replace(folder=out) and not (out / "parts").exists()
+    stored = trace.finish(out)
+    assert stored == whole._replace(folder=out) and not (out / "parts").exists()
     for layer in range(LAYERS):
         for name in ("expert", "weight", "scores"):
-            np.testing.assert_array_equal(column(found, layer, name), column(whole, layer, name))
-    assert label_names(found, "language") == ["de", "en"]
-    np.testing.assert_array_equal(token_column(found, "language"), token_column(whole, "language"))
+            np.testing.assert_array_equal(column(stored, layer, name), column(whole, layer, name))
+    assert label_names(stored, "language") == ["de", "en"]
+    np.testing.assert_array_equal(token_column(stored, "language"), token_column(whole, "language"))
 
 
 def test_parts_are_joined_in_the_precision_that_one_of_them_needs(tmp_path):
@@ -147,12 +147,12 @@ def test_parts_are_joined_in_the_precision_that_one_of_them_needs(tmp_path):
     large = SCORES[:, 20:] * np.float32(1e5)
     trace.append(tmp_path, scores=SCORES[:, :20], k=1)
     trace.append(tmp_path, scores=large, k=1)
-    found = trace.finish(tmp_path)
-    whole = column(found, 2, "scores")
+    stored = trace.finish(tmp_path)
+    whole = column(stored, 2, "scores")
     assert whole.dtype == np.float32
     np.testing.assert_array_equal(whole[:20], SCORES[2, :20].astype(np.float16))
     np.testing.assert_array_equal(whole[20:], large[2])
-    np.testing.assert_array_equal(column(found, 2, "expert")[:, 0], SCORES[2].argmax(1))
+    np.testing.assert_array_equal(column(stored, 2, "expert")[:, 0], SCORES[2].argmax(1))
 
 
 def test_parts_of_different_models_are_refused(tmp_path):

@@ -20,18 +20,18 @@ KERNEL = np.eye(DIM, EXPERTS, dtype=np.float32)
 GIVEN = {"k": 1, "labels": {"kind": LABEL}, "sequence": np.arange(TOKENS) // 10}
 
 
-def seen(where, layers=1, kernel=KERNEL, **more):
+def features_of(where, layers=1, kernel=KERNEL, **more):
     return features.Features(where, [VALUES[where]] * layers, [kernel] * layers, **more)
 
 
 def test_the_trained_router_on_all_features_is_that_of_the_trace(tmp_path):
-    found = routed.analyse((VALUES @ KERNEL)[None], out=tmp_path, features=seen(np.arange(TOKENS)), **GIVEN)
-    ours = found["numbers"].set_index("number").value
-    for row in found["controls"].itertuples():
+    tables = routed.analyse((VALUES @ KERNEL)[None], out=tmp_path, features=features_of(np.arange(TOKENS)), **GIVEN)
+    ours = tables["numbers"].set_index("number").value
+    for row in tables["controls"].itertuples():
         assert row.trained == pytest.approx(ours[row.number], rel=0.02), row.number  # halves and shuffles are others
-    row = found["controls"].set_index("number").loc["mi.kind"]
+    row = tables["controls"].set_index("number").loc["mi.kind"]
     assert row.trained == pytest.approx(np.log(4), rel=0.01) and row.trained > row.initial > row.chance
-    assert any("a router drawn anew tells" in text for text in found["findings"])
+    assert any("a random router carries" in text for text in tables["findings"])
     assert "Other routers on the same features" in (tmp_path / "report.html").read_text()
 
 
@@ -39,19 +39,19 @@ def test_a_router_of_what_tells_nothing_has_chance(tmp_path):
     kernel = np.zeros((DIM, EXPERTS), np.float32)
     kernel[4:] = RNG.standard_normal((2, EXPERTS))
     where = np.arange(0, TOKENS, 2)
-    made = trace.write(tmp_path, scores=(VALUES @ kernel)[None], features=seen(where, kernel=kernel), **GIVEN)
-    row = controls.controls(made, tokens.of(made)).set_index("number").loc["mi.kind"]
+    stored = trace.write(tmp_path, scores=(VALUES @ kernel)[None], features=features_of(where, kernel=kernel), **GIVEN)
+    row = controls.controls(stored, tokens.tokens_of(stored)).set_index("number").loc["mi.kind"]
     assert row.trained < 0.05 < row.shuffled  # shuffled, it reads the features of the label half of the time
 
 
 def test_a_subset_of_tokens_keeps_its_sequences_and_codes():
     rows = np.repeat(np.arange(4), 3)
-    known = tokens.make({"token": np.array([5, 1, 1, 0, 2, 2, 2, 3, 3, 4, 4, 5])}, {"token": 6}, {}, rows, None)
-    some = controls.subset(known, np.array([0, 2, 9, 11]))
+    every = tokens.make_tokens({"token": np.array([5, 1, 1, 0, 2, 2, 2, 3, 3, 4, 4, 5])}, {"token": 6}, {}, rows)
+    some = controls.subset(every, np.array([0, 2, 9, 11]))
     assert (
         some.codes["token"].tolist() == [2, 0, 1, 2]
         and some.counts["token"] == 3
-        and some.rows.tolist() == [0, 0, 1, 1]
+        and some.sequence.tolist() == [0, 0, 1, 1]
     )
 
 
@@ -60,8 +60,8 @@ def test_features_of_parts_are_joined(tmp_path):
         here = slice(begin, begin + 400)
         part = features.Features([3, 7], [VALUES[here][[3, 7]]] * 2, [KERNEL] * 2, [np.ones(EXPERTS)] * 2)
         trace.append(tmp_path, scores=np.stack([(VALUES @ KERNEL)[here]] * 2), k=1, features=part)
-    made = trace.finish(tmp_path)
-    assert made.has_features and trace.read(tmp_path) == made
+    stored = trace.finish(tmp_path)
+    assert stored.has_features and trace.read(tmp_path) == stored
     where, values, kernel, offset = features.load(tmp_path, 1)
     assert where.tolist() == [3, 7, 403, 407] and offset.tolist() == [1] * EXPERTS
     np.testing.assert_allclose(values, VALUES[where], atol=2e-3)
@@ -83,11 +83,14 @@ def test_features_beyond_half_precision_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (seen(np.array([5, 3])), "in ascending order"),
-        (seen(np.array([0, 1]))._replace(where=np.array([1, TOKENS])), "0 to 799"),
-        (seen(np.array([0, 1]), layers=2), "features.values has 2 layers, the trace has 1"),
-        (seen(np.array([0, 1]))._replace(values=[np.full((2, DIM), np.inf)]), "features of layer 0 are not finite"),
-        (seen(np.array([0, 1]), kernel=KERNEL[:, :3]), r"kernel \[6, 3\]"),
+        (features_of(np.array([5, 3])), "in ascending order"),
+        (features_of(np.array([0, 1]))._replace(where=np.array([1, TOKENS])), "0 to 799"),
+        (features_of(np.array([0, 1]), layers=2), "features.values has 2 layers, the trace has 1"),
+        (
+            features_of(np.array([0, 1]))._replace(values=[np.full((2, DIM), np.inf)]),
+            "features of layer 0 are not finite",
+        ),
+        (features_of(np.array([0, 1]), kernel=KERNEL[:, :3]), r"kernel \[6, 3\]"),
     ],
 )
 def test_features_that_do_not_agree_are_refused(given, message, tmp_path):
@@ -97,7 +100,7 @@ def test_features_that_do_not_agree_are_refused(given, message, tmp_path):
 
 @pytest.mark.parametrize("damage", [pathlib.Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:40])])
 def test_features_that_are_gone_or_damaged_are_said_to_be(damage, tmp_path):
-    trace.write(tmp_path, scores=(VALUES @ KERNEL)[None], features=seen(np.array([0, 1])), **GIVEN)
+    trace.write(tmp_path, scores=(VALUES @ KERNEL)[None], features=features_of(np.array([0, 1])), **GIVEN)
     damage(tmp_path / "features_00.npz")
     with pytest.raises(UserError, match=r"features_00.npz is missing or damaged .*: write the trace again"):
         features.load(tmp_path, 0)

@@ -11,6 +11,8 @@ import pytest
 import routed
 from routed import trace
 from routed.contracts import UserError
+from routed.layer.rule import Rule
+from routed.layer.selection import capacity
 from routed.metrics import information
 from routed.trace import __main__ as command
 from routed.trace import analysis, counts, numbers, tokens
@@ -27,16 +29,16 @@ CHOSEN = np.argsort(-SCORES, axis=2, kind="stable")[:, :, :K]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def analysed(tmp_path_factory):
     """(what `analyse` returns, its folder)"""
     out = tmp_path_factory.mktemp("trace")
     return routed.analyse(SCORES, out=out, **GIVEN), out
 
 
-def value(found, layer, number, of="value"):
-    rows = found["numbers"]
-    (one,) = rows[(rows.layer == str(layer)) & (rows.number == number)][of]
-    return one
+def value(result, layer, number, of="value"):
+    rows = result["numbers"]
+    (entry,) = rows[(rows.layer == str(layer)) & (rows.number == number)][of]
+    return entry
 
 
 def plain_information(code, chosen):
@@ -51,8 +53,8 @@ def plain_information(code, chosen):
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))
-def test_numbers_are_those_of_plain_numpy(made, layer):
-    found, _ = made
+def test_numbers_are_those_of_plain_numpy(analysed, layer):
+    result, _ = analysed
     chosen, scores = CHOSEN[layer], SCORES[layer].astype(float)
     load = np.array([(chosen == e).mean() for e in range(EXPERTS)])
     probs = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
@@ -70,26 +72,28 @@ def test_numbers_are_those_of_plain_numpy(made, layer):
         "given.language": plain_information([*zip(IDS.tolist(), language.tolist(), strict=True)], chosen) - plain_information(IDS.tolist(), chosen),
     }  # fmt: skip
     for name, number in expected.items():
-        assert value(found, layer, name) == pytest.approx(number, rel=2e-4, abs=1e-6), name
-    np.testing.assert_allclose(found["loads"][layer], load * TOKENS * K, rtol=1e-9)
+        assert value(result, layer, name) == pytest.approx(number, rel=2e-4, abs=1e-6), name
+    np.testing.assert_allclose(result["loads"][layer], load * TOKENS * K, rtol=1e-9)
     for code, e in itertools.product(range(3), range(EXPERTS)):
-        assert found["maps"]["language"][layer, code, e] == (chosen[language == code] == e).sum()
+        assert result["maps"]["language"][layer, code, e] == (chosen[language == code] == e).sum()
 
 
-def test_nulls_say_what_chance_has(made):
+def test_nulls_say_what_chance_has(analysed):
     """Language decides the experts; positions tell nothing, and a hash of the id knows no language beyond chance."""
-    found, _ = made
+    result, _ = analysed
     for layer in range(LAYERS):
-        assert value(found, layer, "mi.language", "low") > 2 * value(found, layer, "mi.language", "chance")
-        assert value(found, layer, "mi.position") < 2 * value(found, layer, "mi.position", "chance")
-        assert value(found, layer, "mi.language", "hash") < 0.05 < value(found, layer, "mi.language")
-        assert value(found, layer, "given.language", "hash") < 1e-6 < value(found, layer, "given.language", "low")
+        assert value(result, layer, "mi.language", "low") > 2 * value(result, layer, "mi.language", "chance")
+        assert value(result, layer, "mi.position") < 2 * value(result, layer, "mi.position", "chance")
+        assert value(result, layer, "mi.language", "hash") < 0.05 < value(result, layer, "mi.language")
+        assert value(result, layer, "given.language", "hash") < 1e-6 < value(result, layer, "given.language", "low")
         for number in ("load_max", "entropy_token", "mi.language"):
             assert (
-                value(found, layer, number, "low") < value(found, layer, number) < value(found, layer, number, "high")
+                value(result, layer, number, "low")
+                < value(result, layer, number)
+                < value(result, layer, number, "high")
             )
-    assert value(found, 0, "entropy_token", "chance") == pytest.approx(math.log(EXPERTS))
-    assert math.isnan(value(found, 0, "entropy_token", "hash"))
+    assert value(result, 0, "entropy_token", "chance") == pytest.approx(math.log(EXPERTS))
+    assert math.isnan(value(result, 0, "entropy_token", "hash"))
 
 
 def test_a_table_by_token_id_is_filled_from_the_other_half(tmp_path):
@@ -97,10 +101,12 @@ def test_a_table_by_token_id_is_filled_from_the_other_half(tmp_path):
     ids = np.tile(np.arange(4), 100)
     rows = np.repeat(np.arange(20), 20)
     by_id, random = (ids % 4)[:, None], RNG.integers(0, 4, (400, 1))
-    found = routed.analyse(experts=np.stack([by_id, random]), num_experts=4, token_ids=ids, sequence=rows, out=tmp_path)
-    assert value(found, 0, "table.token") == 1
-    assert abs(value(found, 1, "table.token") - 0.25) < 0.08  # 400 draws: 3.7 deviations of .0217
-    assert value(found, 0, "mi.token") == pytest.approx(math.log(4), rel=1e-5)
+    result = routed.analyse(
+        experts=np.stack([by_id, random]), num_experts=4, token_ids=ids, sequence=rows, out=tmp_path
+    )
+    assert value(result, 0, "table.token") == 1
+    assert abs(value(result, 1, "table.token") - 0.25) < 0.08  # 400 draws: 3.7 deviations of .0217
+    assert value(result, 0, "mi.token") == pytest.approx(math.log(4), rel=1e-5)
 
 
 def test_information_of_a_table_by_hand():
@@ -128,29 +134,29 @@ def test_shuffles_keep_the_unit_of_a_label():
     """A label of sequences stays one of sequences, with the lengths it falls on; a label of tokens stays within its sequence."""
     rows = np.repeat(np.arange(40), 25)
     language, speech = np.repeat(RNG.integers(0, 2, 40), 25), RNG.integers(0, 3, 1000) + 3 * (rows % 2)
-    known = tokens.make({"language": language, "speech": speech}, {"language": 2, "speech": 6}, {}, rows, None)
-    mixed = known.shuffled("language", 0, slice(0, 1000)).reshape(40, 25)
+    coded = tokens.make_tokens({"language": language, "speech": speech}, {"language": 2, "speech": 6}, {}, rows)
+    mixed = coded.shuffled("language", 0, slice(0, 1000)).reshape(40, 25)
     assert (mixed == mixed[:, :1]).all() and mixed.sum() == language.sum() and (mixed.ravel() != language).any()
-    mixed = known.shuffled("speech", 1, slice(0, 1000)).reshape(40, 25)
+    mixed = coded.shuffled("speech", 1, slice(0, 1000)).reshape(40, 25)
     assert (np.sort(mixed, 1) == np.sort(speech.reshape(40, 25), 1)).all() and (mixed.ravel() != speech).any()
-    np.testing.assert_array_equal(known.shuffled("speech", 1, slice(100, 200)), mixed.ravel()[100:200])
+    np.testing.assert_array_equal(coded.shuffled("speech", 1, slice(100, 200)), mixed.ravel()[100:200])
 
 
 def test_intervals_draw_sequences_and_not_tokens():
     """The mean of 20 sequences of 50 equal tokens has the error of 20 values, 1 / sqrt(20), not of 1,000."""
     values = RNG.normal(size=20)
-    found = numbers.ratio(50 * values, np.full(20, 50.0), numbers.resampler(20))
+    result = numbers.ratio(50 * values, np.full(20, 50.0), numbers.bootstrap_weights(20))
     error = values.std() / math.sqrt(20)
-    assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.15)
+    assert result.high - result.low == pytest.approx(2 * 1.96 * error, rel=0.15)
     assert math.isnan(numbers.ratio(values, np.ones(20), None).low)
 
 
 def test_draws_that_have_nothing_below_are_left_out():
     """The one group of ten that counts has 2 / 10 in every draw that has it; .9^10 = .35 of the draws have not, and said 0."""
     at_last = np.arange(10) == 9
-    found = numbers.ratio(2.0 * at_last, 10.0 * at_last, numbers.resampler(10))
-    assert (found.value, found.low, found.high) == pytest.approx((0.2, 0.2, 0.2))
-    none = numbers.ratio(np.zeros(10), np.zeros(10), numbers.resampler(10))
+    result = numbers.ratio(2.0 * at_last, 10.0 * at_last, numbers.bootstrap_weights(10))
+    assert (result.value, result.low, result.high) == pytest.approx((0.2, 0.2, 0.2))
+    none = numbers.ratio(np.zeros(10), np.zeros(10), numbers.bootstrap_weights(10))
     assert none.value == 0 and math.isnan(none.low) and math.isnan(none.high)
 
 
@@ -159,55 +165,55 @@ def test_drops_have_an_interval_where_queues_are_many(queues, enough):
     queued = np.where(np.arange(20) < queues, 4096.0, 0)
     sums = {"tokens": np.full(20, 2048), "queued": queued}
     sums |= {f"dropped_{factor:g}": queued * np.linspace(0, 0.5, 20) for factor in counts.FACTORS}
-    made = counts.Counts(np.full((20, 2), 1024), None, {}, {}, sums, {})
-    found = numbers.numbers(made, 1, numbers.resampler(20))
+    analysed = counts.Counts(np.full((20, 2), 1024), None, {}, {}, sums, {})
+    result = numbers.numbers(analysed, 1, numbers.bootstrap_weights(20))
     # shares 0, .5 / 19, ..., (queues - 1) / 38 of equal queues: their mean is (queues - 1) / 2 / 38
-    assert found["dropped_1.25"].value == pytest.approx((queues - 1) / 76)
-    assert (found["dropped_1.25"].low < found["dropped_1.25"].high) == enough
-    assert found["load_max"].low == found["load_max"].high == 1
+    assert result["dropped_1.25"].value == pytest.approx((queues - 1) / 76)
+    assert (result["dropped_1.25"].low < result["dropped_1.25"].high) == enough
+    assert result["load_max"].low == result["load_max"].high == 1
 
 
 def test_positions_that_are_given_count_without_sequences(tmp_path):
     """From 0 too, where they were taken for those that are counted: 4 values by powers of two, of positions 0 to 4."""
     experts = np.zeros((1, 20, 1), int)
-    given = tokens.of(
+    given = tokens.tokens_of(
         trace.write(tmp_path / "given", experts=experts, num_experts=2, position=np.tile(np.arange(5), 4))
     )
     assert given.codes["position"].tolist() == [0, 1, 2, 2, 3] * 4 and given.counts["position"] == 4
-    assert "position" not in tokens.of(trace.write(tmp_path / "none", experts=experts, num_experts=2)).codes
+    assert "position" not in tokens.tokens_of(trace.write(tmp_path / "none", experts=experts, num_experts=2)).codes
 
 
 def test_drops_by_hand():
     """Four tokens of one expert each, all the first: two experts, factor 1: two places, so half is dropped; factor 2: none."""
-    sums = {}
+    sums = counts.Sums(1)
     stream = counts.Stream(2, 1, ("expert",), lambda *columns: iter(()))
-    counts._count_drops(sums, np.zeros(4, int), np.zeros((4, 1), int), stream, 1)
+    counts._count_drops(sums, np.zeros(4, int), np.zeros((4, 1), int), stream)
     assert (sums["dropped_1"], sums["dropped_1.25"], sums["dropped_2"], sums["queued"]) == (2, 1, 0, 4)
 
 
 def test_what_a_model_dropped_is_of_what_it_chose(tmp_path):
     chosen = np.array([[[0, 1], [0, -1], [0, 2], [1, 2]]])
     kept = np.array([[[1, 1], [1, 0], [0, 1], [1, 1]]], bool)  # one of seven assignments was dropped
-    found = routed.analyse(experts=chosen, kept=kept, num_experts=3, out=tmp_path)
-    assert value(found, 0, "dropped") == pytest.approx(1 / 7)
-    np.testing.assert_array_equal(found["loads"], [[3, 2, 2]])
+    result = routed.analyse(experts=chosen, kept=kept, num_experts=3, out=tmp_path)
+    assert value(result, 0, "dropped") == pytest.approx(1 / 7)
+    np.testing.assert_array_equal(result["loads"], [[3, 2, 2]])
     page = (tmp_path / "report.html").read_text()
     for missing in ("give token_ids", "give sequence", "give labels", "keep its scores"):
         assert missing in page
 
 
-def test_the_page_opens_offline_and_says_every_number(made):
-    found, out = made
+def test_the_page_opens_offline_and_says_every_number(analysed):
+    result, out = analysed
     page = (out / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!#|data:)', page)
     assert page.count("<svg") == 4 and all(
-        text.split(" (")[0].replace("'", "&#39;") in page for text in found["findings"]
+        text.split(" (")[0].replace("'", "&#39;") in page for text in result["findings"]
     )
     assert "keep its scores" not in page and "several checkpoints" in page
-    assert set(found) == {"numbers", "maps", "loads", "between", "equal", "churn", "controls", "findings"}
-    assert (out / "numbers.csv").read_text().count("\n") == 1 + len(found["numbers"])
+    assert set(result) == {"numbers", "maps", "loads", "between", "equal", "churn", "controls", "findings"}
+    assert (out / "numbers.csv").read_text().count("\n") == 1 + len(result["numbers"])
     again = routed.analyse(SCORES, out=out, **GIVEN)
-    assert again["findings"] == found["findings"] and (out / "report.html").read_text() == page
+    assert again["findings"] == result["findings"] and (out / "report.html").read_text() == page
 
 
 def test_layers_and_checkpoints_are_compared(tmp_path, monkeypatch):
@@ -218,18 +224,18 @@ def test_layers_and_checkpoints_are_compared(tmp_path, monkeypatch):
         trace.write(
             tmp_path / str(step), experts=np.stack([first, first, changed]), num_experts=4, sequence=rows, step=step
         )
-    found = analysis.analyse([trace.read(tmp_path / "1"), trace.read(tmp_path / "2")])
+    result = analysis.analyse([trace.read(tmp_path / "1"), trace.read(tmp_path / "2")])
     share = np.bincount(first[:, 0]) / 200
     whole = -(share * np.log(share)).sum()
-    (after,) = found.table[(found.table.number == "next") & (found.table.layer == "0")].value
+    (after,) = result.table[(result.table.number == "next") & (result.table.layer == "0")].value
     assert after == pytest.approx(whole, rel=1e-5)
-    assert found.churn.value.tolist() == [0, 0, 0.5] and found.churn.chance.between(0.6, 0.9).all()
-    told = []
-    monkeypatch.setattr(command.files, "tell", told.append)
+    assert result.churn.value.tolist() == [0, 0, 0.5] and result.churn.chance.between(0.6, 0.9).all()
+    lines = []
+    monkeypatch.setattr(command.files, "tell", lines.append)
     monkeypatch.setattr(command.OUT, "_value", str(tmp_path / "page.html"), raising=False)
     command.flags.FLAGS.mark_as_parsed()
     command.main(["trace", "report", str(tmp_path / "1"), str(tmp_path / "2")])
-    assert "From step 1 to step 2, 0 % (0 % to 50 % over layers) of a token's experts changed" in told[0]
+    assert "From step 1 to step 2, 0 % (0 % to 50 % over layers) of a token's experts changed" in lines[0]
     trace.write(tmp_path / "3", experts=first[None], num_experts=4, sequence=rows)
     with pytest.raises(UserError, match=r"has layers \('0',\)"):
         analysis.analyse([trace.read(tmp_path / "1"), trace.read(tmp_path / "3")])
@@ -243,8 +249,20 @@ def test_a_wrong_command_says_the_right_one(argv):
         command.main(argv)
 
 
-def test_the_columns_of_the_format_are_what_the_documentation_says(made):
-    _, out = made
-    held = json.loads((out / "trace.json").read_text())
-    assert held["format"] == 1 and held["layers"] == ["0", "1", "2"] and held["labels"] == ["language"]
-    assert held["held"] == ["expert", "weight", "scores"]
+def test_the_columns_of_the_format_are_what_the_documentation_says(analysed):
+    _, out = analysed
+    description = json.loads((out / "trace.json").read_text())
+    assert (
+        description["format"] == 1
+        and description["layers"] == ["0", "1", "2"]
+        and description["labels"] == ["language"]
+    )
+    assert description["held"] == ["expert", "weight", "scores"]
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1, 2.0])
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("size", [7, 100, 4096])
+def test_capacity_is_the_layers_own(factor, k, size):
+    for experts in (4, 10):
+        assert counts.capacity(factor, k, size, experts) == capacity(Rule(k=k, capacity_factor=factor), size, experts)

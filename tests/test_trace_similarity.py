@@ -7,7 +7,7 @@ import pytest
 
 import routed
 from routed import trace
-from routed.trace import analysis, between, features, findings, similarity, tokens
+from routed.trace import analysis, churn, features, findings, layer_pairs, similarity, tokens
 
 RNG = np.random.default_rng(3)
 TOKENS, EXPERTS, DIM = 900, 6, 8
@@ -41,48 +41,48 @@ def test_a_renumbered_layer_is_alike_and_a_hash_is_beside_it(tmp_path):
     """Layer 1 is layer 0 with other numbers, layer 2 differs from that for a third of the tokens, layer 3 is independent."""
     third = np.where(np.arange(TOKENS) % 3 == 0, RNG.integers(0, EXPERTS, TOKENS), FIRST)
     layers = np.stack([FIRST, CYCLE[FIRST], third, RNG.permutation(FIRST)])[:, :, None]
-    found = routed.analyse(experts=layers, num_experts=EXPERTS, sequence=ROWS, token_ids=FIRST, out=tmp_path)
-    rows = found["numbers"][found["numbers"].number == "alike"]
+    result = routed.analyse(experts=layers, num_experts=EXPERTS, sequence=ROWS, token_ids=FIRST, out=tmp_path)
+    rows = result["numbers"][result["numbers"].number == "alike"]
     assert rows.value.iloc[0] == 1 and rows.value.iloc[1] == (third == FIRST).mean()
     assert (rows.low < rows.value).tolist()[1:] == [True, True] and rows.value.iloc[2] == pytest.approx(
         rows.chance.iloc[2], abs=0.03
     )
-    assert rows.hash.nunique() == 1 and found["equal"][0, 2] == rows.value.iloc[1]
-    assert any("If experts are renumbered for it," in text for text in found["findings"])
+    assert rows.hash.nunique() == 1 and result["equal"][0, 2] == rows.value.iloc[1]
+    assert any("After the best renumbering of experts," in text for text in result["findings"])
 
 
 def test_tokens_without_a_first_expert_are_in_no_pair(tmp_path):
     """Tokens 0 and 1 have both: cells (0, 1) and (1, 0), one each, so layers tell ln 2 and are alike. As expert 0, -1 made it 3 of 4."""
     first, second = np.array([[0], [1], [-1], [1]]), np.array([[1], [0], [0], [-1]])
-    made = trace.write(tmp_path, experts=[first, second], num_experts=2)
-    found = between.layers(made, tokens.of(made), None)
-    assert found.alike[0].value == found.equal[0, 1] == 1
-    assert found.following[0].value == pytest.approx(math.log(2), rel=1e-5)
+    stored = trace.write(tmp_path, experts=[first, second], num_experts=2)
+    result = layer_pairs.compare_layers(stored, tokens.tokens_of(stored), None)
+    assert result.alike[0].value == result.equal[0, 1] == 1
+    assert result.following[0].value == pytest.approx(math.log(2), rel=1e-5)
     # the bias of the information is (2 - 1)^2 / (2 * 2 tokens), and both entropies are ln 2
-    assert found.shares[0, 1] == pytest.approx((math.log(2) - 0.25) / math.log(2), rel=1e-5)
+    assert result.shares[0, 1] == pytest.approx((math.log(2) - 0.25) / math.log(2), rel=1e-5)
 
 
 def test_the_first_of_open_choices_is_that_of_the_largest_weight(tmp_path):
     """Column e holds expert e or -1. By weight token 0 has 2 first, token 1 has 1, token 2 none: cells (2, 2) and (1, 1), so ln 2."""
     chosen = np.array([[0, -1, 2], [-1, 1, -1], [-1, -1, -1]])
     weights = np.array([[0.2, 0, 0.7], [0, 0.5, 0], [0, 0, 0]], np.float32)
-    made = trace.write(tmp_path / "weighed", experts=[chosen] * 2, weights=[weights] * 2, num_experts=3)
-    found = between.layers(made, tokens.of(made), None)
-    assert found.alike[0].value == 1 and found.following[0].value == pytest.approx(math.log(2), rel=1e-5)
-    made = trace.write(tmp_path / "plain", experts=[chosen] * 2, num_experts=3)
-    assert between.layers(made, tokens.of(made), None) is None
+    stored = trace.write(tmp_path / "weighed", experts=[chosen] * 2, weights=[weights] * 2, num_experts=3)
+    result = layer_pairs.compare_layers(stored, tokens.tokens_of(stored), None)
+    assert result.alike[0].value == 1 and result.following[0].value == pytest.approx(math.log(2), rel=1e-5)
+    stored = trace.write(tmp_path / "plain", experts=[chosen] * 2, num_experts=3)
+    assert layer_pairs.compare_layers(stored, tokens.tokens_of(stored), None) is None
 
 
 def test_a_page_of_open_choices_says_what_it_lacks(tmp_path):
     random = np.random.default_rng(5)
     layers = np.where(random.random((2, 200, 3)) < 0.6, np.arange(3), -1)
-    found = routed.analyse(experts=layers, num_experts=3, out=tmp_path)
-    assert not found["numbers"].number.isin(["next", "alike"]).any() and found["between"] is None
+    result = routed.analyse(experts=layers, num_experts=3, out=tmp_path)
+    assert not result["numbers"].number.isin(["next", "alike"]).any() and result["between"] is None
     assert "are in no order; give weights" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "churn", "alike"),
+    ("old", "new", "changed", "alike"),
     [
         ([[0], [-1]], [[0], [-1]], 0, 1),  # kept 1 of 1; by tokens it was the half that has none
         # kept 2 of 2; pairs (0, 0) and (1, 1) for 2 experts, which times k were twice as many
@@ -91,13 +91,13 @@ def test_a_page_of_open_choices_says_what_it_lacks(tmp_path):
         ([[0, 1], [2, -1]], [[0, 2], [2, -1]], 1 / 3, 2 / 3),
     ],
 )
-def test_churn_is_of_the_experts_that_are_there(old, new, churn, alike, tmp_path):
+def test_churn_is_of_the_experts_that_are_there(old, new, changed, alike, tmp_path):
     traces = [
         trace.write(tmp_path / name, experts=[np.array(experts)], num_experts=3)
         for name, experts in (("old", old), ("new", new))
     ]
-    (row,) = between.checkpoints(traces, tokens.of(traces[1]), None)
-    assert row["value"] == pytest.approx(churn) and row["alike"] == pytest.approx(alike)
+    (row,) = churn.churn(traces, tokens.tokens_of(traces[1]), None)
+    assert row["value"] == pytest.approx(changed) and row["alike"] == pytest.approx(alike)
     assert 0 <= row["chance"] <= 1 and (row["before"], row["after"]) == ("old", "new")
 
 
@@ -107,18 +107,18 @@ def test_checkpoints_of_one_name_are_numbered(tmp_path):
         trace.write(tmp_path / name / "encoder", experts=FIRST[None, :, None], num_experts=EXPERTS, sequence=ROWS)
         for name in "abc"
     ]
-    found = analysis.analyse(traces)
-    assert found.churn.before.tolist() == ["encoder (1)", "encoder (2)"]
-    assert found.churn.after.tolist() == ["encoder (2)", "encoder (3)"]
-    said = [text for text in findings.findings(found) if text.startswith("From encoder (")]
+    result = analysis.analyse(traces)
+    assert result.churn.before.tolist() == ["encoder (1)", "encoder (2)"]
+    assert result.churn.after.tolist() == ["encoder (2)", "encoder (3)"]
+    said = [text for text in findings.findings(result) if text.startswith("From encoder (")]
     assert len(said) == 2
 
 
 def checkpoint(out, experts, step, kernel):
     values = RNG.standard_normal((50, DIM)).astype(np.float32)
-    held = features.Features(np.arange(50), [values] * 2, [kernel] * 2)
+    inputs = features.Features(np.arange(50), [values] * 2, [kernel] * 2)
     return trace.write(
-        out, experts=np.stack([experts] * 2), num_experts=EXPERTS, sequence=ROWS, step=step, features=held
+        out, experts=np.stack([experts] * 2), num_experts=EXPERTS, sequence=ROWS, step=step, features=inputs
     )
 
 
@@ -128,17 +128,22 @@ def test_checkpoints_whose_experts_were_renumbered(tmp_path):
     kernel = RNG.standard_normal((DIM, EXPERTS)).astype(np.float32)
     before = checkpoint(tmp_path / "1", chosen, 1, kernel)
     after = checkpoint(tmp_path / "2", CYCLE[chosen], 2, kernel[:, np.argsort(CYCLE)])
-    found = analysis.analyse([before, after])
-    assert found.churn.alike.tolist() == pytest.approx([1, 1]) and (found.churn.value > 0.4).all()
+    result = analysis.analyse([before, after])
+    assert result.churn.alike.tolist() == pytest.approx([1, 1]) and (result.churn.value > 0.4).all()
     # chance: the best permutation has about a sixth of all pairs, 2 / 6 of the experts
-    assert found.churn.alike_chance.between(0.33, 0.42).all()
+    assert result.churn.alike_chance.between(0.33, 0.42).all()
     _, values, _, _ = features.load(after.folder, 0)
-    first, second = (np.argsort(-values @ one, axis=1)[:, :2] for one in (kernel, kernel[:, np.argsort(CYCLE)]))
+    first, second = (
+        np.argsort(-values @ kernel_of, axis=1)[:, :2] for kernel_of in (kernel, kernel[:, np.argsort(CYCLE)])
+    )
     same = np.mean([len(set(a) & set(b)) / 2 for a, b in zip(first, second, strict=True)])
-    assert found.churn.router_alone[0] == pytest.approx(1 - same)
-    (said,) = [text for text in findings.findings(found) if text.startswith("From step 1 to step 2")]
-    assert "the partition is more alike than its numbers" in said and "On the later features the earlier router" in said
-    assert np.isnan(between.similarity.router_alone((before, before._replace(has_features=False)), 0))
+    assert result.churn.router_alone[0] == pytest.approx(1 - same)
+    (said,) = [text for text in findings.findings(result) if text.startswith("From step 1 to step 2")]
+    assert (
+        "much of the change is in the numbers of the experts alone" in said
+        and "On the later features, the earlier router" in said
+    )
+    assert np.isnan(similarity.router_alone((before, before._replace(has_features=False)), 0))
 
 
 def test_routers_that_read_the_same_are_told_from_others(tmp_path):
@@ -147,8 +152,8 @@ def test_routers_that_read_the_same_are_told_from_others(tmp_path):
     kernel, other = np.zeros((2, DIM, EXPERTS), np.float32)
     kernel[:4], other[4:] = RNG.standard_normal((2, 4, EXPERTS))
     kernels = [kernel, kernel[:, CYCLE], other]
-    held = features.Features(np.arange(400), [values] * 3, kernels)
-    made = trace.write(tmp_path, scores=np.stack([values @ one for one in kernels]), k=1, features=held)
-    shares, chance = similarity.routers(made)
+    inputs = features.Features(np.arange(400), [values] * 3, kernels)
+    stored = trace.write(tmp_path, scores=np.stack([values @ kernel_of for kernel_of in kernels]), k=1, features=inputs)
+    shares, chance = similarity.routers(stored)
     assert shares[0, 1] == shares[1, 0] == shares[2, 2] == 1
     assert shares[0, 2] < 0.45 and (chance < 0.6).all() and (chance > 1 / EXPERTS).all()

@@ -234,7 +234,7 @@ def _run(command: Command) -> None:
     from routed.plan import experiment
     from routed.plan.workdir import default_workdir
     from routed.system import hosts
-    from routed.trace import own
+    from routed.trace import from_runs
 
     runs, config, mesh = command.runs, command.config, devices.make_mesh(command.config)
     source = experiment.lasting(command.spec)
@@ -254,7 +254,7 @@ def _run(command: Command) -> None:
         )
         table = execution.execute(runs, table, workdir, mesh)
         if config.trace.every:
-            hosts.once(lambda: own.write(workdir, runs))
+            hosts.once(lambda: from_runs.write(workdir, runs))
         if SHARD.value:
             form = "part %s is done in %.0f s; python -m routed.report DIR... joins all parts"
             return log.info(form, SHARD.value, time.monotonic() - start)

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from routed.contracts import UserError
-from routed.trace import hooks, operation, surgery, worth
+from routed.trace import hooks, surgery, surgery_page, surgery_results
+from routed.trace.hooks_replace import CHOICE_BIAS, replacing
+from routed.trace.repair import losses_of
 from routed.trace.replacements import EVERY, Linear, Site, linear, shuffled
+from routed.trace.sites import linear_weights
+from routed.trace.sites import sites_of as every_site
 from routed.trace.surgery import ALL, Job
 from tests.external.test_trace_transformers import ROWS, SMALL
 from tests.external.test_trace_transformers import model_of as random_model
@@ -32,27 +36,29 @@ def operate(model, out, **more):
     return surgery.surgery(model, HERE, OTHER, out, **{"batch_size": 4, "repair_steps": 0} | more)
 
 
-def losses(model, made):
-    known = hooks.routers_of(model)
-    with surgery.operated(model, known, made) as (_, now):
-        return surgery.losses_of(model, HERE, now, 4)
+def losses(model, replaced):
+    modules = hooks.routers_of(model)
+    with replacing(model, modules, replaced) as (_, now):
+        return losses_of(model, HERE, now, 4)
 
 
 def weights_of(model):
-    return surgery._linear_of(hooks.routers_of(model))
+    return linear_weights(hooks.routers_of(model))
 
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_router_replaced_by_itself_changes_nothing(name):
     model = model_of(name)
     with torch.no_grad():
-        for buffer in (b for n, b in model.named_buffers() if n.endswith(hooks.CHOOSES)):
+        for buffer in (b for n, b in model.named_buffers() if n.endswith(CHOICE_BIAS)):
             buffer.normal_(std=0.3)  # DeepSeek-V3's, which only chooses
-    expected, own = losses(model, {}), weights_of(model)
+    expected, trained = losses(model, {}), weights_of(model)
     ids = torch.tensor(np.stack(HERE))
     np.testing.assert_allclose(expected.mean(), model(input_ids=ids, labels=ids).loss.item(), rtol=1e-5)
-    np.testing.assert_allclose(losses(model, {place: linear(one) for place, one in own.items()}), expected, atol=1e-5)
-    scaled = {place: linear(one._replace(kernel=5 * one.kernel)) for place, one in own.items()}
+    np.testing.assert_allclose(
+        losses(model, {layer: linear(weights) for layer, weights in trained.items()}), expected, atol=1e-5
+    )
+    scaled = {layer: linear(weights._replace(kernel=5 * weights.kernel)) for layer, weights in trained.items()}
     assert np.abs(losses(model, scaled) - expected).max() > 1e-2  # which is seen
 
 
@@ -63,32 +69,32 @@ def test_experts_that_are_shuffled_with_their_router_are_the_same_model(name):
     if name == "deepseek_v3":  # its groups are of neighbours
         for module, _ in hooks.routers_of(model).values():
             module.num_group = module.topk_group = 1
-    expected, own = losses(model, {}), weights_of(model)
-    made = {}
-    for place, one in own.items():
-        site = Site(8, 2, None, None, None, None, None, one)
-        made[place] = shuffled(site, np.random.default_rng(1))
+    expected, trained = losses(model, {}), weights_of(model)
+    replaced = {}
+    for layer, weights in trained.items():
+        site = Site(8, 2, None, None, None, None, None, weights)
+        replaced[layer] = shuffled(site, np.random.default_rng(1))
         cycle = np.random.default_rng(1).permutation(8)
-        assert (made[place].start["kernel"][:, np.roll(cycle, -1)] == one.kernel[:, cycle]).all()
-        experts = model.get_submodule(place.rpartition(".")[0]).experts
+        assert (replaced[layer].start["kernel"][:, np.roll(cycle, -1)] == weights.kernel[:, cycle]).all()
+        experts = model.get_submodule(layer.rpartition(".")[0]).experts
         with torch.no_grad():
             for parameter in experts.parameters():
                 parameter[np.roll(cycle, -1)] = parameter[cycle].clone()
     assert np.abs(losses(model, {}) - expected).max() > 1e-3
-    np.testing.assert_allclose(losses(model, made), expected, atol=1e-5)
+    np.testing.assert_allclose(losses(model, replaced), expected, atol=1e-5)
 
 
-def seen_of(model, made, place):
+def output_of(model, replaced, layer):
     """What the router of a place returned for the rows, with these routers in the model."""
-    known = hooks.routers_of(model)
-    with surgery.operated(model, known, made) as (_, now), hooks.listening({place: known[place]}) as seen:
-        surgery.losses_of(model, HERE[:4], now, 4)
-    return seen[place]
+    modules = hooks.routers_of(model)
+    with replacing(model, modules, replaced) as (_, now), hooks.listening({layer: modules[layer]}) as outputs:
+        losses_of(model, HERE[:4], now, 4)
+    return outputs[layer]
 
 
 def sites_of(model):
-    known = hooks.routers_of(model)
-    return surgery._sites(model, known, weights_of(model), {}, OTHER, 4)
+    modules = hooks.routers_of(model)
+    return every_site(model, modules, OTHER, 4, {})
 
 
 def entropy(scores):
@@ -99,42 +105,47 @@ def entropy(scores):
 def test_replacements_do_what_their_words_say():
     model = model_of("olmoe")
     sites = sites_of(model)
-    place, site = next(iter(sites.items()))
-    made = {name: EVERY[name].make(site, np.random.default_rng(0)) for name in EVERY if name != "checkpoint"}
-    seen = {name: seen_of(model, {place: router}, place) for name, router in made.items()}
+    layer, site = next(iter(sites.items()))
+    replaced = {name: EVERY[name].make(site, np.random.default_rng(0)) for name in EVERY if name != "checkpoint"}
+    outputs = {name: output_of(model, {layer: router}, layer) for name, router in replaced.items()}
     trained = torch.log_softmax(torch.tensor(site.scores), -1)
     wanted = float(-(trained.exp() * trained).sum(-1).mean())
     for name in ("noise", "random"):
-        assert entropy(seen[name].scores) == pytest.approx(
+        assert entropy(outputs[name].scores) == pytest.approx(
             wanted, rel=0.15
         )  # 64 tokens, not those it was made as sharp on
-    weights = seen["uniform"].weights
+    weights = outputs["uniform"].weights
     np.testing.assert_allclose(weights, 1 / 8, rtol=0.02)
-    loads = np.bincount(seen["uniform"].experts.flatten(), minlength=8)
+    loads = np.bincount(outputs["uniform"].experts.flatten(), minlength=8)
     assert loads.min() > 0.5 * loads.mean()  # 256 choices, 32 an expert, deviation 4
-    assert seen["top1"].experts.shape == (64, 1) and (seen["top1"].experts[:, 0] == seen["trained"].experts[:, 0]).all()
+    assert (
+        outputs["top1"].experts.shape == (64, 1)
+        and (outputs["top1"].experts[:, 0] == outputs["trained"].experts[:, 0]).all()
+    )
     np.testing.assert_allclose(
-        seen["layer"].scores, torch.as_tensor(seen["trained"].features) @ torch.tensor(site.other.kernel), atol=1e-4
+        outputs["layer"].scores,
+        torch.as_tensor(outputs["trained"].features) @ torch.tensor(site.next_layer.kernel),
+        atol=1e-4,
     )
 
 
 def test_a_table_names_the_experts_that_other_text_chose_most():
     model = model_of("olmoe")
-    known = hooks.routers_of(model)
-    place = next(iter(known))
+    modules = hooks.routers_of(model)
+    layer = next(iter(modules))
     ids, experts = np.concatenate(OTHER), []
-    with hooks.listening(known) as seen, torch.no_grad():
+    with hooks.listening(modules) as outputs, torch.no_grad():
         for row in OTHER:
             model(input_ids=torch.tensor(row[None]))
-            experts.append(seen[place].experts.numpy())
+            experts.append(outputs[layer].experts.numpy())
     counts = np.zeros((300, 8))
     np.add.at(counts, (ids[:, None], np.concatenate(experts)), 1)
     load = counts.sum(0) / counts.sum()
-    site = sites_of(model)[place]
-    found = seen_of(model, {place: EVERY["table"].make(site, np.random.default_rng(0))}, place)
+    site = sites_of(model)[layer]
+    result = output_of(model, {layer: EVERY["table"].make(site, np.random.default_rng(0))}, layer)
     here = np.concatenate(HERE[:4])
     assert 0 < np.isin(here, ids).mean() < 1  # some are unseen, which get the loads alone
-    for token, chosen in zip(here, found.experts.numpy(), strict=True):
+    for token, chosen in zip(here, result.experts.numpy(), strict=True):
         assert set(chosen) == set(np.argsort(-(counts[token] + load))[:4])
 
 
@@ -142,12 +153,12 @@ def test_a_repair_trains_the_router_alone_and_nothing_stays(tmp_path):
     model = model_of("olmoe")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     needs = [parameter.requires_grad for parameter in model.parameters()]
-    found = operate(model, tmp_path, replace=["random", "table", "noise"], repair_steps=30, repair_rate=0.1)
+    result = operate(model, tmp_path, replace=["random", "table", "noise"], repair_steps=30, repair_rate=0.1)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert [parameter.requires_grad for parameter in model.parameters()] == needs and not model.training
-    assert Job(ALL, "noise", 0, 30) not in found.losses and not found.reasons
-    for place in (ALL, *found.layers):
-        assert Job(place, "trained", 0, 30) in found.losses
+    assert Job(ALL, "noise", 0, 30) not in result.losses and not result.reasons
+    for layer in (ALL, *result.layers):
+        assert Job(layer, "trained", 0, 30) in result.losses
     rows = [*OTHER]  # it learns the text that it is repaired on
     on_other = surgery.surgery(
         model, rows, rows, tmp_path / "other", replace=["random"], repair_steps=30, repair_rate=0.1, batch_size=4
@@ -156,11 +167,11 @@ def test_a_repair_trains_the_router_alone_and_nothing_stays(tmp_path):
 
 
 def test_what_has_no_gradient_is_said(tmp_path):
-    found = operate(model_of("mixtral"), tmp_path, replace=["top1", "noise"], repair_steps=2)
-    assert "there is no gradient to repair it by" in found.reasons[Job(ALL, "top1", 0, 2)]
+    result = operate(model_of("mixtral"), tmp_path, replace=["top1", "noise"], repair_steps=2)
+    assert "there is no gradient to repair it by" in result.reasons[Job(ALL, "top1", 0, 2)]
     assert any(
         "one expert a token, repaired, anywhere: its weights are the same" in text
-        for text in worth.unsaid(found, worth.table(found))
+        for text in surgery_results.unsaid(result, surgery_results.table(result))
     )
 
 
@@ -182,8 +193,8 @@ def test_a_killed_surgery_goes_on(tmp_path, monkeypatch):
     again = operate(model, tmp_path / "killed", **more)
     assert len(calls) == 5 + len(whole.losses) - 4  # four jobs were done
     assert again.losses.keys() == whole.losses.keys()
-    for job, found in whole.losses.items():
-        np.testing.assert_array_equal(again.losses[job], found)
+    for job, result in whole.losses.items():
+        np.testing.assert_array_equal(again.losses[job], result)
     with pytest.raises(UserError, match="holds a surgery with seed=0, now 1: choose another --out"):
         operate(model, tmp_path / "killed", seed=1, **more)
     (tmp_path / "killed" / "jobs" / "all-noise-0-0.npz").write_bytes(b"PK\x03\x04")
@@ -193,10 +204,10 @@ def test_a_killed_surgery_goes_on(tmp_path, monkeypatch):
 
 def test_another_checkpoint_and_models_that_cannot_be_operated(tmp_path):
     model, twin = model_of("olmoe"), model_of("olmoe")
-    found = operate(model, tmp_path / "twin", replace=["checkpoint"], foreign=twin)
-    as_is = found.losses[Job(ALL, "")]
-    np.testing.assert_allclose(found.losses[Job(ALL, "checkpoint")], as_is, atol=1e-5)
-    for more in ({"replace": ["checkpoint"]}, {"replace": ["noise"], "foreign": twin}):
+    result = operate(model, tmp_path / "twin", replace=["checkpoint"], checkpoint=twin)
+    as_is = result.losses[Job(ALL, "")]
+    np.testing.assert_allclose(result.losses[Job(ALL, "checkpoint")], as_is, atol=1e-5)
+    for more in ({"replace": ["checkpoint"]}, {"replace": ["noise"], "checkpoint": twin}):
         with pytest.raises(UserError, match=r"--replace=checkpoint needs --router_from, and --router_from needs it"):
             operate(model, tmp_path / "none", **more)
     with pytest.raises(UserError, match=r"the text has token id 300, the model knows 300: use its own tokenizer"):
@@ -224,12 +235,12 @@ def test_a_router_whose_rule_is_the_models_own(tmp_path):
     for layer in model.model.layers:
         layer.mlp = Mixture()
     pattern = r"model\.layers\.[0-9]+\.mlp\.gate"
-    found = operate(model, tmp_path, replace=["shuffled", "noise", "top1"], routers=pattern, k=2)
+    result = operate(model, tmp_path, replace=["shuffled", "noise", "top1"], routers=pattern, k=2)
     np.testing.assert_allclose(
-        found.losses[Job(ALL, "shuffled")], found.losses[Job(ALL, "")], atol=1e-5
+        result.losses[Job(ALL, "shuffled")], result.losses[Job(ALL, "")], atol=1e-5
     )  # a sum over experts
-    assert np.abs(found.losses[Job(ALL, "noise")] - found.losses[Job(ALL, "")]).max() > 1e-5
-    assert "the model takes its k experts behind it" in found.reasons[Job(ALL, "top1")]
+    assert np.abs(result.losses[Job(ALL, "noise")] - result.losses[Job(ALL, "")]).max() > 1e-5
+    assert "the model takes its k experts behind it" in result.reasons[Job(ALL, "top1")]
 
 
 def test_the_command_operates_and_writes_a_page(tmp_path, monkeypatch):
@@ -238,8 +249,8 @@ def test_the_command_operates_and_writes_a_page(tmp_path, monkeypatch):
     model_of("olmoe").save_pretrained(tmp_path / "model")
     (tmp_path / "de.txt").write_text("Wer viel fragt, geht viel irr. " * 20)
     (tmp_path / "brief.txt").write_text("Wer viel fragt. ")
-    told = []
-    monkeypatch.setattr(command.files, "tell", told.append)
+    lines = []
+    monkeypatch.setattr(command.files, "tell", lines.append)
     asked = [
         f"--model={tmp_path / 'model'}",
         f"--out={tmp_path / 'out'}",
@@ -250,7 +261,7 @@ def test_the_command_operates_and_writes_a_page(tmp_path, monkeypatch):
     try:
         command.flags.FLAGS(["trace", *asked, f"--text={tmp_path / 'de.txt'}", f"--router_from={tmp_path / 'model'}"])
         command.main(["trace", "surgery"])
-        assert told[0].startswith("As it is, the model has a loss of ") and "in every layer: loses" in told[0]
+        assert lines[0].startswith("As it is, the model has a loss of ") and "in every layer: loses" in lines[0]
         page = (tmp_path / "out" / "surgery.html").read_text()
         assert (
             "noise, as sharp as trained" in page
@@ -276,12 +287,12 @@ def test_findings_and_the_page_of_one_layer(tmp_path):
     model = hf.OlmoeForCausalLM(
         hf.OlmoeConfig(**SMALL | {"num_hidden_layers": 1}, num_experts=8, num_experts_per_tok=2)
     ).eval()
-    found = operate(model, tmp_path, replace=["noise", "layer"])
-    assert "no other layer has a router" in found.reasons[Job(ALL, "layer")]
-    made = operation.report(found, tmp_path)
-    assert (tmp_path / "surgery.html").exists() and made["worth"].reason.str.len().gt(0).sum() == 2
+    result = operate(model, tmp_path, replace=["noise", "layer"])
+    assert "no other layer has a router" in result.reasons[Job(ALL, "layer")]
+    replaced = surgery_page.report(result, tmp_path)
+    assert (tmp_path / "surgery.html").exists() and replaced["worth"].reason.str.len().gt(0).sum() == 2
 
 
 def test_a_linear_of_a_site_of_another_width_is_refused_in_words():
-    site = Site(8, 2, None, None, np.zeros((4, 32)), None, None, None, foreign=Linear(np.zeros((16, 8)), None, None))
+    site = Site(8, 2, None, None, np.zeros((4, 32)), None, None, None, checkpoint=Linear(np.zeros((16, 8)), None, None))
     assert EVERY["checkpoint"].make(site, np.random.default_rng(0)) == "its weights have shape [16, 8], not [32, 8]"

@@ -11,8 +11,9 @@ import transformers as hf
 from routed import trace
 from routed.contracts import UserError
 from routed.trace import hooks
-from routed.trace.capture import BYTES, capture, rows_of
+from routed.trace.capture import capture
 from routed.trace.format import stripes, token_column
+from routed.trace.model_inputs import BYTES, rows_of
 
 SMALL = {
     "vocab_size": 300, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -70,8 +71,8 @@ def model_of(name):
     return model
 
 
-def column(found, layer, name):
-    return np.concatenate([arrays[0] for arrays in stripes(found, layer, name)])
+def column(stored, layer, name):
+    return np.concatenate([arrays[0] for arrays in stripes(stored, layer, name)])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -79,13 +80,13 @@ def test_a_trace_holds_what_the_model_computed(name, tmp_path):
     model = model_of(name)
     traces = capture(model, ROWS, tmp_path, batch_size=4, name=name)
     assert len(traces) == 1 + model.config.is_encoder_decoder
-    seen = {}
-    known = hooks.routers_of(model)
+    outputs = {}
+    routers = hooks.routers_of(model)
     handles = [
         module.register_forward_hook(
-            lambda module, given, output, part=part: seen.setdefault(part, []).append((given[0], output))
+            lambda module, given, output, part=part: outputs.setdefault(part, []).append((given[0], output))
         )
-        for part, (module, _) in known.items()
+        for part, (module, _) in routers.items()
     ]
     with torch.no_grad():
         for first in range(0, len(ROWS), 4):
@@ -93,28 +94,28 @@ def test_a_trace_holds_what_the_model_computed(name, tmp_path):
             model(input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
     for handle in handles:
         handle.remove()
-    for found in traces:
-        assert found.tokens == 192 and np.array_equal(token_column(found, "token"), np.concatenate(ROWS))
-        for layer, part in enumerate(found.layers):
-            module = known[part][0]
+    for stored in traces:
+        assert stored.tokens == 192 and np.array_equal(token_column(stored, "token"), np.concatenate(ROWS))
+        for layer, part in enumerate(stored.layers):
+            module = routers[part][0]
             weight = getattr(module, "classifier", module).weight
             bias = getattr(getattr(module, "classifier", module), "bias", None)
-            features = torch.cat([given.reshape(-1, given.shape[-1]) for given, _ in seen[part]])
+            features = torch.cat([given.reshape(-1, given.shape[-1]) for given, _ in outputs[part]])
             scores = torch.nn.functional.linear(features, weight, bias).detach().numpy()
-            np.testing.assert_allclose(column(found, layer, "scores"), scores, rtol=2e-3, atol=2e-3)
-            experts, weights = column(found, layer, "expert"), column(found, layer, "weight")
+            np.testing.assert_allclose(column(stored, layer, "scores"), scores, rtol=2e-3, atol=2e-3)
+            experts, weights = column(stored, layer, "expert"), column(stored, layer, "weight")
             dense = np.zeros_like(scores)
-            kept = column(found, layer, "kept") if "kept" in found.held else np.ones_like(experts, bool)
+            kept = column(stored, layer, "kept") if "kept" in stored.columns else np.ones_like(experts, bool)
             np.put_along_axis(dense, experts.astype(int), np.where(kept, weights, 0), 1)
-            np.testing.assert_allclose(dense, combined(name, seen[part], scores), atol=1e-5)
+            np.testing.assert_allclose(dense, combined(name, outputs[part], scores), atol=1e-5)
             assert name == "nllb" or (np.diff(weights, axis=1) <= 1e-6).all()
             if name == "switch":
                 assert 0 < (~kept).mean() < 1
 
 
-def combined(name, seen, scores):
+def combined(name, outputs, scores):
     """The weight of every expert [T, E] that the experts of the model are given, from the router's own output."""
-    outputs = [output for _, output in seen]
+    outputs = [output for _, output in outputs]
     if name == "llama4":
         return torch.cat([weights for weights, _ in outputs]).numpy()
     if name == "nllb":
@@ -145,21 +146,21 @@ def test_a_killed_capture_goes_on(tmp_path, monkeypatch):
     assert trace.parts_of(tmp_path / "killed") == 2
     with pytest.raises(UserError, match="holds a capture with"):
         capture(model, ROWS[:-1], tmp_path / "killed", batch_size=4)
-    (found,) = capture(model, ROWS, tmp_path / "killed", batch_size=4)
+    (stored,) = capture(model, ROWS, tmp_path / "killed", batch_size=4)
     assert len(calls) == 4  # one batch was left
     for layer in range(2):
-        np.testing.assert_array_equal(column(found, layer, "expert"), column(whole, layer, "expert"))
-    assert capture(model, ROWS, tmp_path / "killed", batch_size=4) == [found] and len(calls) == 4
+        np.testing.assert_array_equal(column(stored, layer, "expert"), column(whole, layer, "expert"))
+    assert capture(model, ROWS, tmp_path / "killed", batch_size=4) == [stored] and len(calls) == 4
 
 
 def test_a_capture_of_another_k_or_other_weights_is_another(tmp_path):
     model, named = model_of("olmoe"), {"routers": r"model\.layers\.[0-9]+\.mlp\.gate", "k": 2}
-    (found,) = capture(model, ROWS, tmp_path, name="m", **named)
-    assert capture(model, ROWS, tmp_path, name="m", **named) == [found]
+    (stored,) = capture(model, ROWS, tmp_path, name="m", **named)
+    assert capture(model, ROWS, tmp_path, name="m", **named) == [stored]
     with pytest.raises(UserError, match="holds a capture with k=2, now 4"):
         capture(model, ROWS, tmp_path, name="m", **named | {"k": 4})
     # A later checkpoint of the same name, whose routers learned, or all but these.
-    for changed in (model.get_submodule(found.layers[1]).weight, model.get_input_embeddings().weight):
+    for changed in (model.get_submodule(stored.layers[1]).weight, model.get_input_embeddings().weight):
         with torch.no_grad():
             changed[0, 0] += 1
         with pytest.raises(UserError, match="holds a capture with weights="):
@@ -190,14 +191,14 @@ def test_an_unknown_architecture_says_how_to_name_its_routers():
     with pytest.raises(UserError, match="needs --k"):
         hooks.routers_of(Unknown(), "layers.[0-9]+.gate")
     model = Unknown()
-    found = hooks.routers_of(model, r"layers\.[0-9]+\.gate", 2)
-    assert [*found] == ["layers.0.gate", "layers.1.gate"]
+    stored = hooks.routers_of(model, r"layers\.[0-9]+\.gate", 2)
+    assert [*stored] == ["layers.0.gate", "layers.1.gate"]
     x = torch.randn(5, 4)
-    with hooks.listening(found) as seen:
+    with hooks.listening(stored) as outputs:
         scores = model.layers[0]["gate"](x)
     expected = scores.softmax(-1).topk(2)
-    assert torch.equal(seen["layers.0.gate"].experts, expected.indices) and torch.equal(
-        seen["layers.0.gate"].weights, expected.values
+    assert torch.equal(outputs["layers.0.gate"].experts, expected.indices) and torch.equal(
+        outputs["layers.0.gate"].weights, expected.values
     )
 
 
@@ -222,14 +223,14 @@ def test_the_command_captures_a_folder_of_a_model(tmp_path, monkeypatch):
 
     model_of("olmoe").save_pretrained(tmp_path / "model")
     (tmp_path / "de.txt").write_text("Wer viel fragt, geht viel irr. " * 20)
-    told = []
-    monkeypatch.setattr(command.files, "tell", told.append)
+    lines = []
+    monkeypatch.setattr(command.files, "tell", lines.append)
     command.flags.FLAGS([
         "trace", f"--model={tmp_path / 'model'}", f"--text={tmp_path / 'de.txt'}", f"--out={tmp_path / 'out'}", "--tokens=bytes", "--length=16",
     ])  # fmt: skip
     command.main(["trace", "capture"])
-    found = trace.read(tmp_path / "out")
-    assert told[0].startswith("wrote ") and found.tokens == 38 * 16 and found.labels == ("file",)
+    stored = trace.read(tmp_path / "out")
+    assert lines[0].startswith("wrote ") and stored.tokens == 38 * 16 and stored.labels == ("file",)
     command.flags.FLAGS.unparse_flags()
 
 

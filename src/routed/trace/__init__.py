@@ -1,8 +1,9 @@
-"""Routing traces: what the routers of any model decided, in an open format, and one page of what that says.
+"""Routing traces: choices of the routers of any model, in an open format, with one page of statistics.
 
     routed.trace.write("trace", scores=scores, k=2, token_ids=ids, sequence=rows, labels={"language": languages})
 
-writes one from arrays; `python -m routed.trace report trace` makes its page, and `routed.analyse` does both. docs/traces.md has the format.
+writes a trace from arrays; `python -m routed.trace report trace` makes its page, and `routed.analyse` does both. The
+format is in docs/traces.md.
 """
 
 from routed.trace.features import Features

@@ -1,12 +1,13 @@
-"""Routing traces: what the routers of any Mixture-of-Experts model decided.
+"""Routing traces: choices of the routers of any Mixture-of-Experts model.
 
     routed trace report DIR... [--out=FILE]                  (or python -m routed.trace report ...)
     routed trace capture --model=PATH_OR_NAME --text=FILE... --out=DIR
     routed trace surgery --model=PATH_OR_NAME --text=FILE... --out=DIR
 
-`report` makes one page of a trace, or of checkpoints of one model, in order. `capture` writes the trace of a Hugging Face model on text
-files; `surgery` measures what its loss there is with other routers in the place of its own, and makes a page of that (both need pip install
-'routed[torch]'). The same command goes on after a kill. docs/traces.md has the format and what the numbers mean.
+`report` makes one page of a trace, or of checkpoints of one model, in order. `capture` writes the trace of a Hugging
+Face model on text files. `surgery` measures the model's loss there with other routers instead of its own, and makes a
+page of the losses (both need pip install 'routed[torch]'). The same command continues after a kill. docs/traces.md
+has the format and the meaning of the numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from routed.system import commands, files
 OUT = flags.DEFINE_string(
     "out",
     "",
-    "report: the page, default report.html in the last DIR; capture: the folder of the trace; surgery: that of the losses and the page.",
+    "report: the page, default report.html in the last DIR; capture: the trace's folder; surgery: that of the page.",
     allow_override=True,
 )
 MODEL = flags.DEFINE_string("model", "", "A model of transformers: a folder, or a name on the hub.")
@@ -38,69 +39,76 @@ TOKENS = flags.DEFINE_string("tokens", "", "The tokenizer, if it is not the mode
 LENGTH = flags.DEFINE_integer("length", 512, "Tokens of a row.", lower_bound=1)
 BATCH = flags.DEFINE_integer("batch_size", 8, "Rows of a batch.", lower_bound=1)
 ROUTERS = flags.DEFINE_string(
-    "routers", "", "A regular expression of the names of the router modules, where the architecture is not known."
+    "routers", "", "A regular expression for the names of the router modules of an unknown architecture."
 )
 EXPERTS = flags.DEFINE_integer("k", 0, "With --routers: experts of a token.")
 SCORES = flags.DEFINE_bool("scores", True, "Keep the scores of all experts, as float16.")
 OTHER = flags.DEFINE_multi_string(
-    "other_text",
-    [],
-    "surgery: text that tables are filled from and routers repaired on; default: the first half of every --text.",
+    "other_text", [], "surgery: text for tables and repairs; default: the first half of every --text."
 )
-REPLACE = flags.DEFINE_list(
-    "replace", [], "surgery: what takes a router's place, comma-separated; default: everything known."
-)
+REPLACE = flags.DEFINE_list("replace", [], "surgery: the replacements, comma-separated; default: all.")
 REPAIR = flags.DEFINE_integer(
-    "repair_steps", 200, "surgery: steps that a router alone is trained for; 0: no repair.", lower_bound=0
+    "repair_steps", 200, "surgery: training steps of a router alone; 0: no repair.", lower_bound=0
 )
 RATE = flags.DEFINE_float(
     "repair_rate", 0.02, "surgery: a step of the repair, in standard deviations of the router's weights.", lower_bound=0
 )
-DRAWS = flags.DEFINE_integer("draws", 1, "surgery: draws of what is random.", lower_bound=1)
-SEED = flags.DEFINE_integer("seed", 0, "surgery: of what is drawn.", lower_bound=0)
+DRAWS = flags.DEFINE_integer("draws", 1, "surgery: draws of random replacements.", lower_bound=1)
+SEED = flags.DEFINE_integer("seed", 0, "surgery: seed of the draws.", lower_bound=0)
 FROM = flags.DEFINE_string(
-    "router_from", "", "surgery: another checkpoint of the model, whose routers take the place of its own."
+    "router_from", "", "surgery: another checkpoint of the model, whose routers replace the model's own."
 )
-USAGE = "usage: routed trace report DIR... [--out=FILE], or routed trace capture|surgery --model=PATH_OR_NAME --text=FILE... --out=DIR"
+USAGE = (
+    "usage: routed trace report DIR... [--out=FILE], or routed trace capture|surgery --model=PATH_OR_NAME --text=FILE"
+    "... --out=DIR"
+)
 
 
 def main(argv: list[str]) -> None:
-    """A page, or a trace."""
-    word, *rest = argv[1:] or [""]
-    if word == "report" and rest:
-        from routed.trace.report import report  # here, since --help needs none of it
+    """Runs `report`, `capture` or `surgery`."""
+    command, *rest = argv[1:] or [""]
+    if command == "report" and rest:
+        from routed.trace.report import report  # here, since --help does not need it
 
         folders = [files.folder(name) for name in rest]
         out = files.folder(OUT.value) if OUT.value else folders[-1] / "report.html"
-        found = report(folders, out)
-        files.tell("\n".join([*found["findings"], f"wrote {out}"]))
-    elif word in (known := {"capture": _capture, "surgery": _surgery}) and not rest:
-        _required()
+        tables = report(folders, out)
+        files.tell("\n".join([*tables["findings"], f"wrote {out}"]))
+    elif command in ("capture", "surgery") and not rest:
+        _require_flags()
         with files.locked(files.folder(OUT.value), "out"):
-            known[word]()
+            (_capture if command == "capture" else _surgery)()
     else:
         raise UserError(USAGE)
 
 
 def _capture() -> None:
-    from routed.trace.capture import capture, load, rows_of
+    from routed.trace.capture import capture
+    from routed.trace.model_inputs import load, rows_of
 
     model, tokenizer = load(MODEL.value, TOKENS.value)
     rows, names = rows_of(TEXT.value, tokenizer, LENGTH.value)
-    made = capture(
-        model, rows, OUT.value, names=names, batch_size=BATCH.value, routers=ROUTERS.value, k=EXPERTS.value, keep_scores=SCORES.value,
-        name=MODEL.value, source=", ".join(TEXT.value),
-    )  # fmt: skip
-    for trace in made:
-        files.tell(
-            f"wrote {trace.folder}: {trace.tokens:,} tokens, {len(trace.layers)} layers; next: routed trace report {trace.folder}"
-        )
+    traces = capture(
+        model,
+        rows,
+        OUT.value,
+        names=names,
+        batch_size=BATCH.value,
+        routers=ROUTERS.value,
+        k=EXPERTS.value,
+        keep_scores=SCORES.value,
+        name=MODEL.value,
+        source=", ".join(TEXT.value),
+    )
+    for trace in traces:
+        size = f"{trace.tokens:,} tokens, {len(trace.layers)} layers"
+        files.tell(f"wrote {trace.folder}: {size}; next: routed trace report {trace.folder}")
 
 
 def _surgery() -> None:
-    from routed.trace.capture import BYTES, load, rows_of
-    from routed.trace.operation import report
-    from routed.trace.surgery import halves, surgery
+    from routed.trace.model_inputs import BYTES, halves, load, rows_of
+    from routed.trace.surgery import surgery
+    from routed.trace.surgery_page import report
 
     model, tokenizer = load(MODEL.value, TOKENS.value)
     rows, names = rows_of(TEXT.value, tokenizer, LENGTH.value)
@@ -111,23 +119,35 @@ def _surgery() -> None:
     else:
         other, rows = halves(rows, names)
         source += ", the second half of each; tables and repairs: the first"
-    found = surgery(
-        model, rows, other, OUT.value, replace=REPLACE.value, repair_steps=REPAIR.value, repair_rate=RATE.value, draws=DRAWS.value, seed=SEED.value,
-        batch_size=BATCH.value, routers=ROUTERS.value, k=EXPERTS.value, foreign=load(FROM.value, BYTES)[0] if FROM.value else None,
-        name=MODEL.value, source=source,
-    )  # fmt: skip
-    told = report(found, OUT.value)
-    files.tell("\n".join([*told["findings"], f"wrote {files.folder(OUT.value) / 'surgery.html'}"]))
+    result = surgery(
+        model,
+        rows,
+        other,
+        OUT.value,
+        replace=REPLACE.value,
+        repair_steps=REPAIR.value,
+        repair_rate=RATE.value,
+        draws=DRAWS.value,
+        seed=SEED.value,
+        batch_size=BATCH.value,
+        routers=ROUTERS.value,
+        k=EXPERTS.value,
+        checkpoint=load(FROM.value, BYTES)[0] if FROM.value else None,
+        name=MODEL.value,
+        source=source,
+    )
+    sentences = report(result, OUT.value)["findings"]
+    files.tell("\n".join([*sentences, f"wrote {files.folder(OUT.value) / 'surgery.html'}"]))
 
 
-def _required() -> None:
-    for name, value in (("model", MODEL.value), ("text", TEXT.value), ("out", OUT.value)):
-        if not value:
-            raise UserError(f"--{name} is missing; {USAGE}")
+def _require_flags() -> None:
+    for flag in (MODEL, TEXT, OUT):
+        if not flag.value:
+            raise UserError(f"--{flag.name} is missing; {USAGE}")
 
 
 def run() -> None:
-    """Entry point."""
+    """Starts the command."""
     commands.start(main, functools.partial(commands.parse_flags, module=sys.modules[__name__]))
 
 

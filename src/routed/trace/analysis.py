@@ -1,4 +1,4 @@
-"""All numbers of a trace, as tables: layers, what a hash of the token id has, experts by label, between layers and checkpoints."""
+"""All numbers of a trace as tables: of layers, of a hash of the token id, of pairs of layers, of checkpoints."""
 
 from __future__ import annotations
 
@@ -11,76 +11,84 @@ from absl import logging as log
 
 from routed.metrics import information
 from routed.routers.fixed import balanced_table
-from routed.trace import between, counts, numbers, similarity, tokens
+from routed.trace import counts, numbers, similarity
+from routed.trace.churn import churn
 from routed.trace.controls import controls
 from routed.trace.format import Trace
+from routed.trace.layer_pairs import Between, compare_layers
+from routed.trace.tokens import Tokens, labels_within_ids, tokens_of
 
 
 class Analysis(NamedTuple):
-    """What the page is made of.
+    """The content of the page.
 
-    `table` has a row a layer and number: value, low, high, chance, and hash, which is the value that a balanced table of token ids
-    has. `maps` name -> [L, C, E] assignments by label and expert, `loads` [L, E], `pairs` [L, E, E] or None; `controls` what other routers do on the features that the trace has,
-    `routers` what `similarity.routers` says of them.
+    `table` has a row for each layer and number: value, low, high, chance, and hash, the value of a balanced table of
+    token ids. `maps` is name -> assignments [L, C, E] by label and expert, `loads` is [L, E], `pairs` [L, E, E] or
+    None. `controls` has other routers on the features that the trace has, `routers` the result of
+    `similarity.routers`.
     """
 
     trace: Trace
-    tokens: tokens.Tokens
+    tokens: Tokens
     table: pd.DataFrame
     maps: dict[str, np.ndarray]
     loads: np.ndarray
     pairs: np.ndarray | None
-    between: between.Between | None
+    between: Between | None
     churn: pd.DataFrame
     controls: pd.DataFrame
     routers: tuple[np.ndarray, np.ndarray] | None
 
 
 def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
-    """Every number of the last of `traces`, which are checkpoints of one model in order; churn is between them."""
+    """Returns the numbers of the last trace, and churn between all of them: checkpoints of one model, in order."""
     trace = traces[-1]
-    known = tokens.of(trace, seed)
-    weights = numbers.resampler(known.groups, seed) if trace.has_sequences else None
-    given = tokens.given_token(known, list(trace.labels), seed)
-    hashed = _of_hash(known, trace, given, weights)
+    tokens = tokens_of(trace, seed)
+    weights = numbers.bootstrap_weights(tokens.groups, seed) if trace.has_sequences else None
+    conditional = labels_within_ids(tokens, list(trace.labels), seed)
+    hashed = _hash_numbers(tokens, trace, conditional, weights)
     rows: list[dict[str, Any]] = []
     maps: dict[str, list[np.ndarray]] = {name: [] for name in trace.labels}
     loads, pairs = [], []
     for layer, name in enumerate(trace.layers):
         log.info("layer %s, %d of %d", name, layer + 1, len(trace.layers))
-        found = counts.count(counts.of_layer(trace, layer), known, given)
-        rows += numbers.as_rows(numbers.numbers(found, trace.k, weights), layer=name)
-        loads.append(found.load.sum(0))
-        if found.pairs is not None:
-            pairs.append(found.pairs.sum(0))
+        counted = counts.count(counts.layer_stream(trace, layer), tokens, conditional)
+        rows += numbers.as_rows(numbers.numbers(counted, trace.k, weights), name)
+        loads.append(counted.load.sum(0))
+        if counted.pairs is not None:
+            pairs.append(counted.pairs.sum(0))
         for label in trace.labels:
-            maps[label].append(found.tables[label].sum(0))
-    seen = between.layers(trace, known, weights)
-    for name, number, alike in zip(
-        trace.layers, seen.following if seen else (), seen.alike if seen else (), strict=False
-    ):
-        rows += numbers.as_rows({"next": number, "alike": alike}, layer=name)
+            maps[label].append(counted.tables[label].sum(0))
+    between = compare_layers(trace, tokens, weights)
+    if between is not None:
+        for name, following, alike in zip(trace.layers, between.following, between.alike, strict=False):
+            rows += numbers.as_rows({"next": following, "alike": alike}, name)
     table = pd.DataFrame(rows)
     table["hash"] = [hashed[name].value if name in hashed else np.nan for name in table.number]
-    churned = between.checkpoints(traces, known, weights) if len(traces) > 1 else []
     return Analysis(
-        trace, known, table, {name: np.stack(of) for name, of in maps.items()}, np.stack(loads),
-        np.stack(pairs) if pairs else None, seen, pd.DataFrame(churned), controls(trace, known, seed) if trace.has_features else pd.DataFrame(),
-        similarity.routers(trace, seed) if trace.has_features and len(trace.layers) > 1 else None,
-    )  # fmt: skip
-
-
-def _of_hash(known: tokens.Tokens, trace: Trace, given, weights) -> dict[str, numbers.Number]:
-    """The numbers of a table of token ids that nobody trained, balanced over their occurrences (Roller et al. 2021)."""
-    if "token" not in known.codes:
-        return {}
-    often = np.bincount(known.codes["token"], minlength=known.counts["token"])
-    table, other = (balanced_table(often, trace.experts, trace.k, seed).astype(np.int16) for seed in (0, 1))
-    found = counts.count(counts.of_table(known, table, trace.experts), known, given)
-    both = np.zeros((trace.experts, trace.experts))
-    np.add.at(both, (table[:, 0], other[:, 0]), often)
-    after, alike = (
-        numbers.Number(value, np.nan, np.nan, np.nan)
-        for value in (information.mutual(both), similarity.matched(both)[0])
+        trace=trace,
+        tokens=tokens,
+        table=table,
+        maps={name: np.stack(by_layer) for name, by_layer in maps.items()},
+        loads=np.stack(loads),
+        pairs=np.stack(pairs) if pairs else None,
+        between=between,
+        churn=pd.DataFrame(churn(traces, tokens, weights)),
+        controls=controls(trace, tokens, seed) if trace.has_features else pd.DataFrame(),
+        routers=similarity.routers(trace, seed) if trace.has_features and len(trace.layers) > 1 else None,
     )
-    return numbers.numbers(found, trace.k, weights) | {"next": after, "alike": alike}
+
+
+def _hash_numbers(tokens: Tokens, trace: Trace, conditional, weights) -> dict[str, numbers.Number]:
+    """Returns the numbers of an untrained table of token ids, balanced over their occurrences (Roller et al. 2021)."""
+    if "token" not in tokens.codes:
+        return {}
+    occurrences = np.bincount(tokens.codes["token"], minlength=tokens.counts["token"])
+    table, other = (balanced_table(occurrences, trace.experts, trace.k, seed).astype(np.int16) for seed in (0, 1))
+    counted = counts.count(counts.table_stream(tokens, table, trace.experts), tokens, conditional)
+    joint = np.zeros((trace.experts, trace.experts))
+    np.add.at(joint, (table[:, 0], other[:, 0]), occurrences)
+    two_hashes = {"next": information.mutual(joint), "alike": similarity.matched(joint)[0]}
+    return numbers.numbers(counted, trace.k, weights) | {
+        name: numbers.Number(value, np.nan, np.nan, np.nan) for name, value in two_hashes.items()
+    }

@@ -1,7 +1,7 @@
-"""The format of a trace: a folder with trace.json, tokens.parquet and a Parquet file a layer, read in stripes of tokens.
+"""The format of a trace: a folder with trace.json, tokens.parquet and one Parquet file per layer.
 
-trace.json appears last: a folder without it is half-written. Columns are flat (expert_0, expert_1, ...), which any reader of Parquet
-can query; a list a row, as fixed-size lists, takes two to three times as long to read and write.
+trace.json is written last: a folder without it is half-written. Columns are flat (expert_0, expert_1, ...), so that
+any Parquet reader can query them; fixed-size lists take two to three times as long to read and write.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,21 +20,23 @@ from routed.contracts import UserError
 from routed.system import files
 
 FORMAT = 1
-#: Tokens of a row group: what is in memory while a file is written.
+#: Tokens of a row group: the part of a file that is in memory while the file is written.
 ROW_GROUP = 1 << 16
-#: Tokens of a stripe, unless a reader asks for another number.
+#: Tokens of a stripe by default.
 STRIPE = 1 << 19
 
-DESCRIPTION, TOKENS, NUMBERED = "trace.json", "tokens.parquet", "layer_{:02d}.parquet"
-#: Columns of tokens.parquet that are no labels.
-OWN = ("sequence", "position", "token")
+DESCRIPTION, TOKENS, LAYER_FILE = "trace.json", "tokens.parquet", "layer_{:02d}.parquet"
+#: Columns of tokens.parquet that are not labels.
+TOKEN_COLUMNS = ("sequence", "position", "token")
+
+Arrays = tuple[np.ndarray, ...]
 
 
 class Trace(NamedTuple):
-    """What trace.json says: `layers` are names, `labels` the columns of tokens.parquet beside its own.
+    """The description of a trace: `layers` are names, `labels` the label columns of tokens.parquet.
 
-    `k` is the most experts of a token; `files` names the Parquet file of each layer. `held` are the columns of a layer's file:
-    expert always; weight, kept and scores where they were captured.
+    `k` is the largest number of experts of a token. `columns` (`held` in trace.json) are the columns of a layer's
+    file: always expert; weight, kept and scores where they were captured.
     """
 
     folder: pathlib.Path
@@ -43,7 +45,7 @@ class Trace(NamedTuple):
     k: int
     tokens: int
     labels: tuple[str, ...]
-    held: tuple[str, ...]
+    columns: tuple[str, ...]
     has_ids: bool
     has_sequences: bool
     model: str = ""
@@ -54,22 +56,22 @@ class Trace(NamedTuple):
     has_positions: bool = False
 
     def path(self, layer: int) -> pathlib.Path:
-        """The file of a layer."""
-        return self.folder / NUMBERED.format(layer)
+        """Returns the file of a layer."""
+        return self.folder / LAYER_FILE.format(layer)
 
 
 def describe(trace: Trace) -> str:
-    """The content of trace.json."""
-    held = trace._asdict()
-    del held["folder"]
-    return json.dumps({"format": FORMAT} | held, indent=1) + "\n"
+    """Returns the content of trace.json."""
+    fields = {"held" if name == "columns" else name: value for name, value in trace._asdict().items()}
+    del fields["folder"]
+    return json.dumps({"format": FORMAT} | fields, indent=1) + "\n"
 
 
 def read(folder: str | os.PathLike) -> Trace:
-    """The trace in a folder, its files looked at and not read.
+    """Returns the trace in a folder, whose files are checked and not read.
 
     Raises:
-      UserError: there is none, it is half-written, of another format, or its files do not agree.
+      UserError: the trace is missing, half-written or of another format, or its files do not agree.
     """
     path = files.folder(folder)
     if not (path / DESCRIPTION).exists():
@@ -79,20 +81,21 @@ def read(folder: str | os.PathLike) -> Trace:
             )
         raise UserError(f"no trace in {path}: it has no {DESCRIPTION}; routed.trace.write makes one from arrays")
     try:
-        held = json.loads((path / DESCRIPTION).read_text("utf-8"))
-        version = held.pop("format")
-        known: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in held.items()}
-        trace = Trace(path, **{key: value for key, value in known.items() if key in Trace._fields})
+        content = json.loads((path / DESCRIPTION).read_text("utf-8"))
+        version, content["columns"] = content.pop("format"), content.pop("held")
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
+        }
+        trace = Trace(path, **{key: value for key, value in fields.items() if key in Trace._fields})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path / DESCRIPTION} is damaged ({error}): write the trace again") from error
     if version != FORMAT:
-        raise UserError(f"{path / DESCRIPTION} is of format {version}, and this is {FORMAT}: write the trace again")
-    for name in (TOKENS, *(NUMBERED.format(i) for i in range(len(trace.layers)))):
-        rows = _rows(path / name)
-        if rows != trace.tokens:
-            raise UserError(
-                f"{path / name} has {rows:,} rows, {DESCRIPTION} says {trace.tokens:,} tokens: write it again"
-            )
+        raise UserError(
+            f"{path / DESCRIPTION} has format {version}, this program reads {FORMAT}: write the trace again"
+        )
+    for file in (path / TOKENS, *map(trace.path, range(len(trace.layers)))):
+        if (rows := _rows(file)) != trace.tokens:
+            raise UserError(f"{file} has {rows:,} rows, {DESCRIPTION} says {trace.tokens:,} tokens: write it again")
     return trace
 
 
@@ -102,39 +105,50 @@ def _rows(path: pathlib.Path) -> int:
     except FileNotFoundError:
         raise UserError(f"{path} is missing: copy the whole folder, or write the trace again") from None
     except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}): write the trace again") from error
+        raise damaged(path, error) from error
 
 
-def names_of(column: str, trace: Trace) -> list[str]:
-    """The flat columns of `expert`, `weight`, `kept` or `scores`."""
+def damaged(path: pathlib.Path, error: Exception) -> UserError:
+    """Returns the error of a file of a trace that cannot be read."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return UserError(f"{path} is damaged ({reason}): write the trace again")
+
+
+def flat_names(column: str, trace: Trace) -> list[str]:
+    """Returns the flat columns of `expert`, `weight`, `kept` or `scores`."""
     return [f"{column}_{i}" for i in range(trace.experts if column == "scores" else trace.k)]
 
 
-def stripes(trace: Trace, layer: int, *columns: str, size: int = STRIPE) -> Iterator[tuple[np.ndarray, ...]]:
-    """Arrays of a layer's columns for stripes of `size` tokens: expert, weight and kept [n, k], scores [n, E], float16 as stored.
+def stripes(trace: Trace, layer: int, *columns: str, size: int = STRIPE) -> Iterator[Arrays]:
+    """Yields stripes of `size` tokens of a layer's columns: expert, weight and kept [n, k], scores [n, E] as stored.
 
     Raises:
       UserError: the file is damaged.
     """
-    wanted = [name for column in columns for name in names_of(column, trace)]
+    names = {column: flat_names(column, trace) for column in columns}
+    flat_columns = [name for flat in names.values() for name in flat]
     try:
         with pq.ParquetFile(trace.path(layer)) as file:
-            for batch in file.iter_batches(size, columns=wanted):
-                found = []
-                for column in columns:
-                    one = [batch.column(name).to_numpy(zero_copy_only=False) for name in names_of(column, trace)]
-                    found.append(np.stack(one, axis=1))
-                yield tuple(found)
+            for batch in file.iter_batches(size, columns=flat_columns):
+                yield tuple(
+                    np.stack([batch.column(name).to_numpy(zero_copy_only=False) for name in flat], axis=1)
+                    for flat in names.values()
+                )
     except (pa.ArrowInvalid, OSError, KeyError) as error:
-        raise UserError(
-            f"{trace.path(layer)} is damaged ({str(error).splitlines()[0]}): write the trace again"
-        ) from error
+        raise damaged(trace.path(layer), error) from error
+
+
+def with_slices(stripes: Iterable[Arrays]) -> Iterator[tuple[slice, Arrays]]:
+    """Yields each stripe behind the slice of the trace's tokens that it holds."""
+    begin = 0
+    for arrays in stripes:
+        yield slice(begin, begin := begin + len(arrays[0])), arrays
 
 
 def token_column(trace: Trace, name: str) -> np.ndarray:
-    """A column of tokens.parquet, whole: integers [T], of a label codes into `label_names`."""
+    """Returns a whole column of tokens.parquet: integers [T]; for a label, codes into `label_names`."""
     column = _column(trace, name).combine_chunks()
-    if isinstance(column, pa.ChunkedArray):  # of an older pyarrow, or of no rows
+    if isinstance(column, pa.ChunkedArray):  # from an older pyarrow, or without rows
         column = column.unify_dictionaries().combine_chunks()
     if pa.types.is_dictionary(column.type):
         column = column.indices
@@ -145,13 +159,10 @@ def _column(trace: Trace, name: str) -> pa.ChunkedArray:
     try:
         return pq.read_table(trace.folder / TOKENS, columns=[name]).column(0)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(
-            f"{trace.folder / TOKENS} is damaged ({type(error).__name__}): write the trace again"
-        ) from error
+        raise damaged(trace.folder / TOKENS, error) from error
 
 
 def label_names(trace: Trace, name: str) -> list[str]:
-    """The values of a label, in the order of its codes."""
+    """Returns the values of a label in the order of its codes."""
     column = _column(trace, name).unify_dictionaries()
-    chunk = column.chunk(0) if column.num_chunks else None
-    return [] if chunk is None else [str(value) for value in chunk.dictionary.to_pylist()]
+    return [str(value) for value in column.chunk(0).dictionary.to_pylist()] if column.num_chunks else []

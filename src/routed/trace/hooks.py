@@ -1,9 +1,8 @@
-"""Routers of Hugging Face transformers, listened to while the model runs: which modules they are, and what their outputs mean."""
+"""Hooks that read the outputs of the routers of a Hugging Face model, and the known router classes."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -14,10 +13,10 @@ from routed.contracts import UserError
 from routed.trace.arrays import as_array
 
 
-class Seen(NamedTuple):
-    """What a router returned for a batch, as tensors with a row a token: scores [T, E], experts and weights [T, k], kept or None.
+class RouterOutput(NamedTuple):
+    """Output of a router for a batch: scores [T, E], experts and weights [T, k], kept [T, k] or None.
 
-    `features` are what it was given, as it was given it.
+    `features` are the router's input, in its own shape.
     """
 
     scores: Any
@@ -27,46 +26,53 @@ class Seen(NamedTuple):
     features: Any = None
 
 
-#: What a router's module and its output say.
-Reader = Callable[[Any, Any], Seen]
+#: Function from (module of a router, its output) to the parts of the output.
+Reader = Callable[[Any, Any], RouterOutput]
 
 
-def indexed(module: Any, output: Any) -> Seen:
-    """(logits, weights, indices), the weights in any order."""
+class RouterModule(NamedTuple):
+    """A router of a model, with the reader of its output."""
+
+    module: Any
+    read: Reader
+
+
+def indexed(module: Any, output: Any) -> RouterOutput:
+    """Reads (logits, weights, indices), whose weights are in any order."""
     scores, weights, experts = output
     weights, order = weights.sort(dim=-1, descending=True, stable=True)
-    return Seen(scores, experts.gather(-1, order), weights)
+    return RouterOutput(scores, experts.gather(-1, order), weights)
 
 
-def scattered(module: Any, output: Any) -> Seen:
-    """(weights of all experts, 0 where not chosen; logits): Llama 4, whose weights scale the experts' inputs."""
+def scattered(module: Any, output: Any) -> RouterOutput:
+    """Reads (weights of all experts, 0 where not chosen; logits) of Llama 4, which scales the inputs of experts."""
     all_weights, scores = output
     weights, experts = all_weights.topk(module.top_k, dim=-1)
-    return Seen(scores, experts, weights)
+    return RouterOutput(scores, experts, weights)
 
 
-def switch(module: Any, output: Any) -> Seen:
-    """(one-hot mask of what found a place, weight, logits), with axes of batch and position."""
-    mask, weights, scores = (one.reshape(-1, one.shape[-1]) for one in output)
-    return Seen(scores, scores.argmax(-1, keepdim=True), weights, mask.any(-1, keepdim=True))
+def switch(module: Any, output: Any) -> RouterOutput:
+    """Reads (one-hot mask of tokens that were not dropped, weight, logits), with axes of batch and position."""
+    mask, weights, scores = (tensor.reshape(-1, tensor.shape[-1]) for tensor in output)
+    return RouterOutput(scores, scores.argmax(-1, keepdim=True), weights, mask.any(-1, keepdim=True))
 
 
-def nllb(module: Any, output: Any) -> Seen:
-    """(mask, weights of all experts, 0 where dropped; logits): the two highest logits."""
+def nllb(module: Any, output: Any) -> RouterOutput:
+    """Reads (mask; weights of all experts, 0 where dropped; logits), whose two highest logits are chosen."""
     _, all_weights, scores = output
     experts = scores.topk(2, dim=-1).indices
     weights = all_weights.gather(-1, experts)
-    return Seen(scores, experts, weights, weights > 0)
+    return RouterOutput(scores, experts, weights, weights > 0)
 
 
 def plain(k: int) -> Reader:
-    """Logits and nothing else, as of a linear layer: the k highest, weighted by their softmax probabilities."""
+    """Returns the reader of logits alone: the k highest, weighted by their softmax probabilities."""
 
-    def read(module: Any, output: Any) -> Seen:
+    def read(module: Any, output: Any) -> RouterOutput:
         scores = (output[0] if isinstance(output, tuple) else output).float()
         _check_k(k, scores.shape[-1])
         weights, experts = scores.softmax(-1).topk(k, dim=-1)
-        return Seen(scores, experts, weights)
+        return RouterOutput(scores, experts, weights)
 
     return read
 
@@ -76,161 +82,97 @@ def _check_k(k: int, experts: int) -> None:
         raise UserError(f"--k={k}: a token has at most all experts of its router, {experts}")
 
 
-#: The class of a router's module -> how its output is read. Names are those of transformers 5.
+#: Class of a router's module in transformers 5 -> reader of its output.
 ROUTERS: dict[str, Reader] = {
-    "MixtralTopKRouter": indexed, "OlmoeTopKRouter": indexed, "Qwen2MoeTopKRouter": indexed, "Qwen3MoeTopKRouter": indexed,
-    "DeepseekV2TopkRouter": indexed, "DeepseekV3TopkRouter": indexed, "GptOssTopKRouter": indexed, "Llama4Router": scattered,
-    "SwitchTransformersTop1Router": switch, "NllbMoeTop2Router": nllb,
-}  # fmt: skip
+    "MixtralTopKRouter": indexed,
+    "OlmoeTopKRouter": indexed,
+    "Qwen2MoeTopKRouter": indexed,
+    "Qwen3MoeTopKRouter": indexed,
+    "DeepseekV2TopkRouter": indexed,
+    "DeepseekV3TopkRouter": indexed,
+    "GptOssTopKRouter": indexed,
+    "Llama4Router": scattered,
+    "SwitchTransformersTop1Router": switch,
+    "NllbMoeTop2Router": nllb,
+}
 
 
-#: The buffer of a router that is added to its scores where experts are chosen, and not in their weights (DeepSeek-V3).
-CHOOSES = "e_score_correction_bias"
+def is_known(module: Any) -> bool:
+    """True if the class of a module is a router of `ROUTERS`."""
+    return type(module).__name__ in ROUTERS
 
 
-def routers_of(model: Any, pattern: str = "", k: int = 0) -> dict[str, tuple[Any, Reader]]:
-    """The routers of a model by name, in order: those that `ROUTERS` knows, or the modules whose whole name matches `pattern`.
+def routers_of(model: Any, pattern: str = "", k: int = 0) -> dict[str, RouterModule]:
+    """Returns the routers of a model by name: those of `ROUTERS`, or modules whose whole name matches `pattern`.
 
     Raises:
-      UserError: there are none; it says how to name them. `k` is more than their experts, or goes with no pattern.
+      UserError: the model has no such router (the error says how to name them), `k` is larger than the number of
+        experts, or `k` is given without a pattern.
     """
     if k and not pattern:
-        raise UserError(f"--k={k} goes with --routers: a router that is known says itself how many experts a token has")
-    if pattern:
-        try:
-            named = {name: module for name, module in model.named_modules() if re.fullmatch(pattern, name)}
-        except re.error as error:
-            raise UserError(f"--routers={pattern}: no regular expression ({error})") from None
-        if named and k < 1:
-            raise UserError(f"--routers={pattern} needs --k, the experts of a token")
-        found = {name: (module, ROUTERS.get(type(module).__name__, plain(k))) for name, module in named.items()}
-        for module in named.values():  # before anything is written down; of others their outputs tell
-            if type(module).__name__ not in ROUTERS and (held := weights_of(module)):
-                _check_k(k, len(held[1]))
-    else:
-        found = {
-            name: (module, ROUTERS[type(module).__name__])
-            for name, module in model.named_modules()
-            if type(module).__name__ in ROUTERS
-        }
-    if not found:
-        likely = [name for name, _ in model.named_modules() if re.search(r"(^|\.)(gate|router)\w*$", name)]
-        kind = type(model).__name__
-        what = (
-            f"no module of {kind} is named {pattern}"
-            if pattern
-            else f"{kind} has no router that is known ({', '.join(ROUTERS)})"
-        )
-        seen = f"; perhaps {re.sub(r'[.][0-9]+[.]', '.[0-9]+.', likely[0])}" if likely else ""
-        raise UserError(
-            f"{what}: name its router modules, whose output are scores of the experts, with --routers=REGEX --k=K{seen}"
-        )
-    return found
+        raise UserError(f"--k={k} goes with --routers: a known router has its own number of experts per token")
+    try:
+        named = {name: module for name, module in model.named_modules() if _matches(module, name, pattern)}
+    except re.error as error:
+        raise UserError(f"--routers={pattern}: no regular expression ({error})") from None
+    if not named:
+        raise UserError(_no_router(model, pattern))
+    if pattern and k < 1:
+        raise UserError(f"--routers={pattern} needs --k, the number of experts of a token")
+    for module in named.values():
+        if not is_known(module) and (linear := weights_of(module)):  # before a capture begins
+            _check_k(k, len(linear[1]))
+    return {name: RouterModule(module, ROUTERS.get(type(module).__name__, plain(k))) for name, module in named.items()}
 
 
-def rule_of(module: Any, experts: int, k: int = 0, bias: np.ndarray | None = None) -> Callable[[Any, Any], Any]:
-    """The rule of a router as a function of (scores [T, E], an output of the router) to what it would return for these scores.
-
-    In the types of that output, if it is not None.
-
-    A known router is asked itself: it is a rule behind a linear map, and the map of this copy of it is the identity. So its groups of
-    experts, scalings and norms hold for any scores. `k` is another count of experts (0: its own), `bias` [E] is added where it chooses,
-    if it has such a bias. Of other modules, whose outputs are the scores, the rule is the model's own and behind them.
-
-    Raises:
-      UserError: a router whose k cannot be set.
-    """
-    if type(module).__name__ not in ROUTERS:
-        if k:
-            raise UserError(
-                f"{type(module).__name__} returns scores alone, and the model takes its k experts behind it"
-            )
-        return _in_place_of_scores
-    import torch
-
-    asked, device = copy.copy(module), module.weight.device
-    asked._parameters, asked._buffers = dict(module._parameters), dict(module._buffers)
-    asked._parameters["weight"] = torch.eye(experts, device=device)
-    if asked._parameters.get("bias") is not None:
-        asked._parameters["bias"] = torch.zeros(experts, device=device)
-    if CHOOSES in asked._buffers:
-        asked._buffers[CHOOSES] = (
-            torch.zeros(experts, device=device) if bias is None else torch.as_tensor(bias, device=device)
-        )
-    asked.__dict__ |= {"hidden_dim": experts} | ({"top_k": k} if k else {})
-
-    def returned(scores: Any, output: Any) -> Any:
-        found = type(module).forward(asked, scores.float())
-        return found if output is None else tuple(a.to(b.dtype) for a, b in zip(found, output, strict=True))
-
-    return returned
+def _matches(module: Any, name: str, pattern: str) -> bool:
+    return bool(re.fullmatch(pattern, name)) if pattern else is_known(module)
 
 
-def _in_place_of_scores(scores: Any, output: Any) -> Any:
-    """The output of a module that returns scores, alone or as the first of several."""
-    if isinstance(output, tuple):
-        return scores.reshape(output[0].shape).to(output[0].dtype), *output[1:]
-    return scores.reshape(output.shape).to(output.dtype)
+def _no_router(model: Any, pattern: str) -> str:
+    kind = type(model).__name__
+    reason = (
+        f"no module of {kind} is named {pattern}"
+        if pattern
+        else f"{kind} has no router that is known ({', '.join(ROUTERS)})"
+    )
+    likely = [name for name, _ in model.named_modules() if re.search(r"(^|\.)(gate|router)\w*$", name)]
+    guess = f"; perhaps {re.sub(r'[.][0-9]+[.]', '.[0-9]+.', likely[0])}" if likely else ""
+    advice = "name its router modules, whose output must be scores of the experts, with --routers=REGEX --k=K"
+    return f"{reason}: {advice}{guess}"
 
 
 @contextlib.contextmanager
-def replacing(
-    routers: Mapping[str, Callable[[Seen, Any], Any]], known: Mapping[str, tuple[Any, Reader]]
-) -> Iterator[None]:
-    """While it lasts, the routers of these names return what their functions make of (what they returned, their output)."""
+def listening(routers: Mapping[str, RouterModule]) -> Iterator[dict[str, RouterOutput]]:
+    """Yields a dict that holds, after every forward pass, the outputs of the routers by name."""
+    outputs: dict[str, RouterOutput] = {}
 
-    def replace(read: Reader, instead: Callable[[Seen, Any], Any]):
+    def hook_of(name: str, read: Reader):
         def hook(module, inputs, output):
-            return instead(read(module, output)._replace(features=inputs[0]), output)
+            outputs[name] = read(module, output)._replace(features=inputs[0] if inputs else None)
 
         return hook
 
+    with hooked({name: (router.module, hook_of(name, router.read)) for name, router in routers.items()}):
+        yield outputs
+
+
+@contextlib.contextmanager
+def hooked(hooks: Mapping[str, tuple[Any, Callable[..., Any]]]) -> Iterator[None]:
+    """Registers forward hooks (module, hook), and removes them at the end."""
     handles = []
     try:
-        for name, instead in routers.items():
-            module, read = known[name]
-            handles.append(module.register_forward_hook(replace(read, instead)))
+        handles += [module.register_forward_hook(hook) for module, hook in hooks.values()]
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-@contextlib.contextmanager
-def listening(routers: Mapping[str, tuple[Any, Reader]]) -> Iterator[dict[str, Seen]]:
-    """While it lasts, every forward pass leaves what each router returned in the dict that is given, by name."""
-    seen: dict[str, Seen] = {}
-
-    def listen(name: str, read: Reader):
-        def hook(module, inputs, output):
-            seen[name] = read(module, output)._replace(features=inputs[0] if inputs else None)
-
-        return hook
-
-    handles = [module.register_forward_hook(listen(name, read)) for name, (module, read) in routers.items()]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def weights_of(module: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """(kernel [D, E], offset [E]) of a router that is a linear map of its input; None: it has no such weights."""
+    """Returns (kernel [D, E], offset [E]) of a router that is a linear map of its input; None for any other router."""
     linear = getattr(module, "classifier", module)
     weight, offset = getattr(linear, "weight", None), getattr(linear, "bias", None)
     if weight is None or weight.ndim != 2:
         return None
     return as_array(weight).T, np.zeros(len(weight), np.float32) if offset is None else as_array(offset)
-
-
-def arrays_of(seen: list[Seen]) -> dict[str, Any]:
-    """The arguments of `routed.trace.write` that layers of one stack give: their scores, experts, weights and what was kept."""
-    given: dict[str, Any] = {
-        "scores": [as_array(one.scores).reshape(-1, one.scores.shape[-1]) for one in seen],
-        "experts": [as_array(one.experts).astype(np.int16) for one in seen],
-        "weights": [as_array(one.weights) for one in seen],
-    }
-    if seen[0].kept is not None:
-        given["kept"] = [as_array(one.kept) for one in seen]
-    return given

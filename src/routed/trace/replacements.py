@@ -1,6 +1,6 @@
-"""Routers that take a trained one's place, as data: a name, and a function from what a router sees of a batch to new scores.
+"""Routers that replace a trained router, as data: a label, and a function from a site to new scores for each batch.
 
-The rule behind the scores stays the model's own (`hooks.rule_of`). Everything here is torch, which is imported where it is needed.
+The model's own rule turns the scores into choices (`hooks_replace.rule_of`). Torch is imported where it is needed.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import numpy as np
 
 from routed.routers.sharpness import sharpness_for
 
-Tensor = Any  # torch's
+Tensor = Any  # of torch
 Params = Mapping[str, Tensor]
 
 
-class Given(NamedTuple):
-    """What a router sees of a batch, a row a token: the trained one's scores [T, E], features [T, D] and token ids [T]; `batch` numbers it."""
+class Batch(NamedTuple):
+    """Input of a replacement: the trained router's scores [T, E], features [T, D], ids [T], number of the batch."""
 
     scores: Tensor
     features: Tensor
     ids: Tensor
-    batch: int
+    number: int
 
 
 class Linear(NamedTuple):
-    """Weights of a router: kernel [D, E], offset [E] or None, and the bias [E] or None that only chooses (DeepSeek-V3)."""
+    """Weights of a linear router: kernel [D, E], offset [E] or None, bias [E] of the choice alone or None."""
 
     kernel: np.ndarray
     offset: np.ndarray | None
@@ -35,11 +35,12 @@ class Linear(NamedTuple):
 
 
 class Site(NamedTuple):
-    """A router of `k` of `experts` a token that is to be replaced, and what other text says of it.
+    """A router to replace, with `k` of `experts` experts per token, and statistics of it on other text.
 
-    Of tokens of that text: `ids` [F], `scores` [F, E], `features` [F, D]. `counts` [N + 1, E] are choices of each expert by token id,
-    of all of that text, `row_of` [V] an id's row there: the last, of all ids together, if the text has none of it. `own` are the trained
-    weights (None: it is no linear map), `other` the next layer's (the first's of the last), `foreign` the other checkpoint's.
+    `ids` [F], `scores` [F, E] and `features` [F, D] are of some tokens of that text. `counts` [N + 1, E] are choices
+    of each expert by token id, on all of that text; the last row is their sum. `row_of` [V] is the row of an id: the
+    last if the text lacks it. `trained` are the router's weights (None: it is no linear map), `next_layer` those of
+    the next layer's router (for the last layer the first's), `checkpoint` those in another checkpoint.
     """
 
     experts: int
@@ -49,143 +50,131 @@ class Site(NamedTuple):
     features: np.ndarray
     counts: np.ndarray
     row_of: np.ndarray
-    own: Linear | None
-    other: Linear | None = None
-    foreign: Linear | None = None
+    trained: Linear | None
+    next_layer: Linear | None = None
+    checkpoint: Linear | None = None
 
 
 class Router(NamedTuple):
-    """A router: `scores` of (parameters, what it sees), and the parameters it starts with, which a repair trains.
+    """A replacement for one site: `scores(parameters, batch)`, and the parameters at the start, which a repair trains.
 
-    `k` is its count of experts (0: the model's), `bias` [E] what its choices, not its weights, have added.
+    `k` is its number of experts per token (0: the model's); `bias` [E] is added to the scores for the choice alone.
     """
 
-    scores: Callable[[Params, Given], Tensor]
+    scores: Callable[[Params, Batch], Tensor]
     start: Mapping[str, np.ndarray] = {}
     k: int = 0
     bias: np.ndarray | None = None
 
 
 class Replacement(NamedTuple):
-    """`make` gives the router for a site, or says in words why there is none; `drawn`: another seed gives another.
+    """A kind of router: `make(site, random)` returns the router of a site, or the reason why there is none.
 
-    One that is not `learns` has no parameters for a repair to train; a `foreign` one takes those of another checkpoint.
+    `label` and `description` stand on the page. A `drawn` one depends on the seed; one that does not learn has no
+    parameters to repair; `needs_checkpoint` is for the weights of another checkpoint.
     """
 
     make: Callable[[Site, np.random.Generator], Router | str]
-    words: str
+    label: str
+    description: str
     drawn: bool = False
     learns: bool = True
-    foreign: bool = False
+    needs_checkpoint: bool = False
 
 
 NOT_LINEAR = "the router is not a linear map of its input, so it has no weights to take"
 
 
-def _linear(params: Params, given: Given) -> Tensor:
-    scores = given.features.float() @ params["kernel"]
+def _linear_scores(params: Params, batch: Batch) -> Tensor:
+    scores = batch.features.float() @ params["kernel"]
     return scores + params["offset"] if "offset" in params else scores
 
 
 def linear(weights: Linear, k: int = 0) -> Router:
-    """The router with these weights."""
+    """Returns the router with these weights."""
     start = {"kernel": weights.kernel} | ({} if weights.offset is None else {"offset": weights.offset})
-    return Router(_linear, start, k, weights.bias)
+    return Router(_linear_scores, start, k, weights.bias)
 
 
 def _as_sharp(scores: np.ndarray, site: Site) -> tuple[float, float]:
-    """(factor, shift) that give scores [F, E] the mean and the mean entropy of their softmax that the trained ones have."""
+    """Returns (factor, shift) that give scores [F, E] the mean and the mean softmax entropy of the trained scores."""
     logs = site.scores - np.logaddexp.reduce(site.scores, axis=1, keepdims=True)
     entropy = float(-(np.exp(logs) * logs).sum(1).mean())
     factor = float(sharpness_for(jnp.asarray(scores), jnp.float32(entropy)))
     return factor, float(site.scores.mean() - factor * scores.mean())
 
 
-def trained(site: Site, random: np.random.Generator) -> Router | str:
-    """The router as it is: what a repair alone gains."""
-    return NOT_LINEAR if site.own is None else linear(site.own)
+def _trained(site: Site, random: np.random.Generator) -> Router | str:
+    return NOT_LINEAR if site.trained is None else linear(site.trained)
 
 
 def shuffled(site: Site, random: np.random.Generator) -> Router | str:
-    """Expert pi(e) gets the scores of expert e: pi is one cycle through all experts, so that none keeps its own."""
+    """Returns the trained router with permuted experts, by one cycle through all experts."""
     cycle = random.permutation(site.experts)
     source = np.empty(site.experts, int)
-    source[np.roll(cycle, -1)] = cycle  # the column that each expert's scores come from
-    if site.own is None:
-        return Router(lambda params, given: given.scores[:, source.tolist()])
-    kernel, offset, bias = site.own
-    moved = Linear(kernel[:, source], *(None if one is None else one[source] for one in (offset, bias)))
-    return linear(moved)
+    source[np.roll(cycle, -1)] = cycle  # expert e gets the scores of expert source[e]
+    if site.trained is None:
+        return Router(lambda params, batch: batch.scores[:, source.tolist()])
+    kernel, offset, bias = site.trained
+    return linear(Linear(kernel[:, source], *(None if part is None else part[source] for part in (offset, bias))))
 
 
-def drawn_anew(site: Site, random: np.random.Generator) -> Router | str:
-    """Weights N(0, 1) on the same features, scaled to the trained router's mean entropy and moved to its mean score."""
+def _random(site: Site, random: np.random.Generator) -> Router | str:
     kernel = random.standard_normal((site.features.shape[1], site.experts)).astype(np.float32)
     factor, shift = _as_sharp(site.features @ kernel, site)
-    return Router(lambda params, given: _linear(params, given) + shift, {"kernel": factor * kernel})
+    return Router(lambda params, batch: _linear_scores(params, batch) + shift, {"kernel": factor * kernel})
 
 
-def noise(site: Site, random: np.random.Generator) -> Router | str:
-    """Scores N(0, 1) for every token and expert, made as sharp: choices that know nothing, with weights like the trained ones."""
+def _noise(site: Site, random: np.random.Generator) -> Router | str:
     seed = int(random.integers(1 << 31))
     some = np.random.default_rng(seed).standard_normal(site.scores.shape).astype(np.float32)
     factor, shift = _as_sharp(some, site)
-    return Router(lambda params, given: factor * _normal(seed, given) + shift)
+    return Router(lambda params, batch: factor * _normal(seed, batch) + shift)
 
 
-def uniform(site: Site, random: np.random.Generator) -> Router | str:
-    """Equal scores, at the trained ones' mean; ties are broken by chance for each token."""
+def _uniform(site: Site, random: np.random.Generator) -> Router | str:
     seed, level = int(random.integers(1 << 31)), float(site.scores.mean())
-    return Router(
-        lambda params, given: level + 1e-3 * _normal(seed, given)
-    )  # the least that bfloat16 tells apart near 0
+    # Noise of 1e-3 breaks ties: less would vanish in bfloat16.
+    return Router(lambda params, batch: level + 1e-3 * _normal(seed, batch))
 
 
-def _normal(seed: int, given: Given) -> Tensor:
-    """Normal numbers of the shape of the scores: the same for the same batch, whatever the device."""
+def _normal(seed: int, batch: Batch) -> Tensor:
+    """Returns normal numbers of the shape of the scores: equal for equal batches, on any device."""
     import torch
 
-    source = torch.Generator().manual_seed((seed + 7919 * given.batch) % (1 << 31))
-    return torch.randn(given.scores.shape, generator=source).to(given.scores.device)
+    source = torch.Generator().manual_seed((seed + 7919 * batch.number) % (1 << 31))
+    return torch.randn(batch.scores.shape, generator=source).to(batch.scores.device)
 
 
-def table(site: Site, random: np.random.Generator) -> Router | str:
-    """The experts that other text chose most for the token id: log of (n(id, e) + load of e), made as sharp as the trained scores.
-
-    The load of an expert, its share of all choices, breaks ties, and is all that an id has which the other text lacks.
-    """
+def _table(site: Site, random: np.random.Generator) -> Router | str:
     load = site.counts[-1] / max(site.counts[-1].sum(), 1)
-    often = np.concatenate([site.counts[:-1], np.zeros((1, site.experts))]) + np.maximum(load, 1e-6)
-    logs = np.log(often / often.sum(1, keepdims=True)).astype(np.float32)
+    counts = np.concatenate([site.counts[:-1], np.zeros((1, site.experts))]) + np.maximum(load, 1e-6)
+    logs = np.log(counts / counts.sum(1, keepdims=True)).astype(np.float32)
     factor, shift = _as_sharp(logs[site.row_of[site.ids]], site)
-    rows = site.row_of
 
-    def scores(params: Params, given: Given) -> Tensor:
+    def scores(params: Params, batch: Batch) -> Tensor:
         import torch
 
-        return params["table"][torch.as_tensor(rows, device=given.ids.device)[given.ids]]
+        return params["table"][torch.as_tensor(site.row_of, device=batch.ids.device)[batch.ids]]
 
     return Router(scores, {"table": factor * logs + shift})
 
 
-def top1(site: Site, random: np.random.Generator) -> Router | str:
-    """The trained router with one expert a token, weighted as the model's rule weighs one."""
+def _top1(site: Site, random: np.random.Generator) -> Router | str:
     if site.k == 1:
         return "a token has one expert already"
-    return NOT_LINEAR if site.own is None else linear(site.own, k=1)
+    return NOT_LINEAR if site.trained is None else linear(site.trained, k=1)
 
 
-def next_layer(site: Site, random: np.random.Generator) -> Router | str:
-    """The weights of the next layer's router (the last one's: the first's). Numbers of experts mean nothing across layers."""
-    return _of(site.other, site, "no other layer has a router that is a linear map")
+def _next_layer(site: Site, random: np.random.Generator) -> Router | str:
+    return _other(site.next_layer, site, "no other layer has a router that is a linear map")
 
 
-def checkpoint(site: Site, random: np.random.Generator) -> Router | str:
-    """The weights of the router of that name in another checkpoint."""
-    return _of(site.foreign, site, "the other checkpoint has no router of that name (--router_from)")
+def _checkpoint(site: Site, random: np.random.Generator) -> Router | str:
+    return _other(site.checkpoint, site, "the other checkpoint has no router of that name (--router_from)")
 
 
-def _of(weights: Linear | None, site: Site, lacking: str) -> Router | str:
+def _other(weights: Linear | None, site: Site, lacking: str) -> Router | str:
     if weights is None:
         return lacking
     shape = (site.features.shape[1], site.experts)
@@ -194,18 +183,58 @@ def _of(weights: Linear | None, site: Site, lacking: str) -> Router | str:
     return linear(weights)
 
 
-#: name -> what takes the trained router's place.
-REPLACEMENTS: dict[str, Replacement] = {
-    "noise": Replacement(noise, "noise, as sharp as trained", drawn=True, learns=False),
-    "uniform": Replacement(uniform, "equal weights, experts by chance", drawn=True, learns=False),
-    "shuffled": Replacement(shuffled, "trained router, experts shuffled", drawn=True),
-    "random": Replacement(drawn_anew, "weights drawn anew, as sharp", drawn=True),
-    "layer": Replacement(next_layer, "the next layer's router"),
-    "checkpoint": Replacement(checkpoint, "another checkpoint's router", foreign=True),
-    "table": Replacement(table, "table by token id, of other text"),
-    "top1": Replacement(top1, "trained router, one expert a token"),
-}
-
-#: The trained router itself, which a repair may change too.
+#: Name of the trained router itself, which a repair may change too.
 TRAINED = "trained"
-EVERY = {TRAINED: Replacement(trained, "the trained router")} | REPLACEMENTS
+#: Name -> kind of router, in the order of the page. The seed of a draw depends on this order.
+EVERY: dict[str, Replacement] = {
+    TRAINED: Replacement(_trained, "the trained router", "The router as it is: shows what a repair alone gains."),
+    "noise": Replacement(
+        _noise,
+        "noise, as sharp as trained",
+        "Scores N(0, 1) for every token and expert, as sharp as the trained scores: ignores the token.",
+        drawn=True,
+        learns=False,
+    ),
+    "uniform": Replacement(
+        _uniform,
+        "equal weights, experts by chance",
+        "Equal scores, at the mean of the trained ones; ties are broken at random for each token.",
+        drawn=True,
+        learns=False,
+    ),
+    "shuffled": Replacement(
+        shuffled,
+        "trained router, experts shuffled",
+        "The trained router, whose score of expert e goes to expert pi(e); pi is one cycle through all experts.",
+        drawn=True,
+    ),
+    "random": Replacement(
+        _random,
+        "random weights, as sharp",
+        "Weights N(0, 1) on the same features, with the sharpness and the mean of the trained scores.",
+        drawn=True,
+    ),
+    "layer": Replacement(
+        _next_layer,
+        "the next layer's router",
+        "The weights of the next layer's router (for the last layer, the first's); expert numbers are unrelated.",
+    ),
+    "checkpoint": Replacement(
+        _checkpoint,
+        "another checkpoint's router",
+        "The weights of the router of that name in another checkpoint.",
+        needs_checkpoint=True,
+    ),
+    "table": Replacement(
+        _table,
+        "table by token id, from other text",
+        "Scores log(n(id, e) + load of e), as sharp as the trained ones: the experts that other text chose for the id.",
+    ),
+    "top1": Replacement(
+        _top1,
+        "trained router, one expert a token",
+        "The trained router with one expert per token, weighted by the model's own rule.",
+    ),
+}
+#: Kinds that a user may ask for.
+REPLACEMENTS = {name: replacement for name, replacement in EVERY.items() if name != TRAINED}

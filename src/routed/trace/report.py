@@ -1,8 +1,7 @@
-"""One page of what a trace says, which opens offline: findings, what cannot be said, numbers beside their nulls, figures."""
+"""The page of a trace, which opens offline: findings, limits, numbers beside chance and a hash, figures."""
 
 from __future__ import annotations
 
-import io
 import os
 import pathlib
 from collections.abc import Sequence
@@ -12,29 +11,35 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from routed.analysis import page, plots
+from routed.analysis import page
 from routed.system import files
 from routed.trace.analysis import Analysis
 from routed.trace.analysis import analyse as analyse_traces
 from routed.trace.arrays import Arrays
-from routed.trace.counts import QUEUE
+from routed.trace.counts import BATCH
 from routed.trace.figures import draw
 from routed.trace.findings import findings, unsaid
 from routed.trace.format import Trace, describe, read
 from routed.trace.numbers import COLUMNS
+from routed.trace.page_parts import embedded
 from routed.trace.writing import write
 
-PERMUTED = "the code permuted among sequences where all of a sequence has one, else within sequences"
-RANDOM = "independent choices, each expert as likely"
-#: What chance is, by number; of codes by the part before the dot.
-NULLS = {
-    "load_max": RANDOM, "experts_used": RANDOM, "dead": RANDOM, "dropped_1": RANDOM, "dropped_1.25": RANDOM, "dropped_2": RANDOM,
-    "entropy_token": "equal scores", "confidence": "equal scores", "margin": "equal scores",
-    "table": "the most loaded experts for every token", "mi": PERMUTED,
-    "given": "labels permuted among sequences that have the id (of labels of tokens: among tokens)",
-    "pairs": "as many pairs of independent experts with the same loads", "next": "the next layer's tokens permuted within sequences",
+#: Start of a number's name -> the routing that chance is.
+CHANCE_IS = {
+    "load_max": "independent choices, all experts equally likely",
+    "experts_used": "independent choices, all experts equally likely",
+    "dead": "independent choices, all experts equally likely",
+    "dropped_": "independent choices, all experts equally likely",
+    "entropy_token": "equal scores",
+    "confidence": "equal scores",
+    "margin": "equal scores",
+    "table": "the most loaded experts for every token",
+    "mi": "codes permuted among sequences, if all of a sequence has one code, else within sequences",
+    "given": "labels permuted among sequences that have the id (labels of tokens: among tokens)",
+    "pairs": "as many pairs of independent experts with the same loads",
+    "next": "the next layer's tokens permuted within sequences",
     "alike": "independent choices with the same loads",
-}  # fmt: skip
+}
 
 
 def analyse(
@@ -42,9 +47,10 @@ def analyse(
 ) -> dict[str, Any]:
     """Writes a trace of `scores` [layers, T, E] and its page into the folder `out`, and returns the tables.
 
-    All but scores and k is optional: `token_ids`, `sequence`, `labels={"language": [...]}` and what else `routed.trace.write` takes.
-    Returned: `numbers` (a row a layer and number: value, low, high, chance, hash), `maps` label -> assignments [L, C, E], `loads`
-    [L, E], `between` and `equal` [L, L], `churn`, `controls`, `findings`.
+    All but scores and k is optional: `token_ids`, `sequence`, `labels={"language": [...]}` and other arguments of
+    `routed.trace.write`. Returned: `numbers` (a row for each layer and number: value, low, high, chance, hash),
+    `maps` label -> assignments [L, C, E], `loads` [L, E], `between` and `equal` [L, L], `churn`, `controls`,
+    `findings`.
 
     Raises:
       UserError: as `routed.trace.write`.
@@ -53,74 +59,75 @@ def analyse(
 
 
 def report(traces: Sequence[Trace | str | os.PathLike], out: str | os.PathLike, seed: int = 0) -> dict[str, Any]:
-    """The page of a trace, or of checkpoints of one model in order, at `out`; beside it numbers.csv. Returns the tables of `analyse`."""
-    found = analyse_traces([trace if isinstance(trace, Trace) else read(trace) for trace in traces], seed)
-    path, said = files.folder(out), findings(found)
-    buffer = io.StringIO()
-    found.table.to_csv(buffer, index=False)
-    files.write(path.with_name("numbers.csv"), buffer.getvalue())
-    files.write(path, _page(found, said))
-    shares = None if found.between is None else found.between.shares
+    """Writes the page of a trace, or of a model's checkpoints in order, and numbers.csv; returns as `analyse`."""
+    analysis = analyse_traces([trace if isinstance(trace, Trace) else read(trace) for trace in traces], seed)
+    path, sentences, between = files.folder(out), findings(analysis), analysis.between
+    files.write(path.with_name("numbers.csv"), analysis.table.to_csv(index=False))
+    files.write(path, _page(analysis, sentences))
     return {
-        "numbers": found.table, "maps": found.maps, "loads": found.loads, "between": shares, "churn": found.churn,
-        "equal": None if found.between is None else found.between.equal, "controls": found.controls, "findings": said,
-    }  # fmt: skip
+        "numbers": analysis.table,
+        "maps": analysis.maps,
+        "loads": analysis.loads,
+        "between": None if between is None else between.shares,
+        "equal": None if between is None else between.equal,
+        "churn": analysis.churn,
+        "controls": analysis.controls,
+        "findings": sentences,
+    }
 
 
-def _page(found: Analysis, said: list[str]) -> str:
-    trace, known = found.trace, found.tokens
-    figures = [drawn._asdict() for drawn in draw(found)]
-    for figure in figures:
-        figure["svg"] = Markup(page.unique_ids(plots.svg(figure["figure"]), figure["name"]))
-    facts = (
-        f"{len(trace.layers)} layers of {trace.experts} experts, {trace.k} of them for a token; {trace.tokens:,} tokens in"
-        f" {known.sequences:,} sequences."
-    )
-    if trace.source:
-        facts += f" Text: {trace.source}."
+def _page(analysis: Analysis, sentences: list[str]) -> str:
+    trace = analysis.trace
     return page.render(
-        "trace/report.html", title=f"Routing of {trace.model or trace.folder.resolve().name}", facts=facts, findings=said,
-        unsaid=unsaid(found), summary=summarise(found.table), groups=known.groups, figures=figures,
-        table=Markup(_shown(found.table)), churn=Markup(_shown(found.churn)) if len(found.churn) else None,
-        controls=Markup(_controls(found)) if len(found.controls) else None, described=describe(trace),
-    )  # fmt: skip
+        "trace/report.html",
+        title=f"Routing of {trace.model or trace.folder.resolve().name}",
+        source=trace.source,
+        trace=trace,
+        tokens=analysis.tokens,
+        findings=sentences,
+        unsaid=unsaid(analysis),
+        summary=summarise(analysis.table),
+        figures=embedded(draw(analysis)),
+        table=_as_html(analysis.table),
+        churn=_as_html(analysis.churn) if len(analysis.churn) else None,
+        controls=_controls(analysis) if len(analysis.controls) else None,
+        description=describe(trace),
+    )
 
 
-def _controls(found: Analysis) -> str:
-    """Medians over layers of what other routers do on the features that were kept."""
-    middle = found.controls.groupby("number", sort=False)[["trained", "shuffled", "initial", "chance"]].median()
-    middle.index = pd.Index([words_of(str(name)) for name in middle.index], name="median over layers")
-    return middle.map(_number).reset_index().to_html(index=False, border=0)
+def _controls(analysis: Analysis) -> Markup:
+    """Returns the table of medians over layers of other routers on the kept features."""
+    middle = analysis.controls.groupby("number", sort=False)[["trained", "shuffled", "initial", "chance"]].median()
+    middle.index = pd.Index([label_of(str(name)) for name in middle.index], name="median over layers")
+    return Markup(middle.map(_number).reset_index().to_html(index=False, border=0))
 
 
-def words_of(name: str) -> str:
-    """A number in words."""
+def label_of(name: str) -> str:
+    """Returns the label of a number."""
     base, _, code = name.partition(".")
-    if base == "dropped_1" or name.startswith("dropped_"):
-        return (
-            f"share dropped by queues of {name.removeprefix('dropped_')} times a fair share, {QUEUE:,} tokens a batch"
-        )
-    column = COLUMNS[base].label.replace("\n", " ")
-    return {
+    if name.startswith("dropped_"):
+        factor = name.removeprefix("dropped_")
+        return f"share dropped by queues of {factor} times a fair share, {BATCH:,} tokens a batch"
+    labels = {
         "table": f"share of choices that a table by {code} names, filled from the other half of the sequences",
         "mi": f"I(expert; {code}), nats",
         "given": f"I(expert; {code} | token id), nats",
-    }.get(base, column)
+    }
+    return labels.get(base) or COLUMNS[base].label.replace("\n", " ")
 
 
 def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """A row a number: median over layers, range, chance, hash, and on how many layers the interval lies above chance."""
+    """Returns a row for each number: median over layers, range, chance, hash, and layers above chance."""
     rows = []
     for name, some in table.groupby("number", sort=False):
-        low, high = some.value.min(), some.value.max()
         judged = some.low.notna() & some.chance.notna()
-        rows.append({
-            "number": name, "words": words_of(str(name)), "value": _number(some.value.median()),
-            "range": f"{_number(low)} to {_number(high)}" if len(some) > 1 else "",
-            "chance": _number(some.chance.median()), "hash": _number(some.hash.median()),
-            "above": f"{int((some.low > some.chance).sum())} of {len(some)}" if judged.all() else "–",
-            "null": NULLS.get(str(name), NULLS.get(str(name).partition(".")[0], "")),
-        })  # fmt: skip
+        low, high = some.value.min(), some.value.max()
+        row = {"number": name, "label": label_of(str(name))}
+        row |= {column: _number(some[column].median()) for column in ("value", "chance", "hash")}
+        row["range"] = f"{_number(low)} to {_number(high)}" if len(some) > 1 else ""
+        row["above"] = f"{int((some.low > some.chance).sum())} of {len(some)}" if judged.all() else "–"
+        row["chance_is"] = next((text for start, text in CHANCE_IS.items() if str(name).startswith(start)), "")
+        rows.append(row)
     return rows
 
 
@@ -128,13 +135,14 @@ def _number(value: float) -> str:
     return "–" if value != value else "0" if abs(value) < 5e-7 else f"{value:.3g}"
 
 
-def _shown(table: pd.DataFrame) -> str:
+def _as_html(table: pd.DataFrame) -> Markup:
+    """Returns a table as HTML, with the interval beside the value."""
     shown = table.copy()
+    ends = zip(table.value, table.low, table.high, strict=True)
     shown["value"] = [
-        _number(v) + (f" [{_number(low)}, {_number(high)}]" if low == low else "")
-        for v, low, high in zip(table.value, table.low, table.high, strict=True)
+        _number(value) + (f" [{_number(low)}, {_number(high)}]" if low == low else "") for value, low, high in ends
     ]
     for name in ("chance", "hash", "alike", "alike_chance", "router_alone"):
         if name in shown:
-            shown[name] = [_number(v) for v in np.asarray(shown[name], float)]
-    return shown.drop(columns=["low", "high"]).to_html(index=False, border=0)
+            shown[name] = [_number(value) for value in np.asarray(shown[name], float)]
+    return Markup(shown.drop(columns=["low", "high"]).to_html(index=False, border=0))

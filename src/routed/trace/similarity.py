@@ -1,4 +1,4 @@
-"""How alike two routers choose where nobody says which expert of one is which of the other: equal choices under the best permutation."""
+"""Agreement of two routers whose experts have no common numbers: equal choices after the best renumbering."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from routed.trace import features
 from routed.trace.arrays import top
 from routed.trace.format import Trace
 
-#: Draws of tables by chance, and of routers, of which means are taken.
+#: Draws of tables by chance, and of random routers, whose means are taken.
 DRAWS = 4
 
 
 def matched(table: Num[np.ndarray, "E E"]) -> tuple[float, Int[np.ndarray, " E"]]:
-    """(share of the counts on the best permutation, that permutation): expert e of the one is expert permutation[e] of the other.
+    """Returns (share of the counts on the best permutation, permutation): expert e matches expert permutation[e].
 
-    The permutation is the one with the most counts (the Hungarian method; Kuhn 1955).
+    The best permutation has the largest sum of counts (the Hungarian method; Kuhn 1955).
     """
     permutation = linear_sum_assignment(table, maximize=True)[1]
     return float(table[np.arange(len(table)), permutation].sum() / max(table.sum(), 1)), permutation
 
 
 def by_chance(table: Num[np.ndarray, "E E"], draws: int = DRAWS, seed: int = 0) -> float:
-    """The share on the best permutation of as many independent choices with the same loads, mean of draws.
+    """Returns the share on the best permutation for independent choices with the same loads, as a mean of draws.
 
-    It is not 1 / E: loads are not equal, and the best of all permutations is taken of counts that vary.
+    It is larger than 1 / E: loads are not equal, and the permutation is chosen after the draw.
     """
     total, random = table.sum(), np.random.default_rng(seed)
-    fair = np.outer(table.sum(1), table.sum(0)).ravel() / max(float(total) ** 2, 1.0)
+    independent = np.outer(table.sum(1), table.sum(0)).ravel() / max(float(total) ** 2, 1.0)
     if not total:
         return 0.0
-    drawn = random.multinomial(int(total), fair / fair.sum(), draws).reshape(draws, *table.shape)
-    return float(np.mean([matched(one)[0] for one in drawn]))
+    tables = random.multinomial(int(total), independent / independent.sum(), draws).reshape(draws, *table.shape)
+    return float(np.mean([matched(table)[0] for table in tables]))
 
 
 def together(old: Int[np.ndarray, "T k"], new: Int[np.ndarray, "T k"], experts: int) -> Int[np.ndarray, "E E"]:
-    """How many tokens have expert e of the one and expert f of the other among their k; -1 is no expert."""
+    """Returns the number of tokens with expert e among their old experts and f among their new; -1 is no expert."""
     table = np.zeros((experts, experts), np.int64)
     for i in range(old.shape[1]):
         for j in range(new.shape[1]):
@@ -50,38 +50,40 @@ def together(old: Int[np.ndarray, "T k"], new: Int[np.ndarray, "T k"], experts: 
 
 
 def routers(trace: Trace, seed: int = 0) -> tuple[Float[np.ndarray, "L L"], Float[np.ndarray, " L"]]:
-    """(shares [L, L] of tokens whose first choice by layer i's router, on its own features, is that of layer j's router there; chance [L]).
+    """Returns (shares [L, L], chance [L]): agreement of the routers of layers i and j on the features of layer i.
 
-    Under the best permutation of experts. It asks whether two layers' routers read the same of what the one is given. Chance: routers
-    with weights N(0, 1) on these features, mean of draws. Layers whose features have other widths are NaN.
+    A share is of tokens with equal first choices under the best permutation of experts. Chance is of routers with
+    weights N(0, 1) on these features, as a mean of draws. Layers whose features have different widths are NaN.
     """
-    held = [features.load(trace.folder, layer) for layer in range(len(trace.layers))]
-    shares, chance = np.full((len(held), len(held)), np.nan), np.full(len(held), np.nan)
+    layers = [features.load(trace.folder, layer) for layer in range(len(trace.layers))]
+    shares, chance = np.full((len(layers), len(layers)), np.nan), np.full(len(layers), np.nan)
     random = np.random.default_rng(seed)
-    for i, (_, values, kernel, offset) in enumerate(held):
-        own, _ = top(values @ kernel + offset, 1)
+    for i, (_, values, kernel, offset) in enumerate(layers):
+        trained, _ = top(values @ kernel + offset, 1)
 
-        def alike(scores: np.ndarray, own=own) -> float:
-            return matched(together(own, top(scores, 1)[0], trace.experts))[0]
+        def agreement(scores: np.ndarray, trained=trained) -> float:
+            return matched(together(trained, top(scores, 1)[0], trace.experts))[0]
 
-        for j, (_, _, other, moved) in enumerate(held):
-            if other.shape == kernel.shape:
-                shares[i, j] = alike(values @ other + moved)
-        chance[i] = np.mean([alike(values @ random.standard_normal(kernel.shape, np.float32)) for _ in range(DRAWS)])
+        for j, (_, _, other_kernel, other_offset) in enumerate(layers):
+            if other_kernel.shape == kernel.shape:
+                shares[i, j] = agreement(values @ other_kernel + other_offset)
+        drawn = (random.standard_normal(kernel.shape, np.float32) for _ in range(DRAWS))
+        chance[i] = np.mean([agreement(values @ random_kernel) for random_kernel in drawn])
     return shares, chance
 
 
 def router_alone(traces: Sequence[Trace], layer: int) -> float:
-    """The share of a token's k experts that the first trace's router gives otherwise than the second's on the second's features.
+    """Returns the share of experts that differ between two traces' routers, both on the second trace's features.
 
-    What changed if only the router had: its features move in training too. NaN: the traces have no features of the same tokens.
+    It is the change of the router without the change of its features. NaN if the traces have no features of the same
+    tokens.
     """
     before, after = traces
     if not (before.has_features and after.has_features):
         return float("nan")
-    where, _, old, moved = features.load(before.folder, layer)
-    there, values, new, offset = features.load(after.folder, layer)
-    if not np.array_equal(where, there) or old.shape != new.shape:
+    tokens, _, old_kernel, old_offset = features.load(before.folder, layer)
+    other_tokens, values, kernel, offset = features.load(after.folder, layer)
+    if not np.array_equal(tokens, other_tokens) or old_kernel.shape != kernel.shape:
         return float("nan")
-    first, second = (top(values @ kernel + of, after.k)[0] for kernel, of in ((old, moved), (new, offset)))
-    return 1 - float((first[:, :, None] == second[:, None]).any(2).mean())
+    old, new = top(values @ old_kernel + old_offset, after.k)[0], top(values @ kernel + offset, after.k)[0]
+    return 1 - float((old[:, :, None] == new[:, None]).any(2).mean())

@@ -10,8 +10,8 @@ from routed.analysis.plots import Axis, Chart, Panel, Point, Series
 from routed.analysis.statistics import Estimate
 from routed.trace.figures import Drawn, layer_axis, value_ends
 from routed.trace.replacements import EVERY, TRAINED
-from routed.trace.surgery import ALL, Found
-from routed.trace.worth import IGNORANT
+from routed.trace.surgery import ALL, SurgeryResult
+from routed.trace.surgery_results import NOISE
 
 #: Looks of routers as they are put in, after repair, and of noise.
 PLAIN = Series("as it is put in")
@@ -19,18 +19,18 @@ REPAIRED = Series("repaired, against the trained one repaired", "#0072B2", "squa
 REFERENCE = Series("noise, as sharp as trained", "#777777", "cross", dashed=True)
 
 
-def draw(result: Found, worth: pd.DataFrame) -> list[Drawn]:
+def draw(result: SurgeryResult, worth: pd.DataFrame) -> list[Drawn]:
     """Returns every figure that the surgery has the numbers for."""
     measured = worth[(worth.reason == "") & (worth.router != "")]
     whole, single = measured[measured.place == ALL], measured[measured.place != ALL]
     return [*_every_layer(result, whole), *_single_layers(result, single)]
 
 
-def _every_layer(result: Found, rows: pd.DataFrame) -> Iterator[Drawn]:
+def _every_layer(result: SurgeryResult, rows: pd.DataFrame) -> Iterator[Drawn]:
     names = [name for name in EVERY if name in set(rows.router)]
     if not names:
         return
-    ticks = {float(index): EVERY[name].words for index, name in enumerate(names)}
+    ticks = {float(index): EVERY[name].label for index, name in enumerate(names)}
     y = Axis("", (-0.6, len(names) - 0.4), ticks=ticks, reverse=True, all_labels=True)
     panel = Panel(
         Axis("loss above the model's own (nats a token)"), y, horizontal=True, width=360, height=26 * len(names)
@@ -57,15 +57,15 @@ def _every_layer(result: Found, rows: pd.DataFrame) -> Iterator[Drawn]:
     yield Drawn("all routers replaced", Chart([panel], legend=bool(result.repair_steps)), caption)
 
 
-def _single_layers(result: Found, rows: pd.DataFrame) -> Iterator[Drawn]:
-    names = [name for name in EVERY if name not in (TRAINED, IGNORANT) and name in set(rows.router)]
+def _single_layers(result: SurgeryResult, rows: pd.DataFrame) -> Iterator[Drawn]:
+    names = [name for name in EVERY if name not in (TRAINED, NOISE) and name in set(rows.router)]
     if len(result.layers) < 2 or not names:
         return
-    noise, panels = rows[rows.router == IGNORANT], []
+    noise, panels = rows[rows.router == NOISE], []
     for name in names:
         own = rows[rows.router == name]
         label = "loss above the\nmodel's own (nats)"
-        panel = Panel(layer_axis(result.layers), Axis(label), EVERY[name].words, width=210, height=150)
+        panel = Panel(layer_axis(result.layers), Axis(label), EVERY[name].label, width=210, height=150)
         for some, series in ((noise, REFERENCE), (own[own.repaired == 0], PLAIN), (own[own.repaired > 0], REPAIRED)):
             points = [Point(float(result.layers.index(row.place)), _loss(row), row.place) for row in some.itertuples()]
             panel.means(series, points, joined=True)

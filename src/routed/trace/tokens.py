@@ -1,4 +1,4 @@
-"""What is known of the tokens of a trace as integer codes, their groups for intervals, and the shuffles that make nulls."""
+"""Tokens of a trace as integer codes, with groups for intervals and shuffles for values by chance."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ import numpy as np
 from routed.metrics.agreement import mixed_labels
 from routed.trace.format import Trace, label_names, token_column
 
-#: Groups of whole sequences that the bootstrap draws; fewer sequences are groups of one.
+#: Groups of whole sequences that the bootstrap draws; with fewer sequences each group is one sequence.
 GROUPS = 128
-#: Shuffles of a null, of which the mean is taken; of more than MANY tokens one, as its noise is gone.
-DRAWS, MANY = 4, 1 << 20
-#: Tokens, in whole sequences, of which information given the token id is measured: of rare ids it needs a table of pairs.
+#: Shuffles whose mean is a value by chance; above MANY tokens one shuffle, since its noise is negligible.
+SHUFFLES, MANY = 4, 1 << 20
+#: Tokens, in whole sequences, on which information given the token id is measured: rare ids need a table of pairs.
 CONDITIONAL = 1 << 19
 
 
-class Given(NamedTuple):
-    """Labels within token ids, on the tokens `where`: codes of ids and of pairs (id, label), and pairs of shuffled labels."""
+class Conditional(NamedTuple):
+    """Labels within token ids on the tokens `where`: codes of ids, and codes of pairs (id, label).
+
+    `pairs[label]` holds the pairs of the real labels first, then those of shuffled labels.
+    """
 
     where: np.ndarray
     token: np.ndarray
@@ -27,47 +30,46 @@ class Given(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Codes [T] by name (token, position, labels) below `counts[name]`; the group and half of each token.
+    """Codes [T] by name (token, position, labels) below `counts[name]`, with the group and the half of each token.
 
-    `groups` below 2: the trace has one sequence or does not say, and nothing has an interval. `rows` numbers sequences.
-    A code that is the same in all of a sequence (`constant`) is shuffled among sequences, any other within its sequence.
+    `sequence` numbers sequences. With `groups` below 2 no number has an interval: the trace has one sequence or does
+    not say. A code that is equal in all of a sequence (`by_sequence`) is shuffled among sequences, any other code
+    within its sequence.
     """
 
     codes: Mapping[str, np.ndarray]
     counts: Mapping[str, int]
     names: Mapping[str, list[str]]
-    constant: Mapping[str, np.ndarray | None]
-    rows: np.ndarray
+    by_sequence: Mapping[str, np.ndarray | None]
+    sequence: np.ndarray
     group: np.ndarray
     groups: int
     half: np.ndarray
-    orders: tuple[np.ndarray, ...]
-    row_orders: tuple[np.ndarray, ...]
-    ids: np.ndarray | None
+    token_orders: tuple[np.ndarray, ...]
+    sequence_orders: tuple[np.ndarray, ...]
 
     @property
     def sequences(self) -> int:
-        """How many there are."""
-        return int(self.rows[-1]) + 1
+        """Returns the number of sequences."""
+        return int(self.sequence[-1]) + 1
 
     def shuffled(self, name: str, draw: int, here: slice) -> np.ndarray:
-        """A code as the null has it, of the tokens `here`."""
-        of_rows = self.constant[name]
-        if of_rows is not None:
-            return of_rows[self.row_orders[draw]][self.rows[here]]
-        return self.codes[name][self.orders[draw][here]]
+        """Returns the shuffled code of the tokens `here`."""
+        by_sequence = self.by_sequence[name]
+        if by_sequence is not None:
+            return by_sequence[self.sequence_orders[draw]][self.sequence[here]]
+        return self.codes[name][self.token_orders[draw][here]]
 
 
-def of(trace: Trace, seed: int = 0) -> Tokens:
-    """Of a trace. Positions are codes by powers of two: 0, 1, 2-3, 4-7, ..."""
+def tokens_of(trace: Trace, seed: int = 0) -> Tokens:
+    """Returns the tokens of a trace. Positions are coded by powers of two: 0, 1, 2-3, 4-7, ..."""
     sequence = token_column(trace, "sequence")
-    rows = np.cumsum(np.diff(sequence, prepend=sequence[0]) != 0).astype(np.int32)
-    del sequence
-    codes, counts, names, ids = dict[str, np.ndarray](), dict[str, int](), dict[str, list[str]](), None
+    numbers = np.cumsum(np.diff(sequence, prepend=sequence[0]) != 0).astype(np.int32)
+    codes, counts, names = dict[str, np.ndarray](), dict[str, int](), dict[str, list[str]]()
     if trace.has_ids:
         ids, codes["token"] = dense(token_column(trace, "token"))
         counts["token"] = len(ids)
-    # Of a trace whose description is older than `has_positions`, those that do not begin at 0 were given.
+    # A trace from before `has_positions` was given positions if they do not begin at 0.
     if trace.has_sequences or trace.has_positions or token_column(trace, "position")[0]:
         position = token_column(trace, "position")
         codes["position"] = np.frexp(position.astype(np.float32))[1].astype(np.uint8)  # 0, 1, 2, 2, 3, ...
@@ -75,74 +77,71 @@ def of(trace: Trace, seed: int = 0) -> Tokens:
     for name in trace.labels:
         codes[name], names[name] = token_column(trace, name).astype(np.int32), label_names(trace, name)
         counts[name] = len(names[name])
-    return make(codes, counts, names, rows, ids, seed)
+    return make_tokens(codes, counts, names, numbers, seed)
 
 
-def make(codes, counts, names, rows: np.ndarray, ids: np.ndarray | None, seed: int = 0) -> Tokens:
-    """Groups, halves and shuffles for tokens whose codes are known."""
-    random, sequences = np.random.default_rng(seed), int(rows[-1]) + 1
+def make_tokens(codes, counts, names, sequence: np.ndarray, seed: int = 0) -> Tokens:
+    """Returns tokens with their groups, halves and shuffles from codes and numbers of sequences."""
+    random, sequences = np.random.default_rng(seed), int(sequence[-1]) + 1
     groups = min(sequences, GROUPS)
-    dealt = random.permutation(np.arange(sequences) % groups).astype(np.uint8)
-    group = dealt[rows]
-    half = group % 2 if sequences > 1 else (np.arange(len(rows)) >= len(rows) / 2).astype(np.uint8)
-    starts = np.flatnonzero(np.diff(rows, prepend=-1))
-    constant = {}
-    for name, values in codes.items():
-        of_rows = values[starts]
-        constant[name] = (
-            of_rows
-            if sequences > 1 and all((of_rows[rows[here]] == values[here]).all() for here in _slices(len(rows)))
-            else None
-        )
-    draws = DRAWS if len(rows) <= MANY else 1
-    orders = tuple(within(rows, random) for _ in range(draws))
-    row_orders = tuple(random.permutation(sequences) for _ in range(draws))
-    return Tokens(codes, counts, names, constant, rows, group, groups, half, orders, row_orders, ids)
+    group = random.permutation(np.arange(sequences) % groups).astype(np.uint8)[sequence]
+    half = group % 2 if sequences > 1 else (np.arange(len(sequence)) >= len(sequence) / 2).astype(np.uint8)
+    starts = np.flatnonzero(np.diff(sequence, prepend=-1))
+    slices = [slice(begin, begin + MANY) for begin in range(0, len(sequence), MANY)]
+    by_sequence: dict[str, np.ndarray | None] = {}
+    for name, code in codes.items():
+        first = code[starts]
+        equal = sequences > 1 and all((first[sequence[here]] == code[here]).all() for here in slices)
+        by_sequence[name] = first if equal else None
+    draws = SHUFFLES if len(sequence) <= MANY else 1
+    token_orders = tuple(shuffle_within(sequence, random) for _ in range(draws))
+    sequence_orders = tuple(random.permutation(sequences) for _ in range(draws))
+    return Tokens(codes, counts, names, by_sequence, sequence, group, groups, half, token_orders, sequence_orders)
 
 
-def given_token(tokens: Tokens, labels: list[str], seed: int = 0) -> Given | None:
-    """What information of labels beyond the token id needs, on at most `CONDITIONAL` tokens of random whole sequences."""
+def labels_within_ids(tokens: Tokens, labels: list[str], seed: int = 0) -> Conditional | None:
+    """Returns labels within token ids, on at most `CONDITIONAL` tokens; None without ids or labels."""
     if "token" not in tokens.codes or not labels:
         return None
     random = np.random.default_rng(seed)
-    lengths = np.bincount(tokens.rows)
+    lengths = np.bincount(tokens.sequence)
     order = random.permutation(len(lengths))
     wanted = np.zeros(len(lengths), bool)
     wanted[order[: max(1, int(np.searchsorted(np.cumsum(lengths[order]), CONDITIONAL, "right")))]] = True
-    where = np.flatnonzero(wanted[tokens.rows])[:CONDITIONAL]  # of one long sequence its beginning
+    where = np.flatnonzero(wanted[tokens.sequence])[:CONDITIONAL]  # of one long sequence, its beginning
     token = dense(tokens.codes["token"][where])[1].astype(np.int64)
-    row, pairs = tokens.rows[where].astype(np.int64), {}
+    sequence, pairs = tokens.sequence[where].astype(np.int64), {}
     for name in labels:
         label, size = tokens.codes[name][where].astype(np.int64), tokens.counts[name]
-        unit = row if tokens.constant[name] is not None else np.arange(len(where))  # a label of rows, or of tokens
-        mixed = [mixed_labels(label, unit, token, random) for _ in range(len(tokens.orders))]
-        pairs[name] = tuple(dense(token * size + one)[1] for one in (label, *mixed))
-    return Given(where, token, pairs)
+        unit = sequence if tokens.by_sequence[name] is not None else np.arange(len(where))
+        shuffled = [mixed_labels(label, unit, token, random) for _ in range(len(tokens.token_orders))]
+        pairs[name] = tuple(dense(token * size + codes)[1] for codes in (label, *shuffled))
+    return Conditional(where, token, pairs)
 
 
 def dense(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(values that occur, the place of each value among them as int32), without sorting where they are not spread far."""
+    """Returns (values that occur, index of each value among them as int32); sorts only values that are spread far."""
     top = int(values.max()) + 1
     if top > 1 << 26:
-        found, codes = np.unique(values, return_inverse=True)
-        return found, codes.astype(np.int32)
-    seen = np.zeros(top, bool)
-    seen[values] = True
-    place = np.cumsum(seen, dtype=np.int32) - 1
-    return np.flatnonzero(seen), place[values]
+        occurring, codes = np.unique(values, return_inverse=True)
+        return occurring, codes.astype(np.int32)
+    occurs = np.zeros(top, bool)
+    occurs[values] = True
+    index = np.cumsum(occurs, dtype=np.int32) - 1
+    return np.flatnonzero(occurs), index[values]
 
 
-def within(rows: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """A random order of tokens that leaves each in its sequence, or moves any if all are sequences of one; by whole sequences, so that it stays small."""
-    if len(rows) > 1 and (np.diff(rows) != 0).all():
-        return random.permutation(len(rows)).astype(np.int32)
-    order, begin = np.empty(len(rows), np.int32), 0
-    while begin < len(rows):
-        end = int(np.searchsorted(rows, rows[min(begin + MANY, len(rows)) - 1], "right"))
-        order[begin:end] = begin + np.lexsort((random.random(end - begin, dtype=np.float32), rows[begin:end]))
+def shuffle_within(sequence: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Returns a random order of tokens in which each stays in its sequence; if all sequences have one token, any order.
+
+    Whole sequences are shuffled a few at a time, which needs little memory.
+    """
+    if len(sequence) > 1 and (np.diff(sequence) != 0).all():
+        return random.permutation(len(sequence)).astype(np.int32)
+    order, begin = np.empty(len(sequence), np.int32), 0
+    while begin < len(sequence):
+        end = int(np.searchsorted(sequence, sequence[min(begin + MANY, len(sequence)) - 1], "right"))
+        keys = random.random(end - begin, dtype=np.float32)
+        order[begin:end] = begin + np.lexsort((keys, sequence[begin:end]))
         begin = end
     return order
-
-
-def _slices(size: int, step: int = MANY):
-    return (slice(begin, begin + step) for begin in range(0, size, step))

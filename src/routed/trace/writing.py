@@ -1,4 +1,4 @@
-"""Traces written from arrays: at once, or part by part, so that a capture that was killed goes on where it stopped."""
+"""Writing of traces from arrays: in one call, or part by part, so that a killed capture can continue."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from routed.system import files
-from routed.trace.arrays import Arrays, Layer, choices_of, half, refuse, token_table
+from routed.trace.arrays import Arrays, choices_of, half, refuse, token_table
 from routed.trace.features import Features, join, store
-from routed.trace.format import DESCRIPTION, NUMBERED, ROW_GROUP, TOKENS, Trace, describe, read
+from routed.trace.format import DESCRIPTION, LAYER_FILE, ROW_GROUP, TOKENS, Trace, describe, read
 
 PARTS = "parts"
 
@@ -43,48 +43,63 @@ def write(
 ) -> Trace:
     """Writes a trace into the folder `out` from arrays over layers and tokens, and returns it.
 
-    `scores` [layers, T, E] are what the routers returned, before any softmax; a token's experts are its `k` highest, with softmax
-    probabilities as weights, unless `experts` [layers, T, k] says them (-1: none), `weights` and `kept` beside it. All else is
-    optional: `token_ids`, `sequence` and `position` [T] (tokens of a sequence stand together, in order), `labels` name -> [T].
-    Scores are kept as float16, or float32 where they need it; `keep_scores=False` leaves them out. `features` are what routers saw of
-    some tokens, with their weights. A trace that is in the folder is replaced.
+    `scores` [layers, T, E] are outputs of the routers before any softmax. The experts of a token are its `k` highest,
+    weighted by softmax probabilities, unless `experts` [layers, T, k] gives them (-1: none), with `weights` and
+    `kept` of the same shape. The rest is optional: `token_ids`, `sequence` and `position` [T] (tokens of a sequence
+    stand together, in order), `labels` name -> [T]. Scores are stored as float16, or as float32 where they need it;
+    `keep_scores=False` leaves them out. `features` are inputs of the routers for some tokens, with the routers'
+    weights. A trace that is already in the folder is replaced.
 
     Raises:
-      UserError: shapes that do not agree, scores or features that are not finite, experts beyond the count, rows without a label.
+      UserError: shapes do not agree, scores or features are not finite, an expert is beyond the count, a row has no
+      label.
     """
-    found = choices_of(scores, experts, weights, kept, k, num_experts, keep_scores)
-    layer_count, tokens, experts_count, most, held, layer_arrays = found
-    if layers and len(layers) != layer_count:
-        refuse(f"layers names {len(layers)} layers, the arrays have {layer_count}")
-    table = token_table(tokens, token_ids, sequence, position, labels or {})
-    names = tuple(str(name) for name in layers) or tuple(str(i) for i in range(layer_count))
+    given = {"scores": scores, "experts": experts, "weights": weights, "kept": kept}
+    choices = choices_of(given, k, num_experts, keep_scores)
+    if layers and len(layers) != choices.layers:
+        refuse(f"layers names {len(layers)} layers, the arrays have {choices.layers}")
+    by_token = {"token_ids": token_ids, "sequence": sequence, "position": position}
+    table = token_table(choices.tokens, by_token, labels or {})
     trace = Trace(
-        files.folder(out), names, experts_count, most, tokens, tuple(labels or {}), held, token_ids is not None,
-        sequence is not None, model, source, None if step is None else int(step), dict(rule or {}), features is not None,
-        position is not None,
-    )  # fmt: skip
+        folder=files.folder(out),
+        layers=tuple(map(str, layers or range(choices.layers))),
+        experts=choices.experts,
+        k=choices.k,
+        tokens=choices.tokens,
+        labels=tuple(labels or {}),
+        columns=choices.columns,
+        has_ids=token_ids is not None,
+        has_sequences=sequence is not None,
+        model=model,
+        source=source,
+        step=None if step is None else int(step),
+        rule=dict(rule or {}),
+        has_features=features is not None,
+        has_positions=position is not None,
+    )
     with files.explained(trace.folder):
         trace.folder.mkdir(parents=True, exist_ok=True)
         (trace.folder / DESCRIPTION).unlink(missing_ok=True)
-    _write_files(trace, table, layer_arrays)
+    files.write(trace.folder / TOKENS, lambda path: pq.write_table(table, path, row_group_size=ROW_GROUP))
+    for layer in range(choices.layers):
+        files.write(trace.path(layer), functools.partial(_write_layer, choices.of_layer(layer)))
     if features is not None:
-        store(trace.folder, features, layer_count, tokens, experts_count)
+        store(trace.folder, features, choices.layers, choices.tokens, choices.experts)
     files.write(trace.folder / DESCRIPTION, describe(trace))
     return trace
 
 
 def append(out: str | os.PathLike, **arrays: Any) -> int:
-    """Adds a part to the trace that `finish` will make in `out`: the arguments of `write`, for further tokens. Returns their number.
+    """Adds a part to the trace that `finish` will make in `out`, and returns its number of tokens.
 
-    A part is there whole or not at all; `parts_of` counts those that are, so a capture begins behind them.
+    The arguments are those of `write`, for further tokens. A part is complete or absent; `parts_of` counts complete
+    parts, so that a capture continues behind them.
     """
-    parts = files.folder(out) / PARTS
-    place = parts / f"{parts_of(out):06d}"
-    return write(place, **arrays).tokens
+    return write(files.folder(out) / PARTS / f"{parts_of(out):06d}", **arrays).tokens
 
 
 def parts_of(out: str | os.PathLike) -> int:
-    """How many whole parts a capture has left in `out`."""
+    """Returns the number of complete parts that a capture has left in `out`."""
     parts, count = files.folder(out) / PARTS, 0
     while (parts / f"{count:06d}" / DESCRIPTION).exists():
         count += 1
@@ -95,7 +110,7 @@ def finish(out: str | os.PathLike) -> Trace:
     """Joins the parts in `out` into one trace, row group by row group, and removes them.
 
     Raises:
-      UserError: there are none, or they are of different models.
+      UserError: `out` has no parts, or parts of different models.
     """
     folder = files.folder(out)
     parts = [read(folder / PARTS / f"{i:06d}") for i in range(parts_of(out))]
@@ -104,14 +119,12 @@ def finish(out: str | os.PathLike) -> Trace:
     first = parts[0]
     for part in parts:
         if part._replace(folder=first.folder, tokens=first.tokens) != first:
-            refuse(
-                f"part {part.folder} is of another model or setting than the first: remove {folder / PARTS} and capture again"
-            )
+            advice = f"remove {folder / PARTS} and capture again"
+            refuse(f"part {part.folder} is of another model or setting than the first: {advice}")
     files.write(folder / TOKENS, functools.partial(_join_tokens, [part.folder / TOKENS for part in parts]))
     for layer in range(len(first.layers)):
-        files.write(
-            folder / NUMBERED.format(layer), functools.partial(_join_layer, [part.path(layer) for part in parts])
-        )
+        sources = [part.path(layer) for part in parts]
+        files.write(folder / LAYER_FILE.format(layer), functools.partial(_join_layer, sources))
     if first.has_features:
         begins = np.cumsum([0, *(part.tokens for part in parts[:-1])])
         join([(part.folder, int(begin)) for part, begin in zip(parts, begins, strict=True)], folder, len(first.layers))
@@ -122,50 +135,35 @@ def finish(out: str | os.PathLike) -> Trace:
 
 
 def _join_tokens(sources: list[pathlib.Path], path: pathlib.Path) -> None:
-    """The tables of several files in one, with one dictionary a label."""
+    """Writes the tables of several files into one file, with one dictionary per label."""
     tables = pa.concat_tables([pq.read_table(source) for source in sources]).unify_dictionaries()
     pq.write_table(tables.combine_chunks(), path, row_group_size=ROW_GROUP)
 
 
 def _join_layer(sources: list[pathlib.Path], path: pathlib.Path) -> None:
-    """The row groups of several files in one, whose scores are float32 if those of one of them are."""
-    schema = max(map(pq.read_schema, sources), key=lambda one: sum(kind.bit_width for kind in one.types))
-    with pq.ParquetWriter(path, schema, **_style(schema.names)) as writer:
+    """Writes the row groups of several files into one file, with scores of float32 if one file has them."""
+    schema = max(map(pq.read_schema, sources), key=lambda schema: sum(kind.bit_width for kind in schema.types))
+    with pq.ParquetWriter(path, schema, **_options(schema.names)) as writer:
         for source in sources:
             with pq.ParquetFile(source) as file:
                 for group in range(file.num_row_groups):
                     writer.write_table(file.read_row_group(group).cast(schema))
 
 
-def _write_files(trace: Trace, table: pa.Table, arrays: Layer) -> None:
-    """tokens.parquet and the layers' files, a row group at a time."""
-    files.write(trace.folder / TOKENS, lambda path: pq.write_table(table, path, row_group_size=ROW_GROUP))
-    for layer in range(len(trace.layers)):
-        files.write(trace.path(layer), functools.partial(_write_layer, arrays(layer), trace))
-
-
-def _write_layer(found: dict[str, np.ndarray], trace: Trace, path: pathlib.Path) -> None:
+def _write_layer(columns: dict[str, np.ndarray], path: pathlib.Path) -> None:
     kinds: dict[str, Any] = {"expert": np.int16, "weight": np.float32, "kept": bool}
-    if "scores" in found:
-        kinds["scores"] = half(found["scores"])
-    writer = None
-    try:
-        for begin in range(0, trace.tokens, ROW_GROUP):
-            here = {name: values[begin : begin + ROW_GROUP].astype(kinds[name]) for name, values in found.items()}
-            group = pa.table(
-                {
-                    f"{name}_{i}": np.ascontiguousarray(values[:, i])
-                    for name, values in here.items()
-                    for i in range(values.shape[1])
-                }
-            )
-            writer = writer or pq.ParquetWriter(path, group.schema, **_style(group.schema.names))
-            writer.write_table(group)
-    finally:
-        if writer:
-            writer.close()
+    if "scores" in columns:
+        kinds["scores"] = half(columns["scores"])
+    flat = {
+        f"{name}_{i}": (values[:, i], kinds[name]) for name, values in columns.items() for i in range(values.shape[1])
+    }
+    schema = pa.schema([(name, pa.from_numpy_dtype(kind)) for name, (_, kind) in flat.items()])
+    with pq.ParquetWriter(path, schema, **_options(schema.names)) as writer:
+        for begin in range(0, len(columns["expert"]), ROW_GROUP):
+            group = {name: values[begin : begin + ROW_GROUP].astype(kind) for name, (values, kind) in flat.items()}
+            writer.write_table(pa.table(group))
 
 
-def _style(names: list[str]) -> dict[str, Any]:
-    """Few experts repeat, so they get dictionaries; numbers do not."""
+def _options(names: list[str]) -> dict[str, Any]:
+    """Returns options of a Parquet file: dictionaries for experts, which repeat, and none for other numbers."""
     return {"use_dictionary": [name for name in names if name.startswith("expert_")], "compression": "zstd"}

@@ -9,7 +9,7 @@ from routed.metrics import load
 from routed.plan.config import base, problem_of
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
-from routed.trace import analysis, own
+from routed.trace import analysis, from_runs
 from routed.training import samples, text_gates
 from tests.language_case import TINY
 
@@ -49,7 +49,7 @@ def test_a_language_model_has_traces_of_its_stacks_with_the_numbers_of_its_colum
         history[f"{stack}/choices"][-1, 0, :, 1] = 2 + RNG.integers(0, 2, len(tokens.row))
         history[f"{stack}/stale"] = history[f"{stack}/choices"]
     execution.write_finished(tmp_path, problem_of(run.config), [run], [history], [])
-    traces = own.write(tmp_path, [run])
+    traces = from_runs.write(tmp_path, [run])
     assert [trace.folder.relative_to(tmp_path / "traces").parts[1:] for trace in traces] == [
         (stack, f"step_{step:06d}") for stack in ("decoder", "encoder") for step in (0, 4)
     ]
@@ -64,7 +64,7 @@ def test_a_language_model_has_traces_of_its_stacks_with_the_numbers_of_its_colum
         for number, column in (("mi.language", "mi_language"), ("given.language", "mi_language_given_token")):
             beyond = value(found, number) - value(found, number, "chance")
             assert beyond == pytest.approx(columns[f"router/{column}/{stack}_0"][-1], abs=0.05) and beyond > 0.02
-    assert own.write(tmp_path, [run]) == traces  # read, and not written again
+    assert from_runs.write(tmp_path, [run]) == traces  # read, and not written again
 
 
 def test_a_run_on_samples_has_traces_with_its_clusters(tmp_path, small):
@@ -78,7 +78,7 @@ def test_a_run_on_samples_has_traces_with_its_clusters(tmp_path, small):
     history["choices"][-1, :, 0] = label
     history["choices"][-1, :, 1] = (label + 1) % EXPERTS
     execution.write_finished(tmp_path, problem_of(run.config), [run], [history], [])
-    traces = own.write(tmp_path, [run])
+    traces = from_runs.write(tmp_path, [run])
     assert [trace.step for trace in traces] == [0, 10, 20]
     found = analysis.analyse(traces)
     np.testing.assert_array_equal(
@@ -94,7 +94,7 @@ def test_choices_have_the_steps_at_which_they_were_kept(tmp_path, small, caplog)
     history["choices"] = history["choices"][:, 0]
     execution.write_finished(tmp_path, problem_of(kept.config), [kept], [history], [])
     assert kept.key == asked.key
-    assert [trace.step for trace in own.write(tmp_path, [asked])] == [0, 20]
+    assert [trace.step for trace in from_runs.write(tmp_path, [asked])] == [0, 20]
     assert "kept their choices with trace.every=2" in caplog.text
 
 
@@ -102,4 +102,4 @@ def test_nothing_is_kept_unless_it_is_asked_for(tmp_path, small):
     (run, *_) = plan_runs(small, ({},))
     history = history_of({"choices": 400})
     execution.write_finished(tmp_path, problem_of(run.config), [run], [history], [])
-    assert own.write(tmp_path, [run]) == [] and not (tmp_path / "traces").exists()
+    assert from_runs.write(tmp_path, [run]) == [] and not (tmp_path / "traces").exists()

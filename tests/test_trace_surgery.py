@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
-from routed.trace import operation, worth
-from routed.trace.capture import BYTES, rows_of
-from routed.trace.surgery import ALL, Found, Job, halves
+from routed.trace import surgery_page, surgery_results
+from routed.trace.model_inputs import BYTES, halves, rows_of
+from routed.trace.surgery import ALL, Job, SurgeryResult
 
 RNG = np.random.default_rng(4)
 ROWS = 60
@@ -14,16 +14,16 @@ AS_IS = 3 + RNG.normal(size=ROWS)  # rows differ by far more than routers do
 SMALL = 0.01 * RNG.normal(size=ROWS)
 
 
-def found(**more):
+def result(**more):
     """Two layers: noise loses 1 in both, .5 and .3 in one; a table a quarter of that, repaired a tenth; the repair alone gains .1."""
     losses = {Job(ALL, ""): AS_IS, Job(ALL, "trained", 0, 9): AS_IS - 0.1}
-    for place, lost in ((ALL, 1.0), ("a", 0.5), ("b", 0.3)):
-        losses[Job(place, "trained", 0, 9)] = AS_IS - 0.1
-        losses |= {Job(place, "noise", draw): AS_IS + lost + SMALL + 0.02 * draw for draw in (0, 1)}
-        losses[Job(place, "table")] = AS_IS + lost / 4 + SMALL
-        losses[Job(place, "table", 0, 9)] = AS_IS - 0.1 + lost / 10 + SMALL
-    held = {"losses": losses, "reasons": {Job(ALL, "top1"): "a token has one expert already"}} | more
-    return Found(
+    for layer, lost in ((ALL, 1.0), ("a", 0.5), ("b", 0.3)):
+        losses[Job(layer, "trained", 0, 9)] = AS_IS - 0.1
+        losses |= {Job(layer, "noise", draw): AS_IS + lost + SMALL + 0.02 * draw for draw in (0, 1)}
+        losses[Job(layer, "table")] = AS_IS + lost / 4 + SMALL
+        losses[Job(layer, "table", 0, 9)] = AS_IS - 0.1 + lost / 10 + SMALL
+    outcomes = {"losses": losses, "reasons": {Job(ALL, "top1"): "a token has one expert already"}} | more
+    return SurgeryResult(
         layers=("a", "b"),
         experts=4,
         unseen=0.125,
@@ -32,17 +32,17 @@ def found(**more):
         draws=2,
         model="m",
         source="t.txt",
-        **held,
+        **outcomes,
     )
 
 
-def row(table, place, name, repaired=0):
-    (one,) = table[(table.place == place) & (table.router == name) & (table.repaired == repaired)].itertuples()
-    return one
+def row(table, layer, name, repaired=0):
+    (line,) = table[(table.place == layer) & (table.router == name) & (table.repaired == repaired)].itertuples()
+    return line
 
 
 def test_losses_are_paired_and_repaired_ones_compared_with_their_like():
-    table = worth.table(found())
+    table = surgery_results.table(result())
     noise = row(table, ALL, "noise")
     assert noise.lost == pytest.approx(1.01 + SMALL.mean()) and noise.draws == 2 and noise.spread == pytest.approx(0.02)
     # SMALL, not the rows' deviation of 1: 2 * 1.96 * .01 / sqrt(60)
@@ -63,46 +63,48 @@ def test_losses_are_paired_and_repaired_ones_compared_with_their_like():
 
 def test_a_router_that_is_worth_nothing_leaves_no_share():
     losses = {Job(ALL, ""): AS_IS, Job(ALL, "noise"): AS_IS + SMALL - SMALL.mean(), Job(ALL, "table"): AS_IS + 0.1}
-    table = worth.table(found(losses=losses))
-    assert np.isnan(row(table, ALL, "table").kept) and worth.kept(row(table, ALL, "table")) == "–"
+    table = surgery_results.table(result(losses=losses))
+    assert np.isnan(row(table, ALL, "table").kept) and surgery_results.kept_share(row(table, ALL, "table")) == "–"
 
 
 def test_sentences_and_what_cannot_be_said():
-    one = found()
-    table = worth.table(one)
-    said = "\n".join(worth.findings(one, table))
-    assert f"has a loss of {AS_IS.mean():.4g} nats a token" in said and "on 540 tokens" in said
+    measured = result()
+    table = surgery_results.table(measured)
+    said = "\n".join(surgery_results.findings(measured, table))
+    assert f"has a loss of {AS_IS.mean():.4g} [" in said and "nats a token, on 540 tokens" in said
     assert (
         "from 0.31" in said
         and "(b) to 0.51" in said
         and "their sum, 0.82" in said
-        and "less than what all are worth together" in said
+        and "less than the worth of all routers together" in said
     )
     assert (
-        "Table by token id, of other text, in every layer: loses 0.25" in said
+        "Table by token id, from other text, in every layer: loses 0.25" in said
         and "12.5 % of the tokens have an id that the other text lacks" in said
     )
-    assert "Going on with the trained routers alone for 9 steps changes the loss by -0.1" in said
-    unsaid = "\n".join(worth.unsaid(one, table))
+    assert "Training the trained routers alone for 9 more steps changes the loss by -0.1" in said
+    unsaid = "\n".join(surgery_results.unsaid(measured, table))
     assert (
-        "these experts were trained for the trained router" in unsaid
+        "the experts here were trained for the trained router" in unsaid
         and "one expert a token, anywhere: a token has one expert already" in unsaid
     )
-    assert "one draw" not in unsaid and "--draws above 1" in "\n".join(worth.unsaid(one._replace(draws=1), table))
-    assert "set --repair_steps" in "\n".join(worth.unsaid(one._replace(repair_steps=0), table))
+    assert "one random draw" not in unsaid and "--draws above 1" in "\n".join(
+        surgery_results.unsaid(measured._replace(draws=1), table)
+    )
+    assert "set --repair_steps" in "\n".join(surgery_results.unsaid(measured._replace(repair_steps=0), table))
 
 
 def test_the_page_has_the_table_and_its_figures(tmp_path):
-    made = operation.report(found(), tmp_path)
+    report = surgery_page.report(result(), tmp_path)
     page = (tmp_path / "surgery.html").read_text()
     assert (
         page.count("<svg") == 2
         and "keeps of the worth" in page
-        and all(text.split("(")[0].replace("'", "&#39;") in page for text in made["findings"])
+        and all(text.split("(")[0].replace("'", "&#39;") in page for text in report["findings"])
     )
-    assert len((tmp_path / "surgery.csv").read_text().splitlines()) == 1 + len(made["worth"])
-    alone = {job: losses for job, losses in found().losses.items() if not job.repaired}
-    operation.report(found(losses=alone)._replace(repair_steps=0), tmp_path)
+    assert len((tmp_path / "surgery.csv").read_text().splitlines()) == 1 + len(report["worth"])
+    alone = {job: losses for job, losses in result().losses.items() if not job.repair_steps}
+    surgery_page.report(result(losses=alone)._replace(repair_steps=0), tmp_path)
     assert (
         "repaired"
         not in (tmp_path / "surgery.html").read_text().partition("<h2>All routers")[2].partition("</table>")[0]

@@ -1,0 +1,93 @@
+"""A model of transformers and rows of token ids from text files, for `capture` and `surgery`."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from routed.contracts import UserError
+
+#: The tokenizer whose tokens are bytes.
+BYTES = "bytes"
+
+
+def load(model: str, tokens: str = "") -> tuple[Any, Any]:
+    """Returns (model, tokenizer) of transformers, by path or name; `tokens` names another tokenizer, or `bytes`.
+
+    Raises:
+      UserError: transformers is not installed, or has no such model.
+    """
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise UserError("a capture needs PyTorch and transformers: pip install 'routed[torch]'") from error
+    try:
+        config = transformers.AutoConfig.from_pretrained(model)
+        decoders = (transformers.AutoModelForCausalLM, transformers.AutoModel)
+        kinds = (transformers.AutoModelForSeq2SeqLM,) if config.is_encoder_decoder else decoders
+        kind = next((kind for kind in kinds if type(config) in kind._model_mapping), kinds[-1])
+        loaded = kind.from_pretrained(model, dtype="auto").to("cuda" if torch.cuda.is_available() else "cpu")
+        tokenizer = BYTES if tokens == BYTES else transformers.AutoTokenizer.from_pretrained(tokens or model)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--model={model}: {str(error).splitlines()[0]}") from error
+    return loaded, tokenizer
+
+
+def rows_of(paths: Sequence[str], tokenizer: Any, length: int) -> tuple[list[np.ndarray], list[str]]:
+    """Returns rows of `length` token ids of each text file without its rest, and the name of each row's file.
+
+    A name is the stem of the path; of files with equal stems it is the path.
+
+    Raises:
+      UserError: a file is missing, is not text, or is shorter than a row.
+    """
+    rows, names = list[np.ndarray](), list[str]()
+    stems = [pathlib.Path(path).stem for path in paths]
+    for path in map(pathlib.Path, paths):
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--text={path}: {getattr(error, 'strerror', None) or 'it is no UTF-8 text'}") from error
+        if tokenizer == BYTES:
+            ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+        else:
+            ids = np.asarray(tokenizer(text)["input_ids"], np.int64)
+        if len(ids) < length:
+            raise UserError(f"--text={path} has {len(ids)} tokens, less than one row: choose --length below it")
+        some = ids[: len(ids) // length * length].reshape(-1, length)
+        rows += [*some]
+        names += [path.stem if stems.count(path.stem) == 1 else str(path)] * len(some)
+    return rows, names
+
+
+def halves(rows: Sequence[np.ndarray], names: Sequence[str]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Returns the first and the second half of the rows of every file; `names` has the file of each row.
+
+    Raises:
+      UserError: a file has one row.
+    """
+    first, second = list[np.ndarray](), list[np.ndarray]()
+    for name in dict.fromkeys(names):
+        some = [row for row, file in zip(rows, names, strict=True) if file == name]
+        if len(some) < 2:
+            advice = "choose a smaller --length, or give --other_text"
+            raise UserError(f"--text: {name} has one row, which cannot be halved: {advice}")
+        first += some[: len(some) // 2]
+        second += some[len(some) // 2 :]
+    return first, second
+
+
+def check_ids(model: Any, rows: Sequence[np.ndarray]) -> None:
+    """Refuses token ids of another tokenizer, which the model's lookup would answer with a traceback.
+
+    Raises:
+      UserError: the model has no embedding of a token id.
+    """
+    largest, vocabulary = max((int(row.max()) for row in rows), default=0), len(model.get_input_embeddings().weight)
+    if largest >= vocabulary:
+        text = f"the text has token id {largest}, the model knows {vocabulary:,}"
+        raise UserError(f"--tokens: {text}: use its own tokenizer")
