@@ -63,10 +63,14 @@ def _single_layers(result: Found, rows: pd.DataFrame) -> Iterator[Drawn]:
         return
     noise, panels = rows[rows.router == IGNORANT], []
     for name in names:
-        own = rows[rows.router == name]
+        replaced = rows[rows.router == name]
         label = "loss above the\nmodel's own (nats)"
         panel = Panel(layer_axis(result.layers), Axis(label), EVERY[name].words, width=210, height=150)
-        for some, series in ((noise, REFERENCE), (own[own.repaired == 0], PLAIN), (own[own.repaired > 0], REPAIRED)):
+        for some, series in (
+            (noise, REFERENCE),
+            (replaced[replaced.repaired == 0], PLAIN),
+            (replaced[replaced.repaired > 0], REPAIRED),
+        ):
             points = [Point(float(result.layers.index(row.place)), _loss(row), row.place) for row in some.itertuples()]
             panel.means(series, points, joined=True)
         panel.rule("y", 0, faint=True)

@@ -48,16 +48,16 @@ def check(spec: Mapping[str, Any]) -> None:
     name, kind = spec.get("name", "(without a name)"), spec.get("kind")
     if kind not in PLOTS:
         raise UserError(
-            f"figure {name}: unknown kind {kind!r}{nearest(str(kind), PLOTS)}; known: {', '.join(PLOTS)}; kinds of one paper are"
-            " added by an import of its file in routed.analysis.plots.papers"
+            f"figure {name}: unknown kind {kind!r}{nearest(str(kind), PLOTS)}; known: {', '.join(PLOTS)};"
+            " kinds of one paper are added by an import of its file in routed.analysis.plots.papers"
         )
     plot = PLOTS[kind]
-    known = f"keys of this kind: {', '.join(plot.keys)}"
+    keys = f"keys of this kind: {', '.join(plot.keys)}"
     if missing := [key for key in ("name", *plot.required) if key not in spec]:
-        raise UserError(f"figure {name}: kind {kind!r} needs the key {missing[0]!r}; {known}")
+        raise UserError(f"figure {name}: kind {kind!r} needs the key {missing[0]!r}; {keys}")
     if unknown := [key for key in spec if key not in plot.keys]:
         key = unknown[0]
-        raise UserError(f"figure {name}: kind {kind!r} has no key {key!r}{nearest(key, plot.keys)}; {known}")
+        raise UserError(f"figure {name}: kind {kind!r} has no key {key!r}{nearest(key, plot.keys)}; {keys}")
 
 
 def draw(spec: dict[str, Any], data: Data) -> Chart | None:
