@@ -48,6 +48,7 @@ def _every_layer(result: Found, rows: pd.DataFrame) -> Iterator[Drawn]:
         )
     panel.rule("x", 0, dash=(2, 3))
     panel.x.domain = value_ends([panel], zero=False)
+    panel.x.cover(0.0, 0.0)
     caption = (
         "Loss above the model's own with a router of each kind in every layer, with 95 % intervals over rows of text;"
         " dotted: no loss."
