@@ -1,4 +1,4 @@
-"""What tests read of charts: rows of marks, texts, and labels of ticks."""
+"""Helpers that read charts in tests: rows of marks, texts, and labels of ticks."""
 
 
 def rows(panel, label=None, kind="means"):

@@ -236,15 +236,15 @@ def _layer_pairs(analysis: Analysis) -> Iterator[Drawn]:
         )
     panels = []
     for values, label in maps:
-        others = values.copy()
-        np.fill_diagonal(others, np.nan)
+        off_diagonal = values.copy()
+        np.fill_diagonal(off_diagonal, np.nan)
         axes = (
             layer_axis(analysis.trace.layers, grid=False),
             layer_axis(analysis.trace.layers, reverse=True, grid=False),
         )
-        top = float(np.nanmax(others)) or 1.0
+        top = float(np.nanmax(off_diagonal)) or 1.0
         panel = Panel(*axes, f"{label}\n(0 to {top:.2g})", width=220, height=220)
-        panel.image(others, Scheme("cividis", (0, top)))
+        panel.image(off_diagonal, Scheme("cividis", (0, top)))
         panels.append(panel)
     yield Drawn("pairs of layers", Chart(panels, columns=len(panels)), caption)
 

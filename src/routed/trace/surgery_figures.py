@@ -48,6 +48,7 @@ def _every_layer(result: SurgeryResult, rows: pd.DataFrame) -> Iterator[Drawn]:
         )
     panel.rule("x", 0, dash=(2, 3))
     panel.x.domain = value_ends([panel], zero=False)
+    panel.x.cover(0.0, 0.0)
     caption = (
         "Loss above the model's own with a router of each kind in every layer, with 95 % intervals over rows of text;"
         " dotted: no loss."
@@ -63,10 +64,14 @@ def _single_layers(result: SurgeryResult, rows: pd.DataFrame) -> Iterator[Drawn]
         return
     noise, panels = rows[rows.router == NOISE], []
     for name in names:
-        own = rows[rows.router == name]
+        replaced = rows[rows.router == name]
         label = "loss above the\nmodel's own (nats)"
         panel = Panel(layer_axis(result.layers), Axis(label), EVERY[name].label, width=210, height=150)
-        for some, series in ((noise, REFERENCE), (own[own.repaired == 0], PLAIN), (own[own.repaired > 0], REPAIRED)):
+        for some, series in (
+            (noise, REFERENCE),
+            (replaced[replaced.repaired == 0], PLAIN),
+            (replaced[replaced.repaired > 0], REPAIRED),
+        ):
             points = [Point(float(result.layers.index(row.place)), _loss(row), row.place) for row in some.itertuples()]
             panel.means(series, points, joined=True)
         panel.rule("y", 0, faint=True)

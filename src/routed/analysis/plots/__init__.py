@@ -55,12 +55,12 @@ def check(spec: Mapping[str, Any]) -> None:
             f" {', '.join(PLOTS)}; an import of routed.papers.NAME adds the kinds of a paper"
         )
     plot = PLOTS[kind]
-    known = f"keys of this kind: {', '.join(plot.keys)}"
+    keys = f"keys of this kind: {', '.join(plot.keys)}"
     if missing := [key for key in ("name", *plot.required) if key not in spec]:
-        raise UserError(f"figure {name}: kind {kind!r} needs the key {missing[0]!r}; {known}")
+        raise UserError(f"figure {name}: kind {kind!r} needs the key {missing[0]!r}; {keys}")
     if unknown := [key for key in spec if key not in plot.keys]:
         key = unknown[0]
-        raise UserError(f"figure {name}: kind {kind!r} has no key {key!r}{nearest(key, plot.keys)}; {known}")
+        raise UserError(f"figure {name}: kind {kind!r} has no key {key!r}{nearest(key, plot.keys)}; {keys}")
 
 
 def draw(spec: dict[str, Any], data: Data) -> Chart | None:

@@ -57,10 +57,10 @@ def curve(spec: Spec, data: Data) -> Panel:
             panel.text(label, [*positions.values()][-1], heights[-1], align="right", dy=-2)
     values_of = {arm: sorted(rows[rows.arm == arm][spec["x"]].unique()) for arm in arms}
     alone = {arm: some[0] for arm, some in values_of.items() if len(some) == 1}
-    places = dodge(axis, positions, [arm for arm in arms if arm not in alone]) | _strip(panel, positions, alone)
+    dodged = dodge(axis, positions, [arm for arm in arms if arm not in alone]) | _strip(panel, positions, alone)
     for arm in arms:
         points = [
-            point_of(places[arm][value], group, metric, column, value_label(value, spec.get("axis")))
+            point_of(dodged[arm][value], group, metric, column, value_label(value, spec.get("axis")))
             for value, group in rows[rows.arm == arm].groupby(spec["x"])
         ]
         panel.means(series_of(arm), points, joined=are_numbers(positions))
@@ -92,13 +92,13 @@ def _strip(panel: Panel, positions: dict[Any, float], alone: dict[str, Any]) -> 
     start, end = scale([min(positions.values()), max(positions.values())])
     at = lambda share: float(inverse(end + share * (end - start)))  # noqa: E731
     arms = sorted(alone, key=lambda arm: str(alone[arm]))
-    places = {arm: at(0.14 + 0.07 * number) for number, arm in enumerate(arms)}
+    dodged = {arm: at(0.14 + 0.07 * number) for number, arm in enumerate(arms)}
     panel.x.cover(min(positions.values()), at(0.14 + 0.07 * len(arms)))
     panel.rule("x", at(0.07), faint=True)
     for value in dict.fromkeys(alone.values()):
-        group = [places[arm] for arm in arms if alone[arm] == value]
+        group = [dodged[arm] for arm in arms if alone[arm] == value]
         panel.text(f"{shown(value)} only", group[(len(group) - 1) // 2], "top", fontSize=8, dy=-6, align="center")
-    return {arm: {alone[arm]: place} for arm, place in places.items()}
+    return {arm: {alone[arm]: position} for arm, position in dodged.items()}
 
 
 def training(spec: Spec, data: Data) -> Chart | None:
@@ -112,8 +112,8 @@ def training(spec: Spec, data: Data) -> Chart | None:
     for metric in metrics:
         axis = Axis("optimiser steps", padded(min(steps), max(steps), share=0.06))
         panel = Panel(axis, Axis())
-        places = dodge(axis, steps, arms_of(spec, rows))
-        for arm, at in places.items():
+        dodged = dodge(axis, steps, arms_of(spec, rows))
+        for arm, at in dodged.items():
             groups = rows[rows.arm == arm].groupby("step")
             points = [point_of(at[step], group, metric, data.axes[metric], f"step {step:g}") for step, group in groups]
             panel.means(series_of(arm), points, joined=True)

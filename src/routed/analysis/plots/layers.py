@@ -97,8 +97,8 @@ def labelled(values: Sequence[float], labels: Sequence[str]) -> str:
 def series_scales(series: Mapping[str, Series]) -> Scales:
     """Returns the channels colour and shape of series."""
     labels = [*series]
-    colours = {"domain": labels, "range": [one.colour for one in series.values()]}
-    shapes = {"domain": labels, "range": [one.shape for one in series.values()]}
+    colours = {"domain": labels, "range": [entry.colour for entry in series.values()]}
+    shapes = {"domain": labels, "range": [entry.shape for entry in series.values()]}
     shared = {"field": "series", "type": "nominal", "legend": None}
     return {"color": shared | {"scale": colours}, "shape": shared | {"scale": shapes}}
 

@@ -103,8 +103,10 @@ def paired_lines(spec: dict[str, Any], data: Data, width: int = 250) -> Panel:
         if any(np.isfinite(estimate.mean) for estimate in pairs.values()):
             lines[arm, value] = pairs
     panel = Panel(axis, Axis(), width=width)
-    for (arm, value), places in dodge(axis, positions, [*lines]).items():
-        points = [Point(places[at], one, value_label(at, spec.get("axis"))) for at, one in lines[arm, value].items()]
+    for (arm, value), dodged in dodge(axis, positions, [*lines]).items():
+        points = [
+            Point(dodged[at], estimate, value_label(at, spec.get("axis"))) for at, estimate in lines[arm, value].items()
+        ]
         label = ARMS[arm].label + ("" if by is None else f", {spec['words'][value]}")
         colour = ARMS[arm].colour if by is None else COLOURS[values.index(value) % len(COLOURS)]
         panel.means(Series(label, colour, shape_of(arm)), points, joined=are_numbers(positions))

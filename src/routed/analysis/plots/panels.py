@@ -159,8 +159,8 @@ class Panel:
         part = 1 + max((row["part"] for row in self.rows.get("lines", ())), default=-1)
         for order, (left, height) in enumerate(zip(x, y, strict=True)):
             if np.isfinite(left) and np.isfinite(height):
-                place = {"x": short(left), "y": short(height), "order": order}
-                self.add("lines", place | {"part": part, "colour": colour, "dash": [*dash], "width": width})
+                point = {"x": short(left), "y": short(height), "order": order}
+                self.add("lines", point | {"part": part, "colour": colour, "dash": [*dash], "width": width})
 
     def segments(self, ends: Iterable[tuple[Number, Number, Number, Number]]) -> None:
         """Adds straight lines from (x, y) to (x2, y2)."""

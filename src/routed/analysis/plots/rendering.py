@@ -110,9 +110,9 @@ def _legend(series: Mapping[str, Series], width: int) -> tuple[dict[str, Any], l
         "height": 15 * lines,
         "view": {"stroke": None},
     }
-    place = {"type": "quantitative", "axis": None}
-    x = place | {"field": "x", "scale": {"domain": [-6, size["width"] - 6], "nice": False, "zero": False}}
-    y = place | {"field": "y", "scale": {"domain": [lines - 0.5, -0.5], "nice": False, "zero": False}}
+    hidden = {"type": "quantitative", "axis": None}
+    x = hidden | {"field": "x", "scale": {"domain": [-6, size["width"] - 6], "nice": False, "zero": False}}
+    y = hidden | {"field": "y", "scale": {"domain": [lines - 0.5, -0.5], "nice": False, "zero": False}}
     symbols = {"type": "point", "filled": True, "size": 45, "opacity": 1}
     labels = {"type": "text", "align": "left", "dx": 9, "fontSize": 10.5}
     marks = [

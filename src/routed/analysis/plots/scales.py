@@ -95,11 +95,11 @@ def _apart(values: Sequence[Any], letters: float) -> list[Any]:
     """Returns the values of a log axis whose labels do not touch, on an axis as wide as `letters`; both ends among
     them.
     """
-    places = letters * (np.log(values) - math.log(values[0])) / math.log(values[-1] / values[0])
+    offsets = letters * (np.log(values) - math.log(values[0])) / math.log(values[-1] / values[0])
     widths = [len(shown(value)) + 1 for value in values]
     chosen = [0]
     for i in range(1, len(values) - 1):
-        free = [abs(places[i] - places[j]) >= (widths[i] + widths[j]) / 2 for j in (chosen[-1], -1)]
+        free = [abs(offsets[i] - offsets[j]) >= (widths[i] + widths[j]) / 2 for j in (chosen[-1], -1)]
         chosen += [i] if all(free) else []
     return [values[i] for i in [*chosen, len(values) - 1]]
 
@@ -119,7 +119,7 @@ def dodge(axis: Axis, positions: Mapping[Any, float], lines: Sequence[Any]) -> d
     offsets = apart * (np.arange(len(lines)) - (len(lines) - 1) / 2)
     moved = [np.exp(at + offset) if axis.log else at + offset for offset in offsets]
     return {
-        line: dict(zip(positions, map(float, there), strict=True)) for line, there in zip(lines, moved, strict=True)
+        line: dict(zip(positions, map(float, shifted), strict=True)) for line, shifted in zip(lines, moved, strict=True)
     }
 
 

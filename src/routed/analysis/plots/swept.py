@@ -40,10 +40,10 @@ def against(spec: dict[str, Any], data: Data) -> Chart | None:
     for metric in shown_metrics:
         axis, positions = sweep_axis(spec["x"], values, width=220)
         panel = Panel(axis, Axis(), width=220)
-        for arm, places in dodge(axis, positions, arms_of({}, rows)).items():
+        for arm, dodged in dodge(axis, positions, arms_of({}, rows)).items():
             groups = rows[rows.arm == arm].groupby(spec["x"])
             points = [
-                point_of(places[value], group, metric, data.axes[metric], shown(value)) for value, group in groups
+                point_of(dodged[value], group, metric, data.axes[metric], shown(value)) for value, group in groups
             ]
             panel.means(series_of(arm), points, joined=are_numbers(positions))
         set_value_axes(chart, [panel], data.axes[metric], data.axes[metric].label)
@@ -60,13 +60,13 @@ def _advantages(chart: Chart, rows: pd.DataFrame, key: str, values: list[Any], d
     """
     axis, positions = sweep_axis(key, values, width=220)
     panel = Panel(axis, Axis(), width=220)
-    for shape, (control, places) in zip(SHAPES, dodge(axis, positions, rivals(data)).items(), strict=False):
+    for shape, (control, dodged) in zip(SHAPES, dodge(axis, positions, rivals(data)).items(), strict=False):
         points = []
-        for value, place in places.items():
+        for value, position in dodged.items():
             estimate, arm = advantage(rows[rows[key] == value], control, data)
-            points.append(Point(place, estimate, shown(value), arm or ""))
+            points.append(Point(position, estimate, shown(value), arm or ""))
             if arm is not None and arm != control and np.isfinite(estimate.mean):
-                panel.text(arm.removeprefix("frozen_"), place, estimate.mean, align="left", dx=5, dy=-3, fontSize=8)
+                panel.text(arm.removeprefix("frozen_"), position, estimate.mean, align="left", dx=5, dy=-3, fontSize=8)
         panel.means(Series(advantage_words(control, data), INK, shape), points, joined=are_numbers(positions))
     panel.rule("y", 0)
     set_value_axes(chart, [panel], Column(""), "loss of frozen controls\nover the learned router's, paired")

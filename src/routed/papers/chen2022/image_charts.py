@@ -40,24 +40,24 @@ def latent(spec: dict[str, Any], data: Data) -> Chart | None:
         chosen, test = choices[-1, :, 0], samples(data, point, choices.shape[1])
         selected = np.flatnonzero(np.asarray(test.y).argmax(1) == label)
         vectors = embeddings[-1][np.arange(len(chosen)), chosen][selected]
-        places = TSNE(random_state=0, perplexity=min(30.0, (len(vectors) - 1) / 3)).fit_transform(vectors)
+        coordinates = TSNE(random_state=0, perplexity=min(30.0, (len(vectors) - 1) / 3)).fit_transform(vectors)
         experts = {f"expert {e + 1}": chosen[selected] == e for e in range(embeddings.shape[2])}
         cluster = np.asarray(test.cluster)[selected]
         classes = {"other classes": ~np.isin(cluster, [*names])} if len(names) else {}
         classes |= {name: cluster == number for number, name in names.items()}
         for groups, end, first in ((experts, "by expert", 0), (classes, "by class", 4)):  # looks of their own
-            panel = map_panel(places, f"{title}, {end}")
+            panel = map_panel(coordinates, f"{title}, {end}")
             for i, (name, mask) in enumerate(groups.items()):
                 colour = GREY if name == "other classes" else COLOURS[(first + i) % len(COLOURS)]
                 if mask.any():
-                    panel.dots(Series(name, colour, SHAPES[(first + i) % len(SHAPES)]), *places[mask].T)
+                    panel.dots(Series(name, colour, SHAPES[(first + i) % len(SHAPES)]), *coordinates[mask].T)
             panels.append(panel)
     return Chart(panels, columns=2) if panels else None
 
 
-def map_panel(places: np.ndarray, title: str) -> Panel:
-    """Returns an empty panel for points of a map, whose axes have no meaning. places: [points, 2]."""
-    ends = zip(places.min(0), places.max(0), strict=True)
+def map_panel(coordinates: np.ndarray, title: str) -> Panel:
+    """Returns an empty panel for points of a map, whose axes have no meaning. coordinates: [points, 2]."""
+    ends = zip(coordinates.min(0), coordinates.max(0), strict=True)
     x, y = (Axis("", padded(low, high, share=0.04), ticks={}) for low, high in ends)
     return Panel(x, y, title, width=300, height=250)
 

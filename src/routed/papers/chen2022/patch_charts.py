@@ -60,26 +60,28 @@ def embedding(spec: dict[str, Any], data: Data) -> Chart | None:
     panels = []
     for name, (choices, right) in arrays_of(spec, data, "choices", "right").items():
         x, y = samples(data, spec["lines"][name], choices.shape[1])
-        places = TSNE(random_state=0, perplexity=30).fit_transform(x)
+        coordinates = TSNE(random_state=0, perplexity=30).fit_transform(x)
         for moment, when in ((0, "before"), (-1, "after")):
             title = f"{name}, {when} training:\n{100 * right[moment].mean():.1f} % right"
-            panel = map_panel(places, title)
-            _add_votes(panel, places, np.where(right[moment], y, ~y))
+            panel = map_panel(coordinates, title)
+            _add_votes(panel, coordinates, np.where(right[moment], y, ~y))
             for expert in np.unique(choices[:, :, 0]):
                 mask = choices[moment, :, 0] == expert
                 series = Series(f"expert {expert + 1}", COLOURS[expert % len(COLOURS)], SHAPES[expert % len(SHAPES)])
-                panel.dots(series, *places[mask].T)
+                panel.dots(series, *coordinates[mask].T)
             panels.append(panel)
     return Chart(panels, columns=2) if panels else None
 
 
-def _add_votes(panel: Panel, places: np.ndarray, predicted: np.ndarray) -> None:
+def _add_votes(panel: Panel, coordinates: np.ndarray, predicted: np.ndarray) -> None:
     """Adds the predicted class at every position as a picture behind the samples."""
     if not predicted.any() or predicted.all():
         return
     assert panel.x.domain and panel.y.domain
     grid = np.stack(np.meshgrid(np.linspace(*panel.x.domain, GRID), np.linspace(*panel.y.domain[::-1], GRID)), -1)
-    votes = KNeighborsClassifier(NEIGHBOURS).fit(places, predicted).predict(grid.reshape(-1, 2)).reshape(GRID, GRID)
+    votes = (
+        KNeighborsClassifier(NEIGHBOURS).fit(coordinates, predicted).predict(grid.reshape(-1, 2)).reshape(GRID, GRID)
+    )
     panel.picture(CLASSES[votes.astype(int)])
 
 

@@ -45,9 +45,9 @@ def reached(spec: Spec, data: Data) -> Chart | None:
         values = sorted({value for rows in sides.values() for value in rows[spec["x"]]})
         axis, positions = sweep_axis(spec["x"], values, spec.get("axis"), 220)
         panel = Panel(axis, Axis(), title, width=220, height=max(230, 13 * len(looks)))
-        for name, places in dodge(axis, positions, [*sides]).items():
+        for name, dodged in dodge(axis, positions, [*sides]).items():
             groups = sides[name].groupby(spec["x"])
-            points = [Point(places[value], mean(group[SHOWN], column), f"{value:g}") for value, group in groups]
+            points = [Point(dodged[value], mean(group[SHOWN], column), f"{value:g}") for value, group in groups]
             panel.means(looks[name], points, joined=True)
         panel.rule("y", spec["level"], dash=(2, 3))
         chart.panels.append(panel)
@@ -112,13 +112,13 @@ def ratios(spec: Spec, data: Data) -> Chart | None:
     panel.line(every, every ** spec["bound"], dash=(2, 3))
     panel.text(f"bound: power {spec['bound']:g}", 1.0, top, align="left", dx=12, dy=12)
     panel.rule("y", 1)
-    for (name, (xs, estimates)), places, colour, shape in zip(
+    for (name, (xs, estimates)), dodged, colour, shape in zip(
         lines.items(), dodge(axis, positions, [*lines]).values(), PALETTE, SHAPES, strict=False
     ):
         cut = [
             need._replace(low=max(need.low, bottom), high=min(need.high, top)) for need in estimates
         ]  # open intervals
-        points = [Point(places[x], need, f"{x:g}") for x, need in zip(xs, cut, strict=True)]
+        points = [Point(dodged[x], need, f"{x:g}") for x, need in zip(xs, cut, strict=True)]
         panel.means(Series(name, colour, shape), points, joined=True)
     return Chart([panel])
 

@@ -27,14 +27,14 @@ def success(spec: dict[str, Any], data: Data) -> Chart | None:
         axis = Axis("experts per cluster", padded(min(ratios), max(ratios)))
         y = Axis(data.axes[spec["metric"]].label, (-0.05, 1.05))
         panel = Panel(axis, y, f"separation {shown(separation)}", width=200, height=210)
-        places = dodge(axis, ratios, sorted(group["data.clusters"].unique()))
+        dodged = dodge(axis, ratios, sorted(group["data.clusters"].unique()))
         for i, (clusters, runs) in enumerate(group.groupby("data.clusters")):
             shares = {
                 count: statistics.proportion(some[spec["metric"]].dropna()) for count, some in runs.groupby(spec["x"])
             }
             series = Series(f"{clusters} clusters", COLOURS[i % len(COLOURS)], SHAPES[i % len(SHAPES)])
             points = [
-                Point(places[clusters][count / clusters], share, f"{count / clusters:g}")
+                Point(dodged[clusters][count / clusters], share, f"{count / clusters:g}")
                 for count, share in shares.items()
             ]
             panel.means(series, points, joined=True)

@@ -65,8 +65,8 @@ def axes(spec: dict[str, Any], data: Data) -> Chart | None:
         few = len({*sizes}) < 5
         spread = np.random.default_rng(0).uniform(-0.06, 0.06, len(sizes)) if few else np.zeros(len(sizes))
         factors = np.exp(spread) if axis.log else 1 + spread
-        places = [float(size * factor) for size, factor in zip(sizes, factors, strict=True)]
-        x = Axis(axis.label, padded(min(places), max(places), axis.log), axis.log)
+        spread_sizes = [float(size * factor) for size, factor in zip(sizes, factors, strict=True)]
+        x = Axis(axis.label, padded(min(spread_sizes), max(spread_sizes), axis.log), axis.log)
         panel = Panel(x, Axis(GAP, heights), width=210, height=190)
         if fitted is not None:
             line = (np.geomspace if axis.log else np.linspace)(min(sizes), max(sizes), LINE)
@@ -74,7 +74,7 @@ def axes(spec: dict[str, Any], data: Data) -> Chart | None:
             panel.area(line, [value.low for value in expected], [value.high for value in expected])
             panel.line(line, [value.gap for value in expected], width=1.3)
         panel.rule("y", 0, faint=True)
-        _add_gaps(panel, [(place, gap) for place, (_, gap) in zip(places, flats, strict=True)])
+        _add_gaps(panel, [(position, gap) for position, (_, gap) in zip(spread_sizes, flats, strict=True)])
         panels.append(panel)
     return Chart(panels, columns=3)
 
@@ -84,7 +84,7 @@ def _add_gaps(panel: Panel, points: list[tuple[float, statistics.Least]]) -> Non
     order = {arm: index for index, arm in enumerate(ARMS)}
     ranked = sorted(points, key=lambda point: order[point[1].name])
     for arm, group in itertools.groupby(ranked, key=lambda point: point[1].name):
-        panel.means(series_of(arm), [Point(place, gap.estimate, f"{place:.3g}") for place, gap in group])
+        panel.means(series_of(arm), [Point(position, gap.estimate, f"{position:.3g}") for position, gap in group])
 
 
 AXES_PLOT = Plot(

@@ -94,9 +94,9 @@ def _stack(panel: Panel, rows: pd.DataFrame, arms: list[str], loss: str) -> None
                 fontSize=8,
             )
         else:
-            place = max([reach, *ends, 0.0])
+            text_end = max([reach, *ends, 0.0])
             panel.text(
-                _number(measured.mean), min(place, end), index, align="left", baseline="middle", dx=7, fontSize=8
+                _number(measured.mean), min(text_end, end), index, align="left", baseline="middle", dx=7, fontSize=8
             )
 
 

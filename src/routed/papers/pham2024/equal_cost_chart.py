@@ -47,19 +47,19 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Chart | None:
     for metric in metrics:
         axis, positions = sweep_axis(key, values, spec.get("axis"), 300)
         panel, column = Panel(axis, Axis(), width=300, height=170), data.axes[metric]
-        places = dodge(axis, positions, [*arms, DEAR])
+        dodged = dodge(axis, positions, [*arms, DEAR])
         names = {value: value_label(value, spec.get("axis")) for value in values}
         for arm in arms:
             some = short[short.arm == arm]
             if metric == metrics[0]:
                 gaps = _gaps(some, dear, key, metric, column.log)
                 points = [
-                    Point(places[arm][value], statistics.estimate(gap), names[value], seeds=gap.to_dict())
+                    Point(dodged[arm][value], statistics.estimate(gap), names[value], seeds=gap.to_dict())
                     for value, gap in gaps.items()
                 ]
             else:
                 points = [
-                    point_of(places[arm][value], group, metric, column, names[value])
+                    point_of(dodged[arm][value], group, metric, column, names[value])
                     for value, group in some.groupby(key)
                 ]
             panel.means(series_of(arm), points, joined=are_numbers(positions))
@@ -73,7 +73,7 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Chart | None:
             )
         else:
             points = [
-                point_of(places[DEAR][value], runs.reset_index(), metric, column, names[value])
+                point_of(dodged[DEAR][value], runs.reset_index(), metric, column, names[value])
                 for value, runs in dear.items()
                 if len(runs)
             ]

@@ -33,22 +33,22 @@ def powers(spec: dict[str, Any], data: Data) -> Chart | None:
             spec["words"], sorted({float(x) for table in lines.values() for x in table}), width=300
         )
         panel = Panel(axis, Axis(), width=300, height=260)
-        for index, (name, places) in enumerate(dodge(axis, positions, [*lines]).items()):
-            _add_line(panel, index, name, lines[name], places, spec.get("bound"))
+        for index, (name, dodged) in enumerate(dodge(axis, positions, [*lines]).items()):
+            _add_line(panel, index, name, lines[name], dodged, spec.get("bound"))
         set_value_axes(chart, [panel], Column(label, log=True), label)
         chart.panels.append(panel)
     return chart if chart.panels else None
 
 
 def _add_line(
-    panel: Panel, index: int, name: str, table: pd.DataFrame, places: Mapping[float, float], bound: float | None
+    panel: Panel, index: int, name: str, table: pd.DataFrame, dodged: Mapping[float, float], bound: float | None
 ) -> None:
     """Adds means with intervals, the fitted line with its slope, and the bound through the first line's first mean."""
     means = {float(x): statistics.estimate(table[x].dropna(), bounds=(0, None)) for x in table}
     means = {x: mean for x, mean in means.items() if mean.n and mean.mean > 0}
     numbers, fit = np.array([*means]), fitted(table)
     series = Series(name, PALETTE[index], SHAPES[index])
-    panel.means(series, [Point(places[x], mean, f"{x:g}") for x, mean in means.items()])
+    panel.means(series, [Point(dodged[x], mean, f"{x:g}") for x, mean in means.items()])
     if fit is not None:
         panel.line(numbers, np.exp(fit.height) * numbers**fit.slope.mean, colour=series.colour)
         slope = "slope {:.2f} [{:.2f}, {:.2f}]".format(*fit.slope[:3])
