@@ -93,7 +93,7 @@ def main(argv: list[str]) -> None:
         sys.exit(supervisor.supervise(command, COORDINATOR.value))
     # Here, since --help and the parent of a process need none of it, and JAX and the rest take seconds.
     from routed.analysis import page
-    from routed.engine import devices, dry_run, execution, results, targets, topology
+    from routed.engine import devices, dry_run, execution, results
     from routed.plan import checks, experiment, listing, points, shards
     from routed.plan.runs import plan_runs
     from routed.plan.workdir import ELSEWHERE, default_workdir
@@ -130,8 +130,11 @@ def main(argv: list[str]) -> None:
     if TOPOLOGY.value:
         if not DRY_RUN.value:
             raise UserError(f"--topology={TOPOLOGY.value}: programs are compiled for it and not run: add --dry_run")
-        there = targets.topology_of(TOPOLOGY.value)
-        return files.tell(topology.describe(runs, devices.make_mesh(config, there.devices), there))
+        from routed.aot import dry_run as priced
+        from routed.aot.topology import topology_of
+
+        topology = topology_of(TOPOLOGY.value)
+        return files.tell(priced.describe(runs, devices.make_mesh(config, topology.devices), topology))
     mesh = devices.make_mesh(config)
     if DRY_RUN.value:
         described = dry_run.describe(runs, mesh)

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from routed.aot import hlo
+from routed.aot.interconnect import Collective
 from routed.contracts import TextBatch
-from routed.engine import hlo
 from routed.engine.compilation import lower_group
 from routed.engine.devices import make_mesh
 from routed.layer.rule import rule_of
@@ -20,7 +21,6 @@ from routed.models import expert_axis
 from routed.models.t5 import t5
 from routed.models.transformer_sizes import blocks_of, tokens_of
 from routed.settings.tree import override
-from routed.system.interconnect import Collective
 
 #: Meshes data x expert of 8 devices.
 MESHES = ((8, 1), (1, 8), (2, 4), (4, 2))
@@ -88,7 +88,7 @@ def collectives(config: ConfigDict, data: int, expert: int) -> list[dict[str, An
     config = override(config, {"mesh.data": data, "mesh.expert": expert})
     program: Any = lower_group(config, 0, 1, make_mesh(config)).advance.compile()
     found, expected = (
-        {f"{one.kind} of {one.devices}": one.sent for one in hlo.sent(program.as_text())},
+        {f"{one.kind} of {one.devices}": one.sent for one in hlo.collectives_of_step(program.as_text())},
         dict[str, float](),
     )
     for one in formula(config, data, expert):

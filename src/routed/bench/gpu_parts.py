@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from routed.aot.estimate import least_bytes
 from routed.bench import dispatch, gmm, hopper, pods, t5
 from routed.contracts import UserError
 from routed.engine.compilation import batching_of
 from routed.engine.devices import make_mesh
-from routed.engine.estimate import least_bytes
 from routed.models.transformer_sizes import tokens_of
 from routed.plan import experiment
 from routed.plan.config import base, canonical

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from routed.aot.estimate import Shortage, measure
+from routed.aot.topology import Topology, topology_of
 from routed.contracts import UserError
 from routed.engine.compilation import batching_of
 from routed.engine.devices import make_mesh
-from routed.engine.estimate import Shortage, measure
 from routed.engine.execution import make_groups
 from routed.engine.schedule import Group, work_of
-from routed.engine.targets import Topology, topology_of
 from routed.plan import experiment
 from routed.plan.checks import validate
 from routed.plan.runs import plan_runs
@@ -113,18 +113,18 @@ def _record_on(spec: str, changes: dict[str, Any], name: str) -> dict[str, Any]:
 
 def record(spec: str, changes: dict[str, Any], topology: Topology) -> dict[str, Any]:
     """The largest program of an experiment on a slice: its arms, what a device holds, a step, and the runs of the group."""
-    mesh, group = largest_group(spec, changes, topology.devices, int(topology.chip.memory * topology.share))
+    mesh, group = largest_group(spec, changes, topology.devices, int(topology.device_memory))
     about = {"program": group.name, "runs": len(group.runs), "batch": f"{group.size} {batching_of(group.config, mesh)}"}
     try:
         estimate, spent = measure(group, mesh, topology)
     except Shortage as shortage:
         return about | {"fits": f"does not fit: {shortage}"}
     return about | {
-        "fits": True, "compile_seconds": estimate.seconds, "held_mb": estimate.held / 1e6, "temporary_mb": estimate.temporary / 1e6,
+        "fits": True, "compile_seconds": estimate.seconds, "held_mb": estimate.resident / 1e6, "temporary_mb": estimate.temporary / 1e6,
         "step_us": 1e6 * spent.step, "cycles": {name: round(share, 3) for name, share in estimate.shares.items()},
         "flops": estimate.flops, "model_flops": spent.flops, "moved_mb": spent.moved / 1e6, "collectives_us": 1e6 * spent.collectives, "roofline_us": 1e6 * spent.roofline, "bound": spent.bound,
         "tokens_per_second": spent.tokens, "mfu": spent.mfu, "hours": spent.hours,
-        "dollars": spent.hours * topology.chips * topology.chip.price,
+        "dollars": spent.hours * topology.chips * topology.target.price,
     }  # fmt: skip
 
 
