@@ -60,8 +60,8 @@ def _lines(estimate: Estimate, times: Times, topology: Topology) -> list[str]:
         f" + {estimate.temporary / 1e6:,.0f} MB (arguments + temporary),"
         f" {(estimate.resident + estimate.temporary) / available:.1%} of its {available / 1e9:.3g} GB",
         f"  a step of a batch: {_cycles(estimate, clock)}",
-        f"  a device computes {estimate.flops / 1e9:,.4g} GFLOP in products (its model's: {times.flops / 1e9:,.4g}{dense}),"
-        f" and moves {times.moved / 1e6:,.4g} MB at least",
+        f"  a device computes {estimate.flops / 1e9:,.4g} GFLOP in products"
+        f" (its model's: {times.flops / 1e9:,.4g}{dense}), and moves {times.moved / 1e6:,.4g} MB at least",
         f"  collectives of a step: {moved or 'none'}",
         f"  {'' if clock else 'at least '}{1e6 * times.step:,.1f} us a step {source}{waiting};"
         f" roofline {1e6 * times.roofline:,.1f} ({times.bound}); {times.tokens:,.0f} tokens/s,"

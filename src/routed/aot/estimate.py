@@ -1,4 +1,4 @@
-"""Costs of a group's programs on chips of another machine: bytes, FLOPs and cycles of the compiled text, and seconds."""
+"""Costs of a group's programs on chips of another machine: bytes, FLOPs, cycles and seconds."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from routed.plan.config import problem_of
 from routed.system.machine import floor
 from routed.system.platform import tracing_for
 
-#: Share of the peak at which kernels run: an assumption, since XLA estimates no cycles of kernels and nobody has measured
-#: them. Blocks at the border of two experts are computed twice. (Of a dense FFN of 2,048 x 4,096 on a v5e XLA estimates .92.)
+#: Share of the peak at which kernels run: an assumption, since XLA estimates no cycles of kernels and nobody has
+#: measured them. Blocks at the border of two experts are computed twice. (Of a dense FFN of 2,048 x 4,096 on a v5e XLA
+#: estimates .92.)
 KERNEL_RATE = 0.5
 
 

@@ -11,7 +11,7 @@ from routed.aot.hlo import Module
 
 
 def flops_of_lines(module: Module) -> Callable[[str], dict[tuple[str, ...], float]]:
-    """Returns a function that measures the FLOPs of an instruction of a module, for `Module.total` and `Module.loops`."""
+    """Returns a measure of the FLOPs of an instruction of a module, for `Module.total` and `Module.loops`."""
     shapes = {}
     for lines in module.computations.values():
         for line in lines:
@@ -26,7 +26,7 @@ def _measure(shapes: dict[str, tuple[int, ...]], line: str) -> dict[tuple[str, .
 
 
 def flops(line: str, shapes: dict[str, tuple[int, ...]]) -> float:
-    """Returns the FLOPs of a product of matrices, a convolution, or a kernel that states them; 0 for other instructions.
+    """Returns the FLOPs of a product of matrices, a convolution or a kernel that states them; 0 for others.
 
     `shapes` has the shapes of the instructions that the line names.
     """
@@ -54,7 +54,7 @@ def flops(line: str, shapes: dict[str, tuple[int, ...]]) -> float:
 
 
 def _convolution(line: str, left: tuple[int, ...], right: tuple[int, ...], result: tuple[int, ...]) -> float:
-    """Counts twice the pairs of an element of `left` and an element of `right`, without padding and holes of a dilation.
+    """Counts twice the pairs of elements of `left` and `right`, without padding and holes of a dilation.
 
     TPUs write a product of matrices as a convolution, and a batch of products as a window with holes.
     """

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 from routed.aot.interconnect import SENT, Collective
 
-#: purpose -> pattern of an instruction's name; the first match counts, else the purpose is `other`. Patterns are scopes of
-#: the program (`evaluation`, `optimiser`), modules of the models, and JAX's names of functions and primitives.
+#: purpose -> pattern of an instruction's name; the first match counts, else the purpose is `other`. Patterns are scopes
+#: of the program (`evaluation`, `optimiser`), modules of the models, and JAX's names of functions and primitives.
 PURPOSES: dict[str, str] = {
     "evaluation": r"/evaluation/",
     "random numbers": r"threefry|random_|\(_randint|\(_uniform|\(_normal|\(_gumbel|\(_bernoulli|\(_shuffle",
@@ -39,7 +39,7 @@ class Module:
             lines.append(line)
 
     def turns(self, line: str) -> int | None:
-        """Returns the number of times that an instruction runs its computations; None for a loop without a known end."""
+        """Returns how many times an instruction runs its computations; None for a loop without a known end."""
         if " while(" not in line:
             return 1
         if count := re.search(r'"known_trip_count":\{"n":"(\d+)"', line):
@@ -77,7 +77,7 @@ class Module:
         return sums_of(name)
 
     def loops(self, measure: Callable[[str], Sums], strict: bool = True) -> list[dict[tuple[str, ...], float]]:
-        """Sums `measure` over the body of each loop without a known end, such as the loop over steps; leaves out empty sums."""
+        """Sums `measure` over the body of each loop without a known end, as the loop over steps; omits empty sums."""
         bodies = [called(line) for lines in self.computations.values() for line in lines if self.turns(line) is None]
         totals = [self.total(name, measure, strict) for names in bodies for name in names]
         return [sums for sums in totals if sums]

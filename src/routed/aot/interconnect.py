@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: kind -> bytes that a device sends, from the bytes n of its result and the g devices of its group. Rings (an all-reduce
-#: is a reduce-scatter, then an all-gather); of an all-to-all a device keeps its own part.
+#: kind -> bytes that a device sends, from the bytes n of its result and the g devices of its group. Rings (an
+#: all-reduce is a reduce-scatter, then an all-gather); of an all-to-all a device keeps its own part.
 SENT = {
     "all-reduce": lambda n, g: 2 * n * (g - 1) / g,
     "all-gather": lambda n, g: n * (g - 1) / g,
@@ -36,8 +36,8 @@ class Collective(NamedTuple):
 def torus(collective: Collective, *, axes: int, closes: int, link: float = 50e9, hop: float = 1e-6) -> float:
     """Returns the seconds of a collective on a slice of TPUs, from `link` bytes/s one way and `hop` seconds.
 
-    Rings close in slices of `closes` chips and use all axes at once. A quarter of all bytes of an all-to-all crosses the
-    middle of the longest side in each direction.
+    Rings close in slices of `closes` chips and use all axes at once. A quarter of all bytes of an all-to-all crosses
+    the middle of the longest side in each direction.
     """
     power = collective.devices.bit_length() - 1
     sides = [2 ** (power // axes + (i < power % axes)) for i in range(axes)]  # as equal as a power of two can be
@@ -53,8 +53,8 @@ def nodes(
 ) -> float:
     """Returns the seconds of a collective on nodes of `size` GPUs behind a switch, joined by a network.
 
-    `inside` and `between` are bytes/s of a GPU one way, `call` seconds of a call (a guess). A sum is formed in each node
-    first, then each GPU sums its share over the network.
+    `inside` and `between` are bytes/s of a GPU one way, `call` seconds of a call (a guess). A sum is formed in each
+    node first, then each GPU sums its share over the network.
     """
     kind, devices = collective.kind, collective.devices
     near = min(devices, max(1, size // collective.stride))

@@ -26,11 +26,11 @@ class Target(NamedTuple):
 #: Source of the prices; nobody has confirmed them since.
 PRICED = "list prices on demand as known in 2026, not quotes"
 
-# v4 and v5p close rings from 4 x 4 x 4 on, v5e and v6e at 16 x 16. A clock is an assumption: with it the matrix units of
-# jax.experimental.pallas.tpu.get_tpu_info reach the peak, 4 or 8 of 128 x 128 (v4, v5e, v5p), on v6e two of 256 x 256
-# with two products a cycle each. By XLA's estimate of a product of 8,192 x 8,192 these clocks give .90, .88, .90 and .70
-# of the peak. GPUs: NVLink of 600 (A100) and 900 GB/s both ways, a 400 Gb/s port a GPU. A hop: How to Scale Your Model,
-# part 3.
+# v4 and v5p close rings from 4 x 4 x 4 on, v5e and v6e at 16 x 16. A clock is an assumption: with it the matrix units
+# of jax.experimental.pallas.tpu.get_tpu_info reach the peak, 4 or 8 of 128 x 128 (v4, v5e, v5p), two of 256 x 256 with
+# two products a cycle each (v6e). By XLA's estimate of a product of 8,192 x 8,192 these clocks give .90, .88, .90 and
+# .70 of the peak. GPUs: NVLink of 600 (A100) and 900 GB/s both ways, a 400 Gb/s port a GPU. A hop: How to Scale Your
+# Model, part 3.
 TARGETS = {
     "v4": Target(CHIPS["v4"], 34.4e9, 3.22, partial(torus, axes=3, closes=64), 1.05e9),
     "v5e": Target(CHIPS["v5e"], 17.2e9, 1.20, partial(torus, axes=2, closes=256), 1.5e9),

@@ -1,4 +1,4 @@
-"""Topologies of chips of another machine, as JAX's compilers describe them: TPUs by slices, GPUs by their driver's text."""
+"""Topologies of chips of another machine: TPUs as libtpu describes them, GPUs by the properties of their cards."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-#: Description of a card for XLA's compiler for GPUs: NVIDIA's tuning guides of Ampere and Hopper, data sheets of the SXM
-#: models.
+#: Description of a card for XLA's compiler for GPUs: NVIDIA's tuning guides of Ampere and Hopper, data sheets of the
+#: SXM models.
 CARD = """gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32
   shared_memory_per_block: 49152 shared_memory_per_core: {shared} shared_memory_per_block_optin: {optin}
@@ -113,8 +113,8 @@ def topology_of(text: str) -> Topology:
         or (name in gpus and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)?", shape))
     ):
         raise UserError(
-            f"--topology={text}: unknown; name a TPU of {', '.join(tpus)} and a shape, such as v5e:2x4 or v4:2x2x2, or a"
-            f" GPU of {', '.join(gpus)} with how many a node has, and nodes, such as h200:8 or h100:8x2"
+            f"--topology={text}: unknown; name a TPU of {', '.join(tpus)} and a shape, such as v5e:2x4 or v4:2x2x2,"
+            f" or a GPU of {', '.join(gpus)} with how many a node has, and nodes, such as h200:8 or h100:8x2"
         )
     (_require_libtpu if name in tpus else _require_cuda)(text)
     os.environ.update(ENVIRONMENT)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 class Chip(NamedTuple):
     """Rates of a chip.
 
-    `kind` is a part of the name that JAX gives it; `peak` the dense FLOP/s by type of the factors; `bandwidth` bytes/s of
-    its memory.
+    `kind` is a part of the name that JAX gives it; `peak` the dense FLOP/s by type of the factors; `bandwidth` bytes/s
+    of its memory.
     """
 
     kind: str
