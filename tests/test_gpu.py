@@ -42,8 +42,8 @@ def test_a_floor_is_the_larger_of_work_and_traffic(monkeypatch):
     monkeypatch.setattr(machine, "platform", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind="NVIDIA H200")])
     case = dispatch.LARGE | dispatch.LARGE_CASES["dropless"][0]
-    found = machine.rates.__wrapped__()
-    assert floor(found, dispatch.flops_of(case), dispatch.bytes_of(case, 2), "bfloat16") == Floor(
+    peaks = machine.rates.__wrapped__()
+    assert floor(peaks, dispatch.flops_of(case), dispatch.bytes_of(case, 2), "bfloat16") == Floor(
         pytest.approx(0.02673, rel=1e-3), "FLOPs"
     )
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind="NVIDIA B300")])
@@ -81,8 +81,10 @@ def test_a_dense_fallback_is_named(measured, monkeypatch):
 
 
 def test_kernels_need_a_hopper(measured):
-    found = measured("hopper", *gpu_parts.PARTS["hopper"].cases)
-    assert [record["failed"] for record in found] == ["cpu: no Hopper, for which these kernels are: nothing to do"] * 2
+    records = measured("hopper", *gpu_parts.PARTS["hopper"].cases)
+    assert [record["failed"] for record in records] == [
+        "cpu: no Hopper, for which these kernels are: nothing to do"
+    ] * 2
 
 
 @pytest.mark.slow
@@ -177,24 +179,24 @@ def stand_ins(monkeypatch):
 
 def test_a_case_that_dies_is_named_and_the_others_go_on(stand_ins):
     stand_ins(p=("a", "fails", "dies", "b"), q=("dies",))
-    found = [*gpu.bench(3)]
-    assert [(r["part"], r["case"], r.get("failed")) for r in found[:-1]] == [
+    records = [*gpu.bench(3)]
+    assert [(r["part"], r["case"], r.get("failed")) for r in records[:-1]] == [
         ("p", "a", None), ("p", "fails", "x"), ("p", "dies", "its process ended with 1: CHECK failed: boom"), ("p", "b", None),
         ("q", "dies", "its process ended with 1: CHECK failed: boom"),
     ]  # fmt: skip
-    assert found[2]["do"] == "see above; alone: python -m routed.bench.gpu_parts p"
-    assert found[-1]["failed"] == ["p: fails", "p: dies", "q: dies"] and found[-1]["left_out"] == []
+    assert records[2]["do"] == "see above; alone: python -m routed.bench.gpu_parts p"
+    assert records[-1]["failed"] == ["p: fails", "p: dies", "q: dies"] and records[-1]["left_out"] == []
 
 
 @pytest.mark.slow
 def test_what_has_no_time_left_says_so(stand_ins, monkeypatch):
     stand_ins(p=("a", "hangs", "b"), q=("c",))
     monkeypatch.setattr(gpu, "BUDGET", 4.0)
-    found = [*gpu.bench(3)]
-    assert [r["case"] for r in found[:-1]] == ["a", "hangs", "b", "c"] and "left_out" not in found[0] | found[3]
+    records = [*gpu.bench(3)]
+    assert [r["case"] for r in records[:-1]] == ["a", "hangs", "b", "c"] and "left_out" not in records[0] | records[3]
     words = r"the 2 s that the budget had for this part are over; alone: python -m routed.bench.gpu_parts p 'hangs'"
-    assert found[1]["left_out"] == words and found[-1]["left_out"] == ["p: hangs", "p: b"]
-    assert 2 < found[-1]["seconds"] < 4
+    assert records[1]["left_out"] == words and records[-1]["left_out"] == ["p: hangs", "p: b"]
+    assert 2 < records[-1]["seconds"] < 4
     monkeypatch.setattr(gpu, "BUDGET", 1.6)
     assert [*gpu.bench(3)][-1]["left_out"] == ["p: a", "p: hangs", "p: b"]
 
@@ -247,8 +249,8 @@ def test_the_command(tmp_path, monkeypatch):
     one = parts["dispatch"]._replace(cases={"dropless: dense_ffn": one_of(parts, "dispatch", "dropless: dense_ffn")})
     two = parts["hopper"]._replace(cases={"dropless: hopper": one_of(parts, "hopper", "dropless: hopper")})
     monkeypatch.setattr(gpu, "PARTS", {"dispatch": one, "hopper": two})
-    found = [*gpu.bench(1)]
-    assert found[0]["ms_step"] > found[0]["floor_ms"] > 0 and found[-1]["failed"] == ["hopper: dropless: hopper"]
+    records = [*gpu.bench(1)]
+    assert records[0]["ms_step"] > records[0]["floor_ms"] > 0 and records[-1]["failed"] == ["hopper: dropless: hopper"]
 
 
 def one_of(parts, part, case):

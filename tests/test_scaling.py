@@ -62,7 +62,7 @@ ENTRY %main (p: f32[]) -> f32[] {
 
 def test_a_program_by_hand():
     """Three times half of 48 bytes; 44 bytes to 4 as a ring, 2 3/4; 3/4 of 16 x 2; 2 x 3 bools; 6 x 2."""
-    assert {f"{one.kind} of {one.devices}": one.sent for one in hlo.collectives_of_step(PROGRAM)} == {
+    assert {f"{c.kind} of {c.devices}": c.sent for c in hlo.collectives_of_step(PROGRAM)} == {
         "all-to-all of 2": 72.0,
         "all-reduce of 4": 66.0,
         "all-gather of 4": 24.0,

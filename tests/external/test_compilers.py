@@ -67,9 +67,9 @@ def test_flops_of_the_text_are_those_that_the_compiler_counts(small, name):
     loss = jax.grad(lambda x, w: jnp.tanh(jnp.einsum("bik,bkj->bij", x, w)).sum(), argnums=(0, 1))
     compiled = jax.jit(loss).lower(*shapes).compile()
     module = hlo.Module(compiled.as_text())
-    found = module.total(module.entry, flops_of_lines(module))[("flops",)]
-    assert found == 3 * 2 * 8 * 256 * 384 * 640  # forward, and the gradients of both
-    assert compiled.cost_analysis()["flops"] == pytest.approx(found, rel=0.01)
+    count = module.total(module.entry, flops_of_lines(module))[("flops",)]
+    assert count == 3 * 2 * 8 * 256 * 384 * 640  # forward, and the gradients of both
+    assert compiled.cost_analysis()["flops"] == pytest.approx(count, rel=0.01)
 
 
 def test_dropless_gradients_on_a_tpu_cost_what_their_assignments_cost():

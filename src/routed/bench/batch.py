@@ -23,10 +23,10 @@ class Batch:
         mesh = make_mesh(config) if runs > 1 else make_mesh(override(config, {"mesh.run": 1}))
         self.runs, self.steps = runs, steps
         self.compiled: Compiled = compile_group(config, config.data.samples, runs, mesh)
-        place = self.compiled.place
-        self.seeds = place(np.arange(runs, dtype=np.uint32))
-        self.traced = place(stack_traced([traced(config)] * runs))
-        self.active = place(np.arange(runs) < (active or runs))
+        to_devices = self.compiled.place
+        self.seeds = to_devices(np.arange(runs, dtype=np.uint32))
+        self.traced = to_devices(stack_traced([traced(config)] * runs))
+        self.active = to_devices(np.arange(runs) < (active or runs))
         self.count = self.compiled.place_shared(np.int32(steps))
         self.shared = self.compiled.place_shared(problem_of(config).shared_arrays(config))
         self.start()

@@ -111,10 +111,10 @@ def one_hot(expert, params, x, routing, places):
     """Dispatches by tensors [tokens, experts, places] and two einsums, as GShard, flaxformer and V-MoE do."""
     experts = routing.scores.shape[1]
     weight = jnp.where(routing.kept, routing.weight, 0.0).astype(x.dtype)
-    place = jnp.where(routing.kept, routing.rank, places.capacity)
+    rank = jnp.where(routing.kept, routing.rank, places.capacity)
     slot = (
         jax.nn.one_hot(routing.expert, experts, dtype=x.dtype)[:, :, None]
-        * jax.nn.one_hot(place, places.capacity, dtype=x.dtype)[:, None]
+        * jax.nn.one_hot(rank, places.capacity, dtype=x.dtype)[:, None]
     )
 
     def by_token(a):

@@ -1,6 +1,6 @@
 """Costs of the experiments on TPUs and GPUs of other machines: the largest program of each, compiled for them.
 
-Needs their compilers of this JAX's release (launch/README.md says how to install them). All cases take an hour of a core.
+Needs their compilers of this JAX's release (launch/README.md says how to install them). An hour of a core.
 """
 
 from __future__ import annotations

@@ -96,12 +96,13 @@ def book(schedule: Schedule, runs: list[Run], workdir: pathlib.Path) -> Iterator
 
 
 def history_of(run: Run, random: np.random.Generator) -> dict[str, np.ndarray]:
-    """Draws the history of a run: metrics [evaluations], all positive, and routing probabilities."""
+    """Draws the history of a run: metrics [evaluations], all positive, routing probabilities and counts."""
     columns = [*problem_of(run.config).columns(run.config)][:METRICS]
     names = columns + [f"router/further_{i}" for i in range(METRICS - len(columns))]
     history = dict(zip(names, random.lognormal(size=(METRICS, EVALUATIONS)).astype(np.float32), strict=True))
-    size = run.config.data.clusters
-    return history | {"router/moved": np.zeros(EVALUATIONS), "probs": random.random((EVALUATIONS, size, size))}
+    shape = (EVALUATIONS, run.config.data.clusters, run.config.data.clusters)
+    maps = {"probs": random.random(shape), "counts": random.integers(0, 100, shape)}
+    return history | maps | {"router/moved": np.zeros(EVALUATIONS)}
 
 
 def sweep_of(runs: int) -> tuple[Point, ...]:
