@@ -14,7 +14,7 @@ from tests.conftest import CHECKED
 ROOT = pathlib.Path(__file__).parent.parent / "src" / "routed"
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "architecture.md"
 
-#: A module may import from its own room and from those before it.
+#: Rooms of the core: a module may import from its own room and from those before it, never from a tool.
 ROOMS = (
     "contracts",
     "system",
@@ -31,11 +31,11 @@ ROOMS = (
     "engine",
     "analysis",
     "papers",
-    "trace",
-    "suite",
 )
-#: What a user starts: each may import any room, and none another of them.
-COMMANDS = ("main", "report", "predict", "bench")
+#: Tools: each may import the rooms of the core, and these tools.
+TOOLS = {"trace": (), "suite": (), "aot": (), "bench": ("aot", "trace")}
+#: Commands of a user: each may import any room and tool, and none another of them.
+COMMANDS = ("main", "report", "predict")
 
 
 def room_of(path):
@@ -56,12 +56,13 @@ MODULES = [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init
 
 
 def test_every_module_is_in_a_room():
-    assert {room_of(path) for path in MODULES} == {*ROOMS, *COMMANDS}
+    assert {room_of(path) for path in MODULES} == {*ROOMS, *TOOLS, *COMMANDS}
 
 
-@pytest.mark.parametrize("room", [*ROOMS, *COMMANDS])
-def test_a_room_imports_only_rooms_before_it(room):
-    allowed = {*ROOMS[: ROOMS.index(room)], room} if room in ROOMS else {*ROOMS, room}
+@pytest.mark.parametrize("room", [*ROOMS, *TOOLS, *COMMANDS])
+def test_a_room_imports_only_rooms_before_it_and_the_core_no_tool(room):
+    allowed = {room, *(ROOMS[: ROOMS.index(room)] if room in ROOMS else ROOMS)}
+    allowed |= {*(TOOLS if room in COMMANDS else TOOLS.get(room, ()))}
     for path in MODULES:
         if room_of(path) == room:
             assert {*imported_rooms(path)} <= allowed, path
@@ -71,7 +72,7 @@ def test_a_paper_is_imported_by_experiments_and_tools_alone():
     """The core knows no paper, and a paper knows no other one."""
     for path in MODULES:
         if room_of(path) != "papers":
-            assert room_of(path) in COMMANDS or "papers" not in {*imported_rooms(path)}, path
+            assert room_of(path) in (*COMMANDS, *TOOLS) or "papers" not in {*imported_rooms(path)}, path
         else:
             own = path.relative_to(ROOT / "papers").parts[0]
             other = [name for name in re.findall(r"routed\.papers\.(\w+)", path.read_text()) if name != own]
@@ -80,9 +81,8 @@ def test_a_paper_is_imported_by_experiments_and_tools_alone():
 
 def test_the_page_names_the_rooms_in_this_order():
     lines = [line.split("`")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    assert [
-        name.rstrip("/").removesuffix(".py") for name in lines if name.rstrip("/").removesuffix(".py") in ROOMS
-    ] == [*ROOMS]
+    named = [name.rstrip("/").removesuffix(".py") for name in lines]
+    assert [name for name in named if name in {*ROOMS, *TOOLS}] == [*ROOMS, *TOOLS]
 
 
 def test_files_say_what_they_are_for():

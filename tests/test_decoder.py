@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from routed.bench import lm
+from routed.bench.harness import Baseline
 from routed.contracts import TextBatch, UserError
 from routed.layer.model_losses import balance_pooled
 from routed.layer.rule import rule_of
@@ -280,7 +281,7 @@ def test_odd_heads_cannot_be_turned():
 @pytest.mark.slow
 def test_cores_that_share_the_steps_of_the_bench_have_its_numbers(monkeypatch):
     monkeypatch.setitem(lm.SHAPES, "least", lm._shape(8, 2, 8, 4, 30))
-    alone, shared = (lm.program_of("least", "smoe", mesh) for mesh in (None, make_mesh(2, 1)))
+    alone, shared = (lm.training_of("least", "smoe", mesh) for mesh in (None, make_mesh(2, 1)))
     assert alone.config.dispatch == "auto"
     (one, *_), (other, *_) = (program.run(5) for program in (alone, shared))
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), one, other)
@@ -290,7 +291,7 @@ def test_cores_that_share_the_steps_of_the_bench_have_its_numbers(monkeypatch):
 def test_competing_layers_of_the_bench_teach_their_routers(monkeypatch):
     """What the bench minimises is the text's loss and, of each layer, what the router learns of the contest."""
     monkeypatch.setitem(lm.SHAPES, "least", lm._shape(8, 2, 8, 4, 30))
-    trained = lm.program_of("least", "compete_1")
+    trained = lm.training_of("least", "compete_1")
     params, layer, _ = trained.state
     batch, rule = trained._batch(8), rule_of(trained.config.selection)
     outputs = trained.model.apply(params, layer, batch, rule, trained.config.dispatch, jax.random.key(0))
@@ -302,19 +303,18 @@ def test_competing_layers_of_the_bench_teach_their_routers(monkeypatch):
 def test_the_bench_reads_baselines_and_its_dense_decoder_has_the_size_of_its_peer():
     """Three layers of width 96: attention 4 x 96^2, an FFN with biases 2 x 96^2: PyTorch's has as many products."""
     command = f"{sys.executable} -c \"print('tiny smoe s per step: 0.60 tokens per s: 6800')\""
-    assert lm.run_baseline(command) == [("tiny", "smoe", 0.6, 6800)]
-    rounds = [(0.4, 8000.0), (0.5, 6400.0), (0.8, 4000.0)]
+    assert Baseline(command, lm.LINES).run() == {"tiny smoe": (0.6, 6800)}
     ours = {
-        ("tiny", kind): lm.timed("tiny", kind, seconds, 8000.0, 0.1)
+        ("tiny", kind): {"seconds_per_step": seconds, "floor_seconds": 0.1}
         for kind, seconds in (("smoe", 0.25), ("smoe, shared", 0.2))
     }
-    assert lm.beside("tiny", "smoe", rounds, ours) == {
-        "shape": "tiny", "kind": "baseline smoe", "seconds_per_step": 0.5, "tokens_per_s": 6400, "floor_s": 0.1, "mfu": 0.2,
-        "ours_over_baseline": 0.5, "shared_over_baseline": 0.4,
-    }  # fmt: skip
-    assert "mfu" not in lm.beside("tiny", "rnn", rounds, ours)
+    assert lm.beside("tiny smoe", 0.5, 6400.0, ours) == {
+        **{"shape": "tiny", "kind": "baseline smoe", "seconds_per_step": 0.5, "tokens_per_second": 6400},
+        **{"floor_seconds": 0.1, "mfu": 0.2, "ours_over_baseline": 0.5, "shared_over_baseline": 0.4},
+    }
+    assert "mfu" not in lm.beside("tiny rnn", 0.5, 6400.0, ours)
     with pytest.raises(UserError, match="expected lines `SHAPE KIND s per step"):
-        lm.run_baseline(f"{sys.executable} -c 1")
+        Baseline(f"{sys.executable} -c 1", lm.LINES).run()
     dense, sparse = (lm.config_of("default", kind) for kind in ("dense", "smoe"))
     length, dim = 256, 96
     attention, ffn = 2 * dim * (2 * length * dim + length**2), 2 * dim**2 * length

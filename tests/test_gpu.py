@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routed.bench import dispatch, gpu, gpu_parts, hopper
+from routed.bench import dispatch, gpu, gpu_parts, harness, hopper
 from routed.bench.__main__ import main
 from routed.contracts import UserError
 from routed.experts.ffn import Ffn
@@ -42,8 +42,8 @@ def test_a_floor_is_the_larger_of_work_and_traffic(monkeypatch):
     monkeypatch.setattr(machine, "platform", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind="NVIDIA H200")])
     case = dispatch.LARGE | dispatch.LARGE_CASES["dropless"][0]
-    found = machine.rates.__wrapped__()
-    assert floor(found, dispatch.flops_of(case), dispatch.bytes_of(case, 2), "bfloat16") == Floor(
+    peaks = machine.rates.__wrapped__()
+    assert floor(peaks, dispatch.flops_of(case), dispatch.bytes_of(case, 2), "bfloat16") == Floor(
         pytest.approx(0.02673, rel=1e-3), "FLOPs"
     )
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind="NVIDIA B300")])
@@ -54,7 +54,8 @@ def test_a_floor_is_the_larger_of_work_and_traffic(monkeypatch):
 @pytest.fixture
 def measured(monkeypatch):
     """The records of a part's cases, at rates that are round."""
-    monkeypatch.setattr(gpu_parts, "rates", lambda: ROUND)
+    for module in (gpu_parts, harness):
+        monkeypatch.setattr(module, "rates", lambda: ROUND)
     return lambda part, *cases: [*gpu_parts.records(part, [*cases], 1)]
 
 
@@ -80,8 +81,10 @@ def test_a_dense_fallback_is_named(measured, monkeypatch):
 
 
 def test_kernels_need_a_hopper(measured):
-    found = measured("hopper", *gpu_parts.PARTS["hopper"].cases)
-    assert [record["failed"] for record in found] == ["cpu: no Hopper, for which these kernels are: nothing to do"] * 2
+    records = measured("hopper", *gpu_parts.PARTS["hopper"].cases)
+    assert [record["failed"] for record in records] == [
+        "cpu: no Hopper, for which these kernels are: nothing to do"
+    ] * 2
 
 
 @pytest.mark.slow
@@ -91,7 +94,7 @@ def test_batches_at_tiny_sizes(measured, monkeypatch):
     assert one["floor_ms"] == all_at_once["floor_ms"] == pytest.approx(0.319488)
     assert (one["batching"], all_at_once["batching"], one["auto"]) == ("map", "vmap", "map")
     assert one["runs"] == 2 and one["over_floor"] == pytest.approx(one["ms_per_run_step"] / one["floor_ms"])
-    monkeypatch.setattr(gpu_parts, "rates", lambda: ROUND._replace(bandwidth=1e6))
+    monkeypatch.setattr(harness, "rates", lambda: ROUND._replace(bandwidth=1e6))
     (slow,) = measured("batching", "constant, 32 runs: map")
     assert slow["bound"] == "bytes" and slow["floor_ms"] == pytest.approx(87.04, rel=1e-2)
 
@@ -174,51 +177,69 @@ def stand_ins(monkeypatch):
     return parts
 
 
-def test_a_case_that_dies_is_named_and_the_others_go_on(stand_ins, capsys):
+def test_a_case_that_dies_is_named_and_the_others_go_on(stand_ins):
     stand_ins(p=("a", "fails", "dies", "b"), q=("dies",))
-    found = [*gpu.bench(3, None)]
-    assert [(r["part"], r["case"], r.get("failed")) for r in found[:-1]] == [
+    records = [*gpu.bench(3)]
+    assert [(r["part"], r["case"], r.get("failed")) for r in records[:-1]] == [
         ("p", "a", None), ("p", "fails", "x"), ("p", "dies", "its process ended with 1: CHECK failed: boom"), ("p", "b", None),
         ("q", "dies", "its process ended with 1: CHECK failed: boom"),
     ]  # fmt: skip
-    assert found[2]["do"] == "see above; alone: python -m routed.bench.gpu_parts p"
-    assert found[-1]["failed"] == ["p: fails", "p: dies", "q: dies"] and found[-1]["left_out"] == []
-    assert len(capsys.readouterr().out.splitlines()) == len(found)
+    assert records[2]["do"] == "see above; alone: python -m routed.bench.gpu_parts p"
+    assert records[-1]["failed"] == ["p: fails", "p: dies", "q: dies"] and records[-1]["left_out"] == []
 
 
 @pytest.mark.slow
 def test_what_has_no_time_left_says_so(stand_ins, monkeypatch):
     stand_ins(p=("a", "hangs", "b"), q=("c",))
     monkeypatch.setattr(gpu, "BUDGET", 4.0)
-    found = [*gpu.bench(3, None)]
-    assert [r["case"] for r in found[:-1]] == ["a", "hangs", "b", "c"] and "left_out" not in found[0] | found[3]
+    records = [*gpu.bench(3)]
+    assert [r["case"] for r in records[:-1]] == ["a", "hangs", "b", "c"] and "left_out" not in records[0] | records[3]
     words = r"the 2 s that the budget had for this part are over; alone: python -m routed.bench.gpu_parts p 'hangs'"
-    assert found[1]["left_out"] == words and found[-1]["left_out"] == ["p: hangs", "p: b"]
-    assert 2 < found[-1]["seconds"] < 4
+    assert records[1]["left_out"] == words and records[-1]["left_out"] == ["p: hangs", "p: b"]
+    assert 2 < records[-1]["seconds"] < 4
     monkeypatch.setattr(gpu, "BUDGET", 1.6)
-    assert [*gpu.bench(3, None)][-1]["left_out"] == ["p: a", "p: hangs", "p: b"]
+    assert [*gpu.bench(3)][-1]["left_out"] == ["p: a", "p: hangs", "p: b"]
 
 
 def test_the_budget_is_under_nine_minutes_and_all_of_it_is_shared_out():
     assert sum(part.seconds for part in gpu_parts.PARTS.values()) <= gpu.BUDGET < 540
-    with pytest.raises(UserError, match="--baseline: bench gpu compares with floors"):
-        next(iter(gpu.bench(3, "x")))
 
 
-def test_records_are_kept_as_they_come(tmp_path, monkeypatch):
-    """A bench that is killed leaves what it measured."""
+@pytest.fixture
+def flags(monkeypatch, tmp_path):
+    """Sets the flags of the command; returns its file."""
+    file = tmp_path / "records.json"
 
-    def bench(rounds, baseline):
+    def set_flags(baseline=None):
+        for flag, value in (("JSON", str(file)), ("ROUNDS", 3), ("BASELINE", baseline)):
+            monkeypatch.setattr(f"routed.bench.__main__.{flag}", SimpleNamespace(value=value))
+        return file
+
+    return set_flags
+
+
+def test_a_baseline_of_a_bench_without_one_is_refused(flags):
+    flags("echo 1")
+    with pytest.raises(
+        UserError, match="--baseline: bench gpu has none; gmm, t5, lm, cluster, patches, images compare"
+    ):
+        main(["bench", "gpu"])
+
+
+def test_records_are_written_as_they_come(flags, monkeypatch):
+    """A bench that is killed leaves its measurements, with the machine, the versions and the commit."""
+
+    def bench(rounds):
         yield {"a": 1}
         raise KeyboardInterrupt
 
-    file = tmp_path / "records.json"
-    monkeypatch.setattr("routed.bench.__main__.BENCHES", {"gpu": bench})
-    for flag, value in (("JSON", str(file)), ("ROUNDS", 3), ("BASELINE", None)):
-        monkeypatch.setattr(f"routed.bench.__main__.{flag}", SimpleNamespace(value=value))
+    file = flags()
+    monkeypatch.setattr("routed.bench.__main__.BENCHES", {"gpu": SimpleNamespace(bench=bench)})
     with pytest.raises(KeyboardInterrupt):
         main(["bench", "gpu"])
-    assert json.loads(file.read_text()) == [{"a": 1}]
+    written = json.loads(file.read_text())
+    assert written["records"] == [{"a": 1}] and (written["bench"], written["rounds"]) == ("gpu", 3)
+    assert {"machine", "versions", "commit"} <= written.keys() and written["versions"]["jax"] == jax.__version__
 
 
 @pytest.mark.slow
@@ -228,8 +249,8 @@ def test_the_command(tmp_path, monkeypatch):
     one = parts["dispatch"]._replace(cases={"dropless: dense_ffn": one_of(parts, "dispatch", "dropless: dense_ffn")})
     two = parts["hopper"]._replace(cases={"dropless: hopper": one_of(parts, "hopper", "dropless: hopper")})
     monkeypatch.setattr(gpu, "PARTS", {"dispatch": one, "hopper": two})
-    found = [*gpu.bench(1, None)]
-    assert found[0]["ms_step"] > found[0]["floor_ms"] > 0 and found[-1]["failed"] == ["hopper: dropless: hopper"]
+    records = [*gpu.bench(1)]
+    assert records[0]["ms_step"] > records[0]["floor_ms"] > 0 and records[-1]["failed"] == ["hopper: dropless: hopper"]
 
 
 def one_of(parts, part, case):
@@ -260,9 +281,9 @@ def test_gradients_through_the_kernels_are_those_of_the_blocks(monkeypatch):
     run = lambda p, rows: expert.apply({"params": p}, rows)  # noqa: E731
     loss = lambda way: lambda p, x: (way(run, p, x, routing) ** 2).sum()  # noqa: E731
     ours, theirs = (jax.grad(loss(way), argnums=(0, 1))(params, x) for way in (hopper.ragged, ragged))
-    assert hopper.difference(ours, theirs) < 1e-5
-    assert hopper.difference(jax.tree.map(lambda a: 1.1 * a, ours), theirs) == pytest.approx(0.1, rel=1e-3)
-    assert not hopper.difference(jax.tree.map(lambda a: a * np.nan, ours), theirs) < gpu_parts.CLOSE
+    assert hopper.distance(ours, theirs) < 1e-5
+    assert hopper.distance(jax.tree.map(lambda a: 1.1 * a, ours), theirs) == pytest.approx(0.1, rel=1e-3)
+    assert not hopper.distance(jax.tree.map(lambda a: a * np.nan, ours), theirs) < gpu_parts.CLOSE
 
 
 @pytest.mark.slow
@@ -270,7 +291,7 @@ def test_the_kernels_lower_for_a_gpu(monkeypatch):
     """The gradients of the large table's layer, two products forward and four back; the GPU's driver compiles them, which is not here."""
     monkeypatch.setattr(jax, "devices", lambda *_: [SimpleNamespace(core_count=132)])
     case = dispatch.LARGE | dispatch.LARGE_CASES["dropless"][0]
-    init, apply = dispatch.layer("hopper", case)
+    init, apply = dispatch.layer_functions("hopper", case)
     arguments = jax.eval_shape(lambda: dispatch.arguments(case, init, jnp.bfloat16))
     traced = jax.jit(dispatch.gradients(apply)).trace(*arguments)
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("custom_call @mosaic_gpu") == 6

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from routed.bench import cluster, gmm
+from routed.bench import cluster, gmm, harness
+from routed.bench.harness import Baseline, Case, Work, timed
 from routed.contracts import UserError
 from routed.engine import dry_run
 from routed.engine.devices import make_mesh
@@ -13,6 +14,7 @@ from routed.plan.config import base
 from routed.plan.points import of_command, unique
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
+from routed.system.machine import Rates
 
 
 @pytest.mark.slow
@@ -85,25 +87,43 @@ def test_a_command_says_that_it_wins_and_what_is_ambiguous_is_refused(small, cap
         of_command(small, lambda config: OWN, [], ["steps=10", "data.dim=3", "steps=20"])
 
 
-def test_floor_is_the_larger_of_work_and_traffic():
+def test_work_of_a_step_on_the_mixture_by_hand():
     config = override(base(), gmm.COMMON | gmm.CASES["constant"][0])
-    # P = 24 * 64 + 64 * 10 = 2176; FLOPs = 2 * 512 * (3 P - 24 * 64) = 5,111,808: 5.1 ms at 1e9 FLOP/s.
-    assert gmm.floor_ms(config, rate=1e9, bandwidth=1e15) == pytest.approx(5.111808)
-    assert gmm.floor_ms(config, rate=1e15, bandwidth=1e6) == pytest.approx(1e3 * 40 * 2176 / 1e6)
+    # P = 24 * 64 + 64 * 10 = 2176; FLOPs = 2 * 512 * (3 P - 24 * 64) = 5,111,808.
+    assert gmm.work_of(config)[:2] == (5_111_808, 40 * 2176)
 
 
 def test_baseline_lines_are_read():
     script = "print('constant experts, ms per step: 0.3\\ndepth-3 experts, ms per step: 9.5')"
-    assert gmm.run_baseline(f'{sys.executable} -c "{script}"') == {"constant": 0.3, "mlp": 9.5}
+    baseline = Baseline(f'{sys.executable} -c "{script}"', gmm.LINES)
+    assert baseline.run() == {"constant": (0.3,), "depth-3": (9.5,)} == baseline.medians()
     with pytest.raises(UserError, match="exit code 3"):
-        gmm.run_baseline(f"{sys.executable} -c 'raise SystemExit(3)'")
+        Baseline(f"{sys.executable} -c 'raise SystemExit(3)'", gmm.LINES).run()
     with pytest.raises(UserError, match="got only constant"):
-        gmm.run_baseline("echo 'constant .3'")
-    assert cluster.run_baseline("printf 'seed 0: 2.0 s, 100 steps, x\\nseed 1: 4.0 s, 300 steps, x\\n'") == (3.0, 200.0)
+        Baseline("echo 'constant .3'", gmm.LINES).run()
+    seeds = Baseline("printf 'seed 0: 2.0 s, 100 steps, x\\nseed 1: 4.0 s, 300 steps, x\\n'", cluster.LINES)
+    assert seeds.run() == {"seed": (3.0, 200.0)}
+    assert Baseline(None, gmm.LINES).run() == {}
+
+
+def test_cases_are_timed_in_turn_with_a_baseline(monkeypatch):
+    """Medians of 2 and 5 ms; 1 MFLOP at 1 GFLOP/s takes 1 ms; the baseline prints 10 ms."""
+    monkeypatch.setattr(harness, "rates", lambda: Rates({"float32": 1e9}, 1e9))
+    times, calls = {"a": [0.001, 0.003, 0.002], "b": [0.005, 0.005, 0.005]}, []
+
+    def case(name, work, peer):
+        return Case({"name": name}, {"ms_per_step": lambda: calls.append(name) or times[name].pop()}, work, peer)
+
+    baseline = Baseline("echo 'constant 10\ndepth-3 20'", gmm.LINES)
+    first, second = timed([case("a", Work(1e6, 1e3), "constant"), case("b", None, "")], 3, baseline)
+    assert calls == ["a", "b"] * 3 and second == {"name": "b", "ms_per_step": 5.0, "fastest_ms_per_step": 5.0}
+    assert first == {
+        **{"name": "a", "ms_per_step": 2.0, "fastest_ms_per_step": 1.0, "floor_ms": 1.0, "bound": "FLOPs"},
+        **{"over_floor": 2.0, "baseline_ms": 10.0, "speedup": 5.0},
+    }
 
 
 def test_the_floor_of_a_step_by_hand():
     """800 samples of 4 x 50, 16 filters, 8 experts: 4 800 (200 16 + 50 8) = 11.52 MFLOP, and 800 200 8 bytes = 1.28 MB."""
     _, config = experiment.configure("experiments/cluster_cnn.py:smoke", ["data.samples=800", "batch_size=800"])
-    assert cluster.floor(config, 1e9, 1e12) == pytest.approx(0.01152)
-    assert cluster.floor(config, 1e15, 1e9) == pytest.approx(0.00128)
+    assert cluster.step_work(config)[:2] == (11.52e6, 1.28e6)

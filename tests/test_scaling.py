@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
+from routed.aot import hlo
+from routed.aot.interconnect import SENT, Collective, nodes, torus
 from routed.bench.collectives import SMALL, collectives, formula, slots_of
 from routed.bench.scaling import sweep
 from routed.contracts import TextBatch, UserError
-from routed.engine import compilation, devices, hlo
+from routed.engine import compilation, devices
 from routed.layer.dispatch.parallel import check
 from routed.layer.selection import group_of
 from routed.models.transformer_sizes import shared_group, tokens_of
@@ -19,7 +21,6 @@ from routed.plan import experiment
 from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.settings.tree import override
-from routed.system.interconnect import SENT, Collective, nodes, torus
 from routed.training.text_gates import ALIKE
 from routed.training.text_problem import in_blocks
 from tests.parallel_case import make_mesh
@@ -62,7 +63,7 @@ ENTRY %main (p: f32[]) -> f32[] {
 
 def test_a_program_by_hand():
     """Three times half of 48 bytes; 44 bytes to 4 as a ring, 2 3/4; 3/4 of 16 x 2; 2 x 3 bools; 6 x 2."""
-    assert {f"{one.kind} of {one.devices}": one.sent for one in hlo.sent(PROGRAM)} == {
+    assert {f"{c.kind} of {c.devices}": c.sent for c in hlo.collectives_of_step(PROGRAM)} == {
         "all-to-all of 2": 72.0,
         "all-reduce of 4": 66.0,
         "all-gather of 4": 24.0,
@@ -98,7 +99,7 @@ def test_devices_of_a_group(groups, devices):
 )
 def test_what_is_not_understood_is_refused(old, new, complaint):
     with pytest.raises(ValueError, match=complaint):
-        hlo.sent(PROGRAM.replace(old, new))
+        hlo.collectives_of_step(PROGRAM.replace(old, new))
 
 
 def test_the_formula_by_hand():
@@ -227,7 +228,8 @@ def test_shares_of_linear(monkeypatch):
 def test_a_process_of_the_sweep_keeps_to_its_cores():
     """.06 ms a step of a run, 4,000 steps: 15,000 runs an hour."""
     code = (
-        "import os, jax; from routed.bench import gmm, scaling; gmm.Timed = lambda config, runs, steps: lambda: 0.06;"
+        "import os, jax; from types import SimpleNamespace; from routed.bench import scaling;"
+        " scaling.Batch = lambda *_: SimpleNamespace(train=lambda: None, step=lambda: 0.06e-3);"
         " print(scaling.runs_per_hour(1, 3), jax.device_count(), len(os.sched_getaffinity(0)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

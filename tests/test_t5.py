@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routed.bench.t5 import SHAPES, run_baseline
+from routed.bench.harness import Baseline
+from routed.bench.t5 import LINES, SHAPES
 from routed.contracts import TextBatch, UserError
 from routed.layer.rule import rule_of
 from routed.models.attention import PositionBias, relative_buckets
@@ -366,10 +367,9 @@ def test_a_mesh_gives_the_numbers_of_one_device():
 
 
 def test_the_bench_reads_baselines_and_its_shapes_are_t5s():
-    found = run_baseline("echo 't5 s per step: 0.5 parameters: 10'")
-    assert found == [("t5", 0.5, 10)]
+    assert Baseline("echo 't5 s per step: 0.5 parameters: 10'", LINES).run() == {"t5": (0.5, 10)}
     with pytest.raises(UserError, match="expected lines `NAME s per step: SECONDS parameters: COUNT`"):
-        run_baseline("echo nothing")
+        Baseline("echo nothing", LINES).run()
     narrow = override(base(), SHAPES["narrow12"].changes | {"transformer.sparse_layers": 0})
     params, _ = jax.eval_shape(t5(narrow).init, jax.random.key(0), rows())
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 3_951_296  # of transformers' T5 of that shape

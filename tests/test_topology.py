@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from routed.aot import estimate, hlo
+from routed.aot import topology as topologies
+from routed.aot.estimate import Estimate, _kernel, times_of
+from routed.aot.flops import flops, flops_of_lines
+from routed.aot.interconnect import Collective
+from routed.aot.targets import TARGETS
+from routed.aot.topology import CARDS, Topology, topology_of
 from routed.contracts import UserError
-from routed.engine import estimate, hlo, targets
 from routed.engine.compilation import lower_group
 from routed.engine.devices import make_mesh
-from routed.engine.estimate import Estimate, _kernel, seconds_of
-from routed.engine.flops import flops, products_of
 from routed.engine.schedule import Group
-from routed.engine.targets import CARDS, Topology, topology_of
 from routed.settings.tree import override
 from routed.system.chips import CHIPS, chip_of
-from routed.system.interconnect import Collective
 from routed.training.problem import Cost
 
 #: A TPU's program: two layers of 100 + 50 cycles in a step of 7 more, whose loop has no known end; an evaluation behind it.
@@ -60,7 +62,7 @@ def test_cycles_by_hand():
     module = hlo.Module(PROGRAM)
     step = {("cycles", "products"): 200.0, ("cycles", "routing"): 100.0, ("cycles", "optimiser"): 7.0}
     assert module.loops(hlo.cycles) == [step]
-    assert module.within(module.entry, hlo.cycles, strict=False) == step | {
+    assert module.total(module.entry, hlo.cycles, strict=False) == step | {
         ("cycles", "evaluation"): 1000.0,
         ("endless",): 1,
     }
@@ -95,7 +97,7 @@ def test_the_program_of_a_layer_has_these_purposes(small):
 
 def test_a_kernel_by_hand():
     """197 TFLOP at half the peak: two seconds. 4,096 x 4,096 bfloat16 in and out with few FLOPs: 64 MiB at 819 GB/s."""
-    here = Topology("v5e:1x1", CHIPS["v5e"], 1, [None])
+    here = Topology("v5e:1x1", TARGETS["v5e"], 1, [None])
     line = '%k = bf16[4096,4096]{1,0} custom-call(%a), operand_layout_constraints={bf16[4096,4096]{1,0}}, metadata={}, "cost_estimate":{"flops":"FLOPS"'
     assert _kernel(line.replace("FLOPS", "197000000000000"), here) == {("kernels",): pytest.approx(2.0)}
     assert _kernel(line.replace("FLOPS", "1"), here) == {("kernels",): pytest.approx(2**26 / 819e9)}
@@ -114,7 +116,7 @@ def seconds(monkeypatch, small, chip, planned=PLANNED):
         Group("a group", [SimpleNamespace(config=small)] * 10, 0, 8, None),
         Mesh(np.array(jax.devices()), ("run",)),
     )
-    return seconds_of(planned, group, mesh, 8190.0, Topology("eight", CHIPS[chip], 8, jax.devices()))
+    return times_of(planned, group, mesh, 8190.0, Topology("eight", TARGETS[chip], 8, jax.devices()))
 
 
 def test_seconds_by_hand(small, monkeypatch):
@@ -170,7 +172,7 @@ def test_flops_of_a_program_made_here():
     module = hlo.Module(
         turned.lower(jax.numpy.ones((8, 16))).compile({"xla_cpu_experimental_ynn_fusion_type": ""}).as_text()
     )
-    assert module.within(module.entry, products_of(module)) == {("flops",): 7 * 2 * 8 * 16 * 16}
+    assert module.total(module.entry, flops_of_lines(module)) == {("flops",): 7 * 2 * 8 * 16 * 16}
 
 
 @pytest.mark.parametrize("text", ["v9:2x2", "v5e", "v5e:8", "h100:axb", "h100:0", "h100:8x2x2", "h100", ""])
@@ -183,7 +185,7 @@ def test_what_is_no_topology_is_refused(text):
 
 
 def test_every_gpu_has_a_card():
-    assert CARDS.keys() == {name for name, chip in CHIPS.items() if not chip.clock}
+    assert CARDS.keys() == {name for name, target in TARGETS.items() if not target.clock}
 
 
 def test_a_compiler_for_gpus_that_is_missing_or_of_another_release_is_named(monkeypatch):
@@ -194,7 +196,7 @@ def test_a_compiler_for_gpus_that_is_missing_or_of_another_release_is_named(monk
             raise importlib.metadata.PackageNotFoundError(package)
         return versions[package]
 
-    monkeypatch.setattr(targets.importlib.metadata, "version", version)
+    monkeypatch.setattr(topologies.importlib.metadata, "version", version)
     with pytest.raises(
         UserError, match=r"needs jax-cuda12-plugin .*: pip install --no-deps jax-cuda12-plugin==[\d.]+ jax-cuda12-pjrt"
     ):

@@ -206,13 +206,15 @@ def _describe_topology(command: Command) -> None:
     Raises:
       UserError: --dry_run is missing, or no such topology.
     """
-    from routed.engine import devices, targets, topology
+    from routed.aot import dry_run
+    from routed.aot.topology import topology_of
+    from routed.engine import devices
 
     if not DRY_RUN.value:
         raise UserError(f"--topology={TOPOLOGY.value}: programs are compiled for it and not run: add --dry_run")
-    target = targets.topology_of(TOPOLOGY.value)
+    target = topology_of(TOPOLOGY.value)
     mesh = devices.make_mesh(command.config, target.devices)
-    files.tell(topology.describe(command.runs, mesh, target))
+    files.tell(dry_run.describe(command.runs, mesh, target))
 
 
 def _dry_run(command: Command) -> None:

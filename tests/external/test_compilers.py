@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from routed.engine import hlo
+from routed.aot import hlo
+from routed.aot.dry_run import describe
+from routed.aot.estimate import measure
+from routed.aot.flops import flops_of_lines
+from routed.aot.topology import topology_of
 from routed.engine.devices import make_mesh
-from routed.engine.estimate import measure
 from routed.engine.execution import make_groups
-from routed.engine.flops import products_of
-from routed.engine.targets import topology_of
-from routed.engine.topology import describe
 from routed.experts import networks
 from routed.kernels import megablox
 from routed.plan import experiment
@@ -41,7 +41,7 @@ def test_a_small_group_is_compiled_sized_and_priced(small, name):
     config = override(small, {"mesh.run": 0, "arms": ("learned",), "seeds": 1})
     text = describe(plan_runs(config, ({},)), make_mesh(config, there.devices), there)
     assert "fits: a device holds" in text and "collectives of a step: none" in text and "dollars" in text
-    assert ("no cycles" in text) == (there.chip.clock == 0)
+    assert ("no cycles" in text) == (there.target.clock == 0)
 
 
 def test_a_mesh_of_8_x_8_on_4_x_4_x_4_chips(small):
@@ -67,9 +67,9 @@ def test_flops_of_the_text_are_those_that_the_compiler_counts(small, name):
     loss = jax.grad(lambda x, w: jnp.tanh(jnp.einsum("bik,bkj->bij", x, w)).sum(), argnums=(0, 1))
     compiled = jax.jit(loss).lower(*shapes).compile()
     module = hlo.Module(compiled.as_text())
-    found = module.within(module.entry, products_of(module))[("flops",)]
-    assert found == 3 * 2 * 8 * 256 * 384 * 640  # forward, and the gradients of both
-    assert compiled.cost_analysis()["flops"] == pytest.approx(found, rel=0.01)
+    count = module.total(module.entry, flops_of_lines(module))[("flops",)]
+    assert count == 3 * 2 * 8 * 256 * 384 * 640  # forward, and the gradients of both
+    assert compiled.cost_analysis()["flops"] == pytest.approx(count, rel=0.01)
 
 
 def test_dropless_gradients_on_a_tpu_cost_what_their_assignments_cost():
@@ -90,7 +90,7 @@ def test_dropless_gradients_on_a_tpu_cost_what_their_assignments_cost():
         text = jax.jit(gradients).lower(*arguments).compile().as_text()
     module = hlo.Module(text)
     asked = 3 * 2 * 4096 * 512 * 512
-    assert asked <= module.within(module.entry, products_of(module))[("flops",)] <= 2 * asked
+    assert asked <= module.total(module.entry, flops_of_lines(module))[("flops",)] <= 2 * asked
     assert text.count("tpu_custom_call") >= 3
 
 

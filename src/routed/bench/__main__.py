@@ -1,5 +1,4 @@
-"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`; NAME is gmm, dispatch, t5, lm, cluster,
-patches, images, scaling, tables, pods, gpu or trace."""
+"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`: runs one bench and writes its records."""
 
 from __future__ import annotations
 
@@ -7,41 +6,75 @@ import functools
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
 from absl import flags
 
 from routed.bench import cluster, dispatch, gmm, gpu, images, lm, patches, pods, scaling, t5, tables, trace
+from routed.bench.harness import Baseline, as_line
 from routed.contracts import UserError
 from routed.system import commands, files
+from routed.system.machine import rates
+from routed.system.provenance import provenance
 
-JSON = flags.DEFINE_string("json", None, "Where the measurements are written, as a list of records.")
+BENCHES: dict[str, Any] = {
+    "gmm": gmm,
+    "dispatch": dispatch,
+    "t5": t5,
+    "lm": lm,
+    "cluster": cluster,
+    "patches": patches,
+    "images": images,
+    "scaling": scaling,
+    "tables": tables,
+    "pods": pods,
+    "gpu": gpu,
+    "trace": trace,
+}
+#: Benches that compare with a command of the user's.
+COMPARED = {name: bench.LINES for name, bench in BENCHES.items() if hasattr(bench, "LINES")}
+#: Benches whose own process must not, or need not, ask JAX for a device.
+WITHOUT_DEVICE = ("pods", "gpu", "trace")
+
+JSON = flags.DEFINE_string(
+    "json", None, "Where the measurements are written: machine, versions, commit, and a list of records."
+)
 BASELINE = flags.DEFINE_string(
     "baseline",
     None,
-    "A command to run in turn with ours. gmm: it prints `constant ... MS` and `depth-3 ... MS`; t5: lines"
-    " `NAME s per step: SECONDS parameters: COUNT`; lm: lines `SHAPE KIND s per step: SECONDS tokens per s: COUNT`; cluster: lines `seed I: SECONDS s, N steps, ...`;"
-    " patches: lines `joint ms per step: MS` and `cnn ms per step: MS`; images: a line `resnet18 ms per step: MS`.",
+    "A command to run in turn with ours; it prints lines of this form: "
+    + "; ".join(f"{name}: {lines.form}" for name, lines in COMPARED.items()),
 )
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; medians are reported.", lower_bound=1)
 
-BENCHES: dict[str, Callable[..., Iterable[dict[str, Any]]]] = {
-    "gmm": gmm.bench, "dispatch": dispatch.bench, "t5": t5.bench, "lm": lm.bench, "cluster": cluster.bench, "patches": patches.bench, "images": images.bench,
-    "scaling": scaling.bench, "tables": tables.bench, "pods": pods.bench, "gpu": gpu.bench, "trace": trace.bench,
-}  # fmt: skip
-
 
 def main(argv: list[str]) -> None:
-    """Runs one bench and writes its records, each as soon as it is there: what is killed leaves what it measured."""
+    """Runs one bench; writes after each record, so that a killed bench leaves its measurements."""
     if len(argv) != 2 or argv[1] not in BENCHES:
         raise UserError(f"usage: python -m routed.bench NAME --json FILE; NAME is one of {', '.join(BENCHES)}")
-    records = []
-    for record in BENCHES[argv[1]](rounds=ROUNDS.value, baseline=BASELINE.value):
+    name, command = argv[1], BASELINE.value
+    if command and name not in COMPARED:
+        raise UserError(f"--baseline: bench {name} has none; {', '.join(COMPARED)} compare with a command")
+    arguments = [Baseline(command, COMPARED[name])] if name in COMPARED else []
+    records: list[dict[str, Any]] = []
+    about: dict[str, Any] = {}
+    for record in BENCHES[name].bench(ROUNDS.value, *arguments):
+        about = about or describe(name)
         records.append(record)
+        print(as_line(record), flush=True)
         if JSON.value:
-            files.write(pathlib.Path(JSON.value), json.dumps(records, indent=1) + "\n")
-    print(json.dumps(records, indent=1))
+            text = json.dumps(about | {"records": records}, indent=1)
+            files.write(pathlib.Path(JSON.value), text + "\n")
+    print(json.dumps(about | {"records": records}, indent=1))
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Returns the machine, its rates, the versions and the commit of a bench."""
+    about = {"bench": name, "rounds": ROUNDS.value} | provenance()
+    if name in WITHOUT_DEVICE:
+        return about
+    return about | {"devices": [str(device) for device in jax.devices()], "rates": rates()._asdict()}
 
 
 def run() -> None:

@@ -1,7 +1,8 @@
 """One GPU in less than nine minutes: dispatches, the T5, a sweep and its batching, each beside its floor (`gpu_parts`).
 
-Every part has a process of its own and a share of the budget; what it leaves, later parts have too. A case that fails, dies or has no
-time left is a record that says so, and the others go on. Nothing here asks for the device, or its memory would be gone.
+Every part has a process and a share of the budget; later parts get the time that it leaves. A case that fails, dies or
+has no time left is a record that says so, and the others go on. This process asks for no device, which would take its
+memory.
 """
 
 from __future__ import annotations
@@ -16,36 +17,30 @@ from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
 from routed.bench.gpu_parts import PARTS
-from routed.contracts import UserError
 
 #: Seconds for everything.
 BUDGET = 520.0
-#: How a record begins among the lines of a process.
+#: Beginning of a record among the lines of a process.
 RECORD = '{"part":'
 
 
-def bench(rounds: int, baseline: str | None) -> Iterator[dict[str, Any]]:
-    """A record {part, case, ...} of each case: what was measured, or `failed` and what to `do`, or `left_out`; at the end one of all.
-
-    Raises:
-      UserError: a baseline was asked for.
-    """
-    if baseline:
-        raise UserError("--baseline: bench gpu compares with floors")
-    begun, failed, left_out = time.monotonic(), list[str](), list[str]()
-    for place, part in enumerate(PARTS):
-        later = sum(one.seconds for one in [*PARTS.values()][place + 1 :])
-        for record in part_records(part, rounds, begun + BUDGET - later):
-            name = f"{part}: {record['case']}"
-            failed += [name] * ("failed" in record)
-            left_out += [name] * ("left_out" in record)
-            yield _shown(record)
-    used = round(time.monotonic() - begun, 1)
-    yield _shown({"part": "all", "budget_seconds": BUDGET, "seconds": used, "failed": failed, "left_out": left_out})
+def bench(rounds: int) -> Iterator[dict[str, Any]]:
+    """Yields a record {part, case, ...} of each case: measurements, or `failed` and `do`, or `left_out`; a summary."""
+    started, failed, left_out = time.monotonic(), list[str](), list[str]()
+    later = sum(part.seconds for part in PARTS.values())
+    for name, part in PARTS.items():
+        later -= part.seconds
+        for record in part_records(name, rounds, started + BUDGET - later):
+            case = f"{name}: {record['case']}"
+            failed += [case] * ("failed" in record)
+            left_out += [case] * ("left_out" in record)
+            yield record
+    used = round(time.monotonic() - started, 1)
+    yield {"part": "all", "budget_seconds": BUDGET, "seconds": used, "failed": failed, "left_out": left_out}
 
 
-class Ended(NamedTuple):
-    """How a process ended: its exit code, the last line that it said, and whether it was out of time."""
+class End(NamedTuple):
+    """End of a process: exit code, last line of its errors, and True if its time was over."""
 
     code: int
     last: str
@@ -53,33 +48,30 @@ class Ended(NamedTuple):
 
 
 def part_records(part: str, rounds: int, deadline: float) -> Iterator[dict[str, Any]]:
-    """The records of a part's cases, in processes that end at the deadline; one that dies takes only its case with it."""
+    """Yields the records of a part's cases, from processes that end at the deadline; a death costs its case alone."""
     waiting, alone = [*PARTS[part].cases], f"alone: python -m routed.bench.gpu_parts {part}"
     share = max(deadline - time.monotonic(), 0.0)
     while waiting and (left := deadline - time.monotonic()) > 1:
         before = len(waiting)
-        ended = yield from child(command(part, waiting, rounds), left, waiting)
-        if ended.late:
+        end = yield from child(command(part, waiting, rounds), left, waiting)
+        if end.late:
             break
-        if waiting and (ended.code or len(waiting) == before):
-            why = f"its process ended with {ended.code}: {ended.last}"
-            yield {
-                "part": part,
-                "case": waiting.pop(0),
-                "failed": why,
-                "do": f"{PARTS[part].memory or 'see above'}; {alone}",
-            }
+        if waiting and (end.code or len(waiting) == before):
+            reason, mend = f"its process ended with {end.code}: {end.last}", PARTS[part].memory or "see above"
+            yield {"part": part, "case": waiting.pop(0), "failed": reason, "do": f"{mend}; {alone}"}
     for case in waiting:
-        why = f"the {share:.0f} s that the budget had for this part are over; {alone} {case!r}"
-        yield {"part": part, "case": case, "left_out": why}
+        reason = f"the {share:.0f} s that the budget had for this part are over; {alone} {case!r}"
+        yield {"part": part, "case": case, "left_out": reason}
 
 
-def child(words: list[str], seconds: float, waiting: list[str]) -> Generator[dict[str, Any], None, Ended]:
-    """The records that a process prints, whose cases are then no longer `waiting`; it is killed after so many seconds."""
+def child(arguments: list[str], seconds: float, waiting: list[str]) -> Generator[dict[str, Any], None, End]:
+    """Yields the records that a process prints and removes their cases from `waiting`; kills it after `seconds`."""
     late = threading.Event()
     with (
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said,
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=said, encoding="utf-8", errors="replace") as process,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+        subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=errors, encoding="utf-8", errors="replace"
+        ) as process,
     ):
 
         def stop() -> None:
@@ -98,18 +90,13 @@ def child(words: list[str], seconds: float, waiting: list[str]) -> Generator[dic
         finally:
             timer.cancel()
             process.kill()
-        said.seek(0)
-        lines = said.read().strip().splitlines()
+        errors.seek(0)
+        lines = errors.read().strip().splitlines()
     if lines:
         print("\n".join(lines[-20:]), file=sys.stderr)
-    return Ended(code, " ".join(lines[-1].split())[:300] if lines else "nothing was said", late.is_set())
+    return End(code, " ".join(lines[-1].split())[:300] if lines else "nothing was said", late.is_set())
 
 
 def command(part: str, cases: list[str], rounds: int) -> list[str]:
-    """The process of a part."""
+    """Returns the command of a part's process."""
     return [sys.executable, "-c", f"from routed.bench import gpu_parts; gpu_parts.run({part!r}, {cases!r}, {rounds})"]
-
-
-def _shown(record: dict[str, Any]) -> dict[str, Any]:
-    print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items()), flush=True)
-    return record

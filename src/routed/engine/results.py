@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import json
 import pathlib
-import platform
-import subprocess
 from typing import Any
 
 import jax
@@ -25,6 +22,7 @@ from routed.plan.run import Point
 from routed.plan.runs import left_out, read_by
 from routed.settings.tree import flatten, override
 from routed.system import files, hosts
+from routed.system.provenance import provenance
 
 #: The version of a workdir's format; workdirs of other versions are refused.
 FORMAT = 3
@@ -36,8 +34,6 @@ STORED = {"config": dict, "swept": list}
 #: cost reading the text at every point before anything runs: for them the base config's digest is compared, and each
 #: checkpoint's.
 FILES = ("data.name", "data.directory", "data.images", "data.table", "data.sentences")
-
-PACKAGES = ("routed", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "scikit-learn", "pandas")
 
 
 def open_workdir(
@@ -230,34 +226,10 @@ def _description(experiment: str, flat: dict[str, Any], swept: list[str], data: 
         "experiment": experiment,
         "config": flat,
         "swept": swept,
-        "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
-        "commit": _commit(),
+        **provenance(),
         "devices": [str(d) for d in jax.devices()],
-        "machine": f"{platform.system()} {platform.machine()}, {platform.processor() or 'CPU'}",
         "data": data,
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _commit() -> str:
-    """The commit of the source tree, marked if there are uncommitted changes."""
-    try:
-        process = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=pathlib.Path(__file__).parent,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return process.stdout.strip() or "unknown"
 
 
 def config_of(path: pathlib.Path, base: ConfigDict) -> ConfigDict:

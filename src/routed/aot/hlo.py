@@ -1,4 +1,4 @@
-"""What a compiled program does, read from its text: cycles that XLA estimates, by purpose, and what its collectives send."""
+"""Text of a compiled program: its computations and loops, the cycles that XLA estimates, and its collectives."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from routed.system.interconnect import SENT, Collective
+from routed.aot.interconnect import SENT, Collective
 
-#: purpose -> what the name of an instruction says, the first that fits, else it is `other`: the scopes of the program (`evaluation`,
-#: `optimiser`), modules of the models, and JAX's own names of functions and primitives.
+#: purpose -> pattern of an instruction's name; the first match counts, else the purpose is `other`. Patterns are scopes
+#: of the program (`evaluation`, `optimiser`), modules of the models, and JAX's names of functions and primitives.
 PURPOSES: dict[str, str] = {
     "evaluation": r"/evaluation/",
     "random numbers": r"threefry|random_|\(_randint|\(_uniform|\(_normal|\(_gumbel|\(_bernoulli|\(_shuffle",
@@ -21,12 +21,12 @@ PURPOSES: dict[str, str] = {
     "products": r"dot_general|conv_general|gmm",
     "dispatch": r"(?i:moe)",
 }
-#: What is counted of instructions, by a key whose first part says what it is.
+#: Sums over instructions; the first part of a key names the quantity.
 Sums = Mapping[tuple[str, ...], float]
 
 
 class Module:
-    """The text of a compiled program as its computations, and which of them a training step runs."""
+    """Computations of a compiled program, read from its text."""
 
     def __init__(self, text: str):
         self.computations: dict[str, list[str]] = {}
@@ -39,83 +39,82 @@ class Module:
             lines.append(line)
 
     def turns(self, line: str) -> int | None:
-        """How often an instruction runs what it calls; None for a loop that does not know."""
+        """Returns how many times an instruction runs its computations; None for a loop without a known end."""
         if " while(" not in line:
             return 1
-        if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', line):
-            return int(known[1])
+        if count := re.search(r'"known_trip_count":\{"n":"(\d+)"', line):
+            return int(count[1])
         # A TPU's program says it in the condition alone: a counter that starts at 0, below a constant.
-        condition = self.computations[re.findall(r"condition=%([^\s,}]+)", line)[0]]
-        end = "\n".join(condition)
-        below = re.search(r"ROOT [^\n]* compare\(%\S+, %([^\s,)]+)\), direction=LT", end)
-        bound = re.search(rf"%{re.escape(below[1])} = s32\[\]\S* constant\((\d+)\)", end) if below else None
+        condition = "\n".join(self.computations[re.findall(r"condition=%([^\s,}]+)", line)[0]])
+        below = re.search(r"ROOT [^\n]* compare\(%\S+, %([^\s,)]+)\), direction=LT", condition)
+        bound = re.search(rf"%{re.escape(below[1])} = s32\[\]\S* constant\((\d+)\)", condition) if below else None
         return int(bound[1]) if bound else None
 
-    def within(self, name: str, measure: Callable[[str], Sums], strict: bool = True) -> dict[tuple[str, ...], float]:
-        """The sums of what `measure` says of the instructions of a computation and of what they call.
+    def total(self, name: str, measure: Callable[[str], Sums], strict: bool = True) -> dict[tuple[str, ...], float]:
+        """Sums `measure` over the instructions of a computation and of all computations that it calls.
 
-        Loops that do not know their turns are counted as `endless`, and what they have once.
+        A loop without a known end is counted once, and the number of such loops is the sum `endless`.
 
         Raises:
-          ValueError: `strict`, and a loop that does not know its turns has some of it.
+          ValueError: `strict`, and such a loop contributes to a sum.
         """
 
         @functools.cache
-        def of(name: str) -> dict[tuple[str, ...], float]:
+        def sums_of(name: str) -> dict[tuple[str, ...], float]:
             sums: dict[tuple[str, ...], float] = defaultdict(float)
             for line in self.computations[name][1:]:
                 turns = self.turns(line)
-                parts = [inner for inner in (measure(line), *map(of, called(line))) if inner]
+                parts = [part for part in (measure(line), *map(sums_of, called(line))) if part]
                 if parts and turns is None:
                     if strict:
                         raise ValueError(f"a loop in a step that does not know its turns: {line.strip()}")
                     sums[("endless",)] += 1
-                for inner in parts:
-                    for key, value in inner.items():
+                for part in parts:
+                    for key, value in part.items():
                         sums[key] += value * (1 if turns is None else turns)
             return dict(sums)
 
-        return of(name)
+        return sums_of(name)
 
     def loops(self, measure: Callable[[str], Sums], strict: bool = True) -> list[dict[tuple[str, ...], float]]:
-        """What the bodies of loops have that do not know their turns: the loop over steps, and any other, if they have anything."""
+        """Sums `measure` over the body of each loop without a known end, as the loop over steps; omits empty sums."""
         bodies = [called(line) for lines in self.computations.values() for line in lines if self.turns(line) is None]
-        sums = [self.within(name, measure, strict) for names in bodies for name in names]
-        return [one for one in sums if one]
+        totals = [self.total(name, measure, strict) for names in bodies for name in names]
+        return [sums for sums in totals if sums]
 
 
 def called(line: str) -> list[str]:
-    """The computations that an instruction runs."""
-    if re.search(r" async-(?:update|done)\(", line):  # what async-start runs
+    """Returns the names of the computations that an instruction runs."""
+    if re.search(r" async-(?:update|done)\(", line):  # counted at async-start
         return []
     groups = re.findall(r"(?:calls|to_apply|body|condition|\w+_computations?)=\{?((?:%[^\s,}]+(?:, )?)+)", line)
     return [name for group in groups for name in re.findall(r"%([^\s,}]+)", group)]
 
 
-def sent(text: str) -> list[Collective]:
-    """The collectives of one training step.
+def collectives_of_step(text: str) -> list[Collective]:
+    """Returns the collectives of one training step.
 
-    The loop over steps is the one with collectives whose turns the program does not know; loops inside count as often as they turn.
+    The loop over steps is the only loop with collectives and without a known end.
 
     Raises:
-      ValueError: no such loop, or several, or a collective that is not understood: nothing is left out in silence.
+      ValueError: there is no such loop, or several, or an unknown collective: nothing is left out in silence.
     """
-    steps = Module(text).loops(sends)
+    steps = Module(text).loops(traffic)
     if len(steps) != 1:
         raise ValueError(f"{len(steps)} loops over steps with collectives, not one")
     return collectives(steps[0])
 
 
-def sends(line: str) -> dict[tuple[str, ...], float]:
-    """Bytes and calls of the collective of an instruction."""
-    if not (one := collective(line)):
+def traffic(line: str) -> dict[tuple[str, ...], float]:
+    """Measures bytes and calls of the collective of an instruction."""
+    if not (parsed := collective(line)):
         return {}
-    key = (one.kind, str(one.devices))
-    return {("bytes", *key): one.bytes, ("calls", *key): one.calls}
+    key = (parsed.kind, str(parsed.devices))
+    return {("bytes", *key): parsed.bytes, ("calls", *key): parsed.calls}
 
 
 def collectives(sums: Sums) -> list[Collective]:
-    """The collectives that are among sums of `sends`."""
+    """Returns the collectives in sums of `traffic`."""
     keys = [key[1:] for key in sums if key[0] == "bytes"]
     return [
         Collective(kind, int(devices), sums["bytes", kind, devices], int(sums["calls", kind, devices]))
@@ -124,10 +123,10 @@ def collectives(sums: Sums) -> list[Collective]:
 
 
 def collective(line: str) -> Collective | None:
-    """The collective of an instruction; None if it has none, or each device is a group.
+    """Returns the collective of an instruction; None without one, or if each device is a group.
 
     Raises:
-      ValueError: it is not understood.
+      ValueError: the collective or its groups are unknown.
     """
     kinds = r"(?:ragged-)?(?:all-(?:reduce|gather|to-all)|reduce-scatter|collective-[a-z]+)"
     match = re.search(rf" = (.*?) ({kinds})(-start)?\(", line)
@@ -140,14 +139,17 @@ def collective(line: str) -> Collective | None:
     size = 0.0
     for bits, axes in re.findall(r"\b(?:pred|[a-z]+(\d+))[a-z0-9]*\[([\d,]*)\]", shape):
         size += int(bits or 8) / 8 * math.prod(int(n) for n in axes.split(",") if n)
-    if start and kind != "all-reduce":  # its shape is that of operand, result and some counters
+    if start and kind != "all-reduce":  # its shape has operand, result and some counters
         whole = {"all-gather": devices / (devices + 1), "reduce-scatter": 1 / (devices + 1)}
         size = (size - 4 * shape.count("u32[]")) * whole.get(kind, 1 / 2)
     return Collective(kind, devices, size, 1) if devices > 1 else None
 
 
 def _devices(line: str) -> int:
-    """Devices of a group: {{0,1},{2,3}}, [2,4]<=[8], or mesh['a'=2,'b'=4] {'b'}, whose devices may be in another order, device_ids=(..)."""
+    """Returns the devices of a group.
+
+    Groups are written {{0,1},{2,3}}, [2,4]<=[8], or mesh['a'=2,'b'=4] {'b'}, where device_ids=(..) may reorder devices.
+    """
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
         return len(listed[1].split(","))
     if shaped := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
@@ -159,7 +161,7 @@ def _devices(line: str) -> int:
 
 
 def cycles(line: str) -> dict[tuple[str, ...], float]:
-    """Cycles that XLA estimates for an instruction, by its purpose; TPUs only. Where it has no estimate it says 2^63 - 1."""
+    """Measures the cycles that XLA estimates for an instruction, by purpose (TPUs); 2^63 - 1 means no estimate."""
     estimated = re.search(r'"estimated_cycles":"(\d+)"', line)
     if not estimated:
         return {}
@@ -170,5 +172,5 @@ def cycles(line: str) -> dict[tuple[str, ...], float]:
 
 
 def purpose(name: str) -> str:
-    """What an instruction is for, by its name in the program."""
-    return next((one for one, pattern in PURPOSES.items() if re.search(pattern, name)), "other")
+    """Returns the purpose of an instruction, from its name in the program."""
+    return next((label for label, pattern in PURPOSES.items() if re.search(pattern, name)), "other")

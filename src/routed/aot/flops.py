@@ -1,4 +1,4 @@
-"""FLOPs of the products that a compiled program computes, read from its text, whatever its platform calls them."""
+"""FLOPs of the products of a compiled program, read from its text for any platform."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from routed.engine.hlo import Module
+from routed.aot.hlo import Module
 
 
-def products_of(module: Module) -> Callable[[str], dict[tuple[str, ...], float]]:
-    """What measures the FLOPs of an instruction of a module, for `Module.within` and `Module.loops`."""
+def flops_of_lines(module: Module) -> Callable[[str], dict[tuple[str, ...], float]]:
+    """Returns a measure of the FLOPs of an instruction of a module, for `Module.total` and `Module.loops`."""
     shapes = {}
     for lines in module.computations.values():
         for line in lines:
@@ -21,14 +21,14 @@ def products_of(module: Module) -> Callable[[str], dict[tuple[str, ...], float]]
 
 
 def _measure(shapes: dict[str, tuple[int, ...]], line: str) -> dict[tuple[str, ...], float]:
-    found = flops(line, shapes)
-    return {("flops",): found} if found else {}
+    count = flops(line, shapes)
+    return {("flops",): count} if count else {}
 
 
 def flops(line: str, shapes: dict[str, tuple[int, ...]]) -> float:
-    """FLOPs of an instruction: a product of matrices, a convolution, or a kernel that says its own; 0 of all else.
+    """Returns the FLOPs of a product of matrices, a convolution or a kernel that states them; 0 for others.
 
-    `shapes` has those of the instructions that it names.
+    `shapes` has the shapes of the instructions that the line names.
     """
     if kernel := re.search(r'"cost_estimate":\{"flops":"(\d+)"', line):
         return float(kernel[1])
@@ -54,9 +54,9 @@ def flops(line: str, shapes: dict[str, tuple[int, ...]]) -> float:
 
 
 def _convolution(line: str, left: tuple[int, ...], right: tuple[int, ...], result: tuple[int, ...]) -> float:
-    """Twice the products of an element of `left` with one of `right`: neither padding nor the holes of a dilation count.
+    """Counts twice the pairs of elements of `left` and `right`, without padding and holes of a dilation.
 
-    TPUs write a product of matrices as a convolution, and a batch of them as a window with holes.
+    TPUs write a product of matrices as a convolution, and a batch of products as a window with holes.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", line)
     if labels is None:
@@ -66,26 +66,24 @@ def _convolution(line: str, left: tuple[int, ...], right: tuple[int, ...], resul
     count = 2.0 * left[labels[1].index("b")] * right[labels[2].index("i")] * result[labels[3].index("f")]
     for axis in range(sum(label.isdigit() for label in labels[1])):
 
-        def of(name: str, default: str, axis: int = axis) -> str:
+        def entry(name: str, default: str, axis: int = axis) -> str:
             return window[name].split("x")[axis] if name in window else default
 
-        sides = (
-            left[labels[1].index(str(axis))],
-            right[labels[2].index(str(axis))],
-            result[labels[3].index(str(axis))],
-        )
-        pad = int(of("pad", "0_0").split("_")[0])
-        count *= _pairs(*sides, int(of("stride", "1")), pad, int(of("lhs_dilate", "1")), int(of("rhs_dilate", "1")))
+        sides = [
+            shape[names.index(str(axis))] for shape, names in zip((left, right, result), labels.groups(), strict=True)
+        ]
+        pad, stride = int(entry("pad", "0_0").split("_")[0]), int(entry("stride", "1"))
+        count *= _pairs(*sides, stride, pad, int(entry("lhs_dilate", "1")), int(entry("rhs_dilate", "1")))
     return count / (int(batches[1]) if batches else 1)
 
 
-def _pairs(left: int, right: int, result: int, stride: int, pad: int, holes: int, apart: int) -> int:
-    """Places of a window, times its elements, at which there is an element of the input."""
-    places = ((o * stride + k * apart - pad) for o in range(result) for k in range(right))
-    return sum(place % holes == 0 and 0 <= place // holes < left for place in places)
+def _pairs(left: int, right: int, result: int, stride: int, pad: int, holes: int, dilation: int) -> int:
+    """Counts the pairs of a window's position and an element of the window that meet an element of the input."""
+    points = ((o * stride + k * dilation - pad) for o in range(result) for k in range(right))
+    return sum(point % holes == 0 and 0 <= point // holes < left for point in points)
 
 
 def _axes(text: str) -> tuple[int, ...]:
-    """The axes of the first array in a shape."""
+    """Returns the axes of the first array in a shape."""
     shape = re.search(r"\b[a-z]+\d*[a-z0-9]*\[([\d,]*)\]", text)
     return tuple(int(n) for n in shape[1].split(",") if n) if shape else ()

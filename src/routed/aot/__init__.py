@@ -1,0 +1,1 @@
+"""Ahead of time: programs compiled for chips of another machine, their costs read from the compiled text."""

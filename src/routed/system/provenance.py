@@ -1,0 +1,42 @@
+"""Software and machine that produced a result."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pathlib
+import platform
+import subprocess
+from typing import Any
+
+PACKAGES = ("routed", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "scikit-learn", "pandas")
+
+
+def provenance() -> dict[str, Any]:
+    """Returns versions of the packages, the commit and the machine, without asking JAX for devices."""
+    return {
+        "versions": {"python": platform.python_version()} | {package: _version(package) for package in PACKAGES},
+        "commit": _commit(),
+        "machine": f"{platform.system()} {platform.machine()}, {platform.processor() or 'CPU'}",
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    """Returns the commit of the source tree, with a mark for uncommitted changes."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=pathlib.Path(__file__).parent,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return described.stdout.strip() or "unknown"
