@@ -70,12 +70,12 @@ def _single_layers(result: SurgeryResult, rows: pd.DataFrame) -> Iterator[Drawn]
     panels = list(figure.subplots(lines, columns, squeeze=False, sharey=True).flat)
     noise = rows[rows.router == NOISE]
     for panel, name in zip(panels, names, strict=False):
-        own = rows[rows.router == name]
+        replaced = rows[rows.router == name]
         for some, style in (
             (noise, {"color": REFERENCE, "marker": "x", "ls": ":", "label": "noise, as sharp as trained"}),
-            (own[own.repaired == 0], {"color": PLAIN, "marker": "o", "label": "as it is put in"}),
+            (replaced[replaced.repaired == 0], {"color": PLAIN, "marker": "o", "label": "as it is put in"}),
             (
-                own[own.repaired > 0],
+                replaced[replaced.repaired > 0],
                 {"color": REPAIRED, "marker": "s", "label": "repaired, against the trained one repaired"},
             ),
         ):
