@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from routed.metrics import information
-from routed.metrics.load import DEAD_TOKENS
 from routed.trace.analysis import Analysis
 from routed.trace.sentences import paragraphs
 
@@ -74,7 +73,7 @@ def unsaid(analysis: Analysis) -> list[str]:
         has_positions="position" in analysis.tokens.codes,
         lacks_order=analysis.between is None and len(trace.layers) > 1,
         has_checkpoints=len(analysis.churn) > 0,
-        few_tokens=trace.tokens < DEAD_TOKENS * trace.experts,
+        few_tokens=_layers(analysis, "dead") is None,
     )
 
 

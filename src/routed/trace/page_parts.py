@@ -11,9 +11,10 @@ from routed.analysis import page, plots
 from routed.trace.figures import Drawn
 
 
-def embedded(figures: Iterable[Drawn]) -> list[dict[str, Any]]:
-    """Returns figures with name, caption and inline SVG, for the template of a page."""
-    return [
+def page_of(template: str, figures: Iterable[Drawn], **values: Any) -> str:
+    """Returns the page of a template of this room, with figures as inline SVG."""
+    embedded = [
         {"name": name, "caption": caption, "svg": Markup(page.unique_ids(plots.svg(figure), name))}
         for name, figure, caption in figures
     ]
+    return page.render(f"trace/{template}", figures=embedded, **values)

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from routed.analysis import page
 from routed.system import files
 from routed.trace.analysis import Analysis
 from routed.trace.analysis import analyse as analyse_traces
@@ -21,7 +20,7 @@ from routed.trace.figures import draw
 from routed.trace.findings import findings, unsaid
 from routed.trace.format import Trace, describe, read
 from routed.trace.numbers import COLUMNS
-from routed.trace.page_parts import embedded
+from routed.trace.page_parts import page_of
 from routed.trace.writing import write
 
 #: Start of a number's name -> the routing that chance is.
@@ -78,8 +77,9 @@ def report(traces: Sequence[Trace | str | os.PathLike], out: str | os.PathLike, 
 
 def _page(analysis: Analysis, sentences: list[str]) -> str:
     trace = analysis.trace
-    return page.render(
-        "trace/report.html",
+    return page_of(
+        "report.html",
+        draw(analysis),
         title=f"Routing of {trace.model or trace.folder.resolve().name}",
         source=trace.source,
         trace=trace,
@@ -87,7 +87,6 @@ def _page(analysis: Analysis, sentences: list[str]) -> str:
         findings=sentences,
         unsaid=unsaid(analysis),
         summary=summarise(analysis.table),
-        figures=embedded(draw(analysis)),
         table=_as_html(analysis.table),
         churn=_as_html(analysis.churn) if len(analysis.churn) else None,
         controls=_controls(analysis) if len(analysis.controls) else None,

@@ -18,7 +18,7 @@ KEPT = 4096
 
 
 class _Statistics(NamedTuple):
-    """Of one router: choices by row of the token id [N + 1, E], and lists of scores and features of sampled tokens."""
+    """Statistics of one router: choices [N + 1, E] by row of the token id, scores and features of sampled tokens."""
 
     counts: np.ndarray
     scores: list[np.ndarray]

@@ -64,9 +64,9 @@ class SurgeryResult(NamedTuple):
     unseen: float
     tokens: int
     repair_steps: int
-    draws: int
-    model: str
-    source: str
+    draws: int = 1
+    model: str = ""
+    source: str = ""
 
 
 class _Operation(NamedTuple):
@@ -133,18 +133,19 @@ def surgery(
     if reason := outcomes[Job(ALL, "")][1]:
         advice = f"remove {folder} and look at model and text"
         raise UserError(f"the model as it is has no loss to compare with: {reason}; {advice}")
-    site, ids = next(iter(sites.values())), np.concatenate(rows)
+    return _result(operation, outcomes)._replace(draws=draws, model=name, source=source)
+
+
+def _result(operation: _Operation, outcomes: Mapping[Job, tuple[np.ndarray, str]]) -> SurgeryResult:
+    site, ids = next(iter(operation.sites.values())), np.concatenate(operation.rows)
     return SurgeryResult(
-        layers=tuple(modules),
+        layers=tuple(operation.modules),
         experts=site.experts,
         losses={job: losses for job, (losses, reason) in outcomes.items() if not reason},
         reasons={job: reason for job, (_, reason) in outcomes.items() if reason},
         unseen=float((site.row_of[ids] == len(site.counts) - 1).mean()),
         tokens=len(ids),
-        repair_steps=repair_steps,
-        draws=draws,
-        model=name,
-        source=source,
+        repair_steps=operation.repair.steps,
     )
 
 

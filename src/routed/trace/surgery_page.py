@@ -9,9 +9,8 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from routed.analysis import page
 from routed.system import files
-from routed.trace.page_parts import embedded
+from routed.trace.page_parts import page_of
 from routed.trace.replacements import EVERY, TRAINED
 from routed.trace.surgery import ALL, SurgeryResult
 from routed.trace.surgery_figures import draw
@@ -22,8 +21,9 @@ def report(result: SurgeryResult, out: str | os.PathLike) -> dict[str, Any]:
     """Writes OUT/surgery.html and OUT/surgery.csv; returns `worth`, the table of results, and `findings`."""
     folder, worth = files.folder(out), table(result)
     sentences, rows = findings(result, worth), len(next(iter(result.losses.values())))
-    content = page.render(
-        "trace/surgery.html",
+    content = page_of(
+        "surgery.html",
+        draw(result, worth),
         title=f"What the routers are worth: {result.model or 'a model'}",
         source=result.source,
         result=result,
@@ -33,7 +33,6 @@ def report(result: SurgeryResult, out: str | os.PathLike) -> dict[str, Any]:
         unsaid=unsaid(result, worth),
         summary=[*_summary(result, worth)],
         repaired=result.repair_steps,
-        figures=embedded(draw(result, worth)),
         table=_as_html(worth),
     )
     files.write(folder / "surgery.csv", worth.to_csv(index=False))

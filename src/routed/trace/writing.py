@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from routed.system import files
-from routed.trace.arrays import Arrays, choices_of, half, refuse, token_table
+from routed.trace.arrays import Arrays, Choices, choices_of, half, refuse, token_table
 from routed.trace.features import Features, join, store
 from routed.trace.format import DESCRIPTION, LAYER_FILE, ROW_GROUP, TOKENS, Trace, describe, read
 
@@ -77,15 +77,7 @@ def write(
         has_features=features is not None,
         has_positions=position is not None,
     )
-    with files.explained(trace.folder):
-        trace.folder.mkdir(parents=True, exist_ok=True)
-        (trace.folder / DESCRIPTION).unlink(missing_ok=True)
-    files.write(trace.folder / TOKENS, lambda path: pq.write_table(table, path, row_group_size=ROW_GROUP))
-    for layer in range(choices.layers):
-        files.write(trace.path(layer), functools.partial(_write_layer, choices.of_layer(layer)))
-    if features is not None:
-        store(trace.folder, features, choices.layers, choices.tokens, choices.experts)
-    files.write(trace.folder / DESCRIPTION, describe(trace))
+    _write_files(trace, choices, table, features)
     return trace
 
 
@@ -148,6 +140,18 @@ def _join_layer(sources: list[pathlib.Path], path: pathlib.Path) -> None:
             with pq.ParquetFile(source) as file:
                 for group in range(file.num_row_groups):
                     writer.write_table(file.read_row_group(group).cast(schema))
+
+
+def _write_files(trace: Trace, choices: Choices, table: pa.Table, features: Features | None) -> None:
+    with files.explained(trace.folder):
+        trace.folder.mkdir(parents=True, exist_ok=True)
+        (trace.folder / DESCRIPTION).unlink(missing_ok=True)
+    files.write(trace.folder / TOKENS, lambda path: pq.write_table(table, path, row_group_size=ROW_GROUP))
+    for layer in range(choices.layers):
+        files.write(trace.path(layer), functools.partial(_write_layer, choices.of_layer(layer)))
+    if features is not None:
+        store(trace.folder, features, choices.layers, choices.tokens, choices.experts)
+    files.write(trace.folder / DESCRIPTION, describe(trace))
 
 
 def _write_layer(columns: dict[str, np.ndarray], path: pathlib.Path) -> None:
