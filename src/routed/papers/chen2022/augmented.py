@@ -57,8 +57,8 @@ def counts(data) -> tuple[int, int]:
     Raises:
       UserError: images that are not square or too small, a side that does not divide theirs.
     """
-    found = images.source(data)
-    height, width = found.train_x.shape[1:3]
+    loaded = images.source(data)
+    height, width = loaded.train_x.shape[1:3]
     if height != width or height % 8:
         raise UserError(
             f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and squares of a "
@@ -66,9 +66,9 @@ def counts(data) -> tuple[int, int]:
             " are turned and cropped; use others"
         )
     if height % data.side:
-        words = f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}"
-        refuse("data.side", data.side, words)
-    return len(found.train_y), data.clusters * int(np.bincount(found.test_y).min())
+        reason = f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}"
+        refuse("data.side", data.side, reason)
+    return len(loaded.train_y), data.clusters * int(np.bincount(loaded.test_y).min())
 
 
 def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
@@ -83,9 +83,9 @@ def draw_turned(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: P
     train, tests = counts(data)
     sigma = jax.random.uniform(jax.random.fold_in(noise_key, 0), (size,), minval=SIGMA[0], maxval=SIGMA[1])
     if cluster_key is None:
-        place = jnp.arange(size)
+        index = jnp.arange(size)
         sharp = jnp.full(size, SHARP)
-        return Turned(train + place // 2 % tests, place % 2 == 1, sigma if data.blur == "all" else sharp)
+        return Turned(train + index // 2 % tests, index % 2 == 1, sigma if data.blur == "all" else sharp)
     image = jax.random.randint(cluster_key, (size,), 0, train)
     turned = jax.random.bernoulli(jax.random.fold_in(noise_key, 1), shape=(size,))
     return Turned(image, turned, sigma if data.blur != "none" else jnp.full(size, SHARP))
@@ -139,24 +139,24 @@ def places(side: int) -> Integer[np.ndarray, "2 P"]:
     The nearest pixel to where a place was before it was turned around the middle; of 56 pixels a side and more a corner
     would have been outside.
     """
-    kept = round(KEPT * side)
-    rows, columns = np.mgrid[:kept, :kept] + 0.5 - kept / 2
-    found = []
+    cropped = round(KEPT * side)
+    rows, columns = np.mgrid[:cropped, :cropped] + 0.5 - cropped / 2
+    pixels = []
     for angle in (0.0, math.radians(ANGLE)):
         x = math.cos(angle) * columns - math.sin(angle) * rows + side / 2
         y = math.sin(angle) * columns + math.cos(angle) * rows + side / 2
         x, y = (np.clip(np.floor(a + 1e-9), 0, side - 1).astype(int) for a in (x, y))
-        found.append((y * side + x).reshape(-1))
-    return np.stack(found)
+        pixels.append((y * side + x).reshape(-1))
+    return np.stack(pixels)
 
 
 def turned_and_cropped(x: Float[Array, "B H W C"], turned: Bool[Array, " B"]) -> Float[Array, "B H W C"]:
     """The middle of each image, of some after they were turned, as large as the image was (bilinear)."""
     samples, side, _, channels = x.shape
-    kept = round(KEPT * side)
+    cropped = round(KEPT * side)
     crop = jnp.asarray(places(side))[turned.astype(int)]
     x = jnp.take_along_axis(x.reshape(samples, side**2, channels), crop[:, :, None], 1)
-    return enlarged(x.reshape(samples, kept, kept, channels), side)
+    return enlarged(x.reshape(samples, cropped, cropped, channels), side)
 
 
 def enlarged(x: Float[Array, "B h h C"], side: int) -> Float[Array, "B H H C"]:
@@ -164,11 +164,11 @@ def enlarged(x: Float[Array, "B h h C"], side: int) -> Float[Array, "B H H C"]:
 
     As `jax.image.resize` does it, but no products of matrices: for those XLA 0.10.2 finds no tiles on a GPU.
     """
-    place = np.clip((np.arange(side) + 0.5) * x.shape[1] / side - 0.5, 0, x.shape[1] - 1)
-    low = np.minimum(place.astype(int), x.shape[1] - 2)
-    after = (place - low).astype(np.float32)
+    source = np.clip((np.arange(side) + 0.5) * x.shape[1] / side - 0.5, 0, x.shape[1] - 1)
+    low = np.minimum(source.astype(int), x.shape[1] - 2)
+    after = (source - low).astype(np.float32)
     for axis in (1, 2):
-        part = np.expand_dims(after, [one for one in range(4) if one != axis])
+        part = np.expand_dims(after, [other_axis for other_axis in range(4) if other_axis != axis])
         x = jnp.take(x, low, axis) * (1 - part) + jnp.take(x, low + 1, axis) * part
     return x
 
@@ -182,7 +182,7 @@ def blurred(x: Float[Array, "B H W C"], sigma: Float[Array, " B"]) -> Float[Arra
         weight /= weight.sum(1, keepdims=True)
         padded = jnp.pad(x, [(half, half) if i == axis else (0, 0) for i in range(4)], mode="reflect")
         shifted = (jax.lax.slice_in_dim(padded, i, i + length, axis=axis) for i in range(size))
-        x = sum((one * weight[:, i, None, None, None] for i, one in enumerate(shifted)), jnp.zeros_like(x))
+        x = sum((neighbour * weight[:, i, None, None, None] for i, neighbour in enumerate(shifted)), jnp.zeros_like(x))
     return x
 
 
@@ -201,7 +201,7 @@ def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
     return {"class": jax.nn.one_hot(label // 2, data.clusters), "turned": jax.nn.one_hot(label % 2, 2)}
 
 
-def _task(draw: Callable, batch: Callable, settings: Mapping[str, Setting] = {}, **own: Any) -> Task:
+def _task(draw: Callable, batch: Callable, settings: Mapping[str, Setting] = {}, **fields: Any) -> Task:
     return Task(
         tokens="images",
         targets={"class": "class"},
@@ -217,7 +217,7 @@ def _task(draw: Callable, batch: Callable, settings: Mapping[str, Setting] = {},
         reads=("clusters", "directory", "data.images"),
         settings={"side": images.SIDE, **settings},
         check=_check,
-        **own,
+        **fields,
     )
 
 

@@ -31,8 +31,11 @@ def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
         del rule, dispatch, step
-        one = lambda own: alone(lambda own, x: member.apply({"params": own}, x), own, batch.tokens)  # noqa: E731
-        logits = jax.lax.map(one, params["experts"])
+
+        def logits_of(member_params):
+            return alone(lambda params, x: member.apply({"params": params}, x), member_params, batch.tokens)
+
+        logits = jax.lax.map(logits_of, params["experts"])
         if key is not None:
             return Outputs(logits.reshape(-1, logits.shape[-1]), {}, state)
         mean = jax.nn.logsumexp(jax.nn.log_softmax(logits), axis=0) - jnp.log(count)

@@ -79,21 +79,21 @@ def load(source: str, directory: str, labels: tuple[str, ...]) -> Sentences:
     for table in tables:
         for part in rows:
             path = table.with_name(table.name.replace("-train.tsv", f"-{part}.tsv"))
-            found = read_table(path)
-            vectors[part].append(_embeddings(source, path, [row.text for row in found]))
-            rows[part] += found
+            table_rows = read_table(path)
+            vectors[part].append(_embeddings(source, path, [row.text for row in table_rows]))
+            rows[part] += table_rows
     joined = {part: _joined(arrays) for part, arrays in vectors.items()}
     if joined["train"].shape[1] != joined["test"].shape[1]:
         raise UserError(
             f"{folder}: training embeddings have {joined['train'].shape[1]} numbers, test embeddings "
             f"{joined['test'].shape[1]}"
         )
-    known = {row.text for row in rows["train"]}
-    kept = {
+    training_texts = {row.text for row in rows["train"]}
+    used = {
         "train": [i for i, row in enumerate(rows["train"]) if row.label in labels],
-        "test": [i for i, row in enumerate(rows["test"]) if row.label in labels and row.text not in known],
+        "test": [i for i, row in enumerate(rows["test"]) if row.label in labels and row.text not in training_texts],
     }
-    for part, indices in kept.items():
+    for part, indices in used.items():
         log.info(
             "%s: %d of %d %s sentences are used (data.labels, and none twice)",
             folder,
@@ -101,8 +101,8 @@ def load(source: str, directory: str, labels: tuple[str, ...]) -> Sentences:
             len(rows[part]),
             part,
         )
-    languages = tuple(sorted({rows["train"][i].language for i in kept["train"]}))
-    train, test = (_part(rows[part], joined[part], kept[part], labels, languages, folder, part) for part in rows)
+    languages = tuple(sorted({rows["train"][i].language for i in used["train"]}))
+    train, test = (_part(rows[part], joined[part], used[part], labels, languages, folder, part) for part in rows)
     return Sentences(train, test, languages)
 
 
@@ -118,23 +118,23 @@ def digest(sentences: Sentences) -> str:
 def _part(
     rows: list[Row],
     vectors: np.ndarray,
-    kept: list[int],
+    used: list[int],
     labels: tuple[str, ...],
     languages: tuple[str, ...],
     folder: pathlib.Path,
     part: str,
 ) -> Part:
-    label = np.array([labels.index(rows[i].label) for i in kept], np.int32)
+    label = np.array([labels.index(rows[i].label) for i in used], np.int32)
     for number, name in enumerate(labels):
         if number not in label:
             raise UserError(
                 f"{folder}: no {part} sentence has the label {name!r}; set data.labels to labels that the tables have"
             )
-    strange = {rows[i].language for i in kept} - set(languages)
-    if strange or (part == "test" and set(languages) - {rows[i].language for i in kept}):
+    strange = {rows[i].language for i in used} - set(languages)
+    if strange or (part == "test" and set(languages) - {rows[i].language for i in used}):
         raise UserError(f"{folder}: training and test sentences are of different languages")
-    language = np.array([languages.index(rows[i].language) for i in kept], np.int32)
-    return Part(vectors[kept], label, language)
+    language = np.array([languages.index(rows[i].language) for i in used], np.int32)
+    return Part(vectors[used], label, language)
 
 
 def _embeddings(name: str, path: pathlib.Path, texts: list[str]) -> Float32[np.ndarray, "N D"]:
@@ -182,8 +182,8 @@ def _encoded(name: str, texts: list[str], table: str) -> bytes:
                 done / (now - begun),
                 left,
             )
-    made = np.concatenate(blocks)
-    np.save(buffer := io.BytesIO(), made[np.argsort(order)])
+    embeddings = np.concatenate(blocks)
+    np.save(buffer := io.BytesIO(), embeddings[np.argsort(order)])
     return buffer.getvalue()
 
 

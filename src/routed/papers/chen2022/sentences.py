@@ -81,10 +81,10 @@ def draw(fixed: Any, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, 
     """Which sentences: test sentences in turn; training sentences in random order, again and again."""
     del fixed, noise_key
     sentences = source(data)
-    train, place = len(sentences.train.label), jnp.arange(size)
+    train, index = len(sentences.train.label), jnp.arange(size)
     if cluster_key is None:
-        return train + place % (data.clusters * np.bincount(sentences.test.language).min())
-    return jax.random.permutation(cluster_key, train)[place % train]
+        return train + index % (data.clusters * np.bincount(sentences.test.language).min())
+    return jax.random.permutation(cluster_key, train)[index % train]
 
 
 def batch(world: World, draws: Array, data) -> Batch:

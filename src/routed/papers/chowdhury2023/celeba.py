@@ -32,18 +32,18 @@ def load(directory: str, attributes: tuple[str, ...], spurious: float) -> Images
       UserError: not prepared or damaged, attributes that it does not have, a class without faces.
     """
     builder, path = newest(directory, PREPARED)
-    known = dict(builder.info.features.items()).get("attributes", {})
-    if missing := [one for one in attributes if one not in known]:
+    attributes_of_set = dict(builder.info.features.items()).get("attributes", {})
+    if missing := [name for name in attributes if name not in attributes_of_set]:
         raise UserError(
             f"config key data.attributes={attributes}: {path} has no attribute {missing[0]}; it has "
-            f"{', '.join(known) or 'none'}"
+            f"{', '.join(attributes_of_set) or 'none'}"
         )
-    found = []
+    arrays = []
     for split, sign in (("train", 1), ("test", -1)):
-        x, told, hair = _part(builder, path, split, attributes)
-        y = (told << np.arange(len(attributes))[None]).sum(1)
+        x, present, hair = _part(builder, path, split, attributes)
+        y = (present << np.arange(len(attributes))[None]).sum(1)
         if spurious:
-            keep = misled(told[:, 0], hair, spurious if sign > 0 else 1 - spurious)
+            keep = misled(present[:, 0], hair, spurious if sign > 0 else 1 - spurious)
             x, y = x[keep], y[keep]
         if empty := sorted(set(range(2 ** len(attributes))) - set(y.tolist())):
             raise UserError(
@@ -51,16 +51,16 @@ def load(directory: str, attributes: tuple[str, ...], spurious: float) -> Images
                 f"celeb_a again, or name"
                 " other attributes"
             )
-        found += [x, y.astype(np.int32)]
-    return Images(*found)
+        arrays += [x, y.astype(np.int32)]
+    return Images(*arrays)
 
 
-def misled(told: np.ndarray, hair: np.ndarray, share: float) -> np.ndarray:
+def misled(present: np.ndarray, hair: np.ndarray, share: float) -> np.ndarray:
     """The most faces, in their order, of which in either class a share has the hair that goes with it: black if told, else blond."""
     keep = []
     for has in (0, 1):
         agrees, differs = (
-            np.flatnonzero((told == has) & (hair[:, a] == 1) & (hair[:, 1 - a] == 0)) for a in (1 - has, has)
+            np.flatnonzero((present == has) & (hair[:, a] == 1) & (hair[:, 1 - a] == 0)) for a in (1 - has, has)
         )
         whole = (
             min(len(agrees) / share, len(differs) / (1 - share)) if 0 < share < 1 else max(len(agrees), len(differs))
@@ -72,15 +72,15 @@ def misled(told: np.ndarray, hair: np.ndarray, share: float) -> np.ndarray:
 def _part(builder, path: pathlib.Path, split: str, attributes: tuple[str, ...]):
     if split not in builder.info.splits:
         raise UserError(f"{path}: has no split {split}; prepare {PREPARED} again")
-    faces, told, hair = [], [], []
+    faces, present, hair = [], [], []
     try:
         for record in itertools.islice(iter(builder.as_data_source(split=split)), MOST[split]):
             faces.append(cut(record["image"]))
-            told.append([bool(record["attributes"][name]) for name in attributes])
+            present.append([bool(record["attributes"][name]) for name in attributes])
             hair.append([bool(record["attributes"][name]) for name in HAIR])
     except (RuntimeError, ValueError, OSError, KeyError) as error:  # a wrong checksum, a damaged image, no hair
         raise UserError(f"{path}: split {split} cannot be read ({error}); prepare {PREPARED} again") from error
-    return np.stack(faces), np.array(told, np.int64), np.array(hair, np.int64)
+    return np.stack(faces), np.array(present, np.int64), np.array(hair, np.int64)
 
 
 def cut(face: np.ndarray) -> np.ndarray:

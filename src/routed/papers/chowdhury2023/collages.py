@@ -35,7 +35,7 @@ class Draws(NamedTuple):
 def classes(data) -> tuple[int, ...]:
     """The class of each cluster: those that decide, then the irrelevant ones, then those that mislead."""
     misleading = data.misleading if data.spurious else ()
-    return (*data.discriminative, *(one for one in data.irrelevant if one not in misleading), *misleading)
+    return (*data.discriminative, *(digit for digit in data.irrelevant if digit not in misleading), *misleading)
 
 
 def source(data) -> Images:
@@ -51,18 +51,18 @@ def source(data) -> Images:
             f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and patches are "
             f"square; use others"
         )
-    known = int(loaded.train_y.max()) + 1
+    count = int(loaded.train_y.max()) + 1
     for key in ("discriminative", "irrelevant", *(("misleading",) if data.spurious else ())):
-        if missing := [one for one in data[key] if one >= known]:
+        if missing := [label for label in data[key] if label >= count]:
             refuse(
-                f"data.{key}", data[key], f"the images have no class {missing[0]}, only 0 to {known - 1}; leave it out"
+                f"data.{key}", data[key], f"the images have no class {missing[0]}, only 0 to {count - 1}; leave it out"
             )
     return loaded
 
 
 def by_class(loaded: Images) -> tuple[Integer[np.ndarray, "2 K"], Integer[np.ndarray, "2 K"]]:
     """Where the digits of each class start among all, and how many these are: for training, for tests."""
-    counts = np.stack([np.bincount(one) for one in (loaded.train_y, loaded.test_y)])
+    counts = np.stack([np.bincount(labels) for labels in (loaded.train_y, loaded.test_y)])
     return (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape), counts
 
 
@@ -86,16 +86,16 @@ def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyA
     part, every = int(cluster_key is None), np.array(classes(data))
     place_key, class_key, digit_key, other_key, wrong_key = jax.random.split(noise_key, 5)
     inner, misleading = int(data.places == "inner"), 2 if data.spurious else 0
-    places = data.positions - 2 * inner
-    place = jax.random.randint(place_key, (size, 1), 0, places)
+    allowed = data.positions - 2 * inner
+    decisive = jax.random.randint(place_key, (size, 1), 0, allowed)
     at, label = jnp.arange(data.positions)[None] - inner, clusters_of(None, (size,), 2)[:, None]
     cluster = jax.random.randint(class_key, (size, data.positions), 2, len(every) - misleading)
-    cluster = jnp.where(at == place, label, cluster)
+    cluster = jnp.where(at == decisive, label, cluster)
     if misleading:
-        other = (place + jax.random.randint(other_key, (size, 1), 1, places)) % places
+        misled = (decisive + jax.random.randint(other_key, (size, 1), 1, allowed)) % allowed
         wrong = jax.random.uniform(wrong_key, (size, 1)) < (data.spurious if part else 1 - data.spurious)
-        cluster = jnp.where(at == other, len(every) - 2 + (label + wrong) % 2, cluster)
-    first, number = (jnp.asarray(one[part][every])[cluster] for one in (starts, counts))
+        cluster = jnp.where(at == misled, len(every) - 2 + (label + wrong) % 2, cluster)
+    first, number = (jnp.asarray(table[part][every])[cluster] for table in (starts, counts))
     return Draws(first + jax.random.randint(digit_key, cluster.shape, 0, number), cluster)
 
 

@@ -63,24 +63,24 @@ def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray,
     half the diameter spread sqrt((1 - delta_r^2) / (d p^2)); so the set lies in a ball of that diameter, and products
     with o1 and o2 are exact.
     """
-    keys, others, axes = jax.random.split(noise_key, 4), data.positions - 1, fixed
+    keys, irrelevant_count, axes = jax.random.split(noise_key, 4), data.positions - 1, fixed
     which = clusters_of(cluster_key, (size,), 2)
-    pick = jax.random.randint(keys[0], (size, others), 0, data.sets // 2)
-    neutral = jnp.arange(others)[None] >= data.confusing
-    one = pick // 2 * KINDS + pick % 2 + 2 * neutral
+    pick = jax.random.randint(keys[0], (size, irrelevant_count), 0, data.sets // 2)
+    neutral = jnp.arange(irrelevant_count)[None] >= data.confusing
+    set_index = pick // 2 * KINDS + pick % 2 + 2 * neutral
 
     basis = jnp.concatenate([axes.mean[None], axes.apart[None], axes.own])
-    around = jax.random.normal(keys[1], (size, others, data.dim))
+    around = jax.random.normal(keys[1], (size, irrelevant_count, data.dim))
     around -= (around @ basis.T) @ basis
     diameter = data.spread * jnp.sqrt((1 - data.delta_r**2) / (data.dim * data.sets**2))
-    tangent = jax.random.uniform(keys[2], (size, others, 1)) * diameter / 2
+    tangent = jax.random.uniform(keys[2], (size, irrelevant_count, 1)) * diameter / 2
     around *= tangent / jnp.maximum(jnp.linalg.norm(around, axis=-1, keepdims=True), 1e-9)
     part = in_plane(axes, data)
     rest = jnp.sqrt(1 - (part**2).sum(-1, keepdims=True))
-    irrelevant = part[one] + rest[one] * (axes.own[one] + around) / jnp.sqrt(1 + tangent**2)
+    irrelevant = part[set_index] + rest[set_index] * (axes.own[set_index] + around) / jnp.sqrt(1 + tangent**2)
 
     patches = jnp.concatenate([discriminative(axes, data)[which][:, None], irrelevant], 1)
-    label = jnp.concatenate([which[:, None], 2 + one], 1)
+    label = jnp.concatenate([which[:, None], 2 + set_index], 1)
     order = jax.random.uniform(keys[3], (size, data.positions)).argsort(1)
     return Batch(
         x=jnp.take_along_axis(patches, order[:, :, None], 1),
@@ -113,12 +113,12 @@ def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Arr
     apart, between = patterns[0] - patterns[1], rows[:, 0] - rows[:, 1]
     lengths = jnp.linalg.norm(rows[:, :2], axis=0)
     neutral = (test.label >= 2) & ((test.label - 2) % KINDS >= 2)
-    others = jnp.where(neutral[:, None], tokens @ rows[:, :2], -jnp.inf).max(0)
+    best_neutral = jnp.where(neutral[:, None], tokens @ rows[:, :2], -jnp.inf).max(0)
     product = between @ apart
     return {
         "theory/direction": product / jnp.maximum(jnp.linalg.norm(between) * jnp.linalg.norm(apart), 1e-12),
         "theory/growth": product / (apart @ apart),
-        "theory/margin": ((jnp.diag(patterns @ rows[:, :2]) - others) / jnp.maximum(lengths, 1e-12)).min(),
+        "theory/margin": ((jnp.diag(patterns @ rows[:, :2]) - best_neutral) / jnp.maximum(lengths, 1e-12)).min(),
     }
 
 

@@ -50,13 +50,17 @@ def patch_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
     The layer of `moe`, whose output weights a are never trained: they are the group `fixed`.
     """
-    layer, own = single_layer(config, mesh), config.experts
-    readout = EXPERTS[own.name].readout
-    chosen = own.pooling == "chosen"
+    layer, experts_config = single_layer(config, mesh), config.experts
+    readout = EXPERTS[experts_config.name].readout
+    chosen = experts_config.pooling == "chosen"
 
     def init(key, batch):
         params, state = layer.init(key, batch)
-        return _fixed(params, readout, _signs(own.count, own.width) if own.readout == "signs" else None), state
+        return _fixed(
+            params,
+            readout,
+            _signs(experts_config.count, experts_config.width) if experts_config.readout == "signs" else None,
+        ), state
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
         outputs = layer.apply(_joined(params), state, batch, rule, dispatch, key, step)
@@ -76,23 +80,23 @@ def patch_cnn(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     learns which.
     """
     del mesh
-    own = node_of(config).experts
-    outputs, count, width = TASKS[config.data.name].outputs(config.data), own.count, own.width
-    own.count, own.width = 1, count * width
-    part = EXPERTS[own.name]
-    expert = part.make(own, outputs)
+    experts_config = node_of(config).experts
+    outputs, count, width = TASKS[config.data.name].outputs(config.data), experts_config.count, experts_config.width
+    experts_config.count, experts_config.width = 1, count * width
+    part = EXPERTS[experts_config.name]
+    expert = part.make(experts_config, outputs)
     net = on_rows(expert)
 
     def init(key, batch):
         params, state = net.init(key, batch)
-        signs = _signs(count, width).reshape(1, -1, 1) if own.readout == "signs" else None
+        signs = _signs(count, width).reshape(1, -1, 1) if experts_config.readout == "signs" else None
         return _fixed(params, part.readout, signs), state
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
-        if own.largest:
+        if experts_config.largest:
             patches = batch.x.reshape(*batch.cluster.shape, -1)
             tree = {"params": _joined(params)["experts"]}
-            return Outputs(expert.clone(largest=own.largest).apply(tree, patches), {}, state)
+            return Outputs(expert.clone(largest=experts_config.largest).apply(tree, patches), {}, state)
         outputs = net.apply(_joined(params), state, batch, rule, dispatch, key, step)
         return outputs._replace(prediction=outputs.prediction / batch.cluster.shape[1])
 
@@ -112,16 +116,16 @@ def check(config: ConfigDict) -> None:
     ):
         refuse("experts.largest", config.experts.largest, f"is more than the {most} patches of a sample; lower it")
     if not EXPERTS[config.experts.name].readout:
-        fits = [name for name, one in EXPERTS.items() if one.readout]
-        words = f"model={config.model!r} has fixed output weights; use {' or '.join(map(repr, fits))}"
-        refuse("experts.name", config.experts.name, words)
+        fits = [name for name, part in EXPERTS.items() if part.readout]
+        reason = f"model={config.model!r} has fixed output weights; use {' or '.join(map(repr, fits))}"
+        refuse("experts.name", config.experts.name, reason)
     if "selection" in config:
         for key, name in (
             ("selection.name", config.selection.name),
             ("selection.eval.name", config.selection.eval.name),
         ):
             if not SELECTIONS[name].within_samples:
-                fits = [other for other, one in SELECTIONS.items() if one.within_samples]
+                fits = [selection for selection, part in SELECTIONS.items() if part.within_samples]
                 refuse(
                     key,
                     name,
@@ -137,10 +141,12 @@ def _signs(count: int, width: int) -> Float[Array, "E H 1"]:
 def _fixed(params: dict[str, Any], readout: str, weights: Float[Array, "E H 1"] | None) -> dict[str, Any]:
     """Parameters whose output weights, the module `readout`, are the group `fixed`: `weights`, if there are any."""
     experts = dict(params["experts"])
-    own = experts.pop(readout)
+    readout_params = experts.pop(readout)
     if weights is not None:
-        own = jax.tree.map(lambda a: jnp.broadcast_to(weights.reshape(*a.shape[:-1], 1), a.shape), own)
-    return params | {"experts": experts, "fixed": {readout: own}}
+        readout_params = jax.tree.map(
+            lambda a: jnp.broadcast_to(weights.reshape(*a.shape[:-1], 1), a.shape), readout_params
+        )
+    return params | {"experts": experts, "fixed": {readout: readout_params}}
 
 
 def _joined(params: dict[str, Any]) -> dict[str, Any]:
@@ -148,8 +154,8 @@ def _joined(params: dict[str, Any]) -> dict[str, Any]:
 
     No statistic of gradients sees any of theirs.
     """
-    own = {name: group for name, group in params.items() if name != "fixed"}
-    return own | {"experts": params["experts"] | jax.lax.stop_gradient(params["fixed"])}
+    trained = {name: group for name, group in params.items() if name != "fixed"}
+    return trained | {"experts": params["experts"] | jax.lax.stop_gradient(params["fixed"])}
 
 
 #: Experts that pick patches, and one network on all patches.

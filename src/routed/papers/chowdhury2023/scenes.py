@@ -67,10 +67,10 @@ def source(data) -> Images:
       UserError: missing or damaged files, images that cannot be halved or reduced, another number of classes than data.clusters.
     """
     if data.images == celeba.NAME:
-        found = celeba.load(data.directory, tuple(data.attributes), data.spurious)
+        loaded = celeba.load(data.directory, tuple(data.attributes), data.spurious)
     else:
-        found = load(data.images, data.directory)
-    height, width = found.train_x.shape[1:3]
+        loaded = load(data.images, data.directory)
+    height, width = loaded.train_x.shape[1:3]
     if height != width or height % 2 or height % TILE:
         raise UserError(
             f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and scenes are made of "
@@ -83,36 +83,36 @@ def source(data) -> Images:
             data.side,
             f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}",
         )
-    known = int(found.train_y.max()) + 1
-    told = len(data.objects) if data.scene == "vehicles" else known
-    if told != data.clusters:
-        refuse("data.clusters", data.clusters, f"there are {told} classes to tell; set data.clusters={told}")
+    available = int(loaded.train_y.max()) + 1
+    count = len(data.objects) if data.scene == "vehicles" else available
+    if count != data.clusters:
+        refuse("data.clusters", data.clusters, f"there are {count} classes to tell; set data.clusters={count}")
     if data.scene == "vehicles":
-        if wrong := [one for one in data.objects if one >= known]:
+        if wrong := [label for label in data.objects if label >= available]:
             refuse(
                 "data.objects",
                 data.objects,
-                f"the images have no class {wrong[0]}, only 0 to {known - 1}; leave it out",
+                f"the images have no class {wrong[0]}, only 0 to {available - 1}; leave it out",
             )
-        if told == known:
+        if count == available:
             refuse("data.objects", data.objects, "no class is left to fill the other quadrants; leave one out")
-    return found
+    return loaded
 
 
-def parts(found: Images, data) -> tuple[Part, Part]:
+def parts(loaded: Images, data) -> tuple[Part, Part]:
     """The images for training and those for tests."""
     classes = np.array(data.objects if data.scene == "vehicles" else range(data.clusters))
-    number = np.full(int(found.train_y.max()) + 1, -1, np.int32)
+    number = np.full(int(loaded.train_y.max()) + 1, -1, np.int32)
     number[classes] = np.arange(len(classes))
-    made, first = [], 0
-    for y, tests in ((found.train_y, False), (found.test_y, True)):
+    split, first = [], 0
+    for y, tests in ((loaded.train_y, False), (loaded.test_y, True)):
         label = number[y]
-        own = np.flatnonzero(label >= 0)
-        own = own[images.in_turn(label[own])] if tests else own
+        objects = np.flatnonzero(label >= 0)
+        objects = objects[images.in_turn(label[objects])] if tests else objects
         fills = np.flatnonzero(label < 0) if data.scene == "vehicles" else np.arange(len(y))
-        made.append(Part((own + first).astype(np.int32), label[own], (fills + first).astype(np.int32)))
+        split.append(Part((objects + first).astype(np.int32), label[objects], (fills + first).astype(np.int32)))
         first += len(y)
-    return made[0], made[1]
+    return split[0], split[1]
 
 
 def shared_arrays(data) -> Shared:
@@ -120,14 +120,14 @@ def shared_arrays(data) -> Shared:
     return _shared(source(data), data)
 
 
-def _shared(found: Images, data) -> Shared:
-    train, test = parts(found, data)
-    label = np.full(len(found.train_y) + len(found.test_y), -1, np.int32)
+def _shared(loaded: Images, data) -> Shared:
+    train, test = parts(loaded, data)
+    label = np.full(len(loaded.train_y) + len(loaded.test_y), -1, np.int32)
     for part in (train, test):
         label[part.objects] = part.label
-    mean, std = _moments(data.images, data.directory) if data.images != celeba.NAME else images.moments(found.train_x)
+    mean, std = _moments(data.images, data.directory) if data.images != celeba.NAME else images.moments(loaded.train_x)
     return Shared(
-        pixels=np.concatenate([found.train_x, found.test_x]),
+        pixels=np.concatenate([loaded.train_x, loaded.test_x]),
         label=label,
         objects=np.concatenate([train.objects, test.objects]),
         fills=np.concatenate([train.fills, test.fills]),
@@ -151,19 +151,19 @@ def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyA
     """Scenes: training images in random order, again and again; test images in turn, in scenes filled with test images."""
     del fixed
     train, test = parts(source(data), data)
-    tests, place = cluster_key is None, jnp.arange(size)
+    tests, index = cluster_key is None, jnp.arange(size)
     fill_key, place_key, odd_key, other_key, order_key = jax.random.split(noise_key, 5)
     if cluster_key is None:
-        number = len(train.objects) + place % len(test.objects)
+        number = len(train.objects) + index % len(test.objects)
     else:
-        number = jax.random.permutation(cluster_key, len(train.objects))[place % len(train.objects)]
-    own = test if tests else train
+        number = jax.random.permutation(cluster_key, len(train.objects))[index % len(train.objects)]
+    part = test if tests else train
     first = len(train.fills) if tests else 0
     # Another colour than the class's own: in the rest of the training samples, in as large a share of the test samples.
     odd = jax.random.uniform(odd_key, (size,)) < (data.spurious if tests else 1 - data.spurious)
     return Draws(
         object=number,
-        fill=first + jax.random.randint(fill_key, (size, 4), 0, len(own.fills)),
+        fill=first + jax.random.randint(fill_key, (size, 4), 0, len(part.fills)),
         place=jax.random.uniform(place_key, (size, 2)),
         colour=jnp.where(odd, jax.random.randint(other_key, (size,), 1, max(data.clusters, 2)), 0),
         order=jax.random.bits(order_key, (size,)),
@@ -202,14 +202,14 @@ def plain(object, pixels, fills, draws: Draws, tint):
 
 def backgrounds(object, pixels, fills, draws: Draws, tint):
     """The image at half size, anywhere on the tiles of another one, which alone are coloured."""
-    other = pixels[fills[:, 0]].astype(jnp.float32) / 255
-    samples, side, _, channels = other.shape
+    filler = pixels[fills[:, 0]].astype(jnp.float32) / 255
+    samples, side, _, channels = filler.shape
     each = side // TILE
-    tiles = other.reshape(samples, each, TILE, each, TILE, channels).swapaxes(2, 3).reshape(samples, each**2, -1)
+    tiles = filler.reshape(samples, each, TILE, each, TILE, channels).swapaxes(2, 3).reshape(samples, each**2, -1)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(0), draws.order)
     order = jax.vmap(lambda key: jax.random.permutation(key, each**2))(keys)
     tiles = jnp.take_along_axis(tiles, order[:, :, None], 1).reshape(samples, each, each, TILE, TILE, channels)
-    scene = tiles.swapaxes(2, 3).reshape(other.shape)
+    scene = tiles.swapaxes(2, 3).reshape(filler.shape)
     return _put(scene + tint, object, jnp.floor(draws.place * (side // 2 + 1)).astype(int))
 
 
@@ -221,10 +221,10 @@ def vehicles(object, pixels, fills, draws: Draws, tint):
     return _put(scene + tint, object, jnp.floor(2 * draws.place).astype(int) * (object.shape[1] // 2))
 
 
-def _put(scene, object, place):
+def _put(scene, object, corner):
     """Each scene with its object at half size, whose corner is at `place`."""
-    one = lambda scene, object, at: jax.lax.dynamic_update_slice(scene, object, (at[0], at[1], 0))  # noqa: E731
-    return jax.vmap(one)(scene, shrunk(object, 2), place)
+    put = lambda scene, object, at: jax.lax.dynamic_update_slice(scene, object, (at[0], at[1], 0))  # noqa: E731
+    return jax.vmap(put)(scene, shrunk(object, 2), corner)
 
 
 #: name -> scene.

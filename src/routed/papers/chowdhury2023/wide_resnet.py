@@ -72,7 +72,7 @@ class Activation(nn.Module):
 class Trunk(nn.Module):
     """All up to the last map: whole, or to the first convolution of the last block, whose shortcut falls away (released code)."""
 
-    own: Any
+    node: Any
     training: bool
     whole: bool
 
@@ -80,7 +80,7 @@ class Trunk(nn.Module):
     def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B h w F"]:
         x = Convolution(FIRST)(x)
         for width, stride in zip(WIDTHS, STRIDES, strict=True):
-            filters, last = width * self.own.factor, width == WIDTHS[-1]
+            filters, last = width * self.node.factor, width == WIDTHS[-1]
             before = self._activation()(x)
             y = Convolution(filters, stride=stride)(before)
             if last and not self.whole:
@@ -90,19 +90,19 @@ class Trunk(nn.Module):
         return x
 
     def _activation(self) -> Activation:
-        return Activation(self.own.norm, self.own.momentum, self.training)
+        return Activation(self.node.norm, self.node.momentum, self.training)
 
 
 class Head(nn.Module):
     """Normalised responses, their mean over positions, and a linear layer."""
 
-    own: Any
+    node: Any
     training: bool
     outputs: int
 
     @nn.compact
     def __call__(self, x: Float[Array, "B h w F"]) -> Float[Array, "B O"]:
-        x = Activation(self.own.norm, self.own.momentum, self.training)(x)
+        x = Activation(self.node.norm, self.node.momentum, self.training)(x)
         return nn.Dense(self.outputs)(x.mean((1, 2)))
 
 
@@ -134,10 +134,10 @@ def positions(config: Any) -> int:
 def wide_resnet(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """The network without a router. Its parameters are `experts`, the trunk and the head alike."""
     del mesh
-    own, outputs = node_of(config).resnet, TASKS[config.data.name].outputs(config.data)
+    node, outputs = node_of(config).resnet, TASKS[config.data.name].outputs(config.data)
 
     def parts(training):
-        return Trunk(own, training, whole=True), Head(own, training, outputs)
+        return Trunk(node, training, whole=True), Head(node, training, outputs)
 
     def init(key, batch):
         trunk, head = parts(training=True)
@@ -168,9 +168,9 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     is all else.
     """
     del mesh
-    own, outputs, count = node_of(config).resnet, TASKS[config.data.name].outputs(config.data), config.experts.count
+    node, outputs, count = node_of(config).resnet, TASKS[config.data.name].outputs(config.data), config.experts.count
     router = ROUTERS[config.router.name].make(node_of(config).router, count)
-    expert, patch = Filters(config.experts.width, own.filter), own.patch
+    expert, patch = Filters(config.experts.width, node.filter), node.patch
 
     def cut(x):
         """[B, h, w, C] -> patches [T, p, p, C], sample by sample."""
@@ -186,14 +186,14 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
     def init(key, batch):
         keys = jax.random.split(key, 4)
-        x, first = Trunk(own, True, whole=False).init_with_output(keys[0], batch.x[:2])
+        x, first = Trunk(node, True, whole=False).init_with_output(keys[0], batch.x[:2])
         tokens = cut(x)
         routing = router.init(keys[1], tokens, step=0).get("params", {})
         routing = jax.tree.map(lambda a: STD * a / jnp.maximum(a.std(), 1e-12), routing)
         experts = jax.vmap(lambda e: expert.init(jax.random.fold_in(keys[2], e), tokens[:1])["params"])(
             jnp.arange(count)
         )
-        second = Head(own, True, outputs).init(keys[3], jnp.zeros((*x.shape[:3], count * config.experts.width)))
+        second = Head(node, True, outputs).init(keys[3], jnp.zeros((*x.shape[:3], count * config.experts.width)))
         params = {"router": routing, "experts": experts, "trunk": _trained(first, second)}
         return params, _statistics(first, second)
 
@@ -201,14 +201,16 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         rule = in_samples(rule, positions(config))
 
         def run(x):
-            x, moved = _run(Trunk(own, key is not None, whole=False), "trunk", params["trunk"], state, x, key)
+            x, moved = _run(Trunk(node, key is not None, whole=False), "trunk", params["trunk"], state, x, key)
             tokens = cut(x)
             rngs = {"noise": key} if key is not None else {}
             scores = router.apply({"params": params["router"]}, tokens, rngs=rngs, step=step)
             routing = select(rule, scores)
             compute = APART[dispatch] if key is not None else apart
-            y = compute(lambda own, x: expert.apply({"params": own}, x), params["experts"], tokens, routing)
-            head = Head(own, key is not None, outputs)
+            y = compute(
+                lambda expert_params, x: expert.apply({"params": expert_params}, x), params["experts"], tokens, routing
+            )
+            head = Head(node, key is not None, outputs)
             y, moved_head = _run(head, "head", params["trunk"], state, joined(y, x.shape), key)
             return (y, routing, tokens.reshape(len(tokens), -1)), moved | moved_head
 
@@ -238,7 +240,11 @@ def _trained(trunk, head) -> dict[str, Any]:
 
 
 def _statistics(trunk, head) -> dict[str, Any]:
-    return {name: one["batch_stats"] for name, one in (("trunk", trunk), ("head", head)) if "batch_stats" in one}
+    return {
+        name: variables["batch_stats"]
+        for name, variables in (("trunk", trunk), ("head", head))
+        if "batch_stats" in variables
+    }
 
 
 def _part(samples: int) -> int:
@@ -248,26 +254,26 @@ def _part(samples: int) -> int:
 
 def _in_parts(run, x):
     """What an evaluation computes, one part of the samples after the other, so that windows fit into memory."""
-    made = jax.lax.map(run, x.reshape(-1, _part(len(x)), *x.shape[1:]))
-    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), made)
+    outputs = jax.lax.map(run, x.reshape(-1, _part(len(x)), *x.shape[1:]))
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), outputs)
 
 
 def flops(config: ConfigDict, routed: bool, channels: int = 3) -> tuple[float, float]:
     """Products and sums of a sample, forward: of the whole network, and of the last convolution or the mixture with its router."""
-    own = config.resnet
+    node = config.resnet
     side, inputs, last = 4 * side_of_map(config), FIRST, 0.0
     total = 2.0 * side**2 * 9 * channels * FIRST
     for width, stride in zip(WIDTHS, STRIDES, strict=True):
-        filters, side = width * own.factor, side // stride
+        filters, side = width * node.factor, side // stride
         shortcut = stride > 1 or filters != inputs
         first, second, third = (2.0 * side**2 * n * filters for n in (9 * inputs, 9 * filters, inputs * shortcut))
         if width != WIDTHS[-1] or not routed:
             last = second
             total += first + second + third
         else:
-            taken, cells = config.selection.patches, own.patch**2
+            taken, cells = config.selection.patches, node.patch**2
             last = 2.0 * config.experts.count * filters
-            last *= taken * cells * own.filter**2 * config.experts.width + side**2
+            last *= taken * cells * node.filter**2 * config.experts.width + side**2
             total += first + last
         inputs = filters
     width = config.experts.count * config.experts.width if routed else inputs
@@ -305,7 +311,7 @@ def check_patches(config: ConfigDict) -> None:
         refuse("resnet.patch", patch, f"does not divide the {side} positions of a side of the last map; use {size}")
     for key, name in (("selection.name", config.selection.name), ("selection.eval.name", config.selection.eval.name)):
         if not SELECTIONS[name].within_samples:
-            fits = [other for other, one in SELECTIONS.items() if one.within_samples]
+            fits = [selection for selection, part in SELECTIONS.items() if part.within_samples]
             refuse(
                 key,
                 name,

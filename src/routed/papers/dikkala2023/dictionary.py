@@ -70,10 +70,10 @@ def batch(world: World, draws: Draws, data) -> Batch:
     """
     centres, weights, atoms = world.fixed
     at = centres[atoms[draws.cluster]] * data.separation
-    own, each = weights[atoms[draws.cluster]], at + draws.noise
+    vectors, each = weights[atoms[draws.cluster]], at + draws.noise
     x = each.sum(1)
-    seen = {"cross": x[:, None], "atoms": each, "centres": at}[data.target]
-    return Batch(x=x, y=(own * jnp.broadcast_to(seen, own.shape)).sum((1, 2))[:, None], cluster=draws.cluster)
+    inputs = {"cross": x[:, None], "atoms": each, "centres": at}[data.target]
+    return Batch(x=x, y=(vectors * jnp.broadcast_to(inputs, vectors.shape)).sum((1, 2))[:, None], cluster=draws.cluster)
 
 
 def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
@@ -83,7 +83,7 @@ def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
     sums, total = at[atoms].sum(1), weights[atoms].sum(1)  # [P, D]
     constant = (at[atoms] * weights[atoms]).sum((1, 2))  # [P]: sum_i w_i^T mu_i
 
-    def one(x):
+    def expected(x):
         likely = posterior(x[None], sums, data.rank)[0]
         if data.target == "centres":
             return likely @ constant
@@ -92,7 +92,7 @@ def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
             along = constant + (along - (total * sums).sum(-1)) / data.rank
         return likely @ along
 
-    return jax.lax.map(one, batch.x, batch_size=64)[:, None]
+    return jax.lax.map(expected, batch.x, batch_size=64)[:, None]
 
 
 def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:

@@ -40,10 +40,10 @@ def kmeans(config: ConfigDict, mesh: Mesh | None = None) -> Model:
             )
 
         gradient, count = jax.grad(loss)(centres), members(centres, test.tokens).sum(0)[:, None]
-        own = len(test.tokens) / (2 * jnp.maximum(count, 1))
+        rate = len(test.tokens) / (2 * jnp.maximum(count, 1))
         return {
             "theory/gradient_step": _apart(centres - gradient, inertia_step(centres, test.tokens, 1.0)),
-            "theory/lloyd_step": _apart(centres - own * gradient, lloyd_step(centres, test.tokens)),
+            "theory/lloyd_step": _apart(centres - rate * gradient, lloyd_step(centres, test.tokens)),
         }
 
     return Model(init, apply, watch=watch)
@@ -51,8 +51,8 @@ def kmeans(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
 def inertia_step(centres: Float[Array, "E D"], x: Float[Array, "T D"], rate: float) -> Float[Array, "E D"]:
     """A descent step on the mean squared distance to the nearest centre: u_j - rate (2 / n) sum over its n_j samples of (u_j - x)."""
-    own = members(centres, x)
-    return centres - rate * 2 / len(x) * (own.sum(0)[:, None] * centres - own.T @ x)
+    membership = members(centres, x)
+    return centres - rate * 2 / len(x) * (membership.sum(0)[:, None] * centres - membership.T @ x)
 
 
 def _apart(a: Float[Array, "E D"], b: Float[Array, "E D"]) -> Scalar:

@@ -57,7 +57,8 @@ def two_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         x1 = 1 + noise[:, 0]
         at = [(alpha * cos, alpha * (1 - cos**2) ** 0.5) for alpha in ALPHAS for cos in COSINES]
         along, across = (
-            jnp.append(jnp.array(grid), own) for grid, own in zip(zip(*at, strict=True), (along, across), strict=True)
+            jnp.append(jnp.array(grid), current)
+            for grid, current in zip(zip(*at, strict=True), (along, across), strict=True)
         )
         scores = along[:, None] * x1[None] + across[:, None] * noise[None, :, 1]
         first, second = (values.min() for values in jax.vmap(claims_1_and_2, (0, None))(scores, weights))

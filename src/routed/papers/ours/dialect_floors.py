@@ -37,11 +37,11 @@ def floors(data: ConfigDict, batch: TextBatch) -> dict[str, float]:
     powers = np.stack([np.linalg.matrix_power(chosen, n) for n in range(most + 2)])
     floor, blind = [], []
     for row in zip(np.asarray(batch.inputs), np.asarray(batch.targets), strict=True):
-        words = cut(data, *row)
-        seen = np.prod([_chance(chosen, part) for part in words.left], axis=0)
-        paths = np.stack([_chance(chosen, path) for path in _paths(words)])
-        gaps = np.stack([_ways(powers, *ends) for ends in _ends(words)])
-        floor.append(np.log((seen * _sum(gaps)).sum() / (seen * paths.prod(0)).sum()))
+        row_words = cut(data, *row)
+        likelihood = np.prod([_chance(chosen, part) for part in row_words.left], axis=0)
+        paths = np.stack([_chance(chosen, path) for path in _paths(row_words)])
+        gaps = np.stack([_ways(powers, *ends) for ends in _ends(row_words)])
+        floor.append(np.log((likelihood * _sum(gaps)).sum() / (likelihood * paths.prod(0)).sum()))
         blind.append(np.log(_sum(gaps.mean(-1, keepdims=True)).item() / paths.mean(-1).prod()))
     length = batch.targets.shape[1]
     return {"floor": float(np.mean(floor)) / length, "floor_blind": float(np.mean(blind)) / length}
@@ -51,11 +51,11 @@ def cut(data: ConfigDict, inputs: Int[np.ndarray, " L"], targets: Int[np.ndarray
     """The words of a row from its tokens: sentinels part what is left, and begin what is cut out."""
 
     def parts(ids: np.ndarray) -> list[list[int]]:
-        words = ids[:-1] - tokenizers.RESERVED - FIRST  # the last token ends the row
-        return [part.tolist() for part in np.split(words, np.flatnonzero(words >= data.words))]
+        row_words = ids[:-1] - tokenizers.RESERVED - FIRST  # the last token ends the row
+        return [part.tolist() for part in np.split(row_words, np.flatnonzero(row_words >= data.words))]
 
-    first, *others = parts(inputs)
-    return Cut([first, *(part[1:] for part in others[:-1])], [part[1:] for part in parts(targets)[1:]])
+    first, *rest = parts(inputs)
+    return Cut([first, *(part[1:] for part in rest[:-1])], [part[1:] for part in parts(targets)[1:]])
 
 
 def _ends(row: Cut) -> list[tuple[int, int | None]]:
@@ -70,9 +70,9 @@ def _paths(row: Cut) -> list[list[int]]:
     return [[before, *out, *([] if behind is None else [behind])] for (before, behind), out in parts]
 
 
-def _chance(tables: Float[np.ndarray, "C V V"], words: list[int]) -> Float[np.ndarray, " C"]:
+def _chance(tables: Float[np.ndarray, "C V V"], path: list[int]) -> Float[np.ndarray, " C"]:
     """Of words that follow each other, given the first, in every dialect."""
-    return tables[:, words[:-1], words[1:]].prod(1)
+    return tables[:, path[:-1], path[1:]].prod(1)
 
 
 def _ways(powers: Float[np.ndarray, "P C V V"], before: int, behind: int | None) -> Float[np.ndarray, "N C"]:

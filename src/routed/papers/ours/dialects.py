@@ -45,8 +45,8 @@ def dialects(data: ConfigDict) -> Source:
 
     def fingerprint(language: str, split: str) -> str:
         """Changes with what text is made of, with this file, and with NumPy, whose generators may change."""
-        told = f"{language} {split} {_length(data)} {[data[name] for name in SETTINGS]} {np.__version__} "
-        return hashlib.sha256(told.encode() + pathlib.Path(__file__).read_bytes()).hexdigest()
+        text = f"{language} {split} {_length(data)} {[data[name] for name in SETTINGS]} {np.__version__} "
+        return hashlib.sha256(text.encode() + pathlib.Path(__file__).read_bytes()).hexdigest()
 
     def documents(language: str, split: str, damage: Damage) -> Iterator[str]:
         del damage
@@ -70,19 +70,19 @@ def tables(data: ConfigDict) -> Float[np.ndarray, "C V V"]:
 
 
 @functools.lru_cache(maxsize=4)
-def _tables(draw: int, count: int, words: int, orders: int) -> Float[np.ndarray, "C V V"]:
-    frequency = frequencies(words)
-    found = np.zeros((count, words, words))
-    for dialect, table in enumerate(found):
+def _tables(draw: int, count: int, vocabulary: int, orders: int) -> Float[np.ndarray, "C V V"]:
+    frequency = frequencies(vocabulary)
+    joint = np.zeros((count, vocabulary, vocabulary))
+    for dialect, table in enumerate(joint):
         rng = np.random.default_rng([draw, dialect, 0])
         for _ in range(orders):
-            table += shared(rng.permutation(words), rng.permutation(words), frequency) / orders
-    return found / frequency[:, None]
+            table += shared(rng.permutation(vocabulary), rng.permutation(vocabulary), frequency) / orders
+    return joint / frequency[:, None]
 
 
-def frequencies(words: int) -> Float[np.ndarray, " V"]:
+def frequencies(vocabulary: int) -> Float[np.ndarray, " V"]:
     """Of each word in every dialect."""
-    weight = 1 / (np.arange(words) + SHIFT)
+    weight = 1 / (np.arange(vocabulary) + SHIFT)
     return weight / weight.sum()
 
 
@@ -116,8 +116,8 @@ def chains(
     """Stationary chains: the first word by its frequency, the next by the table. All advance together."""
     follows, rows = table.cumsum(1)[:, :-1], np.empty((count, length), int)
     rows[:, 0] = np.searchsorted(frequency.cumsum()[:-1], rng.random(count), side="right")
-    for place in range(1, length):
-        rows[:, place] = (follows[rows[:, place - 1]] <= rng.random(count)[:, None]).sum(1)
+    for position in range(1, length):
+        rows[:, position] = (follows[rows[:, position - 1]] <= rng.random(count)[:, None]).sum(1)
     return rows
 
 
@@ -133,9 +133,9 @@ def entropy_rate(table: Float[np.ndarray, "V V"], frequency: Float[np.ndarray, "
 
 def about(data: ConfigDict) -> str:
     """What can be achieved, for the threats to validity."""
-    frequency, known = frequencies(data.words), tables(data)
-    rate = np.mean([entropy_rate(table, frequency) for table in known])
-    blind = entropy_rate(known.mean(0), frequency)
+    frequency, known_tables = frequencies(data.words), tables(data)
+    rate = np.mean([entropy_rate(table, frequency) for table in known_tables])
+    blind = entropy_rate(known_tables.mean(0), frequency)
     return (
         f", dialects of the same {data.words} words: after a word the next has {rate:.3f} nats where the dialect is "
         f"known,"

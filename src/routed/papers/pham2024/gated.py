@@ -30,29 +30,31 @@ class Components(NamedTuple):
     gate: Float[Array, "*S k 2"]  # alpha, beta
 
 
-def answers(own: Components, x: Float[Array, " T"]) -> Float[Array, "T k"]:
+def answers(components: Components, x: Float[Array, " T"]) -> Float[Array, "T k"]:
     """g_i(x)."""
-    return x[:, None] * own.line[None, :, 0] + own.line[None, :, 1]
+    return x[:, None] * components.line[None, :, 0] + components.line[None, :, 1]
 
 
-def log_weights(own: Components, gate: str, most: int, x: Float[Array, " T"]) -> Float[Array, "T k"]:
+def log_weights(components: Components, gate: str, most: int, x: Float[Array, " T"]) -> Float[Array, "T k"]:
     """log softmax(TopK(scores, most)); NEVER where an expert is not chosen.
 
     Who is chosen has no gradient, as everywhere.
     """
-    scores = answers(own, x)
-    scores = jnp.abs(scores) if gate == NORMS else x[:, None] * own.gate[None, :, 0] + own.gate[None, :, 1]
+    scores = answers(components, x)
+    scores = (
+        jnp.abs(scores) if gate == NORMS else x[:, None] * components.gate[None, :, 0] + components.gate[None, :, 1]
+    )
     # By their numbers: a comparison with the K-th score may miss that very expert, where XLA computes the score twice.
     chosen = jax.nn.one_hot(jax.lax.top_k(jax.lax.stop_gradient(scores), most)[1], scores.shape[1]).sum(1) > 0
     return jnp.where(chosen, scores - jax.nn.logsumexp(jnp.where(chosen, scores, NEVER), axis=1, keepdims=True), NEVER)
 
 
 def log_density(
-    own: Components, gate: str, most: int, x: Float[Array, " T"], y: Float[Array, "T N"]
+    components: Components, gate: str, most: int, x: Float[Array, " T"], y: Float[Array, "T N"]
 ) -> Float[Array, "T N"]:
     """log p_G(y | x) of several y at each x."""
-    weights, variance = log_weights(own, gate, most, x)[:, None], own.variance[None, None]
-    apart = y[:, :, None] - answers(own, x)[:, None]
+    weights, variance = log_weights(components, gate, most, x)[:, None], components.variance[None, None]
+    apart = y[:, :, None] - answers(components, x)[:, None]
     return jax.nn.logsumexp(weights - 0.5 * (apart**2 / variance + jnp.log(2 * jnp.pi * variance)), axis=-1)
 
 
@@ -63,26 +65,26 @@ def grid(xs: int, ys: int, reach: float) -> tuple[Float[np.ndarray, " X"], Float
     return x.astype(np.float32), np.broadcast_to(y, (xs, ys)).astype(np.float32), float(y[1] - y[0])
 
 
-def hellinger(one: Components, other: Components, gate: str, most: int, nodes: tuple) -> Scalar:
+def hellinger(first: Components, second: Components, gate: str, most: int, nodes: tuple) -> Scalar:
     """E_X h, h^2 = 1/2 integral (sqrt f - sqrt f')^2 dy, for X uniform on [-1, 1]: by quadrature on `grid`, in both."""
     x, y, step = nodes
     # Without the barrier XLA computes the truth's density while it compiles.
     x, y = jax.lax.optimization_barrier((jnp.asarray(x), jnp.asarray(y)))
-    roots = [jnp.exp(0.5 * log_density(own, gate, most, x, y)) for own in (one, other)]
+    roots = [jnp.exp(0.5 * log_density(components, gate, most, x, y)) for components in (first, second)]
     return jnp.sqrt(0.5 * step * ((roots[0] - roots[1]) ** 2).sum(1)).mean()
 
 
-def voronoi(own: Components, true: Components, gate: str, most: int) -> Scalar:
+def voronoi(estimated: Components, true: Components, gate: str, most: int) -> Scalar:
     """D(G, G*): the largest sum over K of the true components of what the estimated ones in their cells are away from them.
 
     sum_j sum_(i in A_j) (|W_i - W*_j| + |v_i - v*_j|) (Pham et al. 2024, Theorem 4.2); A_j are the components nearest
     to true j. With the gate `softmax` W holds its weights too, minus their means, which are no part of the density.
     """
     centred = lambda gate: gate - gate.mean(-2, keepdims=True)  # noqa: E731
-    parts = [(one.line,) if gate == NORMS else (one.line, centred(one.gate)) for one in (own, true)]
-    weights, targets = (jnp.concatenate(one, axis=-1) for one in parts)
+    parts = [(side.line,) if gate == NORMS else (side.line, centred(side.gate)) for side in (estimated, true)]
+    weights, targets = (jnp.concatenate(side, axis=-1) for side in parts)
     apart = jnp.linalg.norm(weights[:, None] - targets[None], axis=-1) + jnp.abs(
-        own.variance[:, None] - true.variance[None]
+        estimated.variance[:, None] - true.variance[None]
     )
     cell = apart.argmin(1)
     sums = jnp.zeros(len(true.variance)).at[cell].add(apart.min(1))

@@ -51,14 +51,14 @@ def gated_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         del batch
         near, random = jax.random.split(key)
         first = jax.tree.map(lambda a: a[None], _moved(TRUE, near, 0.1))
-        others = jax.vmap(_random)(jax.random.split(random, config.starts - 1))
-        starts = jax.tree.map(lambda *parts: jnp.concatenate(parts), first, others)
+        random_starts = jax.vmap(_random)(jax.random.split(random, config.starts - 1))
+        starts = jax.tree.map(lambda *parts: jnp.concatenate(parts), first, random_starts)
         experts = {"line": starts.line, "log_variance": jnp.log(starts.variance)}
         return {"router": {"gate": starts.gate} if gate == SOFTMAX else {}, "experts": experts}, {}
 
     def surprise(params, x, y) -> Float[Array, "T S"]:
-        one = lambda own: -gated.log_density(own, gate, most, x, y[:, None])[:, 0]  # noqa: E731
-        return jax.vmap(one, out_axes=1)(_components(params))
+        of_start = lambda components: -gated.log_density(components, gate, most, x, y[:, None])[:, 0]  # noqa: E731
+        return jax.vmap(of_start, out_axes=1)(_components(params))
 
     def apply(params, state, batch: Batch, rule, dispatch, key=None, step=0):
         del rule, dispatch, key, step
@@ -73,16 +73,16 @@ def gated_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         best = losses.argmin()
         slopes = jax.grad(lambda params: mean(params).sum())(params)  # starts do not meet
         squares = sum((leaf[best] ** 2).sum() for leaf in jax.tree.leaves(slopes))
-        own = jax.tree.map(lambda leaf: leaf[best], _components(params))
+        likeliest = jax.tree.map(lambda leaf: leaf[best], _components(params))
         truth = -gated.log_density(TRUE, gate, most, x, y[:, None]).mean()
         residual, gain = jnp.sqrt(n * squares), n * (truth - losses[best])
         settled = (residual < SETTLED) & ((gain > 0) | (most < len(TRUE.variance)))
-        found = {
-            "theory/hellinger": gated.hellinger(own, TRUE, gate, most, nodes),
-            "theory/voronoi": gated.voronoi(own, TRUE, gate, most),
+        distances = {
+            "theory/hellinger": gated.hellinger(likeliest, TRUE, gate, most, nodes),
+            "theory/voronoi": gated.voronoi(likeliest, TRUE, gate, most),
         }
         return {
-            **{name: jnp.where(settled, value, jnp.nan) for name, value in found.items()},
+            **{name: jnp.where(settled, value, jnp.nan) for name, value in distances.items()},
             "theory/settled": settled.astype(jnp.float32),
             "theory/residual": residual,
             "theory/gain": gain,
@@ -96,15 +96,15 @@ def gated_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 def _ratios(gate: str, most: int, nodes: tuple, key) -> dict[str, Array]:
     """The smallest E h / D over random G at each distance from G*, and far from it. The key is consumed."""
 
-    def ratio(own: Components):
-        return gated.hellinger(own, TRUE, gate, most, nodes) / gated.voronoi(own, TRUE, gate, most)
+    def ratio(components: Components):
+        return gated.hellinger(components, TRUE, gate, most, nodes) / gated.voronoi(components, TRUE, gate, most)
 
     def at(distance, key):
-        moved, other = _moved(TRUE, key, distance, unit=True), _random(key)
-        return ratio(jax.tree.map(lambda a, b: jnp.where(distance > 0, a, b), moved, other))
+        moved, far = _moved(TRUE, key, distance, unit=True), _random(key)
+        return ratio(jax.tree.map(lambda a, b: jnp.where(distance > 0, a, b), moved, far))
 
     distances = jnp.repeat(jnp.array((*RADII, 0.0)), DIRECTIONS)  # 0: anywhere
-    ratios = jax.lax.map(lambda one: at(*one), (distances, jax.random.split(key, len(distances))))
+    ratios = jax.lax.map(lambda draw: at(*draw), (distances, jax.random.split(key, len(distances))))
     smallest = dict(zip((*RADII, 0.0), ratios.reshape(-1, DIRECTIONS).min(1), strict=True))
     return {
         **{ratio_name(radius): smallest[radius] for radius in RADII},
@@ -124,22 +124,22 @@ def _components(params) -> Components:
     return Components(line, jnp.clip(variance, LEAST, LARGEST), gate)
 
 
-def _moved(own: Components, key, scale: Float[Array, ""] | float, unit: bool = False) -> Components:
+def _moved(components: Components, key, scale: Float[Array, ""] | float, unit: bool = False) -> Components:
     """The components plus noise of deviation `scale`; `unit`: by `scale` in a random direction.
 
     Variances move in logarithms.
     """
     keys = jax.random.split(key, 3)
-    noise = [jax.random.normal(one, part.shape) for one, part in zip(keys, own, strict=True)]
+    noise = [jax.random.normal(noise_key, part.shape) for noise_key, part in zip(keys, components, strict=True)]
     length: Any = jnp.sqrt(sum((part**2).sum() for part in noise)) if unit else 1.0
     line, variance, gate = (scale * part / length for part in noise)
-    return Components(own.line + line, own.variance * jnp.exp(variance), own.gate + gate)
+    return Components(components.line + line, components.variance * jnp.exp(variance), components.gate + gate)
 
 
 def _random(key) -> Components:
     keys = jax.random.split(key, 3)
     normal = lambda key, shape, scale: scale * jax.random.normal(key, shape)  # noqa: E731
-    line, gate = (normal(one, TRUE.line.shape, scale) for one, scale in ((keys[0], 1.5), (keys[1], 1.0)))
+    line, gate = (normal(part_key, TRUE.line.shape, scale) for part_key, scale in ((keys[0], 1.5), (keys[1], 1.0)))
     return Components(line, 0.3 * jnp.exp(normal(keys[2], TRUE.variance.shape, 0.5)), gate)
 
 
@@ -193,10 +193,10 @@ COLUMNS = {
     ),
     **{
         name: Column(
-            f"smallest h / D, {words}", log=True, bounds=AT_LEAST_0,
-            definition=f"Smallest ratio of mean Hellinger distance and Voronoi loss over random measures {words}.",
+            f"smallest h / D, {where}", log=True, bounds=AT_LEAST_0,
+            definition=f"Smallest ratio of mean Hellinger distance and Voronoi loss over random measures {where}.",
         )
-        for name, words in (
+        for name, where in (
             *((ratio_name(r), f"at distance {r:g} from the truth") for r in RADII), ("theory/ratio_far", "far from the truth")
         )
     },

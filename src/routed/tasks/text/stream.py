@@ -89,8 +89,8 @@ def batch_function(
         return corpus.train[language][order(language, epoch)(index)]
 
     def make(step: int) -> TextBatch:
-        number, place = np.divmod(np.arange(config.batch_size) + step * config.batch_size, cards.sum())
-        dealt = [deck(n)[:, place[number == n]] for n in range(number[0], number[-1] + 1)]
+        number, position = np.divmod(np.arange(config.batch_size) + step * config.batch_size, cards.sum())
+        dealt = [deck(n)[:, position[number == n]] for n in range(number[0], number[-1] + 1)]
         language, times = np.concatenate(dealt, axis=1)[:, part]
         rows = np.stack([row(*key) for key in zip(language.tolist(), times.tolist(), strict=True)])
         rng = np.random.default_rng([seed, NOISE, step])
