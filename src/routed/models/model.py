@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Column, Routing, SoftRouting
 from routed.layer.rule import Rule
+from routed.routers.noise import NOISES
 from routed.settings.setting import Setting, accept
 from routed.tasks.task import Watch, watch_nothing
 
@@ -84,6 +85,12 @@ class Model(NamedTuple):
     scores: Scores | None = None
     responses: Responses | None = None
     watch: Watch = watch_nothing
+
+
+def noise_settings(config: ConfigDict) -> dict[str, Any]:
+    """Returns the settings of the router's noise that the kind of noise reads, as arguments of a layer."""
+    reads = NOISES[config.router.noise].reads
+    return {name: config.router[name] for name in ("noise_scale", "noise_in_weights") if name in reads}
 
 
 class ModelPart(NamedTuple):

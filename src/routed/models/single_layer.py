@@ -18,7 +18,7 @@ from routed.layer.moe import CONTROL, MoE
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import in_samples
 from routed.metrics.router import PROBE
-from routed.models.model import Model, Outputs, Site
+from routed.models.model import Model, Outputs, Site, noise_settings
 from routed.routers import ROUTERS, Flat, told
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
@@ -40,7 +40,7 @@ def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     stem = getattr(router, "features", None) if task.side(config.data) else None
     expert = EXPERTS[config.experts.name].make(node.experts, task.outputs(config.data))
     functions = _Functions(config, router, stem, expert)
-    watch = functions.watch if config.experts.get("embeddings", False) else watch_nothing
+    watch = functions.watch if EXPERTS[config.experts.name].embeds and config.experts.embeddings else watch_nothing
     return Model(functions.init, functions.apply, functions.scores, functions.responses, watch)
 
 
@@ -56,7 +56,6 @@ class _Functions:
 
     def layer(self, rule: Rule, dispatch: str) -> MoE:
         config = self.config
-        noise = {name: config.router[name] for name in ("noise_scale", "noise_in_weights") if name in config.router}
         return MoE(
             router=self.router if self.stem is None else self.router.clone(features=Flat()),
             expert=self.expert,
@@ -65,7 +64,7 @@ class _Functions:
             dispatch=dispatch,
             noise=config.router.noise,
             balance_rate=config.selection.balance_rate,
-            **noise,
+            **noise_settings(config),
         )
 
     def context(self, batch: Batch, step) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from routed.layer.rule import Rule
 from routed.layer.selection import group_of, groupless
 from routed.models import products
 from routed.models.attention import Attention, Kernel, PositionBias, causal_bias
-from routed.models.model import Site
+from routed.models.model import Site, noise_settings
 from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, is_twin, twin_width
 from routed.settings.tree import node_of
 from routed.system.platform import platform
@@ -185,7 +185,7 @@ def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
         ),
         dispatch=plan.dispatch,
         noise=config.router.noise,
-        **{name: config.router[name] for name in ("noise_scale", "noise_in_weights") if name in config.router},
+        **noise_settings(config),
         balance_rate=config.selection.balance_rate,
         mesh=plan.mesh,
         name="moe",

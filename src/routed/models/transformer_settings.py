@@ -7,7 +7,16 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.layer.rule import rule_of
 from routed.layer.selection import groupless
-from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, is_twin, shared_group, tokens_of, whole_groups
+from routed.models.transformer_sizes import (
+    FFNS,
+    TWINS,
+    blocks_of,
+    is_sparse,
+    is_twin,
+    shared_group,
+    tokens_of,
+    whole_groups,
+)
 from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, When, at_least, one_of, refuse
 
 _DENSE = When(
@@ -93,7 +102,7 @@ def _check(config: ConfigDict, tokens: tuple[int, ...], unit: str) -> None:
         )
     if max(tokens) >= 2**31:
         refuse("batch_size", config.batch_size, f"makes {max(tokens):,} tokens a step; keep them below 2^31")
-    if "selection" in config and "name" in config.selection and not config.transformer.sparse_layers:
+    if config.model not in TWINS and not config.transformer.sparse_layers:
         refuse("model", config.model, "there is no sparse layer; set transformer.sparse_layers")
     devices = config.mesh.data * config.mesh.expert
     if config.batch_size % devices:

@@ -1,4 +1,4 @@
-"""Chen et al. (2022), Towards Understanding the Mixture-of-Experts Layer in Deep Learning: data and models of its experiments."""
+"""Chen et al. (2022), Towards Understanding the Mixture-of-Experts Layer in Deep Learning: tasks, models and arms."""
 
 from routed.models import SAMPLE_MODELS
 from routed.papers.chen2022.augmented import AUGMENTED, ROTATED
@@ -13,5 +13,5 @@ TASKS["rotated"] = ROTATED
 TASKS["augmented"] = AUGMENTED
 TASKS["sentences"] = SENTENCES
 SAMPLE_MODELS["ensemble"] = ENSEMBLE
-# As many experts as the mixture has, each on every sample, averaged at evaluation.
+# All experts of the mixture compute every sample; their probabilities are averaged at evaluation.
 ARMS["ensemble"] = Arm({"model": "ensemble"}, "ensemble of all experts", "#EE3377")

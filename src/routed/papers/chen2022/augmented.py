@@ -1,9 +1,9 @@
-"""Images with a class, changed anew each time they are seen: was it turned (`rotated`), or what is on it (`augmented`)? (Chen et al. 2022, A.3).
+"""Labelled images with random changes: the tasks `rotated` and `augmented` (Chen et al. 2022, A.3).
 
-rotated: every image stands there as it is and turned by 30 degrees; the label says which. Both are cropped to the
-middle 3/4 of a side, so that no corner tells, enlarged again and blurred. augmented: the class, of images that are
-flipped and moved at random while they are trained on. Changes are part of the draws of a sample: with data.fresh=true
-every batch draws its own, a pure function of seed and step.
+rotated: the label says if the image is turned by 30 degrees. Turned and unturned images are cropped to the middle 3/4
+of a side, so that no corner tells the label, then enlarged and blurred. augmented: the label is the class of the image;
+training images are flipped and moved at random. The changes are part of the draws of a sample: with data.fresh=true
+every batch draws new changes, a pure function of seed and step.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from routed.tasks import images
 from routed.tasks.images import shrunk
 from routed.tasks.task import Task, World
 
-#: Degrees by which an image is turned, counter-clockwise; what is left of a side by the crop.
+#: Degrees by which an image is turned, counter-clockwise; share of a side that the crop keeps.
 ANGLE, KEPT = 30.0, 3 / 4
-#: Rows and columns of the blur, and the standard deviations among which it is drawn, in pixels (released code).
+#: Rows and columns of the blur, and the bounds of its standard deviation in pixels (released code).
 ROWS, COLUMNS, SIGMA = 7, 3, (1.1, 2.2)
-#: A standard deviation that leaves an image as it is.
+#: Standard deviation of a blur that does not change an image.
 SHARP = 1e-3
-#: Parts of a side by which an image is moved at most: 4 of 32 pixels.
+#: Largest shift of an image, as a share of a side: 4 of 32 pixels.
 MOVED = 1 / 8
 
 
 class Turned(NamedTuple):
-    """Which image, counted through those for training and then those for tests; is it turned; how blurred."""
+    """Numbers of images (training images first, then test images), flags of turned images, and blurs."""
 
     image: Int[Array, " B"]
     turned: Bool[Array, " B"]
@@ -44,7 +44,7 @@ class Turned(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Which image; is it flipped; the pixels by which it is moved down and right."""
+    """Numbers of images, flags of flipped images, and shifts down and right in pixels."""
 
     image: Int[Array, " B"]
     flipped: Bool[Array, " B"]
@@ -52,18 +52,17 @@ class Moved(NamedTuple):
 
 
 def counts(data) -> tuple[int, int]:
-    """Images for training, and for tests: of these the same number from each class.
+    """Returns the numbers of training images and test images; each class has the same number of test images.
 
     Raises:
-      UserError: images that are not square or too small, a side that does not divide theirs.
+      UserError: images that are not square or too small, or a data.side that does not divide their side.
     """
     loaded = images.source(data)
     height, width = loaded.train_x.shape[1:3]
     if height != width or height % 8:
         raise UserError(
             f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and squares of a "
-            f"multiple of 8"
-            " are turned and cropped; use others"
+            "multiple of 8 are turned and cropped; use others"
         )
     if height % data.side:
         reason = f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}"
@@ -72,13 +71,13 @@ def counts(data) -> tuple[int, int]:
 
 
 def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Nothing."""
+    """Returns nothing: all runs share the images."""
     del keys, data
     return ()
 
 
 def draw_turned(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Turned:
-    """Any training images, half of them turned; test images in turn, each as it is and then turned."""
+    """Draws training images, half of them turned; test images in turn, each unturned and then turned."""
     del fixed
     train, tests = counts(data)
     sigma = jax.random.uniform(jax.random.fold_in(noise_key, 0), (size,), minval=SIGMA[0], maxval=SIGMA[1])
@@ -92,7 +91,7 @@ def draw_turned(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: P
 
 
 def draw_moved(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Moved:
-    """Any training images, half of them flipped, moved by up to an eighth of a side; test images in turn as they are."""
+    """Draws training images, half of them flipped, moved by up to 1/8 of a side; test images in turn, unchanged."""
     del fixed
     train, tests = counts(data)
     if cluster_key is None:
@@ -107,7 +106,7 @@ def draw_moved(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PR
 
 
 def batch_of_turned(world: World, draws: Turned, data) -> Batch:
-    """x = the image as `standardised` makes it; y = whether it is turned, one-hot; cluster = 2 class + turned."""
+    """Returns x = the image, `standardised`; y = [unturned, turned], one-hot; cluster = 2 class + turned."""
     image, label = _images(world, draws)
     x = blurred(turned_and_cropped(image, draws.turned), draws.sigma)
     y = jax.nn.one_hot(draws.turned.astype(int), 2)
@@ -115,7 +114,7 @@ def batch_of_turned(world: World, draws: Turned, data) -> Batch:
 
 
 def batch_of_moved(world: World, draws: Moved, data) -> Batch:
-    """x = the image as `standardised` makes it; y = its class, one-hot, which is the cluster too."""
+    """Returns x = the image, `standardised`; y = the class, one-hot; cluster = the class."""
     image, label = _images(world, draws)
     x = moved(jnp.where(draws.flipped[:, None, None, None], image[:, :, ::-1], image), draws.shift)
     return Batch(x=standardised(x, world, data), y=jax.nn.one_hot(label, data.clusters), cluster=label)
@@ -127,17 +126,17 @@ def _images(world: World, draws: Any) -> tuple[Float[Array, "B H W C"], Int[Arra
 
 
 def standardised(x: Float[Array, "B H W C"], world: World, data) -> Float[Array, "B h w C"]:
-    """Each channel minus its mean over the training images, over its deviation; then `data.side` pixels a side."""
+    """Standardises each channel by mean and deviation over the training images, then reduces to `data.side` pixels."""
     mean, std = (jnp.asarray(a)[None, None, None] for a in (world.shared.mean, world.shared.std))
     return shrunk((x - mean) / std, x.shape[1] // data.side)
 
 
 @functools.lru_cache(maxsize=4)
-def places(side: int) -> Integer[np.ndarray, "2 P"]:
-    """Pixels, counted row by row, that stand at each place of the crop: of the image as it is, and of the turned one.
+def crop_pixels(side: int) -> Integer[np.ndarray, "2 P"]:
+    """Returns the source pixel of each pixel of the crop, counted by rows: for unturned and for turned images.
 
-    The nearest pixel to where a place was before it was turned around the middle; of 56 pixels a side and more a corner
-    would have been outside.
+    The source is the pixel nearest to the position before the turn around the middle. From 56 pixels a side on, a
+    corner's source lies outside of the image and is clipped.
     """
     cropped = round(KEPT * side)
     rows, columns = np.mgrid[:cropped, :cropped] + 0.5 - cropped / 2
@@ -151,18 +150,18 @@ def places(side: int) -> Integer[np.ndarray, "2 P"]:
 
 
 def turned_and_cropped(x: Float[Array, "B H W C"], turned: Bool[Array, " B"]) -> Float[Array, "B H W C"]:
-    """The middle of each image, of some after they were turned, as large as the image was (bilinear)."""
+    """Crops the middle of each image, turned or not, and enlarges the crop to the image's size (bilinear)."""
     samples, side, _, channels = x.shape
     cropped = round(KEPT * side)
-    crop = jnp.asarray(places(side))[turned.astype(int)]
+    crop = jnp.asarray(crop_pixels(side))[turned.astype(int)]
     x = jnp.take_along_axis(x.reshape(samples, side**2, channels), crop[:, :, None], 1)
     return enlarged(x.reshape(samples, cropped, cropped, channels), side)
 
 
 def enlarged(x: Float[Array, "B h h C"], side: int) -> Float[Array, "B H H C"]:
-    """Images of so many pixels a side, bilinear.
+    """Enlarges images to `side` pixels a side by bilinear interpolation.
 
-    As `jax.image.resize` does it, but no products of matrices: for those XLA 0.10.2 finds no tiles on a GPU.
+    Equal to `jax.image.resize`, but without matrix products: XLA 0.10.2 finds no tiles for these products on a GPU.
     """
     source = np.clip((np.arange(side) + 0.5) * x.shape[1] / side - 0.5, 0, x.shape[1] - 1)
     low = np.minimum(source.astype(int), x.shape[1] - 2)
@@ -174,7 +173,7 @@ def enlarged(x: Float[Array, "B h h C"], side: int) -> Float[Array, "B H H C"]:
 
 
 def blurred(x: Float[Array, "B H W C"], sigma: Float[Array, " B"]) -> Float[Array, "B H W C"]:
-    """Means of neighbours with Gaussian weights, over 7 rows and 3 columns; beyond its ends an image is mirrored."""
+    """Blurs images by Gaussian means over 7 rows and 3 columns; an image is mirrored beyond its edges."""
     for axis, size in ((1, ROWS), (2, COLUMNS)):
         half, length = size // 2, x.shape[axis]
         distance = jnp.arange(-half, half + 1)
@@ -187,7 +186,7 @@ def blurred(x: Float[Array, "B H W C"], sigma: Float[Array, " B"]) -> Float[Arra
 
 
 def moved(x: Float[Array, "B H W C"], shift: Int[Array, "B 2"]) -> Float[Array, "B H W C"]:
-    """Each image moved down and right by its own pixels; what comes in is black."""
+    """Moves each image down and right by its shift in pixels; new pixels are black."""
     most = round(MOVED * x.shape[1])
     padded = jnp.pad(x, [(0, 0), (most, most), (most, most), (0, 0)])
     cut = lambda image, at: jax.lax.dynamic_slice(image, (most - at[0], most - at[1], 0), x.shape[1:])  # noqa: E731
@@ -195,7 +194,7 @@ def moved(x: Float[Array, "B H W C"], shift: Int[Array, "B 2"]) -> Float[Array, 
 
 
 def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
-    """The two halves of a cluster's number: the class, and whether it is turned."""
+    """Returns the groups of clusters by class, and by turn."""
     del world
     label = jnp.arange(2 * data.clusters)
     return {"class": jax.nn.one_hot(label // 2, data.clusters), "turned": jax.nn.one_hot(label % 2, 2)}
@@ -222,7 +221,7 @@ def _task(draw: Callable, batch: Callable, settings: Mapping[str, Setting] = {},
 
 
 def _check(config: ConfigDict) -> None:
-    """Settings only: images are looked at when their files are read."""
+    # Checks settings only: `counts` checks the images when their files are read.
     images.check_directory(config)
 
 

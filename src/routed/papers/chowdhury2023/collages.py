@@ -1,9 +1,9 @@
-"""Collages: squares of labelled digits, of which one decides the class (Chowdhury et al. 2023, 5.1).
+"""Collages: squares of labelled digits, of which a single digit decides the class (Chowdhury et al. 2023, 5.1).
 
-A sample has one digit of either discriminative class (the first: y = 1), at any place, among digits of the irrelevant
-classes. Training samples are made of training images, test samples of test images, so no digit is in both. The paper
-says neither how irrelevant digits and places are drawn nor how pixels are scaled: classes are equally likely, images of
-a class too, and the rest are settings.
+A sample has one digit of either discriminative class (the first: y = 1), at a random position, among digits of the
+irrelevant classes. Training samples consist of training images, test samples of test images, so no digit is in both.
+The paper does not say how irrelevant digits and positions are drawn, or how pixels are scaled. Here classes are equally
+likely, images of a class too, and settings choose the rest.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from routed.tasks.worlds import clusters_of
 
 
 class Draws(NamedTuple):
-    """Which digit, counted through those for training and then those for tests, each by class; and its place among the classes."""
+    """Numbers of digits (training digits by class first, then test digits by class), and indices of their `classes`."""
 
     digit: Int[Array, "B n"]
     cluster: Int[Array, "B n"]
 
 
 def classes(data) -> tuple[int, ...]:
-    """The class of each cluster: those that decide, then the irrelevant ones, then those that mislead."""
+    """Returns the class of each cluster: discriminative classes first, then irrelevant, then misleading classes."""
     misleading = data.misleading if data.spurious else ()
     return (*data.discriminative, *(digit for digit in data.irrelevant if digit not in misleading), *misleading)
 
 
 def source(data) -> Images:
-    """The images that `data.images` and `data.directory` name.
+    """Returns the images that `data.images` and `data.directory` name.
 
     Raises:
-      UserError: missing or damaged files, images that are not square, classes that they do not have.
+      UserError: missing or damaged files, images that are not square, unknown classes.
     """
     loaded = load(data.images, data.directory)
     height, width = loaded.train_x.shape[1:3]
@@ -61,26 +61,26 @@ def source(data) -> Images:
 
 
 def by_class(loaded: Images) -> tuple[Integer[np.ndarray, "2 K"], Integer[np.ndarray, "2 K"]]:
-    """Where the digits of each class start among all, and how many these are: for training, for tests."""
+    """Returns the first number and the count of the digits of each class, in training digits and in test digits."""
     counts = np.stack([np.bincount(labels) for labels in (loaded.train_y, loaded.test_y)])
     return (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape), counts
 
 
 def shared_arrays(data) -> UInt8[np.ndarray, "N D"]:
-    """All digits as rows: those for training, then those for tests, each by class."""
+    """Returns all digits as rows: training digits by class first, then test digits by class."""
     loaded = source(data)
     parts = (loaded.train_x, loaded.train_y), (loaded.test_x, loaded.test_y)
     return np.concatenate([x.reshape(len(x), -1)[np.argsort(y, kind="stable")] for x, y in parts])
 
 
 def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Nothing."""
+    """Returns nothing: all runs share the digits."""
     del keys, data
     return ()
 
 
 def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
-    """Samples, every other one of each class, so that any number of them is balanced (as the released data are)."""
+    """Draws samples of both classes in turn, so that any even number is balanced (as in the released data)."""
     del fixed
     starts, counts = by_class(source(data))
     part, every = int(cluster_key is None), np.array(classes(data))
@@ -100,7 +100,7 @@ def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyA
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """x = the pixels of each digit in [0, 1], or scaled to length 1; y = 1 for the first discriminative class, -1 for the second."""
+    """Returns x = the pixels in [0, 1], or scaled to length 1; y = 1 for the first discriminative class, else -1."""
     x = jnp.asarray(world.shared)[draws.digit].astype(jnp.float32) / 255
     if data.scaling == "unit":
         x /= jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-9)  # a digit may be black
@@ -108,7 +108,7 @@ def batch(world: World, draws: Draws, data) -> Batch:
 
 
 def _check(config: ConfigDict) -> None:
-    """Settings only: classes and shapes are looked at when the files are read."""
+    # Checks settings only: `source` checks classes and shapes when the files are read.
     images.check_directory(config)
     data, side = config.data, math.isqrt(config.data.positions)
     if side**2 != data.positions:

@@ -1,11 +1,11 @@
-"""The data of a theory of patches: one of two patterns decides the class, all others are irrelevant (Chowdhury et al. 2023, 4.2).
+"""Data of a theory of patches: one of two patterns decides the class (Chowdhury et al. 2023, 4.2).
 
-A sample has one patch o1 (y = 1) or o2 (y = -1), unit vectors with <o1, o2> = delta_d, at any place among patches from
-p sets of irrelevant unit vectors, which have the same law in both classes. All of these have |<o1, q>| = |<o2, q>| =
-delta_r, and only the signs differ: a quarter of the sets leans to o1 (+, -), a quarter to o2 (-, +), half lean to
-neither (+, + and -, -). A patch that leans has |<o1 - o2, q>| = 2 delta_r, above the theory's bound (1 - delta_d) / 2,
-and any other has 0; so `data.confusing`, the number of those that lean in every sample, is l* - 1 exactly (Definitions
-D.2 and D.3).
+A sample has one patch o1 (y = 1) or o2 (y = -1), unit vectors with <o1, o2> = delta_d, at a random position among
+patches from p sets of irrelevant unit vectors, which have the same law in both classes. All irrelevant patches q have
+|<o1, q>| = |<o2, q>| = delta_r, and only the signs differ: a quarter of the sets leans to o1 (+, -), a quarter to o2
+(-, +), half of the sets are neutral (+, + and -, -). A leaning patch has |<o1 - o2, q>| = 2 delta_r, above the theory's
+bound (1 - delta_d) / 2, and a neutral patch has 0. So `data.confusing`, the number of leaning patches of every sample,
+is exactly l* - 1 (Definitions D.2 and D.3).
 """
 
 from __future__ import annotations
@@ -28,39 +28,42 @@ KINDS = 4
 
 
 class Axes(NamedTuple):
-    """Orthonormal: o1 and o2 lie in the plane of `mean` and `apart`, and set j around its signs in that plane and its own axis."""
+    """Orthonormal axes. `mean` and `apart` span the plane of o1 and o2.
+
+    Set j lies around the sum of a vector in the plane and of row j of `sets`.
+    """
 
     mean: Float[Array, " D"]
     apart: Float[Array, " D"]
-    own: Float[Array, "p D"]
+    sets: Float[Array, "p D"]
 
 
 def fixed(keys: Key[Array, " n"], data) -> Axes:
-    """Gaussian vectors, made orthonormal."""
+    """Draws Gaussian vectors and makes the vectors orthonormal."""
     basis, _ = jnp.linalg.qr(jax.random.normal(keys[0], (data.dim, 2 + data.sets)))
     return Axes(basis[:, 0], basis[:, 1], basis[:, 2:].T)
 
 
 def discriminative(axes: Axes, data) -> Float[Array, "2 D"]:
-    """o1 and o2: sqrt((1 + delta_d) / 2) of their mean, plus and minus sqrt((1 - delta_d) / 2) of what sets them apart."""
+    """Returns o1 and o2: sqrt((1 + delta_d) / 2) `mean` + and - sqrt((1 - delta_d) / 2) `apart`."""
     a, b = jnp.sqrt((1 + data.delta_d) / 2), jnp.sqrt((1 - data.delta_d) / 2)
     return jnp.stack([a * axes.mean + b * axes.apart, a * axes.mean - b * axes.apart])
 
 
 def in_plane(axes: Axes, data) -> Float[Array, "p D"]:
-    """What the patterns of each set have in the plane of o1 and o2: +- delta_r / b of `apart`, or +- delta_r / a of `mean`."""
+    """Returns each set's part in the plane of o1 and o2: +- delta_r / b `apart`, or +- delta_r / a `mean`."""
     a, b = jnp.sqrt((1 + data.delta_d) / 2), jnp.sqrt((1 - data.delta_d) / 2)
     kinds = data.delta_r * jnp.stack([axes.apart / b, -axes.apart / b, axes.mean / a, -axes.mean / a])
     return jnp.tile(kinds, (data.sets // KINDS, 1))
 
 
 def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Batch:
-    """Whole samples.
+    """Draws whole samples.
 
-    Clusters of patches: 0 is o1, 1 is o2, 2 + j is set j; of what may come a set is as likely as another.
+    Clusters of patches: 0 is o1, 1 is o2, 2 + j is set j; all leaning sets are equally likely, and all neutral sets.
 
-    A pattern of a set has its axis e_j turned towards a random direction outside of all axes, by a tangent of up to
-    half the diameter spread sqrt((1 - delta_r^2) / (d p^2)); so the set lies in a ball of that diameter, and products
+    The axis e_j of a pattern of set j is turned towards a random direction outside of all axes, by a tangent of at most
+    half the diameter spread sqrt((1 - delta_r^2) / (d p^2)). So the set lies in a ball of that diameter, and products
     with o1 and o2 are exact.
     """
     keys, irrelevant_count, axes = jax.random.split(noise_key, 4), data.positions - 1, fixed
@@ -69,7 +72,7 @@ def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray,
     neutral = jnp.arange(irrelevant_count)[None] >= data.confusing
     set_index = pick // 2 * KINDS + pick % 2 + 2 * neutral
 
-    basis = jnp.concatenate([axes.mean[None], axes.apart[None], axes.own])
+    basis = jnp.concatenate([axes.mean[None], axes.apart[None], axes.sets])
     around = jax.random.normal(keys[1], (size, irrelevant_count, data.dim))
     around -= (around @ basis.T) @ basis
     diameter = data.spread * jnp.sqrt((1 - data.delta_r**2) / (data.dim * data.sets**2))
@@ -77,7 +80,7 @@ def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray,
     around *= tangent / jnp.maximum(jnp.linalg.norm(around, axis=-1, keepdims=True), 1e-9)
     part = in_plane(axes, data)
     rest = jnp.sqrt(1 - (part**2).sum(-1, keepdims=True))
-    irrelevant = part[set_index] + rest[set_index] * (axes.own[set_index] + around) / jnp.sqrt(1 + tangent**2)
+    irrelevant = part[set_index] + rest[set_index] * (axes.sets[set_index] + around) / jnp.sqrt(1 + tangent**2)
 
     patches = jnp.concatenate([discriminative(axes, data)[which][:, None], irrelevant], 1)
     label = jnp.concatenate([which[:, None], 2 + set_index], 1)
@@ -90,20 +93,18 @@ def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray,
 
 
 def batch(world: World, draws: Batch, data) -> Batch:
-    """The samples as they were drawn."""
+    """Returns the samples as drawn."""
     del world, data
     return draws
 
 
 def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]:
-    """What the first two router rows have in common with o1 - o2 (Lemmas E.1 and D.4).
-
-    Only of routers whose rows are patches.
+    """Compares the first two router rows with o1 - o2 (Lemmas E.1 and D.4), for routers whose rows are patches.
 
     direction: the cosine of w_1 - w_2 with o1 - o2. growth: <w_1 - w_2, o1 - o2> / |o1 - o2|^2, which is rate x steps
-    in expectation where the router is trained by its own loss. margin: the lesser of (<w_1, o1> - max <w_1, q>) / |w_1|
-    and the same of o2, over the irrelevant patches q of the test samples that lean to neither; above 0, no such patch
-    is taken before the one that decides. The key is not used.
+    in expectation if the router is trained by its own loss. margin: the smaller of (<w_1, o1> - max <w_1, q>) / |w_1|
+    and (<w_2, o2> - max <w_2, q>) / |w_2| over the neutral patches q of the test samples; if the margin is above 0,
+    experts take the deciding patch before any neutral patch. The key is not used.
     """
     del world, key
     rows, tokens = params["router"].get("kernel", jnp.zeros((1, 1))), test.tokens
@@ -122,7 +123,7 @@ def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Arr
     }
 
 
-#: How the columns above are shown.
+#: Columns of `watch`.
 COLUMNS = {
     "theory/direction": Column(
         "cosine of w1 - w2 and o1 - o2",

@@ -1,11 +1,11 @@
-"""Images whose class is told by all of them or by a part: as they are, on a background, among others, or with a misleading colour.
+"""Scenes with an object whose class is the label, after the wide ResNets' data of Chowdhury et al. (2023, 5.2 and A).
 
-After the wide ResNets' data of Chowdhury et al. (2023, 5.2 and A), from images at hand. plain: the image. backgrounds:
-the image at half its size, anywhere on a larger scene (theirs: plants of ImageNet; here: another image of the set whose
-tiles are in random order, which has colours and edges of images but no object). vehicles: at half its size in a random
-quadrant, the others are filled with images of classes that are not to be told. `data.spurious`: every class has a
-colour, which the background takes in that share of the training samples; in as large a share of the test samples it is
-another class's (theirs: hair colour and smiling). `data.images=celeba`: see `celeba.py`.
+plain: the image is the scene. backgrounds: the image at half its size, at a random position of a background (paper:
+plants of ImageNet; here: another image of the set with tiles in random order, so that the background has colours and
+edges of images but no object). vehicles: the image at half its size in a random quadrant, and images of other classes
+in the remaining quadrants. `data.spurious`: every class has a colour, which the background takes in this share of the
+training samples; in an equal share of the test samples the background has another class's colour (paper: hair colour
+and smiling). `data.images=celeba`: see `celeba.py`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from routed.tasks.image_files import Images, load
 from routed.tasks.images import shrunk
 from routed.tasks.task import Task, World
 
-#: Side of a tile of a background, in pixels; how far a colour moves a channel, of its range.
+#: Side of a tile of a background in pixels; largest change of a channel by a colour, as a share of the range.
 TILE, TINT = 4, 0.25
 
 
 class Shared(NamedTuple):
-    """All images, those for training first; which of them are objects, which fill scenes, each for training and then for tests."""
+    """All images, training images first; numbers of objects and of filling images, for training first, then for tests."""
 
     pixels: UInt8[np.ndarray, "N H W C"]
     label: Int32[np.ndarray, " N"]
@@ -43,17 +43,21 @@ class Shared(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Numbers of an object and of what fills its scene; where it is, in half sizes; how far its colour is from its own; tiles' order."""
+    """Random parts of scenes.
+
+    object, fill: numbers of the object and of the images that fill the scene. position: of the object, in half sizes.
+    colour: steps from the class's colour to the scene's colour. order: seed of the order of tiles.
+    """
 
     object: Int[Array, " B"]
     fill: Int[Array, "B 4"]
-    place: Float[Array, "B 2"]
+    position: Float[Array, "B 2"]
     colour: Int[Array, " B"]
     order: UInt32[Array, " B"]
 
 
 class Part(NamedTuple):
-    """Training or test images, counted among all: objects (of tests: class i % K at place i), their classes, and what fills scenes."""
+    """Numbers of objects, classes of objects, and numbers of filling images; the i-th test object has class i % K."""
 
     objects: Int32[np.ndarray, " O"]
     label: Int32[np.ndarray, " O"]
@@ -61,10 +65,11 @@ class Part(NamedTuple):
 
 
 def source(data) -> Images:
-    """The images that `data` names.
+    """Returns the images that `data` names.
 
     Raises:
-      UserError: missing or damaged files, images that cannot be halved or reduced, another number of classes than data.clusters.
+      UserError: missing or damaged files, images that cannot be halved or reduced, or a number of classes that differs
+        from data.clusters.
     """
     if data.images == celeba.NAME:
         loaded = celeba.load(data.directory, tuple(data.attributes), data.spurious)
@@ -74,8 +79,7 @@ def source(data) -> Images:
     if height != width or height % 2 or height % TILE:
         raise UserError(
             f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and scenes are made of "
-            f"squares of a"
-            f" multiple of {TILE}; use others"
+            f"squares of a multiple of {TILE}; use others"
         )
     if height % data.side:
         refuse(
@@ -100,7 +104,7 @@ def source(data) -> Images:
 
 
 def parts(loaded: Images, data) -> tuple[Part, Part]:
-    """The images for training and those for tests."""
+    """Returns the training part and the test part of the images."""
     classes = np.array(data.objects if data.scene == "vehicles" else range(data.clusters))
     number = np.full(int(loaded.train_y.max()) + 1, -1, np.int32)
     number[classes] = np.arange(len(classes))
@@ -116,7 +120,7 @@ def parts(loaded: Images, data) -> tuple[Part, Part]:
 
 
 def shared_arrays(data) -> Shared:
-    """The images, with mean and standard deviation of each channel (in [0, 1]) over those for training."""
+    """Returns all images, with mean and standard deviation of each channel (in [0, 1]) over the training images."""
     return _shared(source(data), data)
 
 
@@ -142,13 +146,13 @@ def _moments(name: str, directory: str):
 
 
 def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Nothing."""
+    """Returns nothing: all runs share the images."""
     del keys, data
     return ()
 
 
 def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
-    """Scenes: training images in random order, again and again; test images in turn, in scenes filled with test images."""
+    """Draws scenes: training objects in repeated random order, test objects in turn with test images as fills."""
     del fixed
     train, test = parts(source(data), data)
     tests, index = cluster_key is None, jnp.arange(size)
@@ -159,19 +163,19 @@ def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyA
         number = jax.random.permutation(cluster_key, len(train.objects))[index % len(train.objects)]
     part = test if tests else train
     first = len(train.fills) if tests else 0
-    # Another colour than the class's own: in the rest of the training samples, in as large a share of the test samples.
+    # The background has another class's colour in 1 - spurious of the training samples, in spurious of the test samples.
     odd = jax.random.uniform(odd_key, (size,)) < (data.spurious if tests else 1 - data.spurious)
     return Draws(
         object=number,
         fill=first + jax.random.randint(fill_key, (size, 4), 0, len(part.fills)),
-        place=jax.random.uniform(place_key, (size, 2)),
+        position=jax.random.uniform(place_key, (size, 2)),
         colour=jnp.where(odd, jax.random.randint(other_key, (size,), 1, max(data.clusters, 2)), 0),
         order=jax.random.bits(order_key, (size,)),
     )
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """x = the scene, reduced to `data.side` pixels a side, each channel minus its mean, over its deviation; y = the class, one-hot."""
+    """Returns x = the scene, standardised by channel and reduced to `data.side` pixels a side; y = the class, one-hot."""
     shared = jax.tree.map(jnp.asarray, world.shared)
     chosen = shared.objects[draws.object]
     label, object = shared.label[chosen], shared.pixels[chosen].astype(jnp.float32) / 255
@@ -189,19 +193,19 @@ def _coloured(data) -> bool:
 
 
 def _tints(classes: int) -> Float[Array, "K 3"]:
-    """Colours evenly around the circle of hues."""
+    """Returns colours, equally spaced on the circle of hues."""
     angle = 2 * jnp.pi * (jnp.arange(classes)[:, None] / classes + jnp.arange(3)[None] / 3)
     return TINT * jnp.cos(angle)
 
 
 def plain(object, pixels, fills, draws: Draws, tint):
-    """The image itself, all of it coloured."""
+    """Returns the whole image, coloured."""
     del pixels, fills, draws
     return object + tint
 
 
 def backgrounds(object, pixels, fills, draws: Draws, tint):
-    """The image at half size, anywhere on the tiles of another one, which alone are coloured."""
+    """Puts the image at half size on the coloured, shuffled tiles of another image."""
     filler = pixels[fills[:, 0]].astype(jnp.float32) / 255
     samples, side, _, channels = filler.shape
     each = side // TILE
@@ -210,19 +214,19 @@ def backgrounds(object, pixels, fills, draws: Draws, tint):
     order = jax.vmap(lambda key: jax.random.permutation(key, each**2))(keys)
     tiles = jnp.take_along_axis(tiles, order[:, :, None], 1).reshape(samples, each, each, TILE, TILE, channels)
     scene = tiles.swapaxes(2, 3).reshape(filler.shape)
-    return _put(scene + tint, object, jnp.floor(draws.place * (side // 2 + 1)).astype(int))
+    return _put(scene + tint, object, jnp.floor(draws.position * (side // 2 + 1)).astype(int))
 
 
 def vehicles(object, pixels, fills, draws: Draws, tint):
-    """The image at half size in a quadrant, images of other classes in the others, which alone are coloured."""
+    """Puts the image at half size in a quadrant; coloured images of other classes fill the remaining quadrants."""
     four = shrunk(pixels[fills].astype(jnp.float32).reshape(-1, *object.shape[1:]) / 255, 2)
     four = four.reshape(len(object), 2, 2, *four.shape[1:])
     scene = four.swapaxes(2, 3).reshape(object.shape)
-    return _put(scene + tint, object, jnp.floor(2 * draws.place).astype(int) * (object.shape[1] // 2))
+    return _put(scene + tint, object, jnp.floor(2 * draws.position).astype(int) * (object.shape[1] // 2))
 
 
 def _put(scene, object, corner):
-    """Each scene with its object at half size, whose corner is at `place`."""
+    """Puts each object at half size into its scene, with the object's corner at `corner`."""
     put = lambda scene, object, at: jax.lax.dynamic_update_slice(scene, object, (at[0], at[1], 0))  # noqa: E731
     return jax.vmap(put)(scene, shrunk(object, 2), corner)
 

@@ -1,4 +1,4 @@
-"""Dikkala et al. (2023), On the Benefits of Learning to Route in Mixture-of-Experts Models: data and models of its experiments."""
+"""Dikkala et al. (2023), On the Benefits of Learning to Route in Mixture-of-Experts Models: tasks and models."""
 
 from routed.models import SAMPLE_MODELS
 from routed.papers.dikkala2023.dictionary import TASK as DICTIONARY

@@ -1,4 +1,4 @@
-"""Our own questions: the arms and the source of text that their experiments alone use."""
+"""Questions of this project: arms, and a source of text, that only their experiments use."""
 
 from routed.papers.ours import arms, dialects
 from routed.papers.ours.dialect_floors import floors

@@ -1,4 +1,4 @@
-"""Pham et al. (2024), CompeteSMoE: the arms, and the data and the model of its theorems."""
+"""Pham et al. (2024), CompeteSMoE: the paper's arms, and the task and the model of its theorems."""
 
 from routed.models import SAMPLE_MODELS
 from routed.papers.pham2024 import arms
