@@ -104,7 +104,7 @@ class _Functions:
         return Outputs(logits, sites if self.routers else {}, moved or state)
 
     def _network_params(self, params) -> dict[str, Any]:
-        """Returns the network's parameters from the groups. Routers stay float32, other weights get the config's type."""
+        """Joins the groups to the network's parameters: routers in float32, other weights in the config's type."""
         dtype = jnp.dtype(self.config.transformer.dtype)
         whole = jax.tree.map(lambda a: a.astype(dtype), params["trunk"])
         whole |= {self.head: params["head"]} if self.head else {}
@@ -139,7 +139,7 @@ class _Functions:
 
 
 def context_of(config: ConfigDict, ids: Int[Array, "B L"], batch: TextBatch, step: Any) -> dict[str, Any]:
-    """Returns the router's inputs beside features: the step and, for routers that need them, token ids and languages."""
+    """Returns the router's inputs beside features: the step and, if used, token ids and languages."""
     if not is_sparse(config):
         return {}
     language = jnp.repeat(batch.language, ids.shape[1])

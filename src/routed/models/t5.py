@@ -24,7 +24,7 @@ def shifted(targets: Int[Array, "B M"]) -> Int[Array, "B M"]:
 
 
 class T5(nn.Module):
-    """Computes float32 logits [B, M, V] of each target token from the tokens before, and the decisions of the routers."""
+    """Computes float32 logits [B, M, V] of each target token, and the decisions of the routers."""
 
     plan: Plan
 

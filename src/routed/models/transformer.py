@@ -30,9 +30,8 @@ from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, is_twin,
 from routed.settings.tree import node_of
 from routed.system.platform import platform
 
-#: Up to this number of blocks the scan is unrolled on a CPU: a loop copies the saved activations into one array and out
-#: of the array again. With remat the scan stays a loop: outside of a loop XLA:CPU keeps activations instead of computing
-#: them again.
+#: Up to this number of blocks the scan is unrolled on a CPU: a loop copies the saved activations into one array and
+#: back. With remat the scan stays a loop: outside of a loop XLA:CPU keeps activations instead of recomputing them.
 UNROLLED = 4
 
 #: The stack with causal attention; attention of any other stack reads the whole row.
@@ -83,8 +82,14 @@ class Stack(nn.Module):
             bias = causal_bias(config.heads, x.shape[1], self.plan.mesh)
         else:
             bias = PositionBias(
-                config.heads, config.buckets, config.max_distance, self.stack == CAUSAL, config.dim, self.plan.mesh, name="bias"
-            )(x.shape[1])  # fmt: skip
+                config.heads,
+                config.buckets,
+                config.max_distance,
+                self.stack == CAUSAL,
+                config.dim,
+                self.plan.mesh,
+                name="bias",
+            )(x.shape[1])
         count = blocks_of(self.plan.config)[1]
         blocks = nn.scan(
             # Outside of a scan a barrier keeps XLA from merging both computations; a scan needs no barrier.
@@ -158,7 +163,7 @@ class Layer(nn.Module):
 
 
 def logits(plan: Plan, y: Float[Array, "B M D"], embedding: Float[Array, "V D"]) -> Float[Array, "B M V"]:
-    """Computes float32 logits from a stack's outputs: through the embedding, or through a submodule `head` of the caller."""
+    """Computes float32 logits from a stack's outputs: through the embedding, or a submodule `head` of the caller."""
     transformer = plan.config.transformer
     if transformer.tied:
         y, head = y * transformer.dim**-0.5, embedding.T

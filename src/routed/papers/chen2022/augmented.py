@@ -235,13 +235,17 @@ ROTATED = _task(
     groupings=groupings,
     columns={
         "router/ami_by_class": Column("AMI of experts and classes", definition=_AMI.format("classes of images")),
-        "router/ami_by_turned": Column("AMI of experts and turns", definition=_AMI.format("the turns, which are the label")),
+        "router/ami_by_turned": Column(
+            "AMI of experts and turns", definition=_AMI.format("the turns, which are the label")
+        ),
     },
     settings={
         "blur": Setting(
-            "all", "images of rotated that are blurred: all (paper), training (released code) or none", one_of(("all", "training", "none"))
+            "all",
+            "images of rotated that are blurred: all (paper), training (released code) or none",
+            one_of(("all", "training", "none")),
         )
     },
-)  # fmt: skip
+)
 
 AUGMENTED = _task(draw_moved, batch_of_moved, outputs=lambda data: data.clusters)

@@ -129,4 +129,4 @@ TASK = Task(
         "labels": LABELS,
     },
     check=_check,
-)  # fmt: skip
+)

@@ -175,11 +175,15 @@ TASK = Task(
             Allowed(lambda v: len(set(v)) == len(v) == 2 and min(v) >= 0, lambda: f"must be two {_CLASSES}"),
         ),
         "places": Setting(
-            "any", "where a digit that decides may be; inner: not in the first and last place (released)", one_of(("any", "inner"))
+            "any",
+            "where a digit that decides may be; inner: not in the first and last place (released)",
+            one_of(("any", "inner")),
         ),
         "scaling": Setting(
-            "pixels", "pixels: in [0, 1] (released); unit: every patch has length 1 (theory)", one_of(("pixels", "unit"))
+            "pixels",
+            "pixels: in [0, 1] (released); unit: every patch has length 1 (theory)",
+            one_of(("pixels", "unit")),
         ),
     },
     check=_check,
-)  # fmt: skip
+)

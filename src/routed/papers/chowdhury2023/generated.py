@@ -179,12 +179,19 @@ TASK = Task(
         "delta_d": Setting(0.0, "<o1, o2> of the patterns that decide the class", between(-1, 1), traced=True),
         "delta_r": Setting(0.5, "|<o1, q>| and |<o2, q>| of all irrelevant patterns q", at_least(0), traced=True),
         "sets": Setting(
-            8, "sets of irrelevant patterns", Allowed(lambda v: v >= KINDS and v % KINDS == 0, lambda: "must be a multiple of 4")
+            8,
+            "sets of irrelevant patterns",
+            Allowed(lambda v: v >= KINDS and v % KINDS == 0, lambda: "must be a multiple of 4"),
         ),
         "confusing": Setting(
-            0, "l* - 1: irrelevant patches of a sample that are nearer to one of o1 and o2 than to the other", at_least(0), traced=True
+            0,
+            "l* - 1: irrelevant patches of a sample that are nearer to one of o1 and o2 than to the other",
+            at_least(0),
+            traced=True,
         ),
-        "spread": Setting(1.0, "times the diameter sqrt((1 - delta_r^2) / (dim sets^2)) of a set", at_least(0), traced=True),
+        "spread": Setting(
+            1.0, "times the diameter sqrt((1 - delta_r^2) / (dim sets^2)) of a set", at_least(0), traced=True
+        ),
     },
     check=_check,
-)  # fmt: skip
+)

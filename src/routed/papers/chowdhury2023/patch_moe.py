@@ -31,9 +31,11 @@ READOUTS: dict[str, Setting] = {
 #: Settings of the mixture.
 POOLING: dict[str, Setting] = {
     "experts.pooling": Setting(
-        "chosen", "outputs are divided by the patches an expert takes (paper), or by all of a sample (released)", one_of(("chosen", "all"))
+        "chosen",
+        "outputs are divided by the patches an expert takes (paper), or by all of a sample (released)",
+        one_of(("chosen", "all")),
     ),
-}  # fmt: skip
+}
 
 #: Settings of the network on all patches.
 LARGEST: dict[str, Setting] = {

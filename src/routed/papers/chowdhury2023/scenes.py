@@ -32,7 +32,7 @@ TILE, TINT = 4, 0.25
 
 
 class Shared(NamedTuple):
-    """All images, training images first; numbers of objects and of filling images, for training first, then for tests."""
+    """All images, training images first; numbers of objects and of filling images, in the same order."""
 
     pixels: UInt8[np.ndarray, "N H W C"]
     label: Int32[np.ndarray, " N"]
@@ -163,7 +163,7 @@ def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyA
         number = jax.random.permutation(cluster_key, len(train.objects))[index % len(train.objects)]
     part = test if tests else train
     first = len(train.fills) if tests else 0
-    # The background has another class's colour in 1 - spurious of the training samples, in spurious of the test samples.
+    # The share of samples whose background has another class's colour.
     odd = jax.random.uniform(odd_key, (size,)) < (data.spurious if tests else 1 - data.spurious)
     return Draws(
         object=number,
@@ -175,7 +175,7 @@ def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyA
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """Returns x = the scene, standardised by channel and reduced to `data.side` pixels a side; y = the class, one-hot."""
+    """Returns x = the scene, standardised by channel and reduced to `data.side` pixels; y = the class, one-hot."""
     shared = jax.tree.map(jnp.asarray, world.shared)
     chosen = shared.objects[draws.object]
     label, object = shared.label[chosen], shared.pixels[chosen].astype(jnp.float32) / 255
@@ -269,7 +269,9 @@ TASK = Task(
             (0, 1, 8, 9),
             "of scene vehicles: classes that are told apart (CIFAR-10: airplane, automobile, ship, truck); others fill "
             "the scene",
-            Allowed(lambda v: len(set(v)) == len(v) > 1 and min(v) >= 0, lambda: "must be different classes, at least two"),
+            Allowed(
+                lambda v: len(set(v)) == len(v) > 1 and min(v) >= 0, lambda: "must be different classes, at least two"
+            ),
         ),
         "spurious": Setting(
             0.0,
@@ -284,4 +286,4 @@ TASK = Task(
         ),
     },
     check=_check,
-)  # fmt: skip
+)

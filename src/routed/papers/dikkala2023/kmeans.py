@@ -28,7 +28,7 @@ def kmeans(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return Outputs(centres[nearest(centres, batch.tokens)], {}, state)
 
     def watch(params, world, test, key):
-        """Computes the distance of steps on the squared loss from k-means steps, over the largest coordinate of a centre."""
+        """Computes the distance of steps on the squared loss from k-means steps, over the largest coordinate."""
         del world, key
         centres = params["experts"]["centres"]
 

@@ -16,8 +16,8 @@ from routed.tasks import TASKS
 #: Norm of the initial router and of initial experts; the norm tends to 0 in the theorem.
 SMALL = 1e-2
 
-#: |w| at which the claims are tested. The margin of Claim 3, for w = alpha z, vanishes as alpha^2 and is below float32's
-#: precision for smaller alpha.
+#: |w| at which the claims are tested. The margin of Claim 3, for w = alpha z, vanishes as alpha^2; for smaller alpha it
+#: is below the precision of float32.
 ALPHAS = (0.3, 1.0, 3.0, 10.0, 30.0)
 
 #: cos(w, z) at which Claims 1 and 2 are tested.
@@ -112,8 +112,8 @@ def slope(t: Float[Array, " Q"]) -> Float[Array, " Q"]:
 def lemma_2(key: PRNGKeyArray) -> dict[str, Scalar]:
     """Computes the smallest margin of E[y^2] E[f] > E[y] E[y f] over random distributions on (0, 1).
 
-    Both functions of the proof: f(y) = (1 - y^2) / 2, and f(y) = ln((1 + y) / (1 - y)) (1 - y^2) / (2 alpha), whose alpha
-    cancels. The key is consumed.
+    Both functions of the proof: f(y) = (1 - y^2) / 2, and f(y) = ln((1 + y) / (1 - y)) (1 - y^2) / (2 alpha);
+    alpha cancels. The key is consumed.
     """
     where, how = jax.random.split(key)
     y = jax.random.uniform(where, (DISTRIBUTIONS, ATOMS), minval=0.01, maxval=0.99)

@@ -32,10 +32,12 @@ VALIDATION = 1024
 SETTINGS: dict[str, Setting] = {
     "dialects": Setting(8, "of the same words", within(2, 99)),
     "words": Setting(64, "of all dialects; each is one character", within(2, MOST)),
-    "orders": Setting(2, "pairs of orders of the words that a dialect is the mean of: more, and any word may follow", COUNT),
+    "orders": Setting(
+        2, "pairs of orders of the words that a dialect is the mean of: more, and any word may follow", COUNT
+    ),
     "rows": Setting(16384, "of each dialect to train on; then they come again", COUNT),
     "draw": Setting(0, "which dialects are drawn", at_least(0)),
-}  # fmt: skip
+}
 
 
 def dialects(data: ConfigDict) -> Source:

@@ -1,8 +1,8 @@
 """Mixtures of Gaussian experts under a gate of the K largest scores: density, Hellinger distance, Voronoi loss.
 
 Source: Pham et al. (2024), eq. 6. p_G(y | x) = sum_i softmax(TopK(s(x), K))_i N(y | g_i(x), v_i), g_i(x) = a_i x + b_i,
-v_i a variance, x and y numbers. Scores are |g_i(x)| (gate `norms`: competition) or alpha_i x + beta_i (gate `softmax`: a
-router with weights).
+v_i a variance, x and y numbers. Scores are |g_i(x)| (gate `norms`: competition) or alpha_i x + beta_i (gate `softmax`:
+a router with weights).
 """
 
 from __future__ import annotations

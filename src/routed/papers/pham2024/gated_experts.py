@@ -28,14 +28,15 @@ SETTINGS = {
 #: Bounds of the variances: without a lower bound the likelihood is unbounded.
 LEAST, LARGEST = 0.02, 5.0
 
-#: A fit has converged if sqrt(n) |gradient of the mean log likelihood| is below this bound. With a Fisher information of
-#: about 1, the remaining distance is then this share of the estimate's standard deviation. If all experts are chosen, a
-#: converged fit is also at least as likely as the truth. If fewer experts are chosen, the likelihood jumps, and a fit ends
-#: where the smooth part of the likelihood has no gradient: not a maximum, but the root of an unbiased equation.
+#: A fit has converged if sqrt(n) |gradient of the mean log likelihood| is below this bound. With a Fisher information
+#: of about 1, the remaining distance is then this share of the estimate's standard deviation. If all experts are
+#: chosen, a converged fit is also at least as likely as the truth. If fewer experts are chosen, the likelihood jumps,
+#: and a fit ends where the smooth part of the likelihood has no gradient: not a maximum, but the root of an unbiased
+#: equation.
 SETTLED = 0.1
 
-#: Distances from G* at which h / D is computed, and number of random directions at each distance. Measures `far` from G*
-#: are drawn as random starts.
+#: Distances from G* at which h / D is computed, and number of random directions at each distance. Measures `far` from
+#: G* are drawn as random starts.
 RADII, DIRECTIONS = (0.01, 0.03, 0.1, 0.3, 1.0), 12
 
 #: Nodes of the quadrature in x and in y, and the largest |y|.
@@ -159,28 +160,36 @@ def _random(key) -> Components:
 #: Columns of `watch`.
 COLUMNS = {
     "theory/hellinger": Column(
-        "Hellinger distance from the truth,\nmean over x", log=True, bounds=AT_LEAST_0,
+        "Hellinger distance from the truth,\nmean over x",
+        log=True,
+        bounds=AT_LEAST_0,
         definition=(
             "Mean over x of the Hellinger distance between the estimated and the true density of y; of fits that "
             "converged."
         ),
     ),
     "theory/voronoi": Column(
-        "Voronoi loss D", log=True, bounds=AT_LEAST_0,
+        "Voronoi loss D",
+        log=True,
+        bounds=AT_LEAST_0,
         definition=(
             "How far the estimated experts are from the true ones that they are nearest to, over the two worst; of "
             "fits that converged."
         ),
     ),
     "theory/settled": Column(
-        "fits that converged", bounds=SHARE, higher_is_better=True,
+        "fits that converged",
+        bounds=SHARE,
+        higher_is_better=True,
         definition=(
             "1 where the gradient at the likeliest start, times the root of the samples, is below .1 and (if all "
             "experts are chosen) it is at least as likely as the truth."
         ),
     ),
     "theory/residual": Column(
-        "root of n times the gradient", log=True, bounds=AT_LEAST_0,
+        "root of n times the gradient",
+        log=True,
+        bounds=AT_LEAST_0,
         definition=(
             "Norm of the gradient of the mean log likelihood of the likeliest start, times the root of the number of "
             "samples."
@@ -194,7 +203,8 @@ COLUMNS = {
         ),
     ),
     "theory/best_start": Column(
-        "number of the likeliest start", bounds=AT_LEAST_0,
+        "number of the likeliest start",
+        bounds=AT_LEAST_0,
         definition="0 is the start near the truth, others began at random.",
     ),
     "theory/ratio_fall": Column(
@@ -206,14 +216,17 @@ COLUMNS = {
     ),
     **{
         name: Column(
-            f"smallest h / D, {where}", log=True, bounds=AT_LEAST_0,
+            f"smallest h / D, {where}",
+            log=True,
+            bounds=AT_LEAST_0,
             definition=f"Smallest ratio of mean Hellinger distance and Voronoi loss over random measures {where}.",
         )
         for name, where in (
-            *((ratio_name(r), f"at distance {r:g} from the truth") for r in RADII), ("theory/ratio_far", "far from the truth")
+            *((ratio_name(r), f"at distance {r:g} from the truth") for r in RADII),
+            ("theory/ratio_far", "far from the truth"),
         )
     },
-}  # fmt: skip
+}
 
 
 #: Gaussian experts under a gate, fitted by maximum likelihood.
