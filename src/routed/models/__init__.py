@@ -1,4 +1,4 @@
-"""Models: what is trained. Each is an `init` and an `apply` on a batch; `apply` also returns what its gates decided."""
+"""Models: trained networks. A model has `init` and `apply`, which also returns the decisions of its gates."""
 
 from routed.models import dense
 from routed.models.classifier import classifier
@@ -52,7 +52,7 @@ ENCODER_DECODERS: dict[str, ModelPart] = {
 
 _DECODER = (*_TRANSFORMER, *(f"transformer.{name}" for name in DECODER))
 
-#: name -> model, for text that is continued.
+#: name -> model, for next-token prediction.
 DECODERS: dict[str, ModelPart] = {
     "decoder": ENCODER_DECODERS["moe"]._replace(
         build=decoder, reads=(*ENCODER_DECODERS["moe"].reads, *_DECODER), check=check_decoder

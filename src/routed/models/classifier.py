@@ -1,4 +1,4 @@
-"""A decoder that was trained on text, and in place of its logits a head: the class of a row, read at its last token."""
+"""A pretrained decoder with a head in place of its logits: predicts the class of a row from the last token."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from routed.models.language_model import context_of, language_model
 from routed.models.model import Model, Site
 from routed.models.transformer import CAUSAL, Plan, Stack, embedded
 
-#: The submodule that is the group `head` of parameters.
+#: The name of the submodule whose parameters are the group `head`.
 HEAD = "classes"
 
 
 class Head(nn.Module):
-    """Two layers with tanh between them (Pham et al. 2024, released code), float32."""
+    """Two float32 layers with tanh in between (Pham et al. 2024, released code)."""
 
     classes: int
 
@@ -32,9 +32,9 @@ class Head(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Logits [B, 1, C], float32, of the class of each row; and what the routers did.
+    """Computes float32 logits [B, 1, C] of the class of each row, and the decisions of the routers.
 
-    The parameters of stack and embedding are those of a `Decoder`, by the same names.
+    The parameters of the stack and the embedding have the names that they have in a `Decoder`.
     """
 
     plan: Plan
@@ -50,6 +50,6 @@ class Classifier(nn.Module):
 
 
 def classifier(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """The classifier of a config; its site and its stack are `decoder`."""
+    """Builds the classifier of a config. The site and the stack are `decoder`."""
     form = {"positions": config.transformer.positions, "norm": config.transformer.norm}
     return language_model(lambda plan: Classifier(plan._replace(**form)), READ, config, mesh, head=HEAD)

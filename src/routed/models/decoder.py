@@ -1,4 +1,4 @@
-"""A decoder-only transformer, sparse or one of its dense twins: every token from those before it in its row."""
+"""A decoder-only transformer, sparse or a dense twin: predicts each token from the tokens before it in its row."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from routed.tasks.text.stream import DOCUMENTS
 
 
 class Decoder(nn.Module):
-    """Logits [B, L, V], float32, of the token after each of `batch.inputs`; and what the routers did.
+    """Computes float32 logits [B, L, V] of the token after each input token, and the decisions of the routers.
 
-    As many sparse layers as layers are the blocks of a Switch transformer, half as many those of GLaM (dense and sparse
-    in turn).
+    With as many sparse layers as layers, the blocks are those of a Switch transformer; with half as many, those of GLaM
+    (dense and sparse layers alternate).
     """
 
     plan: Plan
@@ -37,23 +37,23 @@ class Decoder(nn.Module):
         y, sites = Stack(self.plan, CAUSAL, name=CAUSAL)(
             embedded(embedding, ids),
             context_of(self.plan.config, ids, batch, step),
-            seen=same_document(ids) if packed else None,
+            mask=same_document(ids) if packed else None,
         )
         return logits(self.plan, y, embedding), {CAUSAL: sites}
 
 
 def same_document(ids: Int[Array, "B L"]) -> Bool[Array, "B L L"]:
-    """Whether two tokens of a row are of one document, which an END ends."""
+    """Returns a mask of token pairs of the same document; the END token ends a document."""
     ends = ids == END
     document = jnp.cumsum(ends, 1) - ends
     return document[:, :, None] == document[:, None, :]
 
 
-#: What the only stack reads.
+#: The ids that the only stack reads.
 READ: Read = {CAUSAL: lambda batch: batch.inputs}
 
 
 def decoder(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """The decoder of a config; its site and its stack are `decoder`."""
+    """Builds the decoder of a config. The site and the stack are `decoder`."""
     form = {"positions": config.transformer.positions, "norm": config.transformer.norm}
     return language_model(lambda plan: Decoder(plan._replace(**form)), READ, config, mesh)

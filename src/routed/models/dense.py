@@ -1,4 +1,4 @@
-"""Dense twins of the single layer: the same net without a router, of one expert's size or of the whole layer's."""
+"""Dense twins of the single layer: networks without a router, of the size of one expert or of the whole layer."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from routed.tasks import TASKS
 
 
 def dense_active(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """An MLP with the parameters, so the FLOPs per token, of the router plus one expert: what a token uses at evaluation."""
+    """Builds an MLP with the parameters, hence the FLOPs per token, of the router plus one expert."""
     del mesh
     return _deeper(config, experts=1)
 
 
 def dense_total(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """An MLP with the parameters of the router plus all experts."""
+    """Builds an MLP with the parameters of the router plus all experts."""
     del mesh
     return _deeper(config, config.experts.count)
 
 
 def dense_expert(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """One expert alone, no deeper."""
+    """Builds a model of one expert, with the expert's depth."""
     del mesh
     part = EXPERTS[config.experts.name]
     net = part.make(node_of(config).experts, TASKS[config.data.name].outputs(config.data))
@@ -37,15 +37,18 @@ def dense_expert(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
 
 def _deeper(config: ConfigDict, experts: int) -> Model:
-    """One layer deeper than an expert (Dikkala et al. 2023, Fig. 3a), with the router's share counted."""
-    task, own = TASKS[config.data.name], config.experts
-    inputs, outputs, depth = task.dims(config.data), task.outputs(config.data), own.depth
-    budget = inputs * own.count + mlp_parameters(inputs, outputs, depth, own.width) * experts
-    return on_rows(Mlp(outputs, depth + 1, width_for(budget, inputs, outputs, depth + 1), own.activation))
+    """Builds an MLP that is one layer deeper than an expert (Dikkala et al. 2023, Fig. 3a).
+
+    The MLP has the parameters of the router and of `experts` experts.
+    """
+    task, experts_config = TASKS[config.data.name], config.experts
+    inputs, outputs, depth = task.dims(config.data), task.outputs(config.data), experts_config.depth
+    budget = inputs * experts_config.count + mlp_parameters(inputs, outputs, depth, experts_config.width) * experts
+    return on_rows(Mlp(outputs, depth + 1, width_for(budget, inputs, outputs, depth + 1), experts_config.activation))
 
 
 def on_rows(net: nn.Module) -> Model:
-    """The net on flat tokens, with what stands beside them."""
+    """Builds a model that applies the net to flat tokens, joined with the side inputs of the batch."""
 
     def rows(batch):
         flat = batch.tokens.reshape(len(batch.tokens), -1)
@@ -62,14 +65,14 @@ def on_rows(net: nn.Module) -> Model:
 
 
 def _on_tokens(net: nn.Module) -> Model:
-    """The net on tokens in their own shape."""
+    """Builds a model that applies the net to tokens of the task's shape."""
 
     def init(key, batch):
         return {"router": {}, "experts": net.init(key, batch.tokens[:1])["params"]}, {}
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
         del rule, dispatch, key, step
-        outputs = alone(lambda own, tokens: net.apply({"params": own}, tokens), params["experts"], batch.tokens)
+        outputs = alone(lambda weights, tokens: net.apply({"params": weights}, tokens), params["experts"], batch.tokens)
         return Outputs(per_sample(outputs, batch), {}, state)
 
     return Model(init, apply)

@@ -1,7 +1,8 @@
-"""A language model as a `Model`: a network of stacks, with parameters in groups, and its routers and experts one by one."""
+"""A language model as a `Model`: a network of stacks, with parameters in groups by role."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,7 +25,7 @@ from routed.routers import ROUTERS
 from routed.routers.scores import layer_scores, router_context
 from routed.settings.tree import node_of
 
-#: stack -> the ids that it reads of a batch.
+#: stack -> function of a batch that returns the ids that the stack reads.
 Read = Mapping[str, Callable[[TextBatch], Int[Array, "B L"]]]
 
 #: The names that a stack may have.
@@ -38,113 +39,139 @@ def language_model(
     mesh: Mesh | None = None,
     head: str = "",
 ) -> Model:
-    """The `network` that the config describes, or its dense twin (`transformer_sizes.TWINS`); `read` are the ids that each stack reads.
+    """Builds the `network` that the config describes, or the dense twin (`transformer_sizes.TWINS`).
 
-    The sites are the stacks. Parameters are `router` (with the noise that learns) and `experts` by stack, every leaf
-    with a leading axis of sparse layers, the submodule `head` if there is one, and `trunk`, which is all else. With a
-    mesh (axes `data` and `expert`) all devices share the rows of a batch, and those of an `expert` axis the experts.
+    `read` are the ids that each stack reads. The sites are the stacks. Parameters are `router` (with the noise that
+    learns) and `experts` by stack, every leaf with a leading axis of sparse layers; the submodule `head`, if named; and
+    `trunk`, which has all other parameters. With a mesh (axes `data` and `expert`) all devices share the rows of a
+    batch, and the devices of an `expert` axis share the experts.
 
     Raises:
       UserError: transformer.sparse_layers does not divide transformer.layers.
     """
-    block, _ = blocks_of(config)
-    last, sparse = f"layer_{block - 1}", is_sparse(config)
-    path = ("blocks", last, "moe")
-    # Made here, where no module is at work that would become their parent.
+    last, sparse = f"layer_{blocks_of(config)[0] - 1}", is_sparse(config)
+    # Made outside of any module, which Flax would make the parent of the routers.
     routers = {
         stack: ROUTERS[config.router.name].make(node_of(config).router, config.experts.count)
         for stack in read
         if sparse
     }
-    intercept = _stop if sparse and config.router.stop_gradient else _pass
+    functions = _Functions(network, read, config, mesh, head, last, routers)
+    if not sparse:
+        return Model(functions.init, functions.apply)
+    return Model(functions.init, functions.apply, functions.scores, functions.responses)
 
-    def module(rule: Rule, dispatch: str, mesh: Mesh | None = mesh) -> nn.Module:
-        return network(Plan(config, rule, dispatch, mesh, routers.__getitem__))
 
-    def init(key, batch: TextBatch):
-        # On one device: a batch of any size will do.
-        rule = rule_of(config.selection) if sparse else Rule()
-        state = dict(nn.meta.unbox(module(rule, "dense", mesh=None).init(key, batch)))
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Functions:
+    """The functions of a language model, and their static arguments."""
+
+    network: Callable[[Plan], nn.Module]
+    read: Read
+    config: ConfigDict
+    mesh: Mesh | None
+    head: str
+    #: The last layer of a block, which is the sparse layer.
+    last: str
+    #: stack -> router; empty without sparse layers.
+    routers: dict[str, nn.Module]
+
+    def module(self, rule: Rule, dispatch: str, mesh: Mesh | None) -> nn.Module:
+        return self.network(Plan(self.config, rule, dispatch, mesh, self.routers.__getitem__))
+
+    def init(self, key, batch: TextBatch):
+        # On one device, as initial parameters do not depend on the size of the batch.
+        rule = rule_of(self.config.selection) if self.routers else Rule()
+        state = dict(nn.meta.unbox(self.module(rule, "dense", mesh=None).init(key, batch)))
         params, router, experts = state.pop("params"), {}, {}
-        for stack in routers:
-            moe = params[stack]["blocks"][last].pop("moe")
+        for stack in self.routers:
+            moe = params[stack]["blocks"][self.last].pop("moe")
             router[stack] = {name: moe[name] for name in ("router", "noise") if name in moe}
             experts[stack] = moe["experts"]
-            if "shared" in moe:
-                params[stack]["blocks"][last]["moe"] = {"shared": moe["shared"]}  # the trunk's
-        scale = config.transformer.init_scale**0.5
-        own = {"head": params.pop(head)} if head else {}
-        scaled = _of_kernels(lambda kernel: kernel * scale, {"experts": experts, "trunk": params}) | own
+            if "shared" in moe:  # a shared expert is part of the trunk
+                params[stack]["blocks"][self.last]["moe"] = {"shared": moe["shared"]}
+        scale = self.config.transformer.init_scale**0.5
+        head_params = {"head": params.pop(self.head)} if self.head else {}
+        scaled = _map_kernels(lambda kernel: kernel * scale, {"experts": experts, "trunk": params}) | head_params
         return {"router": router, **scaled}, state
 
-    def apply(params, state, batch: TextBatch, rule: Rule, dispatch: str, key=None, step=0):
-        dtype = jnp.dtype(config.transformer.dtype)
-        whole = jax.tree.map(lambda a: a.astype(dtype), params["trunk"])
-        whole |= {head: params["head"]} if head else {}
-        for stack in routers:  # routers are float32, whatever the others are
-            experts = jax.tree.map(lambda a: a.astype(dtype), params["experts"][stack])
-            whole = _put(whole, (stack, *path), params["router"][stack] | {"experts": experts})
+    def apply(self, params, state, batch: TextBatch, rule: Rule, dispatch: str, key=None, step=0):
         moving: dict[str, Any] = (
             {"rngs": {"noise": key}, "mutable": list(state)} if key is not None else {"mutable": []}
         )
-        with nn.intercept_methods(intercept):
-            (logits, sites), moved = module(rule, dispatch).apply({"params": whole, **state}, batch, step, **moving)
-        return Outputs(logits, sites if sparse else {}, moved or state)
+        stopped = self.routers and self.config.router.stop_gradient
+        variables = {"params": self._network_params(params), **state}
+        with nn.intercept_methods(_stop if stopped else _pass):
+            (logits, sites), moved = self.module(rule, dispatch, self.mesh).apply(variables, batch, step, **moving)
+        return Outputs(logits, sites if self.routers else {}, moved or state)
 
-    def scores(params, state, site: str, features: Float[Array, "S T D"], batch: TextBatch, step=0):
-        state_of_router = {name: _at(tree, (site, *path)) for name, tree in state.items()}
+    def _network_params(self, params) -> dict[str, Any]:
+        """Joins the groups to the network's parameters: routers in float32, other weights in the config's type."""
+        dtype = jnp.dtype(self.config.transformer.dtype)
+        whole = jax.tree.map(lambda a: a.astype(dtype), params["trunk"])
+        whole |= {self.head: params["head"]} if self.head else {}
+        for stack in self.routers:
+            experts = jax.tree.map(lambda a: a.astype(dtype), params["experts"][stack])
+            whole = _put(whole, self._path(stack), params["router"][stack] | {"experts": experts})
+        return whole
+
+    def scores(self, params, state, site: str, features: Float[Array, "S T D"], batch: TextBatch, step=0):
+        state_of_router = {name: _at(tree, self._path(site)) for name, tree in state.items()}
         state_of_router = {name: tree["router"] for name, tree in state_of_router.items() if "router" in tree}
+        context = context_of(self.config, self.read[site](batch), batch, step)
 
-        context = context_of(config, read[site](batch), batch, step)
-
-        def of_layer(own, state_of_router, features):
-            return layer_scores(partial(routers[site].apply, {"params": own, **state_of_router}), features, context)
+        def of_layer(router_params, state_of_router, features):
+            apply_router = partial(self.routers[site].apply, {"params": router_params, **state_of_router})
+            return layer_scores(apply_router, features, context)
 
         return jax.vmap(of_layer)(params["router"][site].get("router", {}), state_of_router, features)
 
-    def responses(params, site: str, features: Float[Array, "S T D"]):
+    def responses(self, params, site: str, features: Float[Array, "S T D"]):
+        config = self.config
         expert = EXPERTS[config.experts.name].make(node_of(config).experts, config.transformer.dim)
 
         def of_layer(experts, features):
-            each = jax.vmap(lambda own: expert.apply({"params": own}, features))(experts)
+            each = jax.vmap(lambda expert_params: expert.apply({"params": expert_params}, features))(experts)
             return jnp.broadcast_to(each, (config.experts.count, len(features), each.shape[-1])).swapaxes(0, 1)
 
         return jax.vmap(of_layer)(params["experts"][site], features)
 
-    return Model(init, apply, scores, responses) if sparse else Model(init, apply)
+    def _path(self, stack: str) -> tuple[str, ...]:
+        """Returns the path of a stack's MoE layers in the network's parameters and state."""
+        return (stack, "blocks", self.last, "moe")
 
 
 def context_of(config: ConfigDict, ids: Int[Array, "B L"], batch: TextBatch, step: Any) -> dict[str, Any]:
-    """Returns the context that the router reads beside features: the step and, if it needs them, token ids and languages."""
+    """Returns the router's inputs beside features: the step and, if used, token ids and languages."""
     if not is_sparse(config):
         return {}
     language = jnp.repeat(batch.language, ids.shape[1])
     return router_context(config.router, token_id=ids.reshape(-1), cluster=language, step=step)
 
 
-def _of_kernels(function, params: Any) -> Any:
-    """`params` with `function` applied to every leaf that is named `kernel`."""
+def _map_kernels(function, params: Any) -> Any:
+    """Applies `function` to every leaf of `params` with the name `kernel`."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: function(leaf) if path[-1].key == "kernel" else leaf, params
     )
 
 
 def _at(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """The nested dict at `path`, empty where there is none."""
+    """Returns the nested dict at `path`, or an empty dict."""
     for name in path:
         tree = tree.get(name, {})
     return tree
 
 
 def _put(tree: dict[str, Any], path: tuple[str, ...], more: dict[str, Any]) -> dict[str, Any]:
-    """A copy of nested dicts in which the one at `path` has the entries `more` too."""
+    """Returns a copy of nested dicts with the entries `more` added to the dict at `path`."""
     if not path:
         return tree | more
     return tree | {path[0]: _put(tree.get(path[0], {}), path[1:], more)}
 
 
 def _stop(call, args, kwargs, context) -> Any:
-    """Routers, and the noise that learns, see the stream but send no gradient into it."""
+    """Stops the gradient of the stream through routers and through the noise that learns."""
     if context.module.name in ("router", "noise") and context.method_name == "__call__":
         args = jax.lax.stop_gradient(args)
     return call(*args, **kwargs)
@@ -156,10 +183,9 @@ def _pass(call, args, kwargs, context) -> Any:
 
 
 def expert_axis(path: tuple[Any, ...]) -> int | None:
-    """Which axis of a leaf counts experts, by its path in a tree of parameters; None where none does.
+    """Returns the axis of experts of a leaf from the leaf's path in a tree of parameters, or None.
 
-    Leaves of experts are [sparse layers of the stack, experts, ...], wherever the tree hangs (an optimiser's state,
-    say).
+    Leaves of experts are [sparse layers of the stack, experts, ...], at any depth (in an optimiser's state, say).
     """
     names = [getattr(key, "key", None) for key in path]
     return 1 if any(("experts", stack) in itertools.pairwise(names) for stack in STACKS) else None

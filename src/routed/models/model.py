@@ -1,4 +1,4 @@
-"""A model: what is trained, as pure functions on parameters in groups, and what it says of itself."""
+"""The interface of a model: pure functions on groups of parameters, and the declaration of the model as a part."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Column, Routing, SoftRouting
 from routed.layer.rule import Rule
+from routed.routers.noise import NOISES
 from routed.settings.setting import Setting, accept
 from routed.tasks.task import Watch, watch_nothing
 
-#: Choices that a layer with a router uses, in any model; settings that the layer reads; and settings of a fresh router.
+#: Parts that a layer with a router uses in any model; settings that the layer reads; settings of a fresh router.
 ROUTED = ("router.name", "router.noise", "experts.name", "selection.name", "selection.eval.name", "dispatch")
 LAYER = ("experts.count", "selection.balance_rate", "selection.no_gradient", "router.frozen", "router.learning_rate")
 INITIAL = ("router.init_scale", "router.from_data", "router.rows", "router.entropy")
 
 
 class Site(NamedTuple):
-    """What the gates at one place of a model decided, and the tokens that their experts got.
+    """Decisions of the gates of one site of a model, and the tokens that the experts of the site received.
 
     A stack of sparse layers is one site: every leaf has a leading axis [S]. A model of a single layer has no such axis.
     """
@@ -31,7 +32,7 @@ class Site(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Predictions [B, O] or logits [B, M, V], the sites by name (none without a router), and the state."""
+    """Predictions [B, O] or logits [B, M, V], the sites by name (empty without a router), and the state."""
 
     prediction: Float[Array, "B ..."]
     sites: dict[str, Site]
@@ -39,13 +40,13 @@ class Outputs(NamedTuple):
 
 
 class Init(Protocol):
-    """(params by group, state); state moves by rules of its own, not by gradients. The key is consumed."""
+    """Returns (params by group, state). Rules of the model update the state, not gradients. The key is consumed."""
 
     def __call__(self, key: PRNGKeyArray, batch: Any) -> tuple[dict[str, Any], Any]: ...
 
 
 class Apply(Protocol):
-    """The model on a batch. With a key as in training: there is noise, and the state that is returned has moved."""
+    """Applies the model to a batch. With a key, as in training, noise is added and the returned state is updated."""
 
     def __call__(
         self,
@@ -60,7 +61,7 @@ class Apply(Protocol):
 
 
 class Scores(Protocol):
-    """The scores of a site's gates on given features, in the context (clusters, token ids) of a batch."""
+    """Computes the scores of a site's gates on given features, in the context (clusters, token ids) of a batch."""
 
     def __call__(
         self, params: Any, state: Any, site: str, features: Float[Array, "S T ..."], batch: Any, step: Any = 0
@@ -68,13 +69,16 @@ class Scores(Protocol):
 
 
 class Responses(Protocol):
-    """The outputs of every expert of a site on every token of given features."""
+    """Computes the outputs of every expert of a site on every token of given features."""
 
     def __call__(self, params: Any, site: str, features: Float[Array, "S T ..."]) -> Float[Array, "S T E O"]: ...
 
 
 class Model(NamedTuple):
-    """Pure functions; `scores` and `responses` of models with a router only; `watch`: columns of its own at an evaluation."""
+    """A model as pure functions.
+
+    `scores` and `responses` exist only for models with a router. `watch` computes the model's columns at an evaluation.
+    """
 
     init: Init
     apply: Apply
@@ -83,13 +87,21 @@ class Model(NamedTuple):
     watch: Watch = watch_nothing
 
 
-class ModelPart(NamedTuple):
-    """A model as a part: `build(config, mesh)`, what it needs of the data, and whether it has routers, and experts as a group.
+def noise_settings(config: ConfigDict) -> dict[str, Any]:
+    """Returns the settings of the router's noise that the kind of noise reads, as arguments of a layer."""
+    reads = NOISES[config.router.noise].reads
+    return {name: config.router[name] for name in ("noise_scale", "noise_in_weights") if name in reads}
 
-    `targets` are the kinds of targets that it can be trained on (empty: any). `inner(config)` are the tokens of a
-    sample that its layer routes, where these are hidden ones and not the task's; `flops(config)` those of a sample,
-    forward, where parameters do not tell them. `every`: without a router all experts compute every sample, each with a
-    loss of its own, and divide their gradients as in a mixture.
+
+class ModelPart(NamedTuple):
+    """The declaration of a model: `build(config, mesh)`, needs of the data, columns and settings.
+
+    routed: the model has routers, and its experts are a group of parameters.
+    every: the model has no router; each expert computes every sample and has its own loss, and the gradients of all
+    experts are divided as in a mixture.
+    needs, targets: properties of the task, and kinds of targets that the model can be trained on (empty: any).
+    inner(config): routed tokens of a sample, if the layer routes hidden tokens instead of the task's tokens.
+    flops(config): forward FLOPs of a sample, if the number of parameters does not determine these FLOPs.
     """
 
     build: Callable[[ConfigDict, Mesh | None], Model]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -17,7 +19,7 @@ from routed.layer.moe import CONTROL, MoE
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import in_samples
 from routed.metrics.router import PROBE
-from routed.models.model import Model, Outputs, Site
+from routed.models.model import Model, Outputs, Site, noise_settings
 from routed.routers import ROUTERS, Flat
 from routed.routers.scores import layer_scores, router_context
 from routed.settings.tree import node_of
@@ -29,89 +31,105 @@ SITE = "layer"
 
 
 def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """The layer; params are `router` (with its noise and, of images, the features that the experts see too) and `experts`."""
-    del mesh
-    task, count, own = TASKS[config.data.name], config.experts.count, node_of(config)
-    expert = EXPERTS[config.experts.name].make(own.experts, task.outputs(config.data))
-    router = ROUTERS[config.router.name].make(own.router, count)
-    stem = getattr(router, "features", None) if task.side(config.data) else None
-    head = router if stem is None else router.clone(features=Flat())
-    noise = {name: config.router[name] for name in ("noise_scale", "noise_in_weights") if name in config.router}
+    """Builds the model of one layer.
 
-    def layer(rule: Rule, dispatch: str) -> MoE:
+    Parameters are `router` and `experts`. The group `router` holds the noise that learns and, for images with side
+    inputs, the features that the experts read too.
+    """
+    del mesh
+    task, count, node = TASKS[config.data.name], config.experts.count, node_of(config)
+    router = ROUTERS[config.router.name].make(node.router, count)
+    stem = getattr(router, "features", None) if task.side(config.data) else None
+    expert = EXPERTS[config.experts.name].make(node.experts, task.outputs(config.data))
+    functions = _Functions(config, router, stem, expert)
+    watch = functions.watch if EXPERTS[config.experts.name].embeds and config.experts.embeddings else watch_nothing
+    return Model(functions.init, functions.apply, functions.scores, functions.responses, watch)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Functions:
+    """The functions of a single layer, and their static arguments."""
+
+    config: ConfigDict
+    router: Any
+    #: The module of features that the experts read too, or None.
+    stem: Any
+    expert: Any
+
+    def layer(self, rule: Rule, dispatch: str) -> MoE:
+        config = self.config
         return MoE(
-            router=head,
-            expert=expert,
-            num_experts=count,
+            router=self.router if self.stem is None else self.router.clone(features=Flat()),
+            expert=self.expert,
+            num_experts=config.experts.count,
             rule=rule,
             dispatch=dispatch,
             noise=config.router.noise,
             balance_rate=config.selection.balance_rate,
-            **noise,
+            **noise_settings(config),
         )
 
-    def context(batch, step):
-        return router_context(config.router, cluster=batch.label, step=step)
+    def context(self, batch: Batch, step) -> dict[str, Any]:
+        """Returns the inputs of the router beside the tokens."""
+        return router_context(self.config.router, cluster=batch.label, step=step)
 
-    def inputs(own, batch):
-        """What the experts compute on and what the router scores: the tokens, or what stands beside them and their features."""
-        if stem is None:
+    def inputs(self, router_params, batch: Batch):
+        """Returns the inputs of the experts, and the inputs of the router."""
+        if self.stem is None:
             return batch.tokens if batch.side is None else batch.side, batch.tokens
-        features = stem.apply({"params": own["features"]}, batch.tokens)
+        features = self.stem.apply({"params": router_params["features"]}, batch.tokens)
         return jnp.concatenate([batch.side, features], -1), features
 
-    def init(key, batch):
-        moe = layer(
-            rule_of(node_of(config).selection)._replace(group_size=0), config.dispatch
-        )  # of any number of samples
-        own = {} if stem is None else {"features": stem.init(key, batch.tokens)["params"]}
-        tokens, routed_by = inputs(own, batch)
-        state = dict(nn.meta.unbox(moe.init(key, tokens, routed_by=routed_by, **context(batch, 0))))
+    def init(self, key, batch):
+        rule = rule_of(node_of(self.config).selection)._replace(group_size=0)  # fits any number of samples
+        moe = self.layer(rule, self.config.dispatch)
+        router_params = {} if self.stem is None else {"features": self.stem.init(key, batch.tokens)["params"]}
+        tokens, routed_by = self.inputs(router_params, batch)
+        state = dict(nn.meta.unbox(moe.init(key, tokens, routed_by=routed_by, **self.context(batch, 0))))
         params = state.pop("params")
-        own |= params.get("router", {}) | ({"noise": params["noise"]} if "noise" in params else {})
-        return {"router": own, "experts": params["experts"]}, state
+        router_params |= params.get("router", {}) | ({"noise": params["noise"]} if "noise" in params else {})
+        return {"router": router_params, "experts": params["experts"]}, state
 
-    def apply(params, state, batch, rule, dispatch, key=None, step=0):
-        own = dict(params["router"])
-        tokens, routed_by = inputs(own, batch)
-        if stem is not None:
-            del own["features"]
-        variables = {"params": {"noise": own.pop("noise", {}), "router": own, "experts": params["experts"]}, **state}
+    def apply(self, params, state, batch, rule, dispatch, key=None, step=0):
+        router_params = dict(params["router"])
+        tokens, routed_by = self.inputs(router_params, batch)
+        if self.stem is not None:
+            del router_params["features"]
+        noise = router_params.pop("noise", {})
+        variables = {"params": {"noise": noise, "router": router_params, "experts": params["experts"]}, **state}
         moving = {"rngs": {"noise": key}, "mutable": list(state)} if key is not None else {"mutable": []}
         rule = in_samples(rule, len(batch.tokens) // len(batch.x))
-        (y, routing), moved = layer(rule, dispatch).apply(
-            variables, tokens, routed_by=routed_by, **context(batch, step), **moving
+        (y, routing), moved = self.layer(rule, dispatch).apply(
+            variables, tokens, routed_by=routed_by, **self.context(batch, step), **moving
         )
         return Outputs(per_sample(y, batch), {SITE: Site(routing, tokens)}, moved or state)
 
-    def scores(params, state, site, features, batch, step=0):
-        own = {name: value for name, value in params["router"].items() if name != "noise"}
+    def scores(self, params, state, site, features, batch, step=0):
+        router_params = {name: value for name, value in params["router"].items() if name != "noise"}
         state_of_router = {name: tree["router"] for name, tree in state.items() if "router" in tree}
         (x,) = features
-        apply_router = partial(router.apply, {"params": own, **state_of_router})
-        return layer_scores(apply_router, x, context(batch, step), sharpness(state))[None]
+        apply_router = partial(self.router.apply, {"params": router_params, **state_of_router})
+        return layer_scores(apply_router, x, self.context(batch, step), sharpness(state))[None]
 
-    def responses(params, site, features):
+    def responses(self, params, site, features):
         (x,) = features
-        each = jax.vmap(lambda own: expert.apply({"params": own}, x))(params["experts"])  # [E, T or 1, O]
-        return jnp.broadcast_to(each, (count, len(x), each.shape[-1])).swapaxes(0, 1)[None]
+        apply = lambda expert_params: self.expert.apply({"params": expert_params}, x)  # noqa: E731
+        each = jax.vmap(apply)(params["experts"])  # [E, T or 1, O]
+        return jnp.broadcast_to(each, (self.config.experts.count, len(x), each.shape[-1])).swapaxes(0, 1)[None]
 
-    def watch(params, world, test, key):
-        """What each expert makes of the first test images."""
+    def watch(self, params, world, test, key):
+        """Returns the embeddings of the first test images by each expert."""
         del world, key
-        seen = test.tokens[:PROBE]
-        made = jax.lax.map(lambda p: expert.apply({"params": p}, seen, method="embed"), params["experts"])
-        return {"embeddings": made.swapaxes(0, 1)}
-
-    kept = "embeddings" in config.experts and config.experts.embeddings
-    return Model(init, apply, scores, responses, watch if kept else watch_nothing)
+        tokens = test.tokens[:PROBE]
+        embed = lambda p: self.expert.apply({"params": p}, tokens, method="embed")  # noqa: E731
+        return {"embeddings": jax.lax.map(embed, params["experts"]).swapaxes(0, 1)}
 
 
 def sharpness(state) -> Float[Array, ""] | float:
-    """The factor on the scores that a layer's state holds; 1 where it holds none."""
+    """Returns the factor on the scores from a layer's state, or 1 if the state has no factor."""
     return state[CONTROL]["sharpness"] if CONTROL in state else 1.0
 
 
 def per_sample(y: Float[Array, "T O"], batch: Batch) -> Float[Array, "B O"]:
-    """The outputs of a sample's tokens, added up."""
+    """Sums the outputs of the tokens of each sample."""
     return y.reshape(*batch.cluster.shape, -1).sum(1) if batch.cluster.ndim > 1 else y

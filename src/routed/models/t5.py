@@ -14,17 +14,17 @@ from routed.models.language_model import Read, context_of, language_model
 from routed.models.model import Site
 from routed.models.transformer import Plan, Stack, embedded, logits
 
-#: What the decoder reads before the first target: the id that pads.
+#: The id that the decoder reads before the first target: the padding id.
 START = 0
 
 
 def shifted(targets: Int[Array, "B M"]) -> Int[Array, "B M"]:
-    """The decoder's input: the targets, one place later."""
+    """Returns the decoder's input: the targets, shifted by one position."""
     return jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=START)
 
 
 class T5(nn.Module):
-    """Logits [B, M, V], float32, of every target token from the tokens before it; and what the routers did."""
+    """Computes float32 logits [B, M, V] of each target token, and the decisions of the routers."""
 
     plan: Plan
 
@@ -33,7 +33,7 @@ class T5(nn.Module):
         transformer, vocabulary = self.plan.config.transformer, self.plan.config.data.vocabulary
         embedding = self.param("embedding", nn.initializers.normal(1.0), (vocabulary, transformer.dim))
         ids, before = batch.inputs, shifted(batch.targets)
-        # Both stacks at once: the embedding has one gradient, which devices that share a run sum once.
+        # One lookup for both stacks: the embedding then has one gradient, which devices that share a run sum once.
         x = embedded(embedding, jnp.concatenate((ids, before), 1))
         source, encoder = Stack(self.plan, "encoder", name="encoder")(
             x[:, : ids.shape[1]], context_of(self.plan.config, ids, batch, step)
@@ -44,8 +44,8 @@ class T5(nn.Module):
         return logits(self.plan, y, embedding), {"encoder": encoder, "decoder": decoder}
 
 
-#: What the stacks of a T5 read.
+#: The ids that each stack of a T5 reads.
 READ: Read = {"encoder": lambda batch: batch.inputs, "decoder": lambda batch: shifted(batch.targets)}
 
-#: The T5 of a config: sites and stacks `encoder` and `decoder`.
+#: Builds the T5 of a config. The sites and the stacks are `encoder` and `decoder`.
 t5 = partial(language_model, T5, READ)

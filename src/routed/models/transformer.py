@@ -1,7 +1,8 @@
 """A transformer's stack of layers, some of which are the MoE layer of the project.
 
-No dropout: runs are short and see few rows twice. Rows are full, so nothing is masked but the future of a decoder. A
-stack of L layers with S sparse ones is S equal blocks, each ending in its sparse layer, and the blocks are scanned.
+The stack has no dropout: runs are short and read few rows twice. Rows are full, so the only mask of a stack hides a
+decoder's future (and other documents of a packed row). A stack of L layers with S sparse layers is a scan over S equal
+blocks; each block ends in its sparse layer.
 """
 
 from __future__ import annotations
@@ -24,45 +25,45 @@ from routed.layer.moe import MoE
 from routed.layer.rule import Rule
 from routed.layer.selection import group_of, groupless
 from routed.models.attention import Attention, Kernel, PositionBias, causal_bias
-from routed.models.model import Site
+from routed.models.model import Site, noise_settings
 from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, is_twin, twin_width
 from routed.settings.tree import node_of
 from routed.system.platform import platform
 
-#: So many blocks a CPU takes one after the other and not in a loop, which copies what their gradients need into one
-#: array and out of it again. But for remat: outside of a loop XLA:CPU keeps what was to be computed again.
+#: Up to this number of blocks the scan is unrolled on a CPU: a loop copies the saved activations into one array and
+#: back. With remat the scan stays a loop: outside of a loop XLA:CPU keeps activations instead of recomputing them.
 UNROLLED = 4
 
-#: The stack that sees the past only; any other sees all of its row.
+#: The stack with causal attention; attention of any other stack reads the whole row.
 CAUSAL = "decoder"
 
 
 class Plan(NamedTuple):
-    """The static part of a transformer: everything its modules are built from."""
+    """The static part of a transformer: all inputs from which the modules are built."""
 
     config: ConfigDict
     rule: Rule
     dispatch: str
     mesh: Mesh | None
-    #: Of a stack; a function, or Flax would take the modules for parts of each holder.
+    #: stack -> router. A function, as Flax would take a module in a field for a submodule of each holder.
     router: Callable[[str], nn.Module]
-    #: `transformer_settings.DECODER`, as which a T5 has no choice.
+    #: The settings `transformer_settings.DECODER`; the defaults are those of a T5.
     positions: str = "buckets"
     norm: str = "pre"
 
 
 def embedded(table: Float[Array, "V D"], ids: Int[Array, "*N"]) -> Float[Array, "*N D"]:
-    """The rows of some tokens.
+    """Looks up the embeddings of token ids.
 
-    Gradients of a token's occurrences are summed in float32: a sum of thousands in bfloat16 stands still halfway.
+    The gradients of a token's occurrences are summed in float32: a bfloat16 sum of thousands of terms stops growing.
     """
     return table.astype(jnp.float32)[ids].astype(table.dtype)
 
 
 class Stack(nn.Module):
-    """The encoder or the decoder, which may attend to a `source`, of embedded ids: the blocks, a norm.
+    """An encoder or a decoder on embedded ids: the blocks, then a norm.
 
-    `seen`: what tokens may see of their row.
+    source: outputs of the encoder to which a decoder attends. mask: pairs of tokens that may attend.
     """
 
     plan: Plan
@@ -74,49 +75,56 @@ class Stack(nn.Module):
         x: Float[Array, "B L D"],
         context: dict[str, Any],
         source: Float[Array, "B N D"] | None = None,
-        seen: Bool[Array, "B L L"] | None = None,
+        mask: Bool[Array, "B L L"] | None = None,
     ) -> tuple[Float[Array, "B L D"], Site | None]:
         config = self.plan.config.transformer
         if self.plan.positions == "rotary":
             bias = causal_bias(config.heads, x.shape[1], self.plan.mesh)
         else:
             bias = PositionBias(
-                config.heads, config.buckets, config.max_distance, self.stack == CAUSAL, config.dim, self.plan.mesh, name="bias"
-            )(x.shape[1])  # fmt: skip
+                config.heads,
+                config.buckets,
+                config.max_distance,
+                self.stack == CAUSAL,
+                config.dim,
+                self.plan.mesh,
+                name="bias",
+            )(x.shape[1])
         count = blocks_of(self.plan.config)[1]
         blocks = nn.scan(
-            # The barrier against merging with the first computation is only needed outside of a scan.
+            # Outside of a scan a barrier keeps XLA from merging both computations; a scan needs no barrier.
             nn.remat(Block, prevent_cse=False) if config.remat else Block,
             length=count,
             unroll=count if platform() == "cpu" and count <= UNROLLED and not config.remat else 1,
             in_axes=(nn.broadcast,) * 4,
             variable_axes={True: 0},  # type: ignore[dict-item]
             split_rngs={"params": True, "noise": True},
-            check_constancy_invariants=False,  # traces a block once and not twice: nothing that it could check is there
+            check_constancy_invariants=False,  # one trace of a block, not two: a block has no constants
             metadata_params={nn.PARTITION_NAME: "layer"},
         )
-        x, sites = blocks(self.plan, self.stack, name="blocks")(x, bias, source, context, seen)
+        x, sites = blocks(self.plan, self.stack, name="blocks")(x, bias, source, context, mask)
         return (x if self.plan.norm == "post" else _norm("norm")(x)), sites
 
 
 class Block(nn.Module):
-    """Layers with an FFN, the last of them sparse (or, in a twin, with an FFN of another width)."""
+    """Layers with an FFN; the last layer is sparse (in a dense twin: has an FFN of another width)."""
 
     plan: Plan
     stack: str
 
     @nn.compact
-    def __call__(self, x, bias, source, context, seen):
+    def __call__(self, x, bias, source, context, mask):
         count = blocks_of(self.plan.config)[0]
         for i in range(count):
-            x, site = Layer(self.plan, self.stack, i == count - 1, name=f"layer_{i}")(x, bias, source, context, seen)
+            x, site = Layer(self.plan, self.stack, i == count - 1, name=f"layer_{i}")(x, bias, source, context, mask)
         return x, site
 
 
 class Layer(nn.Module):
-    """Attention, attention to `source` if there is one, then FFN or MoE: each on the normed stream, added to it.
+    """Attention, attention to `source` if present, then FFN or MoE.
 
-    With post-norm each on the stream as it is, and the sum is normed.
+    Pre-norm: each sublayer reads the normed stream, and its output is added to the stream. Post-norm: each sublayer
+    reads the stream, and the sum is normed.
     """
 
     plan: Plan
@@ -130,15 +138,17 @@ class Layer(nn.Module):
         bias: Float[Array, "C R"],
         source: Float[Array, "B N D"] | None,
         context: dict[str, Any],
-        seen: Bool[Array, "B L L"] | None,
+        mask: Bool[Array, "B L L"] | None,
     ) -> tuple[Float[Array, "B L D"], Site | None]:
         config, mesh = self.plan.config, self.plan.mesh
         heads, size = config.transformer.heads, config.transformer.head_dim
         before, after = (_norm, _pass)[:: 1 if self.plan.norm == "pre" else -1]
         if mesh is not None:
             x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec((DATA, EXPERT))))
-        own = Attention(heads, size, mesh, self.plan.positions == "rotary", self.stack == CAUSAL, name="self")
-        x = after("self_norm")(x + own(before("self_norm")(x), bias, None, seen))
+        self_attention = Attention(
+            heads, size, mesh, self.plan.positions == "rotary", self.stack == CAUSAL, name="self"
+        )
+        x = after("self_norm")(x + self_attention(before("self_norm")(x), bias, None, mask))
         if source is not None:
             x = after("cross_norm")(
                 x + Attention(heads, size, mesh, name="cross")(before("cross_norm")(x), None, source)
@@ -153,7 +163,7 @@ class Layer(nn.Module):
 
 
 def logits(plan: Plan, y: Float[Array, "B M D"], embedding: Float[Array, "V D"]) -> Float[Array, "B M V"]:
-    """Logits, float32, of a stack's outputs: through the embedding, or through a `head`, a submodule of who calls."""
+    """Computes float32 logits from a stack's outputs: through the embedding, or a submodule `head` of the caller."""
     transformer = plan.config.transformer
     if transformer.tied:
         y, head = y * transformer.dim**-0.5, embedding.T
@@ -166,21 +176,21 @@ def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
     config, count = plan.config, plan.config.experts.count
     size = plan.rule.group_size
     if plan.mesh is not None and groupless(plan.rule):
-        size = tokens // plan.mesh.size  # so every device has its own group
+        size = tokens // plan.mesh.size  # one group per device
     expert = EXPERTS[config.experts.name].make(node_of(config).experts, config.transformer.dim)
     return MoE(
         router=plan.router(stack),
         expert=expert,
         shared=expert.clone() if config.transformer.shared_expert else None,
         num_experts=count,
-        # Groups of at most the configured size, as the decoder has another number of tokens; and its queues are causal.
+        # At most the configured size, as encoder and decoder differ in tokens. Queues of a decoder are causal.
         rule=plan.rule._replace(
             group_size=group_of(size, tokens),
             priority="causal" if stack == CAUSAL else plan.rule.priority,
         ),
         dispatch=plan.dispatch,
         noise=config.router.noise,
-        **{name: config.router[name] for name in ("noise_scale", "noise_in_weights") if name in config.router},
+        **noise_settings(config),
         balance_rate=config.selection.balance_rate,
         mesh=plan.mesh,
         name="moe",

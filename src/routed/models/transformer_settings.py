@@ -1,4 +1,4 @@
-"""The settings of the node `transformer`, and what a transformer refuses."""
+"""The settings of the node `transformer`, and the checks of a transformer's config."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.layer.rule import rule_of
 from routed.layer.selection import groupless
-from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, is_twin, shared_group, tokens_of, whole_groups
+from routed.models.transformer_sizes import (
+    FFNS,
+    TWINS,
+    blocks_of,
+    is_sparse,
+    is_twin,
+    shared_group,
+    tokens_of,
+    whole_groups,
+)
 from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, When, at_least, one_of, refuse
 
 _DENSE = When(
@@ -15,7 +24,7 @@ _DENSE = When(
     "transformer.sparse_layers < transformer.layers",
 )
 _FFN = When(lambda config: _DENSE.holds(config) or is_twin(config), f"{_DENSE.description}, or by a dense twin")
-#: A T5 has no other positions.
+#: A T5 always has buckets.
 _BUCKETS = When(
     lambda config: config.transformer.get("positions", "buckets") == "buckets", "transformer.positions='buckets'"
 )
@@ -53,7 +62,7 @@ TRANSFORMER: dict[str, Setting] = {
 }
 
 
-#: Of a decoder alone.
+#: Settings of a decoder-only transformer.
 DECODER: dict[str, Setting] = {
     "positions": Setting(
         "buckets",
@@ -65,19 +74,19 @@ DECODER: dict[str, Setting] = {
 
 
 def check_t5(config: ConfigDict) -> None:
-    """What devices cannot share of a T5's two stacks."""
+    """Refuses a T5 config whose two stacks the devices cannot share."""
     _check(config, tokens_of(config), "(encoder, decoder)")
 
 
 def check_decoder(config: ConfigDict) -> None:
-    """What devices cannot share of the decoder's tokens, and heads that cannot be turned."""
+    """Refuses a decoder config whose tokens the devices cannot share, or whose heads have no pairs to rotate."""
     _check(config, (config.batch_size * config.data.input_length,), "a step")
     if config.transformer.positions == "rotary" and config.transformer.head_dim % 2:
         refuse("transformer.head_dim", config.transformer.head_dim, "must be even, as rotary positions turn pairs")
 
 
-def _check(config: ConfigDict, tokens: tuple[int, ...], words: str) -> None:
-    """Refuses layers that cannot be spaced equally, and what devices cannot share.
+def _check(config: ConfigDict, tokens: tuple[int, ...], unit: str) -> None:
+    """Refuses sparse layers that cannot be spaced equally, and batches that the devices cannot share.
 
     Raises:
       UserError: names the key, and a value that works.
@@ -93,7 +102,7 @@ def _check(config: ConfigDict, tokens: tuple[int, ...], words: str) -> None:
         )
     if max(tokens) >= 2**31:
         refuse("batch_size", config.batch_size, f"makes {max(tokens):,} tokens a step; keep them below 2^31")
-    if "selection" in config and "name" in config.selection and not config.transformer.sparse_layers:
+    if config.model not in TWINS and not config.transformer.sparse_layers:
         refuse("model", config.model, "there is no sparse layer; set transformer.sparse_layers")
     devices = config.mesh.data * config.mesh.expert
     if config.batch_size % devices:
@@ -105,8 +114,7 @@ def _check(config: ConfigDict, tokens: tuple[int, ...], words: str) -> None:
     ):
         raise UserError(
             f"config key selection.group_size={config.selection.group_size}: {devices} devices cannot share its groups "
-            f"of"
-            f" {' and '.join(map(str, tokens))} tokens {words}; use"
+            f"of {' and '.join(map(str, tokens))} tokens {unit}; use"
             f" selection.group_size={shared_group(tokens, config.selection.group_size, devices)}"
         )
     if config.experts.count % config.mesh.expert:

@@ -1,4 +1,4 @@
-"""Sizes of a transformer that follow from its config: blocks, tokens, groups that devices share, FLOPs, and the widths of dense twins."""
+"""Sizes of a transformer that follow from its config: blocks, tokens, shared groups, FLOPs, widths of dense twins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from routed.layer.selection import SELECTIONS, divisors, group_of, mean_rule, wo
 from routed.settings.tree import node_of
 from routed.tasks.text import spans
 
-#: name of an FFN -> is it gated?
+#: name of an FFN -> True if the FFN is gated.
 FFNS = {"ffn": False, "gated_ffn": True}
 
 
@@ -25,25 +25,26 @@ def _active(config: ConfigDict) -> float:
     return min(config.experts.count, each * (rule.capacity_factor or 1))
 
 
-#: name of a dense twin -> experts whose weights its wider FFN has. dense_total: all. dense_active: as many as run for a
-#: token, with the padding of their queues: k, times the capacity factor if there is one (per_token: the factor).
+#: name of a dense twin -> number of experts whose weights the wider FFN of the twin has. dense_total: all experts.
+#: dense_active: the experts that compute a token, with the padding of the queues: k, times the capacity factor if the
+#: rule has a factor (per_token: the factor alone).
 TWINS = {"dense_active": _active, "dense_total": lambda config: config.experts.count}
-#: Of a decoder alone.
+#: Twins of a decoder-only transformer.
 TWINS |= {"decoder_active": TWINS["dense_active"], "decoder_total": TWINS["dense_total"]}
 
 
 def is_twin(config: ConfigDict) -> bool:
-    """Is it the dense twin of a sparse transformer?"""
+    """True if the config's model is the dense twin of a sparse transformer."""
     return config.model in TWINS and config.transformer.sparse_layers > 0
 
 
 def is_sparse(config: ConfigDict) -> bool:
-    """Has it sparse layers?"""
+    """True if the config's model has sparse layers."""
     return config.transformer.sparse_layers > 0 and not is_twin(config)
 
 
 def blocks_of(config: ConfigDict) -> tuple[int, int]:
-    """Layers of a block, and blocks of a stack.
+    """Returns the number of layers of a block, and the number of blocks of a stack.
 
     Raises:
       UserError: the sparse layers cannot be spaced equally.
@@ -58,9 +59,9 @@ def blocks_of(config: ConfigDict) -> tuple[int, int]:
 
 
 def twin_width(config: ConfigDict) -> int:
-    """Hidden units of the FFN that a dense twin has where the other is sparse.
+    """Returns the hidden units of the FFN by which a dense twin replaces a sparse layer.
 
-    As many as give it the weights of the router (D E), of the experts that TWINS counts, and of a shared one.
+    The FFN has as many weights as the router (D E), the experts that TWINS counts, and a shared expert together.
     """
     t = config.transformer
     weights = t.dim * config.experts.count + (TWINS[config.model](config) + shared(config)) * expert_weights(config)
@@ -68,10 +69,10 @@ def twin_width(config: ConfigDict) -> int:
 
 
 def flops_per_row(config: ConfigDict, experts: Any = None) -> Any:
-    """Model FLOPs of training a T5 on one row: three times its forward matrix products.
+    """Computes the model FLOPs of training a T5 on one row: three times the forward matrix products.
 
-    Counted are attention, projections, FFNs, experts that compute a token (of a sparse layer `experts`, if it is known;
-    no padding), routers and logits.
+    The sum counts attention, projections, FFNs, routers, logits, and the experts that compute a token, without padding.
+    `experts` is the measured number of such experts in a sparse layer; by default the rule gives the number.
     """
     t, length, targets = config.transformer, config.data.input_length, spans.lengths(config.data)[1]
     attended = ((length, length), (targets, targets), (targets, length))
@@ -82,21 +83,21 @@ def flops_per_row(config: ConfigDict, experts: Any = None) -> Any:
 
 
 def flops_of_decoder_row(config: ConfigDict, experts: Any = None) -> Any:
-    """The same of a decoder alone, whose row is as many tokens as it predicts."""
+    """Computes the model FLOPs of training a decoder on one row; a decoder predicts every token of the row."""
     t, length = config.transformer, config.data.input_length
     products = t.layers * _attention(config, length, length) + feed_of_token(config, experts) * length
     return 6.0 * (products + float(length * t.dim * config.data.vocabulary))
 
 
 def flops_of_classifier_row(config: ConfigDict, experts: Any = None) -> Any:
-    """The same of a decoder with a head of two layers on a row's last token in place of logits."""
+    """Computes the model FLOPs of training a classifier on one row: a head of two layers reads the last token."""
     t, length = config.transformer, config.data.input_length
     products = t.layers * _attention(config, length, length) + feed_of_token(config, experts) * length
     return 6.0 * (products + t.dim * (t.dim + len(config.data.labels)))
 
 
 def feed_of_token(config: ConfigDict, experts: Any = None) -> Any:
-    """Multiplications of a token in the FFNs, routers and experts of a stack."""
+    """Counts the multiplications of a token in the FFNs, routers and experts of a stack."""
     t, blocks = config.transformer, blocks_of(config)[1]
     last = _matrices(t.ffn) * t.dim * (twin_width(config) if is_twin(config) else t.width)
     if is_sparse(config):
@@ -106,18 +107,21 @@ def feed_of_token(config: ConfigDict, experts: Any = None) -> Any:
 
 
 def shared(config: Any) -> int:
-    """Experts of every token in a sparse layer."""
+    """Returns the number of shared experts of a sparse layer: 0 or 1."""
     return int(config.transformer.shared_expert)
 
 
 def experts_of_token(config: Any) -> Any:
-    """Experts that compute a training token in a sparse layer, a shared one too, on average over the steps."""
+    """Returns the experts that compute a training token in a sparse layer, shared one included; a mean over steps."""
     rule, tokens = mean_rule(rule_of(config.selection), config.steps), config.batch_size * config.data.input_length
     return SELECTIONS[rule.name].experts_per_token(rule, tokens, config.experts.count) + shared(config)
 
 
 def work_of_token(config: Any) -> Any:
-    """The same in experts that learn from it, of which one that only computes is a third; without a shared one."""
+    """Returns the work of a training token in a sparse layer, in units of experts that learn from the token.
+
+    An expert that only computes the token counts a third. A shared expert does not count.
+    """
     return work(
         mean_rule(rule_of(config.selection), config.steps),
         config.batch_size * config.data.input_length,
@@ -126,7 +130,7 @@ def work_of_token(config: Any) -> Any:
 
 
 def _attention(config: ConfigDict, queries: int, keys: int) -> float:
-    """Multiplications in one layer of a row; a float, as JAX takes no whole number above 2^31 beside its own."""
+    """Counts the multiplications of a row in one layer, as a float: JAX accepts no Python integer above 2^31."""
     inner, dim = config.transformer.heads * config.transformer.head_dim, config.transformer.dim
     return 2.0 * inner * (dim * (queries + keys) + queries * keys)
 
@@ -136,24 +140,27 @@ def _matrices(ffn: str) -> int:
 
 
 def expert_weights(config: ConfigDict) -> int:
-    """Parameters of one expert."""
+    """Counts the parameters of one expert."""
     expert = EXPERTS[config.experts.name].make(node_of(config).experts, config.transformer.dim)
     shapes = jax.eval_shape(expert.init, jax.random.key(0), jnp.zeros((1, config.transformer.dim)))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
 def tokens_of(config: ConfigDict) -> tuple[int, int]:
-    """Tokens of a batch in the encoder and in the decoder of a T5."""
+    """Returns the tokens of a batch in the encoder and in the decoder of a T5."""
     return config.batch_size * config.data.input_length, config.batch_size * spans.lengths(config.data)[1]
 
 
 def shared_group(tokens: tuple[int, ...], largest: int, devices: int) -> int:
-    """The largest group size, at most `largest` (0: any), of which every device has whole groups in all stacks; 0 if none."""
+    """Returns the largest group size, at most `largest` (0: any), with whole groups on every device in all stacks.
+
+    Returns 0 if no size fits.
+    """
     most = min(largest or tokens[0], *(n // devices for n in tokens))
     sizes = sorted({most, *(size for n in tokens for size in divisors(n) if size <= most)}, reverse=True)
     return next((size for size in sizes if size and whole_groups(tokens, size, devices)), 0)
 
 
 def whole_groups(tokens: tuple[int, ...], size: int, devices: int) -> bool:
-    """Has every device whole groups of (at most) this size, as many as the others, of each stack's tokens?"""
+    """True if groups of at most this size split each stack's tokens evenly over the devices, in whole groups."""
     return all(n // group_of(size, n) % devices == 0 for n in tokens)

@@ -1,5 +1,5 @@
-"""The papers as experiments: a folder for each, with the parts that its experiments alone use.
+"""Papers as experiments: a folder for each paper, with the parts that only the paper's experiments use.
 
-An experiment file imports the folder of its paper, which fills the tables of the core as a user's file does. Nothing in
-the core imports a paper.
+An experiment file imports the folder of its paper. The import adds the paper's parts to the tables of the core, as a
+user's file does. No module of the core imports a paper.
 """

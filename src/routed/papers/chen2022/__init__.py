@@ -1,4 +1,4 @@
-"""Chen et al. (2022), Towards Understanding the Mixture-of-Experts Layer in Deep Learning: data and models of its experiments."""
+"""Chen et al. (2022), Towards Understanding the Mixture-of-Experts Layer in Deep Learning: tasks, models and arms."""
 
 from routed.analysis.plots import PLOTS
 from routed.models import SAMPLE_MODELS
@@ -20,7 +20,7 @@ TASKS["sentences"] = SENTENCES
 PROBES["lone_experts"] = LONE_EXPERTS
 PROBES["group_hit"] = GROUP_HIT
 SAMPLE_MODELS["ensemble"] = ENSEMBLE
-# As many experts as the mixture has, each on every sample, averaged at evaluation.
+# All experts of the mixture compute every sample; their probabilities are averaged at evaluation.
 ARMS["ensemble"] = Arm({"model": "ensemble"}, "ensemble of all experts", "#EE3377")
 PLOTS["latent"] = LATENT_PLOT
 PLOTS["examples"] = EXAMPLES_PLOT

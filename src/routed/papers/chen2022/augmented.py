@@ -1,9 +1,9 @@
-"""Images with a class, changed anew each time they are seen: was it turned (`rotated`), or what is on it (`augmented`)? (Chen et al. 2022, A.3).
+"""Labelled images with random changes: the tasks `rotated` and `augmented` (Chen et al. 2022, A.3).
 
-rotated: every image stands there as it is and turned by 30 degrees; the label says which. Both are cropped to the
-middle 3/4 of a side, so that no corner tells, enlarged again and blurred. augmented: the class, of images that are
-flipped and moved at random while they are trained on. Changes are part of the draws of a sample: with data.fresh=true
-every batch draws its own, a pure function of seed and step.
+rotated: the label says if the image is turned by 30 degrees. Turned and unturned images are cropped to the middle 3/4
+of a side, so that no corner tells the label, then enlarged and blurred. augmented: the label is the class of the image;
+training images are flipped and moved at random. The changes are part of the draws of a sample: with data.fresh=true
+every batch draws new changes, a pure function of seed and step.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from routed.tasks import images
 from routed.tasks.images import shrunk
 from routed.tasks.task import Task, World
 
-#: Degrees by which an image is turned, counter-clockwise; what is left of a side by the crop.
+#: Degrees by which an image is turned, counter-clockwise; share of a side that the crop keeps.
 ANGLE, KEPT = 30.0, 3 / 4
-#: Rows and columns of the blur, and the standard deviations among which it is drawn, in pixels (released code).
+#: Rows and columns of the blur, and the bounds of its standard deviation in pixels (released code).
 ROWS, COLUMNS, SIGMA = 7, 3, (1.1, 2.2)
-#: A standard deviation that leaves an image as it is.
+#: Standard deviation of a blur that does not change an image.
 SHARP = 1e-3
-#: Parts of a side by which an image is moved at most: 4 of 32 pixels.
+#: Largest shift of an image, as a share of a side: 4 of 32 pixels.
 MOVED = 1 / 8
 
 
 class Turned(NamedTuple):
-    """Which image, counted through those for training and then those for tests; is it turned; how blurred."""
+    """Numbers of images (training images first, then test images), flags of turned images, and blurs."""
 
     image: Int[Array, " B"]
     turned: Bool[Array, " B"]
@@ -44,7 +44,7 @@ class Turned(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Which image; is it flipped; the pixels by which it is moved down and right."""
+    """Numbers of images, flags of flipped images, and shifts down and right in pixels."""
 
     image: Int[Array, " B"]
     flipped: Bool[Array, " B"]
@@ -52,47 +52,46 @@ class Moved(NamedTuple):
 
 
 def counts(data) -> tuple[int, int]:
-    """Images for training, and for tests: of these the same number from each class.
+    """Returns the numbers of training images and test images; each class has the same number of test images.
 
     Raises:
-      UserError: images that are not square or too small, a side that does not divide theirs.
+      UserError: images that are not square or too small, or a data.side that does not divide their side.
     """
-    found = images.source(data)
-    height, width = found.train_x.shape[1:3]
+    loaded = images.source(data)
+    height, width = loaded.train_x.shape[1:3]
     if height != width or height % 8:
         raise UserError(
             f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and squares of a "
-            f"multiple of 8"
-            " are turned and cropped; use others"
+            "multiple of 8 are turned and cropped; use others"
         )
     if height % data.side:
-        words = f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}"
-        refuse("data.side", data.side, words)
-    return len(found.train_y), data.clusters * int(np.bincount(found.test_y).min())
+        reason = f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}"
+        refuse("data.side", data.side, reason)
+    return len(loaded.train_y), data.clusters * int(np.bincount(loaded.test_y).min())
 
 
 def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Nothing."""
+    """Returns nothing: all runs share the images."""
     del keys, data
     return ()
 
 
 def draw_turned(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Turned:
-    """Any training images, half of them turned; test images in turn, each as it is and then turned."""
+    """Draws training images, half of them turned; test images in turn, each unturned and then turned."""
     del fixed
     train, tests = counts(data)
     sigma = jax.random.uniform(jax.random.fold_in(noise_key, 0), (size,), minval=SIGMA[0], maxval=SIGMA[1])
     if cluster_key is None:
-        place = jnp.arange(size)
+        index = jnp.arange(size)
         sharp = jnp.full(size, SHARP)
-        return Turned(train + place // 2 % tests, place % 2 == 1, sigma if data.blur == "all" else sharp)
+        return Turned(train + index // 2 % tests, index % 2 == 1, sigma if data.blur == "all" else sharp)
     image = jax.random.randint(cluster_key, (size,), 0, train)
     turned = jax.random.bernoulli(jax.random.fold_in(noise_key, 1), shape=(size,))
     return Turned(image, turned, sigma if data.blur != "none" else jnp.full(size, SHARP))
 
 
 def draw_moved(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Moved:
-    """Any training images, half of them flipped, moved by up to an eighth of a side; test images in turn as they are."""
+    """Draws training images, half of them flipped, moved by up to 1/8 of a side; test images in turn, unchanged."""
     del fixed
     train, tests = counts(data)
     if cluster_key is None:
@@ -107,7 +106,7 @@ def draw_moved(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PR
 
 
 def batch_of_turned(world: World, draws: Turned, data) -> Batch:
-    """x = the image as `standardised` makes it; y = whether it is turned, one-hot; cluster = 2 class + turned."""
+    """Returns x = the image, `standardised`; y = [unturned, turned], one-hot; cluster = 2 class + turned."""
     image, label = _images(world, draws)
     x = blurred(turned_and_cropped(image, draws.turned), draws.sigma)
     y = jax.nn.one_hot(draws.turned.astype(int), 2)
@@ -115,7 +114,7 @@ def batch_of_turned(world: World, draws: Turned, data) -> Batch:
 
 
 def batch_of_moved(world: World, draws: Moved, data) -> Batch:
-    """x = the image as `standardised` makes it; y = its class, one-hot, which is the cluster too."""
+    """Returns x = the image, `standardised`; y = the class, one-hot; cluster = the class."""
     image, label = _images(world, draws)
     x = moved(jnp.where(draws.flipped[:, None, None, None], image[:, :, ::-1], image), draws.shift)
     return Batch(x=standardised(x, world, data), y=jax.nn.one_hot(label, data.clusters), cluster=label)
@@ -127,54 +126,54 @@ def _images(world: World, draws: Any) -> tuple[Float[Array, "B H W C"], Int[Arra
 
 
 def standardised(x: Float[Array, "B H W C"], world: World, data) -> Float[Array, "B h w C"]:
-    """Each channel minus its mean over the training images, over its deviation; then `data.side` pixels a side."""
+    """Standardises each channel by mean and deviation over the training images, then reduces to `data.side` pixels."""
     mean, std = (jnp.asarray(a)[None, None, None] for a in (world.shared.mean, world.shared.std))
     return shrunk((x - mean) / std, x.shape[1] // data.side)
 
 
 @functools.lru_cache(maxsize=4)
-def places(side: int) -> Integer[np.ndarray, "2 P"]:
-    """Pixels, counted row by row, that stand at each place of the crop: of the image as it is, and of the turned one.
+def crop_pixels(side: int) -> Integer[np.ndarray, "2 P"]:
+    """Returns the source pixel of each pixel of the crop, counted by rows: for unturned and for turned images.
 
-    The nearest pixel to where a place was before it was turned around the middle; of 56 pixels a side and more a corner
-    would have been outside.
+    The source is the pixel nearest to the position before the turn around the middle. From 56 pixels a side on, a
+    corner's source lies outside of the image and is clipped.
     """
-    kept = round(KEPT * side)
-    rows, columns = np.mgrid[:kept, :kept] + 0.5 - kept / 2
-    found = []
+    cropped = round(KEPT * side)
+    rows, columns = np.mgrid[:cropped, :cropped] + 0.5 - cropped / 2
+    pixels = []
     for angle in (0.0, math.radians(ANGLE)):
         x = math.cos(angle) * columns - math.sin(angle) * rows + side / 2
         y = math.sin(angle) * columns + math.cos(angle) * rows + side / 2
         x, y = (np.clip(np.floor(a + 1e-9), 0, side - 1).astype(int) for a in (x, y))
-        found.append((y * side + x).reshape(-1))
-    return np.stack(found)
+        pixels.append((y * side + x).reshape(-1))
+    return np.stack(pixels)
 
 
 def turned_and_cropped(x: Float[Array, "B H W C"], turned: Bool[Array, " B"]) -> Float[Array, "B H W C"]:
-    """The middle of each image, of some after they were turned, as large as the image was (bilinear)."""
+    """Crops the middle of each image, turned or not, and enlarges the crop to the image's size (bilinear)."""
     samples, side, _, channels = x.shape
-    kept = round(KEPT * side)
-    crop = jnp.asarray(places(side))[turned.astype(int)]
+    cropped = round(KEPT * side)
+    crop = jnp.asarray(crop_pixels(side))[turned.astype(int)]
     x = jnp.take_along_axis(x.reshape(samples, side**2, channels), crop[:, :, None], 1)
-    return enlarged(x.reshape(samples, kept, kept, channels), side)
+    return enlarged(x.reshape(samples, cropped, cropped, channels), side)
 
 
 def enlarged(x: Float[Array, "B h h C"], side: int) -> Float[Array, "B H H C"]:
-    """Images of so many pixels a side, bilinear.
+    """Enlarges images to `side` pixels a side by bilinear interpolation.
 
-    As `jax.image.resize` does it, but no products of matrices: for those XLA 0.10.2 finds no tiles on a GPU.
+    Equal to `jax.image.resize`, but without matrix products: XLA 0.10.2 finds no tiles for these products on a GPU.
     """
-    place = np.clip((np.arange(side) + 0.5) * x.shape[1] / side - 0.5, 0, x.shape[1] - 1)
-    low = np.minimum(place.astype(int), x.shape[1] - 2)
-    after = (place - low).astype(np.float32)
+    source = np.clip((np.arange(side) + 0.5) * x.shape[1] / side - 0.5, 0, x.shape[1] - 1)
+    low = np.minimum(source.astype(int), x.shape[1] - 2)
+    after = (source - low).astype(np.float32)
     for axis in (1, 2):
-        part = np.expand_dims(after, [one for one in range(4) if one != axis])
+        part = np.expand_dims(after, [other_axis for other_axis in range(4) if other_axis != axis])
         x = jnp.take(x, low, axis) * (1 - part) + jnp.take(x, low + 1, axis) * part
     return x
 
 
 def blurred(x: Float[Array, "B H W C"], sigma: Float[Array, " B"]) -> Float[Array, "B H W C"]:
-    """Means of neighbours with Gaussian weights, over 7 rows and 3 columns; beyond its ends an image is mirrored."""
+    """Blurs images by Gaussian means over 7 rows and 3 columns; an image is mirrored beyond its edges."""
     for axis, size in ((1, ROWS), (2, COLUMNS)):
         half, length = size // 2, x.shape[axis]
         distance = jnp.arange(-half, half + 1)
@@ -182,12 +181,12 @@ def blurred(x: Float[Array, "B H W C"], sigma: Float[Array, " B"]) -> Float[Arra
         weight /= weight.sum(1, keepdims=True)
         padded = jnp.pad(x, [(half, half) if i == axis else (0, 0) for i in range(4)], mode="reflect")
         shifted = (jax.lax.slice_in_dim(padded, i, i + length, axis=axis) for i in range(size))
-        x = sum((one * weight[:, i, None, None, None] for i, one in enumerate(shifted)), jnp.zeros_like(x))
+        x = sum((neighbour * weight[:, i, None, None, None] for i, neighbour in enumerate(shifted)), jnp.zeros_like(x))
     return x
 
 
 def moved(x: Float[Array, "B H W C"], shift: Int[Array, "B 2"]) -> Float[Array, "B H W C"]:
-    """Each image moved down and right by its own pixels; what comes in is black."""
+    """Moves each image down and right by its shift in pixels; new pixels are black."""
     most = round(MOVED * x.shape[1])
     padded = jnp.pad(x, [(0, 0), (most, most), (most, most), (0, 0)])
     cut = lambda image, at: jax.lax.dynamic_slice(image, (most - at[0], most - at[1], 0), x.shape[1:])  # noqa: E731
@@ -195,13 +194,13 @@ def moved(x: Float[Array, "B H W C"], shift: Int[Array, "B 2"]) -> Float[Array, 
 
 
 def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
-    """The two halves of a cluster's number: the class, and whether it is turned."""
+    """Returns the groups of clusters by class, and by turn."""
     del world
     label = jnp.arange(2 * data.clusters)
     return {"class": jax.nn.one_hot(label // 2, data.clusters), "turned": jax.nn.one_hot(label % 2, 2)}
 
 
-def _task(draw: Callable, batch: Callable, settings: Mapping[str, Setting] = {}, **own: Any) -> Task:
+def _task(draw: Callable, batch: Callable, settings: Mapping[str, Setting] = {}, **fields: Any) -> Task:
     return Task(
         tokens="images",
         targets={"class": "class"},
@@ -217,12 +216,12 @@ def _task(draw: Callable, batch: Callable, settings: Mapping[str, Setting] = {},
         reads=("clusters", "directory", "data.images"),
         settings={"side": images.SIDE, **settings},
         check=_check,
-        **own,
+        **fields,
     )
 
 
 def _check(config: ConfigDict) -> None:
-    """Settings only: images are looked at when their files are read."""
+    # Checks settings only: `counts` checks the images when their files are read.
     images.check_directory(config)
 
 
@@ -236,13 +235,17 @@ ROTATED = _task(
     groupings=groupings,
     columns={
         "router/ami_by_class": Column("AMI of experts and classes", definition=_AMI.format("classes of images")),
-        "router/ami_by_turned": Column("AMI of experts and turns", definition=_AMI.format("the turns, which are the label")),
+        "router/ami_by_turned": Column(
+            "AMI of experts and turns", definition=_AMI.format("the turns, which are the label")
+        ),
     },
     settings={
         "blur": Setting(
-            "all", "images of rotated that are blurred: all (paper), training (released code) or none", one_of(("all", "training", "none"))
+            "all",
+            "images of rotated that are blurred: all (paper), training (released code) or none",
+            one_of(("all", "training", "none")),
         )
     },
-)  # fmt: skip
+)
 
 AUGMENTED = _task(draw_moved, batch_of_moved, outputs=lambda data: data.clusters)

@@ -1,4 +1,4 @@
-"""An ensemble: as many experts as the mixture has, each trained by itself on every sample, averaged at evaluation; no router."""
+"""An ensemble without a router: each expert of a mixture trains alone on every sample; evaluation takes the mean."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from routed.tasks import TASKS
 
 
 def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """Logits of all members in training, one member's after the other's [E B, O]; at evaluation the logarithm of their mean probability [B, O].
+    """Builds the ensemble of E experts.
 
-    Members differ in their initial weights only: expert e starts as expert e of the mixture. The loss is the mean over
-    members, so a member's gradient is 1 / E of what it would be alone, which normalised gradients
-    (`optimizer.normalise`) undo.
+    Predictions in training are the logits of all members, one member after another [E B, O]; at evaluation the
+    logarithm of the members' mean probability [B, O]. Members differ in their initial weights only: expert e starts as
+    expert e of the mixture. The loss is the mean over members, so a member's gradient is 1 / E of the gradient of a
+    single model; normalised gradients (`optimizer.normalise`) undo the factor.
     """
     del mesh
     count = config.experts.count
@@ -31,8 +32,11 @@ def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
         del rule, dispatch, step
-        one = lambda own: alone(lambda own, x: member.apply({"params": own}, x), own, batch.tokens)  # noqa: E731
-        logits = jax.lax.map(one, params["experts"])
+
+        def logits_of(member_params):
+            return alone(lambda params, x: member.apply({"params": params}, x), member_params, batch.tokens)
+
+        logits = jax.lax.map(logits_of, params["experts"])
         if key is not None:
             return Outputs(logits.reshape(-1, logits.shape[-1]), {}, state)
         mean = jax.nn.logsumexp(jax.nn.log_softmax(logits), axis=0) - jnp.log(count)
@@ -41,7 +45,7 @@ def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     return Model(init, apply)
 
 
-#: All experts on every sample, each with a loss of its own.
+#: All experts compute every sample, each expert with its own loss.
 ENSEMBLE = ModelPart(
     ensemble,
     every=True,

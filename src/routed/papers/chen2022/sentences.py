@@ -1,4 +1,4 @@
-"""Sentences in several languages as embeddings, with a class each: is the language the cluster that experts share out? (Chen et al. 2022, 3.4)."""
+"""Embeddings of labelled sentences in several languages, which are the clusters (Chen et al. 2022, 3.4)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from routed.tasks.task import Task, World
 
 
 class Shared(NamedTuple):
-    """All sentences, shared by all runs: those for training, then those for tests, with language i % C at place i of these.
+    """All sentences, shared by all runs: training sentences first, then test sentences, whose i-th has language i % C.
 
-    Each number of an embedding has mean 0 and variance 1 over the training sentences.
+    Each coordinate of the embeddings has mean 0 and variance 1 over the training sentences.
     """
 
     x: Float32[np.ndarray, "N D"]
@@ -32,10 +32,10 @@ class Shared(NamedTuple):
 
 
 def source(data) -> Sentences:
-    """The sentences that `data.sentences`, `data.directory` and `data.labels` name.
+    """Returns the sentences that `data.sentences`, `data.directory` and `data.labels` name.
 
     Raises:
-      UserError: missing or damaged files, or another number of languages than data.clusters, or of labels than data.target_dim.
+      UserError: missing or damaged files, or a number of languages that differs from data.clusters.
     """
     sentences = sentence_files.load(data.sentences, data.directory, tuple(data.labels))
     names = sentences.languages
@@ -48,12 +48,12 @@ def source(data) -> Sentences:
 
 
 def digest_of(data) -> str:
-    """Equal digests, equal sentences."""
+    """Returns a digest of the sentences; equal digests mean equal sentences."""
     return f"sentences {data.sentences} {sentence_files.digest(source(data))}"
 
 
 def shared_arrays(data) -> Shared:
-    """The embeddings, each number standardised over the training sentences."""
+    """Returns the embeddings, each coordinate standardised over the training sentences."""
     source(data)
     return _shared(data.sentences, data.directory, tuple(data.labels))
 
@@ -72,23 +72,23 @@ def _shared(name: str, directory: str, labels: tuple[str, ...]) -> Shared:
 
 
 def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Nothing: the sentences are what they are."""
+    """Returns nothing: all runs share the sentences."""
     del keys, data
     return ()
 
 
 def draw(fixed: Any, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Array:
-    """Which sentences: test sentences in turn; training sentences in random order, again and again."""
+    """Draws numbers of sentences: test sentences in turn, training sentences in repeated random order."""
     del fixed, noise_key
     sentences = source(data)
-    train, place = len(sentences.train.label), jnp.arange(size)
+    train, index = len(sentences.train.label), jnp.arange(size)
     if cluster_key is None:
-        return train + place % (data.clusters * np.bincount(sentences.test.language).min())
-    return jax.random.permutation(cluster_key, train)[place % train]
+        return train + index % (data.clusters * np.bincount(sentences.test.language).min())
+    return jax.random.permutation(cluster_key, train)[index % train]
 
 
 def batch(world: World, draws: Array, data) -> Batch:
-    """x = the embedding, as the only patch of a sample; y = its class, one-hot."""
+    """Returns x = the embedding, as the only patch of a sample; y = the class, one-hot; cluster = the language."""
     x, label, language = (jnp.asarray(array)[draws] for array in world.shared)
     return Batch(x=x[:, None], y=jax.nn.one_hot(label, len(data.labels)), cluster=language)
 
@@ -129,4 +129,4 @@ TASK = Task(
         "labels": LABELS,
     },
     check=_check,
-)  # fmt: skip
+)

@@ -1,10 +1,10 @@
-"""Arms of Chowdhury et al. (2023): routers of patches that learn, are fixed or know the answer, and networks without a router."""
+"""Arms of Chowdhury et al. (2023): learned, fixed and oracle routers of patches, and networks without a router."""
 
 from routed.plan.arms import Arm
 
 ARMS: dict[str, Arm] = {
-    # The router is trained by itself, to set the experts' summed scores apart by class, then fixed (the paper's
-    # separate training; `learned` is its joint training).
+    # First the router alone is trained, to separate the experts' summed scores by class; then the router is fixed (the
+    # paper's separate training; the arm `learned` is the paper's joint training).
     "separate": Arm(
         {
             "phases": ("epochs=100 train=router loss=scores", "train=experts"),
@@ -14,7 +14,7 @@ ARMS: dict[str, Arm] = {
         "router trained first, then fixed",
         "#4477AA",
     ),
-    # One patch is known to decide, or all are as good.
+    # The oracle knows the patch that decides; random patches ignore it.
     "oracle_patch": Arm({"router.frozen": True, "router.name": "decisive"}, "oracle (patch that decides)", "#000000"),
     "random_patches": Arm(
         {"router.frozen": True, "router.name": "random"}, "random patches, anew in each step", "#EE6677"

@@ -1,9 +1,9 @@
-"""Collages: squares of labelled digits, of which one decides the class (Chowdhury et al. 2023, 5.1).
+"""Collages: squares of labelled digits, of which a single digit decides the class (Chowdhury et al. 2023, 5.1).
 
-A sample has one digit of either discriminative class (the first: y = 1), at any place, among digits of the irrelevant
-classes. Training samples are made of training images, test samples of test images, so no digit is in both. The paper
-says neither how irrelevant digits and places are drawn nor how pixels are scaled: classes are equally likely, images of
-a class too, and the rest are settings.
+A sample has one digit of either discriminative class (the first: y = 1), at a random position, among digits of the
+irrelevant classes. Training samples consist of training images, test samples of test images, so no digit is in both.
+The paper does not say how irrelevant digits and positions are drawn, or how pixels are scaled. Here classes are equally
+likely, images of a class too, and settings choose the rest.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from routed.tasks.worlds import clusters_of
 
 
 class Draws(NamedTuple):
-    """Which digit, counted through those for training and then those for tests, each by class; and its place among the classes."""
+    """Numbers of digits (training digits by class first, then test digits by class), and indices of their `classes`."""
 
     digit: Int[Array, "B n"]
     cluster: Int[Array, "B n"]
 
 
 def classes(data) -> tuple[int, ...]:
-    """The class of each cluster: those that decide, then the irrelevant ones, then those that mislead."""
+    """Returns the class of each cluster: discriminative classes first, then irrelevant, then misleading classes."""
     misleading = data.misleading if data.spurious else ()
-    return (*data.discriminative, *(one for one in data.irrelevant if one not in misleading), *misleading)
+    return (*data.discriminative, *(digit for digit in data.irrelevant if digit not in misleading), *misleading)
 
 
 def source(data) -> Images:
-    """The images that `data.images` and `data.directory` name.
+    """Returns the images that `data.images` and `data.directory` name.
 
     Raises:
-      UserError: missing or damaged files, images that are not square, classes that they do not have.
+      UserError: missing or damaged files, images that are not square, unknown classes.
     """
     loaded = load(data.images, data.directory)
     height, width = loaded.train_x.shape[1:3]
@@ -51,56 +51,56 @@ def source(data) -> Images:
             f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and patches are "
             f"square; use others"
         )
-    known = int(loaded.train_y.max()) + 1
+    count = int(loaded.train_y.max()) + 1
     for key in ("discriminative", "irrelevant", *(("misleading",) if data.spurious else ())):
-        if missing := [one for one in data[key] if one >= known]:
+        if missing := [label for label in data[key] if label >= count]:
             refuse(
-                f"data.{key}", data[key], f"the images have no class {missing[0]}, only 0 to {known - 1}; leave it out"
+                f"data.{key}", data[key], f"the images have no class {missing[0]}, only 0 to {count - 1}; leave it out"
             )
     return loaded
 
 
 def by_class(loaded: Images) -> tuple[Integer[np.ndarray, "2 K"], Integer[np.ndarray, "2 K"]]:
-    """Where the digits of each class start among all, and how many these are: for training, for tests."""
-    counts = np.stack([np.bincount(one) for one in (loaded.train_y, loaded.test_y)])
+    """Returns the first number and the count of the digits of each class, in training digits and in test digits."""
+    counts = np.stack([np.bincount(labels) for labels in (loaded.train_y, loaded.test_y)])
     return (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape), counts
 
 
 def shared_arrays(data) -> UInt8[np.ndarray, "N D"]:
-    """All digits as rows: those for training, then those for tests, each by class."""
+    """Returns all digits as rows: training digits by class first, then test digits by class."""
     loaded = source(data)
     parts = (loaded.train_x, loaded.train_y), (loaded.test_x, loaded.test_y)
     return np.concatenate([x.reshape(len(x), -1)[np.argsort(y, kind="stable")] for x, y in parts])
 
 
 def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Nothing."""
+    """Returns nothing: all runs share the digits."""
     del keys, data
     return ()
 
 
 def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
-    """Samples, every other one of each class, so that any number of them is balanced (as the released data are)."""
+    """Draws samples of both classes in turn, so that any even number is balanced (as in the released data)."""
     del fixed
     starts, counts = by_class(source(data))
     part, every = int(cluster_key is None), np.array(classes(data))
     place_key, class_key, digit_key, other_key, wrong_key = jax.random.split(noise_key, 5)
     inner, misleading = int(data.places == "inner"), 2 if data.spurious else 0
-    places = data.positions - 2 * inner
-    place = jax.random.randint(place_key, (size, 1), 0, places)
+    allowed = data.positions - 2 * inner
+    decisive = jax.random.randint(place_key, (size, 1), 0, allowed)
     at, label = jnp.arange(data.positions)[None] - inner, clusters_of(None, (size,), 2)[:, None]
     cluster = jax.random.randint(class_key, (size, data.positions), 2, len(every) - misleading)
-    cluster = jnp.where(at == place, label, cluster)
+    cluster = jnp.where(at == decisive, label, cluster)
     if misleading:
-        other = (place + jax.random.randint(other_key, (size, 1), 1, places)) % places
+        misled = (decisive + jax.random.randint(other_key, (size, 1), 1, allowed)) % allowed
         wrong = jax.random.uniform(wrong_key, (size, 1)) < (data.spurious if part else 1 - data.spurious)
-        cluster = jnp.where(at == other, len(every) - 2 + (label + wrong) % 2, cluster)
-    first, number = (jnp.asarray(one[part][every])[cluster] for one in (starts, counts))
+        cluster = jnp.where(at == misled, len(every) - 2 + (label + wrong) % 2, cluster)
+    first, number = (jnp.asarray(table[part][every])[cluster] for table in (starts, counts))
     return Draws(first + jax.random.randint(digit_key, cluster.shape, 0, number), cluster)
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """x = the pixels of each digit in [0, 1], or scaled to length 1; y = 1 for the first discriminative class, -1 for the second."""
+    """Returns x = the pixels in [0, 1], or scaled to length 1; y = 1 for the first discriminative class, else -1."""
     x = jnp.asarray(world.shared)[draws.digit].astype(jnp.float32) / 255
     if data.scaling == "unit":
         x /= jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-9)  # a digit may be black
@@ -108,7 +108,7 @@ def batch(world: World, draws: Draws, data) -> Batch:
 
 
 def _check(config: ConfigDict) -> None:
-    """Settings only: classes and shapes are looked at when the files are read."""
+    # Checks settings only: `source` checks classes and shapes when the files are read.
     images.check_directory(config)
     data, side = config.data, math.isqrt(config.data.positions)
     if side**2 != data.positions:
@@ -175,11 +175,15 @@ TASK = Task(
             Allowed(lambda v: len(set(v)) == len(v) == 2 and min(v) >= 0, lambda: f"must be two {_CLASSES}"),
         ),
         "places": Setting(
-            "any", "where a digit that decides may be; inner: not in the first and last place (released)", one_of(("any", "inner"))
+            "any",
+            "where a digit that decides may be; inner: not in the first and last place (released)",
+            one_of(("any", "inner")),
         ),
         "scaling": Setting(
-            "pixels", "pixels: in [0, 1] (released); unit: every patch has length 1 (theory)", one_of(("pixels", "unit"))
+            "pixels",
+            "pixels: in [0, 1] (released); unit: every patch has length 1 (theory)",
+            one_of(("pixels", "unit")),
         ),
     },
     check=_check,
-)  # fmt: skip
+)

@@ -1,11 +1,11 @@
-"""The data of a theory of patches: one of two patterns decides the class, all others are irrelevant (Chowdhury et al. 2023, 4.2).
+"""Data of a theory of patches: one of two patterns decides the class (Chowdhury et al. 2023, 4.2).
 
-A sample has one patch o1 (y = 1) or o2 (y = -1), unit vectors with <o1, o2> = delta_d, at any place among patches from
-p sets of irrelevant unit vectors, which have the same law in both classes. All of these have |<o1, q>| = |<o2, q>| =
-delta_r, and only the signs differ: a quarter of the sets leans to o1 (+, -), a quarter to o2 (-, +), half lean to
-neither (+, + and -, -). A patch that leans has |<o1 - o2, q>| = 2 delta_r, above the theory's bound (1 - delta_d) / 2,
-and any other has 0; so `data.confusing`, the number of those that lean in every sample, is l* - 1 exactly (Definitions
-D.2 and D.3).
+A sample has one patch o1 (y = 1) or o2 (y = -1), unit vectors with <o1, o2> = delta_d, at a random position among
+patches from p sets of irrelevant unit vectors, which have the same law in both classes. All irrelevant patches q have
+|<o1, q>| = |<o2, q>| = delta_r, and only the signs differ: a quarter of the sets leans to o1 (+, -), a quarter to o2
+(-, +), half of the sets are neutral (+, + and -, -). A leaning patch has |<o1 - o2, q>| = 2 delta_r, above the theory's
+bound (1 - delta_d) / 2, and a neutral patch has 0. So `data.confusing`, the number of leaning patches of every sample,
+is exactly l* - 1 (Definitions D.2 and D.3).
 """
 
 from __future__ import annotations
@@ -28,59 +28,62 @@ KINDS = 4
 
 
 class Axes(NamedTuple):
-    """Orthonormal: o1 and o2 lie in the plane of `mean` and `apart`, and set j around its signs in that plane and its own axis."""
+    """Orthonormal axes. `mean` and `apart` span the plane of o1 and o2.
+
+    Set j lies around the sum of a vector in the plane and of row j of `sets`.
+    """
 
     mean: Float[Array, " D"]
     apart: Float[Array, " D"]
-    own: Float[Array, "p D"]
+    sets: Float[Array, "p D"]
 
 
 def fixed(keys: Key[Array, " n"], data) -> Axes:
-    """Gaussian vectors, made orthonormal."""
+    """Draws Gaussian vectors and makes the vectors orthonormal."""
     basis, _ = jnp.linalg.qr(jax.random.normal(keys[0], (data.dim, 2 + data.sets)))
     return Axes(basis[:, 0], basis[:, 1], basis[:, 2:].T)
 
 
 def discriminative(axes: Axes, data) -> Float[Array, "2 D"]:
-    """o1 and o2: sqrt((1 + delta_d) / 2) of their mean, plus and minus sqrt((1 - delta_d) / 2) of what sets them apart."""
+    """Returns o1 and o2: sqrt((1 + delta_d) / 2) `mean` + and - sqrt((1 - delta_d) / 2) `apart`."""
     a, b = jnp.sqrt((1 + data.delta_d) / 2), jnp.sqrt((1 - data.delta_d) / 2)
     return jnp.stack([a * axes.mean + b * axes.apart, a * axes.mean - b * axes.apart])
 
 
 def in_plane(axes: Axes, data) -> Float[Array, "p D"]:
-    """What the patterns of each set have in the plane of o1 and o2: +- delta_r / b of `apart`, or +- delta_r / a of `mean`."""
+    """Returns each set's part in the plane of o1 and o2: +- delta_r / b `apart`, or +- delta_r / a `mean`."""
     a, b = jnp.sqrt((1 + data.delta_d) / 2), jnp.sqrt((1 - data.delta_d) / 2)
     kinds = data.delta_r * jnp.stack([axes.apart / b, -axes.apart / b, axes.mean / a, -axes.mean / a])
     return jnp.tile(kinds, (data.sets // KINDS, 1))
 
 
 def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Batch:
-    """Whole samples.
+    """Draws whole samples.
 
-    Clusters of patches: 0 is o1, 1 is o2, 2 + j is set j; of what may come a set is as likely as another.
+    Clusters of patches: 0 is o1, 1 is o2, 2 + j is set j; all leaning sets are equally likely, and all neutral sets.
 
-    A pattern of a set has its axis e_j turned towards a random direction outside of all axes, by a tangent of up to
-    half the diameter spread sqrt((1 - delta_r^2) / (d p^2)); so the set lies in a ball of that diameter, and products
+    The axis e_j of a pattern of set j is turned towards a random direction outside of all axes, by a tangent of at most
+    half the diameter spread sqrt((1 - delta_r^2) / (d p^2)). So the set lies in a ball of that diameter, and products
     with o1 and o2 are exact.
     """
-    keys, others, axes = jax.random.split(noise_key, 4), data.positions - 1, fixed
+    keys, irrelevant_count, axes = jax.random.split(noise_key, 4), data.positions - 1, fixed
     which = clusters_of(cluster_key, (size,), 2)
-    pick = jax.random.randint(keys[0], (size, others), 0, data.sets // 2)
-    neutral = jnp.arange(others)[None] >= data.confusing
-    one = pick // 2 * KINDS + pick % 2 + 2 * neutral
+    pick = jax.random.randint(keys[0], (size, irrelevant_count), 0, data.sets // 2)
+    neutral = jnp.arange(irrelevant_count)[None] >= data.confusing
+    set_index = pick // 2 * KINDS + pick % 2 + 2 * neutral
 
-    basis = jnp.concatenate([axes.mean[None], axes.apart[None], axes.own])
-    around = jax.random.normal(keys[1], (size, others, data.dim))
+    basis = jnp.concatenate([axes.mean[None], axes.apart[None], axes.sets])
+    around = jax.random.normal(keys[1], (size, irrelevant_count, data.dim))
     around -= (around @ basis.T) @ basis
     diameter = data.spread * jnp.sqrt((1 - data.delta_r**2) / (data.dim * data.sets**2))
-    tangent = jax.random.uniform(keys[2], (size, others, 1)) * diameter / 2
+    tangent = jax.random.uniform(keys[2], (size, irrelevant_count, 1)) * diameter / 2
     around *= tangent / jnp.maximum(jnp.linalg.norm(around, axis=-1, keepdims=True), 1e-9)
     part = in_plane(axes, data)
     rest = jnp.sqrt(1 - (part**2).sum(-1, keepdims=True))
-    irrelevant = part[one] + rest[one] * (axes.own[one] + around) / jnp.sqrt(1 + tangent**2)
+    irrelevant = part[set_index] + rest[set_index] * (axes.sets[set_index] + around) / jnp.sqrt(1 + tangent**2)
 
     patches = jnp.concatenate([discriminative(axes, data)[which][:, None], irrelevant], 1)
-    label = jnp.concatenate([which[:, None], 2 + one], 1)
+    label = jnp.concatenate([which[:, None], 2 + set_index], 1)
     order = jax.random.uniform(keys[3], (size, data.positions)).argsort(1)
     return Batch(
         x=jnp.take_along_axis(patches, order[:, :, None], 1),
@@ -90,20 +93,18 @@ def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray,
 
 
 def batch(world: World, draws: Batch, data) -> Batch:
-    """The samples as they were drawn."""
+    """Returns the samples as drawn."""
     del world, data
     return draws
 
 
 def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]:
-    """What the first two router rows have in common with o1 - o2 (Lemmas E.1 and D.4).
-
-    Only of routers whose rows are patches.
+    """Compares the first two router rows with o1 - o2 (Lemmas E.1 and D.4), for routers whose rows are patches.
 
     direction: the cosine of w_1 - w_2 with o1 - o2. growth: <w_1 - w_2, o1 - o2> / |o1 - o2|^2, which is rate x steps
-    in expectation where the router is trained by its own loss. margin: the lesser of (<w_1, o1> - max <w_1, q>) / |w_1|
-    and the same of o2, over the irrelevant patches q of the test samples that lean to neither; above 0, no such patch
-    is taken before the one that decides. The key is not used.
+    in expectation if the router is trained by its own loss. margin: the smaller of (<w_1, o1> - max <w_1, q>) / |w_1|
+    and (<w_2, o2> - max <w_2, q>) / |w_2| over the neutral patches q of the test samples; if the margin is above 0,
+    experts take the deciding patch before any neutral patch. The key is not used.
     """
     del world, key
     rows, tokens = params["router"].get("kernel", jnp.zeros((1, 1))), test.tokens
@@ -113,16 +114,16 @@ def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Arr
     apart, between = patterns[0] - patterns[1], rows[:, 0] - rows[:, 1]
     lengths = jnp.linalg.norm(rows[:, :2], axis=0)
     neutral = (test.label >= 2) & ((test.label - 2) % KINDS >= 2)
-    others = jnp.where(neutral[:, None], tokens @ rows[:, :2], -jnp.inf).max(0)
+    best_neutral = jnp.where(neutral[:, None], tokens @ rows[:, :2], -jnp.inf).max(0)
     product = between @ apart
     return {
         "theory/direction": product / jnp.maximum(jnp.linalg.norm(between) * jnp.linalg.norm(apart), 1e-12),
         "theory/growth": product / (apart @ apart),
-        "theory/margin": ((jnp.diag(patterns @ rows[:, :2]) - others) / jnp.maximum(lengths, 1e-12)).min(),
+        "theory/margin": ((jnp.diag(patterns @ rows[:, :2]) - best_neutral) / jnp.maximum(lengths, 1e-12)).min(),
     }
 
 
-#: How the columns above are shown.
+#: Columns of `watch`.
 COLUMNS = {
     "theory/direction": Column(
         "cosine of w1 - w2 and o1 - o2",
@@ -178,12 +179,19 @@ TASK = Task(
         "delta_d": Setting(0.0, "<o1, o2> of the patterns that decide the class", between(-1, 1), traced=True),
         "delta_r": Setting(0.5, "|<o1, q>| and |<o2, q>| of all irrelevant patterns q", at_least(0), traced=True),
         "sets": Setting(
-            8, "sets of irrelevant patterns", Allowed(lambda v: v >= KINDS and v % KINDS == 0, lambda: "must be a multiple of 4")
+            8,
+            "sets of irrelevant patterns",
+            Allowed(lambda v: v >= KINDS and v % KINDS == 0, lambda: "must be a multiple of 4"),
         ),
         "confusing": Setting(
-            0, "l* - 1: irrelevant patches of a sample that are nearer to one of o1 and o2 than to the other", at_least(0), traced=True
+            0,
+            "l* - 1: irrelevant patches of a sample that are nearer to one of o1 and o2 than to the other",
+            at_least(0),
+            traced=True,
         ),
-        "spread": Setting(1.0, "times the diameter sqrt((1 - delta_r^2) / (dim sets^2)) of a set", at_least(0), traced=True),
+        "spread": Setting(
+            1.0, "times the diameter sqrt((1 - delta_r^2) / (dim sets^2)) of a set", at_least(0), traced=True
+        ),
     },
     check=_check,
-)  # fmt: skip
+)

@@ -1,4 +1,4 @@
-"""Patch-level mixtures, and the network that sees every patch (Chowdhury et al. 2023: pMoE and CNN, Section 3)."""
+"""Patch-level mixtures, and a network on all patches (Chowdhury et al. 2023: pMoE and CNN, Section 3)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from routed.settings.setting import Setting, at_least, one_of, refuse
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
 
-#: Of both models.
+#: Settings of both models.
 READOUTS: dict[str, Setting] = {
     "experts.readout": Setting(
         "normal",
@@ -28,14 +28,16 @@ READOUTS: dict[str, Setting] = {
         one_of(("normal", "signs")),
     )
 }
-#: Of the mixture; the other takes all patches.
+#: Settings of the mixture.
 POOLING: dict[str, Setting] = {
     "experts.pooling": Setting(
-        "chosen", "outputs are divided by the patches an expert takes (paper), or by all of a sample (released)", one_of(("chosen", "all"))
+        "chosen",
+        "outputs are divided by the patches an expert takes (paper), or by all of a sample (released)",
+        one_of(("chosen", "all")),
     ),
-}  # fmt: skip
+}
 
-#: Of the network that sees every patch.
+#: Settings of the network on all patches.
 LARGEST: dict[str, Setting] = {
     "experts.largest": Setting(
         0,
@@ -46,17 +48,21 @@ LARGEST: dict[str, Setting] = {
 
 
 def patch_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """f(x) = sum_s sum_{j in J_s(x)} G_js / l sum_r a_rs ReLU(<w_rs, x_j>): k experts, each on the l patches that it takes.
+    """Builds f(x) = sum_s sum_{j in J_s(x)} G_js / l sum_r a_rs ReLU(<w_rs, x_j>): each expert s takes l patches J_s.
 
-    The layer of `moe`, whose output weights a are never trained: they are the group `fixed`.
+    The layer is that of `moe`. The output weights a are never trained and form the group `fixed`.
     """
-    layer, own = single_layer(config, mesh), config.experts
-    readout = EXPERTS[own.name].readout
-    chosen = own.pooling == "chosen"
+    layer, experts_config = single_layer(config, mesh), config.experts
+    readout = EXPERTS[experts_config.name].readout
+    chosen = experts_config.pooling == "chosen"
 
     def init(key, batch):
         params, state = layer.init(key, batch)
-        return _fixed(params, readout, _signs(own.count, own.width) if own.readout == "signs" else None), state
+        return _fixed(
+            params,
+            readout,
+            _signs(experts_config.count, experts_config.width) if experts_config.readout == "signs" else None,
+        ), state
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
         outputs = layer.apply(_joined(params), state, batch, rule, dispatch, key, step)
@@ -69,102 +75,110 @@ def patch_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
 
 def patch_cnn(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """f(x) = 1/n sum_j sum_r a_r ReLU(<w_r, x_j>): one network of as many neurons as the mixture's experts together, on all n patches.
+    """Builds f(x) = 1/n sum_j sum_r a_r ReLU(<w_r, x_j>): one network on all n patches.
 
-    A `patch_moe` with the same weights is this where each expert takes all patches with gates of 1. With
-    `experts.largest` = l, a neuron's mean is over its l largest responses: each picks its own patches, and no router
-    learns which.
+    The network has as many neurons as the mixture's experts together. It equals a `patch_moe` with the same weights
+    whose experts take all patches with gates of 1. With `experts.largest` = l, the mean of a neuron is over its l
+    largest responses: each neuron picks its patches without a router.
     """
     del mesh
-    own = node_of(config).experts
-    outputs, count, width = TASKS[config.data.name].outputs(config.data), own.count, own.width
-    own.count, own.width = 1, count * width
-    part = EXPERTS[own.name]
-    expert = part.make(own, outputs)
+    experts_config = node_of(config).experts
+    outputs, count, width = TASKS[config.data.name].outputs(config.data), experts_config.count, experts_config.width
+    experts_config.count, experts_config.width = 1, count * width
+    part = EXPERTS[experts_config.name]
+    expert = part.make(experts_config, outputs)
     net = on_rows(expert)
 
     def init(key, batch):
         params, state = net.init(key, batch)
-        signs = _signs(count, width).reshape(1, -1, 1) if own.readout == "signs" else None
+        signs = _signs(count, width).reshape(1, -1, 1) if experts_config.readout == "signs" else None
         return _fixed(params, part.readout, signs), state
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
-        if own.largest:
+        if experts_config.largest:
             patches = batch.x.reshape(*batch.cluster.shape, -1)
             tree = {"params": _joined(params)["experts"]}
-            return Outputs(expert.clone(largest=own.largest).apply(tree, patches), {}, state)
+            return Outputs(expert.clone(largest=experts_config.largest).apply(tree, patches), {}, state)
         outputs = net.apply(_joined(params), state, batch, rule, dispatch, key, step)
         return outputs._replace(prediction=outputs.prediction / batch.cluster.shape[1])
 
     return Model(init, apply)
 
 
-def check(config: ConfigDict) -> None:
-    """What the models need: samples of several tokens, neurons, and experts that choose among them."""
+def check_moe(config: ConfigDict) -> None:
+    """Refuses tasks whose samples have one token, unfit experts, and selections that do not choose among patches."""
+    _check(config)
+    check_selections(config)
+
+
+def check_cnn(config: ConfigDict) -> None:
+    """Refuses tasks whose samples have one token, unfit experts, and a mean over more responses than patches."""
+    _check(config)
+    if config.experts.largest > (most := TASKS[config.data.name].positions(config.data)):
+        refuse("experts.largest", config.experts.largest, f"is more than the {most} patches of a sample; lower it")
+
+
+def _check(config: ConfigDict) -> None:
+    """Refuses tasks whose samples have one token, and experts without fixed output weights."""
     if TASKS[config.data.name].positions(config.data) < 2:
         refuse(
             "model",
             config.model,
             f"needs samples of several patches, those of data.name={config.data.name!r} have one token",
         )
-    if "largest" in config.experts and config.experts.largest > (
-        most := TASKS[config.data.name].positions(config.data)
-    ):
-        refuse("experts.largest", config.experts.largest, f"is more than the {most} patches of a sample; lower it")
     if not EXPERTS[config.experts.name].readout:
-        fits = [name for name, one in EXPERTS.items() if one.readout]
-        words = f"model={config.model!r} has fixed output weights; use {' or '.join(map(repr, fits))}"
-        refuse("experts.name", config.experts.name, words)
-    if "selection" in config:
-        for key, name in (
-            ("selection.name", config.selection.name),
-            ("selection.eval.name", config.selection.eval.name),
-        ):
-            if not SELECTIONS[name].within_samples:
-                fits = [other for other, one in SELECTIONS.items() if one.within_samples]
-                refuse(
-                    key,
-                    name,
-                    f"experts of model={config.model!r} take patches of a sample; use {' or '.join(map(repr, fits))}",
-                )
+        fits = [name for name, part in EXPERTS.items() if part.readout]
+        reason = f"model={config.model!r} has fixed output weights; use {' or '.join(map(repr, fits))}"
+        refuse("experts.name", config.experts.name, reason)
+
+
+def check_selections(config: ConfigDict) -> None:
+    """Refuses selections whose experts do not choose among the patches of a sample."""
+    for key, name in (("selection.name", config.selection.name), ("selection.eval.name", config.selection.eval.name)):
+        if not SELECTIONS[name].within_samples:
+            fits = [selection for selection, part in SELECTIONS.items() if part.within_samples]
+            reason = f"experts of model={config.model!r} take patches of a sample; use {' or '.join(map(repr, fits))}"
+            refuse(key, name, reason)
 
 
 def _signs(count: int, width: int) -> Float[Array, "E H 1"]:
-    """1 for the neurons of the first expert, -1 for those of the second, and so on."""
+    """Returns output weights: 1 for the neurons of experts 0, 2, ..., and -1 for the neurons of experts 1, 3, ..."""
     return jnp.broadcast_to((1.0 - 2.0 * (jnp.arange(count) % 2))[:, None, None], (count, width, 1))
 
 
 def _fixed(params: dict[str, Any], readout: str, weights: Float[Array, "E H 1"] | None) -> dict[str, Any]:
-    """Parameters whose output weights, the module `readout`, are the group `fixed`: `weights`, if there are any."""
+    """Moves the output weights, the module `readout`, to the group `fixed`, with the values `weights` if given."""
     experts = dict(params["experts"])
-    own = experts.pop(readout)
+    readout_params = experts.pop(readout)
     if weights is not None:
-        own = jax.tree.map(lambda a: jnp.broadcast_to(weights.reshape(*a.shape[:-1], 1), a.shape), own)
-    return params | {"experts": experts, "fixed": {readout: own}}
+        readout_params = jax.tree.map(
+            lambda a: jnp.broadcast_to(weights.reshape(*a.shape[:-1], 1), a.shape), readout_params
+        )
+    return params | {"experts": experts, "fixed": {readout: readout_params}}
 
 
 def _joined(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of the layer, where the output weights are the experts'.
+    """Moves the group `fixed` back to the experts' parameters of the layer.
 
-    No statistic of gradients sees any of theirs.
+    The output weights get no gradient, so no statistic of gradients counts these weights.
     """
-    own = {name: group for name, group in params.items() if name != "fixed"}
-    return own | {"experts": params["experts"] | jax.lax.stop_gradient(params["fixed"])}
+    trained = {name: group for name, group in params.items() if name != "fixed"}
+    return trained | {"experts": params["experts"] | jax.lax.stop_gradient(params["fixed"])}
 
 
-#: Experts that pick patches, and one network on all patches.
+#: Experts that choose patches, and one network on all patches.
 PATCH_MOE = ModelPart(
     patch_moe,
     routed=True,
     uses=ROUTED,
     reads=(*LAYER, *INITIAL, "experts.learning_rate"),
     settings=READOUTS | POOLING,
-    check=check,
+    check=check_moe,
 )
 PATCH_CNN = ModelPart(
     patch_cnn,
     uses=("experts.name",),
     reads=("experts.count", "experts.learning_rate"),
     settings=READOUTS | LARGEST,
-    check=check,
+    check=check_cnn,
 )

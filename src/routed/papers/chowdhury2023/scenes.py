@@ -1,11 +1,11 @@
-"""Images whose class is told by all of them or by a part: as they are, on a background, among others, or with a misleading colour.
+"""Scenes with an object whose class is the label, after the wide ResNets' data of Chowdhury et al. (2023, 5.2 and A).
 
-After the wide ResNets' data of Chowdhury et al. (2023, 5.2 and A), from images at hand. plain: the image. backgrounds:
-the image at half its size, anywhere on a larger scene (theirs: plants of ImageNet; here: another image of the set whose
-tiles are in random order, which has colours and edges of images but no object). vehicles: at half its size in a random
-quadrant, the others are filled with images of classes that are not to be told. `data.spurious`: every class has a
-colour, which the background takes in that share of the training samples; in as large a share of the test samples it is
-another class's (theirs: hair colour and smiling). `data.images=celeba`: see `celeba.py`.
+plain: the image is the scene. backgrounds: the image at half its size, at a random position of a background (paper:
+plants of ImageNet; here: another image of the set with tiles in random order, so that the background has colours and
+edges of images but no object). vehicles: the image at half its size in a random quadrant, and images of other classes
+in the remaining quadrants. `data.spurious`: every class has a colour, which the background takes in this share of the
+training samples; in an equal share of the test samples the background has another class's colour (paper: hair colour
+and smiling). `data.images=celeba`: see `celeba.py`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from routed.tasks.image_files import Images, load
 from routed.tasks.images import shrunk
 from routed.tasks.task import Task, World
 
-#: Side of a tile of a background, in pixels; how far a colour moves a channel, of its range.
+#: Side of a tile of a background in pixels; largest change of a channel by a colour, as a share of the range.
 TILE, TINT = 4, 0.25
 
 
 class Shared(NamedTuple):
-    """All images, those for training first; which of them are objects, which fill scenes, each for training and then for tests."""
+    """All images, training images first; numbers of objects and of filling images, in the same order."""
 
     pixels: UInt8[np.ndarray, "N H W C"]
     label: Int32[np.ndarray, " N"]
@@ -43,17 +43,21 @@ class Shared(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Numbers of an object and of what fills its scene; where it is, in half sizes; how far its colour is from its own; tiles' order."""
+    """Random parts of scenes.
+
+    object, fill: numbers of the object and of the images that fill the scene. position: of the object, in half sizes.
+    colour: steps from the class's colour to the scene's colour. order: seed of the order of tiles.
+    """
 
     object: Int[Array, " B"]
     fill: Int[Array, "B 4"]
-    place: Float[Array, "B 2"]
+    position: Float[Array, "B 2"]
     colour: Int[Array, " B"]
     order: UInt32[Array, " B"]
 
 
 class Part(NamedTuple):
-    """Training or test images, counted among all: objects (of tests: class i % K at place i), their classes, and what fills scenes."""
+    """Numbers of objects, classes of objects, and numbers of filling images; the i-th test object has class i % K."""
 
     objects: Int32[np.ndarray, " O"]
     label: Int32[np.ndarray, " O"]
@@ -61,21 +65,21 @@ class Part(NamedTuple):
 
 
 def source(data) -> Images:
-    """The images that `data` names.
+    """Returns the images that `data` names.
 
     Raises:
-      UserError: missing or damaged files, images that cannot be halved or reduced, another number of classes than data.clusters.
+      UserError: missing or damaged files, images that cannot be halved or reduced, or a number of classes that differs
+        from data.clusters.
     """
     if data.images == celeba.NAME:
-        found = celeba.load(data.directory, tuple(data.attributes), data.spurious)
+        loaded = celeba.load(data.directory, tuple(data.attributes), data.spurious)
     else:
-        found = load(data.images, data.directory)
-    height, width = found.train_x.shape[1:3]
+        loaded = load(data.images, data.directory)
+    height, width = loaded.train_x.shape[1:3]
     if height != width or height % 2 or height % TILE:
         raise UserError(
             f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and scenes are made of "
-            f"squares of a"
-            f" multiple of {TILE}; use others"
+            f"squares of a multiple of {TILE}; use others"
         )
     if height % data.side:
         refuse(
@@ -83,51 +87,51 @@ def source(data) -> Images:
             data.side,
             f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}",
         )
-    known = int(found.train_y.max()) + 1
-    told = len(data.objects) if data.scene == "vehicles" else known
-    if told != data.clusters:
-        refuse("data.clusters", data.clusters, f"there are {told} classes to tell; set data.clusters={told}")
+    available = int(loaded.train_y.max()) + 1
+    count = len(data.objects) if data.scene == "vehicles" else available
+    if count != data.clusters:
+        refuse("data.clusters", data.clusters, f"there are {count} classes to tell; set data.clusters={count}")
     if data.scene == "vehicles":
-        if wrong := [one for one in data.objects if one >= known]:
+        if wrong := [label for label in data.objects if label >= available]:
             refuse(
                 "data.objects",
                 data.objects,
-                f"the images have no class {wrong[0]}, only 0 to {known - 1}; leave it out",
+                f"the images have no class {wrong[0]}, only 0 to {available - 1}; leave it out",
             )
-        if told == known:
+        if count == available:
             refuse("data.objects", data.objects, "no class is left to fill the other quadrants; leave one out")
-    return found
+    return loaded
 
 
-def parts(found: Images, data) -> tuple[Part, Part]:
-    """The images for training and those for tests."""
+def parts(loaded: Images, data) -> tuple[Part, Part]:
+    """Returns the training part and the test part of the images."""
     classes = np.array(data.objects if data.scene == "vehicles" else range(data.clusters))
-    number = np.full(int(found.train_y.max()) + 1, -1, np.int32)
+    number = np.full(int(loaded.train_y.max()) + 1, -1, np.int32)
     number[classes] = np.arange(len(classes))
-    made, first = [], 0
-    for y, tests in ((found.train_y, False), (found.test_y, True)):
+    split, first = [], 0
+    for y, tests in ((loaded.train_y, False), (loaded.test_y, True)):
         label = number[y]
-        own = np.flatnonzero(label >= 0)
-        own = own[images.in_turn(label[own])] if tests else own
+        objects = np.flatnonzero(label >= 0)
+        objects = objects[images.in_turn(label[objects])] if tests else objects
         fills = np.flatnonzero(label < 0) if data.scene == "vehicles" else np.arange(len(y))
-        made.append(Part((own + first).astype(np.int32), label[own], (fills + first).astype(np.int32)))
+        split.append(Part((objects + first).astype(np.int32), label[objects], (fills + first).astype(np.int32)))
         first += len(y)
-    return made[0], made[1]
+    return split[0], split[1]
 
 
 def shared_arrays(data) -> Shared:
-    """The images, with mean and standard deviation of each channel (in [0, 1]) over those for training."""
+    """Returns all images, with mean and standard deviation of each channel (in [0, 1]) over the training images."""
     return _shared(source(data), data)
 
 
-def _shared(found: Images, data) -> Shared:
-    train, test = parts(found, data)
-    label = np.full(len(found.train_y) + len(found.test_y), -1, np.int32)
+def _shared(loaded: Images, data) -> Shared:
+    train, test = parts(loaded, data)
+    label = np.full(len(loaded.train_y) + len(loaded.test_y), -1, np.int32)
     for part in (train, test):
         label[part.objects] = part.label
-    mean, std = _moments(data.images, data.directory) if data.images != celeba.NAME else images.moments(found.train_x)
+    mean, std = _moments(data.images, data.directory) if data.images != celeba.NAME else images.moments(loaded.train_x)
     return Shared(
-        pixels=np.concatenate([found.train_x, found.test_x]),
+        pixels=np.concatenate([loaded.train_x, loaded.test_x]),
         label=label,
         objects=np.concatenate([train.objects, test.objects]),
         fills=np.concatenate([train.fills, test.fills]),
@@ -142,36 +146,36 @@ def _moments(name: str, directory: str):
 
 
 def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Nothing."""
+    """Returns nothing: all runs share the images."""
     del keys, data
     return ()
 
 
 def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
-    """Scenes: training images in random order, again and again; test images in turn, in scenes filled with test images."""
+    """Draws scenes: training objects in repeated random order, test objects in turn with test images as fills."""
     del fixed
     train, test = parts(source(data), data)
-    tests, place = cluster_key is None, jnp.arange(size)
+    tests, index = cluster_key is None, jnp.arange(size)
     fill_key, place_key, odd_key, other_key, order_key = jax.random.split(noise_key, 5)
     if cluster_key is None:
-        number = len(train.objects) + place % len(test.objects)
+        number = len(train.objects) + index % len(test.objects)
     else:
-        number = jax.random.permutation(cluster_key, len(train.objects))[place % len(train.objects)]
-    own = test if tests else train
+        number = jax.random.permutation(cluster_key, len(train.objects))[index % len(train.objects)]
+    part = test if tests else train
     first = len(train.fills) if tests else 0
-    # Another colour than the class's own: in the rest of the training samples, in as large a share of the test samples.
+    # The share of samples whose background has another class's colour.
     odd = jax.random.uniform(odd_key, (size,)) < (data.spurious if tests else 1 - data.spurious)
     return Draws(
         object=number,
-        fill=first + jax.random.randint(fill_key, (size, 4), 0, len(own.fills)),
-        place=jax.random.uniform(place_key, (size, 2)),
+        fill=first + jax.random.randint(fill_key, (size, 4), 0, len(part.fills)),
+        position=jax.random.uniform(place_key, (size, 2)),
         colour=jnp.where(odd, jax.random.randint(other_key, (size,), 1, max(data.clusters, 2)), 0),
         order=jax.random.bits(order_key, (size,)),
     )
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """x = the scene, reduced to `data.side` pixels a side, each channel minus its mean, over its deviation; y = the class, one-hot."""
+    """Returns x = the scene, standardised by channel and reduced to `data.side` pixels; y = the class, one-hot."""
     shared = jax.tree.map(jnp.asarray, world.shared)
     chosen = shared.objects[draws.object]
     label, object = shared.label[chosen], shared.pixels[chosen].astype(jnp.float32) / 255
@@ -189,42 +193,42 @@ def _coloured(data) -> bool:
 
 
 def _tints(classes: int) -> Float[Array, "K 3"]:
-    """Colours evenly around the circle of hues."""
+    """Returns colours, equally spaced on the circle of hues."""
     angle = 2 * jnp.pi * (jnp.arange(classes)[:, None] / classes + jnp.arange(3)[None] / 3)
     return TINT * jnp.cos(angle)
 
 
 def plain(object, pixels, fills, draws: Draws, tint):
-    """The image itself, all of it coloured."""
+    """Returns the whole image, coloured."""
     del pixels, fills, draws
     return object + tint
 
 
 def backgrounds(object, pixels, fills, draws: Draws, tint):
-    """The image at half size, anywhere on the tiles of another one, which alone are coloured."""
-    other = pixels[fills[:, 0]].astype(jnp.float32) / 255
-    samples, side, _, channels = other.shape
+    """Puts the image at half size on the coloured, shuffled tiles of another image."""
+    filler = pixels[fills[:, 0]].astype(jnp.float32) / 255
+    samples, side, _, channels = filler.shape
     each = side // TILE
-    tiles = other.reshape(samples, each, TILE, each, TILE, channels).swapaxes(2, 3).reshape(samples, each**2, -1)
+    tiles = filler.reshape(samples, each, TILE, each, TILE, channels).swapaxes(2, 3).reshape(samples, each**2, -1)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(0), draws.order)
     order = jax.vmap(lambda key: jax.random.permutation(key, each**2))(keys)
     tiles = jnp.take_along_axis(tiles, order[:, :, None], 1).reshape(samples, each, each, TILE, TILE, channels)
-    scene = tiles.swapaxes(2, 3).reshape(other.shape)
-    return _put(scene + tint, object, jnp.floor(draws.place * (side // 2 + 1)).astype(int))
+    scene = tiles.swapaxes(2, 3).reshape(filler.shape)
+    return _put(scene + tint, object, jnp.floor(draws.position * (side // 2 + 1)).astype(int))
 
 
 def vehicles(object, pixels, fills, draws: Draws, tint):
-    """The image at half size in a quadrant, images of other classes in the others, which alone are coloured."""
+    """Puts the image at half size in a quadrant; coloured images of other classes fill the remaining quadrants."""
     four = shrunk(pixels[fills].astype(jnp.float32).reshape(-1, *object.shape[1:]) / 255, 2)
     four = four.reshape(len(object), 2, 2, *four.shape[1:])
     scene = four.swapaxes(2, 3).reshape(object.shape)
-    return _put(scene + tint, object, jnp.floor(2 * draws.place).astype(int) * (object.shape[1] // 2))
+    return _put(scene + tint, object, jnp.floor(2 * draws.position).astype(int) * (object.shape[1] // 2))
 
 
-def _put(scene, object, place):
-    """Each scene with its object at half size, whose corner is at `place`."""
-    one = lambda scene, object, at: jax.lax.dynamic_update_slice(scene, object, (at[0], at[1], 0))  # noqa: E731
-    return jax.vmap(one)(scene, shrunk(object, 2), place)
+def _put(scene, object, corner):
+    """Puts each object at half size into its scene, with the object's corner at `corner`."""
+    put = lambda scene, object, at: jax.lax.dynamic_update_slice(scene, object, (at[0], at[1], 0))  # noqa: E731
+    return jax.vmap(put)(scene, shrunk(object, 2), corner)
 
 
 #: name -> scene.
@@ -265,7 +269,9 @@ TASK = Task(
             (0, 1, 8, 9),
             "of scene vehicles: classes that are told apart (CIFAR-10: airplane, automobile, ship, truck); others fill "
             "the scene",
-            Allowed(lambda v: len(set(v)) == len(v) > 1 and min(v) >= 0, lambda: "must be different classes, at least two"),
+            Allowed(
+                lambda v: len(set(v)) == len(v) > 1 and min(v) >= 0, lambda: "must be different classes, at least two"
+            ),
         ),
         "spurious": Setting(
             0.0,
@@ -280,4 +286,4 @@ TASK = Task(
         ),
     },
     check=_check,
-)  # fmt: skip
+)

@@ -1,4 +1,6 @@
-"""Wide ResNets of 10 layers, and the same whose last convolution is a patch-level mixture (Zagoruyko and Komodakis 2016; Chowdhury et al. 2023, 5.2).
+"""Wide ResNets of 10 layers, without a mixture or with a patch-level mixture as the last convolution.
+
+Sources: Zagoruyko and Komodakis (2016), and Chowdhury et al. (2023, 5.2).
 
 Convolutions are products with windows (`routed.routers.features.patches`): XLA:CPU takes 30 times as long for the
 gradient of a convolution within a loop. Statistics of a batch normalisation are the model's state, which moves in
@@ -20,9 +22,10 @@ from ml_collections import ConfigDict
 
 from routed.kernels.matmul import matmul
 from routed.layer.dispatch import apart, apart_dense
-from routed.layer.selection import SELECTIONS, in_samples, select
+from routed.layer.selection import in_samples, select
 from routed.models.model import Model, ModelPart, Outputs, Site
 from routed.models.single_layer import SITE
+from routed.papers.chowdhury2023.patch_moe import check_selections
 from routed.papers.chowdhury2023.wide_resnet_settings import COLUMNS, PATCHES, SETTINGS
 from routed.routers import ROUTERS
 from routed.routers.features import IMAGES, patches
@@ -33,10 +36,10 @@ from routed.tasks import TASKS
 
 #: Filters of the first convolution and, times the widening factor, of the three blocks; strides of the blocks.
 FIRST, WIDTHS, STRIDES = 16, (16, 32, 64), (1, 2, 2)
-#: What a router's initial weights are, N(0, std^2) (released code).
+#: Standard deviation of a router's initial weights (released code).
 STD = 1e-4
 
-#: dispatch -> how the experts' outputs are computed, side by side.
+#: dispatch -> function that computes the experts' outputs side by side.
 APART = {"auto": apart, "slots": apart, "dense": apart_dense}
 
 
@@ -72,9 +75,12 @@ class Activation(nn.Module):
 
 
 class Trunk(nn.Module):
-    """All up to the last map: whole, or to the first convolution of the last block, whose shortcut falls away (released code)."""
+    """The layers up to the last map.
 
-    own: Any
+    Without `whole`, the trunk ends after the first convolution of the last block, without shortcut (released code).
+    """
+
+    node: Any
     training: bool
     whole: bool
 
@@ -82,7 +88,7 @@ class Trunk(nn.Module):
     def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B h w F"]:
         x = Convolution(FIRST)(x)
         for width, stride in zip(WIDTHS, STRIDES, strict=True):
-            filters, last = width * self.own.factor, width == WIDTHS[-1]
+            filters, last = width * self.node.factor, width == WIDTHS[-1]
             before = self._activation()(x)
             y = Convolution(filters, stride=stride)(before)
             if last and not self.whole:
@@ -92,27 +98,24 @@ class Trunk(nn.Module):
         return x
 
     def _activation(self) -> Activation:
-        return Activation(self.own.norm, self.own.momentum, self.training)
+        return Activation(self.node.norm, self.node.momentum, self.training)
 
 
 class Head(nn.Module):
     """Normalised responses, their mean over positions, and a linear layer."""
 
-    own: Any
+    node: Any
     training: bool
     outputs: int
 
     @nn.compact
     def __call__(self, x: Float[Array, "B h w F"]) -> Float[Array, "B O"]:
-        x = Activation(self.own.norm, self.own.momentum, self.training)(x)
+        x = Activation(self.node.norm, self.node.momentum, self.training)(x)
         return nn.Dense(self.outputs)(x.mean((1, 2)))
 
 
 class Filters(nn.Module):
-    """One expert: convolutions of a patch, beyond which there are zeros.
-
-    A patch is [p, p, C] and comes back as one row [p p F].
-    """
+    """An expert: a convolution of a zero-padded patch [p, p, C], which returns one row [p p F]."""
 
     filters: int
     size: int
@@ -123,23 +126,23 @@ class Filters(nn.Module):
 
 
 def side_of_map(config: Any) -> int:
-    """Positions of a side of the last map, which two blocks have halved."""
+    """Returns the positions of a side of the last map: two blocks halve the side of the image."""
     pixels = TASKS[config.data.name].pixels
     return math.ceil(math.ceil(pixels(config.data) / 2) / 2) if pixels else 0
 
 
 def positions(config: Any) -> int:
-    """Patches of a sample that the mixture routes."""
+    """Returns the number of patches of a sample that the mixture routes."""
     return (side_of_map(config) // config.resnet.patch) ** 2
 
 
 def wide_resnet(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """The network without a router. Its parameters are `experts`, the trunk and the head alike."""
+    """Builds the network without a router. Trunk and head are the group `experts` of parameters."""
     del mesh
-    own, outputs = node_of(config).resnet, TASKS[config.data.name].outputs(config.data)
+    node, outputs = node_of(config).resnet, TASKS[config.data.name].outputs(config.data)
 
     def parts(training):
-        return Trunk(own, training, whole=True), Head(own, training, outputs)
+        return Trunk(node, training, whole=True), Head(node, training, outputs)
 
     def init(key, batch):
         trunk, head = parts(training=True)
@@ -163,39 +166,39 @@ def wide_resnet(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
 
 def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """The network whose last convolution is a mixture: each expert's filters on the patches that it takes of the last map.
+    """Builds the network whose last convolution is a mixture: experts convolve the patches of the last map they take.
 
-    Channel f of expert s at patch j is G_js (w_sf * x_j), 0 where it does not take the patch; channels of all experts
-    stand side by side, are normalised and averaged over positions. Parameters: `router`, `experts`, and `trunk`, which
-    is all else.
+    Channel f of expert s at patch j is G_js (w_sf * x_j), or 0 if the expert does not take the patch. The channels of
+    all experts are joined, normalised and averaged over positions. Parameters: `router`, `experts`, and `trunk`, which
+    has all other parameters.
     """
     del mesh
-    own, outputs, count = node_of(config).resnet, TASKS[config.data.name].outputs(config.data), config.experts.count
+    node, outputs, count = node_of(config).resnet, TASKS[config.data.name].outputs(config.data), config.experts.count
     router = ROUTERS[config.router.name].make(node_of(config).router, count)
-    expert, patch = Filters(config.experts.width, own.filter), own.patch
+    expert, patch = Filters(config.experts.width, node.filter), node.patch
 
     def cut(x):
-        """[B, h, w, C] -> patches [T, p, p, C], sample by sample."""
+        """Cuts maps [B, h, w, C] into patches [T, p, p, C], sample by sample."""
         samples, high, wide, channels = x.shape
         x = x.reshape(samples, high // patch, patch, wide // patch, patch, channels)
         return x.swapaxes(2, 3).reshape(-1, patch, patch, channels)
 
     def joined(y, shape):
-        """Rows [T, E, p p F] -> maps [B, h, w, E F]."""
+        """Joins rows [T, E, p p F] to maps [B, h, w, E F]."""
         samples, high, wide, _ = shape
         y = y.reshape(samples, high // patch, wide // patch, count, patch, patch, -1)
         return y.transpose(0, 1, 4, 2, 5, 3, 6).reshape(samples, high, wide, -1)
 
     def init(key, batch):
         keys = jax.random.split(key, 4)
-        x, first = Trunk(own, True, whole=False).init_with_output(keys[0], batch.x[:2])
+        x, first = Trunk(node, True, whole=False).init_with_output(keys[0], batch.x[:2])
         tokens = cut(x)
         routing = router.init(keys[1], tokens, step=0).get("params", {})
         routing = jax.tree.map(lambda a: STD * a / jnp.maximum(a.std(), 1e-12), routing)
         experts = jax.vmap(lambda e: expert.init(jax.random.fold_in(keys[2], e), tokens[:1])["params"])(
             jnp.arange(count)
         )
-        second = Head(own, True, outputs).init(keys[3], jnp.zeros((*x.shape[:3], count * config.experts.width)))
+        second = Head(node, True, outputs).init(keys[3], jnp.zeros((*x.shape[:3], count * config.experts.width)))
         params = {"router": routing, "experts": experts, "trunk": _trained(first, second)}
         return params, _statistics(first, second)
 
@@ -203,15 +206,17 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         rule = in_samples(rule, positions(config))
 
         def run(x):
-            x, moved = _run(Trunk(own, key is not None, whole=False), "trunk", params["trunk"], state, x, key)
+            x, moved = _run(Trunk(node, key is not None, whole=False), "trunk", params["trunk"], state, x, key)
             tokens = cut(x)
             rngs = {"noise": key} if key is not None else {}
             apply_router = partial(router.apply, {"params": params["router"]}, rngs=rngs)
             scores = layer_scores(apply_router, tokens, {"step": step})
             routing = select(rule, scores)
             compute = APART[dispatch] if key is not None else apart
-            y = compute(lambda own, x: expert.apply({"params": own}, x), params["experts"], tokens, routing)
-            head = Head(own, key is not None, outputs)
+            y = compute(
+                lambda expert_params, x: expert.apply({"params": expert_params}, x), params["experts"], tokens, routing
+            )
+            head = Head(node, key is not None, outputs)
             y, moved_head = _run(head, "head", params["trunk"], state, joined(y, x.shape), key)
             return (y, routing, tokens.reshape(len(tokens), -1)), moved | moved_head
 
@@ -228,7 +233,7 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
 
 def _run(module: nn.Module, name: str, params, state, x, key):
-    """(outputs, statistics that have moved)."""
+    """Returns (outputs, updated statistics)."""
     variables = {"params": params[name]} | ({"batch_stats": state[name]} if name in state else {})
     if key is None or name not in state:
         return module.apply(variables, x), {}
@@ -241,36 +246,40 @@ def _trained(trunk, head) -> dict[str, Any]:
 
 
 def _statistics(trunk, head) -> dict[str, Any]:
-    return {name: one["batch_stats"] for name, one in (("trunk", trunk), ("head", head)) if "batch_stats" in one}
+    return {
+        name: variables["batch_stats"]
+        for name, variables in (("trunk", trunk), ("head", head))
+        if "batch_stats" in variables
+    }
 
 
 def _part(samples: int) -> int:
-    """Samples that are evaluated at once."""
+    """Returns the number of samples that are evaluated at once."""
     return max(n for n in range(1, min(samples, IMAGES) + 1) if samples % n == 0)
 
 
 def _in_parts(run, x):
-    """What an evaluation computes, one part of the samples after the other, so that windows fit into memory."""
-    made = jax.lax.map(run, x.reshape(-1, _part(len(x)), *x.shape[1:]))
-    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), made)
+    """Evaluates one part of the samples after another, so that windows fit into memory."""
+    outputs = jax.lax.map(run, x.reshape(-1, _part(len(x)), *x.shape[1:]))
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), outputs)
 
 
 def flops(config: ConfigDict, routed: bool, channels: int = 3) -> tuple[float, float]:
-    """Products and sums of a sample, forward: of the whole network, and of the last convolution or the mixture with its router."""
-    own = config.resnet
+    """Counts a sample's forward FLOPs: of the network, and of the last convolution or the mixture with its router."""
+    node = config.resnet
     side, inputs, last = 4 * side_of_map(config), FIRST, 0.0
     total = 2.0 * side**2 * 9 * channels * FIRST
     for width, stride in zip(WIDTHS, STRIDES, strict=True):
-        filters, side = width * own.factor, side // stride
+        filters, side = width * node.factor, side // stride
         shortcut = stride > 1 or filters != inputs
         first, second, third = (2.0 * side**2 * n * filters for n in (9 * inputs, 9 * filters, inputs * shortcut))
         if width != WIDTHS[-1] or not routed:
             last = second
             total += first + second + third
         else:
-            taken, cells = config.selection.patches, own.patch**2
+            taken, cells = config.selection.patches, node.patch**2
             last = 2.0 * config.experts.count * filters
-            last *= taken * cells * own.filter**2 * config.experts.width + side**2
+            last *= taken * cells * node.filter**2 * config.experts.width + side**2
             total += first + last
         inputs = filters
     width = config.experts.count * config.experts.width if routed else inputs
@@ -293,32 +302,25 @@ def _watch(config: ConfigDict, routed: bool):
 
 
 def check(config: ConfigDict) -> None:
-    """Images whose size is known before they are read."""
+    """Refuses tasks without images of a size that the config determines."""
     if TASKS[config.data.name].pixels is None:
         fits = [name for name, task in TASKS.items() if task.pixels is not None]
         refuse("model", config.model, f"needs images of data.name={' or '.join(fits)}, not {config.data.name!r}")
 
 
 def check_patches(config: ConfigDict) -> None:
-    """What the mixture needs besides: patches that tile the last map, and experts that choose among them."""
+    """Refuses patches that do not tile the last map, and selections that do not choose among a sample's patches."""
     check(config)
     side, patch = side_of_map(config), config.resnet.patch
     if side % patch:
         size = max(n for n in range(1, min(patch, side) + 1) if side % n == 0)
         refuse("resnet.patch", patch, f"does not divide the {side} positions of a side of the last map; use {size}")
-    for key, name in (("selection.name", config.selection.name), ("selection.eval.name", config.selection.eval.name)):
-        if not SELECTIONS[name].within_samples:
-            fits = [other for other, one in SELECTIONS.items() if one.within_samples]
-            refuse(
-                key,
-                name,
-                f"experts of model={config.model!r} take patches of a sample; use {' or '.join(map(repr, fits))}",
-            )
+    check_selections(config)
     if config.dispatch not in APART:
         refuse("dispatch", config.dispatch, f"model={config.model!r} has 'slots', or 'dense' as a check; use 'auto'")
 
 
-#: A wide ResNet, without a mixture and with one in place of its last convolution.
+#: Wide ResNets, without a mixture and with a mixture as the last convolution.
 WIDE_RESNET = ModelPart(
     wide_resnet,
     targets=("class", "vector"),

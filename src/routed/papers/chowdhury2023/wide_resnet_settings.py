@@ -1,4 +1,4 @@
-"""What a wide ResNet can be set to, and what it says of its cost."""
+"""Settings of wide ResNets, and the columns of their cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SETTINGS: dict[str, Setting] = {
     ),
     "resnet.momentum": Setting(0.9, "what the statistics of a batch normalisation keep in a step", FRACTION),
 }
-#: Of the mixture alone.
+#: Settings of the mixture alone.
 PATCHES: dict[str, Setting] = {
     "resnet.patch": Setting(1, "positions of a side of a patch of the last map", at_least(1)),
     "resnet.filter": Setting(

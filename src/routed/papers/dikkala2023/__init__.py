@@ -1,4 +1,4 @@
-"""Dikkala et al. (2023), On the Benefits of Learning to Route in Mixture-of-Experts Models: data and models of its experiments."""
+"""Dikkala et al. (2023), On the Benefits of Learning to Route in Mixture-of-Experts Models: tasks and models."""
 
 from routed.analysis.plots import PLOTS
 from routed.models import SAMPLE_MODELS

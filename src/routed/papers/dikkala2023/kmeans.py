@@ -1,4 +1,4 @@
-"""K-means as a mixture of experts that are their own router (Dikkala et al. 2023, Section E), with what Lemma 1 says of it."""
+"""K-means as a mixture whose experts are also the router (Dikkala et al. 2023, Section E), with tests of Lemma 1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from routed.routers.clusters import lloyd_step, members, nearest
 
 
 def kmeans(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """f(x) = u_j, j the centre nearest to x: experts that are their own router (Section E); centres start at test samples."""
+    """Builds f(x) = u_j with the centre j nearest to x (Section E); centres start at random samples of the batch."""
     del mesh
 
     def init(key, batch):
@@ -28,7 +28,7 @@ def kmeans(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return Outputs(centres[nearest(centres, batch.tokens)], {}, state)
 
     def watch(params, world, test, key):
-        """How far steps on the model's squared loss end from steps of k-means, over the largest coordinate of a centre."""
+        """Computes the distance of steps on the squared loss from k-means steps, over the largest coordinate."""
         del world, key
         centres = params["experts"]["centres"]
 
@@ -40,26 +40,29 @@ def kmeans(config: ConfigDict, mesh: Mesh | None = None) -> Model:
             )
 
         gradient, count = jax.grad(loss)(centres), members(centres, test.tokens).sum(0)[:, None]
-        own = len(test.tokens) / (2 * jnp.maximum(count, 1))
+        rate = len(test.tokens) / (2 * jnp.maximum(count, 1))
         return {
             "theory/gradient_step": _apart(centres - gradient, inertia_step(centres, test.tokens, 1.0)),
-            "theory/lloyd_step": _apart(centres - own * gradient, lloyd_step(centres, test.tokens)),
+            "theory/lloyd_step": _apart(centres - rate * gradient, lloyd_step(centres, test.tokens)),
         }
 
     return Model(init, apply, watch=watch)
 
 
 def inertia_step(centres: Float[Array, "E D"], x: Float[Array, "T D"], rate: float) -> Float[Array, "E D"]:
-    """A descent step on the mean squared distance to the nearest centre: u_j - rate (2 / n) sum over its n_j samples of (u_j - x)."""
-    own = members(centres, x)
-    return centres - rate * 2 / len(x) * (own.sum(0)[:, None] * centres - own.T @ x)
+    """Takes a gradient step on the inertia, the mean squared distance to the nearest centre.
+
+    u_j - rate (2 / n) sum (u_j - x) over the samples x nearest to u_j.
+    """
+    membership = members(centres, x)
+    return centres - rate * 2 / len(x) * (membership.sum(0)[:, None] * centres - membership.T @ x)
 
 
 def _apart(a: Float[Array, "E D"], b: Float[Array, "E D"]) -> Scalar:
     return jnp.abs(a - b).max() / jnp.abs(b).max()
 
 
-#: How its columns are shown.
+#: Columns of `watch`.
 COLUMNS = {
     "theory/gradient_step": Column(
         "distance from a descent step on the inertia",

@@ -1,4 +1,4 @@
-"""Sequences of tokens from a mixture of Gaussians, each token with a function of its cluster (Dikkala et al. 2023, C.2)."""
+"""Sequences of tokens from a mixture of Gaussians, with a function for each cluster (Dikkala et al. 2023, C.2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from routed.tasks.worlds import posterior, separated
 
 
 class Fixed(NamedTuple):
-    """Centres at separation 1, and a weight vector for each."""
+    """Centres at separation 1, and a weight vector of each centre."""
 
     centres: Float[Array, "C D"]
     weights: Float[Array, "C D"]
@@ -28,13 +28,13 @@ class Draws(NamedTuple):
 
 
 def fixed(keys: Key[Array, " n"], data) -> Fixed:
-    """N(0, I/D) weights: a token's share of the label has a variance of about 1 from its noise."""
+    """Draws weights N(0, I/D), so that the noise of a token adds a variance of about 1 to the label."""
     weights = jax.random.normal(keys[1], (data.clusters, data.dim)) / jnp.sqrt(data.dim)
     return Fixed(separated(keys[0], data.clusters, data.dim), weights)
 
 
 def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
-    """Tokens are independent of each other; so test sequences are drawn too, with every cluster equally often over all."""
+    """Draws independent tokens; test sequences contain every cluster equally often in total."""
     del fixed
     shape = (size, data.positions)
     if cluster_key is None:
@@ -46,7 +46,7 @@ def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """y = sum_i w_{g_i}^T x_i, or the sum of its squares; g_i is the cluster of token i."""
+    """Returns y = sum_i w_{g_i}^T x_i, or the sum of squares; g_i is the cluster of token i."""
     x = world.fixed.centres[draws.cluster] * data.separation + draws.noise
     products = (world.fixed.weights[draws.cluster] * x).sum(-1)
     y = products if data.target == "linear" else products**2
@@ -54,7 +54,7 @@ def batch(world: World, draws: Draws, data) -> Batch:
 
 
 def bayes(world: World, batch: Batch, data) -> Float[Array, "B O"]:
-    """Sum over tokens of sum_c p(c|x_i) w_c^T x_i, or of its squares: given the cluster there is no noise left."""
+    """Computes sum_i sum_c p(c|x_i) w_c^T x_i, or with squared products: given clusters, y has no noise."""
     likely = posterior(batch.tokens, world.fixed.centres * data.separation)
     products = batch.tokens @ world.fixed.weights.T
     each = (likely * (products if data.target == "linear" else products**2)).sum(-1)

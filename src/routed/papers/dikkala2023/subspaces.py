@@ -31,7 +31,7 @@ class Draws(NamedTuple):
 
 
 def fixed(keys: Key[Array, " n"], data) -> Fixed:
-    """Subspaces spanned by Gaussian vectors; weights N(0, I), scaled so that the label has variance 1 on average."""
+    """Draws subspaces spanned by Gaussian vectors, and weights N(0, I), scaled to labels of mean variance 1."""
     bases, _ = jnp.linalg.qr(jax.random.normal(keys[0], (data.clusters, data.dim, data.rank)))
     weights = jax.random.normal(keys[1], (data.clusters, data.dim))
     # signal: E (w^T B s)^2 = |B^T w|^2, R of D dimensions; noise: E (w^T eps)^2 = noise^2 |w|^2.
@@ -40,7 +40,7 @@ def fixed(keys: Key[Array, " n"], data) -> Fixed:
 
 
 def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
-    """Subspaces, and N(0, I) inside and around them."""
+    """Draws subspaces, and N(0, I) coordinates inside and around the subspaces."""
     del fixed
     inside, around = jax.random.split(noise_key)
     return Draws(
@@ -51,7 +51,10 @@ def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """x = s + eps with s = B_c z; the label is w_c^T s (signal, what the paper must mean) or w_c^T eps (noise, what it prints)."""
+    """Returns x = s + eps with s = B_c z, and the label.
+
+    The label is w_c^T s (target `signal`: the meaning of the paper) or w_c^T eps (target `noise`: as printed).
+    """
     signal = jnp.einsum("tdr,tr->td", world.fixed.bases[draws.cluster], draws.inside)
     noise = data.noise * draws.noise
     labelled = signal if data.target == "signal" else noise
@@ -60,7 +63,7 @@ def batch(world: World, draws: Draws, data) -> Batch:
 
 
 def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
-    """E[y|x] = sum_c p(c|x) w_c^T E[s|x, c], where E[s|x, c] = B B^T x / (1 + noise^2) and eps is the rest of x.
+    """Computes E[y|x] = sum_c p(c|x) w_c^T E[s|x, c], E[s|x, c] = B B^T x / (1 + noise^2); eps is x - s.
 
     Given c, x is N(0, B B^T + noise^2 I): all subspaces share its determinant, and x^T Cov^-1 x differs between them by
     -|B^T x|^2 / (noise^2 (1 + noise^2)) only.

@@ -1,4 +1,4 @@
-"""A router over two opposite experts (Dikkala et al. 2023, Section F), with what Theorem 4 and its proof say of it."""
+"""A router over two opposite experts (Dikkala et al. 2023, Section F), with tests of Theorem 4 and its proof."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from routed.models.model import Model, ModelPart, Outputs
 from routed.papers.dikkala2023 import two_gaussians
 from routed.tasks import TASKS
 
-#: Norm of a fresh router and of fresh experts in the theorem of two Gaussians, where it tends to 0.
+#: Norm of the initial router and of initial experts; the norm tends to 0 in the theorem.
 SMALL = 1e-2
 
-#: |w| at which the claims are tried. The margin of Claim 3, for w = alpha z, vanishes as alpha^2: below this float32
-#: cannot see it.
+#: |w| at which the claims are tested. The margin of Claim 3, for w = alpha z, vanishes as alpha^2; for smaller alpha it
+#: is below the precision of float32.
 ALPHAS = (0.3, 1.0, 3.0, 10.0, 30.0)
 
-#: cos(w, z) at which Claims 1 and 2 are tried.
+#: cos(w, z) at which Claims 1 and 2 are tested.
 COSINES = (0.01, 0.1, 0.5, 0.9, 1.0)
 
-#: Random distributions on which Lemma 2 is tried, and points that carry each.
+#: Random distributions on which Lemma 2 is tested, and points of each distribution.
 DISTRIBUTIONS, ATOMS = 256, 8
 
 
 def two_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """f(x) = p u + (1 - p)(-u) = q(x) u, q = 2 sigmoid(w^T x) - 1 = tanh(w^T x / 2): a router w over experts u and -u (Section F)."""
+    """Builds a router w over experts u and -u (Section F).
+
+    f(x) = p u + (1 - p)(-u) = q(x) u, q = 2 sigmoid(w^T x) - 1 = tanh(w^T x / 2).
+    """
     del mesh
     data = config.data
     outputs = TASKS[data.name].outputs(data)
@@ -47,7 +50,7 @@ def two_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return Outputs(gate[:, None] * params["experts"]["u"][None], {}, state)
 
     def watch(params, world, test: Batch, key: PRNGKeyArray):
-        """Where w and u stand, and the margins of the claims and the lemma of the proof: each is above 0 where it holds."""
+        """Compares w and u with z and v, and computes the margins of the proof's claims: above 0 if a claim holds."""
         del test
         (z, v), w, u = world.fixed, params["router"]["w"], params["experts"]["u"]
         sign = jnp.where(w @ z < 0, -1.0, 1.0)  # the proof takes w^T z > 0
@@ -57,7 +60,8 @@ def two_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         x1 = 1 + noise[:, 0]
         at = [(alpha * cos, alpha * (1 - cos**2) ** 0.5) for alpha in ALPHAS for cos in COSINES]
         along, across = (
-            jnp.append(jnp.array(grid), own) for grid, own in zip(zip(*at, strict=True), (along, across), strict=True)
+            jnp.append(jnp.array(grid), current)
+            for grid, current in zip(zip(*at, strict=True), (along, across), strict=True)
         )
         scores = along[:, None] * x1[None] + across[:, None] * noise[None, :, 1]
         first, second = (values.min() for values in jax.vmap(claims_1_and_2, (0, None))(scores, weights))
@@ -77,10 +81,9 @@ def two_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 def margin(
     weights: Float[Array, " Q"], y: Float[Array, " Q"], rest: Float[Array, " Q"], f: Float[Array, " Q"]
 ) -> Scalar:
-    """(E[y^2] E[f] - E[y] E[y f]) / (Var[y] E[f]) = 1 - E[y] Cov[y, f] / (Var[y] E[f]) over points with these weights.
+    """Computes (E[y^2] E[f] - E[y] E[y f]) / (Var[y] E[f]) = 1 - E[y] Cov[y, f] / (Var[y] E[f]) over weighted points.
 
-    `rest` is 1 - y. Deviations from the mean are taken of whichever of the two is smaller, so that float32 keeps their
-    digits.
+    `rest` is 1 - y. Deviations are computed from the smaller of y and 1 - y, so that float32 keeps their digits.
     """
     mean, left = weights @ y, weights @ rest
     apart = jnp.where(mean < 0.5, y - mean, left - rest)
@@ -90,26 +93,27 @@ def margin(
 
 
 def claims_1_and_2(t: Float[Array, " Q"], weights: Float[Array, " Q"]) -> tuple[Scalar, Scalar]:
-    """E[q] / E|q| (Claim 1), and the margin of E[q' q] E[q] < E[q^2] E[q'], from w^T x under the first Gaussian."""
+    """Computes E[q] / E|q| (Claim 1), and the margin of E[q' q] E[q] < E[q^2] E[q'] (Claim 2), from t = w^T x."""
     q = jnp.tanh(t / 2)
     return weights @ q / (weights @ jnp.abs(q)), margin(weights, q, 2 * jax.nn.sigmoid(-t), slope(t))
 
 
 def claim_3(alpha: float, x1: Float[Array, " Q"], weights: Float[Array, " Q"]) -> Scalar:
-    """The margin of E[x1 q' q] E[q] < E[q^2] E[x1 q'] for w = alpha z."""
+    """Computes the margin of E[x1 q' q] E[q] < E[q^2] E[x1 q'] (Claim 3) for w = alpha z."""
     t = alpha * x1
     return margin(weights, jnp.tanh(t / 2), 2 * jax.nn.sigmoid(-t), x1 * slope(t))
 
 
 def slope(t: Float[Array, " Q"]) -> Float[Array, " Q"]:
-    """dq/dt = (1 - q^2) / 2, without subtracting numbers near 1."""
+    """Computes dq/dt = (1 - q^2) / 2 without subtracting numbers near 1."""
     return 2 * jax.nn.sigmoid(t) * jax.nn.sigmoid(-t)
 
 
 def lemma_2(key: PRNGKeyArray) -> dict[str, Scalar]:
-    """The smallest margin of E[y^2] E[f] > E[y] E[y f] over random distributions on (0, 1), for both functions of the proof.
+    """Computes the smallest margin of E[y^2] E[f] > E[y] E[y f] over random distributions on (0, 1).
 
-    f(y) = (1 - y^2) / 2, and ln((1 + y) / (1 - y)) (1 - y^2) / (2 alpha), whose alpha cancels. The key is consumed.
+    Both functions of the proof: f(y) = (1 - y^2) / 2, and f(y) = ln((1 + y) / (1 - y)) (1 - y^2) / (2 alpha);
+    alpha cancels. The key is consumed.
     """
     where, how = jax.random.split(key)
     y = jax.random.uniform(where, (DISTRIBUTIONS, ATOMS), minval=0.01, maxval=0.99)
@@ -118,7 +122,7 @@ def lemma_2(key: PRNGKeyArray) -> dict[str, Scalar]:
     return {name: jax.vmap(margin)(weights, y, 1 - y, f).min() for name, f in functions.items()}
 
 
-#: How its columns are shown.
+#: Columns of `watch`.
 COLUMNS = {
     "theory/cosine": Column(
         "|cos(w, z)|",

@@ -1,4 +1,4 @@
-"""Two truncated Gaussians with opposite targets (Dikkala et al. 2023, Section F): what their Theorem 4 is about."""
+"""Two truncated Gaussians with opposite targets: the data of Theorem 4 (Dikkala et al. 2023, Section F)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from routed.tasks.worlds import clusters_of
 
 
 class Fixed(NamedTuple):
-    """The mean z of the first Gaussian, of norm 1, and its target v; the second has -z and -v."""
+    """The mean z of the first Gaussian, of norm 1, and its target v; the second Gaussian has -z and -v."""
 
     mean: Float[Array, " D"]
     target: Float[Array, " O"]
@@ -32,14 +32,14 @@ class Draws(NamedTuple):
 
 
 def fixed(keys: Key[Array, " n"], data) -> Fixed:
-    """A uniform direction, and a target N(0, I / O)."""
+    """Draws a uniform direction, and a target N(0, I / O)."""
     mean = jax.random.normal(keys[0], (data.dim,))
     target = jax.random.normal(keys[1], (data.target_dim,)) / jnp.sqrt(data.target_dim)
     return Fixed(mean / jnp.linalg.norm(mean), target)
 
 
 def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
-    """Gaussians within data.radius: a uniform direction times a radius by the inverse of its distribution function."""
+    """Draws Gaussians within data.radius: uniform directions, and radii by the inverse distribution function."""
     del fixed
     towards, far = jax.random.split(noise_key)
     direction = jax.random.normal(towards, (size, data.dim))
@@ -51,20 +51,20 @@ def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """x = +-z + noise, y = +-v."""
+    """Returns x = +-z + noise, y = +-v."""
     del data
     sign = (1.0 - 2.0 * draws.cluster)[:, None]
     return Batch(sign * world.fixed.mean[None] + draws.noise, sign * world.fixed.target[None], draws.cluster)
 
 
 def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
-    """v times the side of 0 that x^T z is on: no sample crosses it, as data.radius < 1."""
+    """Computes sign(x^T z) v, which is exact: data.radius < 1, so no sample crosses 0."""
     del data
     return jnp.sign(batch.x @ world.fixed.mean)[:, None] * world.fixed.target[None]
 
 
 def plane(data, rings: int = 48, angles: int = 48) -> tuple[Float[np.ndarray, "Q 2"], Float[np.ndarray, " Q"]]:
-    """Quadrature of the first Gaussian's noise within a plane: points and weights, which sum to 1.
+    """Returns points and weights, which sum to 1, of a quadrature of the first Gaussian's noise within a plane.
 
     Two coordinates g of the noise have density exp(-|g|^2 / (2 sigma^2)) P(|rest|^2 <= radius^2 - |g|^2), where
     |rest|^2 / sigma^2 is chi-squared with D - 2 degrees of freedom: Gauss-Legendre over |g|, equal angles. Every point

@@ -1,4 +1,4 @@
-"""Our own questions: arms, kinds of claims and a source of text that their experiments alone use."""
+"""Questions of this project: arms, probes, charts, kinds of claims and a source of text of their experiments."""
 
 from routed.analysis.claims import KINDS
 from routed.analysis.plots import PLOTS

@@ -1,10 +1,10 @@
-"""Arms of our own questions: controls that take one difference at a time out of a comparison."""
+"""Arms of the project's questions: controls that remove one difference at a time from a comparison."""
 
 from routed.plan.arms import TOP1, Arm, Match
 
 ARMS: dict[str, Arm] = {
-    # Rows from data change both which samples are near and how sharp the gate is; these two arms tell the effects
-    # apart: a gate as sharp as the learned one, and one as soft as the fresh one.
+    # Rows from data change both the partition and the sharpness of the gate. Two arms separate the effects: a gate as
+    # sharp as the learned gate, and a gate as soft as the initial gate.
     "frozen_data_sharp": Arm(
         {"router.frozen": True, "router.from_data": True},
         "frozen, rows are examples, as sharp as learned",
@@ -17,7 +17,7 @@ ARMS: dict[str, Arm] = {
         "#9999FF",
         match=Match("router.entropy", "frozen", "router/entropy_token_train"),
     ),
-    # The other label of a cell (tasks of crossed clusters): as sure as the oracle, and of what does not matter.
+    # The irrelevant label of a cell (tasks of crossed clusters): as certain as the oracle, but useless.
     "oracle_irrelevant": Arm(
         {"router.frozen": True, "router.name": "oracle", "router.digit": 1, **TOP1},
         "oracle of what does not matter",

@@ -1,10 +1,8 @@
-"""Artificial dialects: the same words, equally often in each; what follows a word is the dialect's own.
+"""Artificial dialects: the same words, equally frequent in every dialect, with different transitions between words.
 
-Nothing to fetch.
-
-A word tells nothing of its dialect, its neighbours nearly everything. A word is one character, so that with
-`data.tokens=bytes` it is one token, and a document is a row: a stationary Markov chain, of which all that can be known
-is known (`dialect_floors`).
+A single word says nothing about the dialect, pairs of words say nearly everything. The text is generated, without any
+download. A word is one character, so that with `data.tokens=bytes` a word is one token. A document is a row: a
+stationary Markov chain, whose least loss is known exactly (`dialect_floors`).
 """
 
 from __future__ import annotations
@@ -22,31 +20,33 @@ from routed.settings.setting import COUNT, Setting, at_least, refuse, within
 from routed.tasks.text import spans
 from routed.tasks.text.documents import SPLITS, Damage, Source, choose
 
-#: The character of the most frequent word; the others follow it in ASCII, as far as these are printed.
+#: The character of the most frequent word; further words are the next printable ASCII characters.
 FIRST, MOST = ord("!"), 94
 
-#: Zipf's law: the frequency of the word of rank r, from 0 on, is in proportion to 1 / (r + SHIFT).
+#: Zipf's law: the frequency of the word of rank r >= 0 is proportional to 1 / (r + SHIFT).
 SHIFT = 2
 
-#: Rows of a dialect to validate on, of which `data.eval_rows` are taken.
+#: Validation rows of a dialect, from which `data.eval_rows` rows are taken.
 VALIDATION = 1024
 
 SETTINGS: dict[str, Setting] = {
     "dialects": Setting(8, "of the same words", within(2, 99)),
     "words": Setting(64, "of all dialects; each is one character", within(2, MOST)),
-    "orders": Setting(2, "pairs of orders of the words that a dialect is the mean of: more, and any word may follow", COUNT),
+    "orders": Setting(
+        2, "pairs of orders of the words that a dialect is the mean of: more, and any word may follow", COUNT
+    ),
     "rows": Setting(16384, "of each dialect to train on; then they come again", COUNT),
     "draw": Setting(0, "which dialects are drawn", at_least(0)),
-}  # fmt: skip
+}
 
 
 def dialects(data: ConfigDict) -> Source:
-    """The same text on every machine and in every run; a document fills a row."""
+    """Returns a source with the same text on every machine and in every run; a document fills a row."""
 
     def fingerprint(language: str, split: str) -> str:
-        """Changes with what text is made of, with this file, and with NumPy, whose generators may change."""
-        told = f"{language} {split} {_length(data)} {[data[name] for name in SETTINGS]} {np.__version__} "
-        return hashlib.sha256(told.encode() + pathlib.Path(__file__).read_bytes()).hexdigest()
+        """Hashes the settings of the text, the source file, and NumPy's version, as its generators may change."""
+        text = f"{language} {split} {_length(data)} {[data[name] for name in SETTINGS]} {np.__version__} "
+        return hashlib.sha256(text.encode() + pathlib.Path(__file__).read_bytes()).hexdigest()
 
     def documents(language: str, split: str, damage: Damage) -> Iterator[str]:
         del damage
@@ -60,39 +60,39 @@ def dialects(data: ConfigDict) -> Source:
 
 
 def names(data: ConfigDict) -> tuple[str, ...]:
-    """The codes of the dialects, d00, d01, ...: their languages."""
+    """Returns the codes of the dialects, d00, d01, ..., which serve as languages."""
     return tuple(f"d{number:02d}" for number in range(data.dialects))
 
 
 def tables(data: ConfigDict) -> Float[np.ndarray, "C V V"]:
-    """Of each dialect: the probability that word j follows word i."""
+    """Returns each dialect's probability that word j follows word i."""
     return _tables(data.draw, data.dialects, data.words, data.orders)
 
 
 @functools.lru_cache(maxsize=4)
-def _tables(draw: int, count: int, words: int, orders: int) -> Float[np.ndarray, "C V V"]:
-    frequency = frequencies(words)
-    found = np.zeros((count, words, words))
-    for dialect, table in enumerate(found):
+def _tables(draw: int, count: int, vocabulary: int, orders: int) -> Float[np.ndarray, "C V V"]:
+    frequency = frequencies(vocabulary)
+    joint = np.zeros((count, vocabulary, vocabulary))
+    for dialect, table in enumerate(joint):
         rng = np.random.default_rng([draw, dialect, 0])
         for _ in range(orders):
-            table += shared(rng.permutation(words), rng.permutation(words), frequency) / orders
-    return found / frequency[:, None]
+            table += shared(rng.permutation(vocabulary), rng.permutation(vocabulary), frequency) / orders
+    return joint / frequency[:, None]
 
 
-def frequencies(words: int) -> Float[np.ndarray, " V"]:
-    """Of each word in every dialect."""
-    weight = 1 / (np.arange(words) + SHIFT)
+def frequencies(vocabulary: int) -> Float[np.ndarray, " V"]:
+    """Returns the frequencies of words, which are equal in all dialects."""
+    weight = 1 / (np.arange(vocabulary) + SHIFT)
     return weight / weight.sum()
 
 
 def shared(
     above: Int[np.ndarray, " V"], below: Int[np.ndarray, " V"], frequency: Float[np.ndarray, " V"]
 ) -> Float[np.ndarray, "V V"]:
-    """How often word j follows word i: words lie side by side on [0, 1] in one order, and below in another; i and j share so much.
+    """Returns the joint frequencies of word i and the next word j: the overlap of two intervals.
 
-    A word is as long as it is frequent, so both sums over words are the frequencies, and at most 2 V - 1 pairs share
-    anything.
+    Words are intervals of [0, 1], as long as their frequencies, side by side in the order `above` (word i) or `below`
+    (word j). So both marginals are the frequencies, and at most 2 V - 1 pairs have an overlap.
     """
     (start, end), (under, until) = (_stretches(order, frequency) for order in (above, below))
     both = np.minimum(end[:, None], until[None]) - np.maximum(start[:, None], under[None])
@@ -100,7 +100,7 @@ def shared(
 
 
 def _stretches(order: Int[np.ndarray, " V"], frequency: Float[np.ndarray, " V"]) -> Float[np.ndarray, "2 V"]:
-    """Where each word starts and ends."""
+    """Returns the start and the end of each word's interval."""
     end = np.empty_like(frequency)
     end[order] = frequency[order].cumsum()
     return np.stack([end - frequency, end])
@@ -113,33 +113,32 @@ def chains(
     count: int,
     length: int,
 ) -> Int[np.ndarray, "N R"]:
-    """Stationary chains: the first word by its frequency, the next by the table. All advance together."""
+    """Draws stationary chains, all at once: the first word by frequency, each next word by the table."""
     follows, rows = table.cumsum(1)[:, :-1], np.empty((count, length), int)
     rows[:, 0] = np.searchsorted(frequency.cumsum()[:-1], rng.random(count), side="right")
-    for place in range(1, length):
-        rows[:, place] = (follows[rows[:, place - 1]] <= rng.random(count)[:, None]).sum(1)
+    for position in range(1, length):
+        rows[:, position] = (follows[rows[:, position - 1]] <= rng.random(count)[:, None]).sum(1)
     return rows
 
 
 def entropy_rate(table: Float[np.ndarray, "V V"], frequency: Float[np.ndarray, " V"]) -> float:
-    """Nats of the next word, given the one before: -sum_ij f_i P_ij log P_ij.
+    """Computes the nats of the next word, given the previous word: -sum_ij f_i P_ij log P_ij.
 
-    Of a dialect: the entropy rate of its text. Of the mean of all tables: the loss of who sees one word and not the
-    dialect.
+    For the table of a dialect: the entropy rate of the dialect's text. For the mean of all tables: the least loss of a
+    model that reads the previous word only.
     """
     logs = np.log(np.where(table > 0, table, 1))
     return float(-(frequency[:, None] * table * logs).sum())
 
 
 def about(data: ConfigDict) -> str:
-    """What can be achieved, for the threats to validity."""
-    frequency, known = frequencies(data.words), tables(data)
-    rate = np.mean([entropy_rate(table, frequency) for table in known])
-    blind = entropy_rate(known.mean(0), frequency)
+    """Describes the least losses on the dialects, for the threats to validity."""
+    frequency, known_tables = frequencies(data.words), tables(data)
+    rate = np.mean([entropy_rate(table, frequency) for table in known_tables])
+    blind = entropy_rate(known_tables.mean(0), frequency)
     return (
         f", dialects of the same {data.words} words: after a word the next has {rate:.3f} nats where the dialect is "
-        f"known,"
-        f" {blind:.3f} where it is not"
+        f"known, {blind:.3f} where it is not"
     )
 
 

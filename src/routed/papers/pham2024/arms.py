@@ -1,4 +1,4 @@
-"""Arms of Pham et al. (2024): competition, what takes one thing out of it, and the methods that they compare with."""
+"""Arms of Pham et al. (2024): competition, ablations of competition, and the baselines of the paper."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from ml_collections import ConfigDict
 
 from routed.plan.arms import Arm
 
-#: The experts compete on a share of the steps (`selection.share`); evaluation is by the router alone, as in top-k.
+#: Experts compete on a share of the steps (`selection.share`); at evaluation the router alone decides, as in top-k.
 _COMPETE = {"selection.name": "compete"}
 
-#: Stages, equal in steps, in which the K of SMoE-Dropout grows: each is compiled.
+#: Stages of equal length in which the K of SMoE-Dropout grows; every stage compiles a program.
 STAGES = 4
 
 
 def growing(config: ConfigDict) -> tuple[str, ...]:
-    """Phases in which K grows linearly from selection.k to all experts."""
+    """Returns phases in which K grows linearly from selection.k to all experts."""
     k, rest = config.selection.k, config.experts.count - config.selection.k
     texts = [f"selection.k={k + round(rest * stage / (STAGES - 1))}" for stage in range(STAGES)]
     ends = [f"until={max(1, config.steps * (stage + 1) // STAGES)} " for stage in range(STAGES - 1)]
@@ -22,8 +22,8 @@ def growing(config: ConfigDict) -> tuple[str, ...]:
 
 
 ARMS: dict[str, Arm] = {
-    # Competition, and what takes one thing out of it: the target's meaning, the winners' merit, the winners (all
-    # experts run and learn on as many steps), the winners' part in the output.
+    # Competition, and ablations: a target without meaning, random winners, no winners (all experts run and learn on as
+    # many steps), and no effect of the winners on the output.
     "compete": Arm(_COMPETE, "competition", "#661100"),
     "compete_shuffled": Arm(
         _COMPETE | {"selection.distil_target": "shuffled"}, "competition, shuffled target", "#E69F00"
@@ -31,10 +31,10 @@ ARMS: dict[str, Arm] = {
     "compete_random": Arm(_COMPETE | {"selection.winners": "random"}, "random winners", "#CC79A7"),
     "compete_dense": Arm(_COMPETE | {"selection.winners": "all"}, "dense steps, nobody wins", "#009E73"),
     "compete_distil": Arm(_COMPETE | {"selection.forward": False}, "competition, only distilled", "#56B4E9"),
-    # Published methods, as published. StableMoE (Dai et al. 2022): one expert, weighed by a sigmoid; for a tenth of the
-    # steps the router learns and teaches a router of token ids, which then decides. SMoE-Dropout (Chen et al. 2023): a
-    # frozen router whose K grows to all experts. HyperRouter (Do et al. 2023): a frozen network makes the router's
-    # weights of an embedding that learns.
+    # Baselines as published. StableMoE (Dai et al. 2022): one expert, weighted by a sigmoid; for a tenth of the steps
+    # the router learns and teaches a router of token ids, which then decides. SMoE-Dropout (Chen et al. 2023): a frozen
+    # router whose K grows to all experts. HyperRouter (Do et al. 2023): a frozen network computes the router's weights
+    # from a learned embedding.
     "stable": Arm(
         {
             "router.name": "stable",
@@ -56,8 +56,8 @@ ARMS: dict[str, Arm] = {
         "#CC6677",
     ),
     "hyper": Arm({"router.name": "hyper"}, "HyperRouter", "#AA4499"),
-    # StableMoE and XMoE as in the code of Pham et al. (2024): nothing but embeddings of length 1, of tokens or of 8
-    # numbers of each.
+    # StableMoE and XMoE as in the code of Pham et al. (2024): only embeddings of length 1, of whole tokens or of 8
+    # numbers of each token.
     "stable_coded": Arm({"router.measure": "direction"}, "StableMoE as Pham et al. coded it", "#88CCEE"),
     "xmoe_coded": Arm(
         {"router.name": "projected", "router.measure": "direction", "router.dim": 8},

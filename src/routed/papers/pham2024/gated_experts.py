@@ -1,4 +1,4 @@
-"""Maximum likelihood for Gaussian experts under a gate of the K largest scores, from several starts (Pham et al. 2024, Theorems 4.1, 4.2)."""
+"""Maximum likelihood of gated Gaussian experts, from several starts (Pham et al. 2024, Theorems 4.1, 4.2)."""
 
 from __future__ import annotations
 
@@ -25,25 +25,29 @@ SETTINGS = {
     )
 }
 
-#: Variances stay within these: without a bound the likelihood has none.
+#: Bounds of the variances: without a lower bound the likelihood is unbounded.
 LEAST, LARGEST = 0.02, 5.0
 
-#: A fit has converged if sqrt(n) |gradient of the mean log likelihood| is below this: where the Fisher information is
-#: about 1, what is left to go is then this share of the estimate's own deviation. Where all experts are chosen it is at
-#: least as likely as the truth, too; where fewer are, the likelihood jumps, and such an end is where its smooth part
-#: has no gradient: not its maximum, though its equation is unbiased.
+#: A fit has converged if sqrt(n) |gradient of the mean log likelihood| is below this bound. With a Fisher information
+#: of about 1, the remaining distance is then this share of the estimate's standard deviation. If all experts are
+#: chosen, a converged fit is also at least as likely as the truth. If fewer experts are chosen, the likelihood jumps,
+#: and a fit ends where the smooth part of the likelihood has no gradient: not a maximum, but the root of an unbiased
+#: equation.
 SETTLED = 0.1
 
-#: Distances from G* at which h / D is asked, in random directions, and directions; `far` are draws as those of random
-#: starts.
+#: Distances from G* at which h / D is computed, and number of random directions at each distance. Measures `far` from
+#: G* are drawn as random starts.
 RADII, DIRECTIONS = (0.01, 0.03, 0.1, 0.3, 1.0), 12
 
-#: Nodes of the quadrature in x and in y, and how far y goes.
+#: Nodes of the quadrature in x and in y, and the largest |y|.
 NODES = (384, 121, 8.0)
 
 
 def gated_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
-    """k* experts a x + b with variances, weighed as `data.gate` says, as the data are; predictions are -log p(y | x), a column a start."""
+    """Builds the data's model: k* experts a x + b with variances, weighted as `data.gate` says.
+
+    Predictions are -log p(y | x), with a column for each start.
+    """
     del mesh
     gate, most, n = config.data.gate, config.data.chosen, config.batch_size
 
@@ -51,60 +55,70 @@ def gated_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         del batch
         near, random = jax.random.split(key)
         first = jax.tree.map(lambda a: a[None], _moved(TRUE, near, 0.1))
-        others = jax.vmap(_random)(jax.random.split(random, config.starts - 1))
-        starts = jax.tree.map(lambda *parts: jnp.concatenate(parts), first, others)
+        random_starts = jax.vmap(_random)(jax.random.split(random, config.starts - 1))
+        starts = jax.tree.map(lambda *parts: jnp.concatenate(parts), first, random_starts)
         experts = {"line": starts.line, "log_variance": jnp.log(starts.variance)}
         return {"router": {"gate": starts.gate} if gate == SOFTMAX else {}, "experts": experts}, {}
 
-    def surprise(params, x, y) -> Float[Array, "T S"]:
-        one = lambda own: -gated.log_density(own, gate, most, x, y[:, None])[:, 0]  # noqa: E731
-        return jax.vmap(one, out_axes=1)(_components(params))
-
     def apply(params, state, batch: Batch, rule, dispatch, key=None, step=0):
         del rule, dispatch, key, step
-        return Outputs(surprise(params, batch.x[:, 0], batch.y[:, 0]), {}, state)
+        return Outputs(_surprise(gate, most, params, batch.x[:, 0], batch.y[:, 0]), {}, state)
 
     def watch(params, world, test: Batch, key):
-        """The likeliest start's distances from the truth and whether it settled there; and h / D at random G."""
+        """Judges the likeliest start against the truth, and h / D at random G."""
         del test
-        x, y = world.train.x[:n], world.train.y[:n]
-        mean = lambda params: surprise(params, x, y).mean(0)  # noqa: E731
-        losses, nodes = mean(params), gated.grid(*NODES)
-        best = losses.argmin()
-        slopes = jax.grad(lambda params: mean(params).sum())(params)  # starts do not meet
-        squares = sum((leaf[best] ** 2).sum() for leaf in jax.tree.leaves(slopes))
-        own = jax.tree.map(lambda leaf: leaf[best], _components(params))
-        truth = -gated.log_density(TRUE, gate, most, x, y[:, None]).mean()
-        residual, gain = jnp.sqrt(n * squares), n * (truth - losses[best])
-        settled = (residual < SETTLED) & ((gain > 0) | (most < len(TRUE.variance)))
-        found = {
-            "theory/hellinger": gated.hellinger(own, TRUE, gate, most, nodes),
-            "theory/voronoi": gated.voronoi(own, TRUE, gate, most),
-        }
+        nodes = gated.grid(*NODES)
         return {
-            **{name: jnp.where(settled, value, jnp.nan) for name, value in found.items()},
-            "theory/settled": settled.astype(jnp.float32),
-            "theory/residual": residual,
-            "theory/gain": gain,
-            "theory/best_start": best.astype(jnp.float32),
+            **_judged(gate, most, nodes, params, (world.train.x[:n], world.train.y[:n])),
             **_ratios(gate, most, nodes, key),
         }
 
     return Model(init, apply, watch=watch)
 
 
-def _ratios(gate: str, most: int, nodes: tuple, key) -> dict[str, Array]:
-    """The smallest E h / D over random G at each distance from G*, and far from it. The key is consumed."""
+def _surprise(gate: str, most: int, params, x: Float[Array, " T"], y: Float[Array, " T"]) -> Float[Array, "T S"]:
+    """Computes -log p(y | x) under each start."""
+    of_start = lambda components: -gated.log_density(components, gate, most, x, y[:, None])[:, 0]  # noqa: E731
+    return jax.vmap(of_start, out_axes=1)(_components(params))
 
-    def ratio(own: Components):
-        return gated.hellinger(own, TRUE, gate, most, nodes) / gated.voronoi(own, TRUE, gate, most)
+
+def _judged(gate: str, most: int, nodes: tuple, params, data: tuple[Array, Array]) -> dict[str, Array]:
+    """Computes the likeliest start's distances from the truth, its convergence and its gain in likelihood."""
+    x, y = data
+    mean = lambda params: _surprise(gate, most, params, x, y).mean(0)  # noqa: E731
+    losses = mean(params)
+    best = losses.argmin()
+    slopes = jax.grad(lambda params: mean(params).sum())(params)  # starts are independent
+    squares = sum((leaf[best] ** 2).sum() for leaf in jax.tree.leaves(slopes))
+    likeliest = jax.tree.map(lambda leaf: leaf[best], _components(params))
+    truth = -gated.log_density(TRUE, gate, most, x, y[:, None]).mean()
+    residual, gain = jnp.sqrt(len(x) * squares), len(x) * (truth - losses[best])
+    settled = (residual < SETTLED) & ((gain > 0) | (most < len(TRUE.variance)))
+    distances = {
+        "theory/hellinger": gated.hellinger(likeliest, TRUE, gate, most, nodes),
+        "theory/voronoi": gated.voronoi(likeliest, TRUE, gate, most),
+    }
+    return {
+        **{name: jnp.where(settled, value, jnp.nan) for name, value in distances.items()},
+        "theory/settled": settled.astype(jnp.float32),
+        "theory/residual": residual,
+        "theory/gain": gain,
+        "theory/best_start": best.astype(jnp.float32),
+    }
+
+
+def _ratios(gate: str, most: int, nodes: tuple, key) -> dict[str, Array]:
+    """Computes the smallest E h / D over random G at each distance from G*, and far from G*. The key is consumed."""
+
+    def ratio(components: Components):
+        return gated.hellinger(components, TRUE, gate, most, nodes) / gated.voronoi(components, TRUE, gate, most)
 
     def at(distance, key):
-        moved, other = _moved(TRUE, key, distance, unit=True), _random(key)
-        return ratio(jax.tree.map(lambda a, b: jnp.where(distance > 0, a, b), moved, other))
+        moved, far = _moved(TRUE, key, distance, unit=True), _random(key)
+        return ratio(jax.tree.map(lambda a, b: jnp.where(distance > 0, a, b), moved, far))
 
-    distances = jnp.repeat(jnp.array((*RADII, 0.0)), DIRECTIONS)  # 0: anywhere
-    ratios = jax.lax.map(lambda one: at(*one), (distances, jax.random.split(key, len(distances))))
+    distances = jnp.repeat(jnp.array((*RADII, 0.0)), DIRECTIONS)  # 0: far from G*
+    ratios = jax.lax.map(lambda draw: at(*draw), (distances, jax.random.split(key, len(distances))))
     smallest = dict(zip((*RADII, 0.0), ratios.reshape(-1, DIRECTIONS).min(1), strict=True))
     return {
         **{ratio_name(radius): smallest[radius] for radius in RADII},
@@ -114,7 +128,7 @@ def _ratios(gate: str, most: int, nodes: tuple, key) -> dict[str, Array]:
 
 
 def ratio_name(radius: float) -> str:
-    """The column of h / D at a distance."""
+    """Returns the column of h / D at a distance."""
     return f"theory/ratio_{radius:g}"
 
 
@@ -124,50 +138,58 @@ def _components(params) -> Components:
     return Components(line, jnp.clip(variance, LEAST, LARGEST), gate)
 
 
-def _moved(own: Components, key, scale: Float[Array, ""] | float, unit: bool = False) -> Components:
-    """The components plus noise of deviation `scale`; `unit`: by `scale` in a random direction.
+def _moved(components: Components, key, scale: Float[Array, ""] | float, unit: bool = False) -> Components:
+    """Adds noise of deviation `scale` to the components; with `unit`, moves by `scale` in a random direction.
 
-    Variances move in logarithms.
+    Logarithms of variances are moved.
     """
     keys = jax.random.split(key, 3)
-    noise = [jax.random.normal(one, part.shape) for one, part in zip(keys, own, strict=True)]
+    noise = [jax.random.normal(noise_key, part.shape) for noise_key, part in zip(keys, components, strict=True)]
     length: Any = jnp.sqrt(sum((part**2).sum() for part in noise)) if unit else 1.0
     line, variance, gate = (scale * part / length for part in noise)
-    return Components(own.line + line, own.variance * jnp.exp(variance), own.gate + gate)
+    return Components(components.line + line, components.variance * jnp.exp(variance), components.gate + gate)
 
 
 def _random(key) -> Components:
     keys = jax.random.split(key, 3)
     normal = lambda key, shape, scale: scale * jax.random.normal(key, shape)  # noqa: E731
-    line, gate = (normal(one, TRUE.line.shape, scale) for one, scale in ((keys[0], 1.5), (keys[1], 1.0)))
+    line, gate = (normal(part_key, TRUE.line.shape, scale) for part_key, scale in ((keys[0], 1.5), (keys[1], 1.0)))
     return Components(line, 0.3 * jnp.exp(normal(keys[2], TRUE.variance.shape, 0.5)), gate)
 
 
-#: How its columns are shown.
+#: Columns of `watch`.
 COLUMNS = {
     "theory/hellinger": Column(
-        "Hellinger distance from the truth,\nmean over x", log=True, bounds=AT_LEAST_0,
+        "Hellinger distance from the truth,\nmean over x",
+        log=True,
+        bounds=AT_LEAST_0,
         definition=(
             "Mean over x of the Hellinger distance between the estimated and the true density of y; of fits that "
             "converged."
         ),
     ),
     "theory/voronoi": Column(
-        "Voronoi loss D", log=True, bounds=AT_LEAST_0,
+        "Voronoi loss D",
+        log=True,
+        bounds=AT_LEAST_0,
         definition=(
             "How far the estimated experts are from the true ones that they are nearest to, over the two worst; of "
             "fits that converged."
         ),
     ),
     "theory/settled": Column(
-        "fits that converged", bounds=SHARE, higher_is_better=True,
+        "fits that converged",
+        bounds=SHARE,
+        higher_is_better=True,
         definition=(
             "1 where the gradient at the likeliest start, times the root of the samples, is below .1 and (if all "
             "experts are chosen) it is at least as likely as the truth."
         ),
     ),
     "theory/residual": Column(
-        "root of n times the gradient", log=True, bounds=AT_LEAST_0,
+        "root of n times the gradient",
+        log=True,
+        bounds=AT_LEAST_0,
         definition=(
             "Norm of the gradient of the mean log likelihood of the likeliest start, times the root of the number of "
             "samples."
@@ -181,7 +203,8 @@ COLUMNS = {
         ),
     ),
     "theory/best_start": Column(
-        "number of the likeliest start", bounds=AT_LEAST_0,
+        "number of the likeliest start",
+        bounds=AT_LEAST_0,
         definition="0 is the start near the truth, others began at random.",
     ),
     "theory/ratio_fall": Column(
@@ -193,17 +216,20 @@ COLUMNS = {
     ),
     **{
         name: Column(
-            f"smallest h / D, {words}", log=True, bounds=AT_LEAST_0,
-            definition=f"Smallest ratio of mean Hellinger distance and Voronoi loss over random measures {words}.",
+            f"smallest h / D, {where}",
+            log=True,
+            bounds=AT_LEAST_0,
+            definition=f"Smallest ratio of mean Hellinger distance and Voronoi loss over random measures {where}.",
         )
-        for name, words in (
-            *((ratio_name(r), f"at distance {r:g} from the truth") for r in RADII), ("theory/ratio_far", "far from the truth")
+        for name, where in (
+            *((ratio_name(r), f"at distance {r:g} from the truth") for r in RADII),
+            ("theory/ratio_far", "far from the truth"),
         )
     },
-}  # fmt: skip
+}
 
 
-#: Gaussian experts behind a gate, fitted by maximum likelihood.
+#: Gaussian experts under a gate, fitted by maximum likelihood.
 GATED_EXPERTS = ModelPart(
     gated_experts,
     needs=("gated Gaussians",),

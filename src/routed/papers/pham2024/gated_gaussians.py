@@ -1,4 +1,4 @@
-"""Numbers drawn from three Gaussian experts of which a gate chooses some: what Theorems 4.1 and 4.2 of Pham et al. (2024) are about."""
+"""Numbers from three Gaussian experts under a gate: the data of Theorems 4.1 and 4.2 of Pham et al. (2024)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from routed.papers.pham2024.gated import GATES, NORMS, Components, answers, log_
 from routed.settings.setting import Setting, one_of, within
 from routed.tasks.task import Task, World
 
-#: The measure that data come from. If two are chosen: by norm, experts 2 and 3 for x below -1/7, 1 and 2 up to .8, 1
-#: and 3 beyond; by the gate's own scores 2 and 3 below -1/3, 1 and 2 up to 1/3, 1 and 3 beyond. No g_i is 0 but at a
-#: point.
+#: The true measure of the data. With two chosen experts, the gate `norms` chooses experts 2 and 3 for x below -1/7,
+#: 1 and 2 up to .8, and 1 and 3 beyond; the gate `softmax` chooses 2 and 3 below -1/3, 1 and 2 up to 1/3, and 1 and 3
+#: beyond. Every g_i is 0 only at a single point.
 TRUE = Components(
     line=np.array([[2.0, 1.0], [-1.0, 1.5], [1.5, -0.5]], np.float32),  # type: ignore[arg-type]
     variance=np.array([0.2, 0.1, 0.3], np.float32),  # type: ignore[arg-type]
@@ -25,7 +25,7 @@ TRUE = Components(
 
 
 class Draws(NamedTuple):
-    """x uniform on [-1, 1], y given it, and the expert that it is of."""
+    """x uniform on [-1, 1], y given x, and the expert that generates y."""
 
     x: Float[Array, " T"]
     y: Float[Array, " T"]
@@ -33,7 +33,7 @@ class Draws(NamedTuple):
 
 
 def draw(fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
-    """x, then an expert by its weight, then y of it. Test samples are drawn as training samples are."""
+    """Draws x, then an expert by weight, then y from the expert; test samples are drawn like training samples."""
     del fixed, cluster_key
     where, who, noise = jax.random.split(noise_key, 3)
     x = jax.random.uniform(where, (size,), minval=-1, maxval=1)
@@ -44,7 +44,7 @@ def draw(fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size:
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """x and y as columns."""
+    """Returns x and y as columns; cluster = the expert."""
     del world, data
     return Batch(draws.x[:, None], draws.y[:, None], draws.expert)
 
@@ -57,7 +57,7 @@ TASK = Task(
     batch=batch,
     dims=lambda data: 1,
     labels=lambda data: len(TRUE.variance),
-    variance=lambda world, data: jnp.float32(1.0),  # losses are nats, over nothing
+    variance=lambda world, data: jnp.float32(1.0),  # losses are nats, without a scale
     provides=frozenset({"cluster", "gated Gaussians"}),
     settings={
         "gate": Setting(

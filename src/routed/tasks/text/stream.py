@@ -1,4 +1,4 @@
-"""Batches as a function of (seed, step): any process may ask for its share of any step, in any order."""
+"""Batches as a function of (seed, step): any process may compute its share of any step, in any order."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from routed.tasks.text import labelled, spans
 from routed.tasks.text.corpus import Corpus, Cut, load
 from routed.tasks.text.documents import shares
 
-#: Languages are dealt from shuffled decks of this many rows, each language its share (and at least one): the row that
-#: comes next in a language is then known without counting through all steps before.
+#: Size of a shuffled deck, from which languages are dealt. A deck has each language's share of cards, at least one. So
+#: the next row of a language follows from the step, without counting through all steps before.
 DECK = 1 << 16
 
 #: Independent random streams of a seed.
 LANGUAGES, ROWS, NOISE = 0, 1, 2
 
-#: Rows that are permuted in memory; grain's shuffle needs none, but for few rows it is slow (1 ms a row for ten).
+#: Languages with fewer rows are permuted in memory. Grain's shuffle needs no memory, but is slow for few rows (1 ms a
+#: row for ten rows).
 FEW = 4096
 
 
@@ -34,12 +35,12 @@ def batch_function(
     Every epoch of a language has every row once, in an order of its own. The noise is new at each step.
     """
     sizes = [len(rows) for rows in corpus.train]
-    temperature = config.data.temperature if "temperature" in config.data else 1.0  # one language has none
+    temperature = config.data.temperature if form.mixed else 1.0
     cards = np.maximum(1, np.round(DECK * shares(sizes, temperature))).astype(int)
 
     @functools.lru_cache(maxsize=4)
     def deck(number: int) -> Int[np.ndarray, "2 D"]:
-        """The language of each card, and how often it came before, in all decks."""
+        """Returns the language of each card, and the number of earlier cards of the language, in all decks."""
         language = np.random.default_rng([seed, LANGUAGES, number]).permutation(np.repeat(np.arange(len(cards)), cards))
         times = np.empty_like(language)
         times[np.argsort(language, kind="stable")] = np.concatenate([np.arange(c) + number * c for c in cards])
@@ -60,8 +61,8 @@ def batch_function(
         return corpus.train[language][order(language, epoch)(index)]
 
     def make(step: int) -> TextBatch:
-        number, place = np.divmod(np.arange(config.batch_size) + step * config.batch_size, cards.sum())
-        dealt = [deck(n)[:, place[number == n]] for n in range(number[0], number[-1] + 1)]
+        number, position = np.divmod(np.arange(config.batch_size) + step * config.batch_size, cards.sum())
+        dealt = [deck(n)[:, position[number == n]] for n in range(number[0], number[-1] + 1)]
         language, times = np.concatenate(dealt, axis=1)[:, part]
         rows = np.stack([row(*key) for key in zip(language.tolist(), times.tolist(), strict=True)])
         rng = np.random.default_rng([seed, NOISE, step])
@@ -71,13 +72,13 @@ def batch_function(
 
 
 def held_out(form: Form, corpus: Corpus, config: ConfigDict) -> tuple[TextBatch, TextBatch]:
-    """Rows to validate and to test on, of each about `data.eval_rows`, the same number from every language and evenly spaced in it.
+    """Returns validation rows and test rows, about `data.eval_rows` of each.
 
-    Noise is fixed. A language with fewer rows gives all of them. Where there is no text to test on, every second
-    validation row is a test row.
+    Every language gives the same number of rows, evenly spaced in its text, or all rows if it has fewer. The noise is
+    fixed. Without a test text every second validation row is a test row.
 
     Raises:
-      UserError: a language without a row for each.
+      UserError: a language with a single validation row and no test text.
     """
     if corpus.test:
         return _spread(form, corpus.validation, config), _spread(form, corpus.test, config)
@@ -85,17 +86,16 @@ def held_out(form: Form, corpus: Corpus, config: ConfigDict) -> tuple[TextBatch,
         if len(rows) < 2:
             raise UserError(
                 f"data.languages: the validation text of {language} is a single row, and every second is for the test; "
-                f"give it more"
-                " text or leave it out"
+                "give it more text or leave it out"
             )
     first, second = (tuple(rows[start::2] for rows in corpus.validation) for start in (0, 1))
     return _spread(form, first, config), _spread(form, second, config)
 
 
 def validation(corpus: Corpus, config: ConfigDict) -> TextBatch:
-    """About `data.eval_rows` rows, the same number from every language and evenly spaced in it, with fixed noise.
+    """Returns about `data.eval_rows` validation rows with fixed noise.
 
-    A language with fewer rows gives all of them.
+    Every language gives the same number of rows, evenly spaced in its text, or all rows if it has fewer.
     """
     return _spread(SPANS, corpus.validation, config)
 
@@ -110,33 +110,34 @@ def _spread(form: Form, by_language: tuple[np.ndarray, ...], config: ConfigDict)
 
 
 def _corrupted(rows, language, data: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
-    """Rows `part` of a batch of `size`, corrupted; the noise of all is drawn, whoever makes which part."""
+    """Corrupts the rows `part` of a batch of `size`. Every process draws the noise of the whole batch."""
     noise = spans.noise_mask(rng, size, rows.shape[1], data.noise_density, data.mean_span)[part]
     inputs, targets = spans.corrupt(rows.astype(np.int32), noise, data.vocabulary)
-    # NumPy, until the caller puts them on its devices.
+    # NumPy arrays, which the caller copies to devices.
     return TextBatch(inputs, targets, language.astype(np.int32))  # type: ignore[arg-type]
 
 
 def _continued(rows, language, data: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
-    """The tokens of rows but the last, and those that follow each."""
+    """Splits rows into inputs, all tokens but the last, and targets, the tokens that follow the inputs."""
     del data, rng, part, size
     ids = rows.astype(np.int32)
     return TextBatch(ids[:, :-1], ids[:, 1:], language.astype(np.int32))  # type: ignore[arg-type]
 
 
 def _classified(rows, language, data: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
-    """The tokens of rows behind the first, which is the class."""
+    """Splits rows into inputs, all tokens but the first, and the target, the first token: the class."""
     del data, rng, part, size
     ids = rows.astype(np.int32)
     return TextBatch(ids[:, 1:], ids[:, :1], language.astype(np.int32))  # type: ignore[arg-type]
 
 
 class Form(NamedTuple):
-    """What a row becomes: how text is loaded in rows, the batch made of some, and its lengths.
+    """The form of training rows: the loader of rows, the function from rows to a batch, and the lengths of a row.
 
-    `lengths(data)` are those of a row's inputs and targets, `tokens(data)` those that stacks read of it. A form that is
-    `tested` holds rows out for a test, too; of one that is `padded` the inputs have pads, which no metric of a router
-    counts. Rows of a `packed` form may be documents that END ends (`data.packing`).
+    lengths(data): lengths of a row's inputs and targets. tokens(data): tokens of a row that the stacks read.
+    tested: test rows are held out too. padded: inputs have pads, which no metric of a router counts.
+    packed: rows may be documents that END ends (`data.packing`).
+    mixed: rows of several languages are mixed by `data.temperature`.
     """
 
     load: Callable[[ConfigDict], Corpus]
@@ -146,9 +147,10 @@ class Form(NamedTuple):
     tested: bool = False
     padded: bool = False
     packed: bool = False
+    mixed: bool = True
 
 
-#: For an encoder and a decoder: spans of a row are cut out, and have to be filled in.
+#: For an encoder and a decoder: the decoder predicts spans that are cut out of the encoder's row.
 SPANS = Form(
     load,
     _corrupted,
@@ -156,10 +158,10 @@ SPANS = Form(
     lambda data: data.input_length + spans.lengths(data)[1],
 )
 
-#: How a decoder's rows are packed: one stream, or documents that END ends.
+#: Packings of a decoder's rows: one stream of text, or documents that END separates.
 STREAM, DOCUMENTS = "stream", "documents"
 
-#: For a decoder alone: contiguous text, of which a row's last token is the first that the next row reads.
+#: For a decoder-only transformer: contiguous text. The last token of a row is also the first token of the next row.
 CONTINUED = Form(
     lambda data: load(data, Cut(data.input_length + 1, shared=1, ends=data.packing == DOCUMENTS)),
     _continued,
@@ -169,7 +171,7 @@ CONTINUED = Form(
     packed=True,
 )
 
-#: For a decoder with a head: a text whose only target is its class.
+#: For a decoder with a head: texts, each with its class as the only target.
 CLASSIFIED = Form(
     labelled.load,
     _classified,
@@ -177,4 +179,5 @@ CLASSIFIED = Form(
     lambda data: data.input_length,
     tested=True,
     padded=True,
+    mixed=False,
 )
