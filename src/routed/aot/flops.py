@@ -69,11 +69,12 @@ def _convolution(line: str, left: tuple[int, ...], right: tuple[int, ...], resul
         def entry(name: str, default: str, axis: int = axis) -> str:
             return window[name].split("x")[axis] if name in window else default
 
-        sides = [
+        inputs, window_size, outputs = (
             shape[names.index(str(axis))] for shape, names in zip((left, right, result), labels.groups(), strict=True)
-        ]
+        )
         pad, stride = int(entry("pad", "0_0").split("_")[0]), int(entry("stride", "1"))
-        count *= _pairs(*sides, stride, pad, int(entry("lhs_dilate", "1")), int(entry("rhs_dilate", "1")))
+        holes, dilation = int(entry("lhs_dilate", "1")), int(entry("rhs_dilate", "1"))
+        count *= _pairs(inputs, window_size, outputs, stride, pad, holes, dilation)
     return count / (int(batches[1]) if batches else 1)
 
 

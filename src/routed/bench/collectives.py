@@ -26,14 +26,29 @@ from routed.settings.tree import override
 #: Meshes data x expert of 8 devices.
 MESHES = ((8, 1), (1, 8), (2, 4), (4, 2))
 #: A T5 that compiles in some seconds: two scanned blocks a stack, no two sizes alike.
-TEXT = {"data.name": "artificial", "data.tokens": "bytes", "data.vocabulary": 320, "data.input_length": 32}
+TEXT: dict[str, Any] = {
+    "data.name": "artificial",
+    "data.tokens": "bytes",
+    "data.vocabulary": 320,
+    "data.input_length": 32,
+}
 TEXT |= {"data.eval_rows": 16, "data.languages": ("qaa", "qba"), "batch_size": 16}
-STACKS = {"transformer.layers": 2, "transformer.sparse_layers": 2, "transformer.dim": 8, "transformer.heads": 2}
+STACKS: dict[str, Any] = {
+    "transformer.layers": 2,
+    "transformer.sparse_layers": 2,
+    "transformer.dim": 8,
+    "transformer.heads": 2,
+}
 STACKS |= {"transformer.head_dim": 9, "transformer.width": 24, "experts.count": 16, "experts.width": 12}
 STACKS |= {"experts.name": "gated_ffn", "experts.activation": "gelu", "dispatch": "slots"}
-CHOICE = {"selection.name": "top_k", "selection.k": 2, "selection.eval.k": 2, "selection.group_size": 16}
+CHOICE: dict[str, Any] = {
+    "selection.name": "top_k",
+    "selection.k": 2,
+    "selection.eval.k": 2,
+    "selection.group_size": 16,
+}
 CHOICE |= {"selection.capacity_factor": 1.25, "selection.eval.capacity_factor": 2.0}
-STEPS = {"steps": 4, "eval_every": 2, "checkpoint.every": 1, "optimizer.name": "adam"}
+STEPS: dict[str, Any] = {"steps": 4, "eval_every": 2, "checkpoint.every": 1, "optimizer.name": "adam"}
 SMALL: dict[str, Any] = {"name": "scaling"} | TEXT | STACKS | CHOICE | STEPS
 
 

@@ -22,7 +22,7 @@ CASES = {
 }
 #: Numbers of runs, and the number that is compared with the baseline.
 RUNS, COMPARED = (1, 32, 256), 32
-COMMON = {"data.samples": 65536, "data.test_samples": 640, "steps": 1_000_000, "eval_every": 1_000_000}
+COMMON: dict[str, Any] = {"data.samples": 65536, "data.test_samples": 640, "steps": 1_000_000, "eval_every": 1_000_000}
 COMMON |= {"optimizer.name": "adam", "router.learning_rate": 3.2e-3, "experts.learning_rate": 3.2e-4}
 
 

@@ -23,7 +23,7 @@ LINES = Lines(
     r"(\S+ \S+) s per step: ([\d.]+) tokens per s: ([\d.]+)\s*$", "`SHAPE KIND s per step: SECONDS tokens per s: COUNT`"
 )
 #: Changes to the base config in all shapes.
-COMMON = {"model": "decoder", "data.tokens": "characters", "dispatch": "auto"}
+COMMON: dict[str, Any] = {"model": "decoder", "data.tokens": "characters", "dispatch": "auto"}
 COMMON |= {"transformer.ffn": "ffn", "transformer.layers": 3, "transformer.sparse_layers": 3}
 COMMON |= {"experts.name": "mlp", "experts.depth": 2, "experts.count": 16, "selection.name": "top_k", "selection.k": 2}
 
@@ -85,7 +85,10 @@ def bench(rounds: int, baseline: Baseline) -> list[dict[str, Any]]:
         for peer in ("dense", "twin"):
             theirs = ours[shape, f"{peer},{suffix}" if suffix else peer]
             record[f"over_{peer}"] = seconds / theirs["seconds_per_step"]
-    return [*ours.values(), *(beside(label, *numbers, ours) for label, numbers in baseline.medians().items())]
+    return [
+        *ours.values(),
+        *(beside(label, seconds, count, ours) for label, (seconds, count) in baseline.medians().items()),
+    ]
 
 
 def tokens_of(config: ConfigDict) -> int:

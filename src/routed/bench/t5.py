@@ -65,7 +65,9 @@ def bench(rounds: int, baseline: Baseline) -> list[dict[str, Any]]:
     for record, training, count in zip(ours, trainings, tokens, strict=True):
         seconds = record["seconds_per_step"]
         record |= training.rates(seconds, count) | {"over_dense": seconds / dense[record["shape"]]}
-    return ours + [_beside(name, *numbers, ours) for name, numbers in baseline.medians().items()]
+    return ours + [
+        _beside(name, seconds, parameters, ours) for name, (seconds, parameters) in baseline.medians().items()
+    ]
 
 
 def _beside(name: str, seconds: float, parameters: float, ours: list[dict[str, Any]]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class _Functions:
         """Returns the inputs of the router beside the tokens."""
         return router_context(self.config.router, cluster=batch.label, step=step)
 
-    def inputs(self, router_params, batch: Batch):
+    def inputs(self, router_params, batch):
         """Returns the inputs of the experts, and the inputs of the router."""
         if self.stem is None:
             return batch.tokens if batch.side is None else batch.side, batch.tokens
