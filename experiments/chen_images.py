@@ -195,7 +195,7 @@ class Cell(NamedTuple):
 
 
 def cells(config: ConfigDict, released: bool = False) -> list[Cell]:
-    """The numbers of Table 2 that a figure and scale have, each single model before its mixture; released code has two networks, on rotated images."""
+    """Returns the numbers of Table 2 that a figure and a scale have, each single model before its mixture."""
     names = NETWORKS if config.scale != "smoke" else {"cnn": "conv_net"}
     if released and config.scale != "smoke":
         names = {name: network for name, network in NETWORKS.items() if network in RELEASED_EPOCHS}
@@ -271,7 +271,7 @@ FIXED = ("frozen_sharp", "frozen_data", "kmeans_images", "hash_images", "oracle_
 
 
 def gates(config: ConfigDict) -> dict[str, Point]:
-    """Four networks under every gate, from the paper's, which starts at 0, and from one at random, or averaged; one network, and one twice as wide."""
+    """Returns the points of the gates: four networks under every gate, their average, one network, and a wider one."""
     width = config.experts.width
     drawn = {"router.init_scale": 1.0}
     found: dict[str, Point] = {

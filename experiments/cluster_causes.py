@@ -123,7 +123,8 @@ def preset(name: str) -> Point:
     return {key: value for key, value in cnn.PRESETS[name].items() if key != "held"}
 
 
-#: The printed protocol to the end of the exploration stage; with inputs x 10, which are as good as ten times the steps; the released one.
+#: The printed protocol to the end of the exploration stage; with inputs x 10, which are as good as ten times the steps;
+#: the released one.
 STAGES: dict[str, Point] = {
     "printed, T1 steps": preset("paper") | {"steps": 31, "eval_every": 31},
     "printed, inputs x 10": preset("paper") | {"data.input_scale": 10.0, "steps": 500, "eval_every": 100},

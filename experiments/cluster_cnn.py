@@ -68,7 +68,8 @@ PRESETS: dict[str, Point] = {
     },
 }  # fmt: skip
 
-#: Strengths of feature and false feature, and the noise; beta is U(1, 2) in all. Alpha and gamma agree in 3, 4 and verify.
+#: Strengths of feature and false feature, and the noise; beta is U(1, 2) in all. Alpha and gamma agree in 3, 4 and
+#: verify.
 SETTINGS: dict[str, Point] = {
     "1": {"data.alpha_low": 0.5, "data.gamma_low": 0.5, "data.gamma_high": 3.0, "data.patch_noise": 1.0},
     "2": {"data.alpha_low": 0.5, "data.gamma_low": 0.5, "data.gamma_high": 3.0, "data.patch_noise": 2.0},
@@ -110,7 +111,7 @@ def writers(config: ConfigDict) -> tuple[Writer, Writer]:
 
 
 def over_runs(mean: float, std: float) -> Measured:
-    """A mean over the paper's ten runs; its standard deviation divides by ten, as their code does, and Welch's test wants nine."""
+    """Returns a mean over the paper's ten runs, with the deviation that Welch's test needs (their code divides by ten)."""
     return Measured(mean, std * math.sqrt(10 / 9), 10)
 
 
@@ -131,7 +132,10 @@ def mixtures(settings: Iterable[str]) -> dict[str, Point]:
 
 
 def single(config: ConfigDict, setting: str, activation: str, filters: int) -> Point:
-    """A single model of the released code: `filters` in all, half for each class. Three runs below the paper's scale."""
+    """A single model of the released code: `filters` in all, half for each class.
+
+    Three runs below the paper's scale.
+    """
     small = {"steps": config.steps, "eval_every": config.eval_every, "stop.after": 0} if config.scale == "smoke" else {}
     return SETTINGS[setting] | {
         "arms": ("dense_expert",), "experts.activation": activation, "experts.width": filters // 2, "loss": "cross_entropy",
@@ -269,8 +273,8 @@ HEADLINE = Figure(
 
 # The protocol as printed
 
-#: Steps of the printed protocol, whose inputs are ten times smaller: by then the test accuracy of linear experts, the slower ones,
-#: has stopped changing (by less than .004 over the next 1,600 steps, in all settings, on seed 5000).
+#: Steps of the printed protocol, whose inputs are ten times smaller: by then the test accuracy of linear experts, the
+#: slower ones, has stopped changing (by less than .004 over the next 1,600 steps, in all settings, on seed 5000).
 STEPS = 6400
 
 PRINTED = Figure(

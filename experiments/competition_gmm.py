@@ -167,7 +167,7 @@ def shares(config: ConfigDict) -> tuple[Point, ...]:
 
 
 def claim_shares(config: ConfigDict) -> Iterator[Claim]:
-    """At each share: competition and each of its controls against SMoE of as many FLOPs; and what the largest does to constant experts."""
+    """Returns claims at each share: competition and its controls against SMoE of equal FLOPs, also with constant experts."""
     share = SHARES[config.scale][-1]
     write, at = writer(config, {"experts.name": "constant"}), {"selection.share": share}
     same = {"steps": config.steps, "eval_every": config.eval_every}

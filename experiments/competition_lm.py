@@ -92,7 +92,8 @@ def both(**values: Any) -> Point:
     return {f"selection.{node}{key}": value for node in ("", "eval.") for key, value in values.items()}
 
 
-#: What large models do today, of two experts a token as SMoE has; and what most of them did before, a loss of uneven load.
+#: What large models do today, of two experts a token as SMoE has; and what most of them did before, a loss of uneven
+#: load.
 _BIAS = {"selection.balance_rate": 1e-3}
 _GROUPS = both(name="group_limited", expert_groups=4, groups_kept=2)
 _SHARED = {"transformer.shared_expert": True} | both(k=1, renormalise=False)
@@ -160,17 +161,18 @@ SCALES: Scales = {
 }  # fmt: skip
 
 BITS = "test/bits"
-#: The paper's texts of such tokens, of which it has bits per character; beside bits of a piece these say nothing, and are left out.
+#: The paper's texts of such tokens, of which it has bits per character; beside bits of a piece these say nothing, and
+#: are left out.
 TEXTS = {"characters": "text8", "bytes": "enwik8"}
 
 
 def writer(config: ConfigDict, at: Point, metric: str = BITS) -> Writer:
-    """Writes claims about bits per character at the best validation; no text here is the paper's unless the user says so."""
+    """Returns a writer of claims about bits per character at the best validation; the text is a stand-in."""
     return Writer("scaled" if config.scale == "smoke" else "stand_in", metric, at, "difference")
 
 
 def longer(config: ConfigDict, share: float) -> Point:
-    """Steps in which SMoE has as many model FLOPs as competition in the config's steps, with as many evaluations (and checkpoints between)."""
+    """Returns the steps in which SMoE has the FLOPs of competition in the config's steps, with as many evaluations."""
     cost = flops_of_decoder_row(override(config, COMPETING | {"selection.share": share}))
     ratio, unit = (
         cost / flops_of_decoder_row(override(config, {"selection.name": "top_k"})),
@@ -179,7 +181,8 @@ def longer(config: ConfigDict, share: float) -> Point:
     every = unit * math.ceil(config.eval_every * ratio / unit)
     if every > 1.01 * math.ceil(config.eval_every * ratio):
         raise UserError(
-            f"config key checkpoint.every={unit}: rounds the {config.eval_every * ratio:,.0f} steps between evaluations of SMoE of as many FLOPs"
+            f"config key checkpoint.every={unit}: rounds the {config.eval_every * ratio:,.0f} steps between "
+            f"evaluations of SMoE of as many FLOPs"
             f" up to {every:,}; use 0 or a divisor of that"
         )
     return {"steps": config.steps // config.eval_every * every, "eval_every": every}
@@ -218,7 +221,8 @@ TABLE9 = Figure(
 # At equal FLOPs
 
 SHARES = {"smoke": (0.3,), "default": (0.01, 0.03, 0.05, 0.09, 0.3, 1.0)}
-#: Controls by the share at which they run: at the paper's own all of them do. Two cores have no time for two of them at small shares.
+#: Controls by the share at which they run: at the paper's own all of them do. Two cores have no time for two of them at
+#: small shares.
 CONTROLLED = {0.05: CONTROLS}
 UNCONTROLLED = {"default": (0.01, 0.03, 0.09)}
 
@@ -281,7 +285,10 @@ FLOPS = Figure(
 )  # fmt: skip
 
 DECISIVE = FLOPS._replace(
-    line="competition and controls at one lambda and equal FLOPs after all of table 9's steps, where arms beat the 5-gram",
+    line=(
+        "competition and controls at one lambda and equal FLOPs after all of table 9's steps, where arms beat the "
+        "5-gram"
+    ),
     changes={"arms": ("learned", "compete", *CONTROLS[:2]), "seeds": 4, "checkpoint.every": 0},
     sweep=decisive,
 )
@@ -340,14 +347,14 @@ UNASKED = (
 
 
 def methods(config: ConfigDict, block: str) -> tuple[str, ...]:
-    """The config's arms that run with this block: all with Switch's; at default scale, with GLaM's those of the paper."""
+    """Returns the arms of a block: all with Switch's block, the paper's with GLaM's block at default scale."""
     return tuple(
         arm for arm in config.arms if block == "switch" or config.scale != "default" or (block, arm) in TABLE_A
     )
 
 
 def claim_table2(config: ConfigDict) -> Iterator[Claim]:
-    """Competition is best of each block's methods; the paper's bits beside ours, not its perplexities, which are of words."""
+    """Returns claims that competition is best with each block, and the paper's bits (its perplexities are of words)."""
     name = column(config)
     paper = {key: numbers[COLUMNS.index(name)] for key, numbers in TABLE_A.items()}
     for (block, arm), number in paper.items():
@@ -408,7 +415,10 @@ ACTIVE = {"smoke": (2, 4), "default": (1, 2, 4, 8, 16)}
 
 
 def active(config: ConfigDict) -> tuple[Point, ...]:
-    """K from 1 to all experts. Of K = 1 the renormalised weight is 1, and SMoE would learn nothing: it weighs by its probability."""
+    """K from 1 to all experts.
+
+    Of K = 1 the renormalised weight is 1, and SMoE would learn nothing: it weighs by its probability.
+    """
     return tuple(both(k=k, renormalise=k > 1) for k in ACTIVE.get(config.scale, ACTIVE["default"]))
 
 
@@ -438,7 +448,8 @@ FIG3 = Figure(
 
 # Tables 4, 5, 10
 
-#: SMoE's bits, tiny Switch, enwik8 (Table 9). Of tiny GLaM the paper has none, and the text says that competition is better but at the least lambda.
+#: SMoE's bits, tiny Switch, enwik8 (Table 9). Of tiny GLaM the paper has none, and the text says that competition is
+#: better but at the least lambda.
 SMOE = 1.32
 #: lambda -> bits of the paper's tiny, enwik8, by block.
 TABLE_C = {
@@ -509,13 +520,14 @@ TABLE4 = Figure(
     plots=lambda config: by_block(config, "table4-", x="selection.share"),
 )
 
-#: The loss of the released code at the time of its last version (2024-03-24): full softmax of the router, nothing detached, errors averaged
-#: over experts too, and alpha multiplies the router's loss, .01 alpha for each layer.
+#: The loss of the released code at the time of its last version (2024-03-24): full softmax of the router, nothing
+#: detached, errors averaged over experts too, and alpha multiplies the router's loss, .01 alpha for each layer.
 RELEASED: Point = {
     "selection.distil_side": "all", "selection.distil_detached": False, "selection.distil_trunk": True,
     "selection.distil_mean": "entries", "selection.distil": 0.05,
 }  # fmt: skip
-#: How its experts start and that its routers have a bias, SMoE's too; and that most of its scripts compete at every step.
+#: How its experts start and that its routers have a bias, SMoE's too; and that most of its scripts compete at every
+#: step.
 _STARTS: Point = {"experts.init": "stacked", "router.bias": True}
 _ALWAYS: Point = {"selection.share": 1.0}
 #: alpha -> bits of the paper's tiny, enwik8, by block.
@@ -536,7 +548,7 @@ def alphas(config: ConfigDict) -> dict[tuple[str, float], Point]:
 
 
 def claim_table5(config: ConfigDict) -> Iterator[Claim]:
-    """Each alpha against SMoE: the paper says all are better, its own Table 9 says that 25 and 250 are not; and its bits beside ours."""
+    """Returns claims about each alpha against SMoE (the paper's text and its Table 9 disagree), and the paper's bits."""
     for (block, alpha), at in alphas(config).items():
         bits, write = TABLE_D[block][alpha], writer(config, at)
         if config.data.tokens in TEXTS:
@@ -556,9 +568,9 @@ TABLE5 = Figure(
 )
 
 
-#: Entropies of the paper's six routers on enwik8's test set (small), and their mean deviation over tokens; natural logarithms are assumed. Of
-#: SMoE-Fixed the six average 2.3475, where 2.3942 is printed. XMoE and StableMoE are as coded: once its authors' StableMoE has frozen its
-#: table, a score is a choice, without entropy.
+#: Entropies of the paper's six routers on enwik8's test set (small), and their mean deviation over tokens; natural
+#: logarithms are assumed. Of SMoE-Fixed the six average 2.3475, where 2.3942 is printed. XMoE and StableMoE are as
+#: coded: once its authors' StableMoE has frozen its table, a score is a choice, without entropy.
 TABLE_F = {
     "compete": ((0.3441, 0.4015, 0.5946, 0.6810, 0.6081, 1.3636), 0.36),
     "learned": ((0.1158, 0.6411, 0.4247, 0.8331, 0.9701, 1.3681), 0.41),
@@ -569,7 +581,7 @@ TABLE_F = {
 
 
 def claim_table10(config: ConfigDict) -> Iterator[Claim]:
-    """On the test set competition's routers are the surest; the paper's entropies, and their deviations over tokens, beside ours."""
+    """Returns claims about the entropies of routers on the test set, with the paper's values."""
     write, spread = writer(config, {}, "router/entropy_test"), writer(config, {}, "router/entropy_test_std")
     means = {arm: round(sum(routers) / len(routers), 4) for arm, (routers, _) in TABLE_F.items()}
     for arm, (routers, deviation) in TABLE_F.items():
@@ -632,7 +644,7 @@ def options(config: ConfigDict) -> dict[str, Point]:
 
 
 def sweep_options(config: ConfigDict) -> tuple[Point, ...]:
-    """Where competition decides at evaluation too it runs alone: SMoE's experts never trained to be chosen by their norms."""
+    """Returns the arms: competition alone where norms decide at evaluation, since SMoE's experts never trained for it."""
     alone = {"arms": ("compete",)}
     return tuple(
         at | (alone if at["selection.eval.name"] in COMPETING.values() else {}) for at in options(config).values()

@@ -103,7 +103,7 @@ SCALES: Scales = {
 
 
 def claims(config: ConfigDict) -> Iterator[Claim]:
-    """Competition against every other arm, its numbers beside ours where the table is one of theirs, and what beginning with a model is worth."""
+    """Returns claims about competition against every other arm, the paper's numbers, and the gain of pretraining."""
     assay = (Need("learned", "untrained", 0.0, "test/loss"),) if "untrained" in config.arms else ()
     for method, at in METHODS.items():
         write = Writer("scaled" if config.scale == "smoke" else "stand_in", "test/accuracy", at, "difference")

@@ -97,7 +97,7 @@ def few_and_many(config: ConfigDict) -> tuple[Point, ...]:
 
 
 def atoms_sweep(config: ConfigDict) -> tuple[Point, ...]:
-    """The points of C.3; a smoke run, which is mostly compiling, without arms that need a program for no claim of a point's."""
+    """Returns the points of C.3; a smoke run leaves out arms that no claim at a point needs."""
     few, many = few_and_many(config)
     if config.scale != "smoke":
         return few, many

@@ -195,7 +195,7 @@ def fair_claims(write: Writer) -> tuple[Claim, ...]:
 
 
 def top1_claim(write: Writer, balanced: bool = False) -> Claim:
-    """Our own question at equal training FLOPs: both sides train one expert a token, and only one of them its router."""
+    """Returns the claim at equal training FLOPs: both sides train one expert per token, one side its router too."""
     write, kmeans = write._replace(prefix="routed.gmm.", over=()), {"arm": "frozen_kmeans"}
     statement = "with both trained top-1, {} beats k-means of the inputs, frozen and without labels"
     if balanced:
@@ -279,7 +279,7 @@ FIG2C = Figure(
 
 
 def fig3_sweep(config: ConfigDict) -> tuple[Point, ...]:
-    """As the headline at the paper's rates, with more ways to train; rates tuned for each arm at the largest size only."""
+    """Returns the headline's points with more training rules; rates are tuned per arm at the largest size only."""
     *smaller, largest = SAMPLES[config.scale]
     more = TRAINED[:1] if config.scale == "smoke" else TRAINED
     return chain(

@@ -76,7 +76,8 @@ SCALES = {
         "data.samples": 1000, "data.test_samples": 200,
         "router.depth": 2, "router.width": 4, "experts.count": 10, "experts.width": 16,
         "steps": 20, "eval_every": 10, "seeds": 2, "shuffles": 4,
-        # No claim needs the oracle or this of several controls, each a program of its own, and a smoke run is mostly compiling.
+        # No claim needs the oracle or this of several controls, each a program of its own, and a smoke run is mostly
+        # compiling.
         "arms": tuple(arm for arm in config.arms if arm not in ("oracle", "frozen_kmeans")),
     },
     "default": lambda config: {},

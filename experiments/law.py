@@ -110,7 +110,10 @@ SCALES = {
 
 
 def design(config: ConfigDict, figure: str) -> tuple[Point, ...]:
-    """The points of a figure's design: as even over every axis as its number allows. In a smoke run all have the same programs."""
+    """The points of a figure's design: as even over every axis as its number allows.
+
+    In a smoke run all have the same programs.
+    """
     places = qmc.LatinHypercube(len(AXES), rng=DESIGN_SEEDS[figure], optimization="random-cd")
     levels = {key: values[:1] for key, values in LEVELS.items()} if config.scale == "smoke" else LEVELS
     return tuple(
@@ -128,7 +131,7 @@ def _point(place: dict[str, float], levels: dict[str, tuple[int, ...]]) -> Point
 
 
 def predictions(figure: str) -> tuple[tuple[Point, tuple[float, float, float]], ...]:
-    """The points of a figure and what was expected there: the gap, and the ends of its interval; none before they are written."""
+    """Returns the points of a figure with the expected gap and its interval; none before the predictions are written."""
     file = PREDICTIONS[figure]
     points = json.loads(file.read_text("utf-8"))["points"] if file.is_file() else ()
     return tuple((one["at"], tuple(one["gap"])) for one in points)

@@ -73,7 +73,8 @@ from routed.plan import Figure, Point, cross, make_config, product, value_of
 
 #: Patches of a collage; the accuracy that samples are counted for.
 PATCHES, LEVEL = 16, 0.95
-#: A second level, as images other than digits are harder: on exploration seeds the CNN has .95 of Fashion-MNIST at N = 1,000 at most.
+#: A second level, as images other than digits are harder: on exploration seeds the CNN has .95 of Fashion-MNIST at N =
+#: 1,000 at most.
 EASIER = 0.9
 N = "data.samples"
 
@@ -99,7 +100,8 @@ def std(sigma: float, dim: int) -> float:
 #: The two mixtures of Fig. 4. The router of the first is N(0, .1^2), that of the second N(0, (1e-4)^2).
 SEPARATE = {"experts.count": 2, "experts.width": 20, "router.init_scale": std(0.1, 784), **taking(2), **gates("one")}
 JOINT = {"experts.count": 8, "experts.width": 5, "router.init_scale": std(1e-4, 784), **taking(6), **gates("chosen")}
-#: What the released code does otherwise, by model; of all: 150 epochs, accuracy at a logit of .5, no digit in the first and last place.
+#: What the released code does otherwise, by model; of all: 150 epochs, accuracy at a logit of .5, no digit in the first
+#: and last place.
 RELEASED = {
     "stop.errors": False,
     "losses.threshold": 0.5,
@@ -303,7 +305,7 @@ def steps_claims(
 
 
 def exponent_claims(config: ConfigDict) -> tuple[Claim, ...]:
-    """How the ratio of needs goes with n/l, for the mixture and for the CNN's rate; and the mixture against that CNN at each l."""
+    """Returns claims about the ratio of needs against n/l, and about the mixture against the CNN at each l."""
     families, write, n = theory_families(config), writer(config), config.data.positions
     sides, along = flat(families_of(config, families)), Along(N, theory_sizes(config))
     ours = write._replace(prefix=f"routed.patches.{config.figure or 'theory'}.")
@@ -498,13 +500,17 @@ def fig9_claims(config: ConfigDict) -> tuple[Claim, ...]:
     """95 % and 92 % of test samples at N = 300."""
     write, samples = writer(config), 40 if config.scale == "smoke" else 300
     return tuple(
-        write.number(f"fig9.{which}.N300", f"with {samples} training samples {share:.0%} of the {which} class's patterns have the largest gate at one expert",
+        write.number(f"fig9.{which}.N300", (
+            f"with {samples} training samples {share:.0%} of the {which} class's patterns have the largest gate at one "
+            f"expert"
+        ),
                      share, {"arm": "learned"}, at={N: samples}, metric=f"patches/largest_{which}", uninformed=1 / PATCHES)
         for which, share in (("first", 0.95), ("second", 0.92))
     )  # fmt: skip
 
 
-# A digit that goes with the label in training and with the other label in tests, in the place of Fig. 11's colour of hair.
+# A digit that goes with the label in training and with the other label in tests, in the place of Fig. 11's colour of
+# hair.
 
 MISLED = (0.5, 0.95)
 
@@ -531,7 +537,7 @@ def misled_sizes(config: ConfigDict) -> tuple[int, ...]:
 
 
 def misled_claims(config: ConfigDict) -> tuple[Claim, ...]:
-    """Each mixture above the CNN where all are misled, everybody worse than where nothing misleads; and the two controls."""
+    """Returns claims about the mixtures, the CNN and the controls under misleading patches."""
     sides, most = flat(families_of(config, misled_families(config))), {N: misled_sizes(config)[-1]}
     write = writer(config, "routed.patches.misled.")._replace(at=most)
     names = [name.rpartition(",")[0] for name in sides][: len(sides) // 2]
@@ -641,7 +647,7 @@ def option_claims(config: ConfigDict) -> tuple[Claim, ...]:
 
 
 def option_plots(config: ConfigDict) -> tuple[dict, ...]:
-    """A line for each point of an option; the separate mixture and the CNN share one where they differ in their arms only."""
+    """Returns a line for each point of an option; sides that differ in their arms only share a line."""
     methods: dict[str, Point] = {}
     for option, sides in families_of(config, option_sides(config)).items():
         points: dict[tuple, list[str]] = {}

@@ -1,8 +1,8 @@
 """Which part of its loss makes a learned router lose to k-means of the inputs?
 
 Question. With constant or linear experts the loss of a mixture that is evaluated at top-1 is a sum
-(routed.papers.ours.regret): the cost of its partition for the best constants, the distance of its experts from these, and
-the effect of its gate's weights. Which part separates learned from frozen routers? And does the partition alone
+(routed.papers.ours.regret): the cost of its partition for the best constants, the distance of its experts from these,
+and the effect of its gate's weights. Which part separates learned from frozen routers? And does the partition alone
 predict the loss of experts that are trained on a frozen copy of it?
 
     routed run --config=regret
@@ -80,7 +80,7 @@ LINEAR = {
 def claims(
     config: ConfigDict, samples_of: dict[str, tuple[int, ...]] = SAMPLES, prefix: str = "routed.regret."
 ) -> tuple[Claim, ...]:
-    """Measured is as predicted where experts are trained on a frozen partition, and which part learned loses to k-means by."""
+    """Returns claims that predicted losses equal measured losses, and about the parts of the learned router's loss."""
     size = {"data.samples": samples_of[config.scale][-1]}
     write = Writer(comparability(config), at=size, prefix=prefix, over=("data.samples",))
     same = "the loss of {} is what its partition and the number of samples predict, within a factor 1.1"

@@ -66,7 +66,8 @@ LENGTHS = {"smoke": (2, 4), "default": (4, 8, 16), "paper": (4, 8, 16)}
 
 PAIR = ("learned", "frozen")
 CONTROLS = (*PAIR, "frozen_sharp", "frozen_top1", "frozen_data", "frozen_kmeans")
-#: At the shortest length. No claim needs oracle, dense_active, or k-means beside the other controls: smoke is mostly compiling.
+#: At the shortest length. No claim needs oracle, dense_active, or k-means beside the other controls: smoke is mostly
+#: compiling.
 ALL = {
     "smoke": (*CONTROLS[:-1], "dense_total"),
     "default": (*CONTROLS, "oracle", "dense_active", "dense_total"),

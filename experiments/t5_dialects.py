@@ -89,12 +89,13 @@ SCALES = {
 BALANCED, LEARNED_BALANCED = {"arm": "frozen_balanced"}, {"arm": "learned_balanced"}
 HASH, ORACLE, DENSE = {"arm": "hash_token"}, {"arm": "oracle_dialect"}, {"arm": "dense_active"}
 
-#: What the oracle has to gain, in nats a token, before anything is said of learning: five times the smallest effect of interest.
+#: What the oracle has to gain, in nats a token, before anything is said of learning: five times the smallest effect of
+#: interest.
 ASSAY = tuple(Need(ORACLE["arm"], side["arm"], 0.05, "eval/loss") for side in (HASH, DENSE))
 
 
 def claims(config: ConfigDict) -> tuple[Claim, ...]:
-    """The assay itself; then, if it can tell, what learning is worth, and its share of what the oracle gains: of the arms that run."""
+    """Returns the assay, the gain of learning, and its share of the oracle's gain, for the arms that run."""
     assay = Writer(comparability(config), "eval/loss", unit="difference", prefix="routed.dialects.")
     told = assay._replace(needs=ASSAY)
     order, learning, share, asked = assay.order, told.order, told.share, "not asked"

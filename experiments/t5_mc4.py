@@ -104,7 +104,8 @@ SCALES = {
         "selection.capacity_factor": 1.25, "selection.eval.capacity_factor": 2.0,
         "data.vocabulary": 32128, "router.vocabulary": 32128, "data.input_length": 512, "batch_size": 128,
         "data.temperature": 3.3,  # mT5's: probability in proportion to size ** .3
-        "optimizer.schedule": "rsqrt", "optimizer.warmup": 10000,  # grows to .01 (Vaswani et al. 2017), which T5 holds; then both 1 / sqrt(step)
+        # grows to .01 (Vaswani et al. 2017), which T5 holds; then both 1 / sqrt(step)
+        "optimizer.schedule": "rsqrt", "optimizer.warmup": 10000,
         "router.learning_rate": 1e-2, "experts.learning_rate": 1e-2, "transformer.learning_rate": 1e-2,
         "steps": 500000, "eval_every": 10000, "checkpoint.every": 1000, "seeds": 3,
     } | fig5_only(config, {"arms": ARMS}),
@@ -142,7 +143,7 @@ def claim_fair(write: Writer) -> Claim:
 
 
 def claim_fig5(config: ConfigDict) -> tuple[Claim, ...]:
-    """The orders of the paper, the fair ones, whether a mixture has any benefit here, and the orders of two later papers."""
+    """Returns the orders of the paper, the fair orders, the gain of the mixture, and orders of two later papers."""
     write = writer(config, {})
     dense = (
         write.order("dikkala.fig5-frozen", "a frozen mixture beats the dense model in accuracy", "yes, significant",

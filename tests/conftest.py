@@ -72,6 +72,11 @@ def pytest_report_header(config):
     return None if config.option.file_or_dir else style.table().splitlines()
 
 
+def without_papers(table):
+    """Returns rows without columns of papers, which only a process that imported the paper computes."""
+    return table[[column for column in table if not column.startswith(("regret/", "theory/"))]]
+
+
 def build_model(config):
     """The model of a config."""
     from routed.plan.config import problem_of

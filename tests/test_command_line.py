@@ -109,7 +109,7 @@ def tiny(tmp_path, monkeypatch):
         (["--config.eval_every=7"], ["eval_every=7", "divide steps=30"]),
         (["--topology=v5e:2x4"], ["--topology=v5e:2x4", "add --dry_run"]),
         (["--topology=v5e", "--dry_run"], ["--topology=v5e", "a shape, such as v5e:2x4"]),
-        (["--config.data.test_samples=66"], ["data.test_samples=66", "multiple of data.clusters=4"]),
+        (["--config.data.test_samples=66"], ["data.test_samples=66", "multiple of 4, the number of clusters"]),
         (["--config.data.target=linear"], ["data.target_dim=2", "set data.target_dim=1"]),
         (["--config.router.entropy=2"], ["router.entropy=2.0", "ln(experts.count)=1.386"]),
         (["--config.selection.name=top_k"], ["selection.renormalise=True", "router.frozen=true"]),

@@ -602,6 +602,20 @@ def test_what_was_before_training_takes_no_more_than_half_of_an_axis(start, seed
         assert panel.y.domain[1] > 4 and not words
 
 
+def test_panels_without_marks_are_left_out(monkeypatch):
+    """A panel whose means are all NaN has no marks, which Vega-Lite refuses."""
+    axis = panels.Axis("x", (0, 1))
+    empty, full = panels.Panel(axis, panels.Axis("y")), panels.Panel(axis, panels.Axis("y", (0, 1)))
+    full.rule("y", 0.5)
+    drawn = [empty, full]
+    plot = plots.Plot(lambda spec, data: plots.Chart(list(drawn)), "caption")
+    monkeypatch.setitem(plots.PLOTS, "some", plot)
+    data = frame.Data(table({}, {"learned": 0.1}), [], flatten(base()), {}, AXES, own=())
+    assert plots.draw({"kind": "some", "name": "s"}, data).panels == [full]
+    drawn.remove(full)
+    assert plots.draw({"kind": "some", "name": "s"}, data) is None
+
+
 def test_every_kind_is_documented_with_its_keys():
     """docs/figures.md has a line for each kind, with the keys that it needs and may have."""
     lines = (pathlib.Path(__file__).parent.parent / "docs" / "figures.md").read_text().splitlines()

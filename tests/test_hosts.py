@@ -15,6 +15,7 @@ import pytest
 
 from routed.contracts import UserError
 from routed.system import hosts, supervisor
+from tests.conftest import without_papers
 from tests.language_case import TINY
 from tests.patience import PATIENCE
 from tests.test_command_line import command, refusal, write_experiment
@@ -68,6 +69,7 @@ def table(workdir):
 
 
 def same(found, expected, rtol=0.0):
+    found, expected = without_papers(found), without_papers(expected)
     pd.testing.assert_frame_equal(found, expected, check_exact=not rtol, **({"rtol": rtol} if rtol else {}))
 
 

@@ -102,7 +102,7 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
         ("Converged?", _converged(rows, point) + where),
         ("Diverged runs", f"{len(diverged)} of {len(rows.last)}" + (f": {_counts(diverged)}" if len(diverged) else "")),
         ("Tuned per arm?", _tuned(table, rows.last, config, swept)),
-    ]  # fmt: skip
+    ]
     if "router/entropy_token" in good:
         column = "router/entropy_token_train" if "router/entropy_token_train" in good else "router/entropy_token"
         entropies = _means(point, column).reindex([REFERENCE, UNTRAINED, *fair_arms()]).dropna()

@@ -45,19 +45,21 @@ SHOWN = 500
 #: Bytes of a page, at most: it goes by mail, and a telephone has to lay it out.
 LARGEST = 3_900_000
 
-#: What headings of the claims mean.
+#: Definitions of the headings of claims and maps.
 WORDS = {
-    "verdict": "What the interval says of the claim, by rules that were fixed before: see “How a verdict is reached”. Below it: how"
-    " comparable the setting is with the paper's.",
-    "ours": "Both sides, then the effect with its 95 % interval over seeds, paired. A ratio is the second side over the first,"
-    " a difference the second less the first: where an order holds they are above 1 and above 0.",
-    "n": "Seeds on which both sides are compared.",
-    "maps": "Mean probability of each expert over the test tokens of a row, on a log scale from a tenth of 1 / E to 1: a fresh router is near"
-    " 1 / E everywhere.",
-    "load": "E times the share of the assignments that an expert gets, before drops: 1 (dotted) is fair. A cross: dead, below 1 % of that.",
-    "course": "Churn: share of the choices that are others than at the evaluation before. Dead: share of the experts with less than 1 % of a"
-    " fair load. The line is at the slider's step.",
-    "holds": "At how many of the points of the settings that the claim names, and that should not matter, it is supported too.",
+    "verdict": "The result of the claim by its interval, by rules fixed before: see “How a verdict is reached”."
+    " Below: how comparable the setting is with the paper's.",
+    "ours": "Both sides, then the effect with its 95 % interval over paired seeds. A ratio is the second side over the"
+    " first, a difference the second minus the first: where an order holds they are above 1 and above 0.",
+    "n": "Number of seeds on which both sides are compared.",
+    "maps": "Mean probability of each expert over the test tokens of a row, on a log scale from a tenth of 1 / E to 1."
+    " A fresh router is near 1 / E everywhere.",
+    "load": "E times an expert's share of the assignments, before drops: 1 (dotted) is fair. A cross: a dead expert,"
+    " below 1 % of a fair load.",
+    "course": "Churn: share of the choices that differ from the evaluation before. Dead: share of the experts with less"
+    " than 1 % of a fair load. The line is at the slider's step.",
+    "holds": "Number of points of the settings that the claim names, and that should not matter, on which the claim is"
+    " supported too.",
 }
 
 
@@ -107,8 +109,11 @@ def warn_of_claims(asked: Any, config: ConfigDict, points: Sequence[Mapping[str,
             "%d of the figure's %d claims are about points that this command replaces, and stay unanswered (the"
             " first: %s, %s); leave"
             " out --config and --sweep of what the figure sweeps itself to have them answered",
-            len(lost), len(claims), lost[0].id, lost[0].statement,
-        )  # fmt: skip
+            len(lost),
+            len(claims),
+            lost[0].id,
+            lost[0].statement,
+        )
 
 
 def make_part(
@@ -174,9 +179,12 @@ def _figure(figure: Drawn, columns: Mapping[str, Column], workdir: str) -> dict[
     """Returns a figure as the page shows it: interactive panels, their legend, and the picture for print."""
     chart, text = figure.drawn, plots.svg(figure.drawn)
     return figure._asdict() | {
-        "file": text, "svg": Markup(unique_ids(text, f"{workdir}/{figure.name}")), "panels": interactive.panels(chart, columns),
-        "legend": interactive.legend(chart) if chart.legend else [], "seeds": interactive.has_seeds(chart),
-    }  # fmt: skip
+        "file": text,
+        "svg": Markup(unique_ids(text, f"{workdir}/{figure.name}")),
+        "panels": interactive.panels(chart, columns),
+        "legend": interactive.legend(chart) if chart.legend else [],
+        "seeds": interactive.has_seeds(chart),
+    }
 
 
 def _setting(config: ConfigDict, key: str, value: Any) -> Any:
@@ -201,9 +209,18 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
     alive = any(part["maps"] or any(figure["panels"] for figure in part["figures"]) for part in parts)
     counts = collections.Counter(claim["verdict"] for claim in overview)
     filled = lambda: render(  # noqa: E731
-        "analysis/report.html", title=title, question=question, parts=parts, overview=overview, counts={name: counts[name] for name in answer.in_order(counts)},
-        shown_share=shown_share, by_source=by_source, words=WORDS, library=Markup(interactive.library()) if alive else "", themes=[theme(False), theme(True)],
-    )  # fmt: skip
+        "analysis/report.html",
+        title=title,
+        question=question,
+        parts=parts,
+        overview=overview,
+        counts={name: counts[name] for name in answer.in_order(counts)},
+        shown_share=shown_share,
+        by_source=by_source,
+        words=WORDS,
+        library=Markup(interactive.library()) if alive else "",
+        themes=[theme(False), theme(True)],
+    )
     page = filled()
     if (size := len(page.encode())) > LARGEST:
         fit(parts, size)
@@ -233,9 +250,11 @@ def fit(parts: list[dict[str, Any]], size: int) -> None:
     first.
     """
     for words, take in (
-        ("printed pictures", _without_prints), ("the table of every metric", partial(_without, "summary")),
-        ("maps over training", partial(_without, "maps")), ("figures", partial(_without, "figures")),
-    ):  # fmt: skip
+        ("printed pictures", _without_prints),
+        ("the table of every metric", partial(_without, "summary")),
+        ("maps over training", partial(_without, "maps")),
+        ("figures", partial(_without, "figures")),
+    ):
         for part in reversed(parts):
             if size <= LARGEST:
                 return

@@ -29,12 +29,15 @@ from routed.system import files
 
 #: What a claim's id begins with -> (file of its page, heading).
 SOURCES = {
-    "dikkala": ("dikkala2023", "Dikkala et al. (2023), On the Benefits of Learning to Route in Mixture-of-Experts Models"),
+    "dikkala": (
+        "dikkala2023",
+        "Dikkala et al. (2023), On the Benefits of Learning to Route in Mixture-of-Experts Models",
+    ),
     "chen": ("chen2022", "Chen et al. (2022), Towards Understanding Mixture of Experts in Deep Learning"),
     "chowdhury": ("chowdhury2023", "Chowdhury et al. (2023), Patch-level Routing in Mixture-of-Experts"),
     "pham": ("pham2024", "Pham et al. (2024), CompeteSMoE"),
     "routed": ("ours", "Our own questions, and what others claimed of them"),
-}  # fmt: skip
+}
 #: Claims of papers without a page (`fan.random`, say) stand beside our own.
 OTHERS = "routed"
 #: What stands behind a verdict that is of another setting than the paper's.
@@ -61,11 +64,19 @@ def keep(part: dict[str, Any], joined: list[pathlib.Path], root: pathlib.Path) -
                 folder / "figures" / f"{figure['name']}{ending}.svg", lightened(plots.svg(figure["drawn"], dark))
             )
     about = {
-        "question": part["question"], "line": part["line"], "command": part["command"], "seconds": sum(map(_seconds, joined)),
-        "machine": described["machine"], "devices": len(described["devices"]), "commit": described["commit"],
-        "gap_at": part["gap_at"], "gap": part["gap"], "shares": part["shares"], "experts": experts_of(part["table"]),
+        "question": part["question"],
+        "line": part["line"],
+        "command": part["command"],
+        "seconds": sum(map(_seconds, joined)),
+        "machine": described["machine"],
+        "devices": len(described["devices"]),
+        "commit": described["commit"],
+        "gap_at": part["gap_at"],
+        "gap": part["gap"],
+        "shares": part["shares"],
+        "experts": experts_of(part["table"]),
         "figures": [{"name": figure["name"], "caption": figure["caption"]} for figure in figures],
-    }  # fmt: skip
+    }
     files.write(folder / "about.json", verdicts.to_json(about))
     files.write(folder / "claims.json", verdicts.to_json([claim | {"points": []} for claim in part["claims"]]))
     files.write(folder / "arms.csv", part["by_arm"].to_csv(index=False))

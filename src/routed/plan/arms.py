@@ -43,14 +43,18 @@ _EVALUATED = {"selection.eval.name": "top_k", "selection.eval.k": 1, "selection.
 _SWITCH = {**TOP1, **_EVALUATED, "selection.renormalise": False, "selection.eval.renormalise": False}
 _TOP2 = {**TOP1, **_EVALUATED, "selection.k": 2, "selection.eval.k": 2}
 
-#: Step of a balancing bias, in units of score. For short runs: 100 steps cross the spread of an initial router's scores.
+#: Step of a balancing bias, in units of score. For short runs: 100 steps cross the spread of an initial router's
+#: scores.
 _BALANCED = {"selection.balance_rate": 1e-2}
 
 #: Scores by distance to training samples, trained and evaluated top-1: a soft gate of distances is nearly hard too.
 _PLACES = {
-    "router.frozen": True, "router.measure": "distance", "router.from_data": True,
-    **TOP1, **_EVALUATED,
-}  # fmt: skip
+    "router.frozen": True,
+    "router.measure": "distance",
+    "router.from_data": True,
+    **TOP1,
+    **_EVALUATED,
+}
 
 
 #: name -> arm. Colours: Okabe and Ito's colour-blind palette with Tol's wine instead of yellow; then brown, violet and
@@ -59,8 +63,8 @@ ARMS: dict[str, Arm] = {
     "learned": Arm({}, "learned router", "#0072B2"),
     # The untrained router.
     "frozen": Arm({"router.frozen": True}, "frozen at initialisation", "#D55E00"),
-    # Frozen, as sharp as the learned router: a factor on the scores sets the mean per-token entropy to the learned arm's
-    # final entropy on training samples. Removes the confound that top-1 evaluation punishes a soft gate.
+    # Frozen, as sharp as the learned router: a factor on the scores sets the mean per-token entropy to the learned
+    # arm's final entropy on training samples. Removes the confound that top-1 evaluation punishes a soft gate.
     "frozen_sharp": Arm(
         {"router.frozen": True},
         "frozen, as sharp as learned",
@@ -85,9 +89,9 @@ ARMS: dict[str, Arm] = {
     "learned_distance": Arm({"router.measure": "distance"}, "learned, distances", "#DDCC77"),
     # Routers with equal rules in training and evaluation, at k / E of a soft mixture's expert FLOPs per step. Top-1
     # weights the expert by its probability (Switch, Fedus et al. 2021), in evaluation too: a weight of exactly 1 would
-    # give the router no gradient. A loss balances top-1, as a bias sends tokens to experts of probability, and so weight,
-    # near 0 (loss .34 against .13 without balancing, in the headline of gmm_router). The coefficient, of .1 and 1,
-    # leaves fewer than half of the experts dead in this headline.
+    # give the router no gradient. A loss balances top-1, as a bias sends tokens to experts of probability, and so
+    # weight, near 0 (loss .34 against .13 without balancing, in the headline of gmm_router). The coefficient, of .1 and
+    # 1, leaves fewer than half of the experts dead in this headline.
     "learned_top1": Arm(_SWITCH, "learned, trained top-1", "#7B3FF2"),
     "learned_top1_balanced": Arm(_SWITCH | {"losses.balance": 1.0}, "learned, trained top-1, balanced", "#AA4499"),
     "learned_top2": Arm(_TOP2, "learned, trained top-2", "#CC6677"),

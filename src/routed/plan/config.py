@@ -66,7 +66,7 @@ CHOICES: dict[str, Choice] = {
     "optimizer.name": Choice("optimizer", "sgd", "the direction of a step", OPTIMISERS),
     "optimizer.normalise": Choice("optimizer", "none", "what divides an expert's gradient", NORMALISATIONS),
     "optimizer.schedule": Choice("optimizer", "constant", "of all rates", SCHEDULES),
-}  # fmt: skip
+}
 
 #: Settings that parts of a node share.
 SHARED: dict[str, Mapping[str, Setting]] = {

@@ -24,12 +24,26 @@ VERSION = 1
 #: Settings of every run that a point does not change. Adam's rates are tuned for each arm at each point, on seeds that
 #: are never evaluated.
 BASE: Point = {
-    "data.clusters": 16, "data.dim": 16, "data.separation": 1.0, "data.samples": 1024, "data.test_samples": 1600,
-    "experts.name": "constant", "experts.count": 16, "experts.learning_rate": 0.01, "router.learning_rate": 0.01,
-    "optimizer.name": "adam", "batch_size": 64, "steps": 2000, "eval_every": 250,
-    "rates": "tuned", "tune.multipliers": (0.1, 0.5, 2.5, 12.5), "tune.seeds": 2, "seeds": 5,
-    "shuffles": 0, "mesh.runs_per_batch": 64,
-}  # fmt: skip
+    "data.clusters": 16,
+    "data.dim": 16,
+    "data.separation": 1.0,
+    "data.samples": 1024,
+    "data.test_samples": 1600,
+    "experts.name": "constant",
+    "experts.count": 16,
+    "experts.learning_rate": 0.01,
+    "router.learning_rate": 0.01,
+    "optimizer.name": "adam",
+    "batch_size": 64,
+    "steps": 2000,
+    "eval_every": 250,
+    "rates": "tuned",
+    "tune.multipliers": (0.1, 0.5, 2.5, 12.5),
+    "tune.seeds": 2,
+    "seeds": 5,
+    "shuffles": 0,
+    "mesh.runs_per_batch": 64,
+}
 
 #: The arms of a card: a router that learns, and its frozen self; a router that cannot learn has one arm only. The
 #: frozen self is made as sharp as the learned router became: otherwise it would lose because it is trained soft and
@@ -42,8 +56,11 @@ QUICK: Point = {"rates": "paper", "seeds": 3, "steps": 1000}
 #: One expert a token, weighted by its probability, in training and in evaluation (Switch, Fedus et al. 2021); nothing
 #: balances the load.
 TOP1: Point = {
-    "selection.name": "top_k", "selection.k": 1, "selection.renormalise": False, "selection.eval.renormalise": False,
-}  # fmt: skip
+    "selection.name": "top_k",
+    "selection.k": 1,
+    "selection.renormalise": False,
+    "selection.eval.renormalise": False,
+}
 
 #: Fraction of the variance of 32 targets N(0, I_10) that 8 vectors explain, by k-means of the targets (5 starts): mean
 #: over 200 draws.
@@ -286,7 +303,7 @@ PROBES: tuple[Probe, ...] = (
         "Not time: that is measured beside it, and depends on the machine.",
         quick=True,
     ),
-)  # fmt: skip
+)
 
 
 def chosen(quick: bool) -> tuple[Probe, ...]:

@@ -60,7 +60,7 @@ def _targets(key: PRNGKeyArray, size: int, data) -> Float[Array, "C P"]:
 
 
 def _of_groups(key: PRNGKeyArray, size: int, data) -> Float[Array, "C P"]:
-    """Draws an N(0, I) vector for each group and returns it for each cluster: cluster c is in group c mod data.groups."""
+    """Draws an N(0, I) vector for each group, and returns the vector of each cluster's group, c mod data.groups."""
     drawn = jax.random.normal(jax.random.fold_in(key, 1), (data.groups, size))
     return drawn[jnp.arange(data.clusters) % data.groups]
 
@@ -112,7 +112,8 @@ def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
 def variance(world: World, data) -> Scalar:
     """Computes the variance of the target.
 
-    constant: mean_c |v_c - mean v|^2; linear: mean_c |w_c|^2, since y = w_c^T noise has mean 0; input: the variance of x.
+    constant: mean_c |v_c - mean v|^2; linear: mean_c |w_c|^2, since y = w_c^T noise has mean 0; input: the variance of
+    x.
     """
     centres, targets = world.fixed
     if data.target == "linear":

@@ -1,4 +1,4 @@
-"""Pairs of an image and a random vector, with a linear function of the vector for each class (Dikkala et al. 2023, 3.4)."""
+"""Pairs of an image and a random vector, with a linear function per class (Dikkala et al. 2023, 3.4)."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def draw(
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """Computes x, the image with channels of mean 0 and variance 1 over the training images, and y = w_class^T vector."""
+    """Computes x, the image with standardised channels over the training images, and y = w_class^T vector."""
     pixels, labels, mean, std = world.shared
     image, label = jnp.asarray(pixels)[draws.image].astype(jnp.float32) / 255, jnp.asarray(labels)[draws.image]
     y = (world.fixed[label] * draws.vector).sum(-1, keepdims=True)

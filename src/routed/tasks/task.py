@@ -39,7 +39,10 @@ class DrawSamples(Protocol):
 
 
 class MakeBatch(Protocol):
-    """Makes the batch of drawn samples. Traced settings are applied here, so that a world serves all of their values."""
+    """Makes the batch of drawn samples.
+
+    Traced settings are applied here, so that a world serves all of their values.
+    """
 
     def __call__(self, world: World, draws: Any, data: Any) -> Batch: ...
 
@@ -78,7 +81,8 @@ class Task(NamedTuple):
     """A generator of samples. `data` is the config node of that name, with arrays for its traced settings.
 
     `tokens` is the shape of a token for the router: rows, patches or images. `targets` maps each value of `data.target`
-    to the kind of target: vector, input, sign (-1 or 1), class (one-hot) or density (a model gives the likelihood of y).
+    to the kind of target: vector, input, sign (-1 or 1), class (one-hot) or density (a model gives the likelihood of
+    y).
     """
 
     tokens: str

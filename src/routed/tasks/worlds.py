@@ -76,7 +76,10 @@ def test_batch(task: Task, world: World, data) -> Batch:
 
 
 def variance(task: Task, world: World, data) -> Scalar:
-    """Computes E|y - E y|^2, the loss of the best constant predictor. Losses are divided by this number: 1 is trivial."""
+    """Computes E|y - E y|^2, the loss of the best constant predictor.
+
+    Losses are divided by this number: 1 is trivial.
+    """
     if task.variance is not None:
         return task.variance(world, data)
     y = test_batch(task, world, data).y

@@ -86,16 +86,16 @@ def choices_of(given: Mapping[str, Arrays], k: int | None, num_experts: Any, kee
         by_column = {_COLUMN[name]: array for name, array in arrays.items()}
         return {name: by_column[name] for name in kept_columns}
 
-    kept_columns = tuple(name for name in order if name != "scores" or keep_scores)
+    kept_columns = tuple(column for column in order if column != "scores" or keep_scores)
     layers, tokens, _ = next(iter(shapes.values()))
     return Choices(layers, tokens, experts, k, kept_columns, of_layer)
 
 
-def _shape(name: str, array: Arrays) -> tuple[int, ...]:
+def _shape(column: str, array: Arrays) -> tuple[int, ...]:
     shape = (len(array), *as_array(array[0]).shape) if len(array) else (0,)
     if len(shape) != 3 or 0 in shape:
-        axes = f"[layers, tokens, {'experts' if name == 'scores' else 'k'}]"
-        refuse(f"{name} has shape {list(shape)}: must be {axes}, none of them 0; for one layer give {name}[None]")
+        axes = f"[layers, tokens, {'experts' if column == 'scores' else 'k'}]"
+        refuse(f"{column} has shape {list(shape)}: must be {axes}, none of them 0; for one layer give {column}[None]")
     return shape
 
 

@@ -115,10 +115,15 @@ def surgery(
     modules = routers_of(model, routers, k)
     weights = {} if checkpoint is None else linear_weights(routers_of(checkpoint, routers, k))
     settings = {
-        "routers": list(modules), "k": k, "batch_size": batch_size, "repair_rate": repair_rate, "seed": seed,
+        "routers": list(modules),
+        "k": k,
+        "batch_size": batch_size,
+        "repair_rate": repair_rate,
+        "seed": seed,
         "name": name,
-        "other": digest_of_rows(other), "router_from": "" if checkpoint is None else digest_of_model(checkpoint),
-    }  # fmt: skip
+        "other": digest_of_rows(other),
+        "router_from": "" if checkpoint is None else digest_of_model(checkpoint),
+    }
     bind_folder(folder / "surgery.json", model, rows, settings)
     with files.explained(folder):
         (folder / "jobs").mkdir(exist_ok=True)

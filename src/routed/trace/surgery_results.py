@@ -18,9 +18,23 @@ from routed.trace.tokens import GROUPS
 #: The replacement that ignores the token: its loss is the worth of the trained router.
 NOISE = "noise"
 COLUMNS = (
-    "place", "router", "repaired", "draws", "loss", "loss_low", "loss_high", "against", "lost", "low", "high",
-    "spread", "kept", "kept_low", "kept_high", "reason",
-)  # fmt: skip
+    "place",
+    "router",
+    "repaired",
+    "draws",
+    "loss",
+    "loss_low",
+    "loss_high",
+    "against",
+    "lost",
+    "low",
+    "high",
+    "spread",
+    "kept",
+    "kept_low",
+    "kept_high",
+    "reason",
+)
 
 #: Layer, replacement and repair steps of jobs that differ in their draw alone.
 Key = tuple[str, str, int]

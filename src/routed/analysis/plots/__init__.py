@@ -73,8 +73,13 @@ def draw(spec: dict[str, Any], data: Data) -> Chart | None:
     chart = PLOTS[spec["kind"]].draw(spec, data)
     if chart is not None and not isinstance(chart, Chart):  # Vega-Lite, or Altair
         chart = Chart([], spec=dict(chart) if isinstance(chart, Mapping) else chart.to_dict())
-    if chart is not None:
-        chart.explain_intervals()
+    if chart is None:
+        return None
+    if chart.spec is None:
+        chart.panels = [panel for panel in chart.panels if panel.rows]  # Vega-Lite refuses a panel without marks
+        if not chart.panels:
+            return None
+    chart.explain_intervals()
     return chart
 
 

@@ -21,20 +21,37 @@ UNDEFINED = {"router/dead": "undefined: fewer than 100 test tokens an expert"}
 
 #: Colours of series that are no arms: Okabe and Ito's palette without its yellow, then Tol's darker ones.
 COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", INK, "#882255", "#117733", "#999999", "#7B3FF2",
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    INK,
+    "#882255",
+    "#117733",
+    "#999999",
+    "#7B3FF2",
     "#5A2A00",
-)  # fmt: skip
+)
 #: Palette of sides, whose lines are told apart by colour and shape.
 PALETTE = ("#0072B2", "#D55E00", *COLOURS[2:4], "#E69F00", *COLOURS[4:5], *COLOURS[6:])
 
 #: Vega symbols of series; paths are those that Vega has no name for.
 SHAPES = (
-    "circle", "square", "triangle-up", "diamond", "triangle-down", "cross",
+    "circle",
+    "square",
+    "triangle-up",
+    "diamond",
+    "triangle-down",
+    "cross",
     "M-.9-.5L-.5-.9L0-.4L.5-.9L.9-.5L.4 0L.9.5L.5.9L0 .4L-.5.9L-.9.5L-.4 0Z",
-    "triangle-left", "triangle-right", "M0-.9L.86-.28L.53.73L-.53.73L-.86-.28Z",
+    "triangle-left",
+    "triangle-right",
+    "M0-.9L.86-.28L.53.73L-.53.73L-.86-.28Z",
     "M0-.9L.78-.45L.78.45L0 .9L-.78.45L-.78-.45Z",
     "M0-1L.25-.3L1-.3L.4.15L.6.9L0 .45L-.6.9L-.4.15L-1-.3L-.25-.3Z",
-)  # fmt: skip
+)
 
 
 class Data:

@@ -73,9 +73,14 @@ def spec(panel: Panel, chart: Chart, headed: bool = True) -> dict[str, Any]:
     built, rows = layers(shown, chart.series)
     height = panel.height if panel.horizontal or "cells" in panel.rows else max(240, panel.height)
     return {
-        "$schema": SCHEMA, "width": "container", "height": height, "autosize": {"type": "fit", "contains": "padding"},
-        "params": PARAMETERS, "datasets": rows, "layer": built,
-    }  # fmt: skip
+        "$schema": SCHEMA,
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit", "contains": "padding"},
+        "params": PARAMETERS,
+        "datasets": rows,
+        "layer": built,
+    }
 
 
 def legend(chart: Chart) -> list[dict[str, str]]:

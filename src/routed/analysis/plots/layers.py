@@ -25,8 +25,11 @@ MEAN_TIP = {"series": "shows", "at": "at", "text": "mean [95 %]", "n": "n", "not
 ON = {"filter": "indexof(off, datum.series) < 0"}
 #: Positions of text at the edges of a panel.
 EDGES: dict[Any, Any] = {
-    "left": {"value": 3}, "right": {"value": "width"}, "top": {"value": 3}, "bottom": {"value": "height"},
-}  # fmt: skip
+    "left": {"value": 3},
+    "right": {"value": "width"},
+    "top": {"value": 3},
+    "bottom": {"value": "height"},
+}
 
 
 def layers(
@@ -70,10 +73,15 @@ def _axis(axis: Axis) -> Layer:
         return plain | chosen
     positions, labels = [short(position) for position in axis.ticks], [*axis.ticks.values()]
     return {
-        "title": title, "grid": axis.grid, "values": positions, "labelAngle": axis.angle, "labelLimit": 260,
-        "labelOverlap": not axis.all_labels and "greedy", "labelExpr": labelled(positions, labels),
+        "title": title,
+        "grid": axis.grid,
+        "values": positions,
+        "labelAngle": axis.angle,
+        "labelLimit": 260,
+        "labelOverlap": not axis.all_labels and "greedy",
+        "labelExpr": labelled(positions, labels),
         "domain": bool(axis.label or labels),
-    }  # fmt: skip
+    }
 
 
 def log_ticks(low: Number, high: Number) -> list[float]:
@@ -274,8 +282,15 @@ def _text(panel: Panel, text: str, x: Number | str, y: Number | str, style: Laye
 
 #: Rows of a panel -> the function that builds their layers, from back to front.
 BUILDERS = {
-    "images": _images, "cells": _cells, "areas": _areas, "rules": _rules, "bars": _bars,
-    "outlines": lambda panel, scales: _bars(panel, scales, outlined=True), "lines": _lines, "segments": _segments,
+    "images": _images,
+    "cells": _cells,
+    "areas": _areas,
+    "rules": _rules,
+    "bars": _bars,
+    "outlines": lambda panel, scales: _bars(panel, scales, outlined=True),
+    "lines": _lines,
+    "segments": _segments,
     "seeds": _seeds,
-    "means": _means, "dots": _dots,
-}  # fmt: skip
+    "means": _means,
+    "dots": _dots,
+}

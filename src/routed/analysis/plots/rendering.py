@@ -31,11 +31,16 @@ def theme(dark: bool) -> dict[str, Any]:
     axis = {"labelColor": soft, "titleColor": ink, "gridColor": grid, "domainColor": soft, "tickColor": soft}
     sizes = {"labelFontSize": 10, "titleFontSize": 11, "titleFontWeight": "normal"}
     return {
-        "background": "transparent", "font": "Helvetica, Arial, sans-serif", "view": {"stroke": None},
-        "axis": axis | sizes, "legend": {"labelColor": soft, "titleColor": ink, "titleLimit": 0} | sizes,
-        "rule": {"color": ink}, "line": {"color": ink}, "text": {"color": soft},
+        "background": "transparent",
+        "font": "Helvetica, Arial, sans-serif",
+        "view": {"stroke": None},
+        "axis": axis | sizes,
+        "legend": {"labelColor": soft, "titleColor": ink, "titleLimit": 0} | sizes,
+        "rule": {"color": ink},
+        "line": {"color": ink},
+        "text": {"color": soft},
         "title": {"color": soft, "fontSize": 11, "fontWeight": "normal"},
-    }  # fmt: skip
+    }
 
 
 def toned(colour: str) -> str:

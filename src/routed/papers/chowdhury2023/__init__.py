@@ -1,4 +1,4 @@
-"""Chowdhury et al. (2023), Patch-level Routing in Mixture-of-Experts: data, models, arms and kinds of claims of its experiments."""
+"""Chowdhury et al. (2023), Patch-level Routing in Mixture-of-Experts: the parts of its experiments."""
 
 from routed.analysis.claims import KINDS
 from routed.analysis.plots import PLOTS

@@ -17,9 +17,9 @@ ROWS = 20_000
 def bigram_loss(corpus: Corpus, config: ConfigDict, seed: int = 0) -> float:
     """Computes nats per target token of `validation`, sentinels and end included, for a bigram model of targets.
 
-    The model sees the token before (PAD at the start), not the encoder. Witten-Bell: p(w|v) = (c(v w) + t(v) p(w)) / (c(v) +
-    t(v)) with t(v) the number of different tokens after v, and p(w) in turn smoothed with the uniform distribution
-    (Chen and Goodman 1999, 2.5).
+    The model sees the token before (PAD at the start), not the encoder. Witten-Bell: p(w|v) = (c(v w) + t(v) p(w)) /
+    (c(v) + t(v)) with t(v) the number of different tokens after v, and p(w) in turn smoothed with the uniform
+    distribution (Chen and Goodman 1999, 2.5).
     """
     size = corpus.vocabulary
     make = batch_function(SPANS, corpus, config, seed, slice(None))

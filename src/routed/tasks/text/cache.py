@@ -1,6 +1,7 @@
 """The cache of trained tokenizers and tokenised text, named by a hash of their inputs.
 
-An entry is a file and a note beside the file. The note has a digest of both: a damaged entry is reported and made again.
+An entry is a file and a note beside the file. The note has a digest of both: a damaged entry is reported and made
+again.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Source(NamedTuple):
 
 
 def choose(data: ConfigDict, available: Collection[str]) -> tuple[str, ...]:
-    """Returns the languages of `data.languages`, each once and in order; all languages, sorted, if the setting is empty.
+    """Returns the languages of `data.languages`, each once and in order; all, sorted, if the setting is empty.
 
     Raises:
       UserError: a language is not available.
@@ -56,7 +56,7 @@ def choose(data: ConfigDict, available: Collection[str]) -> tuple[str, ...]:
 
 
 def shares(sizes: Sequence[int], temperature: float) -> Float[np.ndarray, " N"]:
-    """Computes the probability of each language: size^(1/temperature), normalised; temperature 1 is natural, infinity uniform."""
+    """Computes the probability of each language: size^(1/temperature), normalised; 1 is natural, infinity uniform."""
     logs = np.log(np.maximum(sizes, 1))
     power = np.exp((logs - logs.max()) / temperature)  # relative to the largest, as 10^6 to the power 1000 is infinite
     return power / power.sum()

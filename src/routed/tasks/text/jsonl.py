@@ -24,7 +24,7 @@ PATTERN = re.compile(r"c4-(.+)\.tfrecord-(\d{5})-of-(\d{5})\.json\.gz")
 
 
 def mc4_jsonl(data: ConfigDict) -> Source:
-    """Returns the text of the shards in `data.directory`; lines are {"text", "timestamp", "url"}, names tell the language.
+    """Returns the text of the shards in `data.directory`; lines are {"text", "timestamp", "url"}.
 
     Raises:
       UserError: not such a directory, a language that is not in it, or a shard that is missing.

@@ -158,7 +158,8 @@ def _say_left_out(data: ConfigDict, rows: list[Row], empty: int, part: str) -> N
     reasons = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
     if 2 * (bare + empty) > len(rows):
         raise UserError(
-            f"{data.table}: most of the {len(rows)} texts to {PURPOSE[part]} cannot be used: {reasons}; mend the table, "
+            f"{data.table}: most of the {len(rows)} texts to {PURPOSE[part]} cannot be used: {reasons}; mend the "
+            f"table, "
             f"or"
             " name other data.tokens"
         )

@@ -18,7 +18,7 @@ BLOCK = 256
 
 
 def tfds(data: ConfigDict) -> Source:
-    """Returns the text of the newest version below `data.directory`, TFDS's data_dir; splits are called LANG and LANG-validation.
+    """Returns the text of the newest version below `data.directory`, TFDS's data_dir; splits: LANG, LANG-validation.
 
     Raises:
       UserError: no prepared data set, another format than ArrayRecord, or a shard that is missing.

@@ -181,7 +181,8 @@ def _train(lines: list[str], pieces: int, data: ConfigDict) -> bytes:
     if pieces < min(fewest, all_of_them):
         raise UserError(
             f"data.vocabulary={data.vocabulary}: too few ids to train a tokenizer of {len(characters)} different"
-            f" characters; set it to {min(fewest, all_of_them) + data.vocabulary - pieces} or more, or data.tokens to bytes"
+            f" characters; set it to {min(fewest, all_of_them) + data.vocabulary - pieces} or more, or data.tokens to "
+            f"bytes"
         )
     spelt = pieces < all_of_them
     half = max((pieces - RESERVED - BYTES) // 2, 1)
