@@ -15,17 +15,17 @@ from collections import Counter
 ROOT = pathlib.Path(__file__).parent.parent
 #: The largest allowed value of each measure: what has been reached.
 LIMITS = {
-    "code: docstrings that begin with a question word": 309,
-    "code: files over 300 lines": 10,
-    "code: functions over 60 lines": 13,
-    "code: functions with more than 8 parameters": 8,
-    "code: lines over 120 characters": 2_127,
-    "code: names that are pronouns": 1_356,
-    'code: tests `"key" in config`': 49,
-    "documents: lines over 100 characters": 119,
-    "documents: words": 47_800,
-    "lines: all of src": 36_756,
-    "lines: core": 29_691,
+    "code: docstrings that begin with a question word": 0,
+    "code: files over 300 lines": 7,
+    "code: functions over 60 lines": 1,
+    "code: functions with more than 8 parameters": 0,
+    "code: lines over 120 characters": 606,
+    "code: names that are pronouns": 38,
+    'code: tests `"key" in config`': 10,
+    "documents: lines over 100 characters": 4,
+    "documents: words": 50_000,
+    "lines: all of src": 40_700,
+    "lines: core": 25_600,
 }
 TOOLS = {"trace", "suite", "bench", "aot", "tools"}
 QUESTIONS = ("What ", "Which ", "Whether ", "Where ", "Who ", "How ", "When ", "Of ", "That ", "As ", "Does ", "Is it ")

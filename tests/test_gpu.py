@@ -13,7 +13,8 @@ from routed.bench import dispatch, gpu, gpu_parts, harness, hopper
 from routed.bench.__main__ import main
 from routed.contracts import UserError
 from routed.experts.ffn import Ffn
-from routed.kernels import megablox, ragged
+from routed.kernels import megablox
+from routed.kernels.ragged import ragged
 from routed.layer.rule import Rule
 from routed.layer.selection import select
 from routed.system import machine
