@@ -1,5 +1,6 @@
 """Eight virtual CPU devices for every test, and no silent broadcasting between ranks."""
 
+import ctypes
 import gc
 import importlib
 import importlib.metadata
@@ -67,6 +68,20 @@ SMALL = {
 }  # fmt: skip
 
 
+def pytest_addoption(parser):
+    """Adds `--all`."""
+    parser.addoption("--all", action="store_true", help="slow tests too (they start processes, or compile for seconds)")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out slow tests, unless the command asks for all, or names files, or selects by `-m` itself."""
+    if config.option.all or config.option.file_or_dir or config.option.markexpr:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in set(slow)]
+
+
 def pytest_report_header(config):
     """Returns the measures of style, which pytest prints before a whole suite."""
     return None if config.option.file_or_dir else style.table().splitlines()
@@ -95,18 +110,24 @@ def full_effort():
 #: Programs of this process, and the bytes of runs: asking for them again takes nearly all of the time of a small command.
 PROGRAMS, SIZES = {}, {}
 
-#: A program takes tens of memory maps. The suite's take some 100,000.
+#: A process may have 65,530 memory maps, of which a program takes tens.
 MOST_MAPS = 20_000
+#: Bytes of a worker at which it forgets its programs.
+MOST_BYTES = 1.2e9
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_maps():
-    """Forgets programs before there are so many that the system refuses more memory maps (65,530 a process), which ends a worker."""
-    maps = pathlib.Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+def forget_programs():
+    """Frees compiled programs before a worker has so much memory, or so many maps, that the system ends it."""
+    proc = pathlib.Path("/proc/self")
+    if not proc.exists():
+        return
+    resident = int((proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if resident > MOST_BYTES or (proc / "maps").read_bytes().count(b"\n") > MOST_MAPS:
         PROGRAMS.clear()
         jax.clear_caches()
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(scope="module")
