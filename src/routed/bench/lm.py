@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+import routed.papers.pham2024  # noqa: F401 (its competing layers)
 from routed.bench.harness import Baseline, Case, Lines, Work, in_new_process, timed
 from routed.bench.text import TextTraining
 from routed.engine.devices import allow_collectives, make_mesh
