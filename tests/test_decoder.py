@@ -1,6 +1,7 @@
 """The decoder alone: what it reads, that it sees no future, its sizes; and the text that it continues."""
 
 import functools
+import subprocess
 import sys
 from functools import partial
 
@@ -298,6 +299,13 @@ def test_competing_layers_of_the_bench_teach_their_routers(monkeypatch):
     nats = -jax.nn.log_softmax(outputs.prediction)[*np.indices(batch.targets.shape), batch.targets].mean()
     taught = float(objective.selection_loss(rule, outputs.sites))
     assert float(trained._loss(params, layer, batch)[0] - nats) == pytest.approx(taught, rel=1e-4) and taught > 0
+
+
+@pytest.mark.slow
+def test_the_bench_alone_knows_competing_layers():
+    """A process of the bench loads their paper itself; here conftest.py has loaded all of them."""
+    code = "from routed.bench import lm; print(lm.config_of('tiny', 'compete_1').selection.share)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1.0\n"
 
 
 def test_the_bench_reads_baselines_and_its_dense_decoder_has_the_size_of_its_peer():

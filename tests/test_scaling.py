@@ -10,8 +10,7 @@ import pytest
 
 from routed.aot import hlo
 from routed.aot.interconnect import SENT, Collective, nodes, torus
-from routed.bench.collectives import SMALL, collectives, formula, slots_of
-from routed.bench.scaling import sweep
+from routed.bench.scaling import SMALL, collectives, formula, slots_of, sweep
 from routed.contracts import TextBatch, UserError
 from routed.engine import compilation, devices
 from routed.layer.dispatch.parallel import check

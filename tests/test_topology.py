@@ -12,10 +12,9 @@ from jax.sharding import Mesh
 from routed.aot import estimate, hlo
 from routed.aot import topology as topologies
 from routed.aot.estimate import Estimate, _kernel, times_of
-from routed.aot.flops import flops, flops_of_lines
+from routed.aot.hlo import flops, flops_of_lines
 from routed.aot.interconnect import Collective
-from routed.aot.targets import TARGETS
-from routed.aot.topology import CARDS, Topology, topology_of
+from routed.aot.topology import CARDS, TARGETS, Topology, topology_of
 from routed.contracts import UserError
 from routed.engine.compilation import lower_group
 from routed.engine.devices import make_mesh

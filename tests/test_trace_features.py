@@ -8,7 +8,7 @@ import pytest
 import routed
 from routed import trace
 from routed.contracts import UserError
-from routed.trace import controls, features, tokens
+from routed.trace import analysis, features, tokens
 
 RNG = np.random.default_rng(2)
 TOKENS, DIM, EXPERTS = 800, 6, 4
@@ -40,14 +40,14 @@ def test_a_router_of_what_tells_nothing_has_chance(tmp_path):
     kernel[4:] = RNG.standard_normal((2, EXPERTS))
     where = np.arange(0, TOKENS, 2)
     stored = trace.write(tmp_path, scores=(VALUES @ kernel)[None], features=features_of(where, kernel=kernel), **GIVEN)
-    row = controls.controls(stored, tokens.tokens_of(stored)).set_index("number").loc["mi.kind"]
+    row = analysis.controls(stored, tokens.tokens_of(stored)).set_index("number").loc["mi.kind"]
     assert row.trained < 0.05 < row.shuffled  # shuffled, it reads the features of the label half of the time
 
 
 def test_a_subset_of_tokens_keeps_its_sequences_and_codes():
     rows = np.repeat(np.arange(4), 3)
     every = tokens.make_tokens({"token": np.array([5, 1, 1, 0, 2, 2, 2, 3, 3, 4, 4, 5])}, {"token": 6}, {}, rows)
-    some = controls.subset(every, np.array([0, 2, 9, 11]))
+    some = analysis.subset(every, np.array([0, 2, 9, 11]))
     assert (
         some.codes["token"].tolist() == [2, 0, 1, 2]
         and some.counts["token"] == 3

@@ -7,7 +7,7 @@ import pytest
 
 import routed
 from routed import trace
-from routed.trace import analysis, churn, features, findings, layer_pairs, similarity, tokens
+from routed.trace import analysis, features, report, similarity, tokens
 
 RNG = np.random.default_rng(3)
 TOKENS, EXPERTS, DIM = 900, 6, 8
@@ -55,7 +55,7 @@ def test_tokens_without_a_first_expert_are_in_no_pair(tmp_path):
     """Tokens 0 and 1 have both: cells (0, 1) and (1, 0), one each, so layers tell ln 2 and are alike. As expert 0, -1 made it 3 of 4."""
     first, second = np.array([[0], [1], [-1], [1]]), np.array([[1], [0], [0], [-1]])
     stored = trace.write(tmp_path, experts=[first, second], num_experts=2)
-    result = layer_pairs.compare_layers(stored, tokens.tokens_of(stored), None)
+    result = similarity.compare_layers(stored, tokens.tokens_of(stored), None)
     assert result.alike[0].value == result.equal[0, 1] == 1
     assert result.following[0].value == pytest.approx(math.log(2), rel=1e-5)
     # the bias of the information is (2 - 1)^2 / (2 * 2 tokens), and both entropies are ln 2
@@ -67,10 +67,10 @@ def test_the_first_of_open_choices_is_that_of_the_largest_weight(tmp_path):
     chosen = np.array([[0, -1, 2], [-1, 1, -1], [-1, -1, -1]])
     weights = np.array([[0.2, 0, 0.7], [0, 0.5, 0], [0, 0, 0]], np.float32)
     stored = trace.write(tmp_path / "weighed", experts=[chosen] * 2, weights=[weights] * 2, num_experts=3)
-    result = layer_pairs.compare_layers(stored, tokens.tokens_of(stored), None)
+    result = similarity.compare_layers(stored, tokens.tokens_of(stored), None)
     assert result.alike[0].value == 1 and result.following[0].value == pytest.approx(math.log(2), rel=1e-5)
     stored = trace.write(tmp_path / "plain", experts=[chosen] * 2, num_experts=3)
-    assert layer_pairs.compare_layers(stored, tokens.tokens_of(stored), None) is None
+    assert similarity.compare_layers(stored, tokens.tokens_of(stored), None) is None
 
 
 def test_a_page_of_open_choices_says_what_it_lacks(tmp_path):
@@ -96,7 +96,7 @@ def test_churn_is_of_the_experts_that_are_there(old, new, changed, alike, tmp_pa
         trace.write(tmp_path / name, experts=[np.array(experts)], num_experts=3)
         for name, experts in (("old", old), ("new", new))
     ]
-    (row,) = churn.churn(traces, tokens.tokens_of(traces[1]), None)
+    (row,) = similarity.churn(traces, tokens.tokens_of(traces[1]), None)
     assert row["value"] == pytest.approx(changed) and row["alike"] == pytest.approx(alike)
     assert 0 <= row["chance"] <= 1 and (row["before"], row["after"]) == ("old", "new")
 
@@ -110,7 +110,7 @@ def test_checkpoints_of_one_name_are_numbered(tmp_path):
     result = analysis.analyse(traces)
     assert result.churn.before.tolist() == ["encoder (1)", "encoder (2)"]
     assert result.churn.after.tolist() == ["encoder (2)", "encoder (3)"]
-    said = [text for text in findings.findings(result) if text.startswith("From encoder (")]
+    said = [text for text in report.findings(result) if text.startswith("From encoder (")]
     assert len(said) == 2
 
 
@@ -138,7 +138,7 @@ def test_checkpoints_whose_experts_were_renumbered(tmp_path):
     )
     same = np.mean([len(set(a) & set(b)) / 2 for a, b in zip(first, second, strict=True)])
     assert result.churn.router_alone[0] == pytest.approx(1 - same)
-    (said,) = [text for text in findings.findings(result) if text.startswith("From step 1 to step 2")]
+    (said,) = [text for text in report.findings(result) if text.startswith("From step 1 to step 2")]
     assert (
         "much of the change is in the numbers of the experts alone" in said
         and "On the later features, the earlier router" in said

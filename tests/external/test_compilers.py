@@ -15,7 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from routed.aot import hlo
 from routed.aot.dry_run import describe
 from routed.aot.estimate import measure
-from routed.aot.flops import flops_of_lines
+from routed.aot.hlo import flops_of_lines
 from routed.aot.topology import topology_of
 from routed.engine.devices import make_mesh
 from routed.engine.execution import make_groups

@@ -6,8 +6,7 @@ from absl import logging as log
 from jax.sharding import Mesh
 
 from routed.aot.estimate import Estimate, Shortage, Times, measure
-from routed.aot.targets import PRICED
-from routed.aot.topology import Topology
+from routed.aot.topology import PRICED, Topology
 from routed.engine.compilation import batching_of
 from routed.engine.execution import make_groups
 from routed.engine.schedule import Group

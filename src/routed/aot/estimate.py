@@ -12,7 +12,6 @@ import jax
 from jax.sharding import Mesh
 
 from routed.aot import hlo
-from routed.aot.flops import flops_of_lines
 from routed.aot.interconnect import Collective
 from routed.aot.topology import Topology
 from routed.engine.compilation import Lowerings, batching_of, lower_group
@@ -149,8 +148,13 @@ def memory_of(program: Any) -> tuple[int, int]:
 
 
 def _counter(module: hlo.Module, topology: Topology) -> Callable[[str], dict[tuple[str, ...], float]]:
-    products = flops_of_lines(module)
-    return lambda line: hlo.cycles(line) | products(line) | _kernel(line, topology) | hlo.traffic(line) | _update(line)
+    products = hlo.flops_of_lines(module)
+
+    def count(line: str) -> dict[tuple[str, ...], float]:
+        update = {("updates",): 1.0} if "/optimiser" in line else {}
+        return hlo.cycles(line) | products(line) | _kernel(line, topology) | hlo.traffic(line) | update
+
+    return count
 
 
 def _sum_of(sums: dict[tuple[str, ...], float], name: str) -> float:
@@ -165,10 +169,6 @@ def _kernel(line: str, topology: Topology) -> dict[tuple[str, ...], float]:
     rates, shapes = topology.rates, re.findall(r"\b[a-z]+(\d+)\[([\d,]*)\]", line.partition("metadata=")[0])
     size = sum(int(bits) / 8 * math.prod(int(n) for n in axes.split(",") if n) for bits, axes in shapes)
     return {("kernels",): floor(rates, float(cost[1]) / KERNEL_RATE, size, "bfloat16").seconds}
-
-
-def _update(line: str) -> dict[tuple[str, ...], float]:
-    return {("updates",): 1.0} if "/optimiser" in line else {}
 
 
 def times_of(estimate: Estimate, group: Group, mesh: Mesh, moved: float, topology: Topology) -> Times:

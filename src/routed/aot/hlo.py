@@ -1,4 +1,4 @@
-"""Text of a compiled program: its computations and loops, the cycles that XLA estimates, and its collectives."""
+"""Text of a compiled program: its computations and loops, cycles that XLA estimates, collectives, FLOPs of products."""
 
 from __future__ import annotations
 
@@ -174,3 +174,78 @@ def cycles(line: str) -> dict[tuple[str, ...], float]:
 def purpose(name: str) -> str:
     """Returns the purpose of an instruction, from its name in the program."""
     return next((label for label, pattern in PURPOSES.items() if re.search(pattern, name)), "other")
+
+
+def flops_of_lines(module: Module) -> Callable[[str], dict[tuple[str, ...], float]]:
+    """Returns a measure of the FLOPs of an instruction of a module, for `Module.total` and `Module.loops`."""
+    shapes = {
+        named[1]: _axes(line[named.end() :])
+        for lines in module.computations.values()
+        for line in lines
+        if (named := re.match(r"\s*(?:ROOT )?%(\S+) = ", line))
+    }
+    return lambda line: {("flops",): count} if (count := flops(line, shapes)) else {}
+
+
+def flops(line: str, shapes: dict[str, tuple[int, ...]]) -> float:
+    """Returns the FLOPs of a product of matrices, a convolution or a kernel that states them; 0 for others.
+
+    `shapes` has the shapes of the instructions that the line names.
+    """
+    if kernel := re.search(r'"cost_estimate":\{"flops":"(\d+)"', line):
+        return float(kernel[1])
+    call = re.search(r" (dot|convolution|custom-call)\(([^)]*)\)", line)
+    if not call:
+        return 0.0
+    operands = [shapes[name] for name in re.findall(r"%([^\s,]+)", call[2]) if name in shapes]
+    result = _axes(line.partition(" = ")[2])
+    target = re.search(r'custom_call_target="(__cu\w+\$[^"]*)"', line)
+    contracted = re.search(r'lhs_contracting_dim(?:ension)?s(?:=\{|":\[)"?([\d,"]*)', line)
+    if (call[1] == "dot" or (target and target[1].startswith("__cublas"))) and contracted:
+        axes = [int(axis) for axis in re.findall(r"\d+", contracted[1])]
+        return 2.0 * math.prod(result) * math.prod(operands[0][axis] for axis in axes)
+    if call[1] != "convolution" and not (target and target[1].startswith("__cudnn$conv")):
+        return 0.0
+    left, right = operands[:2]
+    if target and target[1].endswith("BackwardInput"):  # the labels are those of the convolution forward
+        left, result = result, left
+    elif target and target[1].endswith("BackwardFilter"):
+        right, result = result, right
+    return _convolution(line, left, right, result)
+
+
+def _convolution(line: str, left: tuple[int, ...], right: tuple[int, ...], result: tuple[int, ...]) -> float:
+    """Counts twice the pairs of elements of `left` and `right`, without padding and holes of a dilation.
+
+    TPUs write a product of matrices as a convolution, and a batch of products as a window with holes.
+    """
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", line)
+    if labels is None:
+        raise ValueError(f"a convolution without labels: {line.strip()}")
+    window = dict(re.findall(r"(\w+)=([\d_x-]+)", (re.search(r"window=\{([^}]*)\}", line) or ["", ""])[1]))
+    batches = re.search(r"batch_group_count=(\d+)", line)
+    count = 2.0 * left[labels[1].index("b")] * right[labels[2].index("i")] * result[labels[3].index("f")]
+    for axis in range(sum(label.isdigit() for label in labels[1])):
+
+        def entry(name: str, default: str, axis: int = axis) -> str:
+            return window[name].split("x")[axis] if name in window else default
+
+        inputs, window_size, outputs = (
+            shape[names.index(str(axis))] for shape, names in zip((left, right, result), labels.groups(), strict=True)
+        )
+        pad, stride = int(entry("pad", "0_0").split("_")[0]), int(entry("stride", "1"))
+        holes, dilation = int(entry("lhs_dilate", "1")), int(entry("rhs_dilate", "1"))
+        count *= _pairs(inputs, window_size, outputs, stride, pad, holes, dilation)
+    return count / (int(batches[1]) if batches else 1)
+
+
+def _pairs(left: int, right: int, result: int, stride: int, pad: int, holes: int, dilation: int) -> int:
+    """Counts the pairs of a window's position and an element of the window that meet an element of the input."""
+    points = ((o * stride + k * dilation - pad) for o in range(result) for k in range(right))
+    return sum(point % holes == 0 and 0 <= point // holes < left for point in points)
+
+
+def _axes(text: str) -> tuple[int, ...]:
+    """Returns the axes of the first array in a shape."""
+    shape = re.search(r"\b[a-z]+\d*[a-z0-9]*\[([\d,]*)\]", text)
+    return tuple(int(n) for n in shape[1].split(",") if n) if shape else ()

@@ -18,20 +18,8 @@ from routed.system import commands, files
 from routed.system.machine import rates
 from routed.system.provenance import provenance
 
-BENCHES: dict[str, Any] = {
-    "gmm": gmm,
-    "dispatch": dispatch,
-    "t5": t5,
-    "lm": lm,
-    "cluster": cluster,
-    "patches": patches,
-    "images": images,
-    "scaling": scaling,
-    "tables": tables,
-    "pods": pods,
-    "gpu": gpu,
-    "trace": trace,
-}
+_MODULES: tuple[Any, ...] = (gmm, dispatch, t5, lm, cluster, patches, images, scaling, tables, pods, gpu, trace)
+BENCHES = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
 #: Benches that compare with a command of the user's.
 COMPARED = {name: bench.LINES for name, bench in BENCHES.items() if hasattr(bench, "LINES")}
 #: Benches whose own process must not, or need not, ask JAX for a device.

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from routed.bench.batch import Batch
 from routed.bench.harness import Baseline, Case, Lines, Work, beside_floor, timed
+from routed.bench.trainings import Batch
 from routed.engine.devices import make_mesh, split_host
 from routed.plan import experiment
 from routed.plan.config import canonical

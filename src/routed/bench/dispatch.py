@@ -6,7 +6,6 @@ steps in one program, as training runs them. All dispatches of a case get the sa
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from routed.bench import hopper
-from routed.bench.harness import Case, Work, timed
+from routed.bench.harness import Case, Work, seconds_of, timed
 from routed.contracts import Places, UserError
 from routed.engine.compilation import compile_lowered
 from routed.experts.ffn import Ffn
@@ -187,15 +186,12 @@ class Layer:
 
     def forward_seconds(self) -> float:
         """Runs forward; returns its seconds."""
-        started = time.perf_counter()
-        jax.block_until_ready(self.forward(*self.arguments))
-        return time.perf_counter() - started
+        return seconds_of(lambda: self.forward(*self.arguments))[1]
 
     def step_seconds(self) -> float:
         """Runs steps; returns the seconds of one."""
-        started = time.perf_counter()
-        self.old = jax.block_until_ready(self.step(self.old, jnp.int32(self.count), *self.arguments))
-        return (time.perf_counter() - started) / self.count
+        self.old, seconds = seconds_of(lambda: self.step(self.old, jnp.int32(self.count), *self.arguments))
+        return seconds / self.count
 
     def case_of(self, about: dict[str, Any]) -> Case:
         """Returns the case of this layer, forward and a step."""
@@ -228,8 +224,8 @@ def _seeds(case: dict[str, Any], rounds: int) -> dict[str, Any]:
         "vmap": (lambda old, *a: jax.vmap(single.gradients)(*a), many, 1),
         "single": (lambda old, *a: single.gradients(*a), single.arguments, SEEDS),
     }
-    cases = [Case({}, {"seconds": _caller(*way)}) for way in ways.values()]
-    seconds = dict(zip(ways, (record["seconds"] for record in timed(cases, SEED_TIMES * rounds)), strict=True))
+    records = timed([Case({}, {"seconds": _caller(*way)}) for way in ways.values()], SEED_TIMES * rounds)
+    seconds = {way: record["seconds"] for way, record in zip(ways, records, strict=True)}
     about = {"case": f"{SEEDS} seeds", "dispatch": single.dispatch, **case}
     return about | {f"{way}_over_single": seconds[way] / seconds["single"] for way in ("map", "vmap")}
 
@@ -239,11 +235,9 @@ def _caller(function: Callable, arguments: tuple[Any, ...], calls: int) -> Calla
     old = jax.tree.map(jnp.zeros_like, arguments[:2])
     program = compile_lowered(jax.jit(function, donate_argnums=0, keep_unused=True).lower(old, *arguments))
 
-    def seconds() -> float:
+    def run() -> None:
         nonlocal old
-        started = time.perf_counter()
         for _ in range(calls):
             old = jax.block_until_ready(program(old, *arguments))
-        return time.perf_counter() - started
 
-    return seconds
+    return lambda: seconds_of(run)[1]

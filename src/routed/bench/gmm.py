@@ -6,8 +6,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from routed.bench.batch import batch_case
 from routed.bench.harness import Baseline, Lines, Work, timed
+from routed.bench.trainings import batch_case
 from routed.engine.devices import split_host
 from routed.plan.config import base
 from routed.settings.tree import override

@@ -22,9 +22,8 @@ import jax.numpy as jnp
 
 from routed.aot.estimate import least_bytes, memory_of
 from routed.bench import dispatch, gmm, hopper, pods
-from routed.bench.batch import Batch
 from routed.bench.harness import Case, Work, timed
-from routed.bench.text import TextTraining
+from routed.bench.trainings import Batch, TextTraining
 from routed.contracts import UserError
 from routed.engine.compilation import batching_of
 from routed.engine.devices import make_mesh
@@ -123,15 +122,14 @@ def batch(experts: str, runs: int, way: str, rounds: int) -> dict[str, Any]:
     compiled = Batch(canonical(config), 2 if tiny() else runs, FEW if tiny() else STEPS)
     compiled.train()  # the first call touches the memory
     about = {"experts": experts, "runs": compiled.runs, "batching": compiled.compiled.batching, "auto": auto}
-    case = Case(
-        about | {"batch_size": config.batch_size}, {"ms_per_run_step": compiled.step}, work_of(config, compiled)
-    )
+    case = step_case(about | {"batch_size": config.batch_size}, config, compiled)
     return measured(case, rounds, compiled.compiled.advance)
 
 
-def work_of(config: Any, compiled: Batch) -> Work:
-    """Returns the least work of a step of one run."""
-    return Work(gmm.step_flops(config), least_bytes(compiled.states) / compiled.runs)
+def step_case(about: dict[str, Any], config: Any, compiled: Batch, **before: Callable[[], float]) -> Case:
+    """Returns the case of a step of one run, behind the times `before`."""
+    work = Work(gmm.step_flops(config), least_bytes(compiled.states) / compiled.runs)
+    return Case(about, before | {"ms_per_run_step": compiled.step}, work)
 
 
 def text(changes: dict[str, Any], rounds: int) -> dict[str, Any]:
@@ -163,8 +161,8 @@ def sweep(changes: dict[str, Any], rounds: int) -> dict[str, Any]:
     compiled.train(), compiled.evaluation()  # the first calls touch the memory
     about = {"program": group.name, "runs": group.size, "batching": batching_of(config, mesh)}
     about |= {"batch_size": config.batch_size, "steps": config.steps}
-    times = {"ms_evaluation": compiled.evaluation, "ms_per_run_step": compiled.step}
-    record = measured(Case(about, times, work_of(config, compiled)), rounds, compiled.compiled.advance)
+    case = step_case(about, config, compiled, ms_evaluation=compiled.evaluation)
+    record = measured(case, rounds, compiled.compiled.advance)
     step, evaluations = record["ms_per_run_step"] * group.size, config.steps // config.eval_every + 1
     return record | {
         "runs_per_hour": 3.6e6 * group.size / (config.steps * step + evaluations * record["ms_evaluation"]),
@@ -176,16 +174,11 @@ CAPACITY = {"dispatch": "slots", "selection.capacity_factor": 1.25, "selection.c
 USE_SLOTS = "set dispatch=slots with selection.capacity_factor=1.25"
 FEWER_TOKENS = "halve LARGE['tokens'] in bench/dispatch.py"
 ROWS = (("dropless", "ragged"), ("capacity", "slots"), ("dropless", "dense_ffn"), ("collapsed", "ragged"))
-BATCHES = (("mlp", 32), ("constant", 32), ("constant", 256))
+BATCHES, WAYS = (("mlp", 32), ("constant", 32), ("constant", 256)), ("vmap", "map")
 #: Parts in the order of their importance.
 PARTS: dict[str, Part] = {
     "machine": Part(30, {"here": machine}),
-    "dispatch": Part(
-        140,
-        {f"{name}: {way}": partial(layer, name, way) for name, way in ROWS},
-        memory=FEWER_TOKENS,
-        lowering=USE_SLOTS,
-    ),
+    "dispatch": Part(140, {f"{name}: {way}": partial(layer, name, way) for name, way in ROWS}, FEWER_TOKENS, USE_SLOTS),
     "t5": Part(
         120,
         {
@@ -193,8 +186,8 @@ PARTS: dict[str, Part] = {
             "gpu, slots": partial(text, CAPACITY),
             "gpu, dense_active": partial(text, {"model": "dense_active"}),
         },
-        memory="halve batch_size, or set transformer.remat=true",
-        lowering=USE_SLOTS,
+        "halve batch_size, or set transformer.remat=true",
+        USE_SLOTS,
     ),
     "sweep": Part(
         80,
@@ -202,24 +195,20 @@ PARTS: dict[str, Part] = {
             "headline": partial(sweep, {}),
             "headline, 60 seeds": partial(sweep, {"seeds": 60, "mesh.runs_per_batch": 256}),
         },
-        memory="lower mesh.runs_per_batch",
-        lowering="set selection.eval.name=soft, of which the dispatch is dense",
+        "lower mesh.runs_per_batch",
+        "set selection.eval.name=soft, of which the dispatch is dense",
     ),
     "batching": Part(
         80,
-        {
-            f"{experts}, {runs} runs: {way}": partial(batch, experts, runs, way)
-            for experts, runs in BATCHES
-            for way in ("vmap", "map")
-        },
-        memory="lower the number of runs (mesh.runs_per_batch)",
-        lowering="set mesh.batching to the other way",
+        {f"{name}, {runs} runs: {way}": partial(batch, name, runs, way) for name, runs in BATCHES for way in WAYS},
+        "lower the number of runs (mesh.runs_per_batch)",
+        "set mesh.batching to the other way",
     ),
     "hopper": Part(
         60,
         {f"{name}: hopper": partial(layer, name, "hopper") for name in ("dropless", "collapsed")},
-        memory=FEWER_TOKENS,
-        lowering="nothing: training does not use these kernels",
+        FEWER_TOKENS,
+        "nothing: training does not use these kernels",
     ),
 }
 
@@ -234,19 +223,14 @@ def records(part: str, cases: list[str], rounds: int) -> Iterator[dict[str, Any]
         try:
             record = PARTS[part].cases[name](rounds)
         except Exception as raised:  # any error: the other cases go on
-            error, record = raised, {"failed": error_line(raised), "do": advice(raised, PARTS[part])}
+            line = str(raised) if isinstance(raised, UserError) else f"{type(raised).__name__}: {raised}"
+            error, record = raised, {"failed": " ".join(line.split())[:400], "do": advice(raised, PARTS[part])}
         yield {"part": part, "case": name} | record | {"seconds": round(time.perf_counter() - started, 1)}
         if error is not None and not isinstance(error, UserError):
             traceback.print_exception(error)
             return
         gc.collect()  # arrays of a program that refers to itself
         jax.clear_caches()
-
-
-def error_line(error: BaseException) -> str:
-    """Returns an error as one line of at most 400 characters."""
-    text = f"{type(error).__name__}: {error}" if not isinstance(error, UserError) else str(error)
-    return " ".join(text.split())[:400]
 
 
 def advice(error: BaseException, part: Part) -> str:

@@ -8,9 +8,12 @@ import shlex
 import statistics
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import jax
 
 from routed.contracts import UserError
 from routed.system.machine import floor, rates
@@ -123,6 +126,13 @@ def beside_floor(time: float, work: Work, unit: str) -> dict[str, Any]:
     """Returns the floor of some work, the larger of FLOPs and bytes at the machine's rates, and a time over it."""
     least, bound = floor(rates(), *work)
     return {f"floor_{unit}": UNITS[unit] * least, "bound": bound, "over_floor": time / (UNITS[unit] * least)}
+
+
+def seconds_of(run: Callable[[], Any]) -> tuple[Any, float]:
+    """Calls a function; returns its arrays when they are computed, and the seconds."""
+    started = time.perf_counter()
+    results = jax.block_until_ready(run())
+    return results, time.perf_counter() - started
 
 
 def in_new_process(code: str) -> float:

@@ -10,8 +10,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from routed.bench.batch import batch_case
 from routed.bench.harness import Baseline, Lines, Work, timed
+from routed.bench.trainings import batch_case
 from routed.engine.devices import split_host
 from routed.experts import EXPERTS
 from routed.plan import experiment

@@ -10,8 +10,9 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+import routed.papers.pham2024  # noqa: F401 (its competing layers)
 from routed.bench.harness import Baseline, Case, Lines, Work, in_new_process, timed
-from routed.bench.text import TextTraining
+from routed.bench.trainings import TextTraining
 from routed.engine.devices import allow_collectives, make_mesh
 from routed.layer.selection import divisors
 from routed.plan.config import base
@@ -50,6 +51,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "compete_1": {"selection.name": "compete", "selection.share": 1.0},
     "all": {"selection.name": "soft", "dispatch": "dense"},
 }
+#: Cores of this process.
+CORES = len(os.sched_getaffinity(0))
 #: Kinds that are also timed on a CPU with a device for each core, which share the rows of a step: one run leaves cores
 #: idle.
 SHARED = ("dense", "twin", "smoe")
@@ -70,7 +73,7 @@ def bench(rounds: int, baseline: Baseline) -> list[dict[str, Any]]:
     """
     trainings = {(shape, kind): training_of(shape, kind) for shape in SHAPES for kind in KINDS}
     times = {case: training.step for case, training in trainings.items()}
-    if platform() == "cpu" and _cores() > 1:
+    if platform() == "cpu" and CORES > 1:
         times |= {(shape, f"{kind}, shared"): partial(shared, shape, kind) for shape in SHAPES for kind in SHARED}
     cases = []
     for (shape, kind), step in times.items():
@@ -81,7 +84,7 @@ def bench(rounds: int, baseline: Baseline) -> list[dict[str, Any]]:
     for (shape, kind), record in ours.items():
         name, _, suffix = kind.partition(",")
         training, seconds = trainings[shape, name], record["seconds_per_step"]
-        record |= training.rates(seconds, tokens_of(training.config)) | {"mfu": 1 / record["over_floor"]}
+        record |= training.rates(seconds, DECODER.cost(training.config).tokens) | {"mfu": 1 / record["over_floor"]}
         for peer in ("dense", "twin"):
             theirs = ours[shape, f"{peer},{suffix}" if suffix else peer]
             record[f"over_{peer}"] = seconds / theirs["seconds_per_step"]
@@ -89,11 +92,6 @@ def bench(rounds: int, baseline: Baseline) -> list[dict[str, Any]]:
         *ours.values(),
         *(beside(label, seconds, count, ours) for label, (seconds, count) in baseline.medians().items()),
     ]
-
-
-def tokens_of(config: ConfigDict) -> int:
-    """Returns the tokens of a batch."""
-    return DECODER.cost(config).tokens
 
 
 def training_of(shape: str, kind: str, mesh: Mesh | None = None) -> TextTraining:
@@ -122,13 +120,9 @@ def shared(shape: str, kind: str) -> float:
 
 def seconds_shared(shape: str, kind: str) -> float:
     """Times a step whose rows are divided over as many devices as cores allow; before JAX's first use only."""
-    devices = max(n for n in divisors(SHAPES[shape]["batch_size"]) if n <= _cores())
+    devices = max(n for n in divisors(SHAPES[shape]["batch_size"]) if n <= CORES)
     config = override(config_of(shape, kind), {"mesh.data": devices})
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", devices)
     allow_collectives([config])
     return training_of(shape, kind, make_mesh(config)).step()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from routed.bench.batch import batch_case
 from routed.bench.harness import Baseline, Lines, Work, timed
+from routed.bench.trainings import batch_case
 from routed.engine.devices import split_host
 from routed.models import SAMPLE_MODELS
 from routed.plan import experiment

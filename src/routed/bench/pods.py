@@ -69,7 +69,7 @@ def bench(rounds: int) -> Iterator[dict[str, Any]]:
     """
     del rounds  # a compiler does not vary
     for name in sorted({name for _, _, names in CASES for name in names}):
-        _in_process(_check, name)  # before the first hour
+        _in_process(_check, name)  # its compiler, before the first hour
     print(f"| {' | '.join(HEADS)} |\n{'|---' * len(HEADS)}|", flush=True)
     for spec, changes, names in CASES:
         for name in names:

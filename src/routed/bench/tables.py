@@ -38,13 +38,8 @@ ARMS = (
 #: Evaluations and metrics of a run.
 EVALUATIONS, METRICS = 9, 60
 SETTINGS = {"name": "tables", "arms": ARMS, "seeds": SEEDS, "steps": 4000, "eval_every": 4000 // (EVALUATIONS - 1)}
-SETTINGS |= {
-    "data.clusters": 8,
-    "data.dim": 8,
-    "data.test_samples": 1600,
-    "experts.count": 8,
-    "mesh.runs_per_batch": 16,
-}
+SETTINGS |= {"data.clusters": 8, "data.dim": 8, "data.test_samples": 1600}
+SETTINGS |= {"experts.count": 8, "mesh.runs_per_batch": 16}
 
 
 def bench(rounds: int) -> Iterator[dict[str, Any]]:

@@ -36,8 +36,7 @@ REFERENCE = flags.DEFINE_string(
     "reference",
     None,
     "NAME,...: make the cards of these built-in routers (all: of every one that fits), below runs/, and put their"
-    " scores into the"
-    " reference of this installation.",
+    " scores into the reference of this installation.",
 )
 
 _OVERRIDES: list[str] = []

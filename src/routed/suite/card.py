@@ -30,19 +30,12 @@ def page(card: dict[str, Any], stored: dict[str, Any], spec: str) -> str:
     """Renders the page of a card; `spec` is the router's name in the command."""
     neighbours = neighbours_of(card, stored)
     routers = neighbours.routers
-    asked = probes.chosen(card["suite"]["quick"])
-    differences = {name: reference.against(card, router) for name, router in routers.items()}
-    shapes = {
-        name: outline([router["probes"][probe.name]["score"]["mean"] for probe in asked])
-        for name, router in routers.items()
-    }
-    compared = {
-        name: {
-            probe.name: _cell(router["probes"][probe.name]["score"], differences[name].get(probe.name))
-            for probe in asked
-        }
-        for name, router in routers.items()
-    }
+    asked, shapes, compared = probes.chosen(card["suite"]["quick"]), {}, {}
+    for name, router in routers.items():
+        scores = {probe.name: router["probes"][probe.name]["score"] for probe in asked}
+        differences = reference.against(card, router)
+        shapes[name] = outline([score["mean"] for score in scores.values()])
+        compared[name] = {probe: _cell(score, differences.get(probe)) for probe, score in scores.items()}
     return pages.render(
         "suite/card.html",
         title=f"Score card of {card['router']['name']}",
@@ -125,8 +118,8 @@ def sentences(card: dict[str, Any], neighbours: Neighbours) -> list[str]:
     """The sentences of sentences.jinja on the scores of a card."""
     first = neighbours.first
     gains = {name: scores["gain"] for name, scores in card["probes"].items() if scores.get("gain")}
-    better = [name for name, gain in gains.items() if gain["low"] is not None and gain["low"] > 0]
-    worse = [name for name, gain in gains.items() if gain["high"] is not None and gain["high"] < 0]
+    better = [name for name, gain in gains.items() if (gain["low"] or 0) > 0]
+    worse = [name for name, gain in gains.items() if (gain["high"] or 0) < 0]
     differences = reference.against(card, neighbours.routers[first]) if first else {}
     sides = {name: _side(difference) for name, difference in differences.items()}
     means = {name: scores["score"]["mean"] for name, scores in card["probes"].items()}

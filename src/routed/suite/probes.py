@@ -23,27 +23,11 @@ VERSION = 1
 
 #: Settings of every run that a point does not change. Adam's rates are tuned for each arm at each point, on seeds that
 #: are never evaluated.
-BASE: Point = {
-    "data.clusters": 16,
-    "data.dim": 16,
-    "data.separation": 1.0,
-    "data.samples": 1024,
-    "data.test_samples": 1600,
-    "experts.name": "constant",
-    "experts.count": 16,
-    "experts.learning_rate": 0.01,
-    "router.learning_rate": 0.01,
-    "optimizer.name": "adam",
-    "batch_size": 64,
-    "steps": 2000,
-    "eval_every": 250,
-    "rates": "tuned",
-    "tune.multipliers": (0.1, 0.5, 2.5, 12.5),
-    "tune.seeds": 2,
-    "seeds": 5,
-    "shuffles": 0,
-    "mesh.runs_per_batch": 64,
-}
+BASE: Point = {"data.clusters": 16, "data.dim": 16, "data.separation": 1.0}
+BASE |= {"data.samples": 1024, "data.test_samples": 1600, "experts.name": "constant", "experts.count": 16}
+BASE |= {"experts.learning_rate": 0.01, "router.learning_rate": 0.01, "optimizer.name": "adam", "batch_size": 64}
+BASE |= {"steps": 2000, "eval_every": 250, "rates": "tuned", "tune.multipliers": (0.1, 0.5, 2.5, 12.5), "tune.seeds": 2}
+BASE |= {"seeds": 5, "shuffles": 0, "mesh.runs_per_batch": 64}
 
 #: The arms of a card: a router that learns, and its frozen self; a router that cannot learn has one arm only. The
 #: frozen self is made as sharp as the learned router became: otherwise it would lose because it is trained soft and
@@ -55,12 +39,8 @@ QUICK: Point = {"rates": "paper", "seeds": 3, "steps": 1000}
 
 #: One expert a token, weighted by its probability, in training and in evaluation (Switch, Fedus et al. 2021); nothing
 #: balances the load.
-TOP1: Point = {
-    "selection.name": "top_k",
-    "selection.k": 1,
-    "selection.renormalise": False,
-    "selection.eval.renormalise": False,
-}
+TOP1: Point = {"selection.name": "top_k", "selection.k": 1}
+TOP1 |= {"selection.renormalise": False, "selection.eval.renormalise": False}
 
 #: Fraction of the variance of 32 targets N(0, I_10) that 8 vectors explain, by k-means of the targets (5 starts): mean
 #: over 200 draws.
@@ -132,25 +112,14 @@ _E = (
     "E is the share of the explainable variance that is explained at top-1: 0 is the best constant, 1 the Bayes"
     " predictor."
 )
-_CROSSED: Point = {
-    "data.name": "crossed",
-    "data.clusters": 8,
-    "data.dim": 8,
-    "experts.count": 8,
-    "data.samples": 4096,
-    "data.separation": 2.0,
-}
+_CROSSED: Point = {"data.name": "crossed", "data.clusters": 8, "data.dim": 8, "experts.count": 8}
+_CROSSED |= {"data.samples": 4096, "data.separation": 2.0}
 
 
 def _many_experts(count: int, test_samples: int) -> Point:
     """A point with as many experts as clusters, and 32 samples a cluster."""
-    return {
-        "data.clusters": count,
-        "experts.count": count,
-        "data.samples": 32 * count,
-        "data.test_samples": test_samples,
-        "eval_every": 1000,
-    }
+    sizes = {"data.clusters": count, "experts.count": count, "data.samples": 32 * count}
+    return sizes | {"data.test_samples": test_samples, "eval_every": 1000}
 
 
 #: In the order of the page.
@@ -178,9 +147,8 @@ PROBES: tuple[Probe, ...] = (
     Probe(
         "spurious",
         "Does it ignore what does not matter?",
-        "Mean of E with 112 more dimensions of noise, and with a second mixture that the target does not depend on"
-        " and in which 70 % of"
-        " the distances lie.",
+        "Mean of E with 112 more dimensions of noise, and with a second mixture that the target does not depend on and"
+        " in which 70 % of the distances lie.",
         "It finds the directions that matter by the target, where the inputs alone (k-means) would not.",
         "Not that its weights on other directions are 0: they only do no harm.",
         ({"data.spurious_dims": 112, "data.samples": 4096}, {**_CROSSED, "data.share": 0.7}),
@@ -190,8 +158,7 @@ PROBES: tuple[Probe, ...] = (
         "starts",
         "Does it use all experts after a bad start?",
         "(exp H(load) - 1) / (E - 1) of the choices after training at top-1 on inputs whose common mean is 3 along"
-        " every dimension, where"
-        " their noise has a standard deviation of 1.",
+        " every dimension, where their noise has a standard deviation of 1.",
         "No collapse: the mean sends nearly all tokens to a few experts at first, and no loss balances the load.",
         "Not that the load is put to use: a hash of the input that ignores its mean has 1.",
         ({**TOP1, "data.offset": 3.0},),
@@ -279,10 +246,7 @@ PROBES: tuple[Probe, ...] = (
         "Mean of E over 64 experts on 64 clusters and 512 on 512, 32 samples a cluster.",
         "The router's signal does not drown in the number of experts.",
         "Nothing about cost, nor about language models.",
-        (
-            _many_experts(64, test_samples=6400),
-            _many_experts(512, test_samples=5120),
-        ),
+        (_many_experts(64, test_samples=6400), _many_experts(512, test_samples=5120)),
         mean_explained,
     ),
     Probe(

@@ -61,7 +61,7 @@ def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]
         "tuning": _tuning(config),
         "probes": scores(table, flatten(config), measured, quick),
         "cost": {name: _short(value) for name, value in cost._asdict().items()},
-        "settings": {key: value for key, value in probes.settings(quick).items()},
+        "settings": dict(probes.settings(quick)),
         "versions": described["versions"],
         "commit": described["commit"],
         "machine": f"{described['machine']}, {jax.device_count()} devices of kind {jax.devices()[0].device_kind}",
@@ -141,8 +141,7 @@ def _claim(workdir: pathlib.Path, subject: Subject, quick: bool) -> None:
         if different == "seed":
             raise UserError(
                 f"workdir {workdir} is of other code of {subject.name}, whose seeds are others: choose another"
-                " --workdir,"
-                " or undo the edit"
+                " --workdir, or undo the edit"
             )
         if different:
             raise UserError(

@@ -54,7 +54,13 @@ def find(spec: str, given: list[str], quick: bool) -> Subject:
         path, name = spec, ""
     else:
         path, _, name = spec.rpartition(":") if ".py:" in spec else ("", "", spec)
-    name = _of_file(path, name) if path else _built_in(name)
+    if path:
+        name = _of_file(path, name)
+    elif name not in ROUTERS:
+        raise UserError(
+            f"{name}: no built-in router{nearest(name, ROUTERS)}; known: {', '.join(fitting())}; one of your own is"
+            " FILE.py:NAME"
+        )
     config = override(base(), {"name": "suite", "router.name": name, **probes.settings(quick)})
     config, keys = _with_settings(config, given)
     arms = (probes.LEARNED, probes.SELF) if ROUTERS[name].learns else (probes.FIXED,)
@@ -96,9 +102,7 @@ def base_seed(name: str, settings: Sequence[str], texts: list[str]) -> int:
     Comments and docstrings count, as a router can read them; the names of files do not. Tuning seeds derive from it
     too.
     """
-    files = {
-        i: hashlib.sha256(text.encode()).hexdigest() for i, text in enumerate(texts)
-    }  # empty for a built-in router
+    files = {i: hashlib.sha256(text.encode()).hexdigest() for i, text in enumerate(texts)}  # none of a built-in router
     text = json.dumps([name, sorted(settings), files, probes.digest()], sort_keys=True)
     low, high = SEEDS
     return low + int(hashlib.sha256(text.encode()).hexdigest(), 16) % (high - low)
@@ -106,15 +110,6 @@ def base_seed(name: str, settings: Sequence[str], texts: list[str]) -> int:
 
 #: Routers that need to know the decisive patch of a sample, which no probe has.
 OF_PATCHES = ("decisive",)
-
-
-def _built_in(name: str) -> str:
-    if name not in ROUTERS:
-        raise UserError(
-            f"{name}: no built-in router{nearest(name, ROUTERS)}; known: {', '.join(fitting())}; one of your own is"
-            " FILE.py:NAME"
-        )
-    return name
 
 
 def fitting() -> list[str]:
@@ -133,13 +128,15 @@ def _of_file(path: str, name: str) -> str:
     before = dict(ROUTERS)
     module = experiment_files.load(path, needs=())
     added = {key: part for key, part in ROUTERS.items() if before.get(key) is not part}
-    classes = {key: value for key, value in vars(module).items() if _is_own_module(value, module)}
+    classes = [
+        key for key, value in vars(module).items() if _is_flax_class(value) and value.__module__ == module.__name__
+    ]
     if taken := [key for key in (*added, name) if any(before.get(key) is part for part in PACKAGED)]:
         raise UserError(
             f"{path}: {taken[0]} is a built-in router, which scores are measured against: give yours another name"
         )
     if not name:
-        candidates = [*added] or [*classes]
+        candidates = [*added] or classes
         if len(candidates) != 1:
             text = f"it has {', '.join(candidates)}" if candidates else "it has no router"
             raise UserError(f"{path}: which router? say {path}:NAME; {text}")
@@ -165,22 +162,17 @@ def _router_from(module: types.ModuleType, path: str, name: str, candidates: lis
         raise UserError(f"{path}: has no {name}{nearest(name, candidates)}; its routers: {names}")
     if isinstance(value, Router):
         return value
-    if not (isinstance(value, type) and issubclass(value, nn.Module)):
+    if not _is_flax_class(value):
+        kind = f"the class {value.__name__}" if isinstance(value, type) else f"of the type {type(value).__name__}"
         raise UserError(
-            f"{path}:{name}: is no router but {_kind(value)}: name a key of ROUTERS, a Router, or a Flax module that"
-            " is made"
+            f"{path}:{name}: is no router but {kind}: name a key of ROUTERS, a Router, or a Flax module that is made"
             " with the number of experts alone"
         )
     return Router(lambda config, experts: value(experts), tokens=("rows",))
 
 
-def _kind(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"of the type {type(value).__name__}"
-
-
-def _is_own_module(value: Any, module: types.ModuleType) -> bool:
-    """True if `value` is a class of Flax modules that the file defines."""
-    return isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__
+def _is_flax_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, nn.Module)
 
 
 def scores_of(config: ConfigDict, experts: int) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
@@ -217,8 +209,7 @@ def _try(spec: str, config: ConfigDict) -> None:
             text = f"{scores.dtype}{list(shape)}" if shape is not None else type(scores).__name__
             raise UserError(
                 f"{spec}: of tokens [{TOKENS}, {dim}] the router with {experts} experts makes {text}; it must return"
-                " scores"
-                f" [tokens, experts], floats [{TOKENS}, {experts}]"
+                f" scores [tokens, experts], floats [{TOKENS}, {experts}]"
             )
 
 

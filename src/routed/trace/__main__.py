@@ -75,7 +75,9 @@ def main(argv: list[str]) -> None:
         tables = report(folders, out)
         files.tell("\n".join([*tables["findings"], f"wrote {out}"]))
     elif command in ("capture", "surgery") and not rest:
-        _require_flags()
+        for flag in (MODEL, TEXT, OUT):
+            if not flag.value:
+                raise UserError(f"--{flag.name} is missing; {USAGE}")
         with files.locked(files.folder(OUT.value), "out"):
             (_capture if command == "capture" else _surgery)()
     else:
@@ -138,12 +140,6 @@ def _surgery() -> None:
     )
     sentences = report(result, OUT.value)["findings"]
     files.tell("\n".join([*sentences, f"wrote {files.folder(OUT.value) / 'surgery.html'}"]))
-
-
-def _require_flags() -> None:
-    for flag in (MODEL, TEXT, OUT):
-        if not flag.value:
-            raise UserError(f"--{flag.name} is missing; {USAGE}")
 
 
 def run() -> None:

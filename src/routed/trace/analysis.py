@@ -1,7 +1,8 @@
-"""All numbers of a trace as tables: of layers, of a hash of the token id, of pairs of layers, of checkpoints."""
+"""All numbers of a trace as tables: of layers, a hash of the token id, pairs of layers, checkpoints, other routers."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,12 +12,15 @@ from absl import logging as log
 
 from routed.metrics import information
 from routed.routers.fixed import balanced_table
-from routed.trace import counts, numbers, similarity
-from routed.trace.churn import churn
-from routed.trace.controls import controls
-from routed.trace.format import Trace
-from routed.trace.layer_pairs import Between, compare_layers
-from routed.trace.tokens import Tokens, labels_within_ids, tokens_of
+from routed.trace import counts, features, numbers, similarity
+from routed.trace.arrays import top
+from routed.trace.format import Trace, stripes
+from routed.trace.tokens import Tokens, dense, labels_within_ids, make_tokens, tokens_of
+
+#: Draws of shuffled features and of random routers, whose means are taken.
+DRAWS = 4
+#: Numbers of a choice of experts that do not depend on the scale of scores.
+COMPARED = ("load_max", "experts_used", "dropped_1.25", "table", "mi", "pairs")
 
 
 class Analysis(NamedTuple):
@@ -34,7 +38,7 @@ class Analysis(NamedTuple):
     maps: dict[str, np.ndarray]
     loads: np.ndarray
     pairs: np.ndarray | None
-    between: Between | None
+    between: similarity.Between | None
     churn: pd.DataFrame
     controls: pd.DataFrame
     routers: tuple[np.ndarray, np.ndarray] | None
@@ -52,14 +56,15 @@ def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
     loads, pairs = [], []
     for layer, name in enumerate(trace.layers):
         log.info("layer %s, %d of %d", name, layer + 1, len(trace.layers))
-        counted = counts.count(counts.layer_stream(trace, layer), tokens, conditional)
+        stream = counts.Stream(trace.experts, trace.k, trace.columns, functools.partial(stripes, trace, layer))
+        counted = counts.count(stream, tokens, conditional)
         rows += numbers.as_rows(numbers.numbers(counted, trace.k, weights), name)
         loads.append(counted.load.sum(0))
         if counted.pairs is not None:
             pairs.append(counted.pairs.sum(0))
         for label in trace.labels:
             maps[label].append(counted.tables[label].sum(0))
-    between = compare_layers(trace, tokens, weights)
+    between = similarity.compare_layers(trace, tokens, weights)
     if between is not None:
         for name, following, alike in zip(trace.layers, between.following, between.alike, strict=False):
             rows += numbers.as_rows({"next": following, "alike": alike}, name)
@@ -73,7 +78,7 @@ def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
         loads=np.stack(loads),
         pairs=np.stack(pairs) if pairs else None,
         between=between,
-        churn=pd.DataFrame(churn(traces, tokens, weights)),
+        churn=pd.DataFrame(similarity.churn(traces, tokens, weights)),
         controls=controls(trace, tokens, seed) if trace.has_features else pd.DataFrame(),
         routers=similarity.routers(trace, seed) if trace.has_features and len(trace.layers) > 1 else None,
     )
@@ -92,3 +97,41 @@ def _hash_numbers(tokens: Tokens, trace: Trace, conditional, weights) -> dict[st
     return numbers.numbers(counted, trace.k, weights) | {
         name: numbers.Number(value, np.nan, np.nan, np.nan) for name, value in two_hashes.items()
     }
+
+
+def controls(trace: Trace, tokens: Tokens, seed: int = 0) -> pd.DataFrame:
+    """Returns a row for each layer and number: `trained`, `shuffled` and `initial`, on tokens with features.
+
+    Every router takes the k experts with the highest scores. Shuffled: the trained weights on features that are
+    permuted, by one permutation for all experts (Dikkala et al. 2023, Section 2.1). Initial: weights N(0, 1), without
+    offset; choices do not depend on their scale. Both are means of draws.
+    """
+    rows, random = list[dict[str, Any]](), np.random.default_rng(seed)
+    for layer, name in enumerate(trace.layers):
+        where, values, kernel, offset = features.load(trace.folder, layer)
+        scores = {"trained": [values @ kernel + offset], "shuffled": [], "initial": []}
+        for _ in range(DRAWS):
+            scores["shuffled"].append(values[:, random.permutation(values.shape[1])] @ kernel + offset)
+            scores["initial"].append(values @ random.standard_normal(kernel.shape, np.float32))
+        some = subset(tokens, where)
+        by_router = {router: [_numbers(draw, trace.k, some) for draw in draws] for router, draws in scores.items()}
+        for number, trained in by_router["trained"][0].items():
+            means = {router: np.mean([draw[number].value for draw in draws]) for router, draws in by_router.items()}
+            rows.append({"layer": name, "number": number} | means | {"chance": trained.chance})
+    return pd.DataFrame(rows)
+
+
+def _numbers(scores: np.ndarray, k: int, tokens: Tokens) -> dict[str, numbers.Number]:
+    chosen, _ = top(scores, k)
+    stream = counts.Stream(scores.shape[1], k, ("expert",), lambda *columns: iter([tuple(chosen for _ in columns)]))
+    every = numbers.numbers(counts.count(stream, tokens, None), k, None)
+    return {name: number for name, number in every.items() if name.partition(".")[0] in COMPARED or name in COMPARED}
+
+
+def subset(tokens: Tokens, where: np.ndarray, seed: int = 0) -> Tokens:
+    """Returns the tokens `where` alone, whose ids and sequences are numbered again."""
+    codes, sizes = {name: code[where] for name, code in tokens.codes.items()}, dict(tokens.counts)
+    if "token" in codes:
+        ids, codes["token"] = dense(codes["token"])
+        sizes["token"] = len(ids)
+    return make_tokens(codes, sizes, tokens.names, dense(tokens.sequence[where])[1], seed)

@@ -65,12 +65,11 @@ def choices_of(given: Mapping[str, Arrays], k: int | None, num_experts: Any, kee
     given = {name: array for name, array in given.items() if array is not None}
     if not given.keys() & {"scores", "experts"}:
         refuse("neither scores nor experts are given")
-    shapes = {name: _shape(name, array) for name, array in given.items()}
-    _check_shapes(shapes)
-    experts = _expert_count(given, shapes, num_experts)
-    k = _experts_per_token(shapes, k, experts)
+    shapes = _shapes_of(given)
+    experts, k = _sizes(given, shapes, k, num_experts)
     columns = {_COLUMN[name] for name in given} | {"expert"} | ({"weight"} if "experts" not in given else set())
-    order = [name for name in ("expert", "weight", "kept", "scores") if name in columns]
+    columns -= set() if keep_scores else {"scores"}
+    order = tuple(name for name in ("expert", "weight", "kept", "scores") if name in columns)
 
     def of_layer(layer: int) -> dict[str, np.ndarray]:
         arrays = {name: as_array(array[layer]) for name, array in given.items()}
@@ -84,22 +83,20 @@ def choices_of(given: Mapping[str, Arrays], k: int | None, num_experts: Any, kee
         else:
             arrays["experts"], arrays["weights"] = top(arrays["scores"], k)
         by_column = {_COLUMN[name]: array for name, array in arrays.items()}
-        return {name: by_column[name] for name in kept_columns}
+        return {name: by_column[name] for name in order}
 
-    kept_columns = tuple(column for column in order if column != "scores" or keep_scores)
     layers, tokens, _ = next(iter(shapes.values()))
-    return Choices(layers, tokens, experts, k, kept_columns, of_layer)
+    return Choices(layers, tokens, experts, k, order, of_layer)
 
 
-def _shape(column: str, array: Arrays) -> tuple[int, ...]:
-    shape = (len(array), *as_array(array[0]).shape) if len(array) else (0,)
-    if len(shape) != 3 or 0 in shape:
-        axes = f"[layers, tokens, {'experts' if column == 'scores' else 'k'}]"
-        refuse(f"{column} has shape {list(shape)}: must be {axes}, none of them 0; for one layer give {column}[None]")
-    return shape
-
-
-def _check_shapes(shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _shapes_of(given: Mapping[str, Arrays]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes [layers, tokens, experts or k] of the given arrays, which agree."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, array in given.items():
+        shapes[name] = shape = (len(array), *as_array(array[0]).shape) if len(array) else (0,)
+        if len(shape) != 3 or 0 in shape:
+            axes = f"[layers, tokens, {'experts' if name == 'scores' else 'k'}]"
+            refuse(f"{name} has shape {list(shape)}: must be {axes}, none of them 0; for one layer give {name}[None]")
     first, (layers, tokens, _) = next(iter(shapes.items()))
     for name, shape in shapes.items():
         if shape[:2] != (layers, tokens):
@@ -107,9 +104,11 @@ def _check_shapes(shapes: Mapping[str, tuple[int, ...]]) -> None:
     for name in ("weights", "kept"):
         if name in shapes and shapes[name] != (experts := shapes.get("experts", ())):
             refuse(f"{name} has shape {list(shapes[name])}: it must be the shape of experts, which is {list(experts)}")
+    return shapes
 
 
-def _expert_count(given: Mapping[str, Arrays], shapes: Mapping[str, tuple[int, ...]], num_experts: Any) -> int:
+def _sizes(given: Mapping[str, Arrays], shapes: Mapping[str, Any], k: int | None, num_experts: Any) -> tuple[int, int]:
+    """Returns the number of experts, and of experts of a token."""
     if "scores" in shapes:
         count = shapes["scores"][2]
         if num_experts not in (None, count):
@@ -118,17 +117,13 @@ def _expert_count(given: Mapping[str, Arrays], shapes: Mapping[str, tuple[int, .
         count = int(num_experts) if num_experts else 1 + max(int(as_array(layer).max()) for layer in given["experts"])
     if count > MOST_EXPERTS:
         refuse(f"{count:,} experts: a trace holds at most {MOST_EXPERTS:,}")
-    return count
-
-
-def _experts_per_token(shapes: Mapping[str, tuple[int, ...]], k: int | None, experts: int) -> int:
     most = shapes["experts"][2] if "experts" in shapes else k
     if most is None:
         refuse("k, the number of experts of a token, is missing")
-    if k not in (None, most) or not 1 <= most <= experts:
+    if k not in (None, most) or not 1 <= most <= count:
         also = f", and experts has {most} per token" if "experts" in shapes else ""
-        refuse(f"k={k}: must be between 1 and {experts} experts{also}")
-    return most
+        refuse(f"k={k}: must be between 1 and {count} experts{also}")
+    return count, most
 
 
 def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from absl import logging as log
@@ -17,23 +18,14 @@ from routed.system import files
 from routed.trace.arrays import as_array
 from routed.trace.features import KEPT, Features
 from routed.trace.format import DESCRIPTION, Trace, read
-from routed.trace.hooks import RouterModule, RouterOutput, listening, routers_of, weights_of
-from routed.trace.model_inputs import check_ids
-from routed.trace.resume import bind_folder
+from routed.trace.hooks import RouterOutput, listening, routers_of, weights_of
+from routed.trace.model_inputs import bind_folder, check_ids
 from routed.trace.writing import append, finish, parts_of
 
 #: Tokens of a part, about: the most that a kill loses.
 PART = 1 << 16
 #: Scores of a part over layers and experts, at most: half a GiB of float32.
 SCORES = 1 << 27
-
-
-class _Part(NamedTuple):
-    """A part of the rows: number of the first, the rows, and the indices of the tokens whose features are kept."""
-
-    begin: int
-    rows: Sequence[np.ndarray]
-    sampled: np.ndarray
 
 
 def capture(
@@ -67,29 +59,34 @@ def capture(
     bind_folder(folder / "capture.json", model, rows, settings)
     if all((path / DESCRIPTION).exists() for path in stacks):
         return [read(path) for path in stacks]
-    size = _part_size(modules, batch_size, len(rows[0]))
-    done = min(map(parts_of, stacks))
-    if done:
+    linear, length = {member: weights_of(router.module) for member, router in modules.items()}, len(rows[0])
+    experts = max((len(weights[1]) for weights in linear.values() if weights), default=256)
+    size = max(1, min(PART, SCORES // (len(modules) * experts)) // (batch_size * length)) * batch_size  # rows of a part
+    if done := min(map(parts_of, stacks)):
         log.info("continuing behind %d parts of %d rows", done, size)
+    share = max(1, KEPT * size // max(len(rows), size))  # tokens of a part whose features are kept
     described = {"keep_scores": keep_scores, "model": name, "source": source}
     model.eval()
     with torch.no_grad(), listening(modules) as outputs:
-        for part in _parts(rows, done * size, size):
-            columns, features = _run(model, part, batch_size, outputs)
+        for begin in range(done * size, len(rows), size):
+            part = rows[begin : begin + size]
+            sampled = np.sort(np.random.default_rng(begin).permutation(len(part) * length)[:share])
+            columns, features = _run(model, part, sampled, batch_size, outputs)
             for path, members in stacks.items():
-                if parts_of(path) * size > part.begin:
+                if parts_of(path) * size > begin:
                     continue  # this stack's part was written before the kill, the other's was not
-                linear = [weights_of(modules[member].module) for member in members]
+                weights = [linear[member] for member in members]
+                values = [features[member] for member in members]
                 append(
                     path,
                     **{key: [columns[member][key] for member in members] for key in columns[members[0]]},
-                    **_token_arrays(part, names),
-                    **described,
+                    **_token_arrays(part, begin, names),
                     layers=members,
                     num_experts=columns[members[0]]["scores"].shape[1],
-                    features=_features(part, [features[member] for member in members], linear),
+                    features=Features(sampled, values, *zip(*weights, strict=True)) if all(weights) else None,
+                    **described,
                 )
-            log.info("%d of %d rows", part.begin + len(part.rows), len(rows))
+            log.info("%d of %d rows", begin + len(part), len(rows))
     return [finish(path) for path in stacks]
 
 
@@ -101,69 +98,39 @@ def _stacks(folder: pathlib.Path, names: list[str]) -> dict[pathlib.Path, list[s
     return {folder: names}
 
 
-def _part_size(modules: Mapping[str, RouterModule], batch_size: int, length: int) -> int:
-    """Returns the rows of a part, whole batches."""
-    experts = [len(linear[1]) for module, _ in modules.values() if (linear := weights_of(module))]
-    tokens = min(PART, SCORES // (len(modules) * max(experts, default=256)))
-    return max(1, tokens // (batch_size * length)) * batch_size
-
-
-def _parts(rows: Sequence[np.ndarray], begin: int, size: int) -> Iterator[_Part]:
-    share = max(1, KEPT * size // max(len(rows), size))  # tokens of a part whose features are kept
-    for first in range(begin, len(rows), size):
-        some = rows[first : first + size]
-        order = np.random.default_rng(first).permutation(len(some) * len(rows[0]))
-        yield _Part(first, some, np.sort(order[:share]))
+def _token_arrays(rows: Sequence[np.ndarray], begin: int, names: Sequence[str] | None) -> dict[str, Any]:
+    """Returns the arrays of `routed.trace.write` that are of tokens, whatever the layer."""
+    numbers, length = np.arange(begin, begin + len(rows)), len(rows[0])
+    arrays: dict[str, Any] = {"token_ids": np.concatenate(rows), "sequence": np.repeat(numbers, length)}
+    if names is not None:
+        arrays["labels"] = {"file": np.repeat(names[begin : begin + len(rows)], length)}
+    return arrays
 
 
 def _run(
-    model: Any, part: _Part, batch_size: int, outputs: Mapping[str, RouterOutput]
+    model: Any, rows: Sequence[np.ndarray], sampled: np.ndarray, batch_size: int, outputs: Mapping[str, RouterOutput]
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """Returns the arrays of `routed.trace.write` by router, and the sampled features by router, of a part."""
+    """Returns the arrays of `routed.trace.write` by router, and the features of the tokens `sampled` by router."""
     import torch
 
-    batches: list[dict[str, dict[str, np.ndarray]]] = []
-    features: list[dict[str, np.ndarray]] = []
-    for first in range(0, len(part.rows), batch_size):
-        ids = torch.as_tensor(np.stack(part.rows[first : first + batch_size])).to(model.device)
+    columns: dict[str, dict[str, list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
+    features: dict[str, list[np.ndarray]] = defaultdict(list)
+    for first in range(0, len(rows), batch_size):
+        ids = torch.as_tensor(np.stack(rows[first : first + batch_size])).to(model.device)
         model(input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
-        batches.append({name: _arrays(output) for name, output in outputs.items()})
-        begin = first * len(part.rows[0])
-        here = part.sampled[(part.sampled >= begin) & (part.sampled < begin + ids.numel())] - begin
-        features.append({name: as_array(_flat(output.features)[here]) for name, output in outputs.items()})
-    columns = {
-        name: {key: np.concatenate([batch[name][key] for batch in batches]) for key in arrays}
-        for name, arrays in batches[0].items()
-    }
-    return columns, {name: np.concatenate([batch[name] for batch in features]) for name in features[0]}
+        begin = first * len(rows[0])
+        here = sampled[(sampled >= begin) & (sampled < begin + ids.numel())] - begin
+        for name, output in outputs.items():
+            by_column = columns[name]
+            by_column["scores"].append(as_array(_flat(output.scores)))
+            by_column["experts"].append(as_array(output.experts).astype(np.int16))
+            by_column["weights"].append(as_array(output.weights))
+            if output.kept is not None:
+                by_column["kept"].append(as_array(output.kept))
+            features[name].append(as_array(_flat(output.features)[here]))
+    joined = {name: {key: np.concatenate(parts) for key, parts in of.items()} for name, of in columns.items()}
+    return joined, {name: np.concatenate(parts) for name, parts in features.items()}
 
 
 def _flat(tensor: Any) -> Any:
     return tensor.reshape(-1, tensor.shape[-1])
-
-
-def _arrays(output: RouterOutput) -> dict[str, np.ndarray]:
-    """Returns the arrays of `routed.trace.write` of one layer."""
-    arrays = {"scores": as_array(_flat(output.scores)), "experts": as_array(output.experts).astype(np.int16)}
-    arrays["weights"] = as_array(output.weights)
-    return arrays if output.kept is None else arrays | {"kept": as_array(output.kept)}
-
-
-def _token_arrays(part: _Part, names: Sequence[str] | None) -> dict[str, Any]:
-    """Returns the arrays of `routed.trace.write` that are of tokens, whatever the layer."""
-    lengths, end = [len(row) for row in part.rows], part.begin + len(part.rows)
-    arrays: dict[str, Any] = {
-        "token_ids": np.concatenate(part.rows),
-        "sequence": np.repeat(np.arange(part.begin, end), lengths),
-    }
-    return arrays if names is None else arrays | {"labels": {"file": np.repeat(names[part.begin : end], lengths)}}
-
-
-def _features(
-    part: _Part, values: list[np.ndarray], linear: list[tuple[np.ndarray, np.ndarray] | None]
-) -> Features | None:
-    """Returns the sampled features of a part; None if a router is not linear."""
-    weights = [kernel_offset for kernel_offset in linear if kernel_offset is not None]
-    if len(weights) < len(linear):
-        return None
-    return Features(part.sampled, values, [kernel for kernel, _ in weights], [offset for _, offset in weights])

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from routed.metrics import information
-from routed.trace.format import Arrays, Trace, stripes, with_slices
+from routed.trace.format import Arrays, with_slices
 from routed.trace.tokens import Conditional, Tokens
 
 #: Tokens that are processed together where each has a score of every expert.
@@ -34,11 +34,6 @@ class Stream(NamedTuple):
     k: int
     columns: Sequence[str]
     read: Callable[..., Iterator[Arrays]]
-
-
-def layer_stream(trace: Trace, layer: int) -> Stream:
-    """Returns the stream of a layer's file."""
-    return Stream(trace.experts, trace.k, trace.columns, lambda *columns: stripes(trace, layer, *columns))
 
 
 def table_stream(tokens: Tokens, table: np.ndarray, experts: int, size: int = 1 << 19) -> Stream:
@@ -113,7 +108,8 @@ def count(stream: Stream, tokens: Tokens, conditional: Conditional | None) -> Co
         if pairs is not None:
             _count_pairs(pairs, group, expert)
         _count_drops(sums, group, expert, stream)
-        _count_columns(sums, group, expert, dict(zip(columns[1:], arrays[1:], strict=True)))
+        for name, column in zip(columns[1:], arrays[1:], strict=True):
+            _count_column(sums, group, expert, name, column)
         if conditional is not None:
             first, last = np.searchsorted(conditional.where, (here.start, here.stop))
             conditional_choices.append(expert[conditional.where[first:last] - here.start])
@@ -160,13 +156,13 @@ def capacity(factor: float, k: int, tokens: int, experts: int) -> int:
     return min(max(math.ceil(round(factor * tokens / experts * k, 6)), 1), tokens)
 
 
-def _count_columns(sums: Sums, group: np.ndarray, expert: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+def _count_column(sums: Sums, group: np.ndarray, expert: np.ndarray, name: str, column: np.ndarray) -> None:
     assigned = expert >= 0
-    if "kept" in columns:
-        sums.add("dropped", group, (assigned & ~columns["kept"]).sum(1))
+    if name == "kept":
+        sums.add("dropped", group, (assigned & ~column).sum(1))
         sums.add("chosen", group, assigned.sum(1))
-    if "weight" in columns:
-        weight = np.where(assigned, columns["weight"], 0)
+    else:
+        weight = np.where(assigned, column, 0)
         sums.add("weight_first", group, weight.max(1))
         sums.add("weight_all", group, weight.sum(1, dtype=np.float32))
 

@@ -1,6 +1,4 @@
-"""Figures of a trace: numbers over layers beside chance and a hash, experts by label, pairs of experts and of layers,
-churn.
-"""
+"""Figures of a trace: numbers over layers beside chance and a hash, experts by label, pairs of both, churn."""
 
 from __future__ import annotations
 
@@ -29,17 +27,8 @@ OCTAVES = 3.0
 RATIOS = {-3.0: "1/8", -2.0: "1/4", -1.0: "1/2", 0.0: "1", 1.0: "2", 2.0: "4", 3.0: "8"}
 #: Numbers over layers, in this order; numbers with a dot once for each code.
 DRAWN = (
-    "load_max",
-    "dead",
-    "dropped_1.25",
-    "entropy_token",
-    "confidence",
-    "table",
-    "mi",
-    "given",
-    "pairs",
-    "next",
-    "alike",
+    *("load_max", "dead", "dropped_1.25", "entropy_token", "confidence", "table", "mi", "given"),
+    *("pairs", "next", "alike"),
 )
 #: Looks of the lines of a number.
 MODEL = Series("this model")
@@ -69,20 +58,14 @@ def layer_axis(layers: tuple[str, ...], reverse: bool = False, grid: bool = True
     return Axis("layer", (-0.5, len(layers) - 0.5), ticks=ticks, reverse=reverse, grid=grid)
 
 
-def value_points(rows: pd.DataFrame, layers: tuple[str, ...]) -> list[Point]:
-    """Returns the values of a table at their layers, with intervals."""
+def points_of(rows: pd.DataFrame, layers: tuple[str, ...], values: pd.Series | None = None) -> list[Point]:
+    """Returns the values of a table at their layers, with intervals; or other `values`, without."""
+    estimates = [*zip(rows.value, rows.low, rows.high, strict=True)]
+    if values is not None:
+        estimates = [(value, np.nan, np.nan) for value in values]
     return [
-        Point(float(layers.index(layer)), Estimate(value, low, high, 0), layer)
-        for layer, value, low, high in zip(rows.layer, rows.value, rows.low, rows.high, strict=True)
-    ]
-
-
-def plain_points(values: pd.Series, layers: list[str], known: tuple[str, ...]) -> list[Point]:
-    """Returns values without intervals at their layers."""
-    nan = float("nan")
-    return [
-        Point(float(known.index(layer)), Estimate(value, nan, nan, 0), layer)
-        for layer, value in zip(layers, values, strict=True)
+        Point(float(layers.index(layer)), Estimate(*estimate, 0), layer)
+        for layer, estimate in zip(rows.layer, estimates, strict=True)
     ]
 
 
@@ -97,15 +80,10 @@ def _numbers(analysis: Analysis) -> Iterator[Drawn]:
     """Yields every number over layers."""
     every = analysis.table.number.unique()
     names = [name for base in DRAWN for name in every if name == base or name.startswith(f"{base}.")]
-    coded = ("table", "mi", "given")
-    names = [
-        name for name in names if name.partition(".")[0] not in coded or name.split(".", 1)[1] in analysis.tokens.counts
-    ]
     if names:
         caption = (
-            "Numbers by layer with 95 % intervals over sequences (black), by chance (grey; the table says what"
-            " chance is), and of a"
-            " balanced hash of the token id that nobody trained (orange, where it has the number)."
+            "Numbers by layer with 95 % intervals over sequences (black), by chance (grey; the table says what chance"
+            " is), and of a balanced hash of the token id that nobody trained (orange, where it has the number)."
         )
         yield Drawn("layers", Chart([_number(analysis, name) for name in names], columns=min(3, len(names))), caption)
 
@@ -123,18 +101,16 @@ def _number(analysis: Analysis, name: str) -> Panel:
     capacity = " at capacity 1.25" if name == "dropped_1.25" else ""
     label = labels.get(base, column.label.replace("\n", " ") + capacity)
     panel = Panel(layer_axis(layers), Axis("\n".join(textwrap.wrap(label, 26))), width=210, height=150)
-    panel.means(CHANCE, plain_points(rows.chance, list(rows.layer), layers), joined=True)
+    panel.means(CHANCE, points_of(rows, layers, rows.chance), joined=True)
     if rows.hash.notna().any():
-        panel.means(HASH, plain_points(rows.hash, list(rows.layer), layers), joined=True)
-    panel.means(MODEL, value_points(rows, layers), joined=True)
+        panel.means(HASH, points_of(rows, layers, rows.hash), joined=True)
+    panel.means(MODEL, points_of(rows, layers), joined=True)
     panel.y.domain = value_ends([panel], zero=bool((rows.value >= 0).all()) and name != "load_max")
     return panel
 
 
 def _ratios(panel: Panel, values: np.ndarray, title: str) -> None:
-    """Adds a map of ratios on a scale of log2, blue above 1; values beyond the ends of the scale have the colours of
-    its ends.
-    """
+    """Adds a map of ratios on a scale of log2, blue above 1, with values cut at the ends of the scale."""
     with np.errstate(divide="ignore"):
         logs = np.clip(np.log2(values), -OCTAVES, OCTAVES)
     panel.image(logs, Scheme("redblue", (-OCTAVES, OCTAVES), title, ticks=RATIOS))
@@ -156,14 +132,11 @@ def _labels(analysis: Analysis) -> Iterator[Drawn]:
             share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
             ratio = np.where(load > 0, share / np.maximum(load, 1e-12), 1.0)[frequent]
             order = np.lexsort((-ratio.max(0), ratio.argmax(0)))
-            ticks = {float(i): _cut(names[index]) for i, index in enumerate(frequent)}
+            shown = [names[index] if len(names[index]) <= 18 else names[index][:17] + "…" for index in frequent]
+            ticks = {float(i): name for i, name in enumerate(shown)}
             y = Axis("", (-0.5, len(frequent) - 0.5), ticks=ticks, reverse=True, grid=False, all_labels=True)
-            x = Axis(
-                "experts, in the order of the label that uses them most",
-                (-0.5, counts.shape[1] - 0.5),
-                ticks={},
-                grid=False,
-            )
+            label_x, ends = "experts, in the order of the label that uses them most", (-0.5, counts.shape[1] - 0.5)
+            x = Axis(label_x, ends, ticks={}, grid=False)
             title = f"layer {analysis.trace.layers[layer]}: I(expert; {label}) = {nats[layer]:.2g} nats"
             panel = Panel(x, y, title, width=520, height=14 * len(frequent) + 10)
             _ratios(panel, ratio[:, order], f"use by the {label}\nover use by all")
@@ -171,15 +144,10 @@ def _labels(analysis: Analysis) -> Iterator[Drawn]:
         rest = len(names) - len(frequent)
         more = f" {rest} less frequent values are not shown." if rest else ""
         caption = (
-            f"Share of an expert in the choices of each {label}, over its share in all (first layer, last layer,"
-            " and the layer that tells"
-            f" most). A router that does not follow {label} is white.{more}"
+            f"Share of an expert in the choices of each {label}, over its share in all (first layer, last layer, and"
+            f" the layer that tells most). A router that does not follow {label} is white.{more}"
         )
         yield Drawn(f"experts by {label}", Chart(panels, columns=1), caption)
-
-
-def _cut(text: str, most: int = 18) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _expert_pairs(analysis: Analysis) -> Iterator[Drawn]:
@@ -203,9 +171,8 @@ def _expert_pairs(analysis: Analysis) -> Iterator[Drawn]:
     panel = Panel(x, y, f"layer {analysis.trace.layers[layer]}", width=300, height=300)
     _ratios(panel, ratio, "pairs over those of\nindependent experts")
     caption = (
-        "How often two experts serve one token, over how often they would by their loads alone, on the layer"
-        " where that tells most;"
-        " experts that go together stand together."
+        "How often two experts serve one token, over how often they would by their loads alone, on the layer where"
+        " that tells most; experts that go together stand together."
     )
     yield Drawn("pairs of experts", Chart([panel]), caption)
 
@@ -220,30 +187,25 @@ def _layer_pairs(analysis: Analysis) -> Iterator[Drawn]:
         (np.maximum(between.equal - between.chance, 0), "equal first choices under the best\npermutation, less chance"),
     ]
     caption = (
-        "Agreement of a token's first experts in two layers: information, over the smaller of their entropies"
-        " (1: one decides the other);"
-        " and the share of tokens with the same expert, if experts are renumbered for it, less that of"
-        " independent choices."
+        "Agreement of a token's first experts in two layers: information, over the smaller of their entropies (1: one"
+        " decides the other); and the share of tokens with the same expert, if experts are renumbered for it, less that"
+        " of independent choices."
     )
     if analysis.routers is not None:
         shares, chance = analysis.routers
         label = "equal choices of its router and another\nlayer's, on its features, less chance"
         maps.append((np.maximum(shares - chance[:, None], 0), label))
         caption += (
-            " Last: both routers read the features of the layer on the left, on the tokens whose features were"
-            " kept, less the share of"
-            " routers drawn anew."
+            " Last: both routers read the features of the layer on the left, on the tokens whose features were kept,"
+            " less the share of routers drawn anew."
         )
     panels = []
     for values, label in maps:
         off_diagonal = values.copy()
         np.fill_diagonal(off_diagonal, np.nan)
-        axes = (
-            layer_axis(analysis.trace.layers, grid=False),
-            layer_axis(analysis.trace.layers, reverse=True, grid=False),
-        )
+        x, y = (layer_axis(analysis.trace.layers, reverse, grid=False) for reverse in (False, True))
         top = float(np.nanmax(off_diagonal)) or 1.0
-        panel = Panel(*axes, f"{label}\n(0 to {top:.2g})", width=220, height=220)
+        panel = Panel(x, y, f"{label}\n(0 to {top:.2g})", width=220, height=220)
         panel.image(off_diagonal, Scheme("cividis", (0, top)))
         panels.append(panel)
     yield Drawn("pairs of layers", Chart(panels, columns=len(panels)), caption)
@@ -257,17 +219,16 @@ def _churn(analysis: Analysis) -> Iterator[Drawn]:
     panel = Panel(layer_axis(layers), Axis(COLUMNS["churn"].label), width=360, height=210)
     for i, ((before, after), rows) in enumerate(analysis.churn.groupby(["before", "after"], sort=False)):
         series = Series(f"{before} to {after}", COLOURS[i % len(COLOURS)])
-        names = list(rows.layer)
-        panel.means(series, value_points(rows, layers), joined=True)
-        panel.line([float(layers.index(name)) for name in names], list(rows.chance), colour=series.colour, dash=(2, 3))
-        panel.means(
-            Series(f"{series.label}, renumbered", series.colour, "cross"), plain_points(1 - rows.alike, names, layers)
-        )
+        panel.means(series, points_of(rows, layers), joined=True)
+        where = [float(layers.index(name)) for name in rows.layer]
+        panel.line(where, list(rows.chance), colour=series.colour, dash=(2, 3))
+        renumbered = Series(f"{series.label}, renumbered", series.colour, "cross")
+        panel.means(renumbered, points_of(rows, layers, 1 - rows.alike))
     panel.y.domain = value_ends([panel], zero=True)
     panel.y.domain = (0.0, max(panel.y.domain[1], 1.05 * float(analysis.churn.chance.max())))
     caption = (
-        "Share of a token's experts that changed between checkpoints, with 95 % intervals over sequences;"
-        " dotted: the share that differs"
-        " between unrelated tokens. Crosses: the share that differs if experts are renumbered for the fewest changes."
+        "Share of a token's experts that changed between checkpoints, with 95 % intervals over sequences; dotted: the"
+        " share that differs between unrelated tokens. Crosses: the share that differs if experts are renumbered for"
+        " the fewest changes."
     )
     yield Drawn("churn", Chart([panel]), caption)

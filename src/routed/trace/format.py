@@ -94,18 +94,15 @@ def read(folder: str | os.PathLike) -> Trace:
             f"{path / DESCRIPTION} has format {version}, this program reads {FORMAT}: write the trace again"
         )
     for file in (path / TOKENS, *map(trace.path, range(len(trace.layers)))):
-        if (rows := _rows(file)) != trace.tokens:
+        try:
+            rows = pq.read_metadata(file).num_rows
+        except FileNotFoundError:
+            raise UserError(f"{file} is missing: copy the whole folder, or write the trace again") from None
+        except (pa.ArrowInvalid, OSError) as error:
+            raise damaged(file, error) from error
+        if rows != trace.tokens:
             raise UserError(f"{file} has {rows:,} rows, {DESCRIPTION} says {trace.tokens:,} tokens: write it again")
     return trace
-
-
-def _rows(path: pathlib.Path) -> int:
-    try:
-        return pq.read_metadata(path).num_rows
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: copy the whole folder, or write the trace again") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise damaged(path, error) from error
 
 
 def damaged(path: pathlib.Path, error: Exception) -> UserError:
@@ -114,18 +111,14 @@ def damaged(path: pathlib.Path, error: Exception) -> UserError:
     return UserError(f"{path} is damaged ({reason}): write the trace again")
 
 
-def flat_names(column: str, trace: Trace) -> list[str]:
-    """Returns the flat columns of `expert`, `weight`, `kept` or `scores`."""
-    return [f"{column}_{i}" for i in range(trace.experts if column == "scores" else trace.k)]
-
-
 def stripes(trace: Trace, layer: int, *columns: str, size: int = STRIPE) -> Iterator[Arrays]:
     """Yields stripes of `size` tokens of a layer's columns: expert, weight and kept [n, k], scores [n, E] as stored.
 
     Raises:
       UserError: the file is damaged.
     """
-    names = {column: flat_names(column, trace) for column in columns}
+    counts = [trace.experts if column == "scores" else trace.k for column in columns]
+    names = {column: [f"{column}_{i}" for i in range(n)] for column, n in zip(columns, counts, strict=True)}
     flat_columns = [name for flat in names.values() for name in flat]
     try:
         with pq.ParquetFile(trace.path(layer)) as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,14 +84,11 @@ def _check_k(k: int, experts: int) -> None:
 
 
 #: Class of a router's module in transformers 5 -> reader of its output.
-ROUTERS: dict[str, Reader] = {
-    "MixtralTopKRouter": indexed,
-    "OlmoeTopKRouter": indexed,
-    "Qwen2MoeTopKRouter": indexed,
-    "Qwen3MoeTopKRouter": indexed,
-    "DeepseekV2TopkRouter": indexed,
-    "DeepseekV3TopkRouter": indexed,
-    "GptOssTopKRouter": indexed,
+_INDEXED = (
+    *("MixtralTopKRouter", "OlmoeTopKRouter", "Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter"),
+    *("DeepseekV2TopkRouter", "DeepseekV3TopkRouter", "GptOssTopKRouter"),
+)
+ROUTERS: dict[str, Reader] = dict.fromkeys(_INDEXED, indexed) | {
     "Llama4Router": scattered,
     "SwitchTransformersTop1Router": switch,
     "NllbMoeTop2Router": nllb,
@@ -112,7 +110,11 @@ def routers_of(model: Any, pattern: str = "", k: int = 0) -> dict[str, RouterMod
     if k and not pattern:
         raise UserError(f"--k={k} goes with --routers: a known router has its own number of experts per token")
     try:
-        named = {name: module for name, module in model.named_modules() if _matches(module, name, pattern)}
+        named = {
+            name: module
+            for name, module in model.named_modules()
+            if (re.fullmatch(pattern, name) if pattern else is_known(module))
+        }
     except re.error as error:
         raise UserError(f"--routers={pattern}: no regular expression ({error})") from None
     if not named:
@@ -125,16 +127,10 @@ def routers_of(model: Any, pattern: str = "", k: int = 0) -> dict[str, RouterMod
     return {name: RouterModule(module, ROUTERS.get(type(module).__name__, plain(k))) for name, module in named.items()}
 
 
-def _matches(module: Any, name: str, pattern: str) -> bool:
-    return bool(re.fullmatch(pattern, name)) if pattern else is_known(module)
-
-
 def _no_router(model: Any, pattern: str) -> str:
-    kind = type(model).__name__
+    kind, known_names = type(model).__name__, ", ".join(ROUTERS)
     reason = (
-        f"no module of {kind} is named {pattern}"
-        if pattern
-        else f"{kind} has no router that is known ({', '.join(ROUTERS)})"
+        f"no module of {kind} is named {pattern}" if pattern else f"{kind} has no router that is known ({known_names})"
     )
     likely = [name for name, _ in model.named_modules() if re.search(r"(^|\.)(gate|router)\w*$", name)]
     guess = f"; perhaps {re.sub(r'[.][0-9]+[.]', '.[0-9]+.', likely[0])}" if likely else ""
@@ -147,13 +143,10 @@ def listening(routers: Mapping[str, RouterModule]) -> Iterator[dict[str, RouterO
     """Yields a dict that holds, after every forward pass, the outputs of the routers by name."""
     outputs: dict[str, RouterOutput] = {}
 
-    def hook_of(name: str, read: Reader):
-        def hook(module, inputs, output):
-            outputs[name] = read(module, output)._replace(features=inputs[0] if inputs else None)
+    def store(name: str, read: Reader, module: Any, inputs: Any, output: Any) -> None:
+        outputs[name] = read(module, output)._replace(features=inputs[0] if inputs else None)
 
-        return hook
-
-    with hooked({name: (router.module, hook_of(name, router.read)) for name, router in routers.items()}):
+    with hooked({name: (router.module, partial(store, name, router.read)) for name, router in routers.items()}):
         yield outputs
 
 

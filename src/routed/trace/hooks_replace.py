@@ -1,15 +1,20 @@
-"""Hooks that replace the scores of a Hugging Face model's routers; the model's own rule makes the choices."""
+"""Hooks that replace the scores of a Hugging Face model's routers, its loss with them, and their repair.
+
+The model's own rule makes the choices. A repair trains the parameters of the routers alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from routed.contracts import UserError
+from routed.trace.arrays import as_array
 from routed.trace.hooks import RouterModule, hooked, is_known
 from routed.trace.replacements import Batch, Router, Site
 
@@ -85,20 +90,63 @@ def replacing(
 
     current: dict[str, Any] = {}
     hooks, parameters = dict[str, Any](), list[Any]()
-    for name, router in routers.items():
-        start = router.start.items()
-        params = {key: torch.tensor(value, dtype=torch.float32, device=model.device) for key, value in start}
-        parameters += params.values()
-        hooks[name] = modules[name].module, _hook(modules[name], router, params, current)
-    with hooked(hooks):
-        yield parameters, current
 
-
-def _hook(router_module: RouterModule, router: Router, params: Mapping[str, Any], current: Mapping[str, Any]):
-    def hook(module: Any, inputs: Any, output: Any) -> Any:
-        trained = router_module.read(module, output).scores
+    def replace(name: str, params: Mapping[str, Any], module: Any, inputs: Any, output: Any) -> Any:
+        trained, router = modules[name].read(module, output).scores, routers[name]
         scores = trained.reshape(-1, trained.shape[-1]).float()
         batch = Batch(scores, inputs[0].reshape(len(scores), -1), current["ids"], current["batch"])
         return rule_of(module, scores.shape[-1], router.k, router.bias)(router.scores(params, batch), output)
 
-    return hook
+    for name, router in routers.items():
+        start = router.start.items()
+        params = {key: torch.tensor(value, dtype=torch.float32, device=model.device) for key, value in start}
+        parameters += params.values()
+        hooks[name] = modules[name].module, functools.partial(replace, name, params)
+    with hooked(hooks):
+        yield parameters, current
+
+
+class Repair(NamedTuple):
+    """Settings of a repair: Adam, with steps of `rate` standard deviations of a parameter, falling linearly to 0."""
+
+    steps: int
+    rate: float
+    batch_size: int
+    seed: int
+
+
+def losses_of(model: Any, rows: Sequence[np.ndarray], current: dict[str, Any], batch_size: int) -> np.ndarray:
+    """Returns the mean loss of the next tokens of each row [R], in nats."""
+    import torch
+
+    begins = enumerate(range(0, len(rows), batch_size))
+    with torch.no_grad():
+        losses = [_loss(model, rows[begin : begin + batch_size], current, batch) for batch, begin in begins]
+    return np.concatenate([*map(as_array, losses)])
+
+
+def _loss(model: Any, rows: Sequence[np.ndarray], current: dict[str, Any], batch: int) -> Any:
+    import torch
+
+    ids = torch.as_tensor(np.stack(rows)).to(model.device)
+    current |= {"ids": ids.reshape(-1), "batch": batch}
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").mean(1)
+
+
+def repair(model: Any, parameters: list[Any], current: dict[str, Any], rows: Sequence[np.ndarray], how: Repair) -> None:
+    """Trains `parameters` on rows of text, with the loss of the text alone."""
+    import torch
+
+    groups = [{"params": [parameter], "lr": how.rate * float(parameter.std())} for parameter in parameters]
+    adam = torch.optim.Adam(groups)
+    schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / how.steps)
+    random, size = np.random.default_rng(how.seed), min(how.batch_size, len(rows))
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    for step in range(how.steps):
+        some = [rows[i] for i in random.choice(len(rows), size, replace=False)]
+        adam.zero_grad()
+        _loss(model, some, current, step).mean().backward()
+        adam.step()
+        schedule.step()

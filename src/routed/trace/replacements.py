@@ -104,10 +104,6 @@ def _as_sharp(scores: np.ndarray, site: Site) -> tuple[float, float]:
     return factor, float(site.scores.mean() - factor * scores.mean())
 
 
-def _trained(site: Site, random: np.random.Generator) -> Router | str:
-    return NOT_LINEAR if site.trained is None else linear(site.trained)
-
-
 def shuffled(site: Site, random: np.random.Generator) -> Router | str:
     """Returns the trained router with permuted experts, by one cycle through all experts."""
     cycle = random.permutation(site.experts)
@@ -166,28 +162,29 @@ def _top1(site: Site, random: np.random.Generator) -> Router | str:
     return NOT_LINEAR if site.trained is None else linear(site.trained, k=1)
 
 
-def _next_layer(site: Site, random: np.random.Generator) -> Router | str:
-    return _other(site.next_layer, site, "no other layer has a router that is a linear map")
+def _weights_of(name: str, lacking: str) -> Callable[[Site, np.random.Generator], Router | str]:
+    """Returns the maker of a router from a site's weights of that name, with the reason where it has none."""
 
+    def make(site: Site, random: np.random.Generator) -> Router | str:
+        weights, shape = getattr(site, name), (site.features.shape[1], site.experts)
+        if weights is None:
+            return lacking
+        if weights.kernel.shape != shape:
+            return f"its weights have shape {list(weights.kernel.shape)}, not {list(shape)}"
+        return linear(weights)
 
-def _checkpoint(site: Site, random: np.random.Generator) -> Router | str:
-    return _other(site.checkpoint, site, "the other checkpoint has no router of that name (--router_from)")
-
-
-def _other(weights: Linear | None, site: Site, lacking: str) -> Router | str:
-    if weights is None:
-        return lacking
-    shape = (site.features.shape[1], site.experts)
-    if weights.kernel.shape != shape:
-        return f"its weights have shape {list(weights.kernel.shape)}, not {list(shape)}"
-    return linear(weights)
+    return make
 
 
 #: Name of the trained router itself, which a repair may change too.
 TRAINED = "trained"
 #: Name -> kind of router, in the order of the page. The seed of a draw depends on this order.
 EVERY: dict[str, Replacement] = {
-    TRAINED: Replacement(_trained, "the trained router", "The router as it is: shows what a repair alone gains."),
+    TRAINED: Replacement(
+        lambda site, random: NOT_LINEAR if site.trained is None else linear(site.trained),
+        "the trained router",
+        "The router as it is: shows what a repair alone gains.",
+    ),
     "noise": Replacement(
         _noise,
         "noise, as sharp as trained",
@@ -215,12 +212,12 @@ EVERY: dict[str, Replacement] = {
         drawn=True,
     ),
     "layer": Replacement(
-        _next_layer,
+        _weights_of("next_layer", "no other layer has a router that is a linear map"),
         "the next layer's router",
         "The weights of the next layer's router (for the last layer, the first's); expert numbers are unrelated.",
     ),
     "checkpoint": Replacement(
-        _checkpoint,
+        _weights_of("checkpoint", "the other checkpoint has no router of that name (--router_from)"),
         "another checkpoint's router",
         "The weights of the router of that name in another checkpoint.",
         needs_checkpoint=True,

@@ -21,11 +21,9 @@ from routed.contracts import UserError
 from routed.system import files
 from routed.trace.features import read_npz, write_npz
 from routed.trace.hooks import RouterModule, routers_of
-from routed.trace.hooks_replace import has_constant_weights, replacing
-from routed.trace.model_inputs import check_ids
-from routed.trace.repair import Repair, losses_of, repair
+from routed.trace.hooks_replace import Repair, has_constant_weights, losses_of, repair, replacing
+from routed.trace.model_inputs import bind_folder, check_ids, digest_of_model, digest_of_rows
 from routed.trace.replacements import EVERY, NOT_LINEAR, REPLACEMENTS, TRAINED, Router, Site
-from routed.trace.resume import bind_folder, digest_of_model, digest_of_rows
 from routed.trace.sites import linear_weights, sites_of
 
 #: The layer of a job that replaces every router.
@@ -47,8 +45,7 @@ class Job(NamedTuple):
 
     def file(self, out: pathlib.Path) -> pathlib.Path:
         """Returns the file of the job's losses."""
-        name = f"{self.layer}-{self.replacement or 'model'}-{self.draw}-{self.repair_steps}.npz"
-        return out / "jobs" / name
+        return out / "jobs" / f"{self.layer}-{self.replacement or 'model'}-{self.draw}-{self.repair_steps}.npz"
 
 
 class SurgeryResult(NamedTuple):
@@ -114,16 +111,9 @@ def surgery(
     _check_inputs(model, rows, other)
     modules = routers_of(model, routers, k)
     weights = {} if checkpoint is None else linear_weights(routers_of(checkpoint, routers, k))
-    settings = {
-        "routers": list(modules),
-        "k": k,
-        "batch_size": batch_size,
-        "repair_rate": repair_rate,
-        "seed": seed,
-        "name": name,
-        "other": digest_of_rows(other),
-        "router_from": "" if checkpoint is None else digest_of_model(checkpoint),
-    }
+    settings = {"routers": list(modules), "k": k, "batch_size": batch_size, "repair_rate": repair_rate, "seed": seed}
+    digests = {"other": digest_of_rows(other), "router_from": "" if checkpoint is None else digest_of_model(checkpoint)}
+    settings |= {"name": name} | digests
     bind_folder(folder / "surgery.json", model, rows, settings)
     with files.explained(folder):
         (folder / "jobs").mkdir(exist_ok=True)
@@ -133,31 +123,25 @@ def surgery(
         sites = sites_of(model, modules, other, batch_size, weights)
         seconds_per_row = (time.monotonic() - begun) / len(other)
         how = Repair(repair_steps, repair_rate, batch_size, seed)
-        operation = _Operation(model, modules, sites, rows, other, how)
-        outcomes = _run(operation, jobs, folder, seconds_per_row)
+        outcomes = _run(_Operation(model, modules, sites, rows, other, how), jobs, folder, seconds_per_row)
     if reason := outcomes[Job(ALL, "")][1]:
         advice = f"remove {folder} and look at model and text"
         raise UserError(f"the model as it is has no loss to compare with: {reason}; {advice}")
-    return _result(operation, outcomes)._replace(draws=draws, model=name, source=source)
-
-
-def _result(operation: _Operation, outcomes: Mapping[Job, tuple[np.ndarray, str]]) -> SurgeryResult:
-    site, ids = next(iter(operation.sites.values())), np.concatenate(operation.rows)
+    site, ids = next(iter(sites.values())), np.concatenate(rows)
+    losses = {job: losses for job, (losses, reason) in outcomes.items() if not reason}
+    reasons = {job: reason for job, (_, reason) in outcomes.items() if reason}
+    unseen = float((site.row_of[ids] == len(site.counts) - 1).mean())
     return SurgeryResult(
-        layers=tuple(operation.modules),
-        experts=site.experts,
-        losses={job: losses for job, (losses, reason) in outcomes.items() if not reason},
-        reasons={job: reason for job, (_, reason) in outcomes.items() if reason},
-        unseen=float((site.row_of[ids] == len(site.counts) - 1).mean()),
-        tokens=len(ids),
-        repair_steps=operation.repair.steps,
+        tuple(modules), site.experts, losses, reasons, unseen, len(ids), repair_steps, draws, name, source
     )
 
 
 def _check_inputs(model: Any, rows: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> None:
     if model.config.is_encoder_decoder:
-        reason = "is an encoder-decoder, whose loss on plain text says nothing"
-        raise UserError(f"{type(model).__name__} {reason}: surgery takes models that predict the next token")
+        raise UserError(
+            f"{type(model).__name__} is an encoder-decoder, whose loss on plain text says nothing: surgery takes models"
+            " that predict the next token"
+        )
     if not rows or not other or len(rows[0]) < 2:
         raise UserError("surgery takes at least a row of text to measure on, a row of other text, and two tokens a row")
     check_ids(model, [*rows, *other])
@@ -214,8 +198,12 @@ def _run(
     left = sum(cost(job) for job in jobs if not job.file(folder).exists())
     outcomes, seconds, done = dict[Job, tuple[np.ndarray, str]](), 0.0, 0
     for number, job in enumerate(jobs, 1):
-        if job.file(folder).exists():
-            outcomes[job] = _read(job.file(folder))
+        if (path := job.file(folder)).exists():
+            try:
+                arrays = read_npz(path)
+                outcomes[job] = arrays["losses"], str(arrays["reason"])
+            except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+                raise UserError(f"{path} is damaged ({error}): remove it and run the same command") from error
             continue
         rest = datetime.timedelta(seconds=int(left * (seconds / done if done else seconds_per_row)))
         label = EVERY[job.replacement].label if job.replacement else "the model as it is"
@@ -223,19 +211,11 @@ def _run(
         log.info("job %d of %d, about %s left; %s: %s%s", number, len(jobs), rest, job.layer, label, repaired)
         begun = time.monotonic()
         outcomes[job] = losses, reason = _measure(operation, job)
-        write_npz(job.file(folder), {"losses": losses, "reason": np.array(reason)})
+        write_npz(path, {"losses": losses, "reason": np.array(reason)})
         left -= cost(job)
         if not reason:
             seconds, done = seconds + time.monotonic() - begun, done + cost(job)
     return outcomes
-
-
-def _read(path: pathlib.Path) -> tuple[np.ndarray, str]:
-    try:
-        arrays = read_npz(path)
-        return arrays["losses"], str(arrays["reason"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is damaged ({error}): remove it and run the same command") from error
 
 
 def _measure(operation: _Operation, job: Job) -> tuple[np.ndarray, str]:
@@ -243,13 +223,12 @@ def _measure(operation: _Operation, job: Job) -> tuple[np.ndarray, str]:
     model, modules, sites, rows, other, how = operation
     none, routers = np.zeros(0), dict[str, Router]()
     for index, name in enumerate(modules):
-        if not job.replacement or job.layer not in (ALL, name):
-            continue
-        random = np.random.default_rng([how.seed, job.draw, index, [*EVERY].index(job.replacement)])
-        router = EVERY[job.replacement].make(sites[name], random)
-        if isinstance(router, str):
-            return none, router
-        routers[name] = router
+        if job.replacement and job.layer in (ALL, name):
+            random = np.random.default_rng([how.seed, job.draw, index, [*EVERY].index(job.replacement)])
+            router = EVERY[job.replacement].make(sites[name], random)
+            if isinstance(router, str):
+                return none, router
+            routers[name] = router
     if job.repair_steps and not all(router.start for router in routers.values()):
         return none, NOT_LINEAR
     try:

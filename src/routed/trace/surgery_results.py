@@ -3,59 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from routed.trace.numbers import Number, bootstrap_weights, ratio
+from routed.trace.numbers import bootstrap_weights, ratio
+from routed.trace.pages import paragraphs
 from routed.trace.replacements import EVERY, TRAINED
-from routed.trace.sentences import paragraphs
 from routed.trace.surgery import ALL, SurgeryResult
 from routed.trace.tokens import GROUPS
 
 #: The replacement that ignores the token: its loss is the worth of the trained router.
 NOISE = "noise"
 COLUMNS = (
-    "place",
-    "router",
-    "repaired",
-    "draws",
-    "loss",
-    "loss_low",
-    "loss_high",
-    "against",
-    "lost",
-    "low",
-    "high",
-    "spread",
-    "kept",
-    "kept_low",
-    "kept_high",
-    "reason",
+    *("place", "router", "repaired", "draws", "loss", "loss_low", "loss_high", "against"),
+    *("lost", "low", "high", "spread", "kept", "kept_low", "kept_high", "reason"),
 )
-
-#: Layer, replacement and repair steps of jobs that differ in their draw alone.
-Key = tuple[str, str, int]
-
-
-class _Rows:
-    """Means over rows of text with intervals; the bootstrap draws groups of neighbouring rows, which are alike."""
-
-    def __init__(self, rows: int) -> None:
-        self.groups = groups_of(rows)
-        self.group = np.arange(rows) * self.groups // rows
-        self.weights = bootstrap_weights(self.groups)
-
-    def ratio(self, above: np.ndarray, below: np.ndarray | None = None) -> Number:
-        """Returns the ratio of two sums over rows; without `below`, the mean."""
-        sums = [np.bincount(self.group, values, self.groups) for values in (above, below)]
-        return ratio(sums[0], sums[1], self.weights)
 
 
 def groups_of(rows: int) -> int:
-    """Returns the number of groups of neighbouring rows."""
+    """Returns the number of groups of neighbouring rows, which are alike: the bootstrap draws groups."""
     return min(GROUPS, rows)
 
 
@@ -67,42 +35,41 @@ def table(result: SurgeryResult) -> pd.DataFrame:
     that is not lost: 1 - lost / (loss of noise above the same). Losses of several draws are means; `spread` is the
     range of their means. `reason` says why a row has no loss.
     """
-    rows = _Rows(len(next(iter(result.losses.values()))))
-    drawn: dict[Key, list[np.ndarray]] = defaultdict(list)
+    rows = len(next(iter(result.losses.values())))
+    groups = groups_of(rows)
+    group, weights = np.arange(rows) * groups // rows, bootstrap_weights(groups)
+
+    def interval(names: str, above: np.ndarray, below: np.ndarray | None = None) -> dict[str, float]:
+        """Returns the ratio of two sums over rows and its ends; without `below`, the mean."""
+        sums = [np.bincount(group, values, groups) for values in (above, below)]
+        return dict(zip(names.split(), ratio(sums[0], sums[1], weights), strict=False))
+
+    drawn: dict[tuple[str, str, int], list[np.ndarray]] = defaultdict(list)  # draws of a layer, replacement and repair
     for job, losses in result.losses.items():
         drawn[job.layer, job.replacement, job.repair_steps].append(losses)
-    reasons: dict[Key, str] = {}
+    reasons: dict[tuple[str, str, int], str] = {}
     for job, reason in result.reasons.items():
         reasons.setdefault((job.layer, job.replacement, job.repair_steps), reason)
     means = {key: np.mean(losses, axis=0) for key, losses in drawn.items()}
-    as_is = means[ALL, "", 0]
-    lines = [{"place": ALL, "router": "", "repaired": 0, "draws": 1, "reason": ""} | _loss(rows, as_is)]
-    for layer, name, steps in [key for key in dict.fromkeys([*means, *reasons]) if key[1]]:
+    as_is, lines = means[ALL, "", 0], list[dict[str, Any]]()
+    for layer, name, steps in dict.fromkeys([(ALL, "", 0), *means, *reasons]):
+        key, noise = (layer, name, steps), means.get((layer, NOISE, 0))
         line: dict[str, Any] = {"place": layer, "router": name, "repaired": steps}
-        mean = means.get((layer, name, steps))
         base = as_is if not steps or name == TRAINED else means.get((layer, TRAINED, steps))
-        if mean is None or base is None:
+        if key not in means or base is None:
             unrepaired = "the trained router could not be repaired, so there is nothing to compare with"
-            lines.append(line | {"reason": reasons.get((layer, name, steps), unrepaired)})
+            lines.append(line | {"reason": reasons.get(key, unrepaired)})
             continue
-        draws = [values.mean() for values in drawn[layer, name, steps]]
-        line |= {"draws": len(draws), "against": base.mean(), "reason": ""} | _loss(rows, mean)
-        line |= {"spread": np.ptp(draws) if len(draws) > 1 else np.nan}
-        line |= _named(rows.ratio(mean - base), "lost", "low", "high")
-        noise = means.get((layer, NOISE, 0))
-        # Without a worth above 0 there is nothing to keep a share of.
-        if noise is not None and name not in (NOISE, TRAINED) and rows.ratio(noise - base).low > 0:
-            line |= _named(rows.ratio(noise - mean, noise - base), "kept", "kept_low", "kept_high")
+        mean, draws = means[key], [losses.mean() for losses in drawn[key]]
+        line |= {"draws": len(draws), "reason": ""} | interval("loss loss_low loss_high", mean) | {"loss": mean.mean()}
+        if name:
+            line |= {"against": base.mean(), "spread": np.ptp(draws) if len(draws) > 1 else np.nan}
+            line |= interval("lost low high", mean - base)
+            # Without a worth above 0 there is nothing to keep a share of.
+            if noise is not None and name not in (NOISE, TRAINED) and interval("_ low", noise - base)["low"] > 0:
+                line |= interval("kept kept_low kept_high", noise - mean, noise - base)
         lines.append(line)
     return pd.DataFrame(lines).reindex(columns=[*COLUMNS])
-
-
-def _named(number: Number, *names: str) -> dict[str, float]:
-    return dict(zip(names, number, strict=False))
-
-
-def _loss(rows: _Rows, losses: np.ndarray) -> dict[str, Any]:
-    return _named(rows.ratio(losses), "loss", "loss_low", "loss_high") | {"loss": losses.mean()}
 
 
 def nats(row: Any, form: str = "{:.3g}") -> str:
@@ -118,34 +85,34 @@ def kept_share(row: Any) -> str:
 
 
 def _with_interval(form: str, value: float, low: float, high: float) -> str:
-    interval = f" [{form.format(low)}, {form.format(high)}]" if low == low else ""
-    return form.format(value) + interval
+    return form.format(value) + (f" [{form.format(low)}, {form.format(high)}]" if low == low else "")
 
 
 def findings(result: SurgeryResult, worth: pd.DataFrame) -> list[str]:
     """Returns sentences on the measured losses."""
     first, steps = worth.iloc[0], result.repair_steps
+
+    def repaired(name: str) -> Any:
+        return measured(worth, ALL, name, steps) if steps else None
+
+    replacements = [
+        {"name": name, "label": replacement.label, "plain": plain, "repaired": repaired(name)}
+        for name, replacement in EVERY.items()
+        if name not in (NOISE, TRAINED) and (plain := measured(worth, ALL, name)) is not None
+    ]
     return paragraphs(
         "surgery_findings.j2",
         result=result,
         loss=_with_interval("{:.4g}", float(first.loss), first.loss_low, first.loss_high),
         noise=measured(worth, ALL, NOISE),
-        trained_repaired=measured(worth, ALL, TRAINED, steps) if steps else None,
-        replacements=[*_in_every_layer(worth, steps)],
+        trained_repaired=repaired(TRAINED),
+        replacements=replacements,
         alone=_noise_alone(worth),
         kept_alone=_kept_alone(worth),
         nats=nats,
         signed=lambda row: nats(row, "{:+.3g}"),
         kept=kept_share,
     )
-
-
-def _in_every_layer(worth: pd.DataFrame, steps: int) -> Iterator[dict[str, Any]]:
-    for name, replacement in EVERY.items():
-        plain = measured(worth, ALL, name)
-        if name not in (NOISE, TRAINED) and plain is not None:
-            repaired = measured(worth, ALL, name, steps) if steps else None
-            yield {"name": name, "label": replacement.label, "plain": plain, "repaired": repaired}
 
 
 def _noise_alone(worth: pd.DataFrame) -> dict[str, Any] | None:

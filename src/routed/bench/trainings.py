@@ -1,4 +1,4 @@
-"""Compiled training of a language model on random tokens: forward, backward and Adam on one batch."""
+"""Compiled trainings that are timed: a batch of runs of any problem, and a language model on random tokens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,62 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
+from routed.bench.harness import Case, Work, seconds_of
 from routed.contracts import TextBatch
-from routed.engine.compilation import compile_lowered
+from routed.engine.compilation import Compiled, compile_group, compile_lowered, stack_traced
+from routed.engine.devices import make_mesh
 from routed.layer.dispatch import DATA, EXPERT
 from routed.layer.rule import rule_of
+from routed.plan.config import canonical, problem_of, traced
+from routed.settings.tree import override
 from routed.training import ProblemPart
 from routed.training.objective import selection_loss
+
+
+class Batch:
+    """A compiled batch of equal runs with different seeds, of which the first `active` (0: all) are trained."""
+
+    def __init__(self, config: ConfigDict, runs: int, steps: int, active: int = 0):
+        mesh = make_mesh(config) if runs > 1 else make_mesh(override(config, {"mesh.run": 1}))
+        self.runs, self.steps = runs, steps
+        self.compiled: Compiled = compile_group(config, config.data.samples, runs, mesh)
+        to_devices = self.compiled.place
+        self.seeds = to_devices(np.arange(runs, dtype=np.uint32))
+        self.traced = to_devices(stack_traced([traced(config)] * runs))
+        self.active = to_devices(np.arange(runs) < (active or runs))
+        self.count = self.compiled.place_shared(np.int32(steps))
+        self.shared = self.compiled.place_shared(problem_of(config).shared_arrays(config))
+        self.start()
+
+    def start(self) -> None:
+        """Begins all runs anew."""
+        self.worlds, self.states = jax.block_until_ready(self.compiled.start(self.seeds, self.traced, self.shared))
+
+    def train(self) -> float:
+        """Trains `steps` steps; returns their seconds."""
+        runs = self.seeds, self.traced, self.worlds, self.states
+        arguments = self.active, self.count, *runs, (), self.shared
+        self.states, seconds = seconds_of(lambda: self.compiled.advance(*arguments))
+        return seconds
+
+    def step(self) -> float:
+        """Trains; returns the seconds of a step of one run."""
+        return self.train() / self.steps / self.runs
+
+    def evaluation(self) -> float:
+        """Evaluates; returns the seconds of the whole batch."""
+        arguments = self.active, self.seeds, self.traced, self.worlds, self.states, self.shared
+        self.states, seconds = seconds_of(lambda: self.compiled.record(*arguments))
+        return seconds
+
+
+def batch_case(
+    about: dict[str, Any], config: ConfigDict, steps: int, work: Work, peer: str = "", column: str = "ms_per_step"
+) -> Case:
+    """Compiles about["runs"] runs of a config and trains once; returns the case of a step of one run."""
+    batch = Batch(canonical(config), about["runs"], steps)
+    batch.train()  # the first call touches the memory
+    return Case(about, {column: batch.step}, work, peer)
 
 
 class TextTraining:
@@ -48,9 +98,8 @@ class TextTraining:
 
     def step(self) -> float:
         """Trains `count` steps; returns the seconds of one."""
-        started = time.perf_counter()
-        self.state = jax.block_until_ready(self.run(self.count))
-        return (time.perf_counter() - started) / self.count
+        self.state, seconds = seconds_of(lambda: self.run(self.count))
+        return seconds / self.count
 
     def rates(self, seconds: float, tokens: int) -> dict[str, float]:
         """Returns the rates of a step of `tokens` tokens that takes `seconds`."""

@@ -1,14 +1,19 @@
-"""Sentences of the pages, from templates: a paragraph of a template is one sentence or more that stand together."""
+"""The pages of traces and of surgery from their templates; a paragraph of a text template is one item of a list."""
 
 from __future__ import annotations
 
 import importlib.resources
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import jinja2
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
+
+from routed.analysis import page, plots
+from routed.trace.figures import Drawn
 
 
 def paragraphs(template: str, **values: Any) -> list[str]:
@@ -44,3 +49,12 @@ def percent(values: pd.Series) -> str:
 def capital(text: str) -> str:
     """Returns a text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
+
+
+def page_of(template: str, figures: Iterable[Drawn], **values: Any) -> str:
+    """Returns the page of a template of this room, with figures as inline SVG."""
+    embedded = [
+        {"name": name, "caption": caption, "svg": Markup(page.unique_ids(plots.svg(figure), name))}
+        for name, figure, caption in figures
+    ]
+    return page.render(f"trace/{template}", figures=embedded, **values)
