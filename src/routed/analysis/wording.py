@@ -8,6 +8,8 @@ from typing import Any
 
 import jinja2
 
+from routed.engine.rows import shown
+
 
 def render(template: str, **values: Any) -> str:
     """Returns a template of the package, such as analysis/report.html, filled in.
@@ -22,7 +24,7 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"share": shown_share}
+    environment.filters |= {"share": shown_share, "shown": shown}
     return environment.get_template(template).render(**values)
 
 
