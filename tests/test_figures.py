@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import page, plots, points, statistics, terminal
+from routed.analysis import answer, page, plots, points, statistics
 from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Writer
 from routed.analysis.plots import automatic_figures, frame, layers, panels, pictures, scales
 from routed.analysis.plots import tokens as token_charts
@@ -486,13 +486,13 @@ def test_every_claim_has_a_line_for_each_point():
 
 def test_the_terminal_says_of_which_point_a_line_is_and_counts_the_others():
     """The claim is at 8,192 samples, and as no side names experts at the most of them, where .2 / .2 tells nothing."""
-    told = terminal.as_text({"claims": [judged()["fair"]], "gap": [], "shares": []}).splitlines()
+    told = answer.as_text({"claims": [judged()["fair"]], "gap": [], "shares": []}).splitlines()
     assert (
         told[-1].strip()
         == "this is data.samples = 8192, experts.count = 16; at each of 6 points: 4 supported, 2 inconclusive"
     )
     alone = judged(CLAIMS[:1], {"data.samples": (8192,)})["fair"]
-    assert "at each of" not in terminal.as_text({"claims": [alone], "gap": [], "shares": []})
+    assert "at each of" not in answer.as_text({"claims": [alone], "gap": [], "shares": []})
 
 
 def test_of_very_many_points_some_get_a_line(monkeypatch):

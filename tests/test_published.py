@@ -46,13 +46,25 @@ def test_kept_results_have_the_claims_that_their_commands_make():
         assert texts == {id: str(made[id]) for id in texts}, path
 
 
-def test_a_figure_stands_with_its_own_line():
+def kept_result(root, name, claims, **changes):
+    """Writes a made-up result as `keep` does."""
+    about = {"question": "why?", "command": "routed run --config=x", "seconds": 1, "machine": "m", "devices": 1, "commit": "c",
+             "gap": [], "gap_at": "", "figures": []} | changes  # fmt: skip
+    (root / "data" / name).mkdir(parents=True)
+    (root / "data" / name / "claims.json").write_text(json.dumps(claims))
+    (root / "data" / name / "about.json").write_text(json.dumps(about))
+    (root / "data" / name / "arms.csv").write_text("learned\n1\n")
+
+
+def test_a_figure_stands_with_its_own_line(tmp_path):
     """In the contents in place of the question, which all figures of an experiment share."""
-    about = {"question": "why?", "command": "routed run --config=x:f", "line": "Fig. 1: that"}
-    one = {"name": "x-f", "about": about, "claims": [], "arms": []}
-    assert published._contents(one, {}) == "| [x-f](#x-f) | Fig. 1: that | figures and tables |"
-    assert published._contents(one | {"about": about | {"line": ""}}, {}).count("why?") == 1
-    assert published._section(one, {}, "other", "page")[2:6] == ["why?", "", "Fig. 1: that", ""]
+    kept_result(tmp_path, "x-f", [], line="Fig. 1: that", experts={"learned": [2, 2], "compete": [2.7, 16]})
+    kept_result(tmp_path, "x-g", [], line="")
+    (page,) = published.write_pages(tmp_path)
+    text = page.read_text()
+    assert "| [x-f](#x-f) | Fig. 1: that | figures and tables |\n| [x-g](#x-g) | why? |" in text
+    assert "## x-f\n\nwhy?\n\nFig. 1: that\n\n" in text
+    assert "\n\nExperts computed per training token: learned 2, compete 2.7 to 16.\n" in text
 
 
 def test_experts_of_arms_are_told_where_they_differ():
@@ -63,8 +75,6 @@ def test_experts_of_arms_are_told_where_they_differ():
     )
     assert published.experts_of(summary) == {"learned": [2.0, 2.0], "compete": [2.7, 16.0]}
     assert published.experts_of(summary[:1]) == published.experts_of(summary[3:]) == {}
-    told = published._experts({"experts": published.experts_of(summary)})
-    assert told[0] == "Experts computed per training token: learned 2, compete 2.7 to 16."
 
 
 #: An interval of the README -> (kept result, claim or part of the gap, what is done to its ends).
@@ -235,13 +245,8 @@ def test_a_paper_s_page_lists_what_does_not_hold(tmp_path):
         made | {"id": "pham.c", "paper": "not asked"},
         made | {"id": "pham.d", "verdict": "supported"},
     ]
-    about = {"question": "?", "command": "routed run --config=x", "seconds": 1, "machine": "m", "devices": 1, "commit": "c",
-             "gap": [], "gap_at": "", "figures": []}  # fmt: skip
     for name, claims in (("one", first), ("two", second)):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        (tmp_path / "data" / name / "claims.json").write_text(json.dumps(claims))
-        (tmp_path / "data" / name / "about.json").write_text(json.dumps(about))
-        (tmp_path / "data" / name / "arms.csv").write_text("learned\n1\n")
+        kept_result(tmp_path, name, claims)
     (tmp_path / "data" / "causes.json").write_text('{"pham.a": "because of a"}')
     (page,) = published.write_pages(tmp_path)
     verdicts = re.findall(r"`pham.(\w)`.*\*\*\w+\*\*(.*) \|$", page.read_text(), re.MULTILINE)

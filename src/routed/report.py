@@ -76,8 +76,8 @@ def _workdirs(names: list[str]) -> list[pathlib.Path]:
 def _make_parts(folders: list[pathlib.Path]) -> list[dict[str, Any]]:
     """The page's part on each experiment with finished runs; prints its summary, and copies its tables for --docs."""
     from routed.analysis import published
+    from routed.analysis.answer import as_text
     from routed.analysis.page import make_part
-    from routed.analysis.terminal import as_text
     from routed.analysis.workdirs import _experiment_of, joined_table, merged
 
     parts = []

@@ -1,4 +1,4 @@
-"""The answer in words, made from verdicts alone: what claims.json holds is enough."""
+"""The answer in words, made from verdicts alone, and the verdicts of a page as text for the terminal."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import json
 import pathlib
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from routed.analysis.wording import render
 from routed.contracts import UserError
+from routed.engine.rows import shown
 from routed.system import files
 
 #: verdict -> how a sentence about it begins. In the order in which they are told.
@@ -40,32 +42,38 @@ class Sentence(NamedTuple):
     rests: str
 
 
+def counted(claims: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Returns the number of claims of each verdict, those against a claim first."""
+    counts = collections.Counter(claim["verdict"] for claim in claims)
+    ordered = [*(verdict for verdict in VERDICTS if verdict in counts), *sorted(counts.keys() - VERDICTS.keys())]
+    return {verdict: counts[verdict] for verdict in ordered}
+
+
+def numbers(counts: Mapping[str, int]) -> str:
+    """Returns counts of verdicts as text."""
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+
+
 def summary(claims: Sequence[Mapping[str, Any]]) -> str:
     """Returns the number of claims by verdict in one sentence."""
-    counts = collections.Counter(claim["verdict"] for claim in claims)
+    counts = counted(claims)
     if not claims:
         return "It makes no claims: its figures and tables are the answer."
-    if set(counts) <= {"not run", "not judged"}:
-        return f"Nothing can be said yet: of {len(claims)} claims none is judged ({_reason(claims)})."
-    parts = [f"{counts[verdict]} {verdict}" for verdict in in_order(counts)]
-    return f"Of {len(claims)} claim{'s' * (len(claims) > 1)}: {', '.join(parts)}."
-
-
-def _reason(claims: Sequence[Mapping[str, Any]]) -> str:
-    return next((claim["reason"] for claim in claims if claim["reason"]), "nothing of theirs has run")
+    if counts.keys() <= {"not run", "not judged"}:
+        reason = next((claim["reason"] for claim in claims if claim["reason"]), "nothing of theirs has run")
+        return f"Nothing can be said yet: of {len(claims)} claims none is judged ({reason})."
+    return f"Of {len(claims)} claim{'s' * (len(claims) > 1)}: {numbers(counts)}."
 
 
 def answer(claims: Sequence[Mapping[str, Any]]) -> list[Sentence]:
     """Returns judged claims as sentences, those against a claim first; at most `TOLD` of each verdict."""
     sentences = []
-    groups = {verdict: [claim for claim in claims if claim["verdict"] == verdict] for verdict in VERDICTS}
-    for verdict, some in groups.items():
-        if verdict in ("not run", "not judged") or not some:
+    for verdict, begins in VERDICTS.items():
+        some = [claim for claim in claims if claim["verdict"] == verdict]
+        if verdict in ("not run", "not judged"):
             continue
-        for claim in some[:TOLD]:
-            sentences.append(Sentence(verdict, VERDICTS[verdict], f"“{claim['statement']}”", _rests(claim)))
-        if left := len(some) - TOLD:
-            sentences += [Sentence(verdict, VERDICTS[verdict], f"{left} more, below", "")] if left > 0 else []
+        sentences += [Sentence(verdict, begins, f"“{claim['statement']}”", _rests(claim)) for claim in some[:TOLD]]
+        sentences += [Sentence(verdict, begins, f"{len(some) - TOLD} more, below", "")] if len(some) > TOLD else []
     return sentences
 
 
@@ -78,9 +86,17 @@ def _rests(claim: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, [*parts, claim["reason"]]))
 
 
-def in_order(counts: Mapping[str, int]) -> list[str]:
-    """Returns the verdicts that occur, those against a claim first."""
-    return [*(verdict for verdict in VERDICTS if verdict in counts), *sorted(set(counts) - VERDICTS.keys())]
+def as_text(part: dict[str, Any]) -> str:
+    """Returns the verdicts and the decomposed gap of a workdir as text."""
+    text = render("analysis/terminal.j2", part=part, counted=counted, numbers=numbers, point_of=_point_of)
+    return text.removesuffix("\n")
+
+
+def _point_of(claim: dict[str, Any]) -> str:
+    """Returns the point of a claim's line among those at which it was tried, as text."""
+    at, points = claim["at"], (line["point"] for line in claim["points"] if line["text"] == claim["text"])
+    point: dict[str, Any] = next((point for point in points if {**point, **at} == {**at, **point}), {})
+    return ", ".join(f"{key} = {shown(value)}" for key, value in point.items())
 
 
 def findings(folders: Sequence[pathlib.Path]) -> str:
@@ -93,11 +109,9 @@ def findings(folders: Sequence[pathlib.Path]) -> str:
     for folder in folders:
         claims = read(folder)
         lines = [folder.resolve().name, summary(claims)]
-        sentences = [
-            f"{sentence.begins} {sentence.says}" + (f" ({sentence.rests})" if sentence.rests else "")
-            for sentence in answer(claims)
-        ]
-        lines += [textwrap.fill(text, width, initial_indent="  ", subsequent_indent="    ") for text in sentences]
+        for _, begins, says, rests in answer(claims):
+            text = f"{begins} {says}" + (f" ({rests})" if rests else "")
+            lines.append(textwrap.fill(text, width, initial_indent="  ", subsequent_indent="    "))
         lines += ["", *(f"  {claim['verdict'].upper():15} {claim['id']}: {claim['statement']}" for claim in claims)]
         texts.append("\n".join(lines))
     return "\n\n".join(texts)

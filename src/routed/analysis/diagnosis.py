@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ from ml_collections import ConfigDict
 
 from routed.analysis import controls, statistics
 from routed.analysis.paired_values import Rows, at_edge, ends, paired
+from routed.analysis.wording import paragraphs
 from routed.engine.rows import shown
 from routed.layer.model_losses import LIMITS
 from routed.layer.rule import Rule, rule_of
@@ -93,38 +95,42 @@ def _path(arms: set[str]) -> list[tuple[str, str, str]]:
 def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[tuple[str, str]]:
     """Returns questions of a hostile reviewer with answers from all rows, or from those at the decomposed gap."""
     rows = Rows(table, config, swept)
-    good, diverged = rows.last[rows.last.status == "ok"], rows.last[rows.last.status == "diverged"]
-    point = rows.at({})
-    where = (
-        f" (at {', '.join(f'{key} = {shown(point[key].iloc[0])}' for key in swept)})" if swept and len(point) else ""
-    )
-    answers = [
-        ("Converged?", _converged(rows, point) + where),
-        ("Diverged runs", f"{len(diverged)} of {len(rows.last)}" + (f": {_counts(diverged)}" if len(diverged) else "")),
-        ("Tuned per arm?", _tuned(table, rows.last, config, swept)),
-    ]
-    if "router/entropy_token" in good:
-        column = "router/entropy_token_train" if "router/entropy_token_train" in good else "router/entropy_token"
-        entropies = _means(point, column).reindex([REFERENCE, UNTRAINED, *fair_arms()]).dropna()
-        text = ", ".join(f"{arm} {value:.2g}" for arm, value in entropies.items())
-        inputs = "training inputs" if column.endswith("_train") else "test inputs"
-        answers.append(("Sharpness equal?", f"final per-token entropy on {inputs}, nats: {text}{where}"))
-        answers.append(("Drops", f"largest dropped share at an evaluation {good['router/dropped'].max():.2g}"))
-        dead = ", ".join(f"{arm} {100 * value:.0f} %" for arm, value in _means(point, "router/dead").items())
-        answers.append(
-            ("Dead experts", f"{dead}{where}" if dead else "undefined: fewer than 100 test tokens an expert")
-        )
+    good, point, problem = rows.last[rows.last.status == "ok"], rows.at({}), problem_of(config)
+    changes = _changes(rows, point) if config.gate.horizon != 1 else {}
     steered = [column for column in good if column.startswith(STEERED) and good[column].notna().any()]
-    answers += [(f"losses.{column.removeprefix(STEERED)} steered?", _steered(good, column)) for column in steered]
-    answers += [
-        ("Evaluated as trained?", _as_trained(config, good, swept)),
-        ("Weight scale", _weight_scale(config, good, swept)),
-        ("Trunk gradient", _trunk(config, swept)),
-        ("Frozen is frozen", _still(good)),
-        ("Seeds and power", _power(good, swept)),
-        ("Data", problem_of(config).about(config)),
-    ]
-    return answers
+    settings = ", ".join(f"{key} = {shown(point[key].iloc[0])}" for key in swept) if len(point) else ""
+    facts: dict[str, Any] = {
+        "where": f" (at {settings})" if settings else "",
+        "steps": config.steps,
+        "horizon": config.gate.horizon,
+        "loss": problem.loss,
+        "changes": {arm: 100 * change for arm, change in changes.items() if np.isfinite(change)},
+        "unknown": [arm for arm, change in changes.items() if not np.isfinite(change)],
+        "bigram": None,
+        "runs": len(rows.last),
+        "diverged": _counts(rows.last[rows.last.status == "diverged"]),
+        "tuned": _tuned(table, rows.last, config, swept),
+        "routed": {},
+        "steered": {column.removeprefix(STEERED): _steered(good[column].dropna()) for column in steered},
+        "has_trunk": config.data.name in SOURCES,
+        "stop_gradient": None if "router.stop_gradient" in swept else config.router.stop_gradient,
+        "moved": [arm for arm, share in good.groupby("arm")["router/moved"].max().items() if share > 0],
+        "data": problem.about(config),
+    }
+    if "eval/bigram" in point:
+        bigram, losses = point["eval/bigram"].mean(), _means(point, "eval/loss")
+        facts |= {"bigram": bigram, "weak": losses[losses >= bigram].to_dict()}
+    if "router/entropy_token" in good:
+        trained = "router/entropy_token_train" in good
+        entropies = _means(point, "router/entropy_token_train" if trained else "router/entropy_token")
+        facts["routed"] = {
+            "inputs": "training" if trained else "test",
+            "entropies": entropies.reindex([REFERENCE, UNTRAINED, *fair_arms()]).dropna().to_dict(),
+            "dropped": good["router/dropped"].max(),
+            "dead": (100 * _means(point, "router/dead")).to_dict(),
+        }
+    answers = paragraphs("analysis/threats.j2", **facts, **_selections(config, good, swept), **_power(good, swept))
+    return [(question, answer) for question, _, answer in (text.partition(" | ") for text in answers)]
 
 
 def _means(rows: pd.DataFrame, metric: str) -> pd.Series:
@@ -132,93 +138,61 @@ def _means(rows: pd.DataFrame, metric: str) -> pd.Series:
     return rows[rows.status == "ok"].groupby("arm")[metric].mean().dropna()
 
 
-def _counts(rows: pd.DataFrame) -> str:
-    """Returns the number of rows of each arm as text."""
-    return ", ".join(f"{arm} {count}" for arm, count in rows.arm.value_counts(sort=False).items())
+def _counts(rows: pd.DataFrame) -> dict[str, int]:
+    """Returns the number of rows of each arm."""
+    return rows.arm.value_counts(sort=False).to_dict()
 
 
-def _converged(rows: Rows, point: pd.DataFrame) -> str:
-    """Returns the extrapolated change of each arm's loss, and the arms that are no better than a bigram model."""
-    config = rows.config
-    loss = problem_of(config).loss
-    if config.gate.horizon == 1:
-        return f"not asked: the number of steps, {config.steps}, belongs to the protocol"
-    changes, unknown = [], []
+def _changes(rows: Rows, point: pd.DataFrame) -> dict[str, float]:
+    """Returns the extrapolated relative change of each arm's loss; NaN where it is unknown."""
+    config, changes = rows.config, {}
     for arm in sorted(set(point.arm)):
-        history = rows.history({"arm": arm}, {}, loss, arm)
-        change = ends(history, config.gate.horizon, logs=True)
-        if not len(change) or not np.isfinite(change.to_numpy()).all():
-            unknown += [arm]
-            continue
-        mean = np.expm1((change.later - change.now).mean())
-        changes.append(f"{arm} {100 * mean:+.0f} %")
-    text = f"{loss} at {config.gate.horizon:g} times the steps, if curves go on as they end: "
-    text += ", ".join(changes) or "unknown"
-    if unknown:
-        text += f"; unknown, as there is one evaluation in the second half of training: {', '.join(unknown)}"
-    if "eval/bigram" in point:
-        losses, bigram = _means(point, "eval/loss"), point["eval/bigram"].mean()
-        weak = ", ".join(f"{arm} {value:.3g}" for arm, value in losses.items() if value >= bigram)
-        text += f". Competent? A bigram model has {bigram:.3g} nats a token; "
-        text += f"not better: {weak}" if weak else "every arm is better"
-    return text
+        change = ends(rows.history({"arm": arm}, {}, problem_of(config).loss, arm), config.gate.horizon, logs=True)
+        known = len(change) and np.isfinite(change.to_numpy()).all()
+        changes[arm] = np.expm1((change.later - change.now).mean()) if known else np.nan
+    return changes
 
 
-def _trunk(config: ConfigDict, swept: list[str]) -> str:
-    """Returns the answer whether the router trains the layers below it."""
-    if config.data.name not in SOURCES:
-        return "none: the router sees the raw input"
-    if "router.stop_gradient" in swept:
-        return "both: what the router learns reaches the layers below it, or not (router.stop_gradient)"
-    return "stopped at the router" if config.router.stop_gradient else "on: the layers below may learn to route instead"
-
-
-def _tuned(table: pd.DataFrame, rows: pd.DataFrame, config: ConfigDict, swept: list[str]) -> str:
-    """Returns the answer whether every arm's learning rates were tuned over as many candidates."""
-    if "rates" not in swept and not (table.status == "tuning").any():
-        return "no: all arms use the file's rates"
+def _tuned(table: pd.DataFrame, rows: pd.DataFrame, config: ConfigDict, swept: list[str]) -> dict[str, Any] | None:
+    """Returns by arm the number of learning rates that were tried, the chosen ones, and the runs at the edge."""
     tuning = table[table.status == "tuning"]
+    if "rates" not in swept and not len(tuning):
+        return None
     tried = tuning.groupby(["arm", *swept])["train/rate_scale"].nunique().groupby("arm").max()
-    if tried.nunique() != 1:
-        return "unequal numbers of candidates: " + ", ".join(f"{arm} {count}" for arm, count in tried.items())
     tuned = rows[rows.rates == "tuned"] if "rates" in rows else rows
-    best = tuned.groupby("arm")["train/rate_scale"].unique()
-    chosen = ", ".join(f"{arm} {' or '.join(f'{scale:g}' for scale in sorted(scales))}" for arm, scales in best.items())
-    text = f"where rates=tuned, {tried.max()} candidates for every arm; chosen multipliers: {chosen}"
-    edge = _counts(tuned[at_edge(tuned, config)])
-    return text + (f"; runs at the edge of what was tried: {edge}" if edge else "; none at the edge of what was tried")
+    return {
+        "tried": tried.to_dict(),
+        "chosen": {arm: [*scales] for arm, scales in tuned.groupby("arm")["train/rate_scale"].unique().items()},
+        "edge": _counts(tuned[at_edge(tuned, config)]),
+    }
 
 
-def _steered(good: pd.DataFrame, column: str) -> str:
-    """Returns the final values of a coefficient that changes, and the number of runs in which it ended at a limit."""
-    final = good[column].dropna()
+def _steered(final: pd.Series) -> dict[str, Any]:
+    """Returns the range of final values of a coefficient that changes, and the number of runs in which it ended at a
+    limit.
+    """
     at_limit = int(((final <= 1.001 * LIMITS[0]) | (final >= 0.999 * LIMITS[1])).sum())
-    text = f"coefficients at the end: {final.min():.2g} to {final.max():.2g}"
-    if at_limit:
-        text += f"; in {at_limit} of {len(final)} runs at the end of its range: it did not reach what it is steered to"
-    return text
+    return {"least": final.min(), "most": final.max(), "at_limit": at_limit, "runs": len(final)}
 
 
-def _weight_scale(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> str:
-    """Returns the arms whose combine weights need not sum to 1: their routers can gain by growing them."""
-    free: dict[str, list[str]] = {}
-    for arm, rules_of in _rules(config, good, swept):
-        if stages := [name for name, rules in rules_of.items() if not all(map(_sums_to_1, rules))]:
-            free.setdefault(" and ".join(stages), []).append(arm)
-    if free:
-        where = "; ".join(f"in {stages} of {_arms_text(arms, good)}" for stages, arms in free.items())
-        return f"weights do not sum to 1 {where}: a router can gain by growing them"
-    return "weights sum to 1 in training and evaluation, in every arm"
-
-
-def _as_trained(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> str:
-    """Returns the arms that are evaluated with another selection than that of training, at any point."""
+def _selections(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> dict[str, Any]:
+    """Returns the arms that are evaluated with another selection than that of training, and the arms whose combine
+    weights need not sum to 1: their routers can gain by growing them.
+    """
     differing: dict[str, list[str]] = {}
+    free: dict[str, list[str]] = {}
     for arm, rules_of in _rules(config, good, swept):
         training, evaluation = (" then ".join(dict.fromkeys(map(_rule_text, rules))) for rules in rules_of.values())
         if training != evaluation:
             differing.setdefault(f"trained by {training}, evaluated by {evaluation}", []).append(arm)
-    return "; ".join(f"{text}: {_arms_text(arms, good)}" for text, arms in differing.items()) or "yes, in every arm"
+        if stages := [name for name, rules in rules_of.items() if not all(map(_sums_to_1, rules))]:
+            free.setdefault(" and ".join(stages), []).append(arm)
+
+    def named(groups: dict[str, list[str]]) -> dict[str, str]:
+        texts = {key: ", ".join(dict.fromkeys(arms)) for key, arms in groups.items()}
+        return {key: "every arm" if {*groups[key]} == {*good.arm} else text for key, text in texts.items()}
+
+    return {"differing": named(differing), "free": named(free)}
 
 
 def _rules(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> Iterator[tuple[str, dict[str, list[Rule]]]]:
@@ -230,11 +204,6 @@ def _rules(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> Iterator
         if problem_of(arm_config).models[arm_config.model].routed:
             training = [rule_of(phase.selection) for phase in configs_of(arm_config)]
             yield arm, {"training": training, "evaluation": [rule_of(arm_config.selection, evaluation=True)]}
-
-
-def _arms_text(arms: list[str], good: pd.DataFrame) -> str:
-    """Returns the name of each arm once, or "every arm"."""
-    return "every arm" if {*arms} == {*good.arm} else ", ".join(dict.fromkeys(arms))
 
 
 def _rule_text(rule: Rule) -> str:
@@ -254,19 +223,11 @@ def _sums_to_1(rule: Rule) -> bool:
     return not selection.sparse or (rule.renormalise and "renormalise" in selection.reads)
 
 
-def _still(good: pd.DataFrame) -> str:
-    """Returns the arms whose router parameters differ from those of step 0 in any bit."""
-    moved = good.groupby("arm")["router/moved"].max()
-    return "router parameters differ from step 0 in: " + (", ".join(moved.index[moved > 0]) or "no arm")
-
-
-def _power(good: pd.DataFrame, swept: list[str]) -> str:
-    """Returns the number of seeds, and the half-width of the paired interval of learned against frozen."""
+def _power(good: pd.DataFrame, swept: list[str]) -> dict[str, Any]:
+    """Returns the numbers of seeds, and the median half-width of the paired interval of learned against frozen."""
     groups = [group for _, group in good.groupby(swept)] if swept else [good]
     loss = "eval/loss" if "eval/loss" in good else "test/loss"
     gaps = [statistics.estimate(paired(group, UNTRAINED, REFERENCE, loss)) for group in groups]
     widths = [(gap.high - gap.low) / 2 for gap in gaps if gap.n > 1]
-    seeds = good.groupby([*swept, "arm"]).seed.nunique()
-    text = f"{seeds.min()} to {seeds.max()}" if seeds.min() < seeds.max() else f"{seeds.min()}"
-    half = f"; half-width of log(frozen / learned): {np.median(widths):.2g} (median over points)" if widths else ""
-    return f"{text} seeds a point{half}"
+    seeds = sorted(good.groupby([*swept, "arm"]).seed.nunique())
+    return {"seeds": seeds, "half_width": np.median(widths) if widths else None}

@@ -8,9 +8,7 @@ pages below it. Parts of one sweep (main's --shard), or other disjoint runs of o
 
 from __future__ import annotations
 
-import collections
 import hashlib
-import importlib.resources
 import io
 import json
 import pathlib
@@ -19,18 +17,18 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import jinja2
 import pandas as pd
 from absl import logging as log
 from markupsafe import Markup, escape
 from ml_collections import ConfigDict
 
 from routed.analysis import answer, arms, controls, diagnosis, digits, plots, points, shapley, statistics, verdicts
+from routed.analysis.answer import as_text
 from routed.analysis.plots import interactive
 from routed.analysis.plots.automatic_figures import Drawn, draw_all
 from routed.analysis.plots.histories import as_json, histories
 from routed.analysis.plots.rendering import theme
-from routed.analysis.terminal import as_text, shown_share
+from routed.analysis.wording import render
 from routed.analysis.workdirs import command_of
 from routed.contracts import Column
 from routed.engine import results, rows
@@ -207,15 +205,13 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
     question = parts[0]["question"] if len(parts) == 1 else f"What {len(parts)} experiments found."
     overview = every_claim(parts) if len(parts) > 1 else []
     alive = any(part["maps"] or any(figure["panels"] for figure in part["figures"]) for part in parts)
-    counts = collections.Counter(claim["verdict"] for claim in overview)
     filled = lambda: render(  # noqa: E731
         "analysis/report.html",
         title=title,
         question=question,
         parts=parts,
         overview=overview,
-        counts={name: counts[name] for name in answer.in_order(counts)},
-        shown_share=shown_share,
+        counts=answer.counted(overview),
         by_source=by_source,
         words=WORDS,
         library=Markup(interactive.library()) if alive else "",
@@ -226,21 +222,6 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
         fit(parts, size)
         page = filled()
     files.write(path, page)
-
-
-def render(template: str, **values: Any) -> str:
-    """Returns a template of the package, such as analysis/report.html, filled in; text that is no `Markup` is
-    escaped.
-    """
-    package = importlib.resources.files("routed")
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: package.joinpath(name).read_text("utf-8")),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    return environment.get_template(template).render(**values)
 
 
 def fit(parts: list[dict[str, Any]], size: int) -> None:

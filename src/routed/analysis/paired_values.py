@@ -150,8 +150,6 @@ def ends(history: pd.DataFrame, horizon: float, logs: bool) -> pd.DataFrame:
     """Returns by seed the last value, `now`, and an extrapolated value, `later`; in logarithms if `logs`.
 
     `later` is the value at `horizon` times the steps; NaN if the second half of training has a single evaluation.
-
-    `later` is NaN if the second half of training has a single evaluation.
     """
     if not len(history):
         return pd.DataFrame({"now": [], "later": []}, dtype=float)

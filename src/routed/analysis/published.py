@@ -14,15 +14,14 @@ import math
 import pathlib
 import re
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 from absl import logging as log
 
 from routed.analysis import plots, verdicts
-from routed.analysis.answer import in_order
-from routed.analysis.terminal import shown_share
+from routed.analysis.answer import counted
+from routed.analysis.wording import render
 from routed.contracts import UserError
 from routed.engine import results
 from routed.system import files
@@ -40,10 +39,8 @@ SOURCES = {
 }
 #: Claims of papers without a page (`fan.random`, say) stand beside our own.
 OTHERS = "routed"
-#: What stands behind a verdict that is of another setting than the paper's.
-SETTINGS = {"stand_in": " (other data)", "scaled": " (scaled down)"}
-#: Verdicts that speak against a paper; what a claim has in the place of a paper's value where the question is ours.
-AGAINST, NOT_ASKED = ("opposite", "not reproduced"), "not asked"
+#: Verdicts that speak against a paper.
+AGAINST = ("opposite", "not reproduced")
 #: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the
 #: workdir.
 FIRST, ALSO = 2, ("routing",)
@@ -106,31 +103,32 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
             )
     if not records:
         raise UserError(f"{root / 'data'} holds no results: name workdirs to take them from")
-    causes = json.loads(path.read_text()) if (path := root / "data" / "causes.json").exists() else {}
+    causes, contradictions = (_read_json(root / "data" / f"{name}.json") for name in ("causes", "contradictions"))
     if unknown := sorted(set(causes) - {claim["id"] for result in records for claim in result["claims"]}):
-        raise UserError(f"{path}: no claim of the kept results has the id {unknown[0]!r}")
-    contradictions = json.loads(path.read_text()) if (path := root / "data" / "contradictions.json").exists() else {}
+        raise UserError(f"{root / 'data' / 'causes.json'}: no claim of the kept results has the id {unknown[0]!r}")
     written: list[pathlib.Path] = []
-    first_pages: dict[str, str] = {}
-    for prefix, (name, heading) in SOURCES.items():
-        sections = [
-            result | {"claims": [claim for claim in result["claims"] if _source(claim) == prefix]} for result in records
-        ]
-        sections = [
-            part
-            for result, part in zip(records, sections, strict=True)
-            if part["claims"] or (not result["claims"] and _home(result, records) == prefix)
-        ]
+    for prefix, (page, heading) in SOURCES.items():
+        sections = []
+        for result in records:
+            claims = [claim for claim in result["claims"] if _source(claim) == prefix]
+            if claims or (not result["claims"] and _home(result, records) == prefix):
+                result.setdefault("page", page)  # the first page of a result has its arms and figures
+                explained = (claim["verdict"] for claim in claims if claim["id"] in causes)
+                doubted = Counter(verdict for verdict in explained if verdict not in AGAINST)
+                sections.append(result | {"claims": claims, "counts": counted(claims), "doubted": doubted})
         if sections:
-            lines = [f"# {heading}", "", "Made by `routed report --docs=DIR` from `data/`; not edited by hand.", ""]
-            lines += ["| results | question | claims |", "|---|---|---|"]
-            lines += [*(_contents(part, causes) for part in sections), "", *_elsewhere(sections, records, prefix)]
-            lines += _against(sections, causes) if prefix != OTHERS else []
-            lines += _inside(contradictions.get(prefix, []))
-            for part in sections:
-                lines += _section(part, causes, first_pages.setdefault(part["name"], name), name)
-            files.write(root / f"{name}.md", "\n".join(lines))
-            written.append(root / f"{name}.md")
+            text = render(
+                "analysis/published.md.j2",
+                page=page,
+                heading=heading,
+                sections=sections,
+                beyond=[] if prefix == OTHERS else _beyond(sections, records),
+                failed=[] if prefix == OTHERS else _failed(sections),
+                causes=causes,
+                contradictions=contradictions.get(prefix, []),
+            )
+            files.write(root / f"{page}.md", text.removesuffix("\n"))
+            written.append(root / f"{page}.md")
     return written
 
 
@@ -149,23 +147,21 @@ def _experiment(result: dict[str, Any]) -> list[str]:
     return re.findall(r"--config=([^\s:]+)", result["about"]["command"])[:1]
 
 
-def _elsewhere(sections: list[dict[str, Any]], records: list[dict[str, Any]], prefix: str) -> list[str]:
-    """Returns links to our own questions about the experiments of a paper."""
+def _beyond(sections: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[str]:
+    """Returns the results with questions of ours about the experiments of a paper."""
     experiments = [_experiment(part) for part in sections]
-    names = [
-        result["name"]
-        for result in records
-        if _experiment(result) in experiments and any(_source(c) == OTHERS for c in result["claims"])
-    ]
-    if prefix == OTHERS or not names:
-        return []
-    page = SOURCES[OTHERS][0]
-    return [
-        "What the same experiments ask beyond the paper: "
-        + ", ".join(f"[{result}]({page}.md#{result})" for result in names)
-        + ".",
-        "",
-    ]
+    asking = [result for result in records if any(_source(claim) == OTHERS for claim in result["claims"])]
+    return [result["name"] for result in asking if _experiment(result) in experiments]
+
+
+def _failed(sections: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Returns the claims of a paper that failed, each once, with the result that says so first."""
+    failed: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
+    for part in sections:
+        for claim in part["claims"]:
+            if claim["verdict"] in AGAINST and claim["paper"] != "not asked":  # of a paper, not ours
+                failed.setdefault((claim["id"], claim["text"]), (part["name"], claim))
+    return [*failed.values()]
 
 
 def lightened(svg: str) -> str:
@@ -173,176 +169,21 @@ def lightened(svg: str) -> str:
     return re.sub(r"(\d\.\d)\d+(?=[,)LMAVHZ ])", r"\1", svg)
 
 
-def _contents(one: dict[str, Any], causes: dict[str, str]) -> str:
-    """Returns the line of a section in the table of contents: link, question, and claims by verdict."""
-    counts = Counter(claim["verdict"] for claim in one["claims"])
-    doubted = Counter(c["verdict"] for c in one["claims"] if c["verdict"] not in AGAINST and c["id"] in causes)
-    words = {verdict: f" ({count} of them still open, see there)" for verdict, count in doubted.items()}
-    summary = ", ".join(f"{counts[verdict]} {verdict}{words.get(verdict, '')}" for verdict in in_order(counts))
-    summary = summary or "figures and tables"
-    return _row((f"[{one['name']}](#{one['name']})", _asked(one["about"]), summary))
-
-
-def _asked(about: dict[str, Any]) -> str:
-    """Returns the line of a result's figure, or the question of an experiment's first figure."""
-    return about.get("line") or about["question"]
-
-
-def _inside(contradictions: list[str]) -> list[str]:
-    """Returns the places where a paper contradicts itself."""
-    return (
-        [
-            "**Where the paper contradicts itself**, by its own numbers:",
-            "",
-            *(f"- {sentence}" for sentence in contradictions),
-            "",
-        ]
-        if contradictions
-        else []
-    )
-
-
-def _against(parts: list[dict[str, Any]], causes: dict[str, str]) -> list[str]:
-    """Returns the table of failed claims with their causes, without duplicates."""
-    rows: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
-    for part in parts:
-        for claim in part["claims"]:
-            if claim["verdict"] in AGAINST and claim["paper"] != NOT_ASKED:
-                rows.setdefault((claim["id"], claim["text"]), (part["name"], claim))
-    if not rows:
-        return []
-    head = "**What does not hold here**, the opposite of an order or a number that is not reproduced:"
-    lines = [
-        _row((f"[{name}](#{name})", claim["statement"], _paper(claim), claim["text"], causes.get(claim["id"], "")))
-        for name, claim in rows.values()
-    ]
-    return [head, "", "| results | claim | paper | ours | why |", "|---|---|---|---|---|", *lines, ""]
-
-
-def _paper(claim: dict[str, Any]) -> str:
-    return f"{claim['paper']:.4g}" if isinstance(claim["paper"], float) else claim["paper"]
-
-
-def _section(result: dict[str, Any], causes: dict[str, str], first_page: str, page: str) -> list[str]:
-    """Returns an experiment on a page: its claims of that source, and on its first page also its gap, arms and
-    figures.
-    """
-    about = result["about"]
-    lines = [f"## {result['name']}", "", about["question"], ""]
-    lines += [about["line"], ""] if about.get("line") else []
-    if first_page == page:
-        lines += [
-            f"    {about['command']}",
-            "",
-            f"{_minutes(about['seconds'])} on {about['machine']}, {about['devices']} devices; commit"
-            f" {about['commit']}.",
-            "",
-        ]
-    else:
-        lines += [f"Arms, figures and the command: [{first_page}]({first_page}.md#{result['name']}).", ""]
-    lines += ["| claim | paper | ours | verdict |", "|---|---|---|---|"] if result["claims"] else []
-    for claim in result["claims"]:
-        ours = f"{claim['text'] or 'no rows'} (n = {claim['n']})"
-        why = "; ".join(filter(None, (claim["reason"], causes.get(claim["id"]))))
-        plain = claim["paper"] == NOT_ASKED or claim["verdict"] == "not comparable"  # which says why
-        setting = "" if plain else SETTINGS.get(claim["comparability"], "")
-        cells = (
-            f"`{claim['id']}` {claim['statement']}",
-            _paper(claim),
-            ours,
-            f"**{claim['verdict']}**{setting}" + (f": {why}" if why else ""),
-        )
-        lines.append(_row(cells))
-    if first_page == page:
-        lines += ["", *_gap(about), *_arms(result["arms"]), "", *_experts(about)]
-        for figure in about["figures"]:
-            path = f"data/{result['name']}/figures/{figure['name']}"
-            dark = f'<source media="(prefers-color-scheme: dark)" srcset="{path}-dark.svg">'
-            lines += [
-                f'<picture>{dark}<img src="{path}.svg" alt="{figure["name"]}"></picture>',
-                "",
-                figure["caption"],
-                "",
-            ]
-    return [*lines, ""]
-
-
-def _row(cells: Iterable[Any]) -> str:
-    return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
-
-
-def _experts(about: dict[str, Any]) -> list[str]:
-    """Returns the experts of each arm for a training token, where arms differ."""
-    if not (counts := about.get("experts")):
-        return []
-    parts = (f"{arm} {least:g}" + (f" to {most:g}" if most > least else "") for arm, (least, most) in counts.items())
-    return [f"Experts computed per training token: {', '.join(parts)}.", ""]
-
-
-def _gap(about: dict[str, Any]) -> list[str]:
-    """Returns the parts of the gap as a table."""
-    if not about["gap"]:
-        return []
-    lines = [
-        f"The gap decomposed, at {about['gap_at']} (logs of ratios of loss, 95 % intervals):",
-        "",
-        "| part | log ratio | share |",
-        "|---|---|---|",
-    ]
-    for part in about["gap"]:
-        lines.append(_row((part["part"], _ratio(part), _share(part))))
-    return [*lines, "", *_shares(about)]
-
-
-def _shares(about: dict[str, Any]) -> list[str]:
-    """Returns the parts of the gap as means over every order in which they can be removed, for both evaluations."""
-    if not about.get("shares") or about["shares"][0]["orders"] < 2:  # one order is the table above
-        return []
-    lines = [
-        f"Its parts as means over the {about['shares'][0]['orders']} orders in which they can go (learning comes"
-        " last in each):",
-        "",
-        "| evaluation | part | log ratio | share |",
-        "|---|---|---|---|",
-    ]
-    for part in about["shares"]:
-        lines.append(_row((part["evaluation"], part["part"], _ratio(part), _share(part))))
-    return [*lines, ""]
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _ratio(part: dict[str, Any]) -> str:
-    return f"{part['mean']:+.3f} [{_number(part['low']):+.3f}, {_number(part['high']):+.3f}]"
-
-
-def _share(part: dict[str, Any]) -> str:
-    return "" if part["share"] is None else shown_share(part | {"share_low": _number(part["share_low"])})
-
-
-def _arms(rows: list[list[str]]) -> list[str]:
-    """Returns the loss by arm: a line for each point, or for each arm of the only point."""
-    head, *lines = rows
-    table = [("arm", "loss"), *zip(head, lines[0], strict=True)] if len(lines) == 1 else rows
-    shown = [_row(table[0]), "|---" * len(table[0]) + "|", *map(_row, table[1:])]
-    if len(lines) <= FEW:
-        return shown
-    return [f"<details><summary>Loss by arm at each of {len(lines)} points</summary>", "", *shown, "", "</details>"]
-
-
 def _read(folder: pathlib.Path) -> dict[str, Any]:
+    """Returns a kept result; the arms of a single point are a line each."""
     with (folder / "arms.csv").open(newline="") as file:
-        arms = list(csv.reader(file))
-    about, claims = (json.loads((folder / f"{name}.json").read_text()) for name in ("about", "claims"))
-    return {"name": folder.name, "about": about, "claims": claims, "arms": arms}
+        head, *lines = csv.reader(file)
+    about, claims = (_read_json(folder / f"{name}.json") for name in ("about", "claims"))
+    for part in (*about["gap"], *about.get("shares", ())):
+        part |= {key: math.nan for key, value in part.items() if value is None}
+    arms = [("arm", "loss"), *zip(head, lines[0], strict=True)] if len(lines) == 1 else [head, *lines]
+    return {"name": folder.name, "about": about, "claims": claims, "arms": arms, "folded": len(lines) > FEW}
+
+
+def _read_json(path: pathlib.Path) -> Any:
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def _seconds(workdir: pathlib.Path) -> float:
     with (workdir / "timing.csv").open(newline="") as file:
         return sum(float(row["compile_s"]) + float(row["run_s"]) for row in csv.DictReader(file))
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"

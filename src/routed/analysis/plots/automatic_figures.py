@@ -17,6 +17,7 @@ from routed.analysis.plots.chart import Chart
 from routed.analysis.plots.frame import Data
 from routed.analysis.plots.scales import label_of
 from routed.analysis.plots.swept import MOST, ONTO
+from routed.analysis.wording import paragraphs
 from routed.engine.rows import shown
 
 Spec = dict[str, Any]
@@ -121,20 +122,20 @@ def captions(pairs: Sequence[tuple[Spec, Chart]], data: Data) -> list[str]:
     texts = []
     for number, (spec, chart) in enumerate(pairs, 1):
         caption = PLOTS[spec["kind"]].caption
-        sentences = [f"{spec['title']}."] if "title" in spec else []
-        sentences.append(caption if isinstance(caption, str) else caption(spec, data))
-        sentences += [f"{note[0].upper()}{note[1:]}." for note in chart.notes]
-        if "of" in spec:
-            sentences.append(f"Figure {specs.index(spec['of']) + 1} at each value of {spec['over']}, on shared axes.")
-        if spec.get("left_out"):
-            sentences.append(f"Left out, and in the table: {spec['over']} = {', '.join(map(shown, spec['left_out']))}.")
         point = data.settled(axes_of(spec, data), spec.get("at", {}))
-        if settled := {key: value for key, value in point.items() if key in data.varying}:
-            numbers = [index for index, keys in enumerate(shows, 1) if keys & {*settled} and index != number]
-            where = f"figure{'s' * (len(numbers) > 1)} {_listed(numbers)}" if numbers else "the table"
-            values = ", ".join(f"{key} = {shown(value)}" for key, value in settled.items())
-            sentences.append(f"At {values}; the others: {where}.")
-        texts.append(" ".join(filter(None, sentences)))
+        settled = {key: value for key, value in point.items() if key in data.varying}
+        beside = [index for index, keys in enumerate(shows, 1) if keys & {*settled} and index != number]
+        sentences = paragraphs(
+            "analysis/caption.j2",
+            spec={"title": "", "left_out": [], **spec},
+            caption=caption if isinstance(caption, str) else caption(spec, data),
+            notes=chart.notes,
+            of=specs.index(spec["of"]) + 1 if "of" in spec else None,
+            settled=settled,
+            beside=beside,
+            listed=_listed(beside) if beside else "",
+        )
+        texts.append(" ".join(sentences))
     return texts
 
 
