@@ -18,6 +18,7 @@ from routed.engine.compilation import Lowerings, batching_of, lower_group
 from routed.engine.limits import shortage
 from routed.engine.schedule import Group
 from routed.plan.config import problem_of
+from routed.settings.tree import flatten
 from routed.system.machine import floor
 from routed.system.platform import tracing_for
 
@@ -178,8 +179,7 @@ def times_of(estimate: Estimate, group: Group, mesh: Mesh, moved: float, topolog
     """
     config, clock = group.config, topology.target.clock
     tokens, model, *_ = problem_of(config).cost(config)
-    chosen = "transformer" in config and "dtype" in config.transformer  # other models compute in float32
-    dtype = config.transformer.dtype if chosen else "float32"
+    dtype = flatten(config).get("transformer.dtype", "float32")  # that of models without the setting
     batches, evaluations = math.ceil(len(group.runs) / group.size), config.steps // config.eval_every + 1
     runs = len(group.runs) / batches  # the other runs of a batch are padding
     flops, rates = model * group.size / mesh.size, topology.rates

@@ -27,6 +27,15 @@ def churn(choices: Int[np.ndarray, "T k"], before: Int[np.ndarray, "T k"]) -> fl
     return 1.0 - float((choices[:, :, None] == before[:, None, :]).any(-1)[real].mean()) if real.any() else 0.0
 
 
+def churns(choices: Int[np.ndarray, "N T k"]) -> dict[str, np.ndarray]:
+    """Returns the churn from each evaluation to the next one, and to the last one."""
+    steps = [churn(new, old) for new, old in zip(choices[1:], choices[:-1], strict=True)]
+    return {
+        "churn": np.array([np.nan, *steps]),
+        "churn_to_final": np.array([churn(moment, choices[-1]) for moment in choices]),
+    }
+
+
 def group_hit(groups: np.ndarray, counts: np.ndarray) -> float:
     """Returns the share of live experts whose largest cluster is the one in `groups` [E], from counts [C, E].
 

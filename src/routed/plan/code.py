@@ -3,14 +3,13 @@
 Parts of the package are identified by its version. The code of a part from an experiment file is: the statements that
 put the part into its table, the definitions that these statements name, and so on; and whole modules that they import,
 unless these are installed packages. Claims, plots, sweeps and `get_config` do not count: their effects on a run are in
-its config. Comments, formatting and docstrings do not count either.
+its config. Comments, formatting and docstrings do not count either. A name counts as used if a function has a local
+variable of that name: too much code counts rather than too little.
 """
 
 from __future__ import annotations
 
 import ast
-import copy
-import dis
 import functools
 import hashlib
 import importlib.metadata
@@ -22,7 +21,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -46,6 +45,8 @@ _INSTALLED = tuple(
         *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
     )
 )
+
+_DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 #: Label of a part -> name of a file -> digest of the part's code in that file.
 Code = dict[str, dict[str, str]]
@@ -79,8 +80,8 @@ def definition_of(arm: str) -> Code:
 
 def texts_of(config: ConfigDict) -> list[str]:
     """The whole texts of the users' files with the code of a run's parts, comments and docstrings included."""
-    parts = _users_parts({part.label: part.part for part in parts_of(config)})
-    paths = set[pathlib.Path]().union(*(code_by_file(name, part) for name, part in parts.values()))
+    parts = {part.label: part.part for part in parts_of(config) if not _is_packaged(part.part)}
+    paths = set[pathlib.Path]().union(*(code_by_file(_name(label), part) for label, part in parts.items()))
     return sorted(LOADED[path].text if path in LOADED else path.read_text(encoding="utf-8") for path in paths)
 
 
@@ -96,31 +97,25 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _digests(parts: Mapping[str, Any]) -> Code:
-    return {label: _digest(name, part) for label, (name, part) in _users_parts(parts).items()}
-
-
-def _users_parts(parts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """The name and part, by label, of parts that are not the package's."""
-    users = {label: part for label, part in parts.items() if not _is_packaged(part)}
-    return {label: (re.split("[ =]", label, maxsplit=1)[-1], part) for label, part in users.items()}
+def _name(label: str) -> str:
+    return re.split("[ =]", label, maxsplit=1)[-1]
 
 
 def _is_packaged(part: Any) -> bool:
     """True if a part is of the package: in a table of the core, or a global of a loaded module of `papers`."""
-    if any(part is packaged for packaged in PACKAGED):
-        return True
-    loaded = [module for name, module in sys.modules.items() if name.startswith("routed.papers.")]
-    return any(part is value for module in loaded for value in vars(module).values())
+    papers = [vars(module) for name, module in sys.modules.items() if name.startswith("routed.papers.")]
+    return any(part is value for values in (PACKAGED, *(paper.values() for paper in papers)) for value in values)
 
 
-def _digest(name: str, part: Any) -> dict[str, str]:
-    """The digest of a part's code in each file; cached, as a plan asks thousands of times."""
-    if (cached := _DIGESTS.get(id(part))) is None or cached[0] is not part:
-        code = code_by_file(name, part)
-        digests = {file.name: _hash("\0".join(sorted(statements))) for file, statements in code.items()}
-        cached = _DIGESTS[id(part)] = part, digests
-    return cached[1]
+def _digests(parts: Mapping[str, Any]) -> Code:
+    """The digests of the parts that are not the package's; cached, as a plan asks thousands of times."""
+    users = {label: part for label, part in parts.items() if not _is_packaged(part)}
+    for label, part in users.items():
+        if _DIGESTS.get(id(part), (None,))[0] is not part:
+            code = code_by_file(_name(label), part)
+            digests = {file.name: _hash("\0".join(sorted(statements))) for file, statements in code.items()}
+            _DIGESTS[id(part)] = part, digests
+    return {label: _DIGESTS[id(part)][1] for label, part in users.items()}
 
 
 #: id of a part -> the part, and its digests.
@@ -136,82 +131,62 @@ def code_by_file(name: str, part: Any) -> dict[pathlib.Path, set[str]]:
     """
     code: dict[pathlib.Path, set[str]] = {}
     trees = {file: _parsed(source.text) for file, source in LOADED.items()}
-    pending = [(file, statement) for file, tree in trees.items() for statement in _effects(name, tree)]
-    pending += [(file, statement) for file, tree in trees.items() for statement in _bindings(name, tree)]
+    pending = [(file, node) for file, tree in trees.items() for node in tree.body if _reaches(name, node)]
     modules = [sys.modules.get(getattr(value, "__module__", "")) for value in part]
     while pending:
         file, statement = pending.pop()
-        if (text := _text(statement)) in code.setdefault(file, set()):
+        if (text := ast.unparse(statement)) in code.setdefault(file, set()):
             continue
         code[file].add(text)
-        module = LOADED[file].module
-        modules += _imported(statement, module)
-        for used in _names(compile(ast.Module([statement], []), str(file), "exec", dont_inherit=True)):
-            if isinstance(value := vars(module).get(used), types.ModuleType):  # however it was loaded
-                modules.append(value)
-            pending += [(file, binding) for binding in _bindings(used, trees[file])]
+        modules += _imported(statement, LOADED[file].module)
+        used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        values = [vars(LOADED[file].module).get(name) for name in used]
+        modules += [value for value in values if isinstance(value, types.ModuleType)]  # however it was loaded
+        pending += [(file, node) for name in used for node in _bindings(name, trees[file])]
     while modules:
         imported = modules.pop()
         file = pathlib.Path(getattr(imported, "__file__", None) or "").resolve()
         if imported is None or not file.is_file() or any(file.is_relative_to(folder) for folder in _INSTALLED):
             continue
         tree = _parsed(file.read_text(encoding="utf-8"))
-        if (text := _text(tree)) not in code.setdefault(file, set()):
+        if (text := ast.unparse(tree)) not in code.setdefault(file, set()):
             code[file].add(text)
             modules += _imported(tree, imported)
     return code
 
 
-def _effects(name: str, tree: ast.Module) -> list[ast.stmt]:
-    """The statements with other effects than binding a name, without those that register a part of another name."""
-    return [statement for statement in tree.body if _has_effect(statement) and name in (_keys(statement) or {name})]
-
-
 def _bindings(name: str, tree: ast.Module) -> list[ast.stmt]:
-    """The statements that bind a name or change its value; if the name is imported, the import of that name alone."""
-    statements = [statement for statement in tree.body if name in _bound(statement)]
-    imports = [copy.copy(node) for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
-    for node in imports:
-        node.names = [alias for alias in node.names if _local(alias) == name]
-    return [*imports] or statements
+    """The statements that bind a name or change its value; the import alone of a name that is imported."""
+    nodes = [node for node in tree.body if name in _bound(node)]
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)] or nodes
 
 
-def _keys(statement: ast.stmt) -> set[Any]:
-    """The literal keys of TABLE[key] = ..."""
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    slices = [target.slice for target in targets if isinstance(target, ast.Subscript)]
-    return {key.value for key in slices if isinstance(key, ast.Constant)}
+def _reaches(name: str, node: ast.stmt) -> bool:
+    """True if a statement binds the name, or has an effect that neither binds names nor adds a part of another name."""
+    if name in _bound(node):
+        return True
+    if not isinstance(node, ast.Assign | ast.AnnAssign):
+        return not isinstance(node, _DEFINITIONS | ast.Import | ast.ImportFrom)
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    changed = [
+        each for target in targets for each in ast.walk(target) if isinstance(each, ast.Subscript | ast.Attribute)
+    ]
+    slices = [each.slice for each in changed if isinstance(each, ast.Subscript)]
+    keys = {each.value for each in slices if isinstance(each, ast.Constant)}
+    return bool(changed) and name in (keys or {name})
 
 
-def _has_effect(statement: ast.stmt) -> bool:
-    """True if a statement does more than bind names."""
-    if isinstance(statement, ast.Assign | ast.AnnAssign):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        return any(isinstance(node, ast.Subscript | ast.Attribute) for target in targets for node in ast.walk(target))
-    is_docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    binds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
-    return not is_docstring and not isinstance(statement, binds)
-
-
-def _bound(node: ast.AST) -> set[str]:
+def _bound(statement: ast.stmt) -> set[str]:
     """The names that a statement binds outside of functions and classes, or whose value it changes (SIZES["a"] = 3)."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {node.name}
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return {_local(alias) for alias in node.names}
-    if isinstance(node, ast.Name):
-        return {node.id} if isinstance(node.ctx, ast.Store) else set()
-    names: set[str] = set()
-    changed = node.func if isinstance(node, ast.Call) else node
-    if isinstance(changed, ast.Subscript | ast.Attribute) and (
-        changed is not node or isinstance(changed.ctx, ast.Store)
-    ):
-        names = {changed.value.id} if isinstance(changed.value, ast.Name) else set()
-    return names.union(*map(_bound, ast.iter_child_nodes(node)))
-
-
-def _local(alias: ast.alias) -> str:
-    return alias.asname or alias.name.partition(".")[0]
+    if isinstance(statement, _DEFINITIONS):
+        return {statement.name}
+    nodes = [*ast.walk(statement)]
+    names = {node.name for node in nodes if isinstance(node, _DEFINITIONS)}
+    names |= {node.asname or node.name.partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
+    stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
+    methods = [node.func for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    changed = [getattr(node, "value", node) for node in (*stored, *methods)]  # the name whose attribute or item changes
+    return names | {node.id for node in changed if isinstance(node, ast.Name)}
 
 
 def _imported(tree: ast.AST, importer: types.ModuleType) -> list[types.ModuleType | None]:
@@ -227,26 +202,20 @@ def _imported(tree: ast.AST, importer: types.ModuleType) -> list[types.ModuleTyp
     return [sys.modules.get(name) for name in names]
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Yields the global names that code reads, and code inside of it."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname.startswith("LOAD_") and instruction.opname.endswith(("NAME", "GLOBAL", "GLOBALS")):
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
-def _text(tree: ast.AST) -> str:
-    """The code of a tree without comments, formatting and docstrings."""
-    bare = copy.deepcopy(tree)
-    documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
-    for node in ast.walk(bare):
-        if isinstance(node, documented) and ast.get_docstring(node):
-            node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(bare)
-
-
 @functools.lru_cache(maxsize=32)
 def _parsed(text: str) -> ast.Module:
-    return ast.parse(text)
+    """The tree of a file without docstrings, with an import for each name that a statement imports."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, _DEFINITIONS | ast.Module) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    tree.body = [part for node in tree.body for part in _single(node)]
+    return tree
+
+
+def _single(node: ast.stmt) -> list[ast.stmt]:
+    if isinstance(node, ast.Import):
+        return [ast.Import([alias]) for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [ast.ImportFrom(node.module, [alias], node.level) for alias in node.names]
+    return [node]

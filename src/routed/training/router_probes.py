@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from routed.metrics import agreement, entropies, router
 from routed.models.single_layer import SITE, sharpness
@@ -14,15 +14,6 @@ from routed.training.sample_problem import SampleProblem
 
 #: The column of a router's agreement with a grouping of the clusters, which a task names among its `columns`.
 AMI_BY = "router/ami_by_"
-
-
-def churns(choices: Int[np.ndarray, "N T k"]) -> dict[str, np.ndarray]:
-    """Returns the churn from each evaluation to the next one, and to the last one."""
-    steps = [agreement.churn(new, old) for new, old in zip(choices[1:], choices[:-1], strict=True)]
-    return {
-        "churn": np.array([np.nan, *steps]),
-        "churn_to_final": np.array([agreement.churn(moment, choices[-1]) for moment in choices]),
-    }
 
 
 def _clusters(evaluation: Evaluation) -> dict[str, Array]:
@@ -43,7 +34,7 @@ def _clusters_offline(problem: SampleProblem, history: dict[str, np.ndarray]) ->
     del problem
     moments = [agreement.agreement(counts) for counts in history["counts"]]
     columns = {name: np.array([moment[name] for moment in moments]) for name in moments[0]}
-    return {f"router/{name}": values for name, values in (columns | churns(history["choices"])).items()}
+    return {f"router/{name}": values for name, values in (columns | agreement.churns(history["choices"])).items()}
 
 
 def _shuffled(evaluation: Evaluation) -> dict[str, Array]:

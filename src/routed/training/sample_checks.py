@@ -102,7 +102,8 @@ def _check_routing(config: ConfigDict) -> None:
     if size and config.batch_size % size:
         refuse("selection.group_size", size, f"must divide batch_size={config.batch_size}")
     _refuse_more_patches(config, positions_of(config))
-    if "window" in ROUTERS[config.router.name].settings:
+    router = ROUTERS[config.router.name]
+    if "window" in router.settings:
         positions = task.dims(data) if task.pixels is None else task.pixels(data)
         where = "positions of a sample" if task.pixels is None else "pixels of a side of an image"
         if positions % config.router.window:

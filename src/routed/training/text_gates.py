@@ -18,7 +18,6 @@ from routed.metrics import agreement, entropies, load, router
 from routed.metrics.agreement import mean_cosine
 from routed.models.model import Site
 from routed.training.probes import Block, Evaluation, Probe
-from routed.training.router_probes import churns
 from routed.training.text_feed import corpus, held_out
 from routed.training.text_problem import TextKind, TextProblem
 
@@ -190,7 +189,7 @@ def _layer(history: dict[str, np.ndarray], stack: str, sparse: int, tokens: Toke
         if name.startswith(prefix) and values.ndim == 2
     }
     choices, stale = history[f"{stack}/choices"][:, sparse], history[f"{stack}/stale"][:, sparse]
-    metrics |= churns(choices)
+    metrics |= agreement.churns(choices)
     if (stale >= 0).any():  # -1 where outputs choose, not scores
         by_router = [agreement.churn(new, old) for new, old in zip(choices[1:], stale[1:], strict=True)]
         by_features = [agreement.churn(old, before) for old, before in zip(stale[1:], choices[:-1], strict=True)]

@@ -93,12 +93,7 @@ def check(config: ConfigDict) -> None:
             " selection.k=1, of which a softmax is always 1)"
             " teaches it nothing, an accidental frozen router; lower the share or set router.frozen=true",
         )
-    if (
-        "distil_trunk" in training
-        and training.distil_trunk
-        and "stop_gradient" in config.router
-        and config.router.stop_gradient
-    ):
+    if training.get("distil_trunk") and config.router.get("stop_gradient"):
         refuse(
             "selection.distil_trunk",
             True,
@@ -115,7 +110,7 @@ def check(config: ConfigDict) -> None:
                 evaluation[name],
                 f"an evaluation competes always and teaches nobody; set selection.{name}, which is of training",
             )
-    if "noise_at_eval" in config.router and config.router.noise_at_eval:
+    if config.router.get("noise_at_eval"):
         refuse(
             "router.noise_at_eval",
             True,

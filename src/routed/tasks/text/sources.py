@@ -74,7 +74,7 @@ def _check(config: ConfigDict) -> None:
 
 def _check_files(config: ConfigDict) -> None:
     _check(config)
-    if "packing" in config.data and config.data.packing != "stream":  # a T5 packs nothing
+    if config.data.get("packing", "stream") != "stream":  # a T5 packs nothing
         refuse("data.packing", config.data.packing, "plain files are one text each, without documents; use stream")
 
 
