@@ -44,9 +44,8 @@ SHARED: dict[str, Setting] = {
     "group_size": Setting(0, "tokens that queue together; divides the batch; 0: all", at_least(0)),
     "priority": Setting(
         "position",
-        "who gets a place: position: the first in the batch; score: the highest probability of a chosen expert;"
-        " causal: the"
-        " first in the batch with all its choices (decoders always)",
+        "who gets a place: position: the first in the batch; score: the highest probability of a chosen expert; causal:"
+        " the first in the batch with all its choices (decoders always)",
         one_of(("position", "score", "causal")),
         when=_WHEN_BOUNDED,
     ),

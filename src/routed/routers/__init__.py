@@ -174,9 +174,8 @@ SHARED: dict[str, Setting] = {
     "rows": Setting(
         EXAMPLES,
         "of from_data: examples, one a row (Dikkala et al. 2023, Theorem 2); clusters: centres of k-means, without"
-        " labels, on"
-        " what the fresh router makes of the first 16,384 training samples (fresh data: of data.samples samples that"
-        " they are not)",
+        " labels, on what the fresh router makes of the first 16,384 training samples (fresh data: of data.samples"
+        " samples that they are not)",
         one_of((EXAMPLES, CLUSTERS)),
         when=When(
             lambda config: config.router.from_data and _has("from_clusters")(config),
@@ -191,9 +190,8 @@ SHARED: dict[str, Setting] = {
     ),
     "entropy": Setting(
         0.0,
-        "nats; > 0: the scores of a fresh router are multiplied by the factor at which their mean per-token entropy"
-        " is this, on"
-        " training samples and (of scores that depend on the step) at the last step",
+        "nats; > 0: the scores of a fresh router are multiplied by the factor at which their mean per-token entropy is"
+        " this, on training samples and (of scores that depend on the step) at the last step",
         at_least(0),
         traced=True,
     ),

@@ -53,8 +53,7 @@ def refuse_factored_experts(part: ModelPart, config: ConfigDict) -> None:
             "optimizer.name",
             config.optimizer.name,
             f"factors axes of {FACTORED} and more, and experts.count={config.experts.count} is one; use 'adam', or"
-            f" fewer"
-            " experts",
+            " fewer experts",
         )
 
 

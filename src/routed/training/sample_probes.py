@@ -119,9 +119,8 @@ EXPERTS = Probe(
             "experts computed per training token",
             log=True,
             bounds=AT_LEAST_0,
-            definition="Experts that are computed for a training token: all of a soft mixture, k of a sparse one."
-            " What a"
-            " step costs.",
+            definition="Experts that are computed for a training token: all of a soft mixture, k of a sparse one. What"
+            " a step costs.",
         ),
     },
 )
@@ -165,8 +164,7 @@ BAYES = Probe(
             "excess over Bayes (1 = trivial)",
             log=True,
             definition="Test loss minus the loss of the Bayes predictor, over the variance of the targets: what a"
-            " better"
-            " model could still gain.",
+            " better model could still gain.",
         ),
         "test/bayes": Column(
             "loss of the Bayes predictor (1 = trivial)",
@@ -187,9 +185,8 @@ TRAINING_GATES = Probe(
         "router/entropy_token_train": Column(
             "entropy of a gate,\ntraining samples (nats)",
             bounds=AT_LEAST_0,
-            definition="Mean over training samples of the entropy of a token's probabilities over experts (of"
-            " patches: of"
-            " an expert's over the patches of a sample): 0 is a sharp gate, the log of their number a uniform one.",
+            definition="Mean over training samples of the entropy of a token's probabilities over experts (of patches:"
+            " of an expert's over the patches of a sample): 0 is a sharp gate, the log of their number a uniform one.",
         ),
         "router/entropy_asked": Column(
             "entropy that a gate was asked for,\ntraining samples (nats)",

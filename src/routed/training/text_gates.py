@@ -224,16 +224,14 @@ GATES = Probe(
         "router/mi_token": Column(
             "I(expert; token id) (nats)",
             bounds=AT_LEAST_0,
-            definition="Mutual information of the chosen expert and the id of the token, beyond what permuted ids"
-            " have: 0"
-            " where routing ignores which token it is. Comparable between runs of one vocabulary and as many tokens.",
+            definition="Mutual information of the chosen expert and the id of the token, beyond what permuted ids have:"
+            " 0 where routing ignores which token it is. Comparable between runs of one vocabulary and as many tokens.",
         ),
         "router/alike": Column(
             "mean cosine of\ntwo experts' outputs",
             bounds=(-1.0, 1.0),
             definition="Mean over held-out tokens and pairs of experts of the cosine of their outputs: 1 where all"
-            " experts"
-            " say the same.",
+            " experts say the same.",
         ),
         "router/churn_router": Column(
             "churn by the router in the last interval",

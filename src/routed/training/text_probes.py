@@ -141,8 +141,7 @@ LOSSES = Probe(
             "validation loss (nats per token)",
             bounds=AT_LEAST_0,
             definition="Cross-entropy on held-out rows, in nats for each target token; all arms are asked about the"
-            " same"
-            " tokens.",
+            " same tokens.",
         ),
         "eval/accuracy": Column(
             "validation token accuracy",
