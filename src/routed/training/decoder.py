@@ -17,33 +17,28 @@ from routed.training.text_problem import TextKind
 COLUMNS = {
     "eval/ngram": Column(
         "loss of an interpolated 5-gram model (nats per token)",
-        bounds=AT_LEAST_0,
-        definition="Loss on the held-out rows of a 5-gram model of the training text (of 17 million of its tokens"
+        "Loss on the held-out rows of a 5-gram model of the training text (of 17 million of its tokens"
         " at most), interpolated by Witten and Bell: an arm that is not better needs no network.",
+        AT_LEAST_0,
     ),
     "test/loss": Column(
-        "test loss (nats per token)",
-        bounds=AT_LEAST_0,
-        definition="Cross-entropy on the test rows, in nats for each token.",
+        "test loss (nats per token)", "Cross-entropy on the test rows, in nats for each token.", AT_LEAST_0
     ),
     "test/accuracy": Column(
-        "test token accuracy",
-        bounds=SHARE,
-        higher_is_better=True,
-        definition="Share of the test tokens that the model ranks first.",
+        "test token accuracy", "Share of the test tokens that the model ranks first.", SHARE, higher_is_better=True
     ),
     "test/bits": Column(
         "bits per token, test,\nat the best validation so far",
-        bounds=AT_LEAST_0,
-        definition="Cross-entropy on the test rows in bits, of the model at the evaluation with the lowest"
+        "Cross-entropy on the test rows in bits, of the model at the evaluation with the lowest"
         " validation loss so far.",
+        AT_LEAST_0,
     ),
     "test/perplexity": Column(
         "perplexity, test,\nat the best validation so far",
-        log=True,
-        bounds=AT_LEAST_1,
-        definition="exp of the cross-entropy on the test rows in nats, of the model at the evaluation with the"
+        "exp of the cross-entropy on the test rows in nats, of the model at the evaluation with the"
         " lowest validation loss so far.",
+        AT_LEAST_1,
+        log=True,
     ),
 }
 

@@ -14,19 +14,19 @@ from routed.training.text_problem import TextKind
 COLUMNS = {
     "eval/bigram": Column(
         "loss of a bigram model (nats per token)",
-        bounds=AT_LEAST_0,
-        definition="Loss of a smoothed model that sees only the token before: an arm that is not better has learned"
+        "Loss of a smoothed model that sees only the token before: an arm that is not better has learned"
         " nothing that needs a network.",
+        AT_LEAST_0,
     ),
     "eval/floor": Column(
         "least loss that is possible (nats per token)",
-        bounds=AT_LEAST_0,
-        definition="Entropy of the language that generated the text: no model does better on average.",
+        "Entropy of the language that generated the text: no model does better on average.",
+        AT_LEAST_0,
     ),
     "eval/floor_blind": Column(
         "least loss without the dialect (nats per token)",
-        bounds=AT_LEAST_0,
-        definition="The least loss of a model that is not told which dialect a row is in.",
+        "The least loss of a model that is not told which dialect a row is in.",
+        AT_LEAST_0,
     ),
 }
 

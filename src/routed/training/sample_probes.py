@@ -95,18 +95,18 @@ LOSS = Probe(
     columns={
         "test/loss": Column(
             "top-1 test loss (1 = trivial)",
-            log=True,
-            bounds=AT_LEAST_0,
-            definition="Squared error on test samples as the arm is evaluated (top-1 unless the config says otherwise:"
+            "Squared error on test samples as the arm is evaluated (top-1 unless the config says otherwise:"
             " one expert a token, weight 1), over the variance of the targets: 1 is what a constant prediction reaches,"
             " 0 is perfect.",
+            AT_LEAST_0,
+            log=True,
         ),
         "train/loss": Column(
             "training loss, as trained\n(1 = trivial)",
-            log=True,
-            bounds=AT_LEAST_0,
-            definition="Mean loss of the training batches since the last evaluation, by the rule that trains, over the"
+            "Mean loss of the training batches since the last evaluation, by the rule that trains, over the"
             " variance of the targets.",
+            AT_LEAST_0,
+            log=True,
         ),
     },
 )
@@ -117,10 +117,10 @@ EXPERTS = Probe(
     columns={
         "train/experts": Column(
             "experts computed per training token",
-            log=True,
-            bounds=AT_LEAST_0,
-            definition="Experts that are computed for a training token: all of a soft mixture, k of a sparse one. What"
+            "Experts that are computed for a training token: all of a soft mixture, k of a sparse one. What"
             " a step costs.",
+            AT_LEAST_0,
+            log=True,
         ),
     },
 )
@@ -131,10 +131,7 @@ ACCURACY = Probe(
     evaluate=_accuracy,
     columns={
         "test/accuracy": Column(
-            "test accuracy",
-            bounds=SHARE,
-            higher_is_better=True,
-            definition="Share of test samples whose class is the predicted one.",
+            "test accuracy", "Share of test samples whose class is the predicted one.", SHARE, higher_is_better=True
         ),
     },
 )
@@ -147,10 +144,10 @@ MIXTURE = Probe(
     columns={
         "test/loss_soft": Column(
             "soft test loss (1 = trivial)",
-            log=True,
-            bounds=AT_LEAST_0,
-            definition="The same error when every expert answers and the router's probabilities weigh the answers: no"
+            "The same error when every expert answers and the router's probabilities weigh the answers: no"
             " penalty for the change from soft training to one expert.",
+            AT_LEAST_0,
+            log=True,
         ),
     },
 )
@@ -162,15 +159,15 @@ BAYES = Probe(
     columns={
         "test/excess": Column(
             "excess over Bayes (1 = trivial)",
-            log=True,
-            definition="Test loss minus the loss of the Bayes predictor, over the variance of the targets: what a"
+            "Test loss minus the loss of the Bayes predictor, over the variance of the targets: what a"
             " better model could still gain.",
+            log=True,
         ),
         "test/bayes": Column(
             "loss of the Bayes predictor (1 = trivial)",
+            "Loss of E[y | x], which the generator of the data knows: no model does better on average.",
+            AT_LEAST_0,
             log=True,
-            bounds=AT_LEAST_0,
-            definition="Loss of E[y | x], which the generator of the data knows: no model does better on average.",
         ),
     },
 )
@@ -184,14 +181,14 @@ TRAINING_GATES = Probe(
     columns={
         "router/entropy_token_train": Column(
             "entropy of a gate,\ntraining samples (nats)",
-            bounds=AT_LEAST_0,
-            definition="Mean over training samples of the entropy of a token's probabilities over experts (of patches:"
+            "Mean over training samples of the entropy of a token's probabilities over experts (of patches:"
             " of an expert's over the patches of a sample): 0 is a sharp gate, the log of their number a uniform one.",
+            AT_LEAST_0,
         ),
         "router/entropy_asked": Column(
             "entropy that a gate was asked for,\ntraining samples (nats)",
-            bounds=AT_LEAST_0,
-            definition="The per-token entropy that a matched gate was sharpened to: the source arm's final one.",
+            "The per-token entropy that a matched gate was sharpened to: the source arm's final one.",
+            AT_LEAST_0,
         ),
     },
 )
@@ -203,9 +200,9 @@ TRAINING_DISPATCH = Probe(
     columns={
         "train/dispatch_entropy": Column(
             "dispatch entropy H(cluster | expert),\ntraining samples (nats)",
-            bounds=AT_LEAST_0,
-            definition="H(cluster | expert) over training samples: 0 where every expert serves one cluster, log of the"
+            "H(cluster | expert) over training samples: 0 where every expert serves one cluster, log of the"
             " number of clusters where experts are blind to them.",
+            AT_LEAST_0,
         ),
     },
 )

@@ -25,15 +25,15 @@ from routed.training.task_losses import TASK_LOSSES
 IN_NATS = {
     "train/loss": Column(
         "training loss (nats per sample)",
+        "Mean cross-entropy of the training batches since the last evaluation, by the rule that trains.",
+        AT_LEAST_0,
         log=True,
-        bounds=AT_LEAST_0,
-        definition="Mean cross-entropy of the training batches since the last evaluation, by the rule that trains.",
     ),
     "test/loss": Column(
         "test loss (nats per sample)",
+        "Mean cross-entropy on test samples as the arm is evaluated.",
+        AT_LEAST_0,
         log=True,
-        bounds=AT_LEAST_0,
-        definition="Mean cross-entropy on test samples as the arm is evaluated.",
     ),
 }
 

@@ -211,39 +211,38 @@ GATES = Probe(
     columns={
         "router/mi_language": Column(
             "I(expert; language) (nats)",
-            bounds=AT_LEAST_0,
-            definition="Mutual information of the chosen expert and the language of the row: 0 where routing ignores"
-            " language.",
+            "Mutual information of the chosen expert and the language of the row: 0 where routing ignores language.",
+            AT_LEAST_0,
         ),
         "router/mi_language_given_token": Column(
             "I(expert; language | token id) (nats)",
-            bounds=AT_LEAST_0,
-            definition="Mutual information of expert and language among occurrences of the same token id: what routing"
+            "Mutual information of expert and language among occurrences of the same token id: what routing"
             " knows of the language beyond which words it has.",
+            AT_LEAST_0,
         ),
         "router/mi_token": Column(
             "I(expert; token id) (nats)",
-            bounds=AT_LEAST_0,
-            definition="Mutual information of the chosen expert and the id of the token, beyond what permuted ids have:"
+            "Mutual information of the chosen expert and the id of the token, beyond what permuted ids have:"
             " 0 where routing ignores which token it is. Comparable between runs of one vocabulary and as many tokens.",
+            AT_LEAST_0,
         ),
         "router/alike": Column(
             "mean cosine of\ntwo experts' outputs",
-            bounds=(-1.0, 1.0),
-            definition="Mean over held-out tokens and pairs of experts of the cosine of their outputs: 1 where all"
+            "Mean over held-out tokens and pairs of experts of the cosine of their outputs: 1 where all"
             " experts say the same.",
+            (-1.0, 1.0),
         ),
         "router/churn_router": Column(
             "churn by the router in the last interval",
-            bounds=SHARE,
-            definition="Share of probe tokens whose experts change when the router of now replaces that of the last"
+            "Share of probe tokens whose experts change when the router of now replaces that of the last"
             " evaluation, on the features of now.",
+            SHARE,
         ),
         "router/churn_features": Column(
             "churn by its features in the last interval",
-            bounds=SHARE,
-            definition="Share of probe tokens whose experts change when the features move and the router of the last"
+            "Share of probe tokens whose experts change when the features move and the router of the last"
             " evaluation stays.",
+            SHARE,
         ),
     },
 )

@@ -133,21 +133,19 @@ LOSSES = Probe(
     columns={
         "train/loss": Column(
             "training loss (nats per token)",
-            bounds=AT_LEAST_0,
-            definition="Mean cross-entropy of the training batches since the last evaluation, in nats for each target"
-            " token.",
+            "Mean cross-entropy of the training batches since the last evaluation, in nats for each target token.",
+            AT_LEAST_0,
         ),
         "eval/loss": Column(
             "validation loss (nats per token)",
-            bounds=AT_LEAST_0,
-            definition="Cross-entropy on held-out rows, in nats for each target token; all arms are asked about the"
-            " same tokens.",
+            "Cross-entropy on held-out rows, in nats for each target token; all arms are asked about the same tokens.",
+            AT_LEAST_0,
         ),
         "eval/accuracy": Column(
             "validation token accuracy",
-            bounds=SHARE,
+            "Share of held-out target tokens that the model ranks first.",
+            SHARE,
             higher_is_better=True,
-            definition="Share of held-out target tokens that the model ranks first.",
         ),
     },
 )
@@ -159,10 +157,10 @@ EXPERTS = Probe(
     columns={
         "train/experts": Column(
             "experts computed per training token",
-            log=True,
-            bounds=AT_LEAST_0,
-            definition="Experts that are computed for a training token on average: k, and all of them on steps on which"
+            "Experts that are computed for a training token on average: k, and all of them on steps on which"
             " they compete.",
+            AT_LEAST_0,
+            log=True,
         ),
     },
 )
@@ -173,9 +171,9 @@ FLOPS = Probe(
     columns={
         "train/flops": Column(
             "training FLOPs so far",
+            "FLOPs of the model's products until the evaluation, forward and backward, by their sizes.",
+            AT_LEAST_0,
             log=True,
-            bounds=AT_LEAST_0,
-            definition="FLOPs of the model's products until the evaluation, forward and backward, by their sizes.",
         ),
     },
 )
@@ -187,15 +185,14 @@ TEST_ROWS = Probe(
     columns={
         "router/entropy_test": Column(
             "entropy of a test token's gate (nats)",
-            bounds=AT_LEAST_0,
-            definition="Mean over the tokens of the test rows of the entropy of the softmax of the scores: 0 is a sharp"
+            "Mean over the tokens of the test rows of the entropy of the softmax of the scores: 0 is a sharp"
             " gate, log E a uniform one.",
+            AT_LEAST_0,
         ),
         "router/entropy_test_std": Column(
             "deviation of that entropy over test tokens",
-            bounds=AT_LEAST_0,
-            definition="Standard deviation over the tokens of the test rows of the entropy of the softmax of the"
-            " scores.",
+            "Standard deviation over the tokens of the test rows of the entropy of the softmax of the scores.",
+            AT_LEAST_0,
         ),
     },
 )
