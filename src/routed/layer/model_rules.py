@@ -1,6 +1,4 @@
-"""Selections of published models: DeepSeek's choice within groups of experts, ReMoE's ReLU gates, Llama 4's weights of
-inputs. Loading the room adds them to SELECTIONS.
-"""
+"""Selections of published models, which this module adds to SELECTIONS: DeepSeek's groups, ReMoE's ReLU, Llama 4."""
 
 from __future__ import annotations
 
@@ -120,8 +118,7 @@ SELECTIONS["sigmoid_input"] = Selection(
 def scaled_inputs(
     x: Float[Array, "T ..."], routing: Routing | SoftRouting, selection: str = ""
 ) -> tuple[Float[Array, "T ..."], Routing]:
-    """Returns tokens times the weight of their one expert, and the routing with weights of 1: Llama 4 scales an
-    expert's input.
+    """Returns tokens times the weight of their one expert, and the routing with weights of 1 (Llama 4).
 
     `selection` names the one that routed; "": one in which tokens choose.
 

@@ -19,8 +19,7 @@ CERTAIN = 1e4
 
 
 class OracleRouter(nn.Module):
-    """Sends cluster c to `choices` experts from c times as many on, mod E: the ceiling of what any partition by cluster
-    can do.
+    """Sends cluster c to `choices` experts from c times `choices` on, mod E: the ceiling of any partition by cluster.
 
     Of text the cluster is the language. A `digit` d of 1 or more takes floor(c / E^d) for c: of cells that two labels
     in E make up the second label.
@@ -88,8 +87,7 @@ REACH = 4.0
 
 
 def balanced_table(counts: np.ndarray, experts: int, k: int, seed: int = 0) -> np.ndarray:
-    """Returns the experts of each token id [V, k], float32: from the most frequent id on, those with the least load so
-    far.
+    """Returns the experts of each token id [V, k], float32: the least loaded ones, from the most frequent id on.
 
     The balanced hash of Roller et al. (2021), which shares out occurrences, not ids. The k - 1 others have the least
     load plus a random part of `REACH` occurrences of the id. Without it experts of equal load would stay together for
@@ -106,8 +104,7 @@ def balanced_table(counts: np.ndarray, experts: int, k: int, seed: int = 0) -> n
 
 
 class DecisiveRouter(nn.Module):
-    """Scores the patches that decide the class of their sample, those with a label below `kinds`, alike for every
-    expert.
+    """Scores patches with a label below `kinds`, which decide the class of their sample, alike for every expert.
 
     No expert can tell the class by what it is given. All other patches score 0, so the first in the sample come next.
     """
@@ -122,8 +119,7 @@ class DecisiveRouter(nn.Module):
 
 
 class RandomRouter(nn.Module):
-    """Scores every token at random, N(0, 1): anew in each call that has the random stream `noise`, if it is to be
-    `anew`.
+    """Scores every token at random, N(0, 1); if `anew`, anew in each call with the random stream `noise`.
 
     Without the stream (evaluation) a token's scores depend on its own bits only: neither on its place nor on the batch.
     """

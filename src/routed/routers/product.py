@@ -25,8 +25,7 @@ TEMPERATURE = 0.07
 
 
 class ProductRouter(nn.Module):
-    """Scores f(x) W, without bias (Dikkala et al. 2023, Section 2) or with one (their Theorem 3); or the closeness of
-    f(x) to places.
+    """Scores f(x) W without bias (Dikkala et al. 2023, Section 2) or with one (Theorem 3); or closeness to places.
 
     `kernel` is [F, E], lecun-normal; `bias` is [E] and starts at 0. With the `measure` distance a column w of `kernel`
     is a place and its score f.w - |w|^2 / 2, whose softmax is that of minus half the squared distances; with direction

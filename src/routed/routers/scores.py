@@ -1,5 +1,4 @@
-"""The scores of a layer: the one function that computes them, for any router and any model, and the context that a
-router reads.
+"""The scores of a layer, for any router and any model, and the context that a router reads.
 
 A change of all scores (a temperature that falls with the step, say) is made here: `router_context` knows the settings
 and the step.
@@ -16,8 +15,7 @@ from routed.routers import ROUTERS
 
 
 def router_context(node: Any, **context: Any) -> dict[str, Any]:
-    """Returns the part of a call's context that a router reads: the step, and what it needs; `node` is the config node
-    `router`.
+    """Returns the context that a router reads: the step, and what it needs; `node` is the config node `router`.
 
     Labels reach only routers that ask for them by name (`Router.needs`).
     """
@@ -28,8 +26,7 @@ def router_context(node: Any, **context: Any) -> dict[str, Any]:
 def layer_scores(
     router: Callable[..., Array], x: Float[Array, "T ..."], context: dict[str, Any], sharpness: Any = None
 ) -> Float[Array, "T E"]:
-    """Returns the scores [T, E] of a layer, without noise: those of its router times the `sharpness`, if a comparison
-    gave one.
+    """Returns a layer's scores [T, E] without noise: the router's scores times the `sharpness`, if any.
 
     `router` is a bound module, or the `apply` of a module with its variables.
     """

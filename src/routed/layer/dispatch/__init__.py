@@ -6,7 +6,7 @@ All are called as dispatch(expert, params, x, routing, queues), where leaves of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
@@ -27,22 +27,14 @@ from routed.layer.selection import SELECTIONS
 from routed.settings.setting import Setting, accept
 
 
-class RunExpertsFn(Protocol):
-    """Outputs [T, O] of the experts that a routing names; leaves of `params` lead with the expert axis.
+class Dispatch(NamedTuple):
+    """A way to compute the layer; a `sparse` one needs a list of assignments, an `exchanged` one works over a mesh.
 
-    `queues` (`routed.contracts.Places`) holds the places in the experts' queues; None for a dispatch that has no
-    queues.
+    `run(expert, params, x, routing, queues)` returns the outputs [T, O] of the experts that a routing names; `queues`
+    (`routed.contracts.Places`) holds the places in their queues, None for a dispatch without queues.
     """
 
-    def __call__(
-        self, expert: ExpertFunction, params: Any, x: Float[Array, "T ..."], routing: Any, queues: Any, /
-    ) -> Float[Array, "T O"]: ...
-
-
-class Dispatch(NamedTuple):
-    """A way to compute the layer; a `sparse` one needs a list of assignments, an `exchanged` one works over a mesh."""
-
-    run: RunExpertsFn
+    run: Callable[[ExpertFunction, Any, Float[Array, "T ..."], Any, Any], Float[Array, "T O"]]
     sparse: bool = True
     exchanged: bool = False
     settings: Mapping[str, Setting] = {}

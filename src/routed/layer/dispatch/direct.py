@@ -56,8 +56,7 @@ def combine(routing: Routing, outputs: Float[Array, "A O"], tokens: int) -> Floa
 
 
 def apart(expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing) -> Float[Array, "T E O"]:
-    """Returns the weighted output of each expert on each token, not added up; 0 where the expert did not take the
-    token.
+    """Returns the weighted output of each expert on each token, not summed; 0 for tokens the expert did not take.
 
     Of a selection whose experts all take as many tokens of each group: experts compute these, and nothing else.
     """

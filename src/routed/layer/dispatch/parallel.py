@@ -25,8 +25,7 @@ DATA, EXPERT = "data", "expert"
 def parallel(
     run, expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Places, mesh: Mesh
 ) -> Float[Array, "T O"]:
-    """Applies the dispatch `run` to every device's tokens; device j of axis `expert` holds experts j E/n to (j + 1) E/n
-    - 1 alone.
+    """Applies the dispatch `run` to each device's tokens; device j of axis `expert` has experts j E/n to (j+1) E/n - 1.
 
     Where that axis has several devices, `run` is given the `exchange` that brings tokens to their experts: an
     `exchanged` dispatch takes it.
@@ -72,9 +71,7 @@ def parallel_select(
 
 
 def parallel_outputs(expert: ExpertFunction, mesh: Mesh, params, x: Float[Array, "T ..."]) -> Float[Array, "E T O"]:
-    """Returns the outputs of all experts on all tokens: a device has those of its experts on the tokens of its replica
-    alone.
-    """
+    """Returns outputs of all experts on all tokens: a device has those of its experts on its replica's tokens."""
 
     def local(params, x):
         tokens = jax.lax.all_gather(x, EXPERT, tiled=True)

@@ -1,6 +1,4 @@
-"""Dispatch through capacity slots: tokens are copied into [experts, places], experts run side by side, outputs are
-fetched.
-"""
+"""Dispatch by slots: tokens are copied to [experts, places], experts run side by side, outputs are fetched."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ def slots(
 
 
 def slot_of(routing: Routing, queues: Places, groups: int) -> Int[Array, " A"]:
-    """Returns the slot of each assignment, by expert, then group, then rank; past the end where the assignment was
-    dropped.
-    """
+    """Returns the slot of each assignment by expert, group and rank; past the end for dropped assignments."""
     group = routing.token // queues.group_size
     slot = (routing.expert * groups + group) * queues.capacity + routing.rank
     return jnp.where(routing.kept, slot, routing.scores.shape[1] * groups * queues.capacity)
