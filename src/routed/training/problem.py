@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PRNGKeyArray, Scalar
+from jaxtyping import Array, Int, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import Column
@@ -142,6 +142,3 @@ class ProblemPart(NamedTuple):
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     check: Callable[[ConfigDict], None] = accept
-
-
-__all__ = ["Float", "Inputs", "Problem", "ProblemPart"]

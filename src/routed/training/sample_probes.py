@@ -14,10 +14,9 @@ from routed.metrics import entropies, router
 from routed.models.single_layer import SITE
 from routed.tasks import worlds
 from routed.training.objective import rule_and_dispatch
-from routed.training.phases import mean_so_far_of
-from routed.training.probes import Block, Evaluation, Probe
-from routed.training.sample_cost import experts_per_token
+from routed.training.probes import Block, Evaluation, Probe, experts_probe
 from routed.training.sample_problem import EVALUATION_DISPATCH, SampleProblem, calibration_scores
+from routed.training.samples import experts_per_token
 
 
 def _loss(evaluation: Evaluation, prediction: Any = None, target: Any = None) -> Array:
@@ -25,12 +24,6 @@ def _loss(evaluation: Evaluation, prediction: Any = None, target: Any = None) ->
     target = evaluation.batch.y if target is None else target
     prediction = evaluation.prediction if prediction is None else prediction
     return evaluation.problem.loss.value(prediction, target).mean() / evaluation.unit
-
-
-def _experts(evaluation: Evaluation) -> dict[str, Array]:
-    """Returns the mean number of experts that computed for a training token so far."""
-    count = mean_so_far_of(experts_per_token, evaluation.problem.config, evaluation.inputs.config, evaluation.step)
-    return {"train/experts": jnp.asarray(count, jnp.float32)}
 
 
 def _accuracy(evaluation: Evaluation) -> dict[str, Array]:
@@ -111,18 +104,11 @@ LOSS = Probe(
     },
 )
 
-EXPERTS = Probe(
+EXPERTS = experts_probe(
     SampleProblem,
-    evaluate=_experts,
-    columns={
-        "train/experts": Column(
-            "experts computed per training token",
-            "Experts that are computed for a training token: all of a soft mixture, k of a sparse one. What"
-            " a step costs.",
-            AT_LEAST_0,
-            log=True,
-        ),
-    },
+    experts_per_token,
+    "Experts that are computed for a training token: all of a soft mixture, k of a sparse one. What a step costs.",
+    applies=lambda problem: True,
 )
 
 ACCURACY = Probe(
@@ -208,3 +194,10 @@ TRAINING_DISPATCH = Probe(
 )
 
 INITIAL_CLUSTERS = Probe(SampleProblem, applies=lambda problem: problem.tokens_choose, evaluate=_initial_clusters)
+
+#: The table METRICS, which users' files fill.
+METRICS = Probe(
+    SampleProblem,
+    applies=lambda problem: problem.tokens_choose,
+    evaluate=lambda evaluation: {name: metric.value(evaluation.gate) for name, metric in router.METRICS.items()},
+)
