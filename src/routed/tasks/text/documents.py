@@ -64,11 +64,8 @@ def shares(sizes: Sequence[int], temperature: float) -> Float[np.ndarray, " N"]:
 
 def whole_fingerprint(path: pathlib.Path) -> str:
     """Hashes the whole content of a file, for plain text, which may be edited anywhere."""
-    total = hashlib.sha256()
     with open_file(path) as file:
-        while part := file.read(2**20):
-            total.update(part)
-    return total.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fingerprint(paths: Iterable[pathlib.Path]) -> str:
@@ -111,6 +108,16 @@ def unreadable(path: pathlib.Path, error: OSError) -> UserError:
 def size_of(file: BinaryIO) -> int:
     """Returns the number of bytes of an open file."""
     return os.fstat(file.fileno()).st_size
+
+
+def file_size(path: pathlib.Path) -> int:
+    """Returns the number of bytes of a file.
+
+    Raises:
+      UserError: as `open_file`.
+    """
+    with open_file(path) as file:
+        return size_of(file)
 
 
 def damage_rule(data: ConfigDict, damaged: list[str]) -> Damage:
