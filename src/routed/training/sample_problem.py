@@ -20,9 +20,11 @@ from routed.layer.selection import SELECTIONS, gate_rows, group_of
 from routed.metrics import router
 from routed.models import SAMPLE_MODELS
 from routed.models.single_layer import SITE
-from routed.routers import CLUSTERS, ROUTERS, initial_parameters, sharpness_of
+from routed.routers import CLUSTERS, ROUTERS
 from routed.routers.features import IMAGES
 from routed.routers.noise import NOISES
+from routed.routers.router import initial_parameters
+from routed.routers.scores import sharpness_of
 from routed.settings.tree import node_of
 from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task, World

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import ExpertFunction
 from routed.kernels.ragged import alone, one_by_one, ragged, sorted_outputs
-from routed.layer.dispatch.direct import apart, apart_dense, combine, combined, dense, gather
+from routed.layer.dispatch.direct import apart, apart_dense, combined, dense, gather
 from routed.layer.dispatch.parallel import (
     DATA,
     EXPERT,
@@ -98,25 +98,16 @@ def choose(
 
 
 __all__ = [
-    "AUTO",
     "DATA",
-    "DISPATCHES",
     "EXPERT",
     "alone",
     "apart",
     "apart_dense",
-    "choose",
-    "combine",
     "combined",
-    "dense",
-    "gather",
-    "misfit",
     "one_by_one",
     "parallel",
     "parallel_combined",
     "parallel_outputs",
     "parallel_select",
-    "ragged",
-    "slots",
     "sorted_outputs",
 ]
