@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Scalar
 
 from routed.contracts import Column, Routing, SoftRouting
 from routed.contracts.ties import highest
-from routed.metrics import agreement, entropies, load, weights
+from routed.metrics import agreement, entropies, load
 
 
 class MetricInputs(NamedTuple):
@@ -143,17 +143,40 @@ def cluster_columns(gate: MetricInputs, sums: ClusterSums) -> dict[str, Array]:
     )
 
 
+def norm_ratio(kernel: Float[Array, "D E"]) -> Scalar:
+    """Returns E_e|w_e|^2 / (E_e|w_e|)^2 over the experts' router weights: 1 for equal norms, E for one non-zero norm.
+
+    Dikkala et al. (2023), C.1. A fresh Gaussian router in D dimensions already has 1 + 1/(2 D) or so.
+    """
+    norms = jnp.linalg.norm(kernel, axis=0)
+    return (norms**2).mean() / norms.mean() ** 2
+
+
+def first_layer(params) -> Float[Array, "D H"] | None:
+    """Returns the weights of a router's first layer, hidden or of scores; None: the router has no such weights."""
+    hidden = params.get("features", {})
+    for weights in (hidden.get("Dense_0", {}), hidden, {} if hidden else params):
+        if "kernel" in weights:
+            return weights["kernel"]
+    return None
+
+
+def signal_share(kernel: Float[Array, "D E"], signal: int) -> Scalar:
+    """Returns the share of the squared norm on the first `signal` input dimensions (Dikkala et al. 2023, 3.1)."""
+    return (kernel[:signal] ** 2).sum() / (kernel**2).sum()
+
+
 def weight_columns(params: Any, signal: int | None, sharpness: Scalar | float) -> dict[str, Array]:
     """Returns the norms of a router's weights, times the `sharpness` that multiplies its scores.
 
     `signal` is the number of informative input dimensions; None: unknown.
     """
     columns = {}
-    if signal is not None and (first := weights.first_layer(params)) is not None:
-        columns["signal_share"] = weights.signal_share(first, signal)
+    if signal is not None and (first := first_layer(params)) is not None:
+        columns["signal_share"] = signal_share(first, signal)
         columns["spurious_norm"] = sharpness * jnp.linalg.norm(first[signal:])
         columns["spurious_ratio"] = columns["spurious_norm"] / (sharpness * jnp.linalg.norm(first[:signal]))
     if (kernel := params.get("kernel")) is not None:
-        columns["norm_ratio"] = weights.norm_ratio(kernel)
+        columns["norm_ratio"] = norm_ratio(kernel)
         columns["norm_mean"] = sharpness * jnp.linalg.norm(kernel, axis=0).mean()
     return columns

@@ -7,8 +7,15 @@ from routed.models.language_model import expert_axis
 from routed.models.model import INITIAL, LAYER, ROUTED, ModelPart
 from routed.models.single_layer import single_layer
 from routed.models.t5 import t5
-from routed.models.transformer_settings import DECODER, TRANSFORMER, check_decoder, check_t5
-from routed.models.transformer_sizes import flops_of_classifier_row, flops_of_decoder_row, flops_per_row
+from routed.models.transformer_sizes import (
+    DECODER,
+    TRANSFORMER,
+    check_decoder,
+    check_t5,
+    flops_of_classifier_row,
+    flops_of_decoder_row,
+    flops_per_row,
+)
 
 _DENSE = ("experts.count", "experts.depth", "experts.width", "experts.activation", "experts.learning_rate")
 _TRANSFORMER = tuple(f"transformer.{name}" for name in TRANSFORMER)

@@ -25,9 +25,19 @@ from routed.training import probes
 from routed.training.optimiser import refuse_factored_experts
 from routed.training.phases import mean_so_far_of
 from routed.training.problem import Cost, ProblemPart
-from routed.training.text_feed import COUNTING, corpus, counted_of, feed, feed_shape, held_out, key_of
 from routed.training.text_gates import traced
-from routed.training.text_problem import TextKind, TextProblem, build
+from routed.training.text_problem import (
+    COUNTING,
+    TextKind,
+    TextProblem,
+    build,
+    corpus,
+    counted_of,
+    feed,
+    feed_shape,
+    held_out,
+    key_of,
+)
 
 #: Batches in which token ids are counted for a table of experts.
 COUNTED = 64

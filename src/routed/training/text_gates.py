@@ -19,8 +19,7 @@ from routed.metrics.agreement import mean_cosine
 from routed.models.model import Site
 from routed.training.probes import Block, Evaluation, Probe
 from routed.training.router_probes import churns
-from routed.training.text_feed import corpus, held_out
-from routed.training.text_problem import TextKind, TextProblem
+from routed.training.text_problem import TextKind, TextProblem, corpus, held_out
 
 #: Tokens of a block of rows on which the outputs of all experts are compared.
 ALIKE = 256

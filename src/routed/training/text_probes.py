@@ -12,10 +12,9 @@ from jaxtyping import Array, Float, Int
 from routed.contracts import AT_LEAST_0, SHARE, Column, Routing, TextBatch
 from routed.metrics import entropies, router
 from routed.models.transformer_sizes import experts_of_token, work_of_token
-from routed.training import text_feed
 from routed.training.phases import mean_so_far_of
 from routed.training.probes import Block, Evaluation, Probe, experts_probe
-from routed.training.text_problem import TextProblem, in_blocks, target_logits
+from routed.training.text_problem import TextProblem, corpus, in_blocks, target_logits
 
 #: Metrics of a language, by column of the sums of a block.
 BY_LANGUAGE = ("loss", "accuracy")
@@ -65,7 +64,7 @@ def _losses(evaluation: Evaluation) -> dict[str, Array]:
 
 def _losses_offline(problem: TextProblem, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns loss and accuracy as a column for each language."""
-    languages = text_feed.corpus(problem.kind.form, problem.config).languages
+    languages = corpus(problem.kind.form, problem.config).languages
     return {
         f"eval/{metric}/{language}": history[f"language/{metric}"][:, i]
         for i, language in enumerate(languages)

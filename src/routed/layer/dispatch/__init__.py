@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import ExpertFunction
 from routed.kernels.ragged import alone, one_by_one, ragged, sorted_outputs
-from routed.layer.dispatch.direct import apart, apart_dense, combined, dense, gather
+from routed.layer.dispatch.direct import apart, apart_dense, combined, dense, gather, slots
 from routed.layer.dispatch.parallel import (
     DATA,
     EXPERT,
@@ -22,7 +22,6 @@ from routed.layer.dispatch.parallel import (
     parallel_outputs,
     parallel_select,
 )
-from routed.layer.dispatch.slots import slots
 from routed.layer.selection import SELECTIONS
 from routed.settings.setting import Setting, accept
 
