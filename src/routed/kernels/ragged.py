@@ -39,7 +39,6 @@ def ragged(
 
     Dropped assignments are sorted behind all others and belong to no expert.
     """
-    del queues
     return sorted_outputs(expert, params, x, routing).combined(routing.weight, len(x))
 
 

@@ -82,10 +82,6 @@ def _load(inputs: LossInputs) -> Scalar:
     return load(scores, jax.lax.stop_gradient(scores), inputs.losses.load_std, min(k, scores.shape[1]), inputs.mask)
 
 
-def _l1(inputs: LossInputs) -> Scalar:
-    return l1(inputs.routing.scores, inputs.load, inputs.mask)
-
-
 AUXILIARY["balance_sigmoid"] = Auxiliary(
     lambda inputs: balance_sigmoid(inputs.routing.scores, inputs.load, inputs.mask),
     "the balance loss of normalised sigmoids; a sequence a group with losses.balance_scope=group",
@@ -119,7 +115,7 @@ def _check(config: ConfigDict) -> None:
 
 
 AUXILIARY["l1"] = Auxiliary(
-    _l1,
+    lambda inputs: l1(inputs.routing.scores, inputs.load, inputs.mask),
     "mean positive score, weighted by its expert's load over a fair one (for ReLU gates)",
     settings={
         "l1_gates": Setting(

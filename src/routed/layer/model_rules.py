@@ -77,7 +77,6 @@ def relu(rule: Rule, scores, preference, bias, mask) -> Routing:
     How many these are is learned: `losses.l1` pays for them, and `losses.l1_gates` steers what they cost. All of a
     token's experts are in the list, the others not kept, so a dispatch computes for every expert; the bias has no part.
     """
-    del preference, bias
     every = jnp.broadcast_to(jnp.arange(scores.shape[1]), scores.shape)
     weight = jax.nn.relu(scores)
     routing = _queued(rule._replace(k=scores.shape[1]), scores, every, weight, mask, weight)

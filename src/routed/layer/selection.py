@@ -98,7 +98,6 @@ def groupless(rule: Rule) -> bool:
 
 def soft(rule: Rule, scores, preference, bias, mask) -> SoftRouting:
     """Returns all experts, weighted by the softmax of scores: sum_e p_e(x) f_e(x) (Dikkala et al. 2023, Section 2)."""
-    del rule, preference, bias
     return SoftRouting(scores=scores, weight=jnp.where(mask[:, None], jax.nn.softmax(scores), 0.0))
 
 
@@ -169,7 +168,6 @@ def expert_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     Affinity is the softmax over experts of a token's preference; C = `capacity`, with factor k = 1 by default. A token
     may have several experts, or none. The bias has no part: the load is balanced by construction.
     """
-    del bias
     size = capacity(rule, *scores.shape)
     affinity = jnp.where(mask[:, None], jax.nn.softmax(preference), -1.0)
     token = highest(affinity.T, size)
@@ -186,7 +184,6 @@ def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     patches; joint training), all (softmax over all patches of the sample, of which the l largest are kept; the released
     wide ResNets). The bias has no part.
     """
-    del bias
     padding = jnp.finfo(scores.dtype).min  # below any score, and no weight; -inf would make a group of nothing else NaN
     token = highest(jnp.where(mask[:, None], preference, padding).T, capacity(rule, *scores.shape))
     by_expert = jnp.where(mask[:, None], scores, padding).T

@@ -85,16 +85,19 @@ def flops_per_row(config: ConfigDict, experts: Any = None) -> Any:
 
 def flops_of_decoder_row(config: ConfigDict, experts: Any = None) -> Any:
     """Computes the model FLOPs of training a decoder on one row; a decoder predicts every token of the row."""
-    t, length = config.transformer, config.data.input_length
-    products = t.layers * _attention(config, length, length) + feed_of_token(config, experts) * length
-    return 6.0 * (products + float(length * t.dim * config.data.vocabulary))
+    length = config.data.input_length
+    return 6.0 * (_decoder_stack(config, experts) + float(length * config.transformer.dim * config.data.vocabulary))
 
 
 def flops_of_classifier_row(config: ConfigDict, experts: Any = None) -> Any:
     """Computes the model FLOPs of training a classifier on one row: a head of two layers reads the last token."""
-    t, length = config.transformer, config.data.input_length
-    products = t.layers * _attention(config, length, length) + feed_of_token(config, experts) * length
-    return 6.0 * (products + t.dim * (t.dim + len(config.data.labels)))
+    dim = config.transformer.dim
+    return 6.0 * (_decoder_stack(config, experts) + dim * (dim + len(config.data.labels)))
+
+
+def _decoder_stack(config: ConfigDict, experts: Any) -> Any:
+    length = config.data.input_length
+    return config.transformer.layers * _attention(config, length, length) + feed_of_token(config, experts) * length
 
 
 def feed_of_token(config: ConfigDict, experts: Any = None) -> Any:

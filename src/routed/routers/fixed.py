@@ -31,7 +31,6 @@ class OracleRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], *, cluster: Int[Array, " T"], **context) -> Float[Array, "T E"]:
-        del x, context
         cluster = cluster // self.num_experts**self.digit
         chosen = (cluster[:, None] * self.choices + jnp.arange(self.choices)[None]) % self.num_experts
         return CERTAIN * jax.nn.one_hot(chosen, self.num_experts).sum(1)
@@ -48,11 +47,11 @@ class HashRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], **context) -> Float[Array, "T E"]:
-        del context
         x = x.reshape(len(x), -1).astype(jnp.float32)
         bits = max(1, math.ceil(math.log2(self.num_experts)))
         planes = self.param("planes", nn.initializers.normal(1.0), (x.shape[-1], bits))
-        return _certain((x @ planes > 0).astype(jnp.int32) @ 2 ** jnp.arange(bits), self.num_experts)
+        expert = (x @ planes > 0).astype(jnp.int32) @ 2 ** jnp.arange(bits)
+        return CERTAIN * jax.nn.one_hot(expert % self.num_experts, self.num_experts)
 
 
 class HashIdRouter(nn.Module):
@@ -69,7 +68,6 @@ class HashIdRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], *, token_id: Int[Array, " T"], **context) -> Float[Array, "T E"]:
-        del x, context
 
         def draw(key):  # float, as every parameter is: an optimiser takes no integers. Exact below 2^24 ids.
             position = jax.random.permutation(key, jnp.arange(self.vocabulary))
@@ -114,7 +112,6 @@ class DecisiveRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], *, cluster: Int[Array, " T"], **context) -> Float[Array, "T E"]:
-        del x, context
         return CERTAIN * jnp.broadcast_to((cluster < self.kinds)[:, None], (len(cluster), self.num_experts))
 
 
@@ -129,7 +126,6 @@ class RandomRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], **context) -> Float[Array, "T E"]:
-        del context
         if self.anew and self.has_rng("noise"):
             return jax.random.normal(self.make_rng("noise"), (len(x), self.num_experts))
         bits = jax.lax.bitcast_convert_type(x.reshape(len(x), -1).astype(jnp.float32).sum(1), jnp.uint32)
@@ -142,7 +138,3 @@ def check_table(config: ConfigDict) -> None:
     for key, source in (("router.vocabulary", "data.vocabulary"), ("router.choices", "selection.k")):
         if (now := value_of(config, key)) != (needed := value_of(config, source)):
             refuse(key, now, f"must be {source}={needed}, as the router is a table of token ids")
-
-
-def _certain(expert: Int[Array, " T"], experts: int) -> Float[Array, "T E"]:
-    return CERTAIN * jax.nn.one_hot(expert % experts, experts)

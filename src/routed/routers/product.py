@@ -39,7 +39,6 @@ class ProductRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], **context) -> Float[Array, "T E"]:
-        del context
         features = self.features(x.astype(jnp.float32))
         kernel = self.param("kernel", columns, features.shape[-1], self.num_experts)
         if self.measure == DISTANCE:
@@ -62,7 +61,6 @@ class CosineRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], **context) -> Float[Array, "T E"]:
-        del context
         features = self.features(x.astype(jnp.float32))
         kernel = self.param("kernel", columns, features.shape[-1], self.num_experts)
         log_scale = self.param("log_scale", nn.initializers.constant(-math.log(TEMPERATURE)), ())

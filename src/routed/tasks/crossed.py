@@ -89,7 +89,6 @@ def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
 
 def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
     """Returns the membership of cells in relevant and in irrelevant clusters."""
-    del world
     cell = jnp.arange(data.clusters**2)
     numbers = {"relevant": cell % data.clusters, "irrelevant": cell // data.clusters}
     return {name: jax.nn.one_hot(number, data.clusters) for name, number in numbers.items()}

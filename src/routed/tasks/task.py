@@ -27,7 +27,6 @@ Watch = Callable[[Any, World, Batch, PRNGKeyArray], dict[str, Array]]
 
 def watch_nothing(params: Any, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]:
     """Computes nothing."""
-    del params, world, test, key
     return {}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -45,7 +44,10 @@ def selection_loss(rule: Rule, sites: dict[str, Site]) -> Float[Array, ""]:
     """Returns the loss that a selection adds, summed over all layers; 0 for a selection without one."""
     if (loss := SELECTIONS[rule.name].loss) is None:
         return jnp.float32(0)
-    return sum((_of_layers(partial(loss, rule), site.routing).sum() for site in sites.values()), jnp.float32(0))
+    total = jnp.float32(0)
+    for routing in (site.routing for site in sites.values()):
+        total += loss(rule, routing) if routing.scores.ndim == 2 else jax.vmap(partial(loss, rule))(routing).sum()
+    return total
 
 
 def _moved(config: Any, sites: dict[str, Site], moving: dict[str, Array], still) -> dict[str, Array]:
@@ -56,11 +58,6 @@ def _moved(config: Any, sites: dict[str, Site], moving: dict[str, Array], still)
         assert adapted is not None  # as it is steered
         moved[name] = jnp.where(still, moving[name], adapted(config.losses, moving[name], scores))
     return moved
-
-
-def _of_layers(value: Callable[[Any], Array], routing: Any) -> Array:
-    """Returns a value of the routing of each layer of a site."""
-    return value(routing) if routing.scores.ndim == 2 else jax.vmap(value)(routing)
 
 
 def rule_and_dispatch(part: ModelPart, config: Any) -> tuple[Rule, str]:
@@ -94,8 +91,8 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
     values = []
     for name, (routing, features) in sites.items():
         if routing.scores.ndim == 2:
-            respond = partial(_responses, problem, params, name, features)
-            values.append(of_layer(name, routing, features, respond)[None])
+            single = partial(_all_responses, problem, params, name, features[None])
+            values.append(of_layer(name, routing, features, lambda single=single: single()[0])[None])
             continue
         layers = jnp.arange(len(routing.scores))
 
@@ -121,11 +118,6 @@ def _pooled(config: Any, sites: dict[str, Site], still) -> Array:
     loads = jnp.concatenate([jax.vmap(lambda routing: load_of(routing)[0])(stack) for stack in stacks])
     value = balance_pooled(probs[:, None], loads)
     return jnp.where(still, 0.0, config.losses.balance * value)
-
-
-def _responses(problem: Problem, params, site: str, features) -> Array:
-    """Returns all experts' outputs on the tokens of a single layer."""
-    return _all_responses(problem, params, site, features[None])[0]
 
 
 def _all_responses(problem: Problem, params, site: str, features) -> Array:

@@ -190,7 +190,6 @@ def normalised(by: Normalisation) -> optax.GradientTransformation:
     """
 
     def divided(gradients, state, params=None):
-        del params
         leaves, tree = jax.tree.flatten(gradients)
         norms = [jnp.sqrt((leaf.reshape(len(leaf), -1) ** 2).sum(1)) for leaf in leaves]
         over = norms if by.joint is None else [by.joint(norms)] * len(norms)

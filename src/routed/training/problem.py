@@ -69,17 +69,14 @@ class Problem:
 
     def remember(self, params: dict[str, Any], state: dict[str, Any]) -> Any:
         """Returns what the next evaluation needs of this one."""
-        del params, state
         return ()
 
     def unit(self, inputs: Inputs) -> Scalar | float:
         """Returns the divisor of reported losses."""
-        del inputs
         return 1.0
 
     def wrong(self, config: Any, outputs: Outputs, batch: Any) -> Int[Array, ""] | int:
         """Counts the wrong samples of a batch, for runs that stop when no sample is wrong (`stop.errors`)."""
-        del config, outputs, batch
         return 0
 
 

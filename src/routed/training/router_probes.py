@@ -44,7 +44,6 @@ def _clusters(evaluation: Evaluation) -> dict[str, Array]:
 
 def _clusters_offline(problem: SampleProblem, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the agreement of choices with clusters (scikit-learn), and churn."""
-    del problem
     moments = [agreement.agreement(counts) for counts in history["counts"]]
     columns = {name: np.array([moment[name] for moment in moments]) for name in moments[0]}
     return {f"router/{name}": values for name, values in (columns | churns(history["choices"])).items()}

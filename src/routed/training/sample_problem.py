@@ -97,7 +97,6 @@ class SampleProblem(Problem):
         return params, state | {CONTROL: {"sharpness": sharpness_of(scores, inputs.config.router.entropy)}}
 
     def batch(self, inputs: Inputs, feed, step) -> Batch:
-        del feed
         order, data = inputs.keys["order"], inputs.config.data
         return worlds.train_batch(self.task, self.world(inputs), order, self.config.batch_size, data, step)
 
@@ -128,7 +127,8 @@ class SampleProblem(Problem):
         test = worlds.test_batch(self.task, world, inputs.config.data)
         evaluation = Evaluation(self, inputs, params, state, step, memory, test, world, self.unit(inputs))
         rule = rule_of(inputs.config.selection, evaluation=True) if self.part.routed else Rule()
-        noisy = self._noisy(inputs)
+        noise = NOISES[self.config.router.noise] if self.part.noisy else None
+        noisy = noise is not None and noise.optional_at_eval and inputs.config.router.noise_at_eval
 
         def forward(number, batch: Batch):
             key = jax.random.fold_in(inputs.keys["noise"], number) if noisy else None
@@ -144,11 +144,6 @@ class SampleProblem(Problem):
         if self.tokens_choose and routing is not None:
             gate = router.gate_of(routing, test.label, self.task.labels(inputs.config.data), test, params["router"])
         return measure(evaluation._replace(prediction=prediction, routing=routing, gate=gate), blocks)
-
-    def _noisy(self, inputs: Inputs) -> bool:
-        """True if test samples are routed with noise."""
-        noise = NOISES[self.config.router.noise] if self.part.noisy else None
-        return noise is not None and noise.optional_at_eval and inputs.config.router.noise_at_eval
 
 
 def build(config: ConfigDict, pool: int, mesh: Mesh | None = None) -> SampleProblem:

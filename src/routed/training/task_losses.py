@@ -72,7 +72,6 @@ def apart(scores: Float[Array, "T E"], samples: int) -> Float[Array, "B 1"]:
 
 def given(prediction: Float[Array, "B S"], y: Float[Array, "B O"]) -> Float[Array, " B"]:
     """Returns the mean of predictions that are losses themselves: -log p(y), one column for each start of a fit."""
-    del y
     return prediction.mean(-1)
 
 

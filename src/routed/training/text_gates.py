@@ -30,12 +30,6 @@ SAMPLE = 64
 DRAWS = 4
 
 
-def _in_block(evaluation: Evaluation, block: Block) -> dict[str, dict[str, Array]]:
-    """Returns sums and choices of each stack on a block of rows."""
-    sites = block.outputs.sites.items()
-    return {stack: _stack_in_block(evaluation, stack, site, block) for stack, site in sites}
-
-
 def _stack_in_block(evaluation: Evaluation, stack: str, site: Site, block: Block) -> dict[str, Array]:
     """Returns sums over tokens, choices, and samples of the layers [S] of a stack; pads count nowhere."""
     problem, rows, real = evaluation.problem, len(block.batch.language), evaluation.problem.real(block.batch)
@@ -204,7 +198,9 @@ def _layer(history: dict[str, np.ndarray], stack: str, sparse: int, tokens: Toke
 GATES = Probe(
     TextProblem,
     applies=lambda problem: problem.model.scores is not None,
-    in_block=_in_block,
+    in_block=lambda evaluation, block: {
+        stack: _stack_in_block(evaluation, stack, site, block) for stack, site in block.outputs.sites.items()
+    },
     evaluate=_evaluate,
     offline=offline,
     columns={

@@ -113,12 +113,6 @@ def _test_rows(evaluation: Evaluation) -> dict[str, Array]:
     return metrics
 
 
-def _routings(evaluation: Evaluation, block: Block) -> dict[str, Any]:
-    """Returns the routing of each stack on a block of rows."""
-    del evaluation
-    return {stack: site.routing for stack, site in block.outputs.sites.items()}
-
-
 def _users_metrics(evaluation: Evaluation) -> dict[str, Array]:
     """Returns each metric of each stack, [layers]: the routers on all validation tokens."""
     problem, batch = evaluation.problem, evaluation.batch
@@ -214,6 +208,6 @@ TEST_ROWS = Probe(
 METRICS = Probe(
     TextProblem,
     applies=lambda problem: problem.model.scores is not None and bool(router.METRICS),
-    in_block=_routings,
+    in_block=lambda evaluation, block: {stack: site.routing for stack, site in block.outputs.sites.items()},
     evaluate=_users_metrics,
 )

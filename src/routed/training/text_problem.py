@@ -122,7 +122,6 @@ class TextProblem(Problem):
     languages: int
 
     def draw_world(self, keys, config) -> Any:
-        del keys, config
         return ()
 
     def init(self, inputs: Inputs) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -138,7 +137,6 @@ class TextProblem(Problem):
         return params | {"router": filled}, state
 
     def batch(self, inputs: Inputs, feed, step) -> TextBatch:
-        del inputs
         return jax.tree.map(lambda a: a[step % len(a)], feed)
 
     def task_loss(self, config, outputs, batch: TextBatch) -> tuple[Scalar, Scalar]:
@@ -189,7 +187,6 @@ class TextProblem(Problem):
 
 def build(kind: TextKind, config: ConfigDict, pool: int, mesh: Mesh | None = None) -> TextProblem:
     """Returns the problem of a config."""
-    del pool
     part, languages = kind.models[config.model], len(corpus(kind.form, config).languages)
     return TextProblem(config, part, part.build(config, mesh), kind, mesh, languages)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from routed.contracts import ExpertFunction, Places, Routing, SoftRouting
 from routed.layer.selection import combine_weights
@@ -25,7 +25,6 @@ def dense(
     y_t = sum_e w_te f_e(x_t). An expert that returns one row for all tokens (a constant) is combined by one
     [T, E] x [E, O] product.
     """
-    del queues
     return combined(routing, jax.vmap(expert, in_axes=(0, None))(params, x))
 
 
@@ -45,7 +44,6 @@ def gather(
     FLOPs are those of the chosen experts only; bytes grow with assignments times weights, so others are better beyond
     about E assignments.
     """
-    del queues
     chosen = jax.tree.map(lambda leaf: leaf[routing.expert], params)
     outputs = jax.vmap(lambda p, token: expert(p, token[None])[0])(chosen, x[routing.token])
     return combine(routing, outputs, len(x))
@@ -88,7 +86,9 @@ def slots(
     experts = routing.scores.shape[1]
     groups = len(x) // queues.group_size
     each = groups * queues.capacity
-    slot = slot_of(routing, queues, groups)
+    group = routing.token // queues.group_size
+    slot = (routing.expert * groups + group) * queues.capacity + routing.rank  # by expert, then group, then rank
+    slot = jnp.where(routing.kept, slot, experts * each)  # past the end: dropped
     # Slots fetch their token, so both directions are copies of rows; nothing has the shape [tokens, experts, places].
     source = jnp.full(experts * each, len(x), jnp.int32).at[slot].set(routing.token.astype(jnp.int32), mode="drop")
     filled = x.at[source].get(mode="fill", fill_value=0).reshape(experts, each, *x.shape[1:])
@@ -100,10 +100,3 @@ def slots(
     outputs = run(params, filled) if exchange is None else exchange(run, params, filled)
     outputs = outputs.reshape(experts * each, -1)
     return combine(routing, outputs.at[slot].get(mode="fill", fill_value=0), len(x))
-
-
-def slot_of(routing: Routing, queues: Places, groups: int) -> Int[Array, " A"]:
-    """Returns the slot of each assignment by expert, group and rank; past the end for dropped assignments."""
-    group = routing.token // queues.group_size
-    slot = (routing.expert * groups + group) * queues.capacity + routing.rank
-    return jnp.where(routing.kept, slot, routing.scores.shape[1] * groups * queues.capacity)

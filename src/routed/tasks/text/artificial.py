@@ -52,7 +52,6 @@ def artificial(data: ConfigDict) -> Source:
     """Returns artificial text, the same on every machine and in every run."""
 
     def documents(language: str, split: str, damage: Damage) -> Iterator[str]:
-        del damage
         return iter(_texts(language, split))
 
     return Source(choose(data, LANGUAGES), documents, _fingerprint, lambda language: 1)

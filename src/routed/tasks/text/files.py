@@ -52,7 +52,6 @@ def files(data: ConfigDict) -> Source:
             )
 
     def documents(language: str, split: str, damage: Damage) -> Iterator[str]:
-        del language, damage
         return _pieces(paths[split])
 
     return Source(
