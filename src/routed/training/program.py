@@ -104,8 +104,8 @@ def make_program(config: ConfigDict, problem: Problem) -> Program:
 
 def streams(seed, config: ConfigDict) -> dict[str, PRNGKeyArray]:
     """Returns a key for each stream; a stream in `held` has the base seed's key in every run."""
-    keys = {name: jax.random.key(config.seed if name in config.held else seed) for name in STREAMS}
-    return {name: jax.random.fold_in(key, index) for index, (name, key) in enumerate(keys.items())}
+    seeds = {name: config.seed if name in config.held else seed for name in STREAMS}
+    return {name: jax.random.fold_in(jax.random.key(of), index) for index, (name, of) in enumerate(seeds.items())}
 
 
 def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) -> tuple[Any, dict[str, Any]]:
