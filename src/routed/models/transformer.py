@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     mesh: Mesh | None
     #: stack -> router. A function, as Flax would take a module in a field for a submodule of each holder.
     router: Callable[[str], nn.Module]
-    #: The settings `transformer_settings.DECODER`; the defaults are those of a T5.
+    #: The settings `transformer_sizes.DECODER`; the defaults are those of a T5.
     positions: str = "buckets"
     norm: str = "pre"
 

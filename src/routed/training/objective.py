@@ -65,9 +65,8 @@ def rule_and_dispatch(part: ModelPart, config: Any) -> tuple[Rule, str]:
     return (rule_of(config.selection), config.dispatch) if part.routed else (Rule(), "dense")
 
 
-def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step, moving, still=None) -> Array:
+def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step, moving, still) -> Array:
     """Returns the weighted auxiliary losses, mean over all layers of all sites."""
-    still = is_frozen(problem.part, config) if still is None else still
     coefficients = {name: value for name, value in coefficients_of(config.losses).items() if value}
     coefficients |= {name: moving[name] for name in steered(config.losses) if moving}
     if config.losses.balance_scope == POOLED:

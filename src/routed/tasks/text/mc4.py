@@ -25,8 +25,8 @@ PREPARED, BLOCK = "c4/multilingual", 256
 #: Bytes of a line that are read at once: a longer line is not a document, and would fill the memory.
 LONGEST = 1 << 26
 
+#: The name of a shard, to write it and to read it.
 NAME = "c4-{stem}.tfrecord-{index:05d}-of-{count:05d}.json.gz"
-
 PATTERN = re.compile(r"c4-(.+)\.tfrecord-(\d{5})-of-(\d{5})\.json\.gz")
 
 
