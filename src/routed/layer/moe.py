@@ -140,7 +140,7 @@ class MoE(nn.Module):
             x, params = jax.tree.map(lambda a: a.astype(self.dtype), (x, params))
         size = self.rule.group_size or len(x)
         queues = Places(group_size=size, capacity=capacity(self.rule, size, self.num_experts))
-        return Experts(lambda params, rows: expert.apply({"params": params}, rows), params, x, queues), routing
+        return Experts(partial(_apply, expert), params, x, queues), routing
 
     def run(self, experts: Experts, routing: Routing | SoftRouting) -> Float[Array, "T O"]:
         """Runs the experts that a routing names, and adds up their weighted outputs."""
@@ -198,3 +198,7 @@ def _initialise(expert: nn.Module, experts: int, token: Float[Array, "1 ..."], k
     """Returns the parameters of all experts, each drawn with the key folded from its number."""
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(experts))
     return over_experts(jax.vmap(lambda key: expert.init(key, token)["params"])(keys))
+
+
+def _apply(expert: nn.Module, params: Any, tokens: Any) -> Any:
+    return expert.apply({"params": params}, tokens)

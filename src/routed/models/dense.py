@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -36,7 +35,10 @@ def dense_expert(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     net = part.make(node_of(config).experts, TASKS[config.data.name].outputs(config.data))
     if "rows" in part.tokens:
         return on_rows(net)
-    run = partial(alone, lambda weights, tokens: net.apply({"params": weights}, tokens))
+
+    def run(weights, tokens):
+        return alone(lambda weights, block: net.apply({"params": weights}, block), weights, tokens)
+
     return _applied(net, lambda batch: batch.tokens, run)
 
 

@@ -45,7 +45,8 @@ def selection_loss(rule: Rule, sites: dict[str, Site]) -> Float[Array, ""]:
     if (loss := SELECTIONS[rule.name].loss) is None:
         return jnp.float32(0)
     total = jnp.float32(0)
-    for routing in (site.routing for site in sites.values()):
+    for site in sites.values():
+        routing: Any = site.routing
         total += loss(rule, routing) if routing.scores.ndim == 2 else jax.vmap(partial(loss, rule))(routing).sum()
     return total
 

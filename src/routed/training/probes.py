@@ -54,7 +54,7 @@ class Evaluation(NamedTuple):
     prediction: Any = None
     routing: Routing | SoftRouting | None = None
     #: Of samples whose tokens choose experts: the router on all test tokens.
-    gate: MetricInputs | None = None
+    gate: MetricInputs = None  # type: ignore[assignment]
     #: Results of the probe's own `in_block`: of samples joined to [samples, ...], of text stacked to [blocks, ...].
     blocks: Any = None
 

@@ -32,7 +32,6 @@ def churns(choices: Int[np.ndarray, "N T k"]) -> dict[str, np.ndarray]:
 def _clusters(evaluation: Evaluation) -> dict[str, Array]:
     """Returns entropies, load and agreement with clusters, and the arrays of choices and of clusters' sums."""
     gate = evaluation.gate
-    assert gate is not None
     sums = router.cluster_sums(gate)
     columns = {f"router/{name}": value for name, value in router.cluster_columns(gate, sums).items()}
     return columns | {
@@ -52,7 +51,6 @@ def _clusters_offline(problem: SampleProblem, history: dict[str, np.ndarray]) ->
 def _shuffled(evaluation: Evaluation) -> dict[str, Array]:
     """Returns mean and deviation of the sparsity of the same weights on permuted input features."""
     problem, params, state, gate = evaluation.problem, evaluation.params, evaluation.state, evaluation.gate
-    assert gate is not None
 
     def score(x):
         return problem.model.scores(params, state, SITE, x[None], evaluation.batch, evaluation.step)[0]
@@ -65,7 +63,6 @@ def _shuffled(evaluation: Evaluation) -> dict[str, Array]:
 def _groupings(evaluation: Evaluation) -> dict[str, Array]:
     """Returns the sparsity for coarser clusters, and the arrays of their counts."""
     gate, columns = evaluation.gate, {}
-    assert gate is not None
     sums = router.cluster_sums(gate)
     for name, members in evaluation.problem.task.groupings(evaluation.world, evaluation.inputs.config.data).items():
         columns[f"router/sparsity_by_{name}"] = entropies.split(members.T @ sums.probs, sums.token)["sparsity"]

@@ -7,6 +7,7 @@ import os
 import pathlib
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from io import BufferedReader
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -84,7 +85,7 @@ def fingerprint(paths: Iterable[pathlib.Path]) -> str:
     return total.hexdigest()
 
 
-def open_file(path: pathlib.Path) -> BinaryIO:
+def open_file(path: pathlib.Path) -> BufferedReader:
     """Opens a file of text.
 
     Raises:
