@@ -21,23 +21,12 @@ from routed.routers import ROUTERS
 from routed.settings.setting import Setting, at_least, one_of
 from routed.settings.tree import override
 from routed.tasks.text import CONTINUED, DOCUMENTS, SHARED, SOURCES, SPANS, STREAM, Corpus, bigram_loss, ngram_loss
-from routed.training import probes
+from routed.training import probes, text_problem
 from routed.training.optimiser import refuse_factored_experts
 from routed.training.phases import mean_so_far_of
 from routed.training.problem import Cost, ProblemPart
 from routed.training.text_gates import traced
-from routed.training.text_problem import (
-    COUNTING,
-    TextKind,
-    TextProblem,
-    build,
-    corpus,
-    counted_of,
-    feed,
-    feed_shape,
-    held_out,
-    key_of,
-)
+from routed.training.text_problem import TextKind, TextProblem, build, corpus, held_out
 
 #: Batches in which token ids are counted for a table of experts.
 COUNTED = 64
@@ -72,10 +61,12 @@ def parameters(kind: TextKind, config: ConfigDict) -> int:
 
 def shared_arrays(kind: TextKind, config: ConfigDict) -> dict[str, Any]:
     """Returns the held-out rows, their `references`, and the `table` of a router by token id."""
-    shared: dict[str, Any] = held_out(kind.form, config) | {"references": _references(kind, key_of(config))}
+    shared: dict[str, Any] = held_out(kind.form, config) | {
+        "references": _references(kind, text_problem.key_of(config))
+    }
     router = ROUTERS[config.router.name] if kind.models[config.model].routed else None
     if router is not None and router.from_counts is not None:
-        batches = feed(kind.form, config, COUNTING)
+        batches = text_problem.feed(kind.form, config, text_problem.COUNTING)
         ids = np.concatenate([np.asarray(batches(step, 1).inputs).reshape(-1) for step in range(COUNTED)])
         counts = np.bincount(ids, minlength=config.data.vocabulary)
         shared["table"] = router.from_counts(counts, config.experts.count, config.selection.k)
@@ -100,8 +91,8 @@ def language_part(kind: TextKind) -> ProblemPart:
         compared=kind.compared,
         columns=lambda config: probes.columns_of(TextProblem) | dict(kind.columns),
         shared_arrays=partial(shared_arrays, kind),
-        feed=partial(feed, kind.form),
-        feed_shape=partial(feed_shape, kind.form),
+        feed=partial(text_problem.feed, kind.form),
+        feed_shape=partial(text_problem.feed_shape, kind.form),
         offline=lambda config, history: probes.finish(build(kind, config, 0), history) | kind.finished(history),
         traced=partial(traced, kind),
         pieces=lambda config: corpus(kind.form, config).tokenizer.model,
@@ -172,7 +163,7 @@ def at_best(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def five_gram(corpus: Corpus, config: ConfigDict, rows: TextBatch) -> dict[str, float]:
     """Returns the loss of an interpolated 5-gram model of the training text."""
     texts = [cut[:, :-1].reshape(-1) for cut in corpus.train]
-    weights = counted_of(CONTINUED, config, rows.inputs)
+    weights = text_problem.counted_of(CONTINUED, config, rows.inputs)
     counted = None if weights is None else np.asarray(weights, bool)
     loss = ngram_loss(texts, np.asarray(rows.inputs), np.asarray(rows.targets), corpus.vocabulary, counted=counted)
     return {"ngram": loss}

@@ -73,7 +73,7 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
     if config.losses.balance_scope == POOLED:
         coefficients.pop("balance", None)  # below
 
-    def of_layer(site: str, routing, features, responses) -> Array:
+    def of_layer(routing, features, responses) -> Array:
         tokens = len(routing.scores)
         size = group_of(rule_of(config.selection).group_size, tokens)
         groups = tokens // size if config.losses.balance_scope == "group" else 1
@@ -91,15 +91,14 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
     values = []
     for name, (routing, features) in sites.items():
         if routing.scores.ndim == 2:
-            single = partial(_all_responses, problem, params, name, features[None])
-            values.append(of_layer(name, routing, features, lambda single=single: single()[0])[None])
+            respond = partial(_responses, problem, params, name, features)
+            values.append(of_layer(routing, features, respond)[None])
             continue
-        layers = jnp.arange(len(routing.scores))
 
         def of_stack_layer(routing, features, layer, name=name, all_features=features):
-            return of_layer(name, routing, features, lambda: _all_responses(problem, params, name, all_features)[layer])
+            return of_layer(routing, features, lambda: _all_responses(problem, params, name, all_features)[layer])
 
-        values.append(jax.vmap(of_stack_layer)(routing, features, layers))
+        values.append(jax.vmap(of_stack_layer)(routing, features, jnp.arange(len(routing.scores))))
     return jnp.concatenate(values).mean() + _pooled(config, sites, still)
 
 
@@ -118,6 +117,11 @@ def _pooled(config: Any, sites: dict[str, Site], still) -> Array:
     loads = jnp.concatenate([jax.vmap(lambda routing: load_of(routing)[0])(stack) for stack in stacks])
     value = balance_pooled(probs[:, None], loads)
     return jnp.where(still, 0.0, config.losses.balance * value)
+
+
+def _responses(problem: Problem, params, site: str, features) -> Array:
+    """Returns all experts' outputs on the tokens of a single layer."""
+    return _all_responses(problem, params, site, features[None])[0]
 
 
 def _all_responses(problem: Problem, params, site: str, features) -> Array:

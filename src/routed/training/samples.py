@@ -93,31 +93,20 @@ def cost(config: ConfigDict) -> Cost:
     learning = float(mean_so_far_of(lambda phase: _of_token(phase, work), config, config, config.steps))
     share = learning / config.experts.count if problem.model.scores is not None else 1.0
     tokens = config.batch_size * math.prod(test.cluster.shape[1:])
-    served = sizes["router"] + sizes["experts"] * share * _passes(problem, test)
-    expert_flops = flops_of_expert(problem, test)
-    if expert_flops is not None:
-        flops = tokens * (6.0 * sizes["router"] + 3.0 * expert_flops * learning)
+    expert = problem.experts
+    if expert is not None and expert.flops is not None:
+        _, _, side, channels = test.x.shape
+        forward = expert.flops(config.experts.width, side, channels, problem.task.outputs(config.data))
+        flops = tokens * (6.0 * sizes["router"] + 3.0 * forward * learning)
     elif problem.part.flops is not None:
         flops = 3.0 * tokens * problem.part.flops(config)
     else:
-        flops = 6.0 * tokens * served
+        # A token passes an expert's weights once, or once a patch where filters are not linear.
+        filters = expert is not None and "patches" in expert.tokens and config.experts.activation != "linear"
+        passes = test.x.shape[1] if filters else 1
+        flops = 6.0 * tokens * (sizes["router"] + sizes["experts"] * share * passes)
     total = sum(size for name, size in sizes.items() if name != "fixed")
     return Cost(tokens, flops, UPDATE * total, lambda: total)
-
-
-def _passes(problem: SampleProblem, batch: Batch) -> int:
-    """Returns how often a token passes an expert's weights: once a patch for non-linear filters, else once."""
-    filters = problem.experts is not None and "patches" in problem.experts.tokens
-    return batch.x.shape[1] if filters and problem.config.experts.activation != "linear" else 1
-
-
-def flops_of_expert(problem: SampleProblem, batch: Batch) -> float | None:
-    """Returns the FLOPs of an expert on an image of the batch, forward; None for experts whose parameters tell them."""
-    if problem.experts is None or problem.experts.flops is None:
-        return None
-    _, _, side, channels = batch.x.shape
-    config = problem.config
-    return problem.experts.flops(config.experts.width, side, channels, problem.task.outputs(config.data))
 
 
 def _sizes(problem: SampleProblem) -> tuple[Batch, dict[str, int]]:
