@@ -140,7 +140,7 @@ class SampleProblem(Problem):
         # Fewer images at once where experts are networks on images: the windows of all experts are in memory.
         networks = self.experts is not None and self.experts.flops is not None
         prediction, routing, blocks = in_blocks(forward, test, IMAGES if networks else 640)
-        gate = None
+        gate: Any = None
         if self.tokens_choose and routing is not None:
             gate = router.gate_of(routing, test.label, self.task.labels(inputs.config.data), test, params["router"])
         return measure(evaluation._replace(prediction=prediction, routing=routing, gate=gate), blocks)
