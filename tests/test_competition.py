@@ -15,7 +15,7 @@ from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.routers import ROUTERS
 from routed.settings.tree import node_of, override
-from routed.training.sample_cost import experts_per_token
+from routed.training.samples import experts_per_token
 from tests.parallel_case import make_mesh
 from tests.test_decoder import ready
 from tests.test_decoder import rows as rows_of_text

@@ -35,7 +35,7 @@ from routed.tasks import text
 from routed.tasks.text import files, ngram, stream, tokenizers
 from routed.tasks.text.corpus import Corpus
 from routed.training import objective, program
-from routed.training.decoder import at_best
+from routed.training.language import at_best
 from tests.parallel_case import loss_and_gradients, make_mesh
 
 TINY = {

@@ -38,7 +38,7 @@ SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)+)", TEXT, re.MULTILINE)
 
 #: Every dict that an example adds to.
 TABLES = (
-    routers.ROUTERS, tasks.TASKS, experts.EXPERTS, selection.SELECTIONS, auxiliary.AUXILIARY, metrics.METRICS, metrics.COLUMNS,
+    routers.ROUTERS, tasks.TASKS, experts.EXPERTS, selection.SELECTIONS, auxiliary.AUXILIARY, metrics.METRICS,
     plots.PLOTS, arms.ARMS, task_losses.TASK_LOSSES, KINDS,
 )  # fmt: skip
 

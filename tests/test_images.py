@@ -16,7 +16,7 @@ import pytest
 from routed.contracts import UserError
 from routed.engine.compilation import stack_traced
 from routed.layer.rule import rule_of
-from routed.metrics import weights
+from routed.metrics import router as weights
 from routed.plan.checks import validate
 from routed.plan.config import base, problem_of, traced
 from routed.routers.features import Convolutions

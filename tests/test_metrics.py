@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routed.contracts import Routing
-from routed.metrics import agreement, entropies, load, router, weights
+from routed.metrics import agreement, entropies, load, router
 
 CLUSTER = jnp.array([0, 0, 1, 1])
 
@@ -71,15 +71,15 @@ def test_load_and_dead():
 
 
 def test_norm_ratio():
-    assert float(weights.norm_ratio(jnp.ones((3, 8)))) == pytest.approx(1)
-    assert float(weights.norm_ratio(jnp.zeros((3, 8)).at[0, 0].set(2.0))) == pytest.approx(8)  # one non-zero row: E
+    assert float(router.norm_ratio(jnp.ones((3, 8)))) == pytest.approx(1)
+    assert float(router.norm_ratio(jnp.zeros((3, 8)).at[0, 0].set(2.0))) == pytest.approx(8)  # one non-zero row: E
     # A fresh Gaussian router: E|w|^2 / (E|w|)^2 = 1 + 1/(2 D) to first order, D = 24.
     fresh = jax.random.normal(jax.random.key(0), (24, 20000))
-    assert float(weights.norm_ratio(fresh)) == pytest.approx(1 + 1 / 48, abs=2e-3)
+    assert float(router.norm_ratio(fresh)) == pytest.approx(1 + 1 / 48, abs=2e-3)
 
 
 def test_signal_share():
-    assert float(weights.signal_share(jnp.ones((10, 4)), 2)) == pytest.approx(0.2)
+    assert float(router.signal_share(jnp.ones((10, 4)), 2)) == pytest.approx(0.2)
 
 
 def test_churn():

@@ -14,7 +14,7 @@ from routed.plan.checks import validate
 from routed.plan.config import canonical
 from routed.routers import DecisiveRouter, RandomRouter
 from routed.settings.tree import override
-from routed.training.sample_cost import cost, experts_per_token
+from routed.training.samples import cost, experts_per_token
 from tests.conftest import build_model
 from tests.test_run import train
 

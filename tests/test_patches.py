@@ -36,7 +36,7 @@ from routed.tasks import TASKS, task, worlds
 from routed.training import task_losses
 from routed.training.optimiser import NORMALISATIONS, optimiser, update
 from routed.training.program import stops, streams
-from routed.training.sample_cost import cost
+from routed.training.samples import cost
 from tests import charts
 from tests.conftest import build_model
 from tests.test_claims import number, table, verdict

@@ -17,8 +17,8 @@ from routed.settings.tree import flatten, node_of, override
 from routed.training import program
 from routed.training.objective import training_loss
 from routed.training.phases import active_phase, mean_so_far_of, phases_of
-from routed.training.sample_cost import cost, experts_per_token
 from routed.training.sample_problem import SampleProblem
+from routed.training.samples import cost, experts_per_token
 
 TOP2 = {"selection.name": "top_k", "selection.k": 2, "dispatch": "dense"}
 

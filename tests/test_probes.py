@@ -15,8 +15,8 @@ from routed.training import program
 from routed.training.probes import PROBES, Probe, probes_of
 from routed.training.problem import Problem
 from routed.training.sample_problem import SampleProblem
+from routed.training.text_probes import _joined
 from routed.training.text_problem import TextProblem
-from routed.training.user_metrics import _joined
 from tests.language_case import TINY
 from tests.test_decoder import rows
 from tests.test_decoder import settings as decoder_settings

@@ -11,8 +11,7 @@ from scipy.stats import multivariate_normal
 from routed.contracts import SoftRouting, UserError
 from routed.layer.rule import Rule
 from routed.metrics.agreement import covered
-from routed.metrics.router import gate_of
-from routed.metrics.weights import first_layer
+from routed.metrics.router import first_layer, gate_of
 from routed.plan.checks import validate
 from routed.settings.tree import override
 from routed.tasks import TASKS, worlds

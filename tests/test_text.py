@@ -11,7 +11,7 @@ from routed.contracts import UserError
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.tasks import text
-from routed.tasks.text import bigram, corpus, spans, stream, tokenizers
+from routed.tasks.text import corpus, ngram, spans, stream, tokenizers
 from routed.tasks.text.documents import shares
 
 BYTES = tokenizers.Tokenizer(259, b"", "bytes")
@@ -234,21 +234,21 @@ def test_bigram_by_hand(monkeypatch):
     # Unigram: c(5) = 2, c(6) = 1, N = 3, 2 kinds: p(5) = (2 + 2/8) / 5 = 0.45, p(6) = (1 + 2/8) / 5 = 0.25, p(7) = 0.05.
     # p(5|0) = (1 + 1 * 0.45) / 2; p(7|5) = (0 + 2 * 0.05) / 4; nothing follows 7: p(6|7) = p(6).
     config = text_config()
-    monkeypatch.setattr(bigram, "ROWS", 1)
+    monkeypatch.setattr(ngram, "ROWS", 1)
     monkeypatch.setattr(
-        bigram, "batch_function", lambda *_: lambda step: text.stream.TextBatch(None, np.array([[5, 5, 6]]), None)
+        ngram, "batch_function", lambda *_: lambda step: text.stream.TextBatch(None, np.array([[5, 5, 6]]), None)
     )
-    monkeypatch.setattr(bigram, "validation", lambda *_: text.stream.TextBatch(None, np.array([[5, 7, 6]]), None))
+    monkeypatch.setattr(ngram, "validation", lambda *_: text.stream.TextBatch(None, np.array([[5, 7, 6]]), None))
     expected = -(math.log(1.45 / 2) + math.log(0.1 / 4) + math.log(0.25)) / 3
-    assert bigram.bigram_loss(toy(config)._replace(vocabulary=8), config) == pytest.approx(expected)
+    assert ngram.bigram_loss(toy(config)._replace(vocabulary=8), config) == pytest.approx(expected)
 
 
 def test_bigram_is_a_distribution_that_beats_the_uniform(tmp_path):
     config = text_config(**{"data.cache": str(tmp_path), "data.languages": ("qaa", "qab"), "batch_size": 64})
     corpus = text.load(config.data)
-    loss = bigram.bigram_loss(corpus, config)
+    loss = ngram.bigram_loss(corpus, config)
     assert 1 < loss < 0.7 * math.log(300)
-    assert loss == bigram.bigram_loss(corpus, config)
+    assert loss == ngram.bigram_loss(corpus, config)
 
 
 # --- bytes ---

@@ -16,8 +16,9 @@ from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.tasks import text
-from routed.tasks.text import artificial, cache, jsonl, sources, spans, stream, tokenizers
+from routed.tasks.text import artificial, cache, sources, spans, stream, tokenizers
 from routed.tasks.text import documents as text_documents
+from routed.tasks.text import mc4 as mc4_source
 
 SENTENCE = "in the beginning was the word and the word was with the reader. "
 
@@ -258,7 +259,7 @@ def test_a_line_that_json_gives_up_on_is_counted(tmp_path, mc4, warnings, line):
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path, mc4, warnings, monkeypatch):
-    monkeypatch.setattr(jsonl, "LONGEST", 1000)
+    monkeypatch.setattr(mc4_source, "LONGEST", 1000)
     (mc4 / SHARD).write_bytes(gzip.compress(b"x" * 2500 + b'\n{"text": "fine"}\n'))
     load_mc4(tmp_path, mc4)
     assert "has 3 lines that are not JSON" in warnings[0]  # 1000 + 1000 + 501

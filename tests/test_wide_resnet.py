@@ -18,7 +18,7 @@ from routed.plan.config import canonical
 from routed.settings.tree import node_of, override
 from routed.tasks import images, worlds
 from routed.tasks.image_files import Images, load
-from routed.training.sample_cost import experts_per_token
+from routed.training.samples import experts_per_token
 from tests.conftest import build_model
 
 #: Images of 8 x 8 pixels, so a last map of 2 x 2; three experts take two of its four patches.

@@ -18,7 +18,7 @@ from routed.contracts import Places, UserError
 from routed.engine.compilation import compile_lowered
 from routed.experts.ffn import Ffn
 from routed.kernels.ragged import ragged
-from routed.layer.dispatch.slots import slots
+from routed.layer.dispatch import slots
 from routed.layer.rule import Rule
 from routed.layer.selection import capacity, select
 from routed.metrics.load import dropped

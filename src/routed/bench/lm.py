@@ -18,7 +18,7 @@ from routed.layer.selection import divisors
 from routed.plan.config import base
 from routed.settings.tree import override
 from routed.system.platform import platform
-from routed.training.decoder import DECODER
+from routed.training.language import DECODER
 
 LINES = Lines(
     r"(\S+ \S+) s per step: ([\d.]+) tokens per s: ([\d.]+)\s*$", "`SHAPE KIND s per step: SECONDS tokens per s: COUNT`"

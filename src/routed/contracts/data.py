@@ -104,11 +104,11 @@ class Column(NamedTuple):
     """
 
     label: str
-    log: bool = False
+    definition: str = ""
     bounds: Bounds = (None, None)
+    log: bool = False
     higher_is_better: bool = False
     references: Mapping[str, float | str] = {}
-    definition: str = ""
 
 
 #: Groups of parameters, each with a learning rate of its own: a model's `params` has those it needs. `head` is what a

@@ -1,3 +1,1 @@
-"""Functions that exist because XLA is slow somewhere: each file names its plain twin, its measurement, and when it may
-be deleted.
-"""
+"""Functions for what XLA computes slowly: each file names its plain twin, a measurement, and when to delete it."""

@@ -68,9 +68,7 @@ def attend(
     bias: Float[Array, "H R"] | None,
     visible: Bool[Array, "B S Q"] | None,
 ) -> Float[Array, "H B K Q"]:
-    """Returns the mixed values, computed for `chunk` queries at once; fewer than all queries see no key behind their
-    last.
-    """
+    """Returns the mixed values, `chunk` queries at once; fewer than all queries see no key behind their last."""
     return _forward(chunk, q, k, v, bias, visible)[0]
 
 

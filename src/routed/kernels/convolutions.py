@@ -1,5 +1,4 @@
-"""Convolutions of 3 x 3 (or 1 x 1) positions, and their gradients, as products with windows and sums of shifted
-products.
+"""Convolutions of 3 x 3 (or 1 x 1) positions and their gradients, as products with windows and shifted sums.
 
 Twin: `plain_convolution`, which all platforms but CPUs run.
 Measured: XLA:CPU takes 30 times as long for the gradient of a convolution within a loop. A step of MobileNetV2 of width
@@ -40,8 +39,7 @@ def depthwise(x: Float[Array, "B H W C"], kernel: Float[Array, "9 C"], stride: i
 
 
 def windows(x: Float[Array, "B H W C"], stride: int = 1) -> Float[Array, "B h w P"]:
-    """Returns the 3 x 3 positions around every `stride`-th one, side by side, row by row; beyond the ends there are
-    zeros.
+    """Returns the 3 x 3 positions around every `stride`-th one, side by side, row by row, with zeros beyond the ends.
 
     Columns first, then rows of these: 6 pieces in place of 9, which compile in two thirds of the time.
     """
@@ -52,8 +50,7 @@ def windows(x: Float[Array, "B H W C"], stride: int = 1) -> Float[Array, "B h w 
 
 
 def convolve(x: Float[Array, "B H W C"], kernel: Float[Array, "P F"], stride: int = 1) -> Float[Array, "B h w F"]:
-    """Returns the responses of filters around every `stride`-th position; `kernel` has a row for each number of a
-    window.
+    """Returns the responses of filters around every `stride`-th position; `kernel` has a row per number of a window.
 
     Only CPUs multiply windows. On a GPU XLA 0.10.2 ends the process for a product with every second position where
     several seeds have one.

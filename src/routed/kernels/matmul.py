@@ -21,9 +21,7 @@ FEW = 96
 
 @jax.custom_vjp
 def matmul(x: Float[Array, "T D"], weights: Float[Array, "D H"]) -> Float[Array, "T H"]:
-    """Returns x W. On a CPU its derivatives have another order, which barriers keep: XLA would join a product with its
-    transposition.
-    """
+    """Returns x W. On a CPU barriers keep its derivatives' order: XLA would join a product with its transposition."""
     return x @ weights
 
 

@@ -1,5 +1,4 @@
-"""Grouped matrix products: rows sorted by expert, each times its expert's matrix, at the FLOPs of the rows, by the
-kernels of TPUs that JAX ships.
+"""Products of rows sorted by expert with their expert's matrix, by the TPU kernels that JAX ships.
 
 Twin: `jax.lax.ragged_dot`, which all other platforms run (for tests only: there it multiplies every row with every
 expert).

@@ -39,13 +39,11 @@ def ragged(
 
     Dropped assignments are sorted behind all others and belong to no expert.
     """
-    del queues
     return sorted_outputs(expert, params, x, routing).combined(routing.weight, len(x))
 
 
 class Sorted(NamedTuple):
-    """Outputs sorted by expert, what was dropped and what pads behind all others; the row of each assignment, the token
-    of each row.
+    """Outputs sorted by expert, then dropped rows and padding; the row of each assignment, the token of each row.
 
     They stay as they lie: each further pass over all of them takes as long as a product of the experts.
     """
@@ -90,9 +88,7 @@ def one_by_one(
 
 
 def _order(routing: Routing) -> tuple[Int[Array, " A"], Int[Array, " E"]]:
-    """Returns the row of each assignment, sorted by expert and dropped ones last, and the number of rows of each
-    expert.
-    """
+    """Returns each assignment's row, sorted by expert with dropped ones last, and the number of rows of each expert."""
     experts = routing.scores.shape[1]
     owner = jnp.where(routing.kept, routing.expert, experts)
     sizes = jnp.zeros(experts + 1, jnp.int32).at[owner].add(1)
@@ -161,8 +157,7 @@ def _through(run: Callable[[Any, Array], list[Array]], size: int, params, rows, 
 
 
 def _pulled(expert: ExpertFunction, weights, block) -> tuple[Array, list[Array], Any, list[int]]:
-    """Returns the outputs of a block, the leaves and the structure of their derivative, and the indices of the leaves
-    to keep.
+    """Returns a block's outputs, leaves and structure of their derivative, and the indices of leaves to keep.
 
     Weights and rows are there anyway. Where anything else has no row for each row (patches of images, products of
     weights), nothing is kept.

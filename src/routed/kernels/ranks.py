@@ -17,8 +17,7 @@ BLOCK = 32
 
 
 def ranks(expert: Int[Array, " A"], experts: int) -> Int[Array, " A"]:
-    """Returns the number of earlier entries that name the same expert; entries equal to `experts` are counted among
-    themselves.
+    """Returns the number of earlier entries with the same expert; entries equal to `experts` count among themselves.
 
     Entries are compared within blocks, and a running count goes over blocks: no sort, no loop.
     """

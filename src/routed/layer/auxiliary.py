@@ -7,7 +7,7 @@ would optimise decisions that are never executed, so `auxiliary` is 0 for router
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,17 +38,8 @@ class LossInputs(NamedTuple):
     step: Int[Array, ""] | int = 0
 
 
-class Adapted(Protocol):
-    """Returns the coefficient of a loss after a step, from the node `losses`, the coefficient before, and the scores of
-    each site.
-    """
-
-    def __call__(self, losses: Any, coefficient: Scalar, scores: Sequence[Float[Array, "... T E"]]) -> Scalar: ...
-
-
 class Auxiliary(NamedTuple):
-    """A loss of a layer. Its coefficient is the setting `losses.NAME`; `settings` are further ones of the node
-    `losses`.
+    """A loss of a layer with the coefficient `losses.NAME`; `settings` are further settings of the node `losses`.
 
     With `adapted`, and where the setting `steered_by` is not 0, `losses.NAME` is the coefficient of the first step
     only.
@@ -60,7 +51,8 @@ class Auxiliary(NamedTuple):
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     check: Callable[[ConfigDict], None] = accept
-    adapted: Adapted | None = None
+    #: The coefficient after a step, of (node `losses`, the coefficient before, scores [..., T, E] of each site).
+    adapted: Callable[[Any, Scalar, Sequence[Array]], Scalar] | None = None
     steered_by: str = ""
 
 
@@ -78,8 +70,7 @@ def balance(probs: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bo
 
 
 def importance(probs: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
-    """Returns the squared coefficient of variation of the experts' summed probabilities: 0 at uniform, E - 1 when
-    collapsed on one.
+    """Returns the squared coefficient of variation of experts' summed probabilities: 0 at uniform, E - 1 at collapse.
 
     Shazeer et al. (2017). Written var / mean^2: the gradient of (std / mean)^2 is NaN at perfect balance.
     """
@@ -88,16 +79,12 @@ def importance(probs: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
 
 
 def z(scores: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
-    """Returns the mean squared log-partition of the scores, logsumexp(s)^2: (ln E)^2 for scores of 0 (Zoph et al.
-    2022).
-    """
+    """Returns the mean of logsumexp(scores)^2: (ln E)^2 for scores of 0 (Zoph et al. 2022)."""
     return _mean(jax.nn.logsumexp(scores, axis=1) ** 2, mask)
 
 
 def entropy(probs: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:
-    """Returns the mean entropy of a token's probabilities in nats: ln E at uniform, 0 when certain. A positive
-    coefficient sharpens.
-    """
+    """Returns the mean entropy of a token's probabilities in nats, 0 to ln E; a positive coefficient sharpens."""
     # xlogy has an infinite derivative at 0; the floor keeps certain routers finite and changes nothing visible.
     return _mean(-xlogy(probs, jnp.maximum(probs, 1e-30)).sum(1), mask)
 
@@ -157,9 +144,7 @@ AUXILIARY: dict[str, Auxiliary] = {
 
 
 def loss_settings() -> dict[str, Setting]:
-    """Returns the settings of the node `losses`: a coefficient for each loss of the table, and the settings of that
-    loss.
-    """
+    """Returns the settings of the node `losses`: a coefficient for each loss of the table, and the loss's settings."""
     settings: dict[str, Setting] = {}
     for name, loss in AUXILIARY.items():
         settings[name] = Setting(0.0, f"coefficient of an auxiliary loss: {loss.doc}", at_least(0))
@@ -173,9 +158,7 @@ def coefficients_of(losses: Any) -> dict[str, float]:
 
 
 def steered(losses: Any) -> dict[str, float]:
-    """Returns the coefficients that move during training, at their start; `losses` may lack settings that no part
-    reads.
-    """
+    """Returns the first values of coefficients that training moves; `losses` may lack settings that no part reads."""
     moving = {name: loss.steered_by for name, loss in AUXILIARY.items() if loss.adapted is not None}
     return {
         name: losses[name] for name, setting in moving.items() if setting in losses and losses[name] and losses[setting]

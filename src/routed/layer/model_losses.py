@@ -1,6 +1,4 @@
-"""Auxiliary losses of published models beside those of `auxiliary`; loading the room adds those of one layer to
-AUXILIARY.
-"""
+"""Auxiliary losses of published models; this module adds the losses of one layer to AUXILIARY."""
 
 from __future__ import annotations
 
@@ -39,8 +37,7 @@ def load(
 
 
 def balance_sigmoid(scores: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bool[Array, " T"]) -> Scalar:
-    """Returns E sum_e f_e P_e of every group, P of sigmoid(score) over its sum: DeepSeek-V3's loss where a sequence is
-    a group.
+    """Returns E sum_e f_e P_e of every group, P of normalised sigmoids: DeepSeek-V3's loss where a sequence is a group.
 
     DeepSeek-AI (2024), equations 17 to 20; mean over the groups of `load`.
     """
@@ -49,8 +46,7 @@ def balance_sigmoid(scores: Float[Array, "T E"], load: Float[Array, "groups E"],
 
 
 def balance_pooled(probs: Float[Array, "L T E"], load: Float[Array, "L E"]) -> Scalar:
-    """Returns E sum_e f_e P_e with load and mean probability taken over all layers together, as transformers has it (k
-    times ours).
+    """Returns E sum_e f_e P_e, load and mean probability over all layers together (transformers: k times this value).
 
     Layers that are out of balance in different directions cost nothing here, unlike the mean over layers of `balance`.
     """
@@ -71,8 +67,7 @@ def l1(scores: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bool[A
 
 
 def adapted(losses: Any, coefficient: Scalar | float, scores: Sequence[Float[Array, "... T E"]]) -> Scalar:
-    """Returns the coefficient of `l1` after a step: times `l1_factor` while tokens have more than `l1_gates` positive
-    scores, over it while fewer.
+    """Returns the coefficient of `l1` times `l1_factor` with over `l1_gates` positive scores a token, else over it.
 
     Mean over the tokens of all layers (Wang et al. 2024, equation 8, from 1e-8 on, with factor 1.2; the same where as
     many). It stays within LIMITS, from which it can return: factors of hundreds of steps leave float32.
@@ -85,10 +80,6 @@ def _load(inputs: LossInputs) -> Scalar:
     routing, scores = inputs.routing, inputs.routing.scores
     k = max(1, len(routing.token) // len(scores)) if isinstance(routing, Routing) else 1
     return load(scores, jax.lax.stop_gradient(scores), inputs.losses.load_std, min(k, scores.shape[1]), inputs.mask)
-
-
-def _l1(inputs: LossInputs) -> Scalar:
-    return l1(inputs.routing.scores, inputs.load, inputs.mask)
 
 
 AUXILIARY["balance_sigmoid"] = Auxiliary(
@@ -110,9 +101,7 @@ AUXILIARY["load"] = Auxiliary(
 
 
 def _check(config: ConfigDict) -> None:
-    """Refuses a coefficient that is steered by gates of another kind, to all of the experts, or from 0, which no factor
-    leaves.
-    """
+    """Refuses a steered coefficient with gates of another kind, a target of all experts, or a start at 0."""
     losses, gates = config.losses, config.losses.l1_gates
     if not gates:
         return
@@ -126,7 +115,7 @@ def _check(config: ConfigDict) -> None:
 
 
 AUXILIARY["l1"] = Auxiliary(
-    _l1,
+    lambda inputs: l1(inputs.routing.scores, inputs.load, inputs.mask),
     "mean positive score, weighted by its expert's load over a fair one (for ReLU gates)",
     settings={
         "l1_gates": Setting(

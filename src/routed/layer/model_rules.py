@@ -1,6 +1,4 @@
-"""Selections of published models: DeepSeek's choice within groups of experts, ReMoE's ReLU gates, Llama 4's weights of
-inputs. Loading the room adds them to SELECTIONS.
-"""
+"""Selections of published models, which this module adds to SELECTIONS: DeepSeek's groups, ReMoE's ReLU, Llama 4."""
 
 from __future__ import annotations
 
@@ -79,7 +77,6 @@ def relu(rule: Rule, scores, preference, bias, mask) -> Routing:
     How many these are is learned: `losses.l1` pays for them, and `losses.l1_gates` steers what they cost. All of a
     token's experts are in the list, the others not kept, so a dispatch computes for every expert; the bias has no part.
     """
-    del preference, bias
     every = jnp.broadcast_to(jnp.arange(scores.shape[1]), scores.shape)
     weight = jax.nn.relu(scores)
     routing = _queued(rule._replace(k=scores.shape[1]), scores, every, weight, mask, weight)
@@ -120,8 +117,7 @@ SELECTIONS["sigmoid_input"] = Selection(
 def scaled_inputs(
     x: Float[Array, "T ..."], routing: Routing | SoftRouting, selection: str = ""
 ) -> tuple[Float[Array, "T ..."], Routing]:
-    """Returns tokens times the weight of their one expert, and the routing with weights of 1: Llama 4 scales an
-    expert's input.
+    """Returns tokens times the weight of their one expert, and the routing with weights of 1 (Llama 4).
 
     `selection` names the one that routed; "": one in which tokens choose.
 

@@ -30,9 +30,7 @@ CONTROL = "control"
 
 
 class Tokens(NamedTuple):
-    """The tokens of a call: `x` for the experts, `scored` for the router, False in `mask` for padding, and the router's
-    context.
-    """
+    """Tokens of a call: `x` for experts, `scored` for the router; `mask` is False for padding; the router's context."""
 
     x: Float[Array, "T ..."]
     scored: Float[Array, "T ..."]
@@ -41,9 +39,7 @@ class Tokens(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """All experts of a layer beside their tokens: `run` is ONE expert, and leaves of `params` lead with the expert
-    axis.
-    """
+    """All experts of a layer and their tokens: `run` is ONE expert; leaves of `params` lead with the expert axis."""
 
     run: ExpertFunction
     params: Any
@@ -161,9 +157,7 @@ def route_and_dispatch(layer: MoE, tokens: Tokens) -> tuple[Float[Array, "T O"],
 
 
 def dispatch_of(layer: MoE, experts: Experts) -> str:
-    """Returns the name of the dispatch of a layer: the one that it names, or for `auto` the best for the experts and
-    the platform.
-    """
+    """Returns the dispatch of a layer: the named one, or for `auto` the best one for the experts and the platform."""
     devices = 1 if layer.mesh is None else layer.mesh.size
     sparse = SELECTIONS[layer.rule.name].sparse
     exchanges = layer.mesh is not None and layer.mesh.shape[dispatch.EXPERT] > 1 and sparse

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float, Scalar
+from jaxtyping import Array, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
@@ -38,25 +38,6 @@ def rule_of(node: Any, *, evaluation: bool = False) -> Rule:
     return Rule(**keys)
 
 
-class SelectFn(Protocol):
-    """Routes one group of tokens by `preference` plus `bias`, weighted by `scores`; `mask` is False for padding."""
-
-    def __call__(
-        self,
-        rule: Rule,
-        scores: Float[Array, "T E"],
-        preference: Float[Array, "T E"],
-        bias: Float[Array, " E"],
-        mask: Bool[Array, " T"],
-    ) -> Routing | SoftRouting: ...
-
-
-class ForwardFn(Protocol):
-    """Computes a layer (`layer.moe.MoE`) on its tokens (`layer.moe.Tokens`): its outputs and their routing."""
-
-    def __call__(self, layer: Any, tokens: Any, /) -> tuple[Float[Array, "T O"], Routing]: ...
-
-
 class Selection(NamedTuple):
     """A way to choose experts, and its consequences for a comparison.
 
@@ -67,7 +48,9 @@ class Selection(NamedTuple):
     the experts that compute for a training token.
     """
 
-    route: SelectFn
+    #: Routes a group of tokens by (rule, scores [T, E], preference [T, E], bias [E], mask [T]): experts are chosen by
+    #: preference plus bias, and weighted by scores; the mask is False for padding.
+    route: Callable[[Rule, Array, Array, Array, Array], Routing | SoftRouting]
     sparse: bool = True
     sees_others: bool = False
     biased: bool = False
@@ -83,9 +66,9 @@ class Selection(NamedTuple):
     open: bool = False
     #: Weights scale the input of a token's one expert, not its output.
     weighs_inputs: bool = False
-    #: The forward of a layer, for a selection that needs more than the router's scores; None: route, then dispatch
-    #: (`layer/moe.py`).
-    forward: ForwardFn | None = None
+    #: Outputs [T, O] and routing of (`layer.moe.MoE`, `layer.moe.Tokens`), for a selection that needs more than scores;
+    #: None: route, then dispatch.
+    forward: Callable[[Any, Any], tuple[Array, Routing]] | None = None
     #: A loss of each layer beside the task's; the extra data of its routing (`Routing.extra`) are what `forward` left
     #: there.
     loss: Callable[[Rule, Routing], Scalar] | None = None

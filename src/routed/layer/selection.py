@@ -56,8 +56,7 @@ def select(
 
 
 def capacity(rule: Rule, tokens: int, experts: int) -> int:
-    """Returns the places in the queue of one expert in a group of `tokens`; with capacity factor 0 nothing is ever
-    dropped.
+    """Returns the places of an expert's queue in a group of `tokens`; capacity factor 0 drops nothing.
 
     per_assignment: ceil(factor k T / E) (GShard, V-MoE). per_token: round(factor T / E), whatever k (flaxformer, hence
     the T5 papers). Rounded up to `capacity_multiple`, at least `min_capacity`, at most T, since a token chooses an
@@ -98,10 +97,7 @@ def groupless(rule: Rule) -> bool:
 
 
 def soft(rule: Rule, scores, preference, bias, mask) -> SoftRouting:
-    """Returns every expert, weighted by the softmax of its score: f(x) = sum_e p_e(x) f_e(x) (Dikkala et al. 2023,
-    Section 2).
-    """
-    del rule, preference, bias
+    """Returns all experts, weighted by the softmax of scores: sum_e p_e(x) f_e(x) (Dikkala et al. 2023, Section 2)."""
     return SoftRouting(scores=scores, weight=jnp.where(mask[:, None], jax.nn.softmax(scores), 0.0))
 
 
@@ -127,9 +123,7 @@ def raw(rule: Rule, scores, preference, bias, mask) -> Routing:
 
 
 def sigmoid(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """Returns the k highest of sigmoid(score) + bias, weighted by sigmoid(score); over its sum when `renormalise`
-    (DeepSeek-V3).
-    """
+    """Returns the k highest of sigmoid(score) + bias, weighted by sigmoid(score), or over its sum (DeepSeek-V3)."""
     expert = highest(sigmoid_order(preference, bias), rule.k)
     affinity = jnp.take_along_axis(jax.nn.sigmoid(scores), expert, axis=1)
     weight = affinity
@@ -139,9 +133,7 @@ def sigmoid(rule: Rule, scores, preference, bias, mask) -> Routing:
 
 
 def sigmoid_order(preference: Float[Array, "T E"], bias: Float[Array, " E"]) -> Float[Array, "T E"]:
-    """Returns sigmoid(preference) + bias, to choose by; without any bias, saturated sigmoids keep the order of their
-    preferences.
-    """
+    """Returns sigmoid(preference) + bias, to choose by; without bias, saturated ones keep the order of preferences."""
     gate = jax.nn.sigmoid(preference)
     told_apart = ((gate > 0) & (gate < 1)) | bias.any()
     return jnp.where(told_apart, gate + bias[None], preference)  # of a 1 it is above all other gates, of a 0 below
@@ -152,8 +144,7 @@ SINKHORN_ROUNDS = 8
 
 
 def sinkhorn(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """Returns the k largest entries of each token's row in the balanced transport plan of the scores (Clark et al.
-    2022).
+    """Returns the k largest entries of a token's row in the scores' balanced transport plan (Clark et al. 2022).
 
     The plan exp(score + u_t + v_e) gives every expert T/E tokens; it only chooses. Weights are those of `top_k`. The
     bias has no part: v_e would take it out.
@@ -177,7 +168,6 @@ def expert_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     Affinity is the softmax over experts of a token's preference; C = `capacity`, with factor k = 1 by default. A token
     may have several experts, or none. The bias has no part: the load is balanced by construction.
     """
-    del bias
     size = capacity(rule, *scores.shape)
     affinity = jnp.where(mask[:, None], jax.nn.softmax(preference), -1.0)
     token = highest(affinity.T, size)
@@ -194,7 +184,6 @@ def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     patches; joint training), all (softmax over all patches of the sample, of which the l largest are kept; the released
     wide ResNets). The bias has no part.
     """
-    del bias
     padding = jnp.finfo(scores.dtype).min  # below any score, and no weight; -inf would make a group of nothing else NaN
     token = highest(jnp.where(mask[:, None], preference, padding).T, capacity(rule, *scores.shape))
     by_expert = jnp.where(mask[:, None], scores, padding).T
@@ -207,9 +196,7 @@ def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
 
 
 def gate_rows(rule: Rule, scores: Float[Array, "T E"], positions: int) -> Float[Array, "N M"]:
-    """Returns scores in rows whose softmax is a gate each: a token's over experts; within samples, an expert's over
-    patches.
-    """
+    """Returns scores in rows whose softmax is a gate: a token's over experts, or an expert's over its patches."""
     if not SELECTIONS[rule.name].within_samples:
         return scores
     return scores.reshape(-1, positions, scores.shape[1]).swapaxes(1, 2).reshape(-1, positions)
@@ -292,17 +279,13 @@ def mean_rule(rule: Rule, steps: int) -> Rule:
 
 
 def work(rule: Rule, tokens: int, experts: int) -> Any:
-    """Returns the cost of a training token, forward and backward: the FLOPs of a selection in units of one expert that
-    learns.
-    """
+    """Returns the cost of a training token, forward and backward, in FLOPs of one expert that learns."""
     chosen = SELECTIONS[rule.name]
     return (chosen.work or chosen.experts_per_token)(rule, tokens, experts)
 
 
 def combine_weights(routing: Routing | SoftRouting) -> Float[Array, "T E"]:
-    """Returns the weight of every expert in every token's output; 0 where the expert was not chosen or the assignment
-    dropped.
-    """
+    """Returns the weight of every expert in every token's output; 0 for experts not chosen and dropped assignments."""
     if isinstance(routing, SoftRouting):
         return routing.weight
     weight = jnp.where(routing.kept, routing.weight, 0.0)

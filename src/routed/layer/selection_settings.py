@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from ml_collections import ConfigDict
-
 from routed.layer.selection import SELECTIONS
 from routed.settings.setting import Setting, When, at_least, one_of
 
-
-def _bounded(config: ConfigDict) -> bool:
-    node = config.selection
-    return bool(node.capacity_factor or node.eval.capacity_factor or SELECTIONS[node.name].bounded)
-
-
-_WHEN_BOUNDED = When(_bounded, "a capacity factor is above 0")
+_WHEN_BOUNDED = When(
+    lambda config: (
+        config.selection.capacity_factor
+        or config.selection.eval.capacity_factor
+        or SELECTIONS[config.selection.name].bounded
+    ),
+    "a capacity factor is above 0",
+)
 
 #: Settings of the node `selection` that several selections read.
 SHARED: dict[str, Setting] = {
@@ -44,9 +43,8 @@ SHARED: dict[str, Setting] = {
     "group_size": Setting(0, "tokens that queue together; divides the batch; 0: all", at_least(0)),
     "priority": Setting(
         "position",
-        "who gets a place: position: the first in the batch; score: the highest probability of a chosen expert;"
-        " causal: the"
-        " first in the batch with all its choices (decoders always)",
+        "who gets a place: position: the first in the batch; score: the highest probability of a chosen expert; causal:"
+        " the first in the batch with all its choices (decoders always)",
         one_of(("position", "score", "causal")),
         when=_WHEN_BOUNDED,
     ),

@@ -1,4 +1,4 @@
-"""Metrics of one layer's router at an evaluation: the table of users' metrics, and the columns `router/`."""
+"""Metrics of one layer's router at an evaluation: the table of users' metrics, and what probes compute."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Scalar
 
-from routed.contracts import AT_LEAST_0, AT_LEAST_1, AT_MOST_1, SHARE, Column, Routing, SoftRouting
+from routed.contracts import Column, Routing, SoftRouting
 from routed.contracts.ties import highest
-from routed.metrics import agreement, entropies, load, weights
+from routed.metrics import agreement, entropies, load
 
 
 class MetricInputs(NamedTuple):
@@ -41,192 +41,6 @@ class Metric(NamedTuple):
 
 #: name -> metric. The package fills it with none; a user's file adds to it, for samples and for text.
 METRICS: dict[str, Metric] = {}
-
-#: The bounds of an effective number of experts.
-ONE_TO_ALL: dict[str, float | str] = {"one expert": 1.0, "all experts": "experts.count"}
-
-#: The columns `router/` of any problem.
-COLUMNS: dict[str, Column] = {
-    "router/sparsity": Column(
-        "sparsity: effective experts per cluster",
-        log=True,
-        bounds=AT_LEAST_1,
-        references=ONE_TO_ALL,
-        definition="Mean over clusters (of text: languages) of exp H(expert | cluster): how many experts share a"
-        " cluster's tokens. 1: one expert each; E: routing ignores clusters.",
-    ),
-    "router/sparsity_exp_mean": Column(
-        "exp of the mean entropy of a cluster's experts",
-        log=True,
-        bounds=AT_LEAST_1,
-        definition="exp of the mean over clusters of H(expert | cluster), beside the mean of exps.",
-    ),
-    "router/sparsity_shuffled": Column(
-        "sparsity of the shuffled router",
-        log=True,
-        bounds=AT_LEAST_1,
-        references=ONE_TO_ALL,
-        definition="The sparsity of the same weights when the input features are permuted: what a router without"
-        " knowledge of the inputs shows. Mean of several permutations.",
-    ),
-    "router/sparsity_shuffled_std": Column(
-        "deviation over shuffles of the router",
-        bounds=AT_LEAST_0,
-        definition="Standard deviation of that baseline over permutations.",
-    ),
-    "router/hard_sparsity": Column(
-        "effective experts per cluster, hard choices",
-        log=True,
-        bounds=AT_LEAST_1,
-        definition="Sparsity of the choices made, not of the probabilities: effective experts that a cluster's"
-        " tokens go to.",
-    ),
-    "router/hard_sparsity_exp_mean": Column(
-        "exp of the mean entropy, hard choices",
-        log=True,
-        bounds=AT_LEAST_1,
-        definition="exp of the mean entropy of the choices of a cluster.",
-    ),
-    "router/experts_used": Column(
-        "experts used over all samples",
-        log=True,
-        bounds=AT_LEAST_1,
-        definition="exp of the entropy of the mean probabilities: experts in effective use over all samples.",
-    ),
-    "router/signal_share": Column(
-        "share of squared norm on\nthe informative dimensions",
-        bounds=SHARE,
-        higher_is_better=True,
-        definition="Share of the squared norm of the router's first weights on dimensions that tell clusters apart.",
-    ),
-    "router/norm_ratio": Column(
-        "norm ratio E|w|² / (E|w|)²",
-        bounds=AT_LEAST_1,
-        definition="Mean squared norm of the router's rows over the squared mean norm: 1 where all are equally long.",
-    ),
-    "router/norm_mean": Column(
-        "mean norm of a router row",
-        bounds=AT_LEAST_0,
-        definition="Mean length of the router's rows, times what multiplies its scores.",
-    ),
-    "router/ami": Column(
-        "adjusted mutual information\nof experts and clusters",
-        bounds=AT_MOST_1,
-        higher_is_better=True,
-        definition="Specialisation: how much the chosen expert tells of the cluster, corrected for chance. 1:"
-        " experts and clusters are the same partition; about 0: unrelated; below 0: less than chance.",
-    ),
-    "router/homogeneity": Column(
-        "homogeneity of experts (1 = one cluster each)",
-        bounds=SHARE,
-        higher_is_better=True,
-        definition="1 - H(cluster | expert) / H(cluster): 1 where no expert mixes clusters. Not corrected for chance.",
-    ),
-    "router/dead": Column(
-        "share of dead experts",
-        bounds=SHARE,
-        definition="Share of the experts that get less than 1 % of a fair load (1 / E) of at least 100 E tokens;"
-        " undefined with fewer tokens.",
-    ),
-    "router/churn": Column(
-        "churn in the last evaluation interval",
-        bounds=SHARE,
-        definition="Share of the choices on a fixed set of tokens that are others than at the evaluation before.",
-    ),
-    "router/churn_to_final": Column(
-        "churn from here to the end",
-        bounds=SHARE,
-        definition="Share of the choices on a fixed set of tokens that are others than at the end of training.",
-    ),
-    "router/load_max": Column(
-        "largest load (1 = balanced)",
-        bounds=AT_LEAST_1,
-        definition="E times the largest share of the assignments that one expert gets: 1 is balanced, E is collapse"
-        " onto one.",
-    ),
-    "router/chosen": Column(
-        "experts chosen per test token",
-        bounds=AT_LEAST_0,
-        definition="Experts that a test token chooses, where each may choose another number (ReLU gates).",
-    ),
-    "router/dropped": Column(
-        "share of assignments dropped",
-        bounds=SHARE,
-        definition="Share of the assignments that found no place in their expert's queue.",
-    ),
-    "router/entropy_token": Column(
-        "entropy of a token's gate (nats)",
-        bounds=AT_LEAST_0,
-        definition="Mean over tokens of the entropy of the probabilities: 0 is a sharp gate, log E a uniform one.",
-    ),
-    "router/entropy_cluster": Column(
-        "entropy of a cluster's experts (nats)",
-        bounds=AT_LEAST_0,
-        definition="Mean over clusters of the entropy of a cluster's mean probabilities.",
-    ),
-    "router/entropy_load": Column(
-        "entropy of the load (nats)",
-        bounds=AT_LEAST_0,
-        definition="Entropy of the mean probabilities over all tokens: log E where all experts are used equally.",
-    ),
-    "router/hard_entropy_token": Column(
-        "entropy of a token's hard choices (nats)",
-        bounds=AT_LEAST_0,
-        definition="Entropy of the experts chosen for a token: 0 for top-1, log k for k of equal share.",
-    ),
-    "router/hard_entropy_cluster": Column(
-        "entropy of a cluster's hard choices (nats)",
-        bounds=AT_LEAST_0,
-        definition="Mean over clusters of the entropy of the choices made for it.",
-    ),
-    "router/hard_entropy_load": Column(
-        "entropy of the load of hard choices (nats)",
-        bounds=AT_LEAST_0,
-        definition="Entropy of the share of assignments of each expert: log E where balanced.",
-    ),
-    "router/all_covered": Column(
-        "share of runs in which\nevery cluster has specialists",
-        bounds=SHARE,
-        higher_is_better=True,
-        definition="Share of runs in which every cluster has specialists: 90 % of its tokens go to experts 90 % of"
-        " whose tokens are its own.",
-    ),
-    "router/covered": Column(
-        "share of clusters with specialists",
-        bounds=SHARE,
-        higher_is_better=True,
-        definition="Share of the clusters 90 % of whose tokens go to experts 90 % of whose tokens are of that cluster.",
-    ),
-    "router/rows_hit": Column(
-        "share of runs in which rows from examples\nwould come from every cluster",
-        bounds=SHARE,
-        definition="Share of runs in which as many examples as experts, drawn at random, would come from every"
-        " cluster (coupon collector).",
-    ),
-    "router/moved": Column(
-        "share of runs whose router moved",
-        bounds=SHARE,
-        definition="1 in a run whose router parameters differ from step 0 in any bit: 0 for every frozen arm, or"
-        " the run fails.",
-    ),
-    "router/spurious_ratio": Column(
-        "norm on the spurious dimensions\nover norm on the others",
-        log=True,
-        bounds=AT_LEAST_0,
-        definition="Norm of the router's weights on dimensions that say nothing, over that on the others.",
-    ),
-    "router/spurious_norm": Column(
-        "norm on the spurious dimensions",
-        log=True,
-        bounds=AT_LEAST_0,
-        definition="Norm of the router's weights on dimensions that say nothing.",
-    ),
-    "router/dispatch_entropy": Column(
-        "dispatch entropy H(cluster | expert),\ntest samples (nats)",
-        bounds=AT_LEAST_0,
-        definition="H(cluster | expert) over test samples: 0 where every expert serves one cluster.",
-    ),
-}
 
 #: Test tokens whose choices are kept at every evaluation, for churn.
 PROBE = 1024
@@ -329,17 +143,40 @@ def cluster_columns(gate: MetricInputs, sums: ClusterSums) -> dict[str, Array]:
     )
 
 
+def norm_ratio(kernel: Float[Array, "D E"]) -> Scalar:
+    """Returns E_e|w_e|^2 / (E_e|w_e|)^2 over the experts' router weights: 1 for equal norms, E for one non-zero norm.
+
+    Dikkala et al. (2023), C.1. A fresh Gaussian router in D dimensions already has 1 + 1/(2 D) or so.
+    """
+    norms = jnp.linalg.norm(kernel, axis=0)
+    return (norms**2).mean() / norms.mean() ** 2
+
+
+def first_layer(params) -> Float[Array, "D H"] | None:
+    """Returns the weights of a router's first layer, hidden or of scores; None: the router has no such weights."""
+    hidden = params.get("features", {})
+    for weights in (hidden.get("Dense_0", {}), hidden, {} if hidden else params):
+        if "kernel" in weights:
+            return weights["kernel"]
+    return None
+
+
+def signal_share(kernel: Float[Array, "D E"], signal: int) -> Scalar:
+    """Returns the share of the squared norm on the first `signal` input dimensions (Dikkala et al. 2023, 3.1)."""
+    return (kernel[:signal] ** 2).sum() / (kernel**2).sum()
+
+
 def weight_columns(params: Any, signal: int | None, sharpness: Scalar | float) -> dict[str, Array]:
     """Returns the norms of a router's weights, times the `sharpness` that multiplies its scores.
 
     `signal` is the number of informative input dimensions; None: unknown.
     """
     columns = {}
-    if signal is not None and (first := weights.first_layer(params)) is not None:
-        columns["signal_share"] = weights.signal_share(first, signal)
+    if signal is not None and (first := first_layer(params)) is not None:
+        columns["signal_share"] = signal_share(first, signal)
         columns["spurious_norm"] = sharpness * jnp.linalg.norm(first[signal:])
         columns["spurious_ratio"] = columns["spurious_norm"] / (sharpness * jnp.linalg.norm(first[:signal]))
     if (kernel := params.get("kernel")) is not None:
-        columns["norm_ratio"] = weights.norm_ratio(kernel)
+        columns["norm_ratio"] = norm_ratio(kernel)
         columns["norm_mean"] = sharpness * jnp.linalg.norm(kernel, axis=0).mean()
     return columns

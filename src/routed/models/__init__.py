@@ -4,26 +4,28 @@ from routed.models import dense
 from routed.models.classifier import classifier
 from routed.models.decoder import decoder
 from routed.models.language_model import expert_axis
-from routed.models.model import INITIAL, LAYER, ROUTED, Model, ModelPart, Outputs, Site
+from routed.models.model import INITIAL, LAYER, ROUTED, ModelPart
 from routed.models.single_layer import single_layer
 from routed.models.t5 import t5
-from routed.models.transformer_settings import DECODER, TRANSFORMER, check_decoder, check_t5
-from routed.models.transformer_sizes import flops_of_classifier_row, flops_of_decoder_row, flops_per_row
+from routed.models.transformer_sizes import (
+    DECODER,
+    TRANSFORMER,
+    check_decoder,
+    check_t5,
+    flops_of_classifier_row,
+    flops_of_decoder_row,
+    flops_per_row,
+)
 
+_DENSE = ("experts.count", "experts.depth", "experts.width", "experts.activation", "experts.learning_rate")
 _TRANSFORMER = tuple(f"transformer.{name}" for name in TRANSFORMER)
 _TWIN = ("selection.k", "selection.capacity_factor", "selection.capacity_rule")
 
 #: name -> model, for tasks of samples.
 SAMPLE_MODELS: dict[str, ModelPart] = {
     "moe": ModelPart(single_layer, routed=True, uses=ROUTED, reads=(*LAYER, *INITIAL, "experts.learning_rate")),
-    "dense_active": ModelPart(
-        dense.dense_active,
-        reads=("experts.count", "experts.depth", "experts.width", "experts.activation", "experts.learning_rate"),
-    ),
-    "dense_total": ModelPart(
-        dense.dense_total,
-        reads=("experts.count", "experts.depth", "experts.width", "experts.activation", "experts.learning_rate"),
-    ),
+    "dense_active": ModelPart(dense.dense_active, reads=_DENSE),
+    "dense_total": ModelPart(dense.dense_total, reads=_DENSE),
     "dense_expert": ModelPart(dense.dense_expert, uses=("experts.name",), reads=("experts.learning_rate",)),
 }
 
@@ -54,15 +56,10 @@ _DECODER = (*_TRANSFORMER, *(f"transformer.{name}" for name in DECODER))
 
 #: name -> model, for next-token prediction.
 DECODERS: dict[str, ModelPart] = {
-    "decoder": ENCODER_DECODERS["moe"]._replace(
-        build=decoder, reads=(*ENCODER_DECODERS["moe"].reads, *_DECODER), check=check_decoder
-    ),
-    "decoder_active": ENCODER_DECODERS["dense_active"]._replace(
-        build=decoder, reads=(*ENCODER_DECODERS["dense_active"].reads, *_DECODER), check=check_decoder
-    ),
-    "decoder_total": ENCODER_DECODERS["dense_total"]._replace(
-        build=decoder, reads=(*ENCODER_DECODERS["dense_total"].reads, *_DECODER), check=check_decoder
-    ),
+    name: ENCODER_DECODERS[twin]._replace(
+        build=decoder, reads=(*ENCODER_DECODERS[twin].reads, *_DECODER), check=check_decoder
+    )
+    for name, twin in (("decoder", "moe"), ("decoder_active", "dense_active"), ("decoder_total", "dense_total"))
 }
 
 #: name -> model, for texts with a class.
@@ -72,17 +69,4 @@ CLASSIFIERS: dict[str, ModelPart] = {
     ),
 }
 
-__all__ = [
-    "CLASSIFIERS",
-    "DECODERS",
-    "ENCODER_DECODERS",
-    "SAMPLE_MODELS",
-    "Model",
-    "ModelPart",
-    "Outputs",
-    "Site",
-    "expert_axis",
-    "flops_of_classifier_row",
-    "flops_of_decoder_row",
-    "flops_per_row",
-]
+__all__ = ["expert_axis", "flops_of_classifier_row", "flops_of_decoder_row", "flops_per_row"]

@@ -1,6 +1,4 @@
-"""T5's attention: several heads, unscaled scores, and a bias per head for each bucket of relative positions; or rotary
-ones.
-"""
+"""T5's attention: several heads, unscaled scores, and a bias per head by relative position, or rotary positions."""
 
 from __future__ import annotations
 
@@ -23,17 +21,14 @@ from routed.system.platform import platform
 
 
 def distances(queries: int, keys: int) -> Int[np.ndarray, " R"]:
-    """Returns the distances of a query from a key, from 1 - keys to queries - 1, in the order of
-    `kernels.attention.by_place`.
-    """
+    """Returns distances of a query from a key, 1 - keys to queries - 1, as ordered by `kernels.attention.by_place`."""
     return np.arange(1 - keys, queries)
 
 
 def relative_buckets(
     distance: Int[np.ndarray, "*D"], *, buckets: int, max_distance: int, bidirectional: bool
 ) -> Int[np.ndarray, "*D"]:
-    """Returns the bucket of a query's distance from a key, query - key (Raffel et al. 2020, 2.1; as in Mesh
-    TensorFlow).
+    """Returns the bucket of a distance, query - key (Raffel et al. 2020, 2.1; as in Mesh TensorFlow).
 
     Half of the buckets hold one distance each, the others grow in logarithmic steps up to `max_distance`; what is
     further shares the last one. Bidirectional: half of all buckets are for keys behind the query's place. Otherwise
@@ -87,9 +82,7 @@ class PositionBias(nn.Module):
 
 
 def causal_bias(heads: int, length: int, mesh: Mesh | None = None) -> Float[Array, "C R"]:
-    """Returns a bias that hides the future and adds nothing else; with a mesh a copy for each of its devices, as
-    `PositionBias`.
-    """
+    """Returns a bias that only hides the future; with a mesh a copy for each device, as `PositionBias`."""
     hidden = jnp.where(distances(length, length) >= 0, 0.0, HIDDEN)
     return jnp.broadcast_to(hidden, (heads * (1 if mesh is None else mesh.size), 2 * length - 1))
 
@@ -99,8 +92,7 @@ LONGEST = 10_000.0
 
 
 def rotated(x: Float[Array, "N L K"]) -> Float[Array, "N L K"]:
-    """Turns the pair (i, i + K/2) of position p by p / LONGEST^(2i/K): products of two rows depend on their distance
-    alone.
+    """Turns the pair (i, i + K/2) of position p by p / LONGEST^(2i/K): products of rows depend on their distance only.
 
     Su et al. (2021); halves in the place of neighbouring pairs, as GPT-NeoX has it.
     """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -18,22 +21,25 @@ from routed.tasks import TASKS
 
 def dense_active(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """Builds an MLP with the parameters, hence the FLOPs per token, of the router plus one expert."""
-    del mesh
     return _deeper(config, experts=1)
 
 
 def dense_total(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """Builds an MLP with the parameters of the router plus all experts."""
-    del mesh
     return _deeper(config, config.experts.count)
 
 
 def dense_expert(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """Builds a model of one expert, with the expert's depth."""
-    del mesh
     part = EXPERTS[config.experts.name]
     net = part.make(node_of(config).experts, TASKS[config.data.name].outputs(config.data))
-    return on_rows(net) if "rows" in part.tokens else _on_tokens(net)
+    if "rows" in part.tokens:
+        return on_rows(net)
+
+    def run(weights, tokens):
+        return alone(lambda weights, block: net.apply({"params": weights}, block), weights, tokens)
+
+    return _applied(net, lambda batch: batch.tokens, run)
 
 
 def _deeper(config: ConfigDict, experts: int) -> Model:
@@ -54,25 +60,16 @@ def on_rows(net: nn.Module) -> Model:
         flat = batch.tokens.reshape(len(batch.tokens), -1)
         return flat if batch.side is None else jnp.concatenate([batch.side, flat], -1)
 
-    def init(key, batch):
-        return {"router": {}, "experts": net.init(key, rows(batch)[:1])["params"]}, {}
-
-    def apply(params, state, batch, rule, dispatch, key=None, step=0):
-        del rule, dispatch, key, step
-        return Outputs(per_sample(net.apply({"params": params["experts"]}, rows(batch)), batch), {}, state)
-
-    return Model(init, apply)
+    return _applied(net, rows, lambda weights, x: net.apply({"params": weights}, x))
 
 
-def _on_tokens(net: nn.Module) -> Model:
-    """Builds a model that applies the net to tokens of the task's shape."""
+def _applied(net: nn.Module, inputs: Callable[[Any], Any], run: Callable[[Any, Any], Any]) -> Model:
+    """Builds a model without a router that runs a net on `inputs(batch)`."""
 
     def init(key, batch):
-        return {"router": {}, "experts": net.init(key, batch.tokens[:1])["params"]}, {}
+        return {"router": {}, "experts": net.init(key, inputs(batch)[:1])["params"]}, {}
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
-        del rule, dispatch, key, step
-        outputs = alone(lambda weights, tokens: net.apply({"params": weights}, tokens), params["experts"], batch.tokens)
-        return Outputs(per_sample(outputs, batch), {}, state)
+        return Outputs(per_sample(run(params["experts"], inputs(batch)), batch), {}, state)
 
     return Model(init, apply)

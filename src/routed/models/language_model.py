@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
@@ -92,8 +93,10 @@ class _Functions:
                 params[stack]["blocks"][self.last]["moe"] = {"shared": moe["shared"]}
         scale = self.config.transformer.init_scale**0.5
         head_params = {"head": params.pop(self.head)} if self.head else {}
-        scaled = _map_kernels(lambda kernel: kernel * scale, {"experts": experts, "trunk": params}) | head_params
-        return {"router": router, **scaled}, state
+        scaled = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: leaf * scale if path[-1].key == "kernel" else leaf, {"experts": experts, "trunk": params}
+        )
+        return {"router": router, **scaled, **head_params}, state
 
     def apply(self, params, state, batch: TextBatch, rule: Rule, dispatch: str, key=None, step=0):
         moving: dict[str, Any] = (
@@ -101,7 +104,7 @@ class _Functions:
         )
         stopped = self.routers and self.config.router.stop_gradient
         variables = {"params": self._network_params(params), **state}
-        with nn.intercept_methods(_stop if stopped else _pass):
+        with nn.intercept_methods(_stop) if stopped else contextlib.nullcontext():
             (logits, sites), moved = self.module(rule, dispatch, self.mesh).apply(variables, batch, step, **moving)
         return Outputs(logits, sites if self.routers else {}, moved or state)
 
@@ -149,13 +152,6 @@ def context_of(config: ConfigDict, ids: Int[Array, "B L"], batch: TextBatch, ste
     return router_context(config.router, token_id=ids.reshape(-1), cluster=language, step=step)
 
 
-def _map_kernels(function, params: Any) -> Any:
-    """Applies `function` to every leaf of `params` with the name `kernel`."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: function(leaf) if path[-1].key == "kernel" else leaf, params
-    )
-
-
 def _at(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     """Returns the nested dict at `path`, or an empty dict."""
     for name in path:
@@ -174,11 +170,6 @@ def _stop(call, args, kwargs, context) -> Any:
     """Stops the gradient of the stream through routers and through the noise that learns."""
     if context.module.name in ("router", "noise") and context.method_name == "__call__":
         args = jax.lax.stop_gradient(args)
-    return call(*args, **kwargs)
-
-
-def _pass(call, args, kwargs, context) -> Any:
-    del context
     return call(*args, **kwargs)
 
 

@@ -39,12 +39,6 @@ class Outputs(NamedTuple):
     state: Any
 
 
-class Init(Protocol):
-    """Returns (params by group, state). Rules of the model update the state, not gradients. The key is consumed."""
-
-    def __call__(self, key: PRNGKeyArray, batch: Any) -> tuple[dict[str, Any], Any]: ...
-
-
 class Apply(Protocol):
     """Applies the model to a batch. With a key, as in training, noise is added and the returned state is updated."""
 
@@ -68,22 +62,18 @@ class Scores(Protocol):
     ) -> Float[Array, "S T E"]: ...
 
 
-class Responses(Protocol):
-    """Computes the outputs of every expert of a site on every token of given features."""
-
-    def __call__(self, params: Any, site: str, features: Float[Array, "S T ..."]) -> Float[Array, "S T E O"]: ...
-
-
 class Model(NamedTuple):
     """A model as pure functions.
 
     `scores` and `responses` exist only for models with a router. `watch` computes the model's columns at an evaluation.
     """
 
-    init: Init
+    #: (params by group, state) of (key, batch). Rules of the model update the state, not gradients.
+    init: Callable[[PRNGKeyArray, Any], tuple[dict[str, Any], Any]]
     apply: Apply
     scores: Scores | None = None
-    responses: Responses | None = None
+    #: Outputs [S, T, E, O] of every expert on every token, of (params, site, features [S, T, ...]).
+    responses: Callable[[Any, str, Array], Array] | None = None
     watch: Watch = watch_nothing
 
 

@@ -36,7 +36,6 @@ def single_layer(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     Parameters are `router` and `experts`. The group `router` holds the noise that learns and, for images with side
     inputs, the features that the experts read too.
     """
-    del mesh
     task, count, node = TASKS[config.data.name], config.experts.count, node_of(config)
     router = ROUTERS[config.router.name].make(node.router, count)
     stem = getattr(router, "features", None) if task.side(config.data) else None
@@ -119,7 +118,6 @@ class _Functions:
 
     def watch(self, params, world, test, key):
         """Returns the embeddings of the first test images by each expert."""
-        del world, key
         tokens = test.tokens[:PROBE]
         embed = lambda p: self.expert.apply({"params": p}, tokens, method="embed")  # noqa: E731
         return {"embeddings": jax.lax.map(embed, params["experts"]).swapaxes(0, 1)}

@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     mesh: Mesh | None
     #: stack -> router. A function, as Flax would take a module in a field for a submodule of each holder.
     router: Callable[[str], nn.Module]
-    #: The settings `transformer_settings.DECODER`; the defaults are those of a T5.
+    #: The settings `transformer_sizes.DECODER`; the defaults are those of a T5.
     positions: str = "buckets"
     norm: str = "pre"
 
@@ -158,7 +158,9 @@ class Layer(nn.Module):
             outputs, routing = _moe(self.plan, self.stack, len(rows))(rows, **context)
             site = Site(routing, rows)
         else:
-            outputs = _ffn(config, self.last)(rows)
+            t = config.transformer
+            width = twin_width(config) if self.last and is_twin(config) else t.width
+            outputs = Ffn(t.dim, width, config.experts.activation, gated=FFNS[t.ffn], name="ffn")(rows)
         return after("feed_norm")(x + outputs.reshape(x.shape)), site
 
 
@@ -197,14 +199,7 @@ def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
     )
 
 
-def _ffn(config: ConfigDict, last: bool) -> Ffn:
-    t = config.transformer
-    width = twin_width(config) if last and is_twin(config) else t.width
-    return Ffn(t.dim, width, config.experts.activation, gated=FFNS[t.ffn], name="ffn")
-
-
 def _pass(name: str) -> Callable[[Any], Any]:
-    del name
     return lambda x: x
 
 

@@ -14,7 +14,7 @@ from routed.layer.dispatch import AUTO, DISPATCHES
 from routed.layer.selection import SELECTIONS
 from routed.layer.selection_settings import SHARED as SELECTION
 from routed.layer.selection_settings import SHARED_EVAL
-from routed.models.transformer_settings import DECODER, TRANSFORMER
+from routed.models.transformer_sizes import DECODER, TRANSFORMER
 from routed.plan.run_settings import ANALYSIS, ENGINE, PLAN
 from routed.routers.noise import NOISES
 from routed.routers.noise import SHARED as NOISE

@@ -1,5 +1,7 @@
 """Routers: small Flax modules that return scores [T, E] before any softmax, and the table of them."""
 
+from functools import partial
+
 import flax.linen as nn
 
 from routed.routers.features import Convolutions, Flat, Hidden, Windows
@@ -12,72 +14,54 @@ from routed.routers.fixed import (
     balanced_table,
     check_table,
 )
-from routed.routers.noise import NOISES, Noise, ScoreNoise, jitter
 from routed.routers.product import DIRECTION, MEASURES, PRODUCT, CosineRouter, ProductRouter
 from routed.routers.published import HyperRouter, StableRouter, check_stable
 from routed.routers.router import (
     CLUSTERS,
     EXAMPLES,
     Router,
-    initial_parameters,
     kernel_from_clusters,
     kernel_from_examples,
     scale_kernel,
 )
-from routed.routers.sharpness import sharpness_for, sharpness_of
 from routed.settings.setting import LAYERS, Setting, When, at_least, one_of, within
 
 _DIM = Setting(16, "dimensions of the down-projection", at_least(1))
 
+#: Routers with a kernel, whose columns can be scaled, and filled from data.
+_WEIGHTED = partial(Router, scale=scale_kernel, from_examples=kernel_from_examples, from_clusters=kernel_from_clusters)
+
 #: name -> router.
 ROUTERS: dict[str, Router] = {
-    "linear": Router(
+    "linear": _WEIGHTED(
         lambda node, experts: ProductRouter(experts, Flat(), node.bias, node.measure),
         tokens=("rows", "patches", "hidden"),
-        scale=scale_kernel,
-        from_examples=kernel_from_examples,
-        from_clusters=kernel_from_clusters,
         reads=("bias", "measure"),
     ),
-    "mlp": Router(
+    "mlp": _WEIGHTED(
         lambda node, experts: ProductRouter(experts, Hidden(node.depth - 1, node.width), node.bias, node.measure),
         tokens=("rows", "patches", "hidden"),
-        scale=scale_kernel,
-        from_examples=kernel_from_examples,
-        from_clusters=kernel_from_clusters,
         reads=("depth", "width", "bias", "measure"),
     ),
-    "conv": Router(
+    "conv": _WEIGHTED(
         lambda node, experts: ProductRouter(experts, Windows(node.window), node.bias, node.measure),
         tokens=("rows", "patches", "images"),
-        scale=scale_kernel,
-        from_examples=kernel_from_examples,
-        from_clusters=kernel_from_clusters,
         settings={"window": Setting(1, "positions of a window along each axis", at_least(1))},
         reads=("bias", "measure"),
     ),
-    "cnn": Router(
+    "cnn": _WEIGHTED(
         lambda node, experts: ProductRouter(experts, Convolutions(node.depth, node.width), measure=node.measure),
         tokens=("images",),
-        scale=scale_kernel,
-        from_examples=kernel_from_examples,
-        from_clusters=kernel_from_clusters,
         reads=("depth", "width", "measure"),
     ),
-    "cosine": Router(
+    "cosine": _WEIGHTED(
         lambda node, experts: CosineRouter(experts, nn.Dense(node.dim, use_bias=False)),
         tokens=("rows", "patches", "hidden"),
-        scale=scale_kernel,
-        from_examples=kernel_from_examples,
-        from_clusters=kernel_from_clusters,
         settings={"dim": _DIM},
     ),
-    "projected": Router(
+    "projected": _WEIGHTED(
         lambda node, experts: ProductRouter(experts, nn.Dense(node.dim, use_bias=False), node.bias, node.measure),
         tokens=("rows", "patches", "hidden"),
-        scale=scale_kernel,
-        from_examples=kernel_from_examples,
-        from_clusters=kernel_from_clusters,
         settings={"dim": _DIM},
         reads=("bias", "measure"),
     ),
@@ -174,9 +158,8 @@ SHARED: dict[str, Setting] = {
     "rows": Setting(
         EXAMPLES,
         "of from_data: examples, one a row (Dikkala et al. 2023, Theorem 2); clusters: centres of k-means, without"
-        " labels, on"
-        " what the fresh router makes of the first 16,384 training samples (fresh data: of data.samples samples that"
-        " they are not)",
+        " labels, on what the fresh router makes of the first 16,384 training samples (fresh data: of data.samples"
+        " samples that they are not)",
         one_of((EXAMPLES, CLUSTERS)),
         when=When(
             lambda config: config.router.from_data and _has("from_clusters")(config),
@@ -191,9 +174,8 @@ SHARED: dict[str, Setting] = {
     ),
     "entropy": Setting(
         0.0,
-        "nats; > 0: the scores of a fresh router are multiplied by the factor at which their mean per-token entropy"
-        " is this, on"
-        " training samples and (of scores that depend on the step) at the last step",
+        "nats; > 0: the scores of a fresh router are multiplied by the factor at which their mean per-token entropy is"
+        " this, on training samples and (of scores that depend on the step) at the last step",
         at_least(0),
         traced=True,
     ),
@@ -201,30 +183,3 @@ SHARED: dict[str, Setting] = {
     "learning_rate": Setting(0.1, "of the router's parameters", at_least(0), traced=True),
     "stop_gradient": Setting(False, "what the router learns does not reach the layers below it"),
 }
-
-__all__ = [
-    "CLUSTERS",
-    "NOISES",
-    "ROUTERS",
-    "SHARED",
-    "Convolutions",
-    "CosineRouter",
-    "DecisiveRouter",
-    "Flat",
-    "HashIdRouter",
-    "HashRouter",
-    "Hidden",
-    "HyperRouter",
-    "Noise",
-    "OracleRouter",
-    "ProductRouter",
-    "RandomRouter",
-    "Router",
-    "ScoreNoise",
-    "StableRouter",
-    "Windows",
-    "initial_parameters",
-    "jitter",
-    "sharpness_for",
-    "sharpness_of",
-]

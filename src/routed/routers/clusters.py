@@ -17,9 +17,7 @@ ITERATIONS, STILL = 300, 1e-4
 
 
 def closeness(centres: Float[Array, "E D"], x: Float[Array, "T D"]) -> Float[Array, "T E"]:
-    """Returns x.w - |w|^2 / 2: minus half the squared distance of each sample to each centre w, without |x|^2 / 2,
-    which all share.
-    """
+    """Returns x.w - |w|^2 / 2 for each centre w: minus half the squared distance, without the common |x|^2 / 2."""
     return x @ centres.T - 0.5 * (centres**2).sum(1)[None]
 
 
@@ -66,8 +64,7 @@ def kmeans(key: PRNGKeyArray, x: Float[Array, "T D"], weight: Float[Array, " T"]
 
 
 def seeds(key: PRNGKeyArray, x: Float[Array, "T D"], weight: Float[Array, " T"], count: int) -> Float[Array, "E D"]:
-    """Draws `count` samples, each with a chance in proportion to its squared distance from the earlier ones (Arthur,
-    Vassilvitskii 2007).
+    """Draws samples by their squared distances from earlier ones, k-means++ (Arthur and Vassilvitskii 2007).
 
     Of 2 + log(count) such draws the one that brings the samples closest to their nearest seed, as in scikit-learn. The
     key is consumed.

@@ -1,6 +1,4 @@
-"""Features that a router scores: a token itself, hidden layers of it, windows summed over positions, a convolutional
-net.
-"""
+"""Features that a router scores: a token, hidden layers, windows summed over positions, a convolutional net."""
 
 from __future__ import annotations
 
@@ -57,8 +55,7 @@ class Windows(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """`depth` layers of 3 x 3 filters with stride 2 and ReLU, `width` of them at first and twice as many each time;
-    then their mean.
+    """`depth` layers of 3 x 3 filters with stride 2 and ReLU: `width` filters, doubled in each layer; then their mean.
 
     A token is [*positions, channels], or a row (one channel). Weights are He-normal, biases zero.
     """
@@ -87,9 +84,7 @@ class Convolutions(nn.Module):
 
 
 def patches(image: Float[Array, "*positions C"], stride: int = 2) -> Float[Array, "*half P"]:
-    """Returns the 3 x 3 positions from every second one on (stride 1: around every one), side by side, zeros beyond the
-    ends.
-    """
+    """Returns the 3 x 3 positions around every `stride`-th position, side by side, with zeros beyond the ends."""
     *positions, _ = image.shape
     half, before = [math.ceil(n / stride) for n in positions], 2 - stride
     after = [stride * (h - 1) + 3 - before - n for h, n in zip(half, positions, strict=True)]

@@ -19,8 +19,7 @@ CERTAIN = 1e4
 
 
 class OracleRouter(nn.Module):
-    """Sends cluster c to `choices` experts from c times as many on, mod E: the ceiling of what any partition by cluster
-    can do.
+    """Sends cluster c to `choices` experts from c times `choices` on, mod E: the ceiling of any partition by cluster.
 
     Of text the cluster is the language. A `digit` d of 1 or more takes floor(c / E^d) for c: of cells that two labels
     in E make up the second label.
@@ -32,7 +31,6 @@ class OracleRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], *, cluster: Int[Array, " T"], **context) -> Float[Array, "T E"]:
-        del x, context
         cluster = cluster // self.num_experts**self.digit
         chosen = (cluster[:, None] * self.choices + jnp.arange(self.choices)[None]) % self.num_experts
         return CERTAIN * jax.nn.one_hot(chosen, self.num_experts).sum(1)
@@ -49,11 +47,11 @@ class HashRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], **context) -> Float[Array, "T E"]:
-        del context
         x = x.reshape(len(x), -1).astype(jnp.float32)
         bits = max(1, math.ceil(math.log2(self.num_experts)))
         planes = self.param("planes", nn.initializers.normal(1.0), (x.shape[-1], bits))
-        return _certain((x @ planes > 0).astype(jnp.int32) @ 2 ** jnp.arange(bits), self.num_experts)
+        expert = (x @ planes > 0).astype(jnp.int32) @ 2 ** jnp.arange(bits)
+        return CERTAIN * jax.nn.one_hot(expert % self.num_experts, self.num_experts)
 
 
 class HashIdRouter(nn.Module):
@@ -70,7 +68,6 @@ class HashIdRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], *, token_id: Int[Array, " T"], **context) -> Float[Array, "T E"]:
-        del x, context
 
         def draw(key):  # float, as every parameter is: an optimiser takes no integers. Exact below 2^24 ids.
             position = jax.random.permutation(key, jnp.arange(self.vocabulary))
@@ -88,8 +85,7 @@ REACH = 4.0
 
 
 def balanced_table(counts: np.ndarray, experts: int, k: int, seed: int = 0) -> np.ndarray:
-    """Returns the experts of each token id [V, k], float32: from the most frequent id on, those with the least load so
-    far.
+    """Returns the experts of each token id [V, k], float32: the least loaded ones, from the most frequent id on.
 
     The balanced hash of Roller et al. (2021), which shares out occurrences, not ids. The k - 1 others have the least
     load plus a random part of `REACH` occurrences of the id. Without it experts of equal load would stay together for
@@ -106,8 +102,7 @@ def balanced_table(counts: np.ndarray, experts: int, k: int, seed: int = 0) -> n
 
 
 class DecisiveRouter(nn.Module):
-    """Scores the patches that decide the class of their sample, those with a label below `kinds`, alike for every
-    expert.
+    """Scores patches with a label below `kinds`, which decide the class of their sample, alike for every expert.
 
     No expert can tell the class by what it is given. All other patches score 0, so the first in the sample come next.
     """
@@ -117,13 +112,11 @@ class DecisiveRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], *, cluster: Int[Array, " T"], **context) -> Float[Array, "T E"]:
-        del x, context
         return CERTAIN * jnp.broadcast_to((cluster < self.kinds)[:, None], (len(cluster), self.num_experts))
 
 
 class RandomRouter(nn.Module):
-    """Scores every token at random, N(0, 1): anew in each call that has the random stream `noise`, if it is to be
-    `anew`.
+    """Scores every token at random, N(0, 1); if `anew`, anew in each call with the random stream `noise`.
 
     Without the stream (evaluation) a token's scores depend on its own bits only: neither on its place nor on the batch.
     """
@@ -133,7 +126,6 @@ class RandomRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], **context) -> Float[Array, "T E"]:
-        del context
         if self.anew and self.has_rng("noise"):
             return jax.random.normal(self.make_rng("noise"), (len(x), self.num_experts))
         bits = jax.lax.bitcast_convert_type(x.reshape(len(x), -1).astype(jnp.float32).sum(1), jnp.uint32)
@@ -146,7 +138,3 @@ def check_table(config: ConfigDict) -> None:
     for key, source in (("router.vocabulary", "data.vocabulary"), ("router.choices", "selection.k")):
         if (now := value_of(config, key)) != (needed := value_of(config, source)):
             refuse(key, now, f"must be {source}={needed}, as the router is a table of token ids")
-
-
-def _certain(expert: Int[Array, " T"], experts: int) -> Float[Array, "T E"]:
-    return CERTAIN * jax.nn.one_hot(expert % experts, experts)

@@ -42,9 +42,7 @@ def jitter(key, x: Float[Array, "T ..."], scale: float) -> Float[Array, "T ..."]
 
 
 class Noise(NamedTuple):
-    """A kind of noise: a draw that is added to the scores, or a change of what the router sees (experts see the clean
-    x).
-    """
+    """A kind of noise: a draw that is added to scores, or a change of the router's input (experts get the clean x)."""
 
     draw: Callable[..., Array] | None = None
     learned: bool = False

@@ -25,8 +25,7 @@ TEMPERATURE = 0.07
 
 
 class ProductRouter(nn.Module):
-    """Scores f(x) W, without bias (Dikkala et al. 2023, Section 2) or with one (their Theorem 3); or the closeness of
-    f(x) to places.
+    """Scores f(x) W without bias (Dikkala et al. 2023, Section 2) or with one (Theorem 3); or closeness to places.
 
     `kernel` is [F, E], lecun-normal; `bias` is [E] and starts at 0. With the `measure` distance a column w of `kernel`
     is a place and its score f.w - |w|^2 / 2, whose softmax is that of minus half the squared distances; with direction
@@ -40,7 +39,6 @@ class ProductRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], **context) -> Float[Array, "T E"]:
-        del context
         features = self.features(x.astype(jnp.float32))
         kernel = self.param("kernel", columns, features.shape[-1], self.num_experts)
         if self.measure == DISTANCE:
@@ -63,7 +61,6 @@ class CosineRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], **context) -> Float[Array, "T E"]:
-        del context
         features = self.features(x.astype(jnp.float32))
         kernel = self.param("kernel", columns, features.shape[-1], self.num_experts)
         log_scale = self.param("log_scale", nn.initializers.constant(-math.log(TEMPERATURE)), ())

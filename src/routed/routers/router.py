@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,47 +15,6 @@ from ml_collections import ConfigDict
 from routed.routers import clusters
 from routed.routers.features import Flat
 from routed.settings.setting import Setting, accept
-
-
-class MakeRouterFn(Protocol):
-    """The module of a router for so many experts; `own` is the config node `router`.
-
-    The module is called with tokens [T, ...] and with context that it may ignore: `step`, and what the router `needs`
-    of `cluster` [T] and `token_id` [T]. It returns scores [T, E] before any softmax. It may hold variables of further
-    collections: they move when the layer is called with mutable state (training), and are frozen with the parameters.
-    Those of the collection `objective` are losses of its own, minimised beside the task's.
-    """
-
-    def __call__(self, node: Any, experts: int) -> nn.Module: ...
-
-
-class Scale(Protocol):
-    """Returns initial parameters that make the scores `factor` times as large (`router.init_scale`)."""
-
-    def __call__(self, params: Any, factor: Float[Array, ""] | float) -> Any: ...
-
-
-class FromExamples(Protocol):
-    """Returns initial parameters taken from one example for each expert (`router.from_data`)."""
-
-    def __call__(self, module: nn.Module, params: Any, examples: Float[Array, "E ..."]) -> Any: ...
-
-
-class FromClusters(Protocol):
-    """Returns initial parameters taken from k-means of training samples, a cluster an expert (`router.rows=clusters`).
-
-    Samples of weight 0 take no part. The key is consumed.
-    """
-
-    def __call__(
-        self,
-        module: nn.Module,
-        params: Any,
-        samples: Float[Array, "T ..."],
-        weight: Float[Array, " T"],
-        key: PRNGKeyArray,
-    ) -> Any: ...
-
 
 #: What rows that are filled from data may be (`router.rows`).
 EXAMPLES, CLUSTERS = "examples", "clusters"
@@ -70,13 +29,21 @@ class Router(NamedTuple):
     it multiplies the scores.
     """
 
-    make: MakeRouterFn
+    #: The module of (node `router`, number of experts). It is called with tokens [T, ...] and with context that it may
+    #: ignore: `step`, and what it `needs` of `cluster` [T] and `token_id` [T]; it returns scores [T, E] before any
+    #: softmax. Variables of further collections move when the layer is called with mutable state (training), and are
+    #: frozen with the parameters; those of the collection `objective` are losses, minimised beside the task's.
+    make: Callable[[Any, int], nn.Module]
     tokens: tuple[str, ...] = ("rows", "hidden")
     needs: tuple[str, ...] = ()
     learns: bool = True
-    scale: Scale | None = None
-    from_examples: FromExamples | None = None
-    from_clusters: FromClusters | None = None
+    #: Parameters that make the scores `factor` times as large, of (params, factor) (`router.init_scale`).
+    scale: Callable[[Any, Float[Array, ""] | float], Any] | None = None
+    #: Parameters from an example for each expert, of (module, params, examples [E, ...]) (`router.from_data`).
+    from_examples: Callable[[nn.Module, Any, Array], Any] | None = None
+    #: Parameters from k-means, a cluster an expert, of (module, params, samples [T, ...], weight [T], key)
+    #: (`router.rows=clusters`). Samples of weight 0 take no part. The key is consumed.
+    from_clusters: Callable[[nn.Module, Any, Array, Array, PRNGKeyArray], Any] | None = None
     #: The router's only parameter from how often each token id occurs, the number of experts, and experts per token.
     from_counts: Callable[[np.ndarray, int, int], np.ndarray] | None = None
     settings: Mapping[str, Setting] = {}

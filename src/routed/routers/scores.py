@@ -1,5 +1,4 @@
-"""The scores of a layer: the one function that computes them, for any router and any model, and the context that a
-router reads.
+"""The scores of a layer, for any router and any model: the context that a router reads, and the sharpness of a gate.
 
 A change of all scores (a temperature that falls with the step, say) is made here: `router_context` knows the settings
 and the step.
@@ -10,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Array, Float
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Scalar
 
 from routed.routers import ROUTERS
 
 
 def router_context(node: Any, **context: Any) -> dict[str, Any]:
-    """Returns the part of a call's context that a router reads: the step, and what it needs; `node` is the config node
-    `router`.
+    """Returns the context that a router reads: the step, and what it needs; `node` is the config node `router`.
 
     Labels reach only routers that ask for them by name (`Router.needs`).
     """
@@ -28,10 +28,33 @@ def router_context(node: Any, **context: Any) -> dict[str, Any]:
 def layer_scores(
     router: Callable[..., Array], x: Float[Array, "T ..."], context: dict[str, Any], sharpness: Any = None
 ) -> Float[Array, "T E"]:
-    """Returns the scores [T, E] of a layer, without noise: those of its router times the `sharpness`, if a comparison
-    gave one.
+    """Returns a layer's scores [T, E] without noise: the router's scores times the `sharpness`, if any.
 
     `router` is a bound module, or the `apply` of a module with its variables.
     """
     scores = router(x, **context)
     return scores if sharpness is None else scores * sharpness
+
+
+def sharpness_of(scores: Float[Array, "T E"], entropy: Scalar) -> Scalar:
+    """Returns the factor on the scores that `router.entropy` asks for: 1 where it is 0, else as `sharpness_for`."""
+    # The negation keeps a NaN target (its source run diverged) NaN instead of silently unscaled.
+    return jnp.where(~(entropy <= 0), sharpness_for(scores, entropy), 1.0)
+
+
+def sharpness_for(scores: Float[Array, "T E"], entropy: Scalar) -> Scalar:
+    """Returns the factor t for which the mean entropy of softmax(t scores) is `entropy` nats (bisection on log t).
+
+    Entropy falls monotonically in t, from log E at t = 0. Targets out of reach return the end of [e^-12, e^12]; a NaN
+    target returns NaN.
+    """
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = (low + high) / 2
+        probs = jax.nn.softmax(jnp.exp(middle) * scores)
+        softer = -jax.scipy.special.xlogy(probs, probs).sum(-1).mean() > entropy
+        return jnp.where(softer, middle, low), jnp.where(softer, high, middle)
+
+    low, high = jax.lax.fori_loop(0, 40, halve, (jnp.float32(-12.0), jnp.float32(12.0)))
+    return jnp.where(jnp.isnan(entropy), jnp.nan, jnp.exp((low + high) / 2))

@@ -1,17 +1,9 @@
 """Tasks: what a generator draws once (a world), and the batches it makes of it; and sources of text, under `text`."""
 
-from routed.tasks import (
-    crossed,
-    gmm,
-    images,
-)
+from routed.tasks import crossed, gmm, images
 from routed.tasks.task import SHARED, Task, World
 
 #: name -> task.
-TASKS: dict[str, Task] = {
-    "gmm": gmm.TASK,
-    "crossed": crossed.TASK,
-    "images": images.TASK,
-}
+TASKS: dict[str, Task] = {"gmm": gmm.TASK, "crossed": crossed.TASK, "images": images.TASK}
 
 __all__ = ["SHARED", "TASKS", "Task", "World"]

@@ -89,7 +89,6 @@ def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
 
 def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
     """Returns the membership of cells in relevant and in irrelevant clusters."""
-    del world
     cell = jnp.arange(data.clusters**2)
     numbers = {"relevant": cell % data.clusters, "irrelevant": cell // data.clusters}
     return {name: jax.nn.one_hot(number, data.clusters) for name, number in numbers.items()}
@@ -123,17 +122,15 @@ TASK = Task(
         for name, column in {
             "ami": Column(
                 f"adjusted mutual information of\nexperts and {which} clusters",
-                bounds=AT_MOST_1,
-                definition=(
-                    "Adjusted mutual information of the chosen expert and this label alone: 1 is the same partition, "
-                    "about 0 is unrelated."
-                ),
+                "Adjusted mutual information of the chosen expert and this label alone: 1 is the same partition, "
+                "about 0 is unrelated.",
+                AT_MOST_1,
             ),
             "sparsity": Column(
                 f"effective experts per {which} cluster",
+                "Mean over the values of this label of exp H(expert | value): how many experts share it.",
+                AT_LEAST_1,
                 log=True,
-                bounds=AT_LEAST_1,
-                definition="Mean over the values of this label of exp H(expert | value): how many experts share it.",
             ),
         }.items()
     },

@@ -76,7 +76,6 @@ def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray
 
     Test samples have no `cluster_key`.
     """
-    del fixed
     cluster, error = clusters_of(cluster_key, (size,), data.clusters), None
     if cluster_key is not None and data.imbalance:
         cluster = jax.random.choice(cluster_key, data.clusters, (size,), p=frequencies(data))

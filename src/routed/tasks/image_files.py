@@ -149,13 +149,11 @@ def _idx_array(folder: pathlib.Path, split: str, what: str, axes: int) -> tuple[
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape), path
 
 
-def _cifar10(folder: pathlib.Path) -> tuple[Split, Split, int]:
+def _cifar(folder: pathlib.Path, image_set: str) -> tuple[Split, Split, int]:
+    if image_set == "cifar100":
+        return _records(folder, ["train.bin"], image_set, 2), _records(folder, ["test.bin"], image_set, 2), 100
     train = [f"data_batch_{i}.bin" for i in range(1, 6)]
-    return _records(folder, train, "cifar10", 1), _records(folder, ["test_batch.bin"], "cifar10", 1), 10
-
-
-def _cifar100(folder: pathlib.Path) -> tuple[Split, Split, int]:
-    return _records(folder, ["train.bin"], "cifar100", 2), _records(folder, ["test.bin"], "cifar100", 2), 100
+    return _records(folder, train, image_set, 1), _records(folder, ["test_batch.bin"], image_set, 1), 10
 
 
 def _records(folder: pathlib.Path, names: list[str], image_set: str, labels: int) -> Split:
@@ -210,7 +208,6 @@ def _tfds_part(builder: Any, path: pathlib.Path, split: str) -> Split:
 
 def _patterns(folder: pathlib.Path) -> tuple[Split, Split, int]:
     """Makes a smooth random pattern for each class; an image is a pattern with noise, shifted by up to 2 pixels."""
-    del folder
     rng = np.random.default_rng(0)
     spectrum = np.fft.fft2(rng.normal(size=(CLASSES, *SHAPE)), axes=(1, 2))
     low = abs(np.fft.fftfreq(SHAPE[0], 1 / SHAPE[0])) <= 2
@@ -233,13 +230,13 @@ SETS: dict[str, ImageSet] = {
         "the four IDX files of MNIST or Fashion-MNIST (train-images-idx3-ubyte, train-labels-idx1-ubyte and the same of"
         " t10k, gzipped or not)",
     ),
-    "cifar10": ImageSet(
-        _cifar10,
-        "the binary version of CIFAR-10 (cifar-10-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html, unpacked)",
-    ),
-    "cifar100": ImageSet(
-        _cifar100,
-        "the binary version of CIFAR-100 (cifar-100-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html, unpacked)",
-    ),
+    **{
+        f"cifar{classes}": ImageSet(
+            functools.partial(_cifar, image_set=f"cifar{classes}"),
+            f"the binary version of CIFAR-{classes} (cifar-{classes}-binary.tar.gz of"
+            " www.cs.toronto.edu/~kriz/cifar.html, unpacked)",
+        )
+        for classes in (10, 100)
+    },
     "patterns": ImageSet(_patterns),
 }

@@ -119,7 +119,6 @@ def draw(
 
     Fresh samples are random training images with new vectors.
     """
-    del fixed
     images = source(data)
     train, tests, number = len(images.train_y), data.clusters * np.bincount(images.test_y).min(), jnp.arange(size)
     if cluster_key is None:

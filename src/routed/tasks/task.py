@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Key, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
@@ -21,60 +21,13 @@ class World(NamedTuple):
     shared: Any = ()
 
 
-class DrawFixed(Protocol):
-    """Draws what all samples of a seed share, such as centres and targets. The keys [2] are consumed."""
-
-    def __call__(self, keys: Key[Array, " n"], data: Any) -> Any: ...
-
-
-class DrawSamples(Protocol):
-    """Draws `size` samples, from a key for clusters and a key for noise.
-
-    Without `cluster_key` the samples are test samples, with every cluster equally often.
-    """
-
-    def __call__(
-        self, fixed: Any, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data: Any
-    ) -> Any: ...
-
-
-class MakeBatch(Protocol):
-    """Makes the batch of drawn samples.
-
-    Traced settings are applied here, so that a world serves all of their values.
-    """
-
-    def __call__(self, world: World, draws: Any, data: Any) -> Batch: ...
-
-
-class Predict(Protocol):
-    """Computes E[y|x] in closed form."""
-
-    def __call__(self, world: World, batch: Batch, data: Any) -> Float[Array, "B O"]: ...
-
-
-class Watch(Protocol):
-    """Computes columns and arrays of a part at an evaluation. The key is consumed."""
-
-    def __call__(self, params: Any, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]: ...
+#: (params, world, test batch, key) -> columns and arrays of a part at an evaluation. The key is consumed.
+Watch = Callable[[Any, World, Batch, PRNGKeyArray], dict[str, Array]]
 
 
 def watch_nothing(params: Any, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]:
     """Computes nothing."""
-    del params, world, test, key
     return {}
-
-
-class WorldAt(Protocol):
-    """Returns the world at a step, for data that change during training. Evaluations use the world of their step."""
-
-    def __call__(self, world: World, step: Any, data: Any) -> World: ...
-
-
-def unchanged(world: World, step: Any, data: Any) -> World:
-    """Returns the same world at every step."""
-    del step, data
-    return world
 
 
 class Task(NamedTuple):
@@ -87,9 +40,14 @@ class Task(NamedTuple):
 
     tokens: str
     targets: Mapping[str, str]
-    fixed: DrawFixed
-    draw: DrawSamples
-    batch: MakeBatch
+    #: Draws what all samples of a seed share, such as centres and targets, from (keys [2], data).
+    fixed: Callable[[Key[Array, " n"], Any], Any]
+    #: Draws samples from (fixed, key of clusters, key of noise, size, data). Without the key of clusters they are test
+    #: samples, with every cluster equally often.
+    draw: Callable[[Any, PRNGKeyArray | None, PRNGKeyArray, int, Any], Any]
+    #: Makes the batch of (world, draws, data). Traced settings are applied here, so that a world serves all of their
+    #: values.
+    batch: Callable[[World, Any, Any], Batch]
     #: Numbers of a sample, of its target, and of `Batch.side`; number of labels by which routing is judged.
     dims: Callable[[Any], int]
     outputs: Callable[[Any], int] = lambda data: 1
@@ -103,13 +61,15 @@ class Task(NamedTuple):
     pixels: Callable[[Any], int] | None = None
     #: Leading input dimensions that carry information, for columns about a router's weights.
     signal: Callable[[Any], int] | None = None
-    #: For targets that are a vector or the input. Predictions of a sign or a class are logits, so `bayes` is refused.
-    bayes: Predict | None = None
+    #: E[y|x] in closed form, of (world, batch, data), for targets that are a vector or the input. Predictions of a sign
+    #: or a class are logits, so `bayes` is refused.
+    bayes: Callable[[World, Batch, Any], Float[Array, "B O"]] | None = None
     #: E|y - E y|^2 in closed form (None: estimated on the test samples).
     variance: Callable[[World, Any], Scalar] | None = None
     #: Coarser clusters: name -> [labels, groups] membership.
     groupings: Callable[[World, Any], dict[str, Float[Array, "labels groups"]]] = lambda world, data: {}
-    at: WorldAt = unchanged
+    #: The world at (world, step, data), for data that change in training. Evaluations use the world of their step.
+    at: Callable[[World, Any, Any], World] = lambda world, step, data: world
     #: Arrays that all runs share, in `world.shared`.
     shared: Callable[[Any], Any] = lambda data: ()
     #: True if all seeds, tuning seeds included, have the same test files: then rates are tuned on the reported samples.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from routed.routers.sharpness import sharpness_for
+from routed.routers.scores import sharpness_for
 
 Tensor = Any  # of torch
 Params = Mapping[str, Tensor]

@@ -1,12 +1,10 @@
 """The one training program, the problems that it trains, their probes, and their optimisers."""
 
-from routed.training import router_probes, sample_probes, text_gates, text_probes, user_metrics
+from routed.training import router_probes, sample_probes, text_gates, text_probes
 from routed.training.classifier import CLASSIFIER
-from routed.training.decoder import DECODER
-from routed.training.encoder_decoder import ENCODER_DECODER
-from routed.training.probes import PROBES, Probe
+from routed.training.language import DECODER, ENCODER_DECODER
+from routed.training.probes import PROBES
 from routed.training.problem import ProblemPart
-from routed.training.program_columns import PROGRAM
 from routed.training.samples import SAMPLES
 
 #: name -> problem; the model says which is its own, among those for the data.
@@ -18,7 +16,6 @@ PROBLEMS: dict[str, ProblemPart] = {
 }
 
 PROBES |= {
-    "program": Probe(columns=PROGRAM),
     "sample_loss": sample_probes.LOSS,
     "sample_experts": sample_probes.EXPERTS,
     "accuracy": sample_probes.ACCURACY,
@@ -38,8 +35,8 @@ PROBES |= {
     "text_flops": text_probes.FLOPS,
     "test_rows": text_probes.TEST_ROWS,
     "text_gates": text_gates.GATES,
-    "metrics_on_samples": user_metrics.ON_SAMPLES,
-    "metrics_on_text": user_metrics.ON_TEXT,
+    "metrics_on_samples": sample_probes.METRICS,
+    "metrics_on_text": text_probes.METRICS,
 }
 
 __all__ = ["PROBES", "PROBLEMS", "ProblemPart"]

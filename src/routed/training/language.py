@@ -1,36 +1,35 @@
-"""Kinds of text problems as parts: what the engine asks of each."""
+"""The problems of text as parts: what the engine asks of any kind, and the kinds of T5 and of a decoder."""
 
 from __future__ import annotations
 
+import functools
+import json
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from routed.contracts import Column, TextBatch
+from routed.contracts import AT_LEAST_0, AT_LEAST_1, SHARE, Column, TextBatch
+from routed.models import DECODERS, ENCODER_DECODERS, flops_of_decoder_row, flops_per_row
+from routed.models.decoder import READ as DECODER_READ
+from routed.models.t5 import READ as T5_READ
 from routed.models.transformer_sizes import is_sparse, work_of_token
-from routed.settings.setting import Setting, at_least
+from routed.routers import ROUTERS
+from routed.settings.setting import Setting, at_least, one_of
 from routed.settings.tree import override
-from routed.training import probes, text_feed
+from routed.tasks.text import CONTINUED, DOCUMENTS, SHARED, SOURCES, SPANS, STREAM, Corpus, bigram_loss, ngram_loss
+from routed.training import probes, text_problem
 from routed.training.optimiser import refuse_factored_experts
 from routed.training.phases import mean_so_far_of
 from routed.training.problem import Cost, ProblemPart
 from routed.training.text_gates import traced
-from routed.training.text_problem import TextKind, TextProblem, build
-from routed.training.text_shared import shared_arrays
+from routed.training.text_problem import TextKind, TextProblem, build, corpus, held_out
 
-
-def columns_of(kind: TextKind, config: ConfigDict) -> dict[str, Column]:
-    """Returns the columns of all probes, and the kind's own."""
-    del config
-    return probes.columns_of(TextProblem) | dict(kind.columns)
-
-
-def offline(kind: TextKind, config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the columns of a run that need its whole history, or the host."""
-    return probes.finish(build(kind, config, 0), history) | kind.finished(history)
+#: Batches in which token ids are counted for a table of experts.
+COUNTED = 64
 
 
 def about(kind: TextKind, config: ConfigDict) -> str:
@@ -40,16 +39,6 @@ def about(kind: TextKind, config: ConfigDict) -> str:
         languages = f", {len(config.data.languages)} languages" if config.data.languages else ", all languages there"
     source = kind.sources[config.data.name].about(config.data)
     return f"data.name={config.data.name}{languages}{source}; {config.steps * config.batch_size:,} rows a run"
-
-
-def digest(kind: TextKind, config: ConfigDict) -> str:
-    """Returns the digest of the text."""
-    return f"{config.data.name} {text_feed.corpus(kind.form, config).digest}"
-
-
-def pieces(kind: TextKind, config: ConfigDict) -> bytes:
-    """Returns the SentencePiece model of the tokens; empty for bytes and characters."""
-    return text_feed.corpus(kind.form, config).tokenizer.model
 
 
 def cost(kind: TextKind, config: ConfigDict) -> Cost:
@@ -70,9 +59,26 @@ def parameters(kind: TextKind, config: ConfigDict) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def check(kind: TextKind, config: ConfigDict) -> None:
-    """Raises if the optimiser does not fit the model."""
-    refuse_factored_experts(kind.models[config.model], config)
+def shared_arrays(kind: TextKind, config: ConfigDict) -> dict[str, Any]:
+    """Returns the held-out rows, their `references`, and the `table` of a router by token id."""
+    shared: dict[str, Any] = held_out(kind.form, config) | {
+        "references": _references(kind, text_problem.key_of(config))
+    }
+    router = ROUTERS[config.router.name] if kind.models[config.model].routed else None
+    if router is not None and router.from_counts is not None:
+        batches = text_problem.feed(kind.form, config, text_problem.COUNTING)
+        ids = np.concatenate([np.asarray(batches(step, 1).inputs).reshape(-1) for step in range(COUNTED)])
+        counts = np.bincount(ids, minlength=config.data.vocabulary)
+        shared["table"] = router.from_counts(counts, config.experts.count, config.selection.k)
+    return shared
+
+
+@functools.lru_cache(maxsize=4)
+def _references(kind: TextKind, key: str) -> dict[str, np.float32]:
+    """Returns losses on the validation rows that need no network, in float32."""
+    config = ConfigDict(json.loads(key) | {"batch_size": 64})
+    losses = kind.references(corpus(kind.form, config), config, held_out(kind.form, config)["validation"])
+    return {name: np.float32(loss) for name, loss in losses.items()}
 
 
 def language_part(kind: TextKind) -> ProblemPart:
@@ -83,14 +89,14 @@ def language_part(kind: TextKind) -> ProblemPart:
         models=kind.models,
         loss="eval/loss",
         compared=kind.compared,
-        columns=partial(columns_of, kind),
+        columns=lambda config: probes.columns_of(TextProblem) | dict(kind.columns),
         shared_arrays=partial(shared_arrays, kind),
-        feed=partial(text_feed.feed, kind.form),
-        feed_shape=partial(text_feed.feed_shape, kind.form),
-        offline=partial(offline, kind),
+        feed=partial(text_problem.feed, kind.form),
+        feed_shape=partial(text_problem.feed_shape, kind.form),
+        offline=lambda config, history: probes.finish(build(kind, config, 0), history) | kind.finished(history),
         traced=partial(traced, kind),
-        pieces=partial(pieces, kind),
-        digest=partial(digest, kind),
+        pieces=lambda config: corpus(kind.form, config).tokenizer.model,
+        digest=lambda config: f"{config.data.name} {corpus(kind.form, config).digest}",
         about=partial(about, kind),
         cost=partial(cost, kind),
         causal=True,
@@ -102,5 +108,115 @@ def language_part(kind: TextKind) -> ProblemPart:
         },
         uses=("model",),
         reads=tuple(f"data.{name}" for name in kind.reads),
-        check=partial(check, kind),
+        check=lambda config: refuse_factored_experts(kind.models[config.model], config),
     )
+
+
+def bigram_and_floors(corpus: Corpus, config: ConfigDict, rows: TextBatch) -> dict[str, float]:
+    """Returns the loss of a bigram model, and the least losses that are possible where the source declares them."""
+    floors = SOURCES[config.data.name].floors
+    return {"bigram": bigram_loss(corpus, config), **({} if floors is None else floors(config.data, rows))}
+
+
+#: Text in, text out: an encoder-decoder fills in the spans that were cut out of rows.
+ENCODER_DECODER = language_part(
+    TextKind(
+        SPANS,
+        T5_READ,
+        ENCODER_DECODERS,
+        flops_per_row,
+        reads=tuple(SHARED),
+        references=bigram_and_floors,
+        columns={
+            "eval/bigram": Column(
+                "loss of a bigram model (nats per token)",
+                "Loss of a smoothed model that sees only the token before: an arm that is not better has learned"
+                " nothing that needs a network.",
+                AT_LEAST_0,
+            ),
+            "eval/floor": Column(
+                "least loss that is possible (nats per token)",
+                "Entropy of the language that generated the text: no model does better on average.",
+                AT_LEAST_0,
+            ),
+            "eval/floor_blind": Column(
+                "least loss without the dialect (nats per token)",
+                "The least loss of a model that is not told which dialect a row is in.",
+                AT_LEAST_0,
+            ),
+        },
+    )
+)
+
+
+def at_best(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns bits and perplexity per test token of the model with the lowest validation loss so far.
+
+    One value for each evaluation. Bits are nats / ln 2, perplexity is exp of nats; a token is a character, or a byte.
+    """
+    losses = np.where(np.isfinite(history["eval/loss"]), history["eval/loss"], np.inf)
+    best = [int(losses[: last + 1].argmin()) for last in range(len(losses))]
+    nats = history["test/loss"][best].astype(float)
+    return {"test/bits": nats / np.log(2), "test/perplexity": np.exp(nats)}
+
+
+def five_gram(corpus: Corpus, config: ConfigDict, rows: TextBatch) -> dict[str, float]:
+    """Returns the loss of an interpolated 5-gram model of the training text."""
+    texts = [cut[:, :-1].reshape(-1) for cut in corpus.train]
+    weights = text_problem.counted_of(CONTINUED, config, rows.inputs)
+    counted = None if weights is None else np.asarray(weights, bool)
+    loss = ngram_loss(texts, np.asarray(rows.inputs), np.asarray(rows.targets), corpus.vocabulary, counted=counted)
+    return {"ngram": loss}
+
+
+#: Text that is continued: a decoder alone predicts every token of a row from the tokens before it, without spans.
+DECODER = language_part(
+    TextKind(
+        CONTINUED,
+        DECODER_READ,
+        DECODERS,
+        flops_of_decoder_row,
+        reads=tuple(name for name in SHARED if name not in ("noise_density", "mean_span")),
+        references=five_gram,
+        columns={
+            "eval/ngram": Column(
+                "loss of an interpolated 5-gram model (nats per token)",
+                "Loss on the held-out rows of a 5-gram model of the training text (of 17 million of its tokens"
+                " at most), interpolated by Witten and Bell: an arm that is not better needs no network.",
+                AT_LEAST_0,
+            ),
+            "test/loss": Column(
+                "test loss (nats per token)", "Cross-entropy on the test rows, in nats for each token.", AT_LEAST_0
+            ),
+            "test/accuracy": Column(
+                "test token accuracy",
+                "Share of the test tokens that the model ranks first.",
+                SHARE,
+                higher_is_better=True,
+            ),
+            "test/bits": Column(
+                "bits per token, test,\nat the best validation so far",
+                "Cross-entropy on the test rows in bits, of the model at the evaluation with the lowest"
+                " validation loss so far.",
+                AT_LEAST_0,
+            ),
+            "test/perplexity": Column(
+                "perplexity, test,\nat the best validation so far",
+                "exp of the cross-entropy on the test rows in nats, of the model at the evaluation with the"
+                " lowest validation loss so far.",
+                AT_LEAST_1,
+                log=True,
+            ),
+        },
+        finished=at_best,
+        settings={
+            "data.packing": Setting(
+                STREAM,
+                "stream: a decoder's rows are one text; documents: each ends with END, no token sees another"
+                " document's, and none is predicted across",
+                one_of((STREAM, DOCUMENTS)),
+                omit_default_from_identity=True,
+            )
+        },
+    )
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -45,7 +44,11 @@ def selection_loss(rule: Rule, sites: dict[str, Site]) -> Float[Array, ""]:
     """Returns the loss that a selection adds, summed over all layers; 0 for a selection without one."""
     if (loss := SELECTIONS[rule.name].loss) is None:
         return jnp.float32(0)
-    return sum((_of_layers(partial(loss, rule), site.routing).sum() for site in sites.values()), jnp.float32(0))
+    total = jnp.float32(0)
+    for site in sites.values():
+        routing: Any = site.routing
+        total += loss(rule, routing) if routing.scores.ndim == 2 else jax.vmap(partial(loss, rule))(routing).sum()
+    return total
 
 
 def _moved(config: Any, sites: dict[str, Site], moving: dict[str, Array], still) -> dict[str, Array]:
@@ -58,25 +61,19 @@ def _moved(config: Any, sites: dict[str, Site], moving: dict[str, Array], still)
     return moved
 
 
-def _of_layers(value: Callable[[Any], Array], routing: Any) -> Array:
-    """Returns a value of the routing of each layer of a site."""
-    return value(routing) if routing.scores.ndim == 2 else jax.vmap(value)(routing)
-
-
 def rule_and_dispatch(part: ModelPart, config: Any) -> tuple[Rule, str]:
     """Returns the rule and the dispatch of training; defaults for a model without routers, which reads neither."""
     return (rule_of(config.selection), config.dispatch) if part.routed else (Rule(), "dense")
 
 
-def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step, moving, still=None) -> Array:
+def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step, moving, still) -> Array:
     """Returns the weighted auxiliary losses, mean over all layers of all sites."""
-    still = is_frozen(problem.part, config) if still is None else still
     coefficients = {name: value for name, value in coefficients_of(config.losses).items() if value}
     coefficients |= {name: moving[name] for name in steered(config.losses) if moving}
     if config.losses.balance_scope == POOLED:
         coefficients.pop("balance", None)  # below
 
-    def of_layer(site: str, routing, features, responses) -> Array:
+    def of_layer(routing, features, responses) -> Array:
         tokens = len(routing.scores)
         size = group_of(rule_of(config.selection).group_size, tokens)
         groups = tokens // size if config.losses.balance_scope == "group" else 1
@@ -95,14 +92,13 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
     for name, (routing, features) in sites.items():
         if routing.scores.ndim == 2:
             respond = partial(_responses, problem, params, name, features)
-            values.append(of_layer(name, routing, features, respond)[None])
+            values.append(of_layer(routing, features, respond)[None])
             continue
-        layers = jnp.arange(len(routing.scores))
 
         def of_stack_layer(routing, features, layer, name=name, all_features=features):
-            return of_layer(name, routing, features, lambda: _all_responses(problem, params, name, all_features)[layer])
+            return of_layer(routing, features, lambda: _all_responses(problem, params, name, all_features)[layer])
 
-        values.append(jax.vmap(of_stack_layer)(routing, features, layers))
+        values.append(jax.vmap(of_stack_layer)(routing, features, jnp.arange(len(routing.scores))))
     return jnp.concatenate(values).mean() + _pooled(config, sites, still)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,8 +53,7 @@ def refuse_factored_experts(part: ModelPart, config: ConfigDict) -> None:
             "optimizer.name",
             config.optimizer.name,
             f"factors axes of {FACTORED} and more, and experts.count={config.experts.count} is one; use 'adam', or"
-            f" fewer"
-            " experts",
+            " fewer experts",
         )
 
 
@@ -83,16 +82,13 @@ OPTIMISERS: dict[str, Optimiser] = {
 }
 
 
-class Factor(Protocol):
-    """The factor of all rates at `step`, which counts from 0; `warmup` is at least 1."""
-
-    def __call__(self, step: Int[Array, ""], warmup: int, steps: int) -> Float[Array, ""]: ...
-
-
 class Schedule(NamedTuple):
-    """Rates over the steps, after `optimizer.warmup` steps in which they grow linearly from 0; None: they stay."""
+    """Rates over the steps, after `optimizer.warmup` steps in which they grow linearly from 0.
 
-    factor: Factor | None = None
+    `factor(step, warmup, steps)` multiplies all rates; steps count from 0, and `warmup` is at least 1. None: they stay.
+    """
+
+    factor: Callable[[Int[Array, ""], int, int], Float[Array, ""]] | None = None
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
@@ -194,7 +190,6 @@ def normalised(by: Normalisation) -> optax.GradientTransformation:
     """
 
     def divided(gradients, state, params=None):
-        del params
         leaves, tree = jax.tree.flatten(gradients)
         norms = [jnp.sqrt((leaf.reshape(len(leaf), -1) ** 2).sum(1)) for leaf in leaves]
         over = norms if by.joint is None else [by.joint(norms)] * len(norms)

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from routed.contracts import Column, Routing, SoftRouting
+from routed.contracts import AT_LEAST_0, SHARE, Column, Routing, SoftRouting
+from routed.layer.auxiliary import AUXILIARY
 from routed.layer.rule import Rule
 from routed.metrics.router import METRICS, MetricInputs
 from routed.models.model import Outputs
+from routed.training.phases import mean_so_far_of
 from routed.training.problem import Inputs, Problem
 
 #: Arrays of one evaluation, or the histories of a finished run, by name.
@@ -51,7 +54,7 @@ class Evaluation(NamedTuple):
     prediction: Any = None
     routing: Routing | SoftRouting | None = None
     #: Of samples whose tokens choose experts: the router on all test tokens.
-    gate: MetricInputs | None = None
+    gate: MetricInputs = None  # type: ignore[assignment]
     #: Results of the probe's own `in_block`: of samples joined to [samples, ...], of text stacked to [blocks, ...].
     blocks: Any = None
 
@@ -71,8 +74,53 @@ class Probe(NamedTuple):
     offline: Callable[[Any, Values], dict[str, np.ndarray]] = lambda problem, history: {}
 
 
+#: Columns that the training program adds to those of any problem.
+PROGRAM = Probe(
+    columns={
+        "train/steps": Column(
+            "steps until the run stopped",
+            "Optimiser steps after which the run stopped by itself, or all of them.",
+            AT_LEAST_0,
+        ),
+        "train/stopped": Column(
+            "share of runs that stopped",
+            "Share of runs that ended by a rule of the config before their last step.",
+            SHARE,
+        ),
+        "train/rate_scale": Column(
+            "multiplier of all rates",
+            "The factor on all learning rates that tuning chose for the run, or 1.",
+            AT_LEAST_0,
+            log=True,
+        ),
+    }
+    | {
+        f"train/coefficient_{name}": Column(
+            f"coefficient losses.{name}",
+            f"What losses.{name} has become where losses.{loss.steered_by} steers it.",
+            AT_LEAST_0,
+            log=True,
+        )
+        for name, loss in AUXILIARY.items()
+        if loss.adapted is not None
+    }
+)
+
 #: name -> probe, in the order of computation.
-PROBES: dict[str, Probe] = {}
+PROBES: dict[str, Probe] = {"program": PROGRAM}
+
+
+def experts_probe(
+    problem: type[Problem], count: Callable[[Any], Any], definition: str, applies: Callable[[Any], bool]
+) -> Probe:
+    """Returns the probe of the mean number of experts that computed for a training token so far."""
+
+    def evaluate(evaluation: Evaluation) -> Values:
+        experts = mean_so_far_of(count, evaluation.problem.config, evaluation.inputs.config, evaluation.step)
+        return {"train/experts": jnp.asarray(experts, jnp.float32)}
+
+    column = Column("experts computed per training token", definition, AT_LEAST_0, log=True)
+    return Probe(problem, {"train/experts": column}, applies, evaluate=evaluate)
 
 
 def probes_of(problem: Problem) -> dict[str, Probe]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PRNGKeyArray, Scalar
+from jaxtyping import Array, Int, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import Column
@@ -69,17 +69,14 @@ class Problem:
 
     def remember(self, params: dict[str, Any], state: dict[str, Any]) -> Any:
         """Returns what the next evaluation needs of this one."""
-        del params, state
         return ()
 
     def unit(self, inputs: Inputs) -> Scalar | float:
         """Returns the divisor of reported losses."""
-        del inputs
         return 1.0
 
     def wrong(self, config: Any, outputs: Outputs, batch: Any) -> Int[Array, ""] | int:
         """Counts the wrong samples of a batch, for runs that stop when no sample is wrong (`stop.errors`)."""
-        del config, outputs, batch
         return 0
 
 
@@ -142,6 +139,3 @@ class ProblemPart(NamedTuple):
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     check: Callable[[ConfigDict], None] = accept
-
-
-__all__ = ["Float", "Inputs", "Problem", "ProblemPart"]

@@ -19,11 +19,11 @@ from ml_collections import ConfigDict
 
 from routed.layer.auxiliary import steered
 from routed.settings.setting import COUNT, Allowed, Component, Setting, When, at_least
-from routed.settings.tree import node_of, override
+from routed.settings.tree import node_of
 from routed.training.freezing import has_moved, keep_router, router_of
 from routed.training.objective import is_frozen, training_loss
 from routed.training.optimiser import optimiser, update
-from routed.training.phases import Phase, active_phase, phases_of, require_groups, steps_per_epoch
+from routed.training.phases import Phase, active_phase, configs_of, phases_of, require_groups, steps_per_epoch
 from routed.training.problem import Inputs, Problem
 
 #: Independent random streams of a seed; the config key `held` names streams that all seeds share.
@@ -81,13 +81,7 @@ SETTINGS = Component(
         "stop.after": Setting(0, "steps before which a run goes on", at_least(0), when=_STOPS),
     },
     uses=("data.name", "optimizer.name", "optimizer.schedule"),
-    reads=(
-        "optimizer.weight_decay",
-        "optimizer.l2",
-        "optimizer.rate_scale",
-        "optimizer.warmup",
-        "optimizer.clip",
-    ),
+    reads=tuple(f"optimizer.{name}" for name in ("weight_decay", "l2", "rate_scale", "warmup", "clip")),
 )
 
 
@@ -104,18 +98,14 @@ class Program(NamedTuple):
 
 def make_program(config: ConfigDict, problem: Problem) -> Program:
     """Returns the program that trains a problem under a config."""
-    phases = phases_of(config)
-    configs = tuple(override(config, phase.changes) for phase in phases)
-    return Program(config, problem, phases, configs, jax.jit(partial(evaluate, config, problem), inline=True))
+    evaluated = jax.jit(partial(evaluate, config, problem), inline=True)
+    return Program(config, problem, phases_of(config), tuple(configs_of(config)), evaluated)
 
 
 def streams(seed, config: ConfigDict) -> dict[str, PRNGKeyArray]:
     """Returns a key for each stream; a stream in `held` has the base seed's key in every run."""
-    keys = {}
-    for index, name in enumerate(STREAMS):
-        source = config.seed if name in config.held else seed
-        keys[name] = jax.random.fold_in(jax.random.key(source), index)
-    return keys
+    seeds = {name: config.seed if name in config.held else seed for name in STREAMS}
+    return {name: jax.random.fold_in(jax.random.key(of), index) for index, (name, of) in enumerate(seeds.items())}
 
 
 def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) -> tuple[Any, dict[str, Any]]:
@@ -129,20 +119,21 @@ def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) ->
         "params": params,
         "state": state,
         "opt": _optimiser(program.problem, config, params).init(params),
-        "coefficients": {
-            name: jnp.float32(value) for name, value in _steered(program.problem, program.configs).items()
-        },
+        "coefficients": jax.tree.map(jnp.float32, _steered(program.problem, program.configs)),
         "router0": router_of(params, state),
         "memory": program.problem.remember(params, state),
         "step": jnp.int32(0),
         "taken": jnp.int32(0),
+        "total": jnp.float32(0),  # the training loss, summed since the last evaluation
         "loss": jnp.float32(0),
         "wrong": jnp.int32(0),
         "lowest": jnp.float32(jnp.inf),
         "stopped": jnp.array(False),
     }
     metrics = jax.eval_shape(program.evaluate, seed, traced, world, shared, {name: run[name] for name in EVALUATED})
-    return world, run | _new_history(metrics, program.config.steps // program.config.eval_every + 1)
+    rows = program.config.steps // program.config.eval_every + 1
+    metrics |= {"train/loss": run["total"]}
+    return world, run | {"history": {name: jnp.zeros((rows, *a.shape), a.dtype) for name, a in metrics.items()}}
 
 
 def advance(
@@ -169,18 +160,11 @@ def advance(
 
 def training_step(program: Program, inputs: Inputs, traced, feed, now: dict[str, Any]) -> dict[str, Any]:
     """Takes one step under the phase that applies."""
-    # The changes of a phase hold for traced settings too.
-    steps = [
-        partial(
-            _phase_step,
-            program,
-            inputs,
-            node_of(config, {key: value for key, value in traced.items() if key not in phase.changes}),
-            feed,
-            phase,
-        )
-        for phase, config in zip(program.phases, program.configs, strict=True)
-    ]
+    steps = []
+    for phase, config in zip(program.phases, program.configs, strict=True):
+        # The changes of a phase hold for traced settings too.
+        given = {key: value for key, value in traced.items() if key not in phase.changes}
+        steps.append(partial(_phase_step, program, inputs, node_of(config, given), feed, phase))
     if len(steps) == 1:
         return steps[0](now)
     key = jax.random.fold_in(jax.random.fold_in(inputs.keys["noise"], COIN), now["taken"])
@@ -203,8 +187,7 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
         params, opt = update(transform, now["params"], grads, now["opt"], frozen, phase.groups)
     # Where nothing trains, statistics and a balancing bias stay too.
     state = now["state"] if phase.groups == () else keep_router(still, now["state"], state)
-    new = now | {"params": params, "state": state, "opt": opt}
-    new |= {"coefficients": coefficients}
+    new = now | {"params": params, "state": state, "opt": opt, "coefficients": coefficients}
     new |= {"total": now["total"] + value, "loss": value, "taken": now["taken"] + 1}
     stop = program.config.stop
     if stop.errors or stop.epochs:
@@ -293,10 +276,3 @@ def _steered(problem: Problem, configs: Sequence[ConfigDict]) -> dict[str, float
     if not problem.part.routed:  # which has no auxiliary losses
         return {}
     return functools.reduce(lambda later, config: later | steered(config.losses), reversed(configs), {})
-
-
-def _new_history(metrics: dict[str, Any], evaluations: int) -> dict[str, Any]:
-    """Returns an empty history with a row for each evaluation, and the training loss summed since the last one."""
-    metrics = metrics | {"train/loss": jnp.float32(0)}
-    history = {name: jnp.zeros((evaluations, *value.shape), value.dtype) for name, value in metrics.items()}
-    return {"history": history, "total": jnp.float32(0)}

@@ -6,11 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from routed.contracts import AT_LEAST_0, AT_LEAST_1, AT_MOST_1, SHARE, Column
 from routed.metrics import agreement, entropies, router
 from routed.models.single_layer import SITE, sharpness
 from routed.training.probes import Evaluation, Probe
 from routed.training.problem import Problem
 from routed.training.sample_problem import SampleProblem
+
+#: The bounds of an effective number of experts.
+ONE_TO_ALL: dict[str, float | str] = {"one expert": 1.0, "all experts": "experts.count"}
 
 #: The column of a router's agreement with a grouping of the clusters, which a task names among its `columns`.
 AMI_BY = "router/ami_by_"
@@ -19,7 +23,6 @@ AMI_BY = "router/ami_by_"
 def _clusters(evaluation: Evaluation) -> dict[str, Array]:
     """Returns entropies, load and agreement with clusters, and the arrays of choices and of clusters' sums."""
     gate = evaluation.gate
-    assert gate is not None
     sums = router.cluster_sums(gate)
     columns = {f"router/{name}": value for name, value in router.cluster_columns(gate, sums).items()}
     return columns | {
@@ -31,7 +34,6 @@ def _clusters(evaluation: Evaluation) -> dict[str, Array]:
 
 def _clusters_offline(problem: SampleProblem, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the agreement of choices with clusters (scikit-learn), and churn."""
-    del problem
     moments = [agreement.agreement(counts) for counts in history["counts"]]
     columns = {name: np.array([moment[name] for moment in moments]) for name in moments[0]}
     return {f"router/{name}": values for name, values in (columns | agreement.churns(history["choices"])).items()}
@@ -40,7 +42,6 @@ def _clusters_offline(problem: SampleProblem, history: dict[str, np.ndarray]) ->
 def _shuffled(evaluation: Evaluation) -> dict[str, Array]:
     """Returns mean and deviation of the sparsity of the same weights on permuted input features."""
     problem, params, state, gate = evaluation.problem, evaluation.params, evaluation.state, evaluation.gate
-    assert gate is not None
 
     def score(x):
         return problem.model.scores(params, state, SITE, x[None], evaluation.batch, evaluation.step)[0]
@@ -53,7 +54,6 @@ def _shuffled(evaluation: Evaluation) -> dict[str, Array]:
 def _groupings(evaluation: Evaluation) -> dict[str, Array]:
     """Returns the sparsity for coarser clusters, and the arrays of their counts."""
     gate, columns = evaluation.gate, {}
-    assert gate is not None
     sums = router.cluster_sums(gate)
     for name, members in evaluation.problem.task.groupings(evaluation.world, evaluation.inputs.config.data).items():
         columns[f"router/sparsity_by_{name}"] = entropies.split(members.T @ sums.probs, sums.token)["sparsity"]
@@ -83,7 +83,188 @@ def _tokens_choose(problem: SampleProblem) -> bool:
 
 
 #: The columns `router/`, of all problems: each computes those that it can.
-COLUMNS = Probe(Problem, columns=router.COLUMNS)
+COLUMNS = Probe(
+    Problem,
+    columns={
+        "router/sparsity": Column(
+            "sparsity: effective experts per cluster",
+            "Mean over clusters (of text: languages) of exp H(expert | cluster): how many experts share a"
+            " cluster's tokens. 1: one expert each; E: routing ignores clusters.",
+            AT_LEAST_1,
+            log=True,
+            references=ONE_TO_ALL,
+        ),
+        "router/sparsity_exp_mean": Column(
+            "exp of the mean entropy of a cluster's experts",
+            "exp of the mean over clusters of H(expert | cluster), beside the mean of exps.",
+            AT_LEAST_1,
+            log=True,
+        ),
+        "router/sparsity_shuffled": Column(
+            "sparsity of the shuffled router",
+            "The sparsity of the same weights when the input features are permuted: what a router without"
+            " knowledge of the inputs shows. Mean of several permutations.",
+            AT_LEAST_1,
+            log=True,
+            references=ONE_TO_ALL,
+        ),
+        "router/sparsity_shuffled_std": Column(
+            "deviation over shuffles of the router",
+            "Standard deviation of that baseline over permutations.",
+            AT_LEAST_0,
+        ),
+        "router/hard_sparsity": Column(
+            "effective experts per cluster, hard choices",
+            "Sparsity of the choices made, not of the probabilities: effective experts that a cluster's tokens go to.",
+            AT_LEAST_1,
+            log=True,
+        ),
+        "router/hard_sparsity_exp_mean": Column(
+            "exp of the mean entropy, hard choices",
+            "exp of the mean entropy of the choices of a cluster.",
+            AT_LEAST_1,
+            log=True,
+        ),
+        "router/experts_used": Column(
+            "experts used over all samples",
+            "exp of the entropy of the mean probabilities: experts in effective use over all samples.",
+            AT_LEAST_1,
+            log=True,
+        ),
+        "router/signal_share": Column(
+            "share of squared norm on\nthe informative dimensions",
+            "Share of the squared norm of the router's first weights on dimensions that tell clusters apart.",
+            SHARE,
+            higher_is_better=True,
+        ),
+        "router/norm_ratio": Column(
+            "norm ratio E|w|² / (E|w|)²",
+            "Mean squared norm of the router's rows over the squared mean norm: 1 where all are equally long.",
+            AT_LEAST_1,
+        ),
+        "router/norm_mean": Column(
+            "mean norm of a router row",
+            "Mean length of the router's rows, times what multiplies its scores.",
+            AT_LEAST_0,
+        ),
+        "router/ami": Column(
+            "adjusted mutual information\nof experts and clusters",
+            "Specialisation: how much the chosen expert tells of the cluster, corrected for chance. 1:"
+            " experts and clusters are the same partition; about 0: unrelated; below 0: less than chance.",
+            AT_MOST_1,
+            higher_is_better=True,
+        ),
+        "router/homogeneity": Column(
+            "homogeneity of experts (1 = one cluster each)",
+            "1 - H(cluster | expert) / H(cluster): 1 where no expert mixes clusters. Not corrected for chance.",
+            SHARE,
+            higher_is_better=True,
+        ),
+        "router/dead": Column(
+            "share of dead experts",
+            "Share of the experts that get less than 1 % of a fair load (1 / E) of at least 100 E tokens;"
+            " undefined with fewer tokens.",
+            SHARE,
+        ),
+        "router/churn": Column(
+            "churn in the last evaluation interval",
+            "Share of the choices on a fixed set of tokens that are others than at the evaluation before.",
+            SHARE,
+        ),
+        "router/churn_to_final": Column(
+            "churn from here to the end",
+            "Share of the choices on a fixed set of tokens that are others than at the end of training.",
+            SHARE,
+        ),
+        "router/load_max": Column(
+            "largest load (1 = balanced)",
+            "E times the largest share of the assignments that one expert gets: 1 is balanced, E is collapse onto one.",
+            AT_LEAST_1,
+        ),
+        "router/chosen": Column(
+            "experts chosen per test token",
+            "Experts that a test token chooses, where each may choose another number (ReLU gates).",
+            AT_LEAST_0,
+        ),
+        "router/dropped": Column(
+            "share of assignments dropped",
+            "Share of the assignments that found no place in their expert's queue.",
+            SHARE,
+        ),
+        "router/entropy_token": Column(
+            "entropy of a token's gate (nats)",
+            "Mean over tokens of the entropy of the probabilities: 0 is a sharp gate, log E a uniform one.",
+            AT_LEAST_0,
+        ),
+        "router/entropy_cluster": Column(
+            "entropy of a cluster's experts (nats)",
+            "Mean over clusters of the entropy of a cluster's mean probabilities.",
+            AT_LEAST_0,
+        ),
+        "router/entropy_load": Column(
+            "entropy of the load (nats)",
+            "Entropy of the mean probabilities over all tokens: log E where all experts are used equally.",
+            AT_LEAST_0,
+        ),
+        "router/hard_entropy_token": Column(
+            "entropy of a token's hard choices (nats)",
+            "Entropy of the experts chosen for a token: 0 for top-1, log k for k of equal share.",
+            AT_LEAST_0,
+        ),
+        "router/hard_entropy_cluster": Column(
+            "entropy of a cluster's hard choices (nats)",
+            "Mean over clusters of the entropy of the choices made for it.",
+            AT_LEAST_0,
+        ),
+        "router/hard_entropy_load": Column(
+            "entropy of the load of hard choices (nats)",
+            "Entropy of the share of assignments of each expert: log E where balanced.",
+            AT_LEAST_0,
+        ),
+        "router/all_covered": Column(
+            "share of runs in which\nevery cluster has specialists",
+            "Share of runs in which every cluster has specialists: 90 % of its tokens go to experts 90 % of"
+            " whose tokens are its own.",
+            SHARE,
+            higher_is_better=True,
+        ),
+        "router/covered": Column(
+            "share of clusters with specialists",
+            "Share of the clusters 90 % of whose tokens go to experts 90 % of whose tokens are of that cluster.",
+            SHARE,
+            higher_is_better=True,
+        ),
+        "router/rows_hit": Column(
+            "share of runs in which rows from examples\nwould come from every cluster",
+            "Share of runs in which as many examples as experts, drawn at random, would come from every"
+            " cluster (coupon collector).",
+            SHARE,
+        ),
+        "router/moved": Column(
+            "share of runs whose router moved",
+            "1 in a run whose router parameters differ from step 0 in any bit: 0 for every frozen arm, or the run"
+            " fails.",
+            SHARE,
+        ),
+        "router/spurious_ratio": Column(
+            "norm on the spurious dimensions\nover norm on the others",
+            "Norm of the router's weights on dimensions that say nothing, over that on the others.",
+            AT_LEAST_0,
+            log=True,
+        ),
+        "router/spurious_norm": Column(
+            "norm on the spurious dimensions",
+            "Norm of the router's weights on dimensions that say nothing.",
+            AT_LEAST_0,
+            log=True,
+        ),
+        "router/dispatch_entropy": Column(
+            "dispatch entropy H(cluster | expert),\ntest samples (nats)",
+            "H(cluster | expert) over test samples: 0 where every expert serves one cluster.",
+            AT_LEAST_0,
+        ),
+    },
+)
 CLUSTERS = Probe(SampleProblem, applies=_tokens_choose, evaluate=_clusters, offline=_clusters_offline)
 SHUFFLED = Probe(
     SampleProblem, applies=lambda problem: problem.tokens_choose and problem.config.shuffles > 0, evaluate=_shuffled

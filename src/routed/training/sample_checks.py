@@ -101,9 +101,16 @@ def _check_routing(config: ConfigDict) -> None:
     size = rule_of(config.selection).group_size
     if size and config.batch_size % size:
         refuse("selection.group_size", size, f"must divide batch_size={config.batch_size}")
-    _refuse_more_patches(config, positions_of(config))
-    router = ROUTERS[config.router.name]
-    if "window" in router.settings:
+    for key, evaluation in (("selection", False), ("selection.eval", True)):
+        rule, most = rule_of(config.selection, evaluation=evaluation), positions_of(config)
+        taken = SELECTIONS[rule.name].places
+        if taken is not None and taken(rule) > most:
+            refuse(
+                f"{key}.patches",
+                taken(rule),
+                f"is more than the patches of a sample of data.name={config.data.name!r}, which has {most}; lower it",
+            )
+    if "window" in ROUTERS[config.router.name].settings:
         positions = task.dims(data) if task.pixels is None else task.pixels(data)
         where = "positions of a sample" if task.pixels is None else "pixels of a side of an image"
         if positions % config.router.window:
@@ -143,17 +150,3 @@ def _check_stop(config: ConfigDict) -> None:
         )
     if loss.of_scores and config.experts.count < 2:
         refuse("loss", config.loss, f"sets experts apart, and experts.count={config.experts.count}; use at least 2")
-
-
-def _refuse_more_patches(config: ConfigDict, positions: int) -> None:
-    """Raises if experts would take more patches than a sample has."""
-    for key, evaluation in (("selection", False), ("selection.eval", True)):
-        rule = rule_of(config.selection, evaluation=evaluation)
-        taken = SELECTIONS[rule.name].places
-        if taken is not None and taken(rule) > positions:
-            refuse(
-                f"{key}.patches",
-                taken(rule),
-                f"is more than the patches of a sample of data.name={config.data.name!r}, which has {positions};"
-                f" lower it",
-            )

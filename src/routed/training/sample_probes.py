@@ -14,10 +14,9 @@ from routed.metrics import entropies, router
 from routed.models.single_layer import SITE
 from routed.tasks import worlds
 from routed.training.objective import rule_and_dispatch
-from routed.training.phases import mean_so_far_of
-from routed.training.probes import Block, Evaluation, Probe
-from routed.training.sample_cost import experts_per_token
+from routed.training.probes import Block, Evaluation, Probe, experts_probe
 from routed.training.sample_problem import EVALUATION_DISPATCH, SampleProblem, calibration_scores
+from routed.training.samples import experts_per_token
 
 
 def _loss(evaluation: Evaluation, prediction: Any = None, target: Any = None) -> Array:
@@ -25,12 +24,6 @@ def _loss(evaluation: Evaluation, prediction: Any = None, target: Any = None) ->
     target = evaluation.batch.y if target is None else target
     prediction = evaluation.prediction if prediction is None else prediction
     return evaluation.problem.loss.value(prediction, target).mean() / evaluation.unit
-
-
-def _experts(evaluation: Evaluation) -> dict[str, Array]:
-    """Returns the mean number of experts that computed for a training token so far."""
-    count = mean_so_far_of(experts_per_token, evaluation.problem.config, evaluation.inputs.config, evaluation.step)
-    return {"train/experts": jnp.asarray(count, jnp.float32)}
 
 
 def _accuracy(evaluation: Evaluation) -> dict[str, Array]:
@@ -95,35 +88,27 @@ LOSS = Probe(
     columns={
         "test/loss": Column(
             "top-1 test loss (1 = trivial)",
-            log=True,
-            bounds=AT_LEAST_0,
-            definition="Squared error on test samples as the arm is evaluated (top-1 unless the config says otherwise:"
+            "Squared error on test samples as the arm is evaluated (top-1 unless the config says otherwise:"
             " one expert a token, weight 1), over the variance of the targets: 1 is what a constant prediction reaches,"
             " 0 is perfect.",
+            AT_LEAST_0,
+            log=True,
         ),
         "train/loss": Column(
             "training loss, as trained\n(1 = trivial)",
-            log=True,
-            bounds=AT_LEAST_0,
-            definition="Mean loss of the training batches since the last evaluation, by the rule that trains, over the"
+            "Mean loss of the training batches since the last evaluation, by the rule that trains, over the"
             " variance of the targets.",
+            AT_LEAST_0,
+            log=True,
         ),
     },
 )
 
-EXPERTS = Probe(
+EXPERTS = experts_probe(
     SampleProblem,
-    evaluate=_experts,
-    columns={
-        "train/experts": Column(
-            "experts computed per training token",
-            log=True,
-            bounds=AT_LEAST_0,
-            definition="Experts that are computed for a training token: all of a soft mixture, k of a sparse one."
-            " What a"
-            " step costs.",
-        ),
-    },
+    experts_per_token,
+    "Experts that are computed for a training token: all of a soft mixture, k of a sparse one. What a step costs.",
+    applies=lambda problem: True,
 )
 
 ACCURACY = Probe(
@@ -132,10 +117,7 @@ ACCURACY = Probe(
     evaluate=_accuracy,
     columns={
         "test/accuracy": Column(
-            "test accuracy",
-            bounds=SHARE,
-            higher_is_better=True,
-            definition="Share of test samples whose class is the predicted one.",
+            "test accuracy", "Share of test samples whose class is the predicted one.", SHARE, higher_is_better=True
         ),
     },
 )
@@ -148,10 +130,10 @@ MIXTURE = Probe(
     columns={
         "test/loss_soft": Column(
             "soft test loss (1 = trivial)",
-            log=True,
-            bounds=AT_LEAST_0,
-            definition="The same error when every expert answers and the router's probabilities weigh the answers: no"
+            "The same error when every expert answers and the router's probabilities weigh the answers: no"
             " penalty for the change from soft training to one expert.",
+            AT_LEAST_0,
+            log=True,
         ),
     },
 )
@@ -163,16 +145,15 @@ BAYES = Probe(
     columns={
         "test/excess": Column(
             "excess over Bayes (1 = trivial)",
+            "Test loss minus the loss of the Bayes predictor, over the variance of the targets: what a"
+            " better model could still gain.",
             log=True,
-            definition="Test loss minus the loss of the Bayes predictor, over the variance of the targets: what a"
-            " better"
-            " model could still gain.",
         ),
         "test/bayes": Column(
             "loss of the Bayes predictor (1 = trivial)",
+            "Loss of E[y | x], which the generator of the data knows: no model does better on average.",
+            AT_LEAST_0,
             log=True,
-            bounds=AT_LEAST_0,
-            definition="Loss of E[y | x], which the generator of the data knows: no model does better on average.",
         ),
     },
 )
@@ -186,15 +167,14 @@ TRAINING_GATES = Probe(
     columns={
         "router/entropy_token_train": Column(
             "entropy of a gate,\ntraining samples (nats)",
-            bounds=AT_LEAST_0,
-            definition="Mean over training samples of the entropy of a token's probabilities over experts (of"
-            " patches: of"
-            " an expert's over the patches of a sample): 0 is a sharp gate, the log of their number a uniform one.",
+            "Mean over training samples of the entropy of a token's probabilities over experts (of patches:"
+            " of an expert's over the patches of a sample): 0 is a sharp gate, the log of their number a uniform one.",
+            AT_LEAST_0,
         ),
         "router/entropy_asked": Column(
             "entropy that a gate was asked for,\ntraining samples (nats)",
-            bounds=AT_LEAST_0,
-            definition="The per-token entropy that a matched gate was sharpened to: the source arm's final one.",
+            "The per-token entropy that a matched gate was sharpened to: the source arm's final one.",
+            AT_LEAST_0,
         ),
     },
 )
@@ -206,11 +186,18 @@ TRAINING_DISPATCH = Probe(
     columns={
         "train/dispatch_entropy": Column(
             "dispatch entropy H(cluster | expert),\ntraining samples (nats)",
-            bounds=AT_LEAST_0,
-            definition="H(cluster | expert) over training samples: 0 where every expert serves one cluster, log of the"
+            "H(cluster | expert) over training samples: 0 where every expert serves one cluster, log of the"
             " number of clusters where experts are blind to them.",
+            AT_LEAST_0,
         ),
     },
 )
 
 INITIAL_CLUSTERS = Probe(SampleProblem, applies=lambda problem: problem.tokens_choose, evaluate=_initial_clusters)
+
+#: The table METRICS, which users' files fill.
+METRICS = Probe(
+    SampleProblem,
+    applies=lambda problem: problem.tokens_choose,
+    evaluate=lambda evaluation: {name: metric.value(evaluation.gate) for name, metric in router.METRICS.items()},
+)

@@ -20,9 +20,11 @@ from routed.layer.selection import SELECTIONS, gate_rows, group_of
 from routed.metrics import router
 from routed.models import SAMPLE_MODELS
 from routed.models.single_layer import SITE
-from routed.routers import CLUSTERS, ROUTERS, initial_parameters, sharpness_of
+from routed.routers import CLUSTERS, ROUTERS
 from routed.routers.features import IMAGES
 from routed.routers.noise import NOISES
+from routed.routers.router import initial_parameters
+from routed.routers.scores import sharpness_of
 from routed.settings.tree import node_of
 from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task, World
@@ -95,7 +97,6 @@ class SampleProblem(Problem):
         return params, state | {CONTROL: {"sharpness": sharpness_of(scores, inputs.config.router.entropy)}}
 
     def batch(self, inputs: Inputs, feed, step) -> Batch:
-        del feed
         order, data = inputs.keys["order"], inputs.config.data
         return worlds.train_batch(self.task, self.world(inputs), order, self.config.batch_size, data, step)
 
@@ -126,7 +127,8 @@ class SampleProblem(Problem):
         test = worlds.test_batch(self.task, world, inputs.config.data)
         evaluation = Evaluation(self, inputs, params, state, step, memory, test, world, self.unit(inputs))
         rule = rule_of(inputs.config.selection, evaluation=True) if self.part.routed else Rule()
-        noisy = self._noisy(inputs)
+        noise = NOISES[self.config.router.noise] if self.part.noisy else None
+        noisy = noise is not None and noise.optional_at_eval and inputs.config.router.noise_at_eval
 
         def forward(number, batch: Batch):
             key = jax.random.fold_in(inputs.keys["noise"], number) if noisy else None
@@ -138,15 +140,10 @@ class SampleProblem(Problem):
         # Fewer images at once where experts are networks on images: the windows of all experts are in memory.
         networks = self.experts is not None and self.experts.flops is not None
         prediction, routing, blocks = in_blocks(forward, test, IMAGES if networks else 640)
-        gate = None
+        gate: Any = None
         if self.tokens_choose and routing is not None:
             gate = router.gate_of(routing, test.label, self.task.labels(inputs.config.data), test, params["router"])
         return measure(evaluation._replace(prediction=prediction, routing=routing, gate=gate), blocks)
-
-    def _noisy(self, inputs: Inputs) -> bool:
-        """True if test samples are routed with noise."""
-        noise = NOISES[self.config.router.noise] if self.part.noisy else None
-        return noise is not None and noise.optional_at_eval and inputs.config.router.noise_at_eval
 
 
 def build(config: ConfigDict, pool: int, mesh: Mesh | None = None) -> SampleProblem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +14,15 @@ from ml_collections import ConfigDict
 from routed.settings.setting import Allowed, Setting, accept
 
 
-class Value(Protocol):
-    """The loss of each sample."""
-
-    def __call__(self, prediction: Float[Array, "B O"], y: Float[Array, "B O"]) -> Float[Array, " B"]: ...
-
-
 class TaskLoss(NamedTuple):
-    """A loss of samples; `fits` are the kinds of targets that it fits: vector, input, sign, class, density.
+    """A loss of each sample, `value(prediction [B, O], y [B, O])` -> [B].
 
-    A `labelled` loss is in nats, and its samples are right or wrong; other losses are reported over the variance of
-    the target. A loss `of_scores` trains a router: its prediction is the difference of the summed scores of experts
-    in turn (`apart`).
+    `fits` are the kinds of targets that it fits: vector, input, sign, class, density. A `labelled` loss is in nats, and
+    its samples are right or wrong; other losses are reported over the variance of the target. A loss `of_scores` trains
+    a router: its prediction is the difference of the summed scores of experts in turn (`apart`).
     """
 
-    value: Value
+    value: Callable[[Array, Array], Array]
     fits: tuple[str, ...]
     labelled: bool = True
     of_scores: bool = False
@@ -78,7 +72,6 @@ def apart(scores: Float[Array, "T E"], samples: int) -> Float[Array, "B 1"]:
 
 def given(prediction: Float[Array, "B S"], y: Float[Array, "B O"]) -> Float[Array, " B"]:
     """Returns the mean of predictions that are losses themselves: -log p(y), one column for each start of a fit."""
-    del y
     return prediction.mean(-1)
 
 

@@ -18,8 +18,7 @@ from routed.metrics import agreement, entropies, load, router
 from routed.metrics.agreement import mean_cosine
 from routed.models.model import Site
 from routed.training.probes import Block, Evaluation, Probe
-from routed.training.text_feed import corpus, held_out
-from routed.training.text_problem import TextKind, TextProblem
+from routed.training.text_problem import TextKind, TextProblem, corpus, held_out
 
 #: Tokens of a block of rows on which the outputs of all experts are compared.
 ALIKE = 256
@@ -28,12 +27,6 @@ ALIKE = 256
 SAMPLE = 64
 #: Draws of the null in `agreement.information`.
 DRAWS = 4
-
-
-def _in_block(evaluation: Evaluation, block: Block) -> dict[str, dict[str, Array]]:
-    """Returns sums and choices of each stack on a block of rows."""
-    sites = block.outputs.sites.items()
-    return {stack: _stack_in_block(evaluation, stack, site, block) for stack, site in sites}
 
 
 def _stack_in_block(evaluation: Evaluation, stack: str, site: Site, block: Block) -> dict[str, Array]:
@@ -204,47 +197,46 @@ def _layer(history: dict[str, np.ndarray], stack: str, sparse: int, tokens: Toke
 GATES = Probe(
     TextProblem,
     applies=lambda problem: problem.model.scores is not None,
-    in_block=_in_block,
+    in_block=lambda evaluation, block: {
+        stack: _stack_in_block(evaluation, stack, site, block) for stack, site in block.outputs.sites.items()
+    },
     evaluate=_evaluate,
     offline=offline,
     columns={
         "router/mi_language": Column(
             "I(expert; language) (nats)",
-            bounds=AT_LEAST_0,
-            definition="Mutual information of the chosen expert and the language of the row: 0 where routing ignores"
-            " language.",
+            "Mutual information of the chosen expert and the language of the row: 0 where routing ignores language.",
+            AT_LEAST_0,
         ),
         "router/mi_language_given_token": Column(
             "I(expert; language | token id) (nats)",
-            bounds=AT_LEAST_0,
-            definition="Mutual information of expert and language among occurrences of the same token id: what routing"
+            "Mutual information of expert and language among occurrences of the same token id: what routing"
             " knows of the language beyond which words it has.",
+            AT_LEAST_0,
         ),
         "router/mi_token": Column(
             "I(expert; token id) (nats)",
-            bounds=AT_LEAST_0,
-            definition="Mutual information of the chosen expert and the id of the token, beyond what permuted ids"
-            " have: 0"
-            " where routing ignores which token it is. Comparable between runs of one vocabulary and as many tokens.",
+            "Mutual information of the chosen expert and the id of the token, beyond what permuted ids have:"
+            " 0 where routing ignores which token it is. Comparable between runs of one vocabulary and as many tokens.",
+            AT_LEAST_0,
         ),
         "router/alike": Column(
             "mean cosine of\ntwo experts' outputs",
-            bounds=(-1.0, 1.0),
-            definition="Mean over held-out tokens and pairs of experts of the cosine of their outputs: 1 where all"
-            " experts"
-            " say the same.",
+            "Mean over held-out tokens and pairs of experts of the cosine of their outputs: 1 where all"
+            " experts say the same.",
+            (-1.0, 1.0),
         ),
         "router/churn_router": Column(
             "churn by the router in the last interval",
-            bounds=SHARE,
-            definition="Share of probe tokens whose experts change when the router of now replaces that of the last"
+            "Share of probe tokens whose experts change when the router of now replaces that of the last"
             " evaluation, on the features of now.",
+            SHARE,
         ),
         "router/churn_features": Column(
             "churn by its features in the last interval",
-            bounds=SHARE,
-            definition="Share of probe tokens whose experts change when the features move and the router of the last"
+            "Share of probe tokens whose experts change when the features move and the router of the last"
             " evaluation stays.",
+            SHARE,
         ),
     },
 )

@@ -9,13 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from routed.contracts import AT_LEAST_0, SHARE, Column, TextBatch
-from routed.metrics import entropies
+from routed.contracts import AT_LEAST_0, SHARE, Column, Routing, TextBatch
+from routed.metrics import entropies, router
 from routed.models.transformer_sizes import experts_of_token, work_of_token
-from routed.training import text_feed
 from routed.training.phases import mean_so_far_of
-from routed.training.probes import Block, Evaluation, Probe
-from routed.training.text_problem import TextProblem, in_blocks, target_logits
+from routed.training.probes import Block, Evaluation, Probe, experts_probe
+from routed.training.text_problem import TextProblem, corpus, in_blocks, target_logits
 
 #: Metrics of a language, by column of the sums of a block.
 BY_LANGUAGE = ("loss", "accuracy")
@@ -65,7 +64,7 @@ def _losses(evaluation: Evaluation) -> dict[str, Array]:
 
 def _losses_offline(problem: TextProblem, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns loss and accuracy as a column for each language."""
-    languages = text_feed.corpus(problem.kind.form, problem.config).languages
+    languages = corpus(problem.kind.form, problem.config).languages
     return {
         f"eval/{metric}/{language}": history[f"language/{metric}"][:, i]
         for i, language in enumerate(languages)
@@ -73,23 +72,12 @@ def _losses_offline(problem: TextProblem, history: dict[str, np.ndarray]) -> dic
     }
 
 
-def _mean_so_far(evaluation: Evaluation, count) -> Any:
-    """Returns the mean over the steps so far of a count of experts; None for a model without sparse layers."""
-    problem = evaluation.problem
-    if problem.model.scores is None:
-        return None
-    return mean_so_far_of(count, problem.config, evaluation.inputs.config, evaluation.step)
-
-
-def _experts(evaluation: Evaluation) -> dict[str, Array]:
-    """Returns the mean number of experts that computed for a training token so far."""
-    return {"train/experts": jnp.asarray(_mean_so_far(evaluation, experts_of_token), jnp.float32)}
-
-
 def _flops(evaluation: Evaluation) -> dict[str, Array]:
     """Returns the FLOPs of training until this step."""
-    problem = evaluation.problem
-    row = problem.kind.flops(problem.config, _mean_so_far(evaluation, work_of_token))
+    problem, work = evaluation.problem, None
+    if problem.model.scores is not None:  # sparse layers
+        work = mean_so_far_of(work_of_token, problem.config, evaluation.inputs.config, evaluation.step)
+    row = problem.kind.flops(problem.config, work)
     return {"train/flops": jnp.float32(evaluation.step) * problem.config.batch_size * row}
 
 
@@ -125,6 +113,33 @@ def _test_rows(evaluation: Evaluation) -> dict[str, Array]:
     return metrics
 
 
+def _users_metrics(evaluation: Evaluation) -> dict[str, Array]:
+    """Returns each metric of each stack, [layers]: the routers on all validation tokens."""
+    problem, batch = evaluation.problem, evaluation.batch
+    metrics: dict[str, Array] = {}
+    for stack, blocks in evaluation.blocks.items():
+        routing = _joined(blocks)
+        label = jnp.repeat(batch.language, routing.scores.shape[1] // len(batch.language))
+        real = problem.real(batch)
+
+        def of_layer(routing, params, label=label, real=real):
+            gate = router.gate_of(routing, label, problem.languages, batch, params, real)
+            return {name: metric.value(gate) for name, metric in router.METRICS.items()}
+
+        values = jax.vmap(of_layer)(routing, evaluation.params["router"][stack].get("router", {}))
+        metrics |= {f"{stack}/{name}": value for name, value in values.items()}
+    return metrics
+
+
+def _joined(blocks: Any) -> Any:
+    """Returns the routing of all rows, [layers, tokens, ...], from that of blocks, [blocks, layers, ...]."""
+    tokens = blocks.scores.shape[2]
+    if isinstance(blocks, Routing):
+        first = tokens * jnp.arange(len(blocks.token), dtype=blocks.token.dtype)
+        blocks = blocks._replace(token=blocks.token + first[:, None, None])
+    return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1).reshape(a.shape[1], -1, *a.shape[3:]), blocks)
+
+
 LOSSES = Probe(
     TextProblem,
     in_block=_sums_by_language,
@@ -133,39 +148,28 @@ LOSSES = Probe(
     columns={
         "train/loss": Column(
             "training loss (nats per token)",
-            bounds=AT_LEAST_0,
-            definition="Mean cross-entropy of the training batches since the last evaluation, in nats for each target"
-            " token.",
+            "Mean cross-entropy of the training batches since the last evaluation, in nats for each target token.",
+            AT_LEAST_0,
         ),
         "eval/loss": Column(
             "validation loss (nats per token)",
-            bounds=AT_LEAST_0,
-            definition="Cross-entropy on held-out rows, in nats for each target token; all arms are asked about the"
-            " same"
-            " tokens.",
+            "Cross-entropy on held-out rows, in nats for each target token; all arms are asked about the same tokens.",
+            AT_LEAST_0,
         ),
         "eval/accuracy": Column(
             "validation token accuracy",
-            bounds=SHARE,
+            "Share of held-out target tokens that the model ranks first.",
+            SHARE,
             higher_is_better=True,
-            definition="Share of held-out target tokens that the model ranks first.",
         ),
     },
 )
 
-EXPERTS = Probe(
+EXPERTS = experts_probe(
     TextProblem,
+    experts_of_token,
+    "Experts that are computed for a training token on average: k, and all of them on steps on which they compete.",
     applies=lambda problem: problem.model.scores is not None,
-    evaluate=_experts,
-    columns={
-        "train/experts": Column(
-            "experts computed per training token",
-            log=True,
-            bounds=AT_LEAST_0,
-            definition="Experts that are computed for a training token on average: k, and all of them on steps on which"
-            " they compete.",
-        ),
-    },
 )
 
 FLOPS = Probe(
@@ -174,9 +178,9 @@ FLOPS = Probe(
     columns={
         "train/flops": Column(
             "training FLOPs so far",
+            "FLOPs of the model's products until the evaluation, forward and backward, by their sizes.",
+            AT_LEAST_0,
             log=True,
-            bounds=AT_LEAST_0,
-            definition="FLOPs of the model's products until the evaluation, forward and backward, by their sizes.",
         ),
     },
 )
@@ -188,15 +192,22 @@ TEST_ROWS = Probe(
     columns={
         "router/entropy_test": Column(
             "entropy of a test token's gate (nats)",
-            bounds=AT_LEAST_0,
-            definition="Mean over the tokens of the test rows of the entropy of the softmax of the scores: 0 is a sharp"
+            "Mean over the tokens of the test rows of the entropy of the softmax of the scores: 0 is a sharp"
             " gate, log E a uniform one.",
+            AT_LEAST_0,
         ),
         "router/entropy_test_std": Column(
             "deviation of that entropy over test tokens",
-            bounds=AT_LEAST_0,
-            definition="Standard deviation over the tokens of the test rows of the entropy of the softmax of the"
-            " scores.",
+            "Standard deviation over the tokens of the test rows of the entropy of the softmax of the scores.",
+            AT_LEAST_0,
         ),
     },
+)
+
+#: The table METRICS, which users' files fill, for each layer.
+METRICS = Probe(
+    TextProblem,
+    applies=lambda problem: problem.model.scores is not None and bool(router.METRICS),
+    in_block=lambda evaluation, block: {stack: site.routing for stack, site in block.outputs.sites.items()},
+    evaluate=_users_metrics,
 )

@@ -6,6 +6,7 @@ Validation is paired: every arm and seed sees the same rows, with the same spans
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,16 +25,70 @@ from routed.layer.selection import group_of
 from routed.models.language_model import Read
 from routed.models.model import ModelPart
 from routed.settings.setting import Setting, refuse
-from routed.tasks import text
-from routed.tasks.text import Corpus, Form
-from routed.tasks.text.spans import PAD
-from routed.training import text_feed
+from routed.tasks.text import DOCUMENTS, SOURCES, Corpus, Form, stream
+from routed.tasks.text.spans import END, PAD
 from routed.training.probes import Block, Evaluation, look, measure
 from routed.training.problem import Inputs, Problem
 
 #: FLOPs of training on a row of a config; the second argument is the number of experts that compute a token (None: by
 #: the selection).
 Flops = Callable[..., Any]
+
+
+#: The seed of the batches in which token ids are counted, which shares no stream with a run.
+COUNTING = 2**31 - 1
+
+
+@functools.lru_cache(maxsize=4)
+def _corpus(form: Form, key: str) -> Corpus:
+    return form.load(ConfigDict(json.loads(key)).data)
+
+
+def corpus(form: Form, config: ConfigDict) -> Corpus:
+    """Returns the corpus of a config, loaded once in a process."""
+    return _corpus(form, key_of(config))
+
+
+def key_of(config: ConfigDict) -> str:
+    """Returns the settings of the data as a text, the key of caches."""
+    return json.dumps({"data": dict(config.data)}, sort_keys=True, default=list)
+
+
+def held_out(form: Form, config: ConfigDict) -> dict[str, TextBatch]:
+    """Returns the rows that a run is evaluated on: `validation`, and `test` of a form that is tested."""
+    if not form.tested:
+        return {"validation": stream.validation(corpus(form, config), config)}
+    return dict(zip(("validation", "test"), stream.held_out(form, corpus(form, config), config), strict=True))
+
+
+def feed(form: Form, config: ConfigDict, seed: int, rows: slice = slice(None)) -> Callable[[int, int], TextBatch]:
+    """Returns (first, steps) -> `rows` of the batches of these steps, [steps, ...]; a pure function."""
+    source = config.seed if "order" in config.held and seed != COUNTING else seed
+    make = stream.batch_function(form, corpus(form, config), config, source, rows)
+
+    def batches(first: int, steps: int) -> TextBatch:
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *(make(step) for step in range(first, first + steps)))
+
+    return batches
+
+
+def feed_shape(form: Form, config: ConfigDict, steps: int) -> TextBatch:
+    """Returns the shapes of the batches of `steps` steps."""
+    inputs, targets = form.lengths(config.data)
+    shapes = (config.batch_size, inputs), (config.batch_size, targets), (config.batch_size,)
+    return TextBatch(*(jax.ShapeDtypeStruct((steps, *s), np.int32) for s in shapes))  # type: ignore[arg-type]
+
+
+def counted_of(
+    form: Form, config: Any, inputs: Int[Array | np.ndarray, "B L"]
+) -> Float[Array | np.ndarray, "B L"] | None:
+    """Returns 1 for each target that counts; None: all count.
+
+    0 for the first target behind a document's end (`data.packing`), which no token of its document predicts.
+    """
+    if not form.packed or config.data.packing != DOCUMENTS:
+        return None
+    return (inputs != END).astype(jnp.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +107,7 @@ class TextKind:
     #: Columns of this kind that need the whole history of a run.
     finished: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda history: {}
     #: The table of `data.name`.
-    sources: Mapping[str, Any] = field(default_factory=lambda: text.SOURCES)
+    sources: Mapping[str, Any] = field(default_factory=lambda: SOURCES)
     settings: Mapping[str, Setting] = field(default_factory=dict)
     #: The column by which reports compare arms; empty: the validation loss.
     compared: str = ""
@@ -67,7 +122,6 @@ class TextProblem(Problem):
     languages: int
 
     def draw_world(self, keys, config) -> Any:
-        del keys, config
         return ()
 
     def init(self, inputs: Inputs) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -83,7 +137,6 @@ class TextProblem(Problem):
         return params | {"router": filled}, state
 
     def batch(self, inputs: Inputs, feed, step) -> TextBatch:
-        del inputs
         return jax.tree.map(lambda a: a[step % len(a)], feed)
 
     def task_loss(self, config, outputs, batch: TextBatch) -> tuple[Scalar, Scalar]:
@@ -125,7 +178,7 @@ class TextProblem(Problem):
 
     def counted(self, batch: TextBatch) -> Float[Array | np.ndarray, "B L"] | None:
         """Returns 1 for each target that counts, 0 for others; None: all count."""
-        return text_feed.counted_of(self.kind.form, self.config, batch.inputs)
+        return counted_of(self.kind.form, self.config, batch.inputs)
 
     def real(self, batch: TextBatch) -> Bool[Array, " T"] | None:
         """Returns True for tokens that are text, False for pads; None: all are text."""
@@ -134,8 +187,7 @@ class TextProblem(Problem):
 
 def build(kind: TextKind, config: ConfigDict, pool: int, mesh: Mesh | None = None) -> TextProblem:
     """Returns the problem of a config."""
-    del pool
-    part, languages = kind.models[config.model], len(text_feed.corpus(kind.form, config).languages)
+    part, languages = kind.models[config.model], len(corpus(kind.form, config).languages)
     return TextProblem(config, part, part.build(config, mesh), kind, mesh, languages)
 
 

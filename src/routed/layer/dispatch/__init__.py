@@ -6,14 +6,14 @@ All are called as dispatch(expert, params, x, routing, queues), where leaves of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.contracts import ExpertFunction
 from routed.kernels.ragged import alone, one_by_one, ragged, sorted_outputs
-from routed.layer.dispatch.direct import apart, apart_dense, combine, combined, dense, gather
+from routed.layer.dispatch.direct import apart, apart_dense, combined, dense, gather, slots
 from routed.layer.dispatch.parallel import (
     DATA,
     EXPERT,
@@ -22,27 +22,18 @@ from routed.layer.dispatch.parallel import (
     parallel_outputs,
     parallel_select,
 )
-from routed.layer.dispatch.slots import slots
 from routed.layer.selection import SELECTIONS
 from routed.settings.setting import Setting, accept
 
 
-class RunExpertsFn(Protocol):
-    """Outputs [T, O] of the experts that a routing names; leaves of `params` lead with the expert axis.
+class Dispatch(NamedTuple):
+    """A way to compute the layer; a `sparse` one needs a list of assignments, an `exchanged` one works over a mesh.
 
-    `queues` (`routed.contracts.Places`) holds the places in the experts' queues; None for a dispatch that has no
-    queues.
+    `run(expert, params, x, routing, queues)` returns the outputs [T, O] of the experts that a routing names; `queues`
+    (`routed.contracts.Places`) holds the places in their queues, None for a dispatch without queues.
     """
 
-    def __call__(
-        self, expert: ExpertFunction, params: Any, x: Float[Array, "T ..."], routing: Any, queues: Any, /
-    ) -> Float[Array, "T O"]: ...
-
-
-class Dispatch(NamedTuple):
-    """A way to compute the layer; a `sparse` one needs a list of assignments, an `exchanged` one works over a mesh."""
-
-    run: RunExpertsFn
+    run: Callable[[ExpertFunction, Any, Float[Array, "T ..."], Any, Any], Float[Array, "T O"]]
     sparse: bool = True
     exchanged: bool = False
     settings: Mapping[str, Setting] = {}
@@ -106,25 +97,16 @@ def choose(
 
 
 __all__ = [
-    "AUTO",
     "DATA",
-    "DISPATCHES",
     "EXPERT",
     "alone",
     "apart",
     "apart_dense",
-    "choose",
-    "combine",
     "combined",
-    "dense",
-    "gather",
-    "misfit",
     "one_by_one",
     "parallel",
     "parallel_combined",
     "parallel_outputs",
     "parallel_select",
-    "ragged",
-    "slots",
     "sorted_outputs",
 ]

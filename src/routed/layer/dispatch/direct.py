@@ -1,4 +1,7 @@
-"""Dispatches without queues: every expert on every token, or a copy of its expert's weights for every assignment."""
+"""Dispatches on one device: every expert on every token, an expert's weights for every assignment, or slots of queues.
+
+With `slots` tokens are copied to [experts, places], experts run side by side, and outputs are fetched.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,6 @@ def dense(
     y_t = sum_e w_te f_e(x_t). An expert that returns one row for all tokens (a constant) is combined by one
     [T, E] x [E, O] product.
     """
-    del queues
     return combined(routing, jax.vmap(expert, in_axes=(0, None))(params, x))
 
 
@@ -42,7 +44,6 @@ def gather(
     FLOPs are those of the chosen experts only; bytes grow with assignments times weights, so others are better beyond
     about E assignments.
     """
-    del queues
     chosen = jax.tree.map(lambda leaf: leaf[routing.expert], params)
     outputs = jax.vmap(lambda p, token: expert(p, token[None])[0])(chosen, x[routing.token])
     return combine(routing, outputs, len(x))
@@ -56,8 +57,7 @@ def combine(routing: Routing, outputs: Float[Array, "A O"], tokens: int) -> Floa
 
 
 def apart(expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing) -> Float[Array, "T E O"]:
-    """Returns the weighted output of each expert on each token, not added up; 0 where the expert did not take the
-    token.
+    """Returns the weighted output of each expert on each token, not summed; 0 for tokens the expert did not take.
 
     Of a selection whose experts all take as many tokens of each group: experts compute these, and nothing else.
     """
@@ -73,3 +73,30 @@ def apart_dense(expert: ExpertFunction, params, x: Float[Array, "T ..."], routin
     """Runs every expert on every token and returns the outputs of `apart`: the oracle for it."""
     outputs = jax.vmap(expert, in_axes=(0, None))(params, x)
     return outputs.swapaxes(0, 1) * combine_weights(routing)[:, :, None]
+
+
+def slots(
+    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Places, exchange=None
+) -> Float[Array, "T O"]:
+    """Runs the experts on E times `queues.capacity` slots for every group; memory and FLOPs are those of the slots.
+
+    `exchange(outputs_of, slots)` may move slots [E, S, ...] to where their experts' weights are and back (see
+    `parallel.exchange`). Empty slots hold zeros and their outputs are never read.
+    """
+    experts = routing.scores.shape[1]
+    groups = len(x) // queues.group_size
+    each = groups * queues.capacity
+    group = routing.token // queues.group_size
+    slot = (routing.expert * groups + group) * queues.capacity + routing.rank  # by expert, then group, then rank
+    slot = jnp.where(routing.kept, slot, experts * each)  # past the end: dropped
+    # Slots fetch their token, so both directions are copies of rows; nothing has the shape [tokens, experts, places].
+    source = jnp.full(experts * each, len(x), jnp.int32).at[slot].set(routing.token.astype(jnp.int32), mode="drop")
+    filled = x.at[source].get(mode="fill", fill_value=0).reshape(experts, each, *x.shape[1:])
+
+    def run(params, filled):
+        outputs = jax.vmap(expert)(params, filled)
+        return jnp.broadcast_to(outputs, (*filled.shape[:2], outputs.shape[-1]))
+
+    outputs = run(params, filled) if exchange is None else exchange(run, params, filled)
+    outputs = outputs.reshape(experts * each, -1)
+    return combine(routing, outputs.at[slot].get(mode="fill", fill_value=0), len(x))

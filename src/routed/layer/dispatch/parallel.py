@@ -20,13 +20,14 @@ from routed.layer.selection import combine_weights, select
 
 #: Mesh axes: replicas of the experts, and the devices that share one replica.
 DATA, EXPERT = "data", "expert"
+#: Shared out over both axes.
+BOTH = P((DATA, EXPERT))
 
 
 def parallel(
     run, expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Places, mesh: Mesh
 ) -> Float[Array, "T O"]:
-    """Applies the dispatch `run` to every device's tokens; device j of axis `expert` holds experts j E/n to (j + 1) E/n
-    - 1 alone.
+    """Applies the dispatch `run` to each device's tokens; device j of axis `expert` has experts j E/n to (j+1) E/n - 1.
 
     Where that axis has several devices, `run` is given the `exchange` that brings tokens to their experts: an
     `exchanged` dispatch takes it.
@@ -35,7 +36,6 @@ def parallel(
       UserError: the experts or the groups cannot be shared out evenly.
     """
     check(mesh, routing.scores.shape[1], len(x), queues.group_size)
-    both = P((DATA, EXPERT))
 
     def local(params, x, routing):
         device = jax.lax.axis_index((DATA, EXPERT))
@@ -43,7 +43,7 @@ def parallel(
         return run(expert, params, x, routing, queues, *([exchange] if mesh.shape[EXPERT] > 1 else []))
 
     # Unchecked: an expert's own derivative need not know the mesh, and the sum over replicas is made here.
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), both, both), out_specs=both, check_vma=False)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), BOTH, BOTH), out_specs=BOTH, check_vma=False)
     return mapped(params, x, routing)
 
 
@@ -56,7 +56,6 @@ def parallel_select(
       UserError: the groups cannot be shared out evenly.
     """
     check(mesh, scores.shape[1], len(scores), rule.group_size or len(scores))
-    both = P((DATA, EXPERT))
     mask = jnp.ones(len(scores), bool) if mask is None else mask
     bias = jnp.zeros(scores.shape[1]) if bias is None else bias
     preference = scores if preference is None else preference
@@ -67,14 +66,12 @@ def parallel_select(
             return routing
         return routing._replace(token=routing.token + jax.lax.axis_index((DATA, EXPERT)) * len(scores))
 
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(both, both, both, P()), out_specs=both)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(BOTH, BOTH, BOTH, P()), out_specs=BOTH)
     return mapped(scores, preference, mask, bias)
 
 
 def parallel_outputs(expert: ExpertFunction, mesh: Mesh, params, x: Float[Array, "T ..."]) -> Float[Array, "E T O"]:
-    """Returns the outputs of all experts on all tokens: a device has those of its experts on the tokens of its replica
-    alone.
-    """
+    """Returns outputs of all experts on all tokens: a device has those of its experts on its replica's tokens."""
 
     def local(params, x):
         tokens = jax.lax.all_gather(x, EXPERT, tiled=True)
@@ -82,8 +79,7 @@ def parallel_outputs(expert: ExpertFunction, mesh: Mesh, params, x: Float[Array,
         # A constant expert has one row for all.
         return jnp.broadcast_to(outputs, (len(outputs), len(tokens), *outputs.shape[2:]))
 
-    both = P((DATA, EXPERT))
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), both), out_specs=P(EXPERT, DATA), check_vma=False)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), BOTH), out_specs=P(EXPERT, DATA), check_vma=False)
     return mapped(params, x)
 
 
@@ -91,7 +87,6 @@ def parallel_combined(
     mesh: Mesh, routing: Routing | SoftRouting, outputs: Float[Array, "E T O"]
 ) -> Float[Array, "T O"]:
     """Applies `combined` to shared outputs: weights travel to the experts, and sums of their outputs to the tokens."""
-    both = P((DATA, EXPERT))
 
     def local(routing, outputs):
         tokens = len(routing.scores)
@@ -101,7 +96,7 @@ def parallel_combined(
         sums = combined(SoftRouting(weight, weight), outputs)
         return jax.lax.psum_scatter(sums, EXPERT, tiled=True)
 
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(both, P(EXPERT, DATA)), out_specs=both, check_vma=False)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(BOTH, P(EXPERT, DATA)), out_specs=BOTH, check_vma=False)
     return mapped(routing, outputs)
 
 

@@ -36,15 +36,10 @@ LANGUAGES = {
 }
 
 CLASSES = 6  # classes of words; a grammar gives the probability that a class follows another
-
 RANKS = 250  # words of a class
-
 TOPICS = 8  # half of the words of a document are of its topic
-
 STOP = 0.1  # probability that a sentence ends after a word
-
 WORDS = 120  # words of a document, full stops included
-
 DOCUMENTS = {"train": 500, "validation": 100}
 
 
@@ -52,7 +47,6 @@ def artificial(data: ConfigDict) -> Source:
     """Returns artificial text, the same on every machine and in every run."""
 
     def documents(language: str, split: str, damage: Damage) -> Iterator[str]:
-        del damage
         return iter(_texts(language, split))
 
     return Source(choose(data, LANGUAGES), documents, _fingerprint, lambda language: 1)

@@ -63,7 +63,10 @@ def load(data: ConfigDict, cut: Cut | None = None) -> Corpus:
     """
     if data.name not in SOURCES:
         raise UserError(f"data.name={data.name!r}: not a source of text{nearest(data.name, SOURCES)}")
-    length, shared, sentinels, ends = cut or _for_spans(data)
+    if cut is None:  # rows become `data.input_length` tokens when spans are removed; each span has a sentinel
+        row, target = spans.lengths(data)
+        cut = Cut(row, sentinels=target - spans.counts(row, data.noise_density, data.mean_span)[0] - 1)
+    length, shared, sentinels, ends = cut
     source = SOURCES[data.name].open(data)
     tokenizer = tokenizers.tokenizer(data, source, sentinels)
     folder = cache.folder(data)
@@ -94,13 +97,6 @@ def load(data: ConfigDict, cut: Cut | None = None) -> Corpus:
         tokenizer,
         tuple(rows.get(TEST, ())),
     )
-
-
-def _for_spans(data: ConfigDict) -> Cut:
-    """Returns the cut whose rows become `data.input_length` tokens when spans are removed; each span has a sentinel."""
-    length, target = spans.lengths(data)
-    noise, _ = spans.counts(length, data.noise_density, data.mean_span)
-    return Cut(length, sentinels=target - noise - 1)
 
 
 def _tokens(

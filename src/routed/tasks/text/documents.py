@@ -7,6 +7,7 @@ import os
 import pathlib
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from io import BufferedReader
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -64,11 +65,8 @@ def shares(sizes: Sequence[int], temperature: float) -> Float[np.ndarray, " N"]:
 
 def whole_fingerprint(path: pathlib.Path) -> str:
     """Hashes the whole content of a file, for plain text, which may be edited anywhere."""
-    total = hashlib.sha256()
     with open_file(path) as file:
-        while part := file.read(2**20):
-            total.update(part)
-    return total.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fingerprint(paths: Iterable[pathlib.Path]) -> str:
@@ -87,7 +85,7 @@ def fingerprint(paths: Iterable[pathlib.Path]) -> str:
     return total.hexdigest()
 
 
-def open_file(path: pathlib.Path) -> BinaryIO:
+def open_file(path: pathlib.Path) -> BufferedReader:
     """Opens a file of text.
 
     Raises:
@@ -111,6 +109,16 @@ def unreadable(path: pathlib.Path, error: OSError) -> UserError:
 def size_of(file: BinaryIO) -> int:
     """Returns the number of bytes of an open file."""
     return os.fstat(file.fileno()).st_size
+
+
+def file_size(path: pathlib.Path) -> int:
+    """Returns the number of bytes of a file.
+
+    Raises:
+      UserError: as `open_file`.
+    """
+    with open_file(path) as file:
+        return size_of(file)
 
 
 def damage_rule(data: ConfigDict, damaged: list[str]) -> Damage:

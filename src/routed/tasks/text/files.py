@@ -14,7 +14,7 @@ from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
-from routed.tasks.text.documents import Damage, Source, choose, open_file, size_of, whole_fingerprint
+from routed.tasks.text.documents import Damage, Source, choose, file_size, open_file, size_of, whole_fingerprint
 
 #: split -> its file.
 FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
@@ -52,19 +52,13 @@ def files(data: ConfigDict) -> Source:
             )
 
     def documents(language: str, split: str, damage: Damage) -> Iterator[str]:
-        del language, damage
         return _pieces(paths[split])
-
-    def size(language: str) -> int:
-        del language
-        with open_file(paths["train"]) as file:
-            return size_of(file)
 
     return Source(
         choose(data, (LANGUAGE,)),
         documents,
         lambda language, split: whole_fingerprint(paths[split]),
-        size,
+        lambda language: file_size(paths["train"]),
         tuple(FILES),
     )
 

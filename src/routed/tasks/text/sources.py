@@ -12,8 +12,7 @@ from routed.settings.setting import COUNT, POSITIVE, Setting, accept, at_least, 
 from routed.tasks.text.artificial import artificial
 from routed.tasks.text.documents import Source
 from routed.tasks.text.files import files
-from routed.tasks.text.jsonl import mc4_jsonl
-from routed.tasks.text.prepared import tfds
+from routed.tasks.text.mc4 import mc4_jsonl, tfds
 
 
 class TextSource(NamedTuple):
@@ -79,7 +78,6 @@ def _check_files(config: ConfigDict) -> None:
 
 
 def _stand_in(data: ConfigDict) -> str:
-    del data
     return "; a stand-in unless that is mC4 itself"
 
 

@@ -112,23 +112,12 @@ def _spread(form: Form, by_language: tuple[np.ndarray, ...], config: ConfigDict)
 def _corrupted(rows, language, data: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
     """Corrupts the rows `part` of a batch of `size`. Every process draws the noise of the whole batch."""
     noise = spans.noise_mask(rng, size, rows.shape[1], data.noise_density, data.mean_span)[part]
-    inputs, targets = spans.corrupt(rows.astype(np.int32), noise, data.vocabulary)
-    # NumPy arrays, which the caller copies to devices.
-    return TextBatch(inputs, targets, language.astype(np.int32))  # type: ignore[arg-type]
+    return _batch(*spans.corrupt(rows.astype(np.int32), noise, data.vocabulary), language)
 
 
-def _continued(rows, language, data: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
-    """Splits rows into inputs, all tokens but the last, and targets, the tokens that follow the inputs."""
-    del data, rng, part, size
-    ids = rows.astype(np.int32)
-    return TextBatch(ids[:, :-1], ids[:, 1:], language.astype(np.int32))  # type: ignore[arg-type]
-
-
-def _classified(rows, language, data: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
-    """Splits rows into inputs, all tokens but the first, and the target, the first token: the class."""
-    del data, rng, part, size
-    ids = rows.astype(np.int32)
-    return TextBatch(ids[:, 1:], ids[:, :1], language.astype(np.int32))  # type: ignore[arg-type]
+def _batch(inputs: np.ndarray, targets: np.ndarray, language: np.ndarray) -> TextBatch:
+    """Returns a batch of NumPy arrays, which the caller copies to devices."""
+    return TextBatch(*(ids.astype(np.int32) for ids in (inputs, targets, language)))  # type: ignore[arg-type]
 
 
 class Form(NamedTuple):
@@ -161,10 +150,11 @@ SPANS = Form(
 #: Packings of a decoder's rows: one stream of text, or documents that END separates.
 STREAM, DOCUMENTS = "stream", "documents"
 
-#: For a decoder-only transformer: contiguous text. The last token of a row is also the first token of the next row.
+#: For a decoder-only transformer: contiguous text. Targets are the tokens that follow the inputs; the last token
+#: of a row is also the first token of the next row.
 CONTINUED = Form(
     lambda data: load(data, Cut(data.input_length + 1, shared=1, ends=data.packing == DOCUMENTS)),
-    _continued,
+    lambda rows, language, *rest: _batch(rows[:, :-1], rows[:, 1:], language),
     lambda data: (data.input_length, data.input_length),
     lambda data: data.input_length,
     tested=True,
@@ -174,7 +164,7 @@ CONTINUED = Form(
 #: For a decoder with a head: texts, each with its class as the only target.
 CLASSIFIED = Form(
     labelled.load,
-    _classified,
+    lambda rows, language, *rest: _batch(rows[:, 1:], rows[:, :1], language),
     lambda data: (data.input_length, 1),
     lambda data: data.input_length,
     tested=True,

@@ -68,7 +68,8 @@ CHARACTERS = Tokenizer(RESERVED + len(LETTERS), b"", "characters 1")
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Integer[np.ndarray, " N"]]:
     """Returns the ids of each text, without END: uint16 if all ids fit, else uint32."""
     if tokenizer.digest == CHARACTERS.digest:
-        return [_letter_indices(letters(text)) + np.uint16(RESERVED) for text in texts]
+        codes = [np.frombuffer(letters(text).encode(), np.uint8).astype(np.uint16) for text in texts]
+        return [np.where(code == ord(" "), 0, code - (ord("a") - 1)).astype(np.uint16) + RESERVED for code in codes]
     if not tokenizer.model:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.uint16) + RESERVED for text in texts]
     ids = _processor(tokenizer.model).encode(list(texts), out_type=int, num_threads=-1)
@@ -90,12 +91,6 @@ def letters(text: str) -> str:
     plain = unicodedata.normalize("NFKD", text).lower()
     spelt = re.sub(r"[0-9]", lambda digit: f" {DIGITS[digit[0]]} ", re.sub(r"[\u0300-\u036f]", "", plain))
     return " ".join(re.findall("[a-z]+", spelt)) + " "
-
-
-def _letter_indices(text: str) -> Integer[np.ndarray, " N"]:
-    """Returns the index of each letter in LETTERS: the space is 0 and a is 1."""
-    codes = np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
-    return np.where(codes == ord(" "), 0, codes - (ord("a") - 1)).astype(np.uint16)
 
 
 def dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger]:

@@ -1,4 +1,7 @@
-"""mC4's public shards: `c4-LANG[-validation].tfrecord-NNNNN-of-NNNNN.json.gz`, a document a line."""
+"""mC4: its public shards, with a document a line, and `c4/multilingual` in ArrayRecord as TFDS prepared it.
+
+Shards are named `c4-LANG[-validation].tfrecord-NNNNN-of-NNNNN.json.gz`. TensorFlow is needed for neither.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,17 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
-from routed.tasks.text.documents import Damage, Source, choose, fingerprint, open_file, size_of, unreadable
+from routed.tasks.prepared import newest
+from routed.tasks.text.documents import Damage, Source, choose, file_size, fingerprint, open_file, size_of, unreadable
+
+#: The name of the data set that TFDS prepares, and the records of it that are read at once.
+PREPARED, BLOCK = "c4/multilingual", 256
 
 #: Bytes of a line that are read at once: a longer line is not a document, and would fill the memory.
 LONGEST = 1 << 26
 
+#: The name of a shard, to write it and to read it.
 NAME = "c4-{stem}.tfrecord-{index:05d}-of-{count:05d}.json.gz"
-
 PATTERN = re.compile(r"c4-(.+)\.tfrecord-(\d{5})-of-(\d{5})\.json\.gz")
 
 
@@ -53,7 +60,7 @@ def mc4_jsonl(data: ConfigDict) -> Source:
         languages,
         documents,
         lambda language, split: fingerprint(shards[language, split]),
-        lambda language: sum(_size(path) for path in shards[language, "train"]),
+        lambda language: sum(file_size(path) for path in shards[language, "train"]),
     )
 
 
@@ -87,11 +94,6 @@ def _complete(directory: pathlib.Path, stem: str, shards: set[tuple[int, int]]) 
     return [directory / NAME.format(stem=stem, index=index, count=count) for index in range(count)]
 
 
-def _size(path: pathlib.Path) -> int:
-    with open_file(path) as file:
-        return size_of(file)
-
-
 def _read(path: pathlib.Path, damage: Damage) -> Iterator[str]:
     """Yields the texts of a shard up to the point of damage."""
     good = bad = 0
@@ -116,3 +118,54 @@ def _read(path: pathlib.Path, damage: Damage) -> Iterator[str]:
         damage(f"{path.name} is damaged after {good} documents ({end})")
     if bad:
         damage(f"{path.name} has {bad} lines that are not JSON with a text, beside {good} that are")
+
+
+def tfds(data: ConfigDict) -> Source:
+    """Returns the text of the newest version below `data.directory`, TFDS's data_dir; splits: LANG, LANG-validation.
+
+    Raises:
+      UserError: no prepared data set, another format than ArrayRecord, or a shard that is missing.
+    """
+    builder, folder = newest(data.directory, PREPARED)
+    splits = builder.info.splits
+    languages = choose(data, {name for name in splits if f"{name}-validation" in splits})
+
+    def paths(language: str, split: str) -> list[pathlib.Path]:
+        return [pathlib.Path(path) for path in splits[_name(language, split)].filepaths]
+
+    for language in languages:
+        if missing := [
+            path for split in ("train", "validation") for path in paths(language, split) if not path.exists()
+        ]:
+            raise UserError(
+                f"data.directory={data.directory}: {len(missing)} shards of {language} missing, first {missing[0]}: "
+                "prepare the data set again, or leave the language out of data.languages"
+            )
+
+    def documents(language: str, split: str, damage: Damage) -> Iterator[str]:
+        name = _name(language, split)
+        if not splits[name].num_examples:
+            return
+        records = builder.as_data_source(split=name)
+        lost, reason = 0, ""
+        for start in range(0, len(records), BLOCK):
+            block = range(start, min(start + BLOCK, len(records)))
+            try:
+                texts = [record["text"].decode(errors="replace") for record in records.__getitems__(block)]
+            except RuntimeError as error:  # ArrayRecord verifies a checksum
+                lost, reason = lost + len(block), str(error)
+                continue
+            yield from texts
+        if lost:
+            damage(f"{lost} of {len(records)} documents of {PREPARED}, split {name}, cannot be read ({reason})")
+
+    return Source(
+        languages,
+        documents,
+        lambda language, split: fingerprint([folder / "dataset_info.json", *paths(language, split)]),
+        lambda language: int(splits[language].num_bytes),
+    )
+
+
+def _name(language: str, split: str) -> str:
+    return language if split == "train" else f"{language}-validation"
