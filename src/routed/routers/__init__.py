@@ -4,7 +4,6 @@ import flax.linen as nn
 
 from routed.routers.features import Convolutions, Flat, Hidden, Windows
 from routed.routers.fixed import (
-    DecisiveRouter,
     HashIdRouter,
     HashRouter,
     OracleRouter,
@@ -127,13 +126,6 @@ ROUTERS: dict[str, Router] = {
         },
         reads=("choices",),
     ),
-    "decisive": Router(
-        lambda node, experts: DecisiveRouter(experts, node.kinds),
-        tokens=(),
-        needs=("cluster",),
-        learns=False,
-        settings={"kinds": Setting(2, "labels of patches, from 0 on, that decide a class", at_least(1))},
-    ),
     "random": Router(
         lambda node, experts: RandomRouter(experts, node.anew),
         tokens=(),
@@ -209,7 +201,6 @@ __all__ = [
     "SHARED",
     "Convolutions",
     "CosineRouter",
-    "DecisiveRouter",
     "Flat",
     "HashIdRouter",
     "HashRouter",

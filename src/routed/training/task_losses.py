@@ -53,14 +53,6 @@ def cross_entropy(prediction: Float[Array, "B O"], y: Float[Array, "B O"]) -> Fl
     return -(y * jax.nn.log_softmax(prediction)).sum(-1)
 
 
-def softmax_cross_entropy(prediction: Float[Array, "B O"], y: Float[Array, "B O"]) -> Float[Array, " B"]:
-    """Returns the cross entropy of softmax(softmax(f)), as the released code of Chen et al. (2022).
-
-    It is at least log(1 + 1/e) = .3133 for two classes.
-    """
-    return cross_entropy(jax.nn.softmax(prediction), y)
-
-
 def linear(prediction: Float[Array, "B 1"], y: Float[Array, "B 1"]) -> Float[Array, " B"]:
     """Returns -y f, which has no bound, so that only its direction trains.
 
@@ -76,12 +68,6 @@ def apart(scores: Float[Array, "T E"], samples: int) -> Float[Array, "B 1"]:
     return (scores @ signs).reshape(samples, -1).sum(1, keepdims=True)
 
 
-def given(prediction: Float[Array, "B S"], y: Float[Array, "B O"]) -> Float[Array, " B"]:
-    """Returns the mean of predictions that are losses themselves: -log p(y), one column for each start of a fit."""
-    del y
-    return prediction.mean(-1)
-
-
 #: The setting that separates the labels of one output.
 THRESHOLD = {
     "threshold": Setting(
@@ -93,12 +79,10 @@ THRESHOLD = {
 
 #: name -> loss.
 TASK_LOSSES: dict[str, TaskLoss] = {
-    "likelihood": TaskLoss(given, fits=("density",), labelled=False),
     "squared": TaskLoss(squared, fits=("vector", "input"), labelled=False),
     "logistic": TaskLoss(logistic, fits=("sign",), settings=THRESHOLD),
     "scores": TaskLoss(linear, fits=("sign",), of_scores=True, settings=THRESHOLD),
     "cross_entropy": TaskLoss(cross_entropy, fits=("class",)),
-    "softmax_cross_entropy": TaskLoss(softmax_cross_entropy, fits=("class",)),
 }
 
 

@@ -2,17 +2,22 @@
 
 from routed.analysis.claims import KINDS
 from routed.analysis.plots import PLOTS
+from routed.experts import EXPERTS
+from routed.layer.selection import SELECTIONS
 from routed.models import SAMPLE_MODELS
 from routed.papers.chowdhury2023 import arms
 from routed.papers.chowdhury2023.collages import TASK as COLLAGES
 from routed.papers.chowdhury2023.decisive_patches import ALL_PATCHES_ACCURACY, DECISIVE_PATCHES, SUCCESS_SHARE
 from routed.papers.chowdhury2023.generated import TASK as GENERATED
+from routed.papers.chowdhury2023.neurons import NEURONS
+from routed.papers.chowdhury2023.patch_choice import DECISIVE, PATCH_CHOICE
 from routed.papers.chowdhury2023.patch_moe import PATCH_CNN, PATCH_MOE
 from routed.papers.chowdhury2023.sample_complexity import Exponent, SampleNeed
 from routed.papers.chowdhury2023.sample_complexity_charts import RATIOS_PLOT, REACHED_PLOT
 from routed.papers.chowdhury2023.scenes import TASK as SCENES
 from routed.papers.chowdhury2023.wide_resnet import WIDE_RESNET, WIDE_RESNET_MOE
 from routed.plan.arms import ARMS
+from routed.routers import ROUTERS
 from routed.tasks import TASKS
 from routed.training.probes import PROBES
 
@@ -21,6 +26,9 @@ KINDS[Exponent.kind] = Exponent
 TASKS["scenes"] = SCENES
 TASKS["generated"] = GENERATED
 TASKS["collages"] = COLLAGES
+EXPERTS["neurons"] = NEURONS
+ROUTERS["decisive"] = DECISIVE
+SELECTIONS["patch_choice"] = PATCH_CHOICE
 PROBES["success"] = SUCCESS_SHARE
 PROBES["all_patches"] = ALL_PATCHES_ACCURACY
 PROBES["decisive_patches"] = DECISIVE_PATCHES

@@ -7,16 +7,18 @@ from routed.models import SAMPLE_MODELS
 from routed.papers.pham2024 import arms
 from routed.papers.pham2024.competition import COMPETE
 from routed.papers.pham2024.equal_cost_chart import EQUAL_COST_PLOT
-from routed.papers.pham2024.gated_experts import GATED_EXPERTS
+from routed.papers.pham2024.gated_experts import GATED_EXPERTS, LIKELIHOOD
 from routed.papers.pham2024.gated_gaussians import TASK as GATED_GAUSSIANS
 from routed.papers.pham2024.power_charts import POWERS_PLOT
 from routed.papers.pham2024.powers import Power
 from routed.plan.arms import ARMS
 from routed.tasks import TASKS
+from routed.training.task_losses import TASK_LOSSES
 
 KINDS[Power.kind] = Power
 SELECTIONS["compete"] = COMPETE
 TASKS["gated_gaussians"] = GATED_GAUSSIANS
+TASK_LOSSES["likelihood"] = LIKELIHOOD
 SAMPLE_MODELS["gated_experts"] = GATED_EXPERTS
 ARMS.update(arms.ARMS)
 PLOTS["equal_cost"] = EQUAL_COST_PLOT

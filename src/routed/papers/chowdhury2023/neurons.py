@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from routed.experts.activations import ACTIVATIONS
+from routed.experts.expert import Expert
 from routed.kernels.matmul import dense_layer
+from routed.settings.setting import Setting, at_least
 
 #: The module of the output weights.
 READOUT = "readout"
@@ -37,3 +41,16 @@ class Neurons(nn.Module):
             least = jax.lax.stop_gradient(jnp.sort(responses, axis=1)[:, -self.largest])
             responses = jnp.where(responses >= least[:, None], responses, 0.0).sum(1) / self.largest
         return readout(responses)
+
+
+NEURONS = Expert(
+    lambda node, outputs: Neurons(
+        outputs, node.width, node.init_std or 1 / math.sqrt(node.count * node.width), node.activation
+    ),
+    tokens=("rows",),
+    settings={
+        "init_std": Setting(0.0, "of the hidden weights; 0: 1 / sqrt(neurons of all experts) (theory)", at_least(0))
+    },
+    reads=("count", "width", "activation"),
+    readout=READOUT,
+)
