@@ -1,14 +1,13 @@
 """Models: trained networks. A model has `init` and `apply`, which also returns the decisions of its gates."""
 
 from routed.models import dense
-from routed.models.classifier import classifier
 from routed.models.decoder import decoder
 from routed.models.language_model import expert_axis
 from routed.models.model import INITIAL, LAYER, ROUTED, Model, ModelPart, Outputs, Site
 from routed.models.single_layer import single_layer
 from routed.models.t5 import t5
 from routed.models.transformer_settings import DECODER, TRANSFORMER, check_decoder, check_t5
-from routed.models.transformer_sizes import flops_of_classifier_row, flops_of_decoder_row, flops_per_row
+from routed.models.transformer_sizes import flops_of_decoder_row, flops_per_row
 
 _TRANSFORMER = tuple(f"transformer.{name}" for name in TRANSFORMER)
 _TWIN = ("selection.k", "selection.capacity_factor", "selection.capacity_rule")
@@ -65,15 +64,7 @@ DECODERS: dict[str, ModelPart] = {
     ),
 }
 
-#: name -> model, for texts with a class.
-CLASSIFIERS: dict[str, ModelPart] = {
-    "classifier": DECODERS["decoder"]._replace(
-        build=classifier, reads=tuple(key for key in DECODERS["decoder"].reads if key != "transformer.tied")
-    ),
-}
-
 __all__ = [
-    "CLASSIFIERS",
     "DECODERS",
     "ENCODER_DECODERS",
     "SAMPLE_MODELS",
@@ -82,7 +73,6 @@ __all__ = [
     "Outputs",
     "Site",
     "expert_axis",
-    "flops_of_classifier_row",
     "flops_of_decoder_row",
     "flops_per_row",
 ]

@@ -1,7 +1,6 @@
 """The one training program, the problems that it trains, their probes, and their optimisers."""
 
 from routed.training import router_probes, sample_probes, text_gates, text_probes, user_metrics
-from routed.training.classifier import CLASSIFIER
 from routed.training.decoder import DECODER
 from routed.training.encoder_decoder import ENCODER_DECODER
 from routed.training.probes import PROBES, Probe
@@ -14,7 +13,6 @@ PROBLEMS: dict[str, ProblemPart] = {
     "samples": SAMPLES,
     "encoder_decoder": ENCODER_DECODER,
     "decoder": DECODER,
-    "classifier": CLASSIFIER,
 }
 
 PROBES |= {

@@ -2,12 +2,10 @@
 
 from routed.tasks.text.bigram import bigram_loss
 from routed.tasks.text.corpus import Corpus, load
-from routed.tasks.text.labelled import LABELLED
 from routed.tasks.text.ngram import ngram_loss
 from routed.tasks.text.sources import SHARED, SOURCES, TextSource
 from routed.tasks.text.spans import lengths
 from routed.tasks.text.stream import (
-    CLASSIFIED,
     CONTINUED,
     DOCUMENTS,
     SPANS,
@@ -20,10 +18,8 @@ from routed.tasks.text.stream import (
 from routed.tasks.text.tokenizers import Tokenizer, decode, encode
 
 __all__ = [
-    "CLASSIFIED",
     "CONTINUED",
     "DOCUMENTS",
-    "LABELLED",
     "SHARED",
     "SOURCES",
     "SPANS",

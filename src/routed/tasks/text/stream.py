@@ -11,7 +11,7 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch, UserError
-from routed.tasks.text import labelled, spans
+from routed.tasks.text import spans
 from routed.tasks.text.corpus import Corpus, Cut, load
 from routed.tasks.text.documents import shares
 
@@ -124,13 +124,6 @@ def _continued(rows, language, data: ConfigDict, rng: np.random.Generator, part:
     return TextBatch(ids[:, :-1], ids[:, 1:], language.astype(np.int32))  # type: ignore[arg-type]
 
 
-def _classified(rows, language, data: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
-    """Splits rows into inputs, all tokens but the first, and the target, the first token: the class."""
-    del data, rng, part, size
-    ids = rows.astype(np.int32)
-    return TextBatch(ids[:, 1:], ids[:, :1], language.astype(np.int32))  # type: ignore[arg-type]
-
-
 class Form(NamedTuple):
     """The form of training rows: the loader of rows, the function from rows to a batch, and the lengths of a row.
 
@@ -169,15 +162,4 @@ CONTINUED = Form(
     lambda data: data.input_length,
     tested=True,
     packed=True,
-)
-
-#: For a decoder with a head: texts, each with its class as the only target.
-CLASSIFIED = Form(
-    labelled.load,
-    _classified,
-    lambda data: (data.input_length, 1),
-    lambda data: data.input_length,
-    tested=True,
-    padded=True,
-    mixed=False,
 )
