@@ -12,8 +12,7 @@ from routed.routers.fixed import (
     check_table,
 )
 from routed.routers.noise import NOISES, Noise, ScoreNoise, jitter
-from routed.routers.product import DIRECTION, MEASURES, PRODUCT, CosineRouter, ProductRouter
-from routed.routers.published import HyperRouter, StableRouter, check_stable
+from routed.routers.product import DIRECTION, MEASURES, PRODUCT, CosineRouter, HyperRouter, ProductRouter
 from routed.routers.router import (
     CLUSTERS,
     EXAMPLES,
@@ -79,27 +78,6 @@ ROUTERS: dict[str, Router] = {
         from_clusters=kernel_from_clusters,
         settings={"dim": _DIM},
         reads=("bias", "measure"),
-    ),
-    "stable": Router(
-        lambda node, experts: StableRouter(
-            experts, node.vocabulary, node.choices, node.teach_steps, node.token_dim, node.distil, node.even
-        ),
-        tokens=("hidden",),
-        needs=("token_id",),
-        settings={
-            "teach_steps": Setting(
-                400,
-                "steps in which scores choose and a router of token ids learns it, which then chooses for good",
-                at_least(0),
-            ),
-            "token_dim": Setting(50, "dimensions of the token ids' embeddings", at_least(1)),
-            "distil": Setting(
-                0.3, "coefficient of what the router of token ids learns, summed over layers", at_least(0)
-            ),
-            "even": Setting(0.3, "coefficient of its loss of uneven load, summed over layers", at_least(0)),
-        },
-        reads=("choices", "vocabulary"),
-        check=check_stable,
     ),
     "hyper": Router(
         lambda node, experts: HyperRouter(experts, node.hidden),
@@ -212,7 +190,6 @@ __all__ = [
     "RandomRouter",
     "Router",
     "ScoreNoise",
-    "StableRouter",
     "Windows",
     "initial_parameters",
     "jitter",

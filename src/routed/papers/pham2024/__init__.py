@@ -12,12 +12,15 @@ from routed.papers.pham2024.gated_experts import GATED_EXPERTS, LIKELIHOOD
 from routed.papers.pham2024.gated_gaussians import TASK as GATED_GAUSSIANS
 from routed.papers.pham2024.power_charts import POWERS_PLOT
 from routed.papers.pham2024.powers import Power
+from routed.papers.pham2024.stable import STABLE
 from routed.plan.arms import ARMS
+from routed.routers import ROUTERS
 from routed.tasks import TASKS
 from routed.training import PROBLEMS
 from routed.training.task_losses import TASK_LOSSES
 
 KINDS[Power.kind] = Power
+ROUTERS["stable"] = STABLE
 SELECTIONS["compete"] = COMPETE
 TASKS["gated_gaussians"] = GATED_GAUSSIANS
 PROBLEMS["classifier"] = CLASSIFIER
