@@ -15,11 +15,13 @@ from routed.papers.chowdhury2023.patch_moe import PATCH_CNN, PATCH_MOE
 from routed.papers.chowdhury2023.sample_complexity import Exponent, SampleNeed
 from routed.papers.chowdhury2023.sample_complexity_charts import RATIOS_PLOT, REACHED_PLOT
 from routed.papers.chowdhury2023.scenes import TASK as SCENES
+from routed.papers.chowdhury2023.separate import SCORES
 from routed.papers.chowdhury2023.wide_resnet import WIDE_RESNET, WIDE_RESNET_MOE
 from routed.plan.arms import ARMS
 from routed.routers import ROUTERS
 from routed.tasks import TASKS
 from routed.training.probes import PROBES
+from routed.training.task_losses import TASK_LOSSES
 
 KINDS[SampleNeed.kind] = SampleNeed
 KINDS[Exponent.kind] = Exponent
@@ -29,6 +31,7 @@ TASKS["collages"] = COLLAGES
 EXPERTS["neurons"] = NEURONS
 ROUTERS["decisive"] = DECISIVE
 SELECTIONS["patch_choice"] = PATCH_CHOICE
+TASK_LOSSES["scores"] = SCORES
 PROBES["success"] = SUCCESS_SHARE
 PROBES["all_patches"] = ALL_PATCHES_ACCURACY
 PROBES["decisive_patches"] = DECISIVE_PATCHES
