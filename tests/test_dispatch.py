@@ -28,7 +28,7 @@ from routed.layer import dispatch
 from routed.layer.dispatch import direct, ragged, slots
 from routed.layer.rule import Rule
 from routed.layer.selection import SELECTIONS, capacity, select
-from routed.papers.chowdhury2023.neurons import Neurons
+from routed.papers.chowdhury2023.patch_moe import Neurons
 
 
 def run_grouped(expert, params, x, routing, places=None):

@@ -5,11 +5,9 @@ from routed.experts import EXPERTS
 from routed.layer.selection import SELECTIONS
 from routed.models import SAMPLE_MODELS
 from routed.papers.chen2022.augmented import AUGMENTED, ROTATED
-from routed.papers.chen2022.ensemble import ENSEMBLE
-from routed.papers.chen2022.image_charts import EXAMPLES_PLOT, LATENT_PLOT
-from routed.papers.chen2022.lone_experts import GROUP_HIT, LONE_EXPERTS
+from routed.papers.chen2022.lone_experts import ENSEMBLE, GROUP_HIT, LONE_EXPERTS
 from routed.papers.chen2022.networks import CONV_NET, MOBILENET_V2, RESNET18
-from routed.papers.chen2022.patch_charts import EMBEDDING_PLOT, PRODUCTS_PLOT
+from routed.papers.chen2022.patch_charts import EMBEDDING_PLOT, EXAMPLES_PLOT, LATENT_PLOT, PRODUCTS_PLOT
 from routed.papers.chen2022.patches import TASK as PATCHES
 from routed.papers.chen2022.released import RAW, SOFTMAX_CROSS_ENTROPY
 from routed.papers.chen2022.sentences import TASK as SENTENCES
