@@ -106,7 +106,7 @@ get_config = lambda arg=None: make_config("mini", arg, FIGURES, PROTOCOL, SCALES
 
 @pytest.mark.slow
 def test_a_new_paper_is_one_file_and_needs_no_other(tmp_path):
-    """The command trains it where `routed.papers` cannot be imported; its column, its chart and its verdicts are there."""
+    """The command trains it where `routed.papers` cannot be imported; its column, chart and verdicts are there."""
     (tmp_path / "mini.py").write_text(PAPER)
     script = "import sys; sys.modules['routed.papers'] = None; from routed import main; main.run()"
     line = [sys.executable, "-c", script, "--config=mini.py", "--workdir=work", "--config.data.height=2"]
