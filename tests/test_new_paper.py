@@ -99,7 +99,8 @@ FIGURES = {"": Figure("sides", plots=lambda config: (PLOT,), claims=lambda confi
 PROTOCOL = {"data.name": "sides", "data.clusters": 2, "data.dim": 3, "data.target_dim": 2, "data.samples": 32,
             "data.test_samples": 80, "model": "bounded", "experts.count": 2, "experts.name": "linear", "seeds": 2,
             "batch_size": 8, "arms": ("learned", "frozen"), "mesh.run": 1}
-SCALES = {"default": lambda config: {"steps": 4, "eval_every": 2}, "smoke": lambda config: {"steps": 2, "eval_every": 1}}
+SCALES = {"default": lambda config: {"steps": 4, "eval_every": 2},
+          "smoke": lambda config: {"steps": 2, "eval_every": 1}}
 get_config = lambda arg=None: make_config("mini", arg, FIGURES, PROTOCOL, SCALES)
 '''
 
