@@ -1,8 +1,11 @@
 """The rooms of the house, in reading order: imports go one way, so that the package can be read from top to bottom."""
 
 import ast
+import json
 import pathlib
 import re
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import jaxtyping
@@ -10,9 +13,11 @@ import pytest
 
 from routed.layer.auxiliary import z
 from tests.conftest import CHECKED
+from tests.patience import PATIENCE
 
-ROOT = pathlib.Path(__file__).parent.parent / "src" / "routed"
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "architecture.md"
+HOME = pathlib.Path(__file__).parent.parent
+ROOT = HOME / "src" / "routed"
+PAGE = HOME / "docs" / "architecture.md"
 
 #: Rooms of the core: a module may import from its own room and from those before it, never from a tool.
 ROOMS = (
@@ -77,6 +82,65 @@ def test_a_paper_is_imported_by_experiments_and_tools_alone():
             own = path.relative_to(ROOT / "papers").parts[0]
             other = [name for name in re.findall(r"routed\.papers\.(\w+)", path.read_text()) if name != own]
             assert other == [], path
+
+
+#: Prints the names of the core's parts that an experiment may choose, by kind, without those that a config has by itself.
+PARTS = """
+import json
+from routed.analysis import claims, plots
+from routed.plan import arms, config
+from routed.tasks import image_files
+tables = {key: set(choice.parts) - {choice.default} for key, choice in config.CHOICES.items()}
+tables |= {"arm": arms.ARMS, "chart": plots.PLOTS, "claim": claims.KINDS, "images": image_files.SETS}
+print(json.dumps({kind: sorted(names) for kind, names in tables.items()}))
+"""
+
+#: Parts that one experiment uses, and stay: the page that offers them to users, or the reason.
+GENERIC = {
+    "method.md": {  # controls of any experiment on samples or text
+        "decoder_active", "learned_top1_balanced", "learned_top2", "learned_top2_balanced", "oracle_language", "transplant",
+    },
+    "layer.md": {"expert_choice", "ffn", "group_limited", "hyper", "jitter", "sinkhorn"},  # the layer as a library
+    "figures.md": {"against", "forest", "sample"},
+    "running.md": {"decoder", "files", "mc4_jsonl"},
+    "read as cifar10 is": {"cifar100"},
+    "the schedule of T5, beside the other schedules": {"rsqrt"},
+}  # fmt: skip
+
+
+def words_of(path):
+    """The strings of a file that may name a part, and its attributes, which name kinds of claims; no docstrings."""
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    blocks = (ast.Module, ast.FunctionDef, ast.ClassDef)
+    docstrings = {ast.get_docstring(node, clean=False) for node in nodes if isinstance(node, blocks)}
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    texts = [text for text in texts if text not in docstrings]
+    named = {word for text in texts for word in re.findall(r"=(\w+)", text)}  # settings in phases
+    return {*texts, *named, *(node.attr for node in nodes if isinstance(node, ast.Attribute))}
+
+
+def test_no_part_of_the_core_is_used_by_one_experiment_alone():
+    """Such a part belongs to its paper. A part that the folder of a second paper names has another user."""
+    users = {}  # word -> papers and, of experiment files, the file
+    for path in [*(HOME / "experiments").glob("*.py"), *(ROOT / "papers").glob("*/*.py")]:
+        imported = re.search(r"^import routed\.papers\.(\w+)", path.read_text(), re.MULTILINE)
+        user = (imported[1], path.stem) if path.parent.name == "experiments" else (path.parent.name, "")
+        for word in words_of(path):
+            users.setdefault(word, set()).add(user)
+    line = [sys.executable, "-c", PARTS]
+    found = subprocess.run(line, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    alone = {}
+    for kind, names in json.loads(found.stdout).items():
+        for name in users.keys() & names:
+            papers, files = map(set, zip(*users[name], strict=True))
+            if len(papers) == len(files - {""}) == 1:
+                alone[name] = f"{kind} {name}: only {files - {''}} uses it"
+    offered = set().union(*GENERIC.values())
+    assert [text for name, text in alone.items() if name not in offered] == []
+    assert offered - alone.keys() == set()  # no exception that is not needed
+    for page, names in GENERIC.items():
+        if page.endswith(".md"):
+            assert [name for name in names if name not in (HOME / "docs" / page).read_text().lower()] == [], page
 
 
 def test_the_page_names_the_rooms_in_this_order():

@@ -131,14 +131,14 @@ def test_points_written_differently_share_their_sources(small):
         ),
         (
             {"selection.balance_rate": 0.1},
-            "selection.name='soft' takes no bias; use one of top_k, raw, sigmoid, group_limited, sigmoid_input, compete or 0",
+            "selection.name='soft' takes no bias; use one of top_k, sigmoid, group_limited, sigmoid_input, .*compete or 0",
         ),
         ({"selection.name": "sinkhorn", "selection.balance_rate": 0.1}, "selection.name='sinkhorn' takes no bias"),
         ({"selection.group_size": 3}, "selection.group_size=3: must divide batch_size=8"),
         ({"selection.capacity_factor": -1.0}, "selection.capacity_factor=-1.0: must be at least 0"),
         (
             {"selection.eval.name": "expert_choice"},
-            "by its neighbours; must be one of soft, top_k, raw, sigmoid",
+            "by its neighbours; must be one of soft, top_k, sigmoid",
         ),
         (
             {"router.name": "hash_id"},

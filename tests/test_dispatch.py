@@ -20,7 +20,6 @@ from routed.experts.cnn import Cnn
 from routed.experts.constant import Constant
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Linear, Mlp, mlp_parameters, width_for
-from routed.experts.neurons import Neurons
 from routed.kernels import megablox
 from routed.kernels.grouped import grouped, product
 from routed.kernels.matmul import FEW, matmul
@@ -29,6 +28,7 @@ from routed.layer import dispatch
 from routed.layer.dispatch import direct, ragged, slots
 from routed.layer.rule import Rule
 from routed.layer.selection import SELECTIONS, capacity, select
+from routed.papers.chowdhury2023.patch_moe import Neurons
 
 
 def run_grouped(expert, params, x, routing, places=None):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
+from routed.papers.chowdhury2023.separate import apart, linear
 from routed.plan.checks import validate
 from routed.plan.config import base, canonical, traced
 from routed.settings.tree import node_of, override
@@ -13,7 +14,7 @@ from routed.tasks import TASKS, worlds
 from routed.training.phases import active_phase, phases_of
 from routed.training.program import advance, make_program, start
 from routed.training.samples import SAMPLES
-from routed.training.task_losses import apart, correct, linear
+from routed.training.task_losses import correct
 from tests.test_patch_moe import PATCHES
 from tests.test_run import SMALL, train
 

@@ -7,12 +7,12 @@ import pytest
 
 from routed.contracts import UserError
 from routed.engine import checkpoint
+from routed.papers.pham2024.stable import StableRouter, taught, unevenness
 from routed.plan.arms import changes_of
 from routed.plan.checks import validate
 from routed.plan.config import base
-from routed.routers import HyperRouter, ProductRouter, StableRouter
+from routed.routers import HyperRouter, ProductRouter
 from routed.routers.features import Flat
-from routed.routers.published import taught, unevenness
 from routed.settings.tree import flatten, override
 from routed.training.phases import mean_so_far, phases_of
 from tests.test_decoder import settings

@@ -7,13 +7,13 @@ import pytest
 
 from routed.contracts import Batch
 from routed.engine.limits import bytes_of_run
-from routed.experts import EXPERTS, Network
+from routed.experts import EXPERTS
 from routed.experts.image_layers import Depthwise, Norm
-from routed.experts.networks import ConvNet, MobileNetV2, ResNet18
 from routed.kernels.convolutions import convolve, windows
 from routed.layer.dispatch import DISPATCHES
 from routed.layer.rule import Rule
 from routed.layer.selection import select
+from routed.papers.chen2022.networks import ConvNet, MobileNetV2, Network, ResNet18
 from routed.plan.config import canonical
 from routed.settings.tree import override
 from routed.training.samples import build

@@ -10,9 +10,10 @@ from routed.contracts import Batch, Routing, SoftRouting, UserError
 from routed.layer.rule import Rule, rule_of
 from routed.layer.selection import gate_rows
 from routed.papers.chowdhury2023 import decisive_patches
+from routed.papers.chowdhury2023.patch_choice import DecisiveRouter
 from routed.plan.checks import validate
 from routed.plan.config import canonical
-from routed.routers import DecisiveRouter, RandomRouter
+from routed.routers import RandomRouter
 from routed.settings.tree import override
 from routed.training.samples import cost, experts_per_token
 from tests.conftest import build_model

@@ -11,16 +11,15 @@ from routed.contracts import TextBatch, UserError
 from routed.engine import checkpoint, execution, pretrained, results
 from routed.engine.devices import make_mesh
 from routed.layer.rule import rule_of
-from routed.models.classifier import classifier
 from routed.models.decoder import decoder
-from routed.models.transformer_sizes import flops_of_classifier_row, flops_of_decoder_row
+from routed.models.transformer_sizes import flops_of_decoder_row
+from routed.papers.pham2024 import labelled
+from routed.papers.pham2024.classifier import at_best, classifier, flops_of_classifier_row
 from routed.plan.checks import validate
 from routed.plan.config import base, problem_of
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
-from routed.tasks.text import labelled
 from routed.training import text_gates
-from routed.training.classifier import at_best
 from tests.test_decoder import TINY, evaluated
 from tests.test_text_sources import small_model
 

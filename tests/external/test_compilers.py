@@ -19,8 +19,8 @@ from routed.aot.hlo import flops_of_lines
 from routed.aot.topology import topology_of
 from routed.engine.devices import make_mesh
 from routed.engine.execution import make_groups
-from routed.experts import networks
 from routed.kernels import megablox
+from routed.papers.chen2022.networks import ResNet18
 from routed.plan import experiment
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
@@ -116,7 +116,7 @@ def test_networks_of_several_seeds_are_compiled_for_a_gpu():
     """The gradient of a product with every second position of images, of two seeds, ended this process (jax 0.10.2)."""
     mesh = jax.sharding.Mesh(topology_of("h100:1").devices, ("run",))
     here = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    net, images = networks.ResNet18(16), jnp.zeros((64, 16, 16, 3))
+    net, images = ResNet18(16), jnp.zeros((64, 16, 16, 3))
 
     def gradient(key, images):
         params = net.init(key, images)

@@ -1,9 +1,5 @@
 """Experts: ONE expert each, on tokens; the layer maps them. The dense twins are the same modules, wider or deeper."""
 
-import math
-from collections.abc import Callable
-
-import flax.linen as nn
 from ml_collections import ConfigDict
 
 from routed.experts.activations import ACTIVATIONS
@@ -12,29 +8,7 @@ from routed.experts.constant import Constant
 from routed.experts.expert import Affine, Expert
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Linear, Mlp
-from routed.experts.networks import (
-    ConvNet,
-    MobileNetV2,
-    Network,
-    ResNet18,
-    flops_of_conv_net,
-    flops_of_mobilenet_v2,
-    flops_of_resnet18,
-)
-from routed.experts.neurons import READOUT, Neurons
 from routed.settings.setting import LAYERS, Setting, at_least, one_of, refuse
-
-
-def _network(body: Callable[[int], nn.Module], flops: Callable[[int, int, int, int], float]) -> Expert:
-    """Declares an expert that is a whole network on images."""
-    make = lambda node, outputs: Network(outputs, node.width, body)  # noqa: E731
-    return Expert(make, tokens=("images",), reads=("width",), flops=flops, embeds=True, settings=EMBEDDINGS)
-
-
-#: Of networks on images.
-EMBEDDINGS = {
-    "embeddings": Setting(False, "evaluations keep what every expert makes of the first test images (plots `latent`)")
-}
 
 
 def _check_cnn(config: ConfigDict) -> None:
@@ -68,17 +42,6 @@ EXPERTS: dict[str, Expert] = {
         reads=("width", "activation", "init"),
         check=_check_cnn,
     ),
-    "neurons": Expert(
-        lambda node, outputs: Neurons(
-            outputs, node.width, node.init_std or 1 / math.sqrt(node.count * node.width), node.activation
-        ),
-        tokens=("rows",),
-        settings={
-            "init_std": Setting(0.0, "of the hidden weights; 0: 1 / sqrt(neurons of all experts) (theory)", at_least(0))
-        },
-        reads=("count", "width", "activation"),
-        readout=READOUT,
-    ),
     "ffn": Expert(
         lambda node, outputs: Ffn(outputs, node.width, node.activation),
         tokens=("rows", "images", "hidden"),
@@ -89,9 +52,6 @@ EXPERTS: dict[str, Expert] = {
         tokens=("rows", "images", "hidden"),
         reads=("width", "activation"),
     ),
-    "conv_net": _network(ConvNet, flops_of_conv_net),
-    "mobilenet_v2": _network(MobileNetV2, flops_of_mobilenet_v2),
-    "resnet18": _network(ResNet18, flops_of_resnet18),
 }
 
 #: Settings of the node `experts` that several experts, or the models around them, read.
@@ -124,6 +84,4 @@ __all__ = [
     "Ffn",
     "Linear",
     "Mlp",
-    "Network",
-    "Neurons",
 ]

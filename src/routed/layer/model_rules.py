@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from routed.contracts import Routing, SoftRouting
 from routed.contracts.ties import highest
 from routed.layer.rule import QUEUES, Rule, Selection
-from routed.layer.selection import SELECTIONS, _queued, sigmoid, sigmoid_order
+from routed.layer.selection import SELECTIONS, queued, sigmoid, sigmoid_order
 from routed.settings.setting import POSITIVE, Setting, at_least, one_of, refuse
 
 GROUPS: dict[str, Setting] = {
@@ -52,7 +52,7 @@ def group_limited(rule: Rule, scores, preference, bias, mask) -> Routing:
     expert = highest(order, rule.k)
     affinity = jnp.take_along_axis(gate(scores), expert, axis=1)
     weight = affinity / (affinity.sum(1, keepdims=True) + 1e-20) if rule.renormalise else affinity
-    return _queued(rule, scores, expert, _own(rule, "scaling") * weight, mask, affinity)
+    return queued(rule, scores, expert, _own(rule, "scaling") * weight, mask, affinity)
 
 
 def _check(config: ConfigDict) -> None:
@@ -79,7 +79,7 @@ def relu(rule: Rule, scores, preference, bias, mask) -> Routing:
     """
     every = jnp.broadcast_to(jnp.arange(scores.shape[1]), scores.shape)
     weight = jax.nn.relu(scores)
-    routing = _queued(rule._replace(k=scores.shape[1]), scores, every, weight, mask, weight)
+    routing = queued(rule._replace(k=scores.shape[1]), scores, every, weight, mask, weight)
     return routing._replace(kept=routing.kept & (routing.weight > 0))
 
 

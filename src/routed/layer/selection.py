@@ -11,13 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
-from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
 from routed.contracts.ties import highest
 from routed.kernels.ranks import ranks
 from routed.layer.rule import QUEUES, Rule, Selection
-from routed.settings.setting import Setting, at_least, one_of, refuse
 
 
 def select(
@@ -110,16 +108,7 @@ def top_k(rule: Rule, scores, preference, bias, mask) -> Routing:
     expert = highest(preference + bias[None], rule.k)
     probability = jnp.take_along_axis(jax.nn.softmax(scores), expert, axis=1)
     weight = jax.nn.softmax(jnp.take_along_axis(scores, expert, axis=1)) if rule.renormalise else probability
-    return _queued(rule, scores, expert, weight, mask, probability)
-
-
-def raw(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """Returns the k most preferred experts, weighted by their scores as they are (the released code of Chen et al.
-    2022).
-    """
-    expert = highest(preference + bias[None], rule.k)
-    weight = jnp.take_along_axis(scores, expert, axis=1)
-    return _queued(rule, scores, expert, weight, mask, weight)
+    return queued(rule, scores, expert, weight, mask, probability)
 
 
 def sigmoid(rule: Rule, scores, preference, bias, mask) -> Routing:
@@ -129,7 +118,7 @@ def sigmoid(rule: Rule, scores, preference, bias, mask) -> Routing:
     weight = affinity
     if rule.renormalise:  # affinity over its sum, where the affinities of all chosen experts are 0 in float32 too
         weight = jax.nn.softmax(jax.nn.log_sigmoid(jnp.take_along_axis(scores, expert, axis=1)))
-    return _queued(rule, scores, expert, weight, mask, affinity)
+    return queued(rule, scores, expert, weight, mask, affinity)
 
 
 def sigmoid_order(preference: Float[Array, "T E"], bias: Float[Array, " E"]) -> Float[Array, "T E"]:
@@ -171,28 +160,7 @@ def expert_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     size = capacity(rule, *scores.shape)
     affinity = jnp.where(mask[:, None], jax.nn.softmax(preference), -1.0)
     token = highest(affinity.T, size)
-    return _taken(scores, token, jnp.take_along_axis(jax.nn.softmax(scores).T, token, axis=1), mask)
-
-
-def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
-    """Gives each expert the l = `rule.patches` tokens of a sample that it prefers most (Chowdhury et al. 2023, Section
-    3).
-
-    Expert choice whose group is the sample, with two differences: an expert compares patches by their scores as they
-    are, not by what the softmax over experts leaves of them, and gates are shares of patches. `rule.gate`: one (1 each;
-    their separate training), even (1 / l each: what `chosen` is for equal scores), chosen (softmax over the l chosen
-    patches; joint training), all (softmax over all patches of the sample, of which the l largest are kept; the released
-    wide ResNets). The bias has no part.
-    """
-    padding = jnp.finfo(scores.dtype).min  # below any score, and no weight; -inf would make a group of nothing else NaN
-    token = highest(jnp.where(mask[:, None], preference, padding).T, capacity(rule, *scores.shape))
-    by_expert = jnp.where(mask[:, None], scores, padding).T
-    weight = jnp.take_along_axis(jax.nn.softmax(by_expert) if rule.gate == "all" else by_expert, token, axis=1)
-    if rule.gate == "chosen":
-        weight = jax.nn.softmax(weight)
-    if rule.gate in CONSTANT_GATES:
-        weight = jnp.full_like(weight, 1.0 if rule.gate == "one" else 1 / weight.shape[1])
-    return _taken(scores, token, weight, mask)
+    return taken(scores, token, jnp.take_along_axis(jax.nn.softmax(scores).T, token, axis=1), mask)
 
 
 def gate_rows(rule: Rule, scores: Float[Array, "T E"], positions: int) -> Float[Array, "N M"]:
@@ -202,7 +170,7 @@ def gate_rows(rule: Rule, scores: Float[Array, "T E"], positions: int) -> Float[
     return scores.reshape(-1, positions, scores.shape[1]).swapaxes(1, 2).reshape(-1, positions)
 
 
-def _taken(scores, token: Int[Array, "E C"], weight: Float[Array, "E C"], mask) -> Routing:
+def taken(scores, token: Int[Array, "E C"], weight: Float[Array, "E C"], mask) -> Routing:
     """Returns the assignments of one group whose experts took these tokens, the most preferred first."""
     expert, rank = jnp.indices(token.shape)
     parts = (token, expert, weight, mask[token], rank)
@@ -210,65 +178,20 @@ def _taken(scores, token: Int[Array, "E C"], weight: Float[Array, "E C"], mask) 
     return Routing(scores, token, expert, weight, kept, rank)
 
 
-def _mean_experts(rule: Rule, tokens: int, experts: int) -> float:
+def mean_experts(rule: Rule, tokens: int, experts: int) -> float:
     """Returns the mean number of experts of a token when each expert takes as many tokens as its queue holds."""
     size = rule.group_size or tokens
     return experts * capacity(rule, size, experts) / size
-
-
-#: Gates that no score changes: they have no gradient, and no sharpness.
-CONSTANT_GATES = ("one", "even")
-
-#: What an expert takes of a sample.
-PATCHES = {
-    "patches": Setting(1, "l: patches of a sample that each expert takes, those with its highest scores", at_least(1)),
-    "gate": Setting(
-        "chosen",
-        "weights of the patches that an expert takes: 1 (one), 1 / l (even), softmax over the chosen ones, or over"
-        " all patches of the sample",
-        one_of((*CONSTANT_GATES, "chosen", "all")),
-    ),
-}
-
-
-def _check_patches(config: ConfigDict) -> None:
-    """Refuses a router that would be frozen by accident, or made sharp where its scores only choose."""
-    rule, router = config.selection, config.router
-    if (
-        SELECTIONS[rule.name].within_samples
-        and rule.gate in CONSTANT_GATES
-        and not (router.frozen or rule.no_gradient or config.phases)
-    ):
-        refuse(
-            "selection.gate",
-            rule.gate,
-            "gives the router no gradient; set router.frozen=true (if it is meant: selection.no_gradient=true)",
-        )
-    if "entropy" in router and router.entropy > 0 and rule.gate in CONSTANT_GATES:
-        refuse(
-            "router.entropy", router.entropy, f"selection.gate={rule.gate!r} is as sharp for any scores; set it to 0"
-        )
 
 
 #: name -> selection.
 SELECTIONS: dict[str, Selection] = {
     "soft": Selection(soft, sparse=False, experts_per_token=lambda rule, tokens, experts: float(experts)),
     "top_k": Selection(top_k, biased=True, reads=("k", "renormalise", *QUEUES)),
-    "raw": Selection(raw, biased=True, reads=("k", *QUEUES)),
     "sigmoid": Selection(sigmoid, biased=True, reads=("k", "renormalise", *QUEUES)),
     "sinkhorn": Selection(sinkhorn, sees_others=True, reads=("k", "renormalise", *QUEUES)),
     "expert_choice": Selection(
-        expert_choice, sees_others=True, bounded=True, experts_per_token=_mean_experts, reads=("k", *QUEUES[:-1])
-    ),
-    "patch_choice": Selection(
-        patch_choice,
-        sees_others=True,
-        bounded=True,
-        within_samples=True,
-        places=lambda rule: rule.patches,
-        experts_per_token=_mean_experts,
-        settings=PATCHES,
-        check=_check_patches,
+        expert_choice, sees_others=True, bounded=True, experts_per_token=mean_experts, reads=("k", *QUEUES[:-1])
     ),
 }
 
@@ -292,7 +215,7 @@ def combine_weights(routing: Routing | SoftRouting) -> Float[Array, "T E"]:
     return jnp.zeros_like(routing.scores).at[routing.token, routing.expert].add(weight)
 
 
-def _queued(
+def queued(
     rule: Rule, scores, expert: Int[Array, "T k"], weight: Float[Array, "T k"], mask, affinity: Float[Array, "T k"]
 ) -> Routing:
     """Returns the assignments of one group, with their ranks in the queues of the experts.

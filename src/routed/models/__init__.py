@@ -1,7 +1,6 @@
 """Models: trained networks. A model has `init` and `apply`, which also returns the decisions of its gates."""
 
 from routed.models import dense
-from routed.models.classifier import classifier
 from routed.models.decoder import decoder
 from routed.models.language_model import expert_axis
 from routed.models.model import INITIAL, LAYER, ROUTED, ModelPart
@@ -12,7 +11,6 @@ from routed.models.transformer_sizes import (
     TRANSFORMER,
     check_decoder,
     check_t5,
-    flops_of_classifier_row,
     flops_of_decoder_row,
     flops_per_row,
 )
@@ -62,11 +60,4 @@ DECODERS: dict[str, ModelPart] = {
     for name, twin in (("decoder", "moe"), ("decoder_active", "dense_active"), ("decoder_total", "dense_total"))
 }
 
-#: name -> model, for texts with a class.
-CLASSIFIERS: dict[str, ModelPart] = {
-    "classifier": DECODERS["decoder"]._replace(
-        build=classifier, reads=tuple(key for key in DECODERS["decoder"].reads if key != "transformer.tied")
-    ),
-}
-
-__all__ = ["expert_axis", "flops_of_classifier_row", "flops_of_decoder_row", "flops_per_row"]
+__all__ = ["expert_axis", "flops_of_decoder_row", "flops_per_row"]

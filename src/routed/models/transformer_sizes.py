@@ -77,7 +77,7 @@ def flops_per_row(config: ConfigDict, experts: Any = None) -> Any:
     """
     t, length, targets = config.transformer, config.data.input_length, spans.lengths(config.data)[1]
     attended = ((length, length), (targets, targets), (targets, length))
-    products = t.layers * sum(_attention(config, queries, keys) for queries, keys in attended)
+    products = t.layers * sum(attention_products(config, queries, keys) for queries, keys in attended)
     return 6.0 * (
         products + feed_of_token(config, experts) * (length + targets) + float(targets * t.dim * config.data.vocabulary)
     )
@@ -85,19 +85,9 @@ def flops_per_row(config: ConfigDict, experts: Any = None) -> Any:
 
 def flops_of_decoder_row(config: ConfigDict, experts: Any = None) -> Any:
     """Computes the model FLOPs of training a decoder on one row; a decoder predicts every token of the row."""
-    length = config.data.input_length
-    return 6.0 * (_decoder_stack(config, experts) + float(length * config.transformer.dim * config.data.vocabulary))
-
-
-def flops_of_classifier_row(config: ConfigDict, experts: Any = None) -> Any:
-    """Computes the model FLOPs of training a classifier on one row: a head of two layers reads the last token."""
-    dim = config.transformer.dim
-    return 6.0 * (_decoder_stack(config, experts) + dim * (dim + len(config.data.labels)))
-
-
-def _decoder_stack(config: ConfigDict, experts: Any) -> Any:
-    length = config.data.input_length
-    return config.transformer.layers * _attention(config, length, length) + feed_of_token(config, experts) * length
+    t, length = config.transformer, config.data.input_length
+    products = t.layers * attention_products(config, length, length) + feed_of_token(config, experts) * length
+    return 6.0 * (products + float(length * t.dim * config.data.vocabulary))
 
 
 def feed_of_token(config: ConfigDict, experts: Any = None) -> Any:
@@ -133,7 +123,7 @@ def work_of_token(config: Any) -> Any:
     )
 
 
-def _attention(config: ConfigDict, queries: int, keys: int) -> float:
+def attention_products(config: ConfigDict, queries: int, keys: int) -> float:
     """Counts the multiplications of a row in one layer, as a float: JAX accepts no Python integer above 2^31."""
     inner, dim = config.transformer.heads * config.transformer.head_dim, config.transformer.dim
     return 2.0 * inner * (dim * (queries + keys) + queries * keys)

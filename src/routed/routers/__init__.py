@@ -6,7 +6,6 @@ import flax.linen as nn
 
 from routed.routers.features import Convolutions, Flat, Hidden, Windows
 from routed.routers.fixed import (
-    DecisiveRouter,
     HashIdRouter,
     HashRouter,
     OracleRouter,
@@ -14,8 +13,7 @@ from routed.routers.fixed import (
     balanced_table,
     check_table,
 )
-from routed.routers.product import DIRECTION, MEASURES, PRODUCT, CosineRouter, ProductRouter
-from routed.routers.published import HyperRouter, StableRouter, check_stable
+from routed.routers.product import DIRECTION, MEASURES, PRODUCT, CosineRouter, HyperRouter, ProductRouter
 from routed.routers.router import (
     CLUSTERS,
     EXAMPLES,
@@ -65,27 +63,6 @@ ROUTERS: dict[str, Router] = {
         settings={"dim": _DIM},
         reads=("bias", "measure"),
     ),
-    "stable": Router(
-        lambda node, experts: StableRouter(
-            experts, node.vocabulary, node.choices, node.teach_steps, node.token_dim, node.distil, node.even
-        ),
-        tokens=("hidden",),
-        needs=("token_id",),
-        settings={
-            "teach_steps": Setting(
-                400,
-                "steps in which scores choose and a router of token ids learns it, which then chooses for good",
-                at_least(0),
-            ),
-            "token_dim": Setting(50, "dimensions of the token ids' embeddings", at_least(1)),
-            "distil": Setting(
-                0.3, "coefficient of what the router of token ids learns, summed over layers", at_least(0)
-            ),
-            "even": Setting(0.3, "coefficient of its loss of uneven load, summed over layers", at_least(0)),
-        },
-        reads=("choices", "vocabulary"),
-        check=check_stable,
-    ),
     "hyper": Router(
         lambda node, experts: HyperRouter(experts, node.hidden),
         tokens=("rows", "hidden"),
@@ -110,13 +87,6 @@ ROUTERS: dict[str, Router] = {
             "digit": Setting(0, "of the cluster's number in base E, from the last: what names the expert", within(0, 3))
         },
         reads=("choices",),
-    ),
-    "decisive": Router(
-        lambda node, experts: DecisiveRouter(experts, node.kinds),
-        tokens=(),
-        needs=("cluster",),
-        learns=False,
-        settings={"kinds": Setting(2, "labels of patches, from 0 on, that decide a class", at_least(1))},
     ),
     "random": Router(
         lambda node, experts: RandomRouter(experts, node.anew),

@@ -101,20 +101,6 @@ def balanced_table(counts: np.ndarray, experts: int, k: int, seed: int = 0) -> n
     return table
 
 
-class DecisiveRouter(nn.Module):
-    """Scores patches with a label below `kinds`, which decide the class of their sample, alike for every expert.
-
-    No expert can tell the class by what it is given. All other patches score 0, so the first in the sample come next.
-    """
-
-    num_experts: int
-    kinds: int = 2
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "T ..."], *, cluster: Int[Array, " T"], **context) -> Float[Array, "T E"]:
-        return CERTAIN * jnp.broadcast_to((cluster < self.kinds)[:, None], (len(cluster), self.num_experts))
-
-
 class RandomRouter(nn.Module):
     """Scores every token at random, N(0, 1); if `anew`, anew in each call with the random stream `noise`.
 

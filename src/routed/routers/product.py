@@ -77,3 +77,32 @@ def columns(key: PRNGKeyArray, dim: int, experts: int) -> Float[Array, "F E"]:
 def unit(a: Float[Array, "N M"], axis: int) -> Float[Array, "N M"]:
     """Returns `a` with vectors of length 1 along `axis`; zero vectors stay zero, with a finite gradient."""
     return a * jax.lax.rsqrt(jnp.maximum((a**2).sum(axis, keepdims=True), 1e-12))
+
+
+class HyperRouter(nn.Module):
+    """Scores x W + b whose W and b a frozen network makes of an embedding that learns (Do et al. 2023).
+
+    One hidden layer of `hidden` ReLU units, uniform in +-1 / sqrt(inputs) as in the released code. The network is no
+    parameter but the collection `hypernetwork`: nothing ever trains it. The embedding, N(0, 1), is as wide as a token.
+    """
+
+    num_experts: int
+    hidden: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "T D"], **context) -> Float[Array, "T E"]:
+        del context
+        dim = x.shape[-1]
+        draw = lambda inputs, outputs: lambda: _uniform(self.make_rng("params"), inputs, outputs)  # noqa: E731
+        first = self.variable("hypernetwork", "first", draw(dim, self.hidden)).value
+        last = self.variable("hypernetwork", "last", draw(self.hidden, self.num_experts * (dim + 1))).value
+        embedding = self.param("embedding", nn.initializers.normal(1.0), (dim,))
+        weights = jax.nn.relu(embedding @ first["kernel"] + first["bias"]) @ last["kernel"] + last["bias"]
+        weights = weights.reshape(self.num_experts, dim + 1)
+        return matmul(x.astype(jnp.float32), weights[:, :-1].T) + weights[None, :, -1]
+
+
+def _uniform(key: PRNGKeyArray, inputs: int, outputs: int) -> dict[str, Array]:
+    kernel, bias = jax.random.split(key)
+    draw = lambda key, shape: jax.random.uniform(key, shape, minval=-1, maxval=1) / inputs**0.5  # noqa: E731
+    return {"kernel": draw(kernel, (inputs, outputs)), "bias": draw(bias, (outputs,))}

@@ -108,14 +108,12 @@ def base_seed(name: str, settings: Sequence[str], texts: list[str]) -> int:
     return low + int(hashlib.sha256(text.encode()).hexdigest(), 16) % (high - low)
 
 
-#: Routers that need to know the decisive patch of a sample, which no probe has.
-OF_PATCHES = ("decisive",)
 
 
 def fitting() -> list[str]:
     """The built-in routers of the reference: those that route rows of numbers without further knowledge of them."""
     routers = {name: part for name, part in ROUTERS.items() if not part.tokens or "rows" in part.tokens}
-    return [name for name, part in routers.items() if "token_id" not in part.needs and name not in OF_PATCHES]
+    return [name for name, part in routers.items() if "token_id" not in part.needs]
 
 
 def _of_file(path: str, name: str) -> str:

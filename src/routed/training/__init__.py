@@ -1,7 +1,6 @@
 """The one training program, the problems that it trains, their probes, and their optimisers."""
 
 from routed.training import router_probes, sample_probes, text_gates, text_probes
-from routed.training.classifier import CLASSIFIER
 from routed.training.language import DECODER, ENCODER_DECODER
 from routed.training.probes import PROBES
 from routed.training.problem import ProblemPart
@@ -12,7 +11,6 @@ PROBLEMS: dict[str, ProblemPart] = {
     "samples": SAMPLES,
     "encoder_decoder": ENCODER_DECODER,
     "decoder": DECODER,
-    "classifier": CLASSIFIER,
 }
 
 PROBES |= {

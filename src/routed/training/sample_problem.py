@@ -31,7 +31,7 @@ from routed.tasks.task import Task, World
 from routed.training.optimiser import NORMALISATIONS, Normalisation
 from routed.training.probes import Block, Evaluation, look, measure
 from routed.training.problem import Inputs, Problem
-from routed.training.task_losses import TASK_LOSSES, TaskLoss, apart, correct
+from routed.training.task_losses import TASK_LOSSES, TaskLoss, correct
 
 #: Training samples on which the entropy of gates is measured, and to whose entropy gates are sharpened.
 CALIBRATION_SAMPLES = 1024
@@ -102,8 +102,8 @@ class SampleProblem(Problem):
 
     def task_loss(self, config, outputs, batch) -> tuple[Scalar, Scalar]:
         loss, prediction = TASK_LOSSES[config.loss], outputs.prediction
-        if loss.of_scores:
-            prediction = apart(outputs.sites[SITE].routing.scores, len(batch.y))
+        if loss.of_scores is not None:
+            prediction = loss.of_scores(outputs.sites[SITE].routing.scores, len(batch.y))
         members = len(prediction) // len(batch.y)  # more than one in an ensemble, whose members each have a loss
         value = loss.value(prediction, jnp.tile(batch.y, (members, 1)) if members > 1 else batch.y).mean()
         return value, value

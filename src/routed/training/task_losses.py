@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 from ml_collections import ConfigDict
 
@@ -19,13 +18,13 @@ class TaskLoss(NamedTuple):
 
     `fits` are the kinds of targets that it fits: vector, input, sign, class, density. A `labelled` loss is in nats, and
     its samples are right or wrong; other losses are reported over the variance of the target. A loss `of_scores` trains
-    a router: its prediction is the difference of the summed scores of experts in turn (`apart`).
+    a router: that function makes predictions [B, 1] of all scores [T, E] and the number of samples.
     """
 
     value: Callable[[Array, Array], Array]
     fits: tuple[str, ...]
     labelled: bool = True
-    of_scores: bool = False
+    of_scores: Callable[[Float[Array, "T E"], int], Float[Array, "B 1"]] | None = None
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
@@ -47,34 +46,6 @@ def cross_entropy(prediction: Float[Array, "B O"], y: Float[Array, "B O"]) -> Fl
     return -(y * jax.nn.log_softmax(prediction)).sum(-1)
 
 
-def softmax_cross_entropy(prediction: Float[Array, "B O"], y: Float[Array, "B O"]) -> Float[Array, " B"]:
-    """Returns the cross entropy of softmax(softmax(f)), as the released code of Chen et al. (2022).
-
-    It is at least log(1 + 1/e) = .3133 for two classes.
-    """
-    return cross_entropy(jax.nn.softmax(prediction), y)
-
-
-def linear(prediction: Float[Array, "B 1"], y: Float[Array, "B 1"]) -> Float[Array, " B"]:
-    """Returns -y f, which has no bound, so that only its direction trains.
-
-    Of scores, it trains a router before its experts: l_r = -y <w_1 - w_2, sum_j x_j> (Chowdhury et al. 2023, Section
-    4.1).
-    """
-    return -(y * prediction)[:, 0]
-
-
-def apart(scores: Float[Array, "T E"], samples: int) -> Float[Array, "B 1"]:
-    """Returns sum_j <w_1 - w_2 + w_3 - ..., x_j> of each sample: summed scores, with alternating signs of experts."""
-    signs = 1.0 - 2.0 * (jnp.arange(scores.shape[1]) % 2)
-    return (scores @ signs).reshape(samples, -1).sum(1, keepdims=True)
-
-
-def given(prediction: Float[Array, "B S"], y: Float[Array, "B O"]) -> Float[Array, " B"]:
-    """Returns the mean of predictions that are losses themselves: -log p(y), one column for each start of a fit."""
-    return prediction.mean(-1)
-
-
 #: The setting that separates the labels of one output.
 THRESHOLD = {
     "threshold": Setting(
@@ -86,12 +57,9 @@ THRESHOLD = {
 
 #: name -> loss.
 TASK_LOSSES: dict[str, TaskLoss] = {
-    "likelihood": TaskLoss(given, fits=("density",), labelled=False),
     "squared": TaskLoss(squared, fits=("vector", "input"), labelled=False),
     "logistic": TaskLoss(logistic, fits=("sign",), settings=THRESHOLD),
-    "scores": TaskLoss(linear, fits=("sign",), of_scores=True, settings=THRESHOLD),
     "cross_entropy": TaskLoss(cross_entropy, fits=("class",)),
-    "softmax_cross_entropy": TaskLoss(softmax_cross_entropy, fits=("class",)),
 }
 
 

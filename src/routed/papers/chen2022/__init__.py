@@ -1,22 +1,30 @@
 """Chen et al. (2022), Towards Understanding the Mixture-of-Experts Layer in Deep Learning: tasks, models and arms."""
 
 from routed.analysis.plots import PLOTS
+from routed.experts import EXPERTS
+from routed.layer.selection import SELECTIONS
 from routed.models import SAMPLE_MODELS
 from routed.papers.chen2022.augmented import AUGMENTED, ROTATED
-from routed.papers.chen2022.ensemble import ENSEMBLE
-from routed.papers.chen2022.image_charts import EXAMPLES_PLOT, LATENT_PLOT
-from routed.papers.chen2022.lone_experts import GROUP_HIT, LONE_EXPERTS
-from routed.papers.chen2022.patch_charts import EMBEDDING_PLOT, PRODUCTS_PLOT
+from routed.papers.chen2022.lone_experts import ENSEMBLE, GROUP_HIT, LONE_EXPERTS
+from routed.papers.chen2022.networks import CONV_NET, MOBILENET_V2, RESNET18
+from routed.papers.chen2022.patch_charts import EMBEDDING_PLOT, EXAMPLES_PLOT, LATENT_PLOT, PRODUCTS_PLOT
 from routed.papers.chen2022.patches import TASK as PATCHES
+from routed.papers.chen2022.released import RAW, SOFTMAX_CROSS_ENTROPY
 from routed.papers.chen2022.sentences import TASK as SENTENCES
 from routed.plan.arms import ARMS, Arm
 from routed.tasks import TASKS
 from routed.training.probes import PROBES
+from routed.training.task_losses import TASK_LOSSES
 
 TASKS["patches"] = PATCHES
 TASKS["rotated"] = ROTATED
 TASKS["augmented"] = AUGMENTED
 TASKS["sentences"] = SENTENCES
+EXPERTS["conv_net"] = CONV_NET
+EXPERTS["mobilenet_v2"] = MOBILENET_V2
+EXPERTS["resnet18"] = RESNET18
+SELECTIONS["raw"] = RAW
+TASK_LOSSES["softmax_cross_entropy"] = SOFTMAX_CROSS_ENTROPY
 PROBES["lone_experts"] = LONE_EXPERTS
 PROBES["group_hit"] = GROUP_HIT
 SAMPLE_MODELS["ensemble"] = ENSEMBLE

@@ -1,4 +1,6 @@
-"""Probe of single experts (Chen et al. 2022, Section 5): which clusters each expert serves and predicts by itself.
+"""Single experts (Chen et al. 2022, Section 5): an ensemble without a router, and a probe of each expert by itself.
+
+The ensemble trains each expert of a mixture alone on every sample; evaluation takes the mean.
 
 A task asks for the errors by the column `theory/own_error`, and for the hits by the array `groups` [experts] of its
 `watch`: the cluster that an expert's initial filters favour.
@@ -11,11 +13,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
+from ml_collections import ConfigDict
 
+from routed.experts import EXPERTS
+from routed.layer.dispatch import alone
 from routed.metrics import agreement
 from routed.metrics.router import PROBE
+from routed.models.model import Model, ModelPart, Outputs
 from routed.models.single_layer import SITE
+from routed.settings.tree import node_of
+from routed.tasks import TASKS
 from routed.training.probes import Evaluation, Probe
 from routed.training.sample_problem import SampleProblem
 from routed.training.task_losses import correct
@@ -58,3 +67,44 @@ def _asks_for_errors(problem: SampleProblem) -> bool:
 
 LONE_EXPERTS = Probe(SampleProblem, applies=_asks_for_errors, evaluate=_alone, offline=_errors)
 GROUP_HIT = Probe(SampleProblem, applies=lambda problem: problem.tokens_choose, offline=_hits)
+
+
+def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
+    """Builds the ensemble of E experts.
+
+    Predictions in training are the logits of all members, one member after another [E B, O]; at evaluation the
+    logarithm of the members' mean probability [B, O]. Members differ in their initial weights only: expert e starts as
+    expert e of the mixture. The loss is the mean over members, so a member's gradient is 1 / E of the gradient of a
+    single model; normalised gradients (`optimizer.normalise`) undo the factor.
+    """
+    del mesh
+    count = config.experts.count
+    member = EXPERTS[config.experts.name].make(node_of(config).experts, TASKS[config.data.name].outputs(config.data))
+
+    def init(key, batch):
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(count))
+        return {"router": {}, "experts": jax.vmap(lambda k: member.init(k, batch.tokens[:1])["params"])(keys)}, {}
+
+    def apply(params, state, batch, rule, dispatch, key=None, step=0):
+        del rule, dispatch, step
+
+        def logits_of(member_params):
+            return alone(lambda params, x: member.apply({"params": params}, x), member_params, batch.tokens)
+
+        logits = jax.lax.map(logits_of, params["experts"])
+        if key is not None:
+            return Outputs(logits.reshape(-1, logits.shape[-1]), {}, state)
+        mean = jax.nn.logsumexp(jax.nn.log_softmax(logits), axis=0) - jnp.log(count)
+        return Outputs(mean, {}, state)
+
+    return Model(init, apply)
+
+
+#: All experts compute every sample, each expert with its own loss.
+ENSEMBLE = ModelPart(
+    ensemble,
+    every=True,
+    targets=("class",),
+    uses=("experts.name",),
+    reads=("experts.count", "experts.learning_rate"),
+)

@@ -2,19 +2,41 @@
 
 from routed.analysis.claims import KINDS
 from routed.analysis.plots import PLOTS
-from routed.papers.ours import arms, dialects
-from routed.papers.ours.crossing import Crossing
+from routed.papers.ours import dialects
+from routed.papers.ours.crossing import Crossing, RecoveredGap
 from routed.papers.ours.dialect_floors import floors
 from routed.papers.ours.law_charts import AXES_PLOT, FORETOLD_PLOT
 from routed.papers.ours.preregistered import Prediction
-from routed.papers.ours.recovered_gap import RecoveredGap
+from routed.papers.ours.regret import REGRET
 from routed.papers.ours.regret_chart import PARTS_PLOT
-from routed.papers.ours.regret_probe import REGRET
-from routed.plan.arms import ARMS
+from routed.plan.arms import ARMS, TOP1, Arm, Match
 from routed.tasks.text.sources import SOURCES, TextSource
 from routed.training.probes import PROBES
 
-ARMS.update(arms.ARMS)
+ARMS |= {
+    # Rows from data change both the partition and the sharpness of the gate. Two arms separate the effects: a gate as
+    # sharp as the learned gate, and a gate as soft as the initial gate.
+    "frozen_data_sharp": Arm(
+        {"router.frozen": True, "router.from_data": True},
+        "frozen, rows are examples, as sharp as learned",
+        "#661100",
+        match=Match("router.entropy", "learned", "router/entropy_token_train"),
+    ),
+    "frozen_data_fresh": Arm(
+        {"router.frozen": True, "router.from_data": True},
+        "frozen, rows are examples, as soft as fresh",
+        "#9999FF",
+        match=Match("router.entropy", "frozen", "router/entropy_token_train"),
+    ),
+    # The irrelevant label of a cell (tasks of crossed clusters): as certain as the oracle, but useless.
+    "oracle_irrelevant": Arm(
+        {"router.frozen": True, "router.name": "oracle", "router.digit": 1, **TOP1},
+        "oracle of what does not matter",
+        "#A6761D",
+    ),
+    # The true dialect of the row.
+    "oracle_dialect": Arm({"router.frozen": True, "router.name": "oracle"}, "oracle (true dialect)", "#000000"),
+}
 PROBES["regret"] = REGRET
 KINDS[Crossing.kind] = Crossing
 KINDS[RecoveredGap.kind] = RecoveredGap

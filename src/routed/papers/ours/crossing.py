@@ -1,4 +1,6 @@
-"""The kind of claim `crossing`: two sides change places along a swept key."""
+"""Two kinds of claims: `crossing`, two sides change places along a swept key; `share`, the part of the best gain that
+another arm recovers, shown and not judged.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from jaxtyping import Bool, Float
 from routed.analysis import digits, statistics
 from routed.analysis.bootstrap import resampled
 from routed.analysis.claims import Along, Point, Side, TwoSides
+from routed.analysis.claims.preconditions import common_seeds
 from routed.analysis.claims.rules import ONE_SEED, displayed, inconclusive
 from routed.analysis.paired_values import Rows, ends
 from routed.engine.rows import shown
@@ -158,3 +161,35 @@ def first_above(values: Float[np.ndarray, " V"], curves: Float[np.ndarray, "B V"
     fraction = np.divide(-low, high - low, out=np.zeros(len(curves)), where=high != low)
     between = values[after - 1] + (values[after] - values[after - 1]) * fraction
     return np.where(above[:, 0], values[0], np.where(above.any(1), between, values[-1]))
+
+
+@dataclasses.dataclass(frozen=True)
+class RecoveredGap(TwoSides):
+    """`lower` gains a share of what `best` gains over `higher`: (higher - lower) / (higher - best)."""
+
+    kind = "share"
+
+    best: Side
+
+    def sides(self) -> tuple[Side, ...]:
+        """Returns all three sides."""
+        return self.lower, self.higher, self.best
+
+    def judge(self, rows: Rows) -> dict[str, Any]:
+        """Returns the share with a bootstrap interval; none if the interval of the whole gain holds 0."""
+        lower, higher, best = (side["arm"] for side in self.sides())
+        runs = common_seeds(rows, self.setup.at, self.setup.metric, lower=lower, higher=higher, best=best)
+        if not len(runs):
+            return {}
+        part, whole = runs.higher - runs.lower, runs.higher - runs.best
+        gain = statistics.estimate(whole)
+        numerator, denominator = (digits.with_interval(each[:3]) for each in (statistics.estimate(part), gain))
+        text = f"({higher} - {lower}) / ({higher} - {best}) = {numerator} / {denominator}"
+        record = {"n": len(runs), "text": text}
+        if reason := self.obstacle(rows):
+            return inconclusive(record, reason)
+        if not gain.low > 0:
+            return inconclusive(record, f"{best} may gain nothing over {higher}, and nothing has no shares")
+        mean, low, high, n = statistics.bootstrap_ratio(part.to_numpy(), whole.to_numpy())
+        text = f"{100 * mean:.0f} % [{100 * low:.0f}, {100 * high:.0f}]: {text}"
+        return {"ours": mean, "interval": [low, high], "n": n, "verdict": "measured", "text": text}

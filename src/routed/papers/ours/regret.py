@@ -28,7 +28,7 @@ Predictions correct their cells for it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,9 @@ from jaxtyping import Array, Float, Int, Scalar
 
 from routed.contracts import AT_LEAST_0, Column
 from routed.experts.expert import Affine
+from routed.training.affine import affine_of, is_affine
+from routed.training.probes import Block, Evaluation, Probe
+from routed.training.sample_problem import SampleProblem
 
 #: The share of a feature's square that must be left by the features before it. Below, float32 cannot separate the
 #: feature, and b_j keeps the value of w_j.
@@ -252,3 +255,31 @@ def _inverse(gram: Float[Array, "E F F"]) -> Float[Array, "E F F"]:
     start = gram * scale, jnp.zeros(size.shape, bool)
     matrix, separate = jax.lax.fori_loop(0, gram.shape[1], sweep, start)
     return jnp.where(separate[:, :, None] & separate[:, None], matrix * scale, 0.0)
+
+
+def _inputs_of_experts(evaluation: Evaluation, block: Block) -> Any:
+    """Returns the tokens that linear experts got; None for constants."""
+    experts = affine_of(evaluation)
+    (site,) = block.outputs.sites.values()
+    return site.features if experts is not None and experts.slope is not None else None
+
+
+def _evaluate(evaluation: Evaluation) -> dict[str, Array]:
+    """Returns the columns `regret/`."""
+    if (experts := affine_of(evaluation)) is None:
+        return {}
+    problem, inputs, gate = evaluation.problem, evaluation.inputs, evaluation.gate
+    assert gate is not None
+    split = parts(experts, evaluation.blocks, evaluation.batch.y, gate.choices[:, 0], evaluation.prediction)
+    data = inputs.config.data
+    trained_on = evaluation.step * problem.config.batch_size if data.fresh else data.samples
+    return columns(split, experts, evaluation.unit, trained_on)
+
+
+REGRET = Probe(
+    SampleProblem,
+    columns=COLUMNS,
+    applies=lambda problem: problem.tokens_choose and is_affine(problem),
+    in_block=_inputs_of_experts,
+    evaluate=_evaluate,
+)

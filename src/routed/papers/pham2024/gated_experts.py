@@ -16,6 +16,7 @@ from routed.papers.pham2024 import gated
 from routed.papers.pham2024.gated import SOFTMAX, Components
 from routed.papers.pham2024.gated_gaussians import TRUE
 from routed.settings.setting import Setting, at_least
+from routed.training.task_losses import TaskLoss
 
 SETTINGS = {
     "starts": Setting(
@@ -238,3 +239,5 @@ GATED_EXPERTS = ModelPart(
     settings=SETTINGS,
     reads=("data.gate", "data.chosen", "experts.learning_rate", "router.frozen", "router.learning_rate"),
 )
+#: Its loss is the mean of its predictions, -log p(y), one column for each start of a fit.
+LIKELIHOOD = TaskLoss(lambda prediction, y: prediction.mean(-1), fits=("density",), labelled=False)

@@ -1,16 +1,13 @@
 """Text in many languages, in rows of one language: with spans removed for an encoder-decoder, or contiguous."""
 
 from routed.tasks.text.corpus import Corpus, load
-from routed.tasks.text.labelled import LABELLED
 from routed.tasks.text.ngram import bigram_loss, ngram_loss
 from routed.tasks.text.sources import SHARED, SOURCES
-from routed.tasks.text.stream import CLASSIFIED, CONTINUED, DOCUMENTS, SPANS, STREAM, Form
+from routed.tasks.text.stream import CONTINUED, DOCUMENTS, SPANS, STREAM, Form
 
 __all__ = [
-    "CLASSIFIED",
     "CONTINUED",
     "DOCUMENTS",
-    "LABELLED",
     "SHARED",
     "SOURCES",
     "SPANS",

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch, UserError
-from routed.tasks.text import labelled, spans
+from routed.tasks.text import spans
 from routed.tasks.text.corpus import Corpus, Cut, load
 from routed.tasks.text.documents import shares
 
@@ -159,15 +159,4 @@ CONTINUED = Form(
     lambda data: data.input_length,
     tested=True,
     packed=True,
-)
-
-#: For a decoder with a head: texts, each with its class as the only target.
-CLASSIFIED = Form(
-    labelled.load,
-    lambda rows, language, *rest: _batch(rows[:, 1:], rows[:, :1], language),
-    lambda data: (data.input_length, 1),
-    lambda data: data.input_length,
-    tested=True,
-    padded=True,
-    mixed=False,
 )

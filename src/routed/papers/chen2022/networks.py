@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 import flax.linen as nn
 from jaxtyping import Array, Float
 
+from routed.experts.expert import Expert
 from routed.experts.image_layers import START, Convolution, Depthwise, Norm
+from routed.settings.setting import Setting
 
 #: MobileNetV2 for small images: expansion, channels where the first convolution has 32, blocks, stride of the first of
 #: them.
@@ -142,3 +144,17 @@ def flops_of_mobilenet_v2(width: int, side: int, channels: int, outputs: int) ->
         inputs, side = filters, after
     last = scaled(LAST, width)
     return 2.0 * (served + side**2 * inputs * last + last * outputs)
+
+
+def _expert(body: Callable[[int], nn.Module], flops: Callable[[int, int, int, int], float]) -> Expert:
+    """Declares an expert that is a whole network on images."""
+    make = lambda node, outputs: Network(outputs, node.width, body)  # noqa: E731
+    return Expert(make, tokens=("images",), reads=("width",), flops=flops, embeds=True, settings=EMBEDDINGS)
+
+
+EMBEDDINGS = {
+    "embeddings": Setting(False, "evaluations keep what every expert makes of the first test images (plots `latent`)")
+}
+CONV_NET = _expert(ConvNet, flops_of_conv_net)
+MOBILENET_V2 = _expert(MobileNetV2, flops_of_mobilenet_v2)
+RESNET18 = _expert(ResNet18, flops_of_resnet18)

@@ -15,12 +15,13 @@ from absl import logging as log
 from jaxtyping import Integer
 from ml_collections import ConfigDict
 
-from routed.contracts import UserError
+from routed.contracts import TextBatch, UserError
 from routed.settings.setting import Setting, refuse
 from routed.tasks.labelled_tables import LABELS, Row, read_table
 from routed.tasks.text import cache, tokenizers
 from routed.tasks.text.corpus import Corpus
 from routed.tasks.text.documents import Source
+from routed.tasks.text.stream import Form
 
 #: The only language: the languages of a table are ignored.
 LANGUAGE = "text"
@@ -189,17 +190,32 @@ def _none(*_):
     return iter(())
 
 
-#: name -> source of labelled texts.
-LABELLED: dict[str, Tables] = {
-    "labelled": Tables(
-        lambda data: f", table {data.table}, classes {', '.join(data.labels)}",
-        check,
-        settings={
-            "labels": LABELS,
-            "table": Setting(
-                GENERATED, f"NAME of NAME-train.tsv and NAME-test.tsv in data.directory; {GENERATED}: one of its own"
-            ),
-        },
-        reads=("directory",),
-    )
-}
+def _classified(rows, language, data: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
+    """Splits rows into inputs, all tokens but the first, and the target, the first token: the class."""
+    del data, rng, part, size
+    ids = rows.astype(np.int32)
+    return TextBatch(ids[:, 1:], ids[:, :1], language.astype(np.int32))  # type: ignore[arg-type]
+
+
+#: For a decoder with a head: texts, each with its class as the only target.
+CLASSIFIED = Form(
+    load,
+    _classified,
+    lambda data: (data.input_length, 1),
+    lambda data: data.input_length,
+    tested=True,
+    padded=True,
+    mixed=False,
+)
+
+LABELLED = Tables(
+    lambda data: f", table {data.table}, classes {', '.join(data.labels)}",
+    check,
+    settings={
+        "labels": LABELS,
+        "table": Setting(
+            GENERATED, f"NAME of NAME-train.tsv and NAME-test.tsv in data.directory; {GENERATED}: one of its own"
+        ),
+    },
+    reads=("directory",),
+)

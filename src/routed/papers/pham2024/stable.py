@@ -1,6 +1,4 @@
-"""Routers of published models that move in a way of their own: one taught to a table of token ids, one made by a frozen
-network.
-"""
+"""StableMoE's router: it is taught to a table of token ids, which then decides."""
 
 from __future__ import annotations
 
@@ -12,8 +10,9 @@ from ml_collections import ConfigDict
 
 from routed.contracts.ties import highest
 from routed.kernels.matmul import matmul
+from routed.routers import Router
 from routed.routers.fixed import CERTAIN, check_table
-from routed.settings.setting import refuse
+from routed.settings.setting import Setting, at_least, refuse
 
 #: Of experts' embeddings, whose rows start orthogonal (released code of Dai et al. 2022).
 GAIN = 0.1
@@ -76,27 +75,8 @@ def unevenness(scores: Float[Array, "T E"], chosen: Int[Array, "T k"]) -> Scalar
     return ((load[chosen] - 1) * jax.nn.sigmoid(jnp.take_along_axis(scores, chosen, axis=1))).sum() / tokens
 
 
-class HyperRouter(nn.Module):
-    """Scores x W + b whose W and b a frozen network makes of an embedding that learns (Do et al. 2023).
-
-    One hidden layer of `hidden` ReLU units, uniform in +-1 / sqrt(inputs) as in the released code. The network is no
-    parameter but the collection `hypernetwork`: nothing ever trains it. The embedding, N(0, 1), is as wide as a token.
-    """
-
-    num_experts: int
-    hidden: int
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "T D"], **context) -> Float[Array, "T E"]:
-        del context
-        dim = x.shape[-1]
-        draw = lambda inputs, outputs: lambda: _uniform(self.make_rng("params"), inputs, outputs)  # noqa: E731
-        first = self.variable("hypernetwork", "first", draw(dim, self.hidden)).value
-        last = self.variable("hypernetwork", "last", draw(self.hidden, self.num_experts * (dim + 1))).value
-        embedding = self.param("embedding", nn.initializers.normal(1.0), (dim,))
-        weights = jax.nn.relu(embedding @ first["kernel"] + first["bias"]) @ last["kernel"] + last["bias"]
-        weights = weights.reshape(self.num_experts, dim + 1)
-        return matmul(x.astype(jnp.float32), weights[:, :-1].T) + weights[None, :, -1]
+def _experts(key: PRNGKeyArray, dim: int, experts: int) -> Float[Array, "D E"]:
+    return nn.initializers.orthogonal(GAIN)(key, (dim, experts))
 
 
 def check_stable(config: ConfigDict) -> None:
@@ -106,11 +86,22 @@ def check_stable(config: ConfigDict) -> None:
         refuse("router.teach_steps", config.router.teach_steps, f"must be at most steps={config.steps}")
 
 
-def _experts(key: PRNGKeyArray, dim: int, experts: int) -> Float[Array, "D E"]:
-    return nn.initializers.orthogonal(GAIN)(key, (dim, experts))
-
-
-def _uniform(key: PRNGKeyArray, inputs: int, outputs: int) -> dict[str, Array]:
-    kernel, bias = jax.random.split(key)
-    draw = lambda key, shape: jax.random.uniform(key, shape, minval=-1, maxval=1) / inputs**0.5  # noqa: E731
-    return {"kernel": draw(kernel, (inputs, outputs)), "bias": draw(bias, (outputs,))}
+STABLE = Router(
+    lambda node, experts: StableRouter(
+        experts, node.vocabulary, node.choices, node.teach_steps, node.token_dim, node.distil, node.even
+    ),
+    tokens=("hidden",),
+    needs=("token_id",),
+    settings={
+        "teach_steps": Setting(
+            400,
+            "steps in which scores choose and a router of token ids learns it, which then chooses for good",
+            at_least(0),
+        ),
+        "token_dim": Setting(50, "dimensions of the token ids' embeddings", at_least(1)),
+        "distil": Setting(0.3, "coefficient of what the router of token ids learns, summed over layers", at_least(0)),
+        "even": Setting(0.3, "coefficient of its loss of uneven load, summed over layers", at_least(0)),
+    },
+    reads=("choices", "vocabulary"),
+    check=check_stable,
+)

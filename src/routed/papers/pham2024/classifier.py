@@ -1,15 +1,29 @@
-"""The problem of texts with a class: a decoder, trained on text or not, learns the classes with a new head."""
+"""Texts with a class as a problem: a decoder, trained on text or not, learns the classes with a new head.
+
+The head stands in place of the logits, and predicts the class of a row from the last token.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, SHARE, Column, TextBatch
-from routed.models import CLASSIFIERS, flops_of_classifier_row
+from routed.models import DECODERS
 from routed.models.decoder import READ
+from routed.models.language_model import context_of, language_model
+from routed.models.model import Model, Site
+from routed.models.transformer import CAUSAL, Plan, Stack, embedded
+from routed.models.transformer_sizes import attention_products, feed_of_token
+from routed.papers.pham2024.labelled import CLASSIFIED, LABELLED
 from routed.settings.setting import Setting
-from routed.tasks.text import CLASSIFIED, LABELLED, Corpus
+from routed.tasks.text import Corpus
 from routed.training.language import language_part
 from routed.training.text_problem import TextKind
 
@@ -75,17 +89,65 @@ def class_prior(corpus: Corpus, config: ConfigDict, rows: TextBatch) -> dict[str
     return {"prior": -np.log(counts / counts.sum())[np.asarray(rows.targets)].mean()}
 
 
+#: The name of the submodule whose parameters are the group `head`.
+HEAD = "classes"
+
+
+class Head(nn.Module):
+    """Two float32 layers with tanh in between (Pham et al. 2024, released code)."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B D"]) -> Float[Array, "B C"]:
+        x = jnp.tanh(nn.Dense(x.shape[-1], name="hidden")(x.astype(jnp.float32)))
+        return nn.Dense(self.classes, name="out")(x)
+
+
+class Classifier(nn.Module):
+    """Computes float32 logits [B, 1, C] of the class of each row, and the decisions of the routers.
+
+    The parameters of the stack and the embedding have the names that they have in a `Decoder`.
+    """
+
+    plan: Plan
+
+    @nn.compact
+    def __call__(self, batch: TextBatch, step: Any = 0) -> tuple[Float[Array, "B 1 C"], dict[str, Site | None]]:
+        data, transformer = self.plan.config.data, self.plan.config.transformer
+        embedding = self.param("embedding", nn.initializers.normal(1.0), (data.vocabulary, transformer.dim))
+        y, sites = Stack(self.plan, CAUSAL, name=CAUSAL)(
+            embedded(embedding, batch.inputs), context_of(self.plan.config, batch.inputs, batch, step)
+        )
+        return Head(len(data.labels), name=HEAD)(y[:, -1])[:, None], {CAUSAL: sites}
+
+
+def classifier(config: ConfigDict, mesh: Mesh | None = None) -> Model:
+    """Builds the classifier of a config. The site and the stack are `decoder`."""
+    form = {"positions": config.transformer.positions, "norm": config.transformer.norm}
+    return language_model(lambda plan: Classifier(plan._replace(**form)), READ, config, mesh, head=HEAD)
+
+
+def flops_of_classifier_row(config: ConfigDict, experts: Any = None) -> Any:
+    """Computes the model FLOPs of training a classifier on one row: a head of two layers reads the last token."""
+    t, length = config.transformer, config.data.input_length
+    products = t.layers * attention_products(config, length, length) + feed_of_token(config, experts) * length
+    return 6.0 * (products + t.dim * (t.dim + len(config.data.labels)))
+
+
+DECODER = DECODERS["decoder"]
+MODEL = DECODER._replace(build=classifier, reads=tuple(key for key in DECODER.reads if key != "transformer.tied"))
 CLASSIFIER = language_part(
     TextKind(
         CLASSIFIED,
         READ,
-        CLASSIFIERS,
+        {"classifier": MODEL},
         flops_of_classifier_row,
         reads=READS,
         references=class_prior,
         columns=COLUMNS,
         finished=at_best,
-        sources=LABELLED,
+        sources={"labelled": LABELLED},
         settings=SETTINGS,
         # At the best validation: training soon overfits a small table, and the last validation compares how soon.
         compared="test/loss",
