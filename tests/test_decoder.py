@@ -23,11 +23,11 @@ from routed.models.transformer import embedded
 from routed.models.transformer_sizes import (
     expert_weights,
     experts_of_token,
-    flops_of_classifier_row,
     flops_of_decoder_row,
     flops_per_row,
     twin_width,
 )
+from routed.papers.pham2024.classifier import flops_of_classifier_row
 from routed.plan.checks import refuse_unread, validate
 from routed.plan.config import base, problem_of
 from routed.settings.tree import node_of, override
