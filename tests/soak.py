@@ -370,9 +370,9 @@ def shards(rng: random.Random, folder: pathlib.Path) -> int:
                 path.unlink()
                 path.symlink_to(path)
     changes = {
-        "data.name": "mc4_jsonl", "data.directory": str(place), "data.cache": str(place / "cache"), "data.vocabulary": 300,
-        "data.input_length": 32, "data.tokens": rng.choice(("bytes", "train")), "data.damaged": rng.choice(("skip", "refuse")),
-        "data.languages": rng.choice(((), ("en",))),
+        "data.name": "mc4_jsonl", "data.directory": str(place), "data.cache": str(place / "cache"),
+        "data.vocabulary": 300, "data.input_length": 32, "data.tokens": rng.choice(("bytes", "train")),
+        "data.damaged": rng.choice(("skip", "refuse")), "data.languages": rng.choice(((), ("en",))),
     }  # fmt: skip
     try:
         text.load(override(base(), changes).data)

@@ -37,7 +37,8 @@ def table(losses=LOSSES, samples=(64,), halfway=1.0, start=1.0, **columns):
                     rows.append(
                         {"run": f"{arm}{seed}n{n}", "data.samples": n, "arm": arm, "seed": seed, "step": step, "status": "ok",
                          "test/loss": test, "test/loss_soft": test / 2, "train/loss": test,
-                         "router/norm_ratio": 1.02 + 0.001 * seed if step else 1.3, "router/moved": float(arm == "learned")}
+                         "router/norm_ratio": 1.02 + 0.001 * seed if step else 1.3,
+                         "router/moved": float(arm == "learned")}
                         | columns
                     )  # fmt: skip
     return pd.DataFrame(rows)

@@ -30,8 +30,8 @@ def settings(**changes):
 def layer(expert, mesh=None, dispatch="auto", **changes):
     config = settings(**changes)
     return MoE(
-        router=ROUTERS["linear"].make(node_of(config).router, 4), expert=expert, num_experts=4, rule=rule_of(config.selection), mesh=mesh,
-        dispatch=dispatch,
+        router=ROUTERS["linear"].make(node_of(config).router, 4), expert=expert, num_experts=4,
+        rule=rule_of(config.selection), mesh=mesh, dispatch=dispatch,
     )  # fmt: skip
 
 
@@ -408,8 +408,10 @@ def test_contests_that_cannot_be(changes, words):
 
 
 @pytest.mark.parametrize("changes", [
-    {"selection.share": 0.9, "selection.distil": 0.0}, {"selection.share": 1.0, "selection.distil": 0.0, "selection.forward": False},
-    {"selection.share": 1.0, "selection.k": 1, "selection.renormalise": False, "selection.distil_side": "all"}, {"selection.share": 1.0, "selection.winners": "all"},
+    {"selection.share": 0.9, "selection.distil": 0.0},
+    {"selection.share": 1.0, "selection.distil": 0.0, "selection.forward": False},
+    {"selection.share": 1.0, "selection.k": 1, "selection.renormalise": False, "selection.distil_side": "all"},
+    {"selection.share": 1.0, "selection.winners": "all"},
     {"selection.share": 1.0, "selection.distil": 0.0, "router.frozen": True},
     {"selection.name": "top_k", "selection.eval.name": "compete", "selection.eval.k": 2, "selection.share": 1.0, "selection.distil": 0.0},
 ])  # fmt: skip

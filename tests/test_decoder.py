@@ -38,10 +38,12 @@ from routed.training.decoder import at_best
 from tests.parallel_case import loss_and_gradients, make_mesh
 
 TINY = {
-    "data.name": "artificial", "data.tokens": "characters", "data.vocabulary": 30, "router.vocabulary": 30, "data.input_length": 8, "model": "decoder",
-    "transformer.layers": 2, "transformer.sparse_layers": 2, "transformer.dim": 8, "transformer.heads": 2, "transformer.head_dim": 4,
-    "transformer.width": 12, "transformer.buckets": 8, "transformer.max_distance": 16, "experts.name": "ffn", "experts.width": 6,
-    "experts.count": 4, "selection.name": "top_k", "selection.k": 2, "selection.eval.k": 2, "dispatch": "auto", "batch_size": 4,
+    "data.name": "artificial", "data.tokens": "characters", "data.vocabulary": 30, "router.vocabulary": 30,
+    "data.input_length": 8, "model": "decoder", "transformer.layers": 2, "transformer.sparse_layers": 2,
+    "transformer.dim": 8, "transformer.heads": 2, "transformer.head_dim": 4,
+    "transformer.width": 12, "transformer.buckets": 8, "transformer.max_distance": 16, "experts.name": "ffn",
+    "experts.width": 6, "experts.count": 4, "selection.name": "top_k", "selection.k": 2, "selection.eval.k": 2,
+    "dispatch": "auto", "batch_size": 4,
 }  # fmt: skip
 
 
@@ -69,24 +71,28 @@ FORMS = {
     "GLaM": {"transformer.sparse_layers": 1},
     "capacity": {"selection.capacity_factor": 0.75, "selection.group_size": 16},
     "top-1 capacity per token": {
-        "selection.k": 1, "selection.renormalise": False, "selection.capacity_factor": 0.5, "selection.capacity_rule": "per_token"
+        "selection.k": 1, "selection.renormalise": False, "selection.capacity_factor": 0.5,
+        "selection.capacity_rule": "per_token"
     },
     "sigmoid": {"selection.name": "sigmoid"},
     "raw": {"selection.name": "raw"},
     "priority by score, which a decoder does not obey": {"selection.capacity_factor": 0.75, "selection.priority": "score"},
     "balancing bias": {"selection.balance_rate": 0.1},
     "within groups of experts": {
-        "selection.name": "group_limited", "selection.expert_groups": 2, "selection.groups_kept": 1, "selection.balance_rate": 0.1,
+        "selection.name": "group_limited", "selection.expert_groups": 2, "selection.groups_kept": 1,
+        "selection.balance_rate": 0.1,
     },
     "as many experts as a token likes": {"selection.name": "relu", "dispatch": "dense"},
     "weights of inputs": {"selection.name": "sigmoid_input", "selection.k": 1},
     "a shared expert": {"transformer.shared_expert": True, "selection.k": 1, "selection.renormalise": False},
     "competition": {"selection.name": "compete", "selection.share": 1.0},
     "competition with capacity": {
-        "selection.name": "compete", "selection.share": 1.0, "selection.capacity_factor": 0.75, "selection.group_size": 16,
+        "selection.name": "compete", "selection.share": 1.0, "selection.capacity_factor": 0.75,
+        "selection.group_size": 16,
     },
     "competition of which the router hears alone": {
-        "selection.name": "compete", "selection.share": 1.0, "selection.forward": False, "selection.distil_target": "shuffled",
+        "selection.name": "compete", "selection.share": 1.0, "selection.forward": False,
+        "selection.distil_target": "shuffled",
     },
     "random winners": {"selection.name": "compete", "selection.share": 1.0, "selection.winners": "random"},
     "StableMoE, which learns and teaches": {"router.name": "stable", "selection.name": "sigmoid", "router.choices": 2},

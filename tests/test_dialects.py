@@ -17,8 +17,8 @@ from routed.tasks.text import spans, stream
 
 def config_of(**changes):
     flat = {
-        "data.name": "dialects", "data.tokens": "bytes", "data.vocabulary": 300, "data.input_length": 16, "data.eval_rows": 60,
-        "data.dialects": 3, "data.words": 8, "data.rows": 400, "router.vocabulary": 300,
+        "data.name": "dialects", "data.tokens": "bytes", "data.vocabulary": 300, "data.input_length": 16,
+        "data.eval_rows": 60, "data.dialects": 3, "data.words": 8, "data.rows": 400, "router.vocabulary": 300,
     }  # fmt: skip
     return override(base(), flat | {name.replace("__", "."): value for name, value in changes.items()})
 

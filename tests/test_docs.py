@@ -38,14 +38,15 @@ SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)+)", TEXT, re.MULTILINE)
 
 #: Every dict that an example adds to.
 TABLES = (
-    routers.ROUTERS, tasks.TASKS, experts.EXPERTS, selection.SELECTIONS, auxiliary.AUXILIARY, metrics.METRICS, metrics.COLUMNS,
-    plots.PLOTS, arms.ARMS, task_losses.TASK_LOSSES, KINDS,
+    routers.ROUTERS, tasks.TASKS, experts.EXPERTS, selection.SELECTIONS, auxiliary.AUXILIARY, metrics.METRICS,
+    metrics.COLUMNS, plots.PLOTS, arms.ARMS, task_losses.TASK_LOSSES, KINDS,
 )  # fmt: skip
 
 ARMS = ("learned", "frozen", "frozen_sharp", "frozen_data")
 TINY = {
-    "seeds": 1, "steps": 2, "eval_every": 1, "batch_size": 8, "data.clusters": 4, "data.dim": 3, "data.test_samples": 80,
-    "data.samples": 32, "experts.count": 4, "experts.width": 5, "experts.depth": 1, "shuffles": 0, "mesh.run": 1, "arms": ARMS,
+    "seeds": 1, "steps": 2, "eval_every": 1, "batch_size": 8, "data.clusters": 4, "data.dim": 3,
+    "data.test_samples": 80, "data.samples": 32, "experts.count": 4, "experts.width": 5, "experts.depth": 1,
+    "shuffles": 0, "mesh.run": 1, "arms": ARMS,
 }  # fmt: skip
 
 

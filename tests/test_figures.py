@@ -32,7 +32,8 @@ def table(axes, levels=LEVELS, **columns):
             loss = level * (1 + 0.02 * seed) * (point.get("experts.count", 8) / 8 if arm == "learned" else 1)
             rows.append(
                 {"run": f"{arm}{seed}{values}", **point, "arm": arm, "seed": seed, "step": step, "status": "ok", "test/loss": loss,
-                 "train/loss": 0.01, "router/sparsity": 2.0 + seed, "router/dead": 0.01 * seed, "router/moved": 0.0} | columns
+                 "train/loss": 0.01, "router/sparsity": 2.0 + seed, "router/dead": 0.01 * seed,
+                 "router/moved": 0.0} | columns
             )  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -513,9 +514,11 @@ def test_a_claim_is_tried_at_nuisance_keys_and_the_users_but_not_at_what_its_sid
 def test_lines_and_figures_are_on_the_page(tmp_path):
     write = WRITE.order("plain", "learned beats frozen", "", LEARNED, FROZEN)
     part = {
-        "name": "n", "question": "q", "gap": [], "shares": [], "gap_at": "", "threats": [], "figures": [], "undrawn": ["lost"], "arms": "",
-        "loss": "test/loss", "horizon": 4.0, "summary": "", "summary_of": "every point", "config": "", "versions": "", "document": "", "claims": [*judged((write,)).values()],
-        "left_out": [], "maps": None, "command": "", "in_short": "Of 1 claim", "answer": [], "standings": None, "loss_definition": "",
+        "name": "n", "question": "q", "gap": [], "shares": [], "gap_at": "", "threats": [], "figures": [],
+        "undrawn": ["lost"], "arms": "", "loss": "test/loss", "horizon": 4.0, "summary": "",
+        "summary_of": "every point", "config": "", "versions": "", "document": "",
+        "claims": [*judged((write,)).values()], "left_out": [], "maps": None, "command": "", "in_short": "Of 1 claim",
+        "answer": [], "standings": None, "loss_definition": "",
     }  # fmt: skip
     page.write_page(tmp_path / "report.html", [part])
     text = (tmp_path / "report.html").read_text()

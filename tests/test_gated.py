@@ -22,8 +22,8 @@ from tests.conftest import build_model
 from tests.test_claims import table as table_of
 
 SETTINGS = {
-    "data.name": "gated_gaussians", "model": "gated_experts", "loss": "likelihood", "data.target_dim": 1, "data.whole": True, "data.samples": 60,
-    "batch_size": 60, "data.test_samples": 30, "optimizer.name": "adam",
+    "data.name": "gated_gaussians", "model": "gated_experts", "loss": "likelihood", "data.target_dim": 1,
+    "data.whole": True, "data.samples": 60, "batch_size": 60, "data.test_samples": 30, "optimizer.name": "adam",
 }  # fmt: skip
 
 

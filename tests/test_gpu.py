@@ -182,8 +182,8 @@ def test_a_case_that_dies_is_named_and_the_others_go_on(stand_ins):
     stand_ins(p=("a", "fails", "dies", "b"), q=("dies",))
     records = [*gpu.bench(3)]
     assert [(r["part"], r["case"], r.get("failed")) for r in records[:-1]] == [
-        ("p", "a", None), ("p", "fails", "x"), ("p", "dies", "its process ended with 1: CHECK failed: boom"), ("p", "b", None),
-        ("q", "dies", "its process ended with 1: CHECK failed: boom"),
+        ("p", "a", None), ("p", "fails", "x"), ("p", "dies", "its process ended with 1: CHECK failed: boom"),
+        ("p", "b", None), ("q", "dies", "its process ended with 1: CHECK failed: boom"),
     ]  # fmt: skip
     assert records[2]["do"] == "see above; alone: python -m routed.bench.gpu_parts p"
     assert records[-1]["failed"] == ["p: fails", "p: dies", "q: dies"] and records[-1]["left_out"] == []

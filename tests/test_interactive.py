@@ -78,7 +78,8 @@ def test_a_chart_of_a_user_may_be_vega_lite_or_altair(monkeypatch):
 
 #: Two steps of the learned router cost what one step of the others does.
 EQUAL = {
-    "kind": "equal_cost", "name": "e", "x": "data.samples", "steps": 1, "dear": {512: 2, 8192: 2}, "metrics": ("test/loss", "router/dead"),
+    "kind": "equal_cost", "name": "e", "x": "data.samples", "steps": 1, "dear": {512: 2, 8192: 2},
+    "metrics": ("test/loss", "router/dead"),
 }  # fmt: skip
 
 
@@ -276,9 +277,9 @@ def test_what_is_kept_of_a_run_for_its_maps():
 def test_maps_of_languages_are_rows_of_probabilities():
     """One layer, 2 languages, 2 experts: the first language's tokens gave 3 and 1 in sum, the second has none."""
     blocks = {
-        "probs": jnp.array([[[[2.0, 1.0], [0.0, 0.0]]], [[[1.0, 0.0], [0.0, 0.0]]]]), "token": jnp.zeros((2, 1)), "dropped": jnp.zeros((2, 1)), "alike": jnp.zeros((2, 1)),
-        "choices": jnp.array([[[[0], [0]]], [[[0], [1]]]]), "stale": jnp.zeros((2, 1, 2, 1), int),
-        "sample": jnp.array([[[[0.75, 0.25]]], [[[0.0, 1.0]]]]),
+        "probs": jnp.array([[[[2.0, 1.0], [0.0, 0.0]]], [[[1.0, 0.0], [0.0, 0.0]]]]), "token": jnp.zeros((2, 1)),
+        "dropped": jnp.zeros((2, 1)), "alike": jnp.zeros((2, 1)), "choices": jnp.array([[[[0], [0]]], [[[0], [1]]]]),
+        "stale": jnp.zeros((2, 1, 2, 1), int), "sample": jnp.array([[[[0.75, 0.25]]], [[[0.0, 1.0]]]]),
     }  # fmt: skip
     found = text_gates.summary(blocks)
     assert found["sample"].tolist() == [[[0.75, 0.25]]]  # of the first block

@@ -103,7 +103,8 @@ class Fakes:
             self.script(f"bin/{name}", body)
         self.python = str(self.script("routed", ROUTED))
         self.environment = {
-            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "FAKES": str(folder), "POLL": "0", "TMPDIR": str(folder), "HOME": str(folder),
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "FAKES": str(folder), "POLL": "0", "TMPDIR": str(folder),
+            "HOME": str(folder),
         }  # fmt: skip
 
     def script(self, name, body):
@@ -119,7 +120,8 @@ class Fakes:
     def start(self, script, *arguments, **environment):
         return subprocess.Popen(
             ["bash", f"launch/{script}", *arguments], cwd=self.checkout, text=True, start_new_session=True,
-            env=self.environment | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+            env=self.environment | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def run(self, script, *arguments, **environment):

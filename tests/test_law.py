@@ -25,9 +25,9 @@ def points(count, seed=0):
     rng = np.random.default_rng(seed)
     return [
         {
-            "data.separation": 4.0**a, "data.samples": int(32 * 8 * 32**b), "experts.count": int(rng.choice([16, 32, 64])),
-            "batch_size": int(rng.choice([8, 32, 128])), "data.share": 0.8 * c, "router.init_scale": 0.3 * 33**d,
-            "data.clusters": 32,
+            "data.separation": 4.0**a, "data.samples": int(32 * 8 * 32**b),
+            "experts.count": int(rng.choice([16, 32, 64])), "batch_size": int(rng.choice([8, 32, 128])),
+            "data.share": 0.8 * c, "router.init_scale": 0.3 * 33**d, "data.clusters": 32,
         }
         for a, b, c, d in rng.random((count, 4))
     ]  # fmt: skip

@@ -67,7 +67,8 @@ def test_every_metric_says_what_it_measures(name):
 
 def claim(verdict, **changes):
     return {
-        "id": "x.y", "verdict": verdict, "statement": "a beats b", "text": "ratio 2 [1.5, 2.5]", "n": 5, "paper": "not asked", "reason": "",
+        "id": "x.y", "verdict": verdict, "statement": "a beats b", "text": "ratio 2 [1.5, 2.5]", "n": 5,
+        "paper": "not asked", "reason": "",
     } | changes  # fmt: skip
 
 
@@ -123,8 +124,9 @@ def test_the_command_finds_the_runs_of_the_folder(tmp_path, monkeypatch, capsys)
 def test_the_overview_begins_with_experiments_against_verdicts(tmp_path):
     """Two experiments of 1 and 30 claims: a matrix of two rows before any claim, and every claim names its experiment."""
     some = {"in_short": "", "answer": [], "standings": None, "figures": [], "left_out": [], "undrawn": [], "maps": None,
-            "gap": [], "shares": [], "gap_at": "", "threats": [], "arms": "", "loss": "test/loss", "loss_definition": "", "horizon": 4.0,
-            "summary": "", "summary_of": "", "config": "", "versions": "", "document": "", "command": "", "question": "q"}  # fmt: skip
+            "gap": [], "shares": [], "gap_at": "", "threats": [], "arms": "", "loss": "test/loss",
+            "loss_definition": "", "horizon": 4.0, "summary": "", "summary_of": "", "config": "", "versions": "",
+            "document": "", "command": "", "question": "q"}  # fmt: skip
     shown = claim("supported", comparability="same", robustness=None, points=[], points_there=0)
     parts = [
         some | {"name": "a", "claims": [shown]},

@@ -82,7 +82,8 @@ def test_devices_of_a_cpu_that_share_a_run_have_threads_to_wait_in(monkeypatch):
     shared, rows = override(base(), {"mesh.data": 2, "mesh.expert": 4}), override(base(), {"mesh.data": 8})
     contest = override(rows, {"selection.name": "compete"})
     cases = [
-        ([base()], None, None), ([base(), shared], None, "32"), ([shared], "20", "20"), ([rows], None, "8"), ([rows, contest], None, "32"),
+        ([base()], None, None), ([base(), shared], None, "32"), ([shared], "20", "20"), ([rows], None, "8"),
+        ([rows, contest], None, "32"),
     ]  # fmt: skip
     for configs, given, expected in cases:
         monkeypatch.delenv("PJRT_NPROC", raising=False)

@@ -20,10 +20,12 @@ from tests.test_run import train
 
 #: Four patches of five numbers a sample; three experts of two neurons take two patches each.
 PATCHES = {
-    "data.name": "generated", "data.target": "sign", "data.target_dim": 1, "data.dim": 7, "data.sets": 4, "data.positions": 4,
-    "data.samples": 24, "data.test_samples": 12, "batch_size": 6, "loss": "logistic", "model": "patch_moe", "experts.name": "neurons",
-    "experts.count": 3, "experts.width": 2, "selection.name": "patch_choice", "selection.patches": 2, "selection.eval.name": "patch_choice",
-    "selection.eval.patches": 2, "optimizer.momentum": 0.0, "router.init_scale": 3.0, "mesh.run": 1, "seeds": 1, "steps": 2, "eval_every": 1,
+    "data.name": "generated", "data.target": "sign", "data.target_dim": 1, "data.dim": 7, "data.sets": 4,
+    "data.positions": 4, "data.samples": 24, "data.test_samples": 12, "batch_size": 6, "loss": "logistic",
+    "model": "patch_moe", "experts.name": "neurons", "experts.count": 3, "experts.width": 2,
+    "selection.name": "patch_choice", "selection.patches": 2, "selection.eval.name": "patch_choice",
+    "selection.eval.patches": 2, "optimizer.momentum": 0.0, "router.init_scale": 3.0, "mesh.run": 1, "seeds": 1,
+    "steps": 2, "eval_every": 1,
 }  # fmt: skip
 
 

@@ -47,15 +47,16 @@ SIGN = {"data.name": "patches", "data.target": "sign", "data.target_dim": 1, "lo
 CLASS = SIGN | {"data.target": "class", "data.target_dim": 2, "loss": "cross_entropy"}
 #: Strengths by which a patch can be told from every other.
 APART = {
-    "data.clusters": 3, "data.dim": 10, "data.patches": 5, "data.test_samples": 600, "data.patch_noise": 2.0, "data.input_scale": 10.0,
-    "data.alpha_low": 0.5, "data.alpha_high": 1.0, "data.beta_low": 2.0, "data.beta_high": 3.0, "data.gamma_low": 4.0, "data.gamma_high": 6.0,
+    "data.clusters": 3, "data.dim": 10, "data.patches": 5, "data.test_samples": 600, "data.patch_noise": 2.0,
+    "data.input_scale": 10.0, "data.alpha_low": 0.5, "data.alpha_high": 1.0, "data.beta_low": 2.0,
+    "data.beta_high": 3.0, "data.gamma_low": 4.0, "data.gamma_high": 6.0,
 }  # fmt: skip
 MODULE = experiment.load(str(pathlib.Path(__file__).parent.parent / "experiments" / "cluster_cnn.py"))
 TINY = {"data.samples": 80, "batch_size": 80, "data.test_samples": 80, "data.dim": 9, "experts.count": 4, "steps": 3, "eval_every": 1, "seeds": 1, "mesh.run": 1}  # fmt: skip
 WHOLE = SIGN | {
-    "data.dim": 8, "data.whole": True, "data.samples": 24, "batch_size": 24, "data.test_samples": 40, "seeds": 1, "steps": 9, "eval_every": 3,
-    "experts.name": "cnn", "experts.activation": "linear", "experts.width": 3, "arms": ("dense_expert",), "router.name": "conv",
-    "optimizer.momentum": 0.0, "mesh.run": 1, "shuffles": 0,
+    "data.dim": 8, "data.whole": True, "data.samples": 24, "batch_size": 24, "data.test_samples": 40, "seeds": 1,
+    "steps": 9, "eval_every": 3, "experts.name": "cnn", "experts.activation": "linear", "experts.width": 3,
+    "arms": ("dense_expert",), "router.name": "conv", "optimizer.momentum": 0.0, "mesh.run": 1, "shuffles": 0,
 }  # fmt: skip
 
 

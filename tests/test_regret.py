@@ -30,8 +30,8 @@ Y, CHOICE = TARGETS[jnp.array([0, 0, 0, 0, 1, 1, 1, 1])], jnp.array([0, 0, 0, 1,
 EXPERTS = Affine(None, jnp.array([[2.0], [3.0]]))
 
 RULES = (
-    Rule("soft"), Rule(renormalise=True), Rule(), Rule(k=2), Rule(k=2, renormalise=True), Rule("raw"), Rule("sigmoid", k=2),
-    Rule(capacity_factor=0.5, renormalise=True),
+    Rule("soft"), Rule(renormalise=True), Rule(), Rule(k=2), Rule(k=2, renormalise=True), Rule("raw"),
+    Rule("sigmoid", k=2), Rule(capacity_factor=0.5, renormalise=True),
 )  # fmt: skip
 
 

@@ -519,8 +519,8 @@ def test_no_flipped_bit_of_the_table_gets_through(finished):
     "text",
     [
         "", "{", "[]", "{}", '{"config": {}, "swept": ["seed"]}', b"\xff", '{"config": [], "swept": []}',
-        '{"config": {}, "swept": {}}', '{"config": {}, "swept": [[]]}', '{"config": {}, "swept": [], "shard": 1}', "[" * 100_000,
-        '{"format": 3, "config": {}, "swept": []}',
+        '{"config": {}, "swept": {}}', '{"config": {}, "swept": [[]]}', '{"config": {}, "swept": [], "shard": 1}',
+        "[" * 100_000, '{"format": 3, "config": {}, "swept": []}',
         '{"format": 3, "config": {}, "swept": [], "versions": {}, "left_out": {}, "code": {"router.name=mine": []}}',
     ],
     ids=lambda text: text[:40],

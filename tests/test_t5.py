@@ -21,10 +21,10 @@ from routed.settings.tree import override
 from tests.parallel_case import loss_and_gradients, make_mesh
 
 TINY = {
-    "data.vocabulary": 20, "data.input_length": 8, "transformer.layers": 1, "transformer.dim": 8, "transformer.heads": 2,
-    "transformer.head_dim": 3, "transformer.width": 12, "transformer.buckets": 8, "transformer.max_distance": 16,
-    "experts.name": "gated_ffn", "experts.activation": "gelu", "experts.width": 6, "experts.count": 4, "selection.name": "top_k",
-    "selection.k": 2,
+    "data.vocabulary": 20, "data.input_length": 8, "transformer.layers": 1, "transformer.dim": 8,
+    "transformer.heads": 2, "transformer.head_dim": 3, "transformer.width": 12, "transformer.buckets": 8,
+    "transformer.max_distance": 16, "experts.name": "gated_ffn", "experts.activation": "gelu", "experts.width": 6,
+    "experts.count": 4, "selection.name": "top_k", "selection.k": 2,
 }  # fmt: skip
 VARIANTS = {
     "relu, tied": {"transformer.ffn": "ffn", "experts.activation": "relu", "transformer.tied": True},

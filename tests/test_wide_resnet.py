@@ -23,11 +23,13 @@ from tests.conftest import build_model
 
 #: Images of 8 x 8 pixels, so a last map of 2 x 2; three experts take two of its four patches.
 WIDE = {
-    "data.name": "scenes", "data.target": "class", "data.target_dim": 4, "data.clusters": 4, "data.scene": "vehicles", "data.side": 8,
-    "data.samples": 24, "data.test_samples": 12, "batch_size": 6, "loss": "cross_entropy", "model": "wide_resnet_moe", "resnet.factor": 1,
-    "experts.count": 3, "experts.width": 4, "selection.name": "patch_choice", "selection.patches": 2, "selection.gate": "all",
-    "selection.eval.name": "patch_choice", "selection.eval.patches": 2, "selection.eval.gate": "all", "dispatch": "auto",
-    "optimizer.momentum": 0.0, "mesh.run": 1, "seeds": 1, "steps": 2, "eval_every": 1, "shuffles": 0,
+    "data.name": "scenes", "data.target": "class", "data.target_dim": 4, "data.clusters": 4, "data.scene": "vehicles",
+    "data.side": 8, "data.samples": 24, "data.test_samples": 12, "batch_size": 6, "loss": "cross_entropy",
+    "model": "wide_resnet_moe", "resnet.factor": 1, "experts.count": 3, "experts.width": 4,
+    "selection.name": "patch_choice", "selection.patches": 2, "selection.gate": "all",
+    "selection.eval.name": "patch_choice", "selection.eval.patches": 2, "selection.eval.gate": "all",
+    "dispatch": "auto", "optimizer.momentum": 0.0, "mesh.run": 1, "seeds": 1, "steps": 2, "eval_every": 1,
+    "shuffles": 0,
 }  # fmt: skip
 
 
