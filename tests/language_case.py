@@ -1,7 +1,7 @@
 """A tiny T5 for the tests of language models and of several processes."""
 
-#: One layer a stack, of width 8, on the artificial languages: a step takes milliseconds, compiling some seconds. Eight devices
-#: can share its 256 encoder tokens and 72 decoder tokens in whole groups.
+#: One layer a stack, of width 8, on the artificial languages: a step takes milliseconds, compiling some seconds. Eight
+#: devices can share its 256 encoder tokens and 72 decoder tokens in whole groups.
 TINY = {
     "name": "tiny", "data.name": "artificial", "data.tokens": "bytes", "data.vocabulary": 320, "data.input_length": 32,
     "data.eval_rows": 16, "data.languages": ("qaa", "qba"), "batch_size": 8, "steps": 4, "eval_every": 2, "seeds": 1,

@@ -1,7 +1,7 @@
 """gcloud's own parser against every command that launch/tpu_vm.sh prints.
 
-Needs gcloud on the PATH and no account. gcloud parses a command before it asks who calls: a wrong one ends with 2, a right one
-with 1, as nobody is logged in here. It runs without the user's configuration, and cannot reach Google Cloud.
+Needs gcloud on the PATH and no account. gcloud parses a command before it asks who calls: a wrong one ends with 2, a
+right one with 1, as nobody is logged in here. It runs without the user's configuration, and cannot reach Google Cloud.
 
     python tests/external/gcloud.py
 """

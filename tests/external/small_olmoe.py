@@ -1,4 +1,4 @@
-"""A small model of OLMoE's class, trained for minutes on text files of yours: something real to capture, report and operate on.
+"""A small model of OLMoE's class, trained for minutes on your text files, to capture, report and operate on.
 
     python tests/external/small_olmoe.py --text=de.txt --text=en.txt --out=small --steps=600
 

@@ -1,4 +1,4 @@
-"""Traces of the real classes of transformers, with random weights of small configs: what they hold is what the model computed.
+"""Traces of the real classes of transformers, with random weights of small configs: they hold what was computed.
 
 Needs torch==2.13.0 and transformers 5.
 """
