@@ -57,21 +57,22 @@ MIXTURE = {"experts.width": SMALL}
 ARMS = ("learned", "frozen", "frozen_data", "frozen_kmeans", "hash", "oracle", "ensemble", "dense_expert")
 
 PROTOCOL = {
-    "arms": ARMS, "seed": 20, "seeds": 10, "shuffles": 0, "rates": "tuned", "tune.seeds": 2, "tune.multipliers": (0.01, 0.03, 0.1, 0.3, 1.0),
-    "data.name": "sentences", "data.sentences": "usem3", "data.clusters": 3, "data.target": "class", "data.target_dim": 2,
+    "arms": ARMS, "seed": 20, "seeds": 10, "shuffles": 0, "rates": "tuned", "tune.seeds": 2,
+    "tune.multipliers": (0.01, 0.03, 0.1, 0.3, 1.0), "data.name": "sentences", "data.sentences": "usem3",
+    "data.clusters": 3, "data.target": "class", "data.target_dim": 2,
     "data.samples": 36000, "data.test_samples": 4500, "batch_size": 256, "steps": 2000, "eval_every": 200,
     "loss": "cross_entropy", "losses.balance": 1e-3, "optimizer.name": "adam",
     "router.name": "linear", "router.noise": "uniform", "router.learning_rate": 1e-2,
-    "experts.name": "cnn", "experts.count": 4, "experts.width": SMALL, "experts.activation": "cubic", "experts.bias": True,
-    "experts.learning_rate": 1e-3,
+    "experts.name": "cnn", "experts.count": 4, "experts.width": SMALL, "experts.activation": "cubic",
+    "experts.bias": True, "experts.learning_rate": 1e-3,
     "selection.name": "top_k", "selection.k": 1, "selection.renormalise": False,
     "selection.eval.name": "top_k", "selection.eval.k": 1, "selection.eval.renormalise": False, "dispatch": "dense",
 }  # fmt: skip
 
 SCALES: Scales = {
     "smoke": lambda config: {
-        "data.sentences": "artificial", "data.clusters": 4, "data.samples": 1200, "data.test_samples": 600, "batch_size": 64, "steps": 40,
-        "eval_every": 20, "seeds": 2, "rates": "paper",
+        "data.sentences": "artificial", "data.clusters": 4, "data.samples": 1200, "data.test_samples": 600,
+        "batch_size": 64, "steps": 40, "eval_every": 20, "seeds": 2, "rates": "paper",
         "arms": tuple(arm for arm in config.arms if arm not in ("frozen_kmeans", "hash")),
     },
     "default": lambda config: {},

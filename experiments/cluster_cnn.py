@@ -56,15 +56,17 @@ from routed.plan import Figure, Point, make_config
 PRESETS: dict[str, Point] = {
     "paper": {
         "data.target": "sign", "data.target_dim": 1, "experts.width": 16, "loss": "logistic", "data.input_scale": 1.0,
-        "selection.name": "top_k", "selection.eval.name": "top_k", "router.noise_in_weights": False, "router.noise_at_eval": False,
-        "experts.bias": False, "experts.init": "lecun", "experts.init_scale": 1e-3 * math.sqrt(50), "optimizer.normalise": "expert",
+        "selection.name": "top_k", "selection.eval.name": "top_k", "router.noise_in_weights": False,
+        "router.noise_at_eval": False, "experts.bias": False, "experts.init": "lecun",
+        "experts.init_scale": 1e-3 * math.sqrt(50), "optimizer.normalise": "expert",
         "stop.rise": 0.0, "stop.floor": 0.0, "held": (),
     },
     "released": {
-        "data.target": "class", "data.target_dim": 2, "experts.width": 8, "loss": "softmax_cross_entropy", "data.input_scale": 10.0,
-        "selection.name": "raw", "selection.eval.name": "raw", "router.noise_in_weights": True, "router.noise_at_eval": True,
-        "experts.bias": True, "experts.init": "uniform", "experts.init_scale": 1e-3, "optimizer.normalise": "expert_sum",
-        "stop.rise": 0.02, "stop.floor": 0.314, "held": ("world",),
+        "data.target": "class", "data.target_dim": 2, "experts.width": 8, "loss": "softmax_cross_entropy",
+        "data.input_scale": 10.0, "selection.name": "raw", "selection.eval.name": "raw",
+        "router.noise_in_weights": True, "router.noise_at_eval": True,
+        "experts.bias": True, "experts.init": "uniform", "experts.init_scale": 1e-3,
+        "optimizer.normalise": "expert_sum", "stop.rise": 0.02, "stop.floor": 0.314, "held": ("world",),
     },
 }  # fmt: skip
 
@@ -138,10 +140,11 @@ def single(config: ConfigDict, setting: str, activation: str, filters: int) -> P
     """
     small = {"steps": config.steps, "eval_every": config.eval_every, "stop.after": 0} if config.scale == "smoke" else {}
     return SETTINGS[setting] | {
-        "arms": ("dense_expert",), "experts.activation": activation, "experts.width": filters // 2, "loss": "cross_entropy",
-        "experts.init_scale": 1.0, "experts.learning_rate": 3e-3 if activation == "linear" else 1e-2, "optimizer.name": "adam",
-        "optimizer.normalise": "none", "optimizer.l2": 5e-4, "stop.floor": 0.0, "stop.after": 500, "steps": 800, "eval_every": 100,
-        "seeds": config.seeds if config.scale == "paper" else min(3, config.seeds),
+        "arms": ("dense_expert",), "experts.activation": activation, "experts.width": filters // 2,
+        "loss": "cross_entropy", "experts.init_scale": 1.0,
+        "experts.learning_rate": 3e-3 if activation == "linear" else 1e-2, "optimizer.name": "adam",
+        "optimizer.normalise": "none", "optimizer.l2": 5e-4, "stop.floor": 0.0, "stop.after": 500, "steps": 800,
+        "eval_every": 100, "seeds": config.seeds if config.scale == "paper" else min(3, config.seeds),
     } | small  # fmt: skip
 
 
@@ -166,8 +169,9 @@ MOE = {
 NOTEBOOK = {("2", "linear"): (89.49, 1.35, 1.262, 0.095), ("2", "cubic"): (98.10, 1.56, 0.183, 0.144)}
 #: Tables 1 and 3: accuracy in % of single models, one run each, with 128 and 512 filters.
 SINGLE = {
-    ("1", "linear"): (68.71, 67.63), ("1", "cubic"): (79.48, 78.18), ("2", "linear"): (60.59, 63.04), ("2", "cubic"): (72.29, 52.09),
-    ("3", "linear"): (74.81, 74.54), ("3", "cubic"): (72.69, 67.78), ("4", "linear"): (74.63, 72.98), ("4", "cubic"): (68.60, 61.65),
+    ("1", "linear"): (68.71, 67.63), ("1", "cubic"): (79.48, 78.18), ("2", "linear"): (60.59, 63.04),
+    ("2", "cubic"): (72.29, 52.09), ("3", "linear"): (74.81, 74.54), ("3", "cubic"): (72.69, 67.78),
+    ("4", "linear"): (74.63, 72.98), ("4", "cubic"): (68.60, 61.65),
 }  # fmt: skip
 #: Table 9: accuracy of the linear mixture with a balance loss. Theirs: 1e-4 E^2 mean_e = 1e-4 E sum_e; ours: E sum_e.
 TABLE9 = {"1": (93.81, 1.02), "2": (89.20, 2.20), "3": (95.12, 0.58), "4": (92.50, 1.55)}
@@ -445,7 +449,8 @@ def claim_factors(config: ConfigDict) -> Iterator[Claim]:
     ):  # fmt: skip
         rest = {k: v for k, v in released.items() if k != key}
         yield orders.order(f"routed.cluster.{name}", f"{words} lets linear experts do better than as released",
-                           "not asked", LEARNED | {key: released[key]}, LEARNED | {key: value}, at=rest | LINEAR)  # fmt: skip
+                           "not asked", LEARNED | {key: released[key]}, LEARNED | {key: value},
+                           at=rest | LINEAR)  # fmt: skip
     for i, (words, cell) in enumerate(cells(config).items()):
         at, words = {key: cell[key] for key in released}, f"non-linear experts beat linear ones: {words}"
         id = f"routed.cluster.nonlinear.{i}"

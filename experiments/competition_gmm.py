@@ -74,17 +74,19 @@ CONTROLS = {
 ARMS = ("learned", "frozen", "compete", *CONTROLS)
 
 PROTOCOL = {
-    "arms": ARMS, "seed": 2300, "seeds": 10, "rates": "tuned", "tune.seeds": 2, "tune.multipliers": (1.0, 3.0, 10.0, 30.0),
-    "data.clusters": 16, "data.samples": 8192, "experts.count": 16, "experts.name": "mlp", "experts.depth": 2, "experts.width": 32,
-    "selection.name": "top_k", "selection.k": 2, "selection.eval.name": "top_k", "selection.eval.k": 2, "selection.share": 0.05,
-    "optimizer.name": "adam", "experts.learning_rate": 1e-3, "router.learning_rate": 1e-3, "dispatch": "auto",
-    "batch_size": 128, "steps": 4000, "eval_every": 1000, "mesh.runs_per_batch": 64,
+    "arms": ARMS, "seed": 2300, "seeds": 10, "rates": "tuned", "tune.seeds": 2,
+    "tune.multipliers": (1.0, 3.0, 10.0, 30.0), "data.clusters": 16, "data.samples": 8192, "experts.count": 16,
+    "experts.name": "mlp", "experts.depth": 2, "experts.width": 32,
+    "selection.name": "top_k", "selection.k": 2, "selection.eval.name": "top_k", "selection.eval.k": 2,
+    "selection.share": 0.05, "optimizer.name": "adam", "experts.learning_rate": 1e-3, "router.learning_rate": 1e-3,
+    "dispatch": "auto", "batch_size": 128, "steps": 4000, "eval_every": 1000, "mesh.runs_per_batch": 64,
 }  # fmt: skip
 
 SCALES: Scales = {
     "smoke": lambda config: {
-        "data.clusters": 8, "data.dim": 8, "data.samples": 256, "data.test_samples": 1600, "experts.count": 8, "experts.width": 8,
-        "batch_size": 32, "steps": 40, "eval_every": 20, "seeds": 2, "rates": "paper", "arms": ("learned", "compete"),
+        "data.clusters": 8, "data.dim": 8, "data.samples": 256, "data.test_samples": 1600, "experts.count": 8,
+        "experts.width": 8, "batch_size": 32, "steps": 40, "eval_every": 20, "seeds": 2, "rates": "paper",
+        "arms": ("learned", "compete"),
     },
     "default": lambda config: {},
     "paper": lambda config: {"steps": 40000, "eval_every": 10000, "seeds": 32},

@@ -104,13 +104,13 @@ ARMS["balance_loss"] = Arm({"losses.balance": 0.01}, "learned, balance loss .01"
 
 PROTOCOL = {
     "arms": ("learned", "compete"), "seed": 3100, "seeds": 10, "model": "decoder",
-    "data.name": "files", "data.tokens": "characters", "data.vocabulary": 30, "data.input_length": 128, "data.eval_rows": 1024,
-    "router.vocabulary": 30, "router.choices": 2, "router.dim": 16,
-    "transformer.layers": 3, "transformer.sparse_layers": 3, "transformer.dim": 64, "transformer.heads": 4, "transformer.head_dim": 16,
-    "transformer.ffn": "ffn", "transformer.width": 64,
+    "data.name": "files", "data.tokens": "characters", "data.vocabulary": 30, "data.input_length": 128,
+    "data.eval_rows": 1024, "router.vocabulary": 30, "router.choices": 2, "router.dim": 16,
+    "transformer.layers": 3, "transformer.sparse_layers": 3, "transformer.dim": 64, "transformer.heads": 4,
+    "transformer.head_dim": 16, "transformer.ffn": "ffn", "transformer.width": 64,
     "experts.name": "mlp", "experts.depth": 2, "experts.width": 64, "experts.count": 16, "dispatch": "auto",
-    "selection.name": "top_k", "selection.k": 2, "selection.eval.name": "top_k", "selection.eval.k": 2, "selection.share": 0.05,
-    "optimizer.name": "adam", "optimizer.schedule": "linear", "optimizer.warmup": 200,
+    "selection.name": "top_k", "selection.k": 2, "selection.eval.name": "top_k", "selection.eval.k": 2,
+    "selection.share": 0.05, "optimizer.name": "adam", "optimizer.schedule": "linear", "optimizer.warmup": 200,
     "router.learning_rate": 9e-3, "experts.learning_rate": 9e-3, "transformer.learning_rate": 9e-3,
     "batch_size": 8, "steps": 12000, "eval_every": 1000, "checkpoint.every": 500,
     "mesh.runs_per_batch": 2,  # on two cores: one each
@@ -124,16 +124,19 @@ TUNED = {"rates": "tuned", "tune.multipliers": (1 / 3, 1.0, 3.0), "tune.seeds": 
 
 #: The paper's tiny (its size: inferred from logs of the released code).
 _TINY = {
-    "transformer.dim": 264, "transformer.heads": 8, "transformer.head_dim": 33, "transformer.width": 264, "transformer.norm": "post",
-    "experts.width": 264, "data.input_length": 512, "batch_size": 48, "router.learning_rate": 7e-4, "experts.learning_rate": 7e-4,
-    "transformer.learning_rate": 7e-4, "optimizer.schedule": "constant", "optimizer.warmup": 3000, "transformer.dtype": "bfloat16",
+    "transformer.dim": 264, "transformer.heads": 8, "transformer.head_dim": 33, "transformer.width": 264,
+    "transformer.norm": "post", "experts.width": 264, "data.input_length": 512, "batch_size": 48,
+    "router.learning_rate": 7e-4, "experts.learning_rate": 7e-4,
+    "transformer.learning_rate": 7e-4, "optimizer.schedule": "constant", "optimizer.warmup": 3000,
+    "transformer.dtype": "bfloat16",
 }  # fmt: skip
 
 
 def _small(config: ConfigDict) -> dict[str, Any]:
     """The paper's small, of twice tiny's layers."""
     return {
-        **_TINY, "transformer.layers": 2 * config.transformer.layers, "transformer.sparse_layers": 2 * config.transformer.sparse_layers,
+        **_TINY, "transformer.layers": 2 * config.transformer.layers,
+        "transformer.sparse_layers": 2 * config.transformer.sparse_layers,
         # None where a figure has none: what SMoE trains longer by is no whole number of checkpoints.
         "steps": 60000, "eval_every": 1000, "checkpoint.every": 1000 if config.checkpoint.every else 0, "seeds": 5,
         "rates": "paper",  # its own, one for all methods
@@ -142,16 +145,17 @@ def _small(config: ConfigDict) -> dict[str, Any]:
 
 #: What the paper's medium has otherwise than its small.
 _MEDIUM = {
-    "transformer.layers": 8, "transformer.sparse_layers": 8, "transformer.dim": 352, "transformer.head_dim": 44, "transformer.width": 352,
-    "experts.width": 352, "steps": 80000,
+    "transformer.layers": 8, "transformer.sparse_layers": 8, "transformer.dim": 352, "transformer.head_dim": 44,
+    "transformer.width": 352, "experts.width": 352, "steps": 80000,
 }  # fmt: skip
 
 SCALES: Scales = {
     "smoke": lambda config: {
-        "data.name": "artificial", "data.languages": ("qaa",), "data.input_length": 16, "data.eval_rows": 16, "batch_size": 4,
-        "transformer.layers": 2, "transformer.sparse_layers": 1, "transformer.dim": 8,
-        "transformer.head_dim": 4, "transformer.heads": 2, "transformer.width": 8, "experts.count": 4, "experts.width": 8,
-        "selection.share": 0.3, "steps": 20, "eval_every": 10, "checkpoint.every": 10 if config.checkpoint.every else 0, "seeds": 2, "arms": config.arms[:2],
+        "data.name": "artificial", "data.languages": ("qaa",), "data.input_length": 16, "data.eval_rows": 16,
+        "batch_size": 4, "transformer.layers": 2, "transformer.sparse_layers": 1, "transformer.dim": 8,
+        "transformer.head_dim": 4, "transformer.heads": 2, "transformer.width": 8, "experts.count": 4,
+        "experts.width": 8, "selection.share": 0.3, "steps": 20, "eval_every": 10,
+        "checkpoint.every": 10 if config.checkpoint.every else 0, "seeds": 2, "arms": config.arms[:2],
         "mesh.runs_per_batch": 4,
     },
     "default": lambda config: {},
@@ -341,8 +345,8 @@ def column(config: ConfigDict) -> str:
 
 #: Methods of which the paper has no number here.
 UNASKED = (
-    "stable_coded", "xmoe_coded", "smoe_dropout", "hyper", "learned_balanced", "frozen_balanced", "balance_loss", "hash_token",
-    "sigmoid_balanced", "group_limited", "shared_expert", "decoder_active",
+    "stable_coded", "xmoe_coded", "smoe_dropout", "hyper", "learned_balanced", "frozen_balanced", "balance_loss",
+    "hash_token", "sigmoid_balanced", "group_limited", "shared_expert", "decoder_active",
 )  # fmt: skip
 
 
@@ -688,8 +692,8 @@ AS_RELEASED = TABLE9._replace(
 )  # fmt: skip
 
 FIGURES = {
-    "": TABLE9, "table9": TABLE9, "flops": FLOPS, "decisive": DECISIVE, "table2": TABLE2, "fig2": FIG2, "fig3": FIG3, "table4": TABLE4, "table5": TABLE5,
-    "table10": TABLE10, "options": METHODS, "released": AS_RELEASED,
+    "": TABLE9, "table9": TABLE9, "flops": FLOPS, "decisive": DECISIVE, "table2": TABLE2, "fig2": FIG2, "fig3": FIG3,
+    "table4": TABLE4, "table5": TABLE5, "table10": TABLE10, "options": METHODS, "released": AS_RELEASED,
 }  # fmt: skip
 
 

@@ -60,8 +60,9 @@ from routed.plan import Figure, Point, make_config
 
 PROTOCOL = {
     "arms": ("learned",), "seed": 4100, "seeds": 16, "model": "gated_experts", "gate.horizon": 1.0, "starts": 2,
-    "data.name": "gated_gaussians", "data.whole": True, "data.samples": 100, "data.test_samples": 300, "data.target_dim": 1, "batch_size": 100,
-    "loss": "likelihood", "optimizer.name": "adam", "optimizer.schedule": "linear", "router.learning_rate": 0.03, "experts.learning_rate": 0.03,
+    "data.name": "gated_gaussians", "data.whole": True, "data.samples": 100, "data.test_samples": 300,
+    "data.target_dim": 1, "batch_size": 100, "loss": "likelihood", "optimizer.name": "adam",
+    "optimizer.schedule": "linear", "router.learning_rate": 0.03, "experts.learning_rate": 0.03,
     "steps": 1000, "eval_every": 1000, "mesh.runs_per_batch": 16,
 }  # fmt: skip
 

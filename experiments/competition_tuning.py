@@ -83,18 +83,21 @@ PROTOCOL = lm.PROTOCOL | {
     "arms": ("learned", "compete", "frozen", "xmoe", "stable_kept", "untrained"), "seeds": 5, "model": "classifier",
     "data.name": "labelled", "data.table": "sst2", "data.eval_rows": 1024,
     "selection.share": 0.0,  # competition is fine-tuned as SMoE
-    "optimizer.schedule": "constant", "optimizer.warmup": 0, "batch_size": 16, "steps": 1000, "eval_every": 100, "checkpoint.every": 100,
+    "optimizer.schedule": "constant", "optimizer.warmup": 0, "batch_size": 16, "steps": 1000, "eval_every": 100,
+    "checkpoint.every": 100,
     **dict.fromkeys(("router.learning_rate", "experts.learning_rate", "transformer.learning_rate"), 1e-3),
 }  # fmt: skip
 
 _THEIRS: Point = {
     **dict.fromkeys(("router.learning_rate", "experts.learning_rate", "transformer.learning_rate"), 1e-4),
-    "optimizer.schedule": "constant", "optimizer.warmup": 0, "batch_size": 16, "steps": 5000, "eval_every": 500, "checkpoint.every": 500,
+    "optimizer.schedule": "constant", "optimizer.warmup": 0, "batch_size": 16, "steps": 5000, "eval_every": 500,
+    "checkpoint.every": 500,
 }  # fmt: skip
 
 SCALES: Scales = {
     "smoke": lambda config: {
-        **lm.SCALES["smoke"](config), "data.name": "labelled", "data.table": "artificial", "arms": ("learned", "compete", "frozen"), "steps": 20, "eval_every": 10,
+        **lm.SCALES["smoke"](config), "data.name": "labelled", "data.table": "artificial",
+        "arms": ("learned", "compete", "frozen"), "steps": 20, "eval_every": 10,
     },
     "default": lambda config: {},
     "gpu": lambda config: {**lm.SCALES["gpu"](config), **_THEIRS},
@@ -119,7 +122,8 @@ def claims(config: ConfigDict) -> Iterator[Claim]:
                     f"{asked['compete']} against {asked[arm]} %" if asked else "best on all four sets (not this one)"
                 )
                 yield write.order(
-                    f"pham.table3.order.{name}" + (".released" if method == "released" else ""), words, paper, {"arm": arm}, lm.COMPETE, needs=assay
+                    f"pham.table3.order.{name}" + (".released" if method == "released" else ""), words, paper,
+                    {"arm": arm}, lm.COMPETE, needs=assay
                 )  # fmt: skip
         if "untrained" in config.arms:
             words = f"{method}: SMoE has more right than one that nothing trained before"

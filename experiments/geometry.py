@@ -70,8 +70,8 @@ from routed.plan.experiment import Scales
 
 KMEANS, DISTANCE = {"arm": "frozen_kmeans"}, {"arm": "learned_distance"}
 ARMS = (
-    "learned", "frozen", "frozen_sharp", "frozen_top1", "frozen_data", "frozen_kmeans", "frozen_nearest", "learned_distance",
-    "oracle", "oracle_irrelevant",
+    "learned", "frozen", "frozen_sharp", "frozen_top1", "frozen_data", "frozen_kmeans", "frozen_nearest",
+    "learned_distance", "oracle", "oracle_irrelevant",
 )  # fmt: skip
 #: Where the question is asked with fewer arms.
 FEW = ("learned", "frozen_kmeans", "learned_distance")

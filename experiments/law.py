@@ -95,8 +95,8 @@ PROTOCOL = {
     "data.samples": 2048, "data.test_samples": 2048,
     "experts.name": "constant", "experts.count": 32,
     "optimizer.name": "adam", "router.learning_rate": 1e-2, "experts.learning_rate": 3e-2,
-    "batch_size": 32, "steps": 3000, "eval_every": 1500, "seed": 1000, "seeds": 5, "shuffles": 0, "mesh.runs_per_batch": 64,
-    "gate.horizon": 1.0,
+    "batch_size": 32, "steps": 3000, "eval_every": 1500, "seed": 1000, "seeds": 5, "shuffles": 0,
+    "mesh.runs_per_batch": 64, "gate.horizon": 1.0,
 }  # fmt: skip
 
 SCALES = {

@@ -116,17 +116,19 @@ RELEASED_CNN = {"experts.count": 1, "experts.width": 4} | {
 }
 
 PROTOCOL = {
-    "data.name": "collages", "data.images": "idx", "data.positions": PATCHES, "data.target": "sign", "data.target_dim": 1,
-    "data.samples": 300, "data.test_samples": 1000, "data.epochs": True, "batch_size": 20, "loss": "logistic",
-    "model": "patch_moe", "experts.name": "neurons", "selection.name": "patch_choice", "selection.eval.name": "patch_choice",
-    **SEPARATE, "selection.no_gradient": True, "optimizer.momentum": 0.0, "router.learning_rate": 0.2, "experts.learning_rate": 0.2,
-    "stop.errors": True, "stop.epochs": 150, "steps": 12500, "eval_every": 12500, "seed": 300, "seeds": 10, "arms": ("cnn",),
-    "gate.horizon": 1.0, "mesh.runs_per_batch": 32,
+    "data.name": "collages", "data.images": "idx", "data.positions": PATCHES, "data.target": "sign",
+    "data.target_dim": 1, "data.samples": 300, "data.test_samples": 1000, "data.epochs": True, "batch_size": 20,
+    "loss": "logistic", "model": "patch_moe", "experts.name": "neurons", "selection.name": "patch_choice",
+    "selection.eval.name": "patch_choice",
+    **SEPARATE, "selection.no_gradient": True, "optimizer.momentum": 0.0, "router.learning_rate": 0.2,
+    "experts.learning_rate": 0.2, "stop.errors": True, "stop.epochs": 150, "steps": 12500, "eval_every": 12500,
+    "seed": 300, "seeds": 10, "arms": ("cnn",), "gate.horizon": 1.0, "mesh.runs_per_batch": 32,
 }  # fmt: skip
 
 #: The data of the theory, where stopping is by errors, or after all steps.
 THEORY = {
-    "data.name": "generated", "data.positions": 32, "data.dim": 32, "data.sets": 8, "router.init_scale": std(0.1, 32), "stop.epochs": 0, "seed": 200,
+    "data.name": "generated", "data.positions": 32, "data.dim": 32, "data.sets": 8, "router.init_scale": std(0.1, 32),
+    "stop.epochs": 0, "seed": 200,
 }  # fmt: skip
 
 
@@ -299,7 +301,8 @@ def steps_claims(
     write = write._replace(metric="train/steps", unit="ratio")
     return tuple(
         write.order(f"{model}.{i}", f"{along.values[-1]} samples: {fewer} takes fewer steps than {more}",
-                    "order of n^4 / eps^8 for the CNN, l^4 / eps^8 separate, k^2 l^2 / eps^8 joint", sides[fewer], sides[more], at={N: along.values[-1]})
+                    "order of n^4 / eps^8 for the CNN, l^4 / eps^8 separate, k^2 l^2 / eps^8 joint", sides[fewer],
+                    sides[more], at={N: along.values[-1]})
         for i, (fewer, more) in enumerate(pairs)
     )  # fmt: skip
 
@@ -333,7 +336,8 @@ def exponent_claims(config: ConfigDict) -> tuple[Claim, ...]:
         *(ours.reach(f"gain.l{each}", f"l = {each}: separate needs fewer samples than the CNN", "not asked", sides[f"separate, l = {each}"],
                      sides["CNN"], along, LEVEL) for each in taken),
         *(ours.reach(f"beyond-rate.l{each}", f"l = {each}: separate needs fewer samples than the CNN at n/l times its rate", "not asked",
-                     sides[f"separate, l = {each}"], sides[f"CNN, rate x {n // each}"], along, LEVEL) for each in taken),
+                     sides[f"separate, l = {each}"], sides[f"CNN, rate x {n // each}"], along,
+                     LEVEL) for each in taken),
         *(ours.reach(f"oracle-beyond-rate.l{each}", f"l = {each}: the oracle needs fewer samples than the CNN at n/l times its rate", "not asked",
                      sides[f"oracle, l = {each}"], sides[f"CNN, rate x {n // each}"], along, LEVEL) for each in taken),
     )  # fmt: skip
@@ -344,7 +348,8 @@ def ratio_plot(config: ConfigDict) -> dict[str, Any]:
     n, sides = config.data.positions, flat(families_of(config, theory_families(config)))
     taken = TAKEN[::4] if config.scale == "smoke" else TAKEN
     names = {
-        "router trained first": "separate, l = {each}", "oracle": "oracle, l = {each}", "CNN, rate x n/l": "CNN, rate x {rate}",
+        "router trained first": "separate, l = {each}", "oracle": "oracle, l = {each}",
+        "CNN, rate x n/l": "CNN, rate x {rate}",
     }  # fmt: skip
     lines = {
         name: {n / each: sides[side.format(each=each, rate=n // each)] for each in taken}
@@ -504,7 +509,8 @@ def fig9_claims(config: ConfigDict) -> tuple[Claim, ...]:
             f"with {samples} training samples {share:.0%} of the {which} class's patterns have the largest gate at one "
             f"expert"
         ),
-                     share, {"arm": "learned"}, at={N: samples}, metric=f"patches/largest_{which}", uninformed=1 / PATCHES)
+                     share, {"arm": "learned"}, at={N: samples}, metric=f"patches/largest_{which}",
+                     uninformed=1 / PATCHES)
         for which, share in (("first", 0.95), ("second", 0.92))
     )  # fmt: skip
 

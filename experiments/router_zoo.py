@@ -90,7 +90,8 @@ PROTOCOL = {
 SCALES: Scales = {
     "smoke": lambda config: {
         "data.clusters": 8, "data.dim": 8, "data.samples": 256, "data.test_samples": 1600, "experts.count": 8,
-        "steps": 40, "eval_every": 20, "seeds": 2, "tune.seeds": 1, "tune.multipliers": (0.3, 1.0, 3.0), "arms": ARMS[:-2],
+        "steps": 40, "eval_every": 20, "seeds": 2, "tune.seeds": 1, "tune.multipliers": (0.3, 1.0, 3.0),
+        "arms": ARMS[:-2],
     },
     "default": lambda config: {},
     "paper": lambda config: {"steps": 200000, "eval_every": 20000, "seeds": 32},

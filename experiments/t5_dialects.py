@@ -59,7 +59,8 @@ from routed.analysis.claims import FROZEN, LEARNED, Claim, Need, Writer, compara
 from routed.plan import Figure, make_config
 
 ARMS = (
-    "learned", "frozen", "frozen_balanced", "learned_balanced", "hash_token", "oracle_dialect", "dense_active", "dense_total"
+    "learned", "frozen", "frozen_balanced", "learned_balanced", "hash_token", "oracle_dialect", "dense_active",
+    "dense_total"
 )  # fmt: skip
 
 PROTOCOL = {
@@ -79,9 +80,10 @@ PROTOCOL = {
 
 SCALES = {
     "smoke": lambda config: {
-        "arms": ("learned", "frozen", "oracle_dialect"), "data.dialects": 2, "data.words": 8, "data.rows": 64, "data.eval_rows": 16, "batch_size": 8,
-        "transformer.dim": 8, "transformer.heads": 2, "transformer.head_dim": 4, "experts.count": 4, "experts.width": 8,
-        "steps": 20, "eval_every": 10, "checkpoint.every": 10, "seeds": 2, "mesh.runs_per_batch": 4,
+        "arms": ("learned", "frozen", "oracle_dialect"), "data.dialects": 2, "data.words": 8, "data.rows": 64,
+        "data.eval_rows": 16, "batch_size": 8, "transformer.dim": 8, "transformer.heads": 2, "transformer.head_dim": 4,
+        "experts.count": 4, "experts.width": 8, "steps": 20, "eval_every": 10, "checkpoint.every": 10, "seeds": 2,
+        "mesh.runs_per_batch": 4,
     },
     "default": lambda config: {},
 }  # fmt: skip

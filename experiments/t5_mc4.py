@@ -60,7 +60,8 @@ from routed.plan import Figure, Point, make_config, product, value_of
 
 #: Of figure 5. `default` runs them without the last.
 ARMS = (
-    "learned", "frozen", "frozen_balanced", "learned_balanced", "hash_token", "oracle_language", "dense_active", "dense_total"
+    "learned", "frozen", "frozen_balanced", "learned_balanced", "hash_token", "oracle_language", "dense_active",
+    "dense_total"
 )  # fmt: skip
 
 PROTOCOL = {

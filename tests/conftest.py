@@ -7,8 +7,8 @@ import importlib.metadata
 import os
 import pathlib
 
-# Tests compile much and compute little. Without LLVM's optimisations compiling takes half the time, without MLIR's emitters of
-# fusions half of that, and what one test (or worker, or command of a test) has compiled the others load.
+# Tests compile much and compute little. Without LLVM's optimisations compiling takes half the time, without MLIR's
+# emitters of fusions half of that, and what one test (or worker, or command of a test) has compiled the others load.
 # 0.11 has no other emitters, and ends where it is given a flag that it does not know.
 os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0"]
@@ -25,8 +25,9 @@ import pytest
 
 from tests import style
 
-#: Rooms in which shapes and types are checked at every call: those that have arrays. mypy knows the types of the others, and planning
-#: took five times as long under the checker. (The option of jaxtyping's plugin takes one package beside a checker with arguments.)
+#: Rooms in which shapes and types are checked at every call: those that have arrays. mypy knows the types of the
+#: others, and planning took five times as long under the checker. (The option of jaxtyping's plugin takes one package
+#: beside a checker with arguments.)
 CHECKED = (
     "analysis",
     "bench",
@@ -51,7 +52,8 @@ jaxtyping.install_import_hook(
 for paper in ("chen2022", "chowdhury2023", "dikkala2023", "ours", "pham2024"):
     importlib.import_module(f"routed.papers.{paper}")
 
-# Tracing makes many objects that live on. Looking through them for cycles as often as Python does takes a twentieth of the time.
+# Tracing makes many objects that live on. Looking through them for cycles as often as Python does takes a twentieth of
+# the time.
 gc.set_threshold(200_000, 20, 100)
 
 # A plugin has imported jax before.
@@ -107,7 +109,8 @@ def full_effort():
     compilation.BRIEF, compilation.LESS_EFFORT = 0.0, {}
 
 
-#: Programs of this process, and the bytes of runs: asking for them again takes nearly all of the time of a small command.
+#: Programs of this process, and the bytes of runs: asking for them again takes nearly all of the time of a small
+#: command.
 PROGRAMS, SIZES = {}, {}
 
 #: A process may have 65,530 memory maps, of which a program takes tens.
@@ -134,8 +137,8 @@ def forget_programs():
 def compiled():
     """Programs are compiled once a process; the groups that were asked for, one entry each time.
 
-    For modules whose tests look at what is run. Not for tests that change a part, or look at compiling: a program is known by its
-    config here.
+    For modules whose tests look at what is run. Not for tests that change a part, or look at compiling: a program is
+    known by its config here.
     """
     from routed.engine import compilation, execution, limits
     from routed.plan.runs import static_key

@@ -1,3 +1,3 @@
-"""How long a test waits for another process: against hanging, not a measure. A busy machine takes several times as long as a quiet one."""
+"""How long a test waits for another process: only against hanging. A busy machine is several times slower."""
 
 PATIENCE = 900

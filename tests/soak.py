@@ -2,9 +2,9 @@
 
     python -m tests.soak --seconds 600 [--only kill_gaussian,settings] [--first NUMBER] [--folder DIR]
 
-Every trial has a number, which decides all that is random in it: `--only CLASS --first NUMBER` repeats one. A trial fails if a command
-ends in anything but success or one line of its own, if it takes longer than PATIENCE, or if what it leaves in the end differs from what
-an undisturbed command leaves.
+Every trial has a number, which decides all that is random in it: `--only CLASS --first NUMBER` repeats one. A trial
+fails if a command ends in anything but success or one line of its own, if it takes longer than PATIENCE, or if what it
+leaves in the end differs from what an undisturbed command leaves.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def finished(folder: pathlib.Path) -> pathlib.Path:
 
 
 def failed_write(rng: random.Random, folder: pathlib.Path) -> int:
-    """The disk fails at one call, or at all from one on: files, folders, renames, flushes, checkpoints, events, tables, the report."""
+    """The disk fails once, or ever after: files, folders, renames, flushes, checkpoints, events, tables, the report."""
     import errno
 
     expected, work = finished(folder), pathlib.Path(tempfile.mkdtemp(dir=folder)) / "work"
@@ -370,9 +370,9 @@ def shards(rng: random.Random, folder: pathlib.Path) -> int:
                 path.unlink()
                 path.symlink_to(path)
     changes = {
-        "data.name": "mc4_jsonl", "data.directory": str(place), "data.cache": str(place / "cache"), "data.vocabulary": 300,
-        "data.input_length": 32, "data.tokens": rng.choice(("bytes", "train")), "data.damaged": rng.choice(("skip", "refuse")),
-        "data.languages": rng.choice(((), ("en",))),
+        "data.name": "mc4_jsonl", "data.directory": str(place), "data.cache": str(place / "cache"),
+        "data.vocabulary": 300, "data.input_length": 32, "data.tokens": rng.choice(("bytes", "train")),
+        "data.damaged": rng.choice(("skip", "refuse")), "data.languages": rng.choice(((), ("en",))),
     }  # fmt: skip
     try:
         text.load(override(base(), changes).data)
@@ -451,7 +451,7 @@ def drawn(key: str, value: object, rng: random.Random) -> str:
 
 
 def settings(rng: random.Random, folder: pathlib.Path) -> int:
-    """One to three random settings of a random figure, at some of its points: refused in a line, or planned, compiled and stepped."""
+    """One to three random settings of a random figure, at some points: refused, or planned, compiled and stepped."""
     from routed.contracts import UserError
     from routed.engine import devices, limits
     from routed.engine.execution import make_groups

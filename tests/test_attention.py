@@ -102,7 +102,7 @@ def test_parts_fill_the_cache(heads, rows, expected):
 
 @pytest.mark.parametrize("size", [4, 8])
 def test_gradients_of_many_parts_lose_nothing_in_few_bits(size, monkeypatch):
-    """64 rows that are all the same, one after the other: 64 times the gradient of one. Sums in bfloat16 would stop to grow."""
+    """64 equal rows, one after the other: 64 times the gradient of one. Sums in bfloat16 would stop to grow."""
     monkeypatch.setattr(kernel, "SCORES", 1)
     row = jax.random.normal(jax.random.key(0), (1, 6, DIM), jnp.bfloat16)
     module = Attention(HEADS, size)

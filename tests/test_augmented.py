@@ -39,7 +39,7 @@ def test_turned_images_are_pillows():
 
 
 def test_a_blur_by_hand():
-    """A point: e^-.5 = .6065 beside 1 in a row of 3 (sum 2.2131); in a column of 7 also e^-2 and e^-4.5 (sum 2.5059). Sharp: unchanged."""
+    """A point: e^-.5 = .6065 beside 1 in a row of 3 (sum 2.2131); a column of 7 has e^-2, e^-4.5 too (sum 2.5059)."""
     x = jnp.zeros((2, 9, 9, 1)).at[:, 4, 4].set(1.0)
     y = augmented.blurred(x, jnp.array([1.0, augmented.SHARP]))
     row, column = np.exp([-0.5, 0, -0.5]) / 2.2131, np.exp(-0.5 * np.arange(-3, 4) ** 2.0) / 2.50588

@@ -40,7 +40,8 @@ def bucket():
     patch = pytest.MonkeyPatch()
     for name, value in {
         "STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address, "GOOGLE_CLOUD_PROJECT": "none",
-        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none", "GCE_METADATA_HOST": "localhost:1", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none", "GCE_METADATA_HOST": "localhost:1",
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
     }.items():  # fmt: skip
         patch.setenv(name, value)
     server = subprocess.Popen(

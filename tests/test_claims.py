@@ -37,7 +37,8 @@ def table(losses=LOSSES, samples=(64,), halfway=1.0, start=1.0, **columns):
                     rows.append(
                         {"run": f"{arm}{seed}n{n}", "data.samples": n, "arm": arm, "seed": seed, "step": step, "status": "ok",
                          "test/loss": test, "test/loss_soft": test / 2, "train/loss": test,
-                         "router/norm_ratio": 1.02 + 0.001 * seed if step else 1.3, "router/moved": float(arm == "learned")}
+                         "router/norm_ratio": 1.02 + 0.001 * seed if step else 1.3,
+                         "router/moved": float(arm == "learned")}
                         | columns
                     )  # fmt: skip
     return pd.DataFrame(rows)
@@ -321,7 +322,7 @@ def test_shares_of_successful_runs_are_equal_within_a_twentieth():
 
 
 def test_runs_that_all_succeed_leave_a_doubt():
-    """16 of 16 are not surely above .9: that many in a row have a chance of .9^16 = .185. Nor are two pairs of successes equal shares."""
+    """16 of 16 are not surely above .9: their chance is .9^16 = .185. Nor are two pairs of successes equal shares."""
     rows = table({"learned": [0.1] * 16, "oracle": [0.1] * 16}).assign(won=1.0)
     above = order({"value": 0.9}, "learned", metric="won", unit="probability")
     found = verdict(above, rows)
@@ -361,7 +362,7 @@ def test_numbers_are_compared_with_a_prediction_interval():
 
 
 def test_a_number_that_chance_has_too_is_underpowered():
-    """An accuracy of .87 in an interval for one run of [.22, 1.14]: .68 -+ 3.182 x .1289 x sqrt(1 + 1/4); chance is .5."""
+    """An accuracy of .87 is in one run's interval [.22, 1.14]: .68 -+ 3.182 x .1289 x sqrt(1 + 1/4); chance is .5."""
     rows = table()
     rows["accuracy"] = np.where(rows.step == 0, 0.5, rows.seed.map({0: 0.58, 1: 0.58, 2: 0.71, 3: 0.85}))
     claim = number(0.87).replace(metric="accuracy")
@@ -396,7 +397,7 @@ def test_a_family_is_adjusted():
 
 
 def test_sure_claims_leave_no_room_for_doubtful_ones():
-    """Two claims with p = .046 among 35 sure ones: a false discovery rate leaves them at .046, Holm's method makes them .092."""
+    """Two claims with p = .046 among 35 sure ones: a false discovery rate leaves .046, Holm's method makes it .092."""
     claims = (*(order(id=f"sure{i}") for i in range(35)), *(order("doubtful", id=f"d{i}") for i in range(2)))
     doubtful = [1.0 / factor for factor in (1.30, 1.25, 1.05, 1.12)]
     rows = table(LOSSES | {"doubtful": doubtful, "frozen": [1.0] * 4})
@@ -493,7 +494,7 @@ def test_an_arm_whose_own_weights_do_not_sum_to_1_is_named():
 
 
 def test_weights_that_are_never_made_to_sum_to_1_are_named():
-    """Scores as they are, and gates of patches over all patches of a sample, do not read `renormalise`, which is true."""
+    """Raw scores, and gates over all patches of a sample, do not read `renormalise`, which is true."""
     plain = override(base(), {"selection.name": "raw"})
     assert "do not sum to 1 in training of every arm" not in str(threats_of(base()))
     assert threats_of(plain)["Weight scale"].startswith(

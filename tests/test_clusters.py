@@ -1,4 +1,4 @@
-"""Places for experts without labels: k-means against hand-made clusters and scikit-learn, and the arms that stand on it."""
+"""Experts' places without labels: k-means against hand-made clusters and scikit-learn, and the arms that use it."""
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +71,7 @@ def test_kmeans_finds_four_obvious_clusters(offset):
 
 
 def test_kmeans_is_as_good_as_scikit_learns():
-    """64 overlapping clusters in 24 dimensions, where no algorithm finds the best: mean inertia of 4 seeds within 2 %."""
+    """64 overlapping clusters in 24 dimensions: no algorithm finds the best; mean inertia of 4 seeds within 2 %."""
     x = around(np.random.default_rng(1).normal(size=(64, 24)) * 1.5, 32)
     fit = jax.jit(jax.vmap(kmeans, in_axes=(0, None, None, None)), static_argnums=3)
     ours = [inertia(one, x) for one in fit(jax.random.split(jax.random.key(0), 4), x, jnp.ones(len(x)), 64)]
@@ -115,7 +115,7 @@ def start(config):
 
 @pytest.mark.slow
 def test_places_are_the_means_of_clusters_of_the_training_samples_or_samples(small):
-    """At separation 50: the mean of each cluster's samples among the first 32 of the pool of 80; or the first four samples."""
+    """At separation 50: the mean of each cluster's samples in the first 32 of 80; or the first four samples."""
     config = override(small, {"data.separation": 50.0})
     world, run = start(override(config, dict(ARMS["frozen_kmeans"].changes)))
     cluster, x = world.train.cluster[:32], (world.fixed.centres[world.train.cluster] * 50 + world.train.noise)[:32]

@@ -1,4 +1,4 @@
-"""Edited code never stands behind old numbers: what counts as a part's code, and how a workdir of other code is refused."""
+"""Edited code never stands behind old numbers: a part's code, and how a workdir of other code is refused."""
 
 import json
 import sys

@@ -356,7 +356,7 @@ def test_awkward_workdirs_are_cleaned_and_end_with_a_hash(small, tmp_path, monke
 
 
 def test_two_commands_never_share_a_workdir(small):
-    """Every word of at most two letters as figure and value, as both values of a tuple, and as two points of a sweep."""
+    """Every word of at most two letters: as figure, value, both values of a tuple, and two points of a sweep."""
     words = ["", *map("".join, itertools.chain("a1-+", itertools.product("a1-+", repeat=2)))]
     found = [named("gmm_router", small, ["steps=7"]), named("gmm_router", small, [], ["steps=7"])]
     for first, second in itertools.product(words, words):

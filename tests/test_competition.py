@@ -30,8 +30,8 @@ def settings(**changes):
 def layer(expert, mesh=None, dispatch="auto", **changes):
     config = settings(**changes)
     return MoE(
-        router=ROUTERS["linear"].make(node_of(config).router, 4), expert=expert, num_experts=4, rule=rule_of(config.selection), mesh=mesh,
-        dispatch=dispatch,
+        router=ROUTERS["linear"].make(node_of(config).router, 4), expert=expert, num_experts=4,
+        rule=rule_of(config.selection), mesh=mesh, dispatch=dispatch,
     )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def made(moe):
 
 
 def test_the_largest_outputs_win_by_hand():
-    """Constant experts of norms 1, 3, 0, 2: for every token 3 and 2 win, with weights e^3 / (e^3 + e^2) = .731 and .269."""
+    """Constant experts of norms 1, 3, 0, 2: 3 and 2 win for every token, with e^3 / (e^3 + e^2) = .731 and .269."""
     moe = layer(Constant(2), **{"selection.share": 1.0})
     value = jnp.array([[1.0, 0], [0, 3], [0, 0], [-2, 0]])[:, None]
     params = made(moe) | {"experts": {"value": value}}
@@ -80,7 +80,7 @@ def test_an_evaluation_competes_always():
 
 @pytest.mark.slow
 def test_a_shuffled_target_is_dealt_among_tokens_that_count():
-    """20 of 40 tokens are padding: whatever they hold, the router learns the same, by either way to compute it, and not its own norms."""
+    """20 of 40 tokens are padding: its values change nothing that the router learns, by either computation."""
     x, mask, rngs = jax.random.normal(jax.random.key(0), (40, 3)), jnp.arange(40) % 2 == 0, {"noise": jax.random.key(7)}
 
     def learned(x, dispatch, target):
@@ -150,7 +150,7 @@ def test_a_rule_without_a_config_competes_by_default_settings():
 
 
 def test_a_sharpened_router_is_distilled_as_it_routes():
-    """With a sharpness of 3 the scores that the contest teaches are three times the router's, as are those that choose."""
+    """With a sharpness of 3 the contest's scores, and those that choose, are three times the router's."""
     moe = layer(Linear(2), **{"selection.share": 1.0})
     params, controls = made(moe), {"control": {"sharpness": jnp.array(3.0)}}
     _, routing = moe.apply({"params": params, **controls}, X, step=0, rngs={"noise": jax.random.key(7)})
@@ -180,9 +180,10 @@ def distilled(routing, **changes):
 
 
 def test_what_the_router_learns_by_hand():
-    """Scores 0, ln 3, 0 - 9, -9: chosen 1 and 0 with 3/4 and 1/4. Norms ln 3, 0, ...: 0 and 1 win with 3/4 and 1/4: error 2 x 1/4.
+    """Scores 0, ln 3, 0 - 9, -9: 1 and 0 chosen with 3/4, 1/4. Norms ln 3, 0, ...: 0 and 1 win so: error 2 x 1/4.
 
-    Over all experts the softmax of scores 0, ln 3, ln 1, ln 3 is 1/8, 3/8, 1/8, 3/8: 25/64 + 1/64 + 1/64 + 9/64 = 36/64 from (3/4, 1/4, 0, 0).
+    Over all experts the softmax of 0, ln 3, ln 1, ln 3 is 1/8, 3/8, 1/8, 3/8: from (3/4, 1/4, 0, 0) it is
+    25/64 + 1/64 + 1/64 + 9/64 = 36/64.
     """
     ln3 = np.log(3)
     one = routed([[0, ln3, -9, -9]], [[10 + ln3, 10, 0, 0]])
@@ -213,7 +214,7 @@ def test_whom_the_routers_loss_reaches(changes, reached):
 
 @pytest.mark.slow
 def test_the_tasks_gradient_where_only_the_router_hears():
-    """With forward=false the output is the router's own; alpha scales what the task sends to the router's weights, and nothing else."""
+    """With forward=false the output is the router's own; alpha scales what the task sends to the router, no more."""
     params = made(layer(Linear(2)))
 
     def of(**changes):
@@ -290,7 +291,7 @@ ELECTIONS: dict[str, dict] = {
     [*((name, True) for name in ELECTIONS), *((name, False) for name in ELECTIONS if "random" not in name)],
 )
 def test_winners_computed_alone_are_those_of_all_at_once(election, training):
-    """Output, choices, norms, the router's loss and every gradient: all experts at once (dispatch dense) are the oracle."""
+    """Output, choices, norms, the router's loss and every gradient: dispatch dense is the oracle."""
     changes = {"selection.share": 1.0} | ELECTIONS[election]
     x, params = jax.random.normal(jax.random.key(0), (40, 3)), made(layer(Linear(2)))
 
@@ -310,7 +311,7 @@ def test_winners_computed_alone_are_those_of_all_at_once(election, training):
 
 
 def test_losers_leave_nothing_for_the_gradient():
-    """A compiled step holds no array of every expert's output on every token: 4 x 512 x 2 numbers, which all at once hold."""
+    """A compiled step holds no array of all experts' outputs on all tokens, 4 x 512 x 2 numbers, as dense does."""
     x, params = jnp.ones((512, 3)), made(layer(Linear(2)))
 
     def text(dispatch):
@@ -369,7 +370,7 @@ def test_computed_experts():
 
 
 def test_what_losers_cost():
-    """14 of 16 lose on a quarter of the steps and compute forward only, one pass of three; all 16 learn where nobody wins, or by their norms."""
+    """14 of 16 lose on a quarter of the steps: one pass of three. All 16 learn without winners, or by norms."""
     thirds, whole = 2 + 0.25 * 14 / 3, 2 + 0.25 * 14
     shares = {"selection.renormalise": True}
     for changes, expected in (
@@ -408,8 +409,10 @@ def test_contests_that_cannot_be(changes, words):
 
 
 @pytest.mark.parametrize("changes", [
-    {"selection.share": 0.9, "selection.distil": 0.0}, {"selection.share": 1.0, "selection.distil": 0.0, "selection.forward": False},
-    {"selection.share": 1.0, "selection.k": 1, "selection.renormalise": False, "selection.distil_side": "all"}, {"selection.share": 1.0, "selection.winners": "all"},
+    {"selection.share": 0.9, "selection.distil": 0.0},
+    {"selection.share": 1.0, "selection.distil": 0.0, "selection.forward": False},
+    {"selection.share": 1.0, "selection.k": 1, "selection.renormalise": False, "selection.distil_side": "all"},
+    {"selection.share": 1.0, "selection.winners": "all"},
     {"selection.share": 1.0, "selection.distil": 0.0, "router.frozen": True},
     {"selection.name": "top_k", "selection.eval.name": "compete", "selection.eval.k": 2, "selection.share": 1.0, "selection.distil": 0.0},
 ])  # fmt: skip
@@ -421,7 +424,7 @@ def test_contests_that_teach_a_router_or_need_not(changes):
     ("uniform", (1 / 400**0.5, 1 / 900**0.5), True), ("stacked", (1 / (400 * 900) ** 0.5, 1 / (900 * 2) ** 0.5), False),
 ])  # fmt: skip
 def test_experts_start_as_in_the_released_code(initial, bounds, biases):
-    """400 inputs, 900 units, 2 outputs: on +- 1 / sqrt(D) with biases, or on +- 1 / sqrt(D O) without; a uniform's deviation is bound / sqrt 3."""
+    """400 inputs, 900 units, 2 outputs: +- 1 / sqrt(D) with biases, +- 1 / sqrt(D O) without; deviation / sqrt 3."""
     module = EXPERTS["mlp"].make(
         node_of(settings(**{"experts.init": initial, "experts.depth": 2, "experts.width": 900})).experts, 2
     )

@@ -254,7 +254,7 @@ def test_an_arm_without_effect_is_refused_by_name(small):
 
 
 def test_an_arm_that_is_another_one_here_is_not_compared_with_it(small, caplog):
-    """Competition under a command that lets all compete, by the selection or by a phase of all steps; a router frozen for all arms."""
+    """Competition under a command that lets all compete, by selection or by phase; a router frozen for all arms."""
     small = override(small, {"selection.k": 2, "selection.eval.k": 2})
     same = {"selection.name": "compete", "arms": ("learned", "compete")}
     with pytest.raises(UserError, match=r"the arm compete is learned here, as both have the same selection.name"):

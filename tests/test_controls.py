@@ -1,4 +1,4 @@
-"""Controls control: any router is sharpened and frozen, state included; one that does not do what it says is named, or left out."""
+"""Controls control: any router is sharpened and frozen, state too; wrong routers are named, or left out."""
 
 import logging
 from functools import partial
@@ -70,7 +70,7 @@ def own_routers(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Named", "Near"])
 def test_a_router_of_any_form_is_made_as_sharp_as_the_learned_one(small, tmp_path, name, caplog):
-    """Without functions that scale it or fill it; what has no rows to fill is left out, in the log and in the workdir."""
+    """Without functions that scale it or fill it; a router without rows to fill is left out, in log and workdir."""
     config = override(small, {"router.name": name, "arms": ARMS, "router.learning_rate": 1.0})
     with caplog.at_level(logging.WARNING, logger="absl"):
         table = train(config, ({"data.samples": 32},), tmp_path)

@@ -1,4 +1,4 @@
-"""Crossed clusters: moments by hand, both ends of the share, the Bayes predictor, and routers that follow either structure."""
+"""Crossed clusters: moments by hand, both ends of the share, the Bayes predictor, routers of either structure."""
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ def test_a_sample_by_hand(small):
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_the_share_moves_variance_from_one_structure_to_the_other(small, share):
-    """Between cells: c^2 V in all, V = mean |mu - mean mu|^2, of which 1 - s and s lie in either half; noise has 3 + 3 always."""
+    """Between cells: c^2 V in all, V = mean |mu - mean mu|^2; 1 - s and s lie in the halves; noise has 3 + 3 always."""
     _, world, batch = made(small, share, **{"data.separation": 1.5})
     centres = np.asarray(world.fixed.centres)
     between = 1.5**2 * ((centres - centres.mean(0)) ** 2).sum(1).mean()
@@ -160,7 +160,7 @@ class Node:
 
 
 def test_after_the_shift_the_mixtures_have_changed_places(small):
-    """At s = .5, from step 10 on: what an input had along one half of the frame it has along the other, in training and at evaluation."""
+    """At s = .5, from step 10 on, an input's two halves of the frame change places, in training and at evaluation."""
     data, world, _ = made(small, 0.5, **{"data.shift": 10})
     before, first, never = (
         worlds.train_batch(TASK, world, jax.random.key(0), 50, one, step)

@@ -13,7 +13,8 @@ from tests.test_claims import table
 
 SHARES = (0.0, 0.5, 1.0)
 
-#: log(frozen / learned) of a steady seed at the three shares; it is 0 between the first two, two thirds of the way: at 1/3.
+#: log(frozen / learned) of a steady seed at the three shares; it is 0 between the first two, two thirds of the way: at
+#: 1/3.
 CURVE = (-0.4, 0.2, 0.6)
 
 #: What five seeds add to it: mean 0.
@@ -105,7 +106,8 @@ def test_curves_that_would_cross_elsewhere_turn_no_verdict_and_others_do():
     assert slow["verdict"] == "supported" and slow["later"][0] > slow["ours"]
     fast = verdict(claim(), rows(halfway={"frozen": 2.0}))
     assert fast["verdict"] == "inconclusive" and "could turn" in fast["reason"]
-    # learned falls by 1.21, so by .38 in logs: the first end comes to -.02, with t = -1.2: it changes sign, and nobody knows.
+    # learned falls by 1.21, so by .38 in logs: the first end comes to -.02, with t = -1.2: it changes sign, and nobody
+    # knows.
     doubtful = verdict(claim(), rows(halfway={"learned": float(np.exp(0.19))}))
     assert doubtful["verdict"] == "inconclusive" and "could turn" in doubtful["reason"]
 

@@ -39,10 +39,12 @@ from routed.training.language import at_best
 from tests.parallel_case import loss_and_gradients, make_mesh
 
 TINY = {
-    "data.name": "artificial", "data.tokens": "characters", "data.vocabulary": 30, "router.vocabulary": 30, "data.input_length": 8, "model": "decoder",
-    "transformer.layers": 2, "transformer.sparse_layers": 2, "transformer.dim": 8, "transformer.heads": 2, "transformer.head_dim": 4,
-    "transformer.width": 12, "transformer.buckets": 8, "transformer.max_distance": 16, "experts.name": "ffn", "experts.width": 6,
-    "experts.count": 4, "selection.name": "top_k", "selection.k": 2, "selection.eval.k": 2, "dispatch": "auto", "batch_size": 4,
+    "data.name": "artificial", "data.tokens": "characters", "data.vocabulary": 30, "router.vocabulary": 30,
+    "data.input_length": 8, "model": "decoder", "transformer.layers": 2, "transformer.sparse_layers": 2,
+    "transformer.dim": 8, "transformer.heads": 2, "transformer.head_dim": 4,
+    "transformer.width": 12, "transformer.buckets": 8, "transformer.max_distance": 16, "experts.name": "ffn",
+    "experts.width": 6, "experts.count": 4, "selection.name": "top_k", "selection.k": 2, "selection.eval.k": 2,
+    "dispatch": "auto", "batch_size": 4,
 }  # fmt: skip
 
 
@@ -70,24 +72,28 @@ FORMS = {
     "GLaM": {"transformer.sparse_layers": 1},
     "capacity": {"selection.capacity_factor": 0.75, "selection.group_size": 16},
     "top-1 capacity per token": {
-        "selection.k": 1, "selection.renormalise": False, "selection.capacity_factor": 0.5, "selection.capacity_rule": "per_token"
+        "selection.k": 1, "selection.renormalise": False, "selection.capacity_factor": 0.5,
+        "selection.capacity_rule": "per_token"
     },
     "sigmoid": {"selection.name": "sigmoid"},
     "raw": {"selection.name": "raw"},
     "priority by score, which a decoder does not obey": {"selection.capacity_factor": 0.75, "selection.priority": "score"},
     "balancing bias": {"selection.balance_rate": 0.1},
     "within groups of experts": {
-        "selection.name": "group_limited", "selection.expert_groups": 2, "selection.groups_kept": 1, "selection.balance_rate": 0.1,
+        "selection.name": "group_limited", "selection.expert_groups": 2, "selection.groups_kept": 1,
+        "selection.balance_rate": 0.1,
     },
     "as many experts as a token likes": {"selection.name": "relu", "dispatch": "dense"},
     "weights of inputs": {"selection.name": "sigmoid_input", "selection.k": 1},
     "a shared expert": {"transformer.shared_expert": True, "selection.k": 1, "selection.renormalise": False},
     "competition": {"selection.name": "compete", "selection.share": 1.0},
     "competition with capacity": {
-        "selection.name": "compete", "selection.share": 1.0, "selection.capacity_factor": 0.75, "selection.group_size": 16,
+        "selection.name": "compete", "selection.share": 1.0, "selection.capacity_factor": 0.75,
+        "selection.group_size": 16,
     },
     "competition of which the router hears alone": {
-        "selection.name": "compete", "selection.share": 1.0, "selection.forward": False, "selection.distil_target": "shuffled",
+        "selection.name": "compete", "selection.share": 1.0, "selection.forward": False,
+        "selection.distil_target": "shuffled",
     },
     "random winners": {"selection.name": "compete", "selection.share": 1.0, "selection.winners": "random"},
     "StableMoE, which learns and teaches": {"router.name": "stable", "selection.name": "sigmoid", "router.choices": 2},
@@ -118,7 +124,8 @@ def test_a_later_character_changes_no_earlier_logit(form, training):
         return model.apply(params, state, batch, rule_of(config.selection), config.dispatch, key).prediction
 
     one, other = logits(before), logits(after)
-    # Rows share their groups: of a queue with too few places the first row's tokens come first, so it alone sees nothing of the others.
+    # Rows share their groups: of a queue with too few places the first row's tokens come first, so it alone sees
+    # nothing of the others.
     np.testing.assert_array_equal(one[0, :place], other[0, :place])
     assert (one[:, place:] != other[:, place:]).any(-1).all()
     if not config.selection.capacity_factor:
@@ -174,7 +181,7 @@ def evaluated(config, validation, test):
 
 @pytest.mark.slow
 def test_the_entropy_of_test_tokens_has_its_mean_and_deviation_by_layer():
-    """Of the test rows, which pass in two blocks; not of the validation rows, and not the deviation of the blocks' means."""
+    """Of the test rows, which pass in two blocks; not of validation rows, nor the deviation of the blocks' means."""
     config = settings()
     test = jax.tree.map(lambda *both: jnp.concatenate(both), rows(), rows()._replace(inputs=rows().targets))
     problem, params, state, seen = evaluated(config, rows(), test)
@@ -192,7 +199,7 @@ def test_the_entropy_of_test_tokens_has_its_mean_and_deviation_by_layer():
 
 @pytest.mark.slow
 def test_where_outputs_choose_at_an_evaluation_they_are_what_is_counted():
-    """The experts that computed, not those of highest score; of the churn between evaluations no part is the router's."""
+    """The experts that computed, not those of highest score; no part of the churn is the router's."""
     config = settings(**{"selection.name": "compete", "selection.eval.name": "compete", "selection.eval.k": 2})
     batch = rows()
     problem, params, state, seen = evaluated(config, batch, batch)
@@ -246,9 +253,9 @@ def test_buckets_that_would_not_grow_with_distance_are_refused(buckets, distance
 
 
 def test_flops_by_hand():
-    """Per layer: attention 2 x 8 x (8 x 16 + 64) = 3,072 for a row of 8; router 8 x 4 and two experts of 2 x 8 x 6: 224 a token.
+    """A layer: attention 2 x 8 x (8 x 16 + 64) = 3,072 a row of 8; router 8 x 4, two experts of 2 x 8 x 6: 224 a token.
 
-    Two layers: 6,144 + 2 x 224 x 8 = 9,728; logits 8 x 8 x 30 = 1,920: 11,648, of which training does 6 times as many FLOPs.
+    Two layers: 6,144 + 2 x 224 x 8 = 9,728; logits 8 x 8 x 30 = 1,920: 11,648; training does 6 times as many FLOPs.
     GLaM's dense layer has 2 x 8 x 12 = 192 (its ffn is not gated): 32 a token less.
     """
     both = {"transformer.ffn": "ffn"}
@@ -359,7 +366,7 @@ def test_a_shared_expert_computes_every_token_too():
 
 @pytest.mark.parametrize("flops", [flops_of_decoder_row, flops_per_row, flops_of_classifier_row])
 def test_flops_of_large_models_whose_experts_go_by_steps(flops):
-    """Attention of 8 layers takes 8 x 2 x 1024 x (1024 x 2 x 512 + 512 x 512) = 2 x 10^10 products of a row, logits 2 x 10^10: no int32."""
+    """Attention of 8 layers: 8 x 2 x 1024 x (1024 x 2 x 512 + 512 x 512) = 2 x 10^10 products a row; no int32."""
     large = {"dim": 1024, "heads": 16, "head_dim": 64, "width": 4096, "layers": 8, "sparse_layers": 8}
     config = settings(
         **{f"transformer.{name}": size for name, size in large.items()},
@@ -416,8 +423,9 @@ def test_letters_are_those_of_text8():
 def test_ngram_by_hand():
     """Text 0 1 0 1 1, vocabulary 2; asked: 0 -> 1, then 1 -> 0.
 
-    Single tokens: n = (2, 3), 2 kinds: p = ((2 + 2 / 2) / 7, (3 + 1) / 7) = (3/7, 4/7). After 0: 1 twice, one kind: (2 + 4/7) / 3 = 6/7.
-    After 1: 0 once and 1 once, two kinds: (1 + 2 x 3/7) / 4 = 13/28. After 0 1: the same two, (1 + 2 x 13/28) / 4 = 27/56.
+    Single tokens: n = (2, 3), 2 kinds: p = ((2 + 2 / 2) / 7, (3 + 1) / 7) = (3/7, 4/7). After 0: 1 twice, one kind: (2
+    + 4/7) / 3 = 6/7. After 1: 0 once and 1 once, two kinds: (1 + 2 x 3/7) / 4 = 13/28. After 0 1: the same two, (1 + 2
+    x 13/28) / 4 = 27/56.
     """
     text_of = [np.array([0, 1, 0, 1, 1])]
     asked = np.array([[0, 1]]), np.array([[1, 0]])
@@ -448,7 +456,7 @@ def test_ngrams_of_any_vocabulary(vocabulary):
 
 
 def test_ngram_counts_all_parts_of_a_text_that_is_too_long(monkeypatch):
-    """Of 0 0 0 0 1 1 1 1 four tokens in two pieces: 0 0 and 1 1, so p(1) = (2 + 2 / 2) / 6 = 1/2, not that of 0 0 0 0."""
+    """Four tokens of 0 0 0 0 1 1 1 1 in two pieces: 0 0 and 1 1, so p(1) = (2 + 2 / 2) / 6 = 1/2, not of 0 0 0 0."""
     monkeypatch.setattr(ngram, "COUNTED", 4)
     monkeypatch.setattr(ngram, "PIECES", 2)
     loss = ngram.ngram_loss([np.repeat([0, 1], 4)], np.array([[0]]), np.array([[1]]), vocabulary=2, order=1)
@@ -516,7 +524,7 @@ def test_pieces_end_behind_a_space(tmp_path, monkeypatch):
 
 
 def test_a_shared_expert_is_in_every_sparse_layer():
-    """It is the trunk's: one expert more a layer in FLOPs and weights; taken out of the parameters, the loss is another."""
+    """It is the trunk's: one expert more a layer in FLOPs and weights; without its parameters the loss differs."""
     config, model, params, state = ready((("transformer.shared_expert", True),))
     plain = ready(())[2]
     moe = params["trunk"]["decoder"]["blocks"]["layer_0"]["moe"]

@@ -17,8 +17,8 @@ from routed.tasks.text import spans, stream
 
 def config_of(**changes):
     flat = {
-        "data.name": "dialects", "data.tokens": "bytes", "data.vocabulary": 300, "data.input_length": 16, "data.eval_rows": 60,
-        "data.dialects": 3, "data.words": 8, "data.rows": 400, "router.vocabulary": 300,
+        "data.name": "dialects", "data.tokens": "bytes", "data.vocabulary": 300, "data.input_length": 16,
+        "data.eval_rows": 60, "data.dialects": 3, "data.words": 8, "data.rows": 400, "router.vocabulary": 300,
     }  # fmt: skip
     return override(base(), flat | {name.replace("__", "."): value for name, value in changes.items()})
 
@@ -28,10 +28,11 @@ def documents(config, language, split="train"):
 
 
 def test_two_dialects_of_three_words_by_hand():
-    """Frequencies 6, 4 and 3 of 13. Side by side from 0 to 13: words 0 1 2 end at 6, 10, 13; below, 2 1 0 end at 3, 7, 13.
+    """Frequencies 6, 4 and 3 of 13. Side by side from 0 to 13: words 0 1 2 end at 6, 10, 13; 2 1 0 end at 3, 7, 13.
 
-    So 0 shares [0, 3] with 2, [3, 6] with 1; 1 shares [6, 7] with itself and [7, 10] with 0; 2 shares [10, 13] with 0. And above 0 1 2,
-    below 1 2 0 (ends 4, 7, 13): 0 shares 4 with 1 and 2 with 2; 1 shares [6, 7] with 2, [7, 10] with 0; 2 shares 3 with 0.
+    So 0 shares [0, 3] with 2, [3, 6] with 1; 1 shares [6, 7] with itself, [7, 10] with 0; 2 shares [10, 13] with 0.
+    And 0 1 2 above 1 2 0 (ends 4, 7, 13): 0 shares 4 with 1, 2 with 2; 1 shares [6, 7] with 2, [7, 10] with 0;
+    2 shares 3 with 0.
     """
     frequency = dialects.frequencies(3)
     np.testing.assert_allclose(frequency, np.array([6, 4, 3]) / 13)
@@ -168,7 +169,7 @@ def test_a_row_by_hand():
 
 
 def test_the_blind_floor_of_single_words_by_bayes_rule(tmp_path):
-    """Two gaps of a word each: between u and v a word is P(u, w) P(w, v) of P^2(u, v), at the end P(u, w); dialects averaged in each."""
+    """Two gaps of a word each: between u and v a word is P(u, w) P(w, v) of P^2(u, v), at the end P(u, w)."""
     changes = {"data.input_length": 9, "data.noise_density": 0.25, "data.mean_span": 1.0, "data.cache": str(tmp_path)}
     config = override(config_of(), changes)
     size, target = spans.lengths(config.data)

@@ -38,7 +38,7 @@ def test_a_sign_stands_before_all_three():
 
 @given(st.floats(-1e5, 1e5), st.floats(1e-6, 1e5))
 def test_rounding_moves_a_number_by_a_small_part_of_its_interval(mean, half):
-    """At most half a unit of the last decimal, where the half-width has 3.55 units or more: a seventh of it; or half of .01 of the number."""
+    """At most half a unit of the last decimal if the half-width has 3.55 or more; or half of .01 of the number."""
     exact = mean, mean - half, mean + half
     for text, value in zip(digits.parts(exact), exact, strict=True):
         assert abs(float(text) - value) <= max(half / 7, 0.005 * abs(value)) * (1 + 1e-9)

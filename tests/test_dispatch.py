@@ -234,7 +234,7 @@ def test_auto(arguments, name):
 
 
 def test_gradients_of_many_blocks_are_summed_in_float32():
-    """Three blocks of 8 rows give 8 x 32 = 256, 1 and 1. bfloat16 has steps of 2 from 256 on: 256 + 1 is 256 again, and 258 is exact."""
+    """Three blocks of 8 rows give 8 x 32 = 256, 1 and 1. In bfloat16 256 + 1 is 256 again, and 258 is exact."""
     rows = jnp.zeros((24, 1), jnp.bfloat16).at[:8].set(32).at[jnp.array([8, 16])].set(1)
     params = {"scale": jnp.ones((3, 1), jnp.bfloat16)}
 
@@ -283,7 +283,7 @@ def test_no_product_of_a_block_is_computed_twice(expert, products):
 
 
 def test_a_dense_program_is_refused_by_name():
-    """16 rows in two of four experts: 2 x 16 x 8 x 8 FLOPs a product, of which the CPU's ragged_dot makes four times as many."""
+    """16 rows in two of four experts: 2 x 16 x 8 x 8 FLOPs a product; the CPU's ragged_dot makes four times as many."""
     case = {"tokens": 16, "k": 1, "dim": 8, "hidden": 8, "experts": 4}
     rows, weights, sizes = jnp.ones((16, 8)), jnp.ones((4, 8, 8)), jnp.array([5, 11, 0, 0])
 
@@ -324,8 +324,10 @@ def test_kernels_of_a_tpu_are_the_products_of_each_expert(sizes, dtype):
 
 
 def test_blocks_of_a_kernel_fit_on_the_chip():
-    """512 rows an expert: blocks of a quarter. Twice (128 x 2048 + 2048 x N + 128 x N) x 2 bytes and 128 x N x 4 are 19.5 MiB at N =
-    2,048, 10 MiB at 1,024."""
+    """512 rows an expert: blocks of a quarter.
+
+    Twice (128 x 2048 + 2048 x N + 128 x N) x 2 bytes and 128 x N x 4 are 19.5 MiB at N = 2,048, 10 MiB at 1,024.
+    """
     assert megablox.tiles(32768, 64, 2048, 4096, 2) == (128, 2048, 1024)
     assert megablox.tiles(10, 3, 24, 40, 4) == (128, 24, 40)
     assert megablox.tiles(65536, 8, 24, 64, 4)[0] == 512
@@ -359,8 +361,7 @@ def test_mlp_parameters_and_width():
 @pytest.mark.parametrize("columns", [2, 4])
 @pytest.mark.parametrize("rows", [1, FEW - 1, FEW])
 def test_the_derivative_of_a_product_is_that_of_a_product(rows, columns):
-    """Fewer rows than FEW take another path backwards, and so do at least FEW with at most half of 5 columns; mapped over experts, as the
-    dispatches do."""
+    """Few rows, or rows with at most half of 5 columns, take another path back; mapped, as in dispatches."""
     keys = jax.random.split(jax.random.key(0), 3)
     x, w = jax.random.normal(keys[0], (3, rows, 5)), jax.random.normal(keys[1], (3, 5, columns))
     steer = jax.random.normal(keys[2], (3, rows, columns))

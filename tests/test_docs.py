@@ -1,4 +1,4 @@
-"""The files of docs/extending.md are whole experiments of at most 30 lines, run as their command lines say, and do what they say."""
+"""The files of docs/extending.md are experiments of at most 30 lines, run by their commands, and keep their word."""
 
 import pathlib
 import re
@@ -44,8 +44,9 @@ TABLES = (
 
 ARMS = ("learned", "frozen", "frozen_sharp", "frozen_data")
 TINY = {
-    "seeds": 1, "steps": 2, "eval_every": 1, "batch_size": 8, "data.clusters": 4, "data.dim": 3, "data.test_samples": 80,
-    "data.samples": 32, "experts.count": 4, "experts.width": 5, "experts.depth": 1, "shuffles": 0, "mesh.run": 1, "arms": ARMS,
+    "seeds": 1, "steps": 2, "eval_every": 1, "batch_size": 8, "data.clusters": 4, "data.dim": 3,
+    "data.test_samples": 80, "data.samples": 32, "experts.count": 4, "experts.width": 5, "experts.depth": 1,
+    "shuffles": 0, "mesh.run": 1, "arms": ARMS,
 }  # fmt: skip
 
 
@@ -84,7 +85,7 @@ def load(heading, path, change=lambda text: text):
 
 
 def train(heading, path, changes=None, sweeps=()):
-    """(config, table, page) of a section's file, run to the end: at the last point of its figure, with its first plot only."""
+    """(config, table, page) of a section's file, run to the end: the last point of its figure, the first plot only."""
     module, config = load(heading, path)
     config, figure, parts = override(config, changes or {}), module.FIGURES[config.figure], []
     module.FIGURES = {config.figure: figure._replace(plots=lambda config: figure.plots(config)[:1])}
@@ -303,7 +304,7 @@ def test_a_selection(tmp_path):
 
 
 def test_a_selection_on_text(tmp_path):
-    """Two steps of both arms; a weight below the floor is left out, and the experts that a token keeps are what is counted."""
+    """Two steps of both arms; a weight below the floor is left out, and the column counts the experts that remain."""
     file, _, _ = command("A selection on text")
     (tmp_path / file).write_text(block("A selection on text"))
     module, config = experiment.configure(
@@ -368,7 +369,7 @@ def test_an_auxiliary_loss_by_hand(tmp_path):
 
 
 def test_a_claim(tmp_path):
-    """At the point that ran it has numbers of both sides; at the other it has none, and no verdict on either is drawn from one seed."""
+    """The point that ran has numbers of both sides; the other has none, and one seed gives no verdict."""
     _, config = load("A claim", tmp_path)
     assert [claim.id for claim in experiment.figure_of(*load("A claim", tmp_path)).claims(config)] == [
         "mine.kmeans.512", "mine.kmeans.2048"

@@ -41,7 +41,7 @@ def test_an_epoch_has_every_sample_once():
 
 @pytest.mark.parametrize("count", [1, 512, 600])
 def test_an_order_does_not_depend_on_the_pool(count):
-    """Which is as large as the largest number of samples of a sweep, or of its part: 100,000 take 17 bits, which left 600 of them ties."""
+    """It is as large as the largest sample number of a sweep or part: 100,000 take 17 bits, which left 600 ties."""
     one, other = (worlds.shuffle(jax.random.key(0), pool, count)[:count] for pool in (600, 100_000))
     np.testing.assert_array_equal(one, other)
     assert sorted(one.tolist()) == list(range(count))
@@ -90,7 +90,7 @@ def test_a_run_stops_when_no_sample_was_wrong(config, tmp_path):
 
 @pytest.mark.slow
 def test_epochs_of_the_last_phase_count(config, tmp_path):
-    """Two epochs of the router and three of the experts: 5 x 4 steps; experts rest in the first 8, the router after them."""
+    """Two epochs of the router, three of the experts: 5 x 4 steps; experts rest in the first 8, then the router."""
     rows = train(
         override(config, FIRST | {"stop.epochs": 3, "arms": ("separate",), "steps": 440, "eval_every": 440}),
         ({},),

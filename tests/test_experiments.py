@@ -55,7 +55,7 @@ def test_every_variant_is_consistent(file, figure, scale):
 
     @cache
     def arms_at(*where):
-        """The arms that a claim finds there: each swept key that it does not name has its base value, or the largest (`at_base`)."""
+        """The arms that a claim finds there: an unnamed swept key has its base value, or the largest (`at_base`)."""
         found = [(dict(row[1:]), arm) for row, arm in rows.items() if set(where) <= set(row)]
         for key in sorted(columns - {key for key, _ in where}) if found else ():
             values = {plain(place[key]) for place, _ in found}
@@ -126,7 +126,8 @@ ENDS = [(f, g) for f in FILES for g in ("", "fig2b", "fig4", "spurious") if not 
 ENDS += [(f, "table2") for f in FILES if f.endswith("competition_lm.py")]  # models of several depths on one page
 
 
-#: Where another point is the same program of another shape, so that its own tests (of the task, and of plans) say all about it.
+#: Where another point is the same program of another shape, so that its own tests (of the task, and of plans) say all
+#: about it.
 ONE_POINT = ("cluster_cnn", "dictionary_router", "gmm_causes", "sequence_router")
 
 

@@ -1,4 +1,4 @@
-"""Figures and lines of swept keys, on tables whose answer is known: nothing is left out in silence, and nothing is drawn askew."""
+"""Figures and lines of swept keys, on tables whose answer is known: nothing is lost in silence or drawn askew."""
 
 import itertools
 import pathlib
@@ -24,7 +24,7 @@ LEVELS = {"learned": 0.1, "frozen": 1.0, "frozen_sharp": 0.4, "frozen_data": 0.2
 
 
 def table(axes, levels=LEVELS, **columns):
-    """Two evaluations of four seeds of every arm at each point: losses near `levels`, those of learned times the experts / 8."""
+    """Two evaluations of four seeds of every arm and point: losses near `levels`, learned times the experts / 8."""
     rows = []
     for values in itertools.product(*axes.values()):
         point = dict(zip(axes, values, strict=True))
@@ -32,7 +32,8 @@ def table(axes, levels=LEVELS, **columns):
             loss = level * (1 + 0.02 * seed) * (point.get("experts.count", 8) / 8 if arm == "learned" else 1)
             rows.append(
                 {"run": f"{arm}{seed}{values}", **point, "arm": arm, "seed": seed, "step": step, "status": "ok", "test/loss": loss,
-                 "train/loss": 0.01, "router/sparsity": 2.0 + seed, "router/dead": 0.01 * seed, "router/moved": 0.0} | columns
+                 "train/loss": 0.01, "router/sparsity": 2.0 + seed, "router/dead": 0.01 * seed,
+                 "router/moved": 0.0} | columns
             )  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -205,7 +206,7 @@ def test_keys_of_the_file_that_points_name_are_shown_by_them():
 
 
 def test_arms_stand_beside_each_other_at_a_number():
-    """Five at one place hid each other; twice an eightieth of the axis, a factor 16 ** (2 / 80) = 1.0718, does not make 512 read as 430."""
+    """Five at one place hid each other; an eightieth of the axis twice, 16 ** (2 / 80) = 1.0718, is not 430."""
     panel = drawn({"data.samples": (512, 2048, 8192)})["loss"].drawn.panels[0]
     assert panel.x.log and len(panel.series) == len(LEVELS)
     places = np.array([charts.values(panel, label, "position") for label in panel.series])
@@ -222,7 +223,7 @@ def test_lines_at_close_numbers_stay_nearer_to_their_own():
 
 
 def test_no_interval_is_cut_off_where_the_start_is_left_out():
-    """Seeds at 1 +- .2 at the end: their interval ends below .8, and the axis, which ended at .7 about the means, below it by .15 of the span."""
+    """Seeds at 1 +- .2 at the end: the interval ends below .8; the axis ends .15 of the span below it, not at .7."""
     rows = pd.concat(
         table({"data.samples": (512,)}).query("step == 0").assign(step=step, **{"router/norm_mean": value})
         for step, value in ((0, 30.0), (10, 3.0), (20, 2.0), (30, 1.0))
@@ -244,7 +245,7 @@ def test_arms_stand_beside_each_other_where_values_are_words():
 
 
 def test_arms_that_ran_at_one_point_stand_behind_a_line_that_says_where():
-    """At 8192 alone: behind the axis' end by .14 and .21 of its length, a factor 16 ** .14 = 1.474 and 16 ** .21 = 1.790."""
+    """At 8192 alone: behind the axis' end by .14 and .21 of its length, 16 ** .14 = 1.474 and 16 ** .21 = 1.790."""
     axes = {"data.samples": (512, 8192)}
     rows = table(axes)
     rows = rows[~rows.arm.isin(("frozen_data", "oracle")) | (rows["data.samples"] == 8192)]
@@ -311,7 +312,7 @@ def test_an_axis_may_count_in_the_unit_of_a_paper(kind):
 
 
 def test_labels_of_a_log_axis_do_not_touch():
-    """34 letters wide, 900 stands at 34 x log 9 = 32.4, 3.7 letters behind 700 (28.7), and each takes 4: it has no label."""
+    """34 letters wide, 900 stands at 34 x log 9 = 32.4, 3.7 after 700 (28.7); each takes 4, so it has no label."""
     axis, positions = scales.sweep_axis("k", (100, 300, 500, 700, 900, 1000), width=round(34 * scales.LETTER))
     assert charts.labels(axis) == ["100", "300", "500", "700", "1000"] and positions[900] == 900
 
@@ -324,10 +325,10 @@ def test_what_a_log_axis_cuts_off_is_named():
 
 
 def test_a_log_axis_goes_below_where_all_means_are():
-    """The gradient of fits that converged: its panel ended at .001, above every mean that it had to show, and had one number.
+    """The gradient of fits that converged: its panel ended at .001, above every mean, and had one number.
 
-    Logarithms of seeds -3.5 to -6.5: mean -5, interval 3.182 x 1.291 / 2 = 2.05, so up to 10 ** -2.95; cut .3 decades beyond the mean,
-    and a twentieth of the .6 for room.
+    Logarithms of seeds -3.5 to -6.5: mean -5, interval 3.182 x 1.291 / 2 = 2.05, so up to 10 ** -2.95; cut .3 decades
+    beyond the mean, and a twentieth of the .6 for room.
     """
     rows = table({"data.samples": (512, 8192)}, {"learned": 0.1})
     rows["test/loss"] = 10 ** (-3.5 - rows.seed)
@@ -366,7 +367,7 @@ def test_methods_are_sorted_best_first_whichever_end_is_better():
 
 
 def test_a_method_is_as_high_as_its_arms_or_its_name():
-    """Pixels: a name of two lines takes 31.7, and its one arm stands at 15.8; five arms 9 apart take 54, the third at 31.7 + 27."""
+    """Pixels: a name of two lines takes 31.7, its one arm is at 15.8; five arms 9 apart take 54; third: 31.7 + 27."""
     axes = {"experts.count": (4, 8)}
     rows = table(axes)
     rows = rows[(rows["experts.count"] == 4) | (rows.arm == "oracle")]
@@ -513,9 +514,11 @@ def test_a_claim_is_tried_at_nuisance_keys_and_the_users_but_not_at_what_its_sid
 def test_lines_and_figures_are_on_the_page(tmp_path):
     write = WRITE.order("plain", "learned beats frozen", "", LEARNED, FROZEN)
     part = {
-        "name": "n", "question": "q", "gap": [], "shares": [], "gap_at": "", "threats": [], "figures": [], "undrawn": ["lost"], "arms": "",
-        "loss": "test/loss", "horizon": 4.0, "summary": "", "summary_of": "every point", "config": "", "versions": "", "document": "", "claims": [*judged((write,)).values()],
-        "left_out": [], "maps": None, "command": "", "in_short": "Of 1 claim", "answer": [], "standings": None, "loss_definition": "",
+        "name": "n", "question": "q", "gap": [], "shares": [], "gap_at": "", "threats": [], "figures": [],
+        "undrawn": ["lost"], "arms": "", "loss": "test/loss", "horizon": 4.0, "summary": "",
+        "summary_of": "every point", "config": "", "versions": "", "document": "",
+        "claims": [*judged((write,)).values()], "left_out": [], "maps": None, "command": "", "in_short": "Of 1 claim",
+        "answer": [], "standings": None, "loss_definition": "",
     }  # fmt: skip
     page.write_page(tmp_path / "report.html", [part])
     text = (tmp_path / "report.html").read_text()
@@ -586,7 +589,7 @@ def test_experts_and_tokens_of_a_sample_can_be_counted(count, places):
 
 @pytest.mark.parametrize(("start", "seeds"), [(30.0, 4), (4.0, 4), (30.0, 1)])
 def test_what_was_before_training_takes_no_more_than_half_of_an_axis(start, seeds):
-    """Training goes from 3 to 1: a start at 30 is said, and the axis ends .15 of that span, 2, beyond it; one at 4 is less than a span away."""
+    """Training goes from 3 to 1: a start at 30 is said, and the axis ends .15 of it beyond 2; one at 4 is near."""
     rows = pd.concat(
         table({"data.samples": (512,)}).query("step == 0").assign(step=step, **{"router/norm_mean": value})
         for step, value in ((0, start), (10, 3.0), (20, 2.0), (30, 1.0))

@@ -1,4 +1,4 @@
-"""Gaussian experts under a gate: densities, distances, where data come from, the estimate, and the power of a number that a metric goes by."""
+"""Gaussian experts under a gate: densities, distances, the data, the estimate, and the power of a metric."""
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,13 @@ from tests.conftest import build_model
 from tests.test_claims import table as table_of
 
 SETTINGS = {
-    "data.name": "gated_gaussians", "model": "gated_experts", "loss": "likelihood", "data.target_dim": 1, "data.whole": True, "data.samples": 60,
-    "batch_size": 60, "data.test_samples": 30, "optimizer.name": "adam",
+    "data.name": "gated_gaussians", "model": "gated_experts", "loss": "likelihood", "data.target_dim": 1,
+    "data.whole": True, "data.samples": 60, "batch_size": 60, "data.test_samples": 30, "optimizer.name": "adam",
 }  # fmt: skip
 
 
 def test_weights_by_hand():
-    """At x = 0 answers are 1, 1.5, -.5: norms 1.5 and 1 win, e^.5 apart: .378, .622. The gate's scores .5, .5, 0 there: 1/2 each."""
+    """At x = 0 answers are 1, 1.5, -.5: norms 1.5 and 1 win, e^.5 apart: .378, .622. The gate's .5, .5, 0: 1/2 each."""
     x = jnp.zeros(1)
     np.testing.assert_allclose(jnp.exp(gated.log_weights(TRUE, NORMS, 2, x))[0], [0.377541, 0.622459, 0], atol=1e-6)
     np.testing.assert_allclose(jnp.exp(gated.log_weights(TRUE, SOFTMAX, 2, x))[0], [0.5, 0.5, 0], atol=1e-6)
@@ -62,7 +62,7 @@ def test_hellinger_by_hand():
 
 
 def test_the_voronoi_loss_by_hand():
-    """Estimates off by .1 in a, .2 in v, (.3, .4) in (a, b): .1, .2, .5; the worst two: .7. Another order of experts changes nothing.
+    """Estimates off by .1 in a, .2 in v, (.3, .4) in (a, b): .1, .2, .5; the worst two: .7, in any order of experts.
 
     Two estimates nearest to expert 1: their distances are summed, and the cell without any costs nothing.
     """
@@ -83,7 +83,7 @@ def test_the_voronoi_loss_by_hand():
 
 
 def test_samples_have_the_density():
-    """Kolmogorov's distance of 4,000 probability integrals from uniform ones: below 1.63 / sqrt(4,000) = .026 in 99 of 100 cases."""
+    """Kolmogorov's distance of 4,000 probability integrals from uniform: below 1.63 / sqrt(4,000) = .026 in 99 %."""
     data = override(base(), SETTINGS).data
     drawn = draw((), None, jax.random.key(0), 4000, data)
     weights = np.exp(gated.log_weights(TRUE, data.gate, data.chosen, drawn.x))

@@ -106,7 +106,7 @@ def test_label_noise_is_in_training_samples_only(small):
 
 
 def test_groups_share_places_and_targets(small):
-    """40 clusters in 4 groups: of a target's variance .1 is inside and .9 between; of places 1 and 9. A mean of 10 keeps a tenth of inside."""
+    """40 clusters in 4 groups: .1 of a target's variance is inside, .9 between; of places 1 and 9. Means keep .1."""
     sizes = {"data.clusters": 40, "data.groups": 4, "data.target_dim": 3000, "data.dim": 3000}
     centres, targets = worlds.draw_world(gmm, jax.random.key(7), override(small, sizes).data, 8).fixed
     squared = ((centres[:, None] - centres[None]) ** 2).sum(-1) + np.where(np.eye(40), np.inf, 0)

@@ -1,4 +1,4 @@
-"""`bench gpu` where there is no GPU: floors by hand, every part at tiny sizes, and what fails or has no time is named."""
+"""`bench gpu` without a GPU: floors by hand, every part at tiny sizes; failures and missing times are named."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ ROUND = Rates({"bfloat16": 1e9, "float32": 1e9}, 1e15)
 
 
 def test_work_of_a_layer_by_hand():
-    """A token: 2 experts x 2 x 8 x 4 and a router of 8 x 3 products; an expert: 64 weights of 2 bytes, read twice, gradient written."""
+    """A token: 2 experts x 2 x 8 x 4 and a router of 8 x 3 products; an expert: 64 weights, 2 bytes, moved 3 times."""
     assert dispatch.flops_of(CASE) == 3 * 2 * 16 * (128 + 24)
     assert dispatch.flops_of(CASE, "dense_ffn") == 3 * 2 * 16 * 128
     assert dispatch.bytes_of(CASE, 2) == 2 * (64 * (2 * 3 + 3) + 3 * 16 * 8)
@@ -72,7 +72,7 @@ def test_the_table_at_tiny_sizes(measured):
 
 @pytest.mark.slow
 def test_a_dense_fallback_is_named(measured, monkeypatch):
-    """`ragged` through the CPU's ragged_dot, which multiplies each row with all four experts, of which two are its own."""
+    """`ragged` through the CPU's ragged_dot, which multiplies each row with all four experts, two more than needed."""
     monkeypatch.setattr(dispatch, "ragged", hopper.ragged)
     monkeypatch.setattr(hopper, "_kernel", by_lax)
     monkeypatch.setattr(gpu_parts, "TINY", gpu_parts.TINY | {"experts": 8})
@@ -90,7 +90,7 @@ def test_kernels_need_a_hopper(measured):
 
 @pytest.mark.slow
 def test_batches_at_tiny_sizes(measured, monkeypatch):
-    """2,176 parameters, of which 1,536 multiply data; 32 samples: 64 (3 x 2,176 - 1,536) FLOPs. Adam moves 40 bytes of each."""
+    """2,176 parameters, 1,536 multiply data; 32 samples: 64 (3 x 2,176 - 1,536) FLOPs. Adam moves 40 bytes of each."""
     one, all_at_once = measured("batching", "constant, 32 runs: map", "constant, 32 runs: vmap")
     assert one["floor_ms"] == all_at_once["floor_ms"] == pytest.approx(0.319488)
     assert (one["batching"], all_at_once["batching"], one["auto"]) == ("map", "vmap", "map")
@@ -182,8 +182,8 @@ def test_a_case_that_dies_is_named_and_the_others_go_on(stand_ins):
     stand_ins(p=("a", "fails", "dies", "b"), q=("dies",))
     records = [*gpu.bench(3)]
     assert [(r["part"], r["case"], r.get("failed")) for r in records[:-1]] == [
-        ("p", "a", None), ("p", "fails", "x"), ("p", "dies", "its process ended with 1: CHECK failed: boom"), ("p", "b", None),
-        ("q", "dies", "its process ended with 1: CHECK failed: boom"),
+        ("p", "a", None), ("p", "fails", "x"), ("p", "dies", "its process ended with 1: CHECK failed: boom"),
+        ("p", "b", None), ("q", "dies", "its process ended with 1: CHECK failed: boom"),
     ]  # fmt: skip
     assert records[2]["do"] == "see above; alone: python -m routed.bench.gpu_parts p"
     assert records[-1]["failed"] == ["p: fails", "p: dies", "q: dies"] and records[-1]["left_out"] == []
@@ -289,7 +289,7 @@ def test_gradients_through_the_kernels_are_those_of_the_blocks(monkeypatch):
 
 @pytest.mark.slow
 def test_the_kernels_lower_for_a_gpu(monkeypatch):
-    """The gradients of the large table's layer, two products forward and four back; the GPU's driver compiles them, which is not here."""
+    """The gradients of the large table's layer, two products forward, four back; only a GPU's driver compiles them."""
     monkeypatch.setattr(jax, "devices", lambda *_: [SimpleNamespace(core_count=132)])
     case = dispatch.LARGE | dispatch.LARGE_CASES["dropless"][0]
     init, apply = dispatch.layer_functions("hopper", case)

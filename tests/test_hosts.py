@@ -120,7 +120,7 @@ def test_processes_share_one_language_model(tmp_path):
 
 
 def test_a_signal_to_one_saves_once_and_the_loss_of_process_0_costs_nothing_saved(experiment, tmp_path):
-    """SIGTERM to process 1; the same command, which goes on; kill -9 of process 0. (test_bucket goes on from there to the end.)"""
+    """SIGTERM to process 1; the same command goes on; kill -9 of process 0. (test_bucket goes on to the end.)"""
     line = f"--config={experiment}", f"--workdir={tmp_path}", *SHARED, "--config.steps=3000"
     saved = lambda: [*(tmp_path / "checkpoints").glob("[0-9]*")]  # noqa: E731
 

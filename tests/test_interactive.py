@@ -1,4 +1,4 @@
-"""Interactive figures hold what is printed: their specs compile, and their rows are the means, intervals, n and seeds of the figure."""
+"""Interactive figures hold what is printed: specs compile; rows are the figure's means, intervals, n and seeds."""
 
 import base64
 import json
@@ -78,12 +78,13 @@ def test_a_chart_of_a_user_may_be_vega_lite_or_altair(monkeypatch):
 
 #: Two steps of the learned router cost what one step of the others does.
 EQUAL = {
-    "kind": "equal_cost", "name": "e", "x": "data.samples", "steps": 1, "dear": {512: 2, 8192: 2}, "metrics": ("test/loss", "router/dead"),
+    "kind": "equal_cost", "name": "e", "x": "data.samples", "steps": 1, "dear": {512: 2, 8192: 2},
+    "metrics": ("test/loss", "router/dead"),
 }  # fmt: skip
 
 
 def test_differences_at_equal_cost():
-    """Frozen 1.0 over learned .1, at every seed: log 10 = 2.303, paired; below, dead experts of both and of the dearer learned router."""
+    """Frozen 1.0 over learned .1, at every seed: log 10 = 2.303, paired; below, dead experts of both and dearer."""
     axes = {"data.samples": (512, 8192), "steps": (1, 2)}
     difference, dead = plots.draw(EQUAL, data(table(axes), axes)).panels
     shown = charts.rows(difference, "frozen at initialisation")
@@ -109,7 +110,7 @@ def test_differences_at_equal_cost():
     ),
 )
 def test_what_no_run_has_gets_no_panel_and_is_named(spec):
-    """Dead experts are undefined with few test tokens: `flops` had an empty panel, others left theirs out without a word."""
+    """Dead experts are undefined with few test tokens: `flops` had an empty panel, others left theirs out silently."""
     axes = {"data.samples": (512, 8192), "steps": (1, 2)}
     drawing = data(table(axes, **{"router/dead": np.nan}), axes, own=axes)
     drawing.base |= {"data.samples": 512, "steps": 1}
@@ -120,7 +121,7 @@ def test_what_no_run_has_gets_no_panel_and_is_named(spec):
 
 
 def test_arms_at_one_value_stand_beside_each_other():
-    """Numbers are where they are; one alone says nothing by its place: six are 0.6 / 6 = .1 apart, the dearer learned router last."""
+    """Numbers are where they are; one alone has no place: six are 0.6 / 6 = .1 apart, the dearer router last."""
     axes = {"data.samples": (512,), "steps": (1, 2)}
     difference, dead = plots.draw(EQUAL, data(table(axes), axes)).panels
     places = {label: charts.values(dead, label, "position")[0] for label in dead.series}
@@ -131,7 +132,7 @@ def test_arms_at_one_value_stand_beside_each_other():
 
 
 def test_a_point_tells_value_interval_n_place_and_seeds():
-    """Seeds of .1 times 1, 1.02, 1.04, 1.06 (learned, at 8 experts): on a log axis the geometric mean, .1030. The first of five: 512 / 16 ** .025."""
+    """Seeds of .1 times 1, 1.02, 1.04, 1.06: geometric mean, .1030. The first of five: 512 / 16 ** .025."""
     chart = plots.draw(
         LOSS | {"metrics": ("test/loss",)}, data(table({"data.samples": (512, 8192)}), ("data.samples",))
     )
@@ -151,7 +152,7 @@ def test_a_point_tells_value_interval_n_place_and_seeds():
 
 
 def test_panels_of_a_map_share_a_scale_around_no_effect():
-    """Largest gap: log(1 / .05) = 3.0 of frozen over learned at 4 experts, of the fairest control 1.39; all are above 0."""
+    """Largest gap: log(1 / .05) = 3.0 of frozen over learned at 4 experts, of the fairest control 1.39; all above 0."""
     chart = plots.draw(SPECS["phase"], data(table(SWEPT), SWEPT))
     scales = [panel.scheme.domain for panel in chart.panels]
     assert len(scales) == 2 and all(scale == pytest.approx((-np.log(20), np.log(20))) for scale in scales)
@@ -200,7 +201,7 @@ def test_maps_are_thinned_evenly_to_their_room(monkeypatch):
 
 
 def test_dead_experts_are_marked_in_the_map():
-    """At the end two of four have no load; their columns are the last two but in the order of the best match: experts 2 and 3 (from 0)."""
+    """At the end two of four have no load; by the best match's order they are experts 2 and 3 (from 0)."""
     chart = plots.draw({"kind": "routing", "name": "r", "arms": ("learned",)}, maps(2))
     first, last = ([row["x"] for row in panel.rows.get("texts", ())] for panel in chart.panels)
     assert len(first) == 0 and len(last) == 2
@@ -276,9 +277,9 @@ def test_what_is_kept_of_a_run_for_its_maps():
 def test_maps_of_languages_are_rows_of_probabilities():
     """One layer, 2 languages, 2 experts: the first language's tokens gave 3 and 1 in sum, the second has none."""
     blocks = {
-        "probs": jnp.array([[[[2.0, 1.0], [0.0, 0.0]]], [[[1.0, 0.0], [0.0, 0.0]]]]), "token": jnp.zeros((2, 1)), "dropped": jnp.zeros((2, 1)), "alike": jnp.zeros((2, 1)),
-        "choices": jnp.array([[[[0], [0]]], [[[0], [1]]]]), "stale": jnp.zeros((2, 1, 2, 1), int),
-        "sample": jnp.array([[[[0.75, 0.25]]], [[[0.0, 1.0]]]]),
+        "probs": jnp.array([[[[2.0, 1.0], [0.0, 0.0]]], [[[1.0, 0.0], [0.0, 0.0]]]]), "token": jnp.zeros((2, 1)),
+        "dropped": jnp.zeros((2, 1)), "alike": jnp.zeros((2, 1)), "choices": jnp.array([[[[0], [0]]], [[[0], [1]]]]),
+        "stale": jnp.zeros((2, 1, 2, 1), int), "sample": jnp.array([[[[0.75, 0.25]]], [[[0.0, 1.0]]]]),
     }  # fmt: skip
     found = text_gates.summary(blocks)
     assert found["sample"].tolist() == [[[0.75, 0.25]]]  # of the first block

@@ -90,7 +90,7 @@ def test_a_run_goes_on_where_it_was_stopped_also_on_other_devices(tiny, alone, t
 
 
 def test_arms_share_data_and_initial_weights(tiny, tmp_path):
-    """And each trains what it should. The oracle's experts say all that there is to say of the language, up to languages that share them."""
+    """And each trains its part. The oracle's experts tell the language fully, up to languages that share them."""
     arms = ("learned", "frozen", "frozen_balanced", "learned_balanced", "oracle_language", "dense_active")
     table = run(override(tiny, {"arms": arms}), tmp_path)
     first = table[table.step == 0].set_index("arm")
@@ -171,7 +171,7 @@ def test_event_files_hold_the_rows(alone):
 
 
 def test_information_by_hand():
-    """Two languages of two tokens each. A router by language knows it: ln 2; beyond the token nothing is left to know."""
+    """Two languages of two tokens each. A router by language knows it: ln 2; beyond the token nothing remains."""
     rng = np.random.default_rng(0)
     token = rng.integers(0, 4, 4000)
     language_of = token // 2
@@ -192,7 +192,8 @@ def test_information_by_hand():
     found = agreement.information(expert, rng.integers(0, 8, 400), alone[:400], rng.integers(0, 5, 400), 16)
     assert abs(found["mi_language"]) < 0.03 and abs(found["mi_language_given_token"]) < 0.05
     assert agreement._mutual(expert[:, 0], rng.integers(0, 8, 400), np.zeros(400, int)) > 0.3
-    # Behind nine times as many pads, which choose nobody: permuted among all, ids left pads in their places, and 3 nats here.
+    # Behind nine times as many pads, which choose nobody: permuted among all, ids left pads in their places, and 3 nats
+    # here.
     behind = lambda a, pad: np.concatenate([np.full((len(a) * 9, *a.shape[1:]), pad, a.dtype), a])  # noqa: E731
     found = agreement.information(
         behind(expert, -1), np.zeros(4000, int), np.arange(4000), behind(rng.integers(1, 4000, 400), 0), 16

@@ -1,7 +1,7 @@
 """The launchers run the commands that they print, pass failures and signals on, and say what is missing in one line.
 
-gcloud, Slurm's commands and Python are short scripts here that record what they are asked; what is meant for a remote shell runs
-in a folder that stands for the worker.
+gcloud, Slurm's commands and Python are short scripts here that record what they are asked; what is meant for a remote
+shell runs in a folder that stands for the worker.
 """
 
 import os
@@ -32,8 +32,8 @@ printf '%s\\0' "${0##*/}" "$@" $'\\x1e' >> "$FAKES/record"  # without a newline 
 [[ ! ${FAIL-} || ! "$*" =~ $FAIL ]] || exit 9
 """
 
-#: States come from a list, of which the last one stays ('-': no such VM). Worker 0 is lost as often as $FAKES/lost has lines,
-#: and what $FAKES/refused says, as often as it says it, is refused.
+#: States come from a list, of which the last one stays ('-': no such VM). Worker 0 is lost as often as $FAKES/lost has
+#: lines, and what $FAKES/refused says, as often as it says it, is refused.
 GCLOUD = """
 all=$*
 if [[ -s $FAKES/refused && $all == *" $(head -n 1 "$FAKES/refused") "* ]]; then sed -i 1d "$FAKES/refused"; exit 1; fi
@@ -57,8 +57,8 @@ PYTHON3 = """
 [[ $* != "-m uv venv"* ]] || { mkdir -p .venv/bin && cp "$FAKES/routed" .venv/bin/python; }
 """
 
-#: routed: says how it was started, works for $WORK tenths of a second, and ends with a code of $FAKES/codes (of its process, or
-#: the next), or, on a signal, with 2.
+#: routed: says how it was started, works for $WORK tenths of a second, and ends with a code of $FAKES/codes (of its
+#: process, or the next), or, on a signal, with 2.
 ROUTED = """
 all=$*
 echo "devices ${JAX_NUM_CPU_DEVICES-}"
@@ -103,7 +103,8 @@ class Fakes:
             self.script(f"bin/{name}", body)
         self.python = str(self.script("routed", ROUTED))
         self.environment = {
-            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "FAKES": str(folder), "POLL": "0", "TMPDIR": str(folder), "HOME": str(folder),
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "FAKES": str(folder), "POLL": "0", "TMPDIR": str(folder),
+            "HOME": str(folder),
         }  # fmt: skip
 
     def script(self, name, body):
@@ -119,7 +120,8 @@ class Fakes:
     def start(self, script, *arguments, **environment):
         return subprocess.Popen(
             ["bash", f"launch/{script}", *arguments], cwd=self.checkout, text=True, start_new_session=True,
-            env=self.environment | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+            env=self.environment | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def run(self, script, *arguments, **environment):

@@ -1,4 +1,4 @@
-"""The law: forms that cross-validation tells apart, predictions and their limits, and claims about what was foretold."""
+"""The law: forms that cross-validation tells apart, predictions and their limits, claims about predictions."""
 
 import math
 
@@ -25,9 +25,9 @@ def points(count, seed=0):
     rng = np.random.default_rng(seed)
     return [
         {
-            "data.separation": 4.0**a, "data.samples": int(32 * 8 * 32**b), "experts.count": int(rng.choice([16, 32, 64])),
-            "batch_size": int(rng.choice([8, 32, 128])), "data.share": 0.8 * c, "router.init_scale": 0.3 * 33**d,
-            "data.clusters": 32,
+            "data.separation": 4.0**a, "data.samples": int(32 * 8 * 32**b),
+            "experts.count": int(rng.choice([16, 32, 64])), "batch_size": int(rng.choice([8, 32, 128])),
+            "data.share": 0.8 * c, "router.init_scale": 0.3 * 33**d, "data.clusters": 32,
         }
         for a, b, c, d in rng.random((count, 4))
     ]  # fmt: skip
@@ -75,14 +75,15 @@ def test_a_law_is_read_as_it_was_written(fitted, tmp_path):
 
 
 def test_scores_by_hand():
-    """Gaps 1, 2, -3 (mean 0, squares 14), expected 1, 1, 1: squared errors 0 + 1 + 16, so 1 - 17/14; two signs; intervals hold one."""
+    """Gaps 1, 2, -3 (mean 0, squares 14), expected 1, 1, 1: squared errors 0 + 1 + 16, so 1 - 17/14; two signs."""
     gaps = np.array([1.0, 2.0, -3.0])
     expected = np.array([[1.0, 1.0, 1.5], [1.0, 0.0, 1.9], [1.0, -2.9, 1.0]])
     found = {name: float(score(gaps, expected)) for name, score in SCORES.items()}
     assert found == {"r2": pytest.approx(-3 / 14), "signs": pytest.approx(2 / 3), "coverage": pytest.approx(1 / 3)}
 
 
-#: log(frozen_data / learned) = log 2, log 3 and log 1/2 of every seed at three points; the sharpened control is always worse.
+#: log(frozen_data / learned) = log 2, log 3 and log 1/2 of every seed at three points; the sharpened control is always
+#: worse.
 FACTORS = {8: 2.0, 16: 3.0, 32: 0.5}
 
 
@@ -114,7 +115,8 @@ def test_claims_about_what_was_foretold():
     # One sign of three is wrong: 2/3 is out, but draws of points that leave it out have 1.
     turned = verdict([right[0], right[1], (0.1, 0.0, 0.2)], "signs", 0.9, 1.0, rows())
     assert turned["ours"] == pytest.approx(2 / 3) and turned["verdict"] == "inconclusive"
-    # Cut at .3 the learned losses .1 and .2 count as .3, and the control's .2, .4; .3, .6; .05, .1 as .3, .4; .3, .6; .3, .3.
+    # Cut at .3 the learned losses .1 and .2 count as .3, and the control's .2, .4; .3, .6; .05, .1 as .3, .4; .3, .6;
+    # .3, .3.
     low = verdict(right, "r2", 0.8, 1.0, rows(), floor=0.3)
     halves = np.array([math.log(4 / 3) / 2, math.log(2) / 2, 0.0])
     wrong = np.log([2.0, 3.0, 0.5]) - halves
@@ -200,7 +202,7 @@ def test_a_law_is_of_points_that_differ_in_its_axes_alone(monkeypatch, tmp_path,
 
 
 def test_predictions_that_were_written_are_those_of_the_law_that_comes_with_the_package():
-    """At the points of the design, so that neither can change alone; those of the first round are of a law before it."""
+    """At the design's points, so that neither changes alone; those of the first round are of a law before it."""
     module, config = experiment.configure("law:again", [])
     written, sweep = module.predictions("again"), module.FIGURES["again"].sweep(config)
     assert [at for at, _ in written] == [*sweep] and len(sweep) == 30

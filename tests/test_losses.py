@@ -30,7 +30,7 @@ def test_uniform():
 
 
 def test_collapsed_onto_k():
-    """f = P = (1/2, 1/2, 0, 0): balance 4 (1/4 + 1/4) = 2 = E/k. Sums 200, 200, 0, 0: variance 100^2 over mean 100^2."""
+    """f = P = (1/2, 1/2, 0, 0): balance 4 (1/4 + 1/4) = 2 = E/k. Sums 200, 200, 0, 0: variance 100^2 / mean 100^2."""
     found = values(COLLAPSED)
     assert found == pytest.approx(
         {"balance": 2.0, "importance": 1.0, "z": (50 + np.log(2)) ** 2, "entropy": np.log(2)}, rel=1e-5

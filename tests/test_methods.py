@@ -30,7 +30,7 @@ def test_what_a_student_learns_by_hand():
 
 
 def test_uneven_load_by_hand():
-    """Three of four tokens choose expert 0, one expert 1, of two: n_e / n - 1 = 1/2 and -1/2; sigmoids 3/4, and 1/2 for expert 1.
+    """Of four tokens three choose expert 0, one expert 1: n_e / n - 1 = 1/2 and -1/2; sigmoids 3/4 and 1/2.
 
     (3 x 1/2 x 3/4 - 1/2 x 1/2) / 4 = 7/32. Its gradient in the busy expert's scores is positive: they fall.
     """
@@ -99,7 +99,7 @@ def test_the_taught_losses_reach_who_they_should():
 
 
 def test_a_frozen_network_makes_the_weights_by_hand():
-    """Embedding (2, -1), first layer the identity: ReLU (2, 0), times 3 for all and 1 more for the bias: W = 6, b = 6 + 1."""
+    """Embedding (2, -1), first layer the identity: ReLU (2, 0), times 3 for all and 1 for the bias: W = 6, b = 7."""
     first = {"kernel": jnp.eye(2), "bias": jnp.zeros(2)}
     last = {"kernel": jnp.full((2, 6), 3.0), "bias": jnp.array([0, 0, 1.0, 0, 0, 1.0])}
     variables = {"params": {"embedding": jnp.array([2.0, -1.0])}, "hypernetwork": {"first": first, "last": last}}
@@ -129,7 +129,7 @@ def test_k_grows_to_all_experts():
 
 
 def test_experts_of_a_token_so_far_by_hand():
-    """K = 2 for 25 of 100 steps, 7, 11, 16: after 10 steps 2, after 50 4.5, after 100 9; half of the first 25 steps at 4: 3."""
+    """K = 2 for 25 of 100 steps, 7, 11, 16: after 10 steps 2, after 50 4.5, after 100 9; half of 25 steps at 4: 3."""
     phases = phases_of(
         override(base(), {"steps": 100, "eval_every": 100, "phases": ("until=25", "until=50", "until=75", "")})
     )

@@ -41,7 +41,7 @@ def test_sparsity_is_the_mean_of_exponentials():
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000), st.floats(0.1, 5))
 def test_the_three_entropies_are_ordered_and_split_the_load(seed, sharpness):
-    """H(E|X) <= H(E|C) <= H(E); the differences are the informations I(E;X|C) and I(E;C), computed here as divergences."""
+    """H(E|X) <= H(E|C) <= H(E); the differences are the informations I(E;X|C) and I(E;C), here as divergences."""
     key = jax.random.key(seed)
     cluster = jax.random.randint(key, (40,), 0, 3)
     probs = jax.nn.softmax(sharpness * jax.random.normal(key, (40, 5)))
@@ -106,7 +106,7 @@ def test_shuffling_a_symmetric_router_changes_nothing():
 
 
 def test_assignments_are_counted_by_the_clusters_of_their_tokens():
-    """Expert by expert, as in expert choice: tokens 0 and 1 at the first, 1 and 2 at the second; 0 and 1 are of cluster 0, 2 and 3 of 1."""
+    """Expert by expert: tokens 0 and 1 at the first, 1 and 2 at the second; 0 and 1 are of cluster 0, 2 and 3 of 1."""
     token, expert, ones = jnp.array([0, 1, 1, 2]), jnp.array([0, 0, 1, 1]), jnp.ones(4)
     routing = Routing(jnp.zeros((4, 2)), token, expert, ones, ones > 0, jnp.array([0, 1, 0, 1]))
     found = router.dispatched(routing, jnp.array([0, 0, 1, 1]), 2)

@@ -1,4 +1,4 @@
-"""Rules and losses of published models against hand-computed values; tests/external compares them with transformers' own modules."""
+"""Rules and losses of published models by hand; tests/external compares them with transformers' own modules."""
 
 import flax.linen as nn
 import jax
@@ -41,7 +41,7 @@ def weights(rule, scores, **more):
 
 
 def test_groups_of_experts_by_hand():
-    """V3: groups count .9 + .1 = 1 and .6 + .7 = 1.3, so the best expert of all is out of reach; with a bias of .4 it is not."""
+    """V3: groups count .9 + .1 = 1 and .6 + .7 = 1.3, so the best expert is out of reach; a bias of .4 lets it in."""
     scores = logit([[0.9, 0.1, 0.6, 0.7]])
     rule = Rule("group_limited", k=1, own=own(expert_groups=2, groups_kept=1, scaling=2.5))
     np.testing.assert_allclose(weights(rule, scores), [[0, 0, 0, 2.5 * 0.7]], rtol=1e-5)
@@ -54,7 +54,7 @@ def test_groups_of_experts_by_hand():
 
 
 def test_sure_sigmoids_are_chosen_by_their_scores_and_counted_by_their_sigmoids():
-    """sigmoid(20) = sigmoid(30) = 1 in float32. Groups count 1 + 1 and 1 + sigmoid(-5) = 1.007: the first, though 40 is elsewhere."""
+    """sigmoid(20) = sigmoid(30) = 1 in float32. Groups count 1 + 1 and 1 + sigmoid(-5) = 1.007: the first wins."""
     scores = jnp.array([[20.0, 30.0, -5.0, 40.0]])
     assert select(Rule("group_limited", own=own()), scores).expert.tolist() == [3]
     rule = Rule("group_limited", own=own(expert_groups=2, groups_kept=1))
@@ -62,7 +62,7 @@ def test_sure_sigmoids_are_chosen_by_their_scores_and_counted_by_their_sigmoids(
 
 
 def test_groups_of_experts_by_their_best():
-    """V2: of shares 5/12, 1/12, 3/12, 3/12 the first group has the best, and its second expert is chosen before better ones elsewhere."""
+    """V2: of shares 5/12, 1/12, 3/12, 3/12 the first group has the best; its second expert goes before better ones."""
     scores = jnp.log(jnp.array([[5.0, 1.0, 3.0, 3.0]]))
     rule = Rule("group_limited", k=2, own=own(expert_groups=2, groups_kept=1, affinity="softmax"))
     np.testing.assert_allclose(weights(rule, scores), [[5 / 12, 1 / 12, 0, 0]], rtol=1e-5)
@@ -91,7 +91,7 @@ def test_relu_gates_weigh_with_their_scores_and_keep_what_is_positive():
 
 @pytest.mark.slow
 def test_relu_gates_have_places_for_all_tokens_whatever_the_capacity():
-    """All of 4 tokens choose both experts: ranks reach 3, and with 1.0 x 1 x 4 / 2 = 2 places an expert would write over the other's."""
+    """All 4 tokens choose both experts: ranks reach 3; 1.0 x 1 x 4 / 2 = 2 places would make experts overwrite."""
     x, rule = jnp.abs(X[:4]), Rule("relu", capacity_factor=1.0)
     of = lambda dispatch: MoE(ProductRouter(2, Flat()), Mlp(4, 2, 5), 2, rule, dispatch=dispatch)  # noqa: E731
     params = nn.meta.unbox(of("dense").init(jax.random.key(1), x))["params"] | {"router": {"kernel": jnp.ones((4, 2))}}
@@ -102,7 +102,7 @@ def test_relu_gates_have_places_for_all_tokens_whatever_the_capacity():
 
 
 def test_what_relu_gates_pay():
-    """Two tokens, scores (1, -1) and (3, -1): expert 0 has all the load, twice a fair one: 2 (1 + 3) / (2 tokens x 2 experts) = 2."""
+    """Two tokens, scores (1, -1) and (3, -1): expert 0 has all load, twice a fair one: 2 (1 + 3) / (2 x 2) = 2."""
     routing = select(Rule("relu"), jnp.array([[1.0, -1.0], [3.0, -1.0]]))
     assert float(auxiliary(routing, {"l1": 1.0})[1]["l1"]) == pytest.approx(2.0)
     even = select(Rule("relu"), jnp.array([[1.0, 1.0], [3.0, 3.0]]))  # fair: (1 + 1 + 3 + 3) / 4
@@ -110,7 +110,7 @@ def test_what_relu_gates_pay():
 
 
 def test_the_coefficient_of_what_relu_gates_pay_follows_how_many_are_positive():
-    """Two layers of 2 tokens with 2, 1, 1 and 0 positive scores: 1 a token, so the coefficient rises if .5 are wanted, falls if 1.5."""
+    """Two layers of 2 tokens, 2, 1, 1 and 0 positive scores: 1 a token, so the factor rises for .5, falls for 1.5."""
     scores = [jnp.array([[1.0, 2.0], [3.0, -1.0]]), jnp.array([[[-1.0, 1.0], [-1.0, 0.0]]])]
     for wanted, expected in ((0.5, 1.2e-8), (1.5, 1e-8 / 1.2), (1.0, 1e-8)):
         losses = from_flat({"l1_gates": wanted, "l1_factor": 1.2})
@@ -130,7 +130,7 @@ def test_places_of_relu_gates_that_are_not_chosen_are_no_load_and_no_drop():
 
 
 def test_the_load_loss_by_hand():
-    """Scores 0 and 1, k = 1, deviation 1: chances 1 - Phi(1) = .158655 and 1/2; mean .329328, variance .170672^2 = .029129."""
+    """Scores 0 and 1, k = 1, deviation 1: 1 - Phi(1) = .158655, 1/2; mean .329328, variance .170672^2 = .029129."""
     scores = jnp.array([[0.0, 1.0]])
     assert float(model_losses.load(scores, scores, 1.0, 1)) == pytest.approx(0.029129 / 0.329328**2, rel=1e-4)
     assert float(model_losses.load(jnp.zeros((3, 4)), jnp.zeros((3, 4)), 1.0, 2)) == pytest.approx(0, abs=1e-7)
@@ -143,7 +143,7 @@ def test_the_load_loss_by_hand():
 
 
 def test_balance_of_sigmoids_by_sequence():
-    """A sequence a group. First: both tokens go to expert 0, gates (.8, .2) of sum 1: 2 (.8) = 1.6; second: one each, mirrored: 1."""
+    """A sequence a group. First: both tokens at expert 0, gates (.8, .2), sum 1: 2 (.8) = 1.6; second: one each: 1."""
     scores = logit([[0.8, 0.2], [0.8, 0.2], [0.8, 0.2], [0.2, 0.8]])
     routing = select(Rule("sigmoid", k=1), scores)
     assert float(auxiliary(routing, {"balance_sigmoid": 1.0}, groups=2)[1]["balance_sigmoid"]) == pytest.approx(
@@ -152,7 +152,7 @@ def test_balance_of_sigmoids_by_sequence():
 
 
 def test_balance_pooled_over_layers_lets_layers_make_up_for_each_other():
-    """One layer all on expert 0, one all on expert 1, probabilities .8: each alone 2 (.8) = 1.6, together 2 (.25 + .25) = 1."""
+    """Layers all on expert 0 and all on expert 1, probabilities .8: alone 2 (.8) = 1.6, together 2 (.25 + .25) = 1."""
     probs = jnp.array([[[0.8, 0.2]] * 3, [[0.2, 0.8]] * 3])
     assert float(model_losses.balance_pooled(probs, jnp.array([[1.0, 0.0], [0.0, 1.0]]))) == pytest.approx(1.0)
     assert float(model_losses.balance_pooled(probs[:1], jnp.array([[1.0, 0.0]]))) == pytest.approx(1.6)
@@ -209,7 +209,7 @@ def test_weights_may_scale_the_input(dispatch):
 
 
 def test_llama_4s_rule_is_a_selection():
-    """As `weigh_inputs` with sigmoid; it is refused where tokens have several experts, or are evaluated by another rule."""
+    """As `weigh_inputs` with sigmoid; refused where tokens have several experts, or another rule evaluates them."""
     experts = {"router": ProductRouter(4, Flat()), "expert": Mlp(4, 2, 5), "num_experts": 4, "dispatch": "dense"}
     known = MoE(**experts, rule=Rule("sigmoid", k=1), weigh_inputs=True)
     params = nn.meta.unbox(known.init(jax.random.key(1), X))["params"]

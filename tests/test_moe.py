@@ -23,7 +23,8 @@ X = jax.random.normal(jax.random.key(0), (12, 4))
 
 def layer(experts=4, expert=None, rule=None, **changes):
     return MoE(
-        ProductRouter(experts, Flat()), expert or Mlp(4, 2, 5), experts, rule or Rule(k=2), **({"dispatch": "dense"} | changes)
+        ProductRouter(experts, Flat()), expert or Mlp(4, 2, 5), experts, rule or Rule(k=2),
+        **({"dispatch": "dense"} | changes)
     )  # fmt: skip
 
 

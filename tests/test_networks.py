@@ -71,7 +71,8 @@ def test_a_norm_by_hand():
 
 
 @pytest.mark.parametrize(("name", "width", "count"), [
-    # conv: 27 x 64 + 64, 576 x 128 + 128, linear: 8 x 8 x 128 x 10 + 10. Others: as pytorch-cifar's networks count theirs.
+    # conv: 27 x 64 + 64, 576 x 128 + 128, linear: 8 x 8 x 128 x 10 + 10. Others: as pytorch-cifar's networks count
+    # theirs.
     ("conv_net", 64, 1792 + 73856 + 81930), ("mobilenet_v2", 32, 2_296_922), ("resnet18", 64, 11_173_962),
 ])  # fmt: skip
 def test_sizes_are_those_of_the_paper(name, width, count):
@@ -97,7 +98,8 @@ def test_flops_are_those_of_the_products(name):
     net, x = Network(10, 16, BODIES[name]), jnp.zeros((1, 16, 16, 3))
     params = jax.eval_shape(net.init, jax.random.key(0), x)
     traced = jax.make_jaxpr(net.apply)(params, x)
-    # Depthwise filters are no products of matrices: 9 x hidden channels x positions, by the blocks of width 16 on 16 x 16 pixels.
+    # Depthwise filters are no products of matrices: 9 x hidden channels x positions, by the blocks of width 16 on 16 x
+    # 16 pixels.
     blocks = [(16, 256), (48, 256), (72, 256), (72, 64), *[(96, 64)] * 2, (96, 16), *[(192, 16)] * 3, *[(192, 16)]]
     blocks += [*[(288, 16)] * 2, (288, 4), *[(480, 4)] * 2, (480, 4)]
     single = sum(2 * 9 * channels * places for channels, places in blocks) if name == "mobilenet_v2" else 0
@@ -105,10 +107,10 @@ def test_flops_are_those_of_the_products(name):
 
 
 IMAGES = {
-    "data.name": "rotated", "data.target": "class", "data.target_dim": 2, "data.clusters": 10, "data.side": 8, "data.samples": 64,
-    "data.test_samples": 20, "data.fresh": True, "loss": "cross_entropy", "experts.name": "conv_net", "experts.width": 4,
-    "router.name": "conv", "router.window": 4, "dispatch": "ragged", "selection.name": "top_k", "selection.k": 1,
-    "selection.renormalise": False,
+    "data.name": "rotated", "data.target": "class", "data.target_dim": 2, "data.clusters": 10, "data.side": 8,
+    "data.samples": 64, "data.test_samples": 20, "data.fresh": True, "loss": "cross_entropy",
+    "experts.name": "conv_net", "experts.width": 4, "router.name": "conv", "router.window": 4, "dispatch": "ragged",
+    "selection.name": "top_k", "selection.k": 1, "selection.renormalise": False,
 }  # fmt: skip
 
 

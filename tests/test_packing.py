@@ -41,14 +41,18 @@ def test_an_end_is_its_documents_last():
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [{}, {"transformer.positions": "rotary", "transformer.norm": "post"}])
 def test_a_document_is_as_if_it_stood_alone(form):
-    """Its logits do not hear of the document before; those of a stream do. Rotary and bucketed positions know distances only."""
+    """Its logits do not hear of the document before; a stream's do. Rotary and bucketed positions know distances."""
     batch, place = rows(), 1
     other = batch._replace(inputs=batch.inputs.at[:, place].set((batch.inputs[:, place] + 1) % 27 + 3))
     for packing in ("documents", "stream"):
         config = settings(**form | {"data.packing": packing})
         model = decoder(config)
         params, state = jax.jit(model.init)(jax.random.key(0), batch)
-        read = jax.jit(lambda b, m=model, c=config, p=params, s=state: m.apply(p, s, b, rule_of(c.selection), c.dispatch).prediction)  # fmt: skip
+        read = jax.jit(
+            lambda b, m=model, c=config, p=params, s=state: (
+                m.apply(p, s, b, rule_of(c.selection), c.dispatch).prediction
+            )
+        )
         one, moved = read(batch), read(other)
         assert (one[:, place:4] != moved[:, place:4]).any(-1).all()
         changed = (one[:, 4:] != moved[:, 4:]).any()
@@ -73,7 +77,10 @@ def test_what_follows_an_end_does_not_count():
     params, state = problem.init(inputs)
     outputs = problem.model.apply(params, state, batch, rule_of(config.selection), "dense")
     # Of 8 targets in each of 6 rows 7 count; the mean over these, by hand.
-    nats = jax.nn.logsumexp(outputs.prediction, -1) - jnp.take_along_axis(outputs.prediction, batch.targets[..., None], -1)[..., 0]  # fmt: skip
+    nats = (
+        jax.nn.logsumexp(outputs.prediction, -1)
+        - jnp.take_along_axis(outputs.prediction, batch.targets[..., None], -1)[..., 0]
+    )
     mean = np.delete(np.asarray(nats), 3, axis=1).mean()
     square = np.delete(np.asarray(jax.nn.logsumexp(outputs.prediction, -1)) ** 2, 3, axis=1).mean()
     with_z = override(config, {"losses.logits_z": 0.5})
@@ -86,7 +93,9 @@ def test_what_follows_an_end_does_not_count():
         assert seen["test/loss"] == pytest.approx(mean, rel=1e-5)
         assert seen["language/loss"][0] == pytest.approx(mean, rel=1e-5)
     text, counted = [np.arange(3, 30)], np.asarray(batch.inputs) != END
-    losses = {ngram_loss(text, np.asarray(b.inputs), np.asarray(b.targets), 30, counted=counted) for b in (batch, other)}  # fmt: skip
+    losses = {
+        ngram_loss(text, np.asarray(b.inputs), np.asarray(b.targets), 30, counted=counted) for b in (batch, other)
+    }
     assert len(losses) == 1
 
 

@@ -14,7 +14,8 @@ from routed.plan.config import base, problem_of
 from routed.settings.tree import override
 from tests.test_figures import data, table
 
-#: Arms of a made-up table; the loss of seed s is the level times 1 + .02 s, so a ratio of two arms is that of their levels.
+#: Arms of a made-up table; the loss of seed s is the level times 1 + .02 s, so a ratio of two arms is that of their
+#: levels.
 LEVELS = {"learned": 0.1, "frozen": 1.0, "frozen_sharp": 0.4, "frozen_data": 0.05}
 
 
@@ -47,7 +48,7 @@ def test_without_a_fair_control_arms_stand_against_the_learned_router():
 
 
 def test_flops_and_parameters_are_those_of_the_model():
-    """64 experts of one constant of 10 outputs, and a router of 24 x 64: 64 x 10 + 1,536 = 2,176 parameters, 6 FLOPs each."""
+    """64 experts of a constant of 10 outputs, a router of 24 x 64: 64 x 10 + 1,536 = 2,176 parameters, 6 FLOPs each."""
     config = override(
         base(),
         {"experts.name": "constant", "data.dim": 24, "data.clusters": 64, "data.target_dim": 10, "experts.count": 64},
@@ -67,7 +68,8 @@ def test_every_metric_says_what_it_measures(name):
 
 def claim(verdict, **changes):
     return {
-        "id": "x.y", "verdict": verdict, "statement": "a beats b", "text": "ratio 2 [1.5, 2.5]", "n": 5, "paper": "not asked", "reason": "",
+        "id": "x.y", "verdict": verdict, "statement": "a beats b", "text": "ratio 2 [1.5, 2.5]", "n": 5,
+        "paper": "not asked", "reason": "",
     } | changes  # fmt: skip
 
 
@@ -121,10 +123,11 @@ def test_the_command_finds_the_runs_of_the_folder(tmp_path, monkeypatch, capsys)
 
 
 def test_the_overview_begins_with_experiments_against_verdicts(tmp_path):
-    """Two experiments of 1 and 30 claims: a matrix of two rows before any claim, and every claim names its experiment."""
+    """Two experiments of 1 and 30 claims: a matrix of two rows before the claims, each with its experiment's name."""
     some = {"in_short": "", "answer": [], "standings": None, "figures": [], "left_out": [], "undrawn": [], "maps": None,
-            "gap": [], "shares": [], "gap_at": "", "threats": [], "arms": "", "loss": "test/loss", "loss_definition": "", "horizon": 4.0,
-            "summary": "", "summary_of": "", "config": "", "versions": "", "document": "", "command": "", "question": "q"}  # fmt: skip
+            "gap": [], "shares": [], "gap_at": "", "threats": [], "arms": "", "loss": "test/loss",
+            "loss_definition": "", "horizon": 4.0, "summary": "", "summary_of": "", "config": "", "versions": "",
+            "document": "", "command": "", "question": "q"}  # fmt: skip
     shown = claim("supported", comparability="same", robustness=None, points=[], points_there=0)
     parts = [
         some | {"name": "a", "claims": [shown]},

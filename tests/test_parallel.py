@@ -52,7 +52,8 @@ def test_a_device_holds_its_experts_only_and_the_program_no_collective_too_many(
         assert leaf.addressable_shards[0].data.nbytes * expert == leaf.nbytes
     text = step.lower(*arguments).compile().as_text()
     count = lambda name: len(re.findall(rf" {name}(?:-start)?\(", text))  # noqa: E731
-    # Slots go out and come back, and so do the gradients of outputs. Gradients of shared weights and the loss are summed.
+    # Slots go out and come back, and so do the gradients of outputs. Gradients of shared weights and the loss are
+    # summed.
     assert count("all-to-all") == (3 if expert > 1 else 0)
     assert 0 < count("all-reduce") <= 5
     assert not count("all-gather") + count("reduce-scatter") + count("collective-permute")
@@ -78,11 +79,12 @@ def test_what_does_not_divide_is_refused_with_what_does():
 
 
 def test_devices_of_a_cpu_that_share_a_run_have_threads_to_wait_in(monkeypatch):
-    """Four for each of 8 devices, one where rows alone are shared, unless the user said otherwise; a run of one device is left alone."""
+    """Four for each of 8 devices, one where rows alone are shared, unless the user says more; not for one device."""
     shared, rows = override(base(), {"mesh.data": 2, "mesh.expert": 4}), override(base(), {"mesh.data": 8})
     contest = override(rows, {"selection.name": "compete"})
     cases = [
-        ([base()], None, None), ([base(), shared], None, "32"), ([shared], "20", "20"), ([rows], None, "8"), ([rows, contest], None, "32"),
+        ([base()], None, None), ([base(), shared], None, "32"), ([shared], "20", "20"), ([rows], None, "8"),
+        ([rows, contest], None, "32"),
     ]  # fmt: skip
     for configs, given, expected in cases:
         monkeypatch.delenv("PJRT_NPROC", raising=False)

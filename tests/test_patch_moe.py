@@ -1,4 +1,4 @@
-"""Patch-level mixtures (Chowdhury et al. 2023): a plain oracle for every dispatch, the CNN, the columns, what is refused."""
+"""Patch-level mixtures (Chowdhury et al. 2023): a plain oracle for each dispatch, the CNN, columns, refusals."""
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,12 @@ from tests.test_run import train
 
 #: Four patches of five numbers a sample; three experts of two neurons take two patches each.
 PATCHES = {
-    "data.name": "generated", "data.target": "sign", "data.target_dim": 1, "data.dim": 7, "data.sets": 4, "data.positions": 4,
-    "data.samples": 24, "data.test_samples": 12, "batch_size": 6, "loss": "logistic", "model": "patch_moe", "experts.name": "neurons",
-    "experts.count": 3, "experts.width": 2, "selection.name": "patch_choice", "selection.patches": 2, "selection.eval.name": "patch_choice",
-    "selection.eval.patches": 2, "optimizer.momentum": 0.0, "router.init_scale": 3.0, "mesh.run": 1, "seeds": 1, "steps": 2, "eval_every": 1,
+    "data.name": "generated", "data.target": "sign", "data.target_dim": 1, "data.dim": 7, "data.sets": 4,
+    "data.positions": 4, "data.samples": 24, "data.test_samples": 12, "batch_size": 6, "loss": "logistic",
+    "model": "patch_moe", "experts.name": "neurons", "experts.count": 3, "experts.width": 2,
+    "selection.name": "patch_choice", "selection.patches": 2, "selection.eval.name": "patch_choice",
+    "selection.eval.patches": 2, "optimizer.momentum": 0.0, "router.init_scale": 3.0, "mesh.run": 1, "seeds": 1,
+    "steps": 2, "eval_every": 1,
 }  # fmt: skip
 
 
@@ -44,10 +46,10 @@ def made(config, samples=5):
 
 
 def by_hand(params, x, y, each, gate, over):
-    """f, and the gradients of sum log(1 + exp(-y f)) in hidden and router weights, by sums over samples, experts and their `each` patches.
+    """f, and the gradients of sum log(1 + exp(-y f)): sums over samples, experts and their `each` patches.
 
-    With v = 1 / (1 + exp(y f)): dL/dw_r = -y v a_r / l sum_j G_j x_j [<w_r, x_j> >= 0] (their (13)). A gate that is a softmax over the
-    patches M has df/dg_j = G_j (h_j - sum_i G_i h_i) / l, h the outputs where patches are chosen and else 0.
+    With v = 1 / (1 + exp(y f)): dL/dw_r = -y v a_r / l sum_j G_j x_j [<w_r, x_j> >= 0] (their (13)). A softmax gate
+    over the patches M has df/dg_j = G_j (h_j - sum_i G_i h_i) / l, h the outputs where patches are chosen and else 0.
     """
     hidden, readout = (
         np.asarray(params[g][n]["kernel"], float) for g, n in (("experts", "hidden"), ("fixed", "readout"))
@@ -123,7 +125,10 @@ def test_the_cnn_is_the_mixture_whose_experts_take_all_patches(config, readout):
     # As many neurons as all experts have, next to each other; 1 / sqrt(6) is the deviation of their weights.
     assert own["experts"]["hidden"]["kernel"].shape == (7, 6) and own["fixed"]["readout"]["kernel"].shape == (6, 1)
     hidden, out = params["experts"]["hidden"]["kernel"], params["fixed"]["readout"]["kernel"]
-    same = {"experts": {"hidden": {"kernel": jnp.concatenate(list(hidden), 1)}}, "fixed": {"readout": {"kernel": out.reshape(6, 1)}}}  # fmt: skip
+    same = {
+        "experts": {"hidden": {"kernel": jnp.concatenate(list(hidden), 1)}},
+        "fixed": {"readout": {"kernel": out.reshape(6, 1)}},
+    }
     f = model.apply(params, state, batch, rule_of(mixture.selection), "dense").prediction
     np.testing.assert_allclose(cnn.apply(own | same, {}, batch, Rule(), "dense").prediction, f, rtol=1e-4, atol=1e-6)
     if readout == "signs":
@@ -145,7 +150,7 @@ def test_weights_start_as_the_paper_has_them(config):
 
 
 def test_columns_by_hand():
-    """Two experts take two of three patches of four samples; class 0 is decided in places 0, 1, class 1 in places 2, 2."""
+    """Two experts take two of three patches of four samples; class 0 is decided at 0, 1, class 1 at 2, 2."""
     cluster = jnp.array([[0, 3, 2], [2, 0, 2], [3, 2, 1], [2, 3, 1]])
     taken = [[[0, 1], [1, 2]], [[2, 1], [1, 0]], [[2, 0], [0, 1]], [[0, 2], [1, 0]]]
     token = (jnp.array(taken) + 3 * jnp.arange(4)[:, None, None]).reshape(-1)
@@ -153,7 +158,8 @@ def test_columns_by_hand():
     routing = Routing(jnp.zeros((12, 2)), token, expert, jnp.ones(16), jnp.ones(16, bool), jnp.tile(jnp.arange(2), 8))
     params = {"experts": jnp.ones(20), "fixed": jnp.ones(2), "router": jnp.ones(10)}
     found = {name: float(value) for name, value in decisive_patches.columns(routing, True, cluster, 2, params).items()}
-    # Class 0: expert 0 takes it in both samples, first in one; expert 1 in the second, first. Class 1: expert 0 in both, first in one.
+    # Class 0: expert 0 takes it in both samples, first in one; expert 1 in the second, first. Class 1: expert 0 in
+    # both, first in one.
     assert found == pytest.approx(
         {
             "patches/hit": 1.0,
@@ -181,7 +187,7 @@ def test_columns_by_hand():
 
 
 def test_neurons_that_pick_their_patches(config):
-    """Responses of one neuron to four patches: 3, 1, 0, 2 after ReLU; the mean of its two largest is 2.5. Gradients follow these two."""
+    """Responses of a neuron to four patches: 3, 1, 0, 2 after ReLU; the mean of the largest two is 2.5."""
     cnn = override(config, {"model": "patch_cnn", "experts.largest": 2, "experts.count": 1, "experts.width": 1})
     model, params, _, batch = made(cnn, samples=1)
     params["experts"]["hidden"]["kernel"] = jnp.eye(7)[:, :1]
@@ -197,7 +203,7 @@ def test_neurons_that_pick_their_patches(config):
 
 
 def test_routers_that_know_or_ignore_the_patch(config):
-    """The decisive one scores labels 0 and 1 alike for both experts; a random one that is not anew repeats itself in training."""
+    """The decisive one scores labels 0 and 1 alike for both experts; a random one repeats itself unless anew."""
     cluster, x = jnp.array([3, 1, 0, 2]), jax.random.normal(jax.random.key(0), (4, 7))
     assert DecisiveRouter(2).apply({}, x, cluster=cluster).tolist() == [[0, 0], [1e4, 1e4], [1e4, 1e4], [0, 0]]
     for anew in (True, False):
@@ -207,7 +213,7 @@ def test_routers_that_know_or_ignore_the_patch(config):
 
 @pytest.mark.slow
 def test_gates_of_experts_over_patches_are_made_as_sharp_as_asked(config, tmp_path):
-    """Rows by hand: two samples of two patches, two experts. Then an entropy over patches that a frozen router is asked for."""
+    """Rows by hand: two samples of two patches, two experts. Then an entropy over patches for a frozen router."""
     scores = jnp.array([[1.0, 10], [2, 20], [3, 30], [4, 40]])
     assert gate_rows(Rule("patch_choice"), scores, 2).tolist() == [[1, 2], [10, 20], [3, 4], [30, 40]]
     assert gate_rows(Rule("soft"), scores, 2) is scores
@@ -217,7 +223,7 @@ def test_gates_of_experts_over_patches_are_made_as_sharp_as_asked(config, tmp_pa
 
 @pytest.mark.slow
 def test_a_mixture_trains(config, tmp_path):
-    """Two steps: its columns, readouts that stay, and none of the columns that are of tokens which choose their experts."""
+    """Two steps: its columns, readouts that stay, and no column of tokens that choose their experts."""
     rows = train(override(config, {"arms": ("learned", "frozen"), "dispatch": "slots"}), ({},), tmp_path / "moe")
     assert set(rows.status) == {"ok"} and (rows["patches/computed"] == 6).all()
     # 6 pairs of a patch and an expert of 7 x 2 + 2 weights; a router of 3 x 7 on 4 patches.
@@ -230,7 +236,7 @@ def test_a_mixture_trains(config, tmp_path):
 
 
 def test_the_cost_of_a_step_is_that_of_the_chosen_patches(config):
-    """A patch has 3 x 2 / 4 experts on average; 24 tokens of a batch, each with 1.5 of the 3 experts' 14 weights, and the router."""
+    """A patch has 3 x 2 / 4 experts on average; 24 tokens of a batch, each 1.5 of 3 experts' 14 weights, a router."""
     config = canonical(config)
     assert experts_per_token(config) == 1.5
     assert cost(config).flops == 6 * 24 * (21 + 1.5 * 14)

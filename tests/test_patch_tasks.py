@@ -1,4 +1,4 @@
-"""Tasks of patches that are routed one by one: the theory's patterns and collages of digits, by hand and by their law."""
+"""Tasks of patches that are routed alone: the theory's patterns and collages of digits, by hand and by law."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,13 @@ from routed.tasks import TASKS, images, worlds
 from routed.tasks.image_files import load
 from tests.test_images import SPLITS, idx
 
-SIGN = {"data.target": "sign", "data.target_dim": 1, "loss": "logistic", "experts.name": "linear", "router.name": "linear"}  # fmt: skip
+SIGN = {
+    "data.target": "sign",
+    "data.target_dim": 1,
+    "loss": "logistic",
+    "experts.name": "linear",
+    "router.name": "linear",
+}
 
 
 def drawn(config, pool):
@@ -40,7 +46,7 @@ def theory(small, **changes):
 
 
 def test_patterns_by_hand(small):
-    """o = .6 m +- .8 v. What leans has +- .48 / .8 = .6 of v, the rest +- .48 / .6 = .8 of m; .8 and .6 are left for its own axis."""
+    """o = .6 m +- .8 v. Leaning ones have +- .48 / .8 = .6 of v, the rest +- .48 / .6 = .8 of m; own axes .8 and .6."""
     data = theory(small).data
     m, v, *own = np.eye(12, dtype=np.float32)[:10]
     axes = generated.Axes(jnp.array(m), jnp.array(v), jnp.array(own))
@@ -94,7 +100,7 @@ COUNTS = {"train": (3, 1, 2, 4, 2), "t10k": (2, 1, 3, 1, 2)}
 
 @pytest.fixture
 def digits(tmp_path):
-    """IDX files whose images tell their split, class and number: pixels 100 x split + 10 x class + number, 3 x 3, shuffled."""
+    """IDX images that tell split, class and number: pixels 100 x split + 10 x class + number, 3 x 3, shuffled."""
     write_digits(tmp_path)
     return str(tmp_path)
 
@@ -138,7 +144,7 @@ def test_collages_by_hand(small, digits):
 
 
 def test_a_digit_goes_with_the_label_in_training_and_with_the_other_in_tests(small, digits):
-    """Of 400 samples 90 % (deviation 1.5 %) have class 1 beside label 1 and class 4 beside -1; of tests 10 %. All else is of class 2."""
+    """90 % of 400 samples (deviation 1.5 %) pair class 1 with 1, class 4 with -1; 10 % of tests. The rest: class 2."""
     changes = {"data.irrelevant": (1, 2, 4), "data.spurious": 0.9, "data.misleading": (1, 4)}
     _, test, train, _ = drawn(collage(small, digits, **changes), 400)
     for part, batch, share in ((0, train, 0.9), (1, test, 0.1)):

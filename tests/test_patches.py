@@ -1,4 +1,4 @@
-"""Cluster structure (Chen et al. 2022): samples, experts, losses, rules of training by hand; both protocols end to end."""
+"""Cluster structure (Chen et al. 2022): samples, experts, losses, training rules by hand; both protocols."""
 
 import math
 import pathlib
@@ -48,15 +48,26 @@ SIGN = {"data.name": "patches", "data.target": "sign", "data.target_dim": 1, "lo
 CLASS = SIGN | {"data.target": "class", "data.target_dim": 2, "loss": "cross_entropy"}
 #: Strengths by which a patch can be told from every other.
 APART = {
-    "data.clusters": 3, "data.dim": 10, "data.patches": 5, "data.test_samples": 600, "data.patch_noise": 2.0, "data.input_scale": 10.0,
-    "data.alpha_low": 0.5, "data.alpha_high": 1.0, "data.beta_low": 2.0, "data.beta_high": 3.0, "data.gamma_low": 4.0, "data.gamma_high": 6.0,
+    "data.clusters": 3, "data.dim": 10, "data.patches": 5, "data.test_samples": 600, "data.patch_noise": 2.0,
+    "data.input_scale": 10.0, "data.alpha_low": 0.5, "data.alpha_high": 1.0, "data.beta_low": 2.0,
+    "data.beta_high": 3.0, "data.gamma_low": 4.0, "data.gamma_high": 6.0,
 }  # fmt: skip
 MODULE = experiment.load(str(pathlib.Path(__file__).parent.parent / "experiments" / "cluster_cnn.py"))
-TINY = {"data.samples": 80, "batch_size": 80, "data.test_samples": 80, "data.dim": 9, "experts.count": 4, "steps": 3, "eval_every": 1, "seeds": 1, "mesh.run": 1}  # fmt: skip
+TINY = {
+    "data.samples": 80,
+    "batch_size": 80,
+    "data.test_samples": 80,
+    "data.dim": 9,
+    "experts.count": 4,
+    "steps": 3,
+    "eval_every": 1,
+    "seeds": 1,
+    "mesh.run": 1,
+}
 WHOLE = SIGN | {
-    "data.dim": 8, "data.whole": True, "data.samples": 24, "batch_size": 24, "data.test_samples": 40, "seeds": 1, "steps": 9, "eval_every": 3,
-    "experts.name": "cnn", "experts.activation": "linear", "experts.width": 3, "arms": ("dense_expert",), "router.name": "conv",
-    "optimizer.momentum": 0.0, "mesh.run": 1, "shuffles": 0,
+    "data.dim": 8, "data.whole": True, "data.samples": 24, "batch_size": 24, "data.test_samples": 40, "seeds": 1,
+    "steps": 9, "eval_every": 3, "experts.name": "cnn", "experts.activation": "linear", "experts.width": 3,
+    "arms": ("dense_expert",), "router.name": "conv", "optimizer.momentum": 0.0, "mesh.run": 1, "shuffles": 0,
 }  # fmt: skip
 
 
@@ -78,7 +89,12 @@ def generator(outside, target):
 @pytest.mark.parametrize("outside", [False, True])
 def test_a_sample_is_a_feature_a_centre_a_false_feature_and_noise(outside):
     world, test = generator(outside, "sign")()
-    basis, x, y, k = np.concatenate(world.fixed), np.asarray(test.x) / 10, np.asarray(test.y)[:, 0], np.asarray(test.cluster)  # fmt: skip
+    basis, x, y, k = (
+        np.concatenate(world.fixed),
+        np.asarray(test.x) / 10,
+        np.asarray(test.y)[:, 0],
+        np.asarray(test.cluster),
+    )
     np.testing.assert_allclose(basis @ basis.T, np.eye(6), atol=1e-5)
     along, all_ = x @ basis.T, np.arange(600)
     signal = np.linalg.norm(x - along @ basis, axis=-1) < 1e-4 * np.linalg.norm(x, axis=-1)
@@ -142,7 +158,7 @@ def test_cnn_by_hand_and_its_shortcut():
 
 
 def test_filters_cost_each_patch_unless_they_are_linear(small):
-    """4 experts of 8 x 3 weights on 24 samples, each of 4 patches: linear filters see their mean alone, so cubic ones 3 patches more."""
+    """4 experts of 8 x 3 weights, 24 samples of 4 patches: linear filters see the mean, cubic ones 3 patches more."""
     config = override(small, WHOLE | {"data.patches": 4, "experts.count": 4})
     linear, cubic = (cost(override(config, {"experts.activation": name})).flops for name in ("linear", "cubic"))
     assert cubic - linear == 6 * 24 * (4 * 8 * 3) * 3
@@ -191,7 +207,12 @@ def test_raw_weights_and_their_balance_are_of_the_scores():
     np.testing.assert_allclose(found, [10, 2 * (1 + special.expit([2, 4, -3]).mean())], rtol=1e-5)
 
 
-RATES = {"router.learning_rate": 0.1, "experts.learning_rate": 1.0, "optimizer.weight_decay": 0.0, "optimizer.rate_scale": 1.0}  # fmt: skip
+RATES = {
+    "router.learning_rate": 0.1,
+    "experts.learning_rate": 1.0,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.rate_scale": 1.0,
+}
 NORMS = {"none": [1, 1, 1, 1], "expert": [5, 5, 10, 10], "expert_sum": [7, 7, 14, 14], "tensor": [3, 4, 6, 8]}
 
 
@@ -287,7 +308,8 @@ def test_lemmas(monkeypatch):
 
     rate, hopeless = worst(np.random.default_rng(0).normal(size=(50, 4)))
     assert 0.01 < rate <= 1 and hopeless == 1
-    # Routing that gave everybody a chance would be told, and routing that moved too much: 90 times as far, over E^2 = 16.
+    # Routing that gave everybody a chance would be told, and routing that moved too much: 90 times as far, over E^2 =
+    # 16.
     monkeypatch.setattr(patches, "chances", lambda scores: 0.25 + 90 * scores)
     assert worst([[1.0, 0, 0, 0.5]])[1] == 1.25 and worst(np.zeros((9, 4)))[1] == 1
     assert worst(np.zeros((9, 4)))[0] == pytest.approx(90 / 16, rel=1e-3)
@@ -312,11 +334,21 @@ def test_products_with_signals_by_hand(monkeypatch):
 
     def seen(outputs, kernel=filters, router=rows):
         test = Batch(jnp.ones((80, 3, 4)), jnp.zeros((80, outputs)), jnp.zeros(80, int))
-        return patches.watch({"router": router, "experts": {"Dense_0": {"kernel": kernel}}}, world, test, jax.random.key(0))  # fmt: skip
+        return patches.watch(
+            {"router": router, "experts": {"Dense_0": {"kernel": kernel}}}, world, test, jax.random.key(0)
+        )
 
     found = seen(1)
-    np.testing.assert_allclose(found["products"], [[[2, 0.1], [2, 1]], [[0, 3], [0, 0]], [[0, 1], [4, 0]], [[5, 0], [5, 0]]])  # fmt: skip
-    means = {"expert_feature": 2, "expert_second": 0.55, "expert_centre": 1.5, "router_feature": 2.5, "router_centre": 5}  # fmt: skip
+    np.testing.assert_allclose(
+        found["products"], [[[2, 0.1], [2, 1]], [[0, 3], [0, 0]], [[0, 1], [4, 0]], [[5, 0], [5, 0]]]
+    )
+    means = {
+        "expert_feature": 2,
+        "expert_second": 0.55,
+        "expert_centre": 1.5,
+        "router_feature": 2.5,
+        "router_centre": 5,
+    }
     assert {name: float(found[f"signals/{name}"]) for name in means} == pytest.approx(means, rel=1e-6)
     # The rows add up to 4 v0 - v1, and have squared norms of 26 and 41. Three patches of ones: 3 (5 - 1), 3 (4 - 5).
     assert float(found["theory/row_sum"]) == pytest.approx((17 / 67) ** 0.5, rel=1e-6)
@@ -332,7 +364,8 @@ def test_products_with_signals_by_hand(monkeypatch):
 
 
 def test_errors_of_experts_on_their_own_and_on_other_clusters():
-    # Expert 0 favours cluster 1, where it errs on .1; elsewhere on .4 and .3. Expert 1 favours cluster 0: .2; elsewhere .5 and .6.
+    # Expert 0 favours cluster 1, where it errs on .1; elsewhere on .4 and .3. Expert 1 favours cluster 0: .2; elsewhere
+    # .5 and .6.
     errors = np.array([[0.4, 0.2], [0.1, 0.5], [0.3, 0.6]])
     assert agreement.group_errors(np.array([1, 0]), errors) == pytest.approx(
         (0.15, 0.4)
@@ -343,8 +376,18 @@ def test_hits_and_the_entropy_of_published_tables():
     # Expert 1 serves cluster 1, not 0; expert 2 has 1 of 1,511 samples, less than 1 % of 504, and does not count.
     counts = np.array([[800, 10, 1], [0, 700, 0]])
     assert [agreement.group_hit(np.array(groups), counts) for groups in ([0, 0, 1], [0, 1, 1])] == [0.5, 1]
-    cubic = [[0, 0, 3971, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 4, 4005, 0], [8, 4, 4, 6, 0, 1304, 4, 2711], [3979, 0, 0, 0, 0, 0, 0, 0]]  # fmt: skip
-    linear = [[0, 630, 1629, 1298, 27, 87, 4, 296], [136, 1107, 1884, 651, 0, 0, 0, 231], [0, 594, 1976, 1471, 0, 0, 0, 0], [0, 377, 1480, 1891, 0, 0, 0, 231]]  # fmt: skip
+    cubic = [
+        [0, 0, 3971, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 4, 4005, 0],
+        [8, 4, 4, 6, 0, 1304, 4, 2711],
+        [3979, 0, 0, 0, 0, 0, 0, 0],
+    ]
+    linear = [
+        [0, 630, 1629, 1298, 27, 87, 4, 296],
+        [136, 1107, 1884, 651, 0, 0, 0, 231],
+        [0, 594, 1976, 1471, 0, 0, 0, 0],
+        [0, 377, 1480, 1891, 0, 0, 0, 231],
+    ]
     for counted, entropy in ((cubic, 0.009255), (linear, 1.314578)):
         assert float(entropies.dispatch_entropy(jnp.array(counted, jnp.float32))) == pytest.approx(entropy, abs=2e-6)
 
@@ -369,7 +412,9 @@ def test_welch_and_numbers_with_a_deviation():
 def test_points_may_say_how_many_seeds(small, tmp_path):
     config, sweep = override(small, {"arms": ("learned",)}), ({"data.samples": 8, "seeds": 1}, {"data.samples": 16})
     runs = plan_runs(config, sweep)
-    assert [(run.points, run.seed) for run in runs] == [(({"data.samples": n},), seed) for n, seed in ((8, 0), (16, 0), (16, 1))]  # fmt: skip
+    assert [(run.points, run.seed) for run in runs] == [
+        (({"data.samples": n},), seed) for n, seed in ((8, 0), (16, 0), (16, 1))
+    ]
     assert runs[0].key == plan_runs(config, ({"data.samples": 8},))[0].key
     results.open_workdir(tmp_path, "test", config, sweep)
     assert results.swept_keys(tmp_path) == ["data.samples"]

@@ -86,9 +86,9 @@ class WithoutLoss(SampleProblem):
 
 
 def test_a_router_that_rests_has_no_losses(small):
-    """Scores (w, 0) of two tokens, w = ln 3: probabilities 3/4 and 1/4, all load on expert 0, so 2 E sum f P = 2 x 2 x 3/4 = 3.
+    """Two tokens of scores (ln 3, 0): probabilities 3/4 and 1/4, all load on expert 0: 2 E sum f P = 2 x 2 x 3/4 = 3.
 
-    Its slope in w, which is the trunk's, is 2 x 2 x 3/4 x 1/4 = 3/4. Both are 0 where the router rests.
+    Its slope in the first score, which is the trunk's, is 2 x 2 x 3/4 x 1/4 = 3/4. Both are 0 where the router rests.
     """
     config = override(small, TOP2 | {"selection.k": 1, "losses.balance": 2.0})
     problem, tokens = problem_of(config).build(config, 1, None), jnp.array([[1.0, 0.0], [1.0, 0.0]])
@@ -109,7 +109,7 @@ def test_a_router_that_rests_has_no_losses(small):
 
 
 def test_where_nothing_trains_no_state_moves(small):
-    """An expert's balancing bias moves by .1 up or down in a step, so it is not 0 after three; then it stays, and steps go on."""
+    """An expert's balancing bias moves by .1 a step, so it is not 0 after three; then it stays, and steps go on."""
     changes = TOP2 | {"selection.balance_rate": 0.1, "phases": ("until=3", "train=nothing")}
     start, early, late = states(small, 3, 3, **changes)
     assert not equal(start["state"], early["state"]) and equal(early["state"], late["state"])
@@ -117,7 +117,7 @@ def test_where_nothing_trains_no_state_moves(small):
 
 
 def test_experts_of_a_token_are_the_mean_over_phases(small):
-    """K = 1 for 5 of 20 steps, then 3: after 10 steps 2, at the end 2.5, in FLOPs 6 for each of 8 tokens, router 3 x 4, experts of 62."""
+    """K = 1 for 5 of 20 steps, then 3: after 10 steps 2, at the end 2.5: 6 FLOPs, 8 tokens, router 12, experts 62."""
     config = override(small, TOP2 | {"phases": ("until=5 selection.k=1", "selection.k=3")})
     assert float(mean_so_far_of(experts_per_token, config, node_of(config), 10)) == pytest.approx(2)
     assert cost(config).flops == pytest.approx(6 * 8 * (12 + 2.5 * 62))
@@ -186,7 +186,7 @@ RELU = {"selection.name": "relu", "selection.eval.name": "relu", "dispatch": "de
 
 @pytest.mark.slow
 def test_the_coefficient_of_relu_gates_is_steered_where_it_is_paid(small):
-    """A fresh router has more than half a positive gate a token, so the coefficient grows 1.2-fold a step, from the start of its phase."""
+    """A fresh router has over half a positive gate a token, so its factor grows 1.2-fold a step from its phase on."""
     steer = RELU | {"losses.l1_gates": 0.5}
     start, later = states(small, 3, **steer)
     assert float(start["coefficients"]["l1"]) == pytest.approx(1e-8)

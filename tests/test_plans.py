@@ -124,6 +124,6 @@ def test_cases_are_timed_in_turn_with_a_baseline(monkeypatch):
 
 
 def test_the_floor_of_a_step_by_hand():
-    """800 samples of 4 x 50, 16 filters, 8 experts: 4 800 (200 16 + 50 8) = 11.52 MFLOP, and 800 200 8 bytes = 1.28 MB."""
+    """800 samples of 4 x 50, 16 filters, 8 experts: 4 800 (200 16 + 50 8) = 11.52 MFLOP, 800 200 8 bytes = 1.28 MB."""
     _, config = experiment.configure("experiments/cluster_cnn.py:smoke", ["data.samples=800", "batch_size=800"])
     assert cluster.step_work(config)[:2] == (11.52e6, 1.28e6)

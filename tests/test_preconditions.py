@@ -6,7 +6,8 @@ import pytest
 from routed.analysis.claims import Need
 from tests.test_claims import comparison, number, order, table, verdict
 
-#: Learning gains .1 of the .4 that the oracle gains over frozen; the oracle gains .3 over the hash, .2 over the dense net.
+#: Learning gains .1 of the .4 that the oracle gains over frozen; the oracle gains .3 over the hash, .2 over the dense
+#: net.
 NATS = {
     "learned": [1.30, 1.31, 1.29, 1.30],
     "frozen": [1.40, 1.41, 1.39, 1.40],
@@ -63,7 +64,7 @@ def share_of(**changes):
 
 
 def test_the_share_of_a_gain_is_of_means_and_paired_by_seed():
-    """Learning gains .1 in every seed, and the oracle .4: a quarter. Seeds that differ in both alike make no interval."""
+    """Learning gains .1 in every seed, and the oracle .4: a quarter. Seeds that differ alike make no interval."""
     found = verdict(share_of(needs=NEEDS), table(NATS))
     assert found["verdict"] == "measured" and found["n"] == 4 and found["p"] is None
     assert found["ours"] == pytest.approx(0.25) and found["interval"][0] < 0.25 < found["interval"][1]

@@ -38,7 +38,7 @@ def evaluated(config, batch, change=lambda params: params):
 
 @pytest.mark.slow
 def test_a_users_metric_is_computed_for_each_layer_of_a_decoder(monkeypatch):
-    """Two layers and 8 rows of 8 tokens, in two blocks of 4 rows; all scores of the first layer are 0, so all of its probabilities 1/4."""
+    """Two layers, 8 rows of 8 tokens in two blocks of 4 rows; the first layer's scores are 0: probabilities 1/4."""
     seen = {
         "router/certainty": CERTAINTY.value,
         "router/last": lambda gate: gate.routing.token.max(),

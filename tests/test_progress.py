@@ -33,7 +33,7 @@ def clock(monkeypatch):
 
 
 def follow(clock, groups, events):
-    """(moment, seconds left then) after each event of a run: ("begin", group), ("compiled", s), ("advance", steps, evaluations, s)."""
+    """(time, seconds left) after each event: ("begin", group), ("compiled", s), ("advance", steps, evaluations, s)."""
     progress = Progress([Work(name, steps, cost) for name, steps, _, cost in groups], 9)
     predictions = []
     for kind, *rest in events:
@@ -50,13 +50,13 @@ def follow(clock, groups, events):
 
 
 def astray(told, after=60.0):
-    """The largest share by which what is left is mistaken after so many seconds; a twentieth of the whole is forgiven."""
+    """The largest relative mistake about the time left, after so many seconds; a twentieth of the whole is forgiven."""
     end = told[-1][0]
     return max((abs(left - (end - now)) - 0.05 * end) / (end - now) for now, left in told if after <= now < end)
 
 
 def test_what_is_left_is_predicted_by_cost(clock):
-    """10 of 100 steps of a cost of 10 take 32 s: 32 s for a cost of 1; and 40 s of compiling where it is still to come."""
+    """10 of 100 steps of a cost of 10 take 32 s: 32 s for a cost of 1; and 40 s of compiling still to come."""
     progress = Progress([Work("a", 100, 10.0), Work("b", 3, 6.0)], 2)
     progress.begin(0)
     clock.now += 40

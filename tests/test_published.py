@@ -119,7 +119,7 @@ def test_every_interval_of_the_readme_is_checked():
 
 
 def test_verdicts_against_k_means_as_the_better_router_stand_beside_it():
-    """Both pages say that frozen k-means is ahead: each supported verdict of learning over k-means on the same question is named there."""
+    """Both pages say that frozen k-means is ahead: each supported verdict of learning over k-means is named there."""
     text = "".join((folder / "README.md").read_text() for folder in (ROOT, ROOT.parent.parent))
     kept = [claim for path in ROOT.glob("data/*/claims.json") for claim in json.loads(path.read_text())]
     against = {
@@ -134,12 +134,13 @@ def test_verdicts_against_k_means_as_the_better_router_stand_beside_it():
     assert against and {name for name in against if name not in text} == set()
 
 
-#: What prose does to the ends of an interval: a log ratio as a factor, either way round; a share in per cent; a ratio turned around.
+#: What prose does to the ends of an interval: a log ratio as a factor, either way round; a share in per cent; a ratio
+#: turned around.
 SHOWN = (lambda x: x, lambda x: 100 * x, lambda x: -x, math.exp, lambda x: math.exp(-x), lambda x: 1 / x)
 
 
 def kept_intervals():
-    """All intervals of the committed tables, sorted ends: those that are numbers, in any way of showing them, and those in words."""
+    """All intervals of the committed tables, sorted ends: numbers, in any way of showing them, and those in words."""
     ends = set[tuple[float, float]]()
 
     def look(one):
@@ -212,7 +213,7 @@ def test_contradictions_are_of_papers():
 
 
 def test_what_speaks_against_a_paper_has_a_cause_or_is_open():
-    """A sentence beside every verdict that the paper's number or order does not hold; of our own questions none is needed."""
+    """A sentence beside every verdict that contradicts the paper's number or order; our own questions need none."""
     causes = json.loads((ROOT / "data" / "causes.json").read_text())
     silent = [
         claim["id"]
@@ -297,7 +298,7 @@ def test_what_is_not_there_is_named(tmp_path):
 
 
 def test_results_without_claims_are_with_their_experiments_others(tmp_path):
-    """Figures alone: on the page of the paper that the experiment's claims are about, else among our own; nowhere twice."""
+    """Figures alone: on the page of the paper that the experiment's claims name, else among ours; nowhere twice."""
     shutil.copytree(ROOT / "data", tmp_path / "data")
     kept = json.loads((tmp_path / "data" / "chen_images-fig6" / "claims.json").read_text())
     assert kept == []

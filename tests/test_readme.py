@@ -1,4 +1,4 @@
-"""What the README and the pages of docs/ say can be done: links lead somewhere, commands plan, files are where they are said to be."""
+"""The README and the pages of docs/ can be trusted: links lead somewhere, commands plan, named files are there."""
 
 import inspect
 import pathlib

@@ -30,14 +30,15 @@ Y, CHOICE = TARGETS[jnp.array([0, 0, 0, 0, 1, 1, 1, 1])], jnp.array([0, 0, 0, 1,
 EXPERTS = Affine(None, jnp.array([[2.0], [3.0]]))
 
 RULES = (
-    Rule("soft"), Rule(renormalise=True), Rule(), Rule(k=2), Rule(k=2, renormalise=True), Rule("raw"), Rule("sigmoid", k=2),
-    Rule(capacity_factor=0.5, renormalise=True),
+    Rule("soft"), Rule(renormalise=True), Rule(), Rule(k=2), Rule(k=2, renormalise=True), Rule("raw"),
+    Rule("sigmoid", k=2), Rule(capacity_factor=0.5, renormalise=True),
 )  # fmt: skip
 
 
 def test_parts_by_hand():
-    # Cells have means 1 and 3, and a variance of (3 * 1 + 1 * 9) / 4 = 3 each. Expert 0 is 1 off, expert 1 is right: (1 + 0) / 2.
-    # With weight 1/2 predictions are 1 and 1.5: errors 3 * 1 + 9 and 2.25 + 3 * 6.25, over 8: 4.125, against 3.5 with weight 1.
+    # Cells have means 1 and 3, and a variance of (3 * 1 + 1 * 9) / 4 = 3 each. Expert 0 is 1 off, expert 1 is right: (1
+    # + 0) / 2. With weight 1/2 predictions are 1 and 1.5: errors 3 * 1 + 9 and 2.25 + 3 * 6.25, over 8: 4.125, against
+    # 3.5 with weight 1.
     found = regret.parts(EXPERTS, None, Y, CHOICE, 0.5 * EXPERTS.offset[CHOICE])
     assert [float(part) for part in found[:3]] == pytest.approx([3, 0.5, 0.625])
     hard = regret.parts(EXPERTS, None, Y, CHOICE, EXPERTS.offset[CHOICE])
@@ -52,8 +53,8 @@ def test_cells_of_samples_are_those_of_counts():
 
 
 def test_prediction_by_hand():
-    # Two training samples are Poisson(1) in each cell: E[1 / n; n > 0] = (Ei(1) - .5772) / e = .48483, P(0) = .36788. Variances
-    # are 3 * 4 / 3 = 4 without bias: 4 * 1.48483 + .36788 * ((1 + 1) + (9 + 1)) / 2 = 8.1466.
+    # Two training samples are Poisson(1) in each cell: E[1 / n; n > 0] = (Ei(1) - .5772) / e = .48483, P(0) = .36788.
+    # Variances are 3 * 4 / 3 = 4 without bias: 4 * 1.48483 + .36788 * ((1 + 1) + (9 + 1)) / 2 = 8.1466.
     cells = regret.cells_of(COUNTS, TARGETS)
     assert float(regret.predicted(cells, 2.0)) == pytest.approx(8.1466, rel=1e-4)
     assert float(regret.predicted(cells, 1e9)) == pytest.approx(4, rel=1e-5)  # all samples: the partition, without bias
@@ -126,7 +127,7 @@ def test_linear_experts_against_least_squares():
 
 
 def test_prediction_against_simulation():
-    """Means of 40 training samples in 4 cells of a frozen partition of 6 clusters, 4,000 times; an expert without any is N(0, 1/2)."""
+    """Means of 40 samples in 4 cells of a frozen partition of 6 clusters, 4,000 times; an empty expert is N(0, 1/2)."""
     rng = np.random.default_rng(0)
     joint, targets = rng.dirichlet(np.ones(24) / 2).reshape(6, 4), rng.normal(size=(6, 2))
     losses = []
@@ -142,7 +143,7 @@ def test_prediction_against_simulation():
 
 
 def test_inverses_leave_out_what_others_tell():
-    """[[4, 2], [2, 2]] has [[1/2, -1/2], [-1/2, 1]]; of a feature and its double the last is left; without samples nothing is."""
+    """[[4, 2], [2, 2]] has [[1/2, -1/2], [-1/2, 1]]; of a feature and its double the last is left; or none."""
     grams = jnp.array([[[4.0, 2.0], [2.0, 2.0]], [[1.0, 2.0], [2.0, 4.0]], [[0.0, 0.0], [0.0, 0.0]]])
     expected = [[[0.5, -0.5], [-0.5, 1.0]], [[0.0, 0.0], [0.0, 0.25]], [[0.0, 0.0], [0.0, 0.0]]]
     np.testing.assert_allclose(regret._inverse(grams), expected, rtol=1e-5, atol=1e-6)
@@ -152,13 +153,15 @@ def test_inverses_leave_out_what_others_tell():
 @pytest.mark.slow
 def test_what_is_left_to_linear_experts_by_hand():
     """One cell, inputs -1, 0, 1 and targets 1, -2, 1: the line is flat at 0."""
-    # Leverages are 1/3 + x^2 / 2: 5/6, 1/3, 5/6. Squares 1, 4, 1 over 1 - leverage: 6, 6, 6. Variance 6; spread 6 (5/6 + 1/3 + 5/6) = 12.
+    # Leverages are 1/3 + x^2 / 2: 5/6, 1/3, 5/6. Squares 1, 4, 1 over 1 - leverage: 6, 6, 6. Variance 6; spread 6 (5/6
+    # + 1/3 + 5/6) = 12.
     x, y, choice = jnp.array([[-1.0], [0.0], [1.0]]), jnp.array([[1.0], [-2.0], [1.0]]), jnp.zeros(3, int)
     experts = Affine(jnp.ones((1, 1, 1)), jnp.zeros((1, 1)))
     found = regret.parts(experts, x, y, choice, x)
     assert float(found.partition) == pytest.approx(2) and float(found.estimation) == pytest.approx(2 / 3)
     assert [float(value[0]) for value in found.cells] == pytest.approx([3, 6, 12])
-    # Of Poisson(m = 10): 1/n is (1 + 1/10) / 10 = .11, 1 / (n - 3) is (1 + 10 / 49) / 7 = .172012: 6 + 12/2 (.11 + 1.11 * .172012).
+    # Of Poisson(m = 10): 1/n is (1 + 1/10) / 10 = .11, 1 / (n - 3) is (1 + 10 / 49) / 7 = .172012: 6 + 12/2 (.11 + 1.11
+    # * .172012).
     assert float(regret.predicted_fits(found.cells, 1, 10.0)) == pytest.approx(7.80560, rel=1e-5)
     assert np.isnan(regret.predicted_fits(found.cells, 1, 3.0))  # twice its two features would be enough
     judged_by_two = regret.parts(experts, x[:2], y[:2], choice[:2], x[:2]).cells  # a line goes through both
@@ -194,7 +197,7 @@ def test_linear_prediction_against_simulation():
     [("constant", ("learned", "learned_top1", "dense_expert")), ("linear", ("learned",)), ("mlp", ("learned",))],
 )
 def test_columns_of_a_run(small, experts, arms, tmp_path):
-    """Two steps of a soft router and of one with weights: parts sum to the loss, and are there where they mean something."""
+    """Two steps of a soft router and of one with weights: parts sum to the loss, where they mean something."""
     changes = {"experts.name": experts, "experts.depth": 1, "steps": 2, "eval_every": 1, "seeds": 1, "shuffles": 2}
     config = override(small, changes | {"arms": arms})
     runs = plan_runs(config, ())

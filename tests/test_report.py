@@ -147,7 +147,7 @@ def test_shards_of_one_config_are_merged_and_others_stand_beside(finished, tmp_p
 
 
 def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
-    """What `report runs/*` meets: workdirs, one without finished runs, and the page of last time, which is no folder."""
+    """`report runs/*` meets workdirs, one without finished runs, and the page of last time, which is no folder."""
     config, path, _, _ = finished
     runs = tmp_path / "runs"
     for name in ("b", "a"):
@@ -347,7 +347,7 @@ def test_names_are_text_wherever_they_come_from(finished, tmp_path, monkeypatch)
 
 
 def test_the_report_finds_an_experiment_from_any_folder(tmp_path, monkeypatch):
-    """`routed`'s own by name, a user's by its whole path or, where the run came from elsewhere, in the current folder."""
+    """`routed`'s own by name, a user's by its whole path or, if the run came from elsewhere, in the current folder."""
     work, there = tmp_path / "work", tmp_path / "there"
     work.mkdir()
     there.mkdir()

@@ -1,4 +1,4 @@
-"""Nothing that is finished is lost or changes: killed, interrupted, damaged or extended, a workdir ends with the same rows."""
+"""Nothing finished is lost or changes: killed, interrupted, damaged or extended, a workdir ends with the same rows."""
 
 import errno
 import json
@@ -119,8 +119,9 @@ def test_killed_between_any_two_steps_of_saving(finished, run, saves, tmp_path, 
         run(work)
     same(table(work), table(finished))
     assert saves == [10, 20, 30] * 2
-    # Renames: config, 6 chunks, and for each batch timing and its parts, rows and (with the base seed) maps; then, merged, maps,
-    # rows and their copy; summary, claims, page. Removals: each batch's third oldest checkpoint and its folder; the parts.
+    # Renames: config, 6 chunks, and for each batch timing and its parts, rows and (with the base seed) maps; then,
+    # merged, maps, rows and their copy; summary, claims, page. Removals: each batch's third oldest checkpoint and its
+    # folder; the parts.
     assert len(copies) >= 24
     for copy in copies:
         done = len(results.read_table(copy)) // 4 // 2  # batches in the table: 4 evaluations, 2 runs
@@ -343,7 +344,7 @@ def test_a_full_disk_under_a_checkpoint(finished, run, refused, tmp_path, monkey
 
 
 def test_a_copy_of_a_folder_is_whole_or_absent(tmp_path, monkeypatch):
-    """The disk is full at the second of two files; then it is not, and what a kill left behind is no part of the copy."""
+    """The disk is full at the second of two files; then it is not, and remains of a kill are no part of the copy."""
     source, target = tmp_path / "source", tmp_path / "diverged" / "run"
     (source / "state").mkdir(parents=True)
     for name in ("meta.json", "state/w"):
@@ -519,8 +520,8 @@ def test_no_flipped_bit_of_the_table_gets_through(finished):
     "text",
     [
         "", "{", "[]", "{}", '{"config": {}, "swept": ["seed"]}', b"\xff", '{"config": [], "swept": []}',
-        '{"config": {}, "swept": {}}', '{"config": {}, "swept": [[]]}', '{"config": {}, "swept": [], "shard": 1}', "[" * 100_000,
-        '{"format": 3, "config": {}, "swept": []}',
+        '{"config": {}, "swept": {}}', '{"config": {}, "swept": [[]]}', '{"config": {}, "swept": [], "shard": 1}',
+        "[" * 100_000, '{"format": 3, "config": {}, "swept": []}',
         '{"format": 3, "config": {}, "swept": [], "versions": {}, "left_out": {}, "code": {"router.name=mine": []}}',
     ],
     ids=lambda text: text[:40],
@@ -599,7 +600,7 @@ def test_more_values_run_only_what_is_missing(finished, run, saves, tmp_path):
 
 
 def test_a_key_swept_later_keeps_the_value_that_its_rows_had(finished, run, folder, tmp_path, monkeypatch):
-    """Also when the file's own value changes with the sweep, and the first command that says so dies before it writes a row."""
+    """Also when the file's own value changes with the sweep, and the first such command dies before it writes a row."""
     (file := folder / "tiny.py").write_text(file.read_text().replace('"data.samples": 32', '"data.samples": 16'))
     later = ("--sweep=data.samples=32,16",)
     with monkeypatch.context() as patch:
@@ -661,7 +662,7 @@ def test_a_diverged_point_is_marked_and_touches_no_other(finished, run, tmp_path
 
 @pytest.mark.parametrize("patience", [0.0, 1e9])
 def test_rows_of_a_diverged_run_depend_on_no_clock_and_no_kill(run, refused, saves, tmp_path, monkeypatch, patience):
-    """A run ends at the last evaluation before it diverged, wherever that was noticed; resumed, it stays where it is."""
+    """A run ends at the last evaluation before it diverged, whoever noticed; resumed, it stays where it is."""
     line = "--sweep=experts.learning_rate=0.01,1e30", "--config.seeds=1", "--config.arms=learned"
     run(tmp_path / "alone", *line)
     saves.clear()

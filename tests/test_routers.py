@@ -68,7 +68,7 @@ def test_only_routers_with_weights_have_a_gradient(name):
 
 @pytest.mark.parametrize("needs", [(), ("cluster",), ("cluster", "token_id")])
 def test_a_router_is_told_the_step_and_what_it_needs(monkeypatch, needs):
-    """In training, at an evaluation and when scores are asked for again: labels reach only who asks for them by name."""
+    """In training, at an evaluation and when scores are computed again: labels reach only those that name them."""
     heard = set[str]()
 
     class Listener(ProductRouter):
@@ -121,7 +121,7 @@ def test_mlp_of_depth_1_is_linear():
 
 
 def test_windows_sum_positions():
-    """Patches [T, P, D]: h = sum_p <theta, x_p> (Chen et al.). Images: non-overlapping windows, checked against a convolution."""
+    """Patches [T, P, D]: h = sum_p <theta, x_p> (Chen et al.). Images: windows apart, against a convolution."""
     patches = jnp.array([[[1.0, 2.0], [3.0, 4.0]]])
     assert Windows(1).apply({}, patches).tolist() == [[4.0, 6.0]]
     assert Windows(2).apply({}, jnp.array([[1.0, 2.0, 3.0, 4.0]])).tolist() == [[4.0, 6.0]]  # 1+3, 2+4
@@ -183,7 +183,7 @@ def test_hash_of_token_ids_is_balanced_and_ignores_the_input():
 
 @pytest.mark.parametrize("decay", ["optimizer.weight_decay", "optimizer.l2"])
 def test_a_table_does_not_decay(decay):
-    """Entry 5 would be 5 - .1 x .1 x 5 = 4.95 after a step, and so expert 4; of the experts 4 becomes 4 - .1 x .1 x 4 = 3.96."""
+    """Entry 5, so expert 4, would be 5 - .1 x .1 x 5 = 4.95 after a step; alone it becomes 4 - .1 x .1 x 4 = 3.96."""
     rates = {"router.learning_rate": 0.1, "experts.learning_rate": 0.1}
     config = override(base(), {"router.name": "hash_id", decay: 0.1} | rates)
     params = {"router": {"table": jnp.array([[5.0]])}, "experts": {"value": jnp.array([4.0])}}
@@ -217,8 +217,8 @@ def test_a_balanced_table_shares_out_occurrences():
 def test_a_balanced_table_is_balanced_and_no_two_experts_belong_together(size, power, seed):
     """Zipf counts of 2,048 ids. No expert has over 1 % more than its share, unless a single id is more than that.
 
-    2,048 random pairs of 16 experts are all 120 that there are, but for some 120 (119 / 120)^2048 = 4e-6. A table that takes the
-    k experts with least load has 8 of them.
+    2,048 random pairs of 16 experts are all 120 that there are, but for some 120 (119 / 120)^2048 = 4e-6. A table that
+    takes the k experts with least load has 8 of them.
     """
     (experts, k), random = size, np.random.default_rng(seed)
     counts = random.permutation(1e5 / np.arange(1, 2049) ** power).astype(int)
@@ -285,7 +285,7 @@ def test_initial_weights_are_scaled_or_examples(name):
 
 @pytest.mark.parametrize("name", [name for name, router in ROUTERS.items() if router.learns])
 def test_the_sharpness_of_any_router_gives_the_entropy_asked_for(name):
-    """1.2 nats is softer than a fresh router of some, .3 sharper than one of any. A NaN entropy is a NaN sharpness; 0 asks for none."""
+    """1.2 nats is softer than some fresh routers, .3 sharper than any. NaN gives a NaN sharpness; 0 asks for none."""
     router, x = ROUTERS[name].make(node(), 4), jax.random.normal(jax.random.key(1), (50, 4))
     ids = {"token_id": jnp.arange(50) % 7} if "token_id" in ROUTERS[name].needs else {}
     scores = jax.jit(lambda: router.apply(router.init(jax.random.key(0), x, **ids), x, **ids))()

@@ -158,7 +158,7 @@ def test_the_second_call_compiles_nothing(small):
 
 
 def test_tokens_and_flops_are_those_of_the_group_that_runs(small, monkeypatch):
-    """4 steps in 2 s are 2 a second, of 100 FLOP/s: 2 x 30 tokens and 2 x 5 FLOPs in one group, 2 x 7 and 2 x 20 in the other."""
+    """4 steps in 2 s are 2 a second, of 100 FLOP/s: 2 x 30 tokens, 2 x 5 FLOPs in a group, then 2 x 7, 2 x 20."""
     runs = plan_runs(override(small, {"arms": ("learned",)}), ({},))
     group = Group("a", runs, 0, 1, problem_of(runs[0].config))
     assert execution.work_left(group, set()).flops is None  # samples: steps alone are shown
@@ -179,8 +179,8 @@ def test_tokens_and_flops_are_those_of_the_group_that_runs(small, monkeypatch):
 
 @pytest.mark.parametrize(
     ("seeds", "devices", "size"),
-    # 20 of at most 16: two batches of 10, not 16 and 4 (all on the first device); 40: three of 14 (13 1/3, even); 17 over 8
-    # devices: two of 9, so 16; 3 over 8: 8.
+    # 20 of at most 16: two batches of 10, not 16 and 4 (all on the first device); 40: three of 14 (13 1/3, even); 17
+    # over 8 devices: two of 9, so 16; 3 over 8: 8.
     [(16, 2, 16), (20, 2, 10), (40, 2, 14), (17, 8, 16), (3, 8, 8), (5, 1, 5)],
 )
 def test_batches_of_a_group_are_equal(small, seeds, devices, size):
@@ -189,7 +189,7 @@ def test_batches_of_a_group_are_equal(small, seeds, devices, size):
 
 
 def test_accelerators_take_some_runs_each(small, monkeypatch):
-    """75 runs on 8 devices: at most 4 x 8 = 32 together, so three batches of 25, which 8 devices make 32; unless the config says."""
+    """75 runs on 8 devices: at most 4 x 8 = 32 together, so three batches of 25, made 32; unless the config says."""
     monkeypatch.setattr(execution, "platform_of", lambda mesh: "tpu")
     config = override(small, {"arms": ("learned",), "seeds": 75, "mesh.run": 8})
     for asked, size in ((0, 32), (40, 40)):
@@ -204,7 +204,7 @@ def test_more_samples_than_memory_are_refused(small):
 
 @pytest.mark.slow
 def test_a_step_that_needs_more_than_the_memory_is_refused_before_it_runs(small, monkeypatch):
-    """What it computes, beside what it is given: 16,384 x 4 experts x 5 units x 4 bytes are 1.3 MB, a batch of it .3 MB."""
+    """Computed, beside its inputs: 16,384 x 4 experts x 5 units x 4 bytes are 1.3 MB, a batch of it .3 MB."""
     config = override(small, {"arms": ("learned",), "seeds": 1, "mesh.run": 1, "batch_size": 2**14})
     mesh = make_mesh(config)
     (group,) = make_groups(plan_runs(config, ({},)), mesh)
@@ -244,7 +244,7 @@ def test_a_program_that_its_compiler_refuses_for_memory_is_refused_in_a_line(sma
     ("shape", "together"), [({"run": 4, "data": 1, "expert": 1}, 4), ({"run": 1, "data": 2, "expert": 4}, 8)]
 )
 def test_a_run_that_is_spread_has_the_memory_of_all_its_devices(shape, together):
-    """Four runs on four chips of 100 bytes share 400; a run over 2 x 4 chips has 800. A step may take a chip's 100 in both."""
+    """Four runs on four chips of 100 bytes share 400; a run over 2 x 4 chips has 800. A step may take 100 a chip."""
     chip = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 100})
     mesh = mock.Mock(spec=Mesh, shape=shape, size=math.prod(shape.values()), local_devices=[chip] * together)
     assert limits.memory(mesh) == 100 * together and limits.memory(mesh) // limits.devices_sharing(mesh) == 100
@@ -258,7 +258,7 @@ def test_devices_of_a_processor_share_its_memory():
 
 
 def test_a_machine_whose_axes_must_be_split_still_has_a_mesh(small, monkeypatch):
-    """8 x 8 on 4 x 4 x 4 chips: JAX refuses unless it may split the machine's axes (tests/external tries it on a described v5p)."""
+    """8 x 8 on 4 x 4 x 4 chips: JAX refuses unless it may split the axes (tests/external: on a described v5p)."""
 
     def refuse(*shape, **about):
         raise NotImplementedError("Failed to find assignment for logical_axis_index 2 of size 8")

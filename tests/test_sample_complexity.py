@@ -1,4 +1,4 @@
-"""Samples for a level: needs by hand, their ratio with its interval, its exponent, the figure, and every way to know only a bound."""
+"""Samples for a level: needs by hand, their ratio and interval, its exponent, the figure, and all kinds of bounds."""
 
 import numpy as np
 import pandas as pd
@@ -69,7 +69,7 @@ def test_a_ratio_of_needs_and_its_bounds():
 
 
 def test_an_exponent_by_hand():
-    """Needs of 400 and of 100 x 2^.5 at n/l = 2, and of 400 and 100 x 2^.25 at n/l = 8: ratios 2^1.5 and 2^1.75, so the slope is .25 / 2.
+    """Needs of 400 and 100 x 2^.5 at n/l = 2, 400 and 100 x 2^.25 at n/l = 8: ratios 2^1.5, 2^1.75, slope .25 / 2.
 
     At n/l = 16 the need is at most 100, the smallest size: its ratio is a bound, and it is left out.
     """
@@ -117,7 +117,7 @@ def test_the_figure_has_a_line_and_a_need_for_each_side():
 
 
 def test_ratios_against_a_number():
-    """The line needs 100 x 2^.5, the base 400: a ratio of 2.83 at both numbers, so a slope of 0; one that is never there is left out."""
+    """The line needs 100 x 2^.5, the base 400: a ratio of 2.83 at both, slope 0; missing levels are left out."""
     data = Data(rows(), ["data.samples"], flatten(base()), {}, {"test/accuracy": Column("accuracy")})
     spec = {
         "kind": "ratios",

@@ -104,11 +104,12 @@ def test_what_is_not_understood_is_refused(old, new, complaint):
 def test_the_formula_by_hand():
     """`SMALL`, 2 x 4 devices, 16 experts, top-2, capacity 1.25.
 
-    Slots: groups of 16 tokens have 1.25 x 2 x 16 / 16 = 2.5 -> 3 places an expert; 16 rows of 32 and of 8 tokens are 32 + 8 groups, so
-    40 x 16 x 3 = 1,920 slots a layer, 240 a device. all-to-all: 2 layers a stack x 4 x 240 x 8 x 4 bytes = 61,440, 3/4 of it leaves.
-    An expert: 3 x 8 x 12 = 288 weights; 2 stacks x 2 layers x 16 / 4 x 288 x 4 bytes = 18,432, sent once by each of two.
-    Shared: attention 4 x 8 x 18 in 2 + 2 x 2 layers = 3,456; norms 8 x (2 x 2 + 1 + 3 x 2 + 1) = 96; routers 4 x 8 x 16 = 512; bias 2 x 32 x 2
-    = 128; embedding 320 x 8, and logits: 5,120. 9,312 words and the loss: 37,252 bytes, 7/4 times sent.
+    Slots: groups of 16 tokens have 1.25 x 2 x 16 / 16 = 2.5 -> 3 places an expert; 16 rows of 32 and of 8 tokens are 32
+    + 8 groups, so 40 x 16 x 3 = 1,920 slots a layer, 240 a device. all-to-all: 2 layers a stack x 4 x 240 x 8 x 4 bytes
+    = 61,440, 3/4 of it leaves. An expert: 3 x 8 x 12 = 288 weights; 2 stacks x 2 layers x 16 / 4 x 288 x 4 bytes =
+    18,432, sent once by each of two. Shared: attention 4 x 8 x 18 in 2 + 2 x 2 layers = 3,456; norms 8 x (2 x 2 + 1 + 3
+    x 2 + 1) = 96; routers 4 x 8 x 16 = 512; bias 2 x 32 x 2 = 128; embedding 320 x 8, and logits: 5,120. 9,312 words
+    and the loss: 37,252 bytes, 7/4 times sent.
     """
     config = override(base(), SMALL)
     assert [slots_of(config, tokens) for tokens in tokens_of(config)] == [32 * 48, 8 * 48]
@@ -133,10 +134,10 @@ def test_the_compiled_step_sends_what_the_formula_says_and_nothing_else(mesh, tm
 
 @pytest.mark.slow
 def test_an_evaluation_gathers_choices_and_no_scores(tmp_path_factory):
-    """What each token chose (2 bytes an expert) is kept whole on every device; its scores, 16 numbers of 4 bytes, stay where they are.
+    """Every device has all tokens' choices (2 bytes an expert); scores, 16 numbers of 4 bytes, stay where they are.
 
-    Of each block the first tokens' features go to all experts, whose outputs are compared; of all rows one is kept with its
-    probabilities (512 tokens of the encoder are 16 rows of 32).
+    Of each block the first tokens' features go to all experts, whose outputs are compared; of all rows one is kept with
+    its probabilities (512 tokens of the encoder are 16 rows of 32).
     """
     cache = tmp_path_factory.getbasetemp() / "text"
     config = override(base(), SMALL | {"data.cache": str(cache), "mesh.data": 2, "mesh.expert": 4})
@@ -169,9 +170,10 @@ def test_rows_that_make_many_small_blocks_are_named(caplog, rows, warned):
 
 
 def test_networks_by_hand():
-    """8 chips of two axes are 4 x 2: two links at 50 GB/s; 6 hops a call. Of an all-to-all a quarter crosses the 2 links in the middle.
+    """8 chips are 4 x 2: two links at 50 GB/s; 6 hops a call. A quarter of an all-to-all crosses the 2 middle links.
 
-    256 chips close their rings, 16 x 16: twice the links. 16 GPUs: a ring in each node, then an eighth from node to node.
+    256 chips close their rings, 16 x 16: twice the links. 16 GPUs: a ring in each node, then an eighth from node to
+    node.
     """
     one = Collective("all-reduce", 8, 8e9, 3)
     assert torus(one, axes=2, closes=256) == pytest.approx(14e9 / 100e9 + 3 * 6e-6)
@@ -208,7 +210,8 @@ def test_groups_that_chips_can_share():
     validate(override(spread, {"selection.group_size": 0, "selection.capacity_factor": 0.0}))  # each device its own
     with pytest.raises(UserError, match="batch_size=1: 8 devices cannot share it; use a multiple of 8"):
         validate(override(spread, {"batch_size": 1}))
-    # 16,384 rows: groups of 4,096 would be 456 in the decoder, which 256 chips cannot share; the next divisor, 3,648, gives 512.
+    # 16,384 rows: groups of 4,096 would be 456 in the decoder, which 256 chips cannot share; the next divisor, 3,648,
+    # gives 512.
     assert shared_group(tokens_of(override(config, {"batch_size": 16384})), 4096, 256) == 3648  # of which 14,592 is 4
 
 

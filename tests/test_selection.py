@@ -56,14 +56,15 @@ def test_sigmoids_that_vanish_have_weights_and_gradients(score):
     rule = Rule("sigmoid", k=2, renormalise=True)
     first = lambda scores: combine_weights(select(rule, scores))[0, 0]  # noqa: E731
     value, gradient = jax.value_and_grad(first)(jnp.array([[score + 0.5, score]]))
-    # At 0: sigmoid(.5) = .6225 against .5, so .6225 / 1.1225 = .5546. The slope is w (1 - w) times 1 - sigmoid of each score.
+    # At 0: sigmoid(.5) = .6225 against .5, so .6225 / 1.1225 = .5546. The slope is w (1 - w) times 1 - sigmoid of each
+    # score.
     expected, slopes = (0.5546, [0.3775, -0.5]) if score == 0 else (0.6225, [1, -1])
     assert float(value) == pytest.approx(expected, abs=1e-3)
     np.testing.assert_allclose(gradient, [expected * (1 - expected) * np.array(slopes)], atol=1e-3)
 
 
 def test_sigmoids_that_are_1_or_0_in_float32_keep_the_order_of_their_scores():
-    """1 - sigmoid(20) = 2e-9 and 1 - sigmoid(30) = 9e-14 are less than half a step below 1; e^-150 is less than the smallest number."""
+    """1 - sigmoid(20) = 2e-9 and 1 - sigmoid(30) = 9e-14 vanish beside 1; e^-150 is less than the smallest number."""
     scores = jnp.array([[20.0, 30.0, 0.0], [-200.0, -150.0, -160.0], [-150.0, 1.0, 20.0]])
     assert select(Rule("sigmoid", k=2), scores).expert.tolist() == [1, 0, 1, 2, 2, 1]
     biased = select(Rule("sigmoid"), scores[:1], bias=jnp.array([0.1, 0.0, 0.0]))
@@ -117,7 +118,7 @@ def test_first_choices_queue_before_second_ones():
 
 
 def test_a_causal_queue_holds_all_choices_of_a_token_before_the_next():
-    """Two tokens prefer experts (0, 1) and (1, 0). Causal: 0 is first at both. By position: each is first at its first choice."""
+    """Two tokens prefer experts (0, 1) and (1, 0). Causal: 0 is first at both. By position: each at its best."""
     scores = jnp.array([[2.0, 1.0], [1.0, 2.0]])
     causal = select(Rule(k=2, priority="causal"), scores)
     assert causal.expert.tolist() == [0, 1, 1, 0] and causal.rank.tolist() == [0, 0, 1, 1]
@@ -176,7 +177,7 @@ def test_patch_choice(gate, weights):
 
 
 def test_patches_are_compared_by_their_scores_and_tokens_by_their_shares():
-    """Of two patches expert 0 scores the first higher (ln 8 against ln 4), but has a smaller share of it: 8/24 against 4/5."""
+    """Expert 0 scores the first of two patches higher (ln 8, ln 4), but has a smaller share of it: 8/24 against 4/5."""
     scores = log([[8, 16], [4, 1]])
     assert assigned(select(Rule("patch_choice", group_size=2), scores)) == {(0, 0), (0, 1)}
     assert assigned(select(Rule("expert_choice", group_size=2), scores)) == {(1, 0), (0, 1)}

@@ -18,7 +18,8 @@ from routed.tasks import TASKS, worlds
 from routed.training.sample_checks import warn_of_tuning
 
 LABELS = ("negative", "positive")
-#: Ten sentences in two tables, one without a column for the language; one label that does not count, one test sentence twice.
+#: Ten sentences in two tables, one without a column for the language; one label that does not count, one test sentence
+#: twice.
 TABLES = {
     "films-en-train": "text\tlabel\ngood\tpositive\nbad\tnegative\nso so\tneutral\n",
     "films-en-test": "text\tlabel\nfine\tpositive\nbad\tnegative\npoor\tnegative\n",
@@ -62,7 +63,8 @@ def test_a_batch_is_standardised_and_tests_take_languages_in_turn(folder):
     node, task = data(folder), TASKS["sentences"]
     world = worlds.draw_world(task, jax.random.key(0), node, 8)._replace(shared=task.shared(node))
     test = worlds.test_batch(task, world, node)
-    # Training: 6, 1, 1, 12 has mean 5 and variance (1 + 16 + 16 + 49) / 4 = 20.5; fine is 5, so 0. The constant 7 stays, as 0.
+    # Training: 6, 1, 1, 12 has mean 5 and variance (1 + 16 + 16 + 49) / 4 = 20.5; fine is 5, so 0. The constant 7
+    # stays, as 0.
     assert test.x.shape == (4, 1, 3) and test.cluster.tolist() == [0, 1, 0, 1]
     np.testing.assert_allclose(test.x[:, 0, 0], (np.array([5, 1, 15, 11]) - 5) / 20.5**0.5, rtol=1e-6)
     np.testing.assert_array_equal(test.x[:, 0, 2], 0)

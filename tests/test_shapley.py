@@ -24,7 +24,7 @@ def rows(logs, soft=0.5):
 
 
 def test_parts_by_hand():
-    """Sharpness: 1 first, 2 - 1.5 = .5 second, mean .75; partition 2 and 3 - 1.5 = 1.5, mean 1.75; learning 1.5. In all 4, + .01 of noise.
+    """Sharpness: 1 first, 2 - 1.5 = .5 second, mean .75; partition 2 and 1.5, mean 1.75; learning 1.5. Sum 4.
 
     The mean noise of frozen, .01, is in whichever goes first: half of it in each.
     """

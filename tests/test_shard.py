@@ -1,4 +1,4 @@
-"""Parts of a sweep: together they are the whole, each about as long as the others, and a report joins only what belongs together."""
+"""Parts of a sweep: together the whole, each about as long, and a report joins only what belongs together."""
 
 import json
 import shutil
@@ -30,7 +30,8 @@ def runs(small):
 
 
 def test_a_run_costs_six_flops_a_parameter_that_serves_a_token_and_its_updates(small):
-    # Soft: all 4 experts serve. Router 3 x 4; experts 4 x 62 (test_plans). 20 steps x (8 tokens x 6 + an update's 80) x 260.
+    # Soft: all 4 experts serve. Router 3 x 4; experts 4 x 62 (test_plans). 20 steps x (8 tokens x 6 + an update's 80) x
+    # 260.
     assert shards.cost(small) == 20 * (8 * 6 + 80) * (12 + 4 * 62)
     one = override(small, {"selection.name": "top_k", "selection.k": 1})
     assert shards.cost(one) == 20 * (8 * 6 * (12 + 62) + 80 * (12 + 4 * 62))
@@ -61,7 +62,7 @@ def test_parts_are_disjoint_whole_and_balanced(runs, parts):
 
 
 def test_few_programs_are_compiled_twice(runs):
-    """6 programs (2 of dense nets, whose size follows from the experts, x 3 counts) in 3 parts: a cut adds at most one."""
+    """6 programs (2 of dense nets, sized by the experts, x 3 counts) in 3 parts: a cut adds at most one."""
 
     parts = [shards.part(runs, f"{i + 1}/3") for i in range(3)]
     assert (

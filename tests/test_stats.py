@@ -71,7 +71,7 @@ def test_the_least_of_several_holds_each_of_them():
 
 @pytest.mark.parametrize(("n", "correlation"), [(3, 0.0), (5, 0.5), (10, 0.0), (10, 0.9)])
 def test_the_fairest_control_errs_no_more_often_than_one_would(n, correlation):
-    """Three controls as good as learned: "opposite" in at most 2.5 % (it was 4.9 to 5.7 % with the minimum's own interval)."""
+    """Three controls as good as learned: "opposite" in at most 2.5 % (4.9 to 5.7 % by the minimum's own interval)."""
     draws, controls = 4000, 3
     rng = np.random.default_rng(n)
     shared = rng.normal(size=(draws, n, 1)) * np.sqrt(correlation)
@@ -150,7 +150,8 @@ def test_intervals_of_bounded_quantities_by_hand():
 
 
 def test_a_share_of_runs_has_an_interval_even_where_all_are_alike():
-    # Wilson, z = 1.96: of 2 of 2, low = n / (n + z^2) = 2 / 5.8415; of 1 of 2, .5 -+ sqrt(z^2 (2 + z^2)) / (2 (2 + z^2)).
+    # Wilson, z = 1.96: of 2 of 2, low = n / (n + z^2) = 2 / 5.8415; of 1 of 2, .5 -+ sqrt(z^2 (2 + z^2)) / (2 (2 +
+    # z^2)).
     assert statistics.proportion([1, 1])[:3] == pytest.approx((1, 0.34238, 1), abs=1e-5)
     assert statistics.proportion([0, 1])[:3] == pytest.approx((0.5, 0.09453, 0.90547), abs=1e-5)
     assert np.isnan(statistics.proportion([]).mean)
@@ -168,7 +169,7 @@ def test_no_interval_leaves_its_bounds(values, bounds):
 
 @pytest.mark.parametrize("n", (3, 5, 10))
 def test_intervals_of_bounded_quantities_cover(n):
-    """Share of 4,000 intervals that hold the mean of skewed shares and losses; t intervals hold 90, 89 and 91 % of the first."""
+    """Share of 4,000 intervals that hold the mean of skewed shares and losses; t intervals 90, 89, 91 % at first."""
     rng = np.random.default_rng(n)
     for values, mean, bounds in (
         (rng.beta(1, 20, (4000, n)), 1 / 21, (0, 1)),  # a share of dead experts, near 0

@@ -51,11 +51,17 @@ def _f(*, {long[2:-1]}):
         assert counts(tmp_path, monkeypatch, name, "found = 1\n")[f"lines: {where}"] == 1
 
 
+def test_docstrings_of_experiments_are_counted(tmp_path, monkeypatch):
+    text = '"""' + "a\n" * 41 + '"""\n'
+    assert counts(tmp_path, monkeypatch, "experiments/x.py", text)["experiments: docstrings over 40 lines"] == 1
+
+
 def test_documents_are_counted(tmp_path, monkeypatch):
     free = ["| " + "a" * 120, "# " + "a" * 120, "    " + "a" * 120, "```", "a" * 120, "```", f"[a]({'b' * 120})"]
-    text = "\n".join([*free, "a" * 101, "a " * 50])
+    text = "\n".join([*free, "a" * 101, "a " * 20 + "a.", "a " * 29])
     assert counts(tmp_path, monkeypatch, "docs/x.md", text) == {
         "documents: lines over 100 characters": 1,
+        "documents: sentences over 28 words": 1,
         "documents: words": len(text.split()),
     }
 

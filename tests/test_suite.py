@@ -1,4 +1,4 @@
-"""The score card: scores by hand, seeds that follow the code, what is refused, the reference, and a small card from end to end."""
+"""The score card: scores by hand, seeds that follow the code, refusals, the reference, and a small card in full."""
 
 import ast
 import hashlib
@@ -106,7 +106,7 @@ def test_how_a_version_scores_is_frozen():
 
 
 def test_explained_by_hand():
-    """Bayes loss .2: excess .8 is the best constant's, .4 is half way, 0 is Bayes; 1.2 is worse than a constant; diverged is 0."""
+    """Bayes loss .2: excess .8 is the best constant's, .4 is half way, 0 is Bayes; 1.2 is worse; diverged is 0."""
     table = rows(test__excess=[0.8, 0.4, 0.0, 1.2, 0.1], test__bayes=[0.2] * 5)
     table.loc[4, "status"] = "diverged"
     early = table.assign(step=50, **{"test/excess": 0.0})
@@ -156,7 +156,7 @@ def test_what_eight_vectors_explain():
 
 
 def test_what_gradients_have_in_common_by_hand():
-    """Equal: (4 - 2) / 1 / 2 = 1. At right angles: (2 - 2) = 0. Opposite: below 0, cut. (2, 0) and (1, 0): (9 - 5) / 5 = .8."""
+    """Equal: (4 - 2) / 1 / 2 = 1. Right angles: 2 - 2 = 0. Opposite: cut at 0. (2, 0) and (1, 0): (9 - 5) / 5 = .8."""
     pairs = {1.0: [[1, 0], [1, 0]], 0.0: [[1, 0], [0, 1]], 0.8: [[2, 0], [1, 0]]}
     for expected, pair in pairs.items():
         assert float(measures.common_fraction(jnp.array(pair, jnp.float32))) == pytest.approx(expected)
@@ -165,7 +165,7 @@ def test_what_gradients_have_in_common_by_hand():
 
 
 def test_seeds_follow_the_text_of_the_file_and_nothing_else(saved, one_command):
-    """The file's name changes no seed; a constant, a docstring and a comment do, as a router can read them; and so does a setting."""
+    """The file's name changes no seed; a constant, docstring, comment and setting do: a router can read them."""
 
     def found(change=lambda text: text, file="mine.py"):
         one_command.clear()
@@ -345,7 +345,7 @@ def test_a_card_of_another_version_or_a_quick_one_is_not_compared():
 
 
 def test_a_page_says_what_the_numbers_say():
-    """.6 against .3 by the same seeds, gain [.18, .42]; against another's .1, .11, .12 it is above, against itself it is not told apart."""
+    """.6 against .3 by the same seeds, gain [.18, .42]; it is above .1, .11, .12, and not told apart from itself."""
     mine = made([0.5, 0.6, 0.7])
     known = {
         "suite": run.identity(False),

@@ -1,4 +1,4 @@
-"""The T5: its numbers are those of transformers, its sparse layers are where they should be, and gradients go where they may."""
+"""The T5: numbers are those of transformers, sparse layers are where they belong, and so are gradients."""
 
 import functools
 
@@ -21,10 +21,10 @@ from routed.settings.tree import override
 from tests.parallel_case import loss_and_gradients, make_mesh
 
 TINY = {
-    "data.vocabulary": 20, "data.input_length": 8, "transformer.layers": 1, "transformer.dim": 8, "transformer.heads": 2,
-    "transformer.head_dim": 3, "transformer.width": 12, "transformer.buckets": 8, "transformer.max_distance": 16,
-    "experts.name": "gated_ffn", "experts.activation": "gelu", "experts.width": 6, "experts.count": 4, "selection.name": "top_k",
-    "selection.k": 2,
+    "data.vocabulary": 20, "data.input_length": 8, "transformer.layers": 1, "transformer.dim": 8,
+    "transformer.heads": 2, "transformer.head_dim": 3, "transformer.width": 12, "transformer.buckets": 8,
+    "transformer.max_distance": 16, "experts.name": "gated_ffn", "experts.activation": "gelu", "experts.width": 6,
+    "experts.count": 4, "selection.name": "top_k", "selection.k": 2,
 }  # fmt: skip
 VARIANTS = {
     "relu, tied": {"transformer.ffn": "ffn", "experts.activation": "relu", "transformer.tied": True},
@@ -102,7 +102,7 @@ def pinned_case(variant):
 
 
 def made(config, batch):
-    """Weights by formula: the n-th leaf is sin((n + 1)^2), sin((n + 2)^2), ..., halved; the scales of norms that plus 1."""
+    """Weights by formula: the n-th leaf is sin((n + 1)^2), sin((n + 2)^2), ..., halved; norms' scales that plus 1."""
     shapes = jax.eval_shape(t5(config).init, jax.random.key(0), batch)[0]
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
 
@@ -231,7 +231,9 @@ def test_bfloat16_keeps_routers_and_gradients_in_float32():
     logits, seen, _ = forward(params)
     assert logits.dtype == jnp.float32
     assert all(s.routing.scores.dtype == jnp.float32 and s.features.dtype == jnp.bfloat16 for s in seen.values())
-    exact = jnp.einsum("STD,SDE->STE", seen["encoder"].features.astype(jnp.float32), params["router"]["encoder"]["router"]["kernel"])  # fmt: skip
+    exact = jnp.einsum(
+        "STD,SDE->STE", seen["encoder"].features.astype(jnp.float32), params["router"]["encoder"]["router"]["kernel"]
+    )
     np.testing.assert_allclose(seen["encoder"].routing.scores, exact, atol=1e-5)  # no weight was rounded
     assert {g.dtype for g in jax.tree.leaves(grads_of(case))} == {jnp.dtype("float32")}
     full = logits_of()

@@ -1,4 +1,4 @@
-"""The tables on disk: a batch costs what it holds, merging loses and changes nothing; and the order in which runs are run."""
+"""The tables on disk: a batch costs its own size, merging loses and changes nothing; the order of runs."""
 
 import pathlib
 
@@ -196,7 +196,7 @@ plans = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(plans, st.integers(1, 3))
 def test_runs_come_group_by_group_after_those_that_they_need(plan, size):
-    """Against the plain rule, asked anew for every batch: of the first group with runs that are ready those that others need, then the first."""
+    """Against the plain rule, asked for every batch: of the first ready group the needed runs, then the first."""
     made = [[], [], []]
     for key, (group, needs, _) in enumerate(plan):
         made[group].append(run_of(key, [need for need in needs if need < key]))
@@ -218,7 +218,7 @@ def test_runs_come_group_by_group_after_those_that_they_need(plan, size):
 
 
 def test_runs_that_others_wait_for_come_first():
-    """Two of six wait for the fourth and the third: in the order of places, batches of two would be 0 1, 2 3, 4 5; now 2 3, 0 1, 4 5."""
+    """Two of six wait for the fourth and the third: not batches 0 1, 2 3, 4 5 by place, but 2 3, 0 1, 4 5."""
     group = Group("", [*(run_of(i) for i in range(4)), run_of(4, [3]), run_of(5, [2])], 0, 2, None)
     schedule, taken = Schedule([group], ()), []
     while schedule:

@@ -77,7 +77,8 @@ def test_subspaces(small, target):
         np.testing.assert_allclose(
             batch.y[t, 0], weights[c] @ (signal if target == "signal" else noise[t]), rtol=1e-3, atol=1e-5
         )
-    # x | c ~ N(0, P + s^2 I) with P = B B^T, and E[signal | x, c] = P (P + s^2 I)^-1 x: linear algebra instead of the closed form.
+    # x | c ~ N(0, P + s^2 I) with P = B B^T, and E[signal | x, c] = P (P + s^2 I)^-1 x: linear algebra instead of the
+    # closed form.
     projections = bases @ bases.transpose(0, 2, 1)
     covariances = projections + 0.25 * np.eye(3)
     x = np.asarray(batch.x)
@@ -174,7 +175,8 @@ def test_sparsity_with_one_atom_fixed(small):
 
 def test_who_has_a_specialist():
     # Cluster 0: all of its tokens on expert 0, which 1 of 11 tokens does not come from (.909): covered.
-    # Cluster 1: 8 of 10 on expert 1, all its own, 1 each on experts 0 and 2: .8 < .9. Cluster 2: expert 2 is 10 of 11 its own.
+    # Cluster 1: 8 of 10 on expert 1, all its own, 1 each on experts 0 and 2: .8 < .9. Cluster 2: expert 2 is 10 of 11
+    # its own.
     counts = jnp.array([[10.0, 0, 0], [1, 8, 1], [0, 0, 10]])
     assert covered(counts).tolist() == [True, False, True]
     assert covered(jnp.full((3, 3), 5.0)).tolist() == [False] * 3

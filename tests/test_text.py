@@ -231,8 +231,8 @@ def test_validation_is_even_and_fixed():
 
 def test_bigram_by_hand(monkeypatch):
     # Training target 5 5 6 from the start 0: pairs 05, 55, 56; vocabulary 8.
-    # Unigram: c(5) = 2, c(6) = 1, N = 3, 2 kinds: p(5) = (2 + 2/8) / 5 = 0.45, p(6) = (1 + 2/8) / 5 = 0.25, p(7) = 0.05.
-    # p(5|0) = (1 + 1 * 0.45) / 2; p(7|5) = (0 + 2 * 0.05) / 4; nothing follows 7: p(6|7) = p(6).
+    # Unigram: c(5) = 2, c(6) = 1, N = 3, 2 kinds: p(5) = (2 + 2/8) / 5 = 0.45, p(6) = (1 + 2/8) / 5 = 0.25, p(7) =
+    # 0.05. p(5|0) = (1 + 1 * 0.45) / 2; p(7|5) = (0 + 2 * 0.05) / 4; nothing follows 7: p(6|7) = p(6).
     config = text_config()
     monkeypatch.setattr(ngram, "ROWS", 1)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What the theorems' experiments rest on: k-means as a mixture, two opposite experts, truncated Gaussians, coupons, a bias."""
+"""The theorems' experiments rest on: k-means as a mixture, opposite experts, truncated Gaussians, coupons, a bias."""
 
 import itertools
 import math
@@ -156,7 +156,8 @@ def test_margin_is_the_lemmas_difference_over_its_scale(points):
 
 
 def test_margin_is_negative_where_the_lemma_does_not_apply():
-    # f(y) = y^2 has f(y) / y rising. y = 1/4, 3/4: E y^2 = 5/16, E y = 1/2, E y^3 = 7/32: 25/256 - 7/64 = -3/256, over Var E f = 5/256.
+    # f(y) = y^2 has f(y) / y rising. y = 1/4, 3/4: E y^2 = 5/16, E y = 1/2, E y^3 = 7/32: 25/256 - 7/64 = -3/256, over
+    # Var E f = 5/256.
     y = jnp.array([0.25, 0.75])
     assert two_experts.margin(jnp.array([0.5, 0.5]), y, 1 - y, y**2) == pytest.approx(-3 / 5, rel=1e-5)
 
@@ -227,8 +228,10 @@ def test_a_bias_trains_and_freezes(small, tmp_path):
 
 @pytest.mark.slow
 def test_rows_hit_every_cluster_where_each_has_a_row(small, tmp_path):
-    """Well apart, frozen rows from every cluster cover every cluster. Not the converse: a row that no sample of its own cluster
-    chooses may serve a cluster that has none."""
+    """Well apart, frozen rows from every cluster cover every cluster.
+
+    Not the converse: a row that no sample of its cluster chooses may serve a cluster without a row.
+    """
     few = {"arms": ("frozen_data",), "seeds": 12, "experts.count": 6, "experts.name": "constant"}
     table = train(override(small, few | {"data.separation": 50.0, "data.dim": 8}), ({},), tmp_path)
     hit, covered = (last(table, "frozen_data", f"router/{name}") for name in ("rows_hit", "all_covered"))

@@ -1,4 +1,4 @@
-"""The one rule for ties: functions of JAX and of NumPy choose the same indices, the lower one first among equal values."""
+"""The one rule for ties: functions of JAX and of NumPy choose the same indices, the lowest of equal values first."""
 
 import subprocess
 import sys

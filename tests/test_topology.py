@@ -23,7 +23,8 @@ from routed.settings.tree import override
 from routed.system.chips import CHIPS, chip_of
 from routed.training.problem import Cost
 
-#: A TPU's program: two layers of 100 + 50 cycles in a step of 7 more, whose loop has no known end; an evaluation behind it.
+#: A TPU's program: two layers of 100 + 50 cycles in a step of 7 more, whose loop has no known end; an evaluation behind
+#: it.
 PROGRAM = """HloModule tiny
 
 %layer (p: f32[]) -> f32[] {
@@ -56,8 +57,7 @@ ENTRY %main (p: f32[]) -> f32[] {
 
 
 def test_cycles_by_hand():
-    """A layer runs twice, as its condition says, the step is counted once, and said so: 2 x 100, 2 x 50 and 7; then 1,000 of an
-    evaluation."""
+    """A layer runs twice, by its condition; the step counts once: 2 x 100, 2 x 50, 7; then 1,000 of an evaluation."""
     module = hlo.Module(PROGRAM)
     step = {("cycles", "products"): 200.0, ("cycles", "routing"): 100.0, ("cycles", "optimiser"): 7.0}
     assert module.loops(hlo.cycles) == [step]
@@ -119,9 +119,11 @@ def seconds(monkeypatch, small, chip, planned=PLANNED):
 
 
 def test_seconds_by_hand(small, monkeypatch):
-    """1.5 M cycles at 1.5 GHz and 1 ms of kernels are 2 ms; 10 runs in batches of 8 are two batches of 20 steps and 3 evaluations
-    of 3 M cycles, 2 ms each: 2 x (20 x 2 + 3 x 2) ms. 8 x 1.97e9 FLOPs on 8 chips take 10 us at the peak, .5 % of the step; but a
-    batch holds 5 runs and 3 places of padding."""
+    """1.5 M cycles at 1.5 GHz and 1 ms of kernels are 2 ms a step.
+
+    10 runs in batches of 8 are two batches of 20 steps and 3 evaluations of 3 M cycles, 2 ms each: 2 x (20 x 2 + 3 x 2)
+    ms. 8 x 1.97e9 FLOPs on 8 chips take 10 us at the peak, .5 % of the step; but a batch has 3 places of padding.
+    """
     spent = seconds(monkeypatch, small, "v5e")
     assert spent.step == pytest.approx(2e-3) and spent.hours * 3600 == pytest.approx(0.092)
     assert (
@@ -133,7 +135,7 @@ def test_seconds_by_hand(small, monkeypatch):
 
 
 def test_seconds_of_a_gpu_are_those_of_its_products_at_the_peak(small, monkeypatch):
-    """TF32 at 495 TFLOP/s: 4 TFLOP of a step take 8.08 ms, 1 TFLOP of the evaluations 2.02: 2 x (20 x 8.08 + 3 x 2.02) ms."""
+    """TF32 at 495 TFLOP/s: 4 TFLOP a step take 8.08 ms, 1 TFLOP of evaluations 2.02: 2 x (20 x 8.08 + 3 x 2.02) ms."""
     spent = seconds(monkeypatch, small, "h100")
     assert spent.step == pytest.approx(4 / 495) and spent.hours * 3600 == pytest.approx(2 * (20 * 4 + 3) / 495)
 
@@ -146,11 +148,13 @@ SHAPES = {"a": (4, 64, 100), "b": (4, 100, 300), "x": (2, 5, 5, 3), "w": (3, 3, 
     [
         # 4 x 64 x 300 results of 100 products and sums: 15.36 M
         ("%p = f32[4,64,300]{2,1,0} dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}", 15.36e6),
-        # the same as a TPU writes it: a window of 4 at strides of 3 over 4 places with 3 holes between: 4 places of it hold anything
+        # the same as a TPU writes it: a window of 4 at strides of 3 over 4 places with 3 holes between: 4 places of it
+        # hold anything
         ("%p = f32[4,64,300]{2,1,0} convolution(%a, %b), window={size=4 stride=3 lhs_dilate=4}, dim_labels=0bf_0io->0bf", 15.36e6),
         ('%p = f32[64,300]{1,0} custom-call(%l, %r), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":'
          '{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}', 3.84e6),
-        # 2 images of 5 x 5, windows of 3 x 3 padded by 1: of 5 places two miss one of 3, so 13 x 13 pairs; x 2 x 2 x 3 x 8
+        # 2 images of 5 x 5, windows of 3 x 3 padded by 1: of 5 places two miss one of 3, so 13 x 13 pairs; x 2 x 2 x 3
+        # x 8
         ("%p = f32[2,5,5,8]{3,2,1,0} convolution(%x, %w), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f", 16224),
         ('%p = (f32[3,3,3,8]{3,2,1,0}, u8[0]{0}) custom-call(%x, %y), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f,'
          ' custom_call_target="__cudnn$convBackwardFilter"', 16224),

@@ -1,4 +1,4 @@
-"""Other routers on the features of a trace: the trained one is itself, one that ignores the features knows nothing, and parts are joined."""
+"""Other routers on a trace's features: the trained one is itself, a blind one knows nothing, and parts are joined."""
 
 import pathlib
 

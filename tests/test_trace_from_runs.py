@@ -88,7 +88,7 @@ def test_a_run_on_samples_has_traces_with_its_clusters(tmp_path, small):
 
 
 def test_choices_have_the_steps_at_which_they_were_kept(tmp_path, small, caplog):
-    """Every second of the evaluations at 0, 10 and 20 was kept: those at 0 and 20, also where each is asked for afterwards."""
+    """Every second evaluation of 0, 10 and 20 remains: 0 and 20, also where each is asked for afterwards."""
     kept, asked = (plan_runs(override(small, {"trace.every": every}), ({},))[0] for every in (2, 1))
     history = history_of({"choices": 400})
     history["choices"] = history["choices"][:, 0]

@@ -97,7 +97,7 @@ def test_nulls_say_what_chance_has(analysed):
 
 
 def test_a_table_by_token_id_is_filled_from_the_other_half(tmp_path):
-    """A router by token id is named entirely, one that ignores it no better than by its load; neither by tokens it was filled from."""
+    """A router by token id is named entirely, a blind one no better than by load; nor by tokens that filled it."""
     ids = np.tile(np.arange(4), 100)
     rows = np.repeat(np.arange(20), 20)
     by_id, random = (ids % 4)[:, None], RNG.integers(0, 4, (400, 1))
@@ -131,7 +131,7 @@ def test_pairs_of_independent_experts_by_hand():
 
 
 def test_shuffles_keep_the_unit_of_a_label():
-    """A label of sequences stays one of sequences, with the lengths it falls on; a label of tokens stays within its sequence."""
+    """A label of sequences stays one of sequences, with the lengths it falls on; tokens' labels stay in theirs."""
     rows = np.repeat(np.arange(40), 25)
     language, speech = np.repeat(RNG.integers(0, 2, 40), 25), RNG.integers(0, 3, 1000) + 3 * (rows % 2)
     coded = tokens.make_tokens({"language": language, "speech": speech}, {"language": 2, "speech": 6}, {}, rows)
@@ -152,7 +152,7 @@ def test_intervals_draw_sequences_and_not_tokens():
 
 
 def test_draws_that_have_nothing_below_are_left_out():
-    """The one group of ten that counts has 2 / 10 in every draw that has it; .9^10 = .35 of the draws have not, and said 0."""
+    """The one group of ten that counts has 2 / 10 in every draw that has it; .9^10 = .35 of the draws lack it."""
     at_last = np.arange(10) == 9
     result = numbers.ratio(2.0 * at_last, 10.0 * at_last, numbers.bootstrap_weights(10))
     assert (result.value, result.low, result.high) == pytest.approx((0.2, 0.2, 0.2))
@@ -184,7 +184,7 @@ def test_positions_that_are_given_count_without_sequences(tmp_path):
 
 
 def test_drops_by_hand():
-    """Four tokens of one expert each, all the first: two experts, factor 1: two places, so half is dropped; factor 2: none."""
+    """Four tokens of one expert each, all the first of two: factor 1: two places, half is dropped; factor 2: none."""
     sums = counts.Sums(1)
     stream = counts.Stream(2, 1, ("expert",), lambda *columns: iter(()))
     counts._count_drops(sums, np.zeros(4, int), np.zeros((4, 1), int), stream)
@@ -217,7 +217,7 @@ def test_the_page_opens_offline_and_says_every_number(analysed):
 
 
 def test_layers_and_checkpoints_are_compared(tmp_path, monkeypatch):
-    """The next layer repeats the first, so it tells its whole entropy; of two checkpoints half of the experts changed."""
+    """The next layer repeats the first, so it tells its whole entropy; half of two checkpoints' experts changed."""
     first = RNG.integers(0, 4, (200, 1))
     rows = np.repeat(np.arange(20), 10)
     for step, changed in ((1, first), (2, np.where(np.arange(200)[:, None] % 2, first, (first + 1) % 4))):

@@ -24,7 +24,7 @@ def test_the_best_permutation_by_hand():
 
 
 def test_chance_is_what_independent_choices_reach():
-    """A constant pair of routers is equal by chance too; with equal loads it is 1 / E and what the best of permutations adds."""
+    """A constant pair of routers is equal by chance; with equal loads it is 1 / E plus the best permutation's gain."""
     assert similarity.by_chance(np.array([[9, 0], [0, 0]])) == 1 and similarity.matched(np.zeros((3, 3)))[0] == 0
     other = RNG.permutation(FIRST)
     table = similarity.together(FIRST[:, None], other[:, None], EXPERTS)
@@ -38,7 +38,7 @@ def test_pairs_of_experts_are_counted_by_hand():
 
 
 def test_a_renumbered_layer_is_alike_and_a_hash_is_beside_it(tmp_path):
-    """Layer 1 is layer 0 with other numbers, layer 2 differs from that for a third of the tokens, layer 3 is independent."""
+    """Layer 1 is layer 0 with other numbers; layer 2 differs for a third of the tokens; layer 3 is independent."""
     third = np.where(np.arange(TOKENS) % 3 == 0, RNG.integers(0, EXPERTS, TOKENS), FIRST)
     layers = np.stack([FIRST, CYCLE[FIRST], third, RNG.permutation(FIRST)])[:, :, None]
     result = routed.analyse(experts=layers, num_experts=EXPERTS, sequence=ROWS, token_ids=FIRST, out=tmp_path)
@@ -52,7 +52,7 @@ def test_a_renumbered_layer_is_alike_and_a_hash_is_beside_it(tmp_path):
 
 
 def test_tokens_without_a_first_expert_are_in_no_pair(tmp_path):
-    """Tokens 0 and 1 have both: cells (0, 1) and (1, 0), one each, so layers tell ln 2 and are alike. As expert 0, -1 made it 3 of 4."""
+    """Tokens 0 and 1 have both: cells (0, 1) and (1, 0), one each: layers tell ln 2. As expert 0, -1 made it 3 of 4."""
     first, second = np.array([[0], [1], [-1], [1]]), np.array([[1], [0], [0], [-1]])
     stored = trace.write(tmp_path, experts=[first, second], num_experts=2)
     result = similarity.compare_layers(stored, tokens.tokens_of(stored), None)
@@ -63,7 +63,7 @@ def test_tokens_without_a_first_expert_are_in_no_pair(tmp_path):
 
 
 def test_the_first_of_open_choices_is_that_of_the_largest_weight(tmp_path):
-    """Column e holds expert e or -1. By weight token 0 has 2 first, token 1 has 1, token 2 none: cells (2, 2) and (1, 1), so ln 2."""
+    """Column e holds expert e or -1. By weight token 0 has 2 first, token 1 has 1, token 2 none: (2, 2), (1, 1)."""
     chosen = np.array([[0, -1, 2], [-1, 1, -1], [-1, -1, -1]])
     weights = np.array([[0.2, 0, 0.7], [0, 0.5, 0], [0, 0, 0]], np.float32)
     stored = trace.write(tmp_path / "weighed", experts=[chosen] * 2, weights=[weights] * 2, num_experts=3)
@@ -123,7 +123,7 @@ def checkpoint(out, experts, step, kernel):
 
 
 def test_checkpoints_whose_experts_were_renumbered(tmp_path):
-    """Every choice changed, and none did under the best permutation; on the later features the earlier router's kernel decides."""
+    """Every choice changed, and none under the best permutation; the earlier kernel decides on later features."""
     chosen = np.stack([FIRST, (FIRST + 2) % EXPERTS], 1)
     kernel = RNG.standard_normal((DIM, EXPERTS)).astype(np.float32)
     before = checkpoint(tmp_path / "1", chosen, 1, kernel)

@@ -1,4 +1,4 @@
-"""What a surgery says of losses that are given: differences paired by row, shares of a router's worth, sentences, the page."""
+"""A surgery about given losses: differences paired by row, shares of a router's worth, sentences, the page."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ SMALL = 0.01 * RNG.normal(size=ROWS)
 
 
 def result(**more):
-    """Two layers: noise loses 1 in both, .5 and .3 in one; a table a quarter of that, repaired a tenth; the repair alone gains .1."""
+    """Two layers: noise loses 1 in both, .5 and .3 alone; a table a quarter, repaired a tenth; repair alone: .1."""
     losses = {Job(ALL, ""): AS_IS, Job(ALL, "trained", 0, 9): AS_IS - 0.1}
     for layer, lost in ((ALL, 1.0), ("a", 0.5), ("b", 0.3)):
         losses[Job(layer, "trained", 0, 9)] = AS_IS - 0.1
@@ -120,7 +120,7 @@ def test_halves_are_of_every_file():
 
 
 def test_files_of_one_name_are_halved_each(tmp_path):
-    """a/x and b/x have two rows of three bytes each: the first row of each, then the second; as one file all of a came first."""
+    """a/x and b/x have two rows of three bytes each: both first rows, then both second; as one file a came first."""
     paths = [tmp_path / folder / "x.txt" for folder in "ab"]
     for path, text in zip(paths, ("abcdef", "uvwxyz"), strict=True):
         path.parent.mkdir()

@@ -44,7 +44,7 @@ def test_adam_first_step_is_the_rate(small):
 
 
 def test_adafactor_factors_the_matrix_of_each_expert(small):
-    """Of 127 experts of 128 x 128 weights each keeps 128 moments of its own rows; the axis of 128 experts could be factored itself."""
+    """Each of 127 experts of 128 x 128 weights keeps 128 moments of its rows; an axis of 128 could be factored."""
     part, config = OPTIMISERS["adafactor"], override(small, {"optimizer.name": "adafactor", "experts.count": 127})
     validate(config)
     state = part.direction(config.optimizer).init({"kernel": jnp.zeros((127, 128, 128))})

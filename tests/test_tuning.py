@@ -78,7 +78,7 @@ def test_a_row_is_its_class_and_its_tokens_behind_pads(tmp_path):
 
 
 def test_a_tenth_of_the_texts_is_held_out_where_no_table_is_and_none_is_trained_on(tmp_path, caplog):
-    """200 texts whose classes take turns, ten of them twice: validation and every second test text have both classes, and no training text."""
+    """200 texts with alternate classes, ten twice: validation and half the test texts have both, no training text."""
     caplog.set_level("INFO", logger="absl")
     word = lambda i: "".join("abcdefghij"[int(digit)] for digit in f"{i:03d}")  # noqa: E731
     rows = [(word(i), ("good", "bad")[i % 2]) for i in range(200)]
@@ -100,7 +100,7 @@ def test_a_tenth_of_the_texts_is_held_out_where_no_table_is_and_none_is_trained_
 
 
 def test_texts_that_are_left_out_are_counted(tmp_path, caplog):
-    """Misspelt, missing and other labels, and texts of which `characters` keeps no letter: none is a row, each is counted."""
+    """Misspelt, missing and other labels, and texts without a letter for `characters`: no row, each is counted."""
     good = [("ab", "good"), ("ba", "bad"), ("c", "good"), ("d", "bad")]
     lost = [("e", "godo"), ("f", "godo"), ("g", ""), ("  ", "good"), ("?!", "bad"), ("h", "so")]
     write(
@@ -179,7 +179,7 @@ def test_flops_of_a_classifier_row():
 
 @pytest.mark.slow
 def test_no_metric_of_a_router_counts_pads(monkeypatch):
-    """Rows of 1, 3, 8 and 5 tokens behind pads: every number is that of these 17 tokens, in two blocks of unlike lengths; likeness of the first four of each."""
+    """Rows of 1, 3, 8, 5 tokens behind pads: numbers are of these 17, in two unlike blocks; likeness of 4 each."""
     monkeypatch.setattr(text_gates, "ALIKE", 4)
     config = settings(**{"batch_size": 2, "trace.every": 1})
     lengths = jnp.array([1, 3, 8, 5])
@@ -234,7 +234,7 @@ def trained(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
 def test_a_run_begins_with_the_model_of_its_arm(trained, tmp_path):
-    """With rates of 0 it ends with it. Of the phase `train=experts+head` only these move; who begins with nothing has something else."""
+    """With rates of 0 it ends with it. Only `train=experts+head` moves in its phase; a start from nothing differs."""
     workdir, models = trained
     rates = dict.fromkeys(("router.learning_rate", "experts.learning_rate", "transformer.learning_rate"), 0.0)
     begins = {"initial.workdir": str(workdir), "checkpoint.final": True}
@@ -335,7 +335,7 @@ def test_runs_that_all_begin_untrained_say_so(caplog):
 
 
 def test_a_workdir_whose_runs_began_with_other_models_is_refused(tmp_path, monkeypatch):
-    """The same models, or none that are left, are no reason; models that were trained in another way are; nor is a damaged note passed over."""
+    """The same models, or none left, are no reason; models trained in another way are; so is a damaged note."""
     runs, held = plan_runs(settings(**{"initial.workdir": "base"}), ({},)), {"name": "a"}
 
     def model(run):

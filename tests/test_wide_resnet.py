@@ -23,11 +23,13 @@ from tests.conftest import build_model
 
 #: Images of 8 x 8 pixels, so a last map of 2 x 2; three experts take two of its four patches.
 WIDE = {
-    "data.name": "scenes", "data.target": "class", "data.target_dim": 4, "data.clusters": 4, "data.scene": "vehicles", "data.side": 8,
-    "data.samples": 24, "data.test_samples": 12, "batch_size": 6, "loss": "cross_entropy", "model": "wide_resnet_moe", "resnet.factor": 1,
-    "experts.count": 3, "experts.width": 4, "selection.name": "patch_choice", "selection.patches": 2, "selection.gate": "all",
-    "selection.eval.name": "patch_choice", "selection.eval.patches": 2, "selection.eval.gate": "all", "dispatch": "auto",
-    "optimizer.momentum": 0.0, "mesh.run": 1, "seeds": 1, "steps": 2, "eval_every": 1, "shuffles": 0,
+    "data.name": "scenes", "data.target": "class", "data.target_dim": 4, "data.clusters": 4, "data.scene": "vehicles",
+    "data.side": 8, "data.samples": 24, "data.test_samples": 12, "batch_size": 6, "loss": "cross_entropy",
+    "model": "wide_resnet_moe", "resnet.factor": 1, "experts.count": 3, "experts.width": 4,
+    "selection.name": "patch_choice", "selection.patches": 2, "selection.gate": "all",
+    "selection.eval.name": "patch_choice", "selection.eval.patches": 2, "selection.eval.gate": "all",
+    "dispatch": "auto", "optimizer.momentum": 0.0, "mesh.run": 1, "seeds": 1, "steps": 2, "eval_every": 1,
+    "shuffles": 0,
 }  # fmt: skip
 
 
@@ -83,7 +85,9 @@ def test_experts_side_by_side_compute_what_they_take():
 def test_one_expert_on_the_whole_map_is_the_network_without_a_shortcut(config):
     """Filters of 3 x 3 on one patch that is the map, gate 1: the last convolution itself."""
     one = {"experts.count": 1, "experts.width": 64, "resnet.patch": 2, "resnet.filter": 3}
-    taken = {f"selection.{where}{key}": value for where in ("", "eval.") for key, value in (("patches", 1), ("gate", "one"))}  # fmt: skip
+    taken = {
+        f"selection.{where}{key}": value for where in ("", "eval.") for key, value in (("patches", 1), ("gate", "one"))
+    }
     config = override(config, one | taken | {"selection.no_gradient": True})
     model, params, state, batch = made(config)
     prediction = model.apply(params, state, batch, rule_of(config.selection), "auto").prediction
@@ -117,10 +121,12 @@ def test_statistics_move_in_training_and_are_used_at_evaluation(config, model):
 
 def test_flops_are_those_of_the_parameters(config):
     """2 x weights x positions of every convolution, and of the mixture what is taken. Map sides 8, 4, 2; factor 1."""
-    # First 64 x 27 x 16; block 1: 64 x (144 + 144) x 16; block 2: 16 x (144 + 288 + 16) x 32; block 3: 4 x (288 + 576 + 32) x 64; 256.
+    # First 64 x 27 x 16; block 1: 64 x (144 + 144) x 16; block 2: 16 x (144 + 288 + 16) x 32; block 3: 4 x (288 + 576 +
+    # 32) x 64; 256.
     whole = 2 * (64 * 27 * 16 + 64 * 288 * 16 + 16 * 448 * 32 + 4 * 896 * 64 + 64 * 4)
     assert wide_resnet.flops(override(config, {"model": "wide_resnet"}), routed=False) == (whole, 2 * 4 * 576 * 64)
-    # The mixture: 3 experts x 64 channels x (2 patches x 4 filters + 4 scores); no shortcut; 12 channels go to the head.
+    # The mixture: 3 experts x 64 channels x (2 patches x 4 filters + 4 scores); no shortcut; 12 channels go to the
+    # head.
     last = 2 * 3 * 64 * (2 * 4 + 4)
     rest = 2 * (64 * 27 * 16 + 64 * 288 * 16 + 16 * 448 * 32 + 4 * 288 * 64 + 12 * 4)
     assert wide_resnet.flops(config, routed=True) == (rest + last, last)
@@ -144,7 +150,7 @@ def test_what_does_not_fit_is_refused(config, changes, words):
 
 
 def test_narrow_experts_compute_every_patch_on_a_cpu():
-    """8 experts of 5 neurons on 320 patches, three a patch on average: 8 x 5 products a number are fewer than 3 x (5 + 16)."""
+    """8 experts of 5 neurons on 320 patches, three a patch: 8 x 5 products a number are fewer than 3 x (5 + 16)."""
     told = {"taken": 3.0, "width": 5.0}
     assert choose("patch_choice", 320, 1, 8, True, "cpu", **told)[0] == "dense"
     assert choose("patch_choice", 320, 1, 8, True, "gpu", **told)[0] == "slots"
@@ -209,7 +215,10 @@ def test_colours_agree_in_training_and_mislead_in_tests(config, monkeypatch):
         drawn[name] = scenes.draw((), key, jax.random.key(2), 400, data).colour
     assert abs((drawn["train"] == 0).mean() - 0.75) < 0.07 and abs((drawn["test"] == 0).mean() - 0.25) < 0.07
     plain, tinted = (jnp.full((4, 8, 8, 3), 0.5) + t for t in (0, scenes._tints(4)[:, None, None]))
-    assert jnp.abs(tinted - plain).max() == pytest.approx(scenes.TINT) and len({*map(tuple, scenes._tints(4).round(3).tolist())}) == 4  # fmt: skip
+    assert (
+        jnp.abs(tinted - plain).max() == pytest.approx(scenes.TINT)
+        and len({*map(tuple, scenes._tints(4).round(3).tolist())}) == 4
+    )
 
 
 def test_wrong_scenes_are_refused(config, monkeypatch):
@@ -231,7 +240,7 @@ def test_wrong_scenes_are_refused(config, monkeypatch):
 
 
 def prepare_faces(folder):
-    """CelebA as TFDS prepares it, 64 and 32 flat faces: the pixels of face i are i, and its attributes are the bits of i."""
+    """CelebA as TFDS prepares it, 64 and 32 flat faces: face i has pixels i, and the bits of i as attributes."""
     tfds = pytest.importorskip("tensorflow_datasets")
     picture = pytest.importorskip("PIL.Image")
     names = ("Smiling", "Eyeglasses", "Black_Hair", "Blond_Hair")
@@ -269,7 +278,8 @@ def test_faces_of_tfds(tmp_path):
     np.testing.assert_array_equal(found.train_y, number % 4)  # the two lowest bits
     np.testing.assert_array_equal(np.sort(number), np.arange(64))
     misled = celeba.load(str(tmp_path), ("Smiling",), 2 / 3)
-    # Of 64 faces 8 have the hair that goes with their class, and 8 the other: 8 and 4 are kept. Of 32 faces 4 and 4: 2 and 4.
+    # Of 64 faces 8 have the hair that goes with their class, and 8 the other: 8 and 4 are kept. Of 32 faces 4 and 4: 2
+    # and 4.
     for y, x, share in ((misled.train_y, misled.train_x, 2 / 3), (misled.test_y, misled.test_x, 1 / 3)):
         number = x[:, 0, 0, 0].astype(int)
         black, blond = number >> 2 & 1, number >> 3 & 1

@@ -15,7 +15,7 @@ LOOKS = [("light", 1100), ("dark", 1100), ("light", 400), ("dark", 400)]
 @pytest.fixture(scope="module")
 def browser():
     if BROWSER is None:
-        pytest.skip("no chromium here: apt-get install chromium")
+        pytest.fail("these tests need a Chromium on the PATH: apt-get install chromium")
     with sync_playwright() as started:
         one = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         yield one

@@ -1,7 +1,7 @@
 """gcloud's own parser against every command that launch/tpu_vm.sh prints.
 
-Needs gcloud on the PATH and no account. gcloud parses a command before it asks who calls: a wrong one ends with 2, a right one
-with 1, as nobody is logged in here. It runs without the user's configuration, and cannot reach Google Cloud.
+Needs gcloud on the PATH and no account. gcloud parses a command before it asks who calls: a wrong one ends with 2, a
+right one with 1, as nobody is logged in here. It runs without the user's configuration, and cannot reach Google Cloud.
 
     python tests/external/gcloud.py
 """
@@ -27,7 +27,8 @@ def ends(command, home):
     environment = {
         "PATH": os.environ["PATH"], "HOME": home, "CLOUDSDK_CONFIG": home, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
         "CLOUDSDK_CORE_CHECK_GCE_METADATA": "0", "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1",
-        "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": "http://localhost:1/", "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": "http://localhost:1/",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": "http://localhost:1/",
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": "http://localhost:1/",
     }  # fmt: skip
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stderr

@@ -1,4 +1,4 @@
-"""A small model of OLMoE's class, trained for minutes on text files of yours: something real to capture, report and operate on.
+"""A small model of OLMoE's class, trained for minutes on your text files, to capture, report and operate on.
 
     python tests/external/small_olmoe.py --text=de.txt --text=en.txt --out=small --steps=600
 
@@ -37,9 +37,10 @@ def model_of(experts=16, k=4, layers=4, width=128):
     """An untrained one: OLMoE's class and settings, in small."""
     return transformers.OlmoeForCausalLM(
         transformers.OlmoeConfig(
-            vocab_size=VOCABULARY, hidden_size=width, intermediate_size=width, num_hidden_layers=layers, num_attention_heads=4,
-            num_key_value_heads=4, max_position_embeddings=512, num_experts=experts, num_experts_per_tok=k, router_aux_loss_coef=0.01,
-            output_router_logits=True, pad_token_id=None, eos_token_id=None, bos_token_id=None,
+            vocab_size=VOCABULARY, hidden_size=width, intermediate_size=width, num_hidden_layers=layers,
+            num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=512, num_experts=experts,
+            num_experts_per_tok=k, router_aux_loss_coef=0.01, output_router_logits=True, pad_token_id=None,
+            eos_token_id=None, bos_token_id=None,
         )
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The score card in a real browser: one file without a network, drawn beside any reference router; needs playwright and chromium."""
+"""The score card in a real browser: one file without a network, beside any reference; needs playwright and chromium."""
 
 import pytest
 

@@ -61,7 +61,7 @@ def test_a_program_that_does_not_fit_says_what_to_change(small):
 
 @pytest.mark.parametrize("name", SLICES[:1])
 def test_flops_of_the_text_are_those_that_the_compiler_counts(small, name):
-    """Products with batches, which a TPU writes as windows with holes, and their gradients; no loops, which it counts once."""
+    """Products with batches, windows with holes on a TPU, and their gradients; no loops, which it counts once."""
     here = jax.sharding.SingleDeviceSharding(topology_of(name).devices[0])
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=here) for shape in ((8, 256, 384), (8, 384, 640))]
     loss = jax.grad(lambda x, w: jnp.tanh(jnp.einsum("bik,bkj->bij", x, w)).sum(), argnums=(0, 1))
@@ -73,7 +73,7 @@ def test_flops_of_the_text_are_those_that_the_compiler_counts(small, name):
 
 
 def test_dropless_gradients_on_a_tpu_cost_what_their_assignments_cost():
-    """Of 4,096 rows, 512 x 512 and 16 experts: forward, rows and weights are 3 x 2 x 4,096 x 512 x 512, in three kernels."""
+    """4,096 rows, 512 x 512 and 16 experts: forward, rows and weights are 3 x 2 x 4,096 x 512 x 512, three kernels."""
     there = topology_of("v5e:2x2")
     mesh = jax.sharding.Mesh(there.devices[:1], ("run",))
     here = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -140,7 +140,7 @@ def test_a_contest_of_experts_over_a_mesh_is_compiled_and_its_collectives_are_kn
 
 @pytest.mark.parametrize("name", ["v5e:2x4", "h100:8"])
 def test_dropless_experts_of_devices_that_share_rows_are_compiled(name):
-    """Every device has all experts, and runs its own rows through them as one device would: nothing is exchanged but gradients."""
+    """Every device has all experts and runs its rows through them, as one device would: only gradients travel."""
     there = topology_of(name)
     _, config = experiment.configure("competition_lm:smoke", [])
     config = override(config, {"batch_size": 8, "mesh.data": 8, "seeds": 1, "arms": ("learned",)})

@@ -1,4 +1,4 @@
-"""The overview of two runs in a real browser: matrix, claims sorted and filtered, what is folded opened; needs playwright and chromium."""
+"""The overview of two runs in a real browser: matrix, claims sorted, filtered, open; needs playwright and chromium."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The page in a real browser: it answers a pointer and keys, in one file, without a network; needs playwright and Debian's chromium."""
+"""The page in a real browser: it answers a pointer and keys, in one file, without a network; needs playwright."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The layer's rules against transformers' own modules, with copied weights: outputs, drops and gradients, and the pooled balance loss.
+"""The layer's rules against transformers' modules, with copied weights: outputs, drops, gradients, balance loss.
 
 Needs torch==2.13.0 and transformers 5.
 """
@@ -149,7 +149,7 @@ def test_the_pooled_balance_loss_is_that_of_transformers():
 
 
 def as_ours(layer, x, kernel, pull):
-    """(outputs, kept [T, k], gradients to x and to the router's kernel [E, D]) of ours, a function of tokens and scores."""
+    """(outputs, kept [T, k], gradients to x and the router's kernel [E, D]) of ours, by tokens and scores."""
     y, pulled, routing = jax.vjp(lambda x, kernel: layer(x, x @ kernel.T), x, kernel, has_aux=True)
     return y, np.asarray(routing.kept).reshape(len(x), -1), *pulled(pull)
 
@@ -198,8 +198,9 @@ def test_switch_with_its_drops():
 def vmoe(x, kernel, params, k, factor, priority):
     """(outputs, kept [T, k]) by V-MoE's rule, token by token, as google-research/vmoe has it (vmoe/moe.py, 1030c71).
 
-    Weights are softmax probabilities over all experts; places ceil(factor k T / E), rounded up to a multiple of 4. All first choices
-    come before second ones; with batch priority the tokens of the largest first weight come first within a choice.
+    Weights are softmax probabilities over all experts; places ceil(factor k T / E), rounded up to a multiple of 4. All
+    first choices come before second ones; with batch priority the tokens of the largest first weight come first within
+    a choice.
     """
     gates = (x @ kernel.T).softmax(-1)
     weights, experts = gates.topk(k)

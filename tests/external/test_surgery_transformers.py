@@ -1,4 +1,4 @@
-"""Surgery on the real classes of transformers: what takes a router's place does what its words say, and nothing else of the model changes.
+"""Surgery on the real classes of transformers: a router's substitute does what it says, and nothing else changes.
 
 Needs torch==2.13.0 and transformers 5.
 """

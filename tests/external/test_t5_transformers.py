@@ -21,7 +21,8 @@ def theirs(config, params):
             vocab_size=config.data.vocabulary, d_model=t.dim, d_kv=t.head_dim, d_ff=t.width, num_layers=t.layers,
             num_decoder_layers=t.layers, num_heads=t.heads, relative_attention_num_buckets=t.buckets,
             relative_attention_max_distance=t.max_distance, dropout_rate=0.0, pad_token_id=0, decoder_start_token_id=0,
-            feed_forward_proj="gated-gelu" if t.ffn == "gated_ffn" else "relu", tie_word_embeddings=t.tied, use_cache=False,
+            feed_forward_proj="gated-gelu" if t.ffn == "gated_ffn" else "relu", tie_word_embeddings=t.tied,
+            use_cache=False,
         )
     ).eval()  # fmt: skip
     if not t.tied:  # releases differ in whether the setting unties the weights, or only the scale of the logits

@@ -26,7 +26,8 @@ def batches(config):
 def test_soft_mixture_of_mlps(small, name, decay):
     config = override(small, {"optimizer.name": name, "data.target_dim": 2})
     settings = {
-        "router.learning_rate": 0.05, "experts.learning_rate": 0.02, "optimizer.weight_decay": decay, "optimizer.rate_scale": 1.0,
+        "router.learning_rate": 0.05, "experts.learning_rate": 0.02, "optimizer.weight_decay": decay,
+        "optimizer.rate_scale": 1.0,
     }  # fmt: skip
     model, transform = models.build(config), optimiser(config, settings)
     params = model.init(jax.random.key(0), next(batches(config)))

@@ -1,4 +1,4 @@
-"""Traces of the real classes of transformers, with random weights of small configs: what they hold is what the model computed.
+"""Traces of the real classes of transformers, with random weights of small configs: they hold what was computed.
 
 Needs torch==2.13.0 and transformers 5.
 """
@@ -20,9 +20,9 @@ SMALL = {
     "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
 DEEPSEEK = SMALL | {
-    "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 1,
-    "first_k_dense_replace": 0, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
-    "num_key_value_heads": 4, "pad_token_id": 0,
+    "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+    "n_shared_experts": 1, "first_k_dense_replace": 0, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4, "v_head_dim": 8, "num_key_value_heads": 4, "pad_token_id": 0,
 }  # fmt: skip
 MODELS = {
     "mixtral": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**SMALL, num_local_experts=8, num_experts_per_tok=2)),
@@ -40,21 +40,21 @@ MODELS = {
     "gpt_oss": lambda: hf.GptOssForCausalLM(hf.GptOssConfig(**SMALL, head_dim=8, num_local_experts=8, num_experts_per_tok=2)),
     "llama4": lambda: hf.Llama4ForCausalLM(
         hf.Llama4TextConfig(
-            **SMALL, head_dim=8, num_local_experts=8, num_experts_per_tok=1, interleave_moe_layer_step=1, intermediate_size_mlp=24,
-            attention_chunk_size=64, pad_token_id=0,
+            **SMALL, head_dim=8, num_local_experts=8, num_experts_per_tok=1, interleave_moe_layer_step=1,
+            intermediate_size_mlp=24, attention_chunk_size=64, pad_token_id=0,
         )
     ),
     "switch": lambda: hf.SwitchTransformersForConditionalGeneration(
         hf.SwitchTransformersConfig(
-            vocab_size=300, d_model=32, d_kv=8, d_ff=24, num_heads=4, num_layers=2, num_decoder_layers=2, num_experts=8, expert_capacity=3,
-            num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, decoder_start_token_id=0,
+            vocab_size=300, d_model=32, d_kv=8, d_ff=24, num_heads=4, num_layers=2, num_decoder_layers=2, num_experts=8,
+            expert_capacity=3, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, decoder_start_token_id=0,
         )
     ),
     "nllb": lambda: hf.NllbMoeForConditionalGeneration(
         hf.NllbMoeConfig(
-            vocab_size=300, d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=24, decoder_ffn_dim=24, encoder_attention_heads=4,
-            decoder_attention_heads=4, num_experts=8, encoder_sparse_step=2, decoder_sparse_step=2, expert_capacity=6,
-            moe_eval_capacity_token_fraction=0.1, max_position_embeddings=64,
+            vocab_size=300, d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=24, decoder_ffn_dim=24,
+            encoder_attention_heads=4, decoder_attention_heads=4, num_experts=8, encoder_sparse_step=2,
+            decoder_sparse_step=2, expert_capacity=6, moe_eval_capacity_token_fraction=0.1, max_position_embeddings=64,
         )
     ),
 }  # fmt: skip
@@ -226,7 +226,8 @@ def test_the_command_captures_a_folder_of_a_model(tmp_path, monkeypatch):
     lines = []
     monkeypatch.setattr(command.files, "tell", lines.append)
     command.flags.FLAGS([
-        "trace", f"--model={tmp_path / 'model'}", f"--text={tmp_path / 'de.txt'}", f"--out={tmp_path / 'out'}", "--tokens=bytes", "--length=16",
+        "trace", f"--model={tmp_path / 'model'}", f"--text={tmp_path / 'de.txt'}", f"--out={tmp_path / 'out'}",
+        "--tokens=bytes", "--length=16",
     ])  # fmt: skip
     command.main(["trace", "capture"])
     stored = trace.read(tmp_path / "out")

@@ -5,8 +5,9 @@
     python tests/golden/golden.py judge OUT.json --runs=DIR [FILE...]     # claims anew, from the rows of kept workdirs
     python tests/golden/golden.py compare OLD.json NEW.json               # prints every difference; exit code 1 if there is one
 
-A change of structure keeps all digests. Digests of rows and claims hold on one kind of processor and one release of JAX: write
-the old ones and the new ones on the same machine. Programs are StableHLO as JAX lowers it, before any compiler.
+A change of structure keeps all digests. Digests of rows and claims hold on one kind of processor and one release of
+JAX: write the old ones and the new ones on the same machine. Programs are StableHLO as JAX lowers it, before any
+compiler.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ def rows_text(table) -> str:
 
 
 def settings_text(listing: str) -> str:
-    """The settings that a plan reads, sorted, without the lists of parts, which grow with the papers that a process has imported."""
+    """The settings that a plan reads, sorted, without the lists of parts, which grow with imported papers."""
     lines = [
         re.sub(r"; must be one of [^;]*?(?=[;.] ?(?:traced|Read by))", "", line) for line in listing.splitlines()[2:]
     ]

@@ -1,12 +1,13 @@
-"""The full histories of every smoke figure, written once by the code before a change and compared with the code after it.
+"""The full histories of every smoke figure, written by the code before a change and compared with the code after it.
 
     python tests/golden/histories.py write OUT [FILE...]     # runs the figures of all experiment files, or of those named
     python tests/golden/histories.py compare OLD NEW         # every difference, figure by figure
 
-histories.npz is of the smoke figures before "Let smoke runs take half a minute": to compare with it, name the experiment files of
-the commit before that.
+histories.npz is of the smoke figures before "Let smoke runs take half a minute": to compare with it, name the
+experiment files of the commit before that.
 
-Scalars are kept as they are, arrays as a digest and their mean. Runs are told apart by figure, point, arm, seed and whether they tune.
+Scalars are kept as they are, arrays as a digest and their mean. Runs are told apart by figure, point, arm, seed and
+whether they tune.
 """
 
 import hashlib
@@ -70,7 +71,7 @@ def record(path: pathlib.Path, files: list[str]) -> None:
 
 
 def pack(kept) -> bytes:
-    """One compressed archive of few arrays: columns side by side, since thousands of small arrays take ten times the space."""
+    """One compressed archive of few arrays: columns side by side; thousands of arrays take ten times the space."""
     import io
 
     import numpy as np
