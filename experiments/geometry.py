@@ -95,7 +95,7 @@ RATES = {"smoke": (3e-3, 3e-2), "default": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "pape
 
 PROTOCOL = {
     "arms": ARMS,
-    "data.name": "crossed", "data.clusters": 16, "data.dim": 8, "data.separation": 2.0, "data.share": HIGH,
+    "data.name": "crossed", "data.clusters": 16, "data.dim": 8, "data.separation": 2.0, "data.irrelevant_fraction": HIGH,
     "data.samples": 4096, "data.test_samples": 2560,
     "experts.name": "constant", "experts.count": 16,
     "optimizer.name": "adam", "router.learning_rate": 3e-3, "experts.learning_rate": 3e-2,
@@ -119,7 +119,7 @@ def writer(config: ConfigDict, **changes) -> Writer:
 
 def sides(write: Writer, most: float = HIGH) -> tuple[Claim, ...]:
     """The pre-registered change of sign: both of its ends by themselves."""
-    low, high = ({**write.at, "data.share": share} for share in (0.0, most))
+    low, high = ({**write.at, "data.irrelevant_fraction": share} for share in (0.0, most))
     return (
         write.order("kmeans-wins-low", "without irrelevant clusters k-means of the inputs beats the learned router", "not asked",
                     KMEANS, LEARNED, at=low, alpha=0.01),
@@ -132,7 +132,7 @@ def where(
     write: Writer, shares: tuple[float, ...], id: str = "crossing", side: dict = LEARNED, most: float = HIGH
 ) -> Claim:
     """The share from which on learning wins."""
-    along = Along("data.share", tuple(share for share in shares if share <= most))
+    along = Along("data.irrelevant_fraction", tuple(share for share in shares if share <= most))
     arm = "the learned router" if side is LEARNED else "the learned router that scores by distance"
     statement = f"from some share between 0 and {most:g} on, {arm} beats k-means of the inputs, which wins before"
     return write.crossing(id, statement, "not asked", side, KMEANS, along, alpha=0.01)
@@ -152,7 +152,14 @@ def claims(config: ConfigDict) -> tuple[Claim, ...]:
         where(write, shares),
         where(write, shares, "crossing-distance", DISTANCE),
         *(
-            write.order(f"fair-{name}", f"{fair} {share:g}", "not asked", LEARNED, FAIREST, at={"data.share": share})
+            write.order(
+                f"fair-{name}",
+                f"{fair} {share:g}",
+                "not asked",
+                LEARNED,
+                FAIREST,
+                at={"data.irrelevant_fraction": share},
+            )
             for name, share in (("low", 0.0), ("high", HIGH))
         ),
     )
@@ -161,19 +168,25 @@ def claims(config: ConfigDict) -> tuple[Claim, ...]:
 LOSSES = ("test/loss", "test/loss_soft")
 FOLLOWED = ("router/ami_by_relevant", "router/ami_by_irrelevant")
 RATIO = {
-    "kind": "paired", "name": "ratio", "x": "data.share", "metric": "test/loss",
+    "kind": "paired", "name": "ratio", "x": "data.irrelevant_fraction", "metric": "test/loss",
     "arms": ("frozen_kmeans", "frozen_nearest", "learned_distance"),
 }  # fmt: skip
 TRAINING = {"kind": "training", "name": "training", "metrics": ("train/loss", *LOSSES)}
 
 HEADLINE = Figure(
     "the loss of k-means over that of the learned router against the share of irrelevant structure, all arms",
-    sweep=lambda config: product(data__share=SHARES[config.scale]),
+    sweep=lambda config: product(data__irrelevant_fraction=SHARES[config.scale]),
     claims=claims,
     plots=lambda config: (
         RATIO,
-        {"kind": "curves", "name": "loss", "x": "data.share", "metrics": LOSSES},
-        {"kind": "curves", "name": "followed", "x": "data.share", "metrics": FOLLOWED, "arms": (*FEW, "frozen_top1")},
+        {"kind": "curves", "name": "loss", "x": "data.irrelevant_fraction", "metrics": LOSSES},
+        {
+            "kind": "curves",
+            "name": "followed",
+            "x": "data.irrelevant_fraction",
+            "metrics": FOLLOWED,
+            "arms": (*FEW, "frozen_top1"),
+        },
         TRAINING,
     ),
 )
@@ -184,7 +197,7 @@ HEADLINE = Figure(
 def map_sweep(config: ConfigDict) -> tuple[Point, ...]:
     """Every combination."""
     grid = {"data__separation": SEPARATIONS[config.scale], "data__samples": SAMPLES[config.scale]}
-    return product(data__share=COARSE[config.scale], **grid)
+    return product(data__irrelevant_fraction=COARSE[config.scale], **grid)
 
 
 def map_claims(config: ConfigDict) -> tuple[Claim, ...]:
@@ -204,7 +217,7 @@ def map_plots(config: ConfigDict) -> tuple[dict, ...]:
     }
     shares = COARSE[config.scale]
     return (
-        *({**axes, "name": f"map-s{share:g}", "at": {"data.share": share}} for share in shares),
+        *({**axes, "name": f"map-s{share:g}", "at": {"data.irrelevant_fraction": share}} for share in shares),
         TRAINING,
     )
 
@@ -238,11 +251,11 @@ def overlap_claims(config: ConfigDict) -> tuple[Claim, ...]:
 OVERLAP = Figure(
     "the change of sign where clusters overlap: separation 1",
     {"arms": FEW, "data.separation": 1.0, "seed": 100, "seeds": 20},
-    sweep=lambda config: product(data__share=overlap_shares(config)),
+    sweep=lambda config: product(data__irrelevant_fraction=overlap_shares(config)),
     claims=overlap_claims,
     plots=lambda config: (
         RATIO | {"arms": FEW[1:]},
-        {"kind": "curves", "name": "followed", "x": "data.share", "metrics": FOLLOWED, "arms": FEW},
+        {"kind": "curves", "name": "followed", "x": "data.irrelevant_fraction", "metrics": FOLLOWED, "arms": FEW},
         TRAINING,
     ),
 )
@@ -252,7 +265,7 @@ OVERLAP = Figure(
 
 def rates_sweep(config: ConfigDict) -> tuple[Point, ...]:
     """Rates of the learned routers at the map's shares; k-means, which reads none, once a share."""
-    return product(data__share=COARSE[config.scale], router__learning_rate=RATES[config.scale])
+    return product(data__irrelevant_fraction=COARSE[config.scale], router__learning_rate=RATES[config.scale])
 
 
 def rates_claims(config: ConfigDict) -> tuple[Claim, ...]:
@@ -267,7 +280,7 @@ RATE = Figure(
     sweep=rates_sweep,
     claims=rates_claims,
     plots=lambda config: (
-        {"kind": "phase", "name": "rates", "x": "data.share", "y": "router.learning_rate",
+        {"kind": "phase", "name": "rates", "x": "data.irrelevant_fraction", "y": "router.learning_rate",
          "against": ("frozen_kmeans", "learned_distance")},
         TRAINING,
     ),

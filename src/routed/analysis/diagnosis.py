@@ -114,7 +114,7 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
         "steered": {column.removeprefix(STEERED): _steered(good[column].dropna()) for column in steered},
         "has_trunk": config.data.name in SOURCES,
         "stop_gradient": None if "router.stop_gradient" in swept else config.router.stop_gradient,
-        "moved": [arm for arm, share in good.groupby("arm")["router/moved"].max().items() if share > 0],
+        "moved": [arm for arm, share in good.groupby("arm")["router/params_changed"].max().items() if share > 0],
         "data": problem.about(config),
     }
     if "eval/bigram" in point:
@@ -219,7 +219,7 @@ def _sums_to_1(rule: Rule) -> bool:
     """True if the weights of a token sum to 1; within samples, if those of an expert's patches do, or are constants."""
     selection = SELECTIONS[rule.name]
     if selection.within_samples:
-        return rule.gate != "all"
+        return rule.patch_weights != "all"
     return not selection.sparse or (rule.renormalise and "renormalise" in selection.reads)
 
 

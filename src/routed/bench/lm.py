@@ -47,8 +47,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "dense": {"transformer.sparse_layers": 0},
     "twin": {"model": "decoder_active"},
     "smoe": {},
-    "compete_0": {"selection.name": "compete", "selection.share": 0.0},
-    "compete_1": {"selection.name": "compete", "selection.share": 1.0},
+    "compete_0": {"selection.name": "compete", "selection.competition_rate": 0.0},
+    "compete_1": {"selection.name": "compete", "selection.competition_rate": 1.0},
     "all": {"selection.name": "soft", "dispatch": "dense"},
 }
 #: Cores of this process.

@@ -35,7 +35,7 @@ INITIAL_MODELS_FILE = "initial.json"
 #: Prefixes of settings that must be equal in a pretrained model and in the run that starts from it.
 MUST_MATCH = ("data.tokens", "data.pieces", "data.vocabulary", "router.name", "experts.", "transformer.")
 #: Prefixes of settings that decide the routing, which may differ on purpose; a difference is reported.
-ROUTING_KEYS = ("selection.", "router.measure")
+ROUTING_KEYS = ("selection.", "router.score")
 #: Prefixes of settings, among those above, that affect training only and not the meaning of the parameters.
 MAY_DIFFER = (
     "experts.learning_rate",
@@ -44,9 +44,9 @@ MAY_DIFFER = (
     "transformer.init_scale",
     "transformer.remat",
     "transformer.tied",
-    "selection.share",
+    "selection.competition_rate",
     "selection.schedule",
-    "selection.distil",
+    "selection.distillation",
     "selection.no_gradient",
     "selection.balance_rate",
 )

@@ -92,9 +92,9 @@ def _refuse_other_seed(
     path: pathlib.Path, stored: dict[str, Any], config: ConfigDict, sweep: tuple[Point, ...]
 ) -> None:
     """Refuses a workdir of another base seed, where results depend on it beyond the seed of each run."""
-    by_seed = "held streams" if config.held else "rates that were tuned on seeds counted from it"
+    by_seed = "held streams" if config.shared_streams else "rates that were tuned on seeds counted from it"
     tuned = any(point.get("rates", config.rates) == "tuned" for point in ({}, *sweep))
-    if (config.held or tuned) and stored["config"]["seed"] != config.seed:
+    if (config.shared_streams or tuned) and stored["config"]["seed"] != config.seed:
         raise UserError(
             f"workdir {path} holds results with seed={stored['config']['seed']} and {by_seed}: choose another --workdir"
         )

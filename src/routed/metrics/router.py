@@ -136,8 +136,8 @@ def cluster_columns(gate: MetricInputs, sums: ClusterSums) -> dict[str, Array]:
         | {
             "experts_used": jnp.exp(columns["entropy_load"]),
             "dispatch_entropy": entropies.dispatch_entropy(sums.choices),
-            "covered": covered.mean(),
-            "all_covered": covered.all().astype(jnp.float32),
+            "clusters_with_specialists": covered.mean(),
+            "all_clusters_with_specialists": covered.all().astype(jnp.float32),
             "dropped": load.dropped(gate.routing),
         }
     )

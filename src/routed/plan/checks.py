@@ -134,13 +134,17 @@ def _check_router(config: ConfigDict, data: Any, problem: ProblemPart, tokens: s
 def _check_entropy(config: ConfigDict, problem: ProblemPart) -> None:
     """Refuses a gate entropy that no distribution over the experts, or over the patches of a sample, has."""
     model = problem.models[config.model]
-    if "router.entropy" not in model.reads:
+    if "router.initial_entropy" not in model.reads:
         return
     choices, count = "experts.count", config.experts.count
     if SELECTIONS[config.selection.name].within_samples:
         choices, count = "patches of a sample", problem.positions(config)
-    if 0 < config.router.entropy >= math.log(count):
-        refuse("router.entropy", config.router.entropy, f"must be below ln({choices})={math.log(count):.4g}")
+    if 0 < config.router.initial_entropy >= math.log(count):
+        refuse(
+            "router.initial_entropy",
+            config.router.initial_entropy,
+            f"must be below ln({choices})={math.log(count):.4g}",
+        )
 
 
 def _check_selection(config: ConfigDict, problem: ProblemPart) -> None:

@@ -252,7 +252,7 @@ def _warn_of_evaluations(changed: Collection[str], wholes: Iterable[ConfigDict])
 def decisive(config: ConfigDict) -> str:
     """Everything but arm and seed that decides a run's numbers, as JSON: the settings that it reads, code, version."""
     flat = _decisive_settings(config)
-    if config.held:
+    if config.shared_streams:
         flat["seed"] = config.seed
     code = {label: sorted(files.values()) for label, files in code_of(config).items()}
     return json.dumps([flat, code, VERSION], sort_keys=True, default=list)
@@ -280,7 +280,7 @@ def static_key(config: ConfigDict) -> str:
     flat = {key: value for key, value in _decisive_settings(config).items() if not settings[key].traced}
     for key in ("rates", "tune.multipliers", "tune.seeds"):
         flat.pop(key, None)
-    flat |= {"seed": config.seed if config.held else None, "batching": config.mesh.batching}
+    flat |= {"seed": config.seed if config.shared_streams else None, "batching": config.mesh.batching}
     return json.dumps(flat, sort_keys=True, default=list)
 
 

@@ -16,7 +16,7 @@ from routed.routers import clusters
 from routed.routers.features import Flat
 from routed.settings.setting import Setting, accept
 
-#: What rows that are filled from data may be (`router.rows`).
+#: What rows that are filled from data may be (`router.init_rows`).
 EXAMPLES, CLUSTERS = "examples", "clusters"
 
 
@@ -39,10 +39,10 @@ class Router(NamedTuple):
     learns: bool = True
     #: Parameters that make the scores `factor` times as large, of (params, factor) (`router.init_scale`).
     scale: Callable[[Any, Float[Array, ""] | float], Any] | None = None
-    #: Parameters from an example for each expert, of (module, params, examples [E, ...]) (`router.from_data`).
+    #: Parameters from an example for each expert, of (module, params, examples [E, ...]) (`router.init_from_data`).
     from_examples: Callable[[nn.Module, Any, Array], Any] | None = None
     #: Parameters from k-means, a cluster an expert, of (module, params, samples [T, ...], weight [T], key)
-    #: (`router.rows=clusters`). Samples of weight 0 take no part. The key is consumed.
+    #: (`router.init_rows=clusters`). Samples of weight 0 take no part. The key is consumed.
     from_clusters: Callable[[nn.Module, Any, Array, Array, PRNGKeyArray], Any] | None = None
     #: The router's only parameter from how often each token id occurs, the number of experts, and experts per token.
     from_counts: Callable[[np.ndarray, int, int], np.ndarray] | None = None
@@ -84,7 +84,7 @@ def initial_parameters(
     node: Any,
     samples: tuple[Float[Array, "T ..."], Float[Array, " T"], PRNGKeyArray] | None = None,
 ) -> Any:
-    """Returns the initial parameters that `router.from_data` and `router.init_scale` ask for; both are traced.
+    """Returns the initial parameters that `router.init_from_data` and `router.init_scale` ask for; both are traced.
 
     Rows from data take the place of scaled parameters, they are not scaled themselves. They are `examples`, or where
     `samples` are given (with weights and a key) the centres of their clusters.
@@ -97,5 +97,5 @@ def initial_parameters(
     elif router.from_examples is not None:
         informed = router.from_examples(module, params, examples)
     if informed is not None:
-        params = jax.tree.map(lambda a, b: jnp.where(node.from_data, a, b), informed, params)
+        params = jax.tree.map(lambda a, b: jnp.where(node.init_from_data, a, b), informed, params)
     return params

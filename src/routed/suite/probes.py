@@ -151,7 +151,7 @@ PROBES: tuple[Probe, ...] = (
         " in which 70 % of the distances lie.",
         "It finds the directions that matter by the target, where the inputs alone (k-means) would not.",
         "Not that its weights on other directions are 0: they only do no harm.",
-        ({"data.spurious_dims": 112, "data.samples": 4096}, {**_CROSSED, "data.share": 0.7}),
+        ({"data.spurious_dims": 112, "data.samples": 4096}, {**_CROSSED, "data.irrelevant_fraction": 0.7}),
         mean_explained,
     ),
     Probe(
@@ -184,7 +184,7 @@ PROBES: tuple[Probe, ...] = (
         "The router lets go of a partition that it learned.",
         "It starts from a learned partition: compare with `spurious`, as who cannot learn the first one has nothing"
         " to let go.",
-        ({**_CROSSED, "data.share": 0.5, "data.shift": 1000},),
+        ({**_CROSSED, "data.irrelevant_fraction": 0.5, "data.swap_step": 1000},),
         mean_explained,
     ),
     Probe(

@@ -108,8 +108,6 @@ def base_seed(name: str, settings: Sequence[str], texts: list[str]) -> int:
     return low + int(hashlib.sha256(text.encode()).hexdigest(), 16) % (high - low)
 
 
-
-
 def fitting() -> list[str]:
     """The built-in routers of the reference: those that route rows of numbers without further knowledge of them."""
     routers = {name: part for name, part in ROUTERS.items() if not part.tokens or "rows" in part.tokens}

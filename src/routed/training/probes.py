@@ -117,10 +117,10 @@ def experts_probe(
 
     def evaluate(evaluation: Evaluation) -> Values:
         experts = mean_so_far_of(count, evaluation.problem.config, evaluation.inputs.config, evaluation.step)
-        return {"train/experts": jnp.asarray(experts, jnp.float32)}
+        return {"train/experts_per_token": jnp.asarray(experts, jnp.float32)}
 
     column = Column("experts computed per training token", definition, AT_LEAST_0, log=True)
-    return Probe(problem, {"train/experts": column}, applies, evaluate=evaluate)
+    return Probe(problem, {"train/experts_per_token": column}, applies, evaluate=evaluate)
 
 
 def probes_of(problem: Problem) -> dict[str, Probe]:

@@ -221,26 +221,26 @@ COLUMNS = Probe(
             "Entropy of the share of assignments of each expert: log E where balanced.",
             AT_LEAST_0,
         ),
-        "router/all_covered": Column(
+        "router/all_clusters_with_specialists": Column(
             "share of runs in which\nevery cluster has specialists",
             "Share of runs in which every cluster has specialists: 90 % of its tokens go to experts 90 % of"
             " whose tokens are its own.",
             SHARE,
             higher_is_better=True,
         ),
-        "router/covered": Column(
+        "router/clusters_with_specialists": Column(
             "share of clusters with specialists",
             "Share of the clusters 90 % of whose tokens go to experts 90 % of whose tokens are of that cluster.",
             SHARE,
             higher_is_better=True,
         ),
-        "router/rows_hit": Column(
+        "router/init_clusters_covered": Column(
             "share of runs in which rows from examples\nwould come from every cluster",
             "Share of runs in which as many examples as experts, drawn at random, would come from every"
             " cluster (coupon collector).",
             SHARE,
         ),
-        "router/moved": Column(
+        "router/params_changed": Column(
             "share of runs whose router moved",
             "1 in a run whose router parameters differ from step 0 in any bit: 0 for every frozen arm, or the run"
             " fails.",

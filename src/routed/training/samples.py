@@ -144,7 +144,7 @@ SAMPLES = ProblemPart(
     reads=(
         "data.samples",
         "data.fresh",
-        "data.whole",
+        "data.full_batch",
         "data.epochs",
         "data.test_samples",
         "data.target",
