@@ -71,12 +71,12 @@ from routed.plan.experiment import Scales
 
 #: Samples are sorted by expert, as a copy of a network for each sample would cost more than its products.
 _BY_CLUSTER = {"router.frozen": True, "router.name": "oracle"}
-ARMS["oracle_class"] = Arm(_BY_CLUSTER | {"router.digit": 1}, "oracle (true class)", "#000000")
+ARMS["oracle_class"] = Arm(_BY_CLUSTER | {"router.label_digit": 1}, "oracle (true class)", "#000000")
 ARMS["oracle_turn"] = Arm(_BY_CLUSTER, "oracle (the label: turned or not)", "#A6761D")
 ARMS["hash_images"] = Arm({"router.frozen": True, "router.name": "hash"}, "hash of the image", "#56B4E9")
 ARMS["kmeans_images"] = Arm(
     {
-        "router.frozen": True, "router.measure": "distance", "router.from_data": True, "router.rows": "clusters",
+        "router.frozen": True, "router.score": "distance", "router.init_from_data": True, "router.init_rows": "clusters",
         "selection.renormalise": True, "selection.eval.renormalise": True,
     },
     "frozen k-means of windows", "#5A2A00", fair=True,
@@ -117,7 +117,7 @@ SINGLE: Point = {"arms": ("dense_expert",), "optimizer.normalise": "none"}
 
 PROTOCOL = PRESETS["paper"] | {
     "arms": ("learned",), "seed": 5000, "seeds": 5, "shuffles": 0,
-    "data.name": ROTATED, "data.images": "cifar10", "data.clusters": 10, "data.target": "class", "data.target_dim": 2, "data.side": 16,
+    "data.name": ROTATED, "data.images": "cifar10", "data.clusters": 10, "data.target": "class", "data.target_dim": 2, "data.image_side": 16,
     "data.samples": 4096, "data.fresh": True, "data.test_samples": 1000, "batch_size": 64, "steps": 600, "eval_every": 150,
     "router.name": "conv", "router.window": 4, "router.noise": "uniform", "router.init_scale": 0.0, "router.learning_rate": 1e-4 * 16,
     "experts.name": "resnet18", "experts.count": 4, "experts.width": 8, "experts.learning_rate": RATES["resnet18"][0],
@@ -132,7 +132,7 @@ def _large(width: float, epochs: float):
 
     def changes(config: ConfigDict) -> dict[str, object]:
         return {
-            "data.side": 32, "experts.width": round(64 * width), "batch_size": 128, "router.learning_rate": 1e-4, "data.samples": 16384,
+            "data.image_side": 32, "experts.width": round(64 * width), "batch_size": 128, "router.learning_rate": 1e-4, "data.samples": 16384,
             "data.test_samples": 10000, "steps": steps_of(epochs), "eval_every": steps_of(epochs) // 5, "seeds": 10 if width == 1 else 5,
         }  # fmt: skip
 
@@ -146,7 +146,7 @@ def steps_of(epochs: float, images: int = 50000, batch: int = 128) -> int:
 
 SCALES: Scales = {
     "smoke": lambda config: {
-        "data.images": "patterns", "data.side": 8, "data.samples": 128, "data.test_samples": 40, "batch_size": 16, "steps": 4,
+        "data.images": "patterns", "data.image_side": 8, "data.samples": 128, "data.test_samples": 40, "batch_size": 16, "steps": 4,
         "eval_every": 2, "seeds": 2, "experts.name": "conv_net", "experts.width": 4,
     },
     "default": lambda config: {},

@@ -67,7 +67,7 @@ def claim_sets(config: ConfigDict) -> Iterator[Claim]:
 
 DATA_SETS = Figure(
     "the linear mixture of setting 2, a data set for each run, against table and notebook",
-    {"held": (), "seeds": 8},
+    {"shared_streams": (), "seeds": 8},
     sweep=lambda config: (SETTING2,),
     claims=lambda config: tuple(claim_sets(config)),
     plots=lambda config: (
@@ -120,7 +120,7 @@ SCALE = Figure(
 
 def preset(name: str) -> Point:
     """A protocol of cluster_cnn as a point; every run has the same data set."""
-    return {key: value for key, value in cnn.PRESETS[name].items() if key != "held"}
+    return {key: value for key, value in cnn.PRESETS[name].items() if key != "shared_streams"}
 
 
 #: The printed protocol to the end of the exploration stage; with inputs x 10, which are as good as ten times the steps;

@@ -58,13 +58,13 @@ PRESETS: dict[str, Point] = {
         "data.target": "sign", "data.target_dim": 1, "experts.width": 16, "loss": "logistic", "data.input_scale": 1.0,
         "selection.name": "top_k", "selection.eval.name": "top_k", "router.noise_in_weights": False, "router.noise_at_eval": False,
         "experts.bias": False, "experts.init": "lecun", "experts.init_scale": 1e-3 * math.sqrt(50), "optimizer.normalise": "expert",
-        "stop.rise": 0.0, "stop.floor": 0.0, "held": (),
+        "stop.rise": 0.0, "stop.floor": 0.0, "shared_streams": (),
     },
     "released": {
         "data.target": "class", "data.target_dim": 2, "experts.width": 8, "loss": "softmax_cross_entropy", "data.input_scale": 10.0,
         "selection.name": "raw", "selection.eval.name": "raw", "router.noise_in_weights": True, "router.noise_at_eval": True,
         "experts.bias": True, "experts.init": "uniform", "experts.init_scale": 1e-3, "optimizer.normalise": "expert_sum",
-        "stop.rise": 0.02, "stop.floor": 0.314, "held": ("world",),
+        "stop.rise": 0.02, "stop.floor": 0.314, "shared_streams": ("world",),
     },
 }  # fmt: skip
 
@@ -84,7 +84,7 @@ CUBIC, LINEAR = {"experts.activation": "cubic"}, {"experts.activation": "linear"
 
 PROTOCOL = PRESETS["released"] | {
     "arms": ("learned",), "seeds": 10, "gate.horizon": 1.0, "shuffles": 0,
-    "data.name": "patches", "data.clusters": 4, "data.dim": 50, "data.whole": True,
+    "data.name": "patches", "data.clusters": 4, "data.dim": 50, "data.full_batch": True,
     "data.samples": 16000, "data.test_samples": 16000, "batch_size": 16000, "steps": 500, "eval_every": 100,
     "router.name": "conv", "router.noise": "uniform", "router.init_scale": 0.0, "router.learning_rate": 0.1,
     "experts.name": "cnn", "experts.count": 8, "experts.activation": "cubic", "experts.learning_rate": 1e-3,
@@ -136,11 +136,13 @@ def single(config: ConfigDict, setting: str, activation: str, filters: int) -> P
 
     Three runs below the paper's scale.
     """
-    small = {"steps": config.steps, "eval_every": config.eval_every, "stop.after": 0} if config.scale == "smoke" else {}
+    small = (
+        {"steps": config.steps, "eval_every": config.eval_every, "stop.min_steps": 0} if config.scale == "smoke" else {}
+    )
     return SETTINGS[setting] | {
         "arms": ("dense_expert",), "experts.activation": activation, "experts.width": filters // 2, "loss": "cross_entropy",
         "experts.init_scale": 1.0, "experts.learning_rate": 3e-3 if activation == "linear" else 1e-2, "optimizer.name": "adam",
-        "optimizer.normalise": "none", "optimizer.l2": 5e-4, "stop.floor": 0.0, "stop.after": 500, "steps": 800, "eval_every": 100,
+        "optimizer.normalise": "none", "optimizer.l2": 5e-4, "stop.floor": 0.0, "stop.min_steps": 500, "steps": 800, "eval_every": 100,
         "seeds": config.seeds if config.scale == "paper" else min(3, config.seeds),
     } | small  # fmt: skip
 

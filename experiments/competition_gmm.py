@@ -76,7 +76,7 @@ ARMS = ("learned", "frozen", "compete", *CONTROLS)
 PROTOCOL = {
     "arms": ARMS, "seed": 2300, "seeds": 10, "rates": "tuned", "tune.seeds": 2, "tune.multipliers": (1.0, 3.0, 10.0, 30.0),
     "data.clusters": 16, "data.samples": 8192, "experts.count": 16, "experts.name": "mlp", "experts.depth": 2, "experts.width": 32,
-    "selection.name": "top_k", "selection.k": 2, "selection.eval.name": "top_k", "selection.eval.k": 2, "selection.share": 0.05,
+    "selection.name": "top_k", "selection.k": 2, "selection.eval.name": "top_k", "selection.eval.k": 2, "selection.competition_rate": 0.05,
     "optimizer.name": "adam", "experts.learning_rate": 1e-3, "router.learning_rate": 1e-3, "dispatch": "auto",
     "batch_size": 128, "steps": 4000, "eval_every": 1000, "mesh.runs_per_batch": 64,
 }  # fmt: skip
@@ -100,7 +100,7 @@ SWEPT = ("compete", "compete_shuffled", "compete_dense")
 
 def longer(config: ConfigDict, share: float) -> Point:
     """Steps in which SMoE has as many experts' FLOPs as competition in the config's steps, with as many evaluations."""
-    competing = override(config, {"selection.name": "compete", "selection.share": share})
+    competing = override(config, {"selection.name": "compete", "selection.competition_rate": share})
     rule = averaged(rule_of(competing.selection), config.steps)
     ratio = work(rule, config.batch_size, config.experts.count) / config.selection.k
     every = math.ceil(config.eval_every * ratio)
@@ -135,7 +135,7 @@ def claim_arms(config: ConfigDict) -> Iterator[Claim]:
                                   COMPETE, {"arm": arm})  # fmt: skip
 
 
-METRICS = ("test/excess", "router/ami", "router/dead", "train/experts")
+METRICS = ("test/excess", "router/ami", "router/dead", "train/experts_per_token")
 
 FIRST = Figure(
     "competition, SMoE and controls: loss, agreement, dead experts; experts that can compete and constant ones",
@@ -160,8 +160,8 @@ def shares(config: ConfigDict) -> tuple[Point, ...]:
         {"experts.name": experts} | point
         for experts in EXPERTS
         for point in (
-            *({"selection.share": share, **same, "arms": config.arms} for share in values),
-            *({"selection.share": share, **longer(config, share), "arms": ("learned",)} for share in values),
+            *({"selection.competition_rate": share, **same, "arms": config.arms} for share in values),
+            *({"selection.competition_rate": share, **longer(config, share), "arms": ("learned",)} for share in values),
         )
     )
 
@@ -169,7 +169,7 @@ def shares(config: ConfigDict) -> tuple[Point, ...]:
 def claim_shares(config: ConfigDict) -> Iterator[Claim]:
     """Returns claims at each share: competition and its controls against SMoE of equal FLOPs, also with constant experts."""
     share = SHARES[config.scale][-1]
-    write, at = writer(config, {"experts.name": "constant"}), {"selection.share": share}
+    write, at = writer(config, {"experts.name": "constant"}), {"selection.competition_rate": share}
     same = {"steps": config.steps, "eval_every": config.eval_every}
     sides = COMPETE | at | same, LEARNED | at | same
     yield write.order("gmm.constant.blind", f"constant experts, lambda = {share:g}: competition loses agreement of experts and clusters",
@@ -178,9 +178,14 @@ def claim_shares(config: ConfigDict) -> Iterator[Claim]:
                       "not asked", *reversed(sides), metric="router/load_max", unit="difference")  # fmt: skip
     write = writer(config, {"experts.name": "mlp"})
     for share in SHARES[config.scale]:
-        fair = LEARNED | {"selection.share": share, **longer(config, share)}
+        fair = LEARNED | {"selection.competition_rate": share, **longer(config, share)}
         for arm in (arm for arm in config.arms if arm != "learned"):
-            side = {"arm": arm, "selection.share": share, "steps": config.steps, "eval_every": config.eval_every}
+            side = {
+                "arm": arm,
+                "selection.competition_rate": share,
+                "steps": config.steps,
+                "eval_every": config.eval_every,
+            }
             name = arm.replace("compete_", "").replace("compete", "competition")
             words = f"lambda = {share:g}: {name} has a lower excess loss than SMoE of as many FLOPs as competition"
             yield write.order(f"gmm.flops.{share:g}.{name}", words, "not asked", side, fair)
@@ -192,7 +197,7 @@ SHARE = Figure(
     sweep=shares,
     claims=lambda config: tuple(claim_shares(config)),
     plots=lambda config: tuple(
-        {"kind": "equal_cost", "name": f"share-{experts}", "x": "selection.share", "metrics": (*METRICS[:3], "router/load_max"),
+        {"kind": "equal_cost", "name": f"share-{experts}", "x": "selection.competition_rate", "metrics": (*METRICS[:3], "router/load_max"),
          "steps": config.steps, "dear": {share: longer(config, share)["steps"] for share in SHARES[config.scale]},
          "at": {"experts.name": experts}}
         for experts in EXPERTS

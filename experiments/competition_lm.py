@@ -105,11 +105,11 @@ ARMS["balance_loss"] = Arm({"losses.balance": 0.01}, "learned, balance loss .01"
 PROTOCOL = {
     "arms": ("learned", "compete"), "seed": 3100, "seeds": 10, "model": "decoder",
     "data.name": "files", "data.tokens": "characters", "data.vocabulary": 30, "data.input_length": 128, "data.eval_rows": 1024,
-    "router.vocabulary": 30, "router.choices": 2, "router.dim": 16,
+    "router.vocabulary": 30, "router.experts_per_id": 2, "router.dim": 16,
     "transformer.layers": 3, "transformer.sparse_layers": 3, "transformer.dim": 64, "transformer.heads": 4, "transformer.head_dim": 16,
     "transformer.ffn": "ffn", "transformer.width": 64,
     "experts.name": "mlp", "experts.depth": 2, "experts.width": 64, "experts.count": 16, "dispatch": "auto",
-    "selection.name": "top_k", "selection.k": 2, "selection.eval.name": "top_k", "selection.eval.k": 2, "selection.share": 0.05,
+    "selection.name": "top_k", "selection.k": 2, "selection.eval.name": "top_k", "selection.eval.k": 2, "selection.competition_rate": 0.05,
     "optimizer.name": "adam", "optimizer.schedule": "linear", "optimizer.warmup": 200,
     "router.learning_rate": 9e-3, "experts.learning_rate": 9e-3, "transformer.learning_rate": 9e-3,
     "batch_size": 8, "steps": 12000, "eval_every": 1000, "checkpoint.every": 500,
@@ -151,7 +151,7 @@ SCALES: Scales = {
         "data.name": "artificial", "data.languages": ("qaa",), "data.input_length": 16, "data.eval_rows": 16, "batch_size": 4,
         "transformer.layers": 2, "transformer.sparse_layers": 1, "transformer.dim": 8,
         "transformer.head_dim": 4, "transformer.heads": 2, "transformer.width": 8, "experts.count": 4, "experts.width": 8,
-        "selection.share": 0.3, "steps": 20, "eval_every": 10, "checkpoint.every": 10 if config.checkpoint.every else 0, "seeds": 2, "arms": config.arms[:2],
+        "selection.competition_rate": 0.3, "steps": 20, "eval_every": 10, "checkpoint.every": 10 if config.checkpoint.every else 0, "seeds": 2, "arms": config.arms[:2],
         "mesh.runs_per_batch": 4,
     },
     "default": lambda config: {},
@@ -173,7 +173,7 @@ def writer(config: ConfigDict, at: Point, metric: str = BITS) -> Writer:
 
 def longer(config: ConfigDict, share: float) -> Point:
     """Returns the steps in which SMoE has the FLOPs of competition in the config's steps, with as many evaluations."""
-    cost = flops_of_decoder_row(override(config, COMPETING | {"selection.share": share}))
+    cost = flops_of_decoder_row(override(config, COMPETING | {"selection.competition_rate": share}))
     ratio, unit = (
         cost / flops_of_decoder_row(override(config, {"selection.name": "top_k"})),
         config.checkpoint.every or 1,
@@ -230,7 +230,7 @@ UNCONTROLLED = {"default": (0.01, 0.03, 0.09)}
 def shares_of(config: ConfigDict) -> tuple[float, ...]:
     """The values of lambda of a scale; for `decisive`, the config's."""
     if config.figure == "decisive":
-        return (config.selection.share,)
+        return (config.selection.competition_rate,)
     return SHARES.get(config.scale, SHARES["default"])
 
 
@@ -246,7 +246,7 @@ def flops(config: ConfigDict) -> tuple[Point, ...]:
     """Each share for as many steps, and SMoE for as many FLOPs."""
     same = {"steps": config.steps, "eval_every": config.eval_every}
     return tuple(
-        {"selection.share": share, **schedule, "arms": arms}
+        {"selection.competition_rate": share, **schedule, "arms": arms}
         for share in shares_of(config)
         for schedule, arms in ((same, arms_at(config, share)), (longer(config, share), ("learned",)))
     )
@@ -262,7 +262,7 @@ def claim_flops(config: ConfigDict) -> Iterator[Claim]:
     """At each share: competition and each of its controls against SMoE of as many FLOPs."""
     write = writer(config, {}, "test/loss")
     for share in shares_of(config):
-        at = {"selection.share": share}
+        at = {"selection.competition_rate": share}
         for arm in (arm for arm in arms_at(config, share) if arm != "learned"):
             side = {"arm": arm, **at, "steps": config.steps, "eval_every": config.eval_every}
             name = arm.replace("compete_", "").replace("compete", "competition")
@@ -277,7 +277,7 @@ FLOPS = Figure(
     sweep=flops,
     claims=lambda config: tuple(claim_flops(config)),
     plots=lambda config: (
-        {"kind": "equal_cost", "name": "flops", "x": "selection.share", "steps": config.steps,
+        {"kind": "equal_cost", "name": "flops", "x": "selection.competition_rate", "steps": config.steps,
          "dear": {share: longer(config, share)["steps"] for share in shares_of(config)},
          "metrics": ("test/loss", "router/mi_token", "router/dead", "router/load_max", "router/alike")},
     ),
@@ -495,7 +495,7 @@ def claim_levels(
 def lambdas(config: ConfigDict) -> dict[tuple[str, float], Point]:
     """The paper's lambdas with each block."""
     found = cells(config, TABLE_C, (0.01, 0.09))
-    return {(block, share): blocks(config)[block] | {"selection.share": share} for block, share in found}
+    return {(block, share): blocks(config)[block] | {"selection.competition_rate": share} for block, share in found}
 
 
 def claim_table4(config: ConfigDict) -> Iterator[Claim]:
@@ -517,32 +517,32 @@ TABLE4 = Figure(
     LIGHT,
     sweep=lambda config: tuple(lambdas(config).values()),
     claims=lambda config: tuple(claim_table4(config)),
-    plots=lambda config: by_block(config, "table4-", x="selection.share"),
+    plots=lambda config: by_block(config, "table4-", x="selection.competition_rate"),
 )
 
 #: The loss of the released code at the time of its last version (2024-03-24): full softmax of the router, nothing
 #: detached, errors averaged over experts too, and alpha multiplies the router's loss, .01 alpha for each layer.
 RELEASED: Point = {
-    "selection.distil_side": "all", "selection.distil_detached": False, "selection.distil_trunk": True,
-    "selection.distil_mean": "entries", "selection.distil": 0.05,
+    "selection.distillation_softmax": "all", "selection.distillation_detached": False, "selection.distillation_trunk": True,
+    "selection.distillation_mean": "entries", "selection.distillation_coefficient": 0.05,
 }  # fmt: skip
 #: How its experts start and that its routers have a bias, SMoE's too; and that most of its scripts compete at every
 #: step.
 _STARTS: Point = {"experts.init": "stacked", "router.bias": True}
-_ALWAYS: Point = {"selection.share": 1.0}
+_ALWAYS: Point = {"selection.competition_rate": 1.0}
 #: alpha -> bits of the paper's tiny, enwik8, by block.
 TABLE_D = {
     "switch": {0.1: 1.306, 1.0: 1.307, 5.0: 1.303, 25.0: 1.321, 250.0: 1.328},
     "glam": {0.1: 1.280, 1.0: 1.285, 5.0: 1.298, 25.0: 1.304, 250.0: 1.319},
 }
 #: Pictures count in alpha, as the paper does.
-ALPHA = ("alpha (the coefficient, selection.distil, is .01 alpha)", 100.0)
+ALPHA = ("alpha (the coefficient, selection.distillation_coefficient, is .01 alpha)", 100.0)
 
 
 def alphas(config: ConfigDict) -> dict[tuple[str, float], Point]:
     """The released code with each block, at each alpha."""
     return {
-        (block, alpha): blocks(config)[block] | RELEASED | {"selection.distil": 0.01 * alpha}
+        (block, alpha): blocks(config)[block] | RELEASED | {"selection.distillation_coefficient": 0.01 * alpha}
         for block, alpha in cells(config, TABLE_D, (5.0, 250.0))
     }
 
@@ -564,7 +564,7 @@ TABLE5 = Figure(
     LIGHT,
     sweep=lambda config: tuple(alphas(config).values()),
     claims=lambda config: tuple(claim_table5(config)),
-    plots=lambda config: by_block(config, "table5-", x="selection.distil", axis=ALPHA),
+    plots=lambda config: by_block(config, "table5-", x="selection.distillation_coefficient", axis=ALPHA),
 )
 
 
@@ -616,11 +616,11 @@ TABLE10 = Figure(
 EQUATIONS, BY_ROUTER = "the paper's equations", "output by the router (code of 2023)"
 OPTIONS: dict[str, Point] = {
     EQUATIONS: {},
-    BY_ROUTER: {"selection.forward": False},
-    "softmax over all experts": {"selection.distil_side": "all"},
-    "target not detached": {"selection.distil_detached": False},
-    "its loss reaches the trunk": {"selection.distil_trunk": True},
-    "weight .05, mean over experts too": {"selection.distil": 0.05, "selection.distil_mean": "entries"},
+    BY_ROUTER: {"selection.output_of_winners": False},
+    "softmax over all experts": {"selection.distillation_softmax": "all"},
+    "target not detached": {"selection.distillation_detached": False},
+    "its loss reaches the trunk": {"selection.distillation_trunk": True},
+    "weight .05, mean over experts too": {"selection.distillation_coefficient": 0.05, "selection.distillation_mean": "entries"},
     "all of the released loss": RELEASED,
     "competes at every step": _ALWAYS,
     "competes at evaluation": {"selection.eval.name": "compete"},

@@ -82,7 +82,7 @@ TABLE3 = {
 PROTOCOL = lm.PROTOCOL | {
     "arms": ("learned", "compete", "frozen", "xmoe", "stable_kept", "untrained"), "seeds": 5, "model": "classifier",
     "data.name": "labelled", "data.table": "sst2", "data.eval_rows": 1024,
-    "selection.share": 0.0,  # competition is fine-tuned as SMoE
+    "selection.competition_rate": 0.0,  # competition is fine-tuned as SMoE
     "optimizer.schedule": "constant", "optimizer.warmup": 0, "batch_size": 16, "steps": 1000, "eval_every": 100, "checkpoint.every": 100,
     **dict.fromkeys(("router.learning_rate", "experts.learning_rate", "transformer.learning_rate"), 1e-3),
 }  # fmt: skip

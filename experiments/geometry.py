@@ -95,7 +95,7 @@ RATES = {"smoke": (3e-3, 3e-2), "default": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "pape
 
 PROTOCOL = {
     "arms": ARMS,
-    "data.name": "crossed", "data.clusters": 16, "data.dim": 8, "data.separation": 2.0, "data.share": HIGH,
+    "data.name": "crossed", "data.clusters": 16, "data.dim": 8, "data.separation": 2.0, "data.irrelevant_fraction": HIGH,
     "data.samples": 4096, "data.test_samples": 2560,
     "experts.name": "constant", "experts.count": 16,
     "optimizer.name": "adam", "router.learning_rate": 3e-3, "experts.learning_rate": 3e-2,
@@ -119,7 +119,7 @@ def writer(config: ConfigDict, **changes) -> Writer:
 
 def sides(write: Writer, most: float = HIGH) -> tuple[Claim, ...]:
     """The pre-registered change of sign: both of its ends by themselves."""
-    low, high = ({**write.at, "data.share": share} for share in (0.0, most))
+    low, high = ({**write.at, "data.irrelevant_fraction": share} for share in (0.0, most))
     return (
         write.order("kmeans-wins-low", "without irrelevant clusters k-means of the inputs beats the learned router", "not asked",
                     KMEANS, LEARNED, at=low, alpha=0.01),
@@ -132,7 +132,7 @@ def where(
     write: Writer, shares: tuple[float, ...], id: str = "crossing", side: dict = LEARNED, most: float = HIGH
 ) -> Claim:
     """The share from which on learning wins."""
-    along = Along("data.share", tuple(share for share in shares if share <= most))
+    along = Along("data.irrelevant_fraction", tuple(share for share in shares if share <= most))
     arm = "the learned router" if side is LEARNED else "the learned router that scores by distance"
     statement = f"from some share between 0 and {most:g} on, {arm} beats k-means of the inputs, which wins before"
     return write.crossing(id, statement, "not asked", side, KMEANS, along, alpha=0.01)
@@ -152,7 +152,14 @@ def claims(config: ConfigDict) -> tuple[Claim, ...]:
         where(write, shares),
         where(write, shares, "crossing-distance", DISTANCE),
         *(
-            write.order(f"fair-{name}", f"{fair} {share:g}", "not asked", LEARNED, FAIREST, at={"data.share": share})
+            write.order(
+                f"fair-{name}",
+                f"{fair} {share:g}",
+                "not asked",
+                LEARNED,
+                FAIREST,
+                at={"data.irrelevant_fraction": share},
+            )
             for name, share in (("low", 0.0), ("high", HIGH))
         ),
     )
@@ -161,7 +168,7 @@ def claims(config: ConfigDict) -> tuple[Claim, ...]:
 LOSSES = ("test/loss", "test/loss_soft")
 FOLLOWED = ("router/ami_by_relevant", "router/ami_by_irrelevant")
 RATIO = {
-    "kind": "paired", "name": "ratio", "x": "data.share", "metric": "test/loss",
+    "kind": "paired", "name": "ratio", "x": "data.irrelevant_fraction", "metric": "test/loss",
     "arms": ("frozen_kmeans", "frozen_nearest", "learned_distance"),
 }  # fmt: skip
 TRAINING = {"kind": "training", "name": "training", "metrics": ("train/loss", *LOSSES)}
@@ -172,8 +179,14 @@ HEADLINE = Figure(
     claims=claims,
     plots=lambda config: (
         RATIO,
-        {"kind": "curves", "name": "loss", "x": "data.share", "metrics": LOSSES},
-        {"kind": "curves", "name": "followed", "x": "data.share", "metrics": FOLLOWED, "arms": (*FEW, "frozen_top1")},
+        {"kind": "curves", "name": "loss", "x": "data.irrelevant_fraction", "metrics": LOSSES},
+        {
+            "kind": "curves",
+            "name": "followed",
+            "x": "data.irrelevant_fraction",
+            "metrics": FOLLOWED,
+            "arms": (*FEW, "frozen_top1"),
+        },
         TRAINING,
     ),
 )
@@ -204,7 +217,7 @@ def map_plots(config: ConfigDict) -> tuple[dict, ...]:
     }
     shares = COARSE[config.scale]
     return (
-        *({**axes, "name": f"map-s{share:g}", "at": {"data.share": share}} for share in shares),
+        *({**axes, "name": f"map-s{share:g}", "at": {"data.irrelevant_fraction": share}} for share in shares),
         TRAINING,
     )
 
@@ -242,7 +255,7 @@ OVERLAP = Figure(
     claims=overlap_claims,
     plots=lambda config: (
         RATIO | {"arms": FEW[1:]},
-        {"kind": "curves", "name": "followed", "x": "data.share", "metrics": FOLLOWED, "arms": FEW},
+        {"kind": "curves", "name": "followed", "x": "data.irrelevant_fraction", "metrics": FOLLOWED, "arms": FEW},
         TRAINING,
     ),
 )
@@ -267,7 +280,7 @@ RATE = Figure(
     sweep=rates_sweep,
     claims=rates_claims,
     plots=lambda config: (
-        {"kind": "phase", "name": "rates", "x": "data.share", "y": "router.learning_rate",
+        {"kind": "phase", "name": "rates", "x": "data.irrelevant_fraction", "y": "router.learning_rate",
          "against": ("frozen_kmeans", "learned_distance")},
         TRAINING,
     ),

@@ -37,7 +37,7 @@ Rules where the paper is silent. None looks at learned against frozen; docs/deci
   top-1       frozen_kmeans trains and is evaluated with one expert of weight 1, as frozen_top1. learned_top1 has one
               expert weighted by its probability (Switch); with weight 1 it would get no gradient. A top-1 step
               computes a 64th of the experts of a soft mixture. Steps are equal, so top-1 arms are equal to each other
-              in FLOPs (train/experts), not to soft arms.
+              in FLOPs (train/experts_per_token), not to soft arms.
   gate        a verdict stands if it also holds for the curves extrapolated to 4 times the steps.
   effect      smallest effect of interest: a factor 1.1 in loss.
 

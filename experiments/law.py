@@ -9,7 +9,7 @@ new points?
     routed predict --fit=runs/law-fit --write=src/routed/papers/ours/law.json
     routed predict --points=law:held_out --write=experiments/law_held_out.json
     routed run --config=law:held_out  # 30 others, after their predictions are written; again: 30 more
-    routed predict --config.data.separation=1.5 --config.data.share=0.3
+    routed predict --config.data.separation=1.5 --config.data.irrelevant_fraction=0.3
 
 Setting: constant experts on two crossed mixtures, as in geometry.py, with 32 + 32 clusters in place of 16 + 16 (with
 16 the log ratio of a seed has twice the deviation, since losing a cluster is a larger part of the loss).
@@ -81,7 +81,7 @@ SHARE = (0.0, 0.8)
 LEVELS: dict[str, tuple[int, ...]] = {"experts.count": (16, 32, 64), "batch_size": (8, 32, 128)}
 
 #: The keys of the six axes.
-AXES = (*RANGES, "data.share", *LEVELS)
+AXES = (*RANGES, "data.irrelevant_fraction", *LEVELS)
 
 POINTS = {"fit": {"smoke": 2, "default": 60, "paper": 240}, "held_out": {"smoke": 2, "default": 30, "paper": 60}}
 POINTS["again"] = POINTS["held_out"]
@@ -91,7 +91,7 @@ FLOORS = {"held_out": 0.0, "again": 0.01}
 
 PROTOCOL = {
     "arms": ARMS,
-    "data.name": "crossed", "data.clusters": 32, "data.dim": 8, "data.separation": 1.5, "data.share": 0.4,
+    "data.name": "crossed", "data.clusters": 32, "data.dim": 8, "data.separation": 1.5, "data.irrelevant_fraction": 0.4,
     "data.samples": 2048, "data.test_samples": 2048,
     "experts.name": "constant", "experts.count": 32,
     "optimizer.name": "adam", "router.learning_rate": 1e-2, "experts.learning_rate": 3e-2,
@@ -125,7 +125,7 @@ def design(config: ConfigDict, figure: str) -> tuple[Point, ...]:
 def _point(place: dict[str, float], levels: dict[str, tuple[int, ...]]) -> Point:
     """The settings of a place in the unit cube."""
     point: Point = {key: low * (high / low) ** place[key] for key, (low, high) in RANGES.items()}
-    point |= {"data.share": SHARE[0] + (SHARE[1] - SHARE[0]) * place["data.share"]}
+    point |= {"data.irrelevant_fraction": SHARE[0] + (SHARE[1] - SHARE[0]) * place["data.irrelevant_fraction"]}
     point = {key: round(value, 3) for key, value in point.items()} | {"data.samples": round(point["data.samples"])}
     return point | {key: values[int(place[key] * len(values))] for key, values in levels.items()}
 

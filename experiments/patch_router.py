@@ -89,7 +89,7 @@ def taking(patches: int) -> Point:
 
 def gates(name: str) -> Point:
     """The weights of what experts take."""
-    return {"selection.gate": name, "selection.eval.gate": name}
+    return {"selection.patch_weights": name, "selection.eval.patch_weights": name}
 
 
 def std(sigma: float, dim: int) -> float:
@@ -126,7 +126,7 @@ PROTOCOL = {
 
 #: The data of the theory, where stopping is by errors, or after all steps.
 THEORY = {
-    "data.name": "generated", "data.positions": 32, "data.dim": 32, "data.sets": 8, "router.init_scale": std(0.1, 32), "stop.epochs": 0, "seed": 200,
+    "data.name": "generated", "data.positions": 32, "data.dim": 32, "data.pattern_sets": 8, "router.init_scale": std(0.1, 32), "stop.epochs": 0, "seed": 200,
 }  # fmt: skip
 
 
@@ -220,7 +220,7 @@ DECISIVE: Families = {
         "CNN": CNN,
         "CNN, rate x 8": CNN | {"optimizer.rate_scale": 8.0},
         "CNN, rate x 16/6": CNN | {"optimizer.rate_scale": 16 / 6},
-        "CNN, own 2 patches": CNN | {"experts.largest": 2},
+        "CNN, own 2 patches": CNN | {"experts.top_responses": 2},
         "CNN, FLOPs of separate": CNN | {"experts.count": 1, "experts.width": 7},
         "CNN, FLOPs of joint": CNN | {"experts.count": 1, "experts.width": 23},
         "CNN, parameters of separate": CNN | {"experts.count": 1, "experts.width": 42},
@@ -526,7 +526,7 @@ def misled_families(config: ConfigDict) -> Families:
     }
     return {
         f"digit goes with the label: {share:.0%}": {
-            f"{name}, {share:.0%}": side | {"data.spurious": share} for name, side in sides.items()
+            f"{name}, {share:.0%}": side | {"data.spurious_fraction": share} for name, side in sides.items()
         }
         for share in MISLED
     }
@@ -554,7 +554,7 @@ def misled_claims(config: ConfigDict) -> tuple[Claim, ...]:
 # The theory, beside the exponent of the headline figure.
 
 JOINT_THEORY = JOINT | {"router.init_scale": std(1e-4, 32)}
-LEANING = {"data.confusing": 4}
+LEANING = {"data.confusing_patches": 4}
 SEPARATIONS = {f"delta_d = {d:g}": {"data.delta_d": d, "data.delta_r": 0.3} for d in (0.0, 0.5, 0.8)}
 THEORY_SIDES: Families = {
     "separation": {f"separate, {name}": {"arm": "separate", **at} for name, at in SEPARATIONS.items()}
@@ -603,7 +603,7 @@ def theory_plots(config: ConfigDict) -> tuple[dict, ...]:
     return (
         reached_plot(config, THEORY_SIDES),
         *curves_plot(
-            N, lemmas, name="lemmas", arms=("separate",), at=SEPARATIONS["delta_d = 0"] | {"data.confusing": 0}
+            N, lemmas, name="lemmas", arms=("separate",), at=SEPARATIONS["delta_d = 0"] | {"data.confusing_patches": 0}
         ),
     )
 

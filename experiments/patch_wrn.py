@@ -77,8 +77,8 @@ TABLE2 = {
 PROTOCOL = {
     "arms": ARMS, "seed": 600, "seeds": 5, "model": "wide_resnet_moe", "loss": "cross_entropy", "gate.horizon": 1.0, "shuffles": 0,
     "data.name": "scenes", "data.target": "class", "resnet.factor": 1,
-    "router.name": "linear", "selection.name": "patch_choice", "selection.eval.name": "patch_choice", "selection.gate": "all",
-    "selection.eval.gate": "all", "dispatch": "auto", "optimizer.name": "sgd", "optimizer.momentum": 0.0,
+    "router.name": "linear", "selection.name": "patch_choice", "selection.eval.name": "patch_choice", "selection.patch_weights": "all",
+    "selection.eval.patch_weights": "all", "dispatch": "auto", "optimizer.name": "sgd", "optimizer.momentum": 0.0,
     "router.learning_rate": 0.1, "experts.learning_rate": 0.1, "transformer.learning_rate": 0.1,
     "batch_size": 64, "steps": 600, "eval_every": 150,
 }  # fmt: skip
@@ -87,7 +87,7 @@ PROTOCOL = {
 def images(scene: str, classes: int, sizes: tuple[int, ...], **changes: object) -> dict[str, object]:
     """CIFAR-10 in scenes: patches of one position, a quarter of which each of four experts takes."""
     return {
-        "data.images": "cifar10", "data.scene": scene, "data.clusters": classes, "data.target_dim": classes, "data.side": 16,
+        "data.images": "cifar10", "data.scene": scene, "data.clusters": classes, "data.target_dim": classes, "data.image_side": 16,
         "data.samples": sizes[-1], "data.test_samples": 2000, "experts.count": 4, "selection.patches": 4, "selection.eval.patches": 4,
         "experts.width": WINDOW * WIDTH // 4, **changes,
     }  # fmt: skip
@@ -97,7 +97,7 @@ def faces(classes: int, sizes: tuple[int, ...]) -> dict[str, object]:
     """CelebA: 16 patches, of which each of eight experts takes two."""
     attributes = ("Smiling", "Eyeglasses")[: classes // 2]
     return images("plain", classes, sizes) | {
-        "data.images": "celeba", "data.attributes": attributes, "data.side": 32, "experts.count": 8, "experts.width": WIDTH // 8,
+        "data.images": "celeba", "data.attributes": attributes, "data.image_side": 32, "experts.count": 8, "experts.width": WIDTH // 8,
         "selection.patches": 2, "selection.eval.patches": 2, "resnet.patch": 2, "resnet.filter": 3,
     }  # fmt: skip
 
@@ -132,7 +132,7 @@ def _smoke(config: ConfigDict) -> dict[str, object]:
     objects = (0, 1, 8, 9)[: config.data.clusters]
     others = {"data.scene": "vehicles", "data.objects": objects} if is_faces(config.figure) else {}
     return others | {
-        "data.images": "patterns", "data.side": 16 if is_faces(config.figure) else 8, "data.samples": 200, "data.test_samples": 40,
+        "data.images": "patterns", "data.image_side": 16 if is_faces(config.figure) else 8, "data.samples": 200, "data.test_samples": 40,
         "batch_size": 16, "steps": 4, "eval_every": 2, "seeds": 2, "experts.width": 8, "resnet.patch": config.resnet.patch,
         "selection.patches": min(2, config.selection.patches), "selection.eval.patches": min(2, config.selection.patches),
         "arms": ("learned", "frozen", "wide_resnet"),
@@ -147,7 +147,7 @@ def _large(factor: int, test: int):
         taken = config.selection.patches * (1 if is_faces(config.figure) else 4)  # of 64 patches, not of 16
         steps = 50 * largest // 128 // 5 * 5
         return {
-            "data.side": 2 * config.data.side, "resnet.factor": factor, "experts.width": factor * config.experts.width,
+            "data.image_side": 2 * config.data.image_side, "resnet.factor": factor, "experts.width": factor * config.experts.width,
             "resnet.patch": 2 * config.resnet.patch if is_faces(config.figure) else 1, "data.samples": largest, "data.test_samples": test,
             "selection.patches": taken, "selection.eval.patches": taken, "batch_size": 128, "steps": steps, "eval_every": steps // 5,
         }  # fmt: skip
@@ -234,7 +234,7 @@ def claims_of_colour(id: str, words: str, same: bool):
         paper, ours = writers(config, same)
         write = paper if id.startswith("fig") else ours
         at: Point = {"data.samples": sizes_of(config)[-1]}
-        without, misled = {"data.spurious": 0.0}, {"data.spurious": 0.95}
+        without, misled = {"data.spurious_fraction": 0.0}, {"data.spurious_fraction": 0.95}
         order, also = write._replace(at=at).order, ours._replace(at=at | misled)
         return (
             order(f"{id}.mixture", f"{words}, misled: WRN-pMoE above WRN", "above", WRN, LEARNED, at=at | misled),
@@ -296,7 +296,7 @@ def training(config: ConfigDict) -> tuple[dict, ...]:
 def plots_of_colour(config: ConfigDict) -> tuple[dict, ...]:
     """Accuracy without and with the attribute."""
     return (
-        {"kind": "curves", "name": "accuracy", "x": "data.spurious", "metrics": ("test/accuracy",)},
+        {"kind": "curves", "name": "accuracy", "x": "data.spurious_fraction", "metrics": ("test/accuracy",)},
         *training(config),
     )
 

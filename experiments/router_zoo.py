@@ -139,7 +139,7 @@ def claims(config: ConfigDict) -> tuple[Claim, ...]:
 
 
 #: What a reader asks first.
-METRICS = ("test/excess", "router/homogeneity", "router/dead", "router/churn", "train/experts")
+METRICS = ("test/excess", "router/homogeneity", "router/dead", "router/churn", "train/experts_per_token")
 
 FIGURES = {
     "": Figure(

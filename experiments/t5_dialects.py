@@ -70,7 +70,7 @@ PROTOCOL = {
     "experts.name": "gated_ffn", "experts.activation": "gelu", "experts.count": 16, "experts.width": 32,
     "selection.name": "top_k", "selection.k": 2, "selection.renormalise": True,
     "selection.eval.name": "top_k", "selection.eval.k": 2, "selection.eval.renormalise": True,
-    "router.choices": 2, "dispatch": "auto",
+    "router.experts_per_id": 2, "dispatch": "auto",
     "optimizer.name": "adam", "optimizer.schedule": "linear", "optimizer.warmup": 100,
     "router.learning_rate": 6e-3, "experts.learning_rate": 6e-3, "transformer.learning_rate": 6e-3,
     "batch_size": 64, "steps": 3000, "eval_every": 500, "checkpoint.every": 500,

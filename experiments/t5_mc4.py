@@ -70,7 +70,7 @@ PROTOCOL = {
     "selection.name": "top_k", "selection.k": 2, "selection.renormalise": True,
     "selection.eval.name": "top_k", "selection.eval.k": 2, "selection.eval.renormalise": True,
     "selection.capacity_rule": "per_token",  # of the figure that has a capacity
-    "router.vocabulary": 2048, "router.choices": 2, "dispatch": "auto",
+    "router.vocabulary": 2048, "router.experts_per_id": 2, "dispatch": "auto",
     "optimizer.name": "adam", "optimizer.schedule": "linear", "optimizer.warmup": 100,
     "router.learning_rate": 6e-3, "experts.learning_rate": 6e-3, "transformer.learning_rate": 6e-3,
     "batch_size": 64, "steps": 1000, "eval_every": 250, "checkpoint.every": 50,

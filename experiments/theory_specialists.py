@@ -68,7 +68,7 @@ from routed.plan import Figure, Point, cross, make_config, product
 PROTOCOL = {
     "arms": ("frozen_data", "learned"), "seeds": 100, "gate.horizon": 1.0,
     "data.dim": 32, "data.clusters": 16, "data.test_samples": 320, "data.separation": 4.0,
-    "router.from_data": True, "experts.name": "constant", "optimizer.momentum": 0.0,
+    "router.init_from_data": True, "experts.name": "constant", "optimizer.momentum": 0.0,
     "batch_size": 128, "steps": 200, "eval_every": 200, "mesh.runs_per_batch": 600,
 }  # fmt: skip
 
@@ -113,8 +113,10 @@ def claim_success(config: ConfigDict, at: Point) -> Iterator[Claim]:
     clusters, experts, separation = at["data.clusters"], at["experts.count"], at["data.separation"]
     closest, *_, farthest = SEPARATIONS[config.scale]
     ratio, tag = experts // clusters, f"c{separation:g}.k{clusters}.e{experts}"
-    rows, hit, predicted = {"arm": "frozen_data"}, {"metric": "router/rows_hit"}, prediction(at)
-    write = Writer(comparability(config), "router/all_covered", at, "probability", "dikkala.theorem2.")
+    rows, hit, predicted = {"arm": "frozen_data"}, {"metric": "router/init_clusters_covered"}, prediction(at)
+    write = Writer(
+        comparability(config), "router/all_clusters_with_specialists", at, "probability", "dikkala.theorem2."
+    )
     if separation > closest:
         words = "frozen rows cover every cluster when they come from every cluster"
         yield write.null(f"specialists.{tag}", f"{tag}: {words}", "probability 1 - exp(-O(d))", rows, rows | hit)
@@ -137,7 +139,12 @@ def claim_success(config: ConfigDict, at: Point) -> Iterator[Claim]:
 def draw_success(config: ConfigDict) -> tuple[dict, ...]:
     """Success against experts per cluster, with its prediction."""
     predicted = lambda clusters, experts: prediction({"data.clusters": clusters, "experts.count": experts})  # noqa: E731
-    success = {"kind": "success", "metric": "router/all_covered", "x": "experts.count", "predicted": predicted}
+    success = {
+        "kind": "success",
+        "metric": "router/all_clusters_with_specialists",
+        "x": "experts.count",
+        "predicted": predicted,
+    }
     return (
         success | {"name": "success", "arm": "learned"},
         success | {"name": "success_frozen", "arm": "frozen_data"},
@@ -176,7 +183,7 @@ def claim_kmeans(config: ConfigDict) -> tuple[Claim, ...]:
 KMEANS = Figure(
     "Lemma 1: how far steps of gradient descent are from those of k-means",
     changes={
-        "arms": ("learned",), "model": "kmeans", "router.from_data": False, "experts.learning_rate": 1.0,
+        "arms": ("learned",), "model": "kmeans", "router.init_from_data": False, "experts.learning_rate": 1.0,
         "data.target": "input", "data.target_dim": PROTOCOL["data.dim"], "data.samples": 2048,
         "steps": 400, "eval_every": 20, "seeds": 10,
     },

@@ -107,7 +107,7 @@ def test_impossible_settings_are_refused(small, changes, words):
 
 
 def test_images_that_do_not_fit_are_refused():
-    with pytest.raises(UserError, match=r"data.side=7: must divide the 16 pixels of a side"):
+    with pytest.raises(UserError, match=r"data.image_side=7: must divide the 16 pixels of a side"):
         augmented.counts(data(side=7))
     with pytest.raises(UserError, match=r"data.clusters=4: .* have 10 classes; set data.clusters=10"):
         augmented.counts(data(clusters=4))

@@ -37,7 +37,7 @@ def table(losses=LOSSES, samples=(64,), halfway=1.0, start=1.0, **columns):
                     rows.append(
                         {"run": f"{arm}{seed}n{n}", "data.samples": n, "arm": arm, "seed": seed, "step": step, "status": "ok",
                          "test/loss": test, "test/loss_soft": test / 2, "train/loss": test,
-                         "router/norm_ratio": 1.02 + 0.001 * seed if step else 1.3, "router/moved": float(arm == "learned")}
+                         "router/norm_ratio": 1.02 + 0.001 * seed if step else 1.3, "router/params_changed": float(arm == "learned")}
                         | columns
                     )  # fmt: skip
     return pd.DataFrame(rows)
@@ -240,14 +240,14 @@ def test_points_of_the_same_runs_are_one_point_of_robustness():
     swept = ["data.samples", "data.radius"]
     at, over = {"data.samples": 64, "data.radius": 0.3}, ("data.samples", "data.radius")
     found = verdict(order(at=at, over=over), rows, swept)
-    assert found["robustness"] == {"held": 2, "tried": 2} and found["n"] == 4
+    assert found["robustness"] == {"shared_streams": 2, "tried": 2} and found["n"] == 4
 
 
 def test_robustness_is_the_share_of_points_that_hold():
     good, bad = table(samples=(64,)), table({"learned": LOSSES["frozen"], "frozen": LOSSES["learned"]}, samples=(128,))
     both = pd.concat([good, bad], ignore_index=True)
     found = verdict(order(over=("data.samples",)), both)
-    assert found["robustness"] == {"held": 1, "tried": 2}
+    assert found["robustness"] == {"shared_streams": 1, "tried": 2}
     assert verdict(order(), both)["robustness"] is None  # it names no key over which it is tried
 
 
@@ -258,7 +258,7 @@ def test_a_claim_never_pools_points():
     both["run"] += both.steps.astype(str)
     found = verdict(order(over=("steps",)), both, ("data.samples", "steps"))
     assert found["n"] == len(seeds) and found == verdict(order(), table()) | {"robustness": found["robustness"]}
-    assert found["robustness"] == {"held": 2, "tried": 2}
+    assert found["robustness"] == {"shared_streams": 2, "tried": 2}
     words = verdict(
         order(lower="learned", at={}), both.assign(**{"data.name": "gmm"}), ("data.samples", "steps", "data.name")
     )
@@ -500,7 +500,7 @@ def test_weights_that_are_never_made_to_sum_to_1_are_named():
         "weights do not sum to 1 in training of frozen, frozen_data, frozen_sharp, learned: a router"
     )
     for gate, free in (("all", True), ("chosen", False), ("one", False)):
-        patches = override(base(), {"selection.name": "patch_choice", "selection.gate": gate})
+        patches = override(base(), {"selection.name": "patch_choice", "selection.patch_weights": gate})
         assert ("do not sum to 1 in training" in threats_of(patches)["Weight scale"]) == free
 
 

@@ -35,7 +35,7 @@ def inertia(centres, x):
 
 def test_distance_by_hand():
     """Token (3, 4), places (1, 0) and (2, 2): 3 - 1/2 and 14 - 4; the halves of 20 and 5 less far, but for 25 / 2."""
-    node = override(base(), {"router.measure": "distance"}).router
+    node = override(base(), {"router.score": "distance"}).router
     router, x = ROUTERS["linear"].make(node, 2), jnp.array([[3.0, 4.0]])
     places = jnp.array([[1.0, 2.0], [0.0, 2.0]])
     assert router.apply({"params": {"kernel": places}}, x).tolist() == [[2.5, 10.0]]
@@ -50,7 +50,7 @@ def test_any_features_have_distances(name):
     """Scores by distance differ from products by half the squared length of each place, the same for all tokens."""
     small = {"router.width": 5, "router.window": 2}
     product, distance = (
-        ROUTERS[name].make(override(base(), small | {"router.measure": measure}).router, 3)
+        ROUTERS[name].make(override(base(), small | {"router.score": measure}).router, 3)
         for measure in ("product", "distance")
     )
     x = jax.random.normal(jax.random.key(0), (6, 4))
@@ -163,7 +163,7 @@ def test_every_arm_of_places_runs_and_finds_obvious_clusters(small, tmp_path):
     table = train(config, ({},), tmp_path)
     assert set(table.arm) == set(arms) and set(table.status) == {"ok"}
     assert (last(table, "frozen_kmeans", "router/ami") == 1).all()
-    assert (last(table, "learned_top2_balanced", "train/experts") == 2).all()
+    assert (last(table, "learned_top2_balanced", "train/experts_per_token") == 2).all()
 
 
 @pytest.mark.slow
@@ -182,5 +182,5 @@ def test_a_router_without_places_has_no_such_arms(small):
     assert set(left_out(config, ())) == {"frozen_kmeans", "learned_distance"}
     assert {run.arm for run in plan_runs(config, ())} == {"learned", "frozen"}
     # Where nothing is filled from data, what it would be filled with tells no runs apart.
-    rows = override(small, {"router.rows": "clusters"})
-    assert canonical(rows).router.rows == "examples"
+    rows = override(small, {"router.init_rows": "clusters"})
+    assert canonical(rows).router.init_rows == "examples"

@@ -111,7 +111,7 @@ def tiny(tmp_path, monkeypatch):
         (["--topology=v5e", "--dry_run"], ["--topology=v5e", "a shape, such as v5e:2x4"]),
         (["--config.data.test_samples=66"], ["data.test_samples=66", "multiple of 4, the number of clusters"]),
         (["--config.data.target=linear"], ["data.target_dim=2", "set data.target_dim=1"]),
-        (["--config.router.entropy=2"], ["router.entropy=2.0", "ln(experts.count)=1.386"]),
+        (["--config.router.initial_entropy=2"], ["router.initial_entropy=2.0", "ln(experts.count)=1.386"]),
         (["--config.selection.name=top_k"], ["selection.renormalise=True", "router.frozen=true"]),
         (["--config.dispatch=gather"], ["dispatch='gather'", "sparse selection", "use 'dense'"]),
         (["--config.experts.name=mlb"], ["experts.name='mlb'", "mlp"]),
@@ -132,7 +132,7 @@ def tiny(tmp_path, monkeypatch):
         (["--config.data.dim=2147483648"], ["data.dim=2147483648", "below 2^31"]),
         (["--config.experts.count=2147483648"], ["experts.count=2147483648", "below 2^31"]),
         ([f"--config.data.dim={10**30}"], [f"data.dim={10**30}", "below 2^31"]),
-        (["--config.stop.after=2147483648", "--config.stop.rise=1"], ["stop.after=2147483648", "below 2^31"]),
+        (["--config.stop.min_steps=2147483648", "--config.stop.rise=1"], ["stop.min_steps=2147483648", "below 2^31"]),
         (["--config.optimizer.warmup=2147483648"], ["optimizer.warmup=2147483648", "below 2^31"]),
         (["--config.batch_size=10000000000000"], ["batch_size=10000000000000", "below 2^31"]),
         (["--config.data.test_samples=9223372036854775808"], ["data.test_samples=9223372036854775808", "below 2^31"]),
@@ -156,7 +156,7 @@ def tiny(tmp_path, monkeypatch):
         (["--config.seeds=2", "--config.seed=999999"], ["seeds=2", "tuning seeds"]),
         (["--config.arms=learned,frozn"], ["'frozn'", "did you mean 'frozen'"]),
         (["--config.arms="], ["arms=()", "at least one"]),
-        (["--config.held=wolrd"], ["held=('wolrd',)", "world"]),
+        (["--config.shared_streams=wolrd"], ["held=('wolrd',)", "world"]),
         (["--config.figure=other"], ["figure=other", ":FIGURE,SCALE"]),
         (["--config.mesh.run=9"], ["mesh.run=9", "8 devices"]),
         (["--config.data.samples=60000000"], ["data.samples=60000000", "1.12 GiB", "lower data.samples"]),
@@ -360,9 +360,9 @@ def test_two_commands_never_share_a_workdir(small):
     words = ["", *map("".join, itertools.chain("a1-+", itertools.product("a1-+", repeat=2)))]
     found = [named("gmm_router", small, ["steps=7"]), named("gmm_router", small, [], ["steps=7"])]
     for first, second in itertools.product(words, words):
-        config = override(small, {"figure": first, "name": second, "held": (first, second)})
+        config = override(small, {"figure": first, "name": second, "shared_streams": (first, second)})
         found.append(default_workdir("gmm_router", config, ["name"], [], ""))
-        found.append(default_workdir("gmm_router", override(config, {"figure": ""}), ["held"], [], ""))
+        found.append(default_workdir("gmm_router", override(config, {"figure": ""}), ["shared_streams"], [], ""))
         found.append(default_workdir("gmm_router", small, [], [f"name={first},{second}"], ""))
     assert len({*found}) == len(found) == 2 + 3 * 21**2
     assert all(re.fullmatch(r"runs/[\w.,=+~-]+", name, re.ASCII) for name in found)

@@ -50,7 +50,7 @@ def made(moe):
 
 def test_the_largest_outputs_win_by_hand():
     """Constant experts of norms 1, 3, 0, 2: for every token 3 and 2 win, with weights e^3 / (e^3 + e^2) = .731 and .269."""
-    moe = layer(Constant(2), **{"selection.share": 1.0})
+    moe = layer(Constant(2), **{"selection.competition_rate": 1.0})
     value = jnp.array([[1.0, 0], [0, 3], [0, 0], [-2, 0]])[:, None]
     params = made(moe) | {"experts": {"value": value}}
     y, routing = ran(moe, params)
@@ -63,7 +63,7 @@ def test_the_largest_outputs_win_by_hand():
 def test_share_0_is_top_k():
     params = made(layer(Linear(2)))
     both = []
-    for changes in ({"selection.share": 0.0}, {"selection.name": "top_k"}):
+    for changes in ({"selection.competition_rate": 0.0}, {"selection.name": "top_k"}):
         moe = layer(Linear(2), **changes)
         loss = lambda p, moe=moe: (ran(moe, p)[0] ** 2).sum()  # noqa: E731
         both.append((ran(moe, params)[0], jax.grad(loss)(params)))
@@ -71,7 +71,7 @@ def test_share_0_is_top_k():
 
 
 def test_an_evaluation_competes_always():
-    moe = layer(Linear(2), **{"selection.share": 0.0})
+    moe = layer(Linear(2), **{"selection.competition_rate": 0.0})
     params = made(moe)
     _, routing = moe.apply({"params": params}, X, step=0)
     norms = jnp.linalg.norm(jax.vmap(lambda own: Linear(2).apply({"params": own}, X))(params["experts"]), axis=-1).T
@@ -84,7 +84,9 @@ def test_a_shuffled_target_is_dealt_among_tokens_that_count():
     x, mask, rngs = jax.random.normal(jax.random.key(0), (40, 3)), jnp.arange(40) % 2 == 0, {"noise": jax.random.key(7)}
 
     def learned(x, dispatch, target):
-        moe = layer(Linear(2), dispatch=dispatch, **{"selection.share": 1.0, "selection.distil_target": target})
+        moe = layer(
+            Linear(2), dispatch=dispatch, **{"selection.competition_rate": 1.0, "selection.distillation_target": target}
+        )
         routing = moe.apply({"params": made(layer(Linear(2)))}, x, mask=mask, step=0, rngs=rngs)[1]
         return float(competition.distillation(moe.rule, routing)), routing.extra.norms[mask]
 
@@ -112,9 +114,11 @@ def test_what_an_evaluation_does_not_do_is_refused(key):
 
 def test_a_loss_that_nothing_lets_through_is_refused():
     config = settings_of_text(
-        **{"selection.name": "compete", "selection.distil_trunk": True, "router.stop_gradient": True}
+        **{"selection.name": "compete", "selection.distillation_trunk": True, "router.stop_gradient": True}
     )
-    with pytest.raises(UserError, match=r"selection.distil_trunk=True: router.stop_gradient=true lets nothing through"):
+    with pytest.raises(
+        UserError, match=r"selection.distillation_trunk=True: router.stop_gradient=true lets nothing through"
+    ):
         validate(config)
 
 
@@ -130,7 +134,7 @@ def test_an_evaluation_that_competes_has_no_noise():
 @pytest.mark.parametrize("renormalise", [False, True], ids=["contest", "elected"])
 def test_padding_takes_no_part(renormalise):
     """Of six tokens two are padding: nobody computes them, and the router learns what it learns from the four alone."""
-    moe = layer(Linear(2), **{"selection.share": 1.0, "selection.renormalise": renormalise})
+    moe = layer(Linear(2), **{"selection.competition_rate": 1.0, "selection.renormalise": renormalise})
     params, mask, rngs = made(moe), jnp.arange(6) < 4, {"noise": jax.random.key(7)}
     alone, of_four = moe.apply({"params": params}, X[:4], step=0, rngs=rngs)
     for x in (X, X.at[4:].mul(100)):
@@ -151,7 +155,7 @@ def test_a_rule_without_a_config_competes_by_default_settings():
 
 def test_a_sharpened_router_is_distilled_as_it_routes():
     """With a sharpness of 3 the scores that the contest teaches are three times the router's, as are those that choose."""
-    moe = layer(Linear(2), **{"selection.share": 1.0})
+    moe = layer(Linear(2), **{"selection.competition_rate": 1.0})
     params, controls = made(moe), {"control": {"sharpness": jnp.array(3.0)}}
     _, routing = moe.apply({"params": params, **controls}, X, step=0, rngs={"noise": jax.random.key(7)})
     for scores in (routing.scores, routing.extra.scores):
@@ -160,10 +164,10 @@ def test_a_sharpened_router_is_distilled_as_it_routes():
 
 def test_coins_come_up_as_often_as_the_share():
     """2,000 tosses at .3: 600, five standard deviations sqrt(2000 x .3 x .7) = 20.5 are 102."""
-    rule = rule_of(node_of(settings(**{"selection.share": 0.3})).selection)
+    rule = rule_of(node_of(settings(**{"selection.competition_rate": 0.3})).selection)
     tosses = jax.vmap(lambda key: competition.is_active(rule, key, 0))(jax.random.split(jax.random.key(3), 2000))
     assert abs(int(tosses.sum()) - 600) < 102
-    falling = rule_of(node_of(settings(**{"selection.share": 1.0, "selection.schedule": "root"})).selection)
+    falling = rule_of(node_of(settings(**{"selection.competition_rate": 1.0, "selection.schedule": "root"})).selection)
     shares = [jax.vmap(lambda key, t=t: competition.is_active(falling, key, t))(jax.random.split(jax.random.key(3), 2000)).mean()
               for t in (0, 999, 8000)]  # fmt: skip
     np.testing.assert_allclose(shares, [2 / 3, 2 / 3, 2 / 5], atol=0.06)  # 2 / (2 + sqrt(1)), 2 / (2 + sqrt(9))
@@ -187,22 +191,24 @@ def test_what_the_router_learns_by_hand():
     ln3 = np.log(3)
     one = routed([[0, ln3, -9, -9]], [[10 + ln3, 10, 0, 0]])
     assert distilled(one) == pytest.approx(0.5)
-    assert distilled(one, **{"selection.distil": 3.0, "selection.distil_mean": "entries"}) == pytest.approx(1.5 / 4)
+    assert distilled(
+        one, **{"selection.distillation_coefficient": 3.0, "selection.distillation_mean": "entries"}
+    ) == pytest.approx(1.5 / 4)
     assert distilled(one._replace(extra=one.extra._replace(active=jnp.array(False)))) == 0
     assert distilled(one, **{"selection.winners": "all"}) == 0
     whole = routed([[0, ln3, 0, ln3]], [[10 + ln3, 10, 0, 0]])
-    assert distilled(whole, **{"selection.distil_side": "all"}) == pytest.approx(36 / 64)
+    assert distilled(whole, **{"selection.distillation_softmax": "all"}) == pytest.approx(36 / 64)
     same = routed([[1, 2, 5, 4]], [[0, 0, 3, 2]])
     assert distilled(same) == pytest.approx(0, abs=1e-7)
 
 
 @pytest.mark.parametrize(("changes", "reached"), [
     ({}, {"router"}),
-    ({"selection.distil_detached": False}, {"router", "experts", "x"}),
-    ({"selection.distil_trunk": True}, {"router", "x"}),
+    ({"selection.distillation_detached": False}, {"router", "experts", "x"}),
+    ({"selection.distillation_trunk": True}, {"router", "x"}),
 ])  # fmt: skip
 def test_whom_the_routers_loss_reaches(changes, reached):
-    moe = layer(Linear(2), **{"selection.share": 1.0} | changes)
+    moe = layer(Linear(2), **{"selection.competition_rate": 1.0} | changes)
     rule = moe.rule
     grads, to_x = jax.grad(lambda p, x: competition.distillation(rule, ran(moe, p, x)[1]), (0, 1))(made(moe), X)
     found = {
@@ -217,7 +223,7 @@ def test_the_tasks_gradient_where_only_the_router_hears():
     params = made(layer(Linear(2)))
 
     def of(**changes):
-        moe = layer(Linear(2), **{"selection.share": 1.0, "selection.forward": False} | changes)
+        moe = layer(Linear(2), **{"selection.competition_rate": 1.0, "selection.output_of_winners": False} | changes)
         grads, to_x = jax.grad(lambda p, x: (ran(moe, p, x)[0] ** 2).sum(), (0, 1))(params, X)
         return ran(moe, params)[0], grads | {"x": to_x}
 
@@ -229,12 +235,15 @@ def test_the_tasks_gradient_where_only_the_router_hears():
 
     def heard(alpha):
         """The gradient of what an auxiliary loss would be of: the scores."""
-        moe = layer(Linear(2), **{"selection.share": 1.0, "selection.forward": False, "selection.alpha": alpha})
+        moe = layer(
+            Linear(2),
+            **{"selection.competition_rate": 1.0, "selection.output_of_winners": False, "selection.alpha": alpha},
+        )
         return jax.grad(lambda p: (ran(moe, p)[1].scores ** 2).sum())(params)["router"]["kernel"]
 
     np.testing.assert_allclose(heard(0.0), heard(1.0), rtol=1e-5)
     assert jnp.abs(heard(0.0)).max() > 0.1
-    winning, _ = of(**{"selection.forward": True})
+    winning, _ = of(**{"selection.output_of_winners": True})
     assert not np.allclose(winning, y)
 
 
@@ -251,7 +260,7 @@ def test_shuffles_deal_the_same_norms():
 
     among_experts, among_tokens = (
         learned(**{"selection.winners": "random"}),
-        learned(**{"selection.distil_target": "shuffled"}),
+        learned(**{"selection.distillation_target": "shuffled"}),
     )
     np.testing.assert_allclose(np.sort(among_experts, 1), np.sort(norms, 1), rtol=1e-5)
     np.testing.assert_allclose(np.sort(among_tokens, 0), np.sort(norms, 0), rtol=1e-5)
@@ -261,7 +270,7 @@ def test_shuffles_deal_the_same_norms():
 
 @pytest.mark.slow
 def test_every_layer_tosses_its_own_coin():
-    config, model, params, state = ready((("selection.name", "compete"), ("selection.share", 0.5)))
+    config, model, params, state = ready((("selection.name", "compete"), ("selection.competition_rate", 0.5)))
 
     @jax.jit
     def coins(key):
@@ -274,11 +283,11 @@ def test_every_layer_tosses_its_own_coin():
 
 ELECTIONS: dict[str, dict] = {
     "by norms": {},
-    "all share the router's loss": {"selection.distil_detached": False, "selection.distil_trunk": True},
-    "of other tokens": {"selection.distil_target": "shuffled", "selection.distil_detached": False},
-    "the router hears alone": {"selection.forward": False, "selection.alpha": 3.0},
+    "all share the router's loss": {"selection.distillation_detached": False, "selection.distillation_trunk": True},
+    "of other tokens": {"selection.distillation_target": "shuffled", "selection.distillation_detached": False},
+    "the router hears alone": {"selection.output_of_winners": False, "selection.alpha": 3.0},
     "by random norms": {"selection.winners": "random"},
-    "no contest on this step": {"selection.share": 0.0},
+    "no contest on this step": {"selection.competition_rate": 0.0},
     "weights of all norms": {"selection.renormalise": False},
     "with queues": {"selection.capacity_factor": 0.75},
 }
@@ -291,7 +300,7 @@ ELECTIONS: dict[str, dict] = {
 )
 def test_winners_computed_alone_are_those_of_all_at_once(election, training):
     """Output, choices, norms, the router's loss and every gradient: all experts at once (dispatch dense) are the oracle."""
-    changes = {"selection.share": 1.0} | ELECTIONS[election]
+    changes = {"selection.competition_rate": 1.0} | ELECTIONS[election]
     x, params = jax.random.normal(jax.random.key(0), (40, 3)), made(layer(Linear(2)))
 
     def numbers(dispatch):
@@ -314,7 +323,7 @@ def test_losers_leave_nothing_for_the_gradient():
     x, params = jnp.ones((512, 3)), made(layer(Linear(2)))
 
     def text(dispatch):
-        moe = layer(Linear(2), dispatch=dispatch, **{"selection.share": 0.5})
+        moe = layer(Linear(2), dispatch=dispatch, **{"selection.competition_rate": 0.5})
         return jax.jit(jax.grad(lambda p: (ran(moe, p, x)[0] ** 2).sum())).lower(params).as_text()
 
     assert "4x512x2xf32" in text("dense") and "4x512x2xf32" not in text("ragged")
@@ -325,15 +334,21 @@ CONTESTS: dict[str, dict] = {
     "with queues": {"selection.capacity_factor": 0.75},
     "by random norms": {"selection.winners": "random"},
     "nobody wins": {"selection.winners": "all"},
-    "the router hears alone, of other tokens": {"selection.forward": False, "selection.distil_target": "shuffled"},
-    "no contest on this step": {"selection.share": 0.0},
+    "the router hears alone, of other tokens": {
+        "selection.output_of_winners": False,
+        "selection.distillation_target": "shuffled",
+    },
+    "no contest on this step": {"selection.competition_rate": 0.0},
 }
 
 
 @pytest.mark.slow
 def test_constant_experts_compete_over_devices():
     """16 tokens on 2 x 2 devices; a constant expert has one row for all of a device's."""
-    x, changes = jax.random.normal(jax.random.key(0), (16, 3)), {"selection.share": 1.0, "selection.group_size": 4}
+    x, changes = (
+        jax.random.normal(jax.random.key(0), (16, 3)),
+        {"selection.competition_rate": 1.0, "selection.group_size": 4},
+    )
     params = made(layer(Constant(2)))
     alone, shared = (layer(Constant(2), mesh, **changes) for mesh in (None, make_mesh(2, 2)))
     np.testing.assert_allclose(ran(shared, params, x)[0], ran(alone, params, x)[0], rtol=1e-5)
@@ -343,9 +358,11 @@ def test_constant_experts_compete_over_devices():
 @pytest.mark.parametrize("contest", CONTESTS)
 def test_a_contest_over_devices_has_the_numbers_of_one(contest):
     """Output, loss of the router, and gradients, of 64 tokens in groups of 8, on 2 x 4 devices with an expert each."""
-    changes = {"selection.share": 1.0, "selection.group_size": 8, "selection.distil_detached": False} | CONTESTS[
-        contest
-    ]
+    changes = {
+        "selection.competition_rate": 1.0,
+        "selection.group_size": 8,
+        "selection.distillation_detached": False,
+    } | CONTESTS[contest]
     x = jax.random.normal(jax.random.key(0), (64, 3))
     params = made(layer(Linear(2)))
 
@@ -364,7 +381,7 @@ def test_a_contest_over_devices_has_the_numbers_of_one(contest):
 
 
 def test_computed_experts():
-    rule = rule_of(node_of(settings(**{"selection.share": 0.25})).selection)
+    rule = rule_of(node_of(settings(**{"selection.competition_rate": 0.25})).selection)
     assert competition.experts_per_token(rule, 9, 16) == 2 + 0.25 * 14
 
 
@@ -375,31 +392,31 @@ def test_what_losers_cost():
     for changes, expected in (
         (shares, thirds),
         ({"selection.winners": "random"}, thirds),
-        ({"selection.forward": False}, thirds),
+        ({"selection.output_of_winners": False}, thirds),
         (shares | {"selection.winners": "all"}, whole),
         ({"selection.renormalise": False}, whole),
-        ({"selection.forward": False, "selection.distil_detached": False}, whole),
+        ({"selection.output_of_winners": False, "selection.distillation_detached": False}, whole),
     ):
-        changes = {"selection.share": 0.25} | changes
+        changes = {"selection.competition_rate": 0.25} | changes
         assert work(rule_of(node_of(settings(**changes)).selection), 9, 16) == pytest.approx(expected)
     assert work(rule_of(settings(**{"selection.name": "top_k"}).selection), 9, 16) == 2
 
 
 def test_a_schedule_is_counted_by_its_mean_step():
     """root: in the first 1,000 steps 2 / 3 of the share, in the second 2 / (2 + sqrt 2) = .585786; mean .626227."""
-    rule = rule_of(node_of(settings(**{"selection.share": 0.5, "selection.schedule": "root"})).selection)
+    rule = rule_of(node_of(settings(**{"selection.competition_rate": 0.5, "selection.schedule": "root"})).selection)
     assert competition.averaged(rule, 2000).own.share == pytest.approx(0.5 * 0.626227, rel=1e-5)
     assert competition.averaged(rule._replace(own=None, name="top_k"), 2000).own is None
     sizes = {"experts.count": 4, "steps": 2000, "data.fresh": True, "eval_every": 2000}
-    config = settings(**sizes, **{"selection.share": 0.5, "selection.schedule": "root"})
+    config = settings(**sizes, **{"selection.competition_rate": 0.5, "selection.schedule": "root"})
     assert experts_per_token(node_of(config)) == pytest.approx(2 + 0.5 * 0.626227 * 2, rel=1e-5)
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"selection.share": 1.5}, r"selection.share=1.5: must be in \[0, 1\]"),
+    ({"selection.competition_rate": 1.5}, r"selection.competition_rate=1.5: must be in \[0, 1\]"),
     ({"selection.eval.name": "compete", "selection.eval.k": 2, "selection.eval.winners": "random"}, "an evaluation tosses no coins"),
-    ({"selection.share": 1.0, "selection.distil": 0.0}, "an accidental frozen router; lower the share"),
-    ({"selection.share": 1.0, "selection.k": 1, "selection.renormalise": False}, "of which a softmax is always 1"),
+    ({"selection.competition_rate": 1.0, "selection.distillation_coefficient": 0.0}, "an accidental frozen router; lower the share"),
+    ({"selection.competition_rate": 1.0, "selection.k": 1, "selection.renormalise": False}, "of which a softmax is always 1"),
     ({"selection.name": "top_k", "selection.winners": "elected"}, "must be one of norms, random, all"),
 ])  # fmt: skip
 def test_contests_that_cannot_be(changes, words):
@@ -408,10 +425,10 @@ def test_contests_that_cannot_be(changes, words):
 
 
 @pytest.mark.parametrize("changes", [
-    {"selection.share": 0.9, "selection.distil": 0.0}, {"selection.share": 1.0, "selection.distil": 0.0, "selection.forward": False},
-    {"selection.share": 1.0, "selection.k": 1, "selection.renormalise": False, "selection.distil_side": "all"}, {"selection.share": 1.0, "selection.winners": "all"},
-    {"selection.share": 1.0, "selection.distil": 0.0, "router.frozen": True},
-    {"selection.name": "top_k", "selection.eval.name": "compete", "selection.eval.k": 2, "selection.share": 1.0, "selection.distil": 0.0},
+    {"selection.competition_rate": 0.9, "selection.distillation_coefficient": 0.0}, {"selection.competition_rate": 1.0, "selection.distillation_coefficient": 0.0, "selection.output_of_winners": False},
+    {"selection.competition_rate": 1.0, "selection.k": 1, "selection.renormalise": False, "selection.distillation_softmax": "all"}, {"selection.competition_rate": 1.0, "selection.winners": "all"},
+    {"selection.competition_rate": 1.0, "selection.distillation_coefficient": 0.0, "router.frozen": True},
+    {"selection.name": "top_k", "selection.eval.name": "compete", "selection.eval.k": 2, "selection.competition_rate": 1.0, "selection.distillation_coefficient": 0.0},
 ])  # fmt: skip
 def test_contests_that_teach_a_router_or_need_not(changes):
     validate(settings(**changes))

@@ -30,7 +30,7 @@ SOURCE = pathlib.Path(__file__).parent.parent / "src" / "routed"
         ("data.fresh", "true", True),
         ("arms", "learned,oracle", ("learned", "oracle")),
         ("tune.multipliers", "(0.1, 1)", (0.1, 1.0)),
-        ("held", "world", ("world",)),
+        ("shared_streams", "world", ("world",)),
     ],
 )
 def test_parse_follows_the_declared_type(key, text, value):
@@ -98,7 +98,7 @@ def test_identity_covers_what_matters_and_nothing_else(small):
     for change in ({"steps": 40}, {"data.separation": 2.0}, {"router.frozen": True}):
         assert identity(decisive(override(small, change)), "learned", 0, False) != key
     assert identity(decisive(small), "learned", 1, False) != key
-    held = override(small, {"held": ("world",)})
+    held = override(small, {"shared_streams": ("world",)})
     assert identity(decisive(held), "learned", 0, False) != identity(
         decisive(override(held, {"seed": 3})), "learned", 0, False
     )
@@ -249,7 +249,9 @@ def test_a_balance_of_sigmoids_has_a_scope(small):
 def test_an_arm_without_effect_is_refused_by_name(small):
     """A control that cannot be made for a router does not appear as a difference of 0."""
     hashed = override(small, {"router.name": "hash", "arms": ("frozen_data",)})
-    with pytest.raises(UserError, match=r"the arm frozen_data sets router.from_data, without effect: .* drop the arm"):
+    with pytest.raises(
+        UserError, match=r"the arm frozen_data sets router.init_from_data, without effect: .* drop the arm"
+    ):
         plan_runs(hashed, ())
 
 

@@ -74,16 +74,16 @@ def test_a_router_of_any_form_is_made_as_sharp_as_the_learned_one(small, tmp_pat
     config = override(small, {"router.name": name, "arms": ARMS, "router.learning_rate": 1.0})
     with caplog.at_level(logging.WARNING, logger="absl"):
         table = train(config, ({"data.samples": 32},), tmp_path)
-    assert "the arm frozen_data is left out: it sets router.from_data, without effect" in caplog.text
-    assert "frozen_data is" not in described(tmp_path) and '"frozen_data": "sets router.from_data' in described(
+    assert "the arm frozen_data is left out: it sets router.init_from_data, without effect" in caplog.text
+    assert "frozen_data is" not in described(tmp_path) and '"frozen_data": "sets router.init_from_data' in described(
         tmp_path
     )
     assert set(table.arm) == set(ARMS[:-1])
-    asked = last(table, "frozen_sharp", "router/entropy_asked")
+    asked = last(table, "frozen_sharp", "router/entropy_target")
     np.testing.assert_array_equal(asked, last(table, "learned", "router/entropy_token_train").astype(np.float32))
     np.testing.assert_allclose(last(table, "frozen_sharp", "router/entropy_token_train"), asked, atol=1e-3)
     assert (np.abs(last(table, "frozen", "router/entropy_token_train") - asked) > 0.1).all()
-    assert np.isnan(last(table, "learned", "router/entropy_asked")).all()
+    assert np.isnan(last(table, "learned", "router/entropy_target")).all()
     assert not controls.failed(table[table.step == 20], "test/loss")
 
 
@@ -91,7 +91,9 @@ def test_an_arm_without_effect_is_left_out_or_refused_if_it_was_named(small, mon
     config = override(small, {"router.name": "Named", "arms": ARMS})
     assert {run.arm for run in plan_runs(config, ())} == set(ARMS[:-1])
     assert list(left_out(config, ())) == ["frozen_data"]
-    with pytest.raises(UserError, match=r"the arm frozen_data sets router.from_data, .*Router.from_examples.; drop"):
+    with pytest.raises(
+        UserError, match=r"the arm frozen_data sets router.init_from_data, .*Router.from_examples.; drop"
+    ):
         plan_runs(config, (), ["arms"])
     filled = ROUTERS["Named"]._replace(from_examples=lambda module, params, examples: params | {"places": examples.T})
     monkeypatch.setitem(ROUTERS, "Filled", filled)
@@ -119,7 +121,7 @@ def test_a_frozen_router_keeps_its_state_and_an_evaluation_moves_none(small, fro
     assert (np.asarray(before) == np.asarray(after)).all() == frozen
     np.testing.assert_array_equal(after, evaluated)
     np.testing.assert_array_equal(start["params"]["router"]["start"], moved["params"]["router"]["start"])
-    assert float(seen["history"]["router/moved"][1]) == (not frozen)
+    assert float(seen["history"]["router/params_changed"][1]) == (not frozen)
     assert has_moved(router_of(moved["params"], moved["state"]), start["router0"]) == (not frozen)
 
 
@@ -127,7 +129,7 @@ def rows(**losses):
     """Last rows at one point: arm -> losses by seed."""
     found = [
         {"arm": arm, "seed": seed, "status": "ok", "test/loss": loss, "router/entropy_token_train": 2.0,
-         "router/entropy_asked": 2.0 if arm == "frozen_sharp" else np.nan}
+         "router/entropy_target": 2.0 if arm == "frozen_sharp" else np.nan}
         for arm, values in losses.items() for seed, loss in enumerate(values)
     ]  # fmt: skip
     return pd.DataFrame(found)
@@ -151,7 +153,7 @@ def test_a_control_that_missed_its_entropy_is_named_and_no_effect():
 
 def test_a_learned_gate_may_leave_the_entropy_it_began_with():
     table = rows(**PATH)
-    table.loc[table.arm == "learned", "router/entropy_asked"] = 3.0
+    table.loc[table.arm == "learned", "router/entropy_target"] = 3.0
     assert not controls.failed(table, "test/loss")
 
 
@@ -166,6 +168,6 @@ def test_a_control_that_changed_nothing_is_named_and_no_effect():
 
 
 def test_what_was_left_out_is_told():
-    words = controls.named(rows(**PATH), [], "test/loss", {"frozen_data": "sets router.from_data, without effect"})
-    assert words == "frozen_data was left out: sets router.from_data, without effect"
+    words = controls.named(rows(**PATH), [], "test/loss", {"frozen_data": "sets router.init_from_data, without effect"})
+    assert words == "frozen_data was left out: sets router.init_from_data, without effect"
     assert controls.named(rows(**PATH), [], "test/loss", {}).startswith("every control")

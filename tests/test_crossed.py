@@ -21,7 +21,7 @@ TASK, GMM = TASKS["crossed"], TASKS["gmm"]
 
 def settled(small, share, **changes):
     """4 relevant and 4 irrelevant clusters in 3 + 3 dimensions; 100 test samples of each of the 16 cells."""
-    changes = {"data.name": "crossed", "data.share": share, "data.test_samples": 1600} | changes
+    changes = {"data.name": "crossed", "data.irrelevant_fraction": share, "data.test_samples": 1600} | changes
     return override(small, changes)
 
 
@@ -139,7 +139,7 @@ def test_columns_say_which_structure_a_router_follows(small):
 def test_the_share_is_traced_and_between_0_and_1(small):
     for share in (0.0, 1.0):
         validate(settled(small, share))
-    with pytest.raises(Exception, match=r"data.share=1.5: must be in \[0.0, 1.0\]"):
+    with pytest.raises(Exception, match=r"data.irrelevant_fraction=1.5: must be in \[0.0, 1.0\]"):
         validate(settled(small, 1.5))
     with pytest.raises(Exception, match=r"must be a multiple of 16"):
         validate(settled(small, 0.5, **{"data.test_samples": 1608}))
@@ -161,7 +161,7 @@ class Node:
 
 def test_after_the_shift_the_mixtures_have_changed_places(small):
     """At s = .5, from step 10 on: what an input had along one half of the frame it has along the other, in training and at evaluation."""
-    data, world, _ = made(small, 0.5, **{"data.shift": 10})
+    data, world, _ = made(small, 0.5, **{"data.swap_step": 10})
     before, first, never = (
         worlds.train_batch(TASK, world, jax.random.key(0), 50, one, step)
         for one, step in ((data, 9), (data, 10), (settled(small, 0.5).data, 10))

@@ -24,23 +24,23 @@ def rows(curve=CURVE, noise=NOISE, halfway=1.0, **columns):
     """The learned loss is 1, the frozen one its ratio; `halfway` as in tests.test_claims."""
     parts = [
         table({"learned": [1.0] * len(noise), "frozen": [float(np.exp(at + one)) for one in noise]}, halfway=halfway)
-        .assign(**{"data.share": share} | columns)
+        .assign(**{"data.irrelevant_fraction": share} | columns)
         for share, at in zip(SHARES, curve, strict=True)
     ]  # fmt: skip
     found = pd.concat(parts, ignore_index=True)
-    return found.assign(run=found.run + found["data.share"].astype(str))
+    return found.assign(run=found.run + found["data.irrelevant_fraction"].astype(str))
 
 
 def claim(**changes):
     writer = Writer("gaps_filled")
     made = writer.crossing(
-        "x", "s", "p", {"arm": "learned"}, {"arm": "frozen"}, Along("data.share", SHARES), alpha=0.01
+        "x", "s", "p", {"arm": "learned"}, {"arm": "frozen"}, Along("data.irrelevant_fraction", SHARES), alpha=0.01
     )
     return made.replace(**changes)
 
 
 def verdict(one, found, config=None):
-    return judge((one,), found, config or base(), ["data.share"])[0]
+    return judge((one,), found, config or base(), ["data.irrelevant_fraction"])[0]
 
 
 def test_the_place_by_hand():
@@ -50,7 +50,7 @@ def test_the_place_by_hand():
     low, high = found["interval"]
     # A draw's mean moves by at most .05 up or down, at both ends alike: 0 at .5 x (.4 -+ .05) / .6 = .292 to .375.
     assert 0.292 <= low < 1 / 3 < high <= 0.375
-    assert "data.share = 0.333 [" in found["text"] and "at 0, " in found["text"]
+    assert "data.irrelevant_fraction = 0.333 [" in found["text"] and "at 0, " in found["text"]
     # t of the first end: mean -.4 of five, s = .0367: t = -24, df 4, two-sided p = .00002; the last has t = 37.
     assert found["p"] == pytest.approx(1.6e-5, rel=0.2)
 
@@ -91,7 +91,9 @@ def test_the_level_is_the_claims_own():
 
 
 def test_an_order_has_a_level_of_its_own():
-    order = Writer("gaps_filled").order("x", "s", "p", {"arm": "frozen"}, {"arm": "learned"}, at={"data.share": 0.0})
+    order = Writer("gaps_filled").order(
+        "x", "s", "p", {"arm": "frozen"}, {"arm": "learned"}, at={"data.irrelevant_fraction": 0.0}
+    )
     found = rows(curve=(-0.06, 0.2, 0.6))
     assert verdict(order, found)["verdict"] == "supported"
     strict = verdict(order.replace(alpha=0.01), found)
@@ -111,11 +113,13 @@ def test_curves_that_would_cross_elsewhere_turn_no_verdict_and_others_do():
 
 
 def test_seeds_and_values_that_are_missing():
-    assert verdict(claim(), rows()[lambda one: one["data.share"] != 0.5])["verdict"] == "not run"
+    assert verdict(claim(), rows()[lambda one: one["data.irrelevant_fraction"] != 0.5])["verdict"] == "not run"
     one = verdict(claim(), rows(noise=(0.0,)))
     assert (one["verdict"], one["reason"]) == ("inconclusive", "one seed")
     lost = rows()
-    lost.loc[(lost.seed == 2) & (lost["data.share"] == 0.5) & (lost.arm == "frozen"), "status"] = "diverged"
+    lost.loc[(lost.seed == 2) & (lost["data.irrelevant_fraction"] == 0.5) & (lost.arm == "frozen"), "status"] = (
+        "diverged"
+    )
     assert verdict(claim(), lost)["n"] == 4  # a seed counts where all of its values do
 
 
@@ -132,5 +136,5 @@ def test_a_loser_at_the_edge_of_the_grid_might_have_won():
         (1.0, "frozen", "inconclusive"),
     ):
         edge = found.copy()
-        edge.loc[(edge["data.share"] == share) & (edge.arm == arm), "train/rate_scale"] = np.float32(0.3)
+        edge.loc[(edge["data.irrelevant_fraction"] == share) & (edge.arm == arm), "train/rate_scale"] = np.float32(0.3)
         assert verdict(claim(), edge)["verdict"] == expected, (share, arm)

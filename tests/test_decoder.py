@@ -81,25 +81,25 @@ FORMS = {
     "as many experts as a token likes": {"selection.name": "relu", "dispatch": "dense"},
     "weights of inputs": {"selection.name": "sigmoid_input", "selection.k": 1},
     "a shared expert": {"transformer.shared_expert": True, "selection.k": 1, "selection.renormalise": False},
-    "competition": {"selection.name": "compete", "selection.share": 1.0},
+    "competition": {"selection.name": "compete", "selection.competition_rate": 1.0},
     "competition with capacity": {
-        "selection.name": "compete", "selection.share": 1.0, "selection.capacity_factor": 0.75, "selection.group_size": 16,
+        "selection.name": "compete", "selection.competition_rate": 1.0, "selection.capacity_factor": 0.75, "selection.group_size": 16,
     },
     "competition of which the router hears alone": {
-        "selection.name": "compete", "selection.share": 1.0, "selection.forward": False, "selection.distil_target": "shuffled",
+        "selection.name": "compete", "selection.competition_rate": 1.0, "selection.output_of_winners": False, "selection.distillation_target": "shuffled",
     },
-    "random winners": {"selection.name": "compete", "selection.share": 1.0, "selection.winners": "random"},
-    "StableMoE, which learns and teaches": {"router.name": "stable", "selection.name": "sigmoid", "router.choices": 2},
+    "random winners": {"selection.name": "compete", "selection.competition_rate": 1.0, "selection.winners": "random"},
+    "StableMoE, which learns and teaches": {"router.name": "stable", "selection.name": "sigmoid", "router.experts_per_id": 2},
     "StableMoE, whose table chooses": {
-        "router.name": "stable", "selection.name": "sigmoid", "router.choices": 2, "router.teach_steps": 0,
+        "router.name": "stable", "selection.name": "sigmoid", "router.experts_per_id": 2, "router.teach_steps": 0,
     },
     "HyperRouter": {"router.name": "hyper"},
     "XMoE": {"router.name": "cosine"},
-    "XMoE as Pham et al. coded it": {"router.name": "projected", "router.measure": "direction", "router.dim": 4},
-    "a hash of the token": {"router.name": "hash_id", "router.frozen": True, "router.choices": 2},
+    "XMoE as Pham et al. coded it": {"router.name": "projected", "router.score": "direction", "router.dim": 4},
+    "a hash of the token": {"router.name": "hash_id", "router.frozen": True, "router.experts_per_id": 2},
     "noise": {"router.noise": "gaussian", "router.noise_scale": 1.0},
     "SMoE-Dropout, all experts": {"router.frozen": True, "selection.k": 4, "selection.eval.k": 4},
-    "steps without winners": {"selection.name": "compete", "selection.share": 1.0, "selection.winners": "all"},
+    "steps without winners": {"selection.name": "compete", "selection.competition_rate": 1.0, "selection.winners": "all"},
 }  # fmt: skip
 
 
@@ -331,7 +331,7 @@ def test_a_counted_table_leaves_the_noise_of_its_router_alone(tmp_path):
     config = settings(
         **{
             "router.name": "hash_id",
-            "router.choices": 2,
+            "router.experts_per_id": 2,
             "router.noise": "learned",
             "router.noise_in_weights": True,
             "data.cache": str(tmp_path),

@@ -186,14 +186,14 @@ def test_controls_act_on_routers_of_ones_own(heading, tmp_path):
     plain, _ = scores_of(config)
     louder, _ = scores_of(config, {"router.init_scale": 3.0})
     np.testing.assert_allclose(louder, 3 * plain, rtol=1e-4, atol=1e-5)
-    informed, params = scores_of(config, {"router.from_data": True})
+    informed, params = scores_of(config, {"router.init_from_data": True})
     _, inputs, _, _ = started(config)
     task = tasks.TASKS[config.data.name]
     rows = worlds.examples(task, inputs.world, config.experts.count, inputs.config.data).tokens
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True) if heading == ROUTERS[0] else rows
     np.testing.assert_allclose(params["kernel"], rows.T, rtol=1e-5)
     assert not np.allclose(informed, plain)
-    problem, inputs, params, state = started(config, {"router.entropy": jnp.float32(0.5)})
+    problem, inputs, params, state = started(config, {"router.initial_entropy": jnp.float32(0.5)})
     seen = jax.jit(lambda: problem.evaluate(inputs, params, state, jnp.int32(config.steps), ()))()
     assert float(seen["router/entropy_token_train"]) == pytest.approx(0.5, abs=1e-3)  # the scores are sharpened
 
@@ -210,7 +210,7 @@ def test_a_task_loss(tmp_path):
 def test_a_router_with_state_moves_in_training_and_stays_when_frozen(tmp_path):
     _, table, _ = train("A router with state", tmp_path)
     for arm in ARMS:
-        assert column(table, "router/moved", arm=arm).tolist() == [0, arm == "learned", arm == "learned"]
+        assert column(table, "router/params_changed", arm=arm).tolist() == [0, arm == "learned", arm == "learned"]
         assert np.ptp(column(table, "router/norm_mean", arm=arm)) < 1e-6  # of the start, which gets no gradient
         assert (len(set(column(table, "router/entropy_token", arm=arm))) == 1) == (arm != "learned")
 
@@ -239,7 +239,7 @@ def test_a_router_that_uses_the_training_step(tmp_path):
     config, table, _ = train("A router that uses the training step", tmp_path, {"router.half_life": 1.0})
     entropy = column(table, "router/entropy_token", arm="frozen")
     assert entropy[0] > entropy[1] > entropy[2]  # the same weights
-    assert column(table, "router/moved", arm="frozen").tolist() == [0, 0, 0]
+    assert column(table, "router/params_changed", arm="frozen").tolist() == [0, 0, 0]
     np.testing.assert_allclose(scores_of(config, step=2)[0], 4 * scores_of(config)[0], rtol=1e-6)
     slower = override(config, {"router.half_life": 2.0})
     np.testing.assert_allclose(scores_of(slower, step=2)[0], 2 * scores_of(config)[0], rtol=1e-6)
@@ -337,7 +337,7 @@ def test_an_arm(tmp_path):
     assert whole.arms[-1] == "frozen_loud" and "frozen_loud" in {run.arm for run in plan_runs(whole, ({},))}
     norm = {arm: column(table, "router/norm_mean", arm=arm) for arm in config.arms}
     np.testing.assert_allclose(norm["frozen_loud"], 10 * norm["frozen"], rtol=1e-5)
-    assert column(table, "router/moved", arm="frozen_loud").tolist() == [0, 0, 0]
+    assert column(table, "router/params_changed", arm="frozen_loud").tolist() == [0, 0, 0]
     assert "frozen, weights times 10" in part["figures"][0]["drawn"].series
     assert "frozen_loud" in arms.fair_arms()
 
@@ -461,7 +461,9 @@ def test_values_are_checked_and_what_lacks_an_ability_refuses_it(tmp_path):
     with pytest.raises(UserError, match=r"nothing in this plan reads it.*router.name=shortened"):
         plan_runs(override(config, {"router.name": "linear"}), ({},), ["router.power"])
     _, config = load(heading, tmp_path, lambda text: text.replace("    from_examples=kernel_from_examples,\n", ""))
-    with pytest.raises(UserError, match=r"frozen_data sets router.from_data, without effect.*Router.from_examples"):
+    with pytest.raises(
+        UserError, match=r"frozen_data sets router.init_from_data, without effect.*Router.from_examples"
+    ):
         plan_runs(config, ({},), ["arms"])
 
 

@@ -21,8 +21,8 @@ from tests.test_run import SMALL, train
 EPOCHS = PATCHES | {"data.epochs": True}
 #: The router first, for two epochs, then its experts.
 FIRST = EPOCHS | {
-    "phases": ("epochs=2 train=router loss=scores", "train=experts"), "experts.count": 2, "selection.gate": "one",
-    "selection.eval.gate": "one", "steps": 40, "eval_every": 40,
+    "phases": ("epochs=2 train=router loss=scores", "train=experts"), "experts.count": 2, "selection.patch_weights": "one",
+    "selection.eval.patch_weights": "one", "steps": 40, "eval_every": 40,
 }  # fmt: skip
 
 

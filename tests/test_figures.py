@@ -32,7 +32,7 @@ def table(axes, levels=LEVELS, **columns):
             loss = level * (1 + 0.02 * seed) * (point.get("experts.count", 8) / 8 if arm == "learned" else 1)
             rows.append(
                 {"run": f"{arm}{seed}{values}", **point, "arm": arm, "seed": seed, "step": step, "status": "ok", "test/loss": loss,
-                 "train/loss": 0.01, "router/sparsity": 2.0 + seed, "router/dead": 0.01 * seed, "router/moved": 0.0} | columns
+                 "train/loss": 0.01, "router/sparsity": 2.0 + seed, "router/dead": 0.01 * seed, "router/params_changed": 0.0} | columns
             )  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -143,7 +143,7 @@ def test_metrics_with_a_log_axis_are_paired_by_their_ratio():
     ("metric", "kind", "which", "end"),
     (
         ("test/loss", "log ratio", "over", ", which is worse"),
-        ("router/moved", "difference", "minus", ""),
+        ("router/params_changed", "difference", "minus", ""),
         ("router/homogeneity", "difference", "minus", ", which is better"),
     ),
 )

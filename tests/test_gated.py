@@ -22,7 +22,7 @@ from tests.conftest import build_model
 from tests.test_claims import table as table_of
 
 SETTINGS = {
-    "data.name": "gated_gaussians", "model": "gated_experts", "loss": "likelihood", "data.target_dim": 1, "data.whole": True, "data.samples": 60,
+    "data.name": "gated_gaussians", "model": "gated_experts", "loss": "likelihood", "data.target_dim": 1, "data.full_batch": True, "data.samples": 60,
     "batch_size": 60, "data.test_samples": 30, "optimizer.name": "adam",
 }  # fmt: skip
 
@@ -105,7 +105,7 @@ def test_the_estimate_knows_when_it_is_one(gate):
     at = {"router": {"gate": TRUE.gate[None]} if gate == SOFTMAX else {}, "experts": truth}
     world = World((), draw((), None, jax.random.key(0), 60, config.data), ())
     seen = model.watch(jax.tree.map(jnp.asarray, at), world, test, jax.random.key(2))
-    assert seen["theory/settled"] == 0 and jnp.isnan(seen["theory/voronoi"]) and seen["theory/residual"] > 0.1
+    assert seen["theory/converged"] == 0 and jnp.isnan(seen["theory/voronoi"]) and seen["theory/residual"] > 0.1
     assert float(seen["theory/gain"]) == pytest.approx(0, abs=1e-3)
     assert all(float(value) > 0 for name, value in seen.items() if "/ratio_" in name and "fall" not in name)
 

@@ -452,7 +452,7 @@ def test_a_frozen_router_keeps_its_convolutions_bit_for_bit(config, frozen):
     features = jax.tree.leaves(same["router"]["features"])
     assert len(features) == 4 and all(features) is frozen and same["router"]["kernel"] is frozen
     assert not any(jax.tree.leaves(same["experts"]))
-    assert float(after["history"]["router/moved"][1]) == (not frozen)
+    assert float(after["history"]["router/params_changed"][1]) == (not frozen)
 
 
 def test_arms_without_features_see_the_vector_only(config):

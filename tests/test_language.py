@@ -98,7 +98,7 @@ def test_arms_share_data_and_initial_weights(tiny, tmp_path):
         assert first.loc["learned", name] == first.loc["frozen", name] == first.loc["frozen_balanced", name]
     last = table[table.step == 4].set_index("arm")
     assert last["eval/loss"].nunique() == 6  # and then each goes its own way
-    assert {arm for arm in arms if last.loc[arm, "router/moved"]} == {"learned", "learned_balanced"}
+    assert {arm for arm in arms if last.loc[arm, "router/params_changed"]} == {"learned", "learned_balanced"}
     assert last.loc["frozen", "router/churn_router"] == 0
     assert last.loc["oracle_language", "router/mi_language"] > last.loc["learned", "router/mi_language"] + 0.2
     assert last.loc["learned", "router/churn_router"] > 0
@@ -113,7 +113,7 @@ def test_a_transplanted_router_is_the_trained_one_and_stays(tiny, tmp_path):
     table = run(config, tmp_path)
     keys = table.groupby("arm").run.first()
     assert set(keys.index) == {"learned", "transplant"}  # the source comes along
-    assert table[table.arm == "transplant"]["router/moved"].max() == 0
+    assert table[table.arm == "transplant"]["router/params_changed"].max() == 0
     routers = {}
     for arm, key in keys.items():
         read, problem = canonical(config), problem_of(config)
@@ -153,7 +153,7 @@ def test_a_run_that_diverges_stops_and_names_its_last_good_checkpoint(tiny, alon
 def test_a_frozen_router_of_a_transformer_keeps_its_state(tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(ROUTERS, "centroids", Router(lambda own, experts: Centroids(experts)))
     table = run(override(tiny, {"router.name": "centroids", "arms": ("learned", "frozen")}), tmp_path)
-    moved = table.pivot_table(index="step", columns="arm", values="router/moved")
+    moved = table.pivot_table(index="step", columns="arm", values="router/params_changed")
     assert moved["frozen"].tolist() == [0, 0, 0] and moved["learned"].tolist() == [0, 1, 1]
 
 

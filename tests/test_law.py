@@ -26,7 +26,7 @@ def points(count, seed=0):
     return [
         {
             "data.separation": 4.0**a, "data.samples": int(32 * 8 * 32**b), "experts.count": int(rng.choice([16, 32, 64])),
-            "batch_size": int(rng.choice([8, 32, 128])), "data.share": 0.8 * c, "router.init_scale": 0.3 * 33**d,
+            "batch_size": int(rng.choice([8, 32, 128])), "data.irrelevant_fraction": 0.8 * c, "router.init_scale": 0.3 * 33**d,
             "data.clusters": 32,
         }
         for a, b, c, d in rng.random((count, 4))
@@ -35,7 +35,10 @@ def points(count, seed=0):
 
 def gap_of(point):
     """A law that is linear in the coordinates: .7 c sqrt(1 - s) - 2 s."""
-    return 0.7 * point["data.separation"] * math.sqrt(1 - point["data.share"]) - 2 * point["data.share"]
+    return (
+        0.7 * point["data.separation"] * math.sqrt(1 - point["data.irrelevant_fraction"])
+        - 2 * point["data.irrelevant_fraction"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +140,7 @@ def command(*arguments):
 
 def test_the_command_gives_a_factor_its_interval_and_a_warning(fitted, tmp_path, capsys):
     law.write(fitted, tmp_path / "law.json")
-    command(f"--law={tmp_path / 'law.json'}", "--config.data.separation=2", "--config.data.share", "0.1")
+    command(f"--law={tmp_path / 'law.json'}", "--config.data.separation=2", "--config.data.irrelevant_fraction", "0.1")
     told = capsys.readouterr().out
     # .7 x 2 sqrt(.9) - .2 = 1.128, a factor 3.09.
     assert float(told.split("one's: ")[1].split(" ")[0]) == pytest.approx(3.09, rel=0.06)
@@ -160,12 +163,12 @@ def test_the_command_gives_a_factor_its_interval_and_a_warning(fitted, tmp_path,
             ["--config.data.dim=4"],
             r"--config.data.dim: the law does not know it.*; it knows data.separation, data.samples",
         ),
-        (["--config.data.sharing=.1"], r"did you mean 'data.share'"),
-        (["--config.data.share=2"], r"data.share=2.0: must be in \[0.0, 1.0\]"),
+        (["--config.data.sharing=.1"], r"did you mean 'data.irrelevant_fraction'"),
+        (["--config.data.irrelevant_fraction=2"], r"data.irrelevant_fraction=2.0: must be in \[0.0, 1.0\]"),
         (["--fit=runs/x"], r"--write=FILE goes with"),
         (["--fit=runs/x", "--points=law:held_out", "--write=y"], r"one at a time"),
         (["runs/x"], r"unexpected argument 'runs/x'"),
-        (["--fit=runs/x", "--config.data.share=.1", "--write=y"], r"drop --law and --config.KEY"),
+        (["--fit=runs/x", "--config.data.irrelevant_fraction=.1", "--write=y"], r"drop --law and --config.KEY"),
         (["--fit=nowhere", "--write=y"], r"nowhere is no workdir"),
     ],
 )
@@ -213,7 +216,7 @@ def test_designs_stay_within_their_ranges():
     module, config = experiment.configure("law:fit", [])
     sweep = module.FIGURES["fit"].sweep(config)
     assert len(sweep) == 60
-    for key, (low, high) in module.RANGES.items() | {"data.share": module.SHARE}.items():
+    for key, (low, high) in module.RANGES.items() | {"data.irrelevant_fraction": module.SHARE}.items():
         values = [point[key] for point in sweep]
         assert low <= min(values) and max(values) <= high and min(values) < low + 0.05 * (high - low)
     # A Latin hypercube has as many points at each of three levels.

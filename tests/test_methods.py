@@ -154,10 +154,13 @@ def test_impossible_schedules_and_tables_are_refused():
     for changes, words in (
         ({"phases": ("until=9 selection.k=2", "selection.k=5")}, r"selection.k=5: more than experts.count=4; lower"),
         (
-            {"router.name": "stable", "router.choices": 2, "router.teach_steps": 5000},
+            {"router.name": "stable", "router.experts_per_id": 2, "router.teach_steps": 5000},
             r"teach_steps=5000: must be at most",
         ),
-        ({"router.name": "stable", "router.choices": 1}, r"^config key router.choices=1: must be selection.k=2, as"),
+        (
+            {"router.name": "stable", "router.experts_per_id": 1},
+            r"^config key router.experts_per_id=1: must be selection.k=2, as",
+        ),
         ({"router.name": "stable", "data.name": "gmm", "model": "moe", "dispatch": "dense"}, r"router.name='stable'"),
     ):
         with pytest.raises(UserError, match=words):

@@ -105,7 +105,7 @@ def test_flops_are_those_of_the_products(name):
 
 
 IMAGES = {
-    "data.name": "rotated", "data.target": "class", "data.target_dim": 2, "data.clusters": 10, "data.side": 8, "data.samples": 64,
+    "data.name": "rotated", "data.target": "class", "data.target_dim": 2, "data.clusters": 10, "data.image_side": 8, "data.samples": 64,
     "data.test_samples": 20, "data.fresh": True, "loss": "cross_entropy", "experts.name": "conv_net", "experts.width": 4,
     "router.name": "conv", "router.window": 4, "dispatch": "ragged", "selection.name": "top_k", "selection.k": 1,
     "selection.renormalise": False,

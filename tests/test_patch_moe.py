@@ -20,7 +20,7 @@ from tests.test_run import train
 
 #: Four patches of five numbers a sample; three experts of two neurons take two patches each.
 PATCHES = {
-    "data.name": "generated", "data.target": "sign", "data.target_dim": 1, "data.dim": 7, "data.sets": 4, "data.positions": 4,
+    "data.name": "generated", "data.target": "sign", "data.target_dim": 1, "data.dim": 7, "data.pattern_sets": 4, "data.positions": 4,
     "data.samples": 24, "data.test_samples": 12, "batch_size": 6, "loss": "logistic", "model": "patch_moe", "experts.name": "neurons",
     "experts.count": 3, "experts.width": 2, "selection.name": "patch_choice", "selection.patches": 2, "selection.eval.name": "patch_choice",
     "selection.eval.patches": 2, "optimizer.momentum": 0.0, "router.init_scale": 3.0, "mesh.run": 1, "seeds": 1, "steps": 2, "eval_every": 1,
@@ -84,7 +84,12 @@ def by_hand(params, x, y, each, gate, over):
 @pytest.mark.parametrize("dispatch", ["dense", "gather", "slots", "ragged"])
 def test_a_mixture_is_a_loop_over_samples_experts_and_patches(config, dispatch, gate):
     pooling = "all" if dispatch == "slots" else "chosen"
-    changes = {"selection.gate": gate, "dispatch": dispatch, "experts.pooling": pooling, "selection.no_gradient": True}
+    changes = {
+        "selection.patch_weights": gate,
+        "dispatch": dispatch,
+        "experts.pooling": pooling,
+        "selection.no_gradient": True,
+    }
     config = override(config, changes)
     model, params, state, batch = made(config)
     rule = rule_of(config.selection)
@@ -113,7 +118,7 @@ def test_the_cnn_is_the_mixture_whose_experts_take_all_patches(config, readout):
     changes = {
         "experts.readout": readout,
         "selection.patches": 4,
-        "selection.gate": "one",
+        "selection.patch_weights": "one",
         "selection.no_gradient": True,
     }
     mixture = override(config, changes | {"selection.eval.patches": 4})
@@ -181,7 +186,7 @@ def test_columns_by_hand():
 
 def test_neurons_that_pick_their_patches(config):
     """Responses of one neuron to four patches: 3, 1, 0, 2 after ReLU; the mean of its two largest is 2.5. Gradients follow these two."""
-    cnn = override(config, {"model": "patch_cnn", "experts.largest": 2, "experts.count": 1, "experts.width": 1})
+    cnn = override(config, {"model": "patch_cnn", "experts.top_responses": 2, "experts.count": 1, "experts.width": 1})
     model, params, _, batch = made(cnn, samples=1)
     params["experts"]["hidden"]["kernel"] = jnp.eye(7)[:, :1]
     params["fixed"]["readout"]["kernel"] = jnp.array([[-2.0]])
@@ -210,7 +215,7 @@ def test_gates_of_experts_over_patches_are_made_as_sharp_as_asked(config, tmp_pa
     scores = jnp.array([[1.0, 10], [2, 20], [3, 30], [4, 40]])
     assert gate_rows(Rule("patch_choice"), scores, 2).tolist() == [[1, 2], [10, 20], [3, 4], [30, 40]]
     assert gate_rows(Rule("soft"), scores, 2) is scores
-    rows = train(override(config, {"router.entropy": 1.2, "arms": ("frozen",)}), ({},), tmp_path)
+    rows = train(override(config, {"router.initial_entropy": 1.2, "arms": ("frozen",)}), ({},), tmp_path)
     assert rows["router/entropy_token_train"].tolist() == pytest.approx([1.2] * 3, abs=1e-3)
 
 
@@ -222,7 +227,7 @@ def test_a_mixture_trains(config, tmp_path):
     # 6 pairs of a patch and an expert of 7 x 2 + 2 weights; a router of 3 x 7 on 4 patches.
     assert (rows["patches/flops"] == 2 * (6 * 16 + 4 * 21)).all()
     assert rows["patches/hit"].between(0, 1).all() and "router/ami" not in rows
-    moved = rows[rows.step == 2].set_index("arm")["router/moved"]
+    moved = rows[rows.step == 2].set_index("arm")["router/params_changed"]
     assert moved["learned"] == 1 and moved["frozen"] == 0
     cnn = train(override(config, {"model": "patch_cnn", "arms": ("learned",)}), ({},), tmp_path / "cnn")
     assert (cnn["patches/computed"] == 4).all() and (cnn["patches/flops"] == 2 * 4 * 6 * 8).all()
@@ -240,12 +245,12 @@ def test_the_cost_of_a_step_is_that_of_the_chosen_patches(config):
     [
         ({"selection.patches": 5}, "selection.patches=5: is more than the patches of a sample of data.name='generated', which has 4"),
         ({"selection.eval.patches": 5}, "selection.eval.patches=5: is more than the patches"),
-        ({"selection.gate": "one"}, "selection.gate='one': gives the router no gradient; set router.frozen=true"),
-        ({"selection.gate": "two"}, "selection.gate='two': must be one of one, even, chosen, all"),
-        ({"router.entropy": 1.4}, r"router.entropy=1.4: must be below ln\(patches of a sample\)=1.386"),
-        ({"router.entropy": 0.5, "selection.gate": "even", "router.frozen": True}, "selection.gate='even' is as sharp for any scores"),
-        ({"selection.gate": "even"}, "selection.gate='even': gives the router no gradient; set router.frozen=true"),
-        ({"model": "patch_cnn", "experts.largest": 5}, "experts.largest=5: is more than the 4 patches of a sample"),
+        ({"selection.patch_weights": "one"}, "selection.patch_weights='one': gives the router no gradient; set router.frozen=true"),
+        ({"selection.patch_weights": "two"}, "selection.patch_weights='two': must be one of one, even, chosen, all"),
+        ({"router.initial_entropy": 1.4}, r"router.initial_entropy=1.4: must be below ln\(patches of a sample\)=1.386"),
+        ({"router.initial_entropy": 0.5, "selection.patch_weights": "even", "router.frozen": True}, "selection.patch_weights='even' is as sharp for any scores"),
+        ({"selection.patch_weights": "even"}, "selection.patch_weights='even': gives the router no gradient; set router.frozen=true"),
+        ({"model": "patch_cnn", "experts.top_responses": 5}, "experts.top_responses=5: is more than the 4 patches of a sample"),
         ({"selection.name": "expert_choice"}, "selection.name='expert_choice': experts of model='patch_moe' take patches of a sample; use 'patch_choice'"),
         ({"selection.eval.name": "top_k"}, "selection.eval.name='top_k': experts of model='patch_moe'"),
         ({"selection.eval.name": "expert_choice"}, "would route a test sample by its neighbours; must be one of .*patch_choice"),

@@ -35,7 +35,7 @@ def drawn(config, pool):
 def theory(small, **changes):
     """a = sqrt((1 - .28) / 2) = .6, b = sqrt((1 + .28) / 2) = .8; delta_r = .48 is at most a and above 1.28 / 4."""
     values = {"data.name": "generated", "data.dim": 12, "data.positions": 5, "data.delta_d": -0.28, "data.delta_r": 0.48,
-              "data.confusing": 2, "data.test_samples": 500, "data.samples": 40}  # fmt: skip
+              "data.confusing_patches": 2, "data.test_samples": 500, "data.samples": 40}  # fmt: skip
     return override(small, SIGN | values | changes)
 
 
@@ -139,7 +139,7 @@ def test_collages_by_hand(small, digits):
 
 def test_a_digit_goes_with_the_label_in_training_and_with_the_other_in_tests(small, digits):
     """Of 400 samples 90 % (deviation 1.5 %) have class 1 beside label 1 and class 4 beside -1; of tests 10 %. All else is of class 2."""
-    changes = {"data.irrelevant": (1, 2, 4), "data.spurious": 0.9, "data.misleading": (1, 4)}
+    changes = {"data.irrelevant": (1, 2, 4), "data.spurious_fraction": 0.9, "data.misleading": (1, 4)}
     _, test, train, _ = drawn(collage(small, digits, **changes), 400)
     for part, batch, share in ((0, train, 0.9), (1, test, 0.1)):
         code, cluster = np.asarray(batch.x)[:, :, 0] * 255, np.asarray(batch.cluster)
@@ -167,11 +167,11 @@ def test_places_and_scaling_of_collages(small, digits):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"data.sets": 6}, "data.sets=6: must be a multiple of 4"),
-        ({"data.dim": 10}, r"data.dim=10: 2 \+ data.sets=8 axes, and one direction more, need 11"),
+        ({"data.pattern_sets": 6}, "data.pattern_sets=6: must be a multiple of 4"),
+        ({"data.dim": 10}, r"data.dim=10: 2 \+ data.pattern_sets=8 axes, and one direction more, need 11"),
         ({"data.delta_r": 0.61}, r"data.delta_r=0.61: must be at most sqrt\(\(1 - \|data.delta_d\|\) / 2\) = 0.6"),
         ({"data.delta_r": 0.32}, r"data.delta_r=0.32: patches confuse only above \(1 - data.delta_d\) / 4 = 0.32"),
-        ({"data.confusing": 5}, "data.confusing=5: must be below data.positions=5"),
+        ({"data.confusing_patches": 5}, "data.confusing_patches=5: must be below data.positions=5"),
         ({"data.delta_d": 1.0}, r"data.delta_d=1.0: must be in \(-1, 1\)"),
         ({"data.test_samples": 401}, "data.test_samples=401: must be a multiple of 10, the number of clusters"),
     ],
@@ -192,16 +192,16 @@ def test_impossible_patterns_are_refused_by_name(small, changes, words):
         ({"data.discriminative": (3, 3)}, "must be two different classes"),
         ({"data.directory": ""}, "data.directory is empty: name the folder"),
         (
-            {"data.spurious": 0.9, "data.misleading": (1, 3)},
+            {"data.spurious_fraction": 0.9, "data.misleading": (1, 3)},
             r"data.misleading=\(1, 3\): class 3 is in data.discriminative too",
         ),
         (
-            {"data.spurious": 0.9, "data.misleading": (1, 2)},
+            {"data.spurious_fraction": 0.9, "data.misleading": (1, 2)},
             r"data.irrelevant=\(1, 2\): all of them are in data.misleading",
         ),
         (
-            {"data.spurious": 0.9, "data.positions": 1},
-            "data.spurious=0.9: a digit that misleads needs a place of its own",
+            {"data.spurious_fraction": 0.9, "data.positions": 1},
+            "data.spurious_fraction=0.9: a digit that misleads needs a place of its own",
         ),
     ],
 )

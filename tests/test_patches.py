@@ -53,7 +53,7 @@ APART = {
 MODULE = experiment.load(str(pathlib.Path(__file__).parent.parent / "experiments" / "cluster_cnn.py"))
 TINY = {"data.samples": 80, "batch_size": 80, "data.test_samples": 80, "data.dim": 9, "experts.count": 4, "steps": 3, "eval_every": 1, "seeds": 1, "mesh.run": 1}  # fmt: skip
 WHOLE = SIGN | {
-    "data.dim": 8, "data.whole": True, "data.samples": 24, "batch_size": 24, "data.test_samples": 40, "seeds": 1, "steps": 9, "eval_every": 3,
+    "data.dim": 8, "data.full_batch": True, "data.samples": 24, "batch_size": 24, "data.test_samples": 40, "seeds": 1, "steps": 9, "eval_every": 3,
     "experts.name": "cnn", "experts.activation": "linear", "experts.width": 3, "arms": ("dense_expert",), "router.name": "conv",
     "optimizer.momentum": 0.0, "mesh.run": 1, "shuffles": 0,
 }  # fmt: skip
@@ -239,7 +239,7 @@ def test_when_a_run_stops():
 @pytest.mark.slow
 def test_full_batches_and_an_early_stop_are_gradient_descent(small, tmp_path, monkeypatch):
     """Against NumPy: a model of linear filters is <s, u>, with s the sum of the patches and u that of the filters."""
-    config = override(small, WHOLE | {"stop.rise": 0.02, "stop.after": 4})
+    config = override(small, WHOLE | {"stop.rise": 0.02, "stop.min_steps": 4})
     ran = train(config, ({"experts.learning_rate": 0.05}, {"experts.learning_rate": 30.0}), tmp_path)
     keys = streams(0, config)
     (world, test), model = world_of(config, keys["world"], traced(config)), override(config, {"model": "dense_expert"})
@@ -388,8 +388,8 @@ def test_impossible_patches_are_refused_by_name(small):
             gmm | {"experts.name": "mlp", "router.name": "linear", "model": "moe"},
             "loss='logistic': does not fit data.target='constant' .* use 'squared'",
         ),
-        ({"batch_size": 23}, "data.whole=True: needs data.fresh=false and batch_size=23 equal to data.samples=24"),
-        ({"data.fresh": True}, "data.whole=True"),
+        ({"batch_size": 23}, "data.full_batch=True: needs data.fresh=false and batch_size=23 equal to data.samples=24"),
+        ({"data.fresh": True}, "data.full_batch=True"),
         ({"data.alpha_low": 2.5}, "data.alpha_low=2.5, data.alpha_high=2.0"),
         ({"data.gamma_low": 3.5}, "data.gamma_low=3.5, data.gamma_high=3.0"),
         ({"data.dim": 7}, "data.dim=7: 2 data.clusters = 8 orthogonal signals"),

@@ -171,7 +171,10 @@ def test_a_phase_that_trains_nothing_is_refused(small, caplog):
         (("until=10", "until=5 train=router", ""), "'until=5 train=router' never comes"),
         (("until=3 selection.k=9", ""), "k=9"),
         (("until=3 selection.k=0", ""), "config key selection.k=0: must be at least 1"),
-        (("until=3 selection.share=1.5", ""), r"config key selection.share=1.5: must be in \[0, 1\]"),
+        (
+            ("until=3 selection.competition_rate=1.5", ""),
+            r"config key selection.competition_rate=1.5: must be in \[0, 1\]",
+        ),
         (("until=3 selection.schedule=never", ""), "selection.schedule='never': must be one of constant, root"),
         (("until=3 selection.eval.k=1", ""), "selection.eval.k is of evaluations, which are the same in all phases"),
     ],

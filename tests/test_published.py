@@ -57,7 +57,10 @@ def test_a_figure_stands_with_its_own_line():
 
 def test_experts_of_arms_are_told_where_they_differ():
     summary = pd.DataFrame(
-        [("train/experts", arm, mean) for arm, mean in (("learned", 2.0), ("compete", 2.7), ("compete", 16.0))]
+        [
+            ("train/experts_per_token", arm, mean)
+            for arm, mean in (("learned", 2.0), ("compete", 2.7), ("compete", 16.0))
+        ]
         + [("test/loss", "frozen", 1.0)],
         columns=["metric", "arm", "mean"],
     )
@@ -170,14 +173,15 @@ def test_every_interval_of_the_results_is_that_of_a_table():
 
 def test_a_command_gives_what_points_are_computed_from_and_not_what_is_computed():
     """Steps of as many FLOPs follow from steps and lambda; of lambda there is one value, which is not the figure's."""
-    given = ["steps=3000", "selection.share=0.01", "arms=learned,compete", "data.directory=/there"]
+    given = ["steps=3000", "selection.competition_rate=0.01", "arms=learned,compete", "data.directory=/there"]
     module, config = experiment.configure("competition_lm:decisive", given)
     same, longer = experiment.figure_of(module, config).sweep(config)
     rows = [
-        {key: one[key] for key in ("steps", "eval_every", "selection.share")} | {"seed": 3100} for one in (same, longer)
+        {key: one[key] for key in ("steps", "eval_every", "selection.competition_rate")} | {"seed": 3100}
+        for one in (same, longer)
     ]
     assert workdirs.command_of("competition_lm:decisive", config, pd.DataFrame(rows)) == (
-        "routed run --config=competition_lm:decisive --config.selection.share=0.01 --config.steps=3000"
+        "routed run --config=competition_lm:decisive --config.selection.competition_rate=0.01 --config.steps=3000"
         " --config.arms=learned,compete --config.data.directory=DIR"
     )
 

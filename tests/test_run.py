@@ -78,8 +78,8 @@ def test_training_learns_and_arms_are_paired(swept):
 
 def test_only_the_learned_router_moves(swept):
     _, table = swept
-    assert (last(table, "learned", "router/moved") == 1).all()
-    assert (last(table, "frozen", "router/moved") == 0).all()
+    assert (last(table, "learned", "router/params_changed") == 1).all()
+    assert (last(table, "frozen", "router/params_changed") == 0).all()
 
 
 def test_the_sharpened_router_has_the_learned_entropy(swept):
@@ -117,7 +117,7 @@ def test_a_diverging_point_does_not_touch_its_neighbours(small, tmp_path):
 @pytest.mark.parametrize("arm", ["frozen_top1", "frozen_data", "oracle", "hash", "dense_active", "dense_total"])
 def test_every_other_arm_trains(small, arm, tmp_path):
     table = train(override(small, {"arms": (arm,), "seeds": 1}), ({},), tmp_path)
-    assert set(table.status) == {"ok"} and (table["router/moved"] == 0).all()
+    assert set(table.status) == {"ok"} and (table["router/params_changed"] == 0).all()
     assert table["test/loss"].iloc[-1] < table["test/loss"].iloc[0]
 
 
@@ -146,7 +146,7 @@ def test_tuned_runs_use_the_best_candidate(small, tmp_path):
 def test_streams_are_independent_and_can_be_held(small):
     a, b = streams(1, small), streams(2, small)
     assert len({str(jax.random.key_data(k)) for k in (*a.values(), *b.values())}) == 2 * len(STREAMS)
-    held = override(small, {"held": ("world",)})
+    held = override(small, {"shared_streams": ("world",)})
     a, b = streams(1, held), streams(2, held)
     assert (a["world"] == b["world"]).all() and not (a["init"] == b["init"]).all()
 
@@ -275,7 +275,7 @@ def test_more_devices_than_there_are(small):
 
 def test_a_frozen_router_that_moved_fails_the_run(small):
     run = plan_runs(override(small, {"arms": ("frozen",)}), ({},))[0]
-    history = {"router/moved": np.array([0.0, 1.0]), "test/loss": np.ones(2), "train/loss": np.ones(2)}
+    history = {"router/params_changed": np.array([0.0, 1.0]), "test/loss": np.ones(2), "train/loss": np.ones(2)}
     with pytest.raises(UserError, match="moved"):
         rows.rows_of(run, history, [], problem_of(run.config))
 

@@ -112,7 +112,7 @@ def test_the_figure_has_a_line_and_a_need_for_each_side():
     assert charts.values(needs, "a") == pytest.approx([100 * 2**0.5], rel=1e-4) and charts.texts(needs) == [
         "not reached"
     ]
-    assert plots.draw(spec | {"x": "data.share"}, data) is None
+    assert plots.draw(spec | {"x": "data.irrelevant_fraction"}, data) is None
     assert plots.draw(spec | {"families": {"none": {"c": {"arm": "oracle"}}}}, data) is None
 
 

@@ -312,7 +312,7 @@ def test_a_router_by_token_id_sees_the_ids_of_its_stack():
 @pytest.mark.slow
 def test_the_oracle_of_text_sends_a_row_by_its_language():
     """Language l goes to experts 2 l and 2 l + 1, of four, in both stacks; also when its scores are asked for again."""
-    config, model, batch, params, state = ready(**{"router.name": "oracle", "router.choices": 2})
+    config, model, batch, params, state = ready(**{"router.name": "oracle", "router.experts_per_id": 2})
     batch = batch._replace(language=jnp.arange(len(batch.language)) % 3)
     outputs = jax.jit(lambda: model.apply(params, state, batch, rule_of(config.selection), "dense"))()
     for stack, ids in (("encoder", batch.inputs), ("decoder", batch.targets)):

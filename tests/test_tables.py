@@ -166,7 +166,7 @@ def test_rows_of_a_run_stand_at_every_point_that_asks_for_it(small):
     config = override(small, {"arms": ("learned", "dense_active")})
     first, both = ([run for run in plan_runs(config, points) if run.arm != "learned"] for points in (sweep[:1], sweep))
     assert [run.key for run in first] == [run.key for run in both] and len(both[0].flat_configs) == 2
-    history = {name: np.zeros(3) for name in ("test/loss", "train/loss", "router/moved")}
+    history = {name: np.zeros(3) for name in ("test/loss", "train/loss", "router/params_changed")}
     one, two = (
         rows.ordered(
             pd.DataFrame(

@@ -211,7 +211,7 @@ def test_a_bias_starts_at_nothing_and_adds_to_every_score(name):
     np.testing.assert_allclose(moved - scores, np.broadcast_to(shift, moved.shape), rtol=1e-4, atol=1e-5)
     assert "bias" not in plain.init(jax.random.key(0), jnp.array(X))["params"]
     # What a comparison does to initial weights leaves the bias alone.
-    filled = override(base(), {"router.from_data": True}).router
+    filled = override(base(), {"router.init_from_data": True}).router
     found = initial_parameters(ROUTERS[name], biased, params, jnp.array(X[:3]), filled)
     np.testing.assert_array_equal(found["bias"], np.zeros(3))
 
@@ -220,7 +220,9 @@ def test_a_bias_starts_at_nothing_and_adds_to_every_score(name):
 def test_a_bias_trains_and_freezes(small, tmp_path):
     config = override(small, {"router.bias": True, "data.spurious_dims": 2, "seeds": 1, "experts.name": "constant"})
     table = train(config, ({},), tmp_path)
-    assert (last(table, "learned", "router/moved") == 1).all() and (last(table, "frozen", "router/moved") == 0).all()
+    assert (last(table, "learned", "router/params_changed") == 1).all() and (
+        last(table, "frozen", "router/params_changed") == 0
+    ).all()
     share, ratio = (last(table, "learned", f"router/{name}") for name in ("signal_share", "spurious_ratio"))
     np.testing.assert_allclose(share, 1 / (1 + ratio**2), rtol=1e-4)  # shares of the squared norm
 

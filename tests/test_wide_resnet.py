@@ -23,10 +23,10 @@ from tests.conftest import build_model
 
 #: Images of 8 x 8 pixels, so a last map of 2 x 2; three experts take two of its four patches.
 WIDE = {
-    "data.name": "scenes", "data.target": "class", "data.target_dim": 4, "data.clusters": 4, "data.scene": "vehicles", "data.side": 8,
+    "data.name": "scenes", "data.target": "class", "data.target_dim": 4, "data.clusters": 4, "data.scene": "vehicles", "data.image_side": 8,
     "data.samples": 24, "data.test_samples": 12, "batch_size": 6, "loss": "cross_entropy", "model": "wide_resnet_moe", "resnet.factor": 1,
-    "experts.count": 3, "experts.width": 4, "selection.name": "patch_choice", "selection.patches": 2, "selection.gate": "all",
-    "selection.eval.name": "patch_choice", "selection.eval.patches": 2, "selection.eval.gate": "all", "dispatch": "auto",
+    "experts.count": 3, "experts.width": 4, "selection.name": "patch_choice", "selection.patches": 2, "selection.patch_weights": "all",
+    "selection.eval.name": "patch_choice", "selection.eval.patches": 2, "selection.eval.patch_weights": "all", "dispatch": "auto",
     "optimizer.momentum": 0.0, "mesh.run": 1, "seeds": 1, "steps": 2, "eval_every": 1, "shuffles": 0,
 }  # fmt: skip
 
@@ -202,7 +202,7 @@ def test_an_object_is_anywhere_on_the_tiles_of_another_image(config, monkeypatch
 
 def test_colours_agree_in_training_and_mislead_in_tests(config, monkeypatch):
     """share s = .75 of training samples are of their class's colour, and of test samples of another's."""
-    config = override(config, {"data.scene": "plain", "data.spurious": 0.75, "data.test_samples": 400})
+    config = override(config, {"data.scene": "plain", "data.spurious_fraction": 0.75, "data.test_samples": 400})
     data, drawn = node_of(config).data, {}
     monkeypatch.setattr(scenes, "load", lambda name, directory: coloured(8))
     for name, key in (("train", jax.random.key(1)), ("test", None)):
@@ -218,7 +218,7 @@ def test_wrong_scenes_are_refused(config, monkeypatch):
         ({"data.objects": (0, 9), "data.clusters": 2}, "data.objects=(0, 9): the images have no class 9"),
         ({"data.objects": (0, 1, 2, 3)}, "no class is left to fill"),
         ({"data.clusters": 3}, "set data.clusters=4"),
-        ({"data.side": 6}, "data.side=6: must divide the 8 pixels"),
+        ({"data.image_side": 6}, "data.image_side=6: must divide the 8 pixels"),
     ):
         with pytest.raises(UserError) as error:
             scenes.source(node_of(override(config, changes)).data)

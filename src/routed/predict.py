@@ -1,11 +1,11 @@
 """The expected gain of learning to route, without training: log(fairest / learned) by the law of experiments/law.py.
 
-    routed predict --config.data.separation=1.5 --config.data.share=0.3
+    routed predict --config.data.separation=1.5 --config.data.irrelevant_fraction=0.3
 
 (or python -m routed.predict) prints the expected factor of the fairest frozen control's loss over the learned router's,
-with its 95 % interval, and a warning if the law extrapolates. The law reads data.separation, data.samples, data.share,
-experts.count, batch_size and router.init_scale. A setting that is not given is as in the centre of the law's design;
-every other setting is as in its protocol (routed list law).
+with its 95 % interval, and a warning if the law extrapolates. The law reads data.separation, data.samples,
+data.irrelevant_fraction, experts.count, batch_size and router.init_scale. A setting that is not given is as in the
+centre of the law's design; every other setting is as in its protocol (routed list law).
 """
 
 from __future__ import annotations
@@ -84,13 +84,15 @@ def flat_of(spec: str, overrides: list[str]) -> dict[str, Any]:
     """
     from routed.papers.ours import law
     from routed.plan import checks, experiment
+    from routed.settings.renamed import renamed
     from routed.settings.tree import flatten, nearest
 
     for text in overrides:
         key = text.partition("=")[0]
         if key not in law.AXES:
             raise UserError(
-                f"--config.{key}: the law does not know it{nearest(key, law.AXES)}; it knows {', '.join(law.AXES)}"
+                f"--config.{key}: the law does not know it{renamed(key) or nearest(key, law.AXES)}; it knows"
+                f" {', '.join(law.AXES)}"
             )
     _, config = experiment.configure(spec, overrides)
     checks.validate(config)

@@ -21,7 +21,7 @@ def failed(rows: pd.DataFrame, loss: str) -> dict[str, str]:
     effect that it stands for.
     """
     good = rows[rows.status == "ok"]
-    reasons = _misses_of_entropy(good) if "router/entropy_asked" in good else {}
+    reasons = _misses_of_entropy(good) if "router/entropy_target" in good else {}
     if loss not in good:
         return reasons
     # In plain Python, since a page checks thousands of points.
@@ -39,7 +39,7 @@ def failed(rows: pd.DataFrame, loss: str) -> dict[str, str]:
 
 def _misses_of_entropy(rows: pd.DataFrame) -> dict[str, str]:
     """Returns the frozen arms that miss the entropy that was asked for, each with its worst run."""
-    asked, reached = rows["router/entropy_asked"], rows["router/entropy_token_train"]
+    asked, reached = rows["router/entropy_target"], rows["router/entropy_token_train"]
     misses = (reached - asked).abs()
     misses = misses[misses > ENTROPY_TOLERANCE].sort_values(ascending=False, kind="stable")
     worst = rows.arm[misses.index].drop_duplicates()

@@ -250,13 +250,13 @@ def _sums_to_1(rule: Rule) -> bool:
     """True if the weights of a token sum to 1; within samples, if those of an expert's patches do, or are constants."""
     selection = SELECTIONS[rule.name]
     if selection.within_samples:
-        return rule.gate != "all"
+        return rule.patch_weights != "all"
     return not selection.sparse or (rule.renormalise and "renormalise" in selection.reads)
 
 
 def _still(good: pd.DataFrame) -> str:
     """Returns the arms whose router parameters differ from those of step 0 in any bit."""
-    moved = good.groupby("arm")["router/moved"].max()
+    moved = good.groupby("arm")["router/params_changed"].max()
     return "router parameters differ from step 0 in: " + (", ".join(moved.index[moved > 0]) or "no arm")
 
 

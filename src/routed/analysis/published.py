@@ -84,7 +84,12 @@ def keep(part: dict[str, Any], joined: list[pathlib.Path], root: pathlib.Path) -
 
 def experts_of(summary: pd.DataFrame) -> dict[str, list[float]]:
     """Returns the fewest and most experts of each arm for a training token; empty where all arms are alike."""
-    counts = summary[summary.metric == "train/experts"].groupby("arm", sort=False)["mean"].agg(["min", "max"]).round(3)
+    counts = (
+        summary[summary.metric == "train/experts_per_token"]
+        .groupby("arm", sort=False)["mean"]
+        .agg(["min", "max"])
+        .round(3)
+    )
     return {} if len(counts.drop_duplicates()) < 2 else {arm: [*ends] for arm, *ends in counts.itertuples()}
 
 

@@ -32,7 +32,7 @@ def bench(rounds: int, baseline: Baseline) -> list[dict[str, Any]]:
     """Returns records {model, width, side, batch, ms_per_step} with floor, baseline, and `ratio` to the ResNet18."""
     split_host()  # before anything asks JAX for its devices
     _, config = experiment.configure(EXPERIMENT, CHANGES)
-    about = {"width": config.experts.width, "side": config.data.side, "batch": config.batch_size, "runs": 1}
+    about = {"width": config.experts.width, "side": config.data.image_side, "batch": config.batch_size, "runs": 1}
     cases = [
         batch_case({"model": name} | about, override(config, changes), STEPS, work_of(config), peer=name)
         for name, changes in MODELS.items()
@@ -45,5 +45,5 @@ def work_of(config: ConfigDict) -> Work:
     """Returns the least work of a step: three times the FLOPs forward of one network on each image."""
     count = EXPERTS[config.experts.name].flops
     assert count is not None  # the experts of this bench are networks on images
-    forward = count(config.experts.width, config.data.side, 3, config.data.target_dim)
+    forward = count(config.experts.width, config.data.image_side, 3, config.data.target_dim)
     return Work(3 * config.batch_size * forward)

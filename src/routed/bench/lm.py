@@ -46,8 +46,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "dense": {"transformer.sparse_layers": 0},
     "twin": {"model": "decoder_active"},
     "smoe": {},
-    "compete_0": {"selection.name": "compete", "selection.share": 0.0},
-    "compete_1": {"selection.name": "compete", "selection.share": 1.0},
+    "compete_0": {"selection.name": "compete", "selection.competition_rate": 0.0},
+    "compete_1": {"selection.name": "compete", "selection.competition_rate": 1.0},
     "all": {"selection.name": "soft", "dispatch": "dense"},
 }
 #: Kinds that are also timed on a CPU with a device for each core, which share the rows of a step: one run leaves cores

@@ -38,7 +38,13 @@ COMMON = {f"data.{key}": value for key, value in COLLAGES.items()} | {"batch_siz
 COMMON |= {"experts.name": "neurons", "experts.count": 8, "experts.width": 5, "mesh.batching": "auto"}
 COMMON |= {"optimizer.name": "sgd", "optimizer.momentum": 0.0, "steps": 1_000_000, "eval_every": 1_000_000}
 COMMON |= {"router.learning_rate": 0.2, "experts.learning_rate": 0.2}
-TAKEN = {"name": "patch_choice", "patches": 6, "gate": "chosen", "eval.name": "patch_choice", "eval.patches": 6}
+TAKEN = {
+    "name": "patch_choice",
+    "patches": 6,
+    "patch_weights": "chosen",
+    "eval.name": "patch_choice",
+    "eval.patches": 6,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "cnn": {"model": "patch_cnn"},
     "joint": {"model": "patch_moe", **{f"selection.{key}": value for key, value in TAKEN.items()}},

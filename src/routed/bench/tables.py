@@ -103,7 +103,7 @@ def history_of(run: Run, random: np.random.Generator) -> dict[str, np.ndarray]:
     history = dict(zip(names, random.lognormal(size=(METRICS, EVALUATIONS)).astype(np.float32), strict=True))
     shape = (EVALUATIONS, run.config.data.clusters, run.config.data.clusters)
     maps = {"probs": random.random(shape), "counts": random.integers(0, 100, shape)}
-    return history | maps | {"router/moved": np.zeros(EVALUATIONS)}
+    return history | maps | {"router/params_changed": np.zeros(EVALUATIONS)}
 
 
 def sweep_of(runs: int) -> tuple[Point, ...]:

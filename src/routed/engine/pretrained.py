@@ -18,6 +18,7 @@ from routed.contracts import UserError
 from routed.engine import checkpoint
 from routed.plan.config import problem_of
 from routed.plan.run import Run
+from routed.settings.renamed import with_new_names
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten
 from routed.system import files, hosts
@@ -35,7 +36,7 @@ INITIAL_MODELS_FILE = "initial.json"
 #: Prefixes of settings that must be equal in a pretrained model and in the run that starts from it.
 MUST_MATCH = ("data.tokens", "data.pieces", "data.vocabulary", "router.name", "experts.", "transformer.")
 #: Prefixes of settings that decide the routing, which may differ on purpose; a difference is reported.
-ROUTING_KEYS = ("selection.", "router.measure")
+ROUTING_KEYS = ("selection.", "router.score")
 #: Prefixes of settings, among those above, that affect training only and not the meaning of the parameters.
 MAY_DIFFER = (
     "experts.learning_rate",
@@ -44,9 +45,9 @@ MAY_DIFFER = (
     "transformer.init_scale",
     "transformer.remat",
     "transformer.tied",
-    "selection.share",
+    "selection.competition_rate",
     "selection.schedule",
-    "selection.distil",
+    "selection.distillation",
     "selection.no_gradient",
     "selection.balance_rate",
 )
@@ -265,7 +266,11 @@ def _remedy(workdir: pathlib.Path, stored: dict[str, Any], keys: list[str]) -> s
 @functools.lru_cache(maxsize=4)
 def _models_in(folder: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
     """The undamaged models of a finished workdir; read once in a process, as every file of each is hashed."""
-    return {path: meta for path, meta in checkpoint.models(folder) if "settings" in meta}
+    return {
+        path: {**meta, "settings": with_new_names(meta["settings"])}
+        for path, meta in checkpoint.models(folder)
+        if "settings" in meta
+    }
 
 
 def _refuse_misfit(path: pathlib.Path, stored: Any, current: Any) -> None:

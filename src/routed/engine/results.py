@@ -20,6 +20,7 @@ from routed.plan.code import VERSION, Code, change
 from routed.plan.config import declared, problem_of
 from routed.plan.run import Point
 from routed.plan.runs import left_out, read_by
+from routed.settings.renamed import new_name, with_new_names
 from routed.settings.tree import flatten, override
 from routed.system import files, hosts
 from routed.system.provenance import provenance
@@ -92,9 +93,9 @@ def _refuse_other_seed(
     path: pathlib.Path, stored: dict[str, Any], config: ConfigDict, sweep: tuple[Point, ...]
 ) -> None:
     """Refuses a workdir of another base seed, where results depend on it beyond the seed of each run."""
-    by_seed = "held streams" if config.held else "rates that were tuned on seeds counted from it"
+    by_seed = "held streams" if config.shared_streams else "rates that were tuned on seeds counted from it"
     tuned = "tuned" in {config.rates, *(point.get("rates") for point in sweep)}
-    if (config.held or tuned) and stored["config"]["seed"] != config.seed:
+    if (config.shared_streams or tuned) and stored["config"]["seed"] != config.seed:
         raise UserError(
             f"workdir {path} holds results with seed={stored['config']['seed']} and {by_seed}: choose another --workdir"
         )
@@ -206,7 +207,8 @@ def stored_config(path: pathlib.Path) -> dict[str, Any]:
             nodes = [stored["versions"], stored["code"], stored["left_out"], *stored["code"].values()]
             valid = valid and all(isinstance(node, dict) for node in nodes)
         if valid and {*stored["swept"]} <= {*stored["config"]} and isinstance(stored.get("shard", ""), str):
-            return stored
+            names = {"config": with_new_names(stored["config"]), "swept": [new_name(key) for key in stored["swept"]]}
+            return stored | names
     except FileNotFoundError:
         raise UserError(
             f"workdir {path} has results but no config.json, so nobody knows of which settings: choose another"

@@ -24,7 +24,7 @@ class Rule(NamedTuple):
     group_size: int = 0  # tokens; 0: all tokens are one group
     priority: str = "position"
     patches: int = 1
-    gate: str = "chosen"
+    patch_weights: str = "chosen"
     capacity_multiple: int = 1  # places are rounded up to it (vmoe)
     own: Any = None  # the config node, for selections with settings of their own
 

@@ -189,20 +189,20 @@ def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     3).
 
     Expert choice whose group is the sample, with two differences: an expert compares patches by their scores as they
-    are, not by what the softmax over experts leaves of them, and gates are shares of patches. `rule.gate`: one (1 each;
-    their separate training), even (1 / l each: what `chosen` is for equal scores), chosen (softmax over the l chosen
-    patches; joint training), all (softmax over all patches of the sample, of which the l largest are kept; the released
-    wide ResNets). The bias has no part.
+    are, not by what the softmax over experts leaves of them, and gates are shares of patches. `rule.patch_weights`: one
+    (1 each; their separate training), even (1 / l each: what `chosen` is for equal scores), chosen (softmax over the l
+    chosen patches; joint training), all (softmax over all patches of the sample, of which the l largest are kept; the
+    released wide ResNets). The bias has no part.
     """
     del bias
     padding = jnp.finfo(scores.dtype).min  # below any score, and no weight; -inf would make a group of nothing else NaN
     token = highest(jnp.where(mask[:, None], preference, padding).T, capacity(rule, *scores.shape))
     by_expert = jnp.where(mask[:, None], scores, padding).T
-    weight = jnp.take_along_axis(jax.nn.softmax(by_expert) if rule.gate == "all" else by_expert, token, axis=1)
-    if rule.gate == "chosen":
+    weight = jnp.take_along_axis(jax.nn.softmax(by_expert) if rule.patch_weights == "all" else by_expert, token, axis=1)
+    if rule.patch_weights == "chosen":
         weight = jax.nn.softmax(weight)
-    if rule.gate in CONSTANT_GATES:
-        weight = jnp.full_like(weight, 1.0 if rule.gate == "one" else 1 / weight.shape[1])
+    if rule.patch_weights in CONSTANT_GATES:
+        weight = jnp.full_like(weight, 1.0 if rule.patch_weights == "one" else 1 / weight.shape[1])
     return _taken(scores, token, weight, mask)
 
 
@@ -235,7 +235,7 @@ CONSTANT_GATES = ("one", "even")
 #: What an expert takes of a sample.
 PATCHES = {
     "patches": Setting(1, "l: patches of a sample that each expert takes, those with its highest scores", at_least(1)),
-    "gate": Setting(
+    "patch_weights": Setting(
         "chosen",
         "weights of the patches that an expert takes: 1 (one), 1 / l (even), softmax over the chosen ones, or over"
         " all patches of the sample",
@@ -249,17 +249,19 @@ def _check_patches(config: ConfigDict) -> None:
     rule, router = config.selection, config.router
     if (
         SELECTIONS[rule.name].within_samples
-        and rule.gate in CONSTANT_GATES
+        and rule.patch_weights in CONSTANT_GATES
         and not (router.frozen or rule.no_gradient or config.phases)
     ):
         refuse(
-            "selection.gate",
-            rule.gate,
+            "selection.patch_weights",
+            rule.patch_weights,
             "gives the router no gradient; set router.frozen=true (if it is meant: selection.no_gradient=true)",
         )
-    if "entropy" in router and router.entropy > 0 and rule.gate in CONSTANT_GATES:
+    if "initial_entropy" in router and router.initial_entropy > 0 and rule.patch_weights in CONSTANT_GATES:
         refuse(
-            "router.entropy", router.entropy, f"selection.gate={rule.gate!r} is as sharp for any scores; set it to 0"
+            "router.initial_entropy",
+            router.initial_entropy,
+            f"selection.patch_weights={rule.patch_weights!r} is as sharp for any scores; set it to 0",
         )
 
 

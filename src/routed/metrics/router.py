@@ -184,26 +184,26 @@ COLUMNS: dict[str, Column] = {
         bounds=AT_LEAST_0,
         definition="Entropy of the share of assignments of each expert: log E where balanced.",
     ),
-    "router/all_covered": Column(
+    "router/all_clusters_with_specialists": Column(
         "share of runs in which\nevery cluster has specialists",
         bounds=SHARE,
         higher_is_better=True,
         definition="Share of runs in which every cluster has specialists: 90 % of its tokens go to experts 90 % of"
         " whose tokens are its own.",
     ),
-    "router/covered": Column(
+    "router/clusters_with_specialists": Column(
         "share of clusters with specialists",
         bounds=SHARE,
         higher_is_better=True,
         definition="Share of the clusters 90 % of whose tokens go to experts 90 % of whose tokens are of that cluster.",
     ),
-    "router/rows_hit": Column(
+    "router/init_clusters_covered": Column(
         "share of runs in which rows from examples\nwould come from every cluster",
         bounds=SHARE,
         definition="Share of runs in which as many examples as experts, drawn at random, would come from every"
         " cluster (coupon collector).",
     ),
-    "router/moved": Column(
+    "router/params_changed": Column(
         "share of runs whose router moved",
         bounds=SHARE,
         definition="1 in a run whose router parameters differ from step 0 in any bit: 0 for every frozen arm, or"
@@ -322,8 +322,8 @@ def cluster_columns(gate: MetricInputs, sums: ClusterSums) -> dict[str, Array]:
         | {
             "experts_used": jnp.exp(columns["entropy_load"]),
             "dispatch_entropy": entropies.dispatch_entropy(sums.choices),
-            "covered": covered.mean(),
-            "all_covered": covered.all().astype(jnp.float32),
+            "clusters_with_specialists": covered.mean(),
+            "all_clusters_with_specialists": covered.all().astype(jnp.float32),
             "dropped": load.dropped(gate.routing),
         }
     )

@@ -18,7 +18,7 @@ from routed.tasks.task import Watch, watch_nothing
 #: Parts that a layer with a router uses in any model; settings that the layer reads; settings of a fresh router.
 ROUTED = ("router.name", "router.noise", "experts.name", "selection.name", "selection.eval.name", "dispatch")
 LAYER = ("experts.count", "selection.balance_rate", "selection.no_gradient", "router.frozen", "router.learning_rate")
-INITIAL = ("router.init_scale", "router.from_data", "router.rows", "router.entropy")
+INITIAL = ("router.init_scale", "router.init_from_data", "router.init_rows", "router.initial_entropy")
 
 
 class Site(NamedTuple):

@@ -50,8 +50,8 @@ _BALANCED = {"selection.balance_rate": 1e-2}
 #: Scores by distance to training samples, trained and evaluated top-1: a soft gate of distances is nearly hard too.
 _PLACES = {
     "router.frozen": True,
-    "router.measure": "distance",
-    "router.from_data": True,
+    "router.score": "distance",
+    "router.init_from_data": True,
     **TOP1,
     **_EVALUATED,
 }
@@ -69,24 +69,26 @@ ARMS: dict[str, Arm] = {
         {"router.frozen": True},
         "frozen, as sharp as learned",
         "#E69F00",
-        match=Match("router.entropy", "learned", "router/entropy_token_train"),
+        match=Match("router.initial_entropy", "learned", "router/entropy_token_train"),
         fair=True,
     ),
     # Frozen, trained by the rule of evaluation.
     "frozen_top1": Arm({"router.frozen": True, **TOP1}, "frozen, trained top-1", "#CC79A7", fair=True),
     # Frozen, with training examples as rows: an informed, untrained partition.
     "frozen_data": Arm(
-        {"router.frozen": True, "router.from_data": True}, "frozen, rows are examples", "#009E73", fair=True
+        {"router.frozen": True, "router.init_from_data": True}, "frozen, rows are examples", "#009E73", fair=True
     ),
     # Frozen, scored by distances to k-means centres of the training inputs (or of the router's features), without
     # labels: a partition without gradients, which suffices if inputs have the target's clusters.
-    "frozen_kmeans": Arm(_PLACES | {"router.rows": "clusters"}, "frozen k-means of the inputs", "#5A2A00", fair=True),
+    "frozen_kmeans": Arm(
+        _PLACES | {"router.init_rows": "clusters"}, "frozen k-means of the inputs", "#5A2A00", fair=True
+    ),
     # Frozen, scored by distances to training examples: the control of k-means by cells around random samples.
     "frozen_nearest": Arm(_PLACES, "frozen, nearest example", "#117733", fair=True),
     # Frozen, with a balancing bias on the choice (sparse selections): removes drops and idle experts.
     "frozen_balanced": Arm({"router.frozen": True, **_BALANCED}, "frozen, load balanced", "#882255"),
     # Learned, scored by distances like frozen k-means: separates the effect of distances from the effect of k-means.
-    "learned_distance": Arm({"router.measure": "distance"}, "learned, distances", "#DDCC77"),
+    "learned_distance": Arm({"router.score": "distance"}, "learned, distances", "#DDCC77"),
     # Routers with equal rules in training and evaluation, at k / E of a soft mixture's expert FLOPs per step. Top-1
     # weights the expert by its probability (Switch, Fedus et al. 2021), in evaluation too: a weight of exactly 1 would
     # give the router no gradient. A loss balances top-1, as a bias sends tokens to experts of probability, and so

@@ -18,6 +18,7 @@ from routed.layer.selection import SELECTIONS
 from routed.plan.config import CHOICES, DATA, canonical, declared, parts_of, problem_of, problems_for, read_keys
 from routed.plan.run_settings import TUNING_OFFSET
 from routed.routers import ROUTERS
+from routed.settings.renamed import renamed
 from routed.settings.setting import Setting, refuse
 from routed.settings.tree import flatten, nearest
 from routed.training import PROBLEMS, ProblemPart
@@ -40,7 +41,8 @@ def validate(config: ConfigDict) -> None:
     settings, flat = declared(), flatten(config)
     for key, value in flat.items():
         if key not in settings:
-            raise UserError(f"unknown config key {key!r}{nearest(key, settings)}: an experiment may add no key")
+            hint = renamed(key) or nearest(key, settings)
+            raise UserError(f"unknown config key {key!r}{hint}: an experiment may add no key")
         _check_value(key, value, settings[key])
     _check_run(config)
     data, problem = DATA[config.data.name], problem_of(config)
@@ -133,13 +135,17 @@ def _check_router(config: ConfigDict, data: Any, problem: ProblemPart, tokens: s
 
 def _check_entropy(config: ConfigDict, problem: ProblemPart) -> None:
     """Refuses a gate entropy that no distribution over the experts, or over the patches of a sample, has."""
-    if "router.entropy" not in problem.models[config.model].reads:
+    if "router.initial_entropy" not in problem.models[config.model].reads:
         return
     choices, count = "experts.count", config.experts.count
     if SELECTIONS[config.selection.name].within_samples:
         choices, count = "patches of a sample", problem.positions(config)
-    if 0 < config.router.entropy >= math.log(count):
-        refuse("router.entropy", config.router.entropy, f"must be below ln({choices})={math.log(count):.4g}")
+    if 0 < config.router.initial_entropy >= math.log(count):
+        refuse(
+            "router.initial_entropy",
+            config.router.initial_entropy,
+            f"must be below ln({choices})={math.log(count):.4g}",
+        )
 
 
 def _check_selection(config: ConfigDict, problem: ProblemPart) -> None:

@@ -17,6 +17,7 @@ from routed.plan.code import VERSION, Code, code_of, code_of_metrics, definition
 from routed.plan.config import canonical, declared, read_keys
 from routed.plan.run import Point, Run
 from routed.plan.run_settings import TUNING_OFFSET
+from routed.settings.renamed import new_name, old_name
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten, nearest, override, value_of
 from routed.training.phases import configs_of
@@ -252,17 +253,17 @@ def _warn_of_evaluations(changed: Collection[str], wholes: Iterable[ConfigDict])
 def decisive(config: ConfigDict) -> str:
     """Everything but arm and seed that decides a run's numbers, as JSON: the settings that it reads, code, version."""
     flat = _decisive_settings(config)
-    if config.held:
+    if config.shared_streams:
         flat["seed"] = config.seed
     code = {label: sorted(files.values()) for label, files in code_of(config).items()}
     return json.dumps([flat, code, VERSION], sort_keys=True, default=list)
 
 
 def _decisive_settings(config: ConfigDict) -> dict[str, Any]:
-    """The settings that decide the results of a run; without defaults that are omitted from identities."""
+    """The settings that decide the results of a run, by first names; without defaults that identities omit."""
     settings, flat = declared(), flatten(config)
     return {
-        key: value
+        old_name(key): value
         for key, value in flat.items()
         if settings[key].identity and not (settings[key].omit_default_from_identity and value == settings[key].default)
     }
@@ -277,10 +278,10 @@ def identity(settings: str, arm: str, seed: int, tuning: bool, source: str = "")
 def static_key(config: ConfigDict) -> str:
     """A text that is equal for configs that one compiled program serves; `config` has the settings that a run reads."""
     settings = declared()
-    flat = {key: value for key, value in _decisive_settings(config).items() if not settings[key].traced}
+    flat = {key: value for key, value in _decisive_settings(config).items() if not settings[new_name(key)].traced}
     for key in ("rates", "tune.multipliers", "tune.seeds"):
         flat.pop(key, None)
-    flat |= {"seed": config.seed if config.held else None, "batching": config.mesh.batching}
+    flat |= {"seed": config.seed if config.shared_streams else None, "batching": config.mesh.batching}
     return json.dumps(flat, sort_keys=True, default=list)
 
 

@@ -32,37 +32,37 @@ _DIM = Setting(16, "dimensions of the down-projection", at_least(1))
 #: name -> router.
 ROUTERS: dict[str, Router] = {
     "linear": Router(
-        lambda node, experts: ProductRouter(experts, Flat(), node.bias, node.measure),
+        lambda node, experts: ProductRouter(experts, Flat(), node.bias, node.score),
         tokens=("rows", "patches", "hidden"),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
         from_clusters=kernel_from_clusters,
-        reads=("bias", "measure"),
+        reads=("bias", "score"),
     ),
     "mlp": Router(
-        lambda node, experts: ProductRouter(experts, Hidden(node.depth - 1, node.width), node.bias, node.measure),
+        lambda node, experts: ProductRouter(experts, Hidden(node.depth - 1, node.width), node.bias, node.score),
         tokens=("rows", "patches", "hidden"),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
         from_clusters=kernel_from_clusters,
-        reads=("depth", "width", "bias", "measure"),
+        reads=("depth", "width", "bias", "score"),
     ),
     "conv": Router(
-        lambda node, experts: ProductRouter(experts, Windows(node.window), node.bias, node.measure),
+        lambda node, experts: ProductRouter(experts, Windows(node.window), node.bias, node.score),
         tokens=("rows", "patches", "images"),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
         from_clusters=kernel_from_clusters,
         settings={"window": Setting(1, "positions of a window along each axis", at_least(1))},
-        reads=("bias", "measure"),
+        reads=("bias", "score"),
     ),
     "cnn": Router(
-        lambda node, experts: ProductRouter(experts, Convolutions(node.depth, node.width), measure=node.measure),
+        lambda node, experts: ProductRouter(experts, Convolutions(node.depth, node.width), measure=node.score),
         tokens=("images",),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
         from_clusters=kernel_from_clusters,
-        reads=("depth", "width", "measure"),
+        reads=("depth", "width", "score"),
     ),
     "cosine": Router(
         lambda node, experts: CosineRouter(experts, nn.Dense(node.dim, use_bias=False)),
@@ -73,17 +73,23 @@ ROUTERS: dict[str, Router] = {
         settings={"dim": _DIM},
     ),
     "projected": Router(
-        lambda node, experts: ProductRouter(experts, nn.Dense(node.dim, use_bias=False), node.bias, node.measure),
+        lambda node, experts: ProductRouter(experts, nn.Dense(node.dim, use_bias=False), node.bias, node.score),
         tokens=("rows", "patches", "hidden"),
         scale=scale_kernel,
         from_examples=kernel_from_examples,
         from_clusters=kernel_from_clusters,
         settings={"dim": _DIM},
-        reads=("bias", "measure"),
+        reads=("bias", "score"),
     ),
     "stable": Router(
         lambda node, experts: StableRouter(
-            experts, node.vocabulary, node.choices, node.teach_steps, node.token_dim, node.distil, node.even
+            experts,
+            node.vocabulary,
+            node.experts_per_id,
+            node.teach_steps,
+            node.token_dim,
+            node.distillation_coefficient,
+            node.balance_coefficient,
         ),
         tokens=("hidden",),
         needs=("token_id",),
@@ -94,12 +100,14 @@ ROUTERS: dict[str, Router] = {
                 at_least(0),
             ),
             "token_dim": Setting(50, "dimensions of the token ids' embeddings", at_least(1)),
-            "distil": Setting(
+            "distillation_coefficient": Setting(
                 0.3, "coefficient of what the router of token ids learns, summed over layers", at_least(0)
             ),
-            "even": Setting(0.3, "coefficient of its loss of uneven load, summed over layers", at_least(0)),
+            "balance_coefficient": Setting(
+                0.3, "coefficient of its loss of uneven load, summed over layers", at_least(0)
+            ),
         },
-        reads=("choices", "vocabulary"),
+        reads=("experts_per_id", "vocabulary"),
         check=check_stable,
     ),
     "hyper": Router(
@@ -109,36 +117,38 @@ ROUTERS: dict[str, Router] = {
     ),
     "hash": Router(lambda node, experts: HashRouter(experts), tokens=(), learns=False),
     "hash_id": Router(
-        lambda node, experts: HashIdRouter(experts, node.vocabulary, node.choices),
+        lambda node, experts: HashIdRouter(experts, node.vocabulary, node.experts_per_id),
         tokens=(),
         needs=("token_id",),
         learns=False,
-        reads=("choices", "vocabulary"),
+        reads=("experts_per_id", "vocabulary"),
         from_counts=balanced_table,
         check=check_table,
     ),
     "oracle": Router(
-        lambda node, experts: OracleRouter(experts, node.choices, node.digit),
+        lambda node, experts: OracleRouter(experts, node.experts_per_id, node.label_digit),
         tokens=(),
         needs=("cluster",),
         learns=False,
         settings={
-            "digit": Setting(0, "of the cluster's number in base E, from the last: what names the expert", within(0, 3))
+            "label_digit": Setting(
+                0, "of the cluster's number in base E, from the last: what names the expert", within(0, 3)
+            )
         },
-        reads=("choices",),
+        reads=("experts_per_id",),
     ),
     "decisive": Router(
-        lambda node, experts: DecisiveRouter(experts, node.kinds),
+        lambda node, experts: DecisiveRouter(experts, node.decisive_labels),
         tokens=(),
         needs=("cluster",),
         learns=False,
-        settings={"kinds": Setting(2, "labels of patches, from 0 on, that decide a class", at_least(1))},
+        settings={"decisive_labels": Setting(2, "labels of patches, from 0 on, that decide a class", at_least(1))},
     ),
     "random": Router(
-        lambda node, experts: RandomRouter(experts, node.anew),
+        lambda node, experts: RandomRouter(experts, node.resample),
         tokens=(),
         learns=False,
-        settings={"anew": Setting(True, "scores are drawn in each training step; else a token's bits decide them")},
+        settings={"resample": Setting(True, "scores are drawn in each training step; else a token's bits decide them")},
     ),
 }
 
@@ -152,7 +162,7 @@ SHARED: dict[str, Setting] = {
     "depth": Setting(2, "layers of an mlp, scores included; convolutions of a cnn", LAYERS),
     "width": Setting(64, "hidden units of an mlp; filters of a cnn's first convolution", at_least(1)),
     "bias": Setting(False, "a score of each expert for every token, 0 at the start"),
-    "choices": Setting(1, "experts of each token id, or of each cluster of the oracle", at_least(1)),
+    "experts_per_id": Setting(1, "experts of each token id, or of each cluster of the oracle", at_least(1)),
     "frozen": Setting(False, "parameters and state stay bit for bit what they were at step 0", traced=True),
     "init_scale": Setting(
         1.0,
@@ -160,18 +170,18 @@ SHARED: dict[str, Setting] = {
         at_least(0),
         traced=True,
         when=When(
-            lambda config: _has("scale")(config) and config.router.measure != DIRECTION,
+            lambda config: _has("scale")(config) and config.router.score != DIRECTION,
             "the router says how its weights are scaled (Router.scale), and its scores depend on it (not"
             " measure=direction)",
         ),
     ),
-    "from_data": Setting(
+    "init_from_data": Setting(
         False,
         "initial weights are rows of training data: what `rows` says",
         traced=True,
         when=When(_has("from_examples"), "the router has rows to fill with examples (Router.from_examples)"),
     ),
-    "rows": Setting(
+    "init_rows": Setting(
         EXAMPLES,
         "of from_data: examples, one a row (Dikkala et al. 2023, Theorem 2); clusters: centres of k-means, without"
         " labels, on"
@@ -179,17 +189,17 @@ SHARED: dict[str, Setting] = {
         " they are not)",
         one_of((EXAMPLES, CLUSTERS)),
         when=When(
-            lambda config: config.router.from_data and _has("from_clusters")(config),
-            "router.from_data=true and the router has rows to fill with centres (Router.from_clusters)",
+            lambda config: config.router.init_from_data and _has("from_clusters")(config),
+            "router.init_from_data=true and the router has rows to fill with centres (Router.from_clusters)",
         ),
     ),
-    "measure": Setting(
+    "score": Setting(
         PRODUCT,
         "what a score is: product f.w, distance f.w - |w|^2 / 2 (the softmax of minus half the squared distances), or"
         " direction f.w / |w|",
         one_of(MEASURES),
     ),
-    "entropy": Setting(
+    "initial_entropy": Setting(
         0.0,
         "nats; > 0: the scores of a fresh router are multiplied by the factor at which their mean per-token entropy"
         " is this, on"

@@ -143,7 +143,7 @@ class RandomRouter(nn.Module):
 
 def check_table(config: ConfigDict) -> None:
     """Refuses a table of token ids that is not that of the text and of the selection."""
-    for key, source in (("router.vocabulary", "data.vocabulary"), ("router.choices", "selection.k")):
+    for key, source in (("router.vocabulary", "data.vocabulary"), ("router.experts_per_id", "selection.k")):
         if (now := value_of(config, key)) != (needed := value_of(config, source)):
             refuse(key, now, f"must be {source}={needed}, as the router is a table of token ids")
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from routed.kernels.matmul import matmul
 from routed.routers.clusters import closeness
 
-#: What a score may be (`router.measure`).
+#: What a score may be (`router.score`).
 PRODUCT, DISTANCE, DIRECTION = MEASURES = ("product", "distance", "direction")
 
 #: Temperature of a fresh cosine router (Chi et al. 2022).

@@ -36,13 +36,13 @@ class Scale(Protocol):
 
 
 class FromExamples(Protocol):
-    """Returns initial parameters taken from one example for each expert (`router.from_data`)."""
+    """Returns initial parameters taken from one example for each expert (`router.init_from_data`)."""
 
     def __call__(self, module: nn.Module, params: Any, examples: Float[Array, "E ..."]) -> Any: ...
 
 
 class FromClusters(Protocol):
-    """Returns initial parameters taken from k-means of training samples, a cluster an expert (`router.rows=clusters`).
+    """Returns initial parameters from k-means of training samples, a cluster an expert (`router.init_rows=clusters`).
 
     Samples of weight 0 take no part. The key is consumed.
     """
@@ -57,7 +57,7 @@ class FromClusters(Protocol):
     ) -> Any: ...
 
 
-#: What rows that are filled from data may be (`router.rows`).
+#: What rows that are filled from data may be (`router.init_rows`).
 EXAMPLES, CLUSTERS = "examples", "clusters"
 
 
@@ -117,7 +117,7 @@ def initial_parameters(
     node: Any,
     samples: tuple[Float[Array, "T ..."], Float[Array, " T"], PRNGKeyArray] | None = None,
 ) -> Any:
-    """Returns the initial parameters that `router.from_data` and `router.init_scale` ask for; both are traced.
+    """Returns the initial parameters that `router.init_from_data` and `router.init_scale` ask for; both are traced.
 
     Rows from data take the place of scaled parameters, they are not scaled themselves. They are `examples`, or where
     `samples` are given (with weights and a key) the centres of their clusters.
@@ -130,5 +130,5 @@ def initial_parameters(
     elif router.from_examples is not None:
         informed = router.from_examples(module, params, examples)
     if informed is not None:
-        params = jax.tree.map(lambda a, b: jnp.where(node.from_data, a, b), informed, params)
+        params = jax.tree.map(lambda a, b: jnp.where(node.init_from_data, a, b), informed, params)
     return params

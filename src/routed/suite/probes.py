@@ -17,6 +17,7 @@ import pandas as pd
 
 from routed.engine.rows import swept_columns
 from routed.plan.points import Point, chain, product
+from routed.settings.renamed import with_old_names
 
 #: The version of the probes; `DIGESTS` in tests/test_suite.py has the digest of each version.
 VERSION = 1
@@ -183,7 +184,7 @@ PROBES: tuple[Probe, ...] = (
         " the distances lie.",
         "It finds the directions that matter by the target, where the inputs alone (k-means) would not.",
         "Not that its weights on other directions are 0: they only do no harm.",
-        ({"data.spurious_dims": 112, "data.samples": 4096}, {**_CROSSED, "data.share": 0.7}),
+        ({"data.spurious_dims": 112, "data.samples": 4096}, {**_CROSSED, "data.irrelevant_fraction": 0.7}),
         mean_explained,
     ),
     Probe(
@@ -217,7 +218,7 @@ PROBES: tuple[Probe, ...] = (
         "The router lets go of a partition that it learned.",
         "It starts from a learned partition: compare with `spurious`, as who cannot learn the first one has nothing"
         " to let go.",
-        ({**_CROSSED, "data.share": 0.5, "data.shift": 1000},),
+        ({**_CROSSED, "data.irrelevant_fraction": 0.5, "data.swap_step": 1000},),
         mean_explained,
     ),
     Probe(
@@ -323,8 +324,9 @@ def sweep(quick: bool) -> tuple[Point, ...]:
 
 def digest(quick: bool = False) -> str:
     """A hash of the runs of a card's probes and of their scores' definitions: equal for comparable cards."""
-    content: list[Any] = [VERSION, settings(quick), LEARNED, SELF, FIXED]
-    content += [[probe.name, probe.definition, _E, probe.points] for probe in chosen(quick)]
+    points = {probe.name: [with_old_names(point) for point in probe.points] for probe in chosen(quick)}
+    content: list[Any] = [VERSION, with_old_names(settings(quick)), LEARNED, SELF, FIXED]
+    content += [[probe.name, probe.definition, _E, points[probe.name]] for probe in chosen(quick)]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -71,7 +71,10 @@ def batch(world: World, draws: Draws, data) -> Batch:
     """
     centres, frame, targets = world.fixed
     relevant, irrelevant = draws.cluster % data.clusters, draws.cluster // data.clusters
-    parts = jnp.sqrt(1 - data.share) * centres[relevant], jnp.sqrt(data.share) * centres[irrelevant]
+    parts = (
+        jnp.sqrt(1 - data.irrelevant_fraction) * centres[relevant],
+        jnp.sqrt(data.irrelevant_fraction) * centres[irrelevant],
+    )
     x = data.separation * jnp.concatenate(parts, axis=1) @ frame.T + draws.noise
     return Batch(x=x, y=targets[relevant], cluster=draws.cluster)
 
@@ -84,7 +87,7 @@ def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
     """
     centres, frame, targets = world.fixed
     relevant = batch.x @ frame[:, : centres.shape[1]]
-    return posterior(relevant, jnp.sqrt(1 - data.share) * data.separation * centres) @ targets
+    return posterior(relevant, jnp.sqrt(1 - data.irrelevant_fraction) * data.separation * centres) @ targets
 
 
 def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
@@ -96,11 +99,11 @@ def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
 
 
 def at(world: World, step, data) -> World:
-    """Swaps the two mixtures from step `data.shift` on: each lies along the other half of the frame.
+    """Swaps the two mixtures from step `data.swap_step` on: each lies along the other half of the frame.
 
     At s = .5 the law of the inputs stays the same, and only the target depends on the other mixture.
     """
-    frame, shifted = world.fixed.frame, (data.shift > 0) & (step >= data.shift)
+    frame, shifted = world.fixed.frame, (data.swap_step > 0) & (step >= data.swap_step)
     frame = jnp.where(shifted, jnp.roll(frame, frame.shape[1] // 2, axis=1), frame)
     return world._replace(fixed=world.fixed._replace(frame=frame))
 
@@ -139,13 +142,13 @@ TASK = Task(
     },
     reads=("clusters", "dim", "separation"),
     settings={
-        "share": Setting(
+        "irrelevant_fraction": Setting(
             0.5,
             "s: of the squared distances between clusters, what lies between those that do not matter for the target",
             within(0.0, 1.0),
             traced=True,
         ),
-        "shift": Setting(
+        "swap_step": Setting(
             0,
             "step from which the two mixtures have changed places, in training and in evaluations; 0: never",
             at_least(0),

@@ -168,7 +168,7 @@ def check_directory(config: ConfigDict, faces: bool = False) -> None:
         )
 
 
-#: The setting `data.side` of tasks that reduce their images.
+#: The setting `data.image_side` of tasks that reduce their images.
 SIDE = Setting(32, "pixels of a side to which scenes are reduced", at_least(4))
 
 

@@ -146,7 +146,7 @@ SHARED: dict[str, Setting] = {
     "target_dim": Setting(10, "outputs of that target", at_least(1)),
     "samples": Setting(8192, "training samples, drawn with replacement in batches", COUNT, traced=True),
     "fresh": Setting(False, "every batch is new: none comes from the training samples"),
-    "whole": Setting(False, "every batch is all of the training samples: batch_size of them"),
+    "full_batch": Setting(False, "every batch is all of the training samples: batch_size of them"),
     "epochs": Setting(
         False, "batches go through all training samples, each time in a new random order: none comes twice in an epoch"
     ),

@@ -28,7 +28,7 @@ def draw_world(task: Task, key: PRNGKeyArray, data, pool: int) -> World:
 def train_batch(
     task: Task, world: World, order: PRNGKeyArray, size: int, data, step: Int[Array, ""] | int = 0
 ) -> Batch:
-    """Returns the `size` training samples of a step, by `data.fresh`, `data.whole` and `data.epochs`.
+    """Returns the `size` training samples of a step, by `data.fresh`, `data.full_batch` and `data.epochs`.
 
     `order` is the key of all steps. Default: drawn with replacement from the first `data.samples` of the pool. fresh:
     new samples. whole: the first `size` samples of the pool, in order (gradient descent on all samples). epochs: the
@@ -46,7 +46,7 @@ def train_batch(
     if data.fresh:
         cluster_key, noise_key = jax.random.split(key)
         return task.batch(world, task.draw(world.fixed, cluster_key, noise_key, size, data), data)
-    if data.whole:
+    if data.full_batch:
         return task.batch(world, jax.tree.map(lambda a: a[:size], world.train), data)
     index = jax.random.randint(key, (size,), 0, data.samples)
     return task.batch(world, jax.tree.map(lambda a: a[index], world.train), data)

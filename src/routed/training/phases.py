@@ -67,7 +67,7 @@ def phases_of(config: ConfigDict) -> tuple[Phase, ...]:
         if not phase.epochs and phase.until <= taken:
             raise UserError(
                 f"config key phases={config.phases!r}: {config.phases[i]!r} never comes, as one before it takes all"
-                f" steps up to {taken}; give that an until= or a share="
+                f" steps up to {taken}; give that an until= or a fraction="
             )
         if not phase.epochs and phase.share == 1:
             taken = phase.until
@@ -106,7 +106,7 @@ def _phase(config: ConfigDict, text: str) -> Phase:
                 until = int(part) if part == value else round(float(part) / 100 * config.steps)
             elif key == "epochs":
                 epochs = int(value)
-            elif key == "share":
+            elif key == "fraction":
                 share = float(value)
             elif key == "train":
                 groups = () if value == NOTHING else tuple(value.split("+"))
@@ -121,11 +121,11 @@ def _phase(config: ConfigDict, text: str) -> Phase:
                 raise ValueError
         except ValueError:
             raise UserError(
-                f"config key phases: {text!r}: {word!r} is not until=STEP, epochs=NUMBER, share=FRACTION,"
+                f"config key phases: {text!r}: {word!r} is not until=STEP, epochs=NUMBER, fraction=FRACTION,"
                 f" train=GROUP+GROUP, or KEY=VALUE of {', '.join(f'{node}*' for node in NODES)}, {', '.join(KEYS)}"
             ) from None
     if not 0 < until <= config.steps or not 0 < share <= 1:
-        raise UserError(f"config key phases: {text!r}: until must be in 1 to steps={config.steps}, share in (0, 1]")
+        raise UserError(f"config key phases: {text!r}: until must be in 1 to steps={config.steps}, fraction in (0, 1]")
     if epochs and not (config.data.epochs and 0 < epochs * steps_per_epoch(config) < config.steps):
         raise UserError(
             f"config key phases: {text!r}: epochs={epochs} of data.samples={config.data.samples} must be"

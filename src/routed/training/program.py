@@ -26,7 +26,7 @@ from routed.training.optimiser import optimiser, update
 from routed.training.phases import Phase, active_phase, phases_of, require_groups, steps_per_epoch
 from routed.training.problem import Inputs, Problem
 
-#: Independent random streams of a seed; the config key `held` names streams that all seeds share.
+#: Independent random streams of a seed; the config key `shared_streams` names streams that all seeds share.
 STREAMS = ("world", "init", "order", "noise")
 #: The names of a run's state that a training step changes. `taken` counts the steps, and stays behind `step` in a run
 #: that stopped early; `wrong` counts the samples of this epoch that were wrong when they were trained on;
@@ -45,7 +45,7 @@ _EPOCHS = When(lambda config: config.data.epochs, "data.epochs=true")
 #: Settings that the training program itself reads.
 SETTINGS = Component(
     {
-        "held": Setting(
+        "shared_streams": Setting(
             (),
             "random streams that all seeds share, taken from the base seed: world, init, order, noise",
             Allowed(lambda v: set(v) <= set(STREAMS), lambda: f"must name streams: {', '.join(STREAMS)}"),
@@ -55,7 +55,7 @@ SETTINGS = Component(
         "batch_size": Setting(32, "training samples (rows of text) per step", at_least(1)),
         "phases": Setting(
             (),
-            'phases of training, in order, as "until=STEP epochs=NUMBER share=FRACTION train=GROUP+GROUP'
+            'phases of training, in order, as "until=STEP epochs=NUMBER fraction=FRACTION train=GROUP+GROUP'
             ' KEY=VALUE"; empty: one, of everything',
             Allowed(lambda v: len(v) <= PHASES, lambda: f"must be at most {PHASES}, as each is compiled"),
         ),
@@ -78,7 +78,7 @@ SETTINGS = Component(
         "stop.epochs": Setting(
             0, "a run stops after so many epochs of the last phase; 0: never", at_least(0), when=_EPOCHS
         ),
-        "stop.after": Setting(0, "steps before which a run goes on", at_least(0), when=_STOPS),
+        "stop.min_steps": Setting(0, "steps before which a run goes on", at_least(0), when=_STOPS),
     },
     uses=("data.name", "optimizer.name", "optimizer.schedule"),
     reads=(
@@ -110,10 +110,10 @@ def make_program(config: ConfigDict, problem: Problem) -> Program:
 
 
 def streams(seed, config: ConfigDict) -> dict[str, PRNGKeyArray]:
-    """Returns a key for each stream; a stream in `held` has the base seed's key in every run."""
+    """Returns a key for each stream; a stream in `shared_streams` has the base seed's key in every run."""
     keys = {}
     for index, name in enumerate(STREAMS):
-        source = config.seed if name in config.held else seed
+        source = config.seed if name in config.shared_streams else seed
         keys[name] = jax.random.fold_in(jax.random.key(source), index)
     return keys
 
@@ -238,7 +238,7 @@ def stops_early(config: ConfigDict) -> bool:
 
 def stops(stop: Any, value, lowest, taken):
     """True if a run stops at a training loss of `value`, after `taken` steps with losses of at least `lowest`."""
-    return (taken >= stop.after) & (value > lowest) & ((value > lowest + stop.rise) | (value <= stop.floor))
+    return (taken >= stop.min_steps) & (value > lowest) & ((value > lowest + stop.rise) | (value <= stop.floor))
 
 
 def record(
@@ -272,7 +272,7 @@ def evaluate(
     metrics = problem.evaluate(inputs, params, state, run["taken"], run["memory"])
     metrics |= {
         "train/rate_scale": inputs.config.optimizer.rate_scale,
-        "router/moved": has_moved(router_of(params, state), run["router0"]),
+        "router/params_changed": has_moved(router_of(params, state), run["router0"]),
     }
     metrics |= {f"train/coefficient_{name}": value for name, value in run["coefficients"].items()}
     if stops_early(config):

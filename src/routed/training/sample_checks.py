@@ -78,19 +78,19 @@ def check(config: ConfigDict) -> None:
 
 
 def _check_batches(config: ConfigDict) -> None:
-    """Raises if batches cannot be all training samples (`data.whole`), or go through them in epochs (`data.epochs`)."""
+    """Raises if batches cannot be all training samples (`data.full_batch`), or epochs of them (`data.epochs`)."""
     data = config.data
-    if data.whole and (data.fresh or config.batch_size != data.samples):
+    if data.full_batch and (data.fresh or config.batch_size != data.samples):
         refuse(
-            "data.whole",
+            "data.full_batch",
             True,
             f"needs data.fresh=false and batch_size={config.batch_size} equal to data.samples={data.samples}",
         )
-    if data.epochs and (data.fresh or data.whole or data.samples % config.batch_size):
+    if data.epochs and (data.fresh or data.full_batch or data.samples % config.batch_size):
         refuse(
             "data.epochs",
             True,
-            f"needs data.fresh=false, data.whole=false, and data.samples={data.samples} a multiple of"
+            f"needs data.fresh=false, data.full_batch=false, and data.samples={data.samples} a multiple of"
             f" batch_size={config.batch_size}",
         )
 

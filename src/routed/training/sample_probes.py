@@ -30,7 +30,7 @@ def _loss(evaluation: Evaluation, prediction: Any = None, target: Any = None) ->
 def _experts(evaluation: Evaluation) -> dict[str, Array]:
     """Returns the mean number of experts that computed for a training token so far."""
     count = mean_so_far_of(experts_per_token, evaluation.problem.config, evaluation.inputs.config, evaluation.step)
-    return {"train/experts": jnp.asarray(count, jnp.float32)}
+    return {"train/experts_per_token": jnp.asarray(count, jnp.float32)}
 
 
 def _accuracy(evaluation: Evaluation) -> dict[str, Array]:
@@ -62,10 +62,10 @@ def _training_gates(evaluation: Evaluation) -> dict[str, Array]:
     """Returns the mean entropy of gates on calibration samples, and the entropy to which they were sharpened."""
     problem, inputs = evaluation.problem, evaluation.inputs
     scores = calibration_scores(problem, inputs, evaluation.world, evaluation.params, evaluation.state, evaluation.step)
-    target = inputs.config.router.entropy
+    target = inputs.config.router.initial_entropy
     return {
         "router/entropy_token_train": entropies.entropy(jax.nn.softmax(scores)).mean(),
-        "router/entropy_asked": jnp.where(target > 0, target, jnp.nan),
+        "router/entropy_target": jnp.where(target > 0, target, jnp.nan),
     }
 
 
@@ -82,11 +82,11 @@ def _training_dispatch(evaluation: Evaluation) -> dict[str, Array]:
 
 
 def _initial_clusters(evaluation: Evaluation) -> dict[str, Array]:
-    """Returns 1 if router rows from examples (router.from_data) would come from every cluster."""
+    """Returns 1 if router rows from examples (router.init_from_data) would come from every cluster."""
     problem, data = evaluation.problem, evaluation.inputs.config.data
     examples = worlds.examples(problem.task, evaluation.world, problem.config.experts.count, data)
     hit = jnp.zeros(problem.task.labels(data)).at[examples.label[: problem.config.experts.count]].set(1.0)
-    return {"router/rows_hit": hit.min()}
+    return {"router/init_clusters_covered": hit.min()}
 
 
 LOSS = Probe(
@@ -115,7 +115,7 @@ EXPERTS = Probe(
     SampleProblem,
     evaluate=_experts,
     columns={
-        "train/experts": Column(
+        "train/experts_per_token": Column(
             "experts computed per training token",
             log=True,
             bounds=AT_LEAST_0,
@@ -191,7 +191,7 @@ TRAINING_GATES = Probe(
             " patches: of"
             " an expert's over the patches of a sample): 0 is a sharp gate, the log of their number a uniform one.",
         ),
-        "router/entropy_asked": Column(
+        "router/entropy_target": Column(
             "entropy that a gate was asked for,\ntraining samples (nats)",
             bounds=AT_LEAST_0,
             definition="The per-token entropy that a matched gate was sharpened to: the source arm's final one.",
@@ -201,7 +201,7 @@ TRAINING_GATES = Probe(
 
 TRAINING_DISPATCH = Probe(
     SampleProblem,
-    applies=lambda problem: problem.tokens_choose and problem.config.data.whole,
+    applies=lambda problem: problem.tokens_choose and problem.config.data.full_batch,
     evaluate=_training_dispatch,
     columns={
         "train/dispatch_entropy": Column(

@@ -85,14 +85,14 @@ class SampleProblem(Problem):
         count, kind = config.experts.count, ROUTERS[config.router.name]
         examples = worlds.examples(self.task, world, count, inputs.config.data)
         module = kind.make(node_of(config).router, count)
-        clustered = _clustered(self, inputs) if config.router.rows == CLUSTERS else None
+        clustered = _clustered(self, inputs) if config.router.init_rows == CLUSTERS else None
         router_params = initial_parameters(
             kind, module, params["router"], examples.tokens[:count], inputs.config.router, clustered
         )
         params = params | {"router": router_params}
         # At the last step, where arms are compared: scores may depend on the step.
         scores = calibration_scores(self, inputs, world, params, state, config.steps)
-        return params, state | {CONTROL: {"sharpness": sharpness_of(scores, inputs.config.router.entropy)}}
+        return params, state | {CONTROL: {"sharpness": sharpness_of(scores, inputs.config.router.initial_entropy)}}
 
     def batch(self, inputs: Inputs, feed, step) -> Batch:
         del feed

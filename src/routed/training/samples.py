@@ -79,7 +79,7 @@ SAMPLES = ProblemPart(
     reads=(
         "data.samples",
         "data.fresh",
-        "data.whole",
+        "data.full_batch",
         "data.epochs",
         "data.test_samples",
         "data.target",

@@ -46,7 +46,7 @@ def held_out(form: Form, config: ConfigDict) -> dict[str, TextBatch]:
 
 def feed(form: Form, config: ConfigDict, seed: int, rows: slice = slice(None)) -> Callable[[int, int], TextBatch]:
     """Returns (first, steps) -> `rows` of the batches of these steps, [steps, ...]; a pure function."""
-    source = config.seed if "order" in config.held and seed != COUNTING else seed
+    source = config.seed if "order" in config.shared_streams and seed != COUNTING else seed
     make = stream.batch_function(form, corpus(form, config), config, source, rows)
 
     def batches(first: int, steps: int) -> TextBatch:

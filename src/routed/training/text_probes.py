@@ -83,7 +83,7 @@ def _mean_so_far(evaluation: Evaluation, count) -> Any:
 
 def _experts(evaluation: Evaluation) -> dict[str, Array]:
     """Returns the mean number of experts that computed for a training token so far."""
-    return {"train/experts": jnp.asarray(_mean_so_far(evaluation, experts_of_token), jnp.float32)}
+    return {"train/experts_per_token": jnp.asarray(_mean_so_far(evaluation, experts_of_token), jnp.float32)}
 
 
 def _flops(evaluation: Evaluation) -> dict[str, Array]:
@@ -158,7 +158,7 @@ EXPERTS = Probe(
     applies=lambda problem: problem.model.scores is not None,
     evaluate=_experts,
     columns={
-        "train/experts": Column(
+        "train/experts_per_token": Column(
             "experts computed per training token",
             log=True,
             bounds=AT_LEAST_0,

@@ -18,7 +18,7 @@ from routed.engine.rows import shown
 KEYS = {
     "data.samples": "training samples",
     "data.separation": "separation c",
-    "data.share": "irrelevant share s",
+    "data.irrelevant_fraction": "irrelevant share s",
     "data.positions": "tokens of a sample",
     "data.clusters": "clusters",
     "experts.depth": "layers of an expert",
@@ -28,9 +28,9 @@ KEYS = {
     "selection.patches": "patches that an expert takes (l)",
     "optimizer.weight_decay": "weight decay",
     "transformer.dim": "width of the trunk",
-    "selection.share": "share of competing steps (lambda)",
+    "selection.competition_rate": "share of competing steps (lambda)",
     "selection.k": "experts a token (K)",
-    "selection.distil": "coefficient of the loss that the contest teaches the router by",
+    "selection.distillation_coefficient": "coefficient of the loss that the contest teaches the router by",
 }
 
 #: Log axes end here: an oracle with constant experts reaches 1e-8 and would flatten everything else.

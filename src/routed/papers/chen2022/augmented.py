@@ -55,7 +55,7 @@ def counts(data) -> tuple[int, int]:
     """Returns the numbers of training images and test images; each class has the same number of test images.
 
     Raises:
-      UserError: images that are not square or too small, or a data.side that does not divide their side.
+      UserError: images that are not square or too small, or a data.image_side that does not divide their side.
     """
     loaded = images.source(data)
     height, width = loaded.train_x.shape[1:3]
@@ -64,9 +64,9 @@ def counts(data) -> tuple[int, int]:
             f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and squares of a "
             "multiple of 8 are turned and cropped; use others"
         )
-    if height % data.side:
+    if height % data.image_side:
         reason = f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}"
-        refuse("data.side", data.side, reason)
+        refuse("data.image_side", data.image_side, reason)
     return len(loaded.train_y), data.clusters * int(np.bincount(loaded.test_y).min())
 
 
@@ -126,9 +126,9 @@ def _images(world: World, draws: Any) -> tuple[Float[Array, "B H W C"], Int[Arra
 
 
 def standardised(x: Float[Array, "B H W C"], world: World, data) -> Float[Array, "B h w C"]:
-    """Standardises each channel by mean and deviation over the training images, then reduces to `data.side` pixels."""
+    """Standardises each channel over the training images, then reduces images to `data.image_side` pixels."""
     mean, std = (jnp.asarray(a)[None, None, None] for a in (world.shared.mean, world.shared.std))
-    return shrunk((x - mean) / std, x.shape[1] // data.side)
+    return shrunk((x - mean) / std, x.shape[1] // data.image_side)
 
 
 @functools.lru_cache(maxsize=4)
@@ -207,14 +207,14 @@ def _task(draw: Callable, batch: Callable, settings: Mapping[str, Setting] = {},
         fixed=fixed,
         draw=draw,
         batch=batch,
-        dims=lambda data: data.side**2 * images.source(data).train_x.shape[-1],
-        pixels=lambda data: data.side,
+        dims=lambda data: data.image_side**2 * images.source(data).train_x.shape[-1],
+        pixels=lambda data: data.image_side,
         shared=images.shared_arrays,
         same_tests=True,
         digest=images.digest_of,
         about=lambda data: f"data.images={data.images}, changed by the task's own file",
         reads=("clusters", "directory", "data.images"),
-        settings={"side": images.SIDE, **settings},
+        settings={"image_side": images.SIDE, **settings},
         check=_check,
         **fields,
     )

@@ -8,8 +8,8 @@ ARMS: dict[str, Arm] = {
     "separate": Arm(
         {
             "phases": ("epochs=100 train=router loss=scores", "train=experts"),
-            "selection.gate": "one",
-            "selection.eval.gate": "one",
+            "selection.patch_weights": "one",
+            "selection.eval.patch_weights": "one",
         },
         "router trained first, then fixed",
         "#4477AA",
@@ -20,7 +20,7 @@ ARMS: dict[str, Arm] = {
         {"router.frozen": True, "router.name": "random"}, "random patches, anew in each step", "#EE6677"
     ),
     "fixed_patches": Arm(
-        {"router.frozen": True, "router.name": "random", "router.anew": False}, "random patches, fixed", "#BB5566"
+        {"router.frozen": True, "router.name": "random", "router.resample": False}, "random patches, fixed", "#BB5566"
     ),
     # No router: one network of all neurons on all patches.
     "cnn": Arm({"model": "patch_cnn"}, "CNN on all patches", "#777777"),

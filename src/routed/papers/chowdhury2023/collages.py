@@ -34,7 +34,7 @@ class Draws(NamedTuple):
 
 def classes(data) -> tuple[int, ...]:
     """Returns the class of each cluster: discriminative classes first, then irrelevant, then misleading classes."""
-    misleading = data.misleading if data.spurious else ()
+    misleading = data.misleading if data.spurious_fraction else ()
     return (*data.discriminative, *(digit for digit in data.irrelevant if digit not in misleading), *misleading)
 
 
@@ -52,7 +52,7 @@ def source(data) -> Images:
             f"square; use others"
         )
     count = int(loaded.train_y.max()) + 1
-    for key in ("discriminative", "irrelevant", *(("misleading",) if data.spurious else ())):
+    for key in ("discriminative", "irrelevant", *(("misleading",) if data.spurious_fraction else ())):
         if missing := [label for label in data[key] if label >= count]:
             refuse(
                 f"data.{key}", data[key], f"the images have no class {missing[0]}, only 0 to {count - 1}; leave it out"
@@ -85,7 +85,7 @@ def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyA
     starts, counts = by_class(source(data))
     part, every = int(cluster_key is None), np.array(classes(data))
     place_key, class_key, digit_key, other_key, wrong_key = jax.random.split(noise_key, 5)
-    inner, misleading = int(data.places == "inner"), 2 if data.spurious else 0
+    inner, misleading = int(data.places == "inner"), 2 if data.spurious_fraction else 0
     allowed = data.positions - 2 * inner
     decisive = jax.random.randint(place_key, (size, 1), 0, allowed)
     at, label = jnp.arange(data.positions)[None] - inner, clusters_of(None, (size,), 2)[:, None]
@@ -93,7 +93,9 @@ def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyA
     cluster = jnp.where(at == decisive, label, cluster)
     if misleading:
         misled = (decisive + jax.random.randint(other_key, (size, 1), 1, allowed)) % allowed
-        wrong = jax.random.uniform(wrong_key, (size, 1)) < (data.spurious if part else 1 - data.spurious)
+        wrong = jax.random.uniform(wrong_key, (size, 1)) < (
+            data.spurious_fraction if part else 1 - data.spurious_fraction
+        )
         cluster = jnp.where(at == misled, len(every) - 2 + (label + wrong) % 2, cluster)
     first, number = (jnp.asarray(table[part][every])[cluster] for table in (starts, counts))
     return Draws(first + jax.random.randint(digit_key, cluster.shape, 0, number), cluster)
@@ -117,17 +119,17 @@ def _check(config: ConfigDict) -> None:
         )
     if data.places == "inner" and data.positions < 3:
         refuse("data.places", data.places, f"no place of data.positions={data.positions} is left; use 'any'")
-    if data.spurious and data.positions < 2:
+    if data.spurious_fraction and data.positions < 2:
         refuse(
-            "data.spurious",
-            data.spurious,
+            "data.spurious_fraction",
+            data.spurious_fraction,
             "a digit that misleads needs a place of its own; use data.positions=4 or more",
         )
-    if data.spurious and (twice := sorted(set(data.discriminative) & set(data.misleading))):
+    if data.spurious_fraction and (twice := sorted(set(data.discriminative) & set(data.misleading))):
         refuse(
             "data.misleading", data.misleading, f"class {twice[0]} is in data.discriminative too; leave it out of one"
         )
-    if data.spurious and not set(data.irrelevant) - set(data.misleading):
+    if data.spurious_fraction and not set(data.irrelevant) - set(data.misleading):
         refuse("data.irrelevant", data.irrelevant, "all of them are in data.misleading; add one that is not")
     if twice := sorted(set(data.discriminative) & set(data.irrelevant)):
         refuse(
@@ -162,7 +164,7 @@ TASK = Task(
             "classes of all other digits",
             Allowed(lambda v: len(set(v)) == len(v) > 0 and min(v) >= 0, lambda: f"must be {_CLASSES}, at least one"),
         ),
-        "spurious": Setting(
+        "spurious_fraction": Setting(
             0.0,
             "share of training samples with a digit that goes with their label, and of test samples with the other "
             "label's; 0: no such digit",

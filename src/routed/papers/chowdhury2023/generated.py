@@ -4,8 +4,8 @@ A sample has one patch o1 (y = 1) or o2 (y = -1), unit vectors with <o1, o2> = d
 patches from p sets of irrelevant unit vectors, which have the same law in both classes. All irrelevant patches q have
 |<o1, q>| = |<o2, q>| = delta_r, and only the signs differ: a quarter of the sets leans to o1 (+, -), a quarter to o2
 (-, +), half of the sets are neutral (+, + and -, -). A leaning patch has |<o1 - o2, q>| = 2 delta_r, above the theory's
-bound (1 - delta_d) / 2, and a neutral patch has 0. So `data.confusing`, the number of leaning patches of every sample,
-is exactly l* - 1 (Definitions D.2 and D.3).
+bound (1 - delta_d) / 2, and a neutral patch has 0. So `data.confusing_patches`, the number of leaning patches of every
+sample, is exactly l* - 1 (Definitions D.2 and D.3).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Axes(NamedTuple):
 
 def fixed(keys: Key[Array, " n"], data) -> Axes:
     """Draws Gaussian vectors and makes the vectors orthonormal."""
-    basis, _ = jnp.linalg.qr(jax.random.normal(keys[0], (data.dim, 2 + data.sets)))
+    basis, _ = jnp.linalg.qr(jax.random.normal(keys[0], (data.dim, 2 + data.pattern_sets)))
     return Axes(basis[:, 0], basis[:, 1], basis[:, 2:].T)
 
 
@@ -54,7 +54,7 @@ def in_plane(axes: Axes, data) -> Float[Array, "p D"]:
     """Returns each set's part in the plane of o1 and o2: +- delta_r / b `apart`, or +- delta_r / a `mean`."""
     a, b = jnp.sqrt((1 + data.delta_d) / 2), jnp.sqrt((1 - data.delta_d) / 2)
     kinds = data.delta_r * jnp.stack([axes.apart / b, -axes.apart / b, axes.mean / a, -axes.mean / a])
-    return jnp.tile(kinds, (data.sets // KINDS, 1))
+    return jnp.tile(kinds, (data.pattern_sets // KINDS, 1))
 
 
 def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Batch:
@@ -68,14 +68,14 @@ def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray,
     """
     keys, irrelevant_count, axes = jax.random.split(noise_key, 4), data.positions - 1, fixed
     which = clusters_of(cluster_key, (size,), 2)
-    pick = jax.random.randint(keys[0], (size, irrelevant_count), 0, data.sets // 2)
-    neutral = jnp.arange(irrelevant_count)[None] >= data.confusing
+    pick = jax.random.randint(keys[0], (size, irrelevant_count), 0, data.pattern_sets // 2)
+    neutral = jnp.arange(irrelevant_count)[None] >= data.confusing_patches
     set_index = pick // 2 * KINDS + pick % 2 + 2 * neutral
 
     basis = jnp.concatenate([axes.mean[None], axes.apart[None], axes.sets])
     around = jax.random.normal(keys[1], (size, irrelevant_count, data.dim))
     around -= (around @ basis.T) @ basis
-    diameter = data.spread * jnp.sqrt((1 - data.delta_r**2) / (data.dim * data.sets**2))
+    diameter = data.spread * jnp.sqrt((1 - data.delta_r**2) / (data.dim * data.pattern_sets**2))
     tangent = jax.random.uniform(keys[2], (size, irrelevant_count, 1)) * diameter / 2
     around *= tangent / jnp.maximum(jnp.linalg.norm(around, axis=-1, keepdims=True), 1e-9)
     part = in_plane(axes, data)
@@ -150,14 +150,18 @@ COLUMNS = {
 
 def _check(config: ConfigDict) -> None:
     data = config.data
-    if data.sets + 3 > data.dim:
-        refuse("data.dim", data.dim, f"2 + data.sets={data.sets} axes, and one direction more, need {data.sets + 3}")
+    if data.pattern_sets + 3 > data.dim:
+        refuse(
+            "data.dim",
+            data.dim,
+            f"2 + data.pattern_sets={data.pattern_sets} axes, and one direction more, need {data.pattern_sets + 3}",
+        )
     if data.delta_r > (most := math.sqrt((1 - abs(data.delta_d)) / 2)):
         refuse("data.delta_r", data.delta_r, f"must be at most sqrt((1 - |data.delta_d|) / 2) = {most:.4g}")
-    if not data.confusing:
+    if not data.confusing_patches:
         return
-    if data.confusing >= data.positions:
-        refuse("data.confusing", data.confusing, f"must be below data.positions={data.positions}")
+    if data.confusing_patches >= data.positions:
+        refuse("data.confusing_patches", data.confusing_patches, f"must be below data.positions={data.positions}")
     if data.delta_r <= (least := (1 - data.delta_d) / 4):
         refuse("data.delta_r", data.delta_r, f"patches confuse only above (1 - data.delta_d) / 4 = {least:.4g}")
 
@@ -169,7 +173,7 @@ TASK = Task(
     draw=draw,
     batch=batch,
     dims=lambda data: data.dim,
-    labels=lambda data: 2 + data.sets,
+    labels=lambda data: 2 + data.pattern_sets,
     positions=lambda data: data.positions,
     decisive=2,
     watch=watch,
@@ -178,12 +182,12 @@ TASK = Task(
     settings={
         "delta_d": Setting(0.0, "<o1, o2> of the patterns that decide the class", between(-1, 1), traced=True),
         "delta_r": Setting(0.5, "|<o1, q>| and |<o2, q>| of all irrelevant patterns q", at_least(0), traced=True),
-        "sets": Setting(
+        "pattern_sets": Setting(
             8,
             "sets of irrelevant patterns",
             Allowed(lambda v: v >= KINDS and v % KINDS == 0, lambda: "must be a multiple of 4"),
         ),
-        "confusing": Setting(
+        "confusing_patches": Setting(
             0,
             "l* - 1: irrelevant patches of a sample that are nearer to one of o1 and o2 than to the other",
             at_least(0),

@@ -39,7 +39,7 @@ POOLING: dict[str, Setting] = {
 
 #: Settings of the network on all patches.
 LARGEST: dict[str, Setting] = {
-    "experts.largest": Setting(
+    "experts.top_responses": Setting(
         0,
         "each neuron gives the mean of so many of its largest responses to the patches of a sample; 0: of all",
         at_least(0),
@@ -78,7 +78,7 @@ def patch_cnn(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """Builds f(x) = 1/n sum_j sum_r a_r ReLU(<w_r, x_j>): one network on all n patches.
 
     The network has as many neurons as the mixture's experts together. It equals a `patch_moe` with the same weights
-    whose experts take all patches with gates of 1. With `experts.largest` = l, the mean of a neuron is over its l
+    whose experts take all patches with gates of 1. With `experts.top_responses` = l, the mean of a neuron is over its l
     largest responses: each neuron picks its patches without a router.
     """
     del mesh
@@ -114,8 +114,12 @@ def check_moe(config: ConfigDict) -> None:
 def check_cnn(config: ConfigDict) -> None:
     """Refuses tasks whose samples have one token, unfit experts, and a mean over more responses than patches."""
     _check(config)
-    if config.experts.largest > (most := TASKS[config.data.name].positions(config.data)):
-        refuse("experts.largest", config.experts.largest, f"is more than the {most} patches of a sample; lower it")
+    if config.experts.top_responses > (most := TASKS[config.data.name].positions(config.data)):
+        refuse(
+            "experts.top_responses",
+            config.experts.top_responses,
+            f"is more than the {most} patches of a sample; lower it",
+        )
 
 
 def _check(config: ConfigDict) -> None:

@@ -3,9 +3,9 @@
 plain: the image is the scene. backgrounds: the image at half its size, at a random position of a background (paper:
 plants of ImageNet; here: another image of the set with tiles in random order, so that the background has colours and
 edges of images but no object). vehicles: the image at half its size in a random quadrant, and images of other classes
-in the remaining quadrants. `data.spurious`: every class has a colour, which the background takes in this share of the
-training samples; in an equal share of the test samples the background has another class's colour (paper: hair colour
-and smiling). `data.images=celeba`: see `celeba.py`.
+in the remaining quadrants. `data.spurious_fraction`: every class has a colour, which the background takes in this share
+of the training samples; in an equal share of the test samples the background has another class's colour (paper: hair
+colour and smiling). `data.images=celeba`: see `celeba.py`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def source(data) -> Images:
         from data.clusters.
     """
     if data.images == celeba.NAME:
-        loaded = celeba.load(data.directory, tuple(data.attributes), data.spurious)
+        loaded = celeba.load(data.directory, tuple(data.attributes), data.spurious_fraction)
     else:
         loaded = load(data.images, data.directory)
     height, width = loaded.train_x.shape[1:3]
@@ -81,10 +81,10 @@ def source(data) -> Images:
             f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and scenes are made of "
             f"squares of a multiple of {TILE}; use others"
         )
-    if height % data.side:
+    if height % data.image_side:
         refuse(
-            "data.side",
-            data.side,
+            "data.image_side",
+            data.image_side,
             f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}",
         )
     available = int(loaded.train_y.max()) + 1
@@ -164,7 +164,7 @@ def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyA
     part = test if tests else train
     first = len(train.fills) if tests else 0
     # The share of samples whose background has another class's colour.
-    odd = jax.random.uniform(odd_key, (size,)) < (data.spurious if tests else 1 - data.spurious)
+    odd = jax.random.uniform(odd_key, (size,)) < (data.spurious_fraction if tests else 1 - data.spurious_fraction)
     return Draws(
         object=number,
         fill=first + jax.random.randint(fill_key, (size, 4), 0, len(part.fills)),
@@ -175,7 +175,7 @@ def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyA
 
 
 def batch(world: World, draws: Draws, data) -> Batch:
-    """Returns x = the scene, standardised by channel and reduced to `data.side` pixels; y = the class, one-hot."""
+    """Returns x = the scene, standardised and reduced to `data.image_side` pixels; y = the class, one-hot."""
     shared = jax.tree.map(jnp.asarray, world.shared)
     chosen = shared.objects[draws.object]
     label, object = shared.label[chosen], shared.pixels[chosen].astype(jnp.float32) / 255
@@ -185,11 +185,11 @@ def batch(world: World, draws: Draws, data) -> Batch:
     )
     x = SCENES[data.scene](object, shared.pixels, fills, draws, tint[:, None, None])
     x = (jnp.clip(x, 0, 1) - shared.mean[None, None, None]) / shared.std[None, None, None]
-    return Batch(x=shrunk(x, x.shape[1] // data.side), y=jax.nn.one_hot(label, data.clusters), cluster=label)
+    return Batch(x=shrunk(x, x.shape[1] // data.image_side), y=jax.nn.one_hot(label, data.clusters), cluster=label)
 
 
 def _coloured(data) -> bool:
-    return data.spurious > 0 and data.images != celeba.NAME
+    return data.spurious_fraction > 0 and data.images != celeba.NAME
 
 
 def _tints(classes: int) -> Float[Array, "K 3"]:
@@ -254,9 +254,9 @@ TASK = Task(
     fixed=fixed,
     draw=draw,
     batch=batch,
-    dims=lambda data: data.side**2 * source(data).train_x.shape[-1],
+    dims=lambda data: data.image_side**2 * source(data).train_x.shape[-1],
     outputs=lambda data: data.clusters,
-    pixels=lambda data: data.side,
+    pixels=lambda data: data.image_side,
     shared=shared_arrays,
     same_tests=True,
     digest=_digest,
@@ -264,7 +264,7 @@ TASK = Task(
     reads=("clusters", "directory", "data.images"),
     settings={
         "scene": Setting("plain", "what an image is part of", one_of(SCENES)),
-        "side": images.SIDE,
+        "image_side": images.SIDE,
         "objects": Setting(
             (0, 1, 8, 9),
             "of scene vehicles: classes that are told apart (CIFAR-10: airplane, automobile, ship, truck); others fill "
@@ -273,7 +273,7 @@ TASK = Task(
                 lambda v: len(set(v)) == len(v) > 1 and min(v) >= 0, lambda: "must be different classes, at least two"
             ),
         ),
-        "spurious": Setting(
+        "spurious_fraction": Setting(
             0.0,
             "share of training samples with their class's colour, and of test samples with another's; 0: no colours "
             "(celeba: of hair)",

@@ -87,7 +87,7 @@ def columns(
 
 
 def _evaluate(evaluation: Evaluation) -> dict[str, Array]:
-    """Returns the columns; NaN for routers that did not begin with rows from examples (`router.from_data`)."""
+    """Returns the columns; NaN for routers that did not begin with rows from examples (`router.init_from_data`)."""
     problem, inputs, params = evaluation.problem, evaluation.inputs, evaluation.params
     data, count, gate = inputs.config.data, problem.config.experts.count, evaluation.gate
     assert gate is not None
@@ -106,13 +106,13 @@ def _evaluate(evaluation: Evaluation) -> dict[str, Array]:
         examples.label[:count],
         gate.labels,
     )
-    from_data = jnp.asarray(inputs.config.router.from_data)
+    from_data = jnp.asarray(inputs.config.router.init_from_data)
     return {name: jnp.where(from_data, value, jnp.nan) for name, value in values.items()}
 
 
 def _applies(problem: SampleProblem) -> bool:
     """True for constant experts whose router may begin with rows from examples."""
-    return problem.tokens_choose and is_affine(problem) and problem.config.router.rows == EXAMPLES
+    return problem.tokens_choose and is_affine(problem) and problem.config.router.init_rows == EXAMPLES
 
 
 THEOREM2 = Probe(SampleProblem, columns=COLUMNS, applies=_applies, evaluate=_evaluate)

@@ -6,20 +6,20 @@ ARMS: dict[str, Arm] = {
     # Rows from data change both the partition and the sharpness of the gate. Two arms separate the effects: a gate as
     # sharp as the learned gate, and a gate as soft as the initial gate.
     "frozen_data_sharp": Arm(
-        {"router.frozen": True, "router.from_data": True},
+        {"router.frozen": True, "router.init_from_data": True},
         "frozen, rows are examples, as sharp as learned",
         "#661100",
-        match=Match("router.entropy", "learned", "router/entropy_token_train"),
+        match=Match("router.initial_entropy", "learned", "router/entropy_token_train"),
     ),
     "frozen_data_fresh": Arm(
-        {"router.frozen": True, "router.from_data": True},
+        {"router.frozen": True, "router.init_from_data": True},
         "frozen, rows are examples, as soft as fresh",
         "#9999FF",
-        match=Match("router.entropy", "frozen", "router/entropy_token_train"),
+        match=Match("router.initial_entropy", "frozen", "router/entropy_token_train"),
     ),
     # The irrelevant label of a cell (tasks of crossed clusters): as certain as the oracle, but useless.
     "oracle_irrelevant": Arm(
-        {"router.frozen": True, "router.name": "oracle", "router.digit": 1, **TOP1},
+        {"router.frozen": True, "router.name": "oracle", "router.label_digit": 1, **TOP1},
         "oracle of what does not matter",
         "#A6761D",
     ),

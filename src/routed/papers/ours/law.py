@@ -74,16 +74,16 @@ AXES = {
         "separation",
         lambda flat: flat["data.separation"],
         lambda size, flat: size,
-        lambda flat: flat["data.separation"] * math.sqrt(1 - flat["data.share"]),
+        lambda flat: flat["data.separation"] * math.sqrt(1 - flat["data.irrelevant_fraction"]),
     ),
     "data.samples": _logarithmic("samples per cluster", "data.samples", "data.clusters"),
     "experts.count": _logarithmic("experts per cluster", "experts.count", "data.clusters"),
     "batch_size": _logarithmic("samples per batch", "batch_size"),
-    "data.share": Axis(
+    "data.irrelevant_fraction": Axis(
         "share of irrelevant structure",
-        lambda flat: flat["data.share"],
+        lambda flat: flat["data.irrelevant_fraction"],
         lambda size, flat: size,
-        lambda flat: flat["data.share"],
+        lambda flat: flat["data.irrelevant_fraction"],
         log=False,
     ),
     "router.init_scale": Axis(

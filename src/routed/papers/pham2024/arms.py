@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 from routed.plan.arms import Arm
 
-#: Experts compete on a share of the steps (`selection.share`); at evaluation the router alone decides, as in top-k.
+#: Experts compete on a share of the steps (`selection.competition_rate`); evaluations route as top-k does.
 _COMPETE = {"selection.name": "compete"}
 
 #: Stages of equal length in which the K of SMoE-Dropout grows; every stage compiles a program.
@@ -26,11 +26,11 @@ ARMS: dict[str, Arm] = {
     # many steps), and no effect of the winners on the output.
     "compete": Arm(_COMPETE, "competition", "#661100"),
     "compete_shuffled": Arm(
-        _COMPETE | {"selection.distil_target": "shuffled"}, "competition, shuffled target", "#E69F00"
+        _COMPETE | {"selection.distillation_target": "shuffled"}, "competition, shuffled target", "#E69F00"
     ),
     "compete_random": Arm(_COMPETE | {"selection.winners": "random"}, "random winners", "#CC79A7"),
     "compete_dense": Arm(_COMPETE | {"selection.winners": "all"}, "dense steps, nobody wins", "#009E73"),
-    "compete_distil": Arm(_COMPETE | {"selection.forward": False}, "competition, only distilled", "#56B4E9"),
+    "compete_distil": Arm(_COMPETE | {"selection.output_of_winners": False}, "competition, only distilled", "#56B4E9"),
     # Baselines as published. StableMoE (Dai et al. 2022): one expert, weighted by a sigmoid; for a tenth of the steps
     # the router learns and teaches a router of token ids, which then decides. SMoE-Dropout (Chen et al. 2023): a frozen
     # router whose K grows to all experts. HyperRouter (Do et al. 2023): a frozen network computes the router's weights
@@ -38,7 +38,7 @@ ARMS: dict[str, Arm] = {
     "stable": Arm(
         {
             "router.name": "stable",
-            "router.choices": 1,
+            "router.experts_per_id": 1,
             "router.teach_steps": lambda config: -(-config.steps // 10),
             "selection.name": "sigmoid",
             "selection.k": 1,
@@ -58,9 +58,9 @@ ARMS: dict[str, Arm] = {
     "hyper": Arm({"router.name": "hyper"}, "HyperRouter", "#AA4499"),
     # StableMoE and XMoE as in the code of Pham et al. (2024): only embeddings of length 1, of whole tokens or of 8
     # numbers of each token.
-    "stable_coded": Arm({"router.measure": "direction"}, "StableMoE as Pham et al. coded it", "#88CCEE"),
+    "stable_coded": Arm({"router.score": "direction"}, "StableMoE as Pham et al. coded it", "#88CCEE"),
     "xmoe_coded": Arm(
-        {"router.name": "projected", "router.measure": "direction", "router.dim": 8},
+        {"router.name": "projected", "router.score": "direction", "router.dim": 8},
         "XMoE as Pham et al. coded it",
         "#DDCC77",
     ),

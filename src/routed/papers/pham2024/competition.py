@@ -63,7 +63,7 @@ def forward(layer: MoE, tokens: Tokens) -> tuple[Float[Array, "T O"], Routing]:
     """Computes a layer whose experts may compete."""
     rule, competition = layer.rule, _begin(layer, tokens)
     reweigh = None
-    if not rule.own.forward:
+    if not rule.own.output_of_winners:
         reweigh = partial(weighed, rule, competition.active, detached=competition.detached_scores)
     experts, routing = layer.experts_for(tokens, layer.route(tokens, reweigh))
     select = partial(layer.select, mask=tokens.mask)
@@ -89,7 +89,7 @@ def _begin(layer: MoE, tokens: Tokens) -> Competition:
     coin, draws = jax.random.split(key) if key is not None else (None, None)
     active = jnp.array(True) if coin is None else is_active(layer.rule, coin, tokens.context.get("step", 0))
     detached = layer.scores(jax.lax.stop_gradient(tokens.scored), tokens.context)
-    teacher = layer.scores(tokens.scored, tokens.context) if layer.rule.own.distil_trunk else detached
+    teacher = layer.scores(tokens.scored, tokens.context) if layer.rule.own.distillation_trunk else detached
     return Competition(active, detached, teacher, draws)
 
 
@@ -103,7 +103,7 @@ def _all_outputs(layer: MoE, experts: Experts) -> tuple[Float[Array, "E N O"], C
 
 def is_active(rule: Rule, key: PRNGKeyArray, step: Any) -> Bool[Array, ""]:
     """True if a layer competes at this step. The key, of this step and layer alone, is consumed."""
-    share = jnp.asarray(rule.own.share, jnp.float32)
+    share = jnp.asarray(rule.own.competition_rate, jnp.float32)
     if rule.own.schedule == "root":
         share *= 2 / (2 + jnp.sqrt(step // EPOCH + 1.0))
     return jax.random.uniform(key) < share
@@ -118,7 +118,9 @@ def winners_suffice(rule: Rule) -> bool:
     settings = rule.own
     if settings.winners == "random":
         return True
-    alone = rule.renormalise and not rule.capacity_factor if settings.forward else settings.distil_detached
+    alone = (
+        rule.renormalise and not rule.capacity_factor if settings.output_of_winners else settings.distillation_detached
+    )
     return settings.winners == "norms" and alone
 
 
@@ -147,16 +149,16 @@ def compete_sparse(
     if settings.winners == "random" and deal is not None:
         norms = jax.random.permutation(deal, norms, axis=1, independent=True)
     winners, learned, weight = select(norms), norms, routing.weight
-    chosen = _where(active, winners, routing) if settings.forward else routing
+    chosen = _where(active, winners, routing) if settings.output_of_winners else routing
     outputs = dispatch.sorted_outputs(experts.run, experts.params, experts.x, chosen)
-    if settings.forward and settings.winners == "norms":
+    if settings.output_of_winners and settings.winners == "norms":
         computed = jnp.where(chosen.kept, chosen.token, len(norms))  # padding is not
         learned = norms.at[computed, chosen.expert].set(outputs.measured(norms_of), mode="drop")
         learned = jnp.where(active, learned, norms)
         winners = select(learned, preference=norms)
-    if settings.forward:
+    if settings.output_of_winners:
         weight = jnp.where(active, winners.weight, weight)
-    if settings.distil_target == "shuffled" and order is not None:
+    if settings.distillation_target == "shuffled" and order is not None:
         learned = _shuffled(order, learned, mask)
     return outputs, chosen._replace(scores=routing.scores, weight=weight), learned
 
@@ -200,11 +202,11 @@ def compete_dense(
     if rule.own.winners == "random" and deal is not None:
         norms = jax.lax.stop_gradient(jax.random.permutation(deal, norms, axis=1, independent=True))
     learned = norms
-    if rule.own.distil_target == "shuffled" and order is not None:
+    if rule.own.distillation_target == "shuffled" and order is not None:
         learned = _shuffled(order, norms, mask)
     if rule.own.winners == "all":
         return combine(SoftRouting(routing.scores, jax.nn.softmax(routing.scores)), outputs), routing, learned
-    if rule.own.forward:
+    if rule.own.output_of_winners:
         routing = select(norms)._replace(scores=routing.scores)
     return combine(routing, outputs), routing, learned
 
@@ -230,13 +232,13 @@ def distillation(rule: Rule, routing: Routing) -> Scalar:
     if lesson is None or settings.winners == "all":
         return jnp.float32(0)
     target = _softmax_of_largest(lesson.norms, rule.k)
-    target = jax.lax.stop_gradient(target) if settings.distil_detached else target
-    chosen_alone = settings.distil_side == "chosen"
+    target = jax.lax.stop_gradient(target) if settings.distillation_detached else target
+    chosen_alone = settings.distillation_softmax == "chosen"
     learner = _softmax_of_largest(lesson.scores, rule.k) if chosen_alone else jax.nn.softmax(lesson.scores)
     error, mask = ((learner - target) ** 2).sum(1), lesson.mask
     error = error.mean() if mask is None else jnp.where(mask, error, 0).sum() / jnp.maximum(mask.sum(), 1)
-    error /= learner.shape[1] if settings.distil_mean == "entries" else 1
-    return settings.distil * jnp.where(lesson.active, error, 0.0)
+    error /= learner.shape[1] if settings.distillation_mean == "entries" else 1
+    return settings.distillation_coefficient * jnp.where(lesson.active, error, 0.0)
 
 
 def _softmax_of_largest(values: Float[Array, "T E"], k: int) -> Float[Array, "T E"]:
@@ -247,7 +249,7 @@ def _softmax_of_largest(values: Float[Array, "T E"], k: int) -> Float[Array, "T 
 def experts_per_token(rule: Rule, tokens: int, experts: int) -> Any:
     """Returns the mean number of experts that compute a training token: all of them where the layer competes."""
     del tokens
-    return rule.k + rule.own.share * (experts - rule.k)
+    return rule.k + rule.own.competition_rate * (experts - rule.k)
 
 
 def work(rule: Rule, tokens: int, experts: int) -> Any:
@@ -257,7 +259,7 @@ def work(rule: Rule, tokens: int, experts: int) -> Any:
     Where not only winners have a gradient, all experts learn.
     """
     del tokens
-    return rule.k + rule.own.share * (experts - rule.k) / (3 if winners_suffice(rule) else 1)
+    return rule.k + rule.own.competition_rate * (experts - rule.k) / (3 if winners_suffice(rule) else 1)
 
 
 def averaged(rule: Rule, steps: int) -> Rule:
@@ -266,7 +268,7 @@ def averaged(rule: Rule, steps: int) -> Rule:
         return rule
     factor = float((2 / (2 + np.sqrt(np.arange(steps) // EPOCH + 1.0))).mean())
     settings = {name: rule.own[name] for name in SETTINGS if name in rule.own}
-    return rule._replace(own=from_flat(settings | {"share": factor * rule.own.share}))
+    return rule._replace(own=from_flat(settings | {"competition_rate": factor * rule.own.competition_rate}))
 
 
 COMPETE = Selection(

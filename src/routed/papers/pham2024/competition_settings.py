@@ -15,14 +15,18 @@ EPOCH = 1000
 _WON = When(lambda config: config.selection.winners != "all", "selection.winners=norms or random")
 
 #: Where the task's loss reaches the router of a layer that competes.
-_HEARD = When(lambda config: _WON.holds(config) and not config.selection.forward, "selection.forward=false")
+_HEARD = When(
+    lambda config: _WON.holds(config) and not config.selection.output_of_winners, "selection.output_of_winners=false"
+)
 
 SETTINGS: dict[str, Setting] = {
-    "share": Setting(0.05, "lambda: share of the training steps on which a layer competes", within(0, 1), traced=True),
+    "competition_rate": Setting(
+        0.05, "lambda: share of the training steps on which a layer competes", within(0, 1), traced=True
+    ),
     "schedule": Setting(
         "constant",
-        f"of share; root: times 2 / (2 + sqrt(t + 1)), t the number of past {EPOCH:,} steps (an option of the"
-        f" released code)",
+        f"of competition_rate; root: times 2 / (2 + sqrt(t + 1)), t the number of past {EPOCH:,} steps (an option of"
+        " the released code)",
         one_of(("constant", "root")),
     ),
     "winners": Setting(
@@ -32,7 +36,7 @@ SETTINGS: dict[str, Setting] = {
         " the softmax of its score",
         one_of(("norms", "random", "all")),
     ),
-    "forward": Setting(
+    "output_of_winners": Setting(
         True, "the layer's output is the winners'; else the router's choice, and its loss alone is of them", when=_WON
     ),
     "alpha": Setting(
@@ -41,30 +45,30 @@ SETTINGS: dict[str, Setting] = {
         at_least(0),
         when=_HEARD,
     ),
-    "distil": Setting(
+    "distillation_coefficient": Setting(
         1.0,
         "coefficient of the router's loss, summed over the layers that compete",
         at_least(0),
         traced=True,
         when=_WON,
     ),
-    "distil_side": Setting(
+    "distillation_softmax": Setting(
         "chosen",
         "of the router in that loss: softmax over the chosen K (paper) or all experts",
         one_of(("chosen", "all")),
         when=_WON,
     ),
-    "distil_target": Setting(
+    "distillation_target": Setting(
         "own",
         "what it learns: its own tokens' norms; shuffled: those of other tokens",
         one_of(("own", "shuffled")),
         when=_WON,
     ),
-    "distil_detached": Setting(True, "its loss sends no gradient to the experts through the norms", when=_WON),
-    "distil_trunk": Setting(
+    "distillation_detached": Setting(True, "its loss sends no gradient to the experts through the norms", when=_WON),
+    "distillation_trunk": Setting(
         False, "its loss sends a gradient to the layers below through the router's input", when=_WON
     ),
-    "distil_mean": Setting(
+    "distillation_mean": Setting(
         "tokens",
         "squared errors are summed over experts, or (entries) averaged too",
         one_of(("tokens", "entries")),
@@ -77,30 +81,30 @@ def _is_taught(settings: Any) -> bool:
     """True if the router of a layer that always competes has a loss to learn from: the task's, or one whose target is
     not constant.
     """
-    distilled = settings.distil and (settings.k > 1 or settings.distil_side == "all")
-    return settings.winners == "all" or not settings.forward or bool(distilled)
+    distilled = settings.distillation_coefficient and (settings.k > 1 or settings.distillation_softmax == "all")
+    return settings.winners == "all" or not settings.output_of_winners or bool(distilled)
 
 
 def check(config: ConfigDict) -> None:
     """Refuses an evaluation that would draw coins or teach, and a router that has no loss to learn from."""
     training, evaluation = config.selection, config.selection.eval
-    always = "share" in training and training.share == 1  # read where experts compete in training
+    always = "competition_rate" in training and training.competition_rate == 1  # read where experts compete in training
     if always and not (_is_taught(training) or config.router.frozen or training.no_gradient or config.phases):
         refuse(
-            "selection.share",
+            "selection.competition_rate",
             1,
-            "where winners compute every output the router hears of no task, and selection.distil=0 (or"
-            " selection.k=1, of which a softmax is always 1)"
-            " teaches it nothing, an accidental frozen router; lower the share or set router.frozen=true",
+            "where winners compute every output the router hears of no task, and"
+            " selection.distillation_coefficient=0 (or selection.k=1, of which a softmax is always 1) teaches it"
+            " nothing, an accidental frozen router; lower the rate or set router.frozen=true",
         )
     if (
-        "distil_trunk" in training
-        and training.distil_trunk
+        "distillation_trunk" in training
+        and training.distillation_trunk
         and "stop_gradient" in config.router
         and config.router.stop_gradient
     ):
         refuse(
-            "selection.distil_trunk",
+            "selection.distillation_trunk",
             True,
             "router.stop_gradient=true lets nothing through to the layers below; set one of them to false",
         )
@@ -108,7 +112,7 @@ def check(config: ConfigDict) -> None:
         return
     if evaluation.winners == "random":
         refuse("selection.eval.winners", "random", "an evaluation tosses no coins; use norms or all")
-    for name in SETTINGS.keys() - {"winners", "forward"}:
+    for name in SETTINGS.keys() - {"winners", "output_of_winners"}:
         if name in evaluation and evaluation[name] != SETTINGS[name].default:
             refuse(
                 f"selection.eval.{name}",

@@ -100,7 +100,7 @@ def _judged(gate: str, most: int, nodes: tuple, params, data: tuple[Array, Array
     }
     return {
         **{name: jnp.where(settled, value, jnp.nan) for name, value in distances.items()},
-        "theory/settled": settled.astype(jnp.float32),
+        "theory/converged": settled.astype(jnp.float32),
         "theory/residual": residual,
         "theory/gain": gain,
         "theory/best_start": best.astype(jnp.float32),
@@ -177,7 +177,7 @@ COLUMNS = {
             "fits that converged."
         ),
     ),
-    "theory/settled": Column(
+    "theory/converged": Column(
         "fits that converged",
         bounds=SHARE,
         higher_is_better=True,
