@@ -175,7 +175,7 @@ TRAINING = {"kind": "training", "name": "training", "metrics": ("train/loss", *L
 
 HEADLINE = Figure(
     "the loss of k-means over that of the learned router against the share of irrelevant structure, all arms",
-    sweep=lambda config: product(data__share=SHARES[config.scale]),
+    sweep=lambda config: product(data__irrelevant_fraction=SHARES[config.scale]),
     claims=claims,
     plots=lambda config: (
         RATIO,
@@ -197,7 +197,7 @@ HEADLINE = Figure(
 def map_sweep(config: ConfigDict) -> tuple[Point, ...]:
     """Every combination."""
     grid = {"data__separation": SEPARATIONS[config.scale], "data__samples": SAMPLES[config.scale]}
-    return product(data__share=COARSE[config.scale], **grid)
+    return product(data__irrelevant_fraction=COARSE[config.scale], **grid)
 
 
 def map_claims(config: ConfigDict) -> tuple[Claim, ...]:
@@ -251,7 +251,7 @@ def overlap_claims(config: ConfigDict) -> tuple[Claim, ...]:
 OVERLAP = Figure(
     "the change of sign where clusters overlap: separation 1",
     {"arms": FEW, "data.separation": 1.0, "seed": 100, "seeds": 20},
-    sweep=lambda config: product(data__share=overlap_shares(config)),
+    sweep=lambda config: product(data__irrelevant_fraction=overlap_shares(config)),
     claims=overlap_claims,
     plots=lambda config: (
         RATIO | {"arms": FEW[1:]},
@@ -265,7 +265,7 @@ OVERLAP = Figure(
 
 def rates_sweep(config: ConfigDict) -> tuple[Point, ...]:
     """Rates of the learned routers at the map's shares; k-means, which reads none, once a share."""
-    return product(data__share=COARSE[config.scale], router__learning_rate=RATES[config.scale])
+    return product(data__irrelevant_fraction=COARSE[config.scale], router__learning_rate=RATES[config.scale])
 
 
 def rates_claims(config: ConfigDict) -> tuple[Claim, ...]:

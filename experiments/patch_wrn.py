@@ -165,7 +165,7 @@ def by_size(config: ConfigDict) -> tuple[Point, ...]:
 
 def by_colour(config: ConfigDict) -> tuple[Point, ...]:
     """... once without and once with a spurious attribute."""
-    return product(data__samples=sizes_of(config), data__spurious=(0.0, 0.95))
+    return product(data__samples=sizes_of(config), data__spurious_fraction=(0.0, 0.95))
 
 
 def taken(config: ConfigDict) -> tuple[int, ...]:

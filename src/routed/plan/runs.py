@@ -271,7 +271,8 @@ def _decisive_settings(config: ConfigDict) -> dict[str, Any]:
 
 def identity(settings: str, arm: str, seed: int, tuning: bool, source: str = "") -> str:
     """A hash of everything that decides a run: `decisive` settings, arm, seed, and the run whose values it takes."""
-    taken = [source, ARMS[arm].match, ARMS[arm].transplants] if source else []
+    match = [old_name(part) for part in ARMS[arm].match or ()] or None
+    taken = [source, match, ARMS[arm].transplants] if source else []
     return hashlib.sha256(f"[{settings}, {json.dumps([arm, seed, tuning, *taken])}]".encode()).hexdigest()[:16]
 
 
