@@ -84,13 +84,15 @@ def flat_of(spec: str, overrides: list[str]) -> dict[str, Any]:
     """
     from routed.papers.ours import law
     from routed.plan import checks, experiment
+    from routed.settings.renamed import renamed
     from routed.settings.tree import flatten, nearest
 
     for text in overrides:
         key = text.partition("=")[0]
         if key not in law.AXES:
             raise UserError(
-                f"--config.{key}: the law does not know it{nearest(key, law.AXES)}; it knows {', '.join(law.AXES)}"
+                f"--config.{key}: the law does not know it{renamed(key) or nearest(key, law.AXES)}; it knows"
+                f" {', '.join(law.AXES)}"
             )
     _, config = experiment.configure(spec, overrides)
     checks.validate(config)

@@ -34,6 +34,7 @@ from routed.contracts import Column
 from routed.engine import results, rows
 from routed.plan import experiment
 from routed.plan.config import problem_of
+from routed.settings.renamed import refuse_old_names
 from routed.settings.tree import flatten, override, parse
 from routed.system import files
 
@@ -94,8 +95,10 @@ def check(asked: Any, config: ConfigDict) -> None:
     """
     for claim in asked.claims(config):
         verdicts.check(claim)
+        refuse_old_names(claim, f"claim {claim.id}")
     for spec in asked.plots(config):
         plots.check(spec)
+        refuse_old_names(spec, f"figure {spec['name']}")
 
 
 def warn_of_claims(asked: Any, config: ConfigDict, points: Sequence[Mapping[str, Any]]) -> None:

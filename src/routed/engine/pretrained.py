@@ -18,6 +18,7 @@ from routed.contracts import UserError
 from routed.engine import checkpoint
 from routed.plan.config import problem_of
 from routed.plan.run import Run
+from routed.settings.renamed import with_new_names
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten
 from routed.system import files, hosts
@@ -265,7 +266,11 @@ def _remedy(workdir: pathlib.Path, stored: dict[str, Any], keys: list[str]) -> s
 @functools.lru_cache(maxsize=4)
 def _models_in(folder: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
     """The undamaged models of a finished workdir; read once in a process, as every file of each is hashed."""
-    return {path: meta for path, meta in checkpoint.models(folder) if "settings" in meta}
+    return {
+        path: {**meta, "settings": with_new_names(meta["settings"])}
+        for path, meta in checkpoint.models(folder)
+        if "settings" in meta
+    }
 
 
 def _refuse_misfit(path: pathlib.Path, stored: Any, current: Any) -> None:

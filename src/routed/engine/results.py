@@ -20,6 +20,7 @@ from routed.plan.code import VERSION, Code, change
 from routed.plan.config import declared, problem_of
 from routed.plan.run import Point
 from routed.plan.runs import left_out, read_by
+from routed.settings.renamed import new_name, with_new_names
 from routed.settings.tree import flatten, override
 from routed.system import files, hosts
 from routed.system.provenance import provenance
@@ -206,7 +207,8 @@ def stored_config(path: pathlib.Path) -> dict[str, Any]:
             nodes = [stored["versions"], stored["code"], stored["left_out"], *stored["code"].values()]
             valid = valid and all(isinstance(node, dict) for node in nodes)
         if valid and {*stored["swept"]} <= {*stored["config"]} and isinstance(stored.get("shard", ""), str):
-            return stored
+            names = {"config": with_new_names(stored["config"]), "swept": [new_name(key) for key in stored["swept"]]}
+            return stored | names
     except FileNotFoundError:
         raise UserError(
             f"workdir {path} has results but no config.json, so nobody knows of which settings: choose another"

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from absl import logging as log
 
 from routed.engine.rows import order_of, ordered
+from routed.settings.renamed import new_name
 from routed.system import files
 
 #: All rows, a second copy in case the first is damaged, all maps, and the folder of the parts.
@@ -104,7 +105,8 @@ def _read_parts(workdir: pathlib.Path) -> list[pa.Table]:
     parts = (pa.ipc.open_file(content).read_all() for content in _parts(workdir, "arrow"))
     tables = []
     while some := list(itertools.islice(parts, AT_ONCE)):
-        tables.append(pa.concat_tables(some, promote_options="permissive").combine_chunks())
+        part = pa.concat_tables(some, promote_options="permissive").combine_chunks()
+        tables.append(part.rename_columns([new_name(name) for name in part.column_names]))
     return [pa.concat_tables(tables, promote_options="permissive")] if tables else []
 
 
@@ -145,6 +147,7 @@ def _read(file: pathlib.Path) -> tuple[pd.DataFrame | None, str]:
         table = read.to_pandas(split_blocks=True, self_destruct=True)  # each column is in memory once
         if digest is not None and digest != _digest(table):
             return None, "its digest differs"
+        table = table.rename(columns=new_name)
     except Exception as error:  # a flipped bit in the footer makes pyarrow and pandas raise almost anything
         return None, f"{type(error).__name__}: {error}".splitlines()[0]
     return table, ""

@@ -18,6 +18,7 @@ from routed.layer.selection import SELECTIONS
 from routed.plan.config import CHOICES, DATA, canonical, declared, parts_of, problem_of, problems_for, read_keys
 from routed.plan.run_settings import TUNING_OFFSET
 from routed.routers import ROUTERS
+from routed.settings.renamed import renamed
 from routed.settings.setting import Setting, refuse
 from routed.settings.tree import flatten, nearest
 from routed.training import PROBLEMS, ProblemPart
@@ -40,7 +41,8 @@ def validate(config: ConfigDict) -> None:
     settings, flat = declared(), flatten(config)
     for key, value in flat.items():
         if key not in settings:
-            raise UserError(f"unknown config key {key!r}{nearest(key, settings)}: an experiment may add no key")
+            hint = renamed(key) or nearest(key, settings)
+            raise UserError(f"unknown config key {key!r}{hint}: an experiment may add no key")
         _check_value(key, value, settings[key])
     _check_run(config)
     data, problem = DATA[config.data.name], problem_of(config)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from routed import experts, routers
+from routed.contracts import UserError
 from routed.layer.auxiliary import AUXILIARY, loss_settings
 from routed.layer.dispatch import AUTO, DISPATCHES
 from routed.layer.selection import SELECTIONS
@@ -18,6 +19,7 @@ from routed.models.transformer_sizes import DECODER, TRANSFORMER
 from routed.plan.run_settings import ANALYSIS, ENGINE, PLAN
 from routed.routers.noise import NOISES
 from routed.routers.noise import SHARED as NOISE
+from routed.settings.renamed import renamed
 from routed.settings.setting import Choice, Component, Setting, one_of
 from routed.settings.tree import flatten, unflatten, value_of
 from routed.tasks import SHARED as TASK
@@ -110,6 +112,7 @@ def declared() -> dict[str, Setting]:
 
     Raises:
       TypeError: two parts declare a key in different ways, or a setting of STATIC_NODES is traced.
+      UserError: a part declares a setting under an old name of another.
     """
     tables = (*(choice.parts for choice in CHOICES.values()), AUXILIARY, PROBLEMS)
     parts = [(name, part) for table in tables for name, part in table.items()]
@@ -131,6 +134,8 @@ def _declared() -> dict[str, Setting]:
     def add(node: str, settings: Mapping[str, Setting]) -> None:
         for name, setting in settings.items():
             first = declarations.setdefault(key := f"{node}.{name}" if node else name, setting)
+            if hint := renamed(key):
+                raise UserError(f"a part declares the setting {key!r}, an old name{hint}; choose another name")
             if (first.default, first.traced, first.identity) != (setting.default, setting.traced, setting.identity):
                 raise TypeError(f"{key}: two parts declare it with different defaults; share one declaration")
 

@@ -17,6 +17,7 @@ from routed.plan.code import VERSION, Code, code_of, code_of_metrics, definition
 from routed.plan.config import canonical, declared, read_keys
 from routed.plan.run import Point, Run
 from routed.plan.run_settings import TUNING_OFFSET
+from routed.settings.renamed import new_name, old_name
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten, nearest, override, value_of
 from routed.training.phases import configs_of
@@ -259,10 +260,10 @@ def decisive(config: ConfigDict) -> str:
 
 
 def _decisive_settings(config: ConfigDict) -> dict[str, Any]:
-    """The settings that decide the results of a run; without defaults that are omitted from identities."""
+    """The settings that decide the results of a run, by first names; without defaults that identities omit."""
     settings, flat = declared(), flatten(config)
     return {
-        key: value
+        old_name(key): value
         for key, value in flat.items()
         if settings[key].identity and not (settings[key].omit_default_from_identity and value == settings[key].default)
     }
@@ -270,14 +271,15 @@ def _decisive_settings(config: ConfigDict) -> dict[str, Any]:
 
 def identity(settings: str, arm: str, seed: int, tuning: bool, source: str = "") -> str:
     """A hash of everything that decides a run: `decisive` settings, arm, seed, and the run whose values it takes."""
-    taken = [source, ARMS[arm].match, ARMS[arm].transplants] if source else []
+    match = [old_name(part) for part in ARMS[arm].match or ()] or None
+    taken = [source, match, ARMS[arm].transplants] if source else []
     return hashlib.sha256(f"[{settings}, {json.dumps([arm, seed, tuning, *taken])}]".encode()).hexdigest()[:16]
 
 
 def static_key(config: ConfigDict) -> str:
     """A text that is equal for configs that one compiled program serves; `config` has the settings that a run reads."""
     settings = declared()
-    flat = {key: value for key, value in _decisive_settings(config).items() if not settings[key].traced}
+    flat = {key: value for key, value in _decisive_settings(config).items() if not settings[new_name(key)].traced}
     for key in ("rates", "tune.multipliers", "tune.seeds"):
         flat.pop(key, None)
     flat |= {"seed": config.seed if config.shared_streams else None, "batching": config.mesh.batching}

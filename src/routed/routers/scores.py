@@ -37,7 +37,7 @@ def layer_scores(
 
 
 def sharpness_of(scores: Float[Array, "T E"], entropy: Scalar) -> Scalar:
-    """Returns the factor on the scores that `router.initial_entropy` asks for: 1 where it is 0, else as `sharpness_for`."""
+    """Returns the factor on the scores by `router.initial_entropy`: 1 where that is 0, else as `sharpness_for`."""
     # The negation keeps a NaN target (its source run diverged) NaN instead of silently unscaled.
     return jnp.where(~(entropy <= 0), sharpness_for(scores, entropy), 1.0)
 

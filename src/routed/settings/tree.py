@@ -11,6 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from routed.contracts import UserError
+from routed.settings.renamed import renamed
 
 
 class Node(SimpleNamespace):
@@ -136,7 +137,7 @@ def _declared(config: ConfigDict, key: str) -> Any:
     for part in key.split("."):
         value = value[part] if isinstance(value, ConfigDict) and part in value else None
     if value is None or isinstance(value, ConfigDict):
-        raise UserError(f"unknown config key {key!r}{nearest(key, flatten(config))}")
+        raise UserError(f"unknown config key {key!r}{renamed(key) or nearest(key, flatten(config))}")
     return value
 
 

@@ -17,6 +17,7 @@ import pandas as pd
 
 from routed.engine.rows import swept_columns
 from routed.plan.points import Point, chain, product
+from routed.settings.renamed import with_old_names
 
 #: The version of the probes; `DIGESTS` in tests/test_suite.py has the digest of each version.
 VERSION = 1
@@ -287,8 +288,9 @@ def sweep(quick: bool) -> tuple[Point, ...]:
 
 def digest(quick: bool = False) -> str:
     """A hash of the runs of a card's probes and of their scores' definitions: equal for comparable cards."""
-    content: list[Any] = [VERSION, settings(quick), LEARNED, SELF, FIXED]
-    content += [[probe.name, probe.definition, _E, probe.points] for probe in chosen(quick)]
+    points = {probe.name: [with_old_names(point) for point in probe.points] for probe in chosen(quick)}
+    content: list[Any] = [VERSION, with_old_names(settings(quick)), LEARNED, SELF, FIXED]
+    content += [[probe.name, probe.definition, _E, points[probe.name]] for probe in chosen(quick)]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -36,10 +36,10 @@ def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     3).
 
     Expert choice whose group is the sample, with two differences: an expert compares patches by their scores as they
-    are, not by what the softmax over experts leaves of them, and gates are shares of patches. `rule.patch_weights`: one (1 each;
-    their separate training), even (1 / l each: what `chosen` is for equal scores), chosen (softmax over the l chosen
-    patches; joint training), all (softmax over all patches of the sample, of which the l largest are kept; the released
-    wide ResNets). The bias has no part.
+    are, not by what the softmax over experts leaves of them, and gates are shares of patches. `rule.patch_weights`: one
+    (1 each; their separate training), even (1 / l each: what `chosen` is for equal scores), chosen (softmax over the l
+    chosen patches; joint training), all (softmax over all patches of the sample, of which the l largest are kept; the
+    released wide ResNets). The bias has no part.
     """
     del bias
     padding = jnp.finfo(scores.dtype).min  # below any score, and no weight; -inf would make a group of nothing else NaN
@@ -66,7 +66,7 @@ def _check_patches(config: ConfigDict) -> None:
             rule.patch_weights,
             "gives the router no gradient; set router.frozen=true (if it is meant: selection.no_gradient=true)",
         )
-    if "entropy" in router and router.initial_entropy > 0 and rule.patch_weights in CONSTANT_GATES:
+    if "initial_entropy" in router and router.initial_entropy > 0 and rule.patch_weights in CONSTANT_GATES:
         refuse(
             "router.initial_entropy",
             router.initial_entropy,
@@ -75,19 +75,18 @@ def _check_patches(config: ConfigDict) -> None:
 
 
 class DecisiveRouter(nn.Module):
-    """Scores the patches that decide the class of their sample, those with a label below `kinds`, alike for every
-    expert.
+    """Scores patches with a label below `decisive_labels`, which decide the class, alike for every expert.
 
     No expert can tell the class by what it is given. All other patches score 0, so the first in the sample come next.
     """
 
     num_experts: int
-    kinds: int = 2
+    decisive_labels: int = 2
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], *, cluster: Int[Array, " T"], **context) -> Float[Array, "T E"]:
         del x, context
-        return CERTAIN * jnp.broadcast_to((cluster < self.kinds)[:, None], (len(cluster), self.num_experts))
+        return CERTAIN * jnp.broadcast_to((cluster < self.decisive_labels)[:, None], (len(cluster), self.num_experts))
 
 
 PATCH_CHOICE = Selection(
@@ -101,9 +100,9 @@ PATCH_CHOICE = Selection(
     check=_check_patches,
 )
 DECISIVE = Router(
-    lambda node, experts: DecisiveRouter(experts, node.kinds),
+    lambda node, experts: DecisiveRouter(experts, node.decisive_labels),
     tokens=(),
     needs=("cluster",),
     learns=False,
-    settings={"kinds": Setting(2, "labels of patches, from 0 on, that decide a class", at_least(1))},
+    settings={"decisive_labels": Setting(2, "labels of patches, from 0 on, that decide a class", at_least(1))},
 )

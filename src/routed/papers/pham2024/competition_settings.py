@@ -97,7 +97,7 @@ def check(config: ConfigDict) -> None:
             " selection.distillation_coefficient=0 (or selection.k=1, of which a softmax is always 1) teaches it"
             " nothing, an accidental frozen router; lower the rate or set router.frozen=true",
         )
-    if training.get("distil_trunk") and config.router.get("stop_gradient"):
+    if training.get("distillation_trunk") and config.router.get("stop_gradient"):
         refuse(
             "selection.distillation_trunk",
             True,

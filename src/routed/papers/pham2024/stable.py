@@ -23,11 +23,12 @@ LEAST = -80.0
 class StableRouter(nn.Module):
     """StableMoE's router (Dai et al. 2022): it learns and teaches a router of token ids, which then decides for good.
 
-    In steps before `teach_steps` scores are x W, and two losses of its own train it: `distil` times the cross-entropy
-    of a student (embeddings of token ids, [V, token_dim], times those of experts) against the `choices` highest scores,
-    and `even` times sum_e (n_e / n - 1) sigmoid(score_e) over a token's experts, mean over tokens, where n_e of T
-    tokens choose e and n is their mean. From then on a token's experts are those of its id in a table of what the
-    student said at the last of those steps, bit for bit: others score -1e4, these what W, which learns on, says of x.
+    Before step `teach_steps` scores are x W, and two losses train the router. The first is `distillation_coefficient`
+    times the cross-entropy of a student (embeddings of token ids, [V, token_dim], times those of experts) against the
+    `choices` highest scores. The second is `balance_coefficient` times sum_e (n_e / n - 1) sigmoid(score_e) over a
+    token's experts, mean over tokens, where n_e of T tokens choose e and n is their mean. From then on a token's
+    experts are those of its id in a table of what the student said at the last of those steps, bit for bit. Other
+    experts score -1e4; these score what W, which learns on, says of x.
     Evaluations go by their step.
     """
 
@@ -36,8 +37,8 @@ class StableRouter(nn.Module):
     choices: int
     teach_steps: int
     token_dim: int
-    distil: float
-    even: float
+    distillation_coefficient: float
+    balance_coefficient: float
 
     @nn.compact
     def __call__(
@@ -52,7 +53,9 @@ class StableRouter(nn.Module):
         teaching = step < self.teach_steps
         if self.is_mutable_collection("objective"):  # training
             chosen = highest(jax.lax.stop_gradient(scores), self.choices)
-            loss = self.distil * taught(student[token_id], chosen) + self.even * unevenness(scores, chosen)
+            loss = self.distillation_coefficient * taught(
+                student[token_id], chosen
+            ) + self.balance_coefficient * unevenness(scores, chosen)
             objective.value = jnp.where(teaching, loss, 0.0)
             table.value = jnp.where(teaching, highest(jax.lax.stop_gradient(student), self.choices), table.value)
         named = jax.nn.one_hot(table.value[token_id], self.num_experts).sum(1) > 0
@@ -88,7 +91,13 @@ def check_stable(config: ConfigDict) -> None:
 
 STABLE = Router(
     lambda node, experts: StableRouter(
-        experts, node.vocabulary, node.choices, node.teach_steps, node.token_dim, node.distil, node.even
+        experts,
+        node.vocabulary,
+        node.experts_per_id,
+        node.teach_steps,
+        node.token_dim,
+        node.distillation_coefficient,
+        node.balance_coefficient,
     ),
     tokens=("hidden",),
     needs=("token_id",),
@@ -99,9 +108,11 @@ STABLE = Router(
             at_least(0),
         ),
         "token_dim": Setting(50, "dimensions of the token ids' embeddings", at_least(1)),
-        "distil": Setting(0.3, "coefficient of what the router of token ids learns, summed over layers", at_least(0)),
-        "even": Setting(0.3, "coefficient of its loss of uneven load, summed over layers", at_least(0)),
+        "distillation_coefficient": Setting(
+            0.3, "coefficient of what the router of token ids learns, summed over layers", at_least(0)
+        ),
+        "balance_coefficient": Setting(0.3, "coefficient of its loss of uneven load, summed over layers", at_least(0)),
     },
-    reads=("choices", "vocabulary"),
+    reads=("experts_per_id", "vocabulary"),
     check=check_stable,
 )

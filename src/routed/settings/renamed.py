@@ -1,0 +1,102 @@
+"""Settings and columns that were renamed before 1.0: old results are read by the new names, old keys are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from routed.contracts import UserError
+
+#: Old setting -> new setting; those of `selection` also stand in `selection.eval`.
+SETTINGS = {
+    "held": "shared_streams",
+    "data.share": "data.irrelevant_fraction",
+    "data.whole": "data.full_batch",
+    "data.shift": "data.swap_step",
+    "data.confusing": "data.confusing_patches",
+    "data.sets": "data.pattern_sets",
+    "data.spurious": "data.spurious_fraction",
+    "data.side": "data.image_side",
+    "experts.largest": "experts.top_responses",
+    "router.anew": "router.resample",
+    "router.choices": "router.experts_per_id",
+    "router.digit": "router.label_digit",
+    "router.distil": "router.distillation_coefficient",
+    "router.entropy": "router.initial_entropy",
+    "router.even": "router.balance_coefficient",
+    "router.from_data": "router.init_from_data",
+    "router.kinds": "router.decisive_labels",
+    "router.measure": "router.score",
+    "router.rows": "router.init_rows",
+    "selection.distil": "selection.distillation_coefficient",
+    "selection.distil_detached": "selection.distillation_detached",
+    "selection.distil_mean": "selection.distillation_mean",
+    "selection.distil_side": "selection.distillation_softmax",
+    "selection.distil_target": "selection.distillation_target",
+    "selection.distil_trunk": "selection.distillation_trunk",
+    "selection.forward": "selection.output_of_winners",
+    "selection.gate": "selection.patch_weights",
+    "selection.share": "selection.competition_rate",
+    "stop.after": "stop.min_steps",
+}
+#: Old column -> new column; a column of one layer has the layer's name behind it.
+COLUMNS = {
+    "router/rows_hit": "router/init_clusters_covered",
+    "train/experts": "train/experts_per_token",
+    "router/covered": "router/clusters_with_specialists",
+    "router/all_covered": "router/all_clusters_with_specialists",
+    "router/entropy_asked": "router/entropy_target",
+    "router/moved": "router/params_changed",
+    "theory/settled": "theory/converged",
+}
+_EVAL = {
+    old.replace(".", ".eval.", 1): new.replace(".", ".eval.", 1) for old, new in SETTINGS.items() if "selection." in old
+}
+_NEW = SETTINGS | _EVAL | COLUMNS
+_OLD = {new: old for old, new in _NEW.items()}
+
+
+def new_name(name: str) -> str:
+    """Returns the name of today of a setting or a column."""
+    room, _, rest = name.partition("/")
+    column, slash, layer = rest.partition("/")
+    return _NEW.get(name) or (COLUMNS.get(f"{room}/{column}", f"{room}/{column}") + slash + layer if slash else name)
+
+
+def old_name(setting: str) -> str:
+    """Returns the name that a setting had first: run keys and digests are made of it, so that they stay."""
+    return _OLD.get(setting, setting)
+
+
+def with_old_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings by their first names."""
+    return {old_name(name): value for name, value in values.items()}
+
+
+def with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values by their names of today."""
+    return {new_name(name): value for name, value in values.items()}
+
+
+def renamed(name: str) -> str:
+    """Returns a hint for an old name; empty for every other name."""
+    return f": the new name is {new_name(name)!r}" if new_name(name) != name else ""
+
+
+def refuse_old_names(value: Any, where: str) -> None:
+    """Refuses old names of columns and dotted settings anywhere in a claim or in the description of a figure.
+
+    Raises:
+      UserError: an old name, with the new one.
+    """
+    if isinstance(value, str):
+        if new_name(value) != value and ("." in value or "/" in value):
+            raise UserError(f"{where}: {value!r} is an old name{renamed(value)}")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        refuse_old_names(vars(value), where)
+    elif isinstance(value, Mapping):
+        refuse_old_names([*value, *value.values()], where)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            refuse_old_names(part, where)

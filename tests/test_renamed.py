@@ -1,0 +1,62 @@
+"""Names that settings and columns had before: refused with the new name, and read in results of before."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from routed.analysis.claims import FROZEN, LEARNED, Writer
+from routed.contracts import UserError
+from routed.engine import results, tables
+from routed.plan.config import base, declared
+from routed.plan.runs import decisive
+from routed.settings import renamed
+from routed.settings.tree import override
+from routed.system.provenance import provenance
+
+
+@pytest.mark.parametrize(("old", "new"), renamed.SETTINGS.items())
+def test_an_old_setting_is_refused_with_the_new_name(old, new):
+    assert new in declared() and old not in declared()
+    with pytest.raises(UserError, match=f"unknown config key '{old}': the new name is '{new}'"):
+        override(base(), {old: 1})
+
+
+def test_a_setting_of_evaluations_is_renamed_with_that_of_training():
+    with pytest.raises(UserError, match=r"the new name is 'selection\.eval\.patch_weights'"):
+        override(base(), {"selection.eval.gate": "one"})
+
+
+@pytest.mark.parametrize("old", renamed.COLUMNS)
+def test_an_old_column_is_refused_in_claims_and_figures(old):
+    claim = Writer("same", metric=old).order("x", "a sentence", "yes", LEARNED, FROZEN)
+    for asked in (claim, {"kind": "curves", "metrics": ("test/loss", f"{old}/decoder_0")}):
+        with pytest.raises(UserError, match=f"new name is '{renamed.COLUMNS[old]}"):
+            renamed.refuse_old_names(asked, "here")
+    renamed.refuse_old_names({"held": "a label", "metrics": renamed.COLUMNS[old]}, "here")
+
+
+def test_results_of_before_are_read_by_the_new_names(tmp_path):
+    table = pd.DataFrame({"run": ["a"], "router.rows": ["clusters"], "step": [0], "router/moved/decoder_0": [1.0]})
+    tables.merge(tmp_path, table)
+    assert [*tables.read_table(tmp_path)] == ["run", "router.init_rows", "step", "router/params_changed/decoder_0"]
+    stored = {"config": {"held": ["world"], "router.rows": "clusters"}, "swept": ["router.rows"], "experiment": "x"}
+    (tmp_path / "config.json").write_text(json.dumps({**provenance(), "devices": [], "data": "", "format": 0} | stored))
+    read = results.stored_config(tmp_path)
+    assert read["config"] == {"shared_streams": ["world"], "router.init_rows": "clusters"}
+    assert read["swept"] == ["router.init_rows"]
+
+
+def test_keys_of_runs_are_made_of_the_first_names():
+    settings = json.loads(decisive(base()))[0]
+    assert {"data.whole", "router.from_data"} <= settings.keys() and not {*renamed.SETTINGS.values()} & settings.keys()
+
+
+def test_a_part_may_not_declare_an_old_name(monkeypatch):
+    from routed.layer.selection import SELECTIONS
+    from routed.settings.setting import Setting
+
+    rule = SELECTIONS["top_k"]
+    monkeypatch.setitem(SELECTIONS, "mine", rule._replace(settings={**rule.settings, "gate": Setting(1.0, "of mine")}))
+    with pytest.raises(UserError, match=r"'selection\.gate', an old name: the new name is"):
+        declared()
