@@ -23,7 +23,7 @@ from routed.experts.activations import ACTIVATIONS
 from routed.experts.cnn import Cnn
 from routed.layer import auxiliary
 from routed.layer.dispatch import alone, direct, ragged
-from routed.layer.rule import Rule, rule_of
+from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import select
 from routed.metrics import agreement, entropies
 from routed.papers.chen2022 import patch_charts, patches
@@ -195,7 +195,7 @@ def test_losses_by_hand():
 
 def test_raw_weights_and_their_balance_are_of_the_scores():
     two, one = (
-        jax.jit(select, static_argnums=0)(Rule("raw", k=k), jnp.array(scores))
+        jax.jit(select, static_argnums=0)(SelectionRule("raw", k=k), jnp.array(scores))
         for k, scores in ((2, [[1.0, -2, 3], [-3, -1, -2]]), (1, [[2.0, 0], [4, 0], [0, 3]]))
     )
     assert two.expert.tolist() == [2, 0, 1, 2] and two.weight.tolist() == [3, 1, -1, -2]
@@ -462,7 +462,7 @@ def test_impossible_patches_are_refused_by_name(small):
 def test_gradients_of_tokens_are_computed_where_asked():
     x, scores = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(((300, 4, 3), (300, 2))))
     function, params = stacked(Cnn(2, 3, bias=True, initial="uniform"), 2, x)
-    routing = jax.jit(select, static_argnums=0)(Rule("raw"), scores)
+    routing = jax.jit(select, static_argnums=0)(SelectionRule("raw"), scores)
 
     def found(run, argnums, params, *rest):
         def loss(params, x):
@@ -534,7 +534,7 @@ def test_figures(presets, monkeypatch):
 def test_the_released_mixture_is_a_loop_over_samples(noisy):
     """Two logits of the chosen expert, times its score: the noisy one, or the clean one where noise only chooses."""
     config = override(MODULE.get_config("smoke"), TINY | {"router.noise_in_weights": noisy, "router.noise_scale": 2.0})
-    model, rule = build_model(config), rule_of(config.selection)
+    model, rule = build_model(config), selection_rule(config.selection)
 
     @jax.jit
     def run():

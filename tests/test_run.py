@@ -39,7 +39,7 @@ def train(config, sweep, path):
 
 
 def last(table, arm, column, **where):
-    found = rows.last(table)
+    found = rows.last_evaluations(table)
     found = found[found.arm == arm]
     for key, value in where.items():
         found = found[found[key.replace("__", ".")] == value]
