@@ -98,9 +98,18 @@ def test_a_shuffled_target_is_dealt_among_tokens_that_count():
     assert not np.allclose(dealt, own)
 
 
-@pytest.mark.parametrize("key", ["share", "schedule", "distil", "distil_target", "distil_trunk"])
-def test_what_an_evaluation_does_not_do_is_refused(key):
-    changed = {"share": 0.0, "schedule": "root", "distil": 7.0, "distil_target": "shuffled", "distil_trunk": True}[key]
+#: Settings that an evaluation has no use for, with values that differ from the defaults.
+OF_TRAINING = {
+    "competition_rate": 0.0,
+    "schedule": "root",
+    "distillation_coefficient": 7.0,
+    "distillation_target": "shuffled",
+    "distillation_trunk": True,
+}
+
+
+@pytest.mark.parametrize(("key", "changed"), OF_TRAINING.items())
+def test_what_an_evaluation_does_not_do_is_refused(key, changed):
     competing = {
         f"selection.{node}{name}": value for node in ("", "eval.") for name, value in (("name", "compete"), ("k", 2))
     }
@@ -148,7 +157,7 @@ def test_padding_takes_no_part(renormalise):
 def test_a_rule_without_a_config_competes_by_default_settings():
     plain = layer(Linear(2))
     bare = plain.clone(rule=SelectionRule("compete", k=2))
-    assert bare.rule.own.share == 0.05
+    assert bare.rule.own.competition_rate == 0.05
     y, routing = bare.apply({"params": made(plain)}, X, rngs={"noise": jax.random.key(7)})  # no step: the first
     assert y.shape == (6, 2) and routing.extra.active.shape == ()
 
@@ -410,7 +419,7 @@ def test_a_schedule_is_counted_by_its_mean_step():
     rule = selection_rule(
         node_of(settings(**{"selection.competition_rate": 0.5, "selection.schedule": "root"})).selection
     )
-    assert competition.averaged(rule, 2000).own.share == pytest.approx(0.5 * 0.626227, rel=1e-5)
+    assert competition.averaged(rule, 2000).own.competition_rate == pytest.approx(0.5 * 0.626227, rel=1e-5)
     assert competition.averaged(rule._replace(own=None, name="top_k"), 2000).own is None
     sizes = {"experts.count": 4, "steps": 2000, "data.fresh": True, "eval_every": 2000}
     config = settings(**sizes, **{"selection.competition_rate": 0.5, "selection.schedule": "root"})
@@ -420,7 +429,7 @@ def test_a_schedule_is_counted_by_its_mean_step():
 @pytest.mark.parametrize(("changes", "words"), [
     ({"selection.competition_rate": 1.5}, r"selection.competition_rate=1.5: must be in \[0, 1\]"),
     ({"selection.eval.name": "compete", "selection.eval.k": 2, "selection.eval.winners": "random"}, "an evaluation tosses no coins"),
-    ({"selection.competition_rate": 1.0, "selection.distillation_coefficient": 0.0}, "an accidental frozen router; lower the share"),
+    ({"selection.competition_rate": 1.0, "selection.distillation_coefficient": 0.0}, "an accidental frozen router; lower the rate"),
     ({"selection.competition_rate": 1.0, "selection.k": 1, "selection.renormalise": False}, "of which a softmax is always 1"),
     ({"selection.name": "top_k", "selection.winners": "elected"}, "must be one of norms, random, all"),
 ])  # fmt: skip

@@ -135,7 +135,7 @@ def test_experts_of_a_token_so_far_by_hand():
     )
     found = [float(mean_so_far(phases, (2, 7, 11, 16), step)) for step in (0, 10, 50, 100)]
     assert found == pytest.approx([2, 2, 4.5, 9])
-    phases = phases_of(override(base(), {"steps": 100, "eval_every": 100, "phases": ("until=25 share=0.5", "")}))
+    phases = phases_of(override(base(), {"steps": 100, "eval_every": 100, "phases": ("until=25 fraction=0.5", "")}))
     assert float(mean_so_far(phases, (4, 2), 20)) == pytest.approx(3)
 
 
