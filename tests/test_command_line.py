@@ -156,7 +156,7 @@ def tiny(tmp_path, monkeypatch):
         (["--config.seeds=2", "--config.seed=999999"], ["seeds=2", "tuning seeds"]),
         (["--config.arms=learned,frozn"], ["'frozn'", "did you mean 'frozen'"]),
         (["--config.arms="], ["arms=()", "at least one"]),
-        (["--config.shared_streams=wolrd"], ["held=('wolrd',)", "world"]),
+        (["--config.shared_streams=wolrd"], ["shared_streams=('wolrd',)", "world"]),
         (["--config.figure=other"], ["figure=other", ":FIGURE,SCALE"]),
         (["--config.mesh.run=9"], ["mesh.run=9", "8 devices"]),
         (["--config.data.samples=60000000"], ["data.samples=60000000", "1.12 GiB", "lower data.samples"]),

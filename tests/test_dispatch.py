@@ -80,9 +80,9 @@ CASES = {  # rule, tokens, experts
     "sigmoid": (SelectionRule("sigmoid", k=2, renormalise=True), 9, 4),
     "sinkhorn": (SelectionRule("sinkhorn"), 12, 4),
     "expert choice": (SelectionRule("expert_choice", k=2, group_size=8), 16, 4),
-    "patches, gates 1": (SelectionRule("patch_choice", patches=3, gate="one", group_size=6), 18, 4),
+    "patches, gates 1": (SelectionRule("patch_choice", patches=3, patch_weights="one", group_size=6), 18, 4),
     "patches, gates over the chosen": (SelectionRule("patch_choice", patches=2, group_size=6), 18, 4),
-    "patches, gates over all": (SelectionRule("patch_choice", patches=5, gate="all", group_size=6), 18, 4),
+    "patches, gates over all": (SelectionRule("patch_choice", patches=5, patch_weights="all", group_size=6), 18, 4),
     "all patches": (SelectionRule("patch_choice", patches=6, group_size=6), 12, 3),
 }
 

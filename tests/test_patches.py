@@ -248,7 +248,7 @@ def test_l2_is_coupled(small):
 
 
 def test_when_a_run_stops():
-    node = ConfigDict({"rise": 0.02, "floor": 0.314, "after": 2})
+    node = ConfigDict({"rise": 0.02, "floor": 0.314, "min_steps": 2})
     for value, lowest, taken, stop in (
         (0.52, 0.49, 2, True), (0.52, 0.49, 1, False),  # .03 above the lowest; so soon
         (0.50, 0.49, 9, False), (0.3137, 0.3135, 9, True),  # a little above; a little, and below the floor

@@ -278,7 +278,7 @@ def test_initial_weights_are_scaled_or_examples(name):
         initial(name, router, params, x[:4], init_scale=0.5)["kernel"], params["kernel"] * 0.5
     )
     assert not router.apply({"params": initial(name, router, params, x[:4], init_scale=0.0)}, x).any()
-    informed = initial(name, router, params, x[:4], from_data=True, init_scale=0.5)
+    informed = initial(name, router, params, x[:4], init_from_data=True, init_scale=0.5)
     features = router.features.clone(parent=None).apply({"params": params.get("features", {})}, x[:4])
     np.testing.assert_array_equal(informed["kernel"], features.T)
 

@@ -86,7 +86,7 @@ def test_the_sharpened_router_has_the_learned_entropy(swept):
     """On training samples: no test input decides how sharp a control is."""
     _, table = swept
     asked, reached = (
-        last(table, "frozen_sharp", f"router/{name}") for name in ("entropy_asked", "entropy_token_train")
+        last(table, "frozen_sharp", f"router/{name}") for name in ("entropy_target", "entropy_token_train")
     )
     np.testing.assert_allclose(asked, last(table, "learned", "router/entropy_token_train"), rtol=1e-6)
     np.testing.assert_allclose(reached, asked, rtol=1e-3)

@@ -171,7 +171,7 @@ def test_expert_choice():
 def test_patch_choice(gate, weights):
     """Chowdhury et al. (2023): two samples of three patches, two experts, l = 2; scores are the logs of these."""
     scores = log([[1, 4], [5, 1], [3, 2], [6, 1], [1, 0.5], [2, 2]])
-    rule = SelectionRule("patch_choice", patches=2, gate=gate, group_size=3)
+    rule = SelectionRule("patch_choice", patches=2, patch_weights=gate, group_size=3)
     routing = select(rule, scores)
     np.testing.assert_allclose(combine_weights(routing), weights, rtol=1e-6)
     # The largest score first: sample by sample, expert by expert; a patch may have both experts, or none.

@@ -169,7 +169,10 @@ def test_sparsity_with_one_atom_fixed(small):
         return CLUSTERS.evaluate(evaluation) | GROUPINGS.evaluate(evaluation)
 
     seen = jax.jit(evaluate)(batch)
-    values = [float(seen[f"router/{n}"]) for n in ("sparsity", "sparsity_by_atom", "experts_used", "covered")]
+    values = [
+        float(seen[f"router/{n}"])
+        for n in ("sparsity", "sparsity_by_atom", "experts_used", "clusters_with_specialists")
+    ]
     np.testing.assert_allclose(values, [1, 3, 6, 1], rtol=1e-4)
 
 

@@ -257,7 +257,7 @@ def test_the_columns_of_the_format_are_what_the_documentation_says(analysed):
         and description["layers"] == ["0", "1", "2"]
         and description["labels"] == ["language"]
     )
-    assert description["shared_streams"] == ["expert", "weight", "scores"]
+    assert description["held"] == ["expert", "weight", "scores"]
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.1, 2.0])

@@ -65,7 +65,7 @@ def test_a_convolution_is_that_of_xla(stride):
 def test_experts_side_by_side_compute_what_they_take():
     """Values and gradients are those of every expert on every token, masked."""
     keys = jax.random.split(jax.random.key(0), 3)
-    rule = SelectionRule("patch_choice", patches=2, gate="all", group_size=4)
+    rule = SelectionRule("patch_choice", patches=2, patch_weights="all", group_size=4)
     x, scores, kernel = (jax.random.normal(k, s) for k, s in zip(keys, ((12, 5), (12, 3), (3, 5, 2)), strict=True))
 
     def loss(compute, kernel, x, scores):
@@ -86,7 +86,9 @@ def test_one_expert_on_the_whole_map_is_the_network_without_a_shortcut(config):
     """Filters of 3 x 3 on one patch that is the map, gate 1: the last convolution itself."""
     one = {"experts.count": 1, "experts.width": 64, "resnet.patch": 2, "resnet.filter": 3}
     taken = {
-        f"selection.{where}{key}": value for where in ("", "eval.") for key, value in (("patches", 1), ("gate", "one"))
+        f"selection.{where}{key}": value
+        for where in ("", "eval.")
+        for key, value in (("patches", 1), ("patch_weights", "one"))
     }
     config = override(config, one | taken | {"selection.no_gradient": True})
     model, params, state, batch = made(config)
