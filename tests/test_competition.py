@@ -157,7 +157,7 @@ def test_padding_takes_no_part(renormalise):
 def test_a_rule_without_a_config_competes_by_default_settings():
     plain = layer(Linear(2))
     bare = plain.clone(rule=SelectionRule("compete", k=2))
-    assert bare.rule.own.competition_rate == 0.05
+    assert bare.rule.settings.competition_rate == 0.05
     y, routing = bare.apply({"params": made(plain)}, X, rngs={"noise": jax.random.key(7)})  # no step: the first
     assert y.shape == (6, 2) and routing.extra.active.shape == ()
 
@@ -419,8 +419,8 @@ def test_a_schedule_is_counted_by_its_mean_step():
     rule = selection_rule(
         node_of(settings(**{"selection.competition_rate": 0.5, "selection.schedule": "root"})).selection
     )
-    assert competition.averaged(rule, 2000).own.competition_rate == pytest.approx(0.5 * 0.626227, rel=1e-5)
-    assert competition.averaged(rule._replace(own=None, name="top_k"), 2000).own is None
+    assert competition.averaged(rule, 2000).settings.competition_rate == pytest.approx(0.5 * 0.626227, rel=1e-5)
+    assert competition.averaged(rule._replace(settings=None, name="top_k"), 2000).settings is None
     sizes = {"experts.count": 4, "steps": 2000, "data.fresh": True, "eval_every": 2000}
     config = settings(**sizes, **{"selection.competition_rate": 0.5, "selection.schedule": "root"})
     assert experts_per_token(node_of(config)) == pytest.approx(2 + 0.5 * 0.626227 * 2, rel=1e-5)

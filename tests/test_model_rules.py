@@ -43,28 +43,28 @@ def weights(rule, scores, **more):
 def test_groups_of_experts_by_hand():
     """V3: groups count .9 + .1 = 1 and .6 + .7 = 1.3, so the best expert is out of reach; a bias of .4 lets it in."""
     scores = logit([[0.9, 0.1, 0.6, 0.7]])
-    rule = SelectionRule("group_limited", k=1, own=own(expert_groups=2, groups_kept=1, scaling=2.5))
+    rule = SelectionRule("group_limited", k=1, settings=own(expert_groups=2, groups_kept=1, scaling=2.5))
     np.testing.assert_allclose(weights(rule, scores), [[0, 0, 0, 2.5 * 0.7]], rtol=1e-5)
     bias = jnp.array([0.4, 0, 0, 0])  # chooses, and does not weigh
     np.testing.assert_allclose(weights(rule, scores, bias=bias), [[2.5 * 0.9, 0, 0, 0]], rtol=1e-5)
     both = rule._replace(k=2, renormalise=True)
     np.testing.assert_allclose(weights(both, scores), [[0, 0, 2.5 * 6 / 13, 2.5 * 7 / 13]], rtol=1e-5)
-    free = SelectionRule("group_limited", k=2, own=own())
+    free = SelectionRule("group_limited", k=2, settings=own())
     np.testing.assert_allclose(weights(free, scores), [[0.9, 0, 0, 0.7]], rtol=1e-5)
 
 
 def test_sure_sigmoids_are_chosen_by_their_scores_and_counted_by_their_sigmoids():
     """sigmoid(20) = sigmoid(30) = 1 in float32. Groups count 1 + 1 and 1 + sigmoid(-5) = 1.007: the first wins."""
     scores = jnp.array([[20.0, 30.0, -5.0, 40.0]])
-    assert select(SelectionRule("group_limited", own=own()), scores).expert.tolist() == [3]
-    rule = SelectionRule("group_limited", own=own(expert_groups=2, groups_kept=1))
+    assert select(SelectionRule("group_limited", settings=own()), scores).expert.tolist() == [3]
+    rule = SelectionRule("group_limited", settings=own(expert_groups=2, groups_kept=1))
     assert select(rule, scores).expert.tolist() == [1]
 
 
 def test_groups_of_experts_by_their_best():
     """V2: of shares 5/12, 1/12, 3/12, 3/12 the first group has the best; its second expert goes before better ones."""
     scores = jnp.log(jnp.array([[5.0, 1.0, 3.0, 3.0]]))
-    rule = SelectionRule("group_limited", k=2, own=own(expert_groups=2, groups_kept=1, affinity="softmax"))
+    rule = SelectionRule("group_limited", k=2, settings=own(expert_groups=2, groups_kept=1, affinity="softmax"))
     np.testing.assert_allclose(weights(rule, scores), [[5 / 12, 1 / 12, 0, 0]], rtol=1e-5)
 
 

@@ -266,7 +266,7 @@ def test_scores_are_float32_whatever_comes_in(name):
 
 def test_rules_come_from_the_config():
     node = base().selection
-    assert selection_rule(node)._replace(own=None) == SelectionRule(name="soft", k=1, renormalise=True)
-    assert selection_rule(node, evaluation=True)._replace(own=None) == SelectionRule(
+    assert selection_rule(node)._replace(settings=None) == SelectionRule(name="soft", k=1, renormalise=True)
+    assert selection_rule(node, evaluation=True)._replace(settings=None) == SelectionRule(
         name="top_k", k=1, renormalise=True
     )

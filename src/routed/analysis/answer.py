@@ -30,7 +30,7 @@ VERDICTS: dict[str, str] = {
 }
 
 #: Claims of a verdict that are told in the answer; the others are counted.
-TOLD = 4
+MOST_SENTENCES = 4
 
 
 class Sentence(NamedTuple):
@@ -66,14 +66,20 @@ def summary(claims: Sequence[Mapping[str, Any]]) -> str:
 
 
 def answer(claims: Sequence[Mapping[str, Any]]) -> list[Sentence]:
-    """Returns judged claims as sentences, those against a claim first; at most `TOLD` of each verdict."""
+    """Returns judged claims as sentences, those against a claim first; at most `MOST_SENTENCES` of each verdict."""
     sentences = []
     for verdict, begins in VERDICTS.items():
         some = [claim for claim in claims if claim["verdict"] == verdict]
         if verdict in ("not run", "not judged"):
             continue
-        sentences += [Sentence(verdict, begins, f"“{claim['statement']}”", _rests(claim)) for claim in some[:TOLD]]
-        sentences += [Sentence(verdict, begins, f"{len(some) - TOLD} more, below", "")] if len(some) > TOLD else []
+        sentences += [
+            Sentence(verdict, begins, f"“{claim['statement']}”", _rests(claim)) for claim in some[:MOST_SENTENCES]
+        ]
+        sentences += (
+            [Sentence(verdict, begins, f"{len(some) - MOST_SENTENCES} more, below", "")]
+            if len(some) > MOST_SENTENCES
+            else []
+        )
     return sentences
 
 

@@ -148,8 +148,8 @@ def _changes(rows: Rows, point: pd.DataFrame) -> dict[str, float]:
     config, changes = rows.config, {}
     for arm in sorted(set(point.arm)):
         change = ends(rows.history({"arm": arm}, {}, problem_of(config).loss, arm), config.gate.horizon, logs=True)
-        known = len(change) and np.isfinite(change.to_numpy()).all()
-        changes[arm] = np.expm1((change.later - change.now).mean()) if known else np.nan
+        finite = len(change) and np.isfinite(change.to_numpy()).all()
+        changes[arm] = np.expm1((change.later - change.now).mean()) if finite else np.nan
     return changes
 
 

@@ -45,7 +45,7 @@ SHOWN = 500
 LARGEST = 3_900_000
 
 #: Definitions of the headings of claims and maps.
-WORDS = {
+DEFINITIONS = {
     "verdict": "The result of the claim by its interval, by rules fixed before: see “How a verdict is reached”."
     " Below: how comparable the setting is with the paper's.",
     "ours": "Both sides, then the effect with its 95 % interval over paired seeds. A ratio is the second side over the"
@@ -169,7 +169,7 @@ def make_part(
         "loss_definition": columns[loss].definition,
         "table": summary,
         "summary": Markup(_wide(summary, swept, columns)),
-        "summary_of": _places(summary, swept),
+        "summary_of": _rows_description(summary, swept),
         "config": "\n".join(f"{key} = {value!r}" for key, value in flatten(config).items()),
         "versions": json.dumps({k: v for k, v in described.items() if k != "config"}, indent=1),
         "document": document,
@@ -196,10 +196,10 @@ def _setting(config: ConfigDict, key: str, value: Any) -> Any:
 
 def _left_out(joined: list[pathlib.Path]) -> dict[str, str]:
     """Returns the reason of each arm that did not run, of all folders."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for folder in joined:
-        found |= results.stored_config(folder).get("left_out", {})
-    return found
+        reasons |= results.stored_config(folder).get("left_out", {})
+    return reasons
 
 
 def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
@@ -216,7 +216,7 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
         overview=overview,
         counts=answer.counted(overview),
         by_source=by_source,
-        words=WORDS,
+        words=DEFINITIONS,
         library=Markup(interactive.library()) if alive else "",
         themes=[theme(False), theme(True)],
     )
@@ -233,7 +233,7 @@ def fit(parts: list[dict[str, Any]], size: int) -> None:
     First printed pictures that also answer a pointer, then wide tables, maps over training, figures; of the last part
     first.
     """
-    for words, take in (
+    for label, take in (
         ("printed pictures", _without_prints),
         ("the table of every metric", partial(_without, "summary")),
         ("maps over training", partial(_without, "maps")),
@@ -243,7 +243,7 @@ def fit(parts: list[dict[str, Any]], size: int) -> None:
             if size <= LARGEST:
                 return
             if freed := take(part):
-                part["left_out"] = [*part["left_out"], words]
+                part["left_out"] = [*part["left_out"], label]
                 size -= freed
     if size > LARGEST:
         log.warning(
@@ -286,7 +286,7 @@ def every_claim(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(claims, key=lambda claim: (claim["id"], claim["workdir"]))
 
 
-def _places(summary: pd.DataFrame, swept: list[str]) -> str:
+def _rows_description(summary: pd.DataFrame, swept: list[str]) -> str:
     """Returns a description of the rows of the page's table: every point and arm, or the first of many."""
     count = len(summary[[*swept, "arm"]].drop_duplicates()) if len(summary) else 0
     if count <= SHOWN:

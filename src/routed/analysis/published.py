@@ -38,7 +38,7 @@ SOURCES = {
     "routed": ("ours", "Our own questions, and what others claimed of them"),
 }
 #: Claims of papers without a page (`fan.random`, say) stand beside our own.
-OTHERS = "routed"
+OUR_QUESTIONS = "routed"
 #: Verdicts that speak against a paper.
 AGAINST = ("opposite", "not reproduced")
 #: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the
@@ -127,8 +127,8 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
                 page=page,
                 heading=heading,
                 sections=sections,
-                beyond=[] if prefix == OTHERS else _beyond(sections, records),
-                failed=[] if prefix == OTHERS else _failed(sections),
+                beyond=[] if prefix == OUR_QUESTIONS else _beyond(sections, records),
+                failed=[] if prefix == OUR_QUESTIONS else _failed(sections),
                 causes=causes,
                 contradictions=contradictions.get(prefix, []),
             )
@@ -139,13 +139,13 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
 
 def _source(claim: dict[str, Any]) -> str:
     prefix = claim["id"].partition(".")[0]
-    return prefix if prefix in SOURCES else OTHERS
+    return prefix if prefix in SOURCES else OUR_QUESTIONS
 
 
 def _home(section: dict[str, Any], records: list[dict[str, Any]]) -> str:
     """Returns the source of the first claim that another result of the same experiment has."""
     claims = (claim for result in records if _experiment(result) == _experiment(section) for claim in result["claims"])
-    return next((_source(claim) for claim in claims if _source(claim) != OTHERS), OTHERS)
+    return next((_source(claim) for claim in claims if _source(claim) != OUR_QUESTIONS), OUR_QUESTIONS)
 
 
 def _experiment(result: dict[str, Any]) -> list[str]:
@@ -155,7 +155,7 @@ def _experiment(result: dict[str, Any]) -> list[str]:
 def _beyond(sections: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[str]:
     """Returns the results with questions of ours about the experiments of a paper."""
     experiments = [_experiment(part) for part in sections]
-    asking = [result for result in records if any(_source(claim) == OTHERS for claim in result["claims"])]
+    asking = [result for result in records if any(_source(claim) == OUR_QUESTIONS for claim in result["claims"])]
     return [result["name"] for result in asking if _experiment(result) in experiments]
 
 

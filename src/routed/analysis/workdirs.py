@@ -20,7 +20,7 @@ from routed.plan.workdir import ELSEWHERE
 from routed.settings.tree import flatten, value_of
 
 #: Settings that are places on a machine, and what a command that others read has there.
-PLACES = {"data.directory": "DIR", "initial.workdir": "WORKDIR"}
+PATHS = {"data.directory": "DIR", "initial.workdir": "WORKDIR"}
 #: Settings that may differ between workdirs that are joined: disjoint seeds or arms of one config.
 APART = ("seed", "seeds", "arms")
 #: Settings of a machine, which change no number: the data's digest says whether these are the same.
@@ -47,28 +47,30 @@ def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
             "data": stored.get("data"),
         }
         stored_of[folder]["same"] = shared | alike
-        place: Any = stored_of[folder]["same"]
+        group_key: Any = stored_of[folder]["same"]
         if "shard" in stored:  # with whatever claims to be of the same sweep, so that a stranger is seen
-            place = [stored["config"][key] for key in ("name", "figure", "scale")] + [stored["shard"].partition("/")[2]]
-        groups.setdefault(json.dumps(place, sort_keys=True), []).append(folder)
+            group_key = [stored["config"][key] for key in ("name", "figure", "scale")] + [
+                stored["shard"].partition("/")[2]
+            ]
+        groups.setdefault(json.dumps(group_key, sort_keys=True), []).append(folder)
     for group in groups.values():
-        first, *others = (stored_of[folder] for folder in group)
-        for folder, other in zip(group[1:], others, strict=True):
+        first, *rest = (stored_of[folder] for folder in group)
+        for folder, stored in zip(group[1:], rest, strict=True):
             for key, value in first["same"].items():
-                if other["same"].get(key) != value:
+                if stored["same"].get(key) != value:
                     raise UserError(
-                        f"{folder} is no part of the sweep of {group[0]}: its {key} is {other['same'].get(key)},"
+                        f"{folder} is no part of the sweep of {group[0]}: its {key} is {stored['same'].get(key)},"
                         " there it is"
                         f" {value}; report them apart, or run the part again"
                     )
-            digests = other.get("further_data", {})
+            digests = stored.get("further_data", {})
             for where, digest in first.get("further_data", {}).items():
                 if digests.get(where, digest) != digest:
                     raise UserError(
                         f"{folder} is of other data than {group[0]} at {where}: report them apart, or run it again"
                     )
         if "shard" in first:
-            present = {one["shard"] for one in (first, *others)}
+            present = {stored["shard"] for stored in (first, *rest)}
             _, parts = shards.parse(first["shard"])
             wanted = [f"{i + 1}/{parts}" for i in range(parts)]
             if missing := [part for part in wanted if part not in present]:
@@ -126,7 +128,7 @@ def command_of(spec: str, config: ConfigDict, table: pd.DataFrame) -> str:
         values = {*table[key].unique()} if swept else {plain_value(value_of(config, key))}
         given = value_of(config, key) != value_of(defaults, key)
         if given or (values != file_values and key not in ("arms", "seeds", *figure.computed)):
-            text = PLACES.get(key) or ",".join(str(plain_value(value)) for value in sorted(values, key=str))
+            text = PATHS.get(key) or ",".join(str(plain_value(value)) for value in sorted(values, key=str))
             flags.append(f"--config.{key}={text}" if len(values) == 1 else f"--sweep={key}={text}")
     path, arg = experiment.split(spec)
     name = pathlib.Path(path).name.removesuffix(".py")

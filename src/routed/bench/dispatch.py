@@ -71,7 +71,7 @@ def bench(rounds: int) -> list[dict[str, Any]]:
 def layer_functions(dispatch: str, case: dict[str, Any]) -> tuple[Callable, Callable]:
     """Returns init(key, x) -> params, and apply(params, x, steer) -> (y, dropped share)."""
     rule = SelectionRule(k=case["k"], capacity_factor=case["capacity_factor"])
-    places = Queues(case["tokens"], capacity(rule, case["tokens"], case["experts"]))
+    queues = Queues(case["tokens"], capacity(rule, case["tokens"], case["experts"]))
     expert = Ffn(case["dim"], case["hidden"] * (case["k"] if dispatch == "dense_ffn" else 1))
 
     def run(params, rows):
@@ -92,7 +92,7 @@ def layer_functions(dispatch: str, case: dict[str, Any]) -> tuple[Callable, Call
         routing = select(rule, x.astype(jnp.float32) @ params["router"].astype(jnp.float32) + steer)
         function = {"slots": slots, "ragged": ragged, "one_hot": one_hot, "hopper": hopper.ragged}[dispatch]
         weights = jax.tree.map(lambda w: w.astype(x.dtype), params["experts"])
-        return function(run, weights, x, routing, places), dropped(routing)
+        return function(run, weights, x, routing, queues), dropped(routing)
 
     return init, apply
 
@@ -106,14 +106,14 @@ def gradients(apply: Callable) -> Callable:
     return jax.grad(loss, argnums=(0, 1))
 
 
-def one_hot(expert, params, x, routing, places):
+def one_hot(expert, params, x, routing, queues):
     """Dispatches by tensors [tokens, experts, places] and two einsums, as GShard, flaxformer and V-MoE do."""
     experts = routing.scores.shape[1]
     weight = jnp.where(routing.kept, routing.weight, 0.0).astype(x.dtype)
-    rank = jnp.where(routing.kept, routing.rank, places.capacity)
+    rank = jnp.where(routing.kept, routing.rank, queues.capacity)
     slot = (
         jax.nn.one_hot(routing.expert, experts, dtype=x.dtype)[:, :, None]
-        * jax.nn.one_hot(rank, places.capacity, dtype=x.dtype)[:, None]
+        * jax.nn.one_hot(rank, queues.capacity, dtype=x.dtype)[:, None]
     )
 
     def by_token(a):

@@ -31,10 +31,10 @@ def available() -> bool:
 
 
 def ragged(
-    expert: ExpertFunction, params, x: Float[Array, "T D"], routing: Routing, places: Queues | None = None
+    expert: ExpertFunction, params, x: Float[Array, "T D"], routing: Routing, queues: Queues | None = None
 ) -> Float[Array, "T O"]:
     """Dispatches as `ragged`, through these kernels: for 16-bit rows, and experts of nn.Dense layers alone."""
-    del places
+    del queues
     outputs = sorted_outputs(expert, params, x, routing, functools.partial(grouped, multiply=product))
     return outputs.combined(routing.weight, len(x))
 

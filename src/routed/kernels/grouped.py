@@ -37,7 +37,7 @@ def grouped(
     owner = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(rows))
 
     def layer(next_function, args, kwargs, context):
-        if not (params_of_layer := _own(context)):
+        if not (params_of_layer := _params_of_layer(context)):
             return next_function(*args, **kwargs)
         if type(module := context.module) is not nn.Dense:
             raise TypeError(
@@ -62,7 +62,7 @@ def is_dense(expert: ExpertFunction, params, rows: Float[Array, "A ..."]) -> boo
     foreign = []
 
     def layer(next_function, args, kwargs, context):
-        foreign.extend(_own(context) if type(context.module) is not nn.Dense else ())
+        foreign.extend(_params_of_layer(context) if type(context.module) is not nn.Dense else ())
         return next_function(*args, **kwargs)
 
     with nn.intercept_methods(layer):
@@ -70,7 +70,7 @@ def is_dense(expert: ExpertFunction, params, rows: Float[Array, "A ..."]) -> boo
     return not foreign
 
 
-def _own(context: nn.module.InterceptorContext) -> dict[str, Array]:
+def _params_of_layer(context: nn.module.InterceptorContext) -> dict[str, Array]:
     """Returns the parameters of the layer that is being called; none for methods other than `__call__`."""
     if context.method_name != "__call__":
         return {}

@@ -75,11 +75,11 @@ def tiles(rows: int, experts: int, k: int, n: int, itemsize: int, *, sums: bool 
     block = 1 << max(0, -(-rows // (4 * experts)) - 1).bit_length()
     block = min(max(block, ROWS[1]), ROWS[0])
 
-    def held(k: int, n: int) -> int:
+    def bytes_on_chip(k: int, n: int) -> int:
         result = k * n if sums else block * n
         return 2 * itemsize * (block * k + (block * n if sums else k * n) + result) + 4 * result
 
-    while held(k, n) > ON_CHIP:
+    while bytes_on_chip(k, n) > ON_CHIP:
         k, n = (k, _half(n)) if n > COLUMNS else (_half(k), n)
     return block, k, n
 

@@ -28,8 +28,8 @@ GROUPS: dict[str, Setting] = {
 }
 
 
-def _own(rule: SelectionRule, name: str) -> Any:
-    return GROUPS[name].default if rule.own is None else rule.own[name]
+def _setting_of(rule: SelectionRule, name: str) -> Any:
+    return GROUPS[name].default if rule.settings is None else rule.settings[name]
 
 
 def group_limited(rule: SelectionRule, scores, preference, bias, mask) -> Routing:
@@ -38,7 +38,11 @@ def group_limited(rule: SelectionRule, scores, preference, bias, mask) -> Routin
     V3: affinity sigmoid(score); a group counts the sum of its two highest, bias included. V2: softmax over all experts;
     its highest. Weights are affinities without the bias, over their sum when `renormalise`, times `scaling`.
     """
-    groups, limit, of = _own(rule, "expert_groups"), _own(rule, "groups_kept"), _own(rule, "affinity")
+    groups, limit, of = (
+        _setting_of(rule, "expert_groups"),
+        _setting_of(rule, "groups_kept"),
+        _setting_of(rule, "affinity"),
+    )
     tokens, experts = scores.shape
     gate = jax.nn.sigmoid if of == "sigmoid" else jax.nn.softmax
     wanted = gate(preference) + bias[None]
@@ -52,7 +56,7 @@ def group_limited(rule: SelectionRule, scores, preference, bias, mask) -> Routin
     expert = highest(order, rule.k)
     affinity = jnp.take_along_axis(gate(scores), expert, axis=1)
     weight = affinity / (affinity.sum(1, keepdims=True) + 1e-20) if rule.renormalise else affinity
-    return queued(rule, scores, expert, _own(rule, "scaling") * weight, mask, affinity)
+    return queued(rule, scores, expert, _setting_of(rule, "scaling") * weight, mask, affinity)
 
 
 def _check(config: ConfigDict) -> None:

@@ -26,15 +26,15 @@ class SelectionRule(NamedTuple):
     patches: int = 1
     patch_weights: str = "chosen"
     capacity_multiple: int = 1  # places are rounded up to it (vmoe)
-    own: Any = None  # the config node, for selections with settings of their own
+    settings: Any = None  # the config node, for selections with settings of their own
 
 
 def selection_rule(node: Any, *, evaluation: bool = False) -> SelectionRule:
     """Returns the rule of a config node `selection`; its node `eval` overrides the keys that it has."""
     names = [name for name in SelectionRule._fields if name in node]
-    keys = {name: node[name] for name in names} | {"own": node}
+    keys = {name: node[name] for name in names} | {"settings": node}
     if evaluation:
-        keys |= {name: node.eval[name] for name in SelectionRule._fields if name in node.eval} | {"own": node.eval}
+        keys |= {name: node.eval[name] for name in SelectionRule._fields if name in node.eval} | {"settings": node.eval}
     return SelectionRule(**keys)
 
 

@@ -73,14 +73,16 @@ class Convolutions(nn.Module):
             layers.append((kernel, self.param(f"bias_{layer}", nn.initializers.zeros, (filters,))))
             inputs = filters * 3 ** (x.ndim - 2)
 
-        def one(image):
+        def features_of_image(image):
             # Products with patches: XLA:CPU takes 30 times as long for the gradient of a convolution within a loop.
             for kernel, bias in layers:
                 responses = patches(image) @ kernel
                 image = nn.relu(responses + jnp.broadcast_to(bias, responses.shape))
             return image.mean(tuple(range(image.ndim - 1)))
 
-        return jax.vmap(one)(x) if len(x) <= IMAGES else jax.lax.map(one, x, batch_size=IMAGES)
+        return (
+            jax.vmap(features_of_image)(x) if len(x) <= IMAGES else jax.lax.map(features_of_image, x, batch_size=IMAGES)
+        )
 
 
 def patches(image: Float[Array, "*positions C"], stride: int = 2) -> Float[Array, "*half P"]:

@@ -43,7 +43,7 @@ ROUTERS = flags.DEFINE_string(
 )
 EXPERTS = flags.DEFINE_integer("k", 0, "With --routers: experts of a token.")
 SCORES = flags.DEFINE_bool("scores", True, "Keep the scores of all experts, as float16.")
-OTHER = flags.DEFINE_multi_string(
+REPAIR_TEXT = flags.DEFINE_multi_string(
     "other_text", [], "surgery: text for tables and repairs; default: the first half of every --text."
 )
 REPLACE = flags.DEFINE_list("replace", [], "surgery: the replacements, comma-separated; default: all.")
@@ -115,16 +115,16 @@ def _surgery() -> None:
     model, tokenizer = load(MODEL.value, TOKENS.value)
     rows, names = rows_of(TEXT.value, tokenizer, LENGTH.value)
     source = ", ".join(TEXT.value)
-    if OTHER.value:
-        other, _ = rows_of(OTHER.value, tokenizer, LENGTH.value)
-        source += f"; tables and repairs: {', '.join(OTHER.value)}"
+    if REPAIR_TEXT.value:
+        repair_rows, _ = rows_of(REPAIR_TEXT.value, tokenizer, LENGTH.value)
+        source += f"; tables and repairs: {', '.join(REPAIR_TEXT.value)}"
     else:
-        other, rows = halves(rows, names)
+        repair_rows, rows = halves(rows, names)
         source += ", the second half of each; tables and repairs: the first"
     result = surgery(
         model,
         rows,
-        other,
+        repair_rows,
         OUT.value,
         replace=REPLACE.value,
         repair_steps=REPAIR.value,

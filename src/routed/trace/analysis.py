@@ -89,10 +89,12 @@ def _hash_numbers(tokens: Tokens, trace: Trace, conditional, weights) -> dict[st
     if "token" not in tokens.codes:
         return {}
     occurrences = np.bincount(tokens.codes["token"], minlength=tokens.counts["token"])
-    table, other = (balanced_table(occurrences, trace.experts, trace.k, seed).astype(np.int16) for seed in (0, 1))
+    table, second_table = (
+        balanced_table(occurrences, trace.experts, trace.k, seed).astype(np.int16) for seed in (0, 1)
+    )
     counted = counts.count(counts.table_stream(tokens, table, trace.experts), tokens, conditional)
     joint = np.zeros((trace.experts, trace.experts))
-    np.add.at(joint, (table[:, 0], other[:, 0]), occurrences)
+    np.add.at(joint, (table[:, 0], second_table[:, 0]), occurrences)
     two_hashes = {"next": information.mutual(joint), "alike": similarity.matched(joint)[0]}
     return numbers.numbers(counted, trace.k, weights) | {
         name: numbers.Number(value, np.nan, np.nan, np.nan) for name, value in two_hashes.items()

@@ -16,7 +16,7 @@ from absl import logging as log
 
 from routed.system import files
 from routed.trace.arrays import as_array
-from routed.trace.features import KEPT, Features
+from routed.trace.features import MOST_TOKENS, Features
 from routed.trace.format import DESCRIPTION, Trace, read
 from routed.trace.hooks import RouterOutput, listening, routers_of, weights_of
 from routed.trace.model_inputs import bind_folder, check_ids
@@ -64,7 +64,7 @@ def capture(
     size = max(1, min(PART, SCORES // (len(modules) * experts)) // (batch_size * length)) * batch_size  # rows of a part
     if done := min(map(parts_of, stacks)):
         log.info("continuing behind %d parts of %d rows", done, size)
-    share = max(1, KEPT * size // max(len(rows), size))  # tokens of a part whose features are kept
+    share = max(1, MOST_TOKENS * size // max(len(rows), size))  # tokens of a part whose features are kept
     described = {"keep_scores": keep_scores, "model": name, "source": source}
     model.eval()
     with torch.no_grad(), listening(modules) as outputs:

@@ -205,15 +205,15 @@ def _count_information(sums: Sums, stream: Stream, tokens: Tokens, halves: dict[
     loads = next(iter(halves.values())).sum(1)
     most_loaded = np.stack([best(load[None], stream.k)[0] for load in loads])
     for here, (expert,) in with_slices(stream.read("expert")):
-        group, other = tokens.group[here], 1 - tokens.half[here].astype(np.int64)
+        group, other_half = tokens.group[here], 1 - tokens.half[here].astype(np.int64)
         assigned, safe = expert >= 0, np.maximum(expert, 0)
         sums.add("assignments", group, assigned.sum(1))
         for name in halves:
             code = tokens.codes[name][here].astype(np.int64)
             by_token = np.where(assigned, terms[name][code[:, None], safe], 0).sum(1, dtype=np.float32)
             sums.add(f"mi_{name}", group, by_token)
-            sums.add(f"table_{name}", group, (named[name][other[:, None], code[:, None], safe] & assigned).sum(1))
-        sums.add("table", group, (most_loaded[other[:, None], safe] & assigned).sum(1))
+            sums.add(f"table_{name}", group, (named[name][other_half[:, None], code[:, None], safe] & assigned).sum(1))
+        sums.add("table", group, (most_loaded[other_half[:, None], safe] & assigned).sum(1))
 
 
 def _conditional_information(

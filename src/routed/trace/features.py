@@ -15,7 +15,7 @@ from routed.trace.arrays import Arrays, as_array, half, refuse
 
 LAYER_FILE = "features_{:02d}.npz"
 #: Tokens whose features a capture keeps, about.
-KEPT = 4096
+MOST_TOKENS = 4096
 
 
 class Features(NamedTuple):

@@ -14,7 +14,7 @@ from routed.trace.hooks_replace import CHOICE_BIAS
 from routed.trace.replacements import Linear, Site
 
 #: Tokens of other text whose scores and features are kept.
-KEPT = 4096
+MOST_TOKENS = 4096
 
 
 class _Statistics(NamedTuple):
@@ -51,7 +51,7 @@ def sites_of(
     codes = np.unique(ids)
     row_of = np.full(len(model.get_input_embeddings().weight), len(codes), np.int64)
     row_of[codes] = np.arange(len(codes))
-    sampled = np.sort(np.random.default_rng(0).permutation(len(ids))[:KEPT])
+    sampled = np.sort(np.random.default_rng(0).permutation(len(ids))[:MOST_TOKENS])
     statistics: dict[str, _Statistics] = {}
     with torch.no_grad(), listening(modules) as outputs:
         for begin in range(0, len(rows), batch_size):

@@ -26,7 +26,7 @@ from routed.tasks.images import shrunk
 from routed.tasks.task import Task, World
 
 #: Degrees by which an image is turned, counter-clockwise; share of a side that the crop keeps.
-ANGLE, KEPT = 30.0, 3 / 4
+ANGLE, CROP = 30.0, 3 / 4
 #: Rows and columns of the blur, and the bounds of its standard deviation in pixels (released code).
 ROWS, COLUMNS, SIGMA = 7, 3, (1.1, 2.2)
 #: Standard deviation of a blur that does not change an image.
@@ -138,7 +138,7 @@ def crop_pixels(side: int) -> Integer[np.ndarray, "2 P"]:
     The source is the pixel nearest to the position before the turn around the middle. From 56 pixels a side on, a
     corner's source lies outside of the image and is clipped.
     """
-    cropped = round(KEPT * side)
+    cropped = round(CROP * side)
     rows, columns = np.mgrid[:cropped, :cropped] + 0.5 - cropped / 2
     pixels = []
     for angle in (0.0, math.radians(ANGLE)):
@@ -152,7 +152,7 @@ def crop_pixels(side: int) -> Integer[np.ndarray, "2 P"]:
 def turned_and_cropped(x: Float[Array, "B H W C"], turned: Bool[Array, " B"]) -> Float[Array, "B H W C"]:
     """Crops the middle of each image, turned or not, and enlarges the crop to the image's size (bilinear)."""
     samples, side, _, channels = x.shape
-    cropped = round(KEPT * side)
+    cropped = round(CROP * side)
     crop = jnp.asarray(crop_pixels(side))[turned.astype(int)]
     x = jnp.take_along_axis(x.reshape(samples, side**2, channels), crop[:, :, None], 1)
     return enlarged(x.reshape(samples, cropped, cropped, channels), side)

@@ -129,15 +129,15 @@ def _table(side: Mapping[str, Any], spec: Mapping[str, Any], data: Data) -> pd.D
     return rows.pivot_table(index="seed", columns=spec["x"], values=SHOWN).dropna() if len(rows) else pd.DataFrame()
 
 
-def _ratio(base: pd.DataFrame, other: pd.DataFrame, level: float) -> np.ndarray:
+def _ratio(base: pd.DataFrame, rival: pd.DataFrame, level: float) -> np.ndarray:
     """Returns draws of the need of `base` over that of `other`, of their common seeds."""
-    seeds = base.index.intersection(other.index)
+    seeds = base.index.intersection(rival.index)
     if not len(seeds):
         return np.empty(0)
     chosen = all_then_resampled(len(seeds))
     high, low = (
         first_reached(table.columns.to_numpy(float), table.loc[seeds].to_numpy()[chosen].mean(1), level)
-        for table in (base, other)
+        for table in (base, rival)
     )
     return ratio_of(high, low)
 

@@ -63,7 +63,7 @@ def forward(layer: MoE, tokens: Tokens) -> tuple[Float[Array, "T O"], Routing]:
     """Computes a layer whose experts may compete."""
     rule, competition = layer.rule, _begin(layer, tokens)
     reweigh = None
-    if not rule.own.output_of_winners:
+    if not rule.settings.output_of_winners:
         reweigh = partial(weighed, rule, competition.active, detached=competition.detached_scores)
     experts, routing = layer.experts_for(tokens, layer.route(tokens, reweigh))
     select = partial(layer.select, mask=tokens.mask)
@@ -89,7 +89,7 @@ def _begin(layer: MoE, tokens: Tokens) -> Competition:
     coin, draws = jax.random.split(key) if key is not None else (None, None)
     active = jnp.array(True) if coin is None else is_active(layer.rule, coin, tokens.context.get("step", 0))
     detached = layer.scores(jax.lax.stop_gradient(tokens.scored), tokens.context)
-    teacher = layer.scores(tokens.scored, tokens.context) if layer.rule.own.distillation_trunk else detached
+    teacher = layer.scores(tokens.scored, tokens.context) if layer.rule.settings.distillation_trunk else detached
     return Competition(active, detached, teacher, draws)
 
 
@@ -103,8 +103,8 @@ def _all_outputs(layer: MoE, experts: Experts) -> tuple[Float[Array, "E N O"], C
 
 def is_active(rule: SelectionRule, key: PRNGKeyArray, step: Any) -> Bool[Array, ""]:
     """True if a layer competes at this step. The key, of this step and layer alone, is consumed."""
-    share = jnp.asarray(rule.own.competition_rate, jnp.float32)
-    if rule.own.schedule == "root":
+    share = jnp.asarray(rule.settings.competition_rate, jnp.float32)
+    if rule.settings.schedule == "root":
         share *= 2 / (2 + jnp.sqrt(step // EPOCH + 1.0))
     return jax.random.uniform(key) < share
 
@@ -115,7 +115,7 @@ def winners_suffice(rule: SelectionRule) -> bool:
 
     Without `renormalise` the winners' weights are shares of all norms, and a winner that is dropped still has a norm.
     """
-    settings = rule.own
+    settings = rule.settings
     if settings.winners == "random":
         return True
     alone = (
@@ -138,7 +138,7 @@ def compete_sparse(
     Returns the outputs sorted by expert (`dispatch.sorted_outputs`), their routing, and the norms that the router is to
     learn.
     """
-    active, settings = competition.active, rule.own
+    active, settings = competition.active, rule.settings
 
     def norms_of_all():
         return dispatch.one_by_one(experts.run, *jax.lax.stop_gradient((experts.params, experts.x)), norms_of)
@@ -199,14 +199,14 @@ def compete_dense(
     """
     norms = jnp.broadcast_to(norms_of(outputs).T, routing.scores.shape)
     deal, order = jax.random.split(key) if key is not None else (None, None)
-    if rule.own.winners == "random" and deal is not None:
+    if rule.settings.winners == "random" and deal is not None:
         norms = jax.lax.stop_gradient(jax.random.permutation(deal, norms, axis=1, independent=True))
     learned = norms
-    if rule.own.distillation_target == "shuffled" and order is not None:
+    if rule.settings.distillation_target == "shuffled" and order is not None:
         learned = _shuffled(order, norms, mask)
-    if rule.own.winners == "all":
+    if rule.settings.winners == "all":
         return combine(SoftRouting(routing.scores, jax.nn.softmax(routing.scores)), outputs), routing, learned
-    if rule.own.output_of_winners:
+    if rule.settings.output_of_winners:
         routing = select(norms)._replace(scores=routing.scores)
     return combine(routing, outputs), routing, learned
 
@@ -219,7 +219,7 @@ def weighed(
 
     `detached` are the same scores, of inputs that get no gradient.
     """
-    return scores + jnp.where(active, rule.own.alpha - 1.0, 0.0) * (detached - jax.lax.stop_gradient(detached))
+    return scores + jnp.where(active, rule.settings.alpha - 1.0, 0.0) * (detached - jax.lax.stop_gradient(detached))
 
 
 def distillation(rule: SelectionRule, routing: Routing) -> Scalar:
@@ -228,7 +228,7 @@ def distillation(rule: SelectionRule, routing: Routing) -> Scalar:
 
     Both are over the K largest. 0 where the layer did not compete, or nobody won.
     """
-    settings, lesson = rule.own, routing.extra
+    settings, lesson = rule.settings, routing.extra
     if lesson is None or settings.winners == "all":
         return jnp.float32(0)
     target = _softmax_of_largest(lesson.norms, rule.k)
@@ -249,7 +249,7 @@ def _softmax_of_largest(values: Float[Array, "T E"], k: int) -> Float[Array, "T 
 def experts_per_token(rule: SelectionRule, tokens: int, experts: int) -> Any:
     """Returns the mean number of experts that compute a training token: all of them where the layer competes."""
     del tokens
-    return rule.k + rule.own.competition_rate * (experts - rule.k)
+    return rule.k + rule.settings.competition_rate * (experts - rule.k)
 
 
 def work(rule: SelectionRule, tokens: int, experts: int) -> Any:
@@ -259,16 +259,16 @@ def work(rule: SelectionRule, tokens: int, experts: int) -> Any:
     Where not only winners have a gradient, all experts learn.
     """
     del tokens
-    return rule.k + rule.own.competition_rate * (experts - rule.k) / (3 if winners_suffice(rule) else 1)
+    return rule.k + rule.settings.competition_rate * (experts - rule.k) / (3 if winners_suffice(rule) else 1)
 
 
 def averaged(rule: SelectionRule, steps: int) -> SelectionRule:
     """Returns the rule whose share is the mean of its schedule over so many steps."""
-    if rule.own is None or "schedule" not in rule.own or rule.own.schedule != "root":
+    if rule.settings is None or "schedule" not in rule.settings or rule.settings.schedule != "root":
         return rule
     factor = float((2 / (2 + np.sqrt(np.arange(steps) // EPOCH + 1.0))).mean())
-    settings = {name: rule.own[name] for name in SETTINGS if name in rule.own}
-    return rule._replace(own=from_flat(settings | {"competition_rate": factor * rule.own.competition_rate}))
+    settings = {name: rule.settings[name] for name in SETTINGS if name in rule.settings}
+    return rule._replace(settings=from_flat(settings | {"competition_rate": factor * rule.settings.competition_rate}))
 
 
 COMPETE = Selection(

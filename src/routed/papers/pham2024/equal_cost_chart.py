@@ -86,13 +86,13 @@ def equal_cost(spec: dict[str, Any], data: Data) -> Chart | None:
 
 def caption(spec: dict[str, Any], data: Data) -> str:
     """Returns the caption."""
-    first, *others = defined(spec["metrics"], data.last)
+    first, *rest = defined(spec["metrics"], data.last)
     top = (
-        f"{'First panel: m' if others else 'M'}{compared(first, data)[1:]} the learned router that trained for"
+        f"{'First panel: m' if rest else 'M'}{compared(first, data)[1:]} the learned router that trained for"
         " more steps, with as many FLOPs"
         f" as competition at that value, paired by seed, with 95 % t intervals; {above(first, data)}."
     )
-    return f"{top} Other panels: means over seeds with 95 % intervals." if others else top
+    return f"{top} Other panels: means over seeds with 95 % intervals." if rest else top
 
 
 def _gaps(rows: pd.DataFrame, dear: dict[Any, pd.DataFrame], key: str, metric: str, log: bool) -> dict[Any, pd.Series]:

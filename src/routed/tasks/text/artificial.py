@@ -39,7 +39,7 @@ CLASSES = 6  # classes of words; a grammar gives the probability that a class fo
 RANKS = 250  # words of a class
 TOPICS = 8  # half of the words of a document are of its topic
 STOP = 0.1  # probability that a sentence ends after a word
-WORDS = 120  # words of a document, full stops included
+DOCUMENT_WORDS = 120  # words of a document, full stops included
 DOCUMENTS = {"train": 500, "validation": 100}
 
 
@@ -64,12 +64,12 @@ def _texts(language: str, split: str) -> list[str]:
     rng = np.random.default_rng([list(LANGUAGES).index(language), SPLITS.index(split)])
     count = DOCUMENTS[split]
 
-    state = np.zeros((WORDS + 1, count), int)  # 0: a sentence ends
-    for step, chance in enumerate(rng.random((WORDS, count))):
+    state = np.zeros((DOCUMENT_WORDS + 1, count), int)  # 0: a sentence ends
+    for step, chance in enumerate(rng.random((DOCUMENT_WORDS, count))):
         state[step + 1] = (follows[state[step]] < chance[:, None]).sum(-1)
     zipf = np.cumsum(1 / (np.arange(RANKS) + 2))
-    rank = np.searchsorted(zipf, rng.random((WORDS, count)) * zipf[-1])
-    topic = rng.integers(TOPICS, size=count) * (RANKS // TOPICS) * rng.integers(2, size=(WORDS, count))
+    rank = np.searchsorted(zipf, rng.random((DOCUMENT_WORDS, count)) * zipf[-1])
+    topic = rng.integers(TOPICS, size=count) * (RANKS // TOPICS) * rng.integers(2, size=(DOCUMENT_WORDS, count))
     word = np.where(state[1:] == 0, 0, 1 + (state[1:] - 1) * RANKS + (rank + topic) % RANKS)
     return [" ".join(text).replace(" .", ".") for text in lexicon[word.T].tolist()]
 
