@@ -16,19 +16,19 @@ ROOT = pathlib.Path(__file__).parent.parent
 #: The largest allowed value of each measure: what has been reached.
 LIMITS = {
     "code: docstrings that begin with a question word": 0,
-    "code: files over 300 lines": 7,
+    "code: files over 300 lines": 3,
     "code: functions over 60 lines": 1,
     "code: functions with more than 8 parameters": 0,
     "code: lines over 120 characters": 166,
-    "code: longest chain of imports": 33,
-    "code: names that are pronouns": 38,
-    'code: tests `"key" in config`': 5,
+    "code: longest chain of imports": 24,
+    "code: names that are pronouns": 18,
+    'code: tests `"key" in config`': 4,
     "documents: lines over 100 characters": 1,
     "documents: sentences over 28 words": 219,
     "documents: words": 49_600,
     "experiments: docstrings over 40 lines": 19,
-    "lines: all of src": 40_700,
-    "lines: core": 25_600,
+    "lines: all of src": 39_200,
+    "lines: core": 23_800,
 }
 TOOLS = {"trace", "suite", "bench", "aot", "tools"}
 QUESTIONS = ("What ", "Which ", "Whether ", "Where ", "Who ", "How ", "When ", "Of ", "That ", "As ", "Does ", "Is it ")

@@ -12,9 +12,10 @@ from routed.experts.ffn import Ffn
 from routed.experts.mlp import Mlp
 from routed.layer import model_losses, model_rules, selection
 from routed.layer.auxiliary import auxiliary
+from routed.layer.dispatch.direct import combine_weights
 from routed.layer.moe import MoE
 from routed.layer.rule import SelectionRule
-from routed.layer.selection import capacity, combine_weights, select
+from routed.layer.selection import capacity, select
 from routed.metrics import load
 from routed.metrics.agreement import churn
 from routed.metrics.router import chosen

@@ -11,9 +11,9 @@ from routed.contracts import Routing
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Mlp
 from routed.layer import moe as moe_module
+from routed.layer.dispatch.direct import combine_weights
 from routed.layer.moe import MoE
 from routed.layer.rule import SelectionRule
-from routed.layer.selection import combine_weights
 from routed.metrics import load
 from routed.routers.features import Flat
 from routed.routers.product import ProductRouter

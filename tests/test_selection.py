@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from routed.kernels.ranks import ranks
 from routed.layer import selection
+from routed.layer.dispatch import direct
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import SELECTIONS, capacity
 from routed.plan.config import base
 
 # Compiled as wholes: operation by operation takes longer.
-select, combine_weights = jax.jit(selection.select, static_argnums=0), jax.jit(selection.combine_weights)
+select, combine_weights = jax.jit(selection.select, static_argnums=0), jax.jit(direct.combine_weights)
 
 LN2 = float(np.log(2))
 

@@ -8,7 +8,6 @@ pages below it. Parts of one sweep (main's --shard), or other disjoint runs of o
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import pathlib
@@ -28,7 +27,7 @@ from routed.analysis.plots import interactive
 from routed.analysis.plots.automatic_figures import Drawn, draw_all
 from routed.analysis.plots.histories import as_json, histories
 from routed.analysis.plots.rendering import theme
-from routed.analysis.wording import render
+from routed.analysis.wording import render, unique_ids
 from routed.analysis.workdirs import command_of
 from routed.contracts import Column
 from routed.engine import results, rows
@@ -315,11 +314,3 @@ def _wide(summary: pd.DataFrame, swept: list[str], columns: Mapping[str, Column]
         shown[key] = [escape(str(value)) if isinstance(value, str) else value for value in shown[key]]
     table = shown.pivot_table(index="metric", columns=[*swept, "arm"], values="value", aggfunc="first").fillna("").T
     return table.rename(columns=heading).to_html(border=0, escape=False)
-
-
-def unique_ids(svg: str, name: str) -> str:
-    """Returns an SVG whose ids and references begin with a hash of a name: inline SVGs share the page's name space."""
-    svg, prefix = svg[svg.index("<svg") :], f"f{hashlib.sha256(name.encode()).hexdigest()[:12]}"
-    for mark in ('id="', 'href="#', "url(#"):
-        svg = svg.replace(mark, f"{mark}{prefix}-")
-    return svg

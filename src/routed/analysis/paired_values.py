@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 from routed.analysis import controls, statistics
 from routed.engine.rows import at_base, format_value, last_evaluations, plain_value
 from routed.plan.arms import REFERENCE, fair_arms
-from routed.plan.config import problem_of
 from routed.settings.tree import flatten
 
 #: An arm ("fairest": each fair control in turn) with swept keys, and a `metric` in place of the claim's; or a constant
@@ -26,10 +25,10 @@ ANY_FAIR = "fairest"
 
 
 class Rows:
-    """The rows of a workdir: `last` holds the last row of each run."""
+    """The rows of a workdir: `last` holds the last row of each run; `loss` is the column of its problem's loss."""
 
-    def __init__(self, table: pd.DataFrame, config: ConfigDict, swept: list[str]):
-        self.last, self.config, self.swept = last_evaluations(table), config, swept
+    def __init__(self, table: pd.DataFrame, config: ConfigDict, swept: list[str], loss: str):
+        self.last, self.config, self.swept, self.loss = last_evaluations(table), config, swept, loss
         self._table, self._base = table, flatten(config)
         self._points: dict[tuple, pd.DataFrame] = {}
         self._indices_of_run: Mapping[str, np.ndarray] = table.groupby("run").indices if len(table) else {}
@@ -71,7 +70,7 @@ class Rows:
         rows = self.at(_point_of(side, at)) if "arm" in side else pd.DataFrame()
         if not len(rows):
             return None
-        reason = controls.failed(rows, problem_of(self.config).loss).get(side["arm"])
+        reason = controls.failed(rows, self.loss).get(side["arm"])
         return f"{side['arm']} is no control: {reason}" if reason else None
 
     def runs(self, side: Side, at: Point, arm: str) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from routed.analysis.claims import KINDS, Claim, Point
 from routed.analysis.claims.rules import absent_metric, inconclusive
 from routed.analysis.paired_values import ANY_FAIR, Rows
 from routed.contracts import UserError
+from routed.plan.config import problem_of
 from routed.settings.tree import flatten
 
 #: Verdicts that an unmet precondition takes back, for every kind of claim.
@@ -28,7 +29,7 @@ def judge(claims: tuple[Claim, ...], table: pd.DataFrame, config: ConfigDict, sw
     P values are adjusted over the family: all claims of one figure that have one. Numbers have none, since an adjusted
     test would find a paper's value reproduced more easily.
     """
-    rows = Rows(table, config, swept)
+    rows = Rows(table, config, swept, problem_of(config).loss)
     records = [judge_one(claim, rows) for claim in claims]
     family = [(claim, record) for claim, record in zip(claims, records, strict=True) if record["p"] is not None]
     p_values = statistics.adjusted([record["p"] for _, record in family])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.resources
 import re
 from typing import Any
@@ -41,3 +42,11 @@ def shown_share(part: dict[str, Any]) -> str:
     if part["share_low"] != part["share_low"]:
         return text
     return f"{text} [{100 * part['share_low']:z.0f}, {100 * part['share_high']:z.0f}]"
+
+
+def unique_ids(svg: str, name: str) -> str:
+    """Returns an SVG whose ids and references begin with a hash of a name: inline SVGs share the page's name space."""
+    svg, prefix = svg[svg.index("<svg") :], f"f{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    for mark in ('id="', 'href="#', "url(#"):
+        svg = svg.replace(mark, f"{mark}{prefix}-")
+    return svg

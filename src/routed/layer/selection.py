@@ -207,14 +207,6 @@ def work(rule: SelectionRule, tokens: int, experts: int) -> Any:
     return (chosen.work or chosen.experts_per_token)(rule, tokens, experts)
 
 
-def combine_weights(routing: Routing | SoftRouting) -> Float[Array, "T E"]:
-    """Returns the weight of every expert in every token's output; 0 for experts not chosen and dropped assignments."""
-    if isinstance(routing, SoftRouting):
-        return routing.weight
-    weight = jnp.where(routing.kept, routing.weight, 0.0)
-    return jnp.zeros_like(routing.scores).at[routing.token, routing.expert].add(weight)
-
-
 def queued(
     rule: SelectionRule,
     scores,

@@ -1,10 +1,9 @@
 """Models: trained networks. A model has `init` and `apply`, which also returns the decisions of its gates."""
 
-from routed.models import dense
 from routed.models.decoder import decoder
+from routed.models.dense import SAMPLE_MODELS
 from routed.models.language_model import expert_axis
-from routed.models.model import INITIAL, LAYER, ROUTED, ModelPart
-from routed.models.single_layer import single_layer
+from routed.models.model import LAYER, ROUTED, ModelPart
 from routed.models.t5 import t5
 from routed.models.transformer_sizes import (
     DECODER,
@@ -15,17 +14,8 @@ from routed.models.transformer_sizes import (
     flops_per_row,
 )
 
-_DENSE = ("experts.count", "experts.depth", "experts.width", "experts.activation", "experts.learning_rate")
 _TRANSFORMER = tuple(f"transformer.{name}" for name in TRANSFORMER)
 _TWIN = ("selection.k", "selection.capacity_factor", "selection.capacity_rule")
-
-#: name -> model, for tasks of samples.
-SAMPLE_MODELS: dict[str, ModelPart] = {
-    "moe": ModelPart(single_layer, routed=True, uses=ROUTED, reads=(*LAYER, *INITIAL, "experts.learning_rate")),
-    "dense_active": ModelPart(dense.dense_active, reads=_DENSE),
-    "dense_total": ModelPart(dense.dense_total, reads=_DENSE),
-    "dense_expert": ModelPart(dense.dense_expert, uses=("experts.name",), reads=("experts.learning_rate",)),
-}
 
 #: name -> model, for text in and text out.
 ENCODER_DECODERS: dict[str, ModelPart] = {
@@ -60,4 +50,4 @@ DECODERS: dict[str, ModelPart] = {
     for name, twin in (("decoder", "moe"), ("decoder_active", "dense_active"), ("decoder_total", "dense_total"))
 }
 
-__all__ = ["expert_axis", "flops_of_decoder_row", "flops_per_row"]
+__all__ = ["SAMPLE_MODELS", "expert_axis", "flops_of_decoder_row", "flops_per_row"]

@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 from routed.experts import EXPERTS
 from routed.experts.mlp import Mlp, mlp_parameters, width_for
 from routed.layer.dispatch import alone
-from routed.models.model import Model, Outputs
-from routed.models.single_layer import per_sample
+from routed.models.model import INITIAL, LAYER, ROUTED, Model, ModelPart, Outputs
+from routed.models.single_layer import per_sample, single_layer
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
 
@@ -73,3 +73,14 @@ def _applied(net: nn.Module, inputs: Callable[[Any], Any], run: Callable[[Any, A
         return Outputs(per_sample(run(params["experts"], inputs(batch)), batch), {}, state)
 
     return Model(init, apply)
+
+
+_DENSE = ("experts.count", "experts.depth", "experts.width", "experts.activation", "experts.learning_rate")
+
+#: name -> model, for tasks of samples.
+SAMPLE_MODELS: dict[str, ModelPart] = {
+    "moe": ModelPart(single_layer, routed=True, uses=ROUTED, reads=(*LAYER, *INITIAL, "experts.learning_rate")),
+    "dense_active": ModelPart(dense_active, reads=_DENSE),
+    "dense_total": ModelPart(dense_total, reads=_DENSE),
+    "dense_expert": ModelPart(dense_expert, uses=("experts.name",), reads=("experts.learning_rate",)),
+}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from routed.analysis import page as pages
+from routed.analysis import wording
 from routed.analysis.statistics import Estimate
 from routed.suite import probes, reference
 
@@ -36,7 +36,7 @@ def page(card: dict[str, Any], stored: dict[str, Any], spec: str) -> str:
         differences = reference.against(card, router)
         shapes[name] = outline([score["mean"] for score in scores.values()])
         compared[name] = {probe: _cell(score, differences.get(probe)) for probe, score in scores.items()}
-    return pages.render(
+    return wording.render(
         "suite/card.html",
         title=f"Score card of {card['router']['name']}",
         card=card,
@@ -123,7 +123,7 @@ def sentences(card: dict[str, Any], neighbours: Neighbours) -> list[str]:
     differences = reference.against(card, neighbours.routers[first]) if first else {}
     sides = {name: _side(difference) for name, difference in differences.items()}
     means = {name: scores["score"]["mean"] for name, scores in card["probes"].items()}
-    text = pages.render(
+    text = wording.render(
         "suite/sentences.jinja",
         names=lambda names: ", ".join(names) or "none",
         gains=gains,

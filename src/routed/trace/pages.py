@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from routed.analysis import page, plots
+from routed.analysis import plots, wording
 from routed.trace.figures import Drawn
 
 
@@ -54,7 +54,7 @@ def capital(text: str) -> str:
 def page_of(template: str, figures: Iterable[Drawn], **values: Any) -> str:
     """Returns the page of a template of this room, with figures as inline SVG."""
     embedded = [
-        {"name": name, "caption": caption, "svg": Markup(page.unique_ids(plots.svg(figure), name))}
+        {"name": name, "caption": caption, "svg": Markup(wording.unique_ids(plots.svg(figure), name))}
         for name, figure, caption in figures
     ]
-    return page.render(f"trace/{template}", figures=embedded, **values)
+    return wording.render(f"trace/{template}", figures=embedded, **values)

@@ -108,7 +108,7 @@ def language_part(kind: TextKind) -> ProblemPart:
         },
         uses=("model",),
         reads=tuple(f"data.{name}" for name in kind.reads),
-        check=lambda config: refuse_factored_experts(kind.models[config.model], config),
+        check=lambda config: refuse_factored_experts(config) if kind.models[config.model].counts_experts else None,
     )
 
 

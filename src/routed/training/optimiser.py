@@ -11,7 +11,6 @@ import optax
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from routed.models.model import ModelPart
 from routed.settings.setting import FRACTION, POSITIVE, Setting, accept, at_least, refuse
 from routed.settings.tree import value_of
 
@@ -42,13 +41,13 @@ class Optimiser(NamedTuple):
 FACTORED = 128
 
 
-def refuse_factored_experts(part: ModelPart, config: ConfigDict) -> None:
-    """Raises if the axis of experts is long enough to be factored: experts would share second moments.
+def refuse_factored_experts(config: ConfigDict) -> None:
+    """Raises if the axis of experts of a model is long enough to be factored: experts would share second moments.
 
     Raises:
       UserError: names the optimiser, and the number of experts.
     """
-    if OPTIMISERS[config.optimizer.name].factored and part.counts_experts and config.experts.count >= FACTORED:
+    if OPTIMISERS[config.optimizer.name].factored and config.experts.count >= FACTORED:
         refuse(
             "optimizer.name",
             config.optimizer.name,

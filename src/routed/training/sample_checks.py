@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.layer.rule import selection_rule
 from routed.layer.selection import SELECTIONS
-from routed.models import SAMPLE_MODELS
+from routed.models.dense import SAMPLE_MODELS
 from routed.routers import ROUTERS
 from routed.settings.setting import refuse
 from routed.tasks import TASKS
@@ -65,7 +65,8 @@ def check(config: ConfigDict) -> None:
         warn_of_tuning(data.name)
     if data.test_samples % (clusters := task.labels(data)):
         refuse("data.test_samples", data.test_samples, f"must be a multiple of {clusters}, the number of clusters")
-    refuse_factored_experts(part, config)
+    if part.counts_experts:
+        refuse_factored_experts(config)
     if part.routed:
         _check_routing(config)
     if config.mesh.data * config.mesh.expert > 1:

@@ -18,7 +18,7 @@ from routed.layer.moe import CONTROL
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import SELECTIONS, gate_rows, group_of
 from routed.metrics import router
-from routed.models import SAMPLE_MODELS
+from routed.models.dense import SAMPLE_MODELS
 from routed.models.single_layer import SITE
 from routed.routers import CLUSTERS, ROUTERS
 from routed.routers.features import IMAGES

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from routed.contracts import AT_LEAST_0, Batch, Column
 from routed.layer.selection import SELECTIONS, in_samples, mean_rule, work
 from routed.metrics.router import PROBE
-from routed.models import SAMPLE_MODELS
+from routed.models.dense import SAMPLE_MODELS
 from routed.settings.setting import Setting, at_least
 from routed.settings.tree import node_of
 from routed.tasks import TASKS, worlds

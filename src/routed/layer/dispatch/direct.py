@@ -10,7 +10,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting
-from routed.layer.selection import combine_weights
+
+
+def combine_weights(routing: Routing | SoftRouting) -> Float[Array, "T E"]:
+    """Returns the weight of every expert in every token's output; 0 for experts not chosen and dropped assignments."""
+    if isinstance(routing, SoftRouting):
+        return routing.weight
+    weight = jnp.where(routing.kept, routing.weight, 0.0)
+    return jnp.zeros_like(routing.scores).at[routing.token, routing.expert].add(weight)
 
 
 def dense(

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting, UserError
-from routed.layer.dispatch.direct import combined
+from routed.layer.dispatch.direct import combine_weights, combined
 from routed.layer.rule import SelectionRule
-from routed.layer.selection import combine_weights, select
+from routed.layer.selection import select
 
 #: Mesh axes: replicas of the experts, and the devices that share one replica.
 DATA, EXPERT = "data", "expert"
