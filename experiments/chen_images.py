@@ -181,7 +181,7 @@ class Cell(NamedTuple):
     point: Point
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         kind = "one network" if self.single else "mixture"
         return f"{self.name} on {'CIFAR-10' if self.data == CIFAR else 'rotated images'}, {kind}"
 
@@ -227,23 +227,23 @@ def claim_cells(config: ConfigDict, released: bool) -> Iterator[Claim]:
             measured = Measured(mean / 100, std / 100, 10)
             write = paper.number if config.scale == "paper" else paper.beside
             value = measured if config.scale == "paper" else mean / 100
-            yield write(f"{id}-{kind}{end}", f"{cell.words}: accuracy", value, cell.side)
-        told = f"{numbers[0][0]} and {numbers[1][0]} %"
+            yield write(f"{id}-{kind}{end}", f"{cell.label}: accuracy", value, cell.side)
+        reported = f"{numbers[0][0]} and {numbers[1][0]} %"
         where = f"{single.name} on {'CIFAR-10' if single.data == CIFAR else 'rotated images'}"
         if single.data == CIFAR:
             yield paper.null(
-                f"{id}.order", f"{where}: a mixture is as good as one network", told, single.side, mixture.side
+                f"{id}.order", f"{where}: a mixture is as good as one network", reported, single.side, mixture.side
             )
         else:
             yield paper.order(
-                f"{id}.order{end}", f"{where}: a mixture beats one network", told, single.side, mixture.side
+                f"{id}.order{end}", f"{where}: a mixture beats one network", reported, single.side, mixture.side
             )
 
 
 def plots_of_cells(config: ConfigDict, released: bool) -> tuple[dict, ...]:
     """Accuracy by network and data; training and dispatch of the last mixture."""
     rows = cells(config, released)
-    methods = {cell.words: cell.where for cell in rows}
+    methods = {cell.label: cell.where for cell in rows}
     last = rows[-1]
     return (
         {"kind": "methods", "name": "table2", "methods": methods, "metrics": ("test/accuracy", "test/loss")},
@@ -276,7 +276,7 @@ def gates(config: ConfigDict) -> dict[str, Point]:
     """Returns the points of the gates: four networks under every gate, their average, one network, and a wider one."""
     width = config.experts.width
     drawn = {"router.init_scale": 1.0}
-    found: dict[str, Point] = {
+    points: dict[str, Point] = {
         "gate from random": drawn | {"arms": ("learned", "frozen", *FIXED)},
         "gate from 0, and none": {"arms": ("learned", "frozen", "ensemble")},
         "one, plain gradients": SINGLE,
@@ -284,8 +284,8 @@ def gates(config: ConfigDict) -> dict[str, Point]:
         "one, twice as wide": {"experts.count": 1, "experts.width": 2 * width},
     }
     if config.scale == "smoke":
-        found["gate from random"]["arms"] = ("learned", "frozen", "frozen_data")
-    return found
+        points["gate from random"]["arms"] = ("learned", "frozen", "frozen_data")
+    return points
 
 
 def where(config: ConfigDict, point: Point) -> Point:
@@ -300,8 +300,8 @@ def claims_of_gates(config: ConfigDict) -> tuple[Claim, ...]:
     """Does the gain need a learned gate, four networks, their weights, or the optimiser?"""
     _, ours = writers(config)
     ours = ours._replace(prefix="routed.images.gates.")
-    drawn, paper, plain, one, wide = (where(config, point) for point in gates(config).values())
-    single, normalised, wider = {"arm": "dense_expert"} | plain, LEARNED | one, LEARNED | wide
+    drawn, paper, plain, normalising, wide = (where(config, point) for point in gates(config).values())
+    single, normalised, wider = {"arm": "dense_expert"} | plain, LEARNED | normalising, LEARNED | wide
     mixture, ensemble, order = LEARNED | drawn, {"arm": "ensemble"} | paper, ours._replace(at=drawn).order
     follows = {"metric": "router/ami_by_class"}
     claims = [
@@ -327,7 +327,7 @@ def claims_of_gates(config: ConfigDict) -> tuple[Claim, ...]:
 
 def plots_of_gates(config: ConfigDict) -> tuple[dict, ...]:
     """Accuracy by gate, training, and which class goes to which expert."""
-    methods = {words: where(config, point) for words, point in gates(config).items()}
+    methods = {label: where(config, point) for label, point in gates(config).items()}
     drawn = methods["gate from random"]
     return (
         {"kind": "methods", "name": "gates", "methods": methods, "metrics": ("test/accuracy", "router/ami_by_class")},
@@ -341,8 +341,8 @@ def plots_of_gates(config: ConfigDict) -> tuple[dict, ...]:
 
 def pictures(config: ConfigDict) -> dict[str, Point]:
     """Mixtures of ResNet18 on both data sets (smoke: of the CNN)."""
-    found = [cell for cell in cells(config) if not cell.single and cell.name in ("resnet18", "cnn")]
-    chosen = {cell.data: cell.point for cell in found}  # the last of each: ResNet18 where the scale has it
+    mixtures = [cell for cell in cells(config) if not cell.single and cell.name in ("resnet18", "cnn")]
+    chosen = {cell.data: cell.point for cell in mixtures}  # the last of each: ResNet18 where the scale has it
     return {"CIFAR-10": chosen[CIFAR], "rotated": chosen[ROTATED]}
 
 

@@ -130,10 +130,10 @@ def claim_arms(config: ConfigDict) -> Iterator[Claim]:
                           "not asked", LEARNED, COMPETE, **agreement)  # fmt: skip
         yield write.order(f"gmm.{experts}.dead", f"{experts} experts: competition leaves fewer experts dead", "less collapse",
                           COMPETE, LEARNED, metric="router/dead", unit="difference")  # fmt: skip
-        for arm, words in CONTROLS.items():
+        for arm, control in CONTROLS.items():
             if arm in config.arms:
                 yield write.order(f"gmm.{experts}.{arm.removeprefix('compete_')}",
-                                  f"{experts} experts: competition has a lower excess loss than {words}", "not asked",
+                                  f"{experts} experts: competition has a lower excess loss than {control}", "not asked",
                                   COMPETE, {"arm": arm})  # fmt: skip
 
 
@@ -189,8 +189,8 @@ def claim_shares(config: ConfigDict) -> Iterator[Claim]:
                 "eval_every": config.eval_every,
             }
             name = arm.replace("compete_", "").replace("compete", "competition")
-            words = f"lambda = {share:g}: {name} has a lower excess loss than SMoE of as many FLOPs as competition"
-            yield write.order(f"gmm.flops.{share:g}.{name}", words, "not asked", side, fair)
+            statement = f"lambda = {share:g}: {name} has a lower excess loss than SMoE of as many FLOPs as competition"
+            yield write.order(f"gmm.flops.{share:g}.{name}", statement, "not asked", side, fair)
 
 
 SHARE = Figure(

@@ -270,9 +270,11 @@ def claim_flops(config: ConfigDict) -> Iterator[Claim]:
         for arm in (arm for arm in arms_at(config, share) if arm != "learned"):
             side = {"arm": arm, **at, "steps": config.steps, "eval_every": config.eval_every}
             name = arm.replace("compete_", "").replace("compete", "competition")
-            words = f"lambda = {share:g}: {name} has a lower loss than SMoE of as many FLOPs as competition"
+            statement = f"lambda = {share:g}: {name} has a lower loss than SMoE of as many FLOPs as competition"
             fair = LEARNED | at | longer(config, share)
-            yield write.order(f"routed.competition.lm.{config.figure}.{share:g}.{name}", words, "not asked", side, fair)
+            yield write.order(
+                f"routed.competition.lm.{config.figure}.{share:g}.{name}", statement, "not asked", side, fair
+            )
 
 
 FLOPS = Figure(
@@ -366,17 +368,17 @@ def claim_table2(config: ConfigDict) -> Iterator[Claim]:
             continue
         write = writer(config, blocks(config)[block])
         if config.data.tokens in TEXTS:
-            words = f"{block}, {arm}: bits per character, {name}"
-            yield write.beside(f"pham.table2.{block}.{name}.{arm}", words, number, {"arm": arm})
+            statement = f"{block}, {arm}: bits per character, {name}"
+            yield write.beside(f"pham.table2.{block}.{name}.{arm}", statement, number, {"arm": arm})
         if arm != "compete":
-            words = f"{block}: competition has fewer bits than {arm}"
+            statement = f"{block}: competition has fewer bits than {arm}"
             both_numbers = f"{paper[block, 'compete']:.5g} against {number:.5g} ({name})"
-            yield write.order(f"pham.table2.{block}.{arm}", words, both_numbers, COMPETE, {"arm": arm})
+            yield write.order(f"pham.table2.{block}.{arm}", statement, both_numbers, COMPETE, {"arm": arm})
     for block, at in blocks(config).items():
         for arm in (arm for arm in UNASKED if arm in methods(config, block)):
-            words = f"{block}: competition has fewer bits than {arm}"
+            statement = f"{block}: competition has fewer bits than {arm}"
             yield writer(config, at).order(
-                f"routed.competition.lm.{block}.{arm}", words, "not asked", COMPETE, {"arm": arm}
+                f"routed.competition.lm.{block}.{arm}", statement, "not asked", COMPETE, {"arm": arm}
             )
 
 
@@ -394,9 +396,9 @@ TABLE2 = Figure(
 def claim_fig2(config: ConfigDict) -> Iterator[Claim]:
     """Faster convergence: competition is below SMoE after each number of steps."""
     for at in early(config):
-        words = f"after {at['steps']:,} steps competition has a lower validation loss than SMoE"
+        statement = f"after {at['steps']:,} steps competition has a lower validation loss than SMoE"
         yield writer(config, at, "eval/loss").order(
-            f"pham.fig2.{at['steps']}", words, "converges faster", COMPETE, LEARNED
+            f"pham.fig2.{at['steps']}", statement, "converges faster", COMPETE, LEARNED
         )
 
 
@@ -434,9 +436,9 @@ def claim_fig3(config: ConfigDict) -> Iterator[Claim]:
             f"pham.fig3.{k}.compete", f"K = {k}: competition has fewer bits than SMoE", "yes", COMPETE, LEARNED
         )
         if "frozen" in config.arms:
-            words = f"K = {k}: %s has fewer bits than SMoE-Fixed"
-            yield write.order(f"pham.fig3.{k}.fixed", words % "SMoE", "yes", LEARNED, FROZEN)
-            yield write.order(f"pham.fig3.{k}.worst", words % "competition", "yes", COMPETE, FROZEN)
+            statement = f"K = {k}: %s has fewer bits than SMoE-Fixed"
+            yield write.order(f"pham.fig3.{k}.fixed", statement % "SMoE", "yes", LEARNED, FROZEN)
+            yield write.order(f"pham.fig3.{k}.worst", statement % "competition", "yes", COMPETE, FROZEN)
 
 
 FIG3 = Figure(
@@ -488,18 +490,18 @@ def claim_levels(
     """Competition is as good at the values `level` as at the best: so saturated, or so robust, as the text says."""
     for (block, value), at in points.items():
         if value in level and (block, best) in points:
-            words = f"{block}: competition has as many bits with {name} = {value:g} as with {best:g}"
-            told = f"{table[block][value]} and {table[block][best]}"
+            statement = f"{block}: competition has as many bits with {name} = {value:g} as with {best:g}"
+            reported = f"{table[block][value]} and {table[block][best]}"
             sides = COMPETE | at, COMPETE | points[block, best]
             yield writer(config, blocks(config)[block]).null(
-                f"{prefix}.{ORDER[block]}{value:g}.level", words, told, *sides
+                f"{prefix}.{ORDER[block]}{value:g}.level", statement, reported, *sides
             )
 
 
 def lambdas(config: ConfigDict) -> dict[tuple[str, float], Point]:
     """The paper's lambdas with each block."""
-    found = cells(config, TABLE_C, (0.01, 0.09))
-    return {(block, share): blocks(config)[block] | {"selection.competition_rate": share} for block, share in found}
+    pairs = cells(config, TABLE_C, (0.01, 0.09))
+    return {(block, share): blocks(config)[block] | {"selection.competition_rate": share} for block, share in pairs}
 
 
 def claim_table4(config: ConfigDict) -> Iterator[Claim]:
@@ -507,12 +509,12 @@ def claim_table4(config: ConfigDict) -> Iterator[Claim]:
     for (block, share), at in lambdas(config).items():
         bits, write = TABLE_C[block][share], writer(config, at)
         if config.data.tokens in TEXTS:
-            words = f"{block}, lambda = {share:g}: bits per character, tiny, enwik8"
-            yield write.beside(f"pham.table4.{block}.{share:g}", words, bits, COMPETE)
-        told = bits < SMOE if block == "switch" else share > 0.01
-        better, worse = (COMPETE, LEARNED) if told else (LEARNED, COMPETE)
-        words = f"{block}, lambda = {share:g}: {NAMED[better['arm']]} has fewer bits than {NAMED[worse['arm']]}"
-        yield write.order(f"pham.table4.{ORDER[block]}{share:g}.order", words, against(block, bits), better, worse)
+            statement = f"{block}, lambda = {share:g}: bits per character, tiny, enwik8"
+            yield write.beside(f"pham.table4.{block}.{share:g}", statement, bits, COMPETE)
+        is_better = bits < SMOE if block == "switch" else share > 0.01
+        better, worse = (COMPETE, LEARNED) if is_better else (LEARNED, COMPETE)
+        statement = f"{block}, lambda = {share:g}: {NAMED[better['arm']]} has fewer bits than {NAMED[worse['arm']]}"
+        yield write.order(f"pham.table4.{ORDER[block]}{share:g}.order", statement, against(block, bits), better, worse)
     yield from claim_levels(config, "pham.table4", "lambda", lambdas(config), TABLE_C, 0.05, (0.07, 0.09))
 
 
@@ -556,10 +558,12 @@ def claim_table5(config: ConfigDict) -> Iterator[Claim]:
     for (block, alpha), at in alphas(config).items():
         bits, write = TABLE_D[block][alpha], writer(config, at)
         if config.data.tokens in TEXTS:
-            words = f"{block}, alpha = {alpha:g}: bits per character, tiny, enwik8"
-            yield write.beside(f"pham.table5.{block}.{alpha:g}", words, bits, COMPETE)
-        words = f"{block}, alpha = {alpha:g}: competition has fewer bits than SMoE"
-        yield write.order(f"pham.table5.{ORDER[block]}{alpha:g}.order", words, against(block, bits), COMPETE, LEARNED)
+            statement = f"{block}, alpha = {alpha:g}: bits per character, tiny, enwik8"
+            yield write.beside(f"pham.table5.{block}.{alpha:g}", statement, bits, COMPETE)
+        statement = f"{block}, alpha = {alpha:g}: competition has fewer bits than SMoE"
+        yield write.order(
+            f"pham.table5.{ORDER[block]}{alpha:g}.order", statement, against(block, bits), COMPETE, LEARNED
+        )
     yield from claim_levels(config, "pham.table5", "alpha", alphas(config), TABLE_D, 5.0, (0.1, 1.0))
 
 
@@ -595,13 +599,15 @@ def claim_table10(config: ConfigDict) -> Iterator[Claim]:
         yield write.beside(name, f"{arm}: mean entropy of the routers, small, enwik8", entropy, side)
         yield spread.beside(f"{name}.std", f"{arm}: its deviation over tokens", deviation, side)
         if arm != "compete":
-            words = f"competition makes routers surer than {arm} does"
-            yield write.order(f"{name}.order", words, f"{means['compete']} against {entropy}", COMPETE, side)
-        for layer, one in enumerate(routers if config.transformer.sparse_layers == len(routers) else ()):
-            words = f"{arm}: entropy of router {layer + 1}, small, enwik8"
-            yield write.beside(f"{name}.{layer + 1}", words, one, side, metric=f"router/entropy_test/decoder_{layer}")
-    words = "on validation rows, of which the picture shows one, competition makes routers surer than SMoE does"
-    yield write.order("pham.fig4", words, "in most cases", COMPETE, LEARNED, metric="router/entropy_token")
+            statement = f"competition makes routers surer than {arm} does"
+            yield write.order(f"{name}.order", statement, f"{means['compete']} against {entropy}", COMPETE, side)
+        for layer, reported in enumerate(routers if config.transformer.sparse_layers == len(routers) else ()):
+            statement = f"{arm}: entropy of router {layer + 1}, small, enwik8"
+            yield write.beside(
+                f"{name}.{layer + 1}", statement, reported, side, metric=f"router/entropy_test/decoder_{layer}"
+            )
+    statement = "on validation rows, of which the picture shows one, competition makes routers surer than SMoE does"
+    yield write.order("pham.fig4", statement, "in most cases", COMPETE, LEARNED, metric="router/entropy_token")
 
 
 TABLE10 = Figure(
@@ -641,10 +647,10 @@ def options(config: ConfigDict) -> dict[str, Point]:
     """Every option by name, with the config's values of what the others change."""
     plain = {key: value_of(config, key) for changes in OPTIONS.values() for key in changes}
     names = list(OPTIONS)[:: 1 if config.scale != "smoke" else 4]
-    found = {name: plain | OPTIONS[name] for name in names}
+    points = {name: plain | OPTIONS[name] for name in names}
     if plain != {key: value_of(get_config("options," + config.scale), key) for key in plain}:
-        return {"as this command has it" if name == EQUATIONS else name: at for name, at in found.items()}
-    return found
+        return {"as this command has it" if name == EQUATIONS else name: at for name, at in points.items()}
+    return points
 
 
 def sweep_options(config: ConfigDict) -> tuple[Point, ...]:
@@ -667,9 +673,9 @@ def claim_options(config: ConfigDict) -> Iterator[Claim]:
             LEARNED | fair,
         )
     if {EQUATIONS, BY_ROUTER} <= options(config).keys():
-        words = "competition has fewer bits with outputs by the router than by the paper's equations"
+        statement = "competition has fewer bits with outputs by the router than by the paper's equations"
         sides = (COMPETE | options(config)[name] for name in (BY_ROUTER, EQUATIONS))
-        yield writer(config, {}).order("routed.competition.lm.option.output", words, "not asked", *sides)
+        yield writer(config, {}).order("routed.competition.lm.option.output", statement, "not asked", *sides)
 
 
 METHODS = Figure(

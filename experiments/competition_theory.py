@@ -106,32 +106,32 @@ def claim_rates(config: ConfigDict) -> Iterator[Claim]:
     """The powers of n, the ratio of both distances, and that fits converged."""
     sizes = SAMPLES[config.scale]
     slope: tuple[tuple[float, Point, Point], ...] = tuple((float(n), size(n), {}) for n in sizes)
-    for prefix, (words, at) in gated(config).items():
+    for prefix, (label, at) in gated(config).items():
         write = Writer(comparability(config), at=at, prefix=prefix)
         for metric, (id, name) in RATES.items():
-            yield write.power(id, f"{words}: the {name} falls as n^(-1/2)", -0.5, LEARNED, slope, metric=metric)
+            yield write.power(id, f"{label}: the {name} falls as n^(-1/2)", -0.5, LEARNED, slope, metric=metric)
         least = write._replace(at=at | size(sizes[-1]))
         for column in (*map(ratio_name, RADII), "theory/ratio_far"):
             where = column.removeprefix("theory/ratio_")
-            said = f"{words}: h / D is above .02 ({where if where == 'far' else f'at {where}'})"
+            statement = f"{label}: h / D is above .02 ({where if where == 'far' else f'at {where}'})"
             yield least.order(
-                f"theorem4.2.{where}", said, "bounded away from 0", {"value": 0.02}, LEARNED, metric=column
+                f"theorem4.2.{where}", statement, "bounded away from 0", {"value": 0.02}, LEARNED, metric=column
             )
-        said = f"{words}: h / D does not fall towards G*: at .01 it is above half of that at .3"
+        statement = f"{label}: h / D does not fall towards G*: at .01 it is above half of that at .3"
         yield least.order(
             "theorem4.2.near",
-            said,
+            statement,
             "bounded away from 0",
             {"value": -0.69},
             LEARNED,
             metric="theory/ratio_fall",
             unit="difference",
         )
-        said = f"{words}: more than .9 of the fits converge"
+        statement = f"{label}: more than .9 of the fits converge"
         ours = least._replace(prefix=prefix.replace("pham.", "routed.competition."))
         yield ours.order(
             "theory.converged",
-            said,
+            statement,
             "not asked",
             {"value": 0.9},
             LEARNED,
@@ -146,8 +146,8 @@ def draw_rates(config: ConfigDict) -> tuple[dict, ...]:
 
     def lines(numbers: dict[float, tuple[int, str]]) -> dict:
         return {
-            words: {x: LEARNED | at | {"data.samples": n, "metric": metric} for x, (n, metric) in numbers.items()}
-            for words, at in gated(config).values()
+            label: {x: LEARNED | at | {"data.samples": n, "metric": metric} for x, (n, metric) in numbers.items()}
+            for label, at in gated(config).values()
         }
 
     rates = {name: lines({float(n): (n, metric) for n in sizes}) for metric, (_, name) in RATES.items()}
@@ -157,8 +157,8 @@ def draw_rates(config: ConfigDict) -> tuple[dict, ...]:
         {"kind": "powers", "name": "rates", "words": "data.samples", "bound": -0.5, "panels": rates},
         {"kind": "powers", "name": "ratio", "words": "distance from the truth", "panels": ratio},
         *(
-            fits | {"name": f"fits{i}", "title": words, "at": at}
-            for i, (words, at) in enumerate(gated(config).values())
+            fits | {"name": f"fits{i}", "title": label, "at": at}
+            for i, (label, at) in enumerate(gated(config).values())
         ),
     )
 

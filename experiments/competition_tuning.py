@@ -114,20 +114,22 @@ def claims(config: ConfigDict) -> Iterator[Claim]:
         for arm in (arm for arm in config.arms if arm in TABLE3["sst2"]):
             name = arm.removesuffix("_kept")
             if method == "printed" and asked:
-                words = f"{config.data.table}: accuracy of {name}"
-                yield write.beside(f"pham.table3.{config.data.table}.{name}", words, asked[arm] / 100, {"arm": arm})
+                statement = f"{config.data.table}: accuracy of {name}"
+                yield write.beside(f"pham.table3.{config.data.table}.{name}", statement, asked[arm] / 100, {"arm": arm})
             if arm != "compete" and "compete" in config.arms:
-                words = f"{method}: competition has more right than {name}"
+                statement = f"{method}: competition has more right than {name}"
                 paper = (
                     f"{asked['compete']} against {asked[arm]} %" if asked else "best on all four sets (not this one)"
                 )
                 yield write.order(
-                    f"pham.table3.order.{name}" + (".released" if method == "released" else ""), words, paper,
+                    f"pham.table3.order.{name}" + (".released" if method == "released" else ""), statement, paper,
                     {"arm": arm}, lm.COMPETE, needs=assay
                 )  # fmt: skip
         if "untrained" in config.arms:
-            words = f"{method}: SMoE has more right than one that nothing trained before"
-            yield write.order(f"routed.tuning.{method}.untrained", words, "not asked", {"arm": "untrained"}, LEARNED)
+            statement = f"{method}: SMoE has more right than one that nothing trained before"
+            yield write.order(
+                f"routed.tuning.{method}.untrained", statement, "not asked", {"arm": "untrained"}, LEARNED
+            )
 
 
 FIGURES = {

@@ -244,8 +244,8 @@ def overlap_shares(config: ConfigDict) -> tuple[float, ...]:
 def overlap_claims(config: ConfigDict) -> tuple[Claim, ...]:
     """The change of sign at separation 1, for both learned routers."""
     write, shares = writer(config)._replace(prefix="routed.geometry.overlap."), overlap_shares(config)
-    told = (*sides(write, MIDDLE), where(write, shares, most=MIDDLE))
-    return told if config.scale == "smoke" else (*told, where(write, shares, "crossing-distance", DISTANCE, MIDDLE))
+    claims = (*sides(write, MIDDLE), where(write, shares, most=MIDDLE))
+    return claims if config.scale == "smoke" else (*claims, where(write, shares, "crossing-distance", DISTANCE, MIDDLE))
 
 
 OVERLAP = Figure(

@@ -83,17 +83,17 @@ def data_of(config: ConfigDict) -> dict[str, Point]:
 def claim_constant(config: ConfigDict) -> Iterator[Claim]:
     """What more steps do to loss and dead experts, and whether the norms are the paper's."""
     few, *_, many = product(steps=STEPS[config.scale])
-    for words, data in data_of(config).items():
-        write = Writer(comparability(config), at=data, prefix=f"dikkala.causes.{words.split()[0]}.")
+    for label, data in data_of(config).items():
+        write = Writer(comparability(config), at=data, prefix=f"dikkala.causes.{label.split()[0]}.")
         fewer, more, last = LEARNED | few, LEARNED | many, data | many
-        yield write.order("near-zero", f"{words}, {many['steps']:,} steps: the loss is below .05", "tends to 0",
+        yield write.order("near-zero", f"{label}, {many['steps']:,} steps: the loss is below .05", "tends to 0",
                           LEARNED, {"value": 0.05}, at=last)  # fmt: skip
-        yield write.order("steps", f"{words}: more steps lower the loss", "not asked", more, fewer)
-        yield write.order("dead", f"{words}: more steps leave fewer experts dead", "not asked", more, fewer,
+        yield write.order("steps", f"{label}: more steps lower the loss", "not asked", more, fewer)
+        yield write.order("dead", f"{label}: more steps leave fewer experts dead", "not asked", more, fewer,
                           metric="router/dead", unit="difference")  # fmt: skip
         for at in (few, many):
             norms = write._replace(at=data | at, metric="router/norm_ratio")
-            name, after = f"norms.{at['steps']}", f"{words}, {at['steps']:,} steps"
+            name, after = f"norms.{at['steps']}", f"{label}, {at['steps']:,} steps"
             yield norms.number(name, f"{after}: E|w|^2 / (E|w|)^2 of the learned router", 1.025)
             yield norms.null(f"{name}.untrained", f"{after}: the same is within a factor 1.1 of the untrained router's",
                              "not asked", LEARNED, FROZEN)  # fmt: skip
@@ -157,8 +157,8 @@ def claim_dense(config: ConfigDict) -> Iterator[Claim]:
     """The paper's order against both dense nets after each number of steps, and that longer training turns it."""
     for at in product(steps=DEEP_STEPS[config.scale]):
         write = Writer(comparability(config), at=at, prefix="dikkala.causes.")
-        for name, words in DENSE.items():
-            statement = f"{at['steps']:,} steps: learned beats the dense net {words}"
+        for name, network in DENSE.items():
+            statement = f"{at['steps']:,} steps: learned beats the dense net {network}"
             paper = "better" if name == "dense-active" else "slightly worse"
             yield write.order(f"{name}.{at['steps']}", statement, paper, LEARNED, {"arm": name.replace("-", "_")})
 

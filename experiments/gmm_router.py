@@ -154,10 +154,10 @@ def frozen_claim(write: Writer) -> Claim:
 
 def dense_claims(write: Writer) -> tuple[Claim, ...]:
     """Where the mixture stands between the two dense nets."""
-    one, whole = {"arm": "dense_active"}, {"arm": "dense_total"}
+    active, total = {"arm": "dense_active"}, {"arm": "dense_total"}
     return (
-        write.order("dense-active", "learned beats the dense net of one expert", "better", LEARNED, one),
-        write.order("dense-total", "the dense net of all parameters wins", "slightly better", whole, LEARNED),
+        write.order("dense-active", "learned beats the dense net of one expert", "better", LEARNED, active),
+        write.order("dense-total", "the dense net of all parameters wins", "slightly better", total, LEARNED),
     )
 
 

@@ -117,24 +117,24 @@ def design(config: ConfigDict, figure: str) -> tuple[Point, ...]:
     places = qmc.LatinHypercube(len(AXES), rng=DESIGN_SEEDS[figure], optimization="random-cd")
     levels = {key: values[:1] for key, values in LEVELS.items()} if config.scale == "smoke" else LEVELS
     return tuple(
-        _point(dict(zip(AXES, map(float, place), strict=True)), levels)
-        for place in places.random(POINTS[figure][config.scale])
+        _point(dict(zip(AXES, map(float, position), strict=True)), levels)
+        for position in places.random(POINTS[figure][config.scale])
     )
 
 
-def _point(place: dict[str, float], levels: dict[str, tuple[int, ...]]) -> Point:
+def _point(position: dict[str, float], levels: dict[str, tuple[int, ...]]) -> Point:
     """The settings of a place in the unit cube."""
-    point: Point = {key: low * (high / low) ** place[key] for key, (low, high) in RANGES.items()}
-    point |= {"data.irrelevant_fraction": SHARE[0] + (SHARE[1] - SHARE[0]) * place["data.irrelevant_fraction"]}
+    point: Point = {key: low * (high / low) ** position[key] for key, (low, high) in RANGES.items()}
+    point |= {"data.irrelevant_fraction": SHARE[0] + (SHARE[1] - SHARE[0]) * position["data.irrelevant_fraction"]}
     point = {key: round(value, 3) for key, value in point.items()} | {"data.samples": round(point["data.samples"])}
-    return point | {key: values[int(place[key] * len(values))] for key, values in levels.items()}
+    return point | {key: values[int(position[key] * len(values))] for key, values in levels.items()}
 
 
 def predictions(figure: str) -> tuple[tuple[Point, tuple[float, float, float]], ...]:
     """Returns the points of a figure with the expected gap and its interval; none before the predictions are written."""
     file = PREDICTIONS[figure]
     points = json.loads(file.read_text("utf-8"))["points"] if file.is_file() else ()
-    return tuple((one["at"], tuple(one["gap"])) for one in points)
+    return tuple((point["at"], tuple(point["gap"])) for point in points)
 
 
 def foretold_claims(config: ConfigDict) -> tuple[Claim, ...]:

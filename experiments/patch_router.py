@@ -323,13 +323,13 @@ def exponent_claims(config: ConfigDict) -> tuple[Claim, ...]:
             for each in taken
         )
 
-    words = "samples that the CNN needs over those of"
+    label = "samples that the CNN needs over those of"
     return (
-        write.exponent("theory.exponent.separate", f"{words} the mixture grow with n/l (bound: (n/l)^8)", 8.0, {"arm": "separate"}, CNN,
+        write.exponent("theory.exponent.separate", f"{label} the mixture grow with n/l (bound: (n/l)^8)", 8.0, {"arm": "separate"}, CNN,
                        along, LEVEL, slope("separate, l = {each}")),
-        ours.exponent("exponent.oracle", f"{words} the oracle grow with n/l", 8.0, {"arm": "oracle_patch"}, CNN, along, LEVEL,
+        ours.exponent("exponent.oracle", f"{label} the oracle grow with n/l", 8.0, {"arm": "oracle_patch"}, CNN, along, LEVEL,
                       slope("oracle, l = {each}")),
-        ours.exponent("exponent.rate", f"{words} the CNN at n/l times its rate grow with n/l", 8.0, CNN, CNN, along, LEVEL,
+        ours.exponent("exponent.rate", f"{label} the CNN at n/l times its rate grow with n/l", 8.0, CNN, CNN, along, LEVEL,
                       slope("CNN, rate x {rate}")),
         *steps_claims(write._replace(prefix=f"{write.prefix}table1."), sides, "separate", along,
                       ((f"separate, l = {taken[-1]}", f"separate, l = {taken[0]}"), (f"separate, l = {taken[-1]}", "CNN"))),
@@ -645,10 +645,10 @@ def option_sides(config: ConfigDict) -> Families:
 
 def option_claims(config: ConfigDict) -> tuple[Claim, ...]:
     """Is either mixture above the CNN under every option?"""
-    found, write = families_of(config, option_sides(config)), writer(config, "routed.patches.sensitivity.")
+    families, write = families_of(config, option_sides(config)), writer(config, "routed.patches.sensitivity.")
     return tuple(
         write.order(f"{name}.{i}", f"{option}: {name} is above the CNN", "yes in Fig. 4", sides["CNN"], sides[name])
-        for i, (option, sides) in enumerate(found.items()) for name in ("separate", "joint")
+        for i, (option, sides) in enumerate(families.items()) for name in ("separate", "joint")
     )  # fmt: skip
 
 

@@ -207,29 +207,29 @@ def controls(ours: Writer, arms: tuple[str, ...], id: str, at: Mapping[str, obje
         )
 
 
-def claims_of(id: str, words: str, same: bool):
+def claims_of(id: str, label: str, same: bool):
     """The mixture above the network at every size, and with the smallest training set against the largest."""
 
     def claims(config: ConfigDict) -> tuple[Claim, ...]:
         paper, ours = writers(config, same)
         sizes = sizes_of(config)
         least, most = ({"data.samples": n} for n in (sizes[0], sizes[-1]))
-        told = [
+        orders = [
             paper.order(
-                f"{id}.N{n}", f"{words}, {n} images: WRN-pMoE above WRN", "above", WRN, LEARNED, at={"data.samples": n}
+                f"{id}.N{n}", f"{label}, {n} images: WRN-pMoE above WRN", "above", WRN, LEARNED, at={"data.samples": n}
             )
             for n in sizes
         ]
-        told += [paper.beside(f"{id}.{name}", f"{words}: accuracy of {name}, all images", "not readable", side, at=most) for name, side in (("wrn", WRN), ("pmoe", LEARNED))]  # fmt: skip
-        fewer = f"{words}: WRN-pMoE with {sizes[0]} images above WRN with {sizes[-1]}"
+        orders += [paper.beside(f"{id}.{name}", f"{label}: accuracy of {name}, all images", "not readable", side, at=most) for name, side in (("wrn", WRN), ("pmoe", LEARNED))]  # fmt: skip
+        fewer = f"{label}: WRN-pMoE with {sizes[0]} images above WRN with {sizes[-1]}"
         asked = "less than a fifth of the samples for 86 %" if id == "fig10" else "fewer samples"
-        told.append(paper.order(f"{id}.fewer", fewer, asked, WRN | most, LEARNED | least))
-        return (*told, *controls(ours, config.arms, id, most))
+        orders.append(paper.order(f"{id}.fewer", fewer, asked, WRN | most, LEARNED | least))
+        return (*orders, *controls(ours, config.arms, id, most))
 
     return claims
 
 
-def claims_of_colour(id: str, words: str, same: bool):
+def claims_of_colour(id: str, label: str, same: bool):
     """Both below what they are without the spurious attribute, and the mixture above the network with it."""
 
     def claims(config: ConfigDict) -> tuple[Claim, ...]:
@@ -239,11 +239,11 @@ def claims_of_colour(id: str, words: str, same: bool):
         without, misled = {"data.spurious_fraction": 0.0}, {"data.spurious_fraction": 0.95}
         order, also = write._replace(at=at).order, ours._replace(at=at | misled)
         return (
-            order(f"{id}.mixture", f"{words}, misled: WRN-pMoE above WRN", "above", WRN, LEARNED, at=at | misled),
-            order(f"{id}.wrn", f"{words}: WRN is worse where it is misled", "below", WRN | misled, WRN | without),
+            order(f"{id}.mixture", f"{label}, misled: WRN-pMoE above WRN", "above", WRN, LEARNED, at=at | misled),
+            order(f"{id}.wrn", f"{label}: WRN is worse where it is misled", "below", WRN | misled, WRN | without),
             order(
                 f"{id}.pmoe",
-                f"{words}: WRN-pMoE is worse where it is misled",
+                f"{label}: WRN-pMoE is worse where it is misled",
                 "below",
                 LEARNED | misled,
                 LEARNED | without,
@@ -272,16 +272,18 @@ def claims_of_table(config: ConfigDict) -> tuple[Claim, ...]:
     """FLOPs of the training; seconds are no column of a result (`python -m routed.bench patches` measures them)."""
     paper, _ = writers(config, same=config.scale != "smoke")
     write = paper._replace(metric="model/train_flops", unit="ratio")
-    told = []
+    claims = []
     for size, n in zip(sizes_of(config), TABLE2, strict=False):
         at = {"data.samples": size}
         for name, side, value in (("wrn", WRN, TABLE2[n][2]), ("pmoe", LEARNED, TABLE2[n][3])):
             seconds = TABLE2[n][name == "pmoe"]
-            words = f"training FLOPs of {name}, {n} images, 50 epochs ({seconds} s on their GPU)"
-            told.append(write.beside(f"table2.{name}.{n}", words, value * 1e15, side, at=at))
+            statement = f"training FLOPs of {name}, {n} images, 50 epochs ({seconds} s on their GPU)"
+            claims.append(write.beside(f"table2.{name}.{n}", statement, value * 1e15, side, at=at))
     most = {"data.samples": sizes_of(config)[-1]}
-    told.append(write.order("table2.fewer", "WRN-pMoE takes fewer FLOPs than WRN", ".57 to .59", LEARNED, WRN, at=most))
-    return tuple(told)
+    claims.append(
+        write.order("table2.fewer", "WRN-pMoE takes fewer FLOPs than WRN", ".57 to .59", LEARNED, WRN, at=most)
+    )
+    return tuple(claims)
 
 
 def plots(config: ConfigDict) -> tuple[dict, ...]:
@@ -310,9 +312,9 @@ def plots_of_patches(config: ConfigDict) -> tuple[dict, ...]:
 
 
 def _of_cifar(figure: str, line: str, scene: str, classes: int) -> Figure:
-    id, words = (figure or "fig14"), line.partition(":")[0]
+    id, label = (figure or "fig14"), line.partition(":")[0]
     return Figure(
-        line, images(scene, classes, SIZES[figure][0]), by_size, claims_of(id, words, figure != "fig15"), plots
+        line, images(scene, classes, SIZES[figure][0]), by_size, claims_of(id, label, figure != "fig15"), plots
     )
 
 

@@ -99,8 +99,8 @@ ASSAY = tuple(Need(ORACLE["arm"], side["arm"], 0.05, "eval/loss") for side in (H
 def claims(config: ConfigDict) -> tuple[Claim, ...]:
     """Returns the assay, the gain of learning, and its share of the oracle's gain, for the arms that run."""
     assay = Writer(comparability(config), "eval/loss", unit="difference", prefix="routed.dialects.")
-    told = assay._replace(needs=ASSAY)
-    order, learning, share, asked = assay.order, told.order, told.share, "not asked"
+    gated = assay._replace(needs=ASSAY)
+    order, learning, share, asked = assay.order, gated.order, gated.share, "not asked"
     every = (
         order("assay-hash", "an oracle of the dialect beats a hash of the token id", asked, ORACLE, HASH),
         order("assay-dense", "an oracle of the dialect beats a dense net of the same FLOPs", asked, ORACLE, DENSE),

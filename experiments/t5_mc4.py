@@ -152,8 +152,8 @@ def claim_fig5(config: ConfigDict) -> tuple[Claim, ...]:
         write.order("routed.t5.mixture", "a frozen and balanced mixture beats the dense model, in nats", "not asked",
                     BALANCED, DENSE),
     )  # fmt: skip
-    words = "learned and balanced beats frozen and balanced, in nats"
-    both = write.order("routed.t5.fair-balanced", words, "not asked", {"arm": "learned_balanced"}, BALANCED)
+    statement = "learned and balanced beats frozen and balanced, in nats"
+    both = write.order("routed.t5.fair-balanced", statement, "not asked", {"arm": "learned_balanced"}, BALANCED)
     claims = (
         write.order("dikkala.fig5-trained", "a trained router beats a frozen one in accuracy", "yes, significant",
                     FROZEN, LEARNED, metric="eval/accuracy"),
@@ -161,10 +161,10 @@ def claim_fig5(config: ConfigDict) -> tuple[Claim, ...]:
         write.null("fan.random", "a frozen random router is as good as a learned one (2402.13089)", "about as good",
                    LEARNED, BALANCED),
     )  # fmt: skip
-    words = "learned beats a balanced hash of the token id (2604.14419)"
-    hashed = write.order("routed.t5.hash", words, "yes", LEARNED, HASH)
-    found = (*dense, *claims, hashed, both)
-    return tuple(claim for claim in found if {side["arm"] for side in claim.sides()} <= set(config.arms))
+    statement = "learned beats a balanced hash of the token id (2604.14419)"
+    hashed = write.order("routed.t5.hash", statement, "yes", LEARNED, HASH)
+    asked = (*dense, *claims, hashed, both)
+    return tuple(claim for claim in asked if {side["arm"] for side in claim.sides()} <= set(config.arms))
 
 
 FIG5 = Figure(
@@ -182,8 +182,8 @@ COUNTS = {"smoke": (2, 4), "default": (4, 16, 64), "gpu": (8, 32, 128), "paper":
 def claim_fig7(config: ConfigDict) -> tuple[Claim, ...]:
     """The order of the paper and the fair one, at the file's number of experts."""
     write = writer(config, {"experts.count": config.experts.count})
-    words = "trained beats frozen in accuracy, at every count"
-    trained = write.order("dikkala.fig7", words, "yes, significant", FROZEN, LEARNED, metric="eval/accuracy")
+    statement = "trained beats frozen in accuracy, at every count"
+    trained = write.order("dikkala.fig7", statement, "yes, significant", FROZEN, LEARNED, metric="eval/accuracy")
     return trained, claim_fair(write)
 
 

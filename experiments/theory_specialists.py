@@ -118,17 +118,17 @@ def claim_success(config: ConfigDict, at: Point) -> Iterator[Claim]:
         comparability(config), "router/all_clusters_with_specialists", at, "probability", "dikkala.theorem2."
     )
     if separation > closest:
-        words = "frozen rows cover every cluster when they come from every cluster"
-        yield write.null(f"specialists.{tag}", f"{tag}: {words}", "probability 1 - exp(-O(d))", rows, rows | hit)
+        statement = "frozen rows cover every cluster when they come from every cluster"
+        yield write.null(f"specialists.{tag}", f"{tag}: {statement}", "probability 1 - exp(-O(d))", rows, rows | hit)
     elif ratio >= 4:
-        words = "rows from every cluster are not enough"
-        yield write.order(f"close.{tag}", f"{tag}: {words}", "asks for separation", rows, rows | hit)
+        statement = "rows from every cluster are not enough"
+        yield write.order(f"close.{tag}", f"{tag}: {statement}", "asks for separation", rows, rows | hit)
     if separation == farthest:
-        words = "frozen rows cover every cluster with the coupon collector's probability"
-        yield write.null(f"success.{tag}", f"{tag}: {words}", f"{predicted:.3g}", rows, {"value": predicted})
+        statement = "frozen rows cover every cluster with the coupon collector's probability"
+        yield write.null(f"success.{tag}", f"{tag}: {statement}", f"{predicted:.3g}", rows, {"value": predicted})
     if separation > closest and ratio == 2:
-        words = "a router that moves covers every cluster more often than its rows hit them"
-        yield write.order(f"learning.{tag}", f"{tag}: {words}", "not asked", LEARNED | hit, LEARNED)
+        statement = "a router that moves covers every cluster more often than its rows hit them"
+        yield write.order(f"learning.{tag}", f"{tag}: {statement}", "not asked", LEARNED | hit, LEARNED)
     if separation == farthest and ratio == RATIOS[config.scale][-1]:
         yield write.order(
             f"homogeneity.{tag}", f"{tag}: homogeneity of experts is above .99", "routing is by cluster",
@@ -174,9 +174,9 @@ def claim_kmeans(config: ConfigDict) -> tuple[Claim, ...]:
     middle = sweep[len(sweep) // 2]
     write = Writer(comparability(config), at=middle, prefix="dikkala.lemma1.", over=tuple(middle))
     return tuple(
-        write.order(name, f"a step is {words}, up to 1e-5", "identical steps",
+        write.order(name, f"a step is {step}, up to 1e-5", "identical steps",
                     LEARNED, {"value": 1e-5}, metric=f"theory/{name}_step")
-        for name, words in (("gradient", "a descent step on the inertia"), ("lloyd", "an iteration of Lloyd's"))
+        for name, step in (("gradient", "a descent step on the inertia"), ("lloyd", "an iteration of Lloyd's"))
     )  # fmt: skip
 
 
@@ -241,17 +241,17 @@ def claim_proof(config: ConfigDict) -> Iterator[Claim]:
     if least["data.dim"] < most["data.dim"]:
         low, high = (rows | {"data.dim": point["data.dim"]} for point in (least, most))
         at = {key: least[key] for key in ("data.clusters", "router.learning_rate")} | soon(least)
-        words = f"the exponent does not fall from {least['data.dim']} to {most['data.dim']} dimensions"
-        yield write.order("ii.growth", words, "exp(-O(d))", low, high, metric="theory/exponent", at=at)
+        statement = f"the exponent does not fall from {least['data.dim']} to {most['data.dim']} dimensions"
+        yield write.order("ii.growth", statement, "exp(-O(d))", low, high, metric="theory/exponent", at=at)
     for point in sweep_proof(config):
         dim, clusters, steps = point["data.dim"], point["data.clusters"], point["steps"]
         at = {key: point[key] for key in ("data.dim", "data.clusters", "steps", "router.learning_rate")}
         tag, share = f"k{clusters}.d{dim}", point["router.learning_rate"] / point["experts.learning_rate"]
         if steps != config.steps:
-            words = f"{tag}, {steps} steps"
+            label = f"{tag}, {steps} steps"
             yield write.order(
                 f"ii.{tag}",
-                f"{words}: weight on others' rows is below exp(-.1 d)",
+                f"{label}: weight on others' rows is below exp(-.1 d)",
                 "exp(-O(d))",
                 {"value": 0.1},
                 rows,
@@ -260,7 +260,7 @@ def claim_proof(config: ConfigDict) -> Iterator[Claim]:
             )
             yield write.order(
                 f"iii.{tag}",
-                f"{words}: an expert is within .1 of every target",
+                f"{label}: an expert is within .1 of every target",
                 "o(1)",
                 rows,
                 {"value": 0.1},
@@ -269,7 +269,7 @@ def claim_proof(config: ConfigDict) -> Iterator[Claim]:
             )
             yield write.order(
                 f"iii.loss.{tag}",
-                f"{words}: the training loss is below .05",
+                f"{label}: the training loss is below .05",
                 "near 0",
                 rows,
                 {"value": 0.05},
@@ -277,17 +277,17 @@ def claim_proof(config: ConfigDict) -> Iterator[Claim]:
                 at=at,
             )
             continue
-        words, tag = f"{tag}, {steps} steps, router's rate {share:g} of experts'", f"{tag}.{share:g}"
+        label, tag = f"{tag}, {steps} steps, router's rate {share:g} of experts'", f"{tag}.{share:g}"
         yield write.order(
             f"iv.direction.{tag}",
-            f"{words}: rows keep their direction (cosine > .99)",
+            f"{label}: rows keep their direction (cosine > .99)",
             "little change",
             {"value": 0.99},
             LEARNED,
             metric="theory/row_cosine",
             at=at,
         )
-        yield write.order(f"iv.norm.{tag}", f"{words}: rows grow", "growth", {"value": 1.0}, LEARNED,
+        yield write.order(f"iv.norm.{tag}", f"{label}: rows grow", "growth", {"value": 1.0}, LEARNED,
                           metric="theory/row_growth", at=at)  # fmt: skip
 
 
