@@ -76,7 +76,8 @@ ARMS["oracle_turn"] = Arm(_BY_CLUSTER, "oracle (the label: turned or not)", "#A6
 ARMS["hash_images"] = Arm({"router.frozen": True, "router.name": "hash"}, "hash of the image", "#56B4E9")
 ARMS["kmeans_images"] = Arm(
     {
-        "router.frozen": True, "router.score": "distance", "router.init_from_data": True, "router.init_rows": "clusters",
+        "router.frozen": True, "router.score": "distance", "router.init_from_data": True,
+        "router.init_rows": "clusters",
         "selection.renormalise": True, "selection.eval.renormalise": True,
     },
     "frozen k-means of windows", "#5A2A00", fair=True,
@@ -307,7 +308,8 @@ def claims_of_gates(config: ConfigDict) -> tuple[Claim, ...]:
     claims = [
         ours.order("zero", "the mixture of the paper beats one network", "88.2 and 92.6 %", single, LEARNED | paper),
         ours.order("optimiser", "normalised gradients make one network better", "not asked", single, normalised),
-        ours.order("four", "the mixture beats one network trained as its experts are", "not asked", normalised, LEARNED | paper),
+        ours.order("four", "the mixture beats one network trained as its experts are", "not asked", normalised,
+                   LEARNED | paper),
         order("frozen", "a gate that learns beats one that stays as it began", "not asked", FROZEN, LEARNED),
         order("fair", "a gate that learns beats the fairest frozen control", "not asked", FAIREST, LEARNED),
         ours.order("wide", "the mixture beats one network with as many weights", "not asked", wider, mixture),
@@ -364,7 +366,8 @@ CELLS = _of_cells("Table 2: networks and mixtures on CIFAR-10 and rotated images
 FIGURES = {
     "": CELLS,
     "table2": CELLS,
-    "released": _of_cells("Table 2 on rotated images, protocol of the released code", released=True, changes=PRESETS["released"]),
+    "released": _of_cells("Table 2 on rotated images, protocol of the released code", released=True,
+                          changes=PRESETS["released"]),
     "gates": Figure(
         "what is the gate of the mixture worth on rotated images?",
         sweep=lambda config: tuple(gates(config).values()),
@@ -374,7 +377,8 @@ FIGURES = {
     "fig6": Figure(
         "Fig. 6: images of both data sets, as they are trained on",
         changes={"seeds": 1, "experts.name": "conv_net", "steps": 4, "eval_every": 2},
-        sweep=lambda config: ({"data.name": CIFAR, "data.target_dim": 10}, {"data.name": ROTATED, "data.target_dim": 2}),
+        sweep=lambda config: ({"data.name": CIFAR, "data.target_dim": 10},
+                              {"data.name": ROTATED, "data.target_dim": 2}),
         plots=lambda config: (
             {"kind": "examples", "name": "fig6", "lines": {
                 "CIFAR-10": {"data.name": CIFAR, "data.target_dim": 10},

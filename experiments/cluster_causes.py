@@ -146,11 +146,15 @@ def claim_lemmas(config: ConfigDict) -> Iterator[Claim]:
     explored, printed, released = stages(config).values()
     own_error, other_error, gate = "theory/own_error", "theory/other_error", "theory/row_sum"
     for id, statement, lower, higher, metric, at in (
-        ("lemma52.own", "after T1 steps experts err on less than .1 of their cluster", LEARNED, 0.1, own_error, explored),
-        ("lemma52.other", "after T1 steps they err on more than 1 / (2 K) of any other", 0.125, LEARNED, other_error, explored),
-        ("lemma51.printed", "routing moves at most E^2 times as far as scores", LEARNED, 1.0, "theory/lemma51", printed),
+        ("lemma52.own", "after T1 steps experts err on less than .1 of their cluster", LEARNED, 0.1, own_error,
+         explored),
+        ("lemma52.other", "after T1 steps they err on more than 1 / (2 K) of any other", 0.125, LEARNED, other_error,
+         explored),
+        ("lemma51.printed", "routing moves at most E^2 times as far as scores", LEARNED, 1.0, "theory/lemma51",
+         printed),
         ("lemmaC3", "chances differ at most E^2 times as much as scores", LEARNED, 1.0, "theory/lemma_c3", printed),
-        ("lemmaC4", "an expert whose score is 1 below the highest is never chosen", LEARNED, 1 + 1e-6, "theory/lemma_c4", printed),
+        ("lemmaC4", "an expert whose score is 1 below the highest is never chosen", LEARNED, 1 + 1e-6,
+         "theory/lemma_c4", printed),
         ("lemmaC4.seen", "there are such experts", 0.0, LEARNED, "theory/hopeless", printed),
         ("lemmaE1", "rows of the router add up to 0 with the softmax gate", LEARNED, 1e-3, gate, printed),
         ("lemmaE1.raw", "they do not with the raw gate", 0.1, LEARNED, gate, released),
@@ -165,7 +169,8 @@ LEMMAS = Figure(
     sweep=lambda config: tuple(stages(config).values()),
     claims=lambda config: tuple(claim_lemmas(config)),
     plots=lambda config: (
-        {"kind": "methods", "name": "lemma52", "methods": stages(config), "metrics": ("theory/own_error", "theory/other_error")},
+        {"kind": "methods", "name": "lemma52", "methods": stages(config),
+         "metrics": ("theory/own_error", "theory/other_error")},
         {"kind": "series", "name": "lemmas", "metrics": ("theory/lemma_c3", "theory/hopeless", "theory/row_sum"),
          "lines": dict(list(stages(config).items())[1:])},
     ),

@@ -113,7 +113,7 @@ def writers(config: ConfigDict) -> tuple[Writer, Writer]:
 
 
 def over_runs(mean: float, std: float) -> Measured:
-    """Returns a mean over the paper's ten runs, with the deviation that Welch's test needs (their code divides by ten)."""
+    """Returns a mean over the paper's ten runs, with the deviation of Welch's test (their code divides by ten)."""
     return Measured(mean, std * math.sqrt(10 / 9), 10)
 
 

@@ -78,7 +78,8 @@ PROTOCOL = {
     "tune.multipliers": (1.0, 3.0, 10.0, 30.0), "data.clusters": 16, "data.samples": 8192, "experts.count": 16,
     "experts.name": "mlp", "experts.depth": 2, "experts.width": 32,
     "selection.name": "top_k", "selection.k": 2, "selection.eval.name": "top_k", "selection.eval.k": 2,
-    "selection.competition_rate": 0.05, "optimizer.name": "adam", "experts.learning_rate": 1e-3, "router.learning_rate": 1e-3,
+    "selection.competition_rate": 0.05, "optimizer.name": "adam", "experts.learning_rate": 1e-3,
+    "router.learning_rate": 1e-3,
     "dispatch": "auto", "batch_size": 128, "steps": 4000, "eval_every": 1000, "mesh.runs_per_batch": 64,
 }  # fmt: skip
 
@@ -126,9 +127,11 @@ def claim_arms(config: ConfigDict) -> Iterator[Claim]:
             LEARNED,
         )
         agreement = {"metric": "router/ami", "unit": "difference"}
-        yield write.order(f"gmm.{experts}.ami", f"{experts} experts: competition raises the agreement of experts and clusters",
+        yield write.order(f"gmm.{experts}.ami",
+                          f"{experts} experts: competition raises the agreement of experts and clusters",
                           "not asked", LEARNED, COMPETE, **agreement)  # fmt: skip
-        yield write.order(f"gmm.{experts}.dead", f"{experts} experts: competition leaves fewer experts dead", "less collapse",
+        yield write.order(f"gmm.{experts}.dead", f"{experts} experts: competition leaves fewer experts dead",
+                          "less collapse",
                           COMPETE, LEARNED, metric="router/dead", unit="difference")  # fmt: skip
         for arm, control in CONTROLS.items():
             if arm in config.arms:
@@ -169,14 +172,16 @@ def shares(config: ConfigDict) -> tuple[Point, ...]:
 
 
 def claim_shares(config: ConfigDict) -> Iterator[Claim]:
-    """Returns claims at each share: competition and its controls against SMoE of equal FLOPs, also with constant experts."""
+    """Returns claims at each share: competition and its controls against SMoE of equal FLOPs; also constant experts."""
     share = SHARES[config.scale][-1]
     write, at = writer(config, {"experts.name": "constant"}), {"selection.competition_rate": share}
     same = {"steps": config.steps, "eval_every": config.eval_every}
     sides = COMPETE | at | same, LEARNED | at | same
-    yield write.order("gmm.constant.blind", f"constant experts, lambda = {share:g}: competition loses agreement of experts and clusters",
+    yield write.order("gmm.constant.blind",
+                      f"constant experts, lambda = {share:g}: competition loses agreement of experts and clusters",
                       "not asked", *sides, metric="router/ami", unit="difference")  # fmt: skip
-    yield write.order("gmm.constant.pair", f"constant experts, lambda = {share:g}: competition gives few experts all tokens",
+    yield write.order("gmm.constant.pair",
+                      f"constant experts, lambda = {share:g}: competition gives few experts all tokens",
                       "not asked", *reversed(sides), metric="router/load_max", unit="difference")  # fmt: skip
     write = writer(config, {"experts.name": "mlp"})
     for share in SHARES[config.scale]:
@@ -199,7 +204,8 @@ SHARE = Figure(
     sweep=shares,
     claims=lambda config: tuple(claim_shares(config)),
     plots=lambda config: tuple(
-        {"kind": "equal_cost", "name": f"share-{experts}", "x": "selection.competition_rate", "metrics": (*METRICS[:3], "router/load_max"),
+        {"kind": "equal_cost", "name": f"share-{experts}", "x": "selection.competition_rate",
+         "metrics": (*METRICS[:3], "router/load_max"),
          "steps": config.steps, "dear": {share: longer(config, share)["steps"] for share in SHARES[config.scale]},
          "at": {"experts.name": experts}}
         for experts in EXPERTS

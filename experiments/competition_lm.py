@@ -110,7 +110,8 @@ PROTOCOL = {
     "transformer.head_dim": 16, "transformer.ffn": "ffn", "transformer.width": 64,
     "experts.name": "mlp", "experts.depth": 2, "experts.width": 64, "experts.count": 16, "dispatch": "auto",
     "selection.name": "top_k", "selection.k": 2, "selection.eval.name": "top_k", "selection.eval.k": 2,
-    "selection.competition_rate": 0.05, "optimizer.name": "adam", "optimizer.schedule": "linear", "optimizer.warmup": 200,
+    "selection.competition_rate": 0.05, "optimizer.name": "adam", "optimizer.schedule": "linear",
+    "optimizer.warmup": 200,
     "router.learning_rate": 9e-3, "experts.learning_rate": 9e-3, "transformer.learning_rate": 9e-3,
     "batch_size": 8, "steps": 12000, "eval_every": 1000, "checkpoint.every": 500,
     "mesh.runs_per_batch": 2,  # on two cores: one each
@@ -209,11 +210,14 @@ def claim_table9(config: ConfigDict) -> tuple[Claim, ...]:
         write.beside("pham.table9.smoe", "bits per character of SMoE, tiny, enwik8", 1.32),
     )
     return (
-        write.order("pham.table9", "competition has fewer bits per character than SMoE", "1.306 against 1.320 (p = .016)", COMPETE, LEARNED),
+        write.order("pham.table9", "competition has fewer bits per character than SMoE",
+                    "1.306 against 1.320 (p = .016)", COMPETE, LEARNED),
         *(beside if config.data.tokens in TEXTS else ()),
-        write.order("routed.competition.lm.alike", "competition makes the experts' outputs less alike", "less collapse", COMPETE, LEARNED,
+        write.order("routed.competition.lm.alike", "competition makes the experts' outputs less alike",
+                    "less collapse", COMPETE, LEARNED,
                     metric="router/alike"),
-        write.order("routed.competition.lm.load", "competition loads the most loaded expert less", "less collapse", COMPETE, LEARNED,
+        write.order("routed.competition.lm.load", "competition loads the most loaded expert less", "less collapse",
+                    COMPETE, LEARNED,
                     metric="router/load_max"),
     )  # fmt: skip
 
@@ -529,7 +533,8 @@ TABLE4 = Figure(
 #: The loss of the released code at the time of its last version (2024-03-24): full softmax of the router, nothing
 #: detached, errors averaged over experts too, and alpha multiplies the router's loss, .01 alpha for each layer.
 RELEASED: Point = {
-    "selection.distillation_softmax": "all", "selection.distillation_detached": False, "selection.distillation_trunk": True,
+    "selection.distillation_softmax": "all", "selection.distillation_detached": False,
+    "selection.distillation_trunk": True,
     "selection.distillation_mean": "entries", "selection.distillation_coefficient": 0.05,
 }  # fmt: skip
 #: How its experts start and that its routers have a bias, SMoE's too; and that most of its scripts compete at every
@@ -554,7 +559,7 @@ def alphas(config: ConfigDict) -> dict[tuple[str, float], Point]:
 
 
 def claim_table5(config: ConfigDict) -> Iterator[Claim]:
-    """Returns claims about each alpha against SMoE (the paper's text and its Table 9 disagree), and the paper's bits."""
+    """Returns claims about each alpha against SMoE (the paper's text and Table 9 disagree), and the paper's bits."""
     for (block, alpha), at in alphas(config).items():
         bits, write = TABLE_D[block][alpha], writer(config, at)
         if config.data.tokens in TEXTS:
@@ -630,7 +635,8 @@ OPTIONS: dict[str, Point] = {
     "softmax over all experts": {"selection.distillation_softmax": "all"},
     "target not detached": {"selection.distillation_detached": False},
     "its loss reaches the trunk": {"selection.distillation_trunk": True},
-    "weight .05, mean over experts too": {"selection.distillation_coefficient": 0.05, "selection.distillation_mean": "entries"},
+    "weight .05, mean over experts too": {"selection.distillation_coefficient": 0.05,
+                                          "selection.distillation_mean": "entries"},
     "all of the released loss": RELEASED,
     "competes at every step": _ALWAYS,
     "competes at evaluation": {"selection.eval.name": "compete"},
@@ -654,7 +660,7 @@ def options(config: ConfigDict) -> dict[str, Point]:
 
 
 def sweep_options(config: ConfigDict) -> tuple[Point, ...]:
-    """Returns the arms: competition alone where norms decide at evaluation, since SMoE's experts never trained for it."""
+    """Returns the arms: competition alone where norms decide at evaluation, as SMoE's experts never trained for it."""
     alone = {"arms": ("compete",)}
     return tuple(
         at | (alone if at["selection.eval.name"] in COMPETING.values() else {}) for at in options(config).values()
@@ -684,7 +690,8 @@ METHODS = Figure(
     sweep=sweep_options,
     claims=lambda config: tuple(claim_options(config)),
     plots=lambda config: (
-        {"kind": "methods", "name": "options", "methods": options(config), "metrics": (BITS, "router/load_max", "router/alike")},
+        {"kind": "methods", "name": "options", "methods": options(config),
+         "metrics": (BITS, "router/load_max", "router/alike")},
     ),
     computed=("arms", *dict.fromkeys(key for changes in OPTIONS.values() for key in changes)),
 )  # fmt: skip
@@ -693,7 +700,8 @@ AS_RELEASED = TABLE9._replace(
     line="Table 9 as released: loss, start, and competition at every step",
     changes=LIGHT | PRESETS["released"],
     claims=lambda config: (
-        writer(config, {}).order("routed.competition.lm.released", "as released, competition has fewer bits than SMoE", "not asked", COMPETE, LEARNED),
+        writer(config, {}).order("routed.competition.lm.released", "as released, competition has fewer bits than SMoE",
+                                 "not asked", COMPETE, LEARNED),
     ),
 )  # fmt: skip
 

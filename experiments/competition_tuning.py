@@ -138,8 +138,10 @@ FIGURES = {
         sweep=lambda config: tuple(METHODS.values()),
         claims=lambda config: tuple(claims(config)),
         plots=lambda config: (
-            {"kind": "methods", "name": "table3", "methods": {NAMES[name]: at for name, at in METHODS.items()}, "metrics": ("test/accuracy", "test/loss")},
-            {"kind": "training", "name": "training", "metrics": ("train/loss", "eval/loss", "eval/accuracy"), "title": NAMES["printed"], "at": METHODS["printed"]},
+            {"kind": "methods", "name": "table3", "methods": {NAMES[name]: at for name, at in METHODS.items()},
+             "metrics": ("test/accuracy", "test/loss")},
+            {"kind": "training", "name": "training", "metrics": ("train/loss", "eval/loss", "eval/accuracy"),
+             "title": NAMES["printed"], "at": METHODS["printed"]},
         ),
     )
 }  # fmt: skip

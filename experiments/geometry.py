@@ -81,7 +81,8 @@ HIGH = 0.7
 SHARES = {
     "smoke": (0.0, HIGH, 1.0),
     "default": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, HIGH, 0.8, 0.9, 1.0),
-    "paper": (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, HIGH, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0),
+    "paper": (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, HIGH, 0.75, 0.8, 0.85, 0.9,
+              0.95, 1.0),
 }  # fmt: skip
 #: Of the map.
 COARSE = {
@@ -95,7 +96,8 @@ RATES = {"smoke": (3e-3, 3e-2), "default": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "pape
 
 PROTOCOL = {
     "arms": ARMS,
-    "data.name": "crossed", "data.clusters": 16, "data.dim": 8, "data.separation": 2.0, "data.irrelevant_fraction": HIGH,
+    "data.name": "crossed", "data.clusters": 16, "data.dim": 8, "data.separation": 2.0,
+    "data.irrelevant_fraction": HIGH,
     "data.samples": 4096, "data.test_samples": 2560,
     "experts.name": "constant", "experts.count": 16,
     "optimizer.name": "adam", "router.learning_rate": 3e-3, "experts.learning_rate": 3e-2,
@@ -108,7 +110,8 @@ SCALES: Scales = {
         "steps": 40, "eval_every": 20, "seeds": 2, "shuffles": 0, "arms": FEW[:2],
     },
     "default": lambda config: {},
-    "paper": lambda config: {"steps": config.steps * 5, "eval_every": config.eval_every * 5, "seeds": max(32, config.seeds)},
+    "paper": lambda config: {"steps": config.steps * 5, "eval_every": config.eval_every * 5,
+                             "seeds": max(32, config.seeds)},
 }  # fmt: skip
 
 
@@ -121,9 +124,11 @@ def sides(write: Writer, most: float = HIGH) -> tuple[Claim, ...]:
     """The pre-registered change of sign: both of its ends by themselves."""
     low, high = ({**write.at, "data.irrelevant_fraction": share} for share in (0.0, most))
     return (
-        write.order("kmeans-wins-low", "without irrelevant clusters k-means of the inputs beats the learned router", "not asked",
+        write.order("kmeans-wins-low", "without irrelevant clusters k-means of the inputs beats the learned router",
+                    "not asked",
                     KMEANS, LEARNED, at=low, alpha=0.01),
-        write.order("learned-wins-high", f"at a share of {most:g} the learned router beats k-means of the inputs", "not asked",
+        write.order("learned-wins-high", f"at a share of {most:g} the learned router beats k-means of the inputs",
+                    "not asked",
                     LEARNED, KMEANS, at=high, alpha=0.01),
     )  # fmt: skip
 

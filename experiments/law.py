@@ -105,7 +105,8 @@ SCALES = {
         "arms": ("learned", "frozen_data"),
     },
     "default": lambda config: {},
-    "paper": lambda config: {"steps": config.steps * 5, "eval_every": config.eval_every * 5, "seeds": max(16, config.seeds)},
+    "paper": lambda config: {"steps": config.steps * 5, "eval_every": config.eval_every * 5,
+                             "seeds": max(16, config.seeds)},
 }  # fmt: skip
 
 
@@ -131,7 +132,7 @@ def _point(position: dict[str, float], levels: dict[str, tuple[int, ...]]) -> Po
 
 
 def predictions(figure: str) -> tuple[tuple[Point, tuple[float, float, float]], ...]:
-    """Returns the points of a figure with the expected gap and its interval; none before the predictions are written."""
+    """Returns the points of a figure with the expected gap and its interval; none before predictions are written."""
     file = PREDICTIONS[figure]
     points = json.loads(file.read_text("utf-8"))["points"] if file.is_file() else ()
     return tuple((point["at"], tuple(point["gap"])) for point in points)

@@ -78,7 +78,8 @@ PROTOCOL = {
     "arms": ARMS, "seed": 600, "seeds": 5, "model": "wide_resnet_moe", "loss": "cross_entropy", "gate.horizon": 1.0,
     "shuffles": 0, "data.name": "scenes", "data.target": "class", "resnet.factor": 1,
     "router.name": "linear", "selection.name": "patch_choice", "selection.eval.name": "patch_choice",
-    "selection.patch_weights": "all", "selection.eval.patch_weights": "all", "dispatch": "auto", "optimizer.name": "sgd",
+    "selection.patch_weights": "all", "selection.eval.patch_weights": "all", "dispatch": "auto",
+    "optimizer.name": "sgd",
     "optimizer.momentum": 0.0, "router.learning_rate": 0.1, "experts.learning_rate": 0.1,
     "transformer.learning_rate": 0.1, "batch_size": 64, "steps": 600, "eval_every": 150,
 }  # fmt: skip
@@ -148,7 +149,8 @@ def _large(factor: int, test: int):
         taken = config.selection.patches * (1 if is_faces(config.figure) else 4)  # of 64 patches, not of 16
         steps = 50 * largest // 128 // 5 * 5
         return {
-            "data.image_side": 2 * config.data.image_side, "resnet.factor": factor, "experts.width": factor * config.experts.width,
+            "data.image_side": 2 * config.data.image_side, "resnet.factor": factor,
+            "experts.width": factor * config.experts.width,
             "resnet.patch": 2 * config.resnet.patch if is_faces(config.figure) else 1, "data.samples": largest,
             "data.test_samples": test, "selection.patches": taken, "selection.eval.patches": taken, "batch_size": 128,
             "steps": steps, "eval_every": steps // 5,
@@ -220,7 +222,8 @@ def claims_of(id: str, label: str, same: bool):
             )
             for n in sizes
         ]
-        orders += [paper.beside(f"{id}.{name}", f"{label}: accuracy of {name}, all images", "not readable", side, at=most) for name, side in (("wrn", WRN), ("pmoe", LEARNED))]  # fmt: skip
+        orders += [paper.beside(f"{id}.{name}", f"{label}: accuracy of {name}, all images", "not readable", side,
+                                at=most) for name, side in (("wrn", WRN), ("pmoe", LEARNED))]  # fmt: skip
         fewer = f"{label}: WRN-pMoE with {sizes[0]} images above WRN with {sizes[-1]}"
         asked = "less than a fifth of the samples for 86 %" if id == "fig10" else "fewer samples"
         orders.append(paper.order(f"{id}.fewer", fewer, asked, WRN | most, LEARNED | least))
@@ -259,11 +262,14 @@ def claims_of_patches(config: ConfigDict) -> tuple[Claim, ...]:
     _, ours = writers(config, same=False)
     few, every = ({"selection.patches": n} for n in (config.selection.patches, taken(config)[-1]))
     orders = [
-        ours.order("patches.fewer", "experts that take some patches beat those that take all", "not asked", LEARNED | every, LEARNED | few),
-        ours.order("patches.all", "experts on all patches beat the network without a mixture", "not asked", WRN, LEARNED, at=every),
+        ours.order("patches.fewer", "experts that take some patches beat those that take all", "not asked",
+                   LEARNED | every, LEARNED | few),
+        ours.order("patches.all", "experts on all patches beat the network without a mixture", "not asked", WRN,
+                   LEARNED, at=every),
     ]  # fmt: skip
     return tuple(orders) + tuple(
-        ours.order(f"patches.l{n}", f"l = {n}: a router that learns beats one that does not", "not asked", FROZEN, LEARNED, at={"selection.patches": n})
+        ours.order(f"patches.l{n}", f"l = {n}: a router that learns beats one that does not", "not asked", FROZEN,
+                   LEARNED, at={"selection.patches": n})
         for n in taken(config)[:-1]
     )  # fmt: skip
 
@@ -324,18 +330,22 @@ FIGURES = {
     "": _of_cifar("", "CIFAR-10: accuracy by training images (Fig. 14)", "plain", 10),
     "fig15": _of_cifar("fig15", "CIFAR-10 on backgrounds: accuracy by training images (Fig. 15)", "backgrounds", 10),
     "fig16": _of_cifar("fig16", "vehicles among animals: accuracy by training images (Fig. 16)", "vehicles", 4),
-    "patches": Figure("vehicles among animals: accuracy by patches that an expert takes", VEHICLES, by_patches, claims_of_patches, plots_of_patches),
+    "patches": Figure("vehicles among animals: accuracy by patches that an expert takes", VEHICLES, by_patches,
+                      claims_of_patches, plots_of_patches),
     "spurious": Figure(
         "vehicles among animals of a colour that misleads", VEHICLES, by_colour,
         claims_of_colour("spurious", "vehicles, colour of the scene", same=False), plots_of_colour,
     ),
-    "fig10": Figure("CelebA, smiling (Fig. 10)", faces(2, SIZES["fig10"][0]), by_size, claims_of("fig10", "CelebA, smiling", same=True), plots),
+    "fig10": Figure("CelebA, smiling (Fig. 10)", faces(2, SIZES["fig10"][0]), by_size,
+                    claims_of("fig10", "CelebA, smiling", same=True), plots),
     "fig11": Figure(
         "CelebA, smiling, hair that misleads (Fig. 11)", faces(2, SIZES["fig11"][0]), by_colour,
         claims_of_colour("fig11", "CelebA, smiling", same=True), plots,
     ),
-    "fig12": Figure("CelebA, smiling and eyeglasses (Fig. 12)", faces(4, SIZES["fig12"][0]), by_size, claims_of("fig12", "CelebA, four classes", same=True), plots),
-    "table2": Figure("CelebA, four classes: FLOPs of the training (Table 2)", faces(4, SIZES["table2"][0]), by_size, claims_of_table, plots),
+    "fig12": Figure("CelebA, smiling and eyeglasses (Fig. 12)", faces(4, SIZES["fig12"][0]), by_size,
+                    claims_of("fig12", "CelebA, four classes", same=True), plots),
+    "table2": Figure("CelebA, four classes: FLOPs of the training (Table 2)", faces(4, SIZES["table2"][0]), by_size,
+                     claims_of_table, plots),
 }  # fmt: skip
 
 

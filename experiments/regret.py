@@ -88,7 +88,8 @@ def claims(
     partition, estimation = (f"regret/{part}" for part in ("partition", "estimation"))
     return (
         *(
-            write.null(f"predicted.{arm}.{samples}", same.format(arm), "not asked", {"arm": arm, "metric": "regret/predicted"},
+            write.null(f"predicted.{arm}.{samples}", same.format(arm), "not asked",
+                       {"arm": arm, "metric": "regret/predicted"},
                        {"arm": arm}, at={"data.samples": samples})
             for samples in samples_of[config.scale] for arm in COPIES if arm in config.arms
         ),

@@ -132,7 +132,8 @@ def claims(config: ConfigDict) -> tuple[Claim, ...]:
             for name, point in learning.items()
         ),
         *(
-            write.order(f"{ids[name]}.fair", f"{name}: learned beats the fairest frozen control", "not asked", LEARNED, FAIREST,
+            write.order(f"{ids[name]}.fair", f"{name}: learned beats the fairest frozen control", "not asked", LEARNED,
+                        FAIREST,
                         at=plain | point)
             for name, point in learning.items()
         ),

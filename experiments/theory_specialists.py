@@ -138,7 +138,10 @@ def claim_success(config: ConfigDict, at: Point) -> Iterator[Claim]:
 
 def draw_success(config: ConfigDict) -> tuple[dict, ...]:
     """Success against experts per cluster, with its prediction."""
-    predicted = lambda clusters, experts: prediction({"data.clusters": clusters, "experts.count": experts})  # noqa: E731
+
+    def predicted(clusters: int, experts: int) -> float:
+        return prediction({"data.clusters": clusters, "experts.count": experts})
+
     success = {
         "kind": "success",
         "metric": "router/all_clusters_with_specialists",
@@ -300,7 +303,8 @@ PROOF = Figure(
     plots=lambda config: (
         {"kind": "methods", "name": "proof", "methods": early(config),
          "metrics": ("theory/exponent", "theory/expert_error", "train/loss")},
-        {"kind": "training", "name": "experts", "metrics": ("theory/expert_error", "train/loss"), "at": sweep_proof(config)[-1]},
+        {"kind": "training", "name": "experts", "metrics": ("theory/expert_error", "train/loss"),
+         "at": sweep_proof(config)[-1]},
     ),
 )  # fmt: skip
 

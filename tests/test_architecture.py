@@ -84,7 +84,7 @@ def test_a_paper_is_imported_by_experiments_and_tools_alone():
             assert other == [], path
 
 
-#: Prints the names of the core's parts that an experiment may choose, by kind, without those that a config has by itself.
+#: Prints the names of the core's parts that an experiment may choose, by kind, without those of a config itself.
 PARTS = """
 import json
 from routed.analysis import claims, plots
@@ -98,7 +98,8 @@ print(json.dumps({kind: sorted(names) for kind, names in tables.items()}))
 #: Parts that one experiment uses, and stay: the page that offers them to users, or the reason.
 GENERIC = {
     "method.md": {  # controls of any experiment on samples or text
-        "decoder_active", "learned_top1_balanced", "learned_top2", "learned_top2_balanced", "oracle_language", "transplant",
+        "decoder_active", "learned_top1_balanced", "learned_top2", "learned_top2_balanced", "oracle_language",
+        "transplant",
     },
     "layer.md": {"expert_choice", "ffn", "group_limited", "hyper", "jitter", "sinkhorn"},  # the layer as a library
     "figures.md": {"against", "forest", "sample"},
