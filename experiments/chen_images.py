@@ -24,21 +24,6 @@ training images only, gradients divided by the sum of their tensors' norms, cons
 
 Rules where both are silent, or where ours differ. None looks at learned against another arm; seeds from 9000 on were
 for exploration only.
-  norm        groups of up to 8 channels of an image in place of batch normalisation, whose statistics would depend on
-              the gate. So no number of Table 2 is of the same setting (docs/decisions/chen2022.md).
-  batches     any training images, each drawn and changed anew, in place of epochs; 64 images at the default scale
-              (released: 128).
-  rates       experts, single: as printed at scale paper. Below it RATES: of .01, .03, .1 and .3 the rate with the
-              lowest test loss after 300 steps on rotated images, seed 9000, of the mixture and of the single network
-              alike; MobileNetV2: as printed for these. The gate: 1e-4 for 64 windows; with fewer windows, whose sums
-              are smaller, times the squared ratio.
-  schedule    none is stated: cosine to 0, as the code says of theirs (over 200 epochs, of which it trains 10 or 30:
-              constant).
-  balance     1e-3 E sum_e (share of samples x mean probability).
-  test        the first 1,000 test images in turn by class (rotated: 500 images, each both ways); the last evaluation,
-              not the best.
-  gates       the paper's gate starts at 0, so frozen it sends a training sample anywhere and every test sample to
-              expert 1. Fair controls need a gate with information, so `gates` starts it at random, too.
   verdicts    none that more steps might turn (gate.horizon), but at scale paper, whose steps belong to the protocol.
   effect      smallest effect of interest: one point of accuracy. seeds: 5000 to 5004.
 
@@ -49,11 +34,9 @@ turn (the label itself, so a ceiling and no control), one network with the exper
 Expected: the mixture of four above one on rotated images where both learn by normalised gradients; the ensemble at
 least as good as the mixture; k-means about as good as learned.
 
-Found at the default scale (docs/results/chen2022.md): after .8 epochs one network is ahead everywhere, printed and
-released, which more steps may turn (so no verdict but one). A learned gate is no better than a frozen gate or the true
-class, and the average of four networks is best.
-
-Cost at the default scale on 2 free cores: Table 2 20 minutes, released 9, gates 30, fig7 2.
+Found at the default scale (docs/results/chen2022.md): after .8 epochs one network is ahead everywhere. A learned gate
+is no better than a frozen gate or the true class, and the average of four networks is best. Cost at the default scale
+on 2 free cores: Table 2 20 minutes, released 9, gates 30, fig7 2.
 """
 
 from __future__ import annotations
@@ -116,6 +99,23 @@ RELEASED_EPOCHS = {"mobilenet_v2": 30, "resnet18": 10}
 
 SINGLE: Point = {"arms": ("dense_expert",), "optimizer.normalise": "none"}
 
+# Rules where paper and code are silent, or where ours differ. None looks at learned against another arm; seeds from
+# 9000 on were for exploration only.
+# norm: groups of up to 8 channels of an image in place of batch normalisation, whose statistics would depend on the
+#     gate. So no number of Table 2 is of the same setting (docs/decisions/chen2022.md).
+# batches: any training images, each drawn and changed anew, in place of epochs; 64 images at the default scale
+#     (released: 128).
+# rates: experts, single: as printed at scale paper. Below it RATES: of .01, .03, .1 and .3 the rate with the lowest
+#     test loss after 300 steps on rotated images, seed 9000, of the mixture and of the single network alike;
+#     MobileNetV2: as printed for these. The gate: 1e-4 for 64 windows; with fewer windows, whose sums are smaller,
+#     times the squared ratio.
+# schedule: none is stated: cosine to 0, as the code says of theirs (over 200 epochs, of which it trains 10 or 30:
+#     constant).
+# balance: 1e-3 E sum_e (share of samples x mean probability).
+# test: the first 1,000 test images in turn by class (rotated: 500 images, each both ways); the last evaluation, not the
+#     best.
+# gates: the paper's gate starts at 0, so frozen it sends a training sample anywhere and every test sample to expert 1.
+#     Fair controls need a gate with information, so `gates` starts it at random, too.
 PROTOCOL = PRESETS["paper"] | {
     "arms": ("learned",), "seed": 5000, "seeds": 5, "shuffles": 0,
     "data.name": ROTATED, "data.images": "cifar10", "data.clusters": 10, "data.target": "class", "data.target_dim": 2,

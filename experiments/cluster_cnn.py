@@ -24,8 +24,6 @@ Rules where both are silent, set on seeds from 5000 on.
   steps       500 (released: 501, at most; evaluations come at equal distances), single models 800 (801). printed: see
               STEPS.
   data        a data set of our own for each setting, by the same law; test clusters are equally frequent.
-  single      the released code's: Adam on the cross entropy (no double softmax), PyTorch's initial weights, coupled
-              weight decay.
   balance     Table 9 has neither formula nor coefficient: the released code's term, 1e-4 E^2 mean_e(load_e mean
               score_e).
   picture     the data of their notebook (noise outside of the signals, norm 3, feature strength 1), 1,024 of the test
@@ -35,10 +33,10 @@ Rules where both are silent, set on seeds from 5000 on.
 Cost on 2 free cores, minutes: headline 16, printed 25, activations 7, signals 3.5, picture .5, factors 17; all figures
 69. A mixture takes 3 seconds a seed, a single model of 128 filters 7, of 512 a minute (docs/measurements/cluster.md).
 
-Found (docs/results/without_page.md): 14 of 16 numbers of Table 3's mixtures are reproduced, 1 of 4 of Table 9, 14 of
-18 of Tables 7 and 8, all orders and Theorem 4.1. As printed, linear experts do better than in the tables: 96 to 98 %
-instead of 88 to 96. Linear experts lack 7 points in setting 1: the second softmax takes about 5 of them, the scale 4,
-the gate 2 (each by itself). Clusters share linear experts under every protocol.
+Found (docs/results/without_page.md): 14 of 16 numbers of Table 3's mixtures are reproduced, 1 of 4 of Table 9, 14 of 18
+of Tables 7 and 8, all orders and Theorem 4.1. As printed, linear experts do better than in the tables: 96 to 98 %
+instead of 88 to 96. Of 7 points that linear experts lack in setting 1 the second softmax takes about 5, the scale 4,
+the gate 2.
 """
 
 from __future__ import annotations
@@ -84,6 +82,9 @@ TABLE3 = ("1", "2", "3", "4")
 FILTERS = (128, 512)
 CUBIC, LINEAR = {"experts.activation": "cubic"}, {"experts.activation": "linear"}
 
+# Rule of single models, set on seeds from 5000 on.
+# single: the released code's: Adam on the cross entropy (no double softmax), PyTorch's initial weights, coupled weight
+#     decay.
 PROTOCOL = PRESETS["released"] | {
     "arms": ("learned",), "seeds": 10, "gate.horizon": 1.0, "shuffles": 0,
     "data.name": "patches", "data.clusters": 4, "data.dim": 50, "data.full_batch": True,

@@ -32,17 +32,10 @@ Expected: competition lowers the excess loss of mlp experts at equal steps and n
 well; constant experts lose all agreement where lambda is large (`share`, at its largest; at .05 the first figure only
 asks if agreement rises).
 
-Found (seeds 2300 to 2309, each arm at its own best rate): no verdict and no gain. With mlp experts competition's
-excess loss is 12 % higher [0, 27] at equal steps, which more steps could turn. Its agreement is .022 higher
-[.006, .039], and it has 2.5 % dead experts in place of 8 %, which is not significant among 14 claims. Dense steps, and
-winners that only teach the router, have SMoE's loss. Constant experts lose by competition, 27 % [6, 52], at the
-smallest rate that was tried; for them a shuffled target equals the target, to the last digits, as it must.
-
-share (the same seeds): at equal FLOPs competition's excess loss is SMoE's at lambda = .01 and .05 (ratio 1.04
-[.93, 1.16] and 1.01 [.92, 1.10]), 25 % higher at .3 (which more steps could turn) and 4.7 times as high at 1
-[2.7, 8.3] (verdict: opposite), 43 times with a shuffled target. Dense steps without winners have SMoE's loss at every
-lambda. Constant experts lose their agreement at lambda = 1, .09 for .35, and the most loaded has 6.5 times its share,
-as expected; without a verdict, as arms chose rates at an edge of the grid.
+Found (docs/results/ours.md; seeds 2300 to 2309, each arm at its best rate): no verdict and no gain. With mlp experts
+competition's excess loss is 12 % higher [0, 27] at equal steps, and its agreement .022 higher [.006, .039]. Dense steps
+have SMoE's loss. Constant experts lose by competition, 27 % [6, 52]. share: at equal FLOPs competition's excess loss is
+SMoE's at lambda = .01 and .05, and 4.7 times as high at 1 [2.7, 8.3].
 
 Cost: 34 minutes of one core, share 42 of two beside other work; smoke under half a minute of processor time.
 """

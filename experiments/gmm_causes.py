@@ -29,16 +29,11 @@ gmm_router.
 Expected, from exploration: .035 with 2.7 % dead at 100,000 steps; 1.024; shares .83 and .865 (decay .1) at 20,000
 steps, at 100,000 both near .87, loss .046; learned ahead of the dense net at 500 steps and behind at 4,000.
 
-Found (seeds 300 to 311): 100,000 steps bring constant experts to .041, and to .028 on fresh samples, with 2.3 and 1.3
-% dead: the cause is the number of steps. Their norms have 1.024 [1.000, 1.047] after 20,000 steps, and so has an
-untrained router (1.021).
-
-spurious (seeds 300 to 302; 20,000, 100,000 and 500,000 steps, the last with :spurious,paper): shares .81, .84 and .89
-without decay, .86, .85 and .85 with .1. The paper's shares are met, its loss is not: .14, .11, .088.
-
-dense: the cause is the number of steps. After 500, 1,000, 2,000 and 4,000 steps the dense net of one expert's
-parameters has 1.17 [1.07, 1.28], 1.06, .92 and .67 [.62, .73] of the mixture's loss, the dense net of all parameters
-.96, 1.01, .81 and .54. Only the net of all parameters chose an edge of the grid, at 500.
+Found (docs/results/dikkala2023.md). Constant experts: the cause is the number of steps; 100,000 bring .041. Their norms
+have 1.024 [1.000, 1.047] after 20,000 steps, and so has an untrained router (1.021). spurious: the paper's shares are
+met, its loss is not (.14, .11, .088 after 20,000, 100,000 and 500,000 steps). dense: the cause is the number of steps;
+after 500, 1,000, 2,000 and 4,000 the dense net of one expert's parameters has 1.17, 1.06, .92 and .67 of the mixture's
+loss.
 
 Smoke runs (half a minute) have few steps, and samples that are not fresh. Cost on 1 core: 7 minutes, spurious 7, dense
 15.

@@ -27,19 +27,9 @@ patches).
 
 Rules where they are silent, or where two cores ask for less. None looks at learned against another arm, and nothing
 was tuned.
-  images      of CIFAR-10 and CelebA, halved at the default scale (16 x 16, 32 x 32); l / n stays: 4 of 16 patches for
-              16 of 64. Backgrounds: other images with their 4 x 4 tiles in random order stand in for ImageNet's
-              plants. Each channel normalised.
   weights     experts have as many as the convolution that they replace, as the paper says: 9 x 64 factor filters of 1
               x 1, in all. The released code has a ninth of that on CIFAR.
-  filters     3 x 3 filters see zeros beyond their patch; in the released code they see a neighbour that the expert
-              takes too.
-  gate        multiplies an expert's responses; theirs multiplies its input, before a normalisation of its own, which
-              undoes most of it. Here one normalisation comes before all experts and one behind them.
-  statistics  of batch normalisation keep .9 a step (theirs: .99), as runs are shorter; evaluation uses them.
   batches     drawn with replacement; 64 at the default scale.
-  steps       equal for all sizes of the training set, so that sizes differ in nothing else: 600 (theirs: 50 epochs of
-              each). gpu, paper: 50 epochs of the largest.
   horizon     `gate.horizon` 1: the number of steps belongs to the protocol.
   effect      smallest effect of interest: one point of accuracy. seeds: 600 to 604.
 
@@ -74,6 +64,17 @@ TABLE2 = {
     16000: (630, 368, 15.0, 8.5),
 }
 
+# Rules where the paper is silent, or where two cores ask for less.
+# images: of CIFAR-10 and CelebA, halved at the default scale (16 x 16, 32 x 32); l / n stays: 4 of 16 patches for 16 of
+#     64. Backgrounds: other images with their 4 x 4 tiles in random order stand in for ImageNet's plants. Each channel
+#     normalised.
+# filters: 3 x 3 filters see zeros beyond their patch; in the released code they see a neighbour that the expert takes
+#     too.
+# gate: multiplies an expert's responses; theirs multiplies its input, before a normalisation of its own, which undoes
+#     most of it. Here one normalisation comes before all experts and one behind them.
+# statistics: of batch normalisation keep .9 a step (theirs: .99), as runs are shorter; evaluation uses them.
+# steps: equal for all sizes of the training set, so that sizes differ in nothing else: 600 (theirs: 50 epochs of each).
+#     gpu, paper: 50 epochs of the largest.
 PROTOCOL = {
     "arms": ARMS, "seed": 600, "seeds": 5, "model": "wide_resnet_moe", "loss": "cross_entropy", "gate.horizon": 1.0,
     "shuffles": 0, "data.name": "scenes", "data.target": "class", "resnet.factor": 1,
