@@ -37,8 +37,7 @@ itself and not a logarithm of its softmax (theirs).
 Expected: no difference between competition and SMoE; `untrained` clearly worse.
 
 Found (docs/results, docs/decisions/pham2024.md; movie reviews): .51 to .58 right in every arm, where chance has .5.
-Nothing tells competition from SMoE: models this small hardly learn the task, so the table says nothing about their
-first training.
+Nothing tells competition from SMoE: models this small hardly learn the task.
 """
 
 from __future__ import annotations
