@@ -49,7 +49,7 @@ from ml_collections import ConfigDict
 
 import routed.papers.pham2024  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
-from routed.layer.rule import rule_of
+from routed.layer.rule import selection_rule
 from routed.layer.selection import work
 from routed.papers.pham2024.competition import averaged
 from routed.plan import Figure, Point, make_config, override, product
@@ -97,7 +97,7 @@ SWEPT = ("compete", "compete_shuffled", "compete_dense")
 def longer(config: ConfigDict, share: float) -> Point:
     """Steps in which SMoE has as many experts' FLOPs as competition in the config's steps, with as many evaluations."""
     competing = override(config, {"selection.name": "compete", "selection.competition_rate": share})
-    rule = averaged(rule_of(competing.selection), config.steps)
+    rule = averaged(selection_rule(competing.selection), config.steps)
     ratio = work(rule, config.batch_size, config.experts.count) / config.selection.k
     every = math.ceil(config.eval_every * ratio)
     return {"steps": config.steps // config.eval_every * every, "eval_every": every}

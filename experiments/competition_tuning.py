@@ -47,7 +47,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 import routed.papers.pham2024  # noqa: F401 (parts of the paper)
-from routed.analysis.claims import LEARNED, Claim, Need, Writer
+from routed.analysis.claims import LEARNED, Claim, Precondition, Writer
 from routed.plan import Figure, Point, experiment, make_config
 from routed.plan.arms import ARMS, Arm
 from routed.plan.experiment import Scales
@@ -103,7 +103,7 @@ SCALES: Scales = {
 
 def claims(config: ConfigDict) -> Iterator[Claim]:
     """Returns claims about competition against every other arm, the paper's numbers, and the gain of pretraining."""
-    assay = (Need("learned", "untrained", 0.0, "test/loss"),) if "untrained" in config.arms else ()
+    assay = (Precondition("learned", "untrained", 0.0, "test/loss"),) if "untrained" in config.arms else ()
     for method, at in METHODS.items():
         write = Writer("scaled" if config.scale == "smoke" else "stand_in", "test/accuracy", at, "difference")
         asked = TABLE3.get(config.data.table, {})

@@ -46,7 +46,7 @@ from scipy.stats import qmc
 
 import routed.papers.ours  # noqa: F401 (parts of our questions)
 from routed.analysis.claims import FAIREST, LEARNED, Claim, Writer, comparability
-from routed.papers.ours.preregistered import Foretold
+from routed.papers.ours.preregistered import Preregistered
 from routed.plan import Figure, Point, make_config
 
 ARMS = ("learned", "frozen_data", "frozen_kmeans")
@@ -141,7 +141,12 @@ def foretold_claims(config: ConfigDict) -> tuple[Claim, ...]:
     )
     return tuple(
         write.prediction(
-            id, statement, "not asked", LEARNED, FAIREST, Foretold(points, score, least, most, FLOORS[config.figure])
+            id,
+            statement,
+            "not asked",
+            LEARNED,
+            FAIREST,
+            Preregistered(points, score, least, most, FLOORS[config.figure]),
         )
         for id, statement, score, least, most in asked
     )

@@ -42,7 +42,7 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 import routed.papers.ours  # noqa: F401 (parts of our questions)
-from routed.analysis.claims import FROZEN, LEARNED, Claim, Need, Writer, comparability
+from routed.analysis.claims import FROZEN, LEARNED, Claim, Precondition, Writer, comparability
 from routed.plan import Figure, make_config
 
 ARMS = (
@@ -89,7 +89,7 @@ HASH, ORACLE, DENSE = {"arm": "hash_token"}, {"arm": "oracle_dialect"}, {"arm": 
 
 #: What the oracle has to gain, in nats a token, before anything is said of learning: five times the smallest effect of
 #: interest.
-ASSAY = tuple(Need(ORACLE["arm"], side["arm"], 0.05, "eval/loss") for side in (HASH, DENSE))
+ASSAY = tuple(Precondition(ORACLE["arm"], side["arm"], 0.05, "eval/loss") for side in (HASH, DENSE))
 
 
 def claims(config: ConfigDict) -> tuple[Claim, ...]:

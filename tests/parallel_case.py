@@ -11,13 +11,13 @@ from jax.sharding import PartitionSpec as P
 from routed.experts.ffn import Ffn
 from routed.layer.auxiliary import auxiliary
 from routed.layer.moe import MoE
-from routed.layer.rule import Rule, rule_of
+from routed.layer.rule import SelectionRule, selection_rule
 from routed.metrics import load
 from routed.routers.features import Flat
 from routed.routers.product import ProductRouter
 
 TOKENS, DIM, EXPERTS = 64, 4, 8
-RULE = Rule(k=2, capacity_factor=0.75, group_size=8)
+RULE = SelectionRule(k=2, capacity_factor=0.75, group_size=8)
 
 
 def make_mesh(data, expert):
@@ -31,7 +31,7 @@ def loss_and_gradients(build, config, batch, mesh):
     model, dispatch = build(config, mesh), "auto" if mesh else "dense"
 
     def loss(params, batch):
-        logits = model.apply(params, state, batch, rule_of(config.selection), dispatch)[0]
+        logits = model.apply(params, state, batch, selection_rule(config.selection), dispatch)[0]
         right = jnp.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
         return (jax.nn.logsumexp(logits, -1) - right).mean()
 

@@ -16,19 +16,19 @@ ROOT = pathlib.Path(__file__).parent.parent
 #: The largest allowed value of each measure: what has been reached.
 LIMITS = {
     "code: docstrings that begin with a question word": 0,
-    "code: files over 300 lines": 7,
+    "code: files over 300 lines": 3,
     "code: functions over 60 lines": 1,
     "code: functions with more than 8 parameters": 0,
-    "code: lines over 120 characters": 166,
-    "code: longest chain of imports": 33,
-    "code: names that are pronouns": 38,
-    'code: tests `"key" in config`': 0,
-    "documents: lines over 100 characters": 1,
-    "documents: sentences over 28 words": 219,
+    "code: lines over 120 characters": 0,
+    "code: longest chain of imports": 30,
+    "code: names that are pronouns": 37,
+    'code: tests `"key" in config`': 5,
+    "documents: lines over 100 characters": 0,
+    "documents: sentences over 28 words": 57,
     "documents: words": 49_600,
-    "experiments: docstrings over 40 lines": 19,
-    "lines: all of src": 40_700,
-    "lines: core": 25_600,
+    "experiments: docstrings over 40 lines": 0,
+    "lines: all of src": 39_200,
+    "lines: core": 23_800,
 }
 TOOLS = {"trace", "suite", "bench", "aot", "tools"}
 QUESTIONS = ("What ", "Which ", "Whether ", "Where ", "Who ", "How ", "When ", "Of ", "That ", "As ", "Does ", "Is it ")
@@ -66,10 +66,11 @@ def has_many_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def tests_a_key(node: ast.AST) -> bool:
-    """Returns True for `"key" in config`, where the name on the right says that it is a config."""
+    """Returns True for `"key" in config`, where the name on the right is that of a config or of a node of one."""
     if not (isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn)):
         return False
-    return isinstance(node.left, ast.Constant) and "config" in ast.unparse(node.comparators[0]).split("(")[0]
+    nodes = {"config", "node", "router", "selection", "training", "evaluation", "own"}
+    return isinstance(node.left, ast.Constant) and ast.unparse(node.comparators[0]).split(".")[-1] in nodes
 
 
 def count_code(path: pathlib.Path) -> Counter[str]:

@@ -84,7 +84,7 @@ def test_a_paper_is_imported_by_experiments_and_tools_alone():
             assert other == [], path
 
 
-#: Prints the names of the core's parts that an experiment may choose, by kind, without those of a config itself.
+#: Prints the names of the core's parts that an experiment may choose, by kind, without the defaults of a config.
 PARTS = """
 import json
 from routed.analysis import claims, plots

@@ -17,7 +17,7 @@ from tests.test_networks import IMAGES
 
 
 def data(**changes):
-    chosen = {"images": "patterns", "directory": "", "clusters": 10, "side": 16, "blur": "all", "fresh": True}
+    chosen = {"images": "patterns", "directory": "", "clusters": 10, "image_side": 16, "blur": "all", "fresh": True}
     chosen |= {"epochs": False, "whole": False, "samples": 32, "test_samples": 40}
     return types.SimpleNamespace(**chosen | changes)
 
@@ -81,7 +81,7 @@ def test_blur_of_training_images_only():
 
 
 def test_tests_of_classes_are_images_as_they_are():
-    task, world = world_of("augmented", node := data(side=8))
+    task, world = world_of("augmented", node := data(image_side=8))
     test, shared = worlds.test_batch(task, world, node), world.shared
     pixels = (shared.pixels[2000] / 255 - shared.mean) / shared.std  # the first of 500 behind 2,000 for training
     np.testing.assert_allclose(test.x[0], pixels.reshape(8, 2, 8, 2, 3).mean((1, 3)), rtol=1e-3, atol=1e-4)
@@ -108,7 +108,7 @@ def test_impossible_settings_are_refused(small, changes, words):
 
 def test_images_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match=r"data.image_side=7: must divide the 16 pixels of a side"):
-        augmented.counts(data(side=7))
+        augmented.counts(data(image_side=7))
     with pytest.raises(UserError, match=r"data.clusters=4: .* have 10 classes; set data.clusters=10"):
         augmented.counts(data(clusters=4))
 

@@ -243,14 +243,14 @@ def test_points_of_the_same_runs_are_one_point_of_robustness():
     swept = ["data.samples", "data.radius"]
     at, over = {"data.samples": 64, "data.radius": 0.3}, ("data.samples", "data.radius")
     found = verdict(order(at=at, over=over), rows, swept)
-    assert found["robustness"] == {"shared_streams": 2, "tried": 2} and found["n"] == 4
+    assert found["robustness"] == {"held": 2, "tried": 2} and found["n"] == 4
 
 
 def test_robustness_is_the_share_of_points_that_hold():
     good, bad = table(samples=(64,)), table({"learned": LOSSES["frozen"], "frozen": LOSSES["learned"]}, samples=(128,))
     both = pd.concat([good, bad], ignore_index=True)
     found = verdict(order(over=("data.samples",)), both)
-    assert found["robustness"] == {"shared_streams": 1, "tried": 2}
+    assert found["robustness"] == {"held": 1, "tried": 2}
     assert verdict(order(), both)["robustness"] is None  # it names no key over which it is tried
 
 
@@ -261,7 +261,7 @@ def test_a_claim_never_pools_points():
     both["run"] += both.steps.astype(str)
     found = verdict(order(over=("steps",)), both, ("data.samples", "steps"))
     assert found["n"] == len(seeds) and found == verdict(order(), table()) | {"robustness": found["robustness"]}
-    assert found["robustness"] == {"shared_streams": 2, "tried": 2}
+    assert found["robustness"] == {"held": 2, "tried": 2}
     words = verdict(
         order(lower="learned", at={}), both.assign(**{"data.name": "gmm"}), ("data.samples", "steps", "data.name")
     )

@@ -156,7 +156,7 @@ def tiny(tmp_path, monkeypatch):
         (["--config.seeds=2", "--config.seed=999999"], ["seeds=2", "tuning seeds"]),
         (["--config.arms=learned,frozn"], ["'frozn'", "did you mean 'frozen'"]),
         (["--config.arms="], ["arms=()", "at least one"]),
-        (["--config.shared_streams=wolrd"], ["held=('wolrd',)", "world"]),
+        (["--config.shared_streams=wolrd"], ["shared_streams=('wolrd',)", "world"]),
         (["--config.figure=other"], ["figure=other", ":FIGURE,SCALE"]),
         (["--config.mesh.run=9"], ["mesh.run=9", "8 devices"]),
         (["--config.data.samples=60000000"], ["data.samples=60000000", "1.12 GiB", "lower data.samples"]),
@@ -377,12 +377,12 @@ def test_experiments_are_found_by_name_from_anywhere(tmp_path, monkeypatch):
     (tmp_path / "a" / "more.py").write_text(loads)
     monkeypatch.chdir(tmp_path)
     assert experiment.configure("a/more.py:other,smoke", ["seeds=9"])[1].seeds == 9
-    assert experiment.lasting("a/more.py:other") == f"{tmp_path}/a/more.py:other"
+    assert experiment.portable_spec("a/more.py:other") == f"{tmp_path}/a/more.py:other"
     own = packaged()
     assert experiment.find("gmm_router") == own["gmm_router"] and len(own) == len({*own.values()}) >= 11
     assert (
-        experiment.lasting(f"{own['t5_mc4']}:fig5,smoke")
-        == experiment.lasting("t5_mc4:fig5,smoke")
+        experiment.portable_spec(f"{own['t5_mc4']}:fig5,smoke")
+        == experiment.portable_spec("t5_mc4:fig5,smoke")
         == "t5_mc4:fig5,smoke"
     )
     write_experiment(tmp_path, "gmm_router")

@@ -8,7 +8,7 @@ import pytest
 from routed.contracts import Routing, UserError
 from routed.experts import EXPERTS, Constant, Linear
 from routed.layer.moe import MoE
-from routed.layer.rule import Rule, rule_of
+from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import select, work
 from routed.papers.pham2024 import competition
 from routed.plan.checks import validate
@@ -31,7 +31,7 @@ def layer(expert, mesh=None, dispatch="auto", **changes):
     config = settings(**changes)
     return MoE(
         router=ROUTERS["linear"].make(node_of(config).router, 4), expert=expert, num_experts=4,
-        rule=rule_of(config.selection), mesh=mesh, dispatch=dispatch,
+        rule=selection_rule(config.selection), mesh=mesh, dispatch=dispatch,
     )  # fmt: skip
 
 
@@ -99,9 +99,18 @@ def test_a_shuffled_target_is_dealt_among_tokens_that_count():
     assert not np.allclose(dealt, own)
 
 
-@pytest.mark.parametrize("key", ["share", "schedule", "distil", "distil_target", "distil_trunk"])
-def test_what_an_evaluation_does_not_do_is_refused(key):
-    changed = {"share": 0.0, "schedule": "root", "distil": 7.0, "distil_target": "shuffled", "distil_trunk": True}[key]
+#: Settings that an evaluation has no use for, with values that differ from the defaults.
+OF_TRAINING = {
+    "competition_rate": 0.0,
+    "schedule": "root",
+    "distillation_coefficient": 7.0,
+    "distillation_target": "shuffled",
+    "distillation_trunk": True,
+}
+
+
+@pytest.mark.parametrize(("key", "changed"), OF_TRAINING.items())
+def test_what_an_evaluation_does_not_do_is_refused(key, changed):
     competing = {
         f"selection.{node}{name}": value for node in ("", "eval.") for name, value in (("name", "compete"), ("k", 2))
     }
@@ -148,8 +157,8 @@ def test_padding_takes_no_part(renormalise):
 
 def test_a_rule_without_a_config_competes_by_default_settings():
     plain = layer(Linear(2))
-    bare = plain.clone(rule=Rule("compete", k=2))
-    assert bare.rule.own.share == 0.05
+    bare = plain.clone(rule=SelectionRule("compete", k=2))
+    assert bare.rule.own.competition_rate == 0.05
     y, routing = bare.apply({"params": made(plain)}, X, rngs={"noise": jax.random.key(7)})  # no step: the first
     assert y.shape == (6, 2) and routing.extra.active.shape == ()
 
@@ -165,10 +174,12 @@ def test_a_sharpened_router_is_distilled_as_it_routes():
 
 def test_coins_come_up_as_often_as_the_share():
     """2,000 tosses at .3: 600, five standard deviations sqrt(2000 x .3 x .7) = 20.5 are 102."""
-    rule = rule_of(node_of(settings(**{"selection.competition_rate": 0.3})).selection)
+    rule = selection_rule(node_of(settings(**{"selection.competition_rate": 0.3})).selection)
     tosses = jax.vmap(lambda key: competition.is_active(rule, key, 0))(jax.random.split(jax.random.key(3), 2000))
     assert abs(int(tosses.sum()) - 600) < 102
-    falling = rule_of(node_of(settings(**{"selection.competition_rate": 1.0, "selection.schedule": "root"})).selection)
+    falling = selection_rule(
+        node_of(settings(**{"selection.competition_rate": 1.0, "selection.schedule": "root"})).selection
+    )
     shares = [jax.vmap(lambda key, t=t: competition.is_active(falling, key, t))(jax.random.split(jax.random.key(3),
         2000)).mean()
               for t in (0, 999, 8000)]  # fmt: skip
@@ -177,12 +188,12 @@ def test_coins_come_up_as_often_as_the_share():
 
 def routed(scores, norms, held=True):
     scores = jnp.asarray(scores, jnp.float32)
-    plain = select(rule_of(settings().selection), scores)
+    plain = select(selection_rule(settings().selection), scores)
     return plain._replace(extra=competition.Lesson(jnp.array(held), scores, jnp.asarray(norms, jnp.float32)))
 
 
 def distilled(routing, **changes):
-    return float(competition.distillation(rule_of(node_of(settings(**changes)).selection), routing))
+    return float(competition.distillation(selection_rule(node_of(settings(**changes)).selection), routing))
 
 
 def test_what_the_router_learns_by_hand():
@@ -251,14 +262,14 @@ def test_the_tasks_gradient_where_only_the_router_hears():
 
 
 def test_shuffles_deal_the_same_norms():
-    rule = rule_of(node_of(settings(**{"selection.winners": "random"})).selection)
+    rule = selection_rule(node_of(settings(**{"selection.winners": "random"})).selection)
     outputs = jax.random.normal(jax.random.key(2), (4, 6, 2))
     plain = select(rule, jnp.zeros((6, 4)))
     combine = lambda routing, outputs: outputs[0]  # noqa: E731
     norms = np.linalg.norm(outputs, axis=-1).T
 
     def learned(**changes):
-        own = rule_of(node_of(settings(**changes)).selection)
+        own = selection_rule(node_of(settings(**changes)).selection)
         return competition.compete_dense(own, lambda s: select(own, s), combine, outputs, plain, jax.random.key(5))[2]
 
     among_experts, among_tokens = (
@@ -277,7 +288,7 @@ def test_every_layer_tosses_its_own_coin():
 
     @jax.jit
     def coins(key):
-        outputs = model.apply(params, state, rows_of_text(), rule_of(config.selection), config.dispatch, key, 0)
+        outputs = model.apply(params, state, rows_of_text(), selection_rule(config.selection), config.dispatch, key, 0)
         return outputs.sites["decoder"].routing.extra.active
 
     tossed = {tuple(coins(jax.random.key(seed)).tolist()) for seed in range(16)}
@@ -384,7 +395,7 @@ def test_a_contest_over_devices_has_the_numbers_of_one(contest):
 
 
 def test_computed_experts():
-    rule = rule_of(node_of(settings(**{"selection.competition_rate": 0.25})).selection)
+    rule = selection_rule(node_of(settings(**{"selection.competition_rate": 0.25})).selection)
     assert competition.experts_per_token(rule, 9, 16) == 2 + 0.25 * 14
 
 
@@ -401,14 +412,16 @@ def test_what_losers_cost():
         ({"selection.output_of_winners": False, "selection.distillation_detached": False}, whole),
     ):
         changes = {"selection.competition_rate": 0.25} | changes
-        assert work(rule_of(node_of(settings(**changes)).selection), 9, 16) == pytest.approx(expected)
-    assert work(rule_of(settings(**{"selection.name": "top_k"}).selection), 9, 16) == 2
+        assert work(selection_rule(node_of(settings(**changes)).selection), 9, 16) == pytest.approx(expected)
+    assert work(selection_rule(settings(**{"selection.name": "top_k"}).selection), 9, 16) == 2
 
 
 def test_a_schedule_is_counted_by_its_mean_step():
     """root: in the first 1,000 steps 2 / 3 of the share, in the second 2 / (2 + sqrt 2) = .585786; mean .626227."""
-    rule = rule_of(node_of(settings(**{"selection.competition_rate": 0.5, "selection.schedule": "root"})).selection)
-    assert competition.averaged(rule, 2000).own.share == pytest.approx(0.5 * 0.626227, rel=1e-5)
+    rule = selection_rule(
+        node_of(settings(**{"selection.competition_rate": 0.5, "selection.schedule": "root"})).selection
+    )
+    assert competition.averaged(rule, 2000).own.competition_rate == pytest.approx(0.5 * 0.626227, rel=1e-5)
     assert competition.averaged(rule._replace(own=None, name="top_k"), 2000).own is None
     sizes = {"experts.count": 4, "steps": 2000, "data.fresh": True, "eval_every": 2000}
     config = settings(**sizes, **{"selection.competition_rate": 0.5, "selection.schedule": "root"})
@@ -420,7 +433,7 @@ def test_a_schedule_is_counted_by_its_mean_step():
     ({"selection.eval.name": "compete", "selection.eval.k": 2, "selection.eval.winners": "random"},
      "an evaluation tosses no coins"),
     ({"selection.competition_rate": 1.0, "selection.distillation_coefficient": 0.0},
-     "an accidental frozen router; lower the share"),
+     "an accidental frozen router; lower the rate"),
     ({"selection.competition_rate": 1.0, "selection.k": 1, "selection.renormalise": False},
      "of which a softmax is always 1"),
     ({"selection.name": "top_k", "selection.winners": "elected"}, "must be one of norms, random, all"),

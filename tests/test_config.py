@@ -8,12 +8,12 @@ import pytest
 
 from routed.contracts import UserError
 from routed.layer.auxiliary import AUXILIARY
-from routed.layer.rule import rule_of
+from routed.layer.rule import selection_rule
 from routed.plan.arms import ARMS
 from routed.plan.checks import refuse_unread, validate
 from routed.plan.config import CHOICES, base, canonical, declared
 from routed.plan.experiment import variant
-from routed.plan.points import chain, cross, from_flag, product
+from routed.plan.points import chain, cross, points_of_flags, product
 from routed.plan.runs import decisive, groups, identity, plan_runs
 from routed.routers import ROUTERS
 from routed.settings.setting import Setting
@@ -82,7 +82,10 @@ def test_sweeps_are_products_and_chains():
     samples, rates = product(data__samples=(1, 2)), product(rates=("paper",))
     assert chain(samples, rates) == ({"data.samples": 1}, {"data.samples": 2}, {"rates": "paper"})
     assert cross(samples, rates) == ({"data.samples": 1, "rates": "paper"}, {"data.samples": 2, "rates": "paper"})
-    assert from_flag(base(), ["seeds=1,2", "steps=500"]) == ({"seeds": 1, "steps": 500}, {"seeds": 2, "steps": 500})
+    assert points_of_flags(base(), ["seeds=1,2", "steps=500"]) == (
+        {"seeds": 1, "steps": 500},
+        {"seeds": 2, "steps": 500},
+    )
 
 
 def test_traced_points_share_a_group_and_static_ones_do_not(small):
@@ -183,7 +186,7 @@ def test_a_setting_that_came_late_is_in_the_identity_of_those_who_set_it(small):
     config = override(small, {"selection.capacity_factor": 1.0})
     assert "capacity_multiple" not in decisive(config)
     assert '"selection.capacity_multiple": 4' in decisive(override(config, {"selection.capacity_multiple": 4}))
-    assert rule_of(override(config, {"selection.capacity_multiple": 4}).selection).capacity_multiple == 4
+    assert selection_rule(override(config, {"selection.capacity_multiple": 4}).selection).capacity_multiple == 4
 
 
 def test_identity_ignores_what_is_not_read(small):

@@ -143,7 +143,7 @@ def test_the_share_is_traced_and_between_0_and_1(small):
         validate(settled(small, 1.5))
     with pytest.raises(Exception, match=r"must be a multiple of 16"):
         validate(settled(small, 0.5, **{"data.test_samples": 1608}))
-    assert TASK.settings["share"].traced
+    assert TASK.settings["irrelevant_fraction"].traced
     data, world, batch = made(small, 0.25)
     traced = jax.jit(lambda s: TASK.batch(world, world.test, Node(data, s)).x)
     np.testing.assert_allclose(traced(jnp.float32(0.25)), batch.x, atol=1e-5)

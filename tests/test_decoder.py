@@ -14,7 +14,7 @@ from routed.bench import lm
 from routed.bench.harness import Baseline
 from routed.contracts import TextBatch, UserError
 from routed.layer.model_losses import balance_pooled
-from routed.layer.rule import rule_of
+from routed.layer.rule import selection_rule
 from routed.layer.selection import SELECTIONS
 from routed.metrics.load import load_of
 from routed.models.attention import rotated
@@ -124,7 +124,7 @@ def test_a_later_character_changes_no_earlier_logit(form, training):
 
     @jax.jit
     def logits(batch):
-        return model.apply(params, state, batch, rule_of(config.selection), config.dispatch, key).prediction
+        return model.apply(params, state, batch, selection_rule(config.selection), config.dispatch, key).prediction
 
     one, other = logits(before), logits(after)
     # Rows share their groups: of a queue with too few places the first row's tokens come first, so it alone sees
@@ -189,7 +189,7 @@ def test_the_entropy_of_test_tokens_has_its_mean_and_deviation_by_layer():
     test = jax.tree.map(lambda *both: jnp.concatenate(both), rows(), rows()._replace(inputs=rows().targets))
     problem, params, state, seen = evaluated(config, rows(), test)
     (site,) = problem.model.apply(
-        params, state, test, rule_of(config.selection, evaluation=True), config.dispatch
+        params, state, test, selection_rule(config.selection, evaluation=True), config.dispatch
     ).sites.values()
     scores = np.asarray(site.routing.scores, np.float64)
     probs = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
@@ -206,7 +206,7 @@ def test_where_outputs_choose_at_an_evaluation_they_are_what_is_counted():
     config = settings(**{"selection.name": "compete", "selection.eval.name": "compete", "selection.eval.k": 2})
     batch = rows()
     problem, params, state, seen = evaluated(config, batch, batch)
-    rule = rule_of(config.selection, evaluation=True)
+    rule = selection_rule(config.selection, evaluation=True)
     (site,) = problem.model.apply(params, state, batch, rule, config.dispatch).sites.values()
     computed = jnp.sort(site.routing.expert.reshape(2, -1, 2))
     np.testing.assert_array_equal(jnp.sort(seen["decoder/choices"]), computed)
@@ -229,7 +229,7 @@ def test_cheaper_ways_to_compute_give_nearly_the_same(changes, most):
     config, model, params, state = ready(())
     other = settings(**changes)
     logits = [
-        jax.jit(lambda m=m, c=c: m.apply(params, state, rows(), rule_of(c.selection), "dense").prediction)()
+        jax.jit(lambda m=m, c=c: m.apply(params, state, rows(), selection_rule(c.selection), "dense").prediction)()
         for m, c in ((model, config), (decoder(other), other))
     ]
     np.testing.assert_allclose(*logits, atol=most, rtol=0)
@@ -304,7 +304,7 @@ def test_competing_layers_of_the_bench_teach_their_routers(monkeypatch):
     monkeypatch.setitem(lm.SHAPES, "least", lm._shape(8, 2, 8, 4, 30))
     trained = lm.training_of("least", "compete_1")
     params, layer, _ = trained.state
-    batch, rule = trained._batch(8), rule_of(trained.config.selection)
+    batch, rule = trained._batch(8), selection_rule(trained.config.selection)
     outputs = trained.model.apply(params, layer, batch, rule, trained.config.dispatch, jax.random.key(0))
     nats = -jax.nn.log_softmax(outputs.prediction)[*np.indices(batch.targets.shape), batch.targets].mean()
     taught = float(objective.selection_loss(rule, outputs.sites))
@@ -542,7 +542,9 @@ def test_a_shared_expert_is_in_every_sparse_layer():
     # Weights of a router 8 x 4, of 2 experts or 3 of 2 x 8 x 6 = 96, over those of a hidden unit of a gated FFN, 3 x 8.
     assert twin_width(override(settings(), {"model": "decoder_active"})) == round((32 + 2 * 96) / 24)
     assert twin_width(twin) == round((32 + 3 * 96) / 24)
-    run = jax.jit(lambda params: model.apply(params, state, rows(), rule_of(config.selection), "dense").prediction)
+    run = jax.jit(
+        lambda params: model.apply(params, state, rows(), selection_rule(config.selection), "dense").prediction
+    )
     without = jax.tree_util.tree_map_with_path(
         lambda path, leaf: jnp.zeros_like(leaf) if "shared" in jax.tree_util.keystr(path) else leaf, params
     )
@@ -555,7 +557,7 @@ def test_the_balance_loss_may_be_of_all_layers_together():
     config, model, params, state = ready(())
     asked = override(config, {"losses.balance": 0.5, "losses.z": 0.1, "losses.balance_scope": "layers"})
     problem = problem_of(asked).build(asked, 0, None)
-    outputs = jax.jit(lambda: model.apply(params, state, rows(), rule_of(config.selection), "dense"))()
+    outputs = jax.jit(lambda: model.apply(params, state, rows(), selection_rule(config.selection), "dense"))()
     routing = outputs.sites["decoder"].routing
     load = jnp.stack([load_of(jax.tree.map(lambda a, i=i: a[i], routing))[0] for i in range(2)])
     expected = 0.5 * balance_pooled(jax.nn.softmax(routing.scores), load)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routed.bench.dispatch import flops_of, refuse_dense
-from routed.contracts import Places, UserError
+from routed.contracts import Queues, UserError
 from routed.experts import EXPERTS
 from routed.experts.activations import ACTIVATIONS
 from routed.experts.cnn import Cnn
@@ -26,7 +26,7 @@ from routed.kernels.matmul import FEW, matmul
 from routed.kernels.ragged import blocks, sorted_outputs
 from routed.layer import dispatch
 from routed.layer.dispatch import direct, ragged, slots
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.layer.selection import SELECTIONS, capacity, select
 from routed.papers.chowdhury2023.patch_moe import Neurons
 
@@ -49,7 +49,7 @@ def stacked(expert, count, x, key=0):
 def value_and_grads(run, rule, function, params, x, scores, mask=None):
     """y, and the gradients of |y - 1|^2 with respect to weights, tokens and scores."""
     size = rule.group_size or len(x)
-    places = Places(size, capacity(rule, size, scores.shape[1]))
+    places = Queues(size, capacity(rule, size, scores.shape[1]))
 
     def loss(params, x, scores):
         y = run(function, params, x, select(rule, scores, mask=mask), places)
@@ -69,21 +69,21 @@ def same(a, b, tolerance):
 
 
 CASES = {  # rule, tokens, experts
-    "top-1": (Rule(), 37, 5),
-    "top-2 renormalised": (Rule(k=2, renormalise=True), 13, 4),
-    "k = E": (Rule(k=3), 7, 3),
-    "one token": (Rule(), 1, 4),
-    "more experts than tokens": (Rule(k=2), 3, 9),
-    "one expert": (Rule(), 5, 1),
-    "drops": (Rule(k=2, capacity_factor=0.6), 16, 4),
-    "drops by score, in groups": (Rule(k=2, capacity_factor=0.6, priority="score", group_size=8), 24, 4),
-    "sigmoid": (Rule("sigmoid", k=2, renormalise=True), 9, 4),
-    "sinkhorn": (Rule("sinkhorn"), 12, 4),
-    "expert choice": (Rule("expert_choice", k=2, group_size=8), 16, 4),
-    "patches, gates 1": (Rule("patch_choice", patches=3, gate="one", group_size=6), 18, 4),
-    "patches, gates over the chosen": (Rule("patch_choice", patches=2, group_size=6), 18, 4),
-    "patches, gates over all": (Rule("patch_choice", patches=5, gate="all", group_size=6), 18, 4),
-    "all patches": (Rule("patch_choice", patches=6, group_size=6), 12, 3),
+    "top-1": (SelectionRule(), 37, 5),
+    "top-2 renormalised": (SelectionRule(k=2, renormalise=True), 13, 4),
+    "k = E": (SelectionRule(k=3), 7, 3),
+    "one token": (SelectionRule(), 1, 4),
+    "more experts than tokens": (SelectionRule(k=2), 3, 9),
+    "one expert": (SelectionRule(), 5, 1),
+    "drops": (SelectionRule(k=2, capacity_factor=0.6), 16, 4),
+    "drops by score, in groups": (SelectionRule(k=2, capacity_factor=0.6, priority="score", group_size=8), 24, 4),
+    "sigmoid": (SelectionRule("sigmoid", k=2, renormalise=True), 9, 4),
+    "sinkhorn": (SelectionRule("sinkhorn"), 12, 4),
+    "expert choice": (SelectionRule("expert_choice", k=2, group_size=8), 16, 4),
+    "patches, gates 1": (SelectionRule("patch_choice", patches=3, patch_weights="one", group_size=6), 18, 4),
+    "patches, gates over the chosen": (SelectionRule("patch_choice", patches=2, group_size=6), 18, 4),
+    "patches, gates over all": (SelectionRule("patch_choice", patches=5, patch_weights="all", group_size=6), 18, 4),
+    "all patches": (SelectionRule("patch_choice", patches=6, group_size=6), 12, 3),
 }
 
 
@@ -127,7 +127,7 @@ def dense_of_load(case, rule):
 @pytest.mark.parametrize("name", SPARSE)
 @pytest.mark.parametrize("case", ["ties", "all on one", "padding", "all padding"])
 def test_extreme_loads(name, case):
-    for rule in (Rule(), Rule(k=2, capacity_factor=1.25)):
+    for rule in (SelectionRule(), SelectionRule(k=2, capacity_factor=1.25)):
         given, expected = dense_of_load(case, rule)
         found = value_and_grads(SPARSE[name], *given)
         same(found, expected, 1e-4)
@@ -148,7 +148,7 @@ def dense_of_kind(kind):
     """Experts of a kind with inputs, and what is expected of them."""
     x = jax.random.normal(jax.random.key(0), (11, 3, 4) if kind == "cnn" else (11, 4))
     scores = jax.random.normal(jax.random.key(1), (11, 3))
-    given = Rule(k=2), *stacked(KINDS[kind], 3, x), x, scores
+    given = SelectionRule(k=2), *stacked(KINDS[kind], 3, x), x, scores
     return given, value_and_grads(direct.dense, *given)
 
 
@@ -176,7 +176,7 @@ def test_a_batch_of_seeds_equals_a_loop(name, shared):
 
     @jax.jit
     def one(a):
-        rule = Rule(k=2, capacity_factor=0.8)  # dropped assignments belong to no expert, and to no other seed
+        rule = SelectionRule(k=2, capacity_factor=0.8)  # dropped assignments belong to no expert, and to no other seed
         return value_and_grads(SPARSE[name], rule, function, a["weights"], a["tokens"], a["scores"])
 
     batched = jax.vmap(one, in_axes=(axes,))(arguments)
@@ -201,19 +201,19 @@ def test_grouped_product_is_a_loop_over_experts(sizes, seed):
 def test_a_dropped_output_may_be_anything():
     """A dropped assignment whose expert gives NaN harms nobody."""
     x, scores = jnp.ones((2, 1)), jnp.array([[1.0, 0.0], [1.0, 0.0]])
-    routing = select(Rule(capacity_factor=1.0), scores)  # one place: token 1 is dropped
+    routing = select(SelectionRule(capacity_factor=1.0), scores)  # one place: token 1 is dropped
     y = direct.combine(routing, jnp.array([[2.0], [jnp.nan]]), 2)
     assert y.tolist() == [[float(routing.weight[0]) * 2], [0.0]] and bool(jnp.isfinite(y).all()) and len(x) == 2
 
 
 def test_unsupported_pairs_are_refused_by_name():
     for name in ("gather", "slots", "ragged"):
-        assert f"dispatch {name!r} needs a sparse selection" in dispatch.misfit(name, "soft")
-        assert all(dispatch.misfit(name, s) is None for s in SELECTIONS if s != "soft")
-    assert dispatch.misfit("dense", "soft") is None
+        assert f"dispatch {name!r} needs a sparse selection" in dispatch.reason_against(name, "soft")
+        assert all(dispatch.reason_against(name, s) is None for s in SELECTIONS if s != "soft")
+    assert dispatch.reason_against("dense", "soft") is None
     x = jnp.ones((4, 2))
     with pytest.raises(TypeError, match=r"nn\.Dense layers; Constant has its own: value"):
-        run_grouped(*stacked(Constant(2), 2, x), x, select(Rule(), jnp.zeros((4, 2))))
+        run_grouped(*stacked(Constant(2), 2, x), x, select(SelectionRule(), jnp.zeros((4, 2))))
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_the_platform_of_the_mesh_decides_and_not_that_of_the_host():
     So do experts on a TPU that have parameters outside of `nn.Dense` layers.
     """
     tokens, dense = jnp.ones((8, 3)), {"kernel": jnp.ones((2, 3, 4))}
-    routing = select(Rule("top_k", k=1), jnp.ones((8, 2)), preference=jnp.ones((8, 2)))
+    routing = select(SelectionRule("top_k", k=1), jnp.ones((8, 2)), preference=jnp.ones((8, 2)))
 
     def traced(layer: nn.Module, params) -> str:
         expert = lambda params, x: layer.apply({"params": params}, x)  # noqa: E731

@@ -17,7 +17,7 @@ from routed.contracts import SoftRouting, UserError
 from routed.engine import execution, results
 from routed.engine.devices import make_mesh
 from routed.layer import auxiliary, selection
-from routed.layer.rule import rule_of
+from routed.layer.rule import selection_rule
 from routed.metrics import router as metrics
 from routed.models.single_layer import SITE
 from routed.plan import arms, experiment, listing, points
@@ -91,7 +91,7 @@ def train(heading, path, changes=None, sweeps=()):
     module.FIGURES = {config.figure: figure._replace(plots=lambda config: figure.plots(config)[:1])}
     place = {key: value for key, value in figure.sweep(config)[-1].items() if key != "arms"}
     place |= {"data.samples": config.data.samples}
-    sweep = points.cross((place,), points.from_flag(config, list(sweeps)))
+    sweep = points.cross((place,), points.points_of_flags(config, list(sweeps)))
     runs = plan_runs(config, sweep, [flag.partition("=")[0] for flag in sweeps])
     (work := path / "work").mkdir()
     table = results.open_workdir(work, config.name, config, sweep)
@@ -153,7 +153,7 @@ def test_the_command_line_of_a_section_plans_its_sweep(heading, tmp_path):
     arms = ("learned", "frozen") if "frozen" in config.arms else config.arms
     pair = experiment.figure_of(module, config).sweep(config)[-1] | {"arms": arms}
     runs = plan_runs(
-        config, points.cross((pair,), points.from_flag(config, flags)), [flag.partition("=")[0] for flag in flags]
+        config, points.cross((pair,), points.points_of_flags(config, flags)), [flag.partition("=")[0] for flag in flags]
     )
     for key, _, values in (flag.partition("=") for flag in flags):
         last = {run.key: value_of(run.config, key) for run in runs if run.arm == arms[-1]}
@@ -221,7 +221,7 @@ def test_prototypes_follow_the_means_of_their_tokens(tmp_path):
     _, config = load("A router with state", tmp_path)
     problem, inputs, params, state = started(config)
     batch = problem.batch(inputs, (), jnp.int32(0))
-    rule = rule_of(inputs.config.selection)
+    rule = selection_rule(inputs.config.selection)
     after, still = (
         jax.jit(lambda key=key: problem.model.apply(params, state, batch, rule, "dense", key, 0).state)()
         for key in (jax.random.key(0), None)
@@ -298,7 +298,7 @@ def test_a_selection(tmp_path):
         assert (np.abs(some - soft) > 1e-4).all()
     node = node_of(experiment.configure(str(tmp_path / "my_selection.py"), ["selection.floor=0.25"])[1])
     probs, mask = jnp.array([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6]]), jnp.array([True, False])
-    routing = selection.select(rule_of(node.selection), jnp.log(probs), mask=mask)
+    routing = selection.select(selection_rule(node.selection), jnp.log(probs), mask=mask)
     assert isinstance(routing, SoftRouting)
     np.testing.assert_allclose(routing.weight, [[2 / 3, 1 / 3, 0], [0, 0, 0]], rtol=1e-5)
 
@@ -318,7 +318,9 @@ def test_a_selection_on_text(tmp_path):
     arm = experiment.configure(
         str(tmp_path / file), ["selection.name=floored", "selection.renormalise=true", "selection.floor=0.25"]
     )[1]
-    routing = selection.select(rule_of(node_of(arm).selection), jnp.log(jnp.array([[0.6, 0.3, 0.1], [0.6, 0.1, 0.0]])))
+    routing = selection.select(
+        selection_rule(node_of(arm).selection), jnp.log(jnp.array([[0.6, 0.3, 0.1], [0.6, 0.1, 0.0]]))
+    )
     assert routing.kept.tolist() == [True, True, True, False]  # 2/3, 1/3 and 6/7, 1/7
 
 
@@ -431,7 +433,9 @@ def test_a_selection_that_reads_what_it_does_not_declare_is_named(tmp_path):
 def started_and_applied(config):
     problem, inputs, params, state = started(config)
     batch = problem.batch(inputs, (), jnp.int32(0))
-    return problem.model.apply(params, state, batch, rule_of(inputs.config.selection), "dense", jax.random.key(0), 0)
+    return problem.model.apply(
+        params, state, batch, selection_rule(inputs.config.selection), "dense", jax.random.key(0), 0
+    )
 
 
 @pytest.mark.parametrize(

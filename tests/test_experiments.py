@@ -9,7 +9,7 @@ import pytest
 from routed.analysis import page, plots
 from routed.engine import execution, results
 from routed.engine.devices import make_mesh
-from routed.engine.rows import plain
+from routed.engine.rows import plain_value
 from routed.plan import experiment
 from routed.plan.arms import ARMS, source_of
 from routed.plan.checks import PLANNED
@@ -58,9 +58,9 @@ def test_every_variant_is_consistent(file, figure, scale):
         """The arms that a claim finds there: an unnamed swept key has its base value, or the largest (`at_base`)."""
         found = [(dict(row[1:]), arm) for row, arm in rows.items() if set(where) <= set(row)]
         for key in sorted(columns - {key for key, _ in where}) if found else ():
-            values = {plain(place[key]) for place, _ in found}
-            own = plain(base[key]) if plain(base[key]) in values else max(values)
-            found = [(place, arm) for place, arm in found if plain(place[key]) == own]
+            values = {plain_value(place[key]) for place, _ in found}
+            own = plain_value(base[key]) if plain_value(base[key]) in values else max(values)
+            found = [(place, arm) for place, arm in found if plain_value(place[key]) == own]
         return {arm for _, arm in found}
 
     ids: dict[str, None] = {}  # in their order

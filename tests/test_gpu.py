@@ -15,7 +15,7 @@ from routed.contracts import UserError
 from routed.experts.ffn import Ffn
 from routed.kernels import megablox
 from routed.kernels.ragged import ragged
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.layer.selection import select
 from routed.system import machine
 from routed.system.machine import Floor, Rates, floor
@@ -282,7 +282,7 @@ def test_gradients_through_the_kernels_are_those_of_the_blocks(monkeypatch):
     expert, x = Ffn(6, 10), jax.random.normal(jax.random.key(0), (24, 6))
     keys = jax.random.split(jax.random.key(1), 4)
     params = jax.vmap(lambda key: expert.init(key, x[:1])["params"])(keys)
-    routing = select(Rule(k=2), jax.random.normal(jax.random.key(2), (24, 4)))
+    routing = select(SelectionRule(k=2), jax.random.normal(jax.random.key(2), (24, 4)))
     run = lambda p, rows: expert.apply({"params": p}, rows)  # noqa: E731
     loss = lambda way: lambda p, x: (way(run, p, x, routing) ** 2).sum()  # noqa: E731
     ours, theirs = (jax.grad(loss(way), argnums=(0, 1))(params, x) for way in (hopper.ragged, ragged))

@@ -15,7 +15,7 @@ import pytest
 
 from routed.contracts import UserError
 from routed.engine.compilation import stack_traced
-from routed.layer.rule import rule_of
+from routed.layer.rule import selection_rule
 from routed.metrics import router as weights
 from routed.plan.checks import validate
 from routed.plan.config import base, problem_of, traced
@@ -421,7 +421,7 @@ def test_experts_see_the_vector_and_the_features_the_router_the_image_only(confi
 
     @jax.jit
     def found(params, batch):
-        y, sites, _ = model.apply(params, state, batch, rule_of(config.selection), "dense", None)
+        y, sites, _ = model.apply(params, state, batch, selection_rule(config.selection), "dense", None)
         return y, sites["layer"].routing.scores
 
     def outputs(params, batch):

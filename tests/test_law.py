@@ -13,7 +13,7 @@ from routed.analysis.claims import FAIREST, LEARNED, Writer
 from routed.analysis.verdicts import judge
 from routed.contracts import UserError
 from routed.papers.ours import law
-from routed.papers.ours.preregistered import SCORES, Foretold
+from routed.papers.ours.preregistered import SCORES, Preregistered
 from routed.plan import experiment
 from routed.plan.config import base
 from routed.settings.tree import flatten, override
@@ -103,7 +103,7 @@ def rows():
 
 def verdict(expected, score, least, most, found, floor=0.0):
     points = tuple(({"data.samples": n}, one) for n, one in zip(FACTORS, expected, strict=True))
-    claim = Writer("same").prediction("x", "s", "p", LEARNED, FAIREST, Foretold(points, score, least, most, floor))
+    claim = Writer("same").prediction("x", "s", "p", LEARNED, FAIREST, Preregistered(points, score, least, most, floor))
     return judge((claim,), found, base(), ["data.samples"])[0]
 
 
@@ -165,7 +165,7 @@ def test_the_command_gives_a_factor_its_interval_and_a_warning(fitted, tmp_path,
             ["--config.data.dim=4"],
             r"--config.data.dim: the law does not know it.*; it knows data.separation, data.samples",
         ),
-        (["--config.data.sharing=.1"], r"did you mean 'data.irrelevant_fraction'"),
+        (["--config.data.irrelevant_fractions=.1"], r"did you mean 'data.irrelevant_fraction'"),
         (["--config.data.irrelevant_fraction=2"], r"data.irrelevant_fraction=2.0: must be in \[0.0, 1.0\]"),
         (["--fit=runs/x"], r"--write=FILE goes with"),
         (["--fit=runs/x", "--points=law:held_out", "--write=y"], r"one at a time"),

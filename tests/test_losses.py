@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from routed.layer.auxiliary import auxiliary
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.layer.selection import select
 
 E, T = 4, 400
@@ -20,7 +20,9 @@ ALL = dict.fromkeys(("balance", "importance", "z", "entropy"), 1.0)
 
 def values(scores, k=2, groups=1, **changes):
     """Compiled as a whole: operation by operation takes longer."""
-    losses = jax.jit(lambda scores, changes: auxiliary(select(Rule(k=k), scores), ALL, groups=groups, **changes)[1])
+    losses = jax.jit(
+        lambda scores, changes: auxiliary(select(SelectionRule(k=k), scores), ALL, groups=groups, **changes)[1]
+    )
     return {name: float(value) for name, value in losses(scores, changes).items()}
 
 
@@ -52,19 +54,19 @@ def test_random():
 @pytest.mark.parametrize("name", ALL)
 def test_gradients_are_finite(name, scores):
     def loss(scores):
-        return auxiliary(select(Rule(k=2), scores), {name: 1.0})[0]
+        return auxiliary(select(SelectionRule(k=2), scores), {name: 1.0})[0]
 
     assert bool(jnp.isfinite(jax.jit(jax.grad(loss))(scores)).all())
 
 
 def test_balance_pushes_probability_away_from_the_crowd():
     scores = jnp.zeros((T, E)).at[:, 0].set(1.0)
-    gradient = jax.grad(lambda s: auxiliary(select(Rule(), s), {"balance": 1.0})[0])(scores).sum(0)
+    gradient = jax.grad(lambda s: auxiliary(select(SelectionRule(), s), {"balance": 1.0})[0])(scores).sum(0)
     assert gradient[0] > 0 and bool((gradient[1:] < 0).all())
 
 
 def test_coefficients_weigh_and_fixed_routers_have_none():
-    routing = select(Rule(k=2), COLLAPSED)
+    routing = select(SelectionRule(k=2), COLLAPSED)
     total, _ = auxiliary(routing, {"balance": 0.5, "importance": 3.0})
     assert float(total) == pytest.approx(0.5 * 2 + 3 * 1)
     assert float(auxiliary(routing, ALL, learned=jnp.array(False))[0]) == 0.0
@@ -84,4 +86,4 @@ def test_balance_within_groups():
 
 
 def test_soft_routing_has_losses_too():
-    assert float(auxiliary(select(Rule("soft"), UNIFORM), ALL)[1]["balance"]) == pytest.approx(1.0)
+    assert float(auxiliary(select(SelectionRule("soft"), UNIFORM), ALL)[1]["balance"]) == pytest.approx(1.0)

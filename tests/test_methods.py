@@ -48,8 +48,8 @@ def stable(**changes):
         "choices": 1,
         "teach_steps": 2,
         "token_dim": 5,
-        "distil": 0.3,
-        "even": 0.3,
+        "distillation_coefficient": 0.3,
+        "balance_coefficient": 0.3,
     }
     return StableRouter(**own | changes)
 
@@ -85,7 +85,7 @@ def test_scores_choose_first_and_then_the_table():
 
 def test_the_taught_losses_reach_who_they_should():
     """The student by its cross-entropy alone, the experts' embeddings by the load alone: the target has no gradient."""
-    router, x = stable(even=0.0), jax.random.normal(jax.random.key(1), (4, 6))
+    router, x = stable(balance_coefficient=0.0), jax.random.normal(jax.random.key(1), (4, 6))
     variables = router.init(jax.random.key(0), x, token_id=IDS)
     state = {name: tree for name, tree in variables.items() if name != "params"}
 
@@ -93,7 +93,10 @@ def test_the_taught_losses_reach_who_they_should():
         call = router.apply({"params": params, **state}, x, token_id=IDS, step=0, mutable=list(state))
         return call[1]["objective"]["value"]
 
-    for router, reached in ((stable(even=0.0), {"words", "word_kernel"}), (stable(distil=0.0), {"kernel"})):
+    for router, reached in (
+        (stable(balance_coefficient=0.0), {"words", "word_kernel"}),
+        (stable(distillation_coefficient=0.0), {"kernel"}),
+    ):
         grads = jax.grad(own)(variables["params"], router)
         assert {name for name, grad in grads.items() if jnp.abs(grad).max() > 0} == reached
 
@@ -135,7 +138,7 @@ def test_experts_of_a_token_so_far_by_hand():
     )
     found = [float(mean_so_far(phases, (2, 7, 11, 16), step)) for step in (0, 10, 50, 100)]
     assert found == pytest.approx([2, 2, 4.5, 9])
-    phases = phases_of(override(base(), {"steps": 100, "eval_every": 100, "phases": ("until=25 share=0.5", "")}))
+    phases = phases_of(override(base(), {"steps": 100, "eval_every": 100, "phases": ("until=25 fraction=0.5", "")}))
     assert float(mean_so_far(phases, (4, 2), 20)) == pytest.approx(3)
 
 

@@ -13,7 +13,7 @@ from routed.experts.mlp import Mlp
 from routed.layer import model_losses, model_rules, selection
 from routed.layer.auxiliary import auxiliary
 from routed.layer.moe import MoE
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.layer.selection import capacity, combine_weights, select
 from routed.metrics import load
 from routed.metrics.agreement import churn
@@ -43,28 +43,28 @@ def weights(rule, scores, **more):
 def test_groups_of_experts_by_hand():
     """V3: groups count .9 + .1 = 1 and .6 + .7 = 1.3, so the best expert is out of reach; a bias of .4 lets it in."""
     scores = logit([[0.9, 0.1, 0.6, 0.7]])
-    rule = Rule("group_limited", k=1, own=own(expert_groups=2, groups_kept=1, scaling=2.5))
+    rule = SelectionRule("group_limited", k=1, own=own(expert_groups=2, groups_kept=1, scaling=2.5))
     np.testing.assert_allclose(weights(rule, scores), [[0, 0, 0, 2.5 * 0.7]], rtol=1e-5)
     bias = jnp.array([0.4, 0, 0, 0])  # chooses, and does not weigh
     np.testing.assert_allclose(weights(rule, scores, bias=bias), [[2.5 * 0.9, 0, 0, 0]], rtol=1e-5)
     both = rule._replace(k=2, renormalise=True)
     np.testing.assert_allclose(weights(both, scores), [[0, 0, 2.5 * 6 / 13, 2.5 * 7 / 13]], rtol=1e-5)
-    free = Rule("group_limited", k=2, own=own())
+    free = SelectionRule("group_limited", k=2, own=own())
     np.testing.assert_allclose(weights(free, scores), [[0.9, 0, 0, 0.7]], rtol=1e-5)
 
 
 def test_sure_sigmoids_are_chosen_by_their_scores_and_counted_by_their_sigmoids():
     """sigmoid(20) = sigmoid(30) = 1 in float32. Groups count 1 + 1 and 1 + sigmoid(-5) = 1.007: the first wins."""
     scores = jnp.array([[20.0, 30.0, -5.0, 40.0]])
-    assert select(Rule("group_limited", own=own()), scores).expert.tolist() == [3]
-    rule = Rule("group_limited", own=own(expert_groups=2, groups_kept=1))
+    assert select(SelectionRule("group_limited", own=own()), scores).expert.tolist() == [3]
+    rule = SelectionRule("group_limited", own=own(expert_groups=2, groups_kept=1))
     assert select(rule, scores).expert.tolist() == [1]
 
 
 def test_groups_of_experts_by_their_best():
     """V2: of shares 5/12, 1/12, 3/12, 3/12 the first group has the best; its second expert goes before better ones."""
     scores = jnp.log(jnp.array([[5.0, 1.0, 3.0, 3.0]]))
-    rule = Rule("group_limited", k=2, own=own(expert_groups=2, groups_kept=1, affinity="softmax"))
+    rule = SelectionRule("group_limited", k=2, own=own(expert_groups=2, groups_kept=1, affinity="softmax"))
     np.testing.assert_allclose(weights(rule, scores), [[5 / 12, 1 / 12, 0, 0]], rtol=1e-5)
 
 
@@ -80,19 +80,19 @@ def test_groups_that_do_not_fit_are_refused():
 
 def test_relu_gates_weigh_with_their_scores_and_keep_what_is_positive():
     scores = jnp.array([[1.0, -1.0, 2.0], [-1.0, -2.0, -3.0]])
-    routing = select(Rule("relu"), scores)
+    routing = select(SelectionRule("relu"), scores)
     np.testing.assert_allclose(combine_weights(routing), [[1, 0, 2], [0, 0, 0]])
     assert routing.kept.reshape(2, 3).tolist() == [[True, False, True], [False, False, False]]
-    gradient = jax.grad(lambda s: (combine_weights(select(Rule("relu"), s)) * jnp.array([[3.0, 5.0, 7.0]] * 2)).sum())(
-        scores
-    )
+    gradient = jax.grad(
+        lambda s: (combine_weights(select(SelectionRule("relu"), s)) * jnp.array([[3.0, 5.0, 7.0]] * 2)).sum()
+    )(scores)
     np.testing.assert_allclose(gradient, [[3, 0, 7], [0, 0, 0]])
 
 
 @pytest.mark.slow
 def test_relu_gates_have_places_for_all_tokens_whatever_the_capacity():
     """All 4 tokens choose both experts: ranks reach 3; 1.0 x 1 x 4 / 2 = 2 places would make experts overwrite."""
-    x, rule = jnp.abs(X[:4]), Rule("relu", capacity_factor=1.0)
+    x, rule = jnp.abs(X[:4]), SelectionRule("relu", capacity_factor=1.0)
     of = lambda dispatch: MoE(ProductRouter(2, Flat()), Mlp(4, 2, 5), 2, rule, dispatch=dispatch)  # noqa: E731
     params = nn.meta.unbox(of("dense").init(jax.random.key(1), x))["params"] | {"router": {"kernel": jnp.ones((4, 2))}}
     expected, routing = of("dense").apply({"params": params}, x)
@@ -103,9 +103,9 @@ def test_relu_gates_have_places_for_all_tokens_whatever_the_capacity():
 
 def test_what_relu_gates_pay():
     """Two tokens, scores (1, -1) and (3, -1): expert 0 has all load, twice a fair one: 2 (1 + 3) / (2 x 2) = 2."""
-    routing = select(Rule("relu"), jnp.array([[1.0, -1.0], [3.0, -1.0]]))
+    routing = select(SelectionRule("relu"), jnp.array([[1.0, -1.0], [3.0, -1.0]]))
     assert float(auxiliary(routing, {"l1": 1.0})[1]["l1"]) == pytest.approx(2.0)
-    even = select(Rule("relu"), jnp.array([[1.0, 1.0], [3.0, 3.0]]))  # fair: (1 + 1 + 3 + 3) / 4
+    even = select(SelectionRule("relu"), jnp.array([[1.0, 1.0], [3.0, 3.0]]))  # fair: (1 + 1 + 3 + 3) / 4
     assert float(auxiliary(even, {"l1": 1.0})[1]["l1"]) == pytest.approx(2.0)
 
 
@@ -121,7 +121,7 @@ def test_the_coefficient_of_what_relu_gates_pay_follows_how_many_are_positive():
 
 def test_places_of_relu_gates_that_are_not_chosen_are_no_load_and_no_drop():
     """Scores (1, -1), (3, -1), (-1, 2): experts have 2 and 1 of 3 choices; nothing found no place."""
-    routing = select(Rule("relu"), jnp.array([[1.0, -1.0], [3.0, -1.0], [-1.0, 2.0]]))
+    routing = select(SelectionRule("relu"), jnp.array([[1.0, -1.0], [3.0, -1.0], [-1.0, 2.0]]))
     np.testing.assert_allclose(load.load_of(routing), [[2 / 3, 1 / 3]])
     assert float(load.dropped(routing)) == 0
     assert chosen(routing).tolist() == [[0, -1], [0, -1], [-1, 1]]
@@ -138,14 +138,14 @@ def test_the_load_loss_by_hand():
         jnp.array([[0.0, 1.0], [9.0, 0.0]]), jnp.array([[0.0, 1.0], [9.0, 0.0]]), 1.0, 1, jnp.array([True, False])
     )
     assert float(padded) == pytest.approx(0.029129 / 0.329328**2, rel=1e-4)
-    found = auxiliary(select(Rule(k=1), scores), {"load": 1.0})[1]["load"]
+    found = auxiliary(select(SelectionRule(k=1), scores), {"load": 1.0})[1]["load"]
     assert float(found) == pytest.approx(0.029129 / 0.329328**2, rel=1e-4)
 
 
 def test_balance_of_sigmoids_by_sequence():
     """A sequence a group. First: both tokens at expert 0, gates (.8, .2), sum 1: 2 (.8) = 1.6; second: one each: 1."""
     scores = logit([[0.8, 0.2], [0.8, 0.2], [0.8, 0.2], [0.2, 0.8]])
-    routing = select(Rule("sigmoid", k=1), scores)
+    routing = select(SelectionRule("sigmoid", k=1), scores)
     assert float(auxiliary(routing, {"balance_sigmoid": 1.0}, groups=2)[1]["balance_sigmoid"]) == pytest.approx(
         (1.6 + 1.0) / 2, rel=1e-5
     )
@@ -159,7 +159,7 @@ def test_balance_pooled_over_layers_lets_layers_make_up_for_each_other():
 
 
 def test_a_capacity_is_rounded_up_to_a_multiple():
-    rule = Rule(k=1, capacity_factor=1.0)
+    rule = SelectionRule(k=1, capacity_factor=1.0)
     assert [capacity(rule._replace(capacity_multiple=m), 20, 4) for m in (1, 4, 8, 64)] == [
         5,
         8,
@@ -174,7 +174,7 @@ def test_a_shared_expert_is_added_to_all():
         "router": ProductRouter(4, Flat()),
         "expert": Mlp(4, 2, 5),
         "num_experts": 4,
-        "rule": Rule(k=2),
+        "rule": SelectionRule(k=2),
         "dispatch": "dense",
     }
     moe, plain = MoE(**experts, shared=Ffn(4, 3)), MoE(**experts)
@@ -192,7 +192,7 @@ def test_weights_may_scale_the_input(dispatch):
         "router": ProductRouter(4, Flat()),
         "expert": nn.Dense(3),
         "num_experts": 4,
-        "rule": Rule("sigmoid", k=1),
+        "rule": SelectionRule("sigmoid", k=1),
         "dispatch": dispatch,
     }
     moe, outside = MoE(**experts, weigh_inputs=True), MoE(**experts)
@@ -202,18 +202,20 @@ def test_weights_may_scale_the_input(dispatch):
     y, routing = outside.apply({"params": params}, X)
     np.testing.assert_allclose(moe.apply({"params": params}, X)[0], y - routing.weight[:, None] + 1, atol=1e-6)
     with pytest.raises(ValueError, match="6 tokens have 12"):
-        MoE(**experts | {"rule": Rule("sigmoid", k=2)}, weigh_inputs=True).apply({"params": params}, X)
+        MoE(**experts | {"rule": SelectionRule("sigmoid", k=2)}, weigh_inputs=True).apply({"params": params}, X)
     # 8 tokens, 4 experts of 2 places: as many weights as tokens, and they are not the tokens'.
     with pytest.raises(ValueError, match="with selection 'expert_choice' experts choose"):
-        MoE(**experts | {"rule": Rule("expert_choice")}, weigh_inputs=True).apply({"params": params}, jnp.ones((8, 4)))
+        MoE(**experts | {"rule": SelectionRule("expert_choice")}, weigh_inputs=True).apply(
+            {"params": params}, jnp.ones((8, 4))
+        )
 
 
 def test_llama_4s_rule_is_a_selection():
     """As `weigh_inputs` with sigmoid; refused where tokens have several experts, or another rule evaluates them."""
     experts = {"router": ProductRouter(4, Flat()), "expert": Mlp(4, 2, 5), "num_experts": 4, "dispatch": "dense"}
-    known = MoE(**experts, rule=Rule("sigmoid", k=1), weigh_inputs=True)
+    known = MoE(**experts, rule=SelectionRule("sigmoid", k=1), weigh_inputs=True)
     params = nn.meta.unbox(known.init(jax.random.key(1), X))["params"]
-    found = MoE(**experts, rule=Rule("sigmoid_input", k=1)).apply({"params": params}, X)[0]
+    found = MoE(**experts, rule=SelectionRule("sigmoid_input", k=1)).apply({"params": params}, X)[0]
     np.testing.assert_array_equal(found, known.apply({"params": params}, X)[0])
     asked = {"selection.name": "sigmoid_input", "selection.eval.name": "sigmoid_input"}
     check = selection.SELECTIONS["sigmoid_input"].check

@@ -12,7 +12,7 @@ from routed.experts.ffn import Ffn
 from routed.experts.mlp import Mlp
 from routed.layer import moe as moe_module
 from routed.layer.moe import MoE
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.layer.selection import combine_weights
 from routed.metrics import load
 from routed.routers.features import Flat
@@ -23,20 +23,20 @@ X = jax.random.normal(jax.random.key(0), (12, 4))
 
 def layer(experts=4, expert=None, rule=None, **changes):
     return MoE(
-        ProductRouter(experts, Flat()), expert or Mlp(4, 2, 5), experts, rule or Rule(k=2),
+        ProductRouter(experts, Flat()), expert or Mlp(4, 2, 5), experts, rule or SelectionRule(k=2),
         **({"dispatch": "dense"} | changes)
     )  # fmt: skip
 
 
 def test_one_expert_is_the_expert():
-    moe = layer(experts=1, rule=Rule("soft"))
+    moe = layer(experts=1, rule=SelectionRule("soft"))
     params = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(1), X))["params"]
     alone = Mlp(4, 2, 5).apply({"params": jax.tree.map(lambda a: a[0], params["experts"])}, X)
     np.testing.assert_allclose(moe.apply({"params": params}, X)[0], alone, atol=1e-6)
 
 
 def test_equal_experts_make_routing_irrelevant():
-    moe = layer(rule=Rule(k=2, renormalise=True))
+    moe = layer(rule=SelectionRule(k=2, renormalise=True))
     params = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(1), X))["params"]
     same = params | {"experts": jax.tree.map(lambda a: jnp.broadcast_to(a[:1], a.shape), params["experts"])}
     other = same | {"router": jax.tree.map(lambda a: -3 * a, same["router"])}
@@ -131,7 +131,7 @@ def test_a_batch_of_seeds_equals_a_loop_and_compiles_once(name):
 
 
 def test_bfloat16_experts_and_float32_routing():
-    full, half = layer(rule=Rule(k=2)), layer(rule=Rule(k=2), dtype=jnp.bfloat16)
+    full, half = layer(rule=SelectionRule(k=2)), layer(rule=SelectionRule(k=2), dtype=jnp.bfloat16)
     variables = nn.meta.unbox(jax.jit(full.init)(jax.random.key(1), X))
     (y, routing), (z, rounded) = jax.jit(full.apply)(variables, X), jax.jit(half.apply)(variables, X)
     assert z.dtype == jnp.bfloat16 and y.dtype == jnp.float32
@@ -150,7 +150,7 @@ class Spy(nn.Module):
 
 
 def test_jitter_changes_the_choice_and_never_reaches_the_experts():
-    moe = layer(expert=Spy(), rule=Rule(k=1, renormalise=True), noise="jitter", noise_scale=0.9)
+    moe = layer(expert=Spy(), rule=SelectionRule(k=1, renormalise=True), noise="jitter", noise_scale=0.9)
     variables = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(1), X))
     y, routing = moe.apply(variables, X, rngs={"noise": jax.random.key(2)})
     np.testing.assert_array_equal(y, X)
@@ -159,7 +159,7 @@ def test_jitter_changes_the_choice_and_never_reaches_the_experts():
 
 @pytest.mark.parametrize("reaches", [False, True])
 def test_noise_reaches_the_weights_only_when_asked(reaches):
-    moe = layer(rule=Rule(), noise="uniform", noise_scale=5.0, noise_in_weights=reaches)
+    moe = layer(rule=SelectionRule(), noise="uniform", noise_scale=5.0, noise_in_weights=reaches)
     variables = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(1), X))
     clean, noisy = moe.apply(variables, X)[1], moe.apply(variables, X, rngs={"noise": jax.random.key(2)})[1]
     assert bool((clean.expert != noisy.expert).any())
@@ -167,7 +167,7 @@ def test_noise_reaches_the_weights_only_when_asked(reaches):
 
 
 def test_the_balancing_bias_balances_a_router_that_learns_nothing():
-    moe = layer(rule=Rule(), balance_rate=0.02)
+    moe = layer(rule=SelectionRule(), balance_rate=0.02)
     x = jax.random.normal(jax.random.key(1), (256, 4)) + 1.0
     state = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(0), x))
     assert not jax.tree.leaves(state["balance"])[0].any()  # initialising is no step
@@ -187,13 +187,13 @@ def test_rebalanced_by_hand():
 
 
 def test_loads_and_drops():
-    moe, mask = layer(rule=Rule(capacity_factor=1.0)), jnp.arange(12) < 9
+    moe, mask = layer(rule=SelectionRule(capacity_factor=1.0)), jnp.arange(12) < 9
     routing = moe.apply(nn.meta.unbox(jax.jit(moe.init)(jax.random.key(1), X)), X + 1, mask=mask)[1]
     chosen = np.bincount(np.asarray(routing.expert)[:9], minlength=4)
     np.testing.assert_allclose(load.load_of(routing, mask)[0], chosen / 9, rtol=1e-6)
     dropped = np.maximum(chosen - 3, 0).sum()  # ceil(12 / 4) = 3 places
     assert dropped > 0 and float(load.dropped(routing, mask)) == pytest.approx(dropped / 9)
-    soft = layer(rule=Rule("soft"))
+    soft = layer(rule=SelectionRule("soft"))
     routing = soft.apply(nn.meta.unbox(jax.jit(soft.init)(jax.random.key(1), X)), X)[1]
     np.testing.assert_allclose(load.load_of(routing)[0], jax.nn.softmax(routing.scores).mean(0), rtol=1e-5)
     assert float(load.dropped(routing)) == 0
@@ -201,7 +201,7 @@ def test_loads_and_drops():
 
 def test_a_dispatch_that_cannot_is_refused():
     with pytest.raises(TypeError, match="'slots' needs a sparse selection; with selection 'soft' use 'dense'"):
-        layer(rule=Rule("soft"), dispatch="slots").init(jax.random.key(0), X)
+        layer(rule=SelectionRule("soft"), dispatch="slots").init(jax.random.key(0), X)
 
 
 def test_auto_says_what_it_chose(monkeypatch):

@@ -11,7 +11,7 @@ from routed.experts import EXPERTS
 from routed.experts.image_layers import Depthwise, Norm
 from routed.kernels.convolutions import convolve, windows
 from routed.layer.dispatch import DISPATCHES
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.layer.selection import select
 from routed.papers.chen2022.networks import ConvNet, MobileNetV2, Network, ResNet18
 from routed.plan.config import canonical
@@ -122,7 +122,7 @@ def test_dispatches_agree_and_an_expert_knows_one_image(small):
     params = jax.vmap(lambda e: net.init(jax.random.fold_in(keys[2], e), x[:1])["params"])(jnp.arange(3))
 
     def loss(params, name):
-        routing = select(Rule("top_k"), scores)
+        routing = select(SelectionRule("top_k"), scores)
         y = DISPATCHES[name].run(lambda own, x: net.apply({"params": own}, x), params, x, routing, None)
         return (y**3).sum(), y
 

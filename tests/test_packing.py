@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from routed.contracts import TextBatch, UserError
-from routed.layer.rule import rule_of
+from routed.layer.rule import selection_rule
 from routed.models.decoder import decoder, same_document
 from routed.plan.checks import validate
 from routed.plan.config import base, problem_of
@@ -50,7 +50,7 @@ def test_a_document_is_as_if_it_stood_alone(form):
         params, state = jax.jit(model.init)(jax.random.key(0), batch)
         read = jax.jit(
             lambda b, m=model, c=config, p=params, s=state: (
-                m.apply(p, s, b, rule_of(c.selection), c.dispatch).prediction
+                m.apply(p, s, b, selection_rule(c.selection), c.dispatch).prediction
             )
         )
         one, moved = read(batch), read(other)
@@ -61,7 +61,9 @@ def test_a_document_is_as_if_it_stood_alone(form):
     config = settings(**form)
     model = decoder(config)
     params, state = jax.jit(model.init)(jax.random.key(0), batch)
-    read = jax.jit(lambda b: model.apply(params, state, b, rule_of(config.selection), config.dispatch).prediction)
+    read = jax.jit(
+        lambda b: model.apply(params, state, b, selection_rule(config.selection), config.dispatch).prediction
+    )
     np.testing.assert_allclose(read(batch)[:, 4:], read(alone)[:, :4], atol=2e-5)
 
 
@@ -75,7 +77,7 @@ def test_what_follows_an_end_does_not_count():
     shared = {"validation": batch, "test": batch, "references": {}}
     inputs = program.Inputs(program.streams(0, config), node_of(config), (), shared)
     params, state = problem.init(inputs)
-    outputs = problem.model.apply(params, state, batch, rule_of(config.selection), "dense")
+    outputs = problem.model.apply(params, state, batch, selection_rule(config.selection), "dense")
     # Of 8 targets in each of 6 rows 7 count; the mean over these, by hand.
     nats = (
         jax.nn.logsumexp(outputs.prediction, -1)

@@ -12,7 +12,7 @@ import pytest
 from routed.contracts import UserError
 from routed.engine.devices import allow_collectives
 from routed.layer.dispatch.parallel import check
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.plan.config import base
 from routed.settings.tree import override
 from tests.parallel_case import EXPERTS, RULE, case, layer, make_mesh, numbers
@@ -72,7 +72,7 @@ def test_what_does_not_divide_is_refused_with_what_does():
     check(mesh, 8, 64, 8)
     x = jnp.zeros((64, 4))
     with pytest.raises(UserError, match=r"use selection.group_size=8"):
-        jax.eval_shape(layer(mesh, Rule(k=2)).init, jax.random.key(0), x)
+        jax.eval_shape(layer(mesh, SelectionRule(k=2)).init, jax.random.key(0), x)
     with pytest.raises(TypeError, match="'ragged' cannot share experts over a mesh; use 'slots' or 'auto'"):
         jax.eval_shape(layer(mesh).clone(dispatch="ragged").init, jax.random.key(0), x)
     assert RULE.group_size == 8
@@ -96,7 +96,12 @@ def test_devices_of_a_cpu_that_share_a_run_have_threads_to_wait_in(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "rule", [Rule(group_size=8), Rule("expert_choice", group_size=8), Rule("sigmoid", k=3, group_size=4)]
+    "rule",
+    [
+        SelectionRule(group_size=8),
+        SelectionRule("expert_choice", group_size=8),
+        SelectionRule("sigmoid", k=3, group_size=4),
+    ],
 )
 def test_other_selections_over_devices(rule):
     x = jax.random.normal(jax.random.key(0), (64, 4))
@@ -117,7 +122,7 @@ def replicated(name, mesh, rule):
 @pytest.mark.parametrize("capacity", [0.0, 0.75])
 @pytest.mark.parametrize("name", ["ragged", "gather", "dense", "slots"])
 def test_where_no_expert_is_shared_out_any_dispatch_runs_on_each_devices_tokens(name, capacity):
-    rule = Rule(k=2, group_size=8, capacity_factor=capacity)
+    rule = SelectionRule(k=2, group_size=8, capacity_factor=capacity)
     step, arguments = replicated(name, make_mesh(8, 1), rule)
     expected, arguments_alone = replicated("dense", None, rule)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), step(*arguments), expected(*arguments_alone))
@@ -126,7 +131,7 @@ def test_where_no_expert_is_shared_out_any_dispatch_runs_on_each_devices_tokens(
 @pytest.mark.parametrize(("capacity", "chosen", "other"), [(0.0, "ragged", "slots"), (0.75, "slots", "ragged")])
 def test_auto_without_a_capacity_is_not_slots_for_all_tokens_on_every_expert(capacity, chosen, other):
     """Dropless slots of 16 experts, top-2, would compute eight times the rows."""
-    rule = Rule(k=2, group_size=8, capacity_factor=capacity)
+    rule = SelectionRule(k=2, group_size=8, capacity_factor=capacity)
     cases = [replicated(name, make_mesh(8, 1), rule) for name in ("auto", chosen, other)]
     auto, same, different = (step.lower(*arguments).as_text() for step, arguments in cases)
     assert auto == same != different

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import expit
 
 from routed.contracts import Batch, Routing, SoftRouting, UserError
-from routed.layer.rule import Rule, rule_of
+from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import gate_rows
 from routed.papers.chowdhury2023 import decisive_patches
 from routed.papers.chowdhury2023.patch_choice import DecisiveRouter
@@ -95,7 +95,7 @@ def test_a_mixture_is_a_loop_over_samples_experts_and_patches(config, dispatch, 
     }
     config = override(config, changes)
     model, params, state, batch = made(config)
-    rule = rule_of(config.selection)
+    rule = selection_rule(config.selection)
 
     @jax.jit
     def run(params):
@@ -134,8 +134,10 @@ def test_the_cnn_is_the_mixture_whose_experts_take_all_patches(config, readout):
         "experts": {"hidden": {"kernel": jnp.concatenate(list(hidden), 1)}},
         "fixed": {"readout": {"kernel": out.reshape(6, 1)}},
     }
-    f = model.apply(params, state, batch, rule_of(mixture.selection), "dense").prediction
-    np.testing.assert_allclose(cnn.apply(own | same, {}, batch, Rule(), "dense").prediction, f, rtol=1e-4, atol=1e-6)
+    f = model.apply(params, state, batch, selection_rule(mixture.selection), "dense").prediction
+    np.testing.assert_allclose(
+        cnn.apply(own | same, {}, batch, SelectionRule(), "dense").prediction, f, rtol=1e-4, atol=1e-6
+    )
     if readout == "signs":
         assert out[:, :, 0].tolist() == [[1, 1], [-1, -1], [1, 1]]
         assert own["fixed"]["readout"]["kernel"][:, 0].tolist() == [1, 1, -1, -1, 1, 1]
@@ -200,7 +202,7 @@ def test_neurons_that_pick_their_patches(config):
     batch = batch._replace(x=batch.x.at[0, :, 0].set(jnp.array([3.0, 1, -5, 2])))
 
     def f(params):
-        return model.apply(params, {}, batch, Rule(), "dense").prediction[0, 0]
+        return model.apply(params, {}, batch, SelectionRule(), "dense").prediction[0, 0]
 
     assert float(f(params)) == -5.0
     slope = jax.grad(f)(params)["experts"]["hidden"]["kernel"][:, 0]
@@ -220,8 +222,8 @@ def test_routers_that_know_or_ignore_the_patch(config):
 def test_gates_of_experts_over_patches_are_made_as_sharp_as_asked(config, tmp_path):
     """Rows by hand: two samples of two patches, two experts. Then an entropy over patches for a frozen router."""
     scores = jnp.array([[1.0, 10], [2, 20], [3, 30], [4, 40]])
-    assert gate_rows(Rule("patch_choice"), scores, 2).tolist() == [[1, 2], [10, 20], [3, 4], [30, 40]]
-    assert gate_rows(Rule("soft"), scores, 2) is scores
+    assert gate_rows(SelectionRule("patch_choice"), scores, 2).tolist() == [[1, 2], [10, 20], [3, 4], [30, 40]]
+    assert gate_rows(SelectionRule("soft"), scores, 2) is scores
     rows = train(override(config, {"router.initial_entropy": 1.2, "arms": ("frozen",)}), ({},), tmp_path)
     assert rows["router/entropy_token_train"].tolist() == pytest.approx([1.2] * 3, abs=1e-3)
 

@@ -23,7 +23,7 @@ from routed.experts.activations import ACTIVATIONS
 from routed.experts.cnn import Cnn
 from routed.layer import auxiliary
 from routed.layer.dispatch import alone, direct, ragged
-from routed.layer.rule import Rule, rule_of
+from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import select
 from routed.metrics import agreement, entropies
 from routed.papers.chen2022 import patch_charts, patches
@@ -196,7 +196,7 @@ def test_losses_by_hand():
 
 def test_raw_weights_and_their_balance_are_of_the_scores():
     two, one = (
-        jax.jit(select, static_argnums=0)(Rule("raw", k=k), jnp.array(scores))
+        jax.jit(select, static_argnums=0)(SelectionRule("raw", k=k), jnp.array(scores))
         for k, scores in ((2, [[1.0, -2, 3], [-3, -1, -2]]), (1, [[2.0, 0], [4, 0], [0, 3]]))
     )
     assert two.expert.tolist() == [2, 0, 1, 2] and two.weight.tolist() == [3, 1, -1, -2]
@@ -249,7 +249,7 @@ def test_l2_is_coupled(small):
 
 
 def test_when_a_run_stops():
-    node = ConfigDict({"rise": 0.02, "floor": 0.314, "after": 2})
+    node = ConfigDict({"rise": 0.02, "floor": 0.314, "min_steps": 2})
     for value, lowest, taken, stop in (
         (0.52, 0.49, 2, True), (0.52, 0.49, 1, False),  # .03 above the lowest; so soon
         (0.50, 0.49, 9, False), (0.3137, 0.3135, 9, True),  # a little above; a little, and below the floor
@@ -463,7 +463,7 @@ def test_impossible_patches_are_refused_by_name(small):
 def test_gradients_of_tokens_are_computed_where_asked():
     x, scores = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(((300, 4, 3), (300, 2))))
     function, params = stacked(Cnn(2, 3, bias=True, initial="uniform"), 2, x)
-    routing = jax.jit(select, static_argnums=0)(Rule("raw"), scores)
+    routing = jax.jit(select, static_argnums=0)(SelectionRule("raw"), scores)
 
     def found(run, argnums, params, *rest):
         def loss(params, x):
@@ -535,7 +535,7 @@ def test_figures(presets, monkeypatch):
 def test_the_released_mixture_is_a_loop_over_samples(noisy):
     """Two logits of the chosen expert, times its score: the noisy one, or the clean one where noise only chooses."""
     config = override(MODULE.get_config("smoke"), TINY | {"router.noise_in_weights": noisy, "router.noise_scale": 2.0})
-    model, rule = build_model(config), rule_of(config.selection)
+    model, rule = build_model(config), selection_rule(config.selection)
 
     @jax.jit
     def run():

@@ -131,14 +131,14 @@ def test_k_may_grow(small):
 
 
 def test_a_share_of_the_steps_is_drawn_by_a_coin(small):
-    config = override(small, {"phases": ("share=0.25 train=router", "train=experts")})
+    config = override(small, {"phases": ("fraction=0.25 train=router", "train=experts")})
     phases, keys = phases_of(config), jax.random.split(jax.random.key(0), 2000)
     drawn = np.asarray(jax.vmap(lambda key: active_phase(phases, jnp.int32(0), key))(keys))
     assert set(drawn) == {0, 1} and (drawn == 0).mean() == pytest.approx(0.25, abs=0.04)  # four deviations
 
 
 def test_pieces_of_a_run_are_the_whole_across_phases(small):
-    phases = ("until=7 share=0.5 train=router losses.balance=1", "until=13 train=experts", "")
+    phases = ("until=7 fraction=0.5 train=router losses.balance=1", "until=13 train=experts", "")
     whole = states(small, 20, phases=phases)[-1]
     pieces = states(small, 3, 5, 1, 9, 2, phases=phases)[-1]
     for name in ("params", "opt", "state", "total", "taken"):
@@ -160,7 +160,7 @@ def test_a_phase_that_trains_nothing_is_refused(small, caplog):
     ("phases", "text"),
     [
         (("until=3",), "no phase covers all of the last steps"),
-        (("share=0.5",), "no phase covers all of the last steps"),
+        (("fraction=0.5",), "no phase covers all of the last steps"),
         (("until=3 train=gate", ""), "unknown group 'gate'; known: router, experts, trunk"),
         (("until=3 learning", ""), "'learning' is not until=STEP"),
         (("until=3 router.bias=true", ""), "'router.bias=true' is not until=STEP"),

@@ -11,7 +11,7 @@ from routed.engine import dry_run
 from routed.engine.devices import make_mesh
 from routed.plan import experiment
 from routed.plan.config import base
-from routed.plan.points import of_command, unique
+from routed.plan.points import points_of_command, unique
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
 from routed.system.machine import Rates
@@ -52,7 +52,7 @@ OWN = ({"data.samples": 8}, {"data.samples": 16, "arms": ("learned",), "seeds": 
 )  # fmt: skip
 def test_a_command_wins_over_the_points_of_a_figure(small, changes, flags, points):
     """At every point; points that become equal are one."""
-    found = of_command(override(small, changes), lambda config: OWN, list(changes), flags)
+    found = points_of_command(override(small, changes), lambda config: OWN, list(changes), flags)
     assert sorted(map(str, found)) == sorted(map(str, points))
 
 
@@ -66,28 +66,28 @@ def test_a_command_goes_through_what_a_figure_computes_from_it(small):
     config = override(small, {"steps": 10, "eval_every": 10, "data.dim": 2})
     given = ["steps", "eval_every", "data.dim"]
     own = ({"data.samples": 8}, {"data.samples": 16, "steps": 20})
-    assert of_command(config, twice, given, [], ("steps",)) == own
-    assert of_command(config, twice, given, []) == ({"data.samples": 8}, {"data.samples": 16, "steps": 10})
+    assert points_of_command(config, twice, given, [], ("steps",)) == own
+    assert points_of_command(config, twice, given, []) == ({"data.samples": 8}, {"data.samples": 16, "steps": 10})
     # 2 x 10 and 2 x 40 steps would both be 2 x 10; and 64 samples have no steps of their own.
     with pytest.raises(
         UserError, match=r"--sweep=steps=10,40: the figure computes steps from it.*--config.steps=VALUE"
     ):
-        of_command(config, twice, [], ["steps=10,40"], ("steps",))
+        points_of_command(config, twice, [], ["steps=10,40"], ("steps",))
     with pytest.raises(UserError, match=r"--config.data.samples: the figure computes steps for each of its own values"):
-        of_command(config, twice, ["data.samples"], [], ("steps",))
-    assert len(of_command(config, twice, [], ["data.dim=2,3"], ("steps",))) == 4
+        points_of_command(config, twice, ["data.samples"], [], ("steps",))
+    assert len(points_of_command(config, twice, [], ["data.dim=2,3"], ("steps",))) == 4
 
 
 def test_a_command_says_that_it_wins_and_what_is_ambiguous_is_refused(small, caplog):
     with caplog.at_level("INFO", logger="absl"):
-        of_command(override(small, {"data.samples": 8}), lambda config: OWN, ["data.samples", "data.dim"], [])
+        points_of_command(override(small, {"data.samples": 8}), lambda config: OWN, ["data.samples", "data.dim"], [])
     assert [r.getMessage() for r in caplog.records] == [
         "--config.data.samples holds at every point, in place of the figure's own values"
     ]
     with pytest.raises(UserError, match=r"--config.steps and --sweep=steps: one value or several"):
-        of_command(small, lambda config: OWN, ["steps"], ["steps=10,20"])
+        points_of_command(small, lambda config: OWN, ["steps"], ["steps=10,20"])
     with pytest.raises(UserError, match=r"--sweep=steps: given twice"):
-        of_command(small, lambda config: OWN, [], ["steps=10", "data.dim=3", "steps=20"])
+        points_of_command(small, lambda config: OWN, [], ["steps=10", "data.dim=3", "steps=20"])
 
 
 def test_work_of_a_step_on_the_mixture_by_hand():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from routed.analysis.claims import Need
+from routed.analysis.claims import Precondition
 from tests.test_claims import comparison, number, order, table, verdict
 
 #: Learning gains .1 of the .4 that the oracle gains over frozen; the oracle gains .3 over the hash, .2 over the dense
@@ -15,7 +15,7 @@ NATS = {
     "hash_token": [1.30, 1.31, 1.29, 1.30],
     "dense_active": [1.20, 1.21, 1.19, 1.20],
 }
-NEEDS = tuple(Need("oracle_dialect", worse, 0.05, "test/loss") for worse in ("hash_token", "dense_active"))
+NEEDS = tuple(Precondition("oracle_dialect", worse, 0.05, "test/loss") for worse in ("hash_token", "dense_active"))
 
 
 @pytest.mark.parametrize(("lower", "higher"), [("learned", "frozen"), ("frozen", "learned")])

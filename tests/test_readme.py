@@ -66,7 +66,7 @@ def test_a_command_of_the_pages_plans(line):
     keys = [key.partition("=")[0] for key in given]
     assert plan_runs(
         config,
-        points.of_command(config, last, keys, swept, figure.computed),
+        points.points_of_command(config, last, keys, swept, figure.computed),
         [flag.partition("=")[0] for flag in swept],
     )
 

@@ -15,7 +15,7 @@ from routed.engine import execution, results
 from routed.engine.devices import make_mesh
 from routed.experts.expert import Affine
 from routed.layer.dispatch import dense
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.layer.selection import select
 from routed.metrics import router
 from routed.papers.ours import regret
@@ -30,8 +30,9 @@ Y, CHOICE = TARGETS[jnp.array([0, 0, 0, 0, 1, 1, 1, 1])], jnp.array([0, 0, 0, 1,
 EXPERTS = Affine(None, jnp.array([[2.0], [3.0]]))
 
 RULES = (
-    Rule("soft"), Rule(renormalise=True), Rule(), Rule(k=2), Rule(k=2, renormalise=True), Rule("raw"),
-    Rule("sigmoid", k=2), Rule(capacity_factor=0.5, renormalise=True),
+    SelectionRule("soft"), SelectionRule(renormalise=True), SelectionRule(), SelectionRule(k=2),
+    SelectionRule(k=2, renormalise=True), SelectionRule("raw"),
+    SelectionRule("sigmoid", k=2), SelectionRule(capacity_factor=0.5, renormalise=True),
 )  # fmt: skip
 
 
@@ -93,7 +94,7 @@ def test_parts_sum_to_the_loss_under_any_rule(seed, linear, rule):
     loss = float(((y - prediction) ** 2).sum(1).mean())
     assert float(sum(found[:3])) == pytest.approx(loss, rel=1e-4, abs=1e-4)
     assert float(found.partition) >= 0 and float(found.estimation) >= 0
-    if rule == Rule(renormalise=True):
+    if rule == SelectionRule(renormalise=True):
         assert float(found.gate) == pytest.approx(0, abs=1e-4)
 
 

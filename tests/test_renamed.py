@@ -60,3 +60,12 @@ def test_a_part_may_not_declare_an_old_name(monkeypatch):
     monkeypatch.setitem(SELECTIONS, "mine", rule._replace(settings={**rule.settings, "gate": Setting(1.0, "of mine")}))
     with pytest.raises(UserError, match=r"'selection\.gate', an old name: the new name is"):
         declared()
+
+
+def test_a_part_that_reads_an_old_name_is_told_the_new_one(monkeypatch):
+    from routed.plan.config import read_keys
+    from routed.routers import ROUTERS
+
+    monkeypatch.setitem(ROUTERS, "linear", ROUTERS["linear"]._replace(reads=("measure",)))
+    with pytest.raises(UserError, match=r"reads the setting 'router\.measure', which no part declares: the new name"):
+        read_keys(base())

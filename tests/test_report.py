@@ -21,7 +21,7 @@ from routed.contracts import UserError
 from routed.engine import results, tables
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute
-from routed.engine.rows import last
+from routed.engine.rows import last_evaluations
 from routed.plan import Figure
 from routed.plan.arms import ARMS
 from routed.plan.config import base, problem_of
@@ -98,7 +98,7 @@ def test_load_gives_the_tables(finished):
     one = summary[(summary.metric == "test/loss") & (summary.arm == "learned") & (summary["data.samples"] == 32)].iloc[
         0
     ]
-    rows = last(table)
+    rows = last_evaluations(table)
     rows = rows[(rows.arm == "learned") & (rows["data.samples"] == 32)]
     assert one["mean"] == pytest.approx(rows["test/loss"].mean()) and one.n == 2
     with pytest.raises(UserError, match=r"no config\.json"):
@@ -394,9 +394,9 @@ def test_phase_map(finished):
     figure = plots.draw({"kind": "phase", "name": "p", "x": "data.samples", "y": "data.separation"}, data)
     cells = [row["label"] for row in figure.panels[0].rows["cells"]]
     expected = np.log(
-        last(table)
+        last_evaluations(table)
         .query("arm == 'frozen' and `data.samples` == 8")["test/loss"].to_numpy()
-        / last(table).query("arm == 'learned' and `data.samples` == 8")["test/loss"].to_numpy()
+        / last_evaluations(table).query("arm == 'learned' and `data.samples` == 8")["test/loss"].to_numpy()
     ).mean()  # fmt: skip
     assert cells[0].startswith(f"{expected:+.2f}") and len(cells) == 4
 

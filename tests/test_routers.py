@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routed.contracts import Batch, TextBatch, UserError
-from routed.layer.rule import rule_of
+from routed.layer.rule import selection_rule
 from routed.models.single_layer import single_layer
 from routed.models.t5 import t5
 from routed.plan.config import base
@@ -89,7 +89,7 @@ def test_a_router_is_told_the_step_and_what_it_needs(monkeypatch, needs):
         heard.clear()
         made = model(config)
         params, state = jax.eval_shape(made.init, key, batch)
-        rule = rule_of(config.selection)
+        rule = selection_rule(config.selection)
 
         def run(params, state, made=made, batch=batch, rule=rule):
             outputs = made.apply(params, state, batch, rule, "dense", key)
@@ -278,7 +278,7 @@ def test_initial_weights_are_scaled_or_examples(name):
         initial(name, router, params, x[:4], init_scale=0.5)["kernel"], params["kernel"] * 0.5
     )
     assert not router.apply({"params": initial(name, router, params, x[:4], init_scale=0.0)}, x).any()
-    informed = initial(name, router, params, x[:4], from_data=True, init_scale=0.5)
+    informed = initial(name, router, params, x[:4], init_from_data=True, init_scale=0.5)
     features = router.features.clone(parent=None).apply({"params": params.get("features", {})}, x[:4])
     np.testing.assert_array_equal(informed["kernel"], features.T)
 

@@ -39,7 +39,7 @@ def train(config, sweep, path):
 
 
 def last(table, arm, column, **where):
-    found = rows.last(table)
+    found = rows.last_evaluations(table)
     found = found[found.arm == arm]
     for key, value in where.items():
         found = found[found[key.replace("__", ".")] == value]
@@ -86,7 +86,7 @@ def test_the_sharpened_router_has_the_learned_entropy(swept):
     """On training samples: no test input decides how sharp a control is."""
     _, table = swept
     asked, reached = (
-        last(table, "frozen_sharp", f"router/{name}") for name in ("entropy_asked", "entropy_token_train")
+        last(table, "frozen_sharp", f"router/{name}") for name in ("entropy_target", "entropy_token_train")
     )
     np.testing.assert_allclose(asked, last(table, "learned", "router/entropy_token_train"), rtol=1e-6)
     np.testing.assert_allclose(reached, asked, rtol=1e-3)

@@ -11,7 +11,7 @@ import pytest
 from routed.bench.harness import Baseline
 from routed.bench.t5 import LINES, SHAPES
 from routed.contracts import TextBatch, UserError
-from routed.layer.rule import rule_of
+from routed.layer.rule import selection_rule
 from routed.models.attention import PositionBias, relative_buckets
 from routed.models.t5 import t5
 from routed.models.transformer import Block, Plan
@@ -72,7 +72,7 @@ def with_weights_of(case, **changes):
 @functools.lru_cache
 def forward_of(**changes):
     config, model, _, _, state = ready(**changes)
-    return jax.jit(lambda p, b: model.apply(p, state, b, rule_of(config.selection), config.dispatch)[0])
+    return jax.jit(lambda p, b: model.apply(p, state, b, selection_rule(config.selection), config.dispatch)[0])
 
 
 def logits_of(batch=None, **changes):
@@ -82,7 +82,7 @@ def logits_of(batch=None, **changes):
 
 def loss_of(case, params, key=None):
     config, model, batch, _, state = case
-    logits, seen, state = model.apply(params, state, batch, rule_of(config.selection), config.dispatch, key)
+    logits, seen, state = model.apply(params, state, batch, selection_rule(config.selection), config.dispatch, key)
     nats = jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
     return nats.mean(), (seen, state)
 
@@ -116,7 +116,9 @@ def made(config, batch):
 def shown(variant):
     config, batch = pinned_case(variant)
     model = t5(config)
-    return jax.jit(lambda p: model.apply(p, {}, batch, rule_of(config.selection), "dense")[0])(made(config, batch))
+    return jax.jit(lambda p: model.apply(p, {}, batch, selection_rule(config.selection), "dense")[0])(
+        made(config, batch)
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -143,7 +145,7 @@ def test_buckets_by_hand():
 def test_shapes():
     case = ready()
     config, model, batch, params, state = case
-    logits, seen, _ = jax.jit(lambda p: model.apply(p, state, batch, rule_of(config.selection), "dense"))(params)
+    logits, seen, _ = jax.jit(lambda p: model.apply(p, state, batch, selection_rule(config.selection), "dense"))(params)
     assert logits.shape == (4, 5, 20) and logits.dtype == jnp.float32
     for stack, tokens in (("encoder", 32), ("decoder", 20)):
         assert seen[stack].features.shape == (1, tokens, 8)
@@ -169,7 +171,7 @@ def test_a_token_is_predicted_from_those_before_it():
 def test_a_full_queue_tells_a_token_nothing_of_later_ones(priority):
     """One row, half the places that top-2 needs: whatever follows, the first tokens keep theirs."""
     config, model, batch, params, state = ready()
-    rule = rule_of(config.selection)._replace(capacity_factor=0.5, priority=priority)
+    rule = selection_rule(config.selection)._replace(capacity_factor=0.5, priority=priority)
     batch = jax.tree.map(lambda a: a[:1], batch)
     apply = jax.jit(lambda targets: model.apply(params, state, batch._replace(targets=targets), rule, "slots")[:2])
     before, seen = apply(batch.targets)
@@ -196,7 +198,7 @@ def test_sparse_layers_end_equal_blocks():
 def test_scanned_is_unrolled():
     two = {"transformer.layers": 2, "transformer.sparse_layers": 0}
     config, _, batch, params, _ = ready(**two)
-    own, plan = params["trunk"], Plan(config, rule_of(config.selection), "dense", None, {}.__getitem__)
+    own, plan = params["trunk"], Plan(config, selection_rule(config.selection), "dense", None, {}.__getitem__)
 
     def stack(name, ids, source=None):
         bias = PositionBias(2, 8, 16, name == "decoder", 8).apply({"params": own[name]["bias"]}, ids.shape[1])
@@ -227,7 +229,7 @@ def test_bfloat16_keeps_routers_and_gradients_in_float32():
     config, model, batch, params, state = case
     own = jax.eval_shape(model.init, jax.random.key(0), batch)[0]
     assert jax.tree.map(lambda a: (a.shape, a.dtype), own) == jax.tree.map(lambda a: (a.shape, a.dtype), params)
-    forward = jax.jit(lambda p: model.apply(p, state, batch, rule_of(config.selection), "ragged"))
+    forward = jax.jit(lambda p: model.apply(p, state, batch, selection_rule(config.selection), "ragged"))
     logits, seen, _ = forward(params)
     assert logits.dtype == jnp.float32
     assert all(s.routing.scores.dtype == jnp.float32 and s.features.dtype == jnp.bfloat16 for s in seen.values())
@@ -276,7 +278,7 @@ def test_dispatches_agree_and_capacity_drops():
     config, model, batch, params, state = case
 
     def logits(dispatch, **changes):
-        rule = rule_of(config.selection)._replace(**changes)
+        rule = selection_rule(config.selection)._replace(**changes)
         return jax.jit(lambda p: model.apply(p, state, batch, rule, dispatch)[0])(params)
 
     dense = logits("dense")
@@ -292,7 +294,7 @@ def test_training_draws_noise_and_moves_the_balance_and_evaluation_does_not():
 
     @jax.jit
     def both(key):
-        rule = rule_of(config.selection)
+        rule = selection_rule(config.selection)
         return model.apply(params, state, batch, rule, "dense", key), model.apply(params, state, batch, rule, "dense")
 
     (first, _, moved), (calm, _, still) = both(jax.random.key(1))
@@ -305,7 +307,7 @@ def test_training_draws_noise_and_moves_the_balance_and_evaluation_does_not():
 def test_a_router_by_token_id_sees_the_ids_of_its_stack():
     case = ready(**{"router.name": "hash_id", "router.vocabulary": 20})
     config, model, batch, params, state = case
-    seen = jax.jit(lambda p: model.apply(p, state, batch, rule_of(config.selection), "dense")[1])(params)
+    seen = jax.jit(lambda p: model.apply(p, state, batch, selection_rule(config.selection), "dense")[1])(params)
     for stack, ids in (("encoder", batch.inputs), ("decoder", jnp.pad(batch.targets[:, :-1], ((0, 0), (1, 0))))):
         expected = params["router"][stack]["router"]["table"][0].reshape(20, -1)[ids.reshape(-1), 0]
         np.testing.assert_array_equal(seen[stack].routing.scores[0].argmax(-1), expected.astype(int) % 4)
@@ -316,7 +318,7 @@ def test_the_oracle_of_text_sends_a_row_by_its_language():
     """Language l goes to experts 2 l and 2 l + 1, of four, in both stacks; also when its scores are asked for again."""
     config, model, batch, params, state = ready(**{"router.name": "oracle", "router.experts_per_id": 2})
     batch = batch._replace(language=jnp.arange(len(batch.language)) % 3)
-    outputs = jax.jit(lambda: model.apply(params, state, batch, rule_of(config.selection), "dense"))()
+    outputs = jax.jit(lambda: model.apply(params, state, batch, selection_rule(config.selection), "dense"))()
     for stack, ids in (("encoder", batch.inputs), ("decoder", batch.targets)):
         site = outputs.sites[stack]
         chosen = jnp.sort(jnp.argsort(-site.routing.scores[0])[:, :2])

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from routed.contracts import SoftRouting, UserError
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.metrics.agreement import covered
 from routed.metrics.router import first_layer, gate_of
 from routed.plan.checks import validate
@@ -149,9 +149,9 @@ def test_a_sequence_is_the_sum_of_its_tokens(small, arm):
     batch = made(small, "sequence", "linear")[-1]
     model = build_model(config)
     params, state = model.init(jax.random.key(1), batch)
-    whole, _, _ = model.apply(params, state, batch, Rule("soft"), "dense")
+    whole, _, _ = model.apply(params, state, batch, SelectionRule("soft"), "dense")
     alone = batch._replace(x=batch.x.reshape(180, 1, 3), cluster=batch.cluster.reshape(180, 1), y=jnp.zeros((180, 1)))
-    tokens, _, _ = model.apply(params, state, alone, Rule("soft"), "dense")
+    tokens, _, _ = model.apply(params, state, alone, SelectionRule("soft"), "dense")
     assert whole.shape == (60, 1)
     np.testing.assert_allclose(whole, tokens.reshape(60, 3, 1).sum(1), rtol=1e-4, atol=1e-5)
 
@@ -169,7 +169,10 @@ def test_sparsity_with_one_atom_fixed(small):
         return CLUSTERS.evaluate(evaluation) | GROUPINGS.evaluate(evaluation)
 
     seen = jax.jit(evaluate)(batch)
-    values = [float(seen[f"router/{n}"]) for n in ("sparsity", "sparsity_by_atom", "experts_used", "covered")]
+    values = [
+        float(seen[f"router/{n}"])
+        for n in ("sparsity", "sparsity_by_atom", "experts_used", "clusters_with_specialists")
+    ]
     np.testing.assert_allclose(values, [1, 3, 6, 1], rtol=1e-4)
 
 

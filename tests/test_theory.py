@@ -15,7 +15,7 @@ from sklearn.cluster import KMeans
 from routed import contracts
 from routed.analysis.statistics import coupon_collector
 from routed.contracts import UserError
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.papers.dikkala2023 import kmeans, theorem2, two_experts, two_gaussians
 from routed.plan.checks import validate
 from routed.plan.config import base
@@ -197,7 +197,7 @@ def test_two_experts_by_hand():
     model = build_model(override(base(), TWO | {"data.dim": 2}))
     params = {"router": {"w": jnp.array([2 * math.log(2), 0.0])}, "experts": {"u": jnp.array([10.0, -5.0])}}
     batch = contracts.Batch(jnp.array([[1.0, 5.0]]), jnp.zeros((1, 2)), jnp.zeros(1, int))
-    np.testing.assert_allclose(model.apply(params, {}, batch, Rule(), "").prediction, [[6.0, -3.0]], rtol=1e-5)
+    np.testing.assert_allclose(model.apply(params, {}, batch, SelectionRule(), "").prediction, [[6.0, -3.0]], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "conv"])

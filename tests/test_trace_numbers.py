@@ -11,7 +11,7 @@ import pytest
 import routed
 from routed import trace
 from routed.contracts import UserError
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.layer.selection import capacity
 from routed.metrics import information
 from routed.trace import __main__ as command
@@ -258,7 +258,7 @@ def test_the_columns_of_the_format_are_what_the_documentation_says(analysed):
         and description["layers"] == ["0", "1", "2"]
         and description["labels"] == ["language"]
     )
-    assert description["shared_streams"] == ["expert", "weight", "scores"]
+    assert description["held"] == ["expert", "weight", "scores"]
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.1, 2.0])
@@ -266,4 +266,6 @@ def test_the_columns_of_the_format_are_what_the_documentation_says(analysed):
 @pytest.mark.parametrize("size", [7, 100, 4096])
 def test_capacity_is_the_layers_own(factor, k, size):
     for experts in (4, 10):
-        assert counts.capacity(factor, k, size, experts) == capacity(Rule(k=k, capacity_factor=factor), size, experts)
+        assert counts.capacity(factor, k, size, experts) == capacity(
+            SelectionRule(k=k, capacity_factor=factor), size, experts
+        )

@@ -10,7 +10,7 @@ import pytest
 from routed.contracts import TextBatch, UserError
 from routed.engine import checkpoint, execution, pretrained, results
 from routed.engine.devices import make_mesh
-from routed.layer.rule import rule_of
+from routed.layer.rule import selection_rule
 from routed.models.decoder import decoder
 from routed.models.transformer_sizes import flops_of_decoder_row
 from routed.papers.pham2024 import labelled
@@ -163,7 +163,7 @@ def test_a_classifier_is_the_decoder_with_another_head():
     assert params["head"]["out"]["kernel"].shape == (8, 3)
 
     read = lambda ids: (  # noqa: E731
-        model.apply(params, state, rows._replace(inputs=ids), rule_of(config.selection), "dense").prediction
+        model.apply(params, state, rows._replace(inputs=ids), selection_rule(config.selection), "dense").prediction
     )
     logits = read(rows.inputs)
     assert logits.shape == (4, 1, 3)
@@ -189,7 +189,9 @@ def test_no_metric_of_a_router_counts_pads(monkeypatch):
     batch = TextBatch(ids, jnp.zeros((4, 1), int), jnp.zeros(4, int))
     problem, params, state, seen = evaluated(config, batch, batch)
     real = np.asarray(ids != 0).reshape(-1)
-    found = problem.model.apply(params, state, batch, rule_of(config.selection, evaluation=True), config.dispatch)
+    found = problem.model.apply(
+        params, state, batch, selection_rule(config.selection, evaluation=True), config.dispatch
+    )
     routing = found.sites["decoder"].routing
     probs = np.asarray(jax.nn.softmax(routing.scores), np.float64)[:, real]
     entropy = -(probs * np.log(probs)).sum(-1)

@@ -9,7 +9,7 @@ import pytest
 
 from routed.contracts import Batch, UserError
 from routed.layer.dispatch import apart, apart_dense, choose
-from routed.layer.rule import Rule, rule_of
+from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import select
 from routed.papers.chowdhury2023 import celeba, scenes, wide_resnet
 from routed.papers.chowdhury2023.wide_resnet import Convolution, Trunk
@@ -65,7 +65,7 @@ def test_a_convolution_is_that_of_xla(stride):
 def test_experts_side_by_side_compute_what_they_take():
     """Values and gradients are those of every expert on every token, masked."""
     keys = jax.random.split(jax.random.key(0), 3)
-    rule = Rule("patch_choice", patches=2, gate="all", group_size=4)
+    rule = SelectionRule("patch_choice", patches=2, patch_weights="all", group_size=4)
     x, scores, kernel = (jax.random.normal(k, s) for k, s in zip(keys, ((12, 5), (12, 3), (3, 5, 2)), strict=True))
 
     def loss(compute, kernel, x, scores):
@@ -86,11 +86,13 @@ def test_one_expert_on_the_whole_map_is_the_network_without_a_shortcut(config):
     """Filters of 3 x 3 on one patch that is the map, gate 1: the last convolution itself."""
     one = {"experts.count": 1, "experts.width": 64, "resnet.patch": 2, "resnet.filter": 3}
     taken = {
-        f"selection.{where}{key}": value for where in ("", "eval.") for key, value in (("patches", 1), ("gate", "one"))
+        f"selection.{where}{key}": value
+        for where in ("", "eval.")
+        for key, value in (("patches", 1), ("patch_weights", "one"))
     }
     config = override(config, one | taken | {"selection.no_gradient": True})
     model, params, state, batch = made(config)
-    prediction = model.apply(params, state, batch, rule_of(config.selection), "auto").prediction
+    prediction = model.apply(params, state, batch, selection_rule(config.selection), "auto").prediction
     own = node_of(config).resnet
     x = Trunk(own, False, whole=False).apply(
         {"params": params["trunk"]["trunk"], "batch_stats": state["trunk"]}, batch.x
@@ -107,7 +109,7 @@ def test_one_expert_on_the_whole_map_is_the_network_without_a_shortcut(config):
 def test_statistics_move_in_training_and_are_used_at_evaluation(config, model):
     config = override(config, {"model": model})
     model, params, state, batch = made(config)
-    rule = rule_of(config.selection)
+    rule = selection_rule(config.selection)
     trained = model.apply(params, state, batch, rule, "auto", jax.random.key(2))
     looked = model.apply(params, state, batch, rule, "auto")
     np.testing.assert_array_equal(jax.tree.leaves(looked.state)[0], jax.tree.leaves(state)[0])

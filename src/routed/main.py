@@ -166,7 +166,7 @@ def _plan(spec: str) -> Command:
     figure = experiment.figure_of(module, config)
     page.check(figure, config)
     given = [text.partition("=")[0] for text in _OVERRIDES]
-    sweep = points.of_command(config, figure.sweep, given, SWEEP.value, figure.computed)
+    sweep = points.points_of_command(config, figure.sweep, given, SWEEP.value, figure.computed)
     checks.validate_sweep(sweep)
     page.warn_of_claims(figure, config, sweep)
     runs = plan_runs(config, sweep, [*given, *(text.partition("=")[0] for text in SWEEP.value)])
@@ -239,7 +239,7 @@ def _run(command: Command) -> None:
     from routed.trace import from_runs
 
     runs, config, mesh = command.runs, command.config, devices.make_mesh(command.config)
-    source = experiment.lasting(command.spec)
+    source = experiment.portable_spec(command.spec)
     workdir = files.folder(WORKDIR.value or default_workdir(source, config, _OVERRIDES, SWEEP.value, SHARD.value))
     with contextlib.ExitStack() as stack:
         hosts.once(lambda: stack.enter_context(files.locked(workdir)))

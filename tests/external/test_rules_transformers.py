@@ -22,7 +22,7 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
 from routed.layer.dispatch import dense
 from routed.layer.model_losses import balance_pooled
 from routed.layer.model_rules import scaled_inputs
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.layer.selection import select
 from routed.metrics.load import load
 from tests.external.test_trace_transformers import DEEPSEEK, SMALL
@@ -38,33 +38,33 @@ def grouped(affinity, scaling):
 CASES = {
     "mixtral": (
         lambda: MixtralSparseMoeBlock(hf.MixtralConfig(**SMALL, num_local_experts=EXPERTS, num_experts_per_tok=2)),
-        Rule(k=2, renormalise=True),
+        SelectionRule(k=2, renormalise=True),
     ),
     "olmoe": (lambda: OlmoeSparseMoeBlock(hf.OlmoeConfig(**SMALL, num_experts=EXPERTS, num_experts_per_tok=4)),
-              Rule(k=4)),
+              SelectionRule(k=4)),
     "qwen3": (
         lambda: Qwen3MoeSparseMoeBlock(
             hf.Qwen3MoeConfig(**SMALL, num_experts=EXPERTS, num_experts_per_tok=2, moe_intermediate_size=16,
                               norm_topk_prob=True)
         ),
-        Rule(k=2, renormalise=True),
+        SelectionRule(k=2, renormalise=True),
     ),
     "deepseek_v2": (
         lambda: DeepseekV2Moe(hf.DeepseekV2Config(**DEEPSEEK, topk_method="group_limited_greedy",
                                                   routed_scaling_factor=2.0)),
-        Rule("group_limited", k=3, own=grouped("softmax", 2.0)),
+        SelectionRule("group_limited", k=3, own=grouped("softmax", 2.0)),
     ),
     "deepseek_v3": (
         lambda: DeepseekV3MoE(hf.DeepseekV3Config(**DEEPSEEK, routed_scaling_factor=2.5)),
-        Rule("group_limited", k=3, renormalise=True, own=grouped("sigmoid", 2.5)),
+        SelectionRule("group_limited", k=3, renormalise=True, own=grouped("sigmoid", 2.5)),
     ),
     "gpt_oss": (
         lambda: GptOssMLP(hf.GptOssConfig(**SMALL, head_dim=8, num_local_experts=EXPERTS, num_experts_per_tok=2)),
-        Rule(k=2, renormalise=True),
+        SelectionRule(k=2, renormalise=True),
     ),
     "llama4": (
         lambda: Llama4TextMoe(hf.Llama4TextConfig(**SMALL, num_local_experts=EXPERTS, num_experts_per_tok=1)),
-        Rule("sigmoid", k=1),
+        SelectionRule("sigmoid", k=1),
     ),
 }  # fmt: skip
 
@@ -185,7 +185,7 @@ def test_switch_with_its_drops():
         "up": jnp.stack([array(one.wi.weight).T for one in each]),
         "down": jnp.stack([array(one.wo.weight).T for one in each]),
     }
-    rule = Rule(k=1, capacity_factor=1.2, capacity_rule="per_token", group_size=TOKENS // 2)
+    rule = SelectionRule(k=1, capacity_factor=1.2, capacity_rule="per_token", group_size=TOKENS // 2)
 
     def layer(x, scores):
         routing = select(rule, scores)
@@ -229,7 +229,7 @@ def test_vmoe_with_its_drops(priority):
     pull = torch.randn(TOKENS, 32)
     theirs, places = vmoe(x, kernel, params, 2, 0.5, priority)  # 5 places, 8 with the multiple
     (theirs * pull).sum().backward()
-    rule = Rule(k=2, capacity_factor=0.5, capacity_multiple=4, priority="score" if priority else "position")
+    rule = SelectionRule(k=2, capacity_factor=0.5, capacity_multiple=4, priority="score" if priority else "position")
     copied = {name: array(value) for name, value in params.items()}
 
     def layer(x, scores):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from routed.analysis.wording import render
 from routed.contracts import UserError
-from routed.engine.rows import shown
+from routed.engine.rows import format_value
 from routed.system import files
 
 #: verdict -> how a sentence about it begins. In the order in which they are told.
@@ -96,7 +96,7 @@ def _point_of(claim: dict[str, Any]) -> str:
     """Returns the point of a claim's line among those at which it was tried, as text."""
     at, points = claim["at"], (line["point"] for line in claim["points"] if line["text"] == claim["text"])
     point: dict[str, Any] = next((point for point in points if {**point, **at} == {**at, **point}), {})
-    return ", ".join(f"{key} = {shown(value)}" for key, value in point.items())
+    return ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
 
 
 def findings(folders: Sequence[pathlib.Path]) -> str:

@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from routed.analysis import controls, statistics
 from routed.analysis.paired_values import Rows, at_edge, ends, paired
 from routed.analysis.wording import paragraphs
-from routed.engine.rows import shown
+from routed.engine.rows import format_value
 from routed.layer.model_losses import LIMITS
-from routed.layer.rule import Rule, rule_of
+from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import SELECTIONS
 from routed.plan.arms import REFERENCE, UNTRAINED, changes_of, fair_arms
 from routed.plan.config import problem_of
@@ -98,7 +98,7 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
     good, point, problem = rows.last[rows.last.status == "ok"], rows.at({}), problem_of(config)
     changes = _changes(rows, point) if config.gate.horizon != 1 else {}
     steered = [column for column in good if column.startswith(STEERED) and good[column].notna().any()]
-    settings = ", ".join(f"{key} = {shown(point[key].iloc[0])}" for key in swept) if len(point) else ""
+    settings = ", ".join(f"{key} = {format_value(point[key].iloc[0])}" for key in swept) if len(point) else ""
     facts: dict[str, Any] = {
         "where": f" (at {settings})" if settings else "",
         "steps": config.steps,
@@ -195,18 +195,20 @@ def _selections(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> dic
     return {"differing": named(differing), "free": named(free)}
 
 
-def _rules(config: ConfigDict, good: pd.DataFrame, swept: list[str]) -> Iterator[tuple[str, dict[str, list[Rule]]]]:
+def _rules(
+    config: ConfigDict, good: pd.DataFrame, swept: list[str]
+) -> Iterator[tuple[str, dict[str, list[SelectionRule]]]]:
     """Yields the arms with routers at all points, with their selections of training and of evaluation."""
     keys = [key for key in swept if key.startswith("selection.")]
     for *values, arm in good[[*keys, "arm"]].drop_duplicates().sort_values("arm").itertuples(index=False):
         point = {key: type(value_of(config, key))(value) for key, value in zip(keys, values, strict=True)}
         arm_config = override(override(config, point), changes_of(arm, config))
         if problem_of(arm_config).models[arm_config.model].routed:
-            training = [rule_of(phase.selection) for phase in configs_of(arm_config)]
-            yield arm, {"training": training, "evaluation": [rule_of(arm_config.selection, evaluation=True)]}
+            training = [selection_rule(phase.selection) for phase in configs_of(arm_config)]
+            yield arm, {"training": training, "evaluation": [selection_rule(arm_config.selection, evaluation=True)]}
 
 
-def _rule_text(rule: Rule) -> str:
+def _rule_text(rule: SelectionRule) -> str:
     """Returns the name of a selection, with its K and capacity factor if it reads them."""
     reads = SELECTIONS[rule.name].reads
     capacity = (
@@ -215,7 +217,7 @@ def _rule_text(rule: Rule) -> str:
     return rule.name + (f" of {rule.k}" if "k" in reads else "") + capacity
 
 
-def _sums_to_1(rule: Rule) -> bool:
+def _sums_to_1(rule: SelectionRule) -> bool:
     """True if the weights of a token sum to 1; within samples, if those of an expert's patches do, or are constants."""
     selection = SELECTIONS[rule.name]
     if selection.within_samples:

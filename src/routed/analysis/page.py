@@ -122,7 +122,7 @@ def make_part(
 ) -> dict[str, Any]:
     """Returns the contents of the page of one workdir, or of several with rows joined in `table`; writes nothing."""
     workdir, swept = joined[0], results.swept_keys(joined[0])
-    last = rows.last(table)
+    last = rows.last_evaluations(table)
     heatmaps = results.read_heatmaps(*joined)
     problem, asked = problem_of(config), experiment.figure_of(module, config)
     columns, loss = problem.columns(config), problem.compared or problem.loss

@@ -10,7 +10,7 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from routed.analysis import controls, statistics
-from routed.engine.rows import at_base, last, plain, shown
+from routed.engine.rows import at_base, format_value, last_evaluations, plain_value
 from routed.plan.arms import REFERENCE, fair_arms
 from routed.plan.config import problem_of
 from routed.settings.tree import flatten
@@ -29,7 +29,7 @@ class Rows:
     """The rows of a workdir: `last` holds the last row of each run."""
 
     def __init__(self, table: pd.DataFrame, config: ConfigDict, swept: list[str]):
-        self.last, self.config, self.swept = last(table), config, swept
+        self.last, self.config, self.swept = last_evaluations(table), config, swept
         self._table, self._base = table, flatten(config)
         self._points: dict[tuple, pd.DataFrame] = {}
         self._indices_of_run: Mapping[str, np.ndarray] = table.groupby("run").indices if len(table) else {}
@@ -49,7 +49,9 @@ class Rows:
         for key, value in filters.items():
             if key not in rows:
                 return rows.iloc[:0]
-            same = np.isclose(rows[key], value, rtol=1e-9) if isinstance(value, float) else rows[key] == plain(value)
+            same = (
+                np.isclose(rows[key], value, rtol=1e-9) if isinstance(value, float) else rows[key] == plain_value(value)
+            )
             rows = rows[same]
         return at_base(rows, [key for key in self.swept if key not in filters], self._base)
 
@@ -92,7 +94,11 @@ class Rows:
         settings = {
             key: value for key, value in side.items() if key not in ("arm", "value") and other_side.get(key) != value
         }
-        texts = [f"{key}={shown(value)}" for key, value in settings.items() if same_arm or value != self._base.get(key)]
+        texts = [
+            f"{key}={format_value(value)}"
+            for key, value in settings.items()
+            if same_arm or value != self._base.get(key)
+        ]
         return " ".join(filter(None, [arm, *texts]))
 
     def rate_at_edge(self, side: Side, at: Point) -> str | None:

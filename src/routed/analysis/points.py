@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 from routed.analysis import digits, verdicts
 from routed.analysis.claims import Claim
 from routed.analysis.plots.frame import Data
-from routed.analysis.plots.paired import advantage, advantage_words, rivals
-from routed.engine.rows import plain, shown
+from routed.analysis.plots.paired import advantage, advantage_label, rivals
+from routed.engine.rows import format_value, plain_value
 from routed.plan.arms import ARMS
 from routed.plan.points import Point
 
@@ -91,13 +91,13 @@ def by_arm(summary: pd.DataFrame, data: Data, methods: Mapping[str, Point]) -> p
     for values, rows in data.last.groupby(keys, dropna=False) if keys else [((), data.last)]:
         at = dict(zip(keys, map(as_python, values), strict=True))
         line = {"method": names[tuple(at[key] for key in keys_of_methods)]} if keys_of_methods else {}
-        line |= {key: shown(value) for key, value in at.items() if key not in keys_of_methods}
+        line |= {key: format_value(value) for key, value in at.items() if key not in keys_of_methods}
         ran = set(rows.arm)
         line |= {arm: texts.get((*values, arm), "diverged" if arm in ran else "") for arm in arms}
         for control in controls:
             estimate, _ = advantage(rows, control, data)
             text = _interval_text(*estimate, usual_n) if np.isfinite(estimate.mean) else ""
-            line[advantage_words(control, data)] = text
+            line[advantage_label(control, data)] = text
         lines.append(line)
     table = pd.DataFrame(lines)
     if not keys_of_methods:
@@ -108,7 +108,9 @@ def by_arm(summary: pd.DataFrame, data: Data, methods: Mapping[str, Point]) -> p
 def _method_names(methods: Mapping[str, Point], data: Data) -> tuple[list[str], dict[tuple, str]]:
     """Returns the varying keys that methods set, and value -> method; nothing if a point belongs to no method."""
     keys = [key for key in data.varying if any(key in point for point in methods.values())]
-    names = {tuple(plain(point.get(key, data.base[key])) for key in keys): name for name, point in methods.items()}
+    names = {
+        tuple(plain_value(point.get(key, data.base[key])) for key in keys): name for name, point in methods.items()
+    }
     points = {tuple(map(as_python, values)) for values in data.last[keys].drop_duplicates().itertuples(index=False)}
     return (keys, names) if points <= {*names} else ([], {})
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from routed.engine.rows import shown
+from routed.engine.rows import format_value
 
 
 def render(template: str, **values: Any) -> str:
@@ -24,7 +24,7 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"share": shown_share, "shown": shown}
+    environment.filters |= {"share": shown_share, "shown": format_value}
     return environment.get_template(template).render(**values)
 
 

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.engine import results
-from routed.engine.rows import plain
+from routed.engine.rows import plain_value
 from routed.plan import experiment, shards
 from routed.plan.workdir import ELSEWHERE
 from routed.settings.tree import flatten, value_of
@@ -121,12 +121,12 @@ def command_of(spec: str, config: ConfigDict, table: pd.DataFrame) -> str:
     for key in keys:
         if key in ("name", "figure", "scale", "data.cache") or key not in flatten(config):
             continue
-        file_values = {plain(point.get(key, value_of(defaults, key))) for point in points}
+        file_values = {plain_value(point.get(key, value_of(defaults, key))) for point in points}
         swept = key in table and key not in ("arm", "seed", *figure.computed)
-        values = {*table[key].unique()} if swept else {plain(value_of(config, key))}
+        values = {*table[key].unique()} if swept else {plain_value(value_of(config, key))}
         given = value_of(config, key) != value_of(defaults, key)
         if given or (values != file_values and key not in ("arms", "seeds", *figure.computed)):
-            text = PLACES.get(key) or ",".join(str(plain(value)) for value in sorted(values, key=str))
+            text = PLACES.get(key) or ",".join(str(plain_value(value)) for value in sorted(values, key=str))
             flags.append(f"--config.{key}={text}" if len(values) == 1 else f"--sweep={key}={text}")
     path, arg = experiment.split(spec)
     name = pathlib.Path(path).name.removesuffix(".py")

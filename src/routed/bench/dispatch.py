@@ -14,12 +14,12 @@ import jax.numpy as jnp
 
 from routed.bench import hopper
 from routed.bench.harness import Case, Work, seconds_of, timed
-from routed.contracts import Places, UserError
+from routed.contracts import Queues, UserError
 from routed.engine.compilation import compile_lowered
 from routed.experts.ffn import Ffn
 from routed.kernels.ragged import ragged
 from routed.layer.dispatch import slots
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.layer.selection import capacity, select
 from routed.metrics.load import dropped
 from routed.system.machine import rates
@@ -70,8 +70,8 @@ def bench(rounds: int) -> list[dict[str, Any]]:
 
 def layer_functions(dispatch: str, case: dict[str, Any]) -> tuple[Callable, Callable]:
     """Returns init(key, x) -> params, and apply(params, x, steer) -> (y, dropped share)."""
-    rule = Rule(k=case["k"], capacity_factor=case["capacity_factor"])
-    places = Places(case["tokens"], capacity(rule, case["tokens"], case["experts"]))
+    rule = SelectionRule(k=case["k"], capacity_factor=case["capacity_factor"])
+    places = Queues(case["tokens"], capacity(rule, case["tokens"], case["experts"]))
     expert = Ffn(case["dim"], case["hidden"] * (case["k"] if dispatch == "dense_ffn" else 1))
 
     def run(params, rows):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from routed.contracts import ExpertFunction, Places, Routing
+from routed.contracts import ExpertFunction, Queues, Routing
 from routed.kernels.grouped import grouped
 from routed.kernels.ragged import sorted_outputs
 
@@ -31,7 +31,7 @@ def available() -> bool:
 
 
 def ragged(
-    expert: ExpertFunction, params, x: Float[Array, "T D"], routing: Routing, places: Places | None = None
+    expert: ExpertFunction, params, x: Float[Array, "T D"], routing: Routing, places: Queues | None = None
 ) -> Float[Array, "T O"]:
     """Dispatches as `ragged`, through these kernels: for 16-bit rows, and experts of nn.Dense layers alone."""
     del places

@@ -23,7 +23,7 @@ from routed.bench.trainings import Batch
 from routed.contracts import TextBatch
 from routed.engine.compilation import lower_group
 from routed.engine.devices import make_mesh
-from routed.layer.rule import rule_of
+from routed.layer.rule import selection_rule
 from routed.layer.selection import capacity, group_of
 from routed.models import expert_axis
 from routed.models.t5 import t5
@@ -110,7 +110,11 @@ def formula(config: ConfigDict, data: int, expert: int) -> list[Collective]:
 def slots_of(config: ConfigDict, tokens: int) -> int:
     """Returns the slots of a sparse layer for a number of tokens: experts x capacity x groups."""
     group = group_of(config.selection.group_size, tokens)
-    return config.experts.count * capacity(rule_of(config.selection), group, config.experts.count) * (tokens // group)
+    return (
+        config.experts.count
+        * capacity(selection_rule(config.selection), group, config.experts.count)
+        * (tokens // group)
+    )
 
 
 def parameters(config: ConfigDict) -> list[tuple[Any, Any]]:

@@ -19,7 +19,7 @@ from routed.contracts import TextBatch
 from routed.engine.compilation import Compiled, compile_group, compile_lowered, stack_traced
 from routed.engine.devices import make_mesh
 from routed.layer.dispatch import DATA, EXPERT
-from routed.layer.rule import rule_of
+from routed.layer.rule import selection_rule
 from routed.plan.config import canonical, problem_of, traced
 from routed.settings.tree import override
 from routed.training import ProblemPart
@@ -115,7 +115,7 @@ class TextTraining:
         return batch if self.mesh is None else jax.device_put(batch, NamedSharding(self.mesh, P((DATA, EXPERT))))
 
     def _loss(self, params, layer, batch: TextBatch):
-        rule = rule_of(self.config.selection)
+        rule = selection_rule(self.config.selection)
         logits, sites, layer = self.model.apply(params, layer, batch, rule, self.config.dispatch, jax.random.key(0))
         right = jnp.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
         return (jax.nn.logsumexp(logits, -1) - right).mean() + selection_loss(rule, sites), layer

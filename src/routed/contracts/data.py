@@ -76,7 +76,7 @@ class SoftRouting(NamedTuple):
     weight: Float[Array, "T E"]
 
 
-class Places(NamedTuple):
+class Queues(NamedTuple):
     """The queues of a sparse dispatch, static: tokens of a group, and places for each expert in it."""
 
     group_size: int

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.engine import tables
-from routed.engine.rows import ordered, plain
+from routed.engine.rows import ordered, plain_value
 from routed.engine.tables import read_heatmaps, read_table
 from routed.plan.checks import PLANNED
 from routed.plan.code import VERSION, Code, change
@@ -58,7 +58,7 @@ def open_workdir(
         flat |= {key: stored["config"][key] for key in swept if key in stored["config"]}
         if new := [key for key in swept if key not in table]:
             for key in new:
-                table.insert(1, key, plain(flat[key]))
+                table.insert(1, key, plain_value(flat[key]))
             table, settled = ordered(table), False
     _refuse_other_shard(path, shard)
     data, further_data = problem_of(config).digest(config), _further_data(config, sweep)
@@ -84,8 +84,8 @@ def _refuse_other_settings(path: pathlib.Path, stored: dict[str, Any], flat: dic
         same = json.dumps(value, default=list) == json.dumps(old, default=list)
         if settings[key].identity and key in active and not same:
             raise UserError(
-                f"workdir {path} holds results with {key}={plain(old)}, this command has {key}={plain(value)}:"
-                f" choose another --workdir, or set --config.{key}={plain(old)}"
+                f"workdir {path} holds results with {key}={plain_value(old)}, this command has"
+                f" {key}={plain_value(value)}: choose another --workdir, or set --config.{key}={plain_value(old)}"
             )
 
 
@@ -132,7 +132,7 @@ def _further_data(config: ConfigDict, sweep: tuple[Point, ...]) -> dict[str, str
         if not point.keys() & {*FILES}:
             continue
         changes = {key: value for key, value in point.items() if key.startswith("data.") or key == "model"}
-        name = ", ".join(f"{key}={plain(value)}" for key, value in sorted(changes.items()))
+        name = ", ".join(f"{key}={plain_value(value)}" for key, value in sorted(changes.items()))
         if name not in digests:
             point_config = override(config, changes)
             if (digest := problem_of(point_config).digest(point_config)) != base:

@@ -47,7 +47,7 @@ def rows_of(run: Run, history: dict[str, np.ndarray], swept: list[str], problem:
 
 def _points(run: Run, swept: list[str]) -> list[dict[str, Any]]:
     """The values of the swept keys at each point of a run, without duplicates."""
-    points = [{key: plain(flat[key]) for key in swept} for flat in run.flat_configs]
+    points = [{key: plain_value(flat[key]) for key in swept} for flat in run.flat_configs]
     return list({json.dumps(point, sort_keys=True): point for point in points}.values())
 
 
@@ -89,7 +89,7 @@ def order_of(leading: pd.DataFrame, columns: Iterable[str]) -> tuple[pd.Index, l
     return rows, first + sorted(set(columns) - set(first))
 
 
-def last(table: pd.DataFrame) -> pd.DataFrame:
+def last_evaluations(table: pd.DataFrame) -> pd.DataFrame:
     """The last evaluation of every run that is not a tuning run."""
     if not len(table):
         return table
@@ -101,16 +101,16 @@ def at_base(rows: pd.DataFrame, keys: Iterable[str], base: dict[str, Any]) -> pd
     """The rows at one point of the swept `keys`: at each key's value in the flat config `base`, or else its largest."""
     for key in keys:
         if len(rows):
-            values, base_value = set(rows[key]), plain(base[key])
+            values, base_value = set(rows[key]), plain_value(base[key])
             rows = rows[rows[key] == (base_value if base_value in values else max(values))]
     return rows
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A setting's value for a reader; an empty text or list is "(none)"."""
     return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value) or "(none)"
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A setting's value for a column or the command line: a tuple becomes a text."""
     return ",".join(map(str, value)) if isinstance(value, tuple | list) else value

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
-from routed.contracts import ExpertFunction, Places, Routing
+from routed.contracts import ExpertFunction, Queues, Routing
 from routed.kernels.grouped import grouped, is_dense
 from routed.kernels.ranks import ranks
 from routed.system.platform import platform
@@ -33,7 +33,7 @@ IMAGES = 8
 
 
 def ragged(
-    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Places | None = None
+    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Queues | None = None
 ) -> Float[Array, "T O"]:
     """Sorts assignments by expert and runs each expert on its rows; neither capacity nor load changes the cost.
 

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting
 from routed.contracts.ties import highest
-from routed.layer.rule import QUEUES, Rule, Selection
+from routed.layer.rule import QUEUES, Selection, SelectionRule
 from routed.layer.selection import SELECTIONS, queued, sigmoid, sigmoid_order
 from routed.settings.setting import POSITIVE, Setting, at_least, one_of, refuse
 
@@ -28,11 +28,11 @@ GROUPS: dict[str, Setting] = {
 }
 
 
-def _own(rule: Rule, name: str) -> Any:
+def _own(rule: SelectionRule, name: str) -> Any:
     return GROUPS[name].default if rule.own is None else rule.own[name]
 
 
-def group_limited(rule: Rule, scores, preference, bias, mask) -> Routing:
+def group_limited(rule: SelectionRule, scores, preference, bias, mask) -> Routing:
     """Returns the k experts of highest affinity + bias in the groups of experts that count most (DeepSeek-V2 and -V3).
 
     V3: affinity sigmoid(score); a group counts the sum of its two highest, bias included. V2: softmax over all experts;
@@ -71,7 +71,7 @@ def _check(config: ConfigDict) -> None:
             )
 
 
-def relu(rule: Rule, scores, preference, bias, mask) -> Routing:
+def relu(rule: SelectionRule, scores, preference, bias, mask) -> Routing:
     """Returns every expert whose score is positive, weighted by it: ReLU gates (ReMoE, Wang et al. 2024).
 
     How many these are is learned: `losses.l1` pays for them, and `losses.l1_gates` steers what they cost. All of a

@@ -14,10 +14,10 @@ from absl import logging as log
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
-from routed.contracts import ExpertFunction, Places, Routing, SoftRouting
+from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting
 from routed.layer import dispatch
 from routed.layer.model_rules import scaled_inputs
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.layer.selection import SELECTIONS, capacity, select
 from routed.metrics import load
 from routed.routers.noise import NOISES, ScoreNoise
@@ -44,7 +44,7 @@ class Experts(NamedTuple):
     run: ExpertFunction
     params: Any
     x: Float[Array, "T ..."]
-    queues: Places
+    queues: Queues
 
 
 class MoE(nn.Module):
@@ -67,7 +67,7 @@ class MoE(nn.Module):
     router: nn.Module
     expert: nn.Module
     num_experts: int
-    rule: Rule
+    rule: SelectionRule
     dispatch: str = "auto"
     noise: str = "none"
     noise_scale: float = 1.0
@@ -139,7 +139,7 @@ class MoE(nn.Module):
         if self.dtype is not None:
             x, params = jax.tree.map(lambda a: a.astype(self.dtype), (x, params))
         size = self.rule.group_size or len(x)
-        queues = Places(group_size=size, capacity=capacity(self.rule, size, self.num_experts))
+        queues = Queues(group_size=size, capacity=capacity(self.rule, size, self.num_experts))
         return Experts(partial(_apply, expert), params, x, queues), routing
 
     def run(self, experts: Experts, routing: Routing | SoftRouting) -> Float[Array, "T O"]:
@@ -162,7 +162,7 @@ def dispatch_of(layer: MoE, experts: Experts) -> str:
     sparse = SELECTIONS[layer.rule.name].sparse
     exchanges = layer.mesh is not None and layer.mesh.shape[dispatch.EXPERT] > 1 and sparse
     if layer.dispatch != dispatch.AUTO:
-        if reason := dispatch.misfit(layer.dispatch, layer.rule.name):
+        if reason := dispatch.reason_against(layer.dispatch, layer.rule.name):
             raise TypeError(reason)
         if exchanges and not dispatch.DISPATCHES[layer.dispatch].exchanged:
             raise TypeError(f"dispatch {layer.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")

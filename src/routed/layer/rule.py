@@ -12,7 +12,7 @@ from routed.contracts import Routing, SoftRouting
 from routed.settings.setting import Setting, accept
 
 
-class Rule(NamedTuple):
+class SelectionRule(NamedTuple):
     """A selection as plain, static data; the field names are those of the config node `selection`."""
 
     name: str = "top_k"
@@ -29,13 +29,13 @@ class Rule(NamedTuple):
     own: Any = None  # the config node, for selections with settings of their own
 
 
-def rule_of(node: Any, *, evaluation: bool = False) -> Rule:
+def selection_rule(node: Any, *, evaluation: bool = False) -> SelectionRule:
     """Returns the rule of a config node `selection`; its node `eval` overrides the keys that it has."""
-    names = [name for name in Rule._fields if name in node]
+    names = [name for name in SelectionRule._fields if name in node]
     keys = {name: node[name] for name in names} | {"own": node}
     if evaluation:
-        keys |= {name: node.eval[name] for name in Rule._fields if name in node.eval} | {"own": node.eval}
-    return Rule(**keys)
+        keys |= {name: node.eval[name] for name in SelectionRule._fields if name in node.eval} | {"own": node.eval}
+    return SelectionRule(**keys)
 
 
 class Selection(NamedTuple):
@@ -50,17 +50,17 @@ class Selection(NamedTuple):
 
     #: Routes a group of tokens by (rule, scores [T, E], preference [T, E], bias [E], mask [T]): experts are chosen by
     #: preference plus bias, and weighted by scores; the mask is False for padding.
-    route: Callable[[Rule, Array, Array, Array, Array], Routing | SoftRouting]
+    route: Callable[[SelectionRule, Array, Array, Array, Array], Routing | SoftRouting]
     sparse: bool = True
     sees_others: bool = False
     biased: bool = False
     bounded: bool = False
     within_samples: bool = False
-    places: Callable[[Rule], int] | None = None
-    experts_per_token: Callable[[Rule, int, int], float] = lambda rule, tokens, experts: float(rule.k)
+    places: Callable[[SelectionRule], int] | None = None
+    experts_per_token: Callable[[SelectionRule, int, int], float] = lambda rule, tokens, experts: float(rule.k)
     #: What a training token costs, in experts that learn from it; None: all that compute do. One that only computes
     #: costs a third.
-    work: Callable[[Rule, int, int], Any] | None = None
+    work: Callable[[SelectionRule, int, int], Any] | None = None
     #: A token chooses as many experts as it likes: its list has all of them, and those with weight 0 are not kept
     #: (`metrics.load.asked`).
     open: bool = False
@@ -71,9 +71,9 @@ class Selection(NamedTuple):
     forward: Callable[[Any, Any], tuple[Array, Routing]] | None = None
     #: A loss of each layer beside the task's; the extra data of its routing (`Routing.extra`) are what `forward` left
     #: there.
-    loss: Callable[[Rule, Routing], Scalar] | None = None
+    loss: Callable[[SelectionRule, Routing], Scalar] | None = None
     #: The rule of an average step among so many, by which experts are counted.
-    mean_rule: Callable[[Rule, int], Rule] = lambda rule, steps: rule
+    mean_rule: Callable[[SelectionRule, int], SelectionRule] = lambda rule, steps: rule
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()

@@ -15,11 +15,11 @@ from jaxtyping import Array, Bool, Float, Int
 from routed.contracts import Routing, SoftRouting
 from routed.contracts.ties import highest
 from routed.kernels.ranks import ranks
-from routed.layer.rule import QUEUES, Rule, Selection
+from routed.layer.rule import QUEUES, Selection, SelectionRule
 
 
 def select(
-    rule: Rule,
+    rule: SelectionRule,
     scores: Float[Array, "T E"],
     *,
     preference: Float[Array, "T E"] | None = None,
@@ -53,7 +53,7 @@ def select(
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), routing)
 
 
-def capacity(rule: Rule, tokens: int, experts: int) -> int:
+def capacity(rule: SelectionRule, tokens: int, experts: int) -> int:
     """Returns the places of an expert's queue in a group of `tokens`; capacity factor 0 drops nothing.
 
     per_assignment: ceil(factor k T / E) (GShard, V-MoE). per_token: round(factor T / E), whatever k (flaxformer, hence
@@ -72,7 +72,7 @@ def capacity(rule: Rule, tokens: int, experts: int) -> int:
     return min(max(size, rule.min_capacity, 1), tokens)
 
 
-def in_samples(rule: Rule, positions: int) -> Rule:
+def in_samples(rule: SelectionRule, positions: int) -> SelectionRule:
     """Returns the rule for samples of so many tokens, which are the groups of a selection `within_samples`."""
     return rule._replace(group_size=positions) if SELECTIONS[rule.name].within_samples else rule
 
@@ -88,18 +88,18 @@ def divisors(number: int) -> set[int]:
     return {*low, *(number // n for n in low)}
 
 
-def groupless(rule: Rule) -> bool:
+def groupless(rule: SelectionRule) -> bool:
     """True if groups are neither set nor of consequence: a token has the same experts whatever the other tokens are."""
     chosen = SELECTIONS[rule.name]
     return chosen.sparse and not (chosen.sees_others or rule.capacity_factor or rule.group_size)
 
 
-def soft(rule: Rule, scores, preference, bias, mask) -> SoftRouting:
+def soft(rule: SelectionRule, scores, preference, bias, mask) -> SoftRouting:
     """Returns all experts, weighted by the softmax of scores: sum_e p_e(x) f_e(x) (Dikkala et al. 2023, Section 2)."""
     return SoftRouting(scores=scores, weight=jnp.where(mask[:, None], jax.nn.softmax(scores), 0.0))
 
 
-def top_k(rule: Rule, scores, preference, bias, mask) -> Routing:
+def top_k(rule: SelectionRule, scores, preference, bias, mask) -> Routing:
     """Returns the k most preferred experts of each token.
 
     Weights are probabilities of the softmax over all experts, or over the k chosen ones when `renormalise` (k = 1: the
@@ -111,7 +111,7 @@ def top_k(rule: Rule, scores, preference, bias, mask) -> Routing:
     return queued(rule, scores, expert, weight, mask, probability)
 
 
-def sigmoid(rule: Rule, scores, preference, bias, mask) -> Routing:
+def sigmoid(rule: SelectionRule, scores, preference, bias, mask) -> Routing:
     """Returns the k highest of sigmoid(score) + bias, weighted by sigmoid(score), or over its sum (DeepSeek-V3)."""
     expert = highest(sigmoid_order(preference, bias), rule.k)
     affinity = jnp.take_along_axis(jax.nn.sigmoid(scores), expert, axis=1)
@@ -132,7 +132,7 @@ def sigmoid_order(preference: Float[Array, "T E"], bias: Float[Array, " E"]) -> 
 SINKHORN_ROUNDS = 8
 
 
-def sinkhorn(rule: Rule, scores, preference, bias, mask) -> Routing:
+def sinkhorn(rule: SelectionRule, scores, preference, bias, mask) -> Routing:
     """Returns the k largest entries of a token's row in the scores' balanced transport plan (Clark et al. 2022).
 
     The plan exp(score + u_t + v_e) gives every expert T/E tokens; it only chooses. Weights are those of `top_k`. The
@@ -151,7 +151,7 @@ def sinkhorn(rule: Rule, scores, preference, bias, mask) -> Routing:
     return top_k(rule, scores, plan, jnp.zeros_like(bias), mask)
 
 
-def expert_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
+def expert_choice(rule: SelectionRule, scores, preference, bias, mask) -> Routing:
     """Gives each expert the C tokens that prefer it most, weighted by their probability (Zhou et al. 2022).
 
     Affinity is the softmax over experts of a token's preference; C = `capacity`, with factor k = 1 by default. A token
@@ -163,7 +163,7 @@ def expert_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
     return taken(scores, token, jnp.take_along_axis(jax.nn.softmax(scores).T, token, axis=1), mask)
 
 
-def gate_rows(rule: Rule, scores: Float[Array, "T E"], positions: int) -> Float[Array, "N M"]:
+def gate_rows(rule: SelectionRule, scores: Float[Array, "T E"], positions: int) -> Float[Array, "N M"]:
     """Returns scores in rows whose softmax is a gate: a token's over experts, or an expert's over its patches."""
     if not SELECTIONS[rule.name].within_samples:
         return scores
@@ -178,7 +178,7 @@ def taken(scores, token: Int[Array, "E C"], weight: Float[Array, "E C"], mask) -
     return Routing(scores, token, expert, weight, kept, rank)
 
 
-def mean_experts(rule: Rule, tokens: int, experts: int) -> float:
+def mean_experts(rule: SelectionRule, tokens: int, experts: int) -> float:
     """Returns the mean number of experts of a token when each expert takes as many tokens as its queue holds."""
     size = rule.group_size or tokens
     return experts * capacity(rule, size, experts) / size
@@ -196,12 +196,12 @@ SELECTIONS: dict[str, Selection] = {
 }
 
 
-def mean_rule(rule: Rule, steps: int) -> Rule:
+def mean_rule(rule: SelectionRule, steps: int) -> SelectionRule:
     """Returns the rule of an average step among so many."""
     return SELECTIONS[rule.name].mean_rule(rule, steps)
 
 
-def work(rule: Rule, tokens: int, experts: int) -> Any:
+def work(rule: SelectionRule, tokens: int, experts: int) -> Any:
     """Returns the cost of a training token, forward and backward, in FLOPs of one expert that learns."""
     chosen = SELECTIONS[rule.name]
     return (chosen.work or chosen.experts_per_token)(rule, tokens, experts)
@@ -216,7 +216,12 @@ def combine_weights(routing: Routing | SoftRouting) -> Float[Array, "T E"]:
 
 
 def queued(
-    rule: Rule, scores, expert: Int[Array, "T k"], weight: Float[Array, "T k"], mask, affinity: Float[Array, "T k"]
+    rule: SelectionRule,
+    scores,
+    expert: Int[Array, "T k"],
+    weight: Float[Array, "T k"],
+    mask,
+    affinity: Float[Array, "T k"],
 ) -> Routing:
     """Returns the assignments of one group, with their ranks in the queues of the experts.
 

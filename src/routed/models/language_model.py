@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch
 from routed.experts import EXPERTS
-from routed.layer.rule import Rule, rule_of
+from routed.layer.rule import SelectionRule, selection_rule
 from routed.models.model import Model, Outputs
 from routed.models.transformer import Plan
 from routed.models.transformer_sizes import blocks_of, is_sparse
@@ -77,12 +77,12 @@ class _Functions:
     #: stack -> router; empty without sparse layers.
     routers: dict[str, nn.Module]
 
-    def module(self, rule: Rule, dispatch: str, mesh: Mesh | None) -> nn.Module:
+    def module(self, rule: SelectionRule, dispatch: str, mesh: Mesh | None) -> nn.Module:
         return self.network(Plan(self.config, rule, dispatch, mesh, self.routers.__getitem__))
 
     def init(self, key, batch: TextBatch):
         # On one device, as initial parameters do not depend on the size of the batch.
-        rule = rule_of(self.config.selection) if self.routers else Rule()
+        rule = selection_rule(self.config.selection) if self.routers else SelectionRule()
         state = dict(nn.meta.unbox(self.module(rule, "dense", mesh=None).init(key, batch)))
         params, router, experts = state.pop("params"), {}, {}
         for stack in self.routers:
@@ -98,7 +98,7 @@ class _Functions:
         )
         return {"router": router, **scaled, **head_params}, state
 
-    def apply(self, params, state, batch: TextBatch, rule: Rule, dispatch: str, key=None, step=0):
+    def apply(self, params, state, batch: TextBatch, rule: SelectionRule, dispatch: str, key=None, step=0):
         moving: dict[str, Any] = (
             {"rngs": {"noise": key}, "mutable": list(state)} if key is not None else {"mutable": []}
         )

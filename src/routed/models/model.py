@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from routed.contracts import Column, Routing, SoftRouting
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.routers.noise import NOISES
 from routed.settings.setting import Setting, accept
 from routed.tasks.task import Watch, watch_nothing
@@ -47,7 +47,7 @@ class Apply(Protocol):
         params: Any,
         state: Any,
         batch: Any,
-        rule: Rule,
+        rule: SelectionRule,
         dispatch: str,
         key: PRNGKeyArray | None = None,
         step: Int[Array, ""] | int = 0,

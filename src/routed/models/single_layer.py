@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from routed.contracts import Batch
 from routed.experts import EXPERTS
 from routed.layer.moe import CONTROL, MoE
-from routed.layer.rule import Rule, rule_of
+from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import in_samples
 from routed.metrics.router import PROBE
 from routed.models.model import Model, Outputs, Site, noise_settings
@@ -55,7 +55,7 @@ class _Functions:
     stem: Any
     expert: Any
 
-    def layer(self, rule: Rule, dispatch: str) -> MoE:
+    def layer(self, rule: SelectionRule, dispatch: str) -> MoE:
         config = self.config
         return MoE(
             router=self.router if self.stem is None else self.router.clone(features=Flat()),
@@ -80,7 +80,7 @@ class _Functions:
         return jnp.concatenate([batch.side, features], -1), features
 
     def init(self, key, batch):
-        rule = rule_of(node_of(self.config).selection)._replace(group_size=0)  # fits any number of samples
+        rule = selection_rule(node_of(self.config).selection)._replace(group_size=0)  # fits any number of samples
         moe = self.layer(rule, self.config.dispatch)
         router_params = {} if self.stem is None else {"features": self.stem.init(key, batch.tokens)["params"]}
         tokens, routed_by = self.inputs(router_params, batch)

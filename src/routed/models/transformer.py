@@ -22,7 +22,7 @@ from routed.experts.ffn import Ffn
 from routed.kernels.head_product import head_product
 from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.layer.moe import MoE
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.layer.selection import group_of, groupless
 from routed.models.attention import Attention, Kernel, PositionBias, causal_bias
 from routed.models.model import Site, noise_settings
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
     """The static part of a transformer: all inputs from which the modules are built."""
 
     config: ConfigDict
-    rule: Rule
+    rule: SelectionRule
     dispatch: str
     mesh: Mesh | None
     #: stack -> router. A function, as Flax would take a module in a field for a submodule of each holder.

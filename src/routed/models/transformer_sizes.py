@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.experts import EXPERTS
-from routed.layer.rule import rule_of
+from routed.layer.rule import selection_rule
 from routed.layer.selection import SELECTIONS, divisors, group_of, groupless, mean_rule, work
 from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, When, at_least, one_of, refuse
 from routed.settings.tree import node_of
@@ -107,7 +107,10 @@ def shared(config: Any) -> int:
 
 def experts_of_token(config: Any) -> Any:
     """Returns the experts that compute a training token in a sparse layer, shared one included; a mean over steps."""
-    rule, tokens = mean_rule(rule_of(config.selection), config.steps), config.batch_size * config.data.input_length
+    rule, tokens = (
+        mean_rule(selection_rule(config.selection), config.steps),
+        config.batch_size * config.data.input_length,
+    )
     return SELECTIONS[rule.name].experts_per_token(rule, tokens, config.experts.count) + shared(config)
 
 
@@ -117,7 +120,7 @@ def work_of_token(config: Any) -> Any:
     An expert that only computes the token counts a third. A shared expert does not count.
     """
     return work(
-        mean_rule(rule_of(config.selection), config.steps),
+        mean_rule(selection_rule(config.selection), config.steps),
         config.batch_size * config.data.input_length,
         config.experts.count,
     )
@@ -250,7 +253,7 @@ def _check(config: ConfigDict, tokens: tuple[int, ...], unit: str) -> None:
         refuse("batch_size", config.batch_size, f"{devices} devices cannot share it; use a multiple of {devices}")
     if (
         is_sparse(config)
-        and not groupless(rule_of(config.selection))
+        and not groupless(selection_rule(config.selection))
         and not whole_groups(tokens, config.selection.group_size, devices)
     ):
         raise UserError(

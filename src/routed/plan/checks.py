@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.experts import EXPERTS
-from routed.layer.dispatch import misfit
+from routed.layer.dispatch import reason_against
 from routed.layer.selection import SELECTIONS
 from routed.plan.config import CHOICES, DATA, canonical, declared, parts_of, problem_of, problems_for, read_keys
 from routed.plan.run_settings import TUNING_OFFSET
@@ -165,7 +165,7 @@ def _check_selection(config: ConfigDict, problem: ProblemPart) -> None:
         refuse("selection.eval.name", rule.eval.name, reason)
     if problem.causal:
         _check_causal(config, alone)
-    if conflict := misfit(config.dispatch, rule.name):
+    if conflict := reason_against(config.dispatch, rule.name):
         refuse("dispatch", config.dispatch, conflict)
     if rule.balance_rate and not selection.biased:
         biased = ", ".join(name for name, part in SELECTIONS.items() if part.biased)

@@ -21,7 +21,7 @@ from routed.routers.noise import NOISES
 from routed.routers.noise import SHARED as NOISE
 from routed.settings.renamed import renamed
 from routed.settings.setting import Choice, Component, Setting, one_of
-from routed.settings.tree import flatten, unflatten, value_of
+from routed.settings.tree import flatten, nearest, unflatten, value_of
 from routed.tasks import SHARED as TASK
 from routed.tasks.text import SHARED as TEXT
 from routed.training import PROBES, PROBLEMS, ProblemPart, program
@@ -223,11 +223,18 @@ def _whole_key(node: str, name: str, settings: Mapping[str, Setting]) -> str:
 
 
 def read_keys(config: ConfigDict) -> tuple[dict[str, list[str]], set[str]]:
-    """(key -> labels of the parts that read it in any phase; the keys whose condition `when` holds in some phase)."""
+    """Returns key -> labels of the parts that read the key in any phase, and the keys whose `when` holds in some phase.
+
+    Raises:
+      UserError: a part reads a setting that no part declares.
+    """
     settings, readers_of, active = declared(), dict[str, list[str]](), set[str]()
     for phase in configs_of(config):
         for part in parts_of(phase):
             for key in keys_of(part, settings):
+                if key not in settings:
+                    hint = renamed(key) or nearest(key, settings)
+                    raise UserError(f"{part.label} reads the setting {key!r}, which no part declares{hint}")
                 readers = readers_of.setdefault(key, [])
                 if part.label not in readers:
                     readers.append(part.label)

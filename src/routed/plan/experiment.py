@@ -10,11 +10,11 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.plan.config import base
-from routed.plan.experiment_files import find, lasting, load, split
+from routed.plan.experiment_files import find, load, portable_spec, split
 from routed.plan.run import Point
 from routed.settings.tree import nearest, override, parse
 
-__all__ = ["Figure", "configure", "figure_of", "find", "lasting", "load", "make_config", "split", "variant"]
+__all__ = ["Figure", "configure", "figure_of", "find", "load", "make_config", "portable_spec", "split", "variant"]
 
 
 class Figure(NamedTuple):

@@ -89,7 +89,7 @@ def split(spec: str) -> tuple[str, str]:
     return (name, arg) if colon else (arg, "")
 
 
-def lasting(spec: str) -> str:
+def portable_spec(spec: str) -> str:
     """Rewrites `NAME[:FIGURE[,SCALE]]` for any folder: a file that is not one of `routed`'s own gets its whole path."""
     name, arg = split(spec)
     file = find(name).resolve()

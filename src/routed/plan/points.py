@@ -46,7 +46,7 @@ def unique(config: ConfigDict, sweep: tuple[Point, ...]) -> tuple[Point, ...]:
     return tuple(points.values())
 
 
-def of_command(
+def points_of_command(
     config: ConfigDict, sweep: Sweep, given: list[str], flags: list[str], computed: tuple[str, ...] = ()
 ) -> tuple[Point, ...]:
     """The points of a command: those of a figure's `sweep`, times those of its --sweep `flags`.
@@ -58,7 +58,7 @@ def of_command(
     Raises:
       UserError: a key that is both given and swept, or swept twice; a key from which the figure computes others; an
         error
-        of `from_flag`.
+        of `points_of_flags`.
     """
     points = sweep(config)
     swept = [flag.partition("=")[0] for flag in flags]
@@ -76,7 +76,7 @@ def of_command(
     with_fixed = tuple(
         {key: value_of(config, key) if key in fixed else value for key, value in point.items()} for point in points
     )
-    return unique(config, cross(with_fixed, from_flag(config, flags)))
+    return unique(config, cross(with_fixed, points_of_flags(config, flags)))
 
 
 def _refuse_keys_of_computed(
@@ -103,13 +103,13 @@ def _refuse_keys_of_computed(
             )
     for flag in flags:
         key = flag.partition("=")[0]
-        if any(values(sweep(override(config, point))) != values(points) for point in from_flag(config, [flag])):
+        if any(values(sweep(override(config, point))) != values(points) for point in points_of_flags(config, [flag])):
             raise UserError(
                 f"--sweep={flag}: the figure computes {names} from it: run one value at a time, --config.{key}=VALUE"
             )
 
 
-def from_flag(config: ConfigDict, flags: list[str]) -> tuple[Point, ...]:
+def points_of_flags(config: ConfigDict, flags: list[str]) -> tuple[Point, ...]:
     """The product of the sweeps in `KEY=v1,v2,...` texts.
 
     Raises:

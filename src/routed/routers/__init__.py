@@ -129,7 +129,7 @@ SHARED: dict[str, Setting] = {
     ),
     "init_rows": Setting(
         EXAMPLES,
-        "of from_data: examples, one a row (Dikkala et al. 2023, Theorem 2); clusters: centres of k-means, without"
+        "of init_from_data: examples, one a row (Dikkala et al. 2023, Theorem 2); clusters: centres of k-means, without"
         " labels, on what the fresh router makes of the first 16,384 training samples (fresh data: of data.samples"
         " samples that they are not)",
         one_of((EXAMPLES, CLUSTERS)),

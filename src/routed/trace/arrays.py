@@ -92,18 +92,22 @@ def choices_of(given: Mapping[str, Arrays], k: int | None, num_experts: Any, kee
 def _shapes_of(given: Mapping[str, Arrays]) -> dict[str, tuple[int, ...]]:
     """Returns the shapes [layers, tokens, experts or k] of the given arrays, which agree."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, array in given.items():
-        shapes[name] = shape = (len(array), *as_array(array[0]).shape) if len(array) else (0,)
+    for column, array in given.items():
+        shapes[column] = shape = (len(array), *as_array(array[0]).shape) if len(array) else (0,)
         if len(shape) != 3 or 0 in shape:
-            axes = f"[layers, tokens, {'experts' if name == 'scores' else 'k'}]"
-            refuse(f"{name} has shape {list(shape)}: must be {axes}, none of them 0; for one layer give {name}[None]")
+            axes = f"[layers, tokens, {'experts' if column == 'scores' else 'k'}]"
+            refuse(
+                f"{column} has shape {list(shape)}: must be {axes}, none of them 0; for one layer give {column}[None]"
+            )
     first, (layers, tokens, _) = next(iter(shapes.items()))
     for name, shape in shapes.items():
         if shape[:2] != (layers, tokens):
             refuse(f"{name} has {shape[0]} layers and {shape[1]} tokens, {first} has {layers} and {tokens}")
     for name in ("weights", "kept"):
         if name in shapes and shapes[name] != (experts := shapes.get("experts", ())):
-            refuse(f"{name} has shape {list(shapes[name])}: it must be the shape of experts, which is {list(experts)}")
+            refuse(
+                f"{column} has shape {list(shapes[name])}: it must be the shape of experts, which is {list(experts)}"
+            )
     return shapes
 
 

@@ -22,7 +22,7 @@ from routed.trace.replacements import Batch, Router, Site
 CHOICE_BIAS = "e_score_correction_bias"
 
 
-def rule_of(module: Any, experts: int, k: int = 0, bias: np.ndarray | None = None) -> Callable[[Any, Any], Any]:
+def model_rule(module: Any, experts: int, k: int = 0, bias: np.ndarray | None = None) -> Callable[[Any, Any], Any]:
     """Returns a function from (scores [T, E], output of the router) to the router's output for these scores.
 
     The result has the types of the given output, unless that is None. A known router is a rule behind a linear map,
@@ -71,7 +71,7 @@ def has_constant_weights(router_module: RouterModule, site: Site, router: Router
     module, read = router_module
     if not is_known(module):
         return False
-    rule = rule_of(module, site.experts, router.k)
+    rule = model_rule(module, site.experts, router.k)
     some = torch.as_tensor(site.scores[:64]).to(module.weight.device)
     first, second = (read(module, rule(factor * some, None)).weights for factor in (1.0, 0.5))
     return bool(torch.allclose(first, second, atol=1e-4))
@@ -95,7 +95,7 @@ def replacing(
         trained, router = modules[name].read(module, output).scores, routers[name]
         scores = trained.reshape(-1, trained.shape[-1]).float()
         batch = Batch(scores, inputs[0].reshape(len(scores), -1), current["ids"], current["batch"])
-        return rule_of(module, scores.shape[-1], router.k, router.bias)(router.scores(params, batch), output)
+        return model_rule(module, scores.shape[-1], router.k, router.bias)(router.scores(params, batch), output)
 
     for name, router in routers.items():
         start = router.start.items()

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from routed.layer.auxiliary import AUXILIARY, POOLED, auxiliary, coefficients_of, steered
 from routed.layer.model_losses import balance_pooled
-from routed.layer.rule import Rule, rule_of
+from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import SELECTIONS, group_of
 from routed.metrics.load import load_of
 from routed.models.model import ModelPart, Site
@@ -40,7 +40,7 @@ def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step,
     return total, (reported, problem.wrong(config, outputs, batch), outputs.state, moved)
 
 
-def selection_loss(rule: Rule, sites: dict[str, Site]) -> Float[Array, ""]:
+def selection_loss(rule: SelectionRule, sites: dict[str, Site]) -> Float[Array, ""]:
     """Returns the loss that a selection adds, summed over all layers; 0 for a selection without one."""
     if (loss := SELECTIONS[rule.name].loss) is None:
         return jnp.float32(0)
@@ -61,9 +61,9 @@ def _moved(config: Any, sites: dict[str, Site], moving: dict[str, Array], still)
     return moved
 
 
-def rule_and_dispatch(part: ModelPart, config: Any) -> tuple[Rule, str]:
+def rule_and_dispatch(part: ModelPart, config: Any) -> tuple[SelectionRule, str]:
     """Returns the rule and the dispatch of training; defaults for a model without routers, which reads neither."""
-    return (rule_of(config.selection), config.dispatch) if part.routed else (Rule(), "dense")
+    return (selection_rule(config.selection), config.dispatch) if part.routed else (SelectionRule(), "dense")
 
 
 def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step, moving, still) -> Array:
@@ -75,7 +75,7 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
 
     def of_layer(routing, features, responses) -> Array:
         tokens = len(routing.scores)
-        size = group_of(rule_of(config.selection).group_size, tokens)
+        size = group_of(selection_rule(config.selection).group_size, tokens)
         groups = tokens // size if config.losses.balance_scope == "group" else 1
         return auxiliary(
             routing,

@@ -16,7 +16,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from routed.contracts import AT_LEAST_0, SHARE, Column, Routing, SoftRouting
 from routed.layer.auxiliary import AUXILIARY
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.metrics.router import METRICS, MetricInputs
 from routed.models.model import Outputs
 from routed.training.phases import mean_so_far_of
@@ -30,7 +30,7 @@ class Block(NamedTuple):
     """A block of the evaluated rows, its rule, the outputs, and the key of their noise (None: no noise)."""
 
     batch: Any
-    rule: Rule
+    rule: SelectionRule
     outputs: Outputs
     key: PRNGKeyArray | None = None
 

@@ -9,7 +9,7 @@ from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
-from routed.layer.rule import rule_of
+from routed.layer.rule import selection_rule
 from routed.layer.selection import SELECTIONS
 from routed.models import SAMPLE_MODELS
 from routed.routers import ROUTERS
@@ -98,11 +98,11 @@ def _check_batches(config: ConfigDict) -> None:
 def _check_routing(config: ConfigDict) -> None:
     """Raises if groups of tokens, patches of experts, or windows of a router do not fit the samples."""
     task, data = TASKS[config.data.name], config.data
-    size = rule_of(config.selection).group_size
+    size = selection_rule(config.selection).group_size
     if size and config.batch_size % size:
         refuse("selection.group_size", size, f"must divide batch_size={config.batch_size}")
     for key, evaluation in (("selection", False), ("selection.eval", True)):
-        rule, most = rule_of(config.selection, evaluation=evaluation), positions_of(config)
+        rule, most = selection_rule(config.selection, evaluation=evaluation), positions_of(config)
         taken = SELECTIONS[rule.name].places
         if taken is not None and taken(rule) > most:
             refuse(

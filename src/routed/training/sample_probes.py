@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from routed.contracts import AT_LEAST_0, SHARE, Column
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.metrics import entropies, router
 from routed.models.single_layer import SITE
 from routed.tasks import worlds
@@ -35,7 +35,7 @@ def _accuracy(evaluation: Evaluation) -> dict[str, Array]:
 def _mixture(evaluation: Evaluation, block: Block) -> Array:
     """Returns the predictions of the soft mixture, without noise."""
     model, params, state, step = evaluation.problem.model, evaluation.params, evaluation.state, evaluation.step
-    return model.apply(params, state, block.batch, Rule("soft"), EVALUATION_DISPATCH, step=step).prediction
+    return model.apply(params, state, block.batch, SelectionRule("soft"), EVALUATION_DISPATCH, step=step).prediction
 
 
 def _bayes(evaluation: Evaluation) -> dict[str, Array]:

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from routed.contracts import Batch
 from routed.experts import EXPERTS, Expert
 from routed.layer.moe import CONTROL
-from routed.layer.rule import Rule, rule_of
+from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import SELECTIONS, gate_rows, group_of
 from routed.metrics import router
 from routed.models import SAMPLE_MODELS
@@ -60,7 +60,9 @@ class SampleProblem(Problem):
     @property
     def experts_choose(self) -> bool:
         """True if experts take patches of each sample when the model is evaluated."""
-        return self.part.routed and SELECTIONS[rule_of(self.config.selection, evaluation=True).name].within_samples
+        return (
+            self.part.routed and SELECTIONS[selection_rule(self.config.selection, evaluation=True).name].within_samples
+        )
 
     @property
     def tokens_choose(self) -> bool:
@@ -126,7 +128,7 @@ class SampleProblem(Problem):
         world = self.task.at(self.world(inputs), step, inputs.config.data)
         test = worlds.test_batch(self.task, world, inputs.config.data)
         evaluation = Evaluation(self, inputs, params, state, step, memory, test, world, self.unit(inputs))
-        rule = rule_of(inputs.config.selection, evaluation=True) if self.part.routed else Rule()
+        rule = selection_rule(inputs.config.selection, evaluation=True) if self.part.routed else SelectionRule()
         noise = NOISES[self.config.router.noise] if self.part.noisy else None
         noisy = noise is not None and noise.optional_at_eval and inputs.config.router.noise_at_eval
 
@@ -161,7 +163,7 @@ def calibration_scores(
     Fewer samples where a sample has several gates.
     """
     task, data = problem.task, inputs.config.data
-    rule, positions = rule_of(problem.config.selection), task.positions(data)
+    rule, positions = selection_rule(problem.config.selection), task.positions(data)
     several = SELECTIONS[rule.name].within_samples
     count = max(1, CALIBRATION_SAMPLES // positions) if several else CALIBRATION_SAMPLES
     samples = worlds.examples(task, world, count, data)

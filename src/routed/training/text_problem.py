@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import Column, TextBatch
-from routed.layer.rule import Rule, rule_of
+from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import group_of
 from routed.models.language_model import Read
 from routed.models.model import ModelPart
@@ -170,11 +170,11 @@ class TextProblem(Problem):
 
         return measure(evaluation, jax.lax.map(forward, in_blocks(self.config, rows, "validation")))
 
-    def evaluation_rule(self) -> tuple[Rule, str]:
+    def evaluation_rule(self) -> tuple[SelectionRule, str]:
         """Returns the rule and the dispatch of evaluation; defaults for a dense twin, which reads neither."""
         if not self.part.routed:
-            return Rule(), "dense"
-        return rule_of(self.config.selection, evaluation=True), self.config.dispatch
+            return SelectionRule(), "dense"
+        return selection_rule(self.config.selection, evaluation=True), self.config.dispatch
 
     def counted(self, batch: TextBatch) -> Float[Array | np.ndarray, "B L"] | None:
         """Returns 1 for each target that counts, 0 for others; None: all count."""

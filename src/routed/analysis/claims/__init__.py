@@ -20,7 +20,7 @@ from routed.analysis.claims.claim import (
 )
 from routed.analysis.claims.comparison import Comparison, Equivalence, Order
 from routed.analysis.claims.number import Beside, Measured, Number
-from routed.analysis.claims.preconditions import Need
+from routed.analysis.claims.preconditions import Precondition
 from routed.analysis.claims.writer import Writer, comparability
 
 KINDS |= {kind.kind: kind for kind in (Order, Equivalence, Number, Beside)}
@@ -36,11 +36,11 @@ __all__ = [
     "Comparison",
     "Equivalence",
     "Measured",
-    "Need",
     "Number",
     "OneSide",
     "Order",
     "Point",
+    "Precondition",
     "Setup",
     "Side",
     "TwoSides",

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from routed.analysis.claims.preconditions import Need, obstacle
+from routed.analysis.claims.preconditions import Precondition, obstacle
 from routed.analysis.paired_values import Point, Rows, Side
 
 ClaimT = TypeVar("ClaimT", bound="Claim")
@@ -42,7 +42,7 @@ class Setup(NamedTuple):
     at: Mapping[str, Any] = {}
     unit: str = "ratio"
     over: tuple[str, ...] = ()
-    needs: tuple[Need, ...] = ()
+    needs: tuple[Precondition, ...] = ()
     alpha: float = 0.05
 
 

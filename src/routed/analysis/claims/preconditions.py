@@ -14,7 +14,7 @@ from routed.analysis.paired_values import Point, Rows, Side
 COUNT_MODELS = {"eval/bigram": "a bigram model", "eval/ngram": "a 5-gram model"}
 
 
-class Need(NamedTuple):
+class Precondition(NamedTuple):
     """A precondition of a claim: one arm gains more than `gain` of a metric over another, with its whole interval.
 
     An experiment in which not even an oracle gains cannot tell whether other arms might (assay sensitivity).
@@ -26,7 +26,7 @@ class Need(NamedTuple):
     metric: str
 
 
-def obstacle(sides: Iterable[Side], at: Point, needs: Iterable[Need], rows: Rows) -> str | None:
+def obstacle(sides: Iterable[Side], at: Point, needs: Iterable[Precondition], rows: Rows) -> str | None:
     """Returns the reason why these runs cannot decide a claim, or None."""
     return _incompetent(sides, at, rows) or _unmet(needs, at, rows)
 
@@ -42,7 +42,7 @@ def _incompetent(sides: Iterable[Side], at: Point, rows: Rows) -> str | None:
     return None
 
 
-def _unmet(needs: Iterable[Need], at: Point, rows: Rows) -> str | None:
+def _unmet(needs: Iterable[Precondition], at: Point, rows: Rows) -> str | None:
     """Names the first precondition whose gain is too small or was not measured, or returns None."""
     for need in needs:
         runs = common_seeds(rows, at, need.metric, better=need.better, worse=need.worse)

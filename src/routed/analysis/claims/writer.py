@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from routed.analysis.claims.claim import KINDS, Claim, Setup
-from routed.analysis.claims.preconditions import Need
+from routed.analysis.claims.preconditions import Precondition
 from routed.contracts import UserError
 from routed.settings.tree import nearest
 
@@ -32,7 +32,7 @@ class Writer(NamedTuple):
     unit: str = "ratio"
     prefix: str = ""
     over: tuple[str, ...] = ()
-    needs: tuple[Need, ...] = ()
+    needs: tuple[Precondition, ...] = ()
 
     def __getattr__(self, kind: str) -> Callable[..., Claim]:
         """Returns the method that makes claims of a kind.

@@ -18,7 +18,7 @@ from routed.analysis.plots.frame import Data
 from routed.analysis.plots.scales import label_of
 from routed.analysis.plots.swept import MOST, ONTO
 from routed.analysis.wording import paragraphs
-from routed.engine.rows import shown
+from routed.engine.rows import format_value
 
 Spec = dict[str, Any]
 
@@ -59,7 +59,7 @@ def title(spec: Spec, data: Data) -> str:
     parts = [spec["title"]] if "title" in spec else []
     unsaid = [key for key in point if not (parts and key in spec.get("at", {}))]
     named = [key for key in unsaid if key in data.varying] or unsaid[:NAMED]
-    parts += [f"{label_of(key)} = {shown(point[key])}" for key in named[:NAMED]]
+    parts += [f"{label_of(key)} = {format_value(point[key])}" for key in named[:NAMED]]
     parts += [f"{len(named) - NAMED} more settings as in the caption"] if len(named) > NAMED else []
     if PLOTS[spec["kind"]].alone:
         return ", ".join([*parts, f"seed {data.base['seed']}"])

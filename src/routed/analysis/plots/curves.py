@@ -12,7 +12,7 @@ from routed.analysis.plots.frame import Data, arms_of, defined, note_undefined, 
 from routed.analysis.plots.kind import Plot
 from routed.analysis.plots.panels import Axis, Panel
 from routed.analysis.plots.scales import are_numbers, dodge, label_of, padded, set_value_axes, sweep_axis, value_label
-from routed.engine.rows import shown
+from routed.engine.rows import format_value
 
 Spec = dict[str, Any]
 
@@ -73,11 +73,13 @@ def _single_value(spec: Spec, rows: pd.DataFrame, data: Data) -> Panel:
     """
     (metric,), arms, value = spec["metrics"], arms_of(spec, rows), rows[spec["x"]].iloc[0]
     name = label_of(spec["x"])
-    panel = Panel(Axis(f"arms at {name} = {shown(value)}", (-0.7, len(arms) - 0.3), ticks={}), Axis())
+    panel = Panel(Axis(f"arms at {name} = {format_value(value)}", (-0.7, len(arms) - 0.3), ticks={}), Axis())
     for label, reference in data.axes[metric].references.items():
         panel.rule("y", _height(reference, rows, data), dash=(2, 3), label=label)
     for index, arm in enumerate(arms):
-        point = point_of(float(index), rows[rows.arm == arm], metric, data.axes[metric], f"{name} {shown(value)}")
+        point = point_of(
+            float(index), rows[rows.arm == arm], metric, data.axes[metric], f"{name} {format_value(value)}"
+        )
         panel.means(series_of(arm), [point])
     return panel
 
@@ -97,7 +99,9 @@ def _strip(panel: Panel, positions: dict[Any, float], alone: dict[str, Any]) -> 
     panel.rule("x", at(0.07), faint=True)
     for value in dict.fromkeys(alone.values()):
         group = [dodged[arm] for arm in arms if alone[arm] == value]
-        panel.text(f"{shown(value)} only", group[(len(group) - 1) // 2], "top", fontSize=8, dy=-6, align="center")
+        panel.text(
+            f"{format_value(value)} only", group[(len(group) - 1) // 2], "top", fontSize=8, dy=-6, align="center"
+        )
     return {arm: {alone[arm]: position} for arm, position in dodged.items()}
 
 

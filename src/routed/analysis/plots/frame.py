@@ -13,7 +13,7 @@ from routed.analysis import statistics
 from routed.analysis.plots.chart import Chart
 from routed.analysis.plots.panels import INK, Point, Series
 from routed.contracts import Column
-from routed.engine.rows import at_base, last, plain
+from routed.engine.rows import at_base, last_evaluations, plain_value
 from routed.plan.arms import ARMS, is_control
 
 #: Metric -> the reason why no run has it.
@@ -73,7 +73,13 @@ class Data:
     ):
         tuning = table.status == "tuning"
         self.table = table[~tuning] if tuning.any() else table  # no copy of a large table
-        self.swept, self.heatmaps, self.last, self.axes, self.loss = swept, heatmaps, last(table), axes, loss
+        self.swept, self.heatmaps, self.last, self.axes, self.loss = (
+            swept,
+            heatmaps,
+            last_evaluations(table),
+            axes,
+            loss,
+        )
         self.own = set(swept if own is None else own)
         self.base = dict(base)
         # Points of the file do not name the user's keys: each needs a base value that has rows.
@@ -108,13 +114,13 @@ class Data:
         """
         rows, drawn = self.last, [key for key in drawn if key in self.swept]
         for key, value in at.items():
-            rows = rows[rows[key] == plain(value)]
+            rows = rows[rows[key] == plain_value(value)]
         free = [key for key in self.swept if key not in (*drawn, *at)]
         if drawn and len(rows):
             counts = rows.groupby(drawn)[free].nunique()
             free = [key for key in free if (counts[key] > 1).any()]
         rows = at_base(rows, free, self.base)
-        return {key: plain(value) for key, value in at.items()} | (
+        return {key: plain_value(value) for key, value in at.items()} | (
             {key: rows[key].iloc[0] for key in free} if len(rows) else {}
         )
 
@@ -130,7 +136,7 @@ class Data:
         """
         rows = self.last if rows is None else rows
         for key in self.swept:
-            rows = rows[rows[key] == plain(point.get(key, self.base[key]))]
+            rows = rows[rows[key] == plain_value(point.get(key, self.base[key]))]
         return rows
 
 

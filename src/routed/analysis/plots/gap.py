@@ -14,7 +14,7 @@ from routed.analysis.plots.kind import Plot
 from routed.analysis.plots.panels import INK, Axis, Panel, Point, Series
 from routed.analysis.plots.scales import label_of, set_value_axes
 from routed.contracts import Column
-from routed.engine.rows import shown
+from routed.engine.rows import format_value
 
 #: Colour of each step of `diagnosis.PATH`, by the arm that the step ends at.
 COLOURS = {"frozen_sharp": "#E69F00", "frozen_data": "#009E73", "learned": "#0072B2"}
@@ -62,7 +62,7 @@ def steps(spec: dict[str, Any], data: Data) -> Panel:
         for i, (_, part) in enumerate(path.iterrows()):
             position = index + 0.26 * (i - (len(path) - 1) / 2)
             series = Series(f"{part.part}: {part.arms}", COLOURS[part.arms.split(" / ")[1]])
-            panel.bars(series, [Point(position, _estimate(part), shown(value), part.note, start=start)], 0.24)
+            panel.bars(series, [Point(position, _estimate(part), format_value(value), part.note, start=start)], 0.24)
             start += part["mean"]
     panel.rule("y", 0)
     return panel
@@ -86,7 +86,7 @@ def _gaps(spec: dict[str, Any], data: Data) -> dict[Any, pd.DataFrame]:
 
 
 def _groups(key: str, values: list[Any]) -> Axis:
-    ticks = {float(index): shown(value) for index, value in enumerate(values)}
+    ticks = {float(index): format_value(value) for index, value in enumerate(values)}
     return Axis(label_of(key), (-0.5, len(values) - 0.5), ticks=ticks, grid=False)
 
 

@@ -13,11 +13,11 @@ from routed.analysis.plots.chart import Chart
 from routed.analysis.plots.frame import Data
 from routed.analysis.plots.histories import History, dead_at, diagonal, histories
 from routed.analysis.plots.kind import Plot
-from routed.analysis.plots.paired import advantage, advantage_words, rivals
+from routed.analysis.plots.paired import advantage, advantage_label, rivals
 from routed.analysis.plots.panels import Axis, Panel
 from routed.analysis.plots.pictures import Scheme
 from routed.analysis.plots.scales import label_of
-from routed.engine.rows import shown
+from routed.engine.rows import format_value
 from routed.plan.arms import UNTRAINED
 
 #: Pixels of the side of a cell with a number, and of a map at most.
@@ -44,7 +44,7 @@ def phase(spec: dict[str, Any], data: Data) -> Chart | None:
     if not sizes:
         return None
     bound = max(sizes) or 1.0
-    scheme = Scheme("redblue", (-bound, bound), f"{advantage_words('control', data)}\n(blue: learned is better)")
+    scheme = Scheme("redblue", (-bound, bound), f"{advantage_label('control', data)}\n(blue: learned is better)")
     panels = [_map(control, cells, scheme, (spec["x"], xs), (spec["y"], ys)) for control, cells in maps.items()]
     return Chart(panels, columns=2)
 
@@ -61,7 +61,7 @@ def _map(control: str, cells: list, scheme: Scheme, x: tuple[str, list], y: tupl
     filled = []
     for (i, j), value in np.ndenumerate(means):
         estimate, arm = cells[i][j]
-        at = f"{label_of(x_key)} {shown(xs[j])}, {label_of(y_key)} {shown(ys[i])}"
+        at = f"{label_of(x_key)} {format_value(xs[j])}, {label_of(y_key)} {format_value(ys[i])}"
         if not np.isfinite(value):
             panel.text("no rows", j, i, align="center", baseline="middle", fontSize=8)
             continue
@@ -96,7 +96,7 @@ def _borders(positive: np.ndarray, finite: np.ndarray) -> list[tuple[float, floa
 
 def _cell_axis(key: str, values: list[Any]) -> Axis:
     every = -(-len(values) // 15)
-    ticks = {float(index): shown(value) for index, value in enumerate(values)}
+    ticks = {float(index): format_value(value) for index, value in enumerate(values)}
     chosen = {index: label for index, label in ticks.items() if index % every == 0}
     return Axis(label_of(key), (-0.5, len(values) - 0.5), ticks=chosen, grid=False)
 

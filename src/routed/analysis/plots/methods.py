@@ -16,7 +16,7 @@ from routed.analysis.plots.paired import advantage
 from routed.analysis.plots.panels import INK, Axis, Panel, Point, Series
 from routed.analysis.plots.scales import label_of, set_value_axes
 from routed.contracts import Column
-from routed.engine.rows import shown
+from routed.engine.rows import format_value
 from routed.plan.arms import ARMS, UNTRAINED
 from routed.routers import ROUTERS
 
@@ -97,7 +97,7 @@ def forest(spec: dict[str, Any], data: Data) -> Chart | None:
     )
     for index, (_, point) in enumerate(points.iterrows()):
         rows = data.last[(data.last[data.swept] == point).all(axis=1)]
-        changed = [f"{label_of(key)} = {shown(point[key])}" for key in data.swept if point[key] != base[key]]
+        changed = [f"{label_of(key)} = {format_value(point[key])}" for key in data.swept if point[key] != base[key]]
         names[float(index)] = ", ".join(changed) or "the protocol"
         for control, series, offset in looks:
             estimate, arm = advantage(rows, control, data)

@@ -60,7 +60,7 @@ def advantage(rows: pd.DataFrame, control: str, data: Data) -> tuple[statistics.
     return statistics.estimate(paired_values.paired(rows, control, REFERENCE, data.loss)), control
 
 
-def advantage_words(control: str, data: Data) -> str:
+def advantage_label(control: str, data: Data) -> str:
     """Returns the axis label of `advantage`; above 0 the learned router is better."""
     name = "fairest frozen control" if control == ANY_FAIR else control
     return f"log({name} / learned)" if data.axes[data.loss].log else f"{name} - learned (nats)"

@@ -12,7 +12,7 @@ import numpy as np
 from routed.analysis.plots.chart import Chart
 from routed.analysis.plots.panels import Axis, Number, Panel
 from routed.contracts import Column
-from routed.engine.rows import shown
+from routed.engine.rows import format_value
 
 #: Swept key -> its label on an axis.
 KEYS = {
@@ -50,7 +50,7 @@ def label_of(key: str) -> str:
 
 def value_label(value: Any, unit: Unit = None) -> str:
     """Returns the label of a setting's value, in the unit of a paper if there is one."""
-    return shown(value if unit is None else unit[1] * value)
+    return format_value(value if unit is None else unit[1] * value)
 
 
 def are_numbers(values: Iterable[Any]) -> bool:
@@ -96,7 +96,7 @@ def _apart(values: Sequence[Any], letters: float) -> list[Any]:
     them.
     """
     offsets = letters * (np.log(values) - math.log(values[0])) / math.log(values[-1] / values[0])
-    widths = [len(shown(value)) + 1 for value in values]
+    widths = [len(format_value(value)) + 1 for value in values]
     chosen = [0]
     for i in range(1, len(values) - 1):
         free = [abs(offsets[i] - offsets[j]) >= (widths[i] + widths[j]) / 2 for j in (chosen[-1], -1)]

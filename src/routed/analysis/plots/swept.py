@@ -14,11 +14,11 @@ from routed.analysis.plots.curves import curve
 from routed.analysis.plots.frame import SHAPES, Data, arms_of, defined, drawn, note_undefined, point_of, series_of
 from routed.analysis.plots.gap import cover_bars, steps
 from routed.analysis.plots.kind import Plot
-from routed.analysis.plots.paired import advantage, advantage_words, paired_lines, rivals
+from routed.analysis.plots.paired import advantage, advantage_label, paired_lines, rivals
 from routed.analysis.plots.panels import INK, Axis, Panel, Point, Series
 from routed.analysis.plots.scales import are_numbers, dodge, label_of, set_value_axes, sweep_axis
 from routed.contracts import Column
-from routed.engine.rows import shown
+from routed.engine.rows import format_value
 
 #: Kind -> function that draws one metric on one panel, so that a chart can be shown at several values of a key.
 ONTO = {"curves": curve, "gap": steps, "paired": paired_lines}
@@ -43,7 +43,8 @@ def against(spec: dict[str, Any], data: Data) -> Chart | None:
         for arm, dodged in dodge(axis, positions, arms_of({}, rows)).items():
             groups = rows[rows.arm == arm].groupby(spec["x"])
             points = [
-                point_of(dodged[value], group, metric, data.axes[metric], shown(value)) for value, group in groups
+                point_of(dodged[value], group, metric, data.axes[metric], format_value(value))
+                for value, group in groups
             ]
             panel.means(series_of(arm), points, joined=are_numbers(positions))
         set_value_axes(chart, [panel], data.axes[metric], data.axes[metric].label)
@@ -64,10 +65,10 @@ def _advantages(chart: Chart, rows: pd.DataFrame, key: str, values: list[Any], d
         points = []
         for value, position in dodged.items():
             estimate, arm = advantage(rows[rows[key] == value], control, data)
-            points.append(Point(position, estimate, shown(value), arm or ""))
+            points.append(Point(position, estimate, format_value(value), arm or ""))
             if arm is not None and arm != control and np.isfinite(estimate.mean):
                 panel.text(arm.removeprefix("frozen_"), position, estimate.mean, align="left", dx=5, dy=-3, fontSize=8)
-        panel.means(Series(advantage_words(control, data), INK, shape), points, joined=are_numbers(positions))
+        panel.means(Series(advantage_label(control, data), INK, shape), points, joined=are_numbers(positions))
     panel.rule("y", 0)
     set_value_axes(chart, [panel], Column(""), "loss of frozen controls\nover the learned router's, paired")
     return panel
@@ -89,7 +90,7 @@ def multiples(spec: dict[str, Any], data: Data) -> Chart | None:
         cover_bars(row)
         for panel, value in zip(row, values, strict=True):
             panel.width, panel.height = 150, 170
-            panel.title = f"{label_of(over)} = {shown(value)}"
+            panel.title = f"{label_of(over)} = {format_value(value)}"
         chart.panels += row
     if not any(panel.estimates for panel in chart.panels):
         return None

@@ -30,7 +30,7 @@ class Dispatch(NamedTuple):
     """A way to compute the layer; a `sparse` one needs a list of assignments, an `exchanged` one works over a mesh.
 
     `run(expert, params, x, routing, queues)` returns the outputs [T, O] of the experts that a routing names; `queues`
-    (`routed.contracts.Places`) holds the places in their queues, None for a dispatch without queues.
+    (`routed.contracts.Queues`) holds the places in their queues, None for a dispatch without queues.
     """
 
     run: Callable[[ExpertFunction, Any, Float[Array, "T ..."], Any, Any], Float[Array, "T O"]]
@@ -54,7 +54,7 @@ DISPATCHES: dict[str, Dispatch] = {
 }
 
 
-def misfit(name: str, selection: str) -> str | None:
+def reason_against(name: str, selection: str) -> str | None:
     """Returns the reason why the dispatch `name` cannot serve the selection, and one that can; None if it can."""
     if name in DISPATCHES and DISPATCHES[name].sparse and not SELECTIONS[selection].sparse:
         fits = next(dense for dense, dispatch in DISPATCHES.items() if not dispatch.sparse)

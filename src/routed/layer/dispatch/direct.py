@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from routed.contracts import ExpertFunction, Places, Routing, SoftRouting
+from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting
 from routed.layer.selection import combine_weights
 
 
@@ -18,7 +18,7 @@ def dense(
     params,
     x: Float[Array, "T ..."],
     routing: Routing | SoftRouting,
-    queues: Places | None = None,
+    queues: Queues | None = None,
 ) -> Float[Array, "T O"]:
     """Runs every expert on every token: the oracle for all other dispatches, and the only one for soft routing.
 
@@ -37,7 +37,7 @@ def combined(routing: Routing | SoftRouting, outputs: Float[Array, "E N O"]) -> 
 
 
 def gather(
-    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Places | None = None
+    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Queues | None = None
 ) -> Float[Array, "T O"]:
     """Runs each assignment with its own copy of its expert's weights: for few tokens, small experts and sparse routing.
 
@@ -76,7 +76,7 @@ def apart_dense(expert: ExpertFunction, params, x: Float[Array, "T ..."], routin
 
 
 def slots(
-    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Places, exchange=None
+    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Queues, exchange=None
 ) -> Float[Array, "T O"]:
     """Runs the experts on E times `queues.capacity` slots for every group; memory and FLOPs are those of the slots.
 

@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from routed.contracts import ExpertFunction, Places, Routing, SoftRouting, UserError
+from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting, UserError
 from routed.layer.dispatch.direct import combined
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.layer.selection import combine_weights, select
 
 #: Mesh axes: replicas of the experts, and the devices that share one replica.
@@ -25,7 +25,7 @@ BOTH = P((DATA, EXPERT))
 
 
 def parallel(
-    run, expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Places, mesh: Mesh
+    run, expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Queues, mesh: Mesh
 ) -> Float[Array, "T O"]:
     """Applies the dispatch `run` to each device's tokens; device j of axis `expert` has experts j E/n to (j+1) E/n - 1.
 
@@ -48,7 +48,7 @@ def parallel(
 
 
 def parallel_select(
-    rule: Rule, mesh: Mesh, scores: Float[Array, "T E"], *, preference=None, mask=None, bias=None
+    rule: SelectionRule, mesh: Mesh, scores: Float[Array, "T E"], *, preference=None, mask=None, bias=None
 ) -> Routing | SoftRouting:
     """Applies `select` to the groups of each device: XLA would gather all scores for the top-k.
 

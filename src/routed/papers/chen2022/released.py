@@ -8,12 +8,12 @@ from jaxtyping import Array, Float
 
 from routed.contracts import Routing
 from routed.contracts.ties import highest
-from routed.layer.rule import QUEUES, Rule, Selection
+from routed.layer.rule import QUEUES, Selection, SelectionRule
 from routed.layer.selection import queued
 from routed.training.task_losses import TaskLoss, cross_entropy
 
 
-def raw(rule: Rule, scores, preference, bias, mask) -> Routing:
+def raw(rule: SelectionRule, scores, preference, bias, mask) -> Routing:
     """Returns the k most preferred experts, weighted by their scores as they are."""
     expert = highest(preference + bias[None], rule.k)
     weight = jnp.take_along_axis(scores, expert, axis=1)

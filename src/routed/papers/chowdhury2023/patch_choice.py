@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Routing
 from routed.contracts.ties import highest
-from routed.layer.rule import Rule, Selection
+from routed.layer.rule import Selection, SelectionRule
 from routed.layer.selection import SELECTIONS, capacity, mean_experts, taken
 from routed.routers import Router
 from routed.routers.fixed import CERTAIN
@@ -31,7 +31,7 @@ PATCHES = {
 }
 
 
-def patch_choice(rule: Rule, scores, preference, bias, mask) -> Routing:
+def patch_choice(rule: SelectionRule, scores, preference, bias, mask) -> Routing:
     """Gives each expert the l = `rule.patches` tokens of a sample that it prefers most (Chowdhury et al. 2023, Section
     3).
 

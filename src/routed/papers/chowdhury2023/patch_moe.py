@@ -32,24 +32,26 @@ class Neurons(nn.Module):
     """f_o(x) = sum_r a_ro s(<w_r, x>), without biases; w ~ N(0, std^2), a ~ N(0, 1) (Chowdhury et al. 2023, Section 3,
     s = ReLU).
 
-    With `largest` = l the tokens of a sample are one input [B, n, D] with one output [B, O]: each neuron gives the mean
-    of its l largest responses.
+    With `top_responses` = l the tokens of a sample are one input [B, n, D] with one output [B, O]: each neuron gives
+    the mean of its l largest responses.
     """
 
     outputs: int
     width: int
     std: float
     activation: str = "relu"
-    largest: int = 0
+    top_responses: int = 0
 
     @nn.compact
     def __call__(self, x: Float[Array, "T *n D"]) -> Float[Array, "T O"]:
         hidden = dense_layer(self.width, use_bias=False, kernel_init=nn.initializers.normal(self.std), name="hidden")
         readout = dense_layer(self.outputs, use_bias=False, kernel_init=nn.initializers.normal(1.0), name=READOUT)
         responses = ACTIVATIONS[self.activation](hidden(x))
-        if self.largest:  # a mask, as choosing by index costs more than the product; equal responses of ReLU are 0
-            least = jax.lax.stop_gradient(jnp.sort(responses, axis=1)[:, -self.largest])
-            responses = jnp.where(responses >= least[:, None], responses, 0.0).sum(1) / self.largest
+        if (
+            self.top_responses
+        ):  # a mask, as choosing by index costs more than the product; equal responses of ReLU are 0
+            least = jax.lax.stop_gradient(jnp.sort(responses, axis=1)[:, -self.top_responses])
+            responses = jnp.where(responses >= least[:, None], responses, 0.0).sum(1) / self.top_responses
         return readout(responses)
 
 
@@ -142,10 +144,10 @@ def patch_cnn(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return _fixed(params, part.readout, signs), state
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
-        if experts_config.largest:
+        if experts_config.top_responses:
             patches = batch.x.reshape(*batch.cluster.shape, -1)
             tree = {"params": _joined(params)["experts"]}
-            return Outputs(expert.clone(largest=experts_config.largest).apply(tree, patches), {}, state)
+            return Outputs(expert.clone(top_responses=experts_config.top_responses).apply(tree, patches), {}, state)
         outputs = net.apply(_joined(params), state, batch, rule, dispatch, key, step)
         return outputs._replace(prediction=outputs.prediction / batch.cluster.shape[1])
 

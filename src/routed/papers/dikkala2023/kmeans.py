@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, Column
-from routed.layer.rule import Rule
+from routed.layer.rule import SelectionRule
 from routed.models.model import Model, ModelPart, Outputs
 from routed.routers.clusters import lloyd_step, members, nearest
 
@@ -34,7 +34,10 @@ def kmeans(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
         def loss(centres):
             return (
-                ((apply({"experts": {"centres": centres}}, {}, test, Rule(), "").prediction - test.tokens) ** 2)
+                (
+                    (apply({"experts": {"centres": centres}}, {}, test, SelectionRule(), "").prediction - test.tokens)
+                    ** 2
+                )
                 .sum(-1)
                 .mean()
             )

@@ -8,7 +8,7 @@ from routed.analysis import statistics
 from routed.analysis.plots import Axis, Chart, Data, Panel, Plot, Point, Series
 from routed.analysis.plots.frame import COLOURS, SHAPES
 from routed.analysis.plots.scales import dodge, padded
-from routed.engine.rows import shown
+from routed.engine.rows import format_value
 
 
 def success(spec: dict[str, Any], data: Data) -> Chart | None:
@@ -26,7 +26,7 @@ def success(spec: dict[str, Any], data: Data) -> Chart | None:
         ratios = {ratio: float(ratio) for ratio in sorted((group[spec["x"]] / group["data.clusters"]).unique())}
         axis = Axis("experts per cluster", padded(min(ratios), max(ratios)))
         y = Axis(data.axes[spec["metric"]].label, (-0.05, 1.05))
-        panel = Panel(axis, y, f"separation {shown(separation)}", width=200, height=210)
+        panel = Panel(axis, y, f"separation {format_value(separation)}", width=200, height=210)
         dodged = dodge(axis, ratios, sorted(group["data.clusters"].unique()))
         for i, (clusters, runs) in enumerate(group.groupby("data.clusters")):
             shares = {

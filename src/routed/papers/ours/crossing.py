@@ -17,7 +17,7 @@ from routed.analysis.claims import Along, Point, Side, TwoSides
 from routed.analysis.claims.preconditions import common_seeds
 from routed.analysis.claims.rules import ONE_SEED, displayed, inconclusive
 from routed.analysis.paired_values import Rows, ends
-from routed.engine.rows import shown
+from routed.engine.rows import format_value
 
 UNKNOWN_TAIL = "nobody knows whether the curves still move: lower eval_every"
 
@@ -79,7 +79,7 @@ class Crossing(TwoSides):
         if reason := self._weak_end(rows, change.verdict):
             return inconclusive(record, reason) | {"p": None}
         if change.changes != 1:
-            ends_of_key = f"from {shown(values[0])} to {shown(values[-1])}"
+            ends_of_key = f"from {format_value(values[0])} to {format_value(values[-1])}"
             return record | {"reason": f"the mean changes sign {change.changes} times {ends_of_key}"}
         horizon = rows.config.gate.horizon
         if horizon == 1 or change.verdict == "inconclusive":
@@ -97,7 +97,7 @@ class Crossing(TwoSides):
         """Returns the location and the differences at both ends as text."""
         values, size = self.along.values, displayed(self.setup.unit)
         at_ends = ", ".join(
-            f"{digits.with_interval(map(size, difference[:3]))} at {shown(value)}"
+            f"{digits.with_interval(map(size, difference[:3]))} at {format_value(value)}"
             for difference, value in ((change.first, values[0]), (change.last, values[-1]))
         )
         location = f"changes sign at {self.along.key} = {digits.with_interval(change.location[:3])}"
@@ -121,7 +121,7 @@ class Crossing(TwoSides):
                 if reason := rows.failed_control(side, point):
                     return reason
             if verdict != "inconclusive" and (edge := rows.rate_at_edge(loser, point)):
-                return f"{verdict}, but at {key} = {shown(value)} {edge}"
+                return f"{verdict}, but at {key} = {format_value(value)} {edge}"
         return None
 
 

@@ -26,7 +26,7 @@ from sklearn.model_selection import KFold
 from routed.analysis.paired_values import fair_gap
 from routed.analysis.statistics import LEVEL
 from routed.contracts import UserError
-from routed.engine.rows import last
+from routed.engine.rows import last_evaluations
 from routed.papers.ours.preregistered import SCORES
 from routed.system import files
 
@@ -148,7 +148,7 @@ def gaps_of(
     """Returns the points of some rows and the mean gap at each, of losses cut at SOLVED; `base` is the flat config."""
     points, gaps = [], []
     reads = (*AXES, "data.clusters")
-    for values, rows in last(table).groupby(list(swept)):
+    for values, rows in last_evaluations(table).groupby(list(swept)):
         if (gap := fair_gap(cut(rows))) is not None:
             flat = {**base, **dict(zip(swept, np.array(values, object).tolist(), strict=True))}
             points.append({key: flat[key] for key in reads})

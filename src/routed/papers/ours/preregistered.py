@@ -40,7 +40,7 @@ def coverage(gaps: Float[np.ndarray, "*B N"], expected: Float[np.ndarray, "*B N 
 SCORES: dict[str, Score] = {"r2": r2, "signs": signs, "coverage": coverage}
 
 
-class Foretold(NamedTuple):
+class Preregistered(NamedTuple):
     """Gaps log(higher / lower) that were written down before they were measured, and the score that they have to reach.
 
     points: swept keys with their values, and the expected gap with the ends of its interval.
@@ -63,7 +63,7 @@ class Prediction(TwoSides):
     kind = "prediction"
     allows_fairest = True
 
-    foretold: Foretold
+    foretold: Preregistered
 
     def reads(self) -> list[tuple[Side, Point]]:
         """Returns both sides at every point."""

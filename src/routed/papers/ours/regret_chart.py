@@ -11,7 +11,7 @@ from routed.analysis import statistics
 from routed.analysis.plots import Axis, Chart, Data, Panel, Plot, Point, Series
 from routed.analysis.plots.frame import arms_of, seeds_of
 from routed.analysis.plots.scales import FLOOR, label_of
-from routed.engine.rows import shown
+from routed.engine.rows import format_value
 from routed.plan.arms import ARMS, REFERENCE
 
 GATE, PREDICTED = "regret/gate", "regret/predicted"
@@ -47,7 +47,7 @@ def parts(spec: dict[str, Any], data: Data) -> Chart | None:
     for value, group in groups.items():
         ticks = {float(index): ARMS[arm].label for index, arm in enumerate(arms)}
         y = Axis("", (-0.5, len(arms) - 0.5), ticks=ticks, reverse=True, grid=False, all_labels=True)
-        title = f"{label_of(key)} = {shown(value)}" if key else ""
+        title = f"{label_of(key)} = {format_value(value)}" if key else ""
         panel = Panel(Axis("loss (1 = trivial)"), y, title, horizontal=True, width=230, height=26 * len(arms))
         _stack(panel, group, arms, data.loss)
         panels.append(panel)

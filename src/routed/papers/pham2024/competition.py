@@ -26,7 +26,7 @@ from routed.contracts import Routing, SoftRouting
 from routed.contracts.ties import is_highest
 from routed.layer import dispatch
 from routed.layer.moe import Experts, MoE, Tokens, dispatch_of
-from routed.layer.rule import QUEUES, Rule, Selection
+from routed.layer.rule import QUEUES, Selection, SelectionRule
 from routed.layer.selection import top_k
 from routed.papers.pham2024.competition_settings import EPOCH, SETTINGS, check
 from routed.settings.tree import from_flat
@@ -101,7 +101,7 @@ def _all_outputs(layer: MoE, experts: Experts) -> tuple[Float[Array, "E N O"], C
     return outputs, partial(dispatch.parallel_combined, layer.mesh)
 
 
-def is_active(rule: Rule, key: PRNGKeyArray, step: Any) -> Bool[Array, ""]:
+def is_active(rule: SelectionRule, key: PRNGKeyArray, step: Any) -> Bool[Array, ""]:
     """True if a layer competes at this step. The key, of this step and layer alone, is consumed."""
     share = jnp.asarray(rule.own.competition_rate, jnp.float32)
     if rule.own.schedule == "root":
@@ -109,7 +109,7 @@ def is_active(rule: Rule, key: PRNGKeyArray, step: Any) -> Bool[Array, ""]:
     return jax.random.uniform(key) < share
 
 
-def winners_suffice(rule: Rule) -> bool:
+def winners_suffice(rule: SelectionRule) -> bool:
     """True if `compete_sparse` computes the rule: no gradient flows through the norm of an expert that does not compute
     the output.
 
@@ -125,7 +125,7 @@ def winners_suffice(rule: Rule) -> bool:
 
 
 def compete_sparse(
-    rule: Rule,
+    rule: SelectionRule,
     select: Callable[..., Any],
     experts: Experts,
     routing: Routing,
@@ -182,7 +182,7 @@ def norms_of(outputs: Float[Array, "*N O"]) -> Float[Array, "*N"]:
 
 
 def compete_dense(
-    rule: Rule,
+    rule: SelectionRule,
     select: Callable[[Float[Array, "T E"]], Routing],
     combine: Callable[[Routing | SoftRouting, Float[Array, "E N O"]], Float[Array, "T O"]],
     outputs: Float[Array, "E N O"],
@@ -212,7 +212,7 @@ def compete_dense(
 
 
 def weighed(
-    rule: Rule, active: Bool[Array, ""], scores: Float[Array, "T E"], detached: Float[Array, "T E"]
+    rule: SelectionRule, active: Bool[Array, ""], scores: Float[Array, "T E"], detached: Float[Array, "T E"]
 ) -> Float[Array, "T E"]:
     """Returns `scores` whose gradient reaches the router's weights `alpha` times where a layer competes, and the trunk
     once.
@@ -222,7 +222,7 @@ def weighed(
     return scores + jnp.where(active, rule.own.alpha - 1.0, 0.0) * (detached - jax.lax.stop_gradient(detached))
 
 
-def distillation(rule: Rule, routing: Routing) -> Scalar:
+def distillation(rule: SelectionRule, routing: Routing) -> Scalar:
     """Returns the router's loss of one layer (Pham et al. 2024, eq. 3): the squared error of its softmax against that
     of the norms.
 
@@ -246,13 +246,13 @@ def _softmax_of_largest(values: Float[Array, "T E"], k: int) -> Float[Array, "T 
     return jax.nn.softmax(jnp.where(is_highest(values, k), values, -jnp.inf))
 
 
-def experts_per_token(rule: Rule, tokens: int, experts: int) -> Any:
+def experts_per_token(rule: SelectionRule, tokens: int, experts: int) -> Any:
     """Returns the mean number of experts that compute a training token: all of them where the layer competes."""
     del tokens
     return rule.k + rule.own.competition_rate * (experts - rule.k)
 
 
-def work(rule: Rule, tokens: int, experts: int) -> Any:
+def work(rule: SelectionRule, tokens: int, experts: int) -> Any:
     """Returns the cost of a training token in experts that learn; an expert that computes forward only costs a third of
     one.
 
@@ -262,7 +262,7 @@ def work(rule: Rule, tokens: int, experts: int) -> Any:
     return rule.k + rule.own.competition_rate * (experts - rule.k) / (3 if winners_suffice(rule) else 1)
 
 
-def averaged(rule: Rule, steps: int) -> Rule:
+def averaged(rule: SelectionRule, steps: int) -> SelectionRule:
     """Returns the rule whose share is the mean of its schedule over so many steps."""
     if rule.own is None or "schedule" not in rule.own or rule.own.schedule != "root":
         return rule
