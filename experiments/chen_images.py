@@ -24,21 +24,6 @@ training images only, gradients divided by the sum of their tensors' norms, cons
 
 Rules where both are silent, or where ours differ. None looks at learned against another arm; seeds from 9000 on were
 for exploration only.
-  norm        groups of up to 8 channels of an image in place of batch normalisation, whose statistics would depend on
-              the gate. So no number of Table 2 is of the same setting (docs/decisions/chen2022.md).
-  batches     any training images, each drawn and changed anew, in place of epochs; 64 images at the default scale
-              (released: 128).
-  rates       experts, single: as printed at scale paper. Below it RATES: of .01, .03, .1 and .3 the rate with the
-              lowest test loss after 300 steps on rotated images, seed 9000, of the mixture and of the single network
-              alike; MobileNetV2: as printed for these. The gate: 1e-4 for 64 windows; with fewer windows, whose sums
-              are smaller, times the squared ratio.
-  schedule    none is stated: cosine to 0, as the code says of theirs (over 200 epochs, of which it trains 10 or 30:
-              constant).
-  balance     1e-3 E sum_e (share of samples x mean probability).
-  test        the first 1,000 test images in turn by class (rotated: 500 images, each both ways); the last evaluation,
-              not the best.
-  gates       the paper's gate starts at 0, so frozen it sends a training sample anywhere and every test sample to
-              expert 1. Fair controls need a gate with information, so `gates` starts it at random, too.
   verdicts    none that more steps might turn (gate.horizon), but at scale paper, whose steps belong to the protocol.
   effect      smallest effect of interest: one point of accuracy. seeds: 5000 to 5004.
 
@@ -49,11 +34,9 @@ turn (the label itself, so a ceiling and no control), one network with the exper
 Expected: the mixture of four above one on rotated images where both learn by normalised gradients; the ensemble at
 least as good as the mixture; k-means about as good as learned.
 
-Found at the default scale (docs/results/chen2022.md): after .8 epochs one network is ahead everywhere, printed and
-released, which more steps may turn (so no verdict but one). A learned gate is no better than a frozen gate or the true
-class, and the average of four networks is best.
-
-Cost at the default scale on 2 free cores: Table 2 20 minutes, released 9, gates 30, fig7 2.
+Found at the default scale (docs/results/chen2022.md): after .8 epochs one network is ahead everywhere. A learned gate
+is no better than a frozen gate or the true class, and the average of four networks is best. Cost at the default scale
+on 2 free cores: Table 2 20 minutes, released 9, gates 30, fig7 2.
 """
 
 from __future__ import annotations
@@ -76,7 +59,8 @@ ARMS["oracle_turn"] = Arm(_BY_CLUSTER, "oracle (the label: turned or not)", "#A6
 ARMS["hash_images"] = Arm({"router.frozen": True, "router.name": "hash"}, "hash of the image", "#56B4E9")
 ARMS["kmeans_images"] = Arm(
     {
-        "router.frozen": True, "router.score": "distance", "router.init_from_data": True, "router.init_rows": "clusters",
+        "router.frozen": True, "router.score": "distance", "router.init_from_data": True,
+        "router.init_rows": "clusters",
         "selection.renormalise": True, "selection.eval.renormalise": True,
     },
     "frozen k-means of windows", "#5A2A00", fair=True,
@@ -115,6 +99,23 @@ RELEASED_EPOCHS = {"mobilenet_v2": 30, "resnet18": 10}
 
 SINGLE: Point = {"arms": ("dense_expert",), "optimizer.normalise": "none"}
 
+# Rules where paper and code are silent, or where ours differ. None looks at learned against another arm; seeds from
+# 9000 on were for exploration only.
+# norm: groups of up to 8 channels of an image in place of batch normalisation, whose statistics would depend on the
+#     gate. So no number of Table 2 is of the same setting (docs/decisions/chen2022.md).
+# batches: any training images, each drawn and changed anew, in place of epochs; 64 images at the default scale
+#     (released: 128).
+# rates: experts, single: as printed at scale paper. Below it RATES: of .01, .03, .1 and .3 the rate with the lowest
+#     test loss after 300 steps on rotated images, seed 9000, of the mixture and of the single network alike;
+#     MobileNetV2: as printed for these. The gate: 1e-4 for 64 windows; with fewer windows, whose sums are smaller,
+#     times the squared ratio.
+# schedule: none is stated: cosine to 0, as the code says of theirs (over 200 epochs, of which it trains 10 or 30:
+#     constant).
+# balance: 1e-3 E sum_e (share of samples x mean probability).
+# test: the first 1,000 test images in turn by class (rotated: 500 images, each both ways); the last evaluation, not the
+#     best.
+# gates: the paper's gate starts at 0, so frozen it sends a training sample anywhere and every test sample to expert 1.
+#     Fair controls need a gate with information, so `gates` starts it at random, too.
 PROTOCOL = PRESETS["paper"] | {
     "arms": ("learned",), "seed": 5000, "seeds": 5, "shuffles": 0,
     "data.name": ROTATED, "data.images": "cifar10", "data.clusters": 10, "data.target": "class", "data.target_dim": 2,
@@ -181,7 +182,7 @@ class Cell(NamedTuple):
     point: Point
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         kind = "one network" if self.single else "mixture"
         return f"{self.name} on {'CIFAR-10' if self.data == CIFAR else 'rotated images'}, {kind}"
 
@@ -227,23 +228,23 @@ def claim_cells(config: ConfigDict, released: bool) -> Iterator[Claim]:
             measured = Measured(mean / 100, std / 100, 10)
             write = paper.number if config.scale == "paper" else paper.beside
             value = measured if config.scale == "paper" else mean / 100
-            yield write(f"{id}-{kind}{end}", f"{cell.words}: accuracy", value, cell.side)
-        told = f"{numbers[0][0]} and {numbers[1][0]} %"
+            yield write(f"{id}-{kind}{end}", f"{cell.label}: accuracy", value, cell.side)
+        reported = f"{numbers[0][0]} and {numbers[1][0]} %"
         where = f"{single.name} on {'CIFAR-10' if single.data == CIFAR else 'rotated images'}"
         if single.data == CIFAR:
             yield paper.null(
-                f"{id}.order", f"{where}: a mixture is as good as one network", told, single.side, mixture.side
+                f"{id}.order", f"{where}: a mixture is as good as one network", reported, single.side, mixture.side
             )
         else:
             yield paper.order(
-                f"{id}.order{end}", f"{where}: a mixture beats one network", told, single.side, mixture.side
+                f"{id}.order{end}", f"{where}: a mixture beats one network", reported, single.side, mixture.side
             )
 
 
 def plots_of_cells(config: ConfigDict, released: bool) -> tuple[dict, ...]:
     """Accuracy by network and data; training and dispatch of the last mixture."""
     rows = cells(config, released)
-    methods = {cell.words: cell.where for cell in rows}
+    methods = {cell.label: cell.where for cell in rows}
     last = rows[-1]
     return (
         {"kind": "methods", "name": "table2", "methods": methods, "metrics": ("test/accuracy", "test/loss")},
@@ -276,7 +277,7 @@ def gates(config: ConfigDict) -> dict[str, Point]:
     """Returns the points of the gates: four networks under every gate, their average, one network, and a wider one."""
     width = config.experts.width
     drawn = {"router.init_scale": 1.0}
-    found: dict[str, Point] = {
+    points: dict[str, Point] = {
         "gate from random": drawn | {"arms": ("learned", "frozen", *FIXED)},
         "gate from 0, and none": {"arms": ("learned", "frozen", "ensemble")},
         "one, plain gradients": SINGLE,
@@ -284,8 +285,8 @@ def gates(config: ConfigDict) -> dict[str, Point]:
         "one, twice as wide": {"experts.count": 1, "experts.width": 2 * width},
     }
     if config.scale == "smoke":
-        found["gate from random"]["arms"] = ("learned", "frozen", "frozen_data")
-    return found
+        points["gate from random"]["arms"] = ("learned", "frozen", "frozen_data")
+    return points
 
 
 def where(config: ConfigDict, point: Point) -> Point:
@@ -300,14 +301,15 @@ def claims_of_gates(config: ConfigDict) -> tuple[Claim, ...]:
     """Does the gain need a learned gate, four networks, their weights, or the optimiser?"""
     _, ours = writers(config)
     ours = ours._replace(prefix="routed.images.gates.")
-    drawn, paper, plain, one, wide = (where(config, point) for point in gates(config).values())
-    single, normalised, wider = {"arm": "dense_expert"} | plain, LEARNED | one, LEARNED | wide
+    drawn, paper, plain, normalising, wide = (where(config, point) for point in gates(config).values())
+    single, normalised, wider = {"arm": "dense_expert"} | plain, LEARNED | normalising, LEARNED | wide
     mixture, ensemble, order = LEARNED | drawn, {"arm": "ensemble"} | paper, ours._replace(at=drawn).order
     follows = {"metric": "router/ami_by_class"}
     claims = [
         ours.order("zero", "the mixture of the paper beats one network", "88.2 and 92.6 %", single, LEARNED | paper),
         ours.order("optimiser", "normalised gradients make one network better", "not asked", single, normalised),
-        ours.order("four", "the mixture beats one network trained as its experts are", "not asked", normalised, LEARNED | paper),
+        ours.order("four", "the mixture beats one network trained as its experts are", "not asked", normalised,
+                   LEARNED | paper),
         order("frozen", "a gate that learns beats one that stays as it began", "not asked", FROZEN, LEARNED),
         order("fair", "a gate that learns beats the fairest frozen control", "not asked", FAIREST, LEARNED),
         ours.order("wide", "the mixture beats one network with as many weights", "not asked", wider, mixture),
@@ -327,7 +329,7 @@ def claims_of_gates(config: ConfigDict) -> tuple[Claim, ...]:
 
 def plots_of_gates(config: ConfigDict) -> tuple[dict, ...]:
     """Accuracy by gate, training, and which class goes to which expert."""
-    methods = {words: where(config, point) for words, point in gates(config).items()}
+    methods = {label: where(config, point) for label, point in gates(config).items()}
     drawn = methods["gate from random"]
     return (
         {"kind": "methods", "name": "gates", "methods": methods, "metrics": ("test/accuracy", "router/ami_by_class")},
@@ -341,8 +343,8 @@ def plots_of_gates(config: ConfigDict) -> tuple[dict, ...]:
 
 def pictures(config: ConfigDict) -> dict[str, Point]:
     """Mixtures of ResNet18 on both data sets (smoke: of the CNN)."""
-    found = [cell for cell in cells(config) if not cell.single and cell.name in ("resnet18", "cnn")]
-    chosen = {cell.data: cell.point for cell in found}  # the last of each: ResNet18 where the scale has it
+    mixtures = [cell for cell in cells(config) if not cell.single and cell.name in ("resnet18", "cnn")]
+    chosen = {cell.data: cell.point for cell in mixtures}  # the last of each: ResNet18 where the scale has it
     return {"CIFAR-10": chosen[CIFAR], "rotated": chosen[ROTATED]}
 
 
@@ -364,7 +366,8 @@ CELLS = _of_cells("Table 2: networks and mixtures on CIFAR-10 and rotated images
 FIGURES = {
     "": CELLS,
     "table2": CELLS,
-    "released": _of_cells("Table 2 on rotated images, protocol of the released code", released=True, changes=PRESETS["released"]),
+    "released": _of_cells("Table 2 on rotated images, protocol of the released code", released=True,
+                          changes=PRESETS["released"]),
     "gates": Figure(
         "what is the gate of the mixture worth on rotated images?",
         sweep=lambda config: tuple(gates(config).values()),
@@ -374,7 +377,8 @@ FIGURES = {
     "fig6": Figure(
         "Fig. 6: images of both data sets, as they are trained on",
         changes={"seeds": 1, "experts.name": "conv_net", "steps": 4, "eval_every": 2},
-        sweep=lambda config: ({"data.name": CIFAR, "data.target_dim": 10}, {"data.name": ROTATED, "data.target_dim": 2}),
+        sweep=lambda config: ({"data.name": CIFAR, "data.target_dim": 10},
+                              {"data.name": ROTATED, "data.target_dim": 2}),
         plots=lambda config: (
             {"kind": "examples", "name": "fig6", "lines": {
                 "CIFAR-10": {"data.name": CIFAR, "data.target_dim": 10},

@@ -96,12 +96,12 @@ def claim_scale(config: ConfigDict) -> Iterator[Claim]:
     order = Writer(comparability(config), cnn.ACCURACY, prefix="routed.cluster.", unit="difference").order
     released, experts, router = SHORTER.values()
     few, *_, many = lasting(config)
-    words = f"inputs x 10: {many['steps']:,} steps are no better than {few['steps']:,}"
-    yield order("longer", words, "not asked", LEARNED | many, LEARNED | few, at=released)
+    statement = f"inputs x 10: {many['steps']:,} steps are no better than {few['steps']:,}"
+    yield order("longer", statement, "not asked", LEARNED | many, LEARNED | few, at=released)
     for at in lasting(config):
         for name, rate in (("experts", experts), ("router", router)):
-            words = f"{at['steps']:,} steps, inputs x 10: shorter steps of the {name} raise accuracy"
-            yield order(f"step.{name}.{at['steps']}", words, "not asked", LEARNED | released, LEARNED | rate, at=at)
+            statement = f"{at['steps']:,} steps, inputs x 10: shorter steps of the {name} raise accuracy"
+            yield order(f"step.{name}.{at['steps']}", statement, "not asked", LEARNED | released, LEARNED | rate, at=at)
 
 
 SCALE = Figure(
@@ -111,7 +111,7 @@ SCALE = Figure(
     claims=lambda config: tuple(claim_scale(config)),
     plots=lambda config: (
         {"kind": "series", "name": "scale", "metrics": cnn.CURVES,
-         "lines": {words: rates | lasting(config)[-1] for words, rates in SHORTER.items()}},
+         "lines": {statement: rates | lasting(config)[-1] for statement, rates in SHORTER.items()}},
     ),
 )  # fmt: skip
 
@@ -144,19 +144,23 @@ def claim_lemmas(config: ConfigDict) -> Iterator[Claim]:
     """Each lemma where it can be seen."""
     write = Writer(comparability(config), prefix="chen.", unit="difference")
     explored, printed, released = stages(config).values()
-    own, other, gate = "theory/own_error", "theory/other_error", "theory/row_sum"
-    for id, words, lower, higher, metric, at in (
-        ("lemma52.own", "after T1 steps experts err on less than .1 of their cluster", LEARNED, 0.1, own, explored),
-        ("lemma52.other", "after T1 steps they err on more than 1 / (2 K) of any other", 0.125, LEARNED, other, explored),
-        ("lemma51.printed", "routing moves at most E^2 times as far as scores", LEARNED, 1.0, "theory/lemma51", printed),
+    own_error, other_error, gate = "theory/own_error", "theory/other_error", "theory/row_sum"
+    for id, statement, lower, higher, metric, at in (
+        ("lemma52.own", "after T1 steps experts err on less than .1 of their cluster", LEARNED, 0.1, own_error,
+         explored),
+        ("lemma52.other", "after T1 steps they err on more than 1 / (2 K) of any other", 0.125, LEARNED, other_error,
+         explored),
+        ("lemma51.printed", "routing moves at most E^2 times as far as scores", LEARNED, 1.0, "theory/lemma51",
+         printed),
         ("lemmaC3", "chances differ at most E^2 times as much as scores", LEARNED, 1.0, "theory/lemma_c3", printed),
-        ("lemmaC4", "an expert whose score is 1 below the highest is never chosen", LEARNED, 1 + 1e-6, "theory/lemma_c4", printed),
+        ("lemmaC4", "an expert whose score is 1 below the highest is never chosen", LEARNED, 1 + 1e-6,
+         "theory/lemma_c4", printed),
         ("lemmaC4.seen", "there are such experts", 0.0, LEARNED, "theory/hopeless", printed),
         ("lemmaE1", "rows of the router add up to 0 with the softmax gate", LEARNED, 1e-3, gate, printed),
         ("lemmaE1.raw", "they do not with the raw gate", 0.1, LEARNED, gate, released),
     ):  # fmt: skip
         sides = (side if isinstance(side, dict) else {"value": side} for side in (lower, higher))
-        yield write.order(id, words, "lemma", *sides, metric=metric, at=at)
+        yield write.order(id, statement, "lemma", *sides, metric=metric, at=at)
 
 
 LEMMAS = Figure(
@@ -165,7 +169,8 @@ LEMMAS = Figure(
     sweep=lambda config: tuple(stages(config).values()),
     claims=lambda config: tuple(claim_lemmas(config)),
     plots=lambda config: (
-        {"kind": "methods", "name": "lemma52", "methods": stages(config), "metrics": ("theory/own_error", "theory/other_error")},
+        {"kind": "methods", "name": "lemma52", "methods": stages(config),
+         "metrics": ("theory/own_error", "theory/other_error")},
         {"kind": "series", "name": "lemmas", "metrics": ("theory/lemma_c3", "theory/hopeless", "theory/row_sum"),
          "lines": dict(list(stages(config).items())[1:])},
     ),

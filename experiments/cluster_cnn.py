@@ -24,8 +24,6 @@ Rules where both are silent, set on seeds from 5000 on.
   steps       500 (released: 501, at most; evaluations come at equal distances), single models 800 (801). printed: see
               STEPS.
   data        a data set of our own for each setting, by the same law; test clusters are equally frequent.
-  single      the released code's: Adam on the cross entropy (no double softmax), PyTorch's initial weights, coupled
-              weight decay.
   balance     Table 9 has neither formula nor coefficient: the released code's term, 1e-4 E^2 mean_e(load_e mean
               score_e).
   picture     the data of their notebook (noise outside of the signals, norm 3, feature strength 1), 1,024 of the test
@@ -35,10 +33,10 @@ Rules where both are silent, set on seeds from 5000 on.
 Cost on 2 free cores, minutes: headline 16, printed 25, activations 7, signals 3.5, picture .5, factors 17; all figures
 69. A mixture takes 3 seconds a seed, a single model of 128 filters 7, of 512 a minute (docs/measurements/cluster.md).
 
-Found (docs/results/without_page.md): 14 of 16 numbers of Table 3's mixtures are reproduced, 1 of 4 of Table 9, 14 of
-18 of Tables 7 and 8, all orders and Theorem 4.1. As printed, linear experts do better than in the tables: 96 to 98 %
-instead of 88 to 96. Linear experts lack 7 points in setting 1: the second softmax takes about 5 of them, the scale 4,
-the gate 2 (each by itself). Clusters share linear experts under every protocol.
+Found (docs/results/without_page.md): 14 of 16 numbers of Table 3's mixtures are reproduced, 1 of 4 of Table 9, 14 of 18
+of Tables 7 and 8, all orders and Theorem 4.1. As printed, linear experts do better than in the tables: 96 to 98 %
+instead of 88 to 96. Of 7 points that linear experts lack in setting 1 the second softmax takes about 5, the scale 4,
+the gate 2.
 """
 
 from __future__ import annotations
@@ -84,6 +82,9 @@ TABLE3 = ("1", "2", "3", "4")
 FILTERS = (128, 512)
 CUBIC, LINEAR = {"experts.activation": "cubic"}, {"experts.activation": "linear"}
 
+# Rule of single models, set on seeds from 5000 on.
+# single: the released code's: Adam on the cross entropy (no double softmax), PyTorch's initial weights, coupled weight
+#     decay.
 PROTOCOL = PRESETS["released"] | {
     "arms": ("learned",), "seeds": 10, "gate.horizon": 1.0, "shuffles": 0,
     "data.name": "patches", "data.clusters": 4, "data.dim": 50, "data.full_batch": True,
@@ -113,7 +114,7 @@ def writers(config: ConfigDict) -> tuple[Writer, Writer]:
 
 
 def over_runs(mean: float, std: float) -> Measured:
-    """Returns a mean over the paper's ten runs, with the deviation that Welch's test needs (their code divides by ten)."""
+    """Returns a mean over the paper's ten runs, with the deviation of Welch's test (their code divides by ten)."""
     return Measured(mean, std * math.sqrt(10 / 9), 10)
 
 
@@ -150,11 +151,11 @@ def single(config: ConfigDict, setting: str, activation: str, filters: int) -> P
     } | small  # fmt: skip
 
 
-def claim_bound(config: ConfigDict, id: str, words: str, at: Point) -> Claim:
+def claim_bound(config: ConfigDict, id: str, label: str, at: Point) -> Claim:
     """Theorem 4.1, where alpha and gamma have the same law."""
     _, orders = writers(config)
-    words = f"{words}: at most 87.5 % right"
-    return orders.order(f"chen.theorem41.{id}", words, "theorem", SINGLE_MODEL, {"value": 0.875}, at=at)
+    statement = f"{label}: at most 87.5 % right"
+    return orders.order(f"chen.theorem41.{id}", statement, "theorem", SINGLE_MODEL, {"value": 0.875}, at=at)
 
 
 # Tables 1, 3 and 9
@@ -199,10 +200,10 @@ def claim_mixtures(config: ConfigDict, s: str, at: Point, entropy: str) -> Itera
     yield from claim_numbers(config, s, at, entropy, "table3", MOE)
     yield from claim_numbers(config, s, at, entropy, "notebook", NOTEBOOK)
     order, linear, cubic = orders._replace(at=SETTINGS[s] | at).order, LEARNED | LINEAR, LEARNED | CUBIC
-    words = f"setting {s}: non-linear experts beat linear ones"
-    yield order(f"chen.table3.s{s}.accuracy", words, "99 against 93 %", linear, cubic)
-    words = f"setting {s}: non-linear experts divide the clusters, linear ones do not"
-    yield order(f"chen.table3.s{s}.entropy", words, "below .2 against above 1.1", cubic, linear, metric=entropy)
+    statement = f"setting {s}: non-linear experts beat linear ones"
+    yield order(f"chen.table3.s{s}.accuracy", statement, "99 against 93 %", linear, cubic)
+    statement = f"setting {s}: non-linear experts divide the clusters, linear ones do not"
+    yield order(f"chen.table3.s{s}.entropy", statement, "below .2 against above 1.1", cubic, linear, metric=entropy)
 
 
 def claim_numbers(config: ConfigDict, s: str, at: Point, entropy: str, source: str, table: Table) -> Iterator[Claim]:
@@ -212,12 +213,14 @@ def claim_numbers(config: ConfigDict, s: str, at: Point, entropy: str, source: s
         if (s, experts["experts.activation"]) not in table:
             continue
         accuracy, accuracy_std, spread, spread_std = table[s, experts["experts.activation"]]
-        told = "" if source == "table3" else f" ({source})"
-        words, write = f"setting {s}, mixture of {name} experts", numbers._replace(at=SETTINGS[s] | experts | at)
+        suffix = "" if source == "table3" else f" ({source})"
+        label, write = f"setting {s}, mixture of {name} experts", numbers._replace(at=SETTINGS[s] | experts | at)
         id = f"chen.{source}.s{s}.moe-{name}"
-        yield write.number(f"{id}.accuracy", f"{words}: accuracy{told}", over_runs(accuracy / 100, accuracy_std / 100))
         yield write.number(
-            f"{id}.entropy", f"{words}: dispatch entropy{told}", over_runs(spread, spread_std), metric=entropy
+            f"{id}.accuracy", f"{label}: accuracy{suffix}", over_runs(accuracy / 100, accuracy_std / 100)
+        )
+        yield write.number(
+            f"{id}.entropy", f"{label}: dispatch entropy{suffix}", over_runs(spread, spread_std), metric=entropy
         )
 
 
@@ -227,27 +230,27 @@ def claim_singles(config: ConfigDict, s: str) -> Iterator[Claim]:
     for activation in ("linear", "cubic"):
         for filters, accuracy in zip(filters_of(config), SINGLE[s, activation], strict=False):
             at = SETTINGS[s] | {"experts.activation": activation, "experts.width": filters // 2}
-            words, id = f"setting {s}, single {activation} model of {filters} filters", f"{activation}-{filters}"
+            label, id = f"setting {s}, single {activation} model of {filters} filters", f"{activation}-{filters}"
             number = numbers._replace(at=at).number
-            yield number(f"chen.table3.s{s}.single-{id}", f"{words}: accuracy", accuracy / 100, SINGLE_MODEL)
+            yield number(f"chen.table3.s{s}.single-{id}", f"{label}: accuracy", accuracy / 100, SINGLE_MODEL)
             if s in ("3", "4"):
-                yield claim_bound(config, f"s{s}.{id}", words, at)
+                yield claim_bound(config, f"s{s}.{id}", label, at)
     mixture = LEARNED | CUBIC | {"experts.width": config.experts.width} | UNBALANCED
-    words = f"setting {s}: the mixture beats a single cubic model of as many filters"
+    statement = f"setting {s}: the mixture beats a single cubic model of as many filters"
     model = SINGLE_MODEL | CUBIC | {"experts.width": 64}
-    yield orders.order(f"chen.table1.s{s}.mixture", words, "99 against 79 %", model, mixture, at=SETTINGS[s])
+    yield orders.order(f"chen.table1.s{s}.mixture", statement, "99 against 79 %", model, mixture, at=SETTINGS[s])
 
 
 def claim_balance(config: ConfigDict, s: str) -> Iterator[Claim]:
     """Table 9 in setting `s`."""
     numbers, orders = writers(config)
     mean, std = TABLE9[s]
-    words, at = f"setting {s}, linear experts with a balance loss: accuracy", SETTINGS[s] | LINEAR | BALANCED
-    yield numbers.number(f"chen.table9.s{s}", words, over_runs(mean / 100, std / 100), at=at)
-    words = f"setting {s}: balancing does not make linear experts as good as non-linear ones"
+    statement, at = f"setting {s}, linear experts with a balance loss: accuracy", SETTINGS[s] | LINEAR | BALANCED
+    yield numbers.number(f"chen.table9.s{s}", statement, over_runs(mean / 100, std / 100), at=at)
+    statement = f"setting {s}: balancing does not make linear experts as good as non-linear ones"
     order = orders._replace(at=SETTINGS[s] | {"experts.width": config.experts.width}).order
     linear, cubic = LEARNED | LINEAR | BALANCED, LEARNED | CUBIC | UNBALANCED
-    yield order(f"chen.table9.s{s}.order", words, "94 against 99 %", linear, cubic)
+    yield order(f"chen.table9.s{s}.order", statement, "94 against 99 %", linear, cubic)
 
 
 def claim_tables(config: ConfigDict) -> Iterator[Claim]:
@@ -316,11 +319,11 @@ def claim_activations(config: ConfigDict) -> Iterator[Claim]:
     numbers, _ = writers(config)
     for name, values in TABLES7AND8.items():
         for s, value in zip(DATA, values, strict=True):
-            words, at = f"data {s}, single {name} model of 128 filters", SETTINGS[s] | {"experts.activation": name}
+            label, at = f"data {s}, single {name} model of 128 filters", SETTINGS[s] | {"experts.activation": name}
             id = f"chen.table7.{name}" if s == "verify" else f"chen.table8.{name}.s{s}"
-            yield numbers.number(id, f"{words}: accuracy", value / 100, SINGLE_MODEL, at=at)
+            yield numbers.number(id, f"{label}: accuracy", value / 100, SINGLE_MODEL, at=at)
             if s == "verify":
-                yield claim_bound(config, f"verify.{name}", words, at)
+                yield claim_bound(config, f"verify.{name}", label, at)
 
 
 ACTIVATIONS = Figure(
@@ -438,25 +441,25 @@ def cells(config: ConfigDict) -> dict[str, Point]:
 def combinations(config: ConfigDict) -> dict[str, Point]:
     """Every cell with linear and with cubic experts."""
     kinds = {"linear": LINEAR, "cubic": CUBIC}
-    return {f"{kind}: {words}": cell | kinds[kind] for words, cell in cells(config).items() for kind in kinds}
+    return {f"{kind}: {label}": cell | kinds[kind] for label, cell in cells(config).items() for kind in kinds}
 
 
 def claim_factors(config: ConfigDict) -> Iterator[Claim]:
     """Does one change to the released protocol let linear experts learn? Are non-linear ones better in every cell?"""
     _, orders = writers(config)
     released = {"selection.name": "raw", "loss": "softmax_cross_entropy", "data.input_scale": 10.0}
-    for name, key, value, words in (
+    for name, key, value, change in (
         ("gate", "selection.name", "top_k", "a softmax gate"), ("loss", "loss", "cross_entropy", "softmax once"),
         ("scale", "data.input_scale", 1.0, "inputs as printed"),
     ):  # fmt: skip
         rest = {k: v for k, v in released.items() if k != key}
-        yield orders.order(f"routed.cluster.{name}", f"{words} lets linear experts do better than as released",
+        yield orders.order(f"routed.cluster.{name}", f"{change} lets linear experts do better than as released",
                            "not asked", LEARNED | {key: released[key]}, LEARNED | {key: value},
                            at=rest | LINEAR)  # fmt: skip
-    for i, (words, cell) in enumerate(cells(config).items()):
-        at, words = {key: cell[key] for key in released}, f"non-linear experts beat linear ones: {words}"
+    for i, (label, cell) in enumerate(cells(config).items()):
+        at, statement = {key: cell[key] for key in released}, f"non-linear experts beat linear ones: {label}"
         id = f"routed.cluster.nonlinear.{i}"
-        yield orders.order(id, words, "99 against 93 %", LEARNED | LINEAR, LEARNED | CUBIC, at=at)
+        yield orders.order(id, statement, "99 against 93 %", LEARNED | LINEAR, LEARNED | CUBIC, at=at)
 
 
 FACTORS = Figure(

@@ -32,17 +32,10 @@ Expected: competition lowers the excess loss of mlp experts at equal steps and n
 well; constant experts lose all agreement where lambda is large (`share`, at its largest; at .05 the first figure only
 asks if agreement rises).
 
-Found (seeds 2300 to 2309, each arm at its own best rate): no verdict and no gain. With mlp experts competition's
-excess loss is 12 % higher [0, 27] at equal steps, which more steps could turn. Its agreement is .022 higher
-[.006, .039], and it has 2.5 % dead experts in place of 8 %, which is not significant among 14 claims. Dense steps, and
-winners that only teach the router, have SMoE's loss. Constant experts lose by competition, 27 % [6, 52], at the
-smallest rate that was tried; for them a shuffled target equals the target, to the last digits, as it must.
-
-share (the same seeds): at equal FLOPs competition's excess loss is SMoE's at lambda = .01 and .05 (ratio 1.04
-[.93, 1.16] and 1.01 [.92, 1.10]), 25 % higher at .3 (which more steps could turn) and 4.7 times as high at 1
-[2.7, 8.3] (verdict: opposite), 43 times with a shuffled target. Dense steps without winners have SMoE's loss at every
-lambda. Constant experts lose their agreement at lambda = 1, .09 for .35, and the most loaded has 6.5 times its share,
-as expected; without a verdict, as arms chose rates at an edge of the grid.
+Found (docs/results/ours.md; seeds 2300 to 2309, each arm at its best rate): no verdict and no gain. With mlp experts
+competition's excess loss is 12 % higher [0, 27] at equal steps, and its agreement .022 higher [.006, .039]. Dense steps
+have SMoE's loss. Constant experts lose by competition, 27 % [6, 52]. share: at equal FLOPs competition's excess loss is
+SMoE's at lambda = .01 and .05, and 4.7 times as high at 1 [2.7, 8.3].
 
 Cost: 34 minutes of one core, share 42 of two beside other work; smoke under half a minute of processor time.
 """
@@ -78,7 +71,8 @@ PROTOCOL = {
     "tune.multipliers": (1.0, 3.0, 10.0, 30.0), "data.clusters": 16, "data.samples": 8192, "experts.count": 16,
     "experts.name": "mlp", "experts.depth": 2, "experts.width": 32,
     "selection.name": "top_k", "selection.k": 2, "selection.eval.name": "top_k", "selection.eval.k": 2,
-    "selection.competition_rate": 0.05, "optimizer.name": "adam", "experts.learning_rate": 1e-3, "router.learning_rate": 1e-3,
+    "selection.competition_rate": 0.05, "optimizer.name": "adam", "experts.learning_rate": 1e-3,
+    "router.learning_rate": 1e-3,
     "dispatch": "auto", "batch_size": 128, "steps": 4000, "eval_every": 1000, "mesh.runs_per_batch": 64,
 }  # fmt: skip
 
@@ -126,14 +120,16 @@ def claim_arms(config: ConfigDict) -> Iterator[Claim]:
             LEARNED,
         )
         agreement = {"metric": "router/ami", "unit": "difference"}
-        yield write.order(f"gmm.{experts}.ami", f"{experts} experts: competition raises the agreement of experts and clusters",
+        yield write.order(f"gmm.{experts}.ami",
+                          f"{experts} experts: competition raises the agreement of experts and clusters",
                           "not asked", LEARNED, COMPETE, **agreement)  # fmt: skip
-        yield write.order(f"gmm.{experts}.dead", f"{experts} experts: competition leaves fewer experts dead", "less collapse",
+        yield write.order(f"gmm.{experts}.dead", f"{experts} experts: competition leaves fewer experts dead",
+                          "less collapse",
                           COMPETE, LEARNED, metric="router/dead", unit="difference")  # fmt: skip
-        for arm, words in CONTROLS.items():
+        for arm, control in CONTROLS.items():
             if arm in config.arms:
                 yield write.order(f"gmm.{experts}.{arm.removeprefix('compete_')}",
-                                  f"{experts} experts: competition has a lower excess loss than {words}", "not asked",
+                                  f"{experts} experts: competition has a lower excess loss than {control}", "not asked",
                                   COMPETE, {"arm": arm})  # fmt: skip
 
 
@@ -169,14 +165,16 @@ def shares(config: ConfigDict) -> tuple[Point, ...]:
 
 
 def claim_shares(config: ConfigDict) -> Iterator[Claim]:
-    """Returns claims at each share: competition and its controls against SMoE of equal FLOPs, also with constant experts."""
+    """Returns claims at each share: competition and its controls against SMoE of equal FLOPs; also constant experts."""
     share = SHARES[config.scale][-1]
     write, at = writer(config, {"experts.name": "constant"}), {"selection.competition_rate": share}
     same = {"steps": config.steps, "eval_every": config.eval_every}
     sides = COMPETE | at | same, LEARNED | at | same
-    yield write.order("gmm.constant.blind", f"constant experts, lambda = {share:g}: competition loses agreement of experts and clusters",
+    yield write.order("gmm.constant.blind",
+                      f"constant experts, lambda = {share:g}: competition loses agreement of experts and clusters",
                       "not asked", *sides, metric="router/ami", unit="difference")  # fmt: skip
-    yield write.order("gmm.constant.pair", f"constant experts, lambda = {share:g}: competition gives few experts all tokens",
+    yield write.order("gmm.constant.pair",
+                      f"constant experts, lambda = {share:g}: competition gives few experts all tokens",
                       "not asked", *reversed(sides), metric="router/load_max", unit="difference")  # fmt: skip
     write = writer(config, {"experts.name": "mlp"})
     for share in SHARES[config.scale]:
@@ -189,8 +187,8 @@ def claim_shares(config: ConfigDict) -> Iterator[Claim]:
                 "eval_every": config.eval_every,
             }
             name = arm.replace("compete_", "").replace("compete", "competition")
-            words = f"lambda = {share:g}: {name} has a lower excess loss than SMoE of as many FLOPs as competition"
-            yield write.order(f"gmm.flops.{share:g}.{name}", words, "not asked", side, fair)
+            statement = f"lambda = {share:g}: {name} has a lower excess loss than SMoE of as many FLOPs as competition"
+            yield write.order(f"gmm.flops.{share:g}.{name}", statement, "not asked", side, fair)
 
 
 SHARE = Figure(
@@ -199,7 +197,8 @@ SHARE = Figure(
     sweep=shares,
     claims=lambda config: tuple(claim_shares(config)),
     plots=lambda config: tuple(
-        {"kind": "equal_cost", "name": f"share-{experts}", "x": "selection.competition_rate", "metrics": (*METRICS[:3], "router/load_max"),
+        {"kind": "equal_cost", "name": f"share-{experts}", "x": "selection.competition_rate",
+         "metrics": (*METRICS[:3], "router/load_max"),
          "steps": config.steps, "dear": {share: longer(config, share)["steps"] for share in SHARES[config.scale]},
          "at": {"experts.name": experts}}
         for experts in EXPERTS

@@ -25,26 +25,7 @@ winners are the layer's output (section 3.1).
 
 Rules of the default scale, fixed before its evaluation seeds ran; none looks at competition against SMoE. Methods of
 table2 and details of flops, fig3 and options: docs/decisions/pham2024.md.
-  shape       3 layers of width 64, all sparse, 4 heads of 16, T5's relative buckets, pre-norm, rows of 128 characters,
-              8 a step: many small steps, as large batches leave a 5-gram unbeaten in this time. No dropout, no cached
-              states.
-  steps       12,000 (12 million characters): two hours of two cores for 2 arms x 10 seeds.
-  rates       Adam, 200 steps of warm-up, then linearly to 0. 9e-3 is the best for *SMoE*: validation loss after 1,000
-              steps, seed 9000, of 1e-3, 3e-3, 9e-3 and (as that was the edge) 2.7e-2: 2.287, 1.919, 1.762, 1.794 nats.
-              In table2 every arm has its best of a third, once and three times that rate, by the validation loss of a
-              seed that is not evaluated (rates=tuned), in each kind of block. Elsewhere all arms have 9e-3; at paper
-              scale, the paper's 7e-4.
-  light       every other figure: 1,500 steps, an eighth, with four seeds. No arm beats the 5-gram so soon, so these
-              have estimates with intervals and no verdict. --config.steps=12000 --config.eval_every=1000 is table 9's
-              length.
-  decisive    two controls separate the target from the dense steps; seeds 3100 to 3103. Expected: competition and
-              shuffled targets behind by .03 to .05 nats, dense steps by less than .01; at lambda = .01 behind by .01
-              to .025; winners that only teach (--config.arms=learned,compete_distil) by 0 to .015.
   loss        of flops and decisive: the last test loss, in nats.
-  cost        `longer` SMoE: steps times the ratio of model FLOPs, with as many evaluations (within 4 steps; with
-              checkpoints, rounded up to them). Losers of a contest compute forward only: 2.23 trained experts a token
-              at lambda = .05, where 2.7 compute. Dense steps cost 2.7 and are compared with the same SMoE: in their
-              favour.
   gate        no verdict on a claim unless both of its arms beat an interpolated 5-gram of the training text on the
               validation rows.
   effect      smallest effect of interest: .01 bits per character. seeds: 3100 on.
@@ -53,17 +34,9 @@ Expected: a difference of .01 bits or less at equal steps, and SMoE ahead at equ
 (share 0 is SMoE bit for bit), so the paper's 1.733 at lambda = .01 is not visible. Tables 4 and 5: behind at every
 lambda and alpha (GLaM's half was added after Switch's was known).
 
-Found on books and newsgroup letters in text8's alphabet (25 MB); docs/results has all figures.
-  table9      competition is .052 bits behind [.042, .063] at equal steps: the first part of the expectation is wrong.
-              It does not look like the rate: the four rates above gave competition 2.310, 1.952, 1.828, 1.967 nats.
-  decisive    at equal FLOPs, lambda = .05, competition is .035 nats behind [.025, .045] (verdict: opposite), norms of
-              other tokens .051 [.042, .061] (short of the 5-gram: no verdict), dense steps .001 [-.005, .007].
-              Competition is .016 [.009, .023] ahead of the shuffled target (no claim was written for it). Extrapolated
-              to four times the steps it is .010 behind [.001, .018]. At lambda = .01 .018 behind [.009, .028], which
-              more steps could turn. Winners that only teach the router are .007 behind [-.005, .020]: not told from
-              SMoE.
-  short       the other figures (docs/decisions/pham2024.md): competition is behind at every lambda, alpha, K, rate and
-              kind of block; least, .015 bits [.001, .029], where norms only teach the router.
+Found on books and newsgroup letters in text8's alphabet (25 MB): docs/results, docs/decisions/pham2024.md. At equal
+steps competition is .052 bits behind [.042, .063]; at equal FLOPs .035 nats [.025, .045] (lambda = .05). The short
+figures have it behind at every lambda, alpha, K, rate and kind of block.
 """
 
 from __future__ import annotations
@@ -102,6 +75,22 @@ ARMS["group_limited"] = Arm(_GROUPS | _BIAS, "within 2 of 4 groups, balancing bi
 ARMS["shared_expert"] = Arm(_SHARED, "a shared expert and one chosen", "#4477AA")
 ARMS["balance_loss"] = Arm({"losses.balance": 0.01}, "learned, balance loss .01", "#A6761D")
 
+# Rules of the default scale, fixed before its evaluation seeds ran; none looks at competition against SMoE.
+# shape: 3 layers of width 64, all sparse, 4 heads of 16, T5's relative buckets, pre-norm, rows of 128 characters, 8 a
+#     step: many small steps, as large batches leave a 5-gram unbeaten in this time. No dropout, no cached states.
+# steps: 12,000 (12 million characters): two hours of two cores for 2 arms x 10 seeds.
+# rates: Adam, 200 steps of warm-up, then linearly to 0. 9e-3 is the best for *SMoE*: validation loss after 1,000 steps,
+#     seed 9000, of 1e-3, 3e-3, 9e-3 and (as that was the edge) 2.7e-2: 2.287, 1.919, 1.762, 1.794 nats. In table2 every
+#     arm has its best of a third, once and three times that rate, by the validation loss of a seed that is not
+#     evaluated (rates=tuned), in each kind of block. Elsewhere all arms have 9e-3; at paper scale, the paper's 7e-4.
+# light: every other figure: 1,500 steps, an eighth, with four seeds. No arm beats the 5-gram so soon, so these have
+#     estimates with intervals and no verdict. --config.steps=12000 --config.eval_every=1000 is table 9's length.
+# decisive: two controls separate the target from the dense steps; seeds 3100 to 3103. Expected: competition and
+#     shuffled targets behind by .03 to .05 nats, dense steps by less than .01; at lambda = .01 behind by .01 to .025;
+#     winners that only teach (--config.arms=learned,compete_distil) by 0 to .015.
+# cost: `longer` SMoE: steps times the ratio of model FLOPs, with as many evaluations (within 4 steps; with checkpoints,
+#     rounded up to them). Losers of a contest compute forward only: 2.23 trained experts a token at lambda = .05, where
+#     2.7 compute. Dense steps cost 2.7 and are compared with the same SMoE: in their favour.
 PROTOCOL = {
     "arms": ("learned", "compete"), "seed": 3100, "seeds": 10, "model": "decoder",
     "data.name": "files", "data.tokens": "characters", "data.vocabulary": 30, "data.input_length": 128,
@@ -110,7 +99,8 @@ PROTOCOL = {
     "transformer.head_dim": 16, "transformer.ffn": "ffn", "transformer.width": 64,
     "experts.name": "mlp", "experts.depth": 2, "experts.width": 64, "experts.count": 16, "dispatch": "auto",
     "selection.name": "top_k", "selection.k": 2, "selection.eval.name": "top_k", "selection.eval.k": 2,
-    "selection.competition_rate": 0.05, "optimizer.name": "adam", "optimizer.schedule": "linear", "optimizer.warmup": 200,
+    "selection.competition_rate": 0.05, "optimizer.name": "adam", "optimizer.schedule": "linear",
+    "optimizer.warmup": 200,
     "router.learning_rate": 9e-3, "experts.learning_rate": 9e-3, "transformer.learning_rate": 9e-3,
     "batch_size": 8, "steps": 12000, "eval_every": 1000, "checkpoint.every": 500,
     "mesh.runs_per_batch": 2,  # on two cores: one each
@@ -209,11 +199,14 @@ def claim_table9(config: ConfigDict) -> tuple[Claim, ...]:
         write.beside("pham.table9.smoe", "bits per character of SMoE, tiny, enwik8", 1.32),
     )
     return (
-        write.order("pham.table9", "competition has fewer bits per character than SMoE", "1.306 against 1.320 (p = .016)", COMPETE, LEARNED),
+        write.order("pham.table9", "competition has fewer bits per character than SMoE",
+                    "1.306 against 1.320 (p = .016)", COMPETE, LEARNED),
         *(beside if config.data.tokens in TEXTS else ()),
-        write.order("routed.competition.lm.alike", "competition makes the experts' outputs less alike", "less collapse", COMPETE, LEARNED,
+        write.order("routed.competition.lm.alike", "competition makes the experts' outputs less alike",
+                    "less collapse", COMPETE, LEARNED,
                     metric="router/alike"),
-        write.order("routed.competition.lm.load", "competition loads the most loaded expert less", "less collapse", COMPETE, LEARNED,
+        write.order("routed.competition.lm.load", "competition loads the most loaded expert less", "less collapse",
+                    COMPETE, LEARNED,
                     metric="router/load_max"),
     )  # fmt: skip
 
@@ -270,9 +263,11 @@ def claim_flops(config: ConfigDict) -> Iterator[Claim]:
         for arm in (arm for arm in arms_at(config, share) if arm != "learned"):
             side = {"arm": arm, **at, "steps": config.steps, "eval_every": config.eval_every}
             name = arm.replace("compete_", "").replace("compete", "competition")
-            words = f"lambda = {share:g}: {name} has a lower loss than SMoE of as many FLOPs as competition"
+            statement = f"lambda = {share:g}: {name} has a lower loss than SMoE of as many FLOPs as competition"
             fair = LEARNED | at | longer(config, share)
-            yield write.order(f"routed.competition.lm.{config.figure}.{share:g}.{name}", words, "not asked", side, fair)
+            yield write.order(
+                f"routed.competition.lm.{config.figure}.{share:g}.{name}", statement, "not asked", side, fair
+            )
 
 
 FLOPS = Figure(
@@ -366,17 +361,17 @@ def claim_table2(config: ConfigDict) -> Iterator[Claim]:
             continue
         write = writer(config, blocks(config)[block])
         if config.data.tokens in TEXTS:
-            words = f"{block}, {arm}: bits per character, {name}"
-            yield write.beside(f"pham.table2.{block}.{name}.{arm}", words, number, {"arm": arm})
+            statement = f"{block}, {arm}: bits per character, {name}"
+            yield write.beside(f"pham.table2.{block}.{name}.{arm}", statement, number, {"arm": arm})
         if arm != "compete":
-            words = f"{block}: competition has fewer bits than {arm}"
+            statement = f"{block}: competition has fewer bits than {arm}"
             both_numbers = f"{paper[block, 'compete']:.5g} against {number:.5g} ({name})"
-            yield write.order(f"pham.table2.{block}.{arm}", words, both_numbers, COMPETE, {"arm": arm})
+            yield write.order(f"pham.table2.{block}.{arm}", statement, both_numbers, COMPETE, {"arm": arm})
     for block, at in blocks(config).items():
         for arm in (arm for arm in UNASKED if arm in methods(config, block)):
-            words = f"{block}: competition has fewer bits than {arm}"
+            statement = f"{block}: competition has fewer bits than {arm}"
             yield writer(config, at).order(
-                f"routed.competition.lm.{block}.{arm}", words, "not asked", COMPETE, {"arm": arm}
+                f"routed.competition.lm.{block}.{arm}", statement, "not asked", COMPETE, {"arm": arm}
             )
 
 
@@ -394,9 +389,9 @@ TABLE2 = Figure(
 def claim_fig2(config: ConfigDict) -> Iterator[Claim]:
     """Faster convergence: competition is below SMoE after each number of steps."""
     for at in early(config):
-        words = f"after {at['steps']:,} steps competition has a lower validation loss than SMoE"
+        statement = f"after {at['steps']:,} steps competition has a lower validation loss than SMoE"
         yield writer(config, at, "eval/loss").order(
-            f"pham.fig2.{at['steps']}", words, "converges faster", COMPETE, LEARNED
+            f"pham.fig2.{at['steps']}", statement, "converges faster", COMPETE, LEARNED
         )
 
 
@@ -434,9 +429,9 @@ def claim_fig3(config: ConfigDict) -> Iterator[Claim]:
             f"pham.fig3.{k}.compete", f"K = {k}: competition has fewer bits than SMoE", "yes", COMPETE, LEARNED
         )
         if "frozen" in config.arms:
-            words = f"K = {k}: %s has fewer bits than SMoE-Fixed"
-            yield write.order(f"pham.fig3.{k}.fixed", words % "SMoE", "yes", LEARNED, FROZEN)
-            yield write.order(f"pham.fig3.{k}.worst", words % "competition", "yes", COMPETE, FROZEN)
+            statement = f"K = {k}: %s has fewer bits than SMoE-Fixed"
+            yield write.order(f"pham.fig3.{k}.fixed", statement % "SMoE", "yes", LEARNED, FROZEN)
+            yield write.order(f"pham.fig3.{k}.worst", statement % "competition", "yes", COMPETE, FROZEN)
 
 
 FIG3 = Figure(
@@ -488,18 +483,18 @@ def claim_levels(
     """Competition is as good at the values `level` as at the best: so saturated, or so robust, as the text says."""
     for (block, value), at in points.items():
         if value in level and (block, best) in points:
-            words = f"{block}: competition has as many bits with {name} = {value:g} as with {best:g}"
-            told = f"{table[block][value]} and {table[block][best]}"
+            statement = f"{block}: competition has as many bits with {name} = {value:g} as with {best:g}"
+            reported = f"{table[block][value]} and {table[block][best]}"
             sides = COMPETE | at, COMPETE | points[block, best]
             yield writer(config, blocks(config)[block]).null(
-                f"{prefix}.{ORDER[block]}{value:g}.level", words, told, *sides
+                f"{prefix}.{ORDER[block]}{value:g}.level", statement, reported, *sides
             )
 
 
 def lambdas(config: ConfigDict) -> dict[tuple[str, float], Point]:
     """The paper's lambdas with each block."""
-    found = cells(config, TABLE_C, (0.01, 0.09))
-    return {(block, share): blocks(config)[block] | {"selection.competition_rate": share} for block, share in found}
+    pairs = cells(config, TABLE_C, (0.01, 0.09))
+    return {(block, share): blocks(config)[block] | {"selection.competition_rate": share} for block, share in pairs}
 
 
 def claim_table4(config: ConfigDict) -> Iterator[Claim]:
@@ -507,12 +502,12 @@ def claim_table4(config: ConfigDict) -> Iterator[Claim]:
     for (block, share), at in lambdas(config).items():
         bits, write = TABLE_C[block][share], writer(config, at)
         if config.data.tokens in TEXTS:
-            words = f"{block}, lambda = {share:g}: bits per character, tiny, enwik8"
-            yield write.beside(f"pham.table4.{block}.{share:g}", words, bits, COMPETE)
-        told = bits < SMOE if block == "switch" else share > 0.01
-        better, worse = (COMPETE, LEARNED) if told else (LEARNED, COMPETE)
-        words = f"{block}, lambda = {share:g}: {NAMED[better['arm']]} has fewer bits than {NAMED[worse['arm']]}"
-        yield write.order(f"pham.table4.{ORDER[block]}{share:g}.order", words, against(block, bits), better, worse)
+            statement = f"{block}, lambda = {share:g}: bits per character, tiny, enwik8"
+            yield write.beside(f"pham.table4.{block}.{share:g}", statement, bits, COMPETE)
+        is_better = bits < SMOE if block == "switch" else share > 0.01
+        better, worse = (COMPETE, LEARNED) if is_better else (LEARNED, COMPETE)
+        statement = f"{block}, lambda = {share:g}: {NAMED[better['arm']]} has fewer bits than {NAMED[worse['arm']]}"
+        yield write.order(f"pham.table4.{ORDER[block]}{share:g}.order", statement, against(block, bits), better, worse)
     yield from claim_levels(config, "pham.table4", "lambda", lambdas(config), TABLE_C, 0.05, (0.07, 0.09))
 
 
@@ -527,7 +522,8 @@ TABLE4 = Figure(
 #: The loss of the released code at the time of its last version (2024-03-24): full softmax of the router, nothing
 #: detached, errors averaged over experts too, and alpha multiplies the router's loss, .01 alpha for each layer.
 RELEASED: Point = {
-    "selection.distillation_softmax": "all", "selection.distillation_detached": False, "selection.distillation_trunk": True,
+    "selection.distillation_softmax": "all", "selection.distillation_detached": False,
+    "selection.distillation_trunk": True,
     "selection.distillation_mean": "entries", "selection.distillation_coefficient": 0.05,
 }  # fmt: skip
 #: How its experts start and that its routers have a bias, SMoE's too; and that most of its scripts compete at every
@@ -552,14 +548,16 @@ def alphas(config: ConfigDict) -> dict[tuple[str, float], Point]:
 
 
 def claim_table5(config: ConfigDict) -> Iterator[Claim]:
-    """Returns claims about each alpha against SMoE (the paper's text and its Table 9 disagree), and the paper's bits."""
+    """Returns claims about each alpha against SMoE (the paper's text and Table 9 disagree), and the paper's bits."""
     for (block, alpha), at in alphas(config).items():
         bits, write = TABLE_D[block][alpha], writer(config, at)
         if config.data.tokens in TEXTS:
-            words = f"{block}, alpha = {alpha:g}: bits per character, tiny, enwik8"
-            yield write.beside(f"pham.table5.{block}.{alpha:g}", words, bits, COMPETE)
-        words = f"{block}, alpha = {alpha:g}: competition has fewer bits than SMoE"
-        yield write.order(f"pham.table5.{ORDER[block]}{alpha:g}.order", words, against(block, bits), COMPETE, LEARNED)
+            statement = f"{block}, alpha = {alpha:g}: bits per character, tiny, enwik8"
+            yield write.beside(f"pham.table5.{block}.{alpha:g}", statement, bits, COMPETE)
+        statement = f"{block}, alpha = {alpha:g}: competition has fewer bits than SMoE"
+        yield write.order(
+            f"pham.table5.{ORDER[block]}{alpha:g}.order", statement, against(block, bits), COMPETE, LEARNED
+        )
     yield from claim_levels(config, "pham.table5", "alpha", alphas(config), TABLE_D, 5.0, (0.1, 1.0))
 
 
@@ -595,13 +593,15 @@ def claim_table10(config: ConfigDict) -> Iterator[Claim]:
         yield write.beside(name, f"{arm}: mean entropy of the routers, small, enwik8", entropy, side)
         yield spread.beside(f"{name}.std", f"{arm}: its deviation over tokens", deviation, side)
         if arm != "compete":
-            words = f"competition makes routers surer than {arm} does"
-            yield write.order(f"{name}.order", words, f"{means['compete']} against {entropy}", COMPETE, side)
-        for layer, one in enumerate(routers if config.transformer.sparse_layers == len(routers) else ()):
-            words = f"{arm}: entropy of router {layer + 1}, small, enwik8"
-            yield write.beside(f"{name}.{layer + 1}", words, one, side, metric=f"router/entropy_test/decoder_{layer}")
-    words = "on validation rows, of which the picture shows one, competition makes routers surer than SMoE does"
-    yield write.order("pham.fig4", words, "in most cases", COMPETE, LEARNED, metric="router/entropy_token")
+            statement = f"competition makes routers surer than {arm} does"
+            yield write.order(f"{name}.order", statement, f"{means['compete']} against {entropy}", COMPETE, side)
+        for layer, reported in enumerate(routers if config.transformer.sparse_layers == len(routers) else ()):
+            statement = f"{arm}: entropy of router {layer + 1}, small, enwik8"
+            yield write.beside(
+                f"{name}.{layer + 1}", statement, reported, side, metric=f"router/entropy_test/decoder_{layer}"
+            )
+    statement = "on validation rows, of which the picture shows one, competition makes routers surer than SMoE does"
+    yield write.order("pham.fig4", statement, "in most cases", COMPETE, LEARNED, metric="router/entropy_token")
 
 
 TABLE10 = Figure(
@@ -624,7 +624,8 @@ OPTIONS: dict[str, Point] = {
     "softmax over all experts": {"selection.distillation_softmax": "all"},
     "target not detached": {"selection.distillation_detached": False},
     "its loss reaches the trunk": {"selection.distillation_trunk": True},
-    "weight .05, mean over experts too": {"selection.distillation_coefficient": 0.05, "selection.distillation_mean": "entries"},
+    "weight .05, mean over experts too": {"selection.distillation_coefficient": 0.05,
+                                          "selection.distillation_mean": "entries"},
     "all of the released loss": RELEASED,
     "competes at every step": _ALWAYS,
     "competes at evaluation": {"selection.eval.name": "compete"},
@@ -641,14 +642,14 @@ def options(config: ConfigDict) -> dict[str, Point]:
     """Every option by name, with the config's values of what the others change."""
     plain = {key: value_of(config, key) for changes in OPTIONS.values() for key in changes}
     names = list(OPTIONS)[:: 1 if config.scale != "smoke" else 4]
-    found = {name: plain | OPTIONS[name] for name in names}
+    points = {name: plain | OPTIONS[name] for name in names}
     if plain != {key: value_of(get_config("options," + config.scale), key) for key in plain}:
-        return {"as this command has it" if name == EQUATIONS else name: at for name, at in found.items()}
-    return found
+        return {"as this command has it" if name == EQUATIONS else name: at for name, at in points.items()}
+    return points
 
 
 def sweep_options(config: ConfigDict) -> tuple[Point, ...]:
-    """Returns the arms: competition alone where norms decide at evaluation, since SMoE's experts never trained for it."""
+    """Returns the arms: competition alone where norms decide at evaluation, as SMoE's experts never trained for it."""
     alone = {"arms": ("compete",)}
     return tuple(
         at | (alone if at["selection.eval.name"] in COMPETING.values() else {}) for at in options(config).values()
@@ -667,9 +668,9 @@ def claim_options(config: ConfigDict) -> Iterator[Claim]:
             LEARNED | fair,
         )
     if {EQUATIONS, BY_ROUTER} <= options(config).keys():
-        words = "competition has fewer bits with outputs by the router than by the paper's equations"
+        statement = "competition has fewer bits with outputs by the router than by the paper's equations"
         sides = (COMPETE | options(config)[name] for name in (BY_ROUTER, EQUATIONS))
-        yield writer(config, {}).order("routed.competition.lm.option.output", words, "not asked", *sides)
+        yield writer(config, {}).order("routed.competition.lm.option.output", statement, "not asked", *sides)
 
 
 METHODS = Figure(
@@ -678,7 +679,8 @@ METHODS = Figure(
     sweep=sweep_options,
     claims=lambda config: tuple(claim_options(config)),
     plots=lambda config: (
-        {"kind": "methods", "name": "options", "methods": options(config), "metrics": (BITS, "router/load_max", "router/alike")},
+        {"kind": "methods", "name": "options", "methods": options(config),
+         "metrics": (BITS, "router/load_max", "router/alike")},
     ),
     computed=("arms", *dict.fromkeys(key for changes in OPTIONS.values() for key in changes)),
 )  # fmt: skip
@@ -687,7 +689,8 @@ AS_RELEASED = TABLE9._replace(
     line="Table 9 as released: loss, start, and competition at every step",
     changes=LIGHT | PRESETS["released"],
     claims=lambda config: (
-        writer(config, {}).order("routed.competition.lm.released", "as released, competition has fewer bits than SMoE", "not asked", COMPETE, LEARNED),
+        writer(config, {}).order("routed.competition.lm.released", "as released, competition has fewer bits than SMoE",
+                                 "not asked", COMPETE, LEARNED),
     ),
 )  # fmt: skip
 

@@ -22,7 +22,6 @@ the last token, texts stand behind pads, competition is fine-tuned as SMoE is. `
 Rules, written before any evaluation seed ran; none looks at competition against SMoE.
   begins      each arm and seed with the model of the same arm and seed; StableMoE with its table, which no longer
               learns.
-  trunk       the paper says that only experts are trained, so attention and embeddings stay in `printed`.
   rate        of 1e-4 (theirs), 1e-3 and 1e-2 the rate with the lowest validation loss of SMoE, seed 9000, at the
               default scale: 1e-3, for either method (movie reviews, after 12,000 steps of table 9: .691 nats, 1e-4
               .692, 1e-2 .693 and .695; a model that knows nothing has .693).
@@ -37,13 +36,8 @@ itself and not a logarithm of its softmax (theirs).
 
 Expected: no difference between competition and SMoE; `untrained` clearly worse.
 
-Found (movie reviews, five seeds, models of table 9 after 12,000 steps): .52 to .56 right in every arm, where chance
-has .5. Competition is not told from SMoE (-.02 [-.06, .03] and -.02 [-.07, .03]). SMoE is ahead of `untrained` by .032
-[.016, .049] where everything trains (inconclusive: more steps could turn it), not clearly as expected. Models this
-small hardly learn the task, so the table says nothing about their first training. From table 2's models (1,500 steps,
-four seeds) nothing tells competition from SMoE, a frozen router, XMoE or StableMoE either, in both ways to train: .51
-to .58 right, StableMoE most where everything trains (.05 ahead of competition [-.01, .10]); `untrained` has .53 and
-.50, and is not told from SMoE.
+Found (docs/results, docs/decisions/pham2024.md; movie reviews): .51 to .58 right in every arm, where chance has .5.
+Nothing tells competition from SMoE: models this small hardly learn the task.
 """
 
 from __future__ import annotations
@@ -79,6 +73,8 @@ TABLE3 = {
     "banking77": {"compete": 72.9, "learned": 69.2, "frozen": 66.7, "xmoe": 67.4, "stable_kept": 60.8},
 }
 
+# Rule of what trains, written before any evaluation seed ran.
+# trunk: the paper says that only experts are trained, so attention and embeddings stay in `printed`.
 PROTOCOL = lm.PROTOCOL | {
     "arms": ("learned", "compete", "frozen", "xmoe", "stable_kept", "untrained"), "seeds": 5, "model": "classifier",
     "data.name": "labelled", "data.table": "sst2", "data.eval_rows": 1024,
@@ -114,20 +110,22 @@ def claims(config: ConfigDict) -> Iterator[Claim]:
         for arm in (arm for arm in config.arms if arm in TABLE3["sst2"]):
             name = arm.removesuffix("_kept")
             if method == "printed" and asked:
-                words = f"{config.data.table}: accuracy of {name}"
-                yield write.beside(f"pham.table3.{config.data.table}.{name}", words, asked[arm] / 100, {"arm": arm})
+                statement = f"{config.data.table}: accuracy of {name}"
+                yield write.beside(f"pham.table3.{config.data.table}.{name}", statement, asked[arm] / 100, {"arm": arm})
             if arm != "compete" and "compete" in config.arms:
-                words = f"{method}: competition has more right than {name}"
+                statement = f"{method}: competition has more right than {name}"
                 paper = (
                     f"{asked['compete']} against {asked[arm]} %" if asked else "best on all four sets (not this one)"
                 )
                 yield write.order(
-                    f"pham.table3.order.{name}" + (".released" if method == "released" else ""), words, paper,
+                    f"pham.table3.order.{name}" + (".released" if method == "released" else ""), statement, paper,
                     {"arm": arm}, lm.COMPETE, needs=assay
                 )  # fmt: skip
         if "untrained" in config.arms:
-            words = f"{method}: SMoE has more right than one that nothing trained before"
-            yield write.order(f"routed.tuning.{method}.untrained", words, "not asked", {"arm": "untrained"}, LEARNED)
+            statement = f"{method}: SMoE has more right than one that nothing trained before"
+            yield write.order(
+                f"routed.tuning.{method}.untrained", statement, "not asked", {"arm": "untrained"}, LEARNED
+            )
 
 
 FIGURES = {
@@ -136,8 +134,10 @@ FIGURES = {
         sweep=lambda config: tuple(METHODS.values()),
         claims=lambda config: tuple(claims(config)),
         plots=lambda config: (
-            {"kind": "methods", "name": "table3", "methods": {NAMES[name]: at for name, at in METHODS.items()}, "metrics": ("test/accuracy", "test/loss")},
-            {"kind": "training", "name": "training", "metrics": ("train/loss", "eval/loss", "eval/accuracy"), "title": NAMES["printed"], "at": METHODS["printed"]},
+            {"kind": "methods", "name": "table3", "methods": {NAMES[name]: at for name, at in METHODS.items()},
+             "metrics": ("test/accuracy", "test/loss")},
+            {"kind": "training", "name": "training", "metrics": ("train/loss", "eval/loss", "eval/accuracy"),
+             "title": NAMES["printed"], "at": METHODS["printed"]},
         ),
     )
 }  # fmt: skip

@@ -102,8 +102,8 @@ def atoms_sweep(config: ConfigDict) -> tuple[Point, ...]:
     if config.scale != "smoke":
         return few, many
     idle = ({"dense_active", "frozen_kmeans"}, {"dense_active", "frozen_kmeans", "frozen_top1", "dense_expert"})
-    one, other = (tuple(arm for arm in ALL if arm not in names) for names in idle)
-    return few | {"arms": one}, many | {"arms": other}
+    arms_at_few, arms_at_many = (tuple(arm for arm in ALL if arm not in names) for names in idle)
+    return few | {"arms": arms_at_few}, many | {"arms": arms_at_many}
 
 
 def atoms_claims(config: ConfigDict) -> tuple[Claim, ...]:
@@ -164,13 +164,13 @@ def readings_claims(config: ConfigDict) -> tuple[Claim, ...]:
     claims: list[Claim] = []
     for point in readings_sweep(config):
         target, rank = point["data.target"], point["data.rank"]
-        name, words = f"{target}.r{rank}", f"target {target}, {rank} atoms"
+        name, label = f"{target}.r{rank}", f"target {target}, {rank} atoms"
         write = Writer(comparability(config), "test/loss_soft", point, prefix="dikkala.dict-main.")
         claims += [
-            write.order(f"dense.{name}", f"{words}: learned beats dense (.19 against .03)", "yes", LEARNED, DENSE),
-            write.order(f"shallow.{name}", f"{words}: learned beats one linear map (.19 against .041)", "yes",
+            write.order(f"dense.{name}", f"{label}: learned beats dense (.19 against .03)", "yes", LEARNED, DENSE),
+            write.order(f"shallow.{name}", f"{label}: learned beats one linear map (.19 against .041)", "yes",
                         LEARNED, ONE_MAP),
-            write.null(f"frozen.{name}", f"{words}: frozen is as good as learned (.03)", "equal", FROZEN, LEARNED),
+            write.null(f"frozen.{name}", f"{label}: frozen is as good as learned (.03)", "equal", FROZEN, LEARNED),
         ]  # fmt: skip
     return tuple(claims)
 

@@ -29,16 +29,11 @@ gmm_router.
 Expected, from exploration: .035 with 2.7 % dead at 100,000 steps; 1.024; shares .83 and .865 (decay .1) at 20,000
 steps, at 100,000 both near .87, loss .046; learned ahead of the dense net at 500 steps and behind at 4,000.
 
-Found (seeds 300 to 311): 100,000 steps bring constant experts to .041, and to .028 on fresh samples, with 2.3 and 1.3
-% dead: the cause is the number of steps. Their norms have 1.024 [1.000, 1.047] after 20,000 steps, and so has an
-untrained router (1.021).
-
-spurious (seeds 300 to 302; 20,000, 100,000 and 500,000 steps, the last with :spurious,paper): shares .81, .84 and .89
-without decay, .86, .85 and .85 with .1. The paper's shares are met, its loss is not: .14, .11, .088.
-
-dense: the cause is the number of steps. After 500, 1,000, 2,000 and 4,000 steps the dense net of one expert's
-parameters has 1.17 [1.07, 1.28], 1.06, .92 and .67 [.62, .73] of the mixture's loss, the dense net of all parameters
-.96, 1.01, .81 and .54. Only the net of all parameters chose an edge of the grid, at 500.
+Found (docs/results/dikkala2023.md). Constant experts: the cause is the number of steps; 100,000 bring .041. Their norms
+have 1.024 [1.000, 1.047] after 20,000 steps, and so has an untrained router (1.021). spurious: the paper's shares are
+met, its loss is not (.14, .11, .088 after 20,000, 100,000 and 500,000 steps). dense: the cause is the number of steps;
+after 500, 1,000, 2,000 and 4,000 the dense net of one expert's parameters has 1.17, 1.06, .92 and .67 of the mixture's
+loss.
 
 Smoke runs (half a minute) have few steps, and samples that are not fresh. Cost on 1 core: 7 minutes, spurious 7, dense
 15.
@@ -83,17 +78,17 @@ def data_of(config: ConfigDict) -> dict[str, Point]:
 def claim_constant(config: ConfigDict) -> Iterator[Claim]:
     """What more steps do to loss and dead experts, and whether the norms are the paper's."""
     few, *_, many = product(steps=STEPS[config.scale])
-    for words, data in data_of(config).items():
-        write = Writer(comparability(config), at=data, prefix=f"dikkala.causes.{words.split()[0]}.")
+    for label, data in data_of(config).items():
+        write = Writer(comparability(config), at=data, prefix=f"dikkala.causes.{label.split()[0]}.")
         fewer, more, last = LEARNED | few, LEARNED | many, data | many
-        yield write.order("near-zero", f"{words}, {many['steps']:,} steps: the loss is below .05", "tends to 0",
+        yield write.order("near-zero", f"{label}, {many['steps']:,} steps: the loss is below .05", "tends to 0",
                           LEARNED, {"value": 0.05}, at=last)  # fmt: skip
-        yield write.order("steps", f"{words}: more steps lower the loss", "not asked", more, fewer)
-        yield write.order("dead", f"{words}: more steps leave fewer experts dead", "not asked", more, fewer,
+        yield write.order("steps", f"{label}: more steps lower the loss", "not asked", more, fewer)
+        yield write.order("dead", f"{label}: more steps leave fewer experts dead", "not asked", more, fewer,
                           metric="router/dead", unit="difference")  # fmt: skip
         for at in (few, many):
             norms = write._replace(at=data | at, metric="router/norm_ratio")
-            name, after = f"norms.{at['steps']}", f"{words}, {at['steps']:,} steps"
+            name, after = f"norms.{at['steps']}", f"{label}, {at['steps']:,} steps"
             yield norms.number(name, f"{after}: E|w|^2 / (E|w|)^2 of the learned router", 1.025)
             yield norms.null(f"{name}.untrained", f"{after}: the same is within a factor 1.1 of the untrained router's",
                              "not asked", LEARNED, FROZEN)  # fmt: skip
@@ -157,8 +152,8 @@ def claim_dense(config: ConfigDict) -> Iterator[Claim]:
     """The paper's order against both dense nets after each number of steps, and that longer training turns it."""
     for at in product(steps=DEEP_STEPS[config.scale]):
         write = Writer(comparability(config), at=at, prefix="dikkala.causes.")
-        for name, words in DENSE.items():
-            statement = f"{at['steps']:,} steps: learned beats the dense net {words}"
+        for name, network in DENSE.items():
+            statement = f"{at['steps']:,} steps: learned beats the dense net {network}"
             paper = "better" if name == "dense-active" else "slightly worse"
             yield write.order(f"{name}.{at['steps']}", statement, paper, LEARNED, {"arm": name.replace("-", "_")})
 

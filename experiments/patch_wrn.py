@@ -27,19 +27,9 @@ patches).
 
 Rules where they are silent, or where two cores ask for less. None looks at learned against another arm, and nothing
 was tuned.
-  images      of CIFAR-10 and CelebA, halved at the default scale (16 x 16, 32 x 32); l / n stays: 4 of 16 patches for
-              16 of 64. Backgrounds: other images with their 4 x 4 tiles in random order stand in for ImageNet's
-              plants. Each channel normalised.
   weights     experts have as many as the convolution that they replace, as the paper says: 9 x 64 factor filters of 1
               x 1, in all. The released code has a ninth of that on CIFAR.
-  filters     3 x 3 filters see zeros beyond their patch; in the released code they see a neighbour that the expert
-              takes too.
-  gate        multiplies an expert's responses; theirs multiplies its input, before a normalisation of its own, which
-              undoes most of it. Here one normalisation comes before all experts and one behind them.
-  statistics  of batch normalisation keep .9 a step (theirs: .99), as runs are shorter; evaluation uses them.
   batches     drawn with replacement; 64 at the default scale.
-  steps       equal for all sizes of the training set, so that sizes differ in nothing else: 600 (theirs: 50 epochs of
-              each). gpu, paper: 50 epochs of the largest.
   horizon     `gate.horizon` 1: the number of steps belongs to the protocol.
   effect      smallest effect of interest: one point of accuracy. seeds: 600 to 604.
 
@@ -74,11 +64,23 @@ TABLE2 = {
     16000: (630, 368, 15.0, 8.5),
 }
 
+# Rules where the paper is silent, or where two cores ask for less.
+# images: of CIFAR-10 and CelebA, halved at the default scale (16 x 16, 32 x 32); l / n stays: 4 of 16 patches for 16 of
+#     64. Backgrounds: other images with their 4 x 4 tiles in random order stand in for ImageNet's plants. Each channel
+#     normalised.
+# filters: 3 x 3 filters see zeros beyond their patch; in the released code they see a neighbour that the expert takes
+#     too.
+# gate: multiplies an expert's responses; theirs multiplies its input, before a normalisation of its own, which undoes
+#     most of it. Here one normalisation comes before all experts and one behind them.
+# statistics: of batch normalisation keep .9 a step (theirs: .99), as runs are shorter; evaluation uses them.
+# steps: equal for all sizes of the training set, so that sizes differ in nothing else: 600 (theirs: 50 epochs of each).
+#     gpu, paper: 50 epochs of the largest.
 PROTOCOL = {
     "arms": ARMS, "seed": 600, "seeds": 5, "model": "wide_resnet_moe", "loss": "cross_entropy", "gate.horizon": 1.0,
     "shuffles": 0, "data.name": "scenes", "data.target": "class", "resnet.factor": 1,
     "router.name": "linear", "selection.name": "patch_choice", "selection.eval.name": "patch_choice",
-    "selection.patch_weights": "all", "selection.eval.patch_weights": "all", "dispatch": "auto", "optimizer.name": "sgd",
+    "selection.patch_weights": "all", "selection.eval.patch_weights": "all", "dispatch": "auto",
+    "optimizer.name": "sgd",
     "optimizer.momentum": 0.0, "router.learning_rate": 0.1, "experts.learning_rate": 0.1,
     "transformer.learning_rate": 0.1, "batch_size": 64, "steps": 600, "eval_every": 150,
 }  # fmt: skip
@@ -148,7 +150,8 @@ def _large(factor: int, test: int):
         taken = config.selection.patches * (1 if is_faces(config.figure) else 4)  # of 64 patches, not of 16
         steps = 50 * largest // 128 // 5 * 5
         return {
-            "data.image_side": 2 * config.data.image_side, "resnet.factor": factor, "experts.width": factor * config.experts.width,
+            "data.image_side": 2 * config.data.image_side, "resnet.factor": factor,
+            "experts.width": factor * config.experts.width,
             "resnet.patch": 2 * config.resnet.patch if is_faces(config.figure) else 1, "data.samples": largest,
             "data.test_samples": test, "selection.patches": taken, "selection.eval.patches": taken, "batch_size": 128,
             "steps": steps, "eval_every": steps // 5,
@@ -207,29 +210,30 @@ def controls(ours: Writer, arms: tuple[str, ...], id: str, at: Mapping[str, obje
         )
 
 
-def claims_of(id: str, words: str, same: bool):
+def claims_of(id: str, label: str, same: bool):
     """The mixture above the network at every size, and with the smallest training set against the largest."""
 
     def claims(config: ConfigDict) -> tuple[Claim, ...]:
         paper, ours = writers(config, same)
         sizes = sizes_of(config)
         least, most = ({"data.samples": n} for n in (sizes[0], sizes[-1]))
-        told = [
+        orders = [
             paper.order(
-                f"{id}.N{n}", f"{words}, {n} images: WRN-pMoE above WRN", "above", WRN, LEARNED, at={"data.samples": n}
+                f"{id}.N{n}", f"{label}, {n} images: WRN-pMoE above WRN", "above", WRN, LEARNED, at={"data.samples": n}
             )
             for n in sizes
         ]
-        told += [paper.beside(f"{id}.{name}", f"{words}: accuracy of {name}, all images", "not readable", side, at=most) for name, side in (("wrn", WRN), ("pmoe", LEARNED))]  # fmt: skip
-        fewer = f"{words}: WRN-pMoE with {sizes[0]} images above WRN with {sizes[-1]}"
+        orders += [paper.beside(f"{id}.{name}", f"{label}: accuracy of {name}, all images", "not readable", side,
+                                at=most) for name, side in (("wrn", WRN), ("pmoe", LEARNED))]  # fmt: skip
+        fewer = f"{label}: WRN-pMoE with {sizes[0]} images above WRN with {sizes[-1]}"
         asked = "less than a fifth of the samples for 86 %" if id == "fig10" else "fewer samples"
-        told.append(paper.order(f"{id}.fewer", fewer, asked, WRN | most, LEARNED | least))
-        return (*told, *controls(ours, config.arms, id, most))
+        orders.append(paper.order(f"{id}.fewer", fewer, asked, WRN | most, LEARNED | least))
+        return (*orders, *controls(ours, config.arms, id, most))
 
     return claims
 
 
-def claims_of_colour(id: str, words: str, same: bool):
+def claims_of_colour(id: str, label: str, same: bool):
     """Both below what they are without the spurious attribute, and the mixture above the network with it."""
 
     def claims(config: ConfigDict) -> tuple[Claim, ...]:
@@ -239,11 +243,11 @@ def claims_of_colour(id: str, words: str, same: bool):
         without, misled = {"data.spurious_fraction": 0.0}, {"data.spurious_fraction": 0.95}
         order, also = write._replace(at=at).order, ours._replace(at=at | misled)
         return (
-            order(f"{id}.mixture", f"{words}, misled: WRN-pMoE above WRN", "above", WRN, LEARNED, at=at | misled),
-            order(f"{id}.wrn", f"{words}: WRN is worse where it is misled", "below", WRN | misled, WRN | without),
+            order(f"{id}.mixture", f"{label}, misled: WRN-pMoE above WRN", "above", WRN, LEARNED, at=at | misled),
+            order(f"{id}.wrn", f"{label}: WRN is worse where it is misled", "below", WRN | misled, WRN | without),
             order(
                 f"{id}.pmoe",
-                f"{words}: WRN-pMoE is worse where it is misled",
+                f"{label}: WRN-pMoE is worse where it is misled",
                 "below",
                 LEARNED | misled,
                 LEARNED | without,
@@ -259,11 +263,14 @@ def claims_of_patches(config: ConfigDict) -> tuple[Claim, ...]:
     _, ours = writers(config, same=False)
     few, every = ({"selection.patches": n} for n in (config.selection.patches, taken(config)[-1]))
     orders = [
-        ours.order("patches.fewer", "experts that take some patches beat those that take all", "not asked", LEARNED | every, LEARNED | few),
-        ours.order("patches.all", "experts on all patches beat the network without a mixture", "not asked", WRN, LEARNED, at=every),
+        ours.order("patches.fewer", "experts that take some patches beat those that take all", "not asked",
+                   LEARNED | every, LEARNED | few),
+        ours.order("patches.all", "experts on all patches beat the network without a mixture", "not asked", WRN,
+                   LEARNED, at=every),
     ]  # fmt: skip
     return tuple(orders) + tuple(
-        ours.order(f"patches.l{n}", f"l = {n}: a router that learns beats one that does not", "not asked", FROZEN, LEARNED, at={"selection.patches": n})
+        ours.order(f"patches.l{n}", f"l = {n}: a router that learns beats one that does not", "not asked", FROZEN,
+                   LEARNED, at={"selection.patches": n})
         for n in taken(config)[:-1]
     )  # fmt: skip
 
@@ -272,16 +279,18 @@ def claims_of_table(config: ConfigDict) -> tuple[Claim, ...]:
     """FLOPs of the training; seconds are no column of a result (`python -m routed.bench patches` measures them)."""
     paper, _ = writers(config, same=config.scale != "smoke")
     write = paper._replace(metric="model/train_flops", unit="ratio")
-    told = []
+    claims = []
     for size, n in zip(sizes_of(config), TABLE2, strict=False):
         at = {"data.samples": size}
         for name, side, value in (("wrn", WRN, TABLE2[n][2]), ("pmoe", LEARNED, TABLE2[n][3])):
             seconds = TABLE2[n][name == "pmoe"]
-            words = f"training FLOPs of {name}, {n} images, 50 epochs ({seconds} s on their GPU)"
-            told.append(write.beside(f"table2.{name}.{n}", words, value * 1e15, side, at=at))
+            statement = f"training FLOPs of {name}, {n} images, 50 epochs ({seconds} s on their GPU)"
+            claims.append(write.beside(f"table2.{name}.{n}", statement, value * 1e15, side, at=at))
     most = {"data.samples": sizes_of(config)[-1]}
-    told.append(write.order("table2.fewer", "WRN-pMoE takes fewer FLOPs than WRN", ".57 to .59", LEARNED, WRN, at=most))
-    return tuple(told)
+    claims.append(
+        write.order("table2.fewer", "WRN-pMoE takes fewer FLOPs than WRN", ".57 to .59", LEARNED, WRN, at=most)
+    )
+    return tuple(claims)
 
 
 def plots(config: ConfigDict) -> tuple[dict, ...]:
@@ -310,9 +319,9 @@ def plots_of_patches(config: ConfigDict) -> tuple[dict, ...]:
 
 
 def _of_cifar(figure: str, line: str, scene: str, classes: int) -> Figure:
-    id, words = (figure or "fig14"), line.partition(":")[0]
+    id, label = (figure or "fig14"), line.partition(":")[0]
     return Figure(
-        line, images(scene, classes, SIZES[figure][0]), by_size, claims_of(id, words, figure != "fig15"), plots
+        line, images(scene, classes, SIZES[figure][0]), by_size, claims_of(id, label, figure != "fig15"), plots
     )
 
 
@@ -322,18 +331,22 @@ FIGURES = {
     "": _of_cifar("", "CIFAR-10: accuracy by training images (Fig. 14)", "plain", 10),
     "fig15": _of_cifar("fig15", "CIFAR-10 on backgrounds: accuracy by training images (Fig. 15)", "backgrounds", 10),
     "fig16": _of_cifar("fig16", "vehicles among animals: accuracy by training images (Fig. 16)", "vehicles", 4),
-    "patches": Figure("vehicles among animals: accuracy by patches that an expert takes", VEHICLES, by_patches, claims_of_patches, plots_of_patches),
+    "patches": Figure("vehicles among animals: accuracy by patches that an expert takes", VEHICLES, by_patches,
+                      claims_of_patches, plots_of_patches),
     "spurious": Figure(
         "vehicles among animals of a colour that misleads", VEHICLES, by_colour,
         claims_of_colour("spurious", "vehicles, colour of the scene", same=False), plots_of_colour,
     ),
-    "fig10": Figure("CelebA, smiling (Fig. 10)", faces(2, SIZES["fig10"][0]), by_size, claims_of("fig10", "CelebA, smiling", same=True), plots),
+    "fig10": Figure("CelebA, smiling (Fig. 10)", faces(2, SIZES["fig10"][0]), by_size,
+                    claims_of("fig10", "CelebA, smiling", same=True), plots),
     "fig11": Figure(
         "CelebA, smiling, hair that misleads (Fig. 11)", faces(2, SIZES["fig11"][0]), by_colour,
         claims_of_colour("fig11", "CelebA, smiling", same=True), plots,
     ),
-    "fig12": Figure("CelebA, smiling and eyeglasses (Fig. 12)", faces(4, SIZES["fig12"][0]), by_size, claims_of("fig12", "CelebA, four classes", same=True), plots),
-    "table2": Figure("CelebA, four classes: FLOPs of the training (Table 2)", faces(4, SIZES["table2"][0]), by_size, claims_of_table, plots),
+    "fig12": Figure("CelebA, smiling and eyeglasses (Fig. 12)", faces(4, SIZES["fig12"][0]), by_size,
+                    claims_of("fig12", "CelebA, four classes", same=True), plots),
+    "table2": Figure("CelebA, four classes: FLOPs of the training (Table 2)", faces(4, SIZES["table2"][0]), by_size,
+                     claims_of_table, plots),
 }  # fmt: skip
 
 

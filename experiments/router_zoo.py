@@ -116,25 +116,26 @@ def points(config: ConfigDict) -> dict[str, Point]:
 
 def sweep(config: ConfigDict) -> tuple[Point, ...]:
     """A point a method; what cannot learn runs frozen only."""
-    return tuple(one | ({"arms": ("frozen",)} if name in FIXED else {}) for name, one in points(config).items())
+    return tuple(point | ({"arms": ("frozen",)} if name in FIXED else {}) for name, point in points(config).items())
 
 
 def claims(config: ConfigDict) -> tuple[Claim, ...]:
     """For each method that can learn: learning beats not learning, and the fairest control."""
     write = Writer(comparability(config), prefix="routed.zoo.")
     # A claim's point also names what other methods change, so that it is this method's alone.
-    plain = {key: value_of(config, key) for one in points(config).values() for key in one}
-    learning = {name: one for name, one in points(config).items() if name not in FIXED}
+    plain = {key: value_of(config, key) for point in points(config).values() for key in point}
+    learning = {name: point for name, point in points(config).items() if name not in FIXED}
     ids = {name: name.replace(",", "").replace(" ", "-").lower() for name in learning}
     return (
         *(
-            write.order(ids[name], f"{name}: learned beats frozen", "not asked", LEARNED, FROZEN, at=plain | one)
-            for name, one in learning.items()
+            write.order(ids[name], f"{name}: learned beats frozen", "not asked", LEARNED, FROZEN, at=plain | point)
+            for name, point in learning.items()
         ),
         *(
-            write.order(f"{ids[name]}.fair", f"{name}: learned beats the fairest frozen control", "not asked", LEARNED, FAIREST,
-                        at=plain | one)
-            for name, one in learning.items()
+            write.order(f"{ids[name]}.fair", f"{name}: learned beats the fairest frozen control", "not asked", LEARNED,
+                        FAIREST,
+                        at=plain | point)
+            for name, point in learning.items()
         ),
     )  # fmt: skip
 

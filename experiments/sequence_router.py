@@ -33,14 +33,11 @@ Rules where the paper is silent, fixed on seeds from 5000 on; none looks at lear
 
 Losses: `soft` is the paper's rule (softmax weights also at evaluation), `top-1` that of its Section 2.
 
-Smoke (half a minute) has tokens of 4 dimensions, lengths 2 and 4, and neither oracle nor dense_active.
+Smoke (half a minute) has tokens of 4 dimensions, lengths 2 and 4, and neither oracle nor dense_active. Cost on 2 free
+cores: 5 minutes, quadratic 5, sensitivity 3.5 (quadratic and sensitivity by --dry_run).
 
-Cost on 2 free cores: 5 minutes, quadratic 5, sensitivity 3.5 (quadratic and sensitivity by --dry_run).
-
-Found (docs/results/dikkala2023.md; quadratic and sensitivity: docs/results/without_page.md): learned beats dense 8- to
-11-fold at every length, frozen 12- to 17-fold, and frozen k-means of the inputs 1.5-fold [1.13, 2.26]; each cluster
-ends with one expert. This mixture passes the paper's sparsity of 13 and its small ratios early in training. With
-clusters a quarter as far apart they stay to the end, with a loss of .93 or more: nothing is learned there.
+Found (docs/results/dikkala2023.md, without_page.md): learned beats dense 8- to 11-fold at every length, frozen 12- to
+17-fold, and frozen k-means of the inputs 1.5-fold [1.13, 2.26]. It passes the paper's sparsity early in training.
 """
 
 from __future__ import annotations

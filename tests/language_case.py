@@ -9,6 +9,7 @@ TINY = {
     "transformer.heads": 2, "transformer.head_dim": 4, "transformer.width": 16, "experts.name": "gated_ffn",
     "experts.activation": "gelu", "experts.count": 4, "experts.width": 16, "selection.name": "top_k", "selection.k": 2,
     "selection.eval.k": 2, "dispatch": "slots", "optimizer.name": "adam", "router.learning_rate": 1e-2,
-    "experts.learning_rate": 1e-2, "arms": ("learned",), "router.vocabulary": 320, "router.experts_per_id": 2, "mesh.run": 1,
+    "experts.learning_rate": 1e-2, "arms": ("learned",), "router.vocabulary": 320, "router.experts_per_id": 2,
+    "mesh.run": 1,
     "mesh.runs_per_batch": 2,
 }  # fmt: skip

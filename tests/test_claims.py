@@ -35,7 +35,8 @@ def table(losses=LOSSES, samples=(64,), halfway=1.0, start=1.0, **columns):
             for seed, loss in enumerate(values):
                 for step, test in ((0, start), (5, loss * factor), (10, loss)):
                     rows.append(
-                        {"run": f"{arm}{seed}n{n}", "data.samples": n, "arm": arm, "seed": seed, "step": step, "status": "ok",
+                        {"run": f"{arm}{seed}n{n}", "data.samples": n, "arm": arm, "seed": seed, "step": step,
+                         "status": "ok",
                          "test/loss": test, "test/loss_soft": test / 2, "train/loss": test,
                          "router/norm_ratio": 1.02 + 0.001 * seed if step else 1.3,
                          "router/params_changed": float(arm == "learned")}
@@ -208,7 +209,8 @@ def test_how_often_runs_are_evaluated_turns_no_verdict():
     verdicts = set()
     for every in (1, 2, 4, 8, 16):
         rows = [
-            {"run": f"{arm}{seed}", "arm": arm, "seed": seed, "step": step, "status": "ok", "test/loss": loss * (1 + seed / 1000)}
+            {"run": f"{arm}{seed}", "arm": arm, "seed": seed, "step": step, "status": "ok",
+             "test/loss": loss * (1 + seed / 1000)}
             for step in range(every, 33, every)
             for arm, loss in (("learned", (step / 32) ** -0.5), ("frozen", 3**0.25 * (step / 32) ** -0.75))
             for seed in range(3)
@@ -539,7 +541,10 @@ def test_claims_of_points_that_a_command_takes_away_are_counted():
         order({"arm": "learned", "data.samples": 32}, {"value": 1.0}, at={}),
         order(at={}),
     )
-    asked = lambda *points: [i for i, one in enumerate(claims) if one not in unanswered(claims, base(), points)]  # noqa: E731
+
+    def asked(*points):
+        return [i for i, claim in enumerate(claims) if claim not in unanswered(claims, base(), points)]
+
     assert asked({"data.samples": 64}, {"data.samples": 32}) == [0, 1, 2, 3]
     assert asked({"data.samples": 64}) == [0, 3]
     assert asked() == [3] and asked({"data.samples": 16, "data.dim": 3}) == [3]

@@ -160,7 +160,8 @@ def test_parts_of_a_file_do_not_depend_on_each_other_and_inherit(files):
 
 def test_a_part_made_in_a_loop_and_one_that_another_file_loads(files):
     """A loop is the code of any part; also that of a file that the experiment loads."""
-    loop = 'for name, make in {"mi" + "ne": Mine}.items():\n    ROUTERS[name] = Router(lambda own, n, make=make: make(n))\n'
+    loop = 'for name, make in {"mi" + "ne": Mine}.items():\n'
+    loop += "    ROUTERS[name] = Router(lambda own, n, make=make: make(n))\n"
     write(files, 'ROUTERS["mine"] = Router(lambda own, experts: Mine(experts))\n', loop)
     before, _ = loaded(files)
     write(
@@ -183,7 +184,8 @@ def test_packaged_parts_and_losses_that_do_not_count_have_no_code(files):
     write(
         files,
         "DECAY = 0.5",
-        'from routed.layer.auxiliary import AUXILIARY, Auxiliary\nAUXILIARY["mine"] = Auxiliary(lambda gate: 0.0, "none")',
+        'from routed.layer.auxiliary import AUXILIARY, Auxiliary\nAUXILIARY["mine"] = Auxiliary(lambda gate: 0.0, '
+        '"none")',
     )
     (files / "my.py").write_text((files / "my.py").read_text().replace("DECAY * x", "x"))
     experiment.load(str(files / "my.py"))

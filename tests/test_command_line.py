@@ -372,7 +372,8 @@ def test_experiments_are_found_by_name_from_anywhere(tmp_path, monkeypatch):
     """A path as before, then `routed`'s own; one that loads another finds it beside itself."""
     (tmp_path / "a").mkdir()
     write_experiment(tmp_path / "a")
-    loads = "from routed.plan import experiment\n\nFIGURES = (tiny := experiment.load('tiny.py')).FIGURES\nget_config = tiny.get_config\n"
+    loads = "from routed.plan import experiment\n\n"
+    loads += "FIGURES = (tiny := experiment.load('tiny.py')).FIGURES\nget_config = tiny.get_config\n"
     (tmp_path / "a" / "more.py").write_text(loads)
     monkeypatch.chdir(tmp_path)
     assert experiment.configure("a/more.py:other,smoke", ["seeds=9"])[1].seeds == 9
@@ -415,7 +416,8 @@ def test_a_command_wins_over_the_sweep_of_a_figure(tiny, capsys, monkeypatch):
     """A claim at a point that is no longer there was not run."""
     tiny.write_text(tiny.read_text().replace("FROZEN),)", 'FROZEN, at={"data.samples": 16}),)').replace(
         '"Learned against frozen",',
-        '"Learned against frozen", sweep=lambda config: ({"data.samples": 8}, {"data.samples": 16, "arms": ("learned", "oracle")}),',
+        '"Learned against frozen", sweep=lambda config: ({"data.samples": 8}, {"data.samples": 16, "arms": '
+        '("learned", "oracle")}),',
     ))  # fmt: skip
     monkeypatch.setattr(
         "routed.engine.dry_run.describe", lambda runs, mesh: str(sorted({(r.arm, r.config.data.samples) for r in runs}))
@@ -565,7 +567,8 @@ def test_the_command_has_commands(tmp_path):
     assert found[0].stdout == found[1].stdout and all(f"  routed {word} " in found[0].stdout for word in COMMANDS)
     assert (
         found[2].stderr
-        == "error: unknown command 'rnu'; known: run, list, report, findings, predict, trace, suite, bench; see routed --help\n"
+        == "error: unknown command 'rnu'; known: run, list, report, findings, predict, trace, suite, bench; see "
+        "routed --help\n"
     )
     assert "'workdri'" in found[3].stderr and "gmm_router  " in found[4].stdout
     closed = subprocess.run(f"{sys.executable} -c '{script}' | true", shell=True, capture_output=True, cwd=tmp_path)

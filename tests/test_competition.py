@@ -44,7 +44,8 @@ def ran(moe, params, x=X, key=None):
 
 
 def made(moe):
-    return jax.tree.map(lambda a: a.value if hasattr(a, "value") else a, moe.init(jax.random.key(1), X, step=0)["params"],
+    return jax.tree.map(lambda a: a.value if hasattr(a, "value") else a,
+                        moe.init(jax.random.key(1), X, step=0)["params"],
                         is_leaf=lambda a: hasattr(a, "value"))  # fmt: skip
 
 
@@ -179,7 +180,8 @@ def test_coins_come_up_as_often_as_the_share():
     falling = selection_rule(
         node_of(settings(**{"selection.competition_rate": 1.0, "selection.schedule": "root"})).selection
     )
-    shares = [jax.vmap(lambda key, t=t: competition.is_active(falling, key, t))(jax.random.split(jax.random.key(3), 2000)).mean()
+    shares = [jax.vmap(lambda key, t=t: competition.is_active(falling, key, t))(jax.random.split(jax.random.key(3),
+        2000)).mean()
               for t in (0, 999, 8000)]  # fmt: skip
     np.testing.assert_allclose(shares, [2 / 3, 2 / 3, 2 / 5], atol=0.06)  # 2 / (2 + sqrt(1)), 2 / (2 + sqrt(9))
 
@@ -428,9 +430,12 @@ def test_a_schedule_is_counted_by_its_mean_step():
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"selection.competition_rate": 1.5}, r"selection.competition_rate=1.5: must be in \[0, 1\]"),
-    ({"selection.eval.name": "compete", "selection.eval.k": 2, "selection.eval.winners": "random"}, "an evaluation tosses no coins"),
-    ({"selection.competition_rate": 1.0, "selection.distillation_coefficient": 0.0}, "an accidental frozen router; lower the rate"),
-    ({"selection.competition_rate": 1.0, "selection.k": 1, "selection.renormalise": False}, "of which a softmax is always 1"),
+    ({"selection.eval.name": "compete", "selection.eval.k": 2, "selection.eval.winners": "random"},
+     "an evaluation tosses no coins"),
+    ({"selection.competition_rate": 1.0, "selection.distillation_coefficient": 0.0},
+     "an accidental frozen router; lower the rate"),
+    ({"selection.competition_rate": 1.0, "selection.k": 1, "selection.renormalise": False},
+     "of which a softmax is always 1"),
     ({"selection.name": "top_k", "selection.winners": "elected"}, "must be one of norms, random, all"),
 ])  # fmt: skip
 def test_contests_that_cannot_be(changes, words):
@@ -440,11 +445,14 @@ def test_contests_that_cannot_be(changes, words):
 
 @pytest.mark.parametrize("changes", [
     {"selection.competition_rate": 0.9, "selection.distillation_coefficient": 0.0},
-    {"selection.competition_rate": 1.0, "selection.distillation_coefficient": 0.0, "selection.output_of_winners": False},
-    {"selection.competition_rate": 1.0, "selection.k": 1, "selection.renormalise": False, "selection.distillation_softmax": "all"},
+    {"selection.competition_rate": 1.0, "selection.distillation_coefficient": 0.0,
+     "selection.output_of_winners": False},
+    {"selection.competition_rate": 1.0, "selection.k": 1, "selection.renormalise": False,
+     "selection.distillation_softmax": "all"},
     {"selection.competition_rate": 1.0, "selection.winners": "all"},
     {"selection.competition_rate": 1.0, "selection.distillation_coefficient": 0.0, "router.frozen": True},
-    {"selection.name": "top_k", "selection.eval.name": "compete", "selection.eval.k": 2, "selection.competition_rate": 1.0, "selection.distillation_coefficient": 0.0},
+    {"selection.name": "top_k", "selection.eval.name": "compete", "selection.eval.k": 2,
+     "selection.competition_rate": 1.0, "selection.distillation_coefficient": 0.0},
 ])  # fmt: skip
 def test_contests_that_teach_a_router_or_need_not(changes):
     validate(settings(**changes))

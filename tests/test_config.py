@@ -134,7 +134,8 @@ def test_points_written_differently_share_their_sources(small):
         ),
         (
             {"selection.balance_rate": 0.1},
-            "selection.name='soft' takes no bias; use one of top_k, sigmoid, group_limited, sigmoid_input, raw, compete or 0",
+            "selection.name='soft' takes no bias; use one of top_k, sigmoid, group_limited, sigmoid_input, raw, "
+            "compete or 0",
         ),
         ({"selection.name": "sinkhorn", "selection.balance_rate": 0.1}, "selection.name='sinkhorn' takes no bias"),
         ({"selection.group_size": 3}, "selection.group_size=3: must divide batch_size=8"),

@@ -77,7 +77,8 @@ FORMS = {
     },
     "sigmoid": {"selection.name": "sigmoid"},
     "raw": {"selection.name": "raw"},
-    "priority by score, which a decoder does not obey": {"selection.capacity_factor": 0.75, "selection.priority": "score"},
+    "priority by score, which a decoder does not obey": {"selection.capacity_factor": 0.75,
+                                                         "selection.priority": "score"},
     "balancing bias": {"selection.balance_rate": 0.1},
     "within groups of experts": {
         "selection.name": "group_limited", "selection.expert_groups": 2, "selection.groups_kept": 1,
@@ -96,7 +97,8 @@ FORMS = {
         "selection.distillation_target": "shuffled",
     },
     "random winners": {"selection.name": "compete", "selection.competition_rate": 1.0, "selection.winners": "random"},
-    "StableMoE, which learns and teaches": {"router.name": "stable", "selection.name": "sigmoid", "router.experts_per_id": 2},
+    "StableMoE, which learns and teaches": {"router.name": "stable", "selection.name": "sigmoid",
+                                            "router.experts_per_id": 2},
     "StableMoE, whose table chooses": {
         "router.name": "stable", "selection.name": "sigmoid", "router.experts_per_id": 2, "router.teach_steps": 0,
     },
@@ -106,7 +108,8 @@ FORMS = {
     "a hash of the token": {"router.name": "hash_id", "router.frozen": True, "router.experts_per_id": 2},
     "noise": {"router.noise": "gaussian", "router.noise_scale": 1.0},
     "SMoE-Dropout, all experts": {"router.frozen": True, "selection.k": 4, "selection.eval.k": 4},
-    "steps without winners": {"selection.name": "compete", "selection.competition_rate": 1.0, "selection.winners": "all"},
+    "steps without winners": {"selection.name": "compete", "selection.competition_rate": 1.0,
+                              "selection.winners": "all"},
 }  # fmt: skip
 
 
@@ -390,7 +393,9 @@ def test_flops_of_large_models_whose_experts_go_by_steps(flops):
 
 
 def toy(train, validation, test=()):
-    flat = lambda numbers: (np.lib.stride_tricks.sliding_window_view(np.array(numbers, np.uint16), 3)[::2],)  # noqa: E731
+    def flat(numbers):
+        return (np.lib.stride_tricks.sliding_window_view(np.array(numbers, np.uint16), 3)[::2],)
+
     return Corpus(("a",), flat(train), flat(validation), 40, "", tokenizers.CHARACTERS, flat(test) if test else ())
 
 

@@ -22,7 +22,8 @@ from tests.test_run import SMALL, train
 EPOCHS = PATCHES | {"data.epochs": True}
 #: The router first, for two epochs, then its experts.
 FIRST = EPOCHS | {
-    "phases": ("epochs=2 train=router loss=scores", "train=experts"), "experts.count": 2, "selection.patch_weights": "one",
+    "phases": ("epochs=2 train=router loss=scores", "train=experts"), "experts.count": 2,
+    "selection.patch_weights": "one",
     "selection.eval.patch_weights": "one", "steps": 40, "eval_every": 40,
 }  # fmt: skip
 
@@ -137,10 +138,13 @@ def test_the_threshold_of_accuracy():
     [
         ({"data.samples": 20}, "data.epochs=True: needs .* data.samples=20 a multiple of batch_size=6"),
         ({"data.fresh": True}, "data.epochs=True: needs data.fresh=false"),
-        ({"phases": ("epochs=4 train=router", "train=experts"), "steps": 16}, "phases: .*epochs=4 of data.samples=24 must be fewer than steps=16"),
+        ({"phases": ("epochs=4 train=router", "train=experts"), "steps": 16},
+         "phases: .*epochs=4 of data.samples=24 must be fewer than steps=16"),
         ({"phases": ("epochs=1",)}, "no phase covers all of the last steps"),
-        ({"phases": ("epochs=1 train=router loss=scores", "train=experts"), "model": "patch_cnn"}, "trains a router, and model='patch_cnn' has none"),
-        ({"phases": ("until=1 train=router", "train=experts"), "model": "patch_cnn"}, "phases=.*: trains a router, and model='patch_cnn' has none"),
+        ({"phases": ("epochs=1 train=router loss=scores", "train=experts"), "model": "patch_cnn"},
+         "trains a router, and model='patch_cnn' has none"),
+        ({"phases": ("until=1 train=router", "train=experts"), "model": "patch_cnn"},
+         "phases=.*: trains a router, and model='patch_cnn' has none"),
         ({"loss": "scores", "experts.count": 1}, "loss='scores': sets experts apart, and experts.count=1"),
     ],
 )  # fmt: skip

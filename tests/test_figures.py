@@ -31,7 +31,8 @@ def table(axes, levels=LEVELS, **columns):
         for (arm, level), seed, step in itertools.product(levels.items(), range(4), (0, 10)):
             loss = level * (1 + 0.02 * seed) * (point.get("experts.count", 8) / 8 if arm == "learned" else 1)
             rows.append(
-                {"run": f"{arm}{seed}{values}", **point, "arm": arm, "seed": seed, "step": step, "status": "ok", "test/loss": loss,
+                {"run": f"{arm}{seed}{values}", **point, "arm": arm, "seed": seed, "step": step, "status": "ok",
+                 "test/loss": loss,
                  "train/loss": 0.01, "router/sparsity": 2.0 + seed, "router/dead": 0.01 * seed,
                  "router/params_changed": 0.0} | columns
             )  # fmt: skip
@@ -153,7 +154,8 @@ def test_captions_of_differences_are_of_their_metric(metric, kind, which, end):
     axes = {"data.samples": (512, 8192), "steps": (1, 2)}
     drawing = data(table(axes, **{"router/homogeneity": 0.5}), axes, own=axes)
     words = (
-        f"Mean {kind} of {AXES[metric].label}: each arm {which} the learned router, paired by seed, with 95 % t intervals;"
+        f"Mean {kind} of {AXES[metric].label}: each arm {which} the learned router, paired by seed, with 95 % t "
+        f"intervals;"
         f" above 0 the arm's is higher{end}."
     )
     pairs = {"kind": "paired", "name": "p", "x": "data.samples", "metric": metric, "at": {"steps": 1}}

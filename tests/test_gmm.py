@@ -30,7 +30,10 @@ def test_a_larger_pool_keeps_the_samples_of_a_smaller_one(small):
 
 def test_batches_stay_below_the_traced_sample_count(small):
     world = worlds.draw_world(gmm, jax.random.key(2), small.data, 64)
-    draw = lambda n: worlds.train_batch(gmm, world, jax.random.key(3), 500, node_of(small, {"data.samples": n}).data)  # noqa: E731
+
+    def draw(n):
+        return worlds.train_batch(gmm, world, jax.random.key(3), 500, node_of(small, {"data.samples": n}).data)
+
     batch = jax.jit(draw)(jnp.int32(5))
     rows = {tuple(x) for x in np.asarray(batch.x).round(4)}
     allowed = {

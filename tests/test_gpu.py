@@ -139,7 +139,10 @@ def test_every_failure_is_one_line_with_what_to_do(monkeypatch):
         1, {n: raising(e) for n, e in errors.items()} | {"good": lambda rounds: {"n": rounds}}, "halve", "set"
     )
     monkeypatch.setitem(gpu_parts.PARTS, "p", part)
-    run = lambda *cases: [{k: r[k] for k in r if k != "seconds"} for r in gpu_parts.records("p", [*cases], 3)]  # noqa: E731
+
+    def run(*cases):
+        return [{k: r[k] for k in r if k != "seconds"} for r in gpu_parts.records("p", [*cases], 3)]
+
     refused = {
         "part": "p",
         "case": "refused",
@@ -160,7 +163,8 @@ for case in sys.argv[1:]:
         sys.exit("CHECK failed: boom")
     if case == "hangs":
         time.sleep(60)
-    print("noise"), print(json.dumps({"part": "p", "case": case} | ({"failed": "x"} if case == "fails" else {})), flush=True)
+    print("noise")
+    print(json.dumps({"part": "p", "case": case} | ({"failed": "x"} if case == "fails" else {})), flush=True)
     if case == "fails":
         break
 """

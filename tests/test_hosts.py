@@ -250,16 +250,22 @@ def test_one_process_agrees_with_itself():
 @pytest.mark.parametrize(
     ("code", "me", "ending", "text"),
     [
-        (-6, 0, "F1121 x\n# of tasks that reached the barrier: 1/2.\nThe first task at the barrier: 1. Some timed out task names:\n0\n",
+        (-6, 0, "F1121 x\n# of tasks that reached the barrier: 1/2.\nThe first task at the barrier: 1. Some timed "
+                "out task names:\n0\n",
          "process 1 ended with an error of its own (see its last line), so process 0 stopped: "),
-        (-6, 0, "E1121 UNAVAILABLE: Task 3 heartbeat timeout. This indicates", "process 3 died, so process 0 stopped: "),
-        (-6, 2, "unhealthy (stopped sending heartbeats):\n1\nThe tasks have crashed.", "process 1 died, so process 2 stopped: "),
+        (-6, 0, "E1121 UNAVAILABLE: Task 3 heartbeat timeout. This indicates",
+         "process 3 died, so process 0 stopped: "),
+        (-6, 2, "unhealthy (stopped sending heartbeats):\n1\nThe tasks have crashed.",
+         "process 1 died, so process 2 stopped: "),
         # A connection broke, so the living left first: whoever is missing died.
-        (-6, 0, "JaxRuntimeError: Gloo AllGather failed\nThe first task at the barrier: 2. Some timed out task names:\n1\n",
+        (-6, 0, "JaxRuntimeError: Gloo AllGather failed\nThe first task at the barrier: 2. Some timed out task "
+                "names:\n1\n",
          "process 1 died, so process 0 stopped: "),
-        (-6, 1, "F1121 x absl::Status: UNAVAILABLE: Socket closed", "process 0, which coordinates, died, so process 1 stopped: "),
+        (-6, 1, "F1121 x absl::Status: UNAVAILABLE: Socket closed",
+         "process 0, which coordinates, died, so process 1 stopped: "),
         (-11, 1, "", "process 1 was killed (SIGSEGV): "),
-        (-6, -1, "DEADLINE_EXCEEDED\nRPC: /xla.coordination.CoordinationService/RegisterTask", "this process met nobody, or not all, at h:1: "),
+        (-6, -1, "DEADLINE_EXCEEDED\nRPC: /xla.coordination.CoordinationService/RegisterTask",
+         "this process met nobody, or not all, at h:1: "),
         (1, 0, "Traceback (most recent call last)\nValueError: a bug", ""),  # its own words are the best
     ],
 )  # fmt: skip

@@ -30,7 +30,8 @@ SPECS = {
     "forest": {"kind": "forest", "name": "f"},
     "gap": {"kind": "gap", "name": "g", "x": "data.samples"},
     "paired": {"kind": "paired", "name": "d", "metric": "test/loss", "x": "data.samples"},
-    "methods": {"kind": "methods", "name": "m", "metrics": ("test/loss",), "methods": {"it's \\ <b>": {"data.samples": 512}}},
+    "methods": {"kind": "methods", "name": "m", "metrics": ("test/loss",),
+                "methods": {"it's \\ <b>": {"data.samples": 512}}},
 }  # fmt: skip
 
 
@@ -236,7 +237,8 @@ def test_what_is_too_large_for_a_page_is_left_out_and_named(monkeypatch):
         (1001, ([], ["printed pictures"])),
         (1101, (["printed pictures"], ["printed pictures"])),
         (1400, (["printed pictures", "the table of every metric"], ["printed pictures", "the table of every metric"])),
-        (1401, (["printed pictures", "the table of every metric"], ["printed pictures", "the table of every metric", "maps over training"])),
+        (1401, (["printed pictures", "the table of every metric"],
+                ["printed pictures", "the table of every metric", "maps over training"])),
     ):  # fmt: skip
         two = [part("a"), part("b", {"entries": "m" * 500})]
         monkeypatch.setattr(page, "LARGEST", 1000)

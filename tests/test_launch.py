@@ -210,7 +210,8 @@ def test_every_command_of_the_readme_is_understood(fakes):
         ("local_processes.sh 2", "no arguments for routed: end the command with -- --config=FILE"),
         ("local_processes.sh 2 --", "no arguments for routed: end the command with -- --config=FILE"),
         ("local_processes.sh --device=2 2 -- --config=x", "unknown option --device=2"),
-        ("local_processes.sh --devices=x 2 -- --config=x", "--devices=x: give the number of devices of each process, e.g. 2"),
+        ("local_processes.sh --devices=x 2 -- --config=x",
+         "--devices=x: give the number of devices of each process, e.g. 2"),
         ("tpu_vm.sh --name=a", "command '': use up, run, log, fetch, stop, down or all"),
         ("tpu_vm.sh create --name=a", "command 'create': use up, run, log, fetch, stop, down or all"),
         ("tpu_vm.sh up down --name=a", "unexpected argument down: routed's arguments stand after --"),
@@ -218,8 +219,10 @@ def test_every_command_of_the_readme_is_understood(fakes):
         ("tpu_vm.sh down --name=a", "--zone is missing: where the VM is, e.g. --zone=us-central2-b"),
         ("tpu_vm.sh up --name=a --zone=z", "--type='': name a TPU, e.g. --type=v4-8"),
         ("tpu_vm.sh run --name=a --zone=z --type=v4 -- --config=x", "--type='v4': name a TPU, e.g. --type=v4-8"),
-        ("tpu_vm.sh run --name=a --zone=z --type=v4-8", "no arguments for routed: end the command with -- --config=FILE"),
-        ("tpu_vm.sh all --name=a --zone=z --type=v4-8 --", "no arguments for routed: end the command with -- --config=FILE"),
+        ("tpu_vm.sh run --name=a --zone=z --type=v4-8",
+         "no arguments for routed: end the command with -- --config=FILE"),
+        ("tpu_vm.sh all --name=a --zone=z --type=v4-8 --",
+         "no arguments for routed: end the command with -- --config=FILE"),
         ("tpu_vm.sh up --nmae=a", "unknown option --nmae=a"),
         (
             "tpu_vm.sh run --name=a --zone=z --type=v4-16 -- --config=x --workdir=runs/x",
@@ -233,7 +236,8 @@ def test_every_command_of_the_readme_is_understood(fakes):
         ("slurm.sbatch --dry_run", "no arguments for routed: sbatch launch/slurm.sbatch --config=FILE"),
         (
             "slurm.sbatch --config=x",
-            "this is no Slurm job: start it with sbatch, or see what it would do with bash launch/slurm.sbatch --dry_run",
+            "this is no Slurm job: start it with sbatch, or see what it would do with bash launch/slurm.sbatch "
+            "--dry_run",
         ),
     ],
 )  # fmt: skip
@@ -284,7 +288,8 @@ def test_local_processes_are_what_the_dry_run_says(fakes):
         arguments = f"-m routed.main --config=a b --coordinator=localhost:{port} --num_processes=3 --process_id={i}"
         assert sorted(lines) == sorted(f"[{i}] {text}" for text in ("devices 2", f"arguments {arguments}", "the end"))
     assert sorted(fakes.record("routed")) == [
-        ["routed", "-m", "routed.main", "--config=a b", f"--coordinator=localhost:{port}", "--num_processes=3", f"--process_id={i}"]
+        ["routed", "-m", "routed.main", "--config=a b", f"--coordinator=localhost:{port}", "--num_processes=3",
+         f"--process_id={i}"]
         for i in range(3)
     ]  # fmt: skip
 
@@ -358,8 +363,10 @@ INSTALL = (
     " python3 -m uv venv -q --allow-existing --python 3.11 && python3 -m uv pip install -q --python .venv -e '.[tpu]'"
 )
 START = (
-    "cd routed && if kill -0 $(cat run.pid 2> /dev/null) 2> /dev/null; then echo 'a run goes on here: log follows it, stop ends it';"
-    " else rm -f run.pid run.code; setsid bash -c {} > run.log 2>&1 < /dev/null & until [ -s run.pid ]; do sleep 0.1; done; fi"
+    "cd routed && if kill -0 $(cat run.pid 2> /dev/null) 2> /dev/null; then echo 'a run goes on here: log follows "
+    "it, stop ends it';"
+    " else rm -f run.pid run.code; setsid bash -c {} > run.log 2>&1 < /dev/null & until [ -s run.pid ]; do sleep "
+    "0.1; done; fi"
 )
 FOLLOW = (
     "cd routed && [ -e run.pid ] || {{ echo 'error: nothing was run here; start it with run' >&2; exit 102; }};"
@@ -438,7 +445,8 @@ def test_tpu_dry_run_of_one_host(fakes):
     assert names(lines, one(fakes))[:2] == ["describe", "create"]
     assert lines[2] == [
         "bash", "-o", "pipefail", "-c",
-        f"cd launch/.. && git ls-files -z --cached --others --exclude-standard | tar -czf {fakes.folder}/routed-moe.tgz --null -T -",
+        f"cd launch/.. && git ls-files -z --cached --others --exclude-standard | tar -czf "
+        f"{fakes.folder}/routed-moe.tgz --null -T -",
     ]  # fmt: skip
     assert names(lines, one(fakes))[3:7] == ["copy", "install", "start", "log"]
     assert starts(lines[5], "--config=experiments/gmm_router.py", "--config.x=it's 1")
@@ -488,7 +496,8 @@ def test_tpu_fetch_from_another_folder(fakes, workdir, copied):
 
 @pytest.mark.parametrize(
     ("kind", "software"),
-    [("v2-8", "tpu-ubuntu2204-base"), ("v5litepod-4", "v2-alpha-tpuv5-lite"), ("v5p-8", "v2-alpha-tpuv5"), ("v6e-8", "v2-alpha-tpuv6e")],
+    [("v2-8", "tpu-ubuntu2204-base"), ("v5litepod-4", "v2-alpha-tpuv5-lite"), ("v5p-8", "v2-alpha-tpuv5"),
+     ("v6e-8", "v2-alpha-tpuv6e")],
 )  # fmt: skip
 def test_tpu_software_fits_the_type(fakes, kind, software):
     for option, expected in (("--spot", software), ("--version=mine", "mine")):
@@ -565,7 +574,8 @@ def test_tpu_failed_run_keeps_the_vm_and_its_code(fakes):
     done = fakes.run("tpu_vm.sh", "all", *ONE)
     assert done.returncode == 3
     assert done.stderr == (
-        "error: the run ended with code 3, and moe is still there: see it with log, go on with all, delete it with down\n"
+        "error: the run ended with code 3, and moe is still there: see it with log, go on with all, delete it with "
+        "down\n"
     )
     assert names(fakes.record("gcloud"), one(fakes)) == ["describe", "copy", "install", "start", "log"]
 
@@ -744,7 +754,8 @@ def test_slurm_asks_for_a_signal_and_a_requeue():
         ({"SLURM_NTASKS": "4"}, [], [], ["--coordinator=auto"]),
         ({"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "4"},
          ["env", "JAX_LOCAL_DEVICE_IDS=0,1,2,3"], [], ["--coordinator=auto"]),
-        ({"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "4"}, [], [], ["--coordinator=auto"]),
+        ({"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "4"}, [], [],
+         ["--coordinator=auto"]),
         (ARRAY, [], [], ["--shard=3/8"]),
         (ARRAY | {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "8", "SLURM_NTASKS": "2"}, [], [],
          ["--shard=3/8", "--coordinator=auto"]),

@@ -177,7 +177,8 @@ def test_a_stable_run_killed_in_each_phase_goes_on(killed, tmp_path, monkeypatch
     """Four steps, of which two learn and teach: killed after the first, and in the middle of the frozen ones."""
     cache = str(tmp_path_factory.getbasetemp() / "text")
     config = settings(
-        **{"name": "stable", "data.cache": cache, "data.languages": ("qaa",), "data.eval_rows": 8, "steps": 4, "eval_every": 2,
+        **{"name": "stable", "data.cache": cache, "data.languages": ("qaa",), "data.eval_rows": 8, "steps": 4,
+           "eval_every": 2,
            "checkpoint.every": 1, "seeds": 1, "arms": ("learned",), "optimizer.name": "adam", "mesh.run": 1,
            "router.teach_steps": 2, "checkpoint.final": True},
         **{key: value for key, value in changes_of("stable", base()).items() if key != "router.teach_steps"},

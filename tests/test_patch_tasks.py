@@ -40,7 +40,8 @@ def drawn(config, pool):
 
 def theory(small, **changes):
     """a = sqrt((1 - .28) / 2) = .6, b = sqrt((1 + .28) / 2) = .8; delta_r = .48 is at most a and above 1.28 / 4."""
-    values = {"data.name": "generated", "data.dim": 12, "data.positions": 5, "data.delta_d": -0.28, "data.delta_r": 0.48,
+    values = {"data.name": "generated", "data.dim": 12, "data.positions": 5, "data.delta_d": -0.28,
+              "data.delta_r": 0.48,
               "data.confusing_patches": 2, "data.test_samples": 500, "data.samples": 40}  # fmt: skip
     return override(small, SIGN | values | changes)
 
@@ -118,7 +119,8 @@ def write_digits(folder, shape=(3, 3), counts=COUNTS):
 
 def collage(small, folder, **changes):
     """Class 3 against class 0; class 4 is left out."""
-    values = {"data.name": "collages", "data.images": "idx", "data.directory": folder, "data.positions": 9, "data.test_samples": 400,
+    values = {"data.name": "collages", "data.images": "idx", "data.directory": folder, "data.positions": 9,
+              "data.test_samples": 400,
               "data.discriminative": (3, 0), "data.irrelevant": (1, 2)}  # fmt: skip
     return override(small, SIGN | values | {"data.samples": 400} | changes)
 

@@ -166,7 +166,8 @@ def test_filters_cost_each_patch_unless_they_are_linear(small):
 
 def test_initial_weights_of_a_cnn():
     uniform, normal = (
-        Cnn(2, 400, bias=True, initial=law, init_scale=scale).init(jax.random.key(0), jnp.ones((1, 3, 4)))["params"]["Dense_0"]
+        Cnn(2, 400, bias=True, initial=law, init_scale=scale).init(jax.random.key(0),
+            jnp.ones((1, 3, 4)))["params"]["Dense_0"]
         for law, scale in (("uniform", 0.5), ("lecun", 2.0))
     )  # fmt: skip
     for leaf in map(np.asarray, uniform.values()):  # on +- .5 / sqrt(4), whose standard deviation is .25 / sqrt(3)

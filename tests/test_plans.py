@@ -39,11 +39,14 @@ OWN = ({"data.samples": 8}, {"data.samples": 16, "arms": ("learned",), "seeds": 
     ("changes", "flags", "points"),
     [
         ({}, [], OWN),
-        ({"data.samples": 32}, [], ({"data.samples": 32}, {"data.samples": 32} | OWN[1] | {"data.samples": 32}, OWN[2] | {"data.samples": 32})),
+        ({"data.samples": 32}, [], ({"data.samples": 32}, {"data.samples": 32} | OWN[1] | {"data.samples": 32},
+                                    OWN[2] | {"data.samples": 32})),
         ({"steps": 10, "eval_every": 10}, [], (OWN[0], OWN[1], OWN[2] | {"steps": 10})),
         ({"arms": ("frozen",), "seeds": 3}, [], (OWN[0], OWN[1] | {"arms": ("frozen",), "seeds": 3}, OWN[2])),
-        ({"data.samples": 32, "arms": ("frozen",), "seeds": 3, "steps": 10, "eval_every": 10}, [], ({"data.samples": 32},)),
-        ({"steps": 40}, ["data.samples=8,64"], ({"data.samples": 8}, {"data.samples": 64}, *({"data.samples": n, "arms": ("learned",), "seeds": 1} for n in (8, 64)))),
+        ({"data.samples": 32, "arms": ("frozen",), "seeds": 3, "steps": 10, "eval_every": 10}, [],
+         ({"data.samples": 32},)),
+        ({"steps": 40}, ["data.samples=8,64"], ({"data.samples": 8}, {"data.samples": 64},
+            *({"data.samples": n, "arms": ("learned",), "seeds": 1} for n in (8, 64)))),
     ],
     ids=["nothing", "an axis", "a key of some points", "arms and seeds", "all", "both"],
 )  # fmt: skip

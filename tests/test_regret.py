@@ -30,7 +30,8 @@ Y, CHOICE = TARGETS[jnp.array([0, 0, 0, 0, 1, 1, 1, 1])], jnp.array([0, 0, 0, 1,
 EXPERTS = Affine(None, jnp.array([[2.0], [3.0]]))
 
 RULES = (
-    SelectionRule("soft"), SelectionRule(renormalise=True), SelectionRule(), SelectionRule(k=2), SelectionRule(k=2, renormalise=True), SelectionRule("raw"),
+    SelectionRule("soft"), SelectionRule(renormalise=True), SelectionRule(), SelectionRule(k=2),
+    SelectionRule(k=2, renormalise=True), SelectionRule("raw"),
     SelectionRule("sigmoid", k=2), SelectionRule(capacity_factor=0.5, renormalise=True),
 )  # fmt: skip
 
@@ -219,7 +220,8 @@ def test_bars_are_the_parts_and_long_ones_are_cut():
     """Learned .1 = .06 + .03 + .01; frozen 2 ends at the axis, with its number."""
     columns = ["regret/partition", "regret/estimation", "regret/gate", "regret/predicted", "test/loss"]
     rows = [
-        {"run": f"{arm}{n}{seed}", "data.samples": n, "arm": arm, "seed": seed, "step": 10, "status": "ok"} | dict(zip(columns, values, strict=True))
+        {"run": f"{arm}{n}{seed}", "data.samples": n, "arm": arm, "seed": seed, "step": 10,
+         "status": "ok"} | dict(zip(columns, values, strict=True))
         for arm, values in {"learned": (0.06, 0.03, 0.01, 0.07, 0.1), "frozen": (1, 1, 0, 1.1, 2)}.items()
         for n in (64, 256) for seed in range(3)
     ]  # fmt: skip

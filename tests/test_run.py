@@ -126,7 +126,8 @@ def test_constant_experts_and_an_easy_mixture_are_solved(small, tmp_path):
     """Separable clusters, an expert each: the oracle's vectors must converge to the targets, so the loss to 0."""
     config = override(
         small,
-        {"experts.name": "constant", "arms": ("oracle",), "data.separation": 6.0, "steps": 1000, "eval_every": 500, "seeds": 1, "data.fresh": True,
+        {"experts.name": "constant", "arms": ("oracle",), "data.separation": 6.0, "steps": 1000, "eval_every": 500,
+         "seeds": 1, "data.fresh": True,
          "optimizer.name": "adam", "experts.learning_rate": 0.05},
     )  # fmt: skip
     table = train(config, ({},), tmp_path)
@@ -219,8 +220,10 @@ def test_a_step_that_needs_more_than_the_memory_is_refused_before_it_runs(small,
 @pytest.mark.parametrize(
     "said",
     [
-        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (67.51G) exceeds available HBM (15.75G).",
-        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 67.51G of 15.75G hbm.",
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (67.51G) "
+        "exceeds available HBM (15.75G).",
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 67.51G of "
+        "15.75G hbm.",
         "INTERNAL: a bug",
     ],
 )
@@ -234,7 +237,8 @@ def test_a_program_that_its_compiler_refuses_for_memory_is_refused_in_a_line(sma
         raise jax.errors.JaxRuntimeError(said)
 
     monkeypatch.setattr(compilation, "compile_lowered", compile_not)
-    line = r"batch_size=4096: a step takes 67.51G on each device, of 15.75G of memory; lower batch_size or mesh.runs_per_batch$"
+    line = r"batch_size=4096: a step takes 67.51G on each device, of 15.75G of memory; "
+    line += r"lower batch_size or mesh.runs_per_batch$"
     expected = (jax.errors.JaxRuntimeError, "a bug") if "bug" in said else (UserError, line)
     with pytest.raises(expected[0], match=expected[1]):
         compile_group(group.config, group.pool, group.size, mesh)

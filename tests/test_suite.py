@@ -194,7 +194,8 @@ def test_a_router_is_not_told_the_cluster(saved):
     curious = "x @ place - 0.5 * (place**2).sum(0)[None] + (1 / 0 if 'cluster' in context else 0)"
     looks = saved(lambda text: text.replace("x @ place - 0.5 * (place**2).sum(0)[None]", curious))
     subject.find(f"{looks}:DistanceRouter", [], quick=True)
-    text = '\nfrom routed.routers import ROUTERS, Router\nROUTERS["told"] = Router(lambda own, experts: DistanceRouter(experts), needs=("cluster",))\n'
+    text = "\nfrom routed.routers import ROUTERS, Router\n"
+    text += 'ROUTERS["told"] = Router(lambda own, experts: DistanceRouter(experts), needs=("cluster",))\n'
     with pytest.raises(UserError, match="told: needs cluster, the answer of nearly all probes"):
         subject.find(f"{saved(lambda router: router + text)}:told", [], quick=True)
 
@@ -217,7 +218,8 @@ def test_a_file_with_one_router_needs_no_name(saved):
 
 
 def test_what_is_put_into_the_table_is_found(saved):
-    text = '\nfrom routed.routers import ROUTERS, Router\nROUTERS["near"] = Router(lambda own, experts: DistanceRouter(experts))\n'
+    text = "\nfrom routed.routers import ROUTERS, Router\n"
+    text += 'ROUTERS["near"] = Router(lambda own, experts: DistanceRouter(experts))\n'
     path = saved(lambda router: router + text)
     assert subject.find(f"{path}:near", [], quick=True).name == "near"
 

@@ -28,8 +28,10 @@ from routed.training.problem import Cost
 PROGRAM = """HloModule tiny
 
 %layer (p: f32[]) -> f32[] {
-  %product = bf16[8]{0} fusion(%a), calls=%inner, metadata={op_name="jit(step)/jvp(MoE)/Dense_0/dot_general"}, backend_config={"window_config":{"estimated_cycles":"100"}}
-  %choice = f32[8]{0} fusion(%a), calls=%inner, metadata={op_name="jit(step)/MoE.route/div"}, backend_config={"window_config":{"estimated_cycles":"50"}}
+  %product = bf16[8]{0} fusion(%a), calls=%inner, metadata={op_name="jit(step)/jvp(MoE)/Dense_0/dot_general"}, \
+    backend_config={"window_config":{"estimated_cycles":"100"}}
+  %choice = f32[8]{0} fusion(%a), calls=%inner, metadata={op_name="jit(step)/MoE.route/div"}, \
+    backend_config={"window_config":{"estimated_cycles":"50"}}
 }
 
 %inner (p: f32[]) -> f32[] {
@@ -46,12 +48,14 @@ PROGRAM = """HloModule tiny
 
 %step (p: f32[]) -> f32[] {
   %layers = f32[] while(%a), condition=%below, body=%layer
-  %adam = f32[8]{0} fusion(%a), calls=%inner, metadata={op_name="jit(step)/optimiser/mul"}, backend_config={"window_config":{"estimated_cycles":"7"}}
+  %adam = f32[8]{0} fusion(%a), calls=%inner, metadata={op_name="jit(step)/optimiser/mul"}, \
+    backend_config={"window_config":{"estimated_cycles":"7"}}
 }
 
 ENTRY %main (p: f32[]) -> f32[] {
   %steps = f32[] while(%a), condition=%end, body=%step
-  ROOT %seen = f32[8]{0} fusion(%a), calls=%inner, metadata={op_name="jit(step)/evaluation/dot_general"}, backend_config={"window_config":{"estimated_cycles":"1000"}}
+  ROOT %seen = f32[8]{0} fusion(%a), calls=%inner, metadata={op_name="jit(step)/evaluation/dot_general"}, \
+    backend_config={"window_config":{"estimated_cycles":"1000"}}
 }
 """
 
@@ -97,7 +101,8 @@ def test_the_program_of_a_layer_has_these_purposes(small):
 def test_a_kernel_by_hand():
     """197 TFLOP at half the peak: two seconds. 4,096 x 4,096 bfloat16 in and out with few FLOPs: 64 MiB at 819 GB/s."""
     here = Topology("v5e:1x1", TARGETS["v5e"], 1, [None])
-    line = '%k = bf16[4096,4096]{1,0} custom-call(%a), operand_layout_constraints={bf16[4096,4096]{1,0}}, metadata={}, "cost_estimate":{"flops":"FLOPS"'
+    line = "%k = bf16[4096,4096]{1,0} custom-call(%a), operand_layout_constraints={bf16[4096,4096]{1,0}}, "
+    line += 'metadata={}, "cost_estimate":{"flops":"FLOPS"'
     assert _kernel(line.replace("FLOPS", "197000000000000"), here) == {("kernels",): pytest.approx(2.0)}
     assert _kernel(line.replace("FLOPS", "1"), here) == {("kernels",): pytest.approx(2**26 / 819e9)}
     assert _kernel("%k = f32[] add(%a, %b)", here) == {}
@@ -147,18 +152,24 @@ SHAPES = {"a": (4, 64, 100), "b": (4, 100, 300), "x": (2, 5, 5, 3), "w": (3, 3, 
     ("line", "count"),
     [
         # 4 x 64 x 300 results of 100 products and sums: 15.36 M
-        ("%p = f32[4,64,300]{2,1,0} dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}", 15.36e6),
+        ("%p = f32[4,64,300]{2,1,0} dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}",
+         15.36e6),
         # the same as a TPU writes it: a window of 4 at strides of 3 over 4 places with 3 holes between: 4 places of it
         # hold anything
-        ("%p = f32[4,64,300]{2,1,0} convolution(%a, %b), window={size=4 stride=3 lhs_dilate=4}, dim_labels=0bf_0io->0bf", 15.36e6),
-        ('%p = f32[64,300]{1,0} custom-call(%l, %r), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":'
+        ("%p = f32[4,64,300]{2,1,0} convolution(%a, %b), window={size=4 stride=3 lhs_dilate=4}, "
+         "dim_labels=0bf_0io->0bf", 15.36e6),
+        ('%p = f32[64,300]{1,0} custom-call(%l, %r), custom_call_target="__cublas$gemm", '
+         'backend_config={"gemm_backend_config":'
          '{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}', 3.84e6),
         # 2 images of 5 x 5, windows of 3 x 3 padded by 1: of 5 places two miss one of 3, so 13 x 13 pairs; x 2 x 2 x 3
         # x 8
-        ("%p = f32[2,5,5,8]{3,2,1,0} convolution(%x, %w), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f", 16224),
-        ('%p = (f32[3,3,3,8]{3,2,1,0}, u8[0]{0}) custom-call(%x, %y), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f,'
+        ("%p = f32[2,5,5,8]{3,2,1,0} convolution(%x, %w), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f",
+         16224),
+        ('%p = (f32[3,3,3,8]{3,2,1,0}, u8[0]{0}) custom-call(%x, %y), window={size=3x3 pad=1_1x1_1}, '
+         'dim_labels=b01f_01io->b01f,'
          ' custom_call_target="__cudnn$convBackwardFilter"', 16224),
-        ('%p = (f32[2,5,5,3]{3,2,1,0}, u8[0]{0}) custom-call(%y, %w), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f,'
+        ('%p = (f32[2,5,5,3]{3,2,1,0}, u8[0]{0}) custom-call(%y, %w), window={size=3x3 pad=1_1x1_1}, '
+         'dim_labels=b01f_01io->b01f,'
          ' custom_call_target="__cudnn$convBackwardInput"', 16224),
         ('%p = f32[8] custom-call(%a), "cost_estimate":{"flops":"77"', 77),
         ("%p = f32[4,64,100] add(%a, %a)", 0),
@@ -182,7 +193,8 @@ def test_flops_of_a_program_made_here():
 def test_what_is_no_topology_is_refused(text):
     with pytest.raises(
         UserError,
-        match=r"--topology=.*: unknown; name a TPU of v4, v5e, v5p, v6e and a shape, .*, or a GPU of a100, h100, h200 with how many",
+        match=r"--topology=.*: unknown; name a TPU of v4, v5e, v5p, v6e and a shape, .*, or a GPU of a100, h100, "
+        r"h200 with how many",
     ):
         topology_of(text)
 

@@ -69,7 +69,8 @@ def test_numbers_are_those_of_plain_numpy(analysed, layer):
         "margin": (highest[:, K - 1] - highest[:, K]).mean(), "weight_first": highest[:, 0].mean(),
         "weight_all": highest[:, :K].sum(1).mean(), "mi.token": plain_information(IDS.tolist(), chosen),
         "mi.language": plain_information(language.tolist(), chosen), "mi.position": plain_information(bucket, chosen),
-        "given.language": plain_information([*zip(IDS.tolist(), language.tolist(), strict=True)], chosen) - plain_information(IDS.tolist(), chosen),
+        "given.language": plain_information([*zip(IDS.tolist(), language.tolist(), strict=True)],
+                                            chosen) - plain_information(IDS.tolist(), chosen),
     }  # fmt: skip
     for name, number in expected.items():
         assert value(result, layer, name) == pytest.approx(number, rel=2e-4, abs=1e-6), name

@@ -127,8 +127,10 @@ def test_texts_that_are_left_out_are_counted(tmp_path, caplog):
 @pytest.mark.parametrize(
     "changes, tables, words",
     [
-        ({}, {"t_train": [("a", "good"), ("b", "good")], "t_test": [("a", "good")]}, "all texts to train on have the label 'good'; a classifier needs two"),
-        ({}, {"t_train": [("a", "good"), ("b", "so")] * 9, "t_test": [("a", "good")]}, "no text to train on has the label 'bad' \\(its labels: good, so\\)"),
+        ({}, {"t_train": [("a", "good"), ("b", "good")], "t_test": [("a", "good")]},
+         "all texts to train on have the label 'good'; a classifier needs two"),
+        ({}, {"t_train": [("a", "good"), ("b", "so")] * 9, "t_test": [("a", "good")]},
+         "no text to train on has the label 'bad' \\(its labels: good, so\\)"),
         ({"data.table": "other"}, {"t_train": [("a", "good")]}, "has no other-train.tsv; there are: t"),
         ({"data.table": "t"}, {"t_train": [("a", "good"), ("b", "bad")] * 10}, "t-test.tsv: missing"),
         ({"data.labels": ("good",)}, {}, "data.labels.*at least two different labels"),
@@ -268,11 +270,14 @@ def test_a_run_begins_with_the_model_of_its_arm(trained, tmp_path):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"data.vocabulary": 260, "data.tokens": "bytes"}, "has data.tokens='characters' \\(here 'bytes'\\), data.vocabulary=30 \\(here 260\\); set them alike"),
+        ({"data.vocabulary": 260, "data.tokens": "bytes"},
+         "has data.tokens='characters' \\(here 'bytes'\\), data.vocabulary=30 \\(here 260\\); set them alike"),
         ({"transformer.dim": 16}, "has transformer.dim=8 \\(here 16\\); set them alike"),
-        ({"arms": ("frozen",)}, "no model of the arm frozen with seed 0 in it; there are: learned of seed 0, xmoe of seed 0"),
+        ({"arms": ("frozen",)},
+         "no model of the arm frozen with seed 0 in it; there are: learned of seed 0, xmoe of seed 0"),
         ({"seed": 5}, "no model of the arm learned with seed 5"),
-        ({"initial.workdir": "nowhere"}, "'nowhere': no such folder; name the workdir of a run with --config.checkpoint.final=true"),
+        ({"initial.workdir": "nowhere"},
+         "'nowhere': no such folder; name the workdir of a run with --config.checkpoint.final=true"),
         ({"initial.workdir": "."}, "'.': no models in it; run its command again with --config.checkpoint.final=true"),
     ],
 )  # fmt: skip

@@ -40,15 +40,18 @@ CASES = {
         lambda: MixtralSparseMoeBlock(hf.MixtralConfig(**SMALL, num_local_experts=EXPERTS, num_experts_per_tok=2)),
         SelectionRule(k=2, renormalise=True),
     ),
-    "olmoe": (lambda: OlmoeSparseMoeBlock(hf.OlmoeConfig(**SMALL, num_experts=EXPERTS, num_experts_per_tok=4)), SelectionRule(k=4)),
+    "olmoe": (lambda: OlmoeSparseMoeBlock(hf.OlmoeConfig(**SMALL, num_experts=EXPERTS, num_experts_per_tok=4)),
+              SelectionRule(k=4)),
     "qwen3": (
         lambda: Qwen3MoeSparseMoeBlock(
-            hf.Qwen3MoeConfig(**SMALL, num_experts=EXPERTS, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True)
+            hf.Qwen3MoeConfig(**SMALL, num_experts=EXPERTS, num_experts_per_tok=2, moe_intermediate_size=16,
+                              norm_topk_prob=True)
         ),
         SelectionRule(k=2, renormalise=True),
     ),
     "deepseek_v2": (
-        lambda: DeepseekV2Moe(hf.DeepseekV2Config(**DEEPSEEK, topk_method="group_limited_greedy", routed_scaling_factor=2.0)),
+        lambda: DeepseekV2Moe(hf.DeepseekV2Config(**DEEPSEEK, topk_method="group_limited_greedy",
+                                                  routed_scaling_factor=2.0)),
         SelectionRule("group_limited", k=3, own=grouped("softmax", 2.0)),
     ),
     "deepseek_v3": (

@@ -28,7 +28,8 @@ MODELS = {
     "mixtral": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**SMALL, num_local_experts=8, num_experts_per_tok=2)),
     "olmoe": lambda: hf.OlmoeForCausalLM(hf.OlmoeConfig(**SMALL, num_experts=8, num_experts_per_tok=4)),
     "qwen2": lambda: hf.Qwen2MoeForCausalLM(
-        hf.Qwen2MoeConfig(**SMALL, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16)
+        hf.Qwen2MoeConfig(**SMALL, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16,
+                          shared_expert_intermediate_size=16)
     ),
     "qwen3": lambda: hf.Qwen3MoeForCausalLM(
         hf.Qwen3MoeConfig(**SMALL, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)
@@ -37,7 +38,8 @@ MODELS = {
         hf.DeepseekV2Config(**DEEPSEEK, topk_method="group_limited_greedy", routed_scaling_factor=2.0)
     ),
     "deepseek_v3": lambda: hf.DeepseekV3ForCausalLM(hf.DeepseekV3Config(**DEEPSEEK)),
-    "gpt_oss": lambda: hf.GptOssForCausalLM(hf.GptOssConfig(**SMALL, head_dim=8, num_local_experts=8, num_experts_per_tok=2)),
+    "gpt_oss": lambda: hf.GptOssForCausalLM(hf.GptOssConfig(**SMALL, head_dim=8, num_local_experts=8,
+        num_experts_per_tok=2)),
     "llama4": lambda: hf.Llama4ForCausalLM(
         hf.Llama4TextConfig(
             **SMALL, head_dim=8, num_local_experts=8, num_experts_per_tok=1, interleave_moe_layer_step=1,

@@ -1,9 +1,9 @@
 """Digests of every smoke figure: run keys, settings, rows, claims, and the programs of three experiments.
 
-    python tests/golden/golden.py write OUT.json [--runs=DIR] [FILE...]   # trains the figures; keeps their workdirs in DIR
-    python tests/golden/golden.py plans OUT.json [FILE...]                # keys, settings and programs alone: no training
+    python tests/golden/golden.py write OUT.json [--runs=DIR] [FILE...]   # trains figures; keeps workdirs in DIR
+    python tests/golden/golden.py plans OUT.json [FILE...]                # keys, settings, programs; no training
     python tests/golden/golden.py judge OUT.json --runs=DIR [FILE...]     # claims anew, from the rows of kept workdirs
-    python tests/golden/golden.py compare OLD.json NEW.json               # prints every difference; exit code 1 if there is one
+    python tests/golden/golden.py compare OLD.json NEW.json               # prints differences; exit code 1 if any
 
 A change of structure keeps all digests. Digests of rows and claims hold on one kind of processor and one release of
 JAX: write the old ones and the new ones on the same machine. Programs are StableHLO as JAX lowers it, before any

@@ -1,6 +1,6 @@
 """The full histories of every smoke figure, written by the code before a change and compared with the code after it.
 
-    python tests/golden/histories.py write OUT [FILE...]     # runs the figures of all experiment files, or of those named
+    python tests/golden/histories.py write OUT [FILE...]     # runs the figures of all experiment files, or some
     python tests/golden/histories.py compare OLD NEW         # every difference, figure by figure
 
 histories.npz is of the smoke figures before "Let smoke runs take half a minute": to compare with it, name the
@@ -125,7 +125,8 @@ def compare(old: pathlib.Path, new: pathlib.Path) -> int:
     bad = 0
     for name, found in figures.items():
         print(
-            f"{name}: {len(found['equal'])} equal, {len(found['near'])} within 1e-5, {len(found['far'])} further, {len(found['missing'])} missing"
+            f"{name}: {len(found['equal'])} equal, {len(found['near'])} within 1e-5, {len(found['far'])} further, "
+            f"{len(found['missing'])} missing"
         )
         for apart, key in sorted(found["far"], reverse=True)[:5]:
             print(f"    {apart:.2g} {key}")
