@@ -20,7 +20,7 @@ from routed.plan.code import VERSION, Code, change
 from routed.plan.config import declared, problem_of
 from routed.plan.run import Point
 from routed.plan.runs import left_out, read_by
-from routed.settings.renamed import new_name, with_new_names
+from routed.settings.renamed import COLUMNS, new_name, with_new_names
 from routed.settings.tree import flatten, override
 from routed.system import files, hosts
 from routed.system.provenance import provenance
@@ -184,9 +184,13 @@ def load(workdir: str | pathlib.Path) -> dict[str, Any]:
     summary, claims = path / "summary.csv", path / "claims.json"
     content = {"config": stored_config(path)["config"], "results": read_table(path), "heatmaps": read_heatmaps(path)}
     try:
-        content["summary"] = pd.read_csv(io.BytesIO(summary.read_bytes())) if summary.exists() else pd.DataFrame()
-        content["claims"] = json.loads(claims.read_text("utf-8")) if claims.exists() else []
-    except (OSError, ValueError, RecursionError) as error:
+        table = pd.read_csv(io.BytesIO(summary.read_bytes())) if summary.exists() else pd.DataFrame()
+        content["summary"] = table.rename(columns=new_name).replace({"metric": COLUMNS})
+        judged = json.loads(claims.read_text("utf-8")) if claims.exists() else []
+        content["claims"] = [
+            claim | {"metric": new_name(claim["metric"]), "at": with_new_names(claim["at"])} for claim in judged
+        ]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(
             f"{summary} or {claims} is damaged ({type(error).__name__}): the command of this workdir, or python -m"
             " routed.report, makes them again"

@@ -12,6 +12,7 @@ from routed.contracts import UserError
 from routed.plan.config import base
 from routed.plan.experiment_files import find, load, portable_spec, split
 from routed.plan.run import Point
+from routed.settings.renamed import renamed_attributes
 from routed.settings.tree import nearest, override, parse
 
 __all__ = ["Figure", "configure", "figure_of", "find", "load", "make_config", "portable_spec", "split", "variant"]
@@ -66,7 +67,7 @@ def configure(spec: str, overrides: list[str]) -> tuple[types.ModuleType, Config
     try:
         config = module.get_config(arg or None)
     except (AttributeError, KeyError, TypeError) as error:  # what ConfigDict raises for a wrong key or type
-        raise UserError(f"--config={path}: get_config failed: {error}") from error
+        raise UserError(f"--config={path}: get_config failed: {error}{renamed_attributes(str(error))}") from error
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals:

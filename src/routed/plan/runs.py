@@ -17,7 +17,7 @@ from routed.plan.code import VERSION, Code, code_of, code_of_metrics, definition
 from routed.plan.config import canonical, declared, read_keys
 from routed.plan.run import Point, Run
 from routed.plan.run_settings import TUNING_OFFSET
-from routed.settings.renamed import new_name, old_name
+from routed.settings.renamed import new_name, old_name, with_old_names
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten, nearest, override, value_of
 from routed.training.phases import configs_of
@@ -262,11 +262,12 @@ def decisive(config: ConfigDict) -> str:
 def _decisive_settings(config: ConfigDict) -> dict[str, Any]:
     """The settings that decide the results of a run, by first names; without defaults that identities omit."""
     settings, flat = declared(), flatten(config)
-    return {
-        old_name(key): value
+    decisive_values = {
+        key: value
         for key, value in flat.items()
         if settings[key].identity and not (settings[key].omit_default_from_identity and value == settings[key].default)
     }
+    return with_old_names(decisive_values)
 
 
 def identity(settings: str, arm: str, seed: int, tuning: bool, source: str = "") -> str:

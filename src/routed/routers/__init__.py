@@ -118,7 +118,7 @@ SHARED: dict[str, Setting] = {
         when=When(
             lambda config: _has("scale")(config) and config.router.score != DIRECTION,
             "the router says how its weights are scaled (Router.scale), and its scores depend on it (not"
-            " measure=direction)",
+            " score=direction)",
         ),
     ),
     "init_from_data": Setting(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from routed.contracts import UserError
@@ -50,6 +51,8 @@ COLUMNS = {
     "router/moved": "router/params_changed",
     "theory/settled": "theory/converged",
 }
+#: Old entry of a phase -> new entry.
+PHASE_ENTRIES = {"share": "fraction"}
 _EVAL = {
     old.replace(".", ".eval.", 1): new.replace(".", ".eval.", 1) for old, new in SETTINGS.items() if "selection." in old
 }
@@ -70,18 +73,36 @@ def old_name(setting: str) -> str:
 
 
 def with_old_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings by their first names."""
-    return {old_name(name): value for name, value in values.items()}
+    """Returns settings by their first names, also in the texts of phases."""
+    old_entries = {new: old for old, new in PHASE_ENTRIES.items()}
+    return _translated(values, lambda name: old_entries.get(name) or old_name(name))
 
 
 def with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values by their names of today."""
-    return {new_name(name): value for name, value in values.items()}
+    """Returns values by their names of today, also in the texts of phases."""
+    return _translated(values, lambda name: PHASE_ENTRIES.get(name) or new_name(name))
+
+
+def _translated(values: Mapping[str, Any], name_of: Callable[[str], str]) -> dict[str, Any]:
+    def phase(text: str) -> str:
+        return re.sub(r"(?<!\S)[^\s=]+(?==)", lambda match: name_of(match[0]), text)
+
+    return {
+        name_of(name): type(value)(map(phase, value)) if name == "phases" and isinstance(value, list | tuple) else value
+        for name, value in values.items()
+    }
 
 
 def renamed(name: str) -> str:
     """Returns a hint for an old name; empty for every other name."""
     return f": the new name is {new_name(name)!r}" if new_name(name) != name else ""
+
+
+def renamed_attributes(message: str) -> str:
+    """Returns a hint for an error that quotes the last part of an old setting; empty for every other error."""
+    quoted = re.findall(r"['\"](\w+)['\"]", message)
+    hints = [f"{old} has the new name {new}" for old, new in SETTINGS.items() if old.rpartition(".")[2] in quoted]
+    return f"; {', '.join(hints)}" if hints else ""
 
 
 def refuse_old_names(value: Any, where: str) -> None:

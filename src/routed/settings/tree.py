@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from routed.contracts import UserError
-from routed.settings.renamed import renamed
+from routed.settings.renamed import renamed, renamed_attributes
 
 
 class Node(SimpleNamespace):
@@ -25,6 +25,7 @@ class Node(SimpleNamespace):
             f"config key {name!r} is read, but no part of this run declares it: add it to `settings` or `reads` of"
             " the part"
             f" that reads it; declared here: {', '.join(sorted(vars(self)))}"
+            f"{renamed_attributes(repr(name))}"
         )
 
     def __getitem__(self, name: str) -> Any:

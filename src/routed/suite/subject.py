@@ -22,6 +22,7 @@ from routed.plan.config import PACKAGED, base, canonical
 from routed.plan.runs import plan_runs
 from routed.routers import ROUTERS, Router
 from routed.routers.scores import router_context
+from routed.settings.renamed import old_name
 from routed.settings.tree import flatten, nearest, node_of, override, parse
 from routed.suite import probes
 
@@ -103,7 +104,9 @@ def base_seed(name: str, settings: Sequence[str], texts: list[str]) -> int:
     too.
     """
     files = {i: hashlib.sha256(text.encode()).hexdigest() for i, text in enumerate(texts)}  # none of a built-in router
-    text = json.dumps([name, sorted(settings), files, probes.digest()], sort_keys=True)
+    given = (text.partition("=") for text in settings)
+    named = sorted(f"{old_name(key)}={value}" for key, _, value in given)
+    text = json.dumps([name, named, files, probes.digest()], sort_keys=True)
     low, high = SEEDS
     return low + int(hashlib.sha256(text.encode()).hexdigest(), 16) % (high - low)
 

@@ -1,8 +1,8 @@
 """Phases of training: until which step, which groups of parameters train, with which losses and which selection.
 
 A run's phases are the setting `phases`, a tuple of texts such as "until=500 train=router loss=squared". Each step
-trains the first phase that applies; a phase may take a `share` of the steps only, by a coin. Entries of a phase:
-`until` (steps, or a share of the steps as 90%; default: the end) or `epochs` (of data.epochs), `share` (of the steps
+trains the first phase that applies; a phase may take a `fraction` of the steps only, by a coin. Entries of a phase:
+`until` (steps, or a fraction of them as 90%; default: the end) or `epochs` (of data.epochs), `fraction` (of the steps
 before `until`; default 1), `train` (groups, joined by +, or nothing; default all) and KEY=VALUE for any key of the
 nodes `selection` and `losses`, for `loss` and for `dispatch`.
 """
@@ -19,6 +19,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from routed.contracts import GROUPS, UserError
+from routed.settings.renamed import PHASE_ENTRIES
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten, node_of, override, parse, value_of
 
@@ -29,13 +30,13 @@ NOTHING = "nothing"
 
 
 class Phase(NamedTuple):
-    """One phase: steps before `until`, on a `share` of them; `groups` train (None: all), under `changes` to the config.
+    """One phase: steps before `until`, on a `fraction` of them; `groups` train (None: all); `changes` to the config.
 
     With `epochs` a phase lasts so many epochs of the training samples, however many samples there are.
     """
 
     until: int
-    share: float
+    fraction: float
     groups: tuple[str, ...] | None
     changes: dict[str, Any]
     epochs: int = 0
@@ -57,10 +58,10 @@ def phases_of(config: ConfigDict) -> tuple[Phase, ...]:
       UserError: an unknown entry or a wrong value, steps that no phase covers, or a phase for which no step is left.
     """
     phases = tuple(_phase(config, text) for text in config.phases) or (Phase(config.steps, 1.0, None, {}),)
-    if phases[-1].until < config.steps or phases[-1].epochs or phases[-1].share < 1:
+    if phases[-1].until < config.steps or phases[-1].epochs or phases[-1].fraction < 1:
         raise UserError(
             f"config key phases={config.phases!r}: no phase covers all of the last steps; end with one without until"
-            " and share"
+            " and fraction"
         )
     taken = 0
     for i, phase in enumerate(phases):
@@ -69,7 +70,7 @@ def phases_of(config: ConfigDict) -> tuple[Phase, ...]:
                 f"config key phases={config.phases!r}: {config.phases[i]!r} never comes, as one before it takes all"
                 f" steps up to {taken}; give that an until= or a fraction="
             )
-        if not phase.epochs and phase.share == 1:
+        if not phase.epochs and phase.fraction == 1:
             taken = phase.until
     return phases
 
@@ -95,7 +96,7 @@ def require_groups(phases: tuple[Phase, ...], params: dict[str, Any]) -> None:
 
 
 def _phase(config: ConfigDict, text: str) -> Phase:
-    until, share, groups, changes, epochs = config.steps, 1.0, None, {}, 0
+    until, fraction, groups, changes, epochs = config.steps, 1.0, None, {}, 0
     for word in text.split():
         key, equals, value = word.partition("=")
         try:
@@ -107,7 +108,9 @@ def _phase(config: ConfigDict, text: str) -> Phase:
             elif key == "epochs":
                 epochs = int(value)
             elif key == "fraction":
-                share = float(value)
+                fraction = float(value)
+            elif key in PHASE_ENTRIES:
+                raise UserError(f"config key phases: {text!r}: the new name of {key}= is {PHASE_ENTRIES[key]}=")
             elif key == "train":
                 groups = () if value == NOTHING else tuple(value.split("+"))
             elif key.startswith("selection.eval."):
@@ -124,7 +127,7 @@ def _phase(config: ConfigDict, text: str) -> Phase:
                 f"config key phases: {text!r}: {word!r} is not until=STEP, epochs=NUMBER, fraction=FRACTION,"
                 f" train=GROUP+GROUP, or KEY=VALUE of {', '.join(f'{node}*' for node in NODES)}, {', '.join(KEYS)}"
             ) from None
-    if not 0 < until <= config.steps or not 0 < share <= 1:
+    if not 0 < until <= config.steps or not 0 < fraction <= 1:
         raise UserError(f"config key phases: {text!r}: until must be in 1 to steps={config.steps}, fraction in (0, 1]")
     if epochs and not (config.data.epochs and 0 < epochs * steps_per_epoch(config) < config.steps):
         raise UserError(
@@ -133,7 +136,7 @@ def _phase(config: ConfigDict, text: str) -> Phase:
         )
     if groups is not None and (unknown := [name for name in groups if name not in GROUPS[:-1]]):
         raise UserError(f"config key phases: {text!r}: unknown group {unknown[0]!r}; known: {', '.join(GROUPS[:-1])}")
-    return Phase(until, share, groups, changes, epochs)
+    return Phase(until, fraction, groups, changes, epochs)
 
 
 def configs_of(config: ConfigDict) -> list[ConfigDict]:
@@ -144,7 +147,7 @@ def configs_of(config: ConfigDict) -> list[ConfigDict]:
 def mean_so_far(phases: tuple[Phase, ...], values: Sequence[Any], step: Any) -> Any:
     """Returns the mean over the steps before `step` of a value that each phase has; at step 0 the first step's value.
 
-    Phases that take a share of the steps count by that share. Phases that end by epochs do not count.
+    Phases that take a fraction of the steps count by it. Phases that end by epochs do not count.
     """
     ends = sorted({phase.until for phase in phases})
     total: Any = 0.0
@@ -153,8 +156,8 @@ def mean_so_far(phases: tuple[Phase, ...], values: Sequence[Any], step: Any) -> 
         rest, value = 1.0, 0.0
         for phase, phase_value in zip(phases, values, strict=True):
             if phase.until >= end:
-                value += rest * phase.share * phase_value
-                rest *= 1 - phase.share
+                value += rest * phase.fraction * phase_value
+                rest *= 1 - phase.fraction
         total += value * (jnp.clip(jnp.maximum(step, 1), start, end) - start)
         start = end
     return total / jnp.maximum(step, 1)
@@ -182,6 +185,6 @@ def active_phase(
     """Returns the number of the first phase that applies at a step. The key, one of the step's own, is consumed."""
     coins = jax.random.uniform(key, (len(phases),))
     applies = jnp.stack(
-        [(step < phase.end(per_epoch)) & (coin < phase.share) for phase, coin in zip(phases, coins, strict=True)]
+        [(step < phase.end(per_epoch)) & (coin < phase.fraction) for phase, coin in zip(phases, coins, strict=True)]
     )
     return applies.argmax()
