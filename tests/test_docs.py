@@ -425,7 +425,7 @@ def test_a_setting_that_is_read_and_not_declared_is_named(tmp_path):
 
 
 def test_a_selection_that_reads_what_it_does_not_declare_is_named(tmp_path):
-    _, config = load("A selection", tmp_path, lambda text: text.replace("own.floor", "own.flor"))
+    _, config = load("A selection", tmp_path, lambda text: text.replace("settings.floor", "settings.flor"))
     with pytest.raises(UserError, match=r"'flor' is read.*floor"):
         started_and_applied(config)
 

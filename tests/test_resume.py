@@ -627,7 +627,7 @@ def test_a_sweep_over_tuples_is_a_column_of_text(run, tmp_path):
     ("argument", "parts"),
     [
         ("--config.steps=40", ["steps=30", "steps=40", "--config.steps=30"]),
-        ("--config.shared_streams=world", ["held=,", "shared_streams=world", "set --config.shared_streams="]),
+        ("--config.shared_streams=world", ["shared_streams=,", "shared_streams=world", "set --config.shared_streams="]),
         ("--config.data.fresh=true", ["data.fresh=False", "--config.data.fresh=False"]),
     ],
 )

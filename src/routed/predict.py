@@ -1,6 +1,6 @@
 """The expected gain of learning to route, without training: log(fairest / learned) by the law of experiments/law.py.
 
-    routed predict --config.data.separation=1.5 --config.data.irrelevant_fraction=0.3
+    routed predict --config.data.irrelevant_fraction=0.3
 
 (or python -m routed.predict) prints the expected factor of the fairest frozen control's loss over the learned router's,
 with its 95 % interval, and a warning if the law extrapolates. The law reads data.separation, data.samples,
