@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 LIMITS = {
     "code: docstrings that begin with a question word": 0,
     "code: files over 300 lines": 3,
-    "code: functions over 60 lines": 1,
+    "code: functions over 60 lines": 0,
     "code: functions with more than 8 parameters": 0,
     "code: lines over 120 characters": 0,
     "code: longest chain of imports": 24,

@@ -209,6 +209,20 @@ def wide_resnet(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     return Model(init, apply, watch=_watch(config, routed=False))
 
 
+def _cut(x: Float[Array, "B h w C"], patch: int) -> Float[Array, "T p p C"]:
+    """Cuts maps into patches, sample by sample."""
+    samples, high, wide, channels = x.shape
+    x = x.reshape(samples, high // patch, patch, wide // patch, patch, channels)
+    return x.swapaxes(2, 3).reshape(-1, patch, patch, channels)
+
+
+def _joined(y: Float[Array, "T E n"], shape: tuple[int, ...], patch: int) -> Float[Array, "B h w m"]:
+    """Joins the filters of all experts at the positions of patches, n = p p F, to maps with m = E F channels."""
+    samples, high, wide, _ = shape
+    y = y.reshape(samples, high // patch, wide // patch, y.shape[1], patch, patch, -1)
+    return y.transpose(0, 1, 4, 2, 5, 3, 6).reshape(samples, high, wide, -1)
+
+
 def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """Builds the network whose last convolution is a mixture: experts convolve the patches of the last map they take.
 
@@ -221,22 +235,10 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     router = ROUTERS[config.router.name].make(node_of(config).router, count)
     expert, patch = Filters(config.experts.width, node.filter), node.patch
 
-    def cut(x):
-        """Cuts maps [B, h, w, C] into patches [T, p, p, C], sample by sample."""
-        samples, high, wide, channels = x.shape
-        x = x.reshape(samples, high // patch, patch, wide // patch, patch, channels)
-        return x.swapaxes(2, 3).reshape(-1, patch, patch, channels)
-
-    def joined(y, shape):
-        """Joins rows [T, E, p p F] to maps [B, h, w, E F]."""
-        samples, high, wide, _ = shape
-        y = y.reshape(samples, high // patch, wide // patch, count, patch, patch, -1)
-        return y.transpose(0, 1, 4, 2, 5, 3, 6).reshape(samples, high, wide, -1)
-
     def init(key, batch):
         keys = jax.random.split(key, 4)
         x, first = Trunk(node, True, whole=False).init_with_output(keys[0], batch.x[:2])
-        tokens = cut(x)
+        tokens = _cut(x, patch)
         routing = router.init(keys[1], tokens, step=0).get("params", {})
         routing = jax.tree.map(lambda a: STD * a / jnp.maximum(a.std(), 1e-12), routing)
         experts = jax.vmap(lambda e: expert.init(jax.random.fold_in(keys[2], e), tokens[:1])["params"])(
@@ -251,7 +253,7 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
         def run(x):
             x, moved = _run(Trunk(node, key is not None, whole=False), "trunk", params["trunk"], state, x, key)
-            tokens = cut(x)
+            tokens = _cut(x, patch)
             rngs = {"noise": key} if key is not None else {}
             apply_router = partial(router.apply, {"params": params["router"]}, rngs=rngs)
             scores = layer_scores(apply_router, tokens, {"step": step})
@@ -261,7 +263,7 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
                 lambda expert_params, x: expert.apply({"params": expert_params}, x), params["experts"], tokens, routing
             )
             head = Head(node, key is not None, outputs)
-            y, moved_head = _run(head, "head", params["trunk"], state, joined(y, x.shape), key)
+            y, moved_head = _run(head, "head", params["trunk"], state, _joined(y, x.shape, patch), key)
             return (y, routing, tokens.reshape(len(tokens), -1)), moved | moved_head
 
         if key is None and len(batch.x) > IMAGES:  # one part of the samples after the other
