@@ -18,7 +18,7 @@ from tests.test_networks import IMAGES
 
 def data(**changes):
     chosen = {"images": "patterns", "directory": "", "clusters": 10, "image_side": 16, "blur": "all", "fresh": True}
-    chosen |= {"epochs": False, "whole": False, "samples": 32, "test_samples": 40}
+    chosen |= {"epochs": False, "full_batch": False, "samples": 32, "test_samples": 40}
     return types.SimpleNamespace(**chosen | changes)
 
 
