@@ -236,7 +236,10 @@ def test_rows_hit_every_cluster_where_each_has_a_row(small, tmp_path):
     """
     few = {"arms": ("frozen_data",), "seeds": 12, "experts.count": 6, "experts.name": "constant"}
     table = train(override(small, few | {"data.separation": 50.0, "data.dim": 8}), ({},), tmp_path)
-    hit, covered = (last(table, "frozen_data", f"router/{name}") for name in ("rows_hit", "all_covered"))
+    hit, covered = (
+        last(table, "frozen_data", f"router/{name}")
+        for name in ("init_clusters_covered", "all_clusters_with_specialists")
+    )
     assert (hit <= covered).all() and 0 < hit.mean() < 1
 
 

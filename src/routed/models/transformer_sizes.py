@@ -149,9 +149,9 @@ def tokens_of(config: ConfigDict) -> tuple[int, int]:
 
 
 def shared_group(tokens: tuple[int, ...], largest: int, devices: int) -> int:
-    """Returns the largest group size, at most `largest` (0: any), with whole groups on every device in all stacks.
+    """Returns the largest size of a group of tokens, at most `largest`, that cuts no group at the end of a device.
 
-    Returns 0 if no size fits.
+    It holds for the tokens of the encoder and of the decoder. `largest=0` sets no limit; 0 is returned if no size fits.
     """
     most = min(largest or tokens[0], *(n // devices for n in tokens))
     sizes = sorted({most, *(size for n in tokens for size in divisors(n) if size <= most)}, reverse=True)

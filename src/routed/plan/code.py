@@ -156,7 +156,7 @@ def code_by_file(name: str, part: Any) -> dict[pathlib.Path, set[str]]:
 
 
 def _bindings(name: str, tree: ast.Module) -> list[ast.stmt]:
-    """The statements that bind a name or change its value; the import alone of a name that is imported."""
+    """Returns the statements that bind a name or change its value; of an imported name, only its import."""
     nodes = [node for node in tree.body if name in _bound(node)]
     return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)] or nodes
 

@@ -93,7 +93,7 @@ class Number(OneSide):
         return inconclusive(record, f"{verdict} now, but could turn; {ahead}")
 
     def _underpowered(self, interval: statistics.Estimate, history: pd.DataFrame) -> str | None:
-        """Returns the reason if the interval also holds the uninformed value, or None."""
+        """Returns why the claim lacks power if the interval also holds the value of chance or of no training, else None."""
         uninformed = history.iloc[0].mean() if self.uninformed is None else self.uninformed
         if not interval.low <= uninformed <= interval.high:
             return None
