@@ -21,8 +21,9 @@ from routed.contracts import Batch, UserError
 from routed.engine import batches, results
 from routed.experts.activations import ACTIVATIONS
 from routed.experts.cnn import Cnn
+from routed.kernels.ragged import alone
 from routed.layer import auxiliary
-from routed.layer.dispatch import alone, direct, ragged
+from routed.layer.dispatch import direct, ragged
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import select
 from routed.metrics import agreement, entropies

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from routed.contracts import Batch, UserError
-from routed.layer.dispatch import apart, apart_dense, choose
+from routed.layer.dispatch import choose
+from routed.layer.dispatch.direct import apart, apart_dense
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import select
 from routed.papers.chowdhury2023 import celeba, scenes, wide_resnet

@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 from absl import flags
 
-from routed.contracts import UserError
+from routed.contracts import UserError, nearest
 from routed.system import commands, files
 
 LAW = flags.DEFINE_string("law", None, "The file of the law; default: the one that comes with routed.")
@@ -85,7 +85,7 @@ def flat_of(spec: str, overrides: list[str]) -> dict[str, Any]:
     from routed.papers.ours import law
     from routed.plan import checks, experiment
     from routed.settings.renamed import renamed
-    from routed.settings.tree import flatten, nearest
+    from routed.settings.tree import flatten
 
     for text in overrides:
         key = text.partition("=")[0]

@@ -18,7 +18,7 @@ from routed.bench.harness import Case, Work, seconds_of
 from routed.contracts import TextBatch
 from routed.engine.compilation import Compiled, compile_group, compile_lowered, stack_traced
 from routed.engine.devices import make_mesh
-from routed.layer.dispatch import DATA, EXPERT
+from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.layer.rule import selection_rule
 from routed.plan.config import canonical, problem_of, traced
 from routed.settings.tree import override

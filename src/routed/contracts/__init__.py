@@ -1,7 +1,9 @@
 """The contracts between rooms: the error for users, and the data that flows, which needs JAX (`contracts/data.py`)."""
 
+import difflib
 import importlib
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,6 +26,12 @@ def _cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     return f"{text[: most // 2]}...{text[-most // 4 :]} ({len(text):,} characters)"
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Returns a hint for a misspelt name; empty if no name is similar."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting
 from routed.layer import dispatch
+from routed.layer.dispatch.parallel import EXPERT, parallel, parallel_select
 from routed.layer.model_rules import scaled_inputs
 from routed.layer.rule import SelectionRule
 from routed.layer.selection import SELECTIONS, capacity, select
@@ -131,7 +132,7 @@ class MoE(nn.Module):
         """Applies the rule to scores; over a mesh each device selects for its own tokens."""
         if self.mesh is None:
             return select(self.rule, scores, **options)
-        return dispatch.parallel_select(self.rule, self.mesh, scores, **options)
+        return parallel_select(self.rule, self.mesh, scores, **options)
 
     def experts_for(self, tokens: Tokens, routing: Any) -> tuple[Experts, Any]:
         """Returns all experts beside their inputs, and the routing whose weights are left for their outputs."""
@@ -151,7 +152,7 @@ class MoE(nn.Module):
         run = dispatch.DISPATCHES[dispatch_of(self, experts)].run
         if self.mesh is None or isinstance(routing, SoftRouting):
             return run(experts.run, experts.params, experts.x, routing, experts.queues)
-        return dispatch.parallel(run, experts.run, experts.params, experts.x, routing, experts.queues, self.mesh)
+        return parallel(run, experts.run, experts.params, experts.x, routing, experts.queues, self.mesh)
 
 
 def route_and_dispatch(layer: MoE, tokens: Tokens) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:
@@ -164,7 +165,7 @@ def dispatch_of(layer: MoE, experts: Experts) -> str:
     """Returns the dispatch of a layer: the named one, or for `auto` the best one for the experts and the platform."""
     devices = 1 if layer.mesh is None else layer.mesh.size
     sparse = SELECTIONS[layer.rule.name].sparse
-    exchanges = layer.mesh is not None and layer.mesh.shape[dispatch.EXPERT] > 1 and sparse
+    exchanges = layer.mesh is not None and layer.mesh.shape[EXPERT] > 1 and sparse
     if layer.dispatch != dispatch.AUTO:
         if reason := dispatch.reason_against(layer.dispatch, layer.rule.name):
             raise TypeError(reason)

@@ -11,9 +11,10 @@ from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch
-from routed.models.language_model import Read, context_of, language_model
-from routed.models.model import Model, Site
+from routed.models.language_model import context_of, language_model, parts_of
+from routed.models.model import Model, Read, Site
 from routed.models.transformer import CAUSAL, Plan, Stack, embedded, logits
+from routed.models.transformer_sizes import DECODER, TRANSFORMER, check_decoder
 from routed.tasks.text.spans import END
 from routed.tasks.text.stream import DOCUMENTS
 
@@ -57,3 +58,9 @@ def decoder(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """Builds the decoder of a config. The site and the stack are `decoder`."""
     form = {"positions": config.transformer.positions, "norm": config.transformer.norm}
     return language_model(lambda plan: Decoder(plan._replace(**form)), READ, config, mesh)
+
+
+#: name -> model, for next-token prediction.
+DECODERS = parts_of(
+    decoder, check_decoder, ("decoder", "decoder_active", "decoder_total"), settings=(*TRANSFORMER, *DECODER)
+)

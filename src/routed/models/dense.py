@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from routed.experts import EXPERTS
 from routed.experts.mlp import Mlp, mlp_parameters, width_for
-from routed.layer.dispatch import alone
+from routed.kernels.ragged import alone
 from routed.models.model import INITIAL, LAYER, ROUTED, Model, ModelPart, Outputs
 from routed.models.single_layer import per_sample, single_layer
 from routed.settings.tree import node_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -19,15 +19,12 @@ from ml_collections import ConfigDict
 from routed.contracts import TextBatch
 from routed.experts import EXPERTS
 from routed.layer.rule import SelectionRule, selection_rule
-from routed.models.model import Model, Outputs
+from routed.models.model import LAYER, ROUTED, Model, ModelPart, Outputs, Read
 from routed.models.transformer import Plan
-from routed.models.transformer_sizes import blocks_of, is_sparse
-from routed.routers import ROUTERS
-from routed.routers.scores import layer_scores, router_context
+from routed.models.transformer_sizes import TRANSFORMER, blocks_of, is_sparse
+from routed.routers import ROUTERS, router_context
+from routed.routers.scores import layer_scores
 from routed.settings.tree import node_of
-
-#: stack -> function of a batch that returns the ids that the stack reads.
-Read = Mapping[str, Callable[[TextBatch], Int[Array, "B L"]]]
 
 #: The names that a stack may have.
 STACKS = ("encoder", "decoder")
@@ -180,3 +177,21 @@ def expert_axis(path: tuple[Any, ...]) -> int | None:
     """
     names = [getattr(key, "key", None) for key in path]
     return 1 if any(("experts", stack) in itertools.pairwise(names) for stack in STACKS) else None
+
+
+def parts_of(
+    build: Callable[[ConfigDict, Mesh | None], Model],
+    check: Callable[[ConfigDict], None],
+    names: tuple[str, str, str] = ("moe", "dense_active", "dense_total"),
+    settings: Iterable[str] = TRANSFORMER,
+) -> dict[str, ModelPart]:
+    """Returns a language model and its dense twins as parts; they read these settings of the node `transformer`."""
+    transformer, count = tuple(f"transformer.{name}" for name in settings), ("experts.count", "experts.activation")
+    routed = (*LAYER, *transformer, "experts.learning_rate", "experts.activation", "router.stop_gradient")
+    active = (*transformer, "selection.k", "selection.capacity_factor", "selection.capacity_rule", *count)
+    parts = (
+        ModelPart(build, routed=True, uses=ROUTED, reads=routed, check=check),
+        ModelPart(build, uses=("experts.name",), reads=active, check=check),
+        ModelPart(build, uses=("experts.name",), reads=(*transformer, *count), check=check),
+    )
+    return dict(zip(names, parts, strict=True))

@@ -9,9 +9,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
-from routed.contracts import Column, Routing, SoftRouting
+from routed.contracts import Column, Routing, SoftRouting, TextBatch
 from routed.layer.rule import SelectionRule
-from routed.routers.noise import NOISES
 from routed.settings.setting import Setting, accept
 from routed.tasks.task import Watch, watch_nothing
 
@@ -62,6 +61,10 @@ class Scores(Protocol):
     ) -> Float[Array, "S T E"]: ...
 
 
+#: stack -> function of a batch of text that returns the ids that the stack reads.
+Read = Mapping[str, Callable[[TextBatch], Int[Array, "B L"]]]
+
+
 class Model(NamedTuple):
     """A model as pure functions.
 
@@ -75,12 +78,6 @@ class Model(NamedTuple):
     #: Outputs [S, T, E, O] of every expert on every token, of (params, site, features [S, T, ...]).
     responses: Callable[[Any, str, Array], Array] | None = None
     watch: Watch = watch_nothing
-
-
-def noise_settings(config: ConfigDict) -> dict[str, Any]:
-    """Returns the settings of the router's noise that the kind of noise reads, as arguments of a layer."""
-    reads = NOISES[config.router.noise].reads
-    return {name: config.router[name] for name in ("noise_scale", "noise_in_weights") if name in reads}
 
 
 class ModelPart(NamedTuple):

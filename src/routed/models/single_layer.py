@@ -19,9 +19,10 @@ from routed.layer.moe import CONTROL, MoE
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import in_samples
 from routed.metrics.router import PROBE
-from routed.models.model import Model, Outputs, Site, noise_settings
-from routed.routers import ROUTERS, Flat
-from routed.routers.scores import layer_scores, router_context
+from routed.models.model import Model, Outputs, Site
+from routed.routers import ROUTERS, Flat, router_context
+from routed.routers.noise import noise_settings
+from routed.routers.scores import layer_scores
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
 from routed.tasks.task import watch_nothing

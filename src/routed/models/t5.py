@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from routed.contracts import TextBatch
-from routed.models.language_model import Read, context_of, language_model
-from routed.models.model import Site
+from routed.models.language_model import context_of, language_model, parts_of
+from routed.models.model import Read, Site
 from routed.models.transformer import Plan, Stack, embedded, logits
+from routed.models.transformer_sizes import check_t5
 
 #: The id that the decoder reads before the first target: the padding id.
 START = 0
@@ -49,3 +50,6 @@ READ: Read = {"encoder": lambda batch: batch.inputs, "decoder": lambda batch: sh
 
 #: Builds the T5 of a config. The sites and the stacks are `encoder` and `decoder`.
 t5 = partial(language_model, T5, READ)
+
+#: name -> model, for text in and text out.
+ENCODER_DECODERS = parts_of(t5, check_t5)

@@ -25,8 +25,9 @@ from routed.layer.moe import MoE
 from routed.layer.rule import SelectionRule
 from routed.layer.selection import group_of, groupless
 from routed.models.attention import Attention, Kernel, PositionBias, causal_bias
-from routed.models.model import Site, noise_settings
+from routed.models.model import Site
 from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, is_twin, twin_width
+from routed.routers.noise import noise_settings
 from routed.settings.tree import node_of
 from routed.system.platform import platform
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from routed.contracts import UserError
+from routed.contracts import UserError, nearest
 from routed.experts import EXPERTS
 from routed.layer.dispatch import reason_against
 from routed.layer.selection import SELECTIONS
@@ -20,7 +20,7 @@ from routed.plan.run_settings import TUNING_OFFSET
 from routed.routers import ROUTERS
 from routed.settings.renamed import renamed
 from routed.settings.setting import Setting, refuse
-from routed.settings.tree import flatten, nearest
+from routed.settings.tree import flatten
 from routed.training import PROBLEMS, ProblemPart
 from routed.training.optimiser import NORMALISATIONS
 from routed.training.phases import configs_of

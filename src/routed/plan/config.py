@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from routed import experts, routers
-from routed.contracts import UserError
+from routed.contracts import UserError, nearest
 from routed.layer.auxiliary import AUXILIARY, loss_settings
 from routed.layer.dispatch import AUTO, DISPATCHES
 from routed.layer.selection import SELECTIONS
@@ -21,7 +21,7 @@ from routed.routers.noise import NOISES
 from routed.routers.noise import SHARED as NOISE
 from routed.settings.renamed import renamed
 from routed.settings.setting import Choice, Component, Setting, one_of
-from routed.settings.tree import flatten, nearest, unflatten, value_of
+from routed.settings.tree import flatten, unflatten, value_of
 from routed.tasks import SHARED as TASK
 from routed.tasks.text import SHARED as TEXT
 from routed.training import PROBES, PROBLEMS, ProblemPart, program

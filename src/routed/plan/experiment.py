@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from routed.contracts import UserError
+from routed.contracts import UserError, nearest
 from routed.plan.config import base
 from routed.plan.experiment_files import find, load, portable_spec, split
 from routed.plan.run import Point
 from routed.settings.renamed import renamed_attributes
-from routed.settings.tree import nearest, override, parse
+from routed.settings.tree import override, parse
 
 __all__ = ["Figure", "configure", "figure_of", "find", "load", "make_config", "portable_spec", "split", "variant"]
 

@@ -8,8 +8,7 @@ import pathlib
 import types
 from typing import NamedTuple
 
-from routed.contracts import UserError
-from routed.settings.tree import nearest
+from routed.contracts import UserError, nearest
 from routed.system.experiments import packaged
 
 #: The names that an experiment file must define.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from absl import logging as log
 from ml_collections import ConfigDict
 
-from routed.contracts import UserError
+from routed.contracts import UserError, nearest
 from routed.plan.arms import ARMS, REFERENCE, changes_of, source_of
 from routed.plan.checks import PLANNED, refuse_unread, validate
 from routed.plan.code import VERSION, Code, code_of, code_of_metrics, definition_of
@@ -19,7 +19,7 @@ from routed.plan.run import Point, Run
 from routed.plan.run_settings import TUNING_OFFSET
 from routed.settings.renamed import new_name, old_name, with_old_names
 from routed.settings.setting import refuse
-from routed.settings.tree import flatten, nearest, override, value_of
+from routed.settings.tree import flatten, override, value_of
 from routed.training.phases import configs_of
 
 #: The most runs of a plan; as many take a minute to plan.

@@ -1,6 +1,7 @@
 """Routers: small Flax modules that return scores [T, E] before any softmax, and the table of them."""
 
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 
@@ -155,3 +156,12 @@ SHARED: dict[str, Setting] = {
     "learning_rate": Setting(0.1, "of the router's parameters", at_least(0), traced=True),
     "stop_gradient": Setting(False, "what the router learns does not reach the layers below it"),
 }
+
+
+def router_context(node: Any, **context: Any) -> dict[str, Any]:
+    """Returns the context that a router reads: the step, and what it needs; `node` is the config node `router`.
+
+    Labels reach only routers that ask for them by name (`Router.needs`).
+    """
+    needs = ROUTERS[node.name].needs
+    return {name: value for name, value in context.items() if name == "step" or name in needs}

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.settings.setting import Setting, When, accept, at_least, refuse
-from routed.tasks import TASKS
+from routed.tasks.task import TASKS
 
 
 class ScoreNoise(nn.Module):
@@ -88,3 +88,9 @@ NOISES: dict[str, Noise] = {
     "learned": Noise(jax.random.normal, learned=True, reads=_ON_SCORES, check=_check_learned),
     "jitter": Noise(on_input=jitter, reads=("noise_scale", "noise_at_eval")),
 }
+
+
+def noise_settings(config: ConfigDict) -> dict[str, Any]:
+    """Returns the settings of the router's noise that the kind of noise reads, as arguments of a layer."""
+    reads = NOISES[config.router.noise].reads
+    return {name: config.router[name] for name in ("noise_scale", "noise_in_weights") if name in reads}

@@ -1,7 +1,6 @@
-"""The scores of a layer, for any router and any model: the context that a router reads, and the sharpness of a gate.
+"""The scores of a layer, for any router and any model, and the sharpness of a gate.
 
-A change of all scores (a temperature that falls with the step, say) is made here: `router_context` knows the settings
-and the step.
+A change of all scores (a temperature that falls with the step, say) is made here: the context has the step.
 """
 
 from __future__ import annotations
@@ -12,17 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Scalar
-
-from routed.routers import ROUTERS
-
-
-def router_context(node: Any, **context: Any) -> dict[str, Any]:
-    """Returns the context that a router reads: the step, and what it needs; `node` is the config node `router`.
-
-    Labels reach only routers that ask for them by name (`Router.needs`).
-    """
-    needs = ROUTERS[node.name].needs
-    return {name: value for name, value in context.items() if name == "step" or name in needs}
 
 
 def layer_scores(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from routed.contracts import UserError
+from routed.contracts import UserError, nearest
 from routed.settings.renamed import renamed, renamed_attributes
 
 
@@ -87,12 +86,6 @@ def value_of(config: ConfigDict | Node, key: str) -> Any:
     for part in key.split("."):
         config = config[part]
     return config
-
-
-def nearest(name: str, names) -> str:
-    """A hint for a misspelt name; empty if no known name is similar."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def parse(config: ConfigDict, key: str, text: str) -> Any:

@@ -15,15 +15,14 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from routed.contracts import UserError
+from routed.contracts import UserError, nearest
 from routed.plan import checks, experiment_files
 from routed.plan.code import code_of, texts_of
 from routed.plan.config import PACKAGED, base, canonical
 from routed.plan.runs import plan_runs
-from routed.routers import ROUTERS, Router
-from routed.routers.scores import router_context
+from routed.routers import ROUTERS, Router, router_context
 from routed.settings.renamed import old_name
-from routed.settings.tree import flatten, nearest, node_of, override, parse
+from routed.settings.tree import flatten, node_of, override, parse
 from routed.suite import probes
 
 #: The number of tokens that a router is tried on before anything runs, and numbers of experts.

@@ -87,6 +87,9 @@ class Task(NamedTuple):
     check: Callable[[ConfigDict], None] = accept
 
 
+#: name -> task; `tasks/__init__.py` has those of the core.
+TASKS: dict[str, Task] = {}
+
 #: Settings of the node `data` that several tasks read.
 SHARED: dict[str, Setting] = {
     "clusters": Setting(64, "Gaussians, subspaces, atoms, classes: equally likely", at_least(2)),

@@ -13,7 +13,6 @@ import pandas as pd
 from markupsafe import Markup
 
 from routed.analysis import plots, wording
-from routed.trace.figures import Drawn
 
 
 def paragraphs(template: str, **values: Any) -> list[str]:
@@ -51,8 +50,8 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def page_of(template: str, figures: Iterable[Drawn], **values: Any) -> str:
-    """Returns the page of a template of this room, with figures as inline SVG."""
+def page_of(template: str, figures: Iterable[tuple[str, plots.Chart, str]], **values: Any) -> str:
+    """Returns the page of a template of this room, with figures (name, chart, caption) as inline SVG."""
     embedded = [
         {"name": name, "caption": caption, "svg": Markup(wording.unique_ids(plots.svg(figure), name))}
         for name, figure, caption in figures

@@ -1,21 +1,20 @@
 """The one training program, the problems that it trains, their probes, and their optimisers."""
 
-from routed.training import router_probes, sample_probes, text_gates, text_probes
+from routed.training import router_probes, sample_probes, samples, text_gates, text_probes
 from routed.training.language import DECODER, ENCODER_DECODER
 from routed.training.probes import PROBES
 from routed.training.problem import ProblemPart
-from routed.training.samples import SAMPLES
 
 #: name -> problem; the model says which is its own, among those for the data.
 PROBLEMS: dict[str, ProblemPart] = {
-    "samples": SAMPLES,
+    "samples": samples.SAMPLES,
     "encoder_decoder": ENCODER_DECODER,
     "decoder": DECODER,
 }
 
 PROBES |= {
     "sample_loss": sample_probes.LOSS,
-    "sample_experts": sample_probes.EXPERTS,
+    "sample_experts": samples.EXPERTS,
     "accuracy": sample_probes.ACCURACY,
     "mixture": sample_probes.MIXTURE,
     "bayes": sample_probes.BAYES,

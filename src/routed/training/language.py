@@ -13,10 +13,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, AT_LEAST_1, SHARE, Column, TextBatch
-from routed.models import DECODERS, ENCODER_DECODERS, flops_of_decoder_row, flops_per_row
-from routed.models.decoder import READ as DECODER_READ
-from routed.models.t5 import READ as T5_READ
-from routed.models.transformer_sizes import is_sparse, work_of_token
+from routed.models import decoder, t5
+from routed.models.transformer_sizes import flops_of_decoder_row, flops_per_row, is_sparse, work_of_token
 from routed.routers import ROUTERS
 from routed.settings.setting import Setting, at_least, one_of
 from routed.settings.tree import override
@@ -122,8 +120,8 @@ def bigram_and_floors(corpus: Corpus, config: ConfigDict, rows: TextBatch) -> di
 ENCODER_DECODER = language_part(
     TextKind(
         SPANS,
-        T5_READ,
-        ENCODER_DECODERS,
+        t5.READ,
+        t5.ENCODER_DECODERS,
         flops_per_row,
         reads=tuple(SHARED),
         references=bigram_and_floors,
@@ -173,8 +171,8 @@ def five_gram(corpus: Corpus, config: ConfigDict, rows: TextBatch) -> dict[str, 
 DECODER = language_part(
     TextKind(
         CONTINUED,
-        DECODER_READ,
-        DECODERS,
+        decoder.READ,
+        decoder.DECODERS,
         flops_of_decoder_row,
         reads=tuple(name for name in SHARED if name not in ("noise_density", "mean_span")),
         references=five_gram,

@@ -14,9 +14,8 @@ from routed.metrics import entropies, router
 from routed.models.single_layer import SITE
 from routed.tasks import worlds
 from routed.training.objective import rule_and_dispatch
-from routed.training.probes import Block, Evaluation, Probe, experts_probe
+from routed.training.probes import Block, Evaluation, Probe
 from routed.training.sample_problem import EVALUATION_DISPATCH, SampleProblem, calibration_scores
-from routed.training.samples import experts_per_token
 
 
 def _loss(evaluation: Evaluation, prediction: Any = None, target: Any = None) -> Array:
@@ -102,13 +101,6 @@ LOSS = Probe(
             log=True,
         ),
     },
-)
-
-EXPERTS = experts_probe(
-    SampleProblem,
-    experts_per_token,
-    "Experts that are computed for a training token: all of a soft mixture, k of a sparse one. What a step costs.",
-    applies=lambda problem: True,
 )
 
 ACCURACY = Probe(

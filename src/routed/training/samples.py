@@ -152,3 +152,10 @@ SAMPLES = ProblemPart(
     ),
     check=check,
 )
+
+EXPERTS = probes.experts_probe(
+    SampleProblem,
+    experts_per_token,
+    "Experts that are computed for a training token: all of a soft mixture, k of a sparse one. What a step costs.",
+    applies=lambda problem: True,
+)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, SHARE, Column, TextBatch
-from routed.layer.dispatch import parallel_select
+from routed.layer.dispatch.parallel import parallel_select
 from routed.layer.selection import SELECTIONS, groupless, select
 from routed.metrics import agreement, entropies, load, router
 from routed.metrics.agreement import mean_cosine

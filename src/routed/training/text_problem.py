@@ -22,11 +22,13 @@ from ml_collections import ConfigDict
 from routed.contracts import Column, TextBatch
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import group_of
-from routed.models.language_model import Read
-from routed.models.model import ModelPart
+from routed.models.model import ModelPart, Read
 from routed.settings.setting import Setting, refuse
-from routed.tasks.text import DOCUMENTS, SOURCES, Corpus, Form, stream
+from routed.tasks.text import stream
+from routed.tasks.text.corpus import Corpus
+from routed.tasks.text.sources import SOURCES
 from routed.tasks.text.spans import END, PAD
+from routed.tasks.text.stream import DOCUMENTS, Form
 from routed.training.probes import Block, Evaluation, look, measure
 from routed.training.problem import Inputs, Problem
 

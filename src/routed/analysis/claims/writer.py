@@ -10,8 +10,7 @@ from ml_collections import ConfigDict
 
 from routed.analysis.claims.claim import KINDS, Claim, Setup
 from routed.analysis.claims.preconditions import Precondition
-from routed.contracts import UserError
-from routed.settings.tree import nearest
+from routed.contracts import UserError, nearest
 
 
 class UnknownKind(UserError, AttributeError):

@@ -20,8 +20,7 @@ from routed.analysis.plots.panels import Axis, Panel, Point, Series
 from routed.analysis.plots.rendering import png, svg
 from routed.analysis.plots.swept import AGAINST, MULTIPLES
 from routed.analysis.plots.tokens import LANGUAGES_PLOT, SAMPLE_PLOT
-from routed.contracts import UserError
-from routed.settings.tree import nearest
+from routed.contracts import UserError, nearest
 
 #: kind -> plot. A paper's file and a user's file add to it.
 PLOTS: dict[str, Plot] = {

@@ -12,16 +12,8 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.contracts import ExpertFunction
-from routed.kernels.ragged import alone, one_by_one, ragged, sorted_outputs
-from routed.layer.dispatch.direct import apart, apart_dense, combined, dense, gather, slots
-from routed.layer.dispatch.parallel import (
-    DATA,
-    EXPERT,
-    parallel,
-    parallel_combined,
-    parallel_outputs,
-    parallel_select,
-)
+from routed.kernels.ragged import ragged
+from routed.layer.dispatch.direct import dense, gather, slots
 from routed.layer.selection import SELECTIONS
 from routed.settings.setting import Setting, accept
 
@@ -94,19 +86,3 @@ def choose(
     if chosen.bounded or not (dropless or chosen.open):
         return "slots", "the capacity bounds its slots"
     return "ragged", "dropless: rows are sorted by expert"
-
-
-__all__ = [
-    "DATA",
-    "EXPERT",
-    "alone",
-    "apart",
-    "apart_dense",
-    "combined",
-    "one_by_one",
-    "parallel",
-    "parallel_combined",
-    "parallel_outputs",
-    "parallel_select",
-    "sorted_outputs",
-]

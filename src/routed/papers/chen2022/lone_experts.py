@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.experts import EXPERTS
-from routed.layer.dispatch import alone
+from routed.kernels.ragged import alone
 from routed.metrics import agreement
 from routed.metrics.router import PROBE
 from routed.models.model import Model, ModelPart, Outputs

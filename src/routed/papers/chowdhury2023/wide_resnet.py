@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, Column
 from routed.kernels.matmul import matmul
-from routed.layer.dispatch import apart, apart_dense
+from routed.layer.dispatch.direct import apart, apart_dense
 from routed.layer.selection import in_samples, select
 from routed.models.model import Model, ModelPart, Outputs, Site
 from routed.models.single_layer import SITE

@@ -24,7 +24,9 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, Scalar
 
 from routed.contracts import Routing, SoftRouting
 from routed.contracts.ties import is_highest
-from routed.layer import dispatch
+from routed.kernels.ragged import one_by_one, sorted_outputs
+from routed.layer.dispatch.direct import combined
+from routed.layer.dispatch.parallel import parallel_combined, parallel_outputs
 from routed.layer.moe import Experts, MoE, Tokens, dispatch_of
 from routed.layer.rule import QUEUES, Selection, SelectionRule
 from routed.layer.selection import top_k
@@ -96,9 +98,9 @@ def _begin(layer: MoE, tokens: Tokens) -> Competition:
 def _all_outputs(layer: MoE, experts: Experts) -> tuple[Float[Array, "E N O"], Callable[..., Array]]:
     """Returns the outputs of all experts on all tokens, and the function that adds them up by a routing."""
     if layer.mesh is None:
-        return jax.vmap(experts.run, in_axes=(0, None))(experts.params, experts.x), dispatch.combined
-    outputs = dispatch.parallel_outputs(experts.run, layer.mesh, experts.params, experts.x)
-    return outputs, partial(dispatch.parallel_combined, layer.mesh)
+        return jax.vmap(experts.run, in_axes=(0, None))(experts.params, experts.x), combined
+    outputs = parallel_outputs(experts.run, layer.mesh, experts.params, experts.x)
+    return outputs, partial(parallel_combined, layer.mesh)
 
 
 def is_active(rule: SelectionRule, key: PRNGKeyArray, step: Any) -> Bool[Array, ""]:
@@ -135,13 +137,13 @@ def compete_sparse(
     """Runs all experts forward only where a layer competes, and then those of the routing with a gradient; the key is
     consumed.
 
-    Returns the outputs sorted by expert (`dispatch.sorted_outputs`), their routing, and the norms that the router is to
+    Returns the outputs sorted by expert (`sorted_outputs`), their routing, and the norms that the router is to
     learn.
     """
     active, settings = competition.active, rule.settings
 
     def norms_of_all():
-        return dispatch.one_by_one(experts.run, *jax.lax.stop_gradient((experts.params, experts.x)), norms_of)
+        return one_by_one(experts.run, *jax.lax.stop_gradient((experts.params, experts.x)), norms_of)
 
     absent = lambda: jnp.zeros_like(routing.scores)  # noqa: E731
     norms = jax.lax.stop_gradient(jax.lax.cond(active, norms_of_all, absent))
@@ -150,7 +152,7 @@ def compete_sparse(
         norms = jax.random.permutation(deal, norms, axis=1, independent=True)
     winners, learned, weight = select(norms), norms, routing.weight
     chosen = _where(active, winners, routing) if settings.output_of_winners else routing
-    outputs = dispatch.sorted_outputs(experts.run, experts.params, experts.x, chosen)
+    outputs = sorted_outputs(experts.run, experts.params, experts.x, chosen)
     if settings.output_of_winners and settings.winners == "norms":
         computed = jnp.where(chosen.kept, chosen.token, len(norms))  # padding is not
         learned = norms.at[computed, chosen.expert].set(outputs.measured(norms_of), mode="drop")

@@ -15,8 +15,7 @@ from jaxtyping import Integer
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from routed.contracts import UserError
-from routed.settings.tree import nearest
+from routed.contracts import UserError, nearest
 from routed.tasks.text import cache, spans, tokenizers
 from routed.tasks.text.documents import TEST, Damage, because, damage_rule
 from routed.tasks.text.sources import SOURCES

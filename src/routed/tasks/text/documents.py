@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
-from routed.contracts import UserError
-from routed.settings.tree import nearest
+from routed.contracts import UserError, nearest
 
 SPLITS = ("train", "validation")
 
