@@ -184,7 +184,7 @@ def evaluated(config, validation, test):
 
 @pytest.mark.slow
 def test_the_entropy_of_test_tokens_has_its_mean_and_deviation_by_layer():
-    """Of the test rows, which pass in two blocks; not of validation rows, nor the deviation of the blocks' means."""
+    """The test rows count, which pass in two blocks; validation rows and the deviation of the blocks' means do not."""
     config = settings()
     test = jax.tree.map(lambda *both: jnp.concatenate(both), rows(), rows()._replace(inputs=rows().targets))
     problem, params, state, seen = evaluated(config, rows(), test)

@@ -30,7 +30,7 @@ def test_what_a_student_learns_by_hand():
 
 
 def test_uneven_load_by_hand():
-    """Of four tokens three choose expert 0, one expert 1: n_e / n - 1 = 1/2 and -1/2; sigmoids 3/4 and 1/2.
+    """Three of four tokens choose expert 0, one expert 1: n_e / n - 1 = 1/2 and -1/2; sigmoids 3/4 and 1/2.
 
     (3 x 1/2 x 3/4 - 1/2 x 1/2) / 4 = 7/32. Its gradient in the busy expert's scores is positive: they fall.
     """

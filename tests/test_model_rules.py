@@ -212,7 +212,10 @@ def test_weights_may_scale_the_input(dispatch):
 
 
 def test_llama_4s_rule_is_a_selection():
-    """As `weigh_inputs` with sigmoid; refused where tokens have several experts, or another rule evaluates them."""
+    """The selection equals `weigh_inputs` with sigmoid.
+
+    Tokens of several experts are refused, and evaluations by another rule.
+    """
     experts = {"router": ProductRouter(4, Flat()), "expert": Mlp(4, 2, 5), "num_experts": 4, "dispatch": "dense"}
     known = MoE(**experts, rule=SelectionRule("sigmoid", k=1), weigh_inputs=True)
     params = nn.meta.unbox(known.init(jax.random.key(1), X))["params"]

@@ -52,11 +52,11 @@ CASES = {
     "deepseek_v2": (
         lambda: DeepseekV2Moe(hf.DeepseekV2Config(**DEEPSEEK, topk_method="group_limited_greedy",
                                                   routed_scaling_factor=2.0)),
-        SelectionRule("group_limited", k=3, own=grouped("softmax", 2.0)),
+        SelectionRule("group_limited", k=3, settings=grouped("softmax", 2.0)),
     ),
     "deepseek_v3": (
         lambda: DeepseekV3MoE(hf.DeepseekV3Config(**DEEPSEEK, routed_scaling_factor=2.5)),
-        SelectionRule("group_limited", k=3, renormalise=True, own=grouped("sigmoid", 2.5)),
+        SelectionRule("group_limited", k=3, renormalise=True, settings=grouped("sigmoid", 2.5)),
     ),
     "gpt_oss": (
         lambda: GptOssMLP(hf.GptOssConfig(**SMALL, head_dim=8, num_local_experts=EXPERTS, num_experts_per_tok=2)),

@@ -94,7 +94,7 @@ def _refuse_other_seed(
 ) -> None:
     """Refuses a workdir of another base seed, where results depend on it beyond the seed of each run."""
     by_seed = "held streams" if config.shared_streams else "rates that were tuned on seeds counted from it"
-    tuned = any(point.get("rates", config.rates) == "tuned" for point in ({}, *sweep))
+    tuned = "tuned" in {config.rates, *(point.get("rates") for point in sweep)}
     if (config.shared_streams or tuned) and stored["config"]["seed"] != config.seed:
         raise UserError(
             f"workdir {path} holds results with seed={stored['config']['seed']} and {by_seed}: choose another --workdir"

@@ -25,8 +25,7 @@ def rows_of(run: Run, history: dict[str, np.ndarray], swept: list[str], problem:
     """
     losses = history[problem.loss]
     finite = np.isfinite(losses).all() and np.isfinite(history["train/loss"][1:]).all()
-    model = problem.models[run.config.model]
-    frozen = "router.frozen" in model.reads and run.config.router.frozen
+    frozen = "router.frozen" in problem.models[run.config.model].reads and run.config.router.frozen
     # Of finite runs only: NaN weights equal nothing, themselves included, so they would seem to have moved.
     if frozen and finite and history["router/params_changed"].max() > 0:
         raise UserError(

@@ -38,11 +38,7 @@ def group_limited(rule: SelectionRule, scores, preference, bias, mask) -> Routin
     V3: affinity sigmoid(score); a group counts the sum of its two highest, bias included. V2: softmax over all experts;
     its highest. Weights are affinities without the bias, over their sum when `renormalise`, times `scaling`.
     """
-    groups, limit, of = (
-        _setting_of(rule, "expert_groups"),
-        _setting_of(rule, "groups_kept"),
-        _setting_of(rule, "affinity"),
-    )
+    groups, limit, of = (_setting_of(rule, name) for name in ("expert_groups", "groups_kept", "affinity"))
     tokens, experts = scores.shape
     gate = jax.nn.sigmoid if of == "sigmoid" else jax.nn.softmax
     wanted = gate(preference) + bias[None]

@@ -81,9 +81,7 @@ class MoE(nn.Module):
 
     def __post_init__(self):
         settings = SELECTIONS[self.rule.name].settings
-        if (
-            self.rule.settings is None and settings
-        ):  # a rule that no config made: the selection's settings at their defaults
+        if self.rule.settings is None and settings:  # a rule that no config made has the defaults
             self.rule = self.rule._replace(
                 settings=from_flat({name: setting.default for name, setting in settings.items()})
             )

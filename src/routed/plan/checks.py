@@ -135,8 +135,7 @@ def _check_router(config: ConfigDict, data: Any, problem: ProblemPart, tokens: s
 
 def _check_entropy(config: ConfigDict, problem: ProblemPart) -> None:
     """Refuses a gate entropy that no distribution over the experts, or over the patches of a sample, has."""
-    model = problem.models[config.model]
-    if "router.initial_entropy" not in model.reads:
+    if "router.initial_entropy" not in problem.models[config.model].reads:
         return
     choices, count = "experts.count", config.experts.count
     if SELECTIONS[config.selection.name].within_samples:

@@ -17,7 +17,7 @@ from routed.plan.code import VERSION, Code, code_of, code_of_metrics, definition
 from routed.plan.config import canonical, declared, read_keys
 from routed.plan.run import Point, Run
 from routed.plan.run_settings import TUNING_OFFSET
-from routed.settings.renamed import new_name, old_name, with_old_names
+from routed.settings.renamed import old_name, with_old_names
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten, override, value_of
 from routed.training.phases import configs_of
@@ -252,7 +252,7 @@ def _warn_of_evaluations(changed: Collection[str], wholes: Iterable[ConfigDict])
 
 def decisive(config: ConfigDict) -> str:
     """Everything but arm and seed that decides a run's numbers, as JSON: the settings that it reads, code, version."""
-    flat = _decisive_settings(config)
+    flat = with_old_names(_decisive_settings(config))
     if config.shared_streams:
         flat["seed"] = config.seed
     code = {label: sorted(files.values()) for label, files in code_of(config).items()}
@@ -260,14 +260,13 @@ def decisive(config: ConfigDict) -> str:
 
 
 def _decisive_settings(config: ConfigDict) -> dict[str, Any]:
-    """The settings that decide the results of a run, by first names; without defaults that identities omit."""
+    """The settings that decide the results of a run; without defaults that are omitted from identities."""
     settings, flat = declared(), flatten(config)
-    decisive_values = {
+    return {
         key: value
         for key, value in flat.items()
         if settings[key].identity and not (settings[key].omit_default_from_identity and value == settings[key].default)
     }
-    return with_old_names(decisive_values)
 
 
 def identity(settings: str, arm: str, seed: int, tuning: bool, source: str = "") -> str:
@@ -280,7 +279,7 @@ def identity(settings: str, arm: str, seed: int, tuning: bool, source: str = "")
 def static_key(config: ConfigDict) -> str:
     """A text that is equal for configs that one compiled program serves; `config` has the settings that a run reads."""
     settings = declared()
-    flat = {key: value for key, value in _decisive_settings(config).items() if not settings[new_name(key)].traced}
+    flat = {key: value for key, value in _decisive_settings(config).items() if not settings[key].traced}
     for key in ("rates", "tune.multipliers", "tune.seeds"):
         flat.pop(key, None)
     flat |= {"seed": config.seed if config.shared_streams else None, "batching": config.mesh.batching}

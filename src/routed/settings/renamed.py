@@ -61,10 +61,11 @@ _OLD = {new: old for old, new in _NEW.items()}
 
 
 def new_name(name: str) -> str:
-    """Returns the name of today of a setting or a column."""
-    room, _, rest = name.partition("/")
-    column, slash, layer = rest.partition("/")
-    return _NEW.get(name) or (COLUMNS.get(f"{room}/{column}", f"{room}/{column}") + slash + layer if slash else name)
+    """Returns the new name of a setting or a column; every other name stays."""
+    if name in _NEW or name.count("/") < 2:
+        return _NEW.get(name, name)
+    column, _, layer = name.rpartition("/")
+    return f"{COLUMNS.get(column, column)}/{layer}"
 
 
 def old_name(setting: str) -> str:
@@ -74,18 +75,17 @@ def old_name(setting: str) -> str:
 
 def with_old_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings by their first names, also in the texts of phases."""
-    old_entries = {new: old for old, new in PHASE_ENTRIES.items()}
-    return _translated(values, lambda name: old_entries.get(name) or old_name(name))
+    return _translated(values, old_name, {new: old for old, new in PHASE_ENTRIES.items()})
 
 
 def with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values by their names of today, also in the texts of phases."""
-    return _translated(values, lambda name: PHASE_ENTRIES.get(name) or new_name(name))
+    """Returns values by their new names, also in the texts of phases."""
+    return _translated(values, new_name, PHASE_ENTRIES)
 
 
-def _translated(values: Mapping[str, Any], name_of: Callable[[str], str]) -> dict[str, Any]:
+def _translated(values: Mapping[str, Any], name_of: Callable[[str], str], entries: Mapping[str, str]) -> dict[str, Any]:
     def phase(text: str) -> str:
-        return re.sub(r"(?<!\S)[^\s=]+(?==)", lambda match: name_of(match[0]), text)
+        return re.sub(r"(?<!\S)[^\s=]+(?==)", lambda match: entries.get(match[0]) or name_of(match[0]), text)
 
     return {
         name_of(name): type(value)(map(phase, value)) if name == "phases" and isinstance(value, list | tuple) else value
