@@ -17,7 +17,7 @@ from jaxtyping import Float
 from routed.analysis import digits, statistics
 from routed.analysis.bootstrap import FEW, SEEDS, all_then_resampled, estimate_of_draws, fitted_slope
 from routed.analysis.claims import OneSide, Point, Side
-from routed.analysis.claims.rules import inconclusive
+from routed.analysis.claims.rules import inconclusive, verdict_within
 from routed.analysis.paired_values import Rows
 
 #: Largest difference of powers that count as equal.
@@ -73,13 +73,8 @@ class Power(OneSide):
         record["text"] = f"power {digits.with_interval((mean, low, high))} of {fit.used} runs, {fit.left_out} left out"
         if n < SEEDS:
             return inconclusive(record, FEW)
-        least, most = self.paper - MARGIN, self.paper + MARGIN
-        if least < low and high < most:
-            verdict, where = "supported", "lies"
-        elif high < least or most < low:
-            verdict, where = "opposite", "lies outside of what is"
-        else:
-            verdict, where = "inconclusive", "does not lie"
+        verdict = verdict_within(fit.slope, self.paper - MARGIN, self.paper + MARGIN)
+        where = {"supported": "lies", "opposite": "lies outside of what is"}.get(verdict, "does not lie")
         return record | {"verdict": verdict, "reason": f"the interval {where} within {MARGIN:g} of {self.paper:g}"}
 
 
