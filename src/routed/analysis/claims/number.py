@@ -64,8 +64,6 @@ class Number(OneSide):
             setting = f"a {self.setup.comparability.replace('_', ' ')} setting"
             record["reason"] = f"the paper's value is {where}, but {setting} can neither reproduce nor refute a number"
             return record | {"verdict": "not comparable"}
-        if reason := self.obstacle(rows):
-            return inconclusive(record, reason)
         record["verdict"] = "reproduced" if inside else "not reproduced"
         if rows.config.gate.horizon != 1:
             record |= self._extrapolated(record["verdict"], paper, values["later"], rows.config.gate.horizon)

@@ -12,8 +12,9 @@ from jaxtyping import Float
 
 from routed.analysis import digits, statistics
 from routed.analysis.bootstrap import SEEDS, all_then_resampled, estimate_of_draws
-from routed.analysis.claims import Point, Side, TwoSides
+from routed.analysis.claims import Point, Side, Stakes, TwoSides
 from routed.analysis.claims.rules import inconclusive, verdict_within
+from routed.analysis.claims.weaknesses import incompetent
 from routed.analysis.paired_values import Rows, paired
 
 #: Function of measured gaps [..., N] and of expected gaps with the ends of their intervals [..., N, 3] to a score
@@ -76,6 +77,11 @@ class Prediction(TwoSides):
         points = [{**self.setup.at, **at} for at, _ in self.foretold.points]
         return [(side, point) for side in self.sides() for point in points]
 
+    def stakes(self, verdict: str, rows: Rows) -> Stakes:
+        """Returns both sides at every point; points without a competent side are left out by turns, in `judge`."""
+        reads = tuple(self.reads())
+        return Stakes(reads, reads, ())
+
     def judge(self, rows: Rows) -> dict[str, Any]:
         """Returns the score: supported if its interval lies in the range that was asked for, opposite if outside."""
         points, score, least, most, _ = self.foretold
@@ -94,10 +100,26 @@ class Prediction(TwoSides):
         if n < SEEDS:
             return inconclusive(record, f"fewer than {SEEDS} points")
         verdict = verdict_within(estimate, least, most)
-        return record | {
-            "verdict": verdict,
-            "reason": "" if verdict == "supported" else f"asked for an interval within {least:g} to {most:g}",
-        }
+        record["alike"] = all(gap.low == gap.high for gap in measured)
+        reason = "" if verdict == "supported" else f"asked for an interval within {least:g} to {most:g}"
+        return record | {"verdict": verdict, "reason": reason} | self._among_competent(rows, verdict, gaps, expected)
+
+    def _among_competent(self, rows: Rows, verdict: str, gaps: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
+        """Returns changes to the record: a verdict that points without a competent side turn is none."""
+        points, score, least, most, _ = self.foretold
+        metric = self.setup.metric
+        good = []
+        for at, _ in points:
+            readings = tuple((side, {**self.setup.at, **at}) for side in self.sides())
+            good.append(incompetent(readings, metric, rows) is None)
+        if all(good) or verdict == "inconclusive":
+            return {}
+        left = int(sum(good))
+        without = verdict_within(scored(score, gaps[good], expected[good]), least, most) if left >= SEEDS else ""
+        if without == verdict:
+            return {}
+        count = f"at {len(good) - left} of {len(good)} points no side beats the best constant"
+        return inconclusive({}, f"{verdict}, but not competent: {count}, and without these it is {without or 'open'}")
 
     def gap_at(self, rows: Rows, at: Point) -> statistics.Estimate | None:
         """Returns the mean of log(higher / lower) at one point, for the least arm of `higher`; None without runs."""
