@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 from absl import logging as log
 
-from routed.analysis import plots, verdicts
+from routed.analysis import coverage, plots, verdicts
 from routed.analysis.answer import counted
 from routed.analysis.wording import render
 from routed.contracts import UserError
@@ -91,7 +91,7 @@ def experts_of(summary: pd.DataFrame) -> dict[str, list[float]]:
 
 
 def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
-    """Writes the page of every source with a kept claim.
+    """Writes the page of every source with a kept claim, and the table of all papers (`coverage`).
 
     Results without a claim go to the page of their experiment.
 
@@ -134,6 +134,9 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
             )
             files.write(root / f"{page}.md", text.removesuffix("\n"))
             written.append(root / f"{page}.md")
+    papers = {prefix: f"[{heading.partition(')')[0]})]({page}.md)" for prefix, (page, heading) in SOURCES.items()}
+    del papers[OUR_QUESTIONS]
+    coverage.write(root, [claim for result in records for claim in result["claims"]], papers)
     return written
 
 
