@@ -175,3 +175,21 @@ def test_a_task_declares_its_best_constant_or_that_it_has_none():
     many = {arm: 3 * value for arm, value in above.items()}
     assert order_on("test/loss", many)["reason"].startswith("not competent: learned has 2.18")
     assert order_on("test/loss", many, **{"data.name": "gated_gaussians"})["verdict"] == "supported"
+
+
+def test_the_fairest_control_is_that_of_all_controls_that_the_figure_asks_for():
+    """Frozen k-means cannot be made at this point: what beats the rest is not said to beat the fairest."""
+    named = {"oracle": "learned", "frozen": "frozen_sharp", "learned": "rest", "twin": "rest"}  # a quarter of the loss
+    table = rows("order").replace({"arm": named})
+    claim = WRITE.order("x", "s", "p", LEARNED, {"arm": "fairest"})
+    asked = {"gate.horizon": 1.0, "arms": ("learned", "frozen_sharp")}
+    (whole,) = judge((claim,), table, override(base(), asked), [N])
+    assert whole["verdict"] == "supported" and whole["text"].endswith("(fairest of frozen_sharp)")
+    asked["arms"] += ("frozen_kmeans",)
+    (part,) = judge((claim,), table, override(base(), asked), [N])
+    assert (part["verdict"], part["reason"]) == (
+        "inconclusive", "supported against the rest, but no frozen_kmeans here"
+    )  # fmt: skip
+    (behind,) = judge((claim,), table.replace({"arm": {"learned": "frozen_sharp", "frozen_sharp": "learned"}}),
+                      override(base(), asked), [N])  # fmt: skip
+    assert behind["verdict"] == "opposite"  # one control that is ahead is enough

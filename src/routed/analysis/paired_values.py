@@ -92,6 +92,17 @@ class Rows:
         reason = controls.failed(rows, self.loss).get(side["arm"])
         return f"{side['arm']} is no control: {reason}" if reason else None
 
+    def missing_controls(self, side: Side, at: Point) -> list[str]:
+        """Returns the fair controls of the config that did not run at a point, or are no controls there.
+
+        Nothing for a side that is one arm: a claim against the fairest control is about all that its figure asks for.
+        """
+        if side.get("arm") != ANY_FAIR:
+            return []
+        rows = self.at(_point_of(side, at))
+        present = set(rows.arm) - set(controls.failed(rows, self.loss))
+        return [arm for arm in fair_arms() if arm in self.config.arms and arm not in present]
+
     def runs(self, side: Side, at: Point, arm: str) -> pd.DataFrame:
         """Returns the last rows of an arm's finite runs at the point of a side."""
         rows = self.at(_point_of(side, at))

@@ -63,11 +63,15 @@ class Comparison(TwoSides):
         mean, low, high, n = answer.estimate
         effect = effect_text(self.setup.unit, answer.estimate)
         record: dict[str, Any] = {"ours": size(mean), "interval": [size(low), size(high)], "n": n}
-        record["text"] = f"{' against '.join(differences.labels)}; {effect}"
+        controls = f" (fairest of {', '.join(differences.now)})" if self._against_any() else ""
+        record["text"] = f"{' against '.join(differences.labels)}; {effect}{controls}"
         if n < 2:
             return inconclusive(record, ONE_SEED)
         record |= {"verdict": answer.verdict, "p": answer.p}
         return record | self._extrapolated(rows, answer, differences)
+
+    def _against_any(self) -> bool:
+        return any(side.get("arm") == ANY_FAIR for side in self.sides())
 
     def _extrapolated(self, rows: Rows, answer: Answer, differences: Differences) -> dict[str, Any]:
         """Returns changes to the record from the extrapolated differences: a verdict that they would turn is none."""

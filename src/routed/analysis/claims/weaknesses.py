@@ -47,6 +47,9 @@ def weakened(claim: Claim, rows: Rows, record: dict[str, Any]) -> dict[str, Any]
 def _doubt(claim: Claim, rows: Rows, verdict: str) -> str | None:
     """Returns the reason why a verdict could be another one with all runs, other rates, or other constants; or None."""
     winners, losers, contenders = claim.stakes(verdict, rows)
+    for side, at in claim.reads() if verdict != "opposite" else ():  # one control that is ahead refutes the claim
+        if missing := rows.missing_controls(side, at):
+            return f"{verdict} against the rest, but {_where(claim, at)}no {', no '.join(missing)} here"
     for side, at in winners:
         for loss in rows.diverged(side, at):
             return f"{verdict} among the others, but {_where(claim, at)}{loss}"
