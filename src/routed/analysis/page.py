@@ -21,7 +21,19 @@ from absl import logging as log
 from markupsafe import Markup, escape
 from ml_collections import ConfigDict
 
-from routed.analysis import answer, arms, controls, diagnosis, digits, plots, points, shapley, statistics, verdicts
+from routed.analysis import (
+    answer,
+    arms,
+    changed,
+    controls,
+    diagnosis,
+    digits,
+    plots,
+    points,
+    shapley,
+    statistics,
+    verdicts,
+)
 from routed.analysis.answer import as_text
 from routed.analysis.plots import interactive
 from routed.analysis.plots.automatic_figures import Drawn, draw_all
@@ -131,7 +143,8 @@ def make_part(
     drawn, undrawn = draw_all(asked.plots(config), data)
     figures = [_figure(figure, columns, workdir.name) for figure in drawn]
     claims = asked.claims(config)
-    judged = verdicts.judge(claims, table, config, swept)
+    changes = changed.changes_of(module, config, asked.sweep(config), table)
+    judged = [changed.filed(record, changes) for record in verdicts.judge(claims, table, config, swept)]
     point = data.at_point(last, {})
     point_config = override(
         config, {key: _setting(config, key, point[key].iloc[0]) for key in swept} if len(point) else {}
