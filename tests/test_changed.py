@@ -1,5 +1,7 @@
 """A paper's claim is about the paper's settings: what a command or a user's file changes is filed as the user's."""
 
+import logging
+
 import pandas as pd
 import pytest
 
@@ -54,3 +56,16 @@ def test_what_was_changed_is_filed_as_the_users():
     number = changed.filed(RECORD | {"verdict": "reproduced", "paper": 0.84}, ["steps=100"])
     assert number["verdict"] == "not comparable" and number["paper"] == "not asked"
     assert {*published.SOURCES} - {published.OUR_QUESTIONS} <= {*changed.PAPERS}
+
+
+def test_a_figure_that_cannot_conclude_says_so_before_it_trains(caplog):
+    """Table 4 has an eighth of the steps after which an arm beats the 5-gram."""
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        changed.warn_of_competence(*experiment.configure("competition_lm:table4", []))
+    assert "1,500 steps are too few: arms are not known to be competent before 12,000" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        changed.warn_of_competence(*experiment.configure("competition_lm:table4", ["steps=12000"]))
+        changed.warn_of_competence(*experiment.configure("competition_lm:table4,smoke", []))
+        changed.warn_of_competence(*experiment.configure("gmm_router", []))
+    assert not caplog.text

@@ -154,7 +154,7 @@ def _plan(spec: str) -> Command:
     Raises:
       UserError: an impossible config, figure or sweep.
     """
-    from routed.analysis import page
+    from routed.analysis import changed, page
     from routed.plan import checks, experiment, points
     from routed.plan.runs import plan_runs
     from routed.settings.tree import override
@@ -169,6 +169,7 @@ def _plan(spec: str) -> Command:
     sweep = points.points_of_command(config, figure.sweep, given, SWEEP.value, figure.computed)
     checks.validate_sweep(sweep)
     page.warn_of_claims(figure, config, sweep)
+    changed.warn_of_competence(module, config)
     runs = plan_runs(config, sweep, [*given, *(text.partition("=")[0] for text in SWEEP.value)])
     return Command(spec, module, config, sweep, runs)
 
@@ -266,7 +267,7 @@ def _run(command: Command) -> None:
 
 def _write_report(command: Command, workdir: pathlib.Path, table: pd.DataFrame) -> None:
     """Writes the report of a finished run, and prints its summary."""
-    from routed.analysis import page
+    from routed.analysis import changed, page
     from routed.system import hosts
 
     summaries: list[str] = []

@@ -1,4 +1,4 @@
-"""Claims of papers under settings or code that are not those of their figure: they are filed as the user's own."""
+"""Settings of a command against those of its figure: changed ones make a paper's claims the user's own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.engine.rows import plain_value
@@ -56,3 +57,20 @@ def filed(record: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     if record["verdict"] in NUMBERS:
         yours |= {"verdict": "not comparable", "reason": "ours is of other settings"}
     return yours
+
+
+def warn_of_competence(module: types.ModuleType, config: ConfigDict) -> None:
+    """Warns of a figure whose arms will not beat the best constant, or counts, in its steps, so that none is judged.
+
+    An experiment file declares `COMPETENT`: scale -> the fewest steps at which its arms do, and the page that shows it.
+    """
+    steps, page = getattr(module, "COMPETENT", {}).get(config.scale, (0, ""))
+    if config.steps < steps:
+        log.warning(
+            "%s steps are too few: arms are not known to be competent before %s (docs/results, %s), and claims about"
+            " arms that are not stay inconclusive; --config.steps=%d is enough",
+            f"{config.steps:,}",
+            f"{steps:,}",
+            page,
+            steps,
+        )

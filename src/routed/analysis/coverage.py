@@ -82,6 +82,6 @@ def write(root: pathlib.Path, claims: Iterable[Mapping[str, Any]], sources: Mapp
     readme, listed = root / "README.md", root / "coverage.json"
     if not (readme.exists() and listed.exists()) or BEGIN not in (text := readme.read_text("utf-8")):
         return
-    made = table(claims, sources, json.loads(listed.read_text("utf-8")))
+    content = table(claims, sources, json.loads(listed.read_text("utf-8")))
     pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    files.write(readme, pattern.sub(lambda match: f"{BEGIN}\n\n{made}\n\n{END}", text))
+    files.write(readme, pattern.sub(lambda match: f"{BEGIN}\n\n{content}\n\n{END}", text))

@@ -245,10 +245,9 @@ def bootstrap_ratio(part: np.ndarray, whole: np.ndarray) -> Estimate:
 
 
 def fieller(part: np.ndarray, whole: np.ndarray) -> tuple[float, float]:
-    """Returns the 95 % interval of a ratio of two paired means (Fieller 1954).
+    """Returns the 95 % interval of a ratio of two paired means (Fieller 1954), unbounded where the whole may be 0.
 
-    It holds each r for which a t test does not tell mean(part - r whole) from 0. It is unbounded where the mean of the
-    whole is not told from 0.
+    It holds each r for which a t test does not tell mean(part - r whole) from 0.
     """
     n, (a, b) = len(part), (part.mean(), whole.mean())
     (v11, v12), (_, v22) = np.cov(part, whole) * special.stdtrit(n - 1, (1 + LEVEL) / 2) ** 2 / n
