@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from routed.analysis.paired_values import at_edge
 from routed.contracts import UserError
 from routed.engine import compilation, early_pages, execution, limits, results, rows
 from routed.engine.compilation import compile_group
@@ -158,6 +159,24 @@ def test_tuned_runs_use_the_best_candidate(small, tmp_path):
     plain = train(override(config, {"rates": "paper"}), ({},), tmp_path / "plain")
     assert (table.status == "tuning").sum() == 2 * 3  # two candidates, three evaluations
     np.testing.assert_array_equal(tuned["test/loss"], plain["test/loss"])  # 1.0 wins over a rate of nothing
+
+
+@pytest.mark.slow
+def test_rates_of_routers_and_experts_are_tuned_apart(small, tmp_path):
+    """A learned router has 2 x 2 candidates, a frozen one 2; rates of nothing lose, here to the file's own."""
+    changes = {"rates": "tuned", "arms": ("learned", "frozen"), "seeds": 1, "tune.multipliers": (1e-6, 1.0)}
+    config = override(small, changes | {"tune.router_multipliers": (1e-6, 1.0)})
+    table = train(config, ({},), tmp_path)
+    tuning, tuned = table[table.status == "tuning"], table[table.status == "ok"]
+    assert tuning.groupby("arm").run.nunique().to_dict() == {"frozen": 2, "learned": 4}
+    plain = train(override(small, {"rates": "paper", "arms": ("learned",), "seeds": 1}), ({},), tmp_path / "plain")
+    learned = tuned[tuned.arm == "learned"]
+    np.testing.assert_array_equal(learned["test/loss"], plain["test/loss"])
+    np.testing.assert_allclose(learned["train/router_rate"], small.router.learning_rate)
+    assert tuned[tuned.arm == "frozen"]["train/router_rate"].isna().all()
+    assert at_edge(tuned.groupby("arm").last(), config).to_dict() == {"frozen": True, "learned": True}
+    wider = override(config, {"tune.multipliers": (1e-6, 1.0, 3.0), "tune.router_multipliers": (1e-6, 1.0, 3.0)})
+    assert not at_edge(tuned.groupby("arm").last(), wider).any()
 
 
 def test_streams_are_independent_and_can_be_held(small):

@@ -21,6 +21,7 @@ from routed.engine.compilation import compile_group
 from routed.engine.early_pages import EarlyPages, Report
 from routed.engine.rows import fill_points, rows_of
 from routed.engine.schedule import Group, Schedule
+from routed.plan import tuning
 from routed.plan.arms import ARMS
 from routed.plan.config import problem_of, traced
 from routed.plan.run import Run
@@ -134,6 +135,8 @@ def _run(
                 traced_of_runs = [traced_of(run, last_rows, [by_key[key] for key in run.needs]) for run in batch]
                 histories = train_batch(program[1], batch, traced_of_runs, session, saved)
                 saved = None
+                for run, history, values in zip(batch, histories, traced_of_runs, strict=True):
+                    history |= tuning.column(run, values, len(history["train/rate_scale"]))
                 rows = write_finished(workdir, group.problem, batch, histories, swept)
                 last_rows |= {key: row for key, row in rows.items() if key in needed}
                 schedule.finish(batch)
@@ -254,24 +257,14 @@ def _compile(group: Group, mesh: Mesh) -> CompiledGroup:
 def traced_of(run: Run, last_rows: LastRows, needed: list[Run]) -> dict[str, Any]:
     """The run's traced settings, with its tuned rate and its matched setting from the finished runs that it needs."""
     config = run.config
-    tuning = [r for r in needed if r.tuning and r.arm == run.arm]
-    if tuning and not run.tuning:
-        config = override(config, {"optimizer.rate_scale": best_scale(tuning, last_rows)})
+    candidates = [r for r in needed if r.tuning and r.arm == run.arm]
+    if candidates and not run.tuning:
+        config = override(config, tuning.best_rates(candidates, last_rows))
     values = traced(config)
     if (match := ARMS[run.arm].match) is not None:
         source = next(r for r in needed if r.arm == match.source and r.tuning == run.tuning)
         values[match.setting] = float(last_rows[source.key][match.metric])
     return values
-
-
-def best_scale(tuning: list[Run], last_rows: LastRows) -> float:
-    """The candidate with the lowest mean final test loss over the tuning seeds; one that diverged never wins."""
-    losses: dict[float, list[float]] = {}
-    column = problem_of(tuning[0].config).loss
-    for run in tuning:
-        loss = float(last_rows[run.key][column])
-        losses.setdefault(run.config.optimizer.rate_scale, []).append(loss if np.isfinite(loss) else math.inf)
-    return min(losses, key=lambda scale: np.mean(losses[scale]))
 
 
 class _interruptions:
