@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import page, published, workdirs
+from routed.analysis import committed, page, published, verdicts, workdirs
 from routed.contracts import UserError
 from routed.engine import results
 from routed.plan import experiment
@@ -23,11 +23,9 @@ ROOT = pathlib.Path(__file__).parent.parent / "docs" / "results"
 
 def test_the_committed_pages_are_those_of_the_committed_tables(tmp_path):
     shutil.copytree(ROOT / "data", tmp_path / "data")
+    shutil.copy(ROOT / "README.md", tmp_path)  # of which marks alone are made
     made = published.write_pages(tmp_path)
-    assert made and {path.name for path in made} == {path.name for path in ROOT.glob("*.md")} - {
-        "README.md",
-        "without_page.md",
-    }
+    assert made and {path.name for path in made} == {path.name for path in ROOT.glob("*.md")} - {"without_page.md"}
     for path in made:
         assert path.read_text() == (ROOT / path.name).read_text(), path.name
 
@@ -49,7 +47,7 @@ def test_kept_results_have_the_claims_that_their_commands_make():
 def kept_result(root, name, claims, **changes):
     """Writes a made-up result as `keep` does."""
     about = {"question": "why?", "command": "routed run --config=x", "seconds": 1, "machine": "m", "devices": 1,
-             "commit": "c",
+             "commit": "c", "rules": 3,
              "gap": [], "gap_at": "", "figures": []} | changes  # fmt: skip
     (root / "data" / name).mkdir(parents=True)
     (root / "data" / name / "claims.json").write_text(json.dumps(claims))
@@ -77,8 +75,8 @@ def test_experts_of_arms_are_told_where_they_differ():
         + [("test/loss", "frozen", 1.0)],
         columns=["metric", "arm", "mean"],
     )
-    assert published.experts_of(summary) == {"learned": [2.0, 2.0], "compete": [2.7, 16.0]}
-    assert published.experts_of(summary[:1]) == published.experts_of(summary[3:]) == {}
+    assert committed.experts_of(summary) == {"learned": [2.0, 2.0], "compete": [2.7, 16.0]}
+    assert committed.experts_of(summary[:1]) == committed.experts_of(summary[3:]) == {}
 
 
 #: An interval of the README -> (kept result, claim or part of the gap, what is done to its ends).
@@ -272,7 +270,7 @@ def test_claims_of_papers_without_a_page_stand_among_our_own():
 
 
 def test_figures_keep_their_words_and_lose_decimals():
-    small = published.lightened(
+    small = committed.lightened(
         '<g transform="translate(1.2345,0)"><path d="M1.234567,2.55L3.0123,4"/><text>0.055</text></g>'
     )
     assert small == '<g transform="translate(1.2,0)"><path d="M1.2,2.5L3.0,4"/><text>0.055</text></g>'
@@ -282,13 +280,16 @@ def test_figures_keep_their_words_and_lose_decimals():
 def test_a_workdir_is_kept_with_its_command_and_again_in_its_place(tmp_path):
     experiment, workdir, pages = write_experiment(tmp_path), tmp_path / "mine", tmp_path / "pages"
     command(f"--config={experiment}", f"--workdir={workdir}", "--config.seeds=1", "--sweep=data.separation=1,2")
-    module, config = workdirs._experiment_of(workdir)
+    described = json.loads((workdir / "config.json").read_text()) | {"commit": "0123456789ab"}  # as if all is committed
+    (workdir / "config.json").write_text(json.dumps(described))
+    module, config = workdirs.experiment_of(workdir)
     table = results.read_table(workdir)
     part = page.make_part([workdir], module, config, table)
     for _ in range(2):
-        published.keep(part, [workdir], pages)
+        committed.keep(part, [workdir], table, pages)
     about = json.loads((pages / "data" / "mine" / "about.json").read_text())
     assert about["command"] == "routed run --config=tiny --sweep=data.separation=1.0,2.0 --config.seeds=1"
+    assert committed.judged(pages / "data" / "mine")["about.json"] == verdicts.to_json(about)
     assert about["seconds"] > 0 and len([*(pages / "data" / "mine" / "figures").iterdir()]) == 2 * len(about["figures"])
     assert "data.separation,learned,frozen" in (pages / "data" / "mine" / "arms.csv").read_text()
 
