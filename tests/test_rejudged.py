@@ -91,7 +91,7 @@ def test_what_is_kept_gives_the_verdicts_of_all_rows(fault):
 
 @pytest.mark.slow
 def test_the_committed_verdicts_are_those_of_the_values_per_seed():
-    """Else `routed report --rejudge=docs/results --write`; a changed rule is a new version in `verdicts.CHANGES`."""
+    """Else `routed report --rejudge=docs/results --store`; a changed rule is a new version in `verdicts.CHANGES`."""
     command = [sys.executable, "-m", "routed.report", f"--rejudge={ROOT}"]  # without the checks of types of a test
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0 and f"{len(FOLDERS)} agree, 0 differ," in done.stdout, done.stdout + done.stderr
@@ -147,7 +147,7 @@ def test_a_verdict_that_is_not_that_of_the_values_is_named_and_mended(pages, cap
 
 
 def test_the_command_ends_with_1_where_a_verdict_differs(pages, monkeypatch):
-    for flag, value in {"OUT": None, "DOCS": None, "FINDINGS": None, "REJUDGE": str(pages), "WRITE": False}.items():
+    for flag, value in {"OUT": None, "DOCS": None, "FINDINGS": None, "REJUDGE": str(pages), "STORE": False}.items():
         monkeypatch.setattr(report, flag, types.SimpleNamespace(value=value))
     report.main(["report"])
     (pages / "ours.md").write_text("edited by hand")

@@ -2,16 +2,15 @@
 
     routed report DIR... [--out=FILE]        (or python -m routed.report)
     routed report --docs=docs/results DIR...
-    routed report --rejudge=docs/results [--write]
+    routed report --rejudge=docs/results [--store]
     routed findings [DIR...]      (the answers, in the terminal; default runs/*)
 
 makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): experiments
 against verdicts, all their claims in one table, and their pages below. Parts of one sweep (main's --shard), or other
 disjoint runs of one config and commit, are joined. --docs copies the tables of these workdirs to that folder's `data/`,
 and makes its pages from all tables there: one for each paper. --rejudge judges these tables again from their values
-per seed, prints what differs from the committed verdicts, and ends with 1 if anything does; --write stores the new
-ones. Without runs, `findings` prints those that a checkout
-publishes in docs/results.
+per seed, prints what differs from the committed verdicts, and ends with 1 if anything does; --store stores the new
+ones. Without runs, `findings` prints those that a checkout publishes in docs/results.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ DOCS = flags.DEFINE_string(
 REJUDGE = flags.DEFINE_string(
     "rejudge", None, "The folder of result pages: judges its tables again from their values per seed, and compares."
 )
-WRITE = flags.DEFINE_bool("write", False, "With --rejudge: stores verdicts and tables that differ.")
+STORE = flags.DEFINE_bool("store", False, "With --rejudge: stores verdicts and tables that differ.")
 FINDINGS = flags.DEFINE_bool("findings", False, "Print the answers and verdicts of finished runs; write nothing.")
 
 
@@ -85,7 +84,7 @@ def _rejudge(root: pathlib.Path, names: list[str]) -> None:
 
     if names or DOCS.value or OUT.value:
         raise UserError("--rejudge reads the tables of its folder alone: leave out workdirs, --docs and --out")
-    if not rejudged.rejudge(root, WRITE.value) and not WRITE.value:
+    if not rejudged.rejudge(root, STORE.value) and not STORE.value:
         sys.exit(1)
 
 
