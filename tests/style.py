@@ -25,7 +25,7 @@ LIMITS = {
     'code: tests `"key" in config`': 4,
     "documents: lines over 100 characters": 0,
     "documents: sentences over 28 words": 28,
-    "documents: words": 49_700,
+    "documents: words": 49_720,
     "experiments: docstrings over 40 lines": 0,
     "lines: all of src": 39_500,
     "lines: core": 24_100,

@@ -181,6 +181,30 @@ def test_every_interval_of_the_results_is_that_of_a_table():
     assert lost == []
 
 
+#: A number of an experiment: an interval, a factor, a share.
+NUMBER = re.compile(r"\[[-+.\d]+, [-+.\d]+\]|\d-fold|\d %")
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results/README.md", "BUILD_NOTES.md"])
+def test_no_number_of_an_experiment_is_cited_without_a_page(name):
+    """Each bullet and paragraph, with the table below it, links to a result or to those that have no page."""
+    pages = {page: (ROOT / f"{page}.md").read_text() for page in (*dict(published.SOURCES.values()), "without_page")}
+    headings = {page: re.findall("^## (.+)$", text, re.MULTILINE) for page, text in pages.items()}
+    anchors = {(page, re.sub("[^a-z0-9_ -]", "", title.lower()).replace(" ", "-"))
+               for page, titles in headings.items() for title in titles}  # fmt: skip
+    for block in re.split(r"\n\n(?!\|)|\n(?=- )", (ROOT.parent.parent / name).read_text()):
+        links = set(re.findall(r"\]\((?:docs/results/)?(\w+)\.md#([\w-]+)\)", block))
+        assert not NUMBER.search(block) or links & anchors, block
+        assert {link for link in links if link[0] in pages} <= anchors, block
+
+
+def test_links_to_results_of_earlier_rules_are_marked():
+    about = {path.parent.name: json.loads(path.read_text()) for path in ROOT.glob("data/*/about.json")}
+    stale = {result for result, facts in about.items() if facts["rules"] != verdicts.RULES}
+    for text in ((folder / "README.md").read_text() for folder in (ROOT, ROOT.parent.parent)):
+        assert published.marked(text, stale) == text and "†" in text
+
+
 def test_a_command_gives_what_points_are_computed_from_and_not_what_is_computed():
     """Steps of as many FLOPs follow from steps and lambda; of lambda there is one value, which is not the figure's."""
     given = ["steps=3000", "selection.competition_rate=0.01", "arms=learned,compete", "data.directory=/there"]
