@@ -27,8 +27,8 @@ LIMITS = {
     "documents: sentences over 28 words": 28,
     "documents: words": 49_720,
     "experiments: docstrings over 40 lines": 0,
-    "lines: all of src": 39_500,
-    "lines: core": 24_100,
+    "lines: all of src": 39_600,
+    "lines: core": 24_150,
 }
 TOOLS = {"trace", "suite", "bench", "aot", "tools"}
 QUESTIONS = ("What ", "Which ", "Whether ", "Where ", "Who ", "How ", "When ", "Of ", "That ", "As ", "Does ", "Is it ")

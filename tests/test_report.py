@@ -77,6 +77,16 @@ def finished(tmp_path_factory):
     return config, path, table, text
 
 
+def test_the_page_of_an_unfinished_sweep_has_figures_and_no_verdict(finished, tmp_path):
+    config, path, table, _ = finished
+    (tmp_path / "config.json").write_bytes((path / "config.json").read_bytes())
+    some = table[table.arm.isin(("learned", "frozen"))]
+    page.write_unfinished(tmp_path, experiment(), config, some, "8 of 16 runs are done")
+    html = (tmp_path / "report.html").read_text()
+    assert "Not finished: 8 of 16 runs are done." in html and 'class="panels"' in html
+    assert "x.order" not in html and not (tmp_path / "claims.json").exists()
+
+
 def test_everything_is_left_behind(finished):
     _, path, table, text = finished
     names = {"config.json", "results.parquet", "timing.csv", "summary.csv", "claims.json", "report.html", "routing.npz"}

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh
 
 from routed.contracts import UserError
-from routed.engine import compilation, execution, limits, results, rows
+from routed.engine import compilation, early_pages, execution, limits, results, rows
 from routed.engine.compilation import compile_group
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute, make_groups
@@ -66,6 +66,22 @@ def test_a_batched_run_equals_the_run_alone(swept, changes, tmp_path):
         for metric in ("train/loss", "test/loss", "router/entropy_token"):
             both = last(table, arm, metric, data__samples=8)[:1], last(alone, arm, metric, data__samples=8)
             np.testing.assert_allclose(*both, rtol=1e-5)
+
+
+def test_finished_runs_are_reported_while_others_train(tmp_path, monkeypatch, caplog):
+    """After the first of two runs; a page that fails ends nothing, and the log says it."""
+    monkeypatch.setattr(early_pages, "FIRST", 0.0)
+    config = override(base(), SMALL | {"arms": ("learned",), "seeds": 3, "mesh.run": 1, "mesh.runs_per_batch": 1})
+    runs, reports = plan_runs(config, ({},)), []
+
+    def report(table, progress):
+        reports.append((set(table.run), progress))
+        raise KeyError("an arm that has not run")
+
+    table = results.open_workdir(tmp_path, "test", config, ({},))
+    table = execute(runs, table, tmp_path, make_mesh(config), report)
+    assert [(len(finished), progress) for finished, progress in reports] == [(1, "1 of 3 runs are done")]
+    assert len(set(table.run)) == 3 and "report.html waits for the last run" in caplog.text
 
 
 def test_training_learns_and_arms_are_paired(swept):

@@ -73,6 +73,21 @@ def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, t
     return as_text(part)
 
 
+def write_unfinished(
+    workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame, progress: str
+) -> None:
+    """Writes report.html from the runs that are finished: figures and means, without verdicts, so that none is peeked.
+
+    Raises:
+      UserError: the disk is full or read-only.
+    """
+    unjudged: dict[str, Any] = {"claims": [], "answer": [], "gap": [], "shares": [], "threats": []}
+    sentence = f"Not finished: {progress}. The verdicts come with the last run; load this page again for more."
+    write_page(
+        workdir / "report.html", [make_part([workdir], module, config, table) | unjudged | {"in_short": sentence}]
+    )
+
+
 def write_files(workdir: pathlib.Path, part: dict[str, Any]) -> None:
     """Writes summary.csv, claims.json and figures/."""
     with files.explained(workdir / "figures"):

@@ -18,6 +18,7 @@ from routed.engine import checkpoint, limits, pretrained, results, tables
 from routed.engine.batches import CompiledGroup, Session, interruption, train_batch
 from routed.engine.checkpoint import Checkpoint
 from routed.engine.compilation import compile_group
+from routed.engine.early_pages import EarlyPages, Report
 from routed.engine.rows import fill_points, rows_of
 from routed.engine.schedule import Group, Schedule
 from routed.plan.arms import ARMS
@@ -76,10 +77,12 @@ def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0) -> list[Group]:
     return result
 
 
-def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: Mesh) -> pd.DataFrame:
+def execute(
+    runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: Mesh, report: Report | None = None
+) -> pd.DataFrame:
     """Runs everything that `table`, the workdir's rows, lacks, and returns the full table.
 
-    SIGINT and SIGTERM stop the execution within seconds.
+    `report` writes a page of finished runs while others train. SIGINT and SIGTERM stop the execution within seconds.
 
     Raises:
       UserError: the disk failed, or the user interrupted; everything finished is saved.
@@ -91,14 +94,20 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
     hosts.once(lambda: pretrained.record_models(workdir, runs))
     if pending:
         pretrained.check(pending)
-        _run(runs, done, last_rows, workdir, mesh)
+        pages = EarlyPages(report) if report and hosts.is_first() else None
+        _run(runs, done, last_rows, workdir, mesh, pages)
     else:
         hosts.once(lambda: checkpoint.clear(workdir / "checkpoints"))
     return hosts.first_process_first(lambda: finish(workdir, runs))
 
 
 def _run(
-    runs: list[Run], done: set[str], last_rows: dict[str, dict[str, Any]], workdir: pathlib.Path, mesh: Mesh
+    runs: list[Run],
+    done: set[str],
+    last_rows: dict[str, dict[str, Any]],
+    workdir: pathlib.Path,
+    mesh: Mesh,
+    pages: EarlyPages | None,
 ) -> None:
     """Trains the runs that are not `done`, batch by batch. `last_rows` are those of finished runs that others need."""
     all_groups, by_key = make_groups(runs, mesh), {run.key: run for run in runs}
@@ -128,6 +137,8 @@ def _run(
                 rows = write_finished(workdir, group.problem, batch, histories, swept)
                 last_rows |= {key: row for key, row in rows.items() if key in needed}
                 schedule.finish(batch)
+                if pages and schedule:
+                    pages.write_again(workdir, runs)
         finally:
             progress.close()
 
