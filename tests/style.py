@@ -28,7 +28,7 @@ LIMITS = {
     "documents: words": 49_720,
     "experiments: docstrings over 40 lines": 0,
     "lines: all of src": 39_600,
-    "lines: core": 24_150,
+    "lines: core": 24_200,
 }
 TOOLS = {"trace", "suite", "bench", "aot", "tools"}
 QUESTIONS = ("What ", "Which ", "Whether ", "Where ", "Who ", "How ", "When ", "Of ", "That ", "As ", "Does ", "Is it ")

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import committed, page, published, verdicts, workdirs
+from routed.analysis import committed, page, published, verdicts, versions, workdirs
 from routed.contracts import UserError
 from routed.engine import results
 from routed.plan import experiment
@@ -200,7 +200,7 @@ def test_no_number_of_an_experiment_is_cited_without_a_page(name):
 
 def test_links_to_results_of_earlier_rules_are_marked():
     about = {path.parent.name: json.loads(path.read_text()) for path in ROOT.glob("data/*/about.json")}
-    stale = {result for result, facts in about.items() if facts["rules"] != verdicts.RULES}
+    stale = {result for result, facts in about.items() if facts["rules"] != versions.RULES}
     for text in ((folder / "README.md").read_text() for folder in (ROOT, ROOT.parent.parent)):
         assert published.marked(text, stale) == text and "†" in text
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from routed import report
-from routed.analysis import committed, findings, per_seed, published, rejudged, verdicts
+from routed.analysis import answer, committed, findings, per_seed, published, rejudged, verdicts, versions
 from routed.analysis.claims import Precondition
 from routed.contracts import UserError
 from routed.engine import results
@@ -91,7 +91,7 @@ def test_what_is_kept_gives_the_verdicts_of_all_rows(fault):
 
 @pytest.mark.slow
 def test_the_committed_verdicts_are_those_of_the_values_per_seed():
-    """Else `routed report --rejudge=docs/results --store`; a changed rule is a new version in `verdicts.CHANGES`."""
+    """Else `routed report --rejudge=docs/results --store`; a changed rule is a new version in `versions.CHANGES`."""
     command = [sys.executable, "-m", "routed.report", f"--rejudge={ROOT}"]  # without the checks of types of a test
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0 and f"{len(FOLDERS)} agree, 0 differ," in done.stdout, done.stdout + done.stderr
@@ -101,7 +101,7 @@ def test_the_committed_verdicts_are_those_of_the_values_per_seed():
 @EACH
 def test_means_beside_a_ratio_divide(folder):
     """Of "a 2 against b 6 (geometric means); ratio 3 [...]" 6 / 2 is 3, to three digits; arithmetic means subtract."""
-    if json.loads((folder / "about.json").read_text())["rules"] != verdicts.RULES:
+    if json.loads((folder / "about.json").read_text())["rules"] != versions.RULES:
         pytest.skip("not judged by the rules of today")
     for claim in json.loads((folder / "claims.json").read_text()):
         if claim["kind"] in ("order", "null") and claim["n"]:
@@ -167,7 +167,11 @@ def test_a_result_of_earlier_rules_is_marked_on_its_page_and_where_it_is_linked(
     assert (pages / "README.md").read_text() == "[it](ours.md#geometry)† is so"
     (line,) = re.findall("^† Judged by rules .*$", (pages / "ours.md").read_text(), re.MULTILINE)
     assert line.startswith("† Judged by rules 1 of ") and "and not again: it has no values per seed" in line
-    assert verdicts.CHANGES[verdicts.RULES] in line
+    assert versions.CHANGES[versions.RULES] in line
+    text = answer.findings([ROOT / "data" / name for name in (FOLDERS[0].name, "geometry")])
+    assert re.findall("^judged by rules .*$", text, re.MULTILINE) == [
+        f"judged by rules 1, and not by those of today ({versions.RULES})"
+    ]
 
 
 def test_runs_of_uncommitted_code_are_not_published(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from routed.analysis import findings, per_seed, plots, verdicts
+from routed.analysis import findings, per_seed, plots, verdicts, versions
 from routed.analysis.workdirs import experiment_of
 from routed.contracts import UserError
 from routed.engine import results
@@ -83,7 +83,7 @@ def _tables(about: dict[str, Any], result: dict[str, Any]) -> dict[str, str]:
     """Returns the texts of the committed tables; arms.csv is the last, and tells that a folder is whole."""
     figures = {"figures": about.pop("figures")}
     measures = {name: result[name] for name in ("gap_at", "gap", "shares")} | {"experts": experts_of(result["table"])}
-    about |= {"rules": verdicts.RULES, "routed": VERSION} | measures | figures
+    about |= {"rules": versions.RULES, "routed": VERSION} | measures | figures
     return {
         "about.json": verdicts.to_json(about),
         "claims.json": verdicts.to_json(result["claims"]),

@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import logging as log
 
-from routed.analysis import per_seed, verdicts
+from routed.analysis import per_seed, versions
 from routed.analysis.answer import counted
 from routed.analysis.wording import render
 from routed.contracts import UserError
@@ -92,8 +92,8 @@ def pages(root: pathlib.Path) -> dict[pathlib.Path, str]:
                 failed=[] if prefix == OUR_QUESTIONS else _failed(sections),
                 causes=causes,
                 contradictions=contradictions.get(prefix, []),
-                rules=verdicts.RULES,
-                changes=verdicts.CHANGES,
+                rules=versions.RULES,
+                changes=versions.CHANGES,
             )
             texts[root / f"{page}.md"] = text.removesuffix("\n")
     if (readme := root / "README.md").exists():
@@ -147,7 +147,7 @@ def _read(folder: pathlib.Path) -> dict[str, Any]:
     for part in (*about["gap"], *about.get("shares", ())):
         part |= {key: math.nan for key, value in part.items() if value is None}
     arms = [("arm", "loss"), *zip(head, lines[0], strict=True)] if len(lines) == 1 else [head, *lines]
-    facts = {"per_seed": (folder / per_seed.TABLE).exists(), "stale": about["rules"] != verdicts.RULES}
+    facts = {"per_seed": (folder / per_seed.TABLE).exists(), "stale": about["rules"] != versions.RULES}
     return {"name": folder.name, "about": about, "claims": claims, "arms": arms, "folded": len(lines) > FEW} | facts
 
 
