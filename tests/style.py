@@ -27,8 +27,8 @@ LIMITS = {
     "documents: sentences over 28 words": 28,
     "documents: words": 50_000,
     "experiments: docstrings over 40 lines": 0,
-    "lines: all of src": 39_400,
-    "lines: core": 23_920,
+    "lines: all of src": 40_300,
+    "lines: core": 24_500,
 }
 TOOLS = {"trace", "suite", "bench", "aot", "tools"}
 QUESTIONS = ("What ", "Which ", "Whether ", "Where ", "Who ", "How ", "When ", "Of ", "That ", "As ", "Does ", "Is it ")
