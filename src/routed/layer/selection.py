@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from routed.contracts import Routing, SoftRouting
 from routed.contracts.ties import highest
+from routed.kernels.comparisons import along
 from routed.kernels.ranks import ranks
 from routed.layer.rule import QUEUES, Selection, SelectionRule
 
@@ -106,8 +107,8 @@ def top_k(rule: SelectionRule, scores, preference, bias, mask) -> Routing:
     weight is exactly 1 and the router gets no gradient, which is Dikkala's rule of evaluation).
     """
     expert = highest(preference + bias[None], rule.k)
-    probability = jnp.take_along_axis(jax.nn.softmax(scores), expert, axis=1)
-    weight = jax.nn.softmax(jnp.take_along_axis(scores, expert, axis=1)) if rule.renormalise else probability
+    probability = along(jax.nn.softmax(scores), expert)
+    weight = jax.nn.softmax(along(scores, expert)) if rule.renormalise else probability
     return queued(rule, scores, expert, weight, mask, probability)
 
 
