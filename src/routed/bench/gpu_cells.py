@@ -88,12 +88,14 @@ class Layer:
         self.shape, self.column = shape, column
         self.inputs = _inputs(shape, column)
         self.programs: dict[str, tuple[Any, float]] = {}
+        self.outputs: dict[str, Any] = {}  # shapes
 
     def program(self, way: str) -> tuple[Any, float]:
         """Returns a compiled program and the seconds that it took."""
         if way not in self.programs:
             started = time.perf_counter()
             lowered = lower(self.shape, self.column, way, layers.shapes_of(self.shape, self.column))
+            self.outputs[way] = lowered.out_info
             self.programs[way] = compile_lowered(lowered), time.perf_counter() - started
         return self.programs[way]
 
@@ -115,19 +117,20 @@ class Layer:
         tokens = np.random.default_rng(1).choice(self.shape.tokens, min(SAMPLE, self.shape.tokens // 4), replace=False)
         arguments = self.arguments(load, tokens)
         params, x, weight, expert, cotangent = arguments
-        outputs = self.program(way)[0](self.empty(way), *arguments)
+        program, _ = self.program(way)
+        outputs = program(self.empty(way), *arguments)
         weight = weight * layers.within_capacity(self.shape, self.column, expert)
         expected = _expected(self.shape, way)(params, x[tokens], weight[tokens], expert[tokens], cotangent[tokens])
         if way == "forward":
-            return accept(float(layers.distance(outputs[tokens], expected)))
+            return accept(float(_distance(outputs[tokens], expected)))
         (y, (of_params, of_x, of_weight)), computed = outputs, layers.within_capacity(self.shape, self.column, expert)
         mine = y[tokens], (of_params, of_x[tokens], (of_weight * computed)[tokens])
         expected = expected[0], (*expected[1][:2], expected[1][2] * computed[tokens])
-        return accept(float(layers.distance(mine, expected)))
+        return accept(float(_distance(mine, expected)))
 
     def empty(self, way: str) -> Any:
         """Returns zeros in the shapes of a program's outputs."""
-        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), _outputs(self.shape, self.column, way))
+        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self.outputs[way])
 
     def caller(self, way: str, load: str) -> Any:
         """Returns a function that runs a program a few times, and gives the seconds of one."""
@@ -159,7 +162,7 @@ def accept(distance: float) -> float:
 def lower(shape: Shape, column: str, way: str, shapes: tuple[Any, ...]) -> Any:
     """Lowers a program of a layer; its first argument are old outputs, of which it takes the memory."""
     set_flags(column)
-    run = _way(layers.function_of(shape, column), way)
+    run = jax.jit(_way(layers.function_of(shape, column), way))  # traced once
     old = jax.eval_shape(run, *shapes)
     sharding = shapes[1].sharding
     old = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), old)
@@ -170,8 +173,7 @@ def _way(apply: Any, way: str) -> Any:
     return layers.both_ways(apply) if way == "both" else lambda *inputs: apply(*inputs[:4])
 
 
-def _outputs(shape: Shape, column: str, way: str) -> Any:
-    return jax.eval_shape(_way(layers.function_of(shape, column), way), *layers.shapes_of(shape, column))
+_distance = jax.jit(layers.distance)
 
 
 @functools.cache
