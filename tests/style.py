@@ -25,9 +25,9 @@ LIMITS = {
     'code: tests `"key" in config`': 4,
     "documents: lines over 100 characters": 0,
     "documents: sentences over 28 words": 28,
-    "documents: words": 50_000,
+    "documents: words": 50_300,
     "experiments: docstrings over 40 lines": 0,
-    "lines: all of src": 40_300,
+    "lines: all of src": 40_600,
     "lines: core": 24_500,
 }
 TOOLS = {"trace", "suite", "bench", "aot", "tools"}

@@ -246,9 +246,9 @@ def plan(cell: Cell, topology: str) -> dict[str, Any]:
     require(cell.column, ahead=True)
     shape, target = SHAPES[cell.shape], topology_of(topology)
     mesh = jax.sharding.Mesh(np.array(target.devices[:1]), ("run",))
-    there = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     shapes = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=there), layers.shapes_of(shape, cell.column)
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), layers.shapes_of(shape, cell.column)
     )
     started = time.perf_counter()
     device = mock.Mock(core_count=CORES, device_kind=target.name, compute_capability="9.0")

@@ -47,12 +47,12 @@ class Product(NamedTuple):
 def _general(name: str) -> Callable[..., Array]:
     """Returns `ragged_dot_general` of a library: jax.lax or tokamax."""
 
-    def dot(rows, others, sizes, dimensions):
+    def dot(rows, right, sizes, dimensions):
         if name == "tokamax":  # on a GPU its kernels alone, and not XLA's dense products in their place
             ways = ("mosaic", "triton") if platform() == "gpu" else ("xla",)
             tokamax = importlib.import_module("tokamax")
-            return tokamax.ragged_dot_general(rows, others, sizes, dimensions, implementation=ways)
-        return jax.lax.ragged_dot_general(rows, others, sizes, dimensions)
+            return tokamax.ragged_dot_general(rows, right, sizes, dimensions, implementation=ways)
+        return jax.lax.ragged_dot_general(rows, right, sizes, dimensions)
 
     return dot
 
