@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from absl import flags
 
+from routed.aot.topology import topology_of
 from routed.bench import cluster, dispatch, gmm, gpu, images, lm, patches, pods, scaling, t5, tables, trace
 from routed.bench.harness import Baseline, as_line
 from routed.contracts import UserError
@@ -35,6 +36,9 @@ BASELINE = flags.DEFINE_string(
     + "; ".join(f"{name}: {lines.form}" for name, lines in COMPARED.items()),
 )
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; medians are reported.", lower_bound=1)
+TOPOLOGY = flags.DEFINE_string(
+    "topology", None, "For gpu: compiles its table for a GPU that is not here, such as h100:1, and runs nothing."
+)
 
 
 def main(argv: list[str]) -> None:
@@ -44,7 +48,12 @@ def main(argv: list[str]) -> None:
     name, command = argv[1], BASELINE.value
     if command and name not in COMPARED:
         raise UserError(f"--baseline: bench {name} has none; {', '.join(COMPARED)} compare with a command")
-    arguments = [Baseline(command, COMPARED[name])] if name in COMPARED else []
+    arguments: list[Any] = [Baseline(command, COMPARED[name])] if name in COMPARED else []
+    if TOPOLOGY.value:
+        if name != "gpu":
+            raise UserError(f"--topology={TOPOLOGY.value}: bench {name} has none; gpu compiles for another machine")
+        topology_of(TOPOLOGY.value)  # refuses what is unknown or not installed
+        arguments = [TOPOLOGY.value]
     records: list[dict[str, Any]] = []
     about: dict[str, Any] = {}
     for record in BENCHES[name].bench(ROUNDS.value, *arguments):
@@ -55,6 +64,8 @@ def main(argv: list[str]) -> None:
             text = json.dumps(about | {"records": records}, indent=1)
             files.write(pathlib.Path(JSON.value), text + "\n")
     print(json.dumps(about | {"records": records}, indent=1))
+    if hasattr(BENCHES[name], "as_table"):
+        print(BENCHES[name].as_table(records))
 
 
 def describe(name: str) -> dict[str, Any]:
