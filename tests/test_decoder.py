@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from routed.bench import lm
-from routed.bench.harness import Baseline
+from routed.bench.harness import Baseline, restricted
 from routed.contracts import TextBatch, UserError
 from routed.layer.model_losses import balance_pooled
 from routed.layer.rule import selection_rule
@@ -316,6 +316,13 @@ def test_the_bench_alone_knows_competing_layers():
     """A process of the bench loads their paper itself; here conftest.py has loaded all of them."""
     code = "from routed.bench import lm; print(lm.config_of('tiny', 'compete_1').selection.competition_rate)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1.0\n"
+
+
+def test_a_part_of_the_cases_of_a_bench_is_chosen_by_their_names():
+    cases = {("tiny", "smoe"): 1, ("tiny", "dense"): 2, ("small", "smoe"): 3}
+    assert restricted(cases, "") == cases and restricted(cases, "tiny (smoe|all)") == {("tiny", "smoe"): 1}
+    with pytest.raises(UserError, match="--only=huge: no case; there are tiny smoe, tiny dense, small smoe"):
+        restricted(cases, "huge")
 
 
 def test_the_bench_reads_baselines_and_its_dense_decoder_has_the_size_of_its_peer():
