@@ -219,10 +219,10 @@ def _describe_topology(command: Command) -> None:
 
 def _dry_run(command: Command) -> None:
     """Prints points, groups, memory and estimated time of the runs on this machine."""
-    from routed.engine import devices, dry_run
+    from routed.engine import dry_run, sharing
     from routed.system import hosts
 
-    text = dry_run.describe(command.runs, devices.make_mesh(command.config))
+    text = dry_run.describe(command.runs, sharing.mesh_of(command.config, command.runs))
     hosts.once(lambda: files.tell(text))
 
 
@@ -232,13 +232,14 @@ def _run(command: Command) -> None:
     Raises:
       UserError: the workdir has results of another command, or cannot be written; the user interrupted.
     """
-    from routed.engine import devices, execution, results
+    from routed.engine import devices, execution, results, sharing
     from routed.plan import experiment
     from routed.plan.workdir import default_workdir
     from routed.system import hosts
     from routed.trace import from_runs
 
-    runs, config, mesh = command.runs, command.config, devices.make_mesh(command.config)
+    runs, config = command.runs, command.config
+    mesh = sharing.mesh_of(config, runs)
     source = experiment.portable_spec(command.spec)
     workdir = files.folder(WORKDIR.value or default_workdir(source, config, _OVERRIDES, SWEEP.value, SHARD.value))
     with contextlib.ExitStack() as stack:

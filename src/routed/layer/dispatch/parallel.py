@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
+from ml_collections import ConfigDict
 
 from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting, UserError
 from routed.layer.dispatch.direct import combine_weights, combined
@@ -22,6 +23,11 @@ from routed.layer.selection import select
 DATA, EXPERT = "data", "expert"
 #: Shared out over both axes.
 BOTH = P((DATA, EXPERT))
+
+
+def devices_of_run(config: ConfigDict) -> int:
+    """Returns how many devices share a run by its config; 1 where the program decides (`routed.engine.sharing`)."""
+    return max(1, config.mesh.data) * config.mesh.expert
 
 
 def parallel(
