@@ -24,7 +24,7 @@ from routed.experts.ffn import Ffn
 from routed.kernels import attention as kernel
 from routed.kernels.head_product import head_product
 from routed.layer.rule import selection_rule
-from routed.models.attention import Attention, causal_bias
+from routed.models.attention import Attention, causal_bias, heads_at_once
 from routed.models.transformer import CAUSAL, Plan, moe_layer
 from routed.models.transformer_sizes import FFNS, is_sparse
 from routed.routers import ROUTERS
@@ -40,7 +40,7 @@ TURNS = 10
 class Rows(NamedTuple):
     """Rows that attend: how many, queries and keys of each, and whether keys behind a query are hidden."""
 
-    count: int
+    number: int
     queries: int
     keys: int
     causal: bool
@@ -48,7 +48,7 @@ class Rows(NamedTuple):
     @property
     def pairs(self) -> float:
         """Pairs of a query and a key that it sees."""
-        return self.count * self.queries * self.keys / (2 if self.causal else 1)
+        return self.number * self.queries * self.keys / (2 if self.causal else 1)
 
 
 class Part(NamedTuple):
@@ -137,12 +137,12 @@ def _normal(*shape: int) -> jax.Array:
 def _attention(config: ConfigDict, rows: Rows) -> Part:
     t, crossed = config.transformer, rows.queries != rows.keys
     module = Attention(t.heads, t.head_dim, causal=rows.causal)
-    x, inner = _normal(rows.count, rows.queries, t.dim), t.heads * t.head_dim
+    x, inner = _normal(rows.number, rows.queries, t.dim), t.heads * t.head_dim
     reach = jnp.zeros((t.heads, rows.queries + rows.keys - 1))
     bias = None if crossed else causal_bias(t.heads, rows.queries, None) if rows.causal else reach
-    more = (_normal(rows.count, rows.keys, t.dim),) if crossed else ()
+    more = (_normal(rows.number, rows.keys, t.dim),) if crossed else ()
     params = module.init(jax.random.key(0), x, bias, *more)
-    projected = 4 * rows.count * (rows.queries + rows.keys) * t.dim * inner
+    projected = 4 * rows.number * (rows.queries + rows.keys) * t.dim * inner
     work = Work(PASSES * (projected + 4 * rows.pairs * inner))
     return Part(t.layers, lambda params, x, *more: module.apply(params, x, bias, *more), (params, x, *more), work)
 
@@ -151,7 +151,7 @@ def _softmax(config: ConfigDict, rows: Rows) -> Part:
     """Returns exponentials, maxima and sums of the blocks of scores, each block in cache, without its products."""
     t = config.transformer
     chunk = kernel.queries_at_once(rows.queries, rows.causal)
-    together = kernel.at_once(1 if t.head_dim > t.dim // 2 else t.heads, rows.count, chunk, rows.keys)
+    together = kernel.at_once(heads_at_once(t.heads, t.head_dim, t.dim), rows.number, chunk, rows.keys)
     block = together[0] * together[1]
     blocks = max(1, round(t.heads * rows.pairs / (block * chunk * rows.keys)))
 
