@@ -351,7 +351,7 @@ def test_shares_of_the_same_runs_are_compared_by_those_that_differ():
 def test_sides_are_named_with_means_of_their_ratio():
     """Seeds 0 and 1 are common: sqrt(.1 * .4) = .2 and sqrt(.8 * .8) = .8, ratio 4; seed 2 of frozen is alone."""
     rows = table({"learned": [0.1, 0.4], "frozen": [0.8, 0.8, 9.0]})
-    assert verdict(order(), rows)["text"].startswith("learned 0.2 against frozen 0.8; ratio 4 ")
+    assert verdict(order(), rows)["text"].startswith("learned 0.2 against frozen 0.8 (geometric means); ratio 4 ")
 
 
 def test_numbers_are_compared_with_a_prediction_interval():

@@ -9,6 +9,7 @@ a sweep with --shard=I/N, or one run with --coordinator (launch/README.md).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import shlex
@@ -232,6 +233,7 @@ def _run(command: Command) -> None:
     Raises:
       UserError: the workdir has results of another command, or cannot be written; the user interrupted.
     """
+    from routed.analysis import page
     from routed.engine import devices, execution, results, sharing
     from routed.plan import experiment
     from routed.plan.workdir import default_workdir
@@ -248,6 +250,7 @@ def _run(command: Command) -> None:
         devices.keep_programs(workdir)
         text, sweep = shlex.join(sys.argv[1:]), command.sweep
         log.info("%s: %d points, %d runs, workdir %s", text, len(sweep), len(runs), workdir)
+        sharing.log_shared(config, mesh)
         start = time.monotonic()
         table = hosts.first_process_first(lambda: results.open_workdir(workdir, source, config, sweep, SHARD.value))
         hosts.require_equal(
@@ -255,7 +258,8 @@ def _run(command: Command) -> None:
             results.described(workdir),
             "several hosts need one folder that all see, on the network or in a bucket",
         )
-        table = execution.execute(runs, table, workdir, mesh)
+        early = functools.partial(page.write_unfinished, workdir, command.module, config)
+        table = execution.execute(runs, table, workdir, mesh, None if SHARD.value else early)
         if config.trace.every:
             hosts.once(lambda: from_runs.write(workdir, runs))
         if SHARD.value:

@@ -62,9 +62,10 @@ def contested(config: ConfigDict) -> bool:
 
 
 def keep_programs(workdir: pathlib.Path) -> None:
-    """Caches compiled programs in the workdir, unless JAX_COMPILATION_CACHE_DIR names a shared folder."""
+    """Caches all compiled programs in the workdir, or in the shared folder that JAX_COMPILATION_CACHE_DIR names."""
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(workdir / "compiled"))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:  # JAX leaves out what compiles within a second
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 

@@ -27,11 +27,15 @@ PARAMETERS = 1000
 
 def mesh_of(config: ConfigDict, runs: Sequence[Run]) -> Mesh:
     """Returns the mesh of a command's runs: that of its config, or of cores that share each run."""
-    devices = 1 if config.mesh.data or config.mesh.run else cores_of_a_run(runs)
-    if devices == 1:
+    if config.mesh.data or config.mesh.run or config.mesh.expert > 1:
         return make_mesh(config)
-    log.info("%d cores share the rows of each run (--config.mesh.data=1: a core for each run)", devices)
-    return make_mesh(override(config, {"mesh.data": devices}))
+    return make_mesh(override(config, {"mesh.data": cores_of_a_run(runs)}))
+
+
+def log_shared(config: ConfigDict, mesh: Mesh) -> None:
+    """Says in the log that cores share each run, if the program decided so."""
+    if config.mesh.data + config.mesh.expert == 1 and mesh.size > mesh.shape["run"]:
+        log.info("%d cores share the rows of each run (--config.mesh.data=1: a core for each run)", mesh.size)
 
 
 def cores_of_a_run(runs: Sequence[Run]) -> int:
@@ -53,7 +57,7 @@ def is_faster(config: ConfigDict) -> bool:
     """True if cores that share the rows of a step take less time than a core and its idle neighbours."""
     problem = problem_of(config)
     cost = problem.cost(config)
-    if not problem.shareable or cost.parameters is None or config.mesh.expert > 1 or contested(config):
+    if not problem.shareable or cost.parameters is None or contested(config):
         return False
     return cost.parameters() <= PARAMETERS * cost.tokens
 

@@ -15,6 +15,9 @@ TUNING_OFFSET = 1_000_000
 #: The most devices that may share anything: more than any machine has.
 DEVICES = 2**16
 
+MULTIPLIERS = Allowed(
+    lambda v: 1 <= len(v) <= 100 and all(m > 0 for m in v), lambda: "must be at most 100 positive numbers"
+)
 _TUNED = When(lambda config: config.rates == "tuned", "rates=tuned")
 
 #: The condition under which each device has runs of its own.
@@ -51,10 +54,15 @@ PLAN = Component(
         "tune.multipliers": Setting(
             (0.3, 1.0, 3.0),
             "candidates for optimizer.rate_scale; the lowest final test loss wins",
-            Allowed(
-                lambda v: 1 <= len(v) <= 100 and all(m > 0 for m in v), lambda: "must be at most 100 positive numbers"
-            ),
+            MULTIPLIERS,
             when=_TUNED,
+        ),
+        "tune.router_multipliers": Setting(
+            (1.0,),
+            "candidates for a further factor on router.learning_rate, each tried with each of tune.multipliers",
+            MULTIPLIERS,
+            when=_TUNED,
+            omit_default_from_identity=True,
         ),
         "tune.seeds": Setting(1, "tuning seeds, never evaluated: seed + 1,000,000 + i", within(1, 10_000), when=_TUNED),
     }

@@ -71,6 +71,11 @@ class Claim:
         """Returns every side with every point at which the claim reads its rows."""
         return [(side, self.setup.at) for side in self.sides()]
 
+    def metrics(self) -> set[str]:
+        """Returns the columns that the claim compares; they are published with its verdict."""
+        compared = {side.get("metric", self.setup.metric) for side in self.sides()}
+        return compared | {self.setup.metric, *(need.metric for need in self.setup.needs)}
+
     def judge(self, rows: Rows) -> dict[str, Any]:
         """Returns the entries in which the claim's record differs from that of a claim without runs."""
         raise NotImplementedError

@@ -74,7 +74,8 @@ class Comparison(TwoSides):
         mean, low, high, n = answer.estimate
         effect = effect_text(self.setup.unit, answer.estimate)
         record: dict[str, Any] = {"ours": size(mean), "interval": [size(low), size(high)], "n": n}
-        record["text"] = f"{' against '.join(differences.labels)}; {effect}"
+        kind = "geometric means" if self.setup.unit == "ratio" else "means"
+        record["text"] = f"{' against '.join(differences.labels)} ({kind}); {effect}"
         if n < 2:
             return inconclusive(record, ONE_SEED)
         record |= {"verdict": answer.verdict, "p": answer.p}
