@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routed.bench import lm
+from routed.bench import lm, parts
 from routed.bench.harness import Baseline, restricted
 from routed.contracts import TextBatch, UserError
 from routed.layer.model_losses import balance_pooled
@@ -577,3 +577,14 @@ def test_the_balance_loss_may_be_of_all_layers_together():
     assert of() == pytest.approx(float(expected + 0.1 * z), rel=1e-5)
     assert abs(of(**{"losses.balance_scope": "batch"}) - of()) > 1e-4
     assert of(frozen=True) == 0
+
+
+@pytest.mark.slow
+def test_the_parts_of_the_bench_have_the_products_of_a_step(monkeypatch):
+    """All products but those of causality's hidden half: 3 passes x 3 layers x 2 x 2 x 4 rows x 16 x 16 / 2 x 8."""
+    monkeypatch.setitem(lm.SHAPES, "least", lm._shape(8, 2, 16, 4, 30))
+    training = lm.training_of("least", "smoe")
+    listed = {name: part for name, part in parts.parts_of(training).items() if not name.startswith("of it")}
+    assert training.flops - sum(part.times * part.work.flops for part in listed.values()) == 147_456
+    record, *_ = parts.bench(1, "least smoe")
+    assert record["part"] == "step" and 0 < record["ms"] < 1e3

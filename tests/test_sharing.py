@@ -12,7 +12,8 @@ from tests.language_case import TINY
 ALONE = TINY | {"mesh.run": 0, "dispatch": "auto"}
 
 
-def mesh_of(changes, monkeypatch, cores=2):
+def mesh_of(changes, monkeypatch, cores=2, work=0):
+    monkeypatch.setattr(sharing, "WORK", work)
     monkeypatch.setattr(sharing.os, "sched_getaffinity", lambda _: range(cores))
     config = override(base(), ALONE | changes)
     return dict(sharing.mesh_of(config, plan_runs(config, ())).shape)
@@ -43,10 +44,9 @@ def test_other_runs_have_a_core_each(changes, monkeypatch):
     assert "data" not in mesh_of(changes, monkeypatch)
 
 
-def test_many_parameters_a_token_are_not_shared(monkeypatch):
-    """Every core updates all parameters: TINY has fewer than 1,000 for each of its tokens, and more than 1."""
-    monkeypatch.setattr(sharing, "PARAMETERS", 1)
-    assert "data" not in mesh_of({}, monkeypatch)
+def test_little_work_for_many_parameters_is_not_shared(monkeypatch):
+    """Every core updates all parameters. TINY has 328 tokens a step, so at most 6 x 328 FLOPs for most of them."""
+    assert "data" not in mesh_of({}, monkeypatch, work=sharing.WORK)
 
 
 def test_the_number_of_devices_is_in_no_key():

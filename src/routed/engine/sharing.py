@@ -20,9 +20,9 @@ from routed.settings.tree import override
 from routed.system.platform import platform
 from routed.training.text_problem import in_blocks
 
-#: The most parameters for each token of a step with which sharing is faster: every core updates all parameters and
-#: adds up all gradients, and computes only its own tokens (`python -m routed.bench lm`, `t5`).
-PARAMETERS = 1000
+#: The least FLOPs of a step for each parameter with which sharing is faster: every core updates all parameters and adds
+#: up all gradients, and computes only its own tokens (docs/measurements/lm.md).
+WORK = 10_000
 
 
 def mesh_of(config: ConfigDict, runs: Sequence[Run]) -> Mesh:
@@ -59,7 +59,7 @@ def is_faster(config: ConfigDict) -> bool:
     cost = problem.cost(config)
     if not problem.shareable or cost.parameters is None or contested(config):
         return False
-    return cost.parameters() <= PARAMETERS * cost.tokens
+    return cost.flops >= WORK * cost.parameters()
 
 
 def can_share(config: ConfigDict, devices: int) -> bool:
