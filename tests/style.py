@@ -27,7 +27,7 @@ LIMITS = {
     "documents: sentences over 28 words": 28,
     "documents: words": 51_000,
     "experiments: docstrings over 40 lines": 0,
-    "lines: all of src": 40_600,
+    "lines: all of src": 41_300,
     "lines: core": 24_900,
 }
 TOOLS = {"trace", "suite", "bench", "aot", "tools"}

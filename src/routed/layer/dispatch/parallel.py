@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
+from ml_collections import ConfigDict
 
 from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting, UserError
 from routed.kernels.ragged import ragged
@@ -29,6 +30,11 @@ DATA, EXPERT = "data", "expert"
 BOTH = P((DATA, EXPERT))
 #: Assignments that a device has room for at once, over those of an even load.
 ROOM = 1.25
+
+
+def devices_of_run(config: ConfigDict) -> int:
+    """Returns how many devices share a run by its config; 1 where the program decides (`routed.engine.sharing`)."""
+    return max(1, config.mesh.data) * config.mesh.expert
 
 
 def parallel(
