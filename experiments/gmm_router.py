@@ -44,6 +44,7 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 import routed.papers.dikkala2023  # noqa: F401 (parts of the paper)
+import routed.papers.ours  # noqa: F401 (k-means with several starts)
 from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Writer, comparability
 from routed.plan import Figure, Point, chain, make_config, product
 
@@ -98,6 +99,7 @@ SCALES = {
         "data.clusters": 8, "data.dim": 8, "data.spurious_dims": min(config.data.spurious_dims, 24),
         "data.test_samples": 1600, "experts.count": 8, "experts.width": 16,
         "steps": 40, "eval_every": 20, "seeds": 2, "shuffles": 4, "arms": without_beside(config.arms),
+        "tune.router_multipliers": config.tune.router_multipliers[-2:],
     },
     "default": lambda config: {},
     "paper": lambda config: {
@@ -396,6 +398,50 @@ NORMS = Figure(
     plots=lambda config: (TRAINING | {"name": "norms", "metrics": ("router/norm_ratio", "router/norm_mean")}, ROUTING),
 )
 
+# Rates of router and experts tuned apart.
+
+#: Ratios of the router's to the experts' rate from .01 to 100 (the paper's: 10). Seeds that no other figure evaluates.
+APART = {
+    "arms": ("learned", "learned_distance", "learned_kmeans", "frozen_kmeans", "frozen_kmeans_5"),
+    "rates": "tuned", "tune.router_multipliers": (0.001, 0.01, 0.1, 1.0, 10.0), "seed": 9000, "seeds": 10,
+}  # fmt: skip
+
+
+def rates_sweep(config: ConfigDict) -> tuple[Point, ...]:
+    """Returns the sizes."""
+    return product(data__samples={"smoke": (64, 256)}.get(config.scale, (8192, 16384)))
+
+
+def rates_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """Returns learned routers against k-means, each at its own best pair of rates; at the largest size, and both."""
+    sizes = {point["data.samples"] for point in rates_sweep(config)}
+    prefix = f"routed.rates.{config.experts.name}."
+    write = Writer(comparability(config), at={"data.samples": max(sizes)}, prefix=prefix, over=("data.samples",))
+    kmeans, best = {"arm": "frozen_kmeans"}, {"arm": "frozen_kmeans_5"}
+    versus = "beats k-means of the inputs (best of 5 starts), each at its own best rates"
+    return (
+        write.order("learned", f"learned {versus}", "not asked", LEARNED, best),
+        write.order("distance", f"learned, with distances, {versus}", "not asked", {"arm": "learned_distance"}, best),
+        write.order("from-kmeans", f"learned from k-means {versus}", "not asked", {"arm": "learned_kmeans"}, best),
+        write.order("starts", "k-means with 5 starts beats k-means with one", "not asked", best, kmeans),
+    )
+
+
+RATES_FIGURE = Figure(
+    "learned against k-means with rates of router and experts tuned apart, depth-3 experts",
+    APART | {"tune.multipliers": (0.3, 1.0, 3.0, 10.0, 30.0)},
+    sweep=rates_sweep,
+    claims=rates_claims,
+    plots=lambda config: (LOSS, TRAINING),
+)
+RATES_CONSTANT = Figure(
+    "the same with constant experts",
+    CONSTANT | APART | {"tune.multipliers": (1.0, 3.0, 10.0, 30.0, 100.0)},
+    sweep=rates_sweep,
+    claims=rates_claims,
+    plots=lambda config: (LOSS, TRAINING),
+)
+
 # Separation x samples.
 
 
@@ -455,7 +501,8 @@ SENSITIVITY = Figure(
 
 FIGURES = {
     "": HEADLINE, "fig2a": FIG2A, "fig2b": FIG2B, "fig2c": FIG2C, "fig3": FIG3, "fig4": FIG4,
-    "spurious": SPURIOUS, "norms": NORMS, "phase": PHASE, "sensitivity": SENSITIVITY,
+    "spurious": SPURIOUS, "norms": NORMS, "rates": RATES_FIGURE, "rates_constant": RATES_CONSTANT,
+    "phase": PHASE, "sensitivity": SENSITIVITY,
 }  # fmt: skip
 
 

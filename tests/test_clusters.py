@@ -79,6 +79,15 @@ def test_kmeans_is_as_good_as_scikit_learns():
     assert np.mean(ours) == pytest.approx(np.mean(theirs), rel=0.02)
 
 
+def test_of_several_starts_the_closest_centres_stay():
+    """Of 4 starts by hand, each with its own key, those with the least distances to twelve overlapping clusters."""
+    x, key = around(np.random.default_rng(1).normal(size=(12, 3)), 20), jax.random.key(3)
+    alone = [FIT(one, x, jnp.ones(len(x)), 12) for one in jax.random.split(key, 4)]
+    best = min(alone, key=lambda centres: inertia(centres, x))
+    assert len({round(inertia(centres, x), 5) for centres in alone}) == 4  # no two starts end at the same place
+    np.testing.assert_allclose(kmeans(key, x, jnp.ones(len(x)), 12, 4), best, rtol=1e-5)
+
+
 def test_seeds_are_samples_far_apart_and_kmeans_ends_at_means_of_its_samples():
     x = around(CORNERS, 50)
     for seed in range(5):

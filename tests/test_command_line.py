@@ -576,8 +576,9 @@ def test_the_command_has_commands(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_second_start_compiles_nothing_and_loads_nothing_of_text(tiny, tmp_path):
-    """The second start gets every program from the workdir of the first; neither loads what only other data need."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_second_start_compiles_nothing_and_loads_nothing_of_text(shared, tiny, tmp_path):
+    """It gets every program from the workdir, or from a shared folder; neither start loads what only text needs."""
     script = (
         "import json, sys, jax.monitoring as m\n"
         "seen = []\n"
@@ -589,13 +590,15 @@ def test_a_second_start_compiles_nothing_and_loads_nothing_of_text(tiny, tmp_pat
         "    | {'other': [*other & {*sys.modules}]}), file=sys.stderr)\n"
     )
     own = {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"}
-    line = ["-c", script, f"--config={tiny}", "--config.arms=learned", f"--workdir={tmp_path / 'w'}"]
+    own |= {"JAX_COMPILATION_CACHE_DIR": f"{tmp_path}/programs"} if shared else {}
     counts = []
-    for _ in range(2):
-        done = process(*line, env=own)
+    for workdir in ("first", "second" if shared else "first"):
+        done = process(
+            "-c", script, f"--config={tiny}", "--config.arms=learned", f"--workdir={tmp_path / workdir}", env=own
+        )
         assert done.returncode == 0, done.stderr
         counts.append(json.loads(done.stderr.splitlines()[-1]))
-        (tmp_path / "w" / "results.parquet").unlink()
+        (tmp_path / workdir / "results.parquet").unlink()
     first, second = counts
     assert first["other"] == second["other"] == []
     assert first["misses"] > 2 and second["misses"] == 0 and second["hits"] >= first["misses"] - 2

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import coverage, page, published, workdirs
+from routed.analysis import committed, coverage, page, published, verdicts, versions, workdirs
 from routed.contracts import UserError
 from routed.engine import results
 from routed.plan import experiment
@@ -23,11 +23,9 @@ ROOT = pathlib.Path(__file__).parent.parent / "docs" / "results"
 
 def test_the_committed_pages_are_those_of_the_committed_tables(tmp_path):
     shutil.copytree(ROOT / "data", tmp_path / "data")
+    shutil.copy(ROOT / "README.md", tmp_path)  # of which marks alone are made
     made = published.write_pages(tmp_path)
-    assert made and {path.name for path in made} == {path.name for path in ROOT.glob("*.md")} - {
-        "README.md",
-        "without_page.md",
-    }
+    assert made and {path.name for path in made} == {path.name for path in ROOT.glob("*.md")} - {"without_page.md"}
     for path in made:
         assert path.read_text() == (ROOT / path.name).read_text(), path.name
 
@@ -81,7 +79,7 @@ def test_kept_results_have_the_claims_that_their_commands_make():
 def kept_result(root, name, claims, **changes):
     """Writes a made-up result as `keep` does."""
     about = {"question": "why?", "command": "routed run --config=x", "seconds": 1, "machine": "m", "devices": 1,
-             "commit": "c",
+             "commit": "c", "rules": 3,
              "gap": [], "gap_at": "", "figures": []} | changes  # fmt: skip
     (root / "data" / name).mkdir(parents=True)
     (root / "data" / name / "claims.json").write_text(json.dumps(claims))
@@ -109,8 +107,8 @@ def test_experts_of_arms_are_told_where_they_differ():
         + [("test/loss", "frozen", 1.0)],
         columns=["metric", "arm", "mean"],
     )
-    assert published.experts_of(summary) == {"learned": [2.0, 2.0], "compete": [2.7, 16.0]}
-    assert published.experts_of(summary[:1]) == published.experts_of(summary[3:]) == {}
+    assert committed.experts_of(summary) == {"learned": [2.0, 2.0], "compete": [2.7, 16.0]}
+    assert committed.experts_of(summary[:1]) == committed.experts_of(summary[3:]) == {}
 
 
 #: An interval of the README -> (kept result, claim or part of the gap, what is done to its ends).
@@ -215,6 +213,30 @@ def test_every_interval_of_the_results_is_that_of_a_table():
     assert lost == []
 
 
+#: A number of an experiment: an interval, a factor, a share.
+NUMBER = re.compile(r"\[[-+.\d]+, [-+.\d]+\]|\d-fold|\d %")
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results/README.md", "BUILD_NOTES.md"])
+def test_no_number_of_an_experiment_is_cited_without_a_page(name):
+    """Each bullet and paragraph, with the table below it, links to a result or to those that have no page."""
+    pages = {page: (ROOT / f"{page}.md").read_text() for page in (*dict(published.SOURCES.values()), "without_page")}
+    headings = {page: re.findall("^## (.+)$", text, re.MULTILINE) for page, text in pages.items()}
+    anchors = {(page, re.sub("[^a-z0-9_ -]", "", title.lower()).replace(" ", "-"))
+               for page, titles in headings.items() for title in titles}  # fmt: skip
+    for block in re.split(r"\n\n(?!\|)|\n(?=- )", (ROOT.parent.parent / name).read_text()):
+        links = set(re.findall(r"\]\((?:docs/results/)?(\w+)\.md#([\w-]+)\)", block))
+        assert not NUMBER.search(block) or links & anchors, block
+        assert {link for link in links if link[0] in pages} <= anchors, block
+
+
+def test_links_to_results_of_earlier_rules_are_marked():
+    about = {path.parent.name: json.loads(path.read_text()) for path in ROOT.glob("data/*/about.json")}
+    stale = {result for result, facts in about.items() if facts["rules"] != versions.RULES}
+    for text in ((folder / "README.md").read_text() for folder in (ROOT, ROOT.parent.parent)):
+        assert published.marked(text, stale) == text and "†" in text
+
+
 def test_a_command_gives_what_points_are_computed_from_and_not_what_is_computed():
     """Steps of as many FLOPs follow from steps and lambda; of lambda there is one value, which is not the figure's."""
     given = ["steps=3000", "selection.competition_rate=0.01", "arms=learned,compete", "data.directory=/there"]
@@ -304,7 +326,7 @@ def test_claims_of_papers_without_a_page_stand_among_our_own():
 
 
 def test_figures_keep_their_words_and_lose_decimals():
-    small = published.lightened(
+    small = committed.lightened(
         '<g transform="translate(1.2345,0)"><path d="M1.234567,2.55L3.0123,4"/><text>0.055</text></g>'
     )
     assert small == '<g transform="translate(1.2,0)"><path d="M1.2,2.5L3.0,4"/><text>0.055</text></g>'
@@ -314,13 +336,16 @@ def test_figures_keep_their_words_and_lose_decimals():
 def test_a_workdir_is_kept_with_its_command_and_again_in_its_place(tmp_path):
     experiment, workdir, pages = write_experiment(tmp_path), tmp_path / "mine", tmp_path / "pages"
     command(f"--config={experiment}", f"--workdir={workdir}", "--config.seeds=1", "--sweep=data.separation=1,2")
-    module, config = workdirs._experiment_of(workdir)
+    described = json.loads((workdir / "config.json").read_text()) | {"commit": "0123456789ab"}  # as if all is committed
+    (workdir / "config.json").write_text(json.dumps(described))
+    module, config = workdirs.experiment_of(workdir)
     table = results.read_table(workdir)
     part = page.make_part([workdir], module, config, table)
     for _ in range(2):
-        published.keep(part, [workdir], pages)
+        committed.keep(part, [workdir], table, pages)
     about = json.loads((pages / "data" / "mine" / "about.json").read_text())
     assert about["command"] == "routed run --config=tiny --sweep=data.separation=1.0,2.0 --config.seeds=1"
+    assert committed.judged(pages / "data" / "mine")["about.json"] == verdicts.to_json(about)
     assert about["seconds"] > 0 and len([*(pages / "data" / "mine" / "figures").iterdir()]) == 2 * len(about["figures"])
     assert "data.separation,learned,frozen" in (pages / "data" / "mine" / "arms.csv").read_text()
 

@@ -77,6 +77,16 @@ def finished(tmp_path_factory):
     return config, path, table, text
 
 
+def test_the_page_of_an_unfinished_sweep_has_figures_and_no_verdict(finished, tmp_path):
+    config, path, table, _ = finished
+    (tmp_path / "config.json").write_bytes((path / "config.json").read_bytes())
+    some = table[table.arm.isin(("learned", "frozen"))]
+    page.write_unfinished(tmp_path, experiment(), config, some, "8 of 16 runs are done")
+    html = (tmp_path / "report.html").read_text()
+    assert "Not finished: 8 of 16 runs are done." in html and 'class="panels"' in html
+    assert "x.order" not in html and not (tmp_path / "claims.json").exists()
+
+
 def test_everything_is_left_behind(finished):
     _, path, table, text = finished
     names = {"config.json", "results.parquet", "timing.csv", "summary.csv", "claims.json", "report.html", "routing.npz"}
@@ -158,8 +168,8 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
         described["config"] |= changes
         (runs / name / "config.json").write_text(json.dumps(described))
     (runs / "report.html").write_text("the last one")
-    monkeypatch.setattr(workdirs, "_experiment_of", lambda folder: (experiment(), config))
-    for flag in ("OUT", "DOCS", "FINDINGS"):
+    monkeypatch.setattr(workdirs, "experiment_of", lambda folder: (experiment(), config))
+    for flag in ("OUT", "DOCS", "FINDINGS", "REJUDGE"):
         monkeypatch.setattr(report, flag, types.SimpleNamespace(value=None))
     report.main(["report", *map(str, sorted(runs.iterdir()))])
     text = (runs / "report.html").read_text()
@@ -169,16 +179,16 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "config.json").write_text('{"config": {}, "swept": []}')
     monkeypatch.undo()
-    for flag in ("OUT", "DOCS", "FINDINGS"):
+    for flag in ("OUT", "DOCS", "FINDINGS", "REJUDGE"):
         monkeypatch.setattr(report, flag, types.SimpleNamespace(value=None))
     with pytest.raises(UserError, match="old does not say which experiment it is of"):
-        workdirs._experiment_of(tmp_path / "old")
+        workdirs.experiment_of(tmp_path / "old")
     (tmp_path / "old" / "config.json").write_text('{"experiment": "there/x.py:fig", "config": {}, "swept": []}')
     with pytest.raises(
         UserError, match=r"old: --config=there/x\.py: no such file.*; if x\.py is elsewhere now, run the"
     ):
-        workdirs._experiment_of(tmp_path / "old")
-    monkeypatch.setattr(workdirs, "_experiment_of", lambda folder: (experiment(), config))
+        workdirs.experiment_of(tmp_path / "old")
+    monkeypatch.setattr(workdirs, "experiment_of", lambda folder: (experiment(), config))
     with pytest.raises(UserError, match="none of these folders has finished runs"):
         report.main(["report", str(runs / "begun")])
 
@@ -190,9 +200,9 @@ def test_a_report_of_one_workdir_makes_its_files_again(finished, tmp_path, monke
     names = ("summary.csv", "claims.json", "figures/loss.png", "figures/loss.svg")
     for name in names:
         (tmp_path / "one" / name).write_text("of before")
-    monkeypatch.setattr(workdirs, "_experiment_of", lambda folder: (experiment(), config))
+    monkeypatch.setattr(workdirs, "experiment_of", lambda folder: (experiment(), config))
     for page_elsewhere, again in ((str(tmp_path / "page.html"), 0), (None, len(names))):
-        for flag, value in (("OUT", page_elsewhere), ("DOCS", None), ("FINDINGS", None)):
+        for flag, value in (("OUT", page_elsewhere), ("DOCS", None), ("FINDINGS", None), ("REJUDGE", None)):
             monkeypatch.setattr(report, flag, types.SimpleNamespace(value=value))
         report.main(["report", str(tmp_path / "one")])
         assert sum((tmp_path / "one" / name).read_bytes() != b"of before" for name in names) == again
@@ -360,7 +370,7 @@ def test_the_report_finds_an_experiment_from_any_folder(tmp_path, monkeypatch):
     ):
         monkeypatch.chdir(there if "gone" in spec else work)
         (work / "config.json").write_text(json.dumps({"experiment": spec, "config": {"steps": 60}, "swept": []}))
-        module, config = workdirs._experiment_of(work)
+        module, config = workdirs.experiment_of(work)
         assert module.__doc__.startswith(question) and config.steps == 60
         assert config.figure == (spec.rpartition(":")[2] if ":" in spec else "")
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from routed.analysis.paired_values import at_edge
 from routed.contracts import UserError
-from routed.engine import compilation, execution, limits, results, rows
+from routed.engine import compilation, early_pages, execution, limits, results, rows
 from routed.engine.compilation import compile_group
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute, make_groups
@@ -66,6 +67,22 @@ def test_a_batched_run_equals_the_run_alone(swept, changes, tmp_path):
         for metric in ("train/loss", "test/loss", "router/entropy_token"):
             both = last(table, arm, metric, data__samples=8)[:1], last(alone, arm, metric, data__samples=8)
             np.testing.assert_allclose(*both, rtol=1e-5)
+
+
+def test_finished_runs_are_reported_while_others_train(tmp_path, monkeypatch, caplog):
+    """After the first of two runs; a page that fails ends nothing, and the log says it."""
+    monkeypatch.setattr(early_pages, "FIRST", 0.0)
+    config = override(base(), SMALL | {"arms": ("learned",), "seeds": 3, "mesh.run": 1, "mesh.runs_per_batch": 1})
+    runs, reports = plan_runs(config, ({},)), []
+
+    def report(table, progress):
+        reports.append((set(table.run), progress))
+        raise KeyError("an arm that has not run")
+
+    table = results.open_workdir(tmp_path, "test", config, ({},))
+    table = execute(runs, table, tmp_path, make_mesh(config), report)
+    assert [(len(finished), progress) for finished, progress in reports] == [(1, "1 of 3 runs are done")]
+    assert len(set(table.run)) == 3 and "report.html waits for the last run" in caplog.text
 
 
 def test_training_learns_and_arms_are_paired(swept):
@@ -142,6 +159,24 @@ def test_tuned_runs_use_the_best_candidate(small, tmp_path):
     plain = train(override(config, {"rates": "paper"}), ({},), tmp_path / "plain")
     assert (table.status == "tuning").sum() == 2 * 3  # two candidates, three evaluations
     np.testing.assert_array_equal(tuned["test/loss"], plain["test/loss"])  # 1.0 wins over a rate of nothing
+
+
+@pytest.mark.slow
+def test_rates_of_routers_and_experts_are_tuned_apart(small, tmp_path):
+    """A learned router has 2 x 2 candidates, a frozen one 2; rates of nothing lose, here to the file's own."""
+    changes = {"rates": "tuned", "arms": ("learned", "frozen"), "seeds": 1, "tune.multipliers": (1e-6, 1.0)}
+    config = override(small, changes | {"tune.router_multipliers": (1e-6, 1.0)})
+    table = train(config, ({},), tmp_path)
+    tuning, tuned = table[table.status == "tuning"], table[table.status == "ok"]
+    assert tuning.groupby("arm").run.nunique().to_dict() == {"frozen": 2, "learned": 4}
+    plain = train(override(small, {"rates": "paper", "arms": ("learned",), "seeds": 1}), ({},), tmp_path / "plain")
+    learned = tuned[tuned.arm == "learned"]
+    np.testing.assert_array_equal(learned["test/loss"], plain["test/loss"])
+    np.testing.assert_allclose(learned["train/router_rate"], small.router.learning_rate)
+    assert tuned[tuned.arm == "frozen"]["train/router_rate"].isna().all()
+    assert at_edge(tuned.groupby("arm").last(), config).to_dict() == {"frozen": True, "learned": True}
+    wider = override(config, {"tune.multipliers": (1e-6, 1.0, 3.0), "tune.router_multipliers": (1e-6, 1.0, 3.0)})
+    assert not at_edge(tuned.groupby("arm").last(), wider).any()
 
 
 def test_streams_are_independent_and_can_be_held(small):

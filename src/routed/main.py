@@ -9,6 +9,7 @@ a sweep with --shard=I/N, or one run with --coordinator (launch/README.md).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import shlex
@@ -59,8 +60,7 @@ LIST = flags.DEFINE_enum(
     None,
     ("figures", "settings"),
     "Print the experiments, or with --config the figures of one with their scales, arms and points; with =settings"
-    " every"
-    " setting that they read. Stop then.",
+    " every setting that they read. Stop then.",
 )
 SHARD = flags.DEFINE_string(
     "shard",
@@ -220,10 +220,10 @@ def _describe_topology(command: Command) -> None:
 
 def _dry_run(command: Command) -> None:
     """Prints points, groups, memory and estimated time of the runs on this machine."""
-    from routed.engine import devices, dry_run
+    from routed.engine import dry_run, sharing
     from routed.system import hosts
 
-    text = dry_run.describe(command.runs, devices.make_mesh(command.config))
+    text = dry_run.describe(command.runs, sharing.mesh_of(command.config, command.runs))
     hosts.once(lambda: files.tell(text))
 
 
@@ -233,13 +233,15 @@ def _run(command: Command) -> None:
     Raises:
       UserError: the workdir has results of another command, or cannot be written; the user interrupted.
     """
-    from routed.engine import devices, execution, results
+    from routed.analysis import page
+    from routed.engine import devices, execution, results, sharing
     from routed.plan import experiment
     from routed.plan.workdir import default_workdir
     from routed.system import hosts
     from routed.trace import from_runs
 
-    runs, config, mesh = command.runs, command.config, devices.make_mesh(command.config)
+    runs, config = command.runs, command.config
+    mesh = sharing.mesh_of(config, runs)
     source = experiment.portable_spec(command.spec)
     workdir = files.folder(WORKDIR.value or default_workdir(source, config, _OVERRIDES, SWEEP.value, SHARD.value))
     with contextlib.ExitStack() as stack:
@@ -248,6 +250,7 @@ def _run(command: Command) -> None:
         devices.keep_programs(workdir)
         text, sweep = shlex.join(sys.argv[1:]), command.sweep
         log.info("%s: %d points, %d runs, workdir %s", text, len(sweep), len(runs), workdir)
+        sharing.log_shared(config, mesh)
         start = time.monotonic()
         table = hosts.first_process_first(lambda: results.open_workdir(workdir, source, config, sweep, SHARD.value))
         hosts.require_equal(
@@ -255,7 +258,8 @@ def _run(command: Command) -> None:
             results.described(workdir),
             "several hosts need one folder that all see, on the network or in a bucket",
         )
-        table = execution.execute(runs, table, workdir, mesh)
+        early = functools.partial(page.write_unfinished, workdir, command.module, config)
+        table = execution.execute(runs, table, workdir, mesh, None if SHARD.value else early)
         if config.trace.every:
             hosts.once(lambda: from_runs.write(workdir, runs))
         if SHARD.value:
@@ -267,7 +271,7 @@ def _run(command: Command) -> None:
 
 def _write_report(command: Command, workdir: pathlib.Path, table: pd.DataFrame) -> None:
     """Writes the report of a finished run, and prints its summary."""
-    from routed.analysis import changed, page
+    from routed.analysis import page
     from routed.system import hosts
 
     summaries: list[str] = []

@@ -2,13 +2,15 @@
 
     routed report DIR... [--out=FILE]        (or python -m routed.report)
     routed report --docs=docs/results DIR...
+    routed report --rejudge=docs/results [--store]
     routed findings [DIR...]      (the answers, in the terminal; default runs/*)
 
 makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): experiments
 against verdicts, all their claims in one table, and their pages below. Parts of one sweep (main's --shard), or other
 disjoint runs of one config and commit, are joined. --docs copies the tables of these workdirs to that folder's `data/`,
-and makes its pages from all tables there: one for each paper. Without runs, `findings` prints those that a checkout
-publishes in docs/results.
+and makes its pages from all tables there: one for each paper. --rejudge judges these tables again from their values
+per seed, prints what differs from the committed verdicts, and ends with 1 if anything does; --store stores the new
+ones. Without runs, `findings` prints those that a checkout publishes in docs/results.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ OUT = flags.DEFINE_string(
 DOCS = flags.DEFINE_string(
     "docs", None, "The folder of result pages: keeps these workdirs' tables in its data/ and makes its pages again."
 )
+REJUDGE = flags.DEFINE_string(
+    "rejudge", None, "The folder of result pages: judges its tables again from their values per seed, and compares."
+)
+STORE = flags.DEFINE_bool("store", False, "With --rejudge: stores verdicts and tables that differ.")
 FINDINGS = flags.DEFINE_bool("findings", False, "Print the answers and verdicts of finished runs; write nothing.")
 
 
@@ -43,6 +49,8 @@ def main(argv: list[str]) -> None:
     if FINDINGS.value:
         return _print_findings(argv[1:])
     # Here, since --help needs no pandas, which takes seconds to load.
+    if REJUDGE.value:
+        return _rejudge(pathlib.Path(REJUDGE.value), argv[1:])
     from routed.analysis import published
     from routed.analysis.page import write_files, write_page
 
@@ -66,6 +74,20 @@ def main(argv: list[str]) -> None:
     files.tell(f"wrote {out}")
 
 
+def _rejudge(root: pathlib.Path, names: list[str]) -> None:
+    """Judges published results again; ends with 1 if any differs and is not stored.
+
+    Raises:
+      UserError: workdirs are named, too.
+    """
+    from routed.analysis import rejudged
+
+    if names or DOCS.value or OUT.value:
+        raise UserError("--rejudge reads the tables of its folder alone: leave out workdirs, --docs and --out")
+    if not rejudged.rejudge(root, STORE.value) and not STORE.value:
+        sys.exit(1)
+
+
 def _workdirs(names: list[str]) -> list[pathlib.Path]:
     """The folders among the arguments, without score cards; runs/* also matches the page of an earlier command."""
     folders = [path for name in names if not (path := files.folder(name)).is_file()]
@@ -75,21 +97,21 @@ def _workdirs(names: list[str]) -> list[pathlib.Path]:
 
 def _make_parts(folders: list[pathlib.Path]) -> list[dict[str, Any]]:
     """The page's part on each experiment with finished runs; prints its summary, and copies its tables for --docs."""
-    from routed.analysis import published
+    from routed.analysis import committed
     from routed.analysis.answer import as_text
     from routed.analysis.page import make_part
-    from routed.analysis.workdirs import _experiment_of, joined_table, merged
+    from routed.analysis.workdirs import experiment_of, joined_table, merged
 
     parts = []
     for group in merged(folders):
-        module, config = _experiment_of(group[0])
+        module, config = experiment_of(group[0])
         table = joined_table(group)
         if not len(table):
             log.warning("%s has no finished runs yet: left out", group[0])
             continue
         part = make_part(group, module, config, table)
         if DOCS.value:
-            published.keep(part, group, pathlib.Path(DOCS.value))
+            committed.keep(part, group, table, pathlib.Path(DOCS.value))
         files.tell(f"{part['name']}\n{as_text(part)}\n")
         parts.append(part)
     return parts

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from routed.analysis.versions import RULES
 from routed.analysis.wording import render
 from routed.contracts import UserError
 from routed.engine.rows import format_value
@@ -116,13 +117,20 @@ def findings(folders: Sequence[pathlib.Path]) -> str:
     texts, width = [], min(shutil.get_terminal_size().columns, 110)
     for folder in folders:
         claims = read(folder)
-        lines = [folder.resolve().name, summary(claims)]
+        lines = [folder.resolve().name, summary(claims), *_judged_before(folder)]
         for _, begins, says, rests in answer(claims):
             text = f"{begins} {says}" + (f" ({rests})" if rests else "")
             lines.append(textwrap.fill(text, width, initial_indent="  ", subsequent_indent="    "))
         lines += ["", *(f"  {claim['verdict'].upper():15} {claim['id']}: {claim['statement']}" for claim in claims)]
         texts.append("\n".join(lines))
     return "\n\n".join(texts)
+
+
+def _judged_before(folder: pathlib.Path) -> list[str]:
+    """Returns a line on a published result that later rules did not judge; none for others."""
+    path = folder / "about.json"
+    rules = json.loads(path.read_text("utf-8")).get("rules", RULES) if path.is_file() else RULES
+    return [] if rules == RULES else [f"judged by rules {rules}, and not by those of today ({RULES})"]
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:

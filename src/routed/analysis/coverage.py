@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from routed.system import files
-
 #: Lines of the README between which the table stands.
 BEGIN, END = "<!-- begin of coverage: made by routed report -->", "<!-- end of coverage -->"
 #: Verdict -> column of the table; the verdicts of identities have a column of their own.
@@ -77,11 +75,11 @@ def table(claims: Iterable[Mapping[str, Any]], sources: Mapping[str, str], liste
     return "\n".join([*lines, "", *(f"- {count}: {reason}" for reason, count in reasons.most_common())])
 
 
-def write(root: pathlib.Path, claims: Iterable[Mapping[str, Any]], sources: Mapping[str, str]) -> None:
-    """Writes the table into root/README.md, where that has a place for it and root has a coverage.json."""
-    readme, listed = root / "README.md", root / "coverage.json"
-    if not (readme.exists() and listed.exists()) or BEGIN not in (text := readme.read_text("utf-8")):
-        return
+def filled(root: pathlib.Path, claims: Iterable[Mapping[str, Any]], sources: Mapping[str, str]) -> str:
+    """Returns root/README.md with the table, where that has a place for it and root has a coverage.json."""
+    text, listed = (root / "README.md").read_text("utf-8"), root / "coverage.json"
+    if not listed.exists() or BEGIN not in text:
+        return text
     content = table(claims, sources, json.loads(listed.read_text("utf-8")))
     pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    files.write(readme, pattern.sub(lambda match: f"{BEGIN}\n\n{content}\n\n{END}", text))
+    return pattern.sub(lambda match: f"{BEGIN}\n\n{content}\n\n{END}", text)

@@ -162,9 +162,20 @@ def _tuned(table: pd.DataFrame, rows: pd.DataFrame, config: ConfigDict, swept: l
     tuned = rows[rows.rates == "tuned"] if "rates" in rows else rows
     return {
         "tried": tried.to_dict(),
-        "chosen": {arm: [*scales] for arm, scales in tuned.groupby("arm")["train/rate_scale"].unique().items()},
+        "chosen": {arm: _chosen(runs) for arm, runs in tuned.groupby("arm")},
         "edge": _counts(tuned[at_edge(tuned, config)]),
     }
+
+
+def _chosen(runs: pd.DataFrame) -> str:
+    """Returns the multipliers that tuning chose for an arm, with the router's rate where it was chosen too."""
+    pairs = (
+        runs.reindex(columns=["train/rate_scale", "train/router_rate"])
+        .drop_duplicates()
+        .sort_values("train/rate_scale")
+    )
+    texts = [f"{scale:g}" + (f" (router {rate:g})" if rate == rate else "") for scale, rate in pairs.to_numpy()]
+    return " or ".join(texts)
 
 
 def _steered(final: pd.Series) -> dict[str, Any]:

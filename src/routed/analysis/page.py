@@ -21,19 +21,7 @@ from absl import logging as log
 from markupsafe import Markup, escape
 from ml_collections import ConfigDict
 
-from routed.analysis import (
-    answer,
-    arms,
-    changed,
-    controls,
-    diagnosis,
-    digits,
-    plots,
-    points,
-    shapley,
-    statistics,
-    verdicts,
-)
+from routed.analysis import answer, arms, controls, diagnosis, digits, findings, plots, points, verdicts
 from routed.analysis.answer import as_text
 from routed.analysis.plots import interactive
 from routed.analysis.plots.automatic_figures import Drawn, draw_all
@@ -42,7 +30,7 @@ from routed.analysis.plots.rendering import theme
 from routed.analysis.wording import render, unique_ids
 from routed.analysis.workdirs import command_of
 from routed.contracts import Column
-from routed.engine import results, rows
+from routed.engine import results
 from routed.plan import experiment
 from routed.plan.config import problem_of
 from routed.settings.renamed import refuse_old_names
@@ -83,6 +71,21 @@ def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, t
     write_files(workdir, part)
     write_page(workdir / "report.html", [part])
     return as_text(part)
+
+
+def write_unfinished(
+    workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame, progress: str
+) -> None:
+    """Writes report.html from the runs that are finished: figures and means, without verdicts, so that none is peeked.
+
+    Raises:
+      UserError: the disk is full or read-only.
+    """
+    unjudged: dict[str, Any] = {"claims": [], "answer": [], "gap": [], "shares": [], "threats": []}
+    sentence = f"Not finished: {progress}. The verdicts come with the last run; load this page again for more."
+    write_page(
+        workdir / "report.html", [make_part([workdir], module, config, table) | unjudged | {"in_short": sentence}]
+    )
 
 
 def write_files(workdir: pathlib.Path, part: dict[str, Any]) -> None:
@@ -133,39 +136,29 @@ def make_part(
 ) -> dict[str, Any]:
     """Returns the contents of the page of one workdir, or of several with rows joined in `table`; writes nothing."""
     workdir, swept = joined[0], results.swept_keys(joined[0])
-    last = rows.last_evaluations(table)
     heatmaps = results.read_heatmaps(*joined)
-    problem, asked = problem_of(config), experiment.figure_of(module, config)
-    columns, loss = problem.columns(config), problem.compared or problem.loss
-    summary = statistics.summarise(last, swept, columns)
-    file_keys = {key for point in asked.sweep(config) for key in point}
-    data = plots.Data(table, swept, flatten(config), heatmaps, columns, loss, file_keys)
+    asked = experiment.figure_of(module, config)
+    data = findings.frame(asked, config, table, swept, heatmaps)
+    columns, loss, last = data.axes, data.loss, data.last
+    result = findings.of_rows(module, config, table, data)
+    judged, summary = result["claims"], result["table"]
     drawn, undrawn = draw_all(asked.plots(config), data)
     figures = [_figure(figure, columns, workdir.name) for figure in drawn]
-    claims = asked.claims(config)
-    changes = changed.changes_of(module, config, asked.sweep(config), table)
-    judged = [changed.filed(record, changes) for record in verdicts.judge(claims, table, config, swept)]
     point = data.at_point(last, {})
     point_config = override(
         config, {key: _setting(config, key, point[key].iloc[0]) for key in swept} if len(point) else {}
     )
-    gap = diagnosis.gap(point)
-    methods = {name: point for spec in asked.plots(config) for name, point in spec.get("methods", {}).items()}
-    by_arm = points.by_arm(summary, data, methods)
     described = results.stored_config(workdir)
     document = (module.__doc__ or "").strip()
-    return {
+    return result | {
         "name": workdir.name,
         "question": document.splitlines()[0] if document else config.name,
         "line": asked.line if config.figure else "",
-        "claims": points.add(judged, claims, table, config, swept, file_keys),
+        "claims": points.add(judged, asked.claims(config), table, config, swept, data.own),
         "in_short": answer.summary(judged),
         "answer": answer.answer(judged),
         "standings": arms.table(point, data, point_config) if len(point) else None,
         "horizon": config.gate.horizon,
-        "gap": gap.to_dict("records"),
-        "shares": shapley.shares(point).to_dict("records"),
-        "gap_at": ", ".join(f"{key} = {point[key].iloc[0]}" for key in swept) or "the only point",
         "threats": [
             *diagnosis.threats(table, config, swept),
             ("Controls", controls.named(last, swept, problem_of(config).loss, _left_out(joined))),
@@ -175,11 +168,9 @@ def make_part(
         "undrawn": undrawn,
         "maps": as_json(list(histories(data))),
         "command": command_of(described.get("experiment", config.name), config, table),
-        "arms": Markup(by_arm.to_html(index=False, border=0)),
-        "by_arm": by_arm,
+        "arms": Markup(result["by_arm"].to_html(index=False, border=0)),
         "loss": loss,
         "loss_definition": columns[loss].definition,
-        "table": summary,
         "summary": Markup(_wide(summary, swept, columns)),
         "summary_of": _rows_description(summary, swept),
         "config": "\n".join(f"{key} = {value!r}" for key, value in flatten(config).items()),

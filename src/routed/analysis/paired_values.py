@@ -135,8 +135,12 @@ class Rows:
         for arm in self.arms(side, at):
             runs = self.runs(side, at, arm)
             if (chosen := at_edge(runs, self.config)).any():
-                scale = runs["train/rate_scale"][chosen].iloc[0]
-                return f"{arm} chose {scale:g} times its rates, the edge of what was tried: widen tune.multipliers"
+                run, more = runs[chosen].iloc[0], ("", "")
+                if np.isfinite(router := run.get("train/router_rate", np.nan)):
+                    more = f", and {router:g} as the router's rate", " or tune.router_multipliers"
+                scale = run["train/rate_scale"]
+                text = f"{arm} chose {scale:g} times its rates{more[0]}, the edge of what was tried"
+                return f"{text}: widen tune.multipliers{more[1]}"
         return None
 
     def history(self, side: Side, at: Point, metric: str, arm: str = "") -> pd.DataFrame:
@@ -163,11 +167,18 @@ class Rows:
 
 def at_edge(rows: pd.DataFrame, config: ConfigDict) -> pd.Series:
     """Marks the runs whose tuned rates are at the edge of the grid; none if the grid has one value."""
-    grid = config.tune.multipliers
-    if len(grid) < 2 or "train/rate_scale" not in rows:
-        return pd.Series(False, rows.index)
     tuned = rows.rates == "tuned" if "rates" in rows else pd.Series(config.rates == "tuned", rows.index)
-    return tuned & rows["train/rate_scale"].map(lambda scale: any(np.isclose(scale, (min(grid), max(grid)))))
+    edge = pd.Series(False, rows.index)
+    rate = rows.get("router.learning_rate", config.router.learning_rate)
+    grids = (
+        ("train/rate_scale", config.tune.multipliers, 1.0),
+        ("train/router_rate", config.tune.router_multipliers, rate),
+    )
+    for column, grid, base in grids:
+        if len(grid) > 1 and column in rows:
+            factor = rows[column] / base
+            edge |= np.isclose(factor, min(grid)) | np.isclose(factor, max(grid))
+    return tuned & edge
 
 
 def _fair(rows: pd.DataFrame) -> list[str]:

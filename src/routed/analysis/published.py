@@ -1,9 +1,8 @@
 """The result pages of docs/: a page for each paper and one for our own questions, made from small committed tables.
 
-`keep` takes from a workdir what is committed (DIR/data/NAME/: claims.json, arms.csv, about.json, figures),
-`write_pages` makes the pages of all that is kept. Why a number differs is written by hand, once, in
-DIR/data/causes.json: claim id -> sentence; and where a paper contradicts itself in DIR/data/contradictions.json:
-source -> sentences.
+They are made of all that `committed.keep` took from workdirs. Why a number differs is written by hand, once, in
+DIR/data/causes.json: claim id -> sentence; and where a paper contradicts itself in DIR/data/contradictions.json: source
+-> sentences.
 """
 
 from __future__ import annotations
@@ -14,16 +13,15 @@ import math
 import pathlib
 import re
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
-import pandas as pd
 from absl import logging as log
 
-from routed.analysis import coverage, plots, verdicts
+from routed.analysis import coverage, per_seed, versions
 from routed.analysis.answer import counted
 from routed.analysis.wording import render
 from routed.contracts import UserError
-from routed.engine import results
 from routed.system import files
 
 #: What a claim's id begins with -> (file of its page, heading).
@@ -41,57 +39,20 @@ SOURCES = {
 OUR_QUESTIONS = "routed"
 #: Verdicts that speak against a paper.
 AGAINST = ("opposite", "not reproduced")
-#: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the
-#: workdir.
-FIRST, ALSO = 2, ("routing",)
 #: Points whose losses stand open on a page; more are folded.
 FEW = 12
 
 
-def keep(part: dict[str, Any], joined: list[pathlib.Path], root: pathlib.Path) -> None:
-    """Writes the committed tables of a workdir, or of joined workdirs, to root/data in place of older tables."""
-    folder, described = root / "data" / part["name"], results.stored_config(joined[0])
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
-    for old in (folder / "figures").iterdir():
-        old.unlink()
-    figures = [figure for i, figure in enumerate(part["figures"]) if i < FIRST or figure["name"] in ALSO]
-    for figure in figures:
-        for ending, dark in (("", False), ("-dark", True)):
-            files.write(
-                folder / "figures" / f"{figure['name']}{ending}.svg", lightened(plots.svg(figure["drawn"], dark))
-            )
-    about = {
-        "question": part["question"],
-        "line": part["line"],
-        "command": part["command"],
-        "seconds": sum(map(_seconds, joined)),
-        "machine": described["machine"],
-        "devices": len(described["devices"]),
-        "commit": described["commit"],
-        "gap_at": part["gap_at"],
-        "gap": part["gap"],
-        "shares": part["shares"],
-        "experts": experts_of(part["table"]),
-        "figures": [{"name": figure["name"], "caption": figure["caption"]} for figure in figures],
-    }
-    files.write(folder / "about.json", verdicts.to_json(about))
-    files.write(folder / "claims.json", verdicts.to_json([claim | {"points": []} for claim in part["claims"]]))
-    files.write(folder / "arms.csv", part["by_arm"].to_csv(index=False))
-
-
-def experts_of(summary: pd.DataFrame) -> dict[str, list[float]]:
-    """Returns the fewest and most experts of each arm for a training token; empty where all arms are alike."""
-    counts = (
-        summary[summary.metric == "train/experts_per_token"]
-        .groupby("arm", sort=False)["mean"]
-        .agg(["min", "max"])
-        .round(3)
-    )
-    return {} if len(counts.drop_duplicates()) < 2 else {arm: [*ends] for arm, *ends in counts.itertuples()}
-
-
 def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
-    """Writes the page of every source with a kept claim, and the table of all papers (`coverage`).
+    """Writes the pages, and the marks in a README beside them."""
+    texts = pages(root)
+    for path, text in texts.items():
+        files.write(path, text)
+    return [*texts]
+
+
+def pages(root: pathlib.Path) -> dict[pathlib.Path, str]:
+    """Returns the page of every source with a kept claim, and the README with its marks and the table of papers.
 
     Results without a claim go to the page of their experiment.
 
@@ -111,7 +72,7 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
     causes, contradictions = (_read_json(root / "data" / f"{name}.json") for name in ("causes", "contradictions"))
     if unknown := sorted(set(causes) - {claim["id"] for result in records for claim in result["claims"]}):
         raise UserError(f"{root / 'data' / 'causes.json'}: no claim of the kept results has the id {unknown[0]!r}")
-    written: list[pathlib.Path] = []
+    texts: dict[pathlib.Path, str] = {}
     for prefix, (page, heading) in SOURCES.items():
         sections = []
         for result in records:
@@ -131,13 +92,22 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
                 failed=[] if prefix == OUR_QUESTIONS else _failed(sections),
                 causes=causes,
                 contradictions=contradictions.get(prefix, []),
+                rules=versions.RULES,
+                changes=versions.CHANGES,
             )
-            files.write(root / f"{page}.md", text.removesuffix("\n"))
-            written.append(root / f"{page}.md")
-    papers = {prefix: f"[{heading.partition(')')[0]})]({page}.md)" for prefix, (page, heading) in SOURCES.items()}
-    del papers[OUR_QUESTIONS]
-    coverage.write(root, [claim for result in records for claim in result["claims"]], papers)
-    return written
+            texts[root / f"{page}.md"] = text.removesuffix("\n")
+    if (readme := root / "README.md").exists():
+        papers = {prefix: f"[{heading.partition(')')[0]})]({page}.md)" for prefix, (page, heading) in SOURCES.items()}
+        del papers[OUR_QUESTIONS]
+        text = coverage.filled(root, [claim for result in records for claim in result["claims"]], papers)
+        texts[readme] = marked(text, {result["name"] for result in records if result["stale"]})
+    return texts
+
+
+def marked(text: str, stale: Collection[str]) -> str:
+    """Returns a text with a mark behind each link to a result that was judged by earlier rules, and behind no other."""
+    link = re.compile(r"(\]\((?:[\w/]+\.md)?#([\w-]+)\))†?")
+    return link.sub(lambda match: match[1] + ("†" if match[2] in stale else ""), text)
 
 
 def _source(claim: dict[str, Any]) -> str:
@@ -162,19 +132,14 @@ def _beyond(sections: list[dict[str, Any]], records: list[dict[str, Any]]) -> li
     return [result["name"] for result in asking if _experiment(result) in experiments]
 
 
-def _failed(sections: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+def _failed(sections: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Returns the claims of a paper that failed, each once, with the result that says so first."""
-    failed: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
+    failed: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
     for part in sections:
         for claim in part["claims"]:
             if claim["verdict"] in AGAINST and claim["paper"] != "not asked":  # of a paper, not ours
-                failed.setdefault((claim["id"], claim["text"]), (part["name"], claim))
+                failed.setdefault((claim["id"], claim["text"]), (part, claim))
     return [*failed.values()]
-
-
-def lightened(svg: str) -> str:
-    """Returns a figure as small as a repository likes: coordinates to a tenth of a pixel."""
-    return re.sub(r"(\d\.\d)\d+(?=[,)LMAVHZ ])", r"\1", svg)
 
 
 def _read(folder: pathlib.Path) -> dict[str, Any]:
@@ -185,13 +150,9 @@ def _read(folder: pathlib.Path) -> dict[str, Any]:
     for part in (*about["gap"], *about.get("shares", ())):
         part |= {key: math.nan for key, value in part.items() if value is None}
     arms = [("arm", "loss"), *zip(head, lines[0], strict=True)] if len(lines) == 1 else [head, *lines]
-    return {"name": folder.name, "about": about, "claims": claims, "arms": arms, "folded": len(lines) > FEW}
+    facts = {"per_seed": (folder / per_seed.TABLE).exists(), "stale": about["rules"] != versions.RULES}
+    return {"name": folder.name, "about": about, "claims": claims, "arms": arms, "folded": len(lines) > FEW} | facts
 
 
 def _read_json(path: pathlib.Path) -> Any:
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
-
-
-def _seconds(workdir: pathlib.Path) -> float:
-    with (workdir / "timing.csv").open(newline="") as file:
-        return sum(float(row["compile_s"]) + float(row["run_s"]) for row in csv.DictReader(file))

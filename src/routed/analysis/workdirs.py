@@ -94,7 +94,7 @@ def joined_table(group: list[pathlib.Path]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def _experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:
+def experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:
     """Returns the experiment file that a workdir was run from, and the config of the run."""
     described = results.stored_config(folder)
     if not isinstance(described.get("experiment"), str):

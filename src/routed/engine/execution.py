@@ -18,8 +18,10 @@ from routed.engine import checkpoint, limits, pretrained, results, tables
 from routed.engine.batches import CompiledGroup, Session, interruption, train_batch
 from routed.engine.checkpoint import Checkpoint
 from routed.engine.compilation import compile_group
+from routed.engine.early_pages import EarlyPages, Report
 from routed.engine.rows import fill_points, rows_of
 from routed.engine.schedule import Group, Schedule
+from routed.plan import tuning
 from routed.plan.arms import ARMS
 from routed.plan.config import problem_of, traced
 from routed.plan.run import Run
@@ -76,10 +78,12 @@ def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0) -> list[Group]:
     return result
 
 
-def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: Mesh) -> pd.DataFrame:
+def execute(
+    runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: Mesh, report: Report | None = None
+) -> pd.DataFrame:
     """Runs everything that `table`, the workdir's rows, lacks, and returns the full table.
 
-    SIGINT and SIGTERM stop the execution within seconds.
+    `report` writes a page of finished runs while others train. SIGINT and SIGTERM stop the execution within seconds.
 
     Raises:
       UserError: the disk failed, or the user interrupted; everything finished is saved.
@@ -91,14 +95,20 @@ def execute(runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: M
     hosts.once(lambda: pretrained.record_models(workdir, runs))
     if pending:
         pretrained.check(pending)
-        _run(runs, done, last_rows, workdir, mesh)
+        pages = EarlyPages(report) if report and hosts.is_first() else None
+        _run(runs, done, last_rows, workdir, mesh, pages)
     else:
         hosts.once(lambda: checkpoint.clear(workdir / "checkpoints"))
     return hosts.first_process_first(lambda: finish(workdir, runs))
 
 
 def _run(
-    runs: list[Run], done: set[str], last_rows: dict[str, dict[str, Any]], workdir: pathlib.Path, mesh: Mesh
+    runs: list[Run],
+    done: set[str],
+    last_rows: dict[str, dict[str, Any]],
+    workdir: pathlib.Path,
+    mesh: Mesh,
+    pages: EarlyPages | None,
 ) -> None:
     """Trains the runs that are not `done`, batch by batch. `last_rows` are those of finished runs that others need."""
     all_groups, by_key = make_groups(runs, mesh), {run.key: run for run in runs}
@@ -125,9 +135,13 @@ def _run(
                 traced_of_runs = [traced_of(run, last_rows, [by_key[key] for key in run.needs]) for run in batch]
                 histories = train_batch(program[1], batch, traced_of_runs, session, saved)
                 saved = None
+                for run, history, values in zip(batch, histories, traced_of_runs, strict=True):
+                    history |= tuning.column(run, values, len(history["train/rate_scale"]))
                 rows = write_finished(workdir, group.problem, batch, histories, swept)
                 last_rows |= {key: row for key, row in rows.items() if key in needed}
                 schedule.finish(batch)
+                if pages and schedule:
+                    pages.write_again(workdir, runs)
         finally:
             progress.close()
 
@@ -243,24 +257,14 @@ def _compile(group: Group, mesh: Mesh) -> CompiledGroup:
 def traced_of(run: Run, last_rows: LastRows, needed: list[Run]) -> dict[str, Any]:
     """The run's traced settings, with its tuned rate and its matched setting from the finished runs that it needs."""
     config = run.config
-    tuning = [r for r in needed if r.tuning and r.arm == run.arm]
-    if tuning and not run.tuning:
-        config = override(config, {"optimizer.rate_scale": best_scale(tuning, last_rows)})
+    candidates = [r for r in needed if r.tuning and r.arm == run.arm]
+    if candidates and not run.tuning:
+        config = override(config, tuning.best_rates(candidates, last_rows))
     values = traced(config)
     if (match := ARMS[run.arm].match) is not None:
         source = next(r for r in needed if r.arm == match.source and r.tuning == run.tuning)
         values[match.setting] = float(last_rows[source.key][match.metric])
     return values
-
-
-def best_scale(tuning: list[Run], last_rows: LastRows) -> float:
-    """The candidate with the lowest mean final test loss over the tuning seeds; one that diverged never wins."""
-    losses: dict[float, list[float]] = {}
-    column = problem_of(tuning[0].config).loss
-    for run in tuning:
-        loss = float(last_rows[run.key][column])
-        losses.setdefault(run.config.optimizer.rate_scale, []).append(loss if np.isfinite(loss) else math.inf)
-    return min(losses, key=lambda scale: np.mean(losses[scale]))
 
 
 class _interruptions:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import pandas as pd
+from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
@@ -239,6 +240,8 @@ def _description(experiment: str, flat: dict[str, Any], swept: list[str], data: 
 
 
 def config_of(path: pathlib.Path, base: ConfigDict) -> ConfigDict:
-    """The config of a workdir's command."""
-    stored = stored_config(path)["config"]
-    return override(base, {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()})
+    """The config of a workdir's command; settings of parts that its experiment no longer loads are left out."""
+    stored, flat = stored_config(path)["config"], flatten(base)
+    if gone := sorted(stored.keys() - flat.keys()):
+        log.warning("%s: settings that nothing here reads are left out: %s", path, ", ".join(gone))
+    return override(base, {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k in flat})

@@ -17,7 +17,13 @@ from routed.tasks.task import Watch, watch_nothing
 #: Parts that a layer with a router uses in any model; settings that the layer reads; settings of a fresh router.
 ROUTED = ("router.name", "router.noise", "experts.name", "selection.name", "selection.eval.name", "dispatch")
 LAYER = ("experts.count", "selection.balance_rate", "selection.no_gradient", "router.frozen", "router.learning_rate")
-INITIAL = ("router.init_scale", "router.init_from_data", "router.init_rows", "router.initial_entropy")
+INITIAL = (
+    "router.init_scale",
+    "router.init_from_data",
+    "router.init_rows",
+    "router.init_starts",
+    "router.initial_entropy",
+)
 
 
 class Site(NamedTuple):

@@ -48,7 +48,7 @@ _TOP2 = {**TOP1, **_EVALUATED, "selection.k": 2, "selection.eval.k": 2}
 _BALANCED = {"selection.balance_rate": 1e-2}
 
 #: Scores by distance to training samples, trained and evaluated top-1: a soft gate of distances is nearly hard too.
-_BY_DISTANCE = {
+BY_DISTANCE = {
     "router.frozen": True,
     "router.score": "distance",
     "router.init_from_data": True,
@@ -81,10 +81,10 @@ ARMS: dict[str, Arm] = {
     # Frozen, scored by distances to k-means centres of the training inputs (or of the router's features), without
     # labels: a partition without gradients, which suffices if inputs have the target's clusters.
     "frozen_kmeans": Arm(
-        _BY_DISTANCE | {"router.init_rows": "clusters"}, "frozen k-means of the inputs", "#5A2A00", fair=True
+        BY_DISTANCE | {"router.init_rows": "clusters"}, "frozen k-means of the inputs", "#5A2A00", fair=True
     ),
     # Frozen, scored by distances to training examples: the control of k-means by cells around random samples.
-    "frozen_nearest": Arm(_BY_DISTANCE, "frozen, nearest example", "#117733", fair=True),
+    "frozen_nearest": Arm(BY_DISTANCE, "frozen, nearest example", "#117733", fair=True),
     # Frozen, with a balancing bias on the choice (sparse selections): removes drops and idle experts.
     "frozen_balanced": Arm({"router.frozen": True, **_BALANCED}, "frozen, load balanced", "#882255"),
     # Learned, scored by distances like frozen k-means: separates the effect of distances from the effect of k-means.

@@ -6,6 +6,7 @@ rooms come after the plan, which needs a whole config.
 
 from __future__ import annotations
 
+from routed.layer.dispatch.parallel import devices_of_run
 from routed.settings.setting import Allowed, Component, Setting, When, at_least, one_of, within
 
 #: The distance of tuning seeds from evaluation seeds, so that the two never meet.
@@ -14,10 +15,13 @@ TUNING_OFFSET = 1_000_000
 #: The most devices that may share anything: more than any machine has.
 DEVICES = 2**16
 
+MULTIPLIERS = Allowed(
+    lambda v: 1 <= len(v) <= 100 and all(m > 0 for m in v), lambda: "must be at most 100 positive numbers"
+)
 _TUNED = When(lambda config: config.rates == "tuned", "rates=tuned")
 
 #: The condition under which each device has runs of its own.
-_ALONE = When(lambda config: config.mesh.data * config.mesh.expert == 1, "mesh.data=1 and mesh.expert=1")
+_ALONE = When(lambda config: devices_of_run(config) == 1, "mesh.data=1 and mesh.expert=1")
 
 PLAN = Component(
     {
@@ -50,10 +54,15 @@ PLAN = Component(
         "tune.multipliers": Setting(
             (0.3, 1.0, 3.0),
             "candidates for optimizer.rate_scale; the lowest final test loss wins",
-            Allowed(
-                lambda v: 1 <= len(v) <= 100 and all(m > 0 for m in v), lambda: "must be at most 100 positive numbers"
-            ),
+            MULTIPLIERS,
             when=_TUNED,
+        ),
+        "tune.router_multipliers": Setting(
+            (1.0,),
+            "candidates for a further factor on router.learning_rate, each tried with each of tune.multipliers",
+            MULTIPLIERS,
+            when=_TUNED,
+            omit_default_from_identity=True,
         ),
         "tune.seeds": Setting(1, "tuning seeds, never evaluated: seed + 1,000,000 + i", within(1, 10_000), when=_TUNED),
     }
@@ -68,7 +77,13 @@ ENGINE = Component(
             identity=False,
             when=_ALONE,
         ),
-        "mesh.data": Setting(1, "devices that share the rows of one run's batch", within(1, DEVICES), identity=False),
+        "mesh.data": Setting(
+            0,
+            "devices that share the rows of one run's batch; 0: cores of a CPU that runs of text would leave idle,"
+            " where that is faster, or else 1",
+            within(0, DEVICES),
+            identity=False,
+        ),
         "mesh.expert": Setting(
             1,
             "devices that share the experts of one run; with mesh.data x mesh.expert > 1, runs come one after the"

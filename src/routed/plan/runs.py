@@ -17,6 +17,7 @@ from routed.plan.code import VERSION, Code, code_of, code_of_metrics, definition
 from routed.plan.config import canonical, declared, read_keys
 from routed.plan.run import Point, Run
 from routed.plan.run_settings import TUNING_OFFSET
+from routed.plan.tuning import candidates
 from routed.settings.renamed import old_name, with_old_names
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten, override, value_of
@@ -198,8 +199,7 @@ def _runs(setup: _Setup, side: _Side) -> list[Run]:
     """The runs of one arm at one point, tuning runs first."""
     config, tuning_runs = side.whole, list[Run]()
     if config.rates == "tuned":
-        for multiplier in config.tune.multipliers:
-            changes = {"optimizer.rate_scale": multiplier}
+        for changes in candidates(config):
             seeds = range(config.seed + TUNING_OFFSET, config.seed + TUNING_OFFSET + config.tune.seeds)
             tuned_side = _side(setup.config, side.arm, changes)
             tuning_runs += _seeds(setup, tuned_side, seeds, changes, tuning=True)
@@ -280,7 +280,7 @@ def static_key(config: ConfigDict) -> str:
     """A text that is equal for configs that one compiled program serves; `config` has the settings that a run reads."""
     settings = declared()
     flat = {key: value for key, value in _decisive_settings(config).items() if not settings[key].traced}
-    for key in ("rates", "tune.multipliers", "tune.seeds"):
+    for key in ("rates", "tune.multipliers", "tune.router_multipliers", "tune.seeds"):
         flat.pop(key, None)
     flat |= {"seed": config.seed if config.shared_streams else None, "batching": config.mesh.batching}
     return json.dumps(flat, sort_keys=True, default=list)

@@ -139,6 +139,16 @@ SHARED: dict[str, Setting] = {
             "router.init_from_data=true and the router has rows to fill with centres (Router.from_clusters)",
         ),
     ),
+    "init_starts": Setting(
+        1,
+        "starts of k-means, of which the one with the least sum of squared distances stays",
+        within(1, 100),
+        when=When(
+            lambda config: config.router.init_from_data and config.router.init_rows == CLUSTERS,
+            "router.init_from_data=true and router.init_rows=clusters",
+        ),
+        omit_default_from_identity=True,
+    ),
     "score": Setting(
         PRODUCT,
         "what a score is: product f.w, distance f.w - |w|^2 / 2 (the softmax of minus half the squared distances), or"

@@ -41,11 +41,19 @@ def lloyd_step(
     return jnp.where(count > 0, membership.T @ x / jnp.maximum(count, 1), centres)
 
 
-def kmeans(key: PRNGKeyArray, x: Float[Array, "T D"], weight: Float[Array, " T"], count: int) -> Float[Array, "E D"]:
+def kmeans(
+    key: PRNGKeyArray, x: Float[Array, "T D"], weight: Float[Array, " T"], count: int, starts: int = 1
+) -> Float[Array, "E D"]:
     """Returns the centres of `count` clusters of the samples whose weight is 1; samples of weight 0 take no part.
 
-    Seeds by k-means++, then iterations of Lloyd until the centres stand still. The key is consumed.
+    Seeds by k-means++, then iterations of Lloyd until the centres stand still. Of several starts the one with the least
+    sum of squared distances stays. The key is consumed.
     """
+    if starts > 1:
+        tried = jax.lax.map(lambda key: kmeans(key, x, weight, count), jax.random.split(key, starts))
+        # The sum of squared distances, halved and without |x|^2, which all starts share.
+        far = jax.lax.map(lambda centres: -(closeness(centres, x).max(1) * weight).sum(), tried)
+        return tried[far.argmin()]
     mean = (x * weight[:, None]).sum(0) / weight.sum()
     x = x - mean[None]  # far from the origin products lose the digits that tell centres apart
     variance = ((x**2).mean(1) * weight).sum() / weight.sum()

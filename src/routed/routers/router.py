@@ -42,8 +42,9 @@ class Router(NamedTuple):
     #: Parameters from an example for each expert, of (module, params, examples [E, ...]) (`router.init_from_data`).
     from_examples: Callable[[nn.Module, Any, Array], Any] | None = None
     #: Parameters from k-means, a cluster an expert, of (module, params, samples [T, ...], weight [T], key)
-    #: (`router.init_rows=clusters`). Samples of weight 0 take no part. The key is consumed.
-    from_clusters: Callable[[nn.Module, Any, Array, Array, PRNGKeyArray], Any] | None = None
+    #: (`router.init_rows=clusters`). Samples of weight 0 take no part. The key is consumed. The number of starts is the
+    #: last argument, where `router.init_starts` is above 1.
+    from_clusters: Callable[..., Any] | None = None
     #: The router's only parameter from how often each token id occurs, the number of experts, and experts per token.
     from_counts: Callable[[np.ndarray, int, int], np.ndarray] | None = None
     settings: Mapping[str, Setting] = {}
@@ -63,10 +64,15 @@ def kernel_from_examples(module: nn.Module, params: Any, examples: Float[Array, 
 
 
 def kernel_from_clusters(
-    module: nn.Module, params: Any, samples: Float[Array, "T ..."], weight: Float[Array, " T"], key: PRNGKeyArray
+    module: nn.Module,
+    params: Any,
+    samples: Float[Array, "T ..."],
+    weight: Float[Array, " T"],
+    key: PRNGKeyArray,
+    starts: int = 1,
 ) -> Any:
     """Sets column e of `kernel` to the centre of cluster e of the samples' features under the fresh router."""
-    centres = clusters.kmeans(key, _features(module, params, samples), weight, params["kernel"].shape[1])
+    centres = clusters.kmeans(key, _features(module, params, samples), weight, params["kernel"].shape[1], starts)
     return params | {"kernel": centres.T}
 
 
@@ -82,12 +88,12 @@ def initial_parameters(
     params: Any,
     examples: Float[Array, "E ..."],
     node: Any,
-    samples: tuple[Float[Array, "T ..."], Float[Array, " T"], PRNGKeyArray] | None = None,
+    samples: tuple[Any, ...] | None = None,
 ) -> Any:
     """Returns the initial parameters that `router.init_from_data` and `router.init_scale` ask for; both are traced.
 
     Rows from data take the place of scaled parameters, they are not scaled themselves. They are `examples`, or where
-    `samples` are given (with weights and a key) the centres of their clusters.
+    `samples` are given (with the further arguments of `Router.from_clusters`) the centres of their clusters.
     """
     if router.scale is not None:
         params = router.scale(params, node.init_scale)

@@ -93,6 +93,13 @@ PROGRAM = Probe(
             AT_LEAST_0,
             log=True,
         ),
+        "train/router_rate": Column(
+            "rate of the router",
+            "The router's learning rate that tuning chose from a grid of two dimensions; all rates are multiplied once"
+            " more.",
+            AT_LEAST_0,
+            log=True,
+        ),
     }
     | {
         f"train/coefficient_{name}": Column(

@@ -172,11 +172,12 @@ def calibration_scores(
 
 
 def _clustered(problem: SampleProblem, inputs: Inputs):
-    """Returns the tokens for k-means, their weights (0 for samples of the pool beyond `data.samples`), and a key."""
+    """Returns the tokens for k-means, weights (0 for samples of the pool beyond `data.samples`), a key, and starts."""
     data, count = inputs.config.data, min(problem.pool, CLUSTERED)
     tokens = worlds.examples(problem.task, problem.world(inputs), count, data).tokens
     weight = (jnp.arange(len(tokens)) < data.samples * (len(tokens) // count)).astype(jnp.float32)
-    return tokens, weight, jax.random.fold_in(inputs.keys["init"], CLUSTERING)
+    starts = problem.config.router.init_starts
+    return tokens, weight, jax.random.fold_in(inputs.keys["init"], CLUSTERING), *([starts] if starts > 1 else [])
 
 
 def in_blocks(forward: Callable[[Any, Batch], Any], batch: Batch, largest: int) -> Any:

@@ -93,6 +93,11 @@ class Claim:
         reads = tuple(self.reads())
         return Stakes(reads, reads, (reads,))
 
+    def metrics(self) -> set[str]:
+        """Returns the columns that the claim compares; they are published with its verdict."""
+        compared = {side.get("metric", self.setup.metric) for side in self.sides()}
+        return compared | {self.setup.metric, *(need.metric for need in self.setup.needs)}
+
     def judge(self, rows: Rows) -> dict[str, Any]:
         """Returns the entries in which the claim's record differs from that of a claim without runs."""
         raise NotImplementedError

@@ -63,8 +63,9 @@ class Comparison(TwoSides):
         mean, low, high, n = answer.estimate
         effect = effect_text(self.setup.unit, answer.estimate)
         record: dict[str, Any] = {"ours": size(mean), "interval": [size(low), size(high)], "n": n}
+        kind = "geometric means" if self.setup.unit == "ratio" else "means"
         controls = f" (fairest of {', '.join(differences.now)})" if self._against_any() else ""
-        record["text"] = f"{' against '.join(differences.labels)}; {effect}{controls}"
+        record["text"] = f"{' against '.join(differences.labels)} ({kind}); {effect}{controls}"
         if n < 2:
             return inconclusive(record, ONE_SEED)
         record |= {"verdict": answer.verdict, "p": answer.p}

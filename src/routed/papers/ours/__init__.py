@@ -9,7 +9,7 @@ from routed.papers.ours.law_charts import AXES_PLOT, FORETOLD_PLOT
 from routed.papers.ours.preregistered import Prediction
 from routed.papers.ours.regret import REGRET
 from routed.papers.ours.regret_chart import PARTS_PLOT
-from routed.plan.arms import ARMS, TOP1, Arm, Match
+from routed.plan.arms import ARMS, BY_DISTANCE, TOP1, Arm, Match
 from routed.tasks.text.sources import SOURCES, TextSource
 from routed.training.probes import PROBES
 
@@ -33,6 +33,19 @@ ARMS |= {
         {"router.frozen": True, "router.name": "oracle", "router.label_digit": 1, **TOP1},
         "oracle of what does not matter",
         "#A6761D",
+    ),
+    # Learned from the centres of k-means on, scored by distances: what a gradient adds to the partition of k-means.
+    "learned_kmeans": Arm(
+        {"router.score": "distance", "router.init_from_data": True, "router.init_rows": "clusters"},
+        "learned from k-means",
+        "#D81B60",
+    ),
+    # The best of five k-means, by the distances alone.
+    "frozen_kmeans_5": Arm(
+        BY_DISTANCE | {"router.init_rows": "clusters", "router.init_starts": 5},
+        "frozen k-means, best of 5 starts",
+        "#8B5A2B",
+        fair=True,
     ),
     # The true dialect of the row.
     "oracle_dialect": Arm({"router.frozen": True, "router.name": "oracle"}, "oracle (true dialect)", "#000000"),

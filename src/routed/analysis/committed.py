@@ -1,0 +1,125 @@
+"""The committed tables of one result, DIR/data/NAME/: verdicts, losses by arm, facts about the run, values per seed.
+
+`keep` takes them from a workdir, `judged` makes them again from the values per seed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+import re
+from typing import Any
+
+import pandas as pd
+
+from routed.analysis import findings, per_seed, plots, verdicts, versions
+from routed.analysis.workdirs import experiment_of
+from routed.contracts import UserError
+from routed.engine import results
+from routed.plan import experiment
+from routed.plan.code import VERSION
+from routed.plan.config import problem_of
+from routed.system import files
+
+#: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the
+#: workdir.
+FIRST, ALSO = 2, ("routing",)
+
+
+def keep(part: dict[str, Any], joined: list[pathlib.Path], table: pd.DataFrame, root: pathlib.Path) -> None:
+    """Writes the committed tables of a workdir, or of joined workdirs, to root/data in place of older tables.
+
+    Verdicts are those of the values per seed that are kept.
+
+    Raises:
+      UserError: the runs are of uncommitted code, or the kept values give another verdict than all rows.
+    """
+    described, (module, config) = results.stored_config(joined[0]), experiment_of(joined[0])
+    if described["commit"].endswith("-dirty"):
+        raise UserError(
+            f"{joined[0]} was run from code with uncommitted changes ({described['commit']}), so nobody can run it"
+            " again: commit them, and run it again"
+        )
+    claims, problem = experiment.figure_of(module, config).claims(config), problem_of(config)
+    columns = per_seed.columns_read(claims, (problem.loss, problem.compared))
+    reduced, swept = per_seed.reduced(table, columns), results.swept_keys(joined[0])
+    result = findings.of_table(module, config, per_seed.widened(reduced), swept)
+    for claim, record in zip(part["claims"], result["claims"], strict=True):
+        if claim["verdict"] != record["verdict"]:
+            raise UserError(
+                f"{joined[0]}: {claim['id']} is {claim['verdict']} by all rows, {record['verdict']} by those that a"
+                " page keeps: name every column that the claim reads in its metrics()"
+            )
+    folder = root / "data" / part["name"]
+    _write_figures(folder / "figures", part["figures"])
+    about = {
+        "question": part["question"],
+        "line": part["line"],
+        "command": part["command"],
+        "seconds": sum(map(_seconds, joined)),
+        "machine": described["machine"],
+        "devices": len(described["devices"]),
+        "commit": described["commit"],
+        "figures": [{"name": figure["name"], "caption": figure["caption"]} for figure in _shown(part["figures"])],
+    }
+    per_seed.write(folder, reduced, described["experiment"], config, swept)
+    for name, text in _tables(about, result).items():
+        files.write(folder / name, text)
+
+
+def judged(folder: pathlib.Path) -> dict[str, str]:
+    """Returns the committed tables of a result, judged anew from its values per seed: file name -> text.
+
+    Raises:
+      UserError: the experiment is gone, or a file is damaged.
+    """
+    module, config = experiment_of(folder)
+    result = findings.of_table(module, config, per_seed.read(folder), results.swept_keys(folder))
+    return _tables(json.loads((folder / "about.json").read_text("utf-8")), result)
+
+
+def _tables(about: dict[str, Any], result: dict[str, Any]) -> dict[str, str]:
+    """Returns the texts of the committed tables; arms.csv is the last, and tells that a folder is whole."""
+    figures = {"figures": about.pop("figures")}
+    measures = {name: result[name] for name in ("gap_at", "gap", "shares")} | {"experts": experts_of(result["table"])}
+    about |= {"rules": versions.RULES, "routed": VERSION} | measures | figures
+    return {
+        "about.json": verdicts.to_json(about),
+        "claims.json": verdicts.to_json(result["claims"]),
+        "arms.csv": result["by_arm"].to_csv(index=False),
+    }
+
+
+def experts_of(summary: pd.DataFrame) -> dict[str, list[float]]:
+    """Returns the fewest and most experts of each arm for a training token; empty where all arms are alike."""
+    counts = (
+        summary[summary.metric == "train/experts_per_token"]
+        .groupby("arm", sort=False)["mean"]
+        .agg(["min", "max"])
+        .round(3)
+    )
+    return {} if len(counts.drop_duplicates()) < 2 else {arm: [*ends] for arm, *ends in counts.itertuples()}
+
+
+def _shown(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [figure for i, figure in enumerate(figures) if i < FIRST or figure["name"] in ALSO]
+
+
+def _write_figures(folder: pathlib.Path, figures: list[dict[str, Any]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    for figure in _shown(figures):
+        for ending, dark in (("", False), ("-dark", True)):
+            files.write(folder / f"{figure['name']}{ending}.svg", lightened(plots.svg(figure["drawn"], dark)))
+
+
+def lightened(svg: str) -> str:
+    """Returns a figure as small as a repository likes: coordinates to a tenth of a pixel."""
+    return re.sub(r"(\d\.\d)\d+(?=[,)LMAVHZ ])", r"\1", svg)
+
+
+def _seconds(workdir: pathlib.Path) -> float:
+    with (workdir / "timing.csv").open(newline="") as file:
+        return sum(float(row["compile_s"]) + float(row["run_s"]) for row in csv.DictReader(file))
