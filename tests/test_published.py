@@ -79,7 +79,7 @@ def test_kept_results_have_the_claims_that_their_commands_make():
 def kept_result(root, name, claims, **changes):
     """Writes a made-up result as `keep` does."""
     about = {"question": "why?", "command": "routed run --config=x", "seconds": 1, "machine": "m", "devices": 1,
-             "commit": "c", "rules": 3,
+             "commit": "c", "rules": versions.RULES,
              "gap": [], "gap_at": "", "figures": []} | changes  # fmt: skip
     (root / "data" / name).mkdir(parents=True)
     (root / "data" / name / "claims.json").write_text(json.dumps(claims))

@@ -122,6 +122,11 @@ class OneSide(Claim):
         """Returns the side."""
         return (self.side,)
 
+    def stakes(self, verdict: str, rows: Rows) -> Stakes:
+        """Returns the side, which has to be competent unless the claim fails of it."""
+        reads = tuple(self.reads())
+        return Stakes(reads, reads, () if verdict == "opposite" else (reads,))
+
 
 @dataclasses.dataclass(frozen=True)
 class TwoSides(Claim):
